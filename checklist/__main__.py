@@ -1,7 +1,7 @@
 """``python -m checklist`` (two local nodes), or the same under torchrun or srun (one process for each rank).
 
 Exit status: 0 pass or warn, 1 fail, 2 could not run, 3 no verdict, 130 ended by Ctrl-C. An output that fails
-after the run is told on standard error and does not change it.
+after the run is reported on standard error and does not change it.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _before(outputs: Outputs, json: Path | None, history: Path | None) -> Histor
     from checklist.outputs.publish import check
 
     if json is not None and (json.is_dir() or not os.access(json.absolute().parent, os.W_OK)):
-        raise UserError(f"{json} can't be written.", "Give --json a file in a folder that exists.")
+        raise UserError(f"{json} cannot be written.", "Give --json a file in a folder that exists.")
     past = past_runs.History()
     if history is not None:
         past_runs.check_place(history)

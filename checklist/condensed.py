@@ -14,25 +14,25 @@ from typing import TypeVar
 from checklist.measurements import SAME_AS_RANK, Facts, GpuHealth, Local, Measurements, Probe
 from checklist.result import Figure, Result
 
-MOST_RANKS = 1024  # above, data that is equal within a node or without findings is stored once or dropped
-MOST_PROBES = 10_000  # connections; all of them up to 100 nodes
-MOST_FIGURES = 64  # lowest figures kept per name, in addition to those without PASS
+MAX_RANKS = 1024  # above, data that is equal within a node or without findings is stored once or dropped
+MAX_PROBES = 10_000  # connections; all of them up to 100 nodes
+MAX_FIGURES = 64  # lowest figures kept per name, in addition to those without PASS
 T = TypeVar("T")
 
 
 def condensed(result: Result) -> Result:
     """Remove bulky data from the result and add a note about it."""
     run, notes = result.measurements, []
-    if len(run.probes) > MOST_PROBES:
+    if len(run.probes) > MAX_PROBES:
         notes.append(
             f"Of {len(run.probes):,} connections those that failed are kept in the result, and the slowest."
         )
-    if len(run.facts) > MOST_RANKS:
+    if len(run.facts) > MAX_RANKS:
         checks = tuple(replace(check, figures=_figures(check.figures)) for check in result.checks)
         result = replace(result, checks=checks)
         notes.append(
             f"Of {len(run.facts):,} ranks' figures the result keeps all that are no PASS and the "
-            f"{MOST_FIGURES} lowest of each kind, without single samples; software and network interfaces "
+            f"{MAX_FIGURES} lowest of each kind, without single samples; software and network interfaces "
             "of each node's first rank, and of others that differ."
         )
     if not notes:
@@ -42,13 +42,13 @@ def condensed(result: Result) -> Result:
 
 def condensed_run(run: Measurements) -> Measurements:
     """Reduce the measurements, which cannot be judged afterwards."""
-    if len(run.probes) > MOST_PROBES:
+    if len(run.probes) > MAX_PROBES:
         run = replace(run, probes=_probes(run.probes))
-    return _ranks(run) if len(run.facts) > MOST_RANKS else run
+    return _ranks(run) if len(run.facts) > MAX_RANKS else run
 
 
 def _probes(probes: tuple[Probe, ...]) -> tuple[Probe, ...]:
-    slowest = sorted(probes, key=lambda probe: -(probe.seconds or 0.0))[: MOST_PROBES // 10]
+    slowest = sorted(probes, key=lambda probe: -(probe.seconds or 0.0))[: MAX_PROBES // 10]
     failed = (probe for probe in probes if not probe.connected or probe.bulk_ok is False)
     return tuple(dict.fromkeys((*failed, *slowest)))
 
@@ -61,7 +61,7 @@ def _figures(figures: Iterable[Figure]) -> tuple[Figure, ...]:
     for same in by_name.values():
         low_first = sorted(same, key=lambda figure: figure.value)
         # Keep the highest besides the lowest, so displayed ranges stay correct
-        chosen = dict.fromkeys((*low_first[:MOST_FIGURES], low_first[-1]))
+        chosen = dict.fromkeys((*low_first[:MAX_FIGURES], low_first[-1]))
         chosen |= dict.fromkeys(figure for figure in same if figure.verdict in ("WARN", "FAIL"))
         kept += [figure for figure in same if figure in chosen]
     return tuple(kept)

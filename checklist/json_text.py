@@ -1,4 +1,4 @@
-"""Records as JSON that people can read: each simple record on a line of its own, without what is the default.
+"""Records as JSON that people can read: one line for each simple record, without default values.
 
 Reading gives back the very same record, as the default is what is not there.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def text(record: Any) -> str:
-    """A dataclass as JSON, its own fields all told, and a newline at its end. Raises ValueError for NaN."""
+    """Convert a dataclass to JSON with all top-level fields and a final newline; ValueError for NaN."""
     return "".join(_record(record, 1, whole=True)) + "\n"
 
 
@@ -57,10 +57,10 @@ def _compact(value: Any) -> str:
 @cache
 def _fields(kind: type) -> tuple[tuple[str, Any], ...]:
     """Names and defaults; a field that has none is never its default."""
-    told = []
+    fields_shown = []
     for field in dataclasses.fields(kind):
         made = field.default
         if field.default_factory is not dataclasses.MISSING:
             made = field.default_factory()
-        told.append((field.name, made))
-    return tuple(told)
+        fields_shown.append((field.name, made))
+    return tuple(fields_shown)

@@ -57,10 +57,10 @@ class _Covered:
 
     def clears(self, item: Standing) -> bool:
         """Return whether the check measured all subjects of the failure and found nothing."""
-        wanted = set(item.nodes)
-        if not wanted <= self.nodes or len(self.nodes) < item.over_nodes:
+        failed_nodes = set(item.nodes)
+        if not failed_nodes <= self.nodes or len(self.nodes) < item.over_nodes:
             return False
-        if not self.passed and (not wanted or wanted & self.doubted):
+        if not self.passed and (not failed_nodes or failed_nodes & self.doubted):
             return False
         return self.links is None or all(frozenset(link) in self.links for link in item.links)
 

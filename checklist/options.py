@@ -27,12 +27,12 @@ from estimator.names import did_you_mean
 from estimator.untrusted import parse_yaml as parse_yaml_text
 
 Device = Literal["auto", "cpu", "cuda"]
-MOST_NODES = 4096
-MOST_SHARE = 0.25  # of the cluster's nodes to mark; more bad ones are rather the network's fault, or ours
+MAX_NODES = 4096
+MAX_SHARE = 0.25  # of the cluster's nodes to mark; more bad ones are rather the network's fault, or ours
 START_S = 60.0
 ROUNDS_WITHIN_LIMIT = 8  # of pairs; more of them make the phase's limit longer in proportion
 _NO_FLAG: JsonDict = {"flag": False}
-_KINDS = {  # what is due, by how pydantic's name of a mistake begins
+_KINDS = {  # expected value, by the beginning of pydantic's error type
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
@@ -97,7 +97,7 @@ class CheckOptions(_Model):
     thresholds: File = None
     """A CSV file of your own thresholds, above the shipped ones."""
     system: Text = None
-    """What the thresholds call this system, where its machine type and GPU don't tell."""
+    """Name of this system in the thresholds, if machine type and GPU do not identify it."""
     expect: float | None = Field(default=None, gt=0)
     """Expected bus bandwidth of the largest all-reduce over all nodes, GB/s. (default: from the ports)"""
     suspects: Names = ()
@@ -107,14 +107,12 @@ class CheckOptions(_Model):
     reference_settings: File = None
     """A result.json of an earlier run, whose nodes' settings are right."""
     accept_baseline: bool = False
-    """Compare with no past: the figures' past starts anew with this run."""
+    """Ignore earlier runs: the history of the figures restarts with this run."""
 
     @model_validator(mode="after")
     def _check_options(self) -> CheckOptions:
-        if not 1 <= self.nodes <= MOST_NODES:
-            raise UserError(
-                f"--nodes {self.nodes} is not possible.", f"Give a number from 1 to {MOST_NODES}."
-            )
+        if not 1 <= self.nodes <= MAX_NODES:
+            raise UserError(f"--nodes {self.nodes} is not possible.", f"Give a number from 1 to {MAX_NODES}.")
         if self.gpus_per_node is not None and self.gpus_per_node < 1:
             raise UserError(
                 f"--gpus-per-node {self.gpus_per_node} is not possible.",
@@ -158,10 +156,10 @@ class Options(CheckOptions):
             _check_limit(f"phase {phase}", limit)
         _check_limit("the start", self.start_timeout)
         if self.storage_bytes is not None and self.storage_bytes < 1:
-            raise UserError(f"{self.storage_bytes} bytes can't be written.", "Give a number from 1 up.")
+            raise UserError(f"{self.storage_bytes} bytes cannot be written.", "Give a number from 1 up.")
         if self.datastore is not None and not measurable(self.datastore):
             raise UserError(
-                f"The datastore {self.datastore!r} can't be measured.",
+                f"The datastore {self.datastore!r} cannot be measured.",
                 "Give --datastore a folder that every node has, or s3://bucket/prefix.",
             )
         return self
@@ -234,12 +232,12 @@ with warnings.catch_warnings():
         cloudwatch: Text = None
         """A file to add a line of CloudWatch's embedded metrics to; - prints it."""
         taint: bool = False
-        """Taint bad nodes in Kubernetes; only says so without --apply."""
+        """Taint bad nodes in Kubernetes; without --apply, only print what would change."""
         label: bool = False
-        """Label nodes in Kubernetes as fit or unfit; only says so without --apply."""
+        """Label nodes in Kubernetes as fit or unfit; without --apply, only print what would change."""
         apply: bool = False
         """Really mark the nodes; otherwise it is only said what would be done."""
-        most_share: float = MOST_SHARE
+        most_share: float = MAX_SHARE
         """Share of the cluster's nodes that may be marked in all."""
 
         @model_validator(mode="after")
@@ -283,7 +281,7 @@ def parse_yaml(kind: type[M], text: str) -> M:
         values = parse_yaml_text(text) or {}
     except yaml.YAMLError as error:
         raise UserError(
-            f"The options are no YAML: {' '.join(str(error).split())}", "Mend the file."
+            f"The options are not YAML: {' '.join(str(error).split())}", "Correct the file."
         ) from None
     if not isinstance(values, dict):
         raise UserError("The options are no mapping.", "Write lines such as `nodes: 4`.")
@@ -360,10 +358,12 @@ def _explain(error: ValidationError, kind: type[_Model]) -> UserError:
             f"There is no {what} {value!r}.",
             f"{did_you_mean(value, known)} It takes {', '.join(known)}.".lstrip(),
         )
-    due = next((words for start, words in _KINDS.items() if wrong.startswith(start)), None)
-    if due is None:
-        return UserError(f"{name} is {value!r}: {first['msg']}.", "Mend that value.")
-    return UserError(f"{name} is {value!r} in the options, which is not {due}.", f"Give {name} {due}.")
+    expected = next((words for start, words in _KINDS.items() if wrong.startswith(start)), None)
+    if expected is None:
+        return UserError(f"{name} is {value!r}: {first['msg']}.", "Correct the value.")
+    return UserError(
+        f"{name} is {value!r} in the options, which is not {expected}.", f"Set {name} to {expected}."
+    )
 
 
 def _check_limit(what: str, limit: float | None) -> None:

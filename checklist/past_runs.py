@@ -31,7 +31,7 @@ from estimator.untrusted import parse_json
 
 SCHEMA_VERSION = 1
 RUNS_OF_PAIRS = 100  # number of newest runs searched for the last measurement of a pair
-MOST_RUNS = 1000  # number of newest runs read; each run carries forward open failures of earlier ones
+MAX_RUNS = 1000  # number of newest runs read; each run carries forward open failures of earlier ones
 _BEGINNING = '{"version"'  # prefix of lines written by any version of this program
 
 
@@ -94,7 +94,7 @@ def fold(runs: Iterable[PastRun], problems: Iterable[str] = ()) -> History:
     A run never clears a failure found while it was running, so concurrent runs lose none. A failure found
     repeatedly counts once, since its first occurrence.
     """
-    ordered = sorted(dict.fromkeys(runs), key=lambda run: run.finished_unix)[-MOST_RUNS:]
+    ordered = sorted(dict.fromkeys(runs), key=lambda run: run.finished_unix)[-MAX_RUNS:]
     standing = ordered[0].standing if ordered else ()
     for run in ordered:
         began = run.finished_unix if run.started_unix is None else run.started_unix
@@ -152,16 +152,14 @@ def check_place(place: Path) -> None:
     else:
         writable = os.access(place if place.exists() else place.absolute().parent, os.W_OK)
     if not writable:
-        raise UserError(
-            f"--history {place} can't be written.", "Name a folder that there is, or a file in one."
-        )
+        raise UserError(f"--history {place} cannot be written.", "Name an existing folder, or a file in one.")
     if place.is_dir():
         return
     lines = _lines(place)
     if lines and not any(line.startswith(_BEGINNING) for line in lines):
         raise UserError(
             f"--history {place} is no history of the checklist: nothing is added to it.",
-            "Name a file that such a run has begun, one that is not there yet, or a folder of results.",
+            "Name a file started by such a run, a new file, or a folder of results.",
         )
 
 
@@ -186,18 +184,18 @@ def keep(result: Result, place: Path) -> None:
     try:
         json_lines.append(place, json.dumps(dataclasses.asdict(run_of(result)), allow_nan=False))
     except OSError as error:
-        raise _file_error(place, "This run can't be added to", error) from None
+        raise _file_error(place, "This run cannot be added to", error) from None
 
 
 def _texts(place: Path) -> list[str]:
     """Return the text of each run: the folder's newest JSON files, or the file's lines."""
     try:
         if not place.is_dir():
-            return _lines(place)[-MOST_RUNS:]
+            return _lines(place)[-MAX_RUNS:]
         files = sorted(place.glob("*.json"), key=lambda file: file.stat().st_mtime)
-        return [file.read_text(errors="replace") for file in files[-MOST_RUNS:]]
+        return [file.read_text(errors="replace") for file in files[-MAX_RUNS:]]
     except OSError as error:
-        raise _file_error(place, "Earlier runs can't be read from", error) from None
+        raise _file_error(place, "Earlier runs cannot be read from", error) from None
 
 
 def _lines(file: Path) -> list[str]:
@@ -206,7 +204,7 @@ def _lines(file: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise _file_error(file, "Earlier runs can't be read from", error) from None
+        raise _file_error(file, "Earlier runs cannot be read from", error) from None
 
 
 def from_json(text: str) -> PastRun:
@@ -214,7 +212,7 @@ def from_json(text: str) -> PastRun:
     try:
         values = parse_json(text)
     except ValueError:
-        raise UserError("It is not JSON: its writer was killed, or somebody has edited it.") from None
+        raise UserError("It is not JSON: its writer was killed, or it was edited.") from None
     version = values.get("version") if isinstance(values, dict) else None
     if version != SCHEMA_VERSION:
         raise UserError(f"It has schema version {version!r}; this program reads {SCHEMA_VERSION}.")
@@ -223,7 +221,7 @@ def from_json(text: str) -> PastRun:
 
 def _told(place: Path, problem: str, count: int) -> str:
     what = "1 earlier run" if count == 1 else f"{count} earlier runs"
-    return f"{what} of {place} can't be used, and a failure in there may still be open. {problem}"
+    return f"{what} of {place} cannot be used, and may contain an open failure. {problem}"
 
 
 def _file_error(place: Path, what: str, error: OSError) -> UserError:

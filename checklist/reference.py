@@ -13,7 +13,7 @@ from estimator.errors import UserError
 
 Settings = Mapping[str, str]
 Reference = dict[str, dict[str, str]]  # settings by kind of machine
-FEWEST = 3  # minimum number of hosts for a majority value
+MIN_HOSTS = 3  # minimum number of hosts for a majority value
 NOT_SET = "not set"
 
 
@@ -49,9 +49,9 @@ def values_of(hosts: Iterable[Settings]) -> dict[str, Counter[str]]:
 
 
 def most_have(counts: Counter[str]) -> str | None:
-    """Return the value of more than half of the hosts (at least ``FEWEST``) or of all; else None."""
+    """Return the value of more than half of the hosts (at least ``MIN_HOSTS``) or of all; else None."""
     value, count = counts.most_common(1)[0]
-    enough = counts.total() >= FEWEST and 2 * count > counts.total()
+    enough = counts.total() >= MIN_HOSTS and 2 * count > counts.total()
     return value if enough or count == counts.total() else None
 
 

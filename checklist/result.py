@@ -22,7 +22,7 @@ SCHEMA_VERSION = 2
 SCHEMA_FILE = Path(__file__).with_name("result.schema.json")
 Verdict = Literal["PASS", "WARN", "FAIL", "NO-VERDICT"]
 Gravity = Literal["WARN", "FAIL"]  # of a finding
-MOST_LINKS = 64  # of one failure; so many are the cluster's as a whole
+MAX_LINKS = 64  # per failure; more than this concern the cluster as a whole
 EXIT_CODES: dict[Verdict, int] = {"PASS": 0, "WARN": 0, "FAIL": 1, "NO-VERDICT": 3}
 
 
@@ -33,14 +33,14 @@ class Finding:
     __pydantic_config__ = STRICT
     check: str
     code: str
-    """A name in data/advice.yaml."""
+    """Key of an advice.yaml in checklist/checks/ or checklist/judging/."""
     verdict: Gravity
     title: str
     """One line: what is wrong with whom, in figures."""
     nodes: tuple[str, ...] = ()
     """Nodes at fault. A slow link's ends are not."""
     suspects: tuple[str, ...] = ()
-    """Nodes of which at least one may be at fault, where it can't be told which."""
+    """Nodes of which at least one may be at fault, if the faulty one is undecided."""
     ranks: tuple[int, ...] = ()
     links: tuple[tuple[str, str], ...] = ()
     """Pairs of nodes that it is about, where it is of what lies between them."""
@@ -81,7 +81,7 @@ class Coverage:
     measured: int
     of: int
     earlier: int = 0
-    """So many of the others were measured by earlier runs."""
+    """Number of the others that earlier runs measured."""
     oldest_days: float | None = None
     """How long ago that was for the one that was not looked at for the longest time."""
 
@@ -113,7 +113,7 @@ class CheckResult:
     links: tuple[tuple[int, int], ...] | None = None
     """Pairs that were measured both ways, as places in ``nodes``; None: all pairs of those."""
     doubted: tuple[str, ...] | None = None
-    """Whom its findings name, and all nodes where one names nobody; None: by a version that didn't tell."""
+    """Nodes named by its findings; all nodes if a finding names none; None in results of older versions."""
     figures: tuple[Figure, ...] = ()
 
 
@@ -197,7 +197,7 @@ class Result:
     next_commands: tuple[str, ...] = ()
     """What judges what a run on one machine can't."""
     measurements: Measurements
-    """Of large runs without what would make the file large (checklist/condensed.py); ``notes`` tell it."""
+    """Condensed for large runs (checklist/condensed.py); ``notes`` list what was left out."""
 
     @property
     def exit_code(self) -> int:
@@ -228,7 +228,7 @@ class Result:
                 over = len(by_node[node]) if own else 0
                 new.append(Standing(**common, nodes=(node,), blamed=True, gpus=own, over_gpus=over))
             if not finding.nodes:
-                few = len(finding.links) <= MOST_LINKS
+                few = len(finding.links) <= MAX_LINKS
                 over = 0 if finding.suspects and few else len(self.nodes)
                 links = finding.links if few else ()
                 new.append(Standing(**common, nodes=finding.suspects, over_nodes=over, links=links))
@@ -271,7 +271,7 @@ def read(file: Path) -> Result:
         return from_json(file.read_text())
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise UserError(f"The result {file} can't be read: {reason}.", "Name a result.json.") from None
+        raise UserError(f"The result {file} cannot be read: {reason}.", "Name a result.json.") from None
 
 
 def write(result: Result, file: Path) -> None:
@@ -283,7 +283,7 @@ def write(result: Result, file: Path) -> None:
     except OSError as error:
         part.unlink(missing_ok=True)
         raise UserError(
-            f"The result can't be written to {file}: {error.strerror or error}.", "Name another file."
+            f"The result cannot be written to {file}: {error.strerror or error}.", "Name another file."
         ) from None
 
 

@@ -25,7 +25,7 @@ def measured(suspects: Iterable[str], results: Iterable[CheckResult]) -> tuple[s
     return tuple(name for name in suspects if speaking and all(name in one.nodes for one in speaking))
 
 
-def told(
+def describe_suspects(
     suspects: Iterable[str], present: Collection[str], seen: Collection[str], findings: Iterable[Finding]
 ) -> tuple[str, ...]:
     """Return one line per suspect: its finding, that it has none, or that it was not measured."""

@@ -31,14 +31,14 @@ from checklist.reference import Reference
 from checklist.registry import CHECKS, PROFILES, Check, Profile
 from checklist.result import CheckResult, Finding, FitResult, Result, Skipped, Standing, Verdict
 
-# Decisive checks, required to say that training would work; the others may be unavailable on healthy clusters
+# Checks that must pass before training is known to work; others may be unavailable on healthy clusters
 DECISIVE = ("ranks", "mesh", "gemm", "correctness", "bandwidth", "pairs", "hangs")
 
 NOT_CLEARED = ("slow-suspect", "slow-undecided")  # codes of pairs that were not measured again often enough
 OF_NETWORK = ("latency", "bandwidth", "pairs")
 SPEED_UNKNOWN = (
-    "Software works; speed not judged: nothing says how fast this network should be. Give --expect, the GB/s "
-    "of the largest all-reduce, or a row in --thresholds."
+    "Software works; speed not judged: the expected speed of this network is unknown. Give --expect, the "
+    "GB/s of the largest all-reduce, or a row in --thresholds."
 )
 
 JUDGES: dict[str, Callable[[JudgingContext], Judgement]] = {
@@ -167,7 +167,7 @@ def judge(
         records=records,
         notes=(
             *measurements.notes,
-            *suspected.told(suspects, context.all_names, seen, findings),
+            *suspected.describe_suspects(suspects, context.all_names, seen, findings),
             *_notes(context, records),
         ),
         suspects_measured=seen,
@@ -198,7 +198,7 @@ def overall(
 
 
 def _speed_unknown(context: JudgingContext, checks: Iterable[CheckResult]) -> bool:
-    """Return whether GPU nodes have measured their network and nothing says how fast it should be."""
+    """Return whether GPU nodes have measured their network, whose expected speed is unknown."""
     return context.several_gpu_nodes and any(
         check.check == "bandwidth" and check.verdict == "NO-VERDICT" and check.measured for check in checks
     )
@@ -380,7 +380,7 @@ def _counts_as(result: CheckResult | Skipped, run: Verdict) -> Verdict:
 def _notes(context: JudgingContext, records: Iterable[Record]) -> tuple[str, ...]:
     """Describe changes of the baselines by this run."""
     if context.accept_baseline:
-        return ("The past of these figures is given up and starts anew with this run (--accept-baseline).",)
+        return ("The history of these figures is discarded and restarts with this run (--accept-baseline).",)
     notes = []
     for record in records:
         same = (*context.same(record), record)

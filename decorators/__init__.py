@@ -6,7 +6,7 @@ from decorators.profile.measured import GpuMeasured, Measured
 from decorators.profiler import Profile
 from decorators.storage import MetaflowStorage, datastore, fetch_model, origin_run_ids
 
-METAFLOW_PACKAGE_POLICY = "include"  # a remote task gets this package whole
+METAFLOW_PACKAGE_POLICY = "include"  # the code package of a remote task contains this package
 
 __all__ = [
     "FinetuneError",

@@ -1,4 +1,4 @@
-"""Callbacks of other trainers that report to the step's profile. Each imports its trainer when it is made."""
+"""Callbacks of other trainers that report to the step's profile. A trainer is imported on use."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def for_transformers(report: Report) -> Any:
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:  # noqa: ARG002
             """Called by the trainer after it has logged a step, or the end of training."""
             if logs and "loss" in logs:
-                seen = int(state.num_input_tokens_seen)
+                total_tokens = int(state.num_input_tokens_seen)
                 report(
                     step=int(state.global_step),
                     loss=float(logs["loss"]),
                     lr=logs.get("learning_rate"),
-                    tokens=seen - self.tokens_seen,
+                    tokens=total_tokens - self.tokens_seen,
                 )
-                self.tokens_seen = seen
+                self.tokens_seen = total_tokens
 
     return ReportCallback()
 

@@ -60,7 +60,7 @@ class DeclaredPlan:
         if gpus is not None:
             goal_options = dataclasses.replace(goal_options, gpus=gpus)
         with hardware.using(hardware.catalogue(goal_options.hardware)):
-            known, problems = calibration.load() if goal_options.calibration else (None, ())
+            records, problems = calibration.load() if goal_options.calibration else (None, ())
             for problem in problems:
                 print(problem, file=sys.stderr)
             cluster = find_cluster(backend, goal_options.gpu)
@@ -73,7 +73,7 @@ class DeclaredPlan:
                 machine=local_machine.here() if backend == "local" else None,
             )
             job = command.job_from(job_options)
-            return _plan(job, target, goals, cluster, known, command.bandwidth_from(goal_options))
+            return _plan(job, target, goals, cluster, records, command.bandwidth_from(goal_options))
 
     def _resolve(self, parameters: Mapping[str, Any]) -> tuple[JobOptions, GoalOptions]:
         """Return the options with the parameters' values in them, converted to their types."""
@@ -92,8 +92,8 @@ class DeclaredPlan:
                 f"Without a model it takes {', '.join(SIZE_ARGUMENTS)}.",
             )
         values: dict[str, Any] = {}
-        for name, given in self.options.items():
-            value = fill(given, parameters, f"@gpu_profile({name}={given!r})")
+        for name, argument in self.options.items():
+            value = fill(argument, parameters, f"@gpu_profile({name}={argument!r})")
             if isinstance(value, str) and list[str] in get_args(hints[name]):
                 value = [value]
             try:
@@ -116,9 +116,9 @@ class DeclaredPlan:
         )
 
 
-def check_names(given: Iterable[str], names: Iterable[str]) -> None:
+def check_names(arguments: Iterable[str], names: Iterable[str]) -> None:
     """Raise UserError for the first argument of the decorator that it does not have."""
-    for name in given:
+    for name in arguments:
         if name not in names:
             raise UserError(
                 f"@gpu_profile has no argument {name}.",
@@ -132,14 +132,14 @@ def fill(value: Any, parameters: Mapping[str, Any], where: str) -> Any:
         return value
     for name in _REFERENCE.findall(value):
         if name not in parameters:
-            known = ", ".join(parameters) or "none"
+            known_parameters = ", ".join(parameters) or "none"
             raise UserError(
                 f"{where} refers to a parameter {name} that this flow does not have.",
-                f"{did_you_mean(name, parameters, 1)} Its parameters: {known}.".strip(),
+                f"{did_you_mean(name, parameters, 1)} Its parameters: {known_parameters}.".strip(),
             )
-    whole = _REFERENCE.fullmatch(value)
-    if whole:
-        return parameters[whole[1]]
+    single_reference = _REFERENCE.fullmatch(value)
+    if single_reference:
+        return parameters[single_reference[1]]
     return _REFERENCE.sub(lambda reference: str(parameters[reference[1]]), value)
 
 

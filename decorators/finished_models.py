@@ -19,16 +19,15 @@ from launchers.inference import finished
 from launchers.inference.finished import FinishedModel
 from launchers.results.model_card import cache_folder
 
-FLOWS = ("FinetuneFlow", "LinearFinetuneFlow", "RejectionFlow")  # whose runs hand over a model
-_EXPORT = "export"  # the step that leaves the artifact model_path
-_WHERE = "Call it in the folder where the runs were started, or configure Metaflow as they were."
+FLOWS = ("FinetuneFlow", "LinearFinetuneFlow", "RejectionFlow")  # flows whose runs export a model
+_EXPORT = "export"  # the step that stores the artifact model_path
+_ADVICE = "Run this in the folder where the runs were started, or with the same Metaflow configuration."
 
 
 def find(name: str | None) -> FinishedModel:
-    """Return the model of a run (an id, or FLOW/ID), in a folder, or of a name; by default the newest run's.
+    """Return a model by run (an id, or FLOW/ID), folder or model name; by default that of the newest run.
 
-    A model that lies in a cluster's datastore is fetched into this machine's cache. Raises UserError if there
-    is none.
+    A model in a remote datastore is downloaded to this machine's cache. Raises UserError if there is none.
     """
     if name is None:
         with _all_namespaces():
@@ -45,20 +44,20 @@ def find(name: str | None) -> FinishedModel:
 def load_model(run: Any = None, *, device: Literal["auto", "cuda", "cpu"] = "auto") -> tuple[Any, Any]:
     """Load the model of a run and its tokenizer, ready for transformers' ``generate``.
 
-    An adapter is put onto its base. The tokenizer has the chat template of the training, the model's
-    ``generation_config`` its end tokens.
+    An adapter is applied to its base model. The tokenizer has the chat template used in training, and the
+    model's ``generation_config`` the end tokens.
 
     Parameters
     ----------
     run:
-        A Metaflow ``Run``, what :func:`find` takes, or None: the newest run with a model.
+        A Metaflow ``Run``, a name as for :func:`find`, or None for the newest run with a model.
     device:
         ``auto``: all visible GPUs in bf16, or the CPU in fp32 if there are none.
 
     Raises
     ------
     UserError
-        There is no such model, or the estimator finds that it does not fit into the free memory.
+        There is no such model, or by the estimate it does not fit into the free memory.
     """
     from launchers.inference import memory
     from launchers.inference.conversation import load_finetuned
@@ -75,8 +74,8 @@ def _newest() -> FinishedModel:
     tasks = [task for flow in FLOWS if (task := _newest_export(flow)) is not None]
     if not tasks:
         raise UserError(
-            "There is no run with a model where Metaflow looks.",
-            f"Train one with finetune run, or name a run, a folder or a model. {_WHERE}",
+            "Metaflow finds no run with a model.",
+            f"Train one with finetune run, or name a run, a folder or a model. {_ADVICE}",
         )
     newest = max(tasks, key=lambda task: task.created_at)
     return _of_run(Run("/".join(newest.pathspec.split("/")[:2])))
@@ -94,7 +93,7 @@ def _run(flows: Iterable[str], run_id: str) -> Any:
     for flow in flows:
         with suppress(MetaflowException):
             return Run(f"{flow}/{run_id}")
-    raise UserError(f"There is no run {run_id} of {' or '.join(flows)}.", _WHERE)
+    raise UserError(f"There is no run {run_id} of {' or '.join(flows)}.", _ADVICE)
 
 
 @contextmanager
@@ -115,7 +114,7 @@ def _of_run(run: Any) -> FinishedModel:
     task = next(ended_tasks([run], _EXPORT, ["model_path"]), None)
     if task is None:
         raise UserError(
-            f"Run {run.pathspec} has no model: it has not finished its step {_EXPORT}.",
+            f"Run {run.pathspec} has no model: its step {_EXPORT} has not finished.",
             f"Continue it with finetune flow resume --origin-run-id {run.id}, or name another run.",
         )
     folder = Path(task["model_path"].data)
@@ -134,7 +133,7 @@ def _of_run(run: Any) -> FinishedModel:
 
 
 def _fetched(run: str) -> Path:
-    """Fetch a run's model from the datastore, unless it is in this machine's cache."""
+    """Download a run's model from the datastore, unless it is in this machine's cache."""
     folder = cache_folder() / "runs" / run.replace("/", "-")
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)

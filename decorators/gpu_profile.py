@@ -1,4 +1,4 @@
-"""``@gpu_profile``: plan a step, request the planned hardware, measure the step, show both.
+"""``@gpu_profile``: plan a step, request the planned hardware, measure the step, and show both on a card.
 
 In a flow::
 
@@ -8,12 +8,12 @@ In a flow::
     @gpu_profile(memory="40GiB", gpus=2)                     # the cheapest machine that has these
     @gpu_profile(rightsize=True)                             # what earlier runs of the step used
 
-or, for any flow, ``run --with gpu_profile``: no plan, only measurement.
+or, for any flow, ``run --with gpu_profile``: only measure.
 
-Plans are made once, where the run is launched, from the values that the flow's parameters have there. They
-travel in environment variables (``FINETUNE_PLAN``, or ``FINETUNE_PLAN_<STEP>`` for a step with options of its
-own): local tasks inherit them, containers get them through ``@environment``. A resource that the user has
-written into the flow or behind ``--with`` takes precedence, and the plan records it.
+Plans are made once, at launch, from the values of the flow's parameters. They are passed on in environment
+variables (``FINETUNE_PLAN``, or ``FINETUNE_PLAN_<STEP>`` for a step with separate options): local tasks
+inherit them, containers get them through ``@environment``. A resource that the user sets in the flow or with
+``--with`` takes precedence, and the plan records it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def current_plan() -> Plan | None:
 
 
 def current_profile() -> Profile:
-    """Return the running step's profile; in a rank of ``torchrun`` one that reports to it, else a dummy."""
+    """Return the running step's profile; in a rank of ``torchrun`` one that reports to it; outside of a step
+    a profile that does nothing.
+    """
     global _active
     folder = os.environ.get(TELEMETRY_VARIABLE)
     if _active is None and folder:
@@ -87,10 +89,10 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
         Without a model: sizes of each node, such as ``memory="40GiB"``. The step runs on the cheapest machine
         or node that has them.
     rightsize:
-        Request what earlier tasks of the same step and comparable parameters used, instead of what the flow
-        says; more after a task that ran out of memory. Values behind ``--with`` win.
+        Request the resources that earlier tasks of the same step with comparable parameters used, instead of
+        those in the flow; more after a task that ran out of memory. ``--with`` takes precedence.
     interval:
-        Seconds between two samples of the profiler; it takes fewer when sampling is dear.
+        Seconds between two samples of the profiler; longer if sampling uses too much CPU time.
     """
 
     variable = PLAN_VARIABLE  # that carries the step's plan or sizes
@@ -107,7 +109,7 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
     def init(self, *args: Any, **kwargs: Any) -> None:
         if args:
             raise FinetuneError(
-                f"@gpu_profile({args[0]!r}): arguments are given by name.",
+                f"@gpu_profile({args[0]!r}): arguments must be named.",
                 'Write @gpu_profile(model="llama-8b"), above @step.',
             )
         options = {name: value for name, value in kwargs.items() if name not in OWN_ARGUMENTS}
@@ -130,15 +132,15 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
         self.role: Role = kwargs.get("request", "train")
         self.interval = float(kwargs.get("interval", 1.0))
         if self.role not in get_args(Role):
-            known = ", ".join(f'"{role}"' for role in get_args(Role))
-            raise FinetuneError(f'@gpu_profile(request="{self.role}"): it is one of {known}.')
+            roles = ", ".join(f'"{role}"' for role in get_args(Role))
+            raise FinetuneError(f'@gpu_profile(request="{self.role}"): must be one of {roles}.')
         if self.interval <= 0:
-            raise FinetuneError(f"@gpu_profile(interval={self.interval:g}): it must be above 0 seconds.")
+            raise FinetuneError(f"@gpu_profile(interval={self.interval:g}): must be above 0 seconds.")
 
     def mutate(self, mutable_step: Any) -> None:
-        """Called by Metaflow in every process that loads the flow; plans only where a run is launched."""
-        self.external_init()  # Metaflow leaves this out for decorators given after --with
-        _metaflow.leave_bytecode_out()
+        """Called by Metaflow in every process that loads the flow; plans only at launch."""
+        self.external_init()  # Metaflow does not call this for decorators given with --with
+        _metaflow.exclude_bytecode()
         step = StepView(mutable_step)
         if self.options:
             self.variable = variable_of(step.name)
@@ -202,16 +204,16 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
         flow: Any,  # noqa: ARG002
         exception: Exception | None = None,
     ) -> tuple[Exception | None, None]:
-        """Called by Metaflow in the task, after the step's code, whether it has failed or not."""
+        """Called by Metaflow in the task, after the step's code has succeeded or failed."""
         if _active is not None:
             _active.stop(failed=_headline(exception))
             self._recorder.stop(_active.measured(), exception)
             if exception is None:
-                _keep(_active)
-        return _clean(exception), None
+                _store_measurements(_active)
+        return _displayed_error(exception), None
 
 
-def _keep(profile: Profile) -> None:
+def _store_measurements(profile: Profile) -> None:
     """Store the measurements, which correct later estimates."""
     if profile.plan is None:
         return
@@ -224,16 +226,14 @@ def _keep(profile: Profile) -> None:
         print(problem, file=sys.stderr, flush=True)
 
 
-def _clean(exception: Exception | None) -> Exception | None:
-    """Convert an exception to what the terminal shows: no traceback if the flow's says nothing about the
-    cause.
-    """
+def _displayed_error(exception: Exception | None) -> Exception | None:
+    """Convert an exception for the terminal: without a traceback if that would not show the cause."""
     if isinstance(exception, UserError):
-        return _metaflow.final(exception)
+        return _metaflow.without_retry(exception)
     if isinstance(exception, GangFailed):
         return TrainingFailed(str(exception))
     if type(exception) is Exception and str(exception).startswith("Subprocess failed, return code"):
-        return FinetuneError("Another node of this step has failed.", "Its own message is above.")
+        return FinetuneError("Another node of this step failed.", "See its message above.")
     return exception
 
 
@@ -254,8 +254,8 @@ def _switch(name: str, value: Any) -> bool:
 
 
 def _check_above_step(*decorated: Any) -> None:
-    """End the program with one clear line if the decorator stands below ``@step``, which Metaflow ignores."""
+    """Exit with one line if the decorator is below ``@step``, where Metaflow would ignore it."""
     function = decorated[0] if decorated else None
     if isinstance(function, FunctionType) and not hasattr(function, "is_step"):
-        print(f"@gpu_profile stands below @step at {function.__name__}: write it above.", file=sys.stderr)
+        print(f"@gpu_profile must be above @step of {function.__name__}.", file=sys.stderr)
         raise SystemExit(MISTAKE)

@@ -1,7 +1,7 @@
 """Common parts of step mutators: decide at launch, and pass the decision on to later processes.
 
-Metaflow calls a mutator in every process that loads the flow: where the run is launched, in the process that
-waits for a remote step, in the step's task. Only at the launch is anything decided. From there it travels in
+Metaflow calls a mutator in every process that loads the flow: in the launching process, in the process that
+waits for a remote step, and in the step's task. Decisions are made only at launch and passed on in
 environment variables: local tasks inherit them, containers get them through ``@environment``.
 """
 
@@ -15,14 +15,14 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from decorators import _metaflow
-from decorators._metaflow import Backend, FinetuneError, Given, StepView, deployer
+from decorators._metaflow import Backend, FinetuneError, StepView, UserValue, deployer
 from decorators.backends import pending
 from decorators.backends.interface import Destination, MinimumRequest, StepRequest
 from decorators.backends.job_labels import labels_of
 from decorators.backends.kubernetes import older_jobsets
 from decorators.backends.options import Options
-from decorators.backends.overrides import apply_given, merge_given
-from decorators.backends.placing import add_variables, carry_on
+from decorators.backends.overrides import apply_user_values, merge_user_values
+from decorators.backends.placing import add_variables, apply_launch
 from estimator import logs
 from estimator.errors import UserError
 from estimator.plan import Request
@@ -35,43 +35,45 @@ T = TypeVar("T")
 
 
 class LaunchMixin:
-    """Mixin for a ``StepMutator`` whose ``mutate`` calls :meth:`launch_or_carry`."""
+    """Mixin for a ``StepMutator`` whose ``mutate`` calls :meth:`decide_or_apply`."""
 
     carried: tuple[str, ...]
-    """Environment variables that the step's containers are to have, too."""
+    """Environment variables that are passed on to the step's containers."""
 
     def at_launch(self, step: StepView) -> None:
-        """Decide, and write the decision into the step. Raises FinetuneError."""
+        """Decide, and apply the decision to the step. Raises FinetuneError."""
         raise NotImplementedError
 
     def is_launched(self) -> bool:
-        """Whether the launch left a decision to carry on with; called in the process that waits."""
+        """Whether the launch made a decision for this step; called in the process that waits."""
         return True
 
-    def keep_endings(self, lines: list[str]) -> None:
+    def store_pod_failures(self, lines: list[str]) -> None:
         """Receive one line per failed pod of the step, in the process that waits."""
 
-    def launch_or_carry(self, step: StepView) -> bool:
-        """Decide at launch, carry the decision on in the process that waits; False in all other processes."""
+    def decide_or_apply(self, step: StepView) -> bool:
+        """Decide at launch, or apply the decision in the process that waits; return False in all other
+        processes.
+        """
         kind = _metaflow.command()
         if kind in ("run", "resume", "deploy"):
             _metaflow.ensure_python()
-            _metaflow.leave_bytecode_out()
+            _metaflow.exclude_bytecode()
             if kind != "deploy":
                 _metaflow.end_with_jobs()
             elif deployer() == "airflow":
-                raise FinetuneError("These flows can't be deployed to Airflow.", _DEPLOYED)
+                raise FinetuneError("These flows cannot be deployed to Airflow.", _DEPLOYED)
             else:
                 _metaflow.label_jobs(labels_of)
                 _metaflow.retry_deployed(step.steps())
-                _say_without_metadata()
+                _warn_about_local_metadata()
                 if deployer() == "argo-workflows":
                     _metaflow.compile_workflows(inspect.getsource(older_jobsets), _pending_s)
                 elif deployer() == "step-functions":
                     _metaflow.compile_state_machines()
             self.at_launch(step)
         elif kind == "trampoline" and self.is_launched():
-            carry_on(step, self.keep_endings)
+            apply_launch(step, self.store_pod_failures)
             if step.backend() == "kubernetes":
                 _metaflow.label_jobs(labels_of)
         else:
@@ -84,8 +86,8 @@ class LaunchMixin:
 
 
 @contextmanager
-def refused_in_words() -> Iterator[None]:
-    """At launch: convert a UserError to an error that Metaflow prints."""
+def user_errors_for_metaflow() -> Iterator[None]:
+    """Convert a UserError at launch to an error that Metaflow prints."""
     try:
         yield
     except UserError as error:
@@ -94,29 +96,29 @@ def refused_in_words() -> Iterator[None]:
 
 
 def first_step(step: StepView, mutator: type[Any], decides: Callable[[Any], bool]) -> StepView:
-    """Return the flow's first step whose mutator decides for all steps; this step if there is none."""
+    """Return the flow's first step whose mutator decides for all steps; ``step`` if there is none."""
     for other in step.steps():
-        for each in other.mutators(mutator):
-            each.external_init()
-            if decides(each):
+        for decorator in other.mutators(mutator):
+            decorator.external_init()
+            if decides(decorator):
                 return other
     return step
 
 
-def given_values(step: StepView) -> dict[str, Given]:
-    """Return the values that the user wrote into ``@resources``, the compute decorator, or ``--with``."""
+def user_values_of(step: StepView) -> dict[str, UserValue]:
+    """Return the values that the user set in ``@resources``, the compute decorator, or ``--with``."""
     backend = step.backend()
-    compute = step.given(backend) if backend != "local" else {}
-    return merge_given(step.given("resources"), compute, backend)
+    compute = step.user_values(backend) if backend != "local" else {}
+    return merge_user_values(step.user_values("resources"), compute, backend)
 
 
 def build_destination(step: StepView, options: Options) -> Destination:
-    """Describe where a step runs, with its decorators' current values."""
+    """Build a step's target from the current values of its decorators."""
     backend = step.backend()
     return Destination(
         backend=backend,
         options=options,
-        given=given_values(step),
+        user_values=user_values_of(step),
         configured=step.values(backend) if backend != "local" else {},
     )
 
@@ -124,15 +126,15 @@ def build_destination(step: StepView, options: Options) -> Destination:
 def build_step_request(
     step: StepView, request: Request, options: Options, minimum: MinimumRequest | None = None
 ) -> StepRequest:
-    """Build a step's request to its backend, with the user's values in it."""
-    going_to = build_destination(step, options)
+    """Build a step's request to its backend, including the user's values."""
+    destination = build_destination(step, options)
     return StepRequest(
         step=step.name,
-        backend=going_to.backend,
-        request=apply_given(request, going_to.given, going_to.backend)[0],
+        backend=destination.backend,
+        request=apply_user_values(request, destination.user_values, destination.backend)[0],
         options=options,
-        given=going_to.given,
-        configured=going_to.configured,
+        user_values=destination.user_values,
+        configured=destination.configured,
         minimum=minimum,
     )
 
@@ -141,16 +143,16 @@ class Once:
     """Call a function of the flow's parameters once per process, however many steps call it."""
 
     def __init__(self) -> None:
-        self._answers: dict[tuple[Any, ...], Any] = {}
+        self._results: dict[tuple[Any, ...], Any] = {}
 
     def __call__(
-        self, ask: Callable[..., T], parameters: Mapping[str, Any], backend: Backend, *more: Any
+        self, function: Callable[..., T], parameters: Mapping[str, Any], backend: Backend, *arguments: Any
     ) -> T:
-        key = (ask, backend, *more, repr(sorted(parameters.items())))
-        if key not in self._answers:
-            self._answers[key] = ask(parameters, backend, *more)
-        answer: T = self._answers[key]
-        return answer
+        key = (function, backend, *arguments, repr(sorted(parameters.items())))
+        if key not in self._results:
+            self._results[key] = function(parameters, backend, *arguments)
+        result: T = self._results[key]
+        return result
 
 
 def check_deployable(step: StepView) -> None:
@@ -160,7 +162,7 @@ def check_deployable(step: StepView) -> None:
     gangs = [other.name for other in step.steps() if other.has("parallel")]
     if gangs:
         raise FinetuneError(
-            f"Step Functions can't run step {gangs[0]}: Metaflow has no @parallel there.",
+            f"Step Functions can't run step {gangs[0]}: Metaflow does not support @parallel there.",
             "Deploy to Argo Workflows (argo-workflows create), or deploy a flow for one node: "
             "`finetune flow linear`; for the checklist, see docs/checklist.md.",
         )
@@ -175,29 +177,29 @@ def check_nodes(step: StepView, request: Request) -> None:
     """Raise FinetuneError if the plan has several nodes and no step of the flow is parallel."""
     if request.nodes > 1 and not any(other.has("parallel") for other in step.steps()):
         raise FinetuneError(
-            f"The plan is for {request.nodes} nodes, and no step of this flow is @parallel.",
-            "Ask for one node (--nodes 1), or use a flow with such a step, as that of `finetune run`.",
+            f"The plan needs {request.nodes} nodes, but no step of this flow is @parallel.",
+            "Use one node (--nodes 1), or a flow with a @parallel step, like `finetune run`.",
         )
 
 
 @functools.cache
-def _say_without_metadata() -> None:
-    """Say once, where a flow is deployed, that its runs will be found by nothing."""
+def _warn_about_local_metadata() -> None:
+    """Warn once, when a flow is deployed with local metadata, that its runs will not be recorded."""
     if _metaflow.metadata_kind() == "local":
-        _metaflow.say(
-            "The runs of this deployment will be in no metadata, as each pod would keep its own: "
-            "`finetune runs`, `costs`, cards, resume and the checklist's past find nothing of them.\n"
+        _metaflow.print_line(
+            "Runs of this deployment will not be recorded, because each pod has its own local metadata: "
+            "`finetune runs`, `costs`, cards, resume and the checklist's history will not find them.\n"
             "Deploy with a metadata service: METAFLOW_DEFAULT_METADATA=service, METAFLOW_SERVICE_URL."
         )
 
 
 def _pending_s() -> float:
-    """Seconds that a deployed step's pods may wait for nodes, as the launch has set it."""
+    """Return the seconds that a deployed step's pods may wait for nodes, as set at launch."""
     return 60 * float(os.environ.get(pending.TIMEOUT_VARIABLE) or Options().pending_timeout)
 
 
 def _has_region() -> bool:
-    """Whether boto3 finds a region; True without boto3, which Metaflow reports itself."""
+    """Whether boto3 finds a region; True without boto3, because Metaflow reports that."""
     try:
         import boto3
     except ImportError:

@@ -1,9 +1,8 @@
-"""``@node_request``: request nodes for a flow that has no plan, such as the checklist.
+"""``@node_request``: request nodes for a flow without a plan, such as the checklist.
 
-What is asked for is decided once, where the run is launched, by a function of the flow's parameters, which
-also refuses what cannot be. The user's own values, in the flow or behind ``--with``, stand. What tasks must
-know of the launch travels in environment variables: local tasks inherit them, containers get them through
-``@environment``.
+The request is decided once, at launch, by a function of the flow's parameters, which also validates them.
+Values that the user sets in the flow or with ``--with`` take precedence. Data for the tasks is passed on in
+environment variables: local tasks inherit them, containers get them through ``@environment``.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from decorators._metaflow import Backend, FinetuneError, StepView
 from decorators.backends import cluster_name
 from decorators.backends.interface import number_of
 from decorators.backends.kubernetes import pod_shape
-from decorators.backends.kubernetes.request import USUAL
+from decorators.backends.kubernetes.request import GPU_TOLERATION
 from decorators.backends.options import Options
 from decorators.backends.placing import fill_in
 from decorators.backends.registry import BACKENDS
@@ -30,35 +29,37 @@ from decorators.launch import (
     Once,
     build_step_request,
     first_step,
-    given_values,
-    refused_in_words,
+    user_errors_for_metaflow,
+    user_values_of,
 )
 from decorators.storage import datastore
 from estimator.hardware.cluster.taints import Toleration
 from estimator.plan import Request
 
-LAUNCH_VARIABLE = "CHECKLIST_LAUNCH"  # what the flow itself wants its tasks to know
+LAUNCH_VARIABLE = "CHECKLIST_LAUNCH"  # data of the flow for its tasks
 Role = Literal["node", "small"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """Request of a run for each of its nodes, decided once at launch."""
+class NodeRequest:
+    """A run's request for its nodes, decided once at launch."""
 
     request: Request
-    """For each of its nodes."""
+    """Request of each node."""
     launch: str
-    """For its tasks, as text; at most some 4,000 characters, as AWS Batch takes 8192 for all variables."""
+    """Data for the tasks as text; at most about 4,000 characters, since AWS Batch allows 8,192 for all
+    variables.
+    """
     options: Options | None = None
-    """Queue, zone, priority and the like."""
+    """Queue, zone, priority and similar options."""
     tolerations: tuple[Toleration, ...] = ()
-    """Taints of GPU nodes that these nodes may have, beside those that any GPU job tolerates."""
+    """Tolerations in addition to those of any GPU job."""
     longest_s: float | None = None
-    """Seconds after which an attempt of a deployed flow is ended, without the wait for nodes."""
+    """Time limit in seconds for an attempt of a deployed flow, without the wait for nodes."""
 
 
-Asks = Callable[[Mapping[str, Any], Backend, int | None], Asked]
-_ask_once = Once()
+RequestFunction = Callable[[Mapping[str, Any], Backend, int | None], NodeRequest]
+_decide_once = Once()
 
 
 class node_request(LaunchMixin, StepMutator):  # type: ignore[misc]  # noqa: N801
@@ -66,69 +67,69 @@ class node_request(LaunchMixin, StepMutator):  # type: ignore[misc]  # noqa: N80
 
     Parameters
     ----------
-    asks:
-        ``asks(parameters, backend, gpus) -> Asked``, called where the run is launched. ``parameters`` holds
-        the flow's parameters and configs by name, ``gpus`` the number for each node that the user has written
-        behind ``--with`` or into the flow. Raises UserError. All steps of a flow share one function.
+    decide:
+        ``decide(parameters, backend, gpus) -> NodeRequest``, called at launch. ``parameters`` holds the
+        flow's parameters and configs by name, ``gpus`` the GPUs per node that the user set in the flow or
+        with ``--with``. Raises UserError. All steps of a flow share one function.
     role:
-        ``"node"``: the step runs on the nodes that are asked for. ``"small"``: it only knows of the launch.
+        ``"node"``: the step runs on the requested nodes. ``"small"``: it only receives the launch data.
     """
 
     carried = (LAUNCH_VARIABLE, cluster_name.CLUSTER_VARIABLE)
 
-    def init(self, *, asks: Asks, role: Role = "node") -> None:
+    def init(self, *, decide: RequestFunction, role: Role = "node") -> None:
         if role not in get_args(Role):
-            raise FinetuneError(f'@node_request(role="{role}"): it is "node" or "small".')
-        self.asks, self.role = asks, role
+            raise FinetuneError(f'@node_request(role="{role}"): must be "node" or "small".')
+        self.decide, self.role = decide, role
 
     def mutate(self, mutable_step: Any) -> None:
-        """Called by Metaflow in every process that loads the flow; requests only where a run is launched."""
+        """Called by Metaflow in every process that loads the flow; requests nodes only at launch."""
         step = StepView(mutable_step)
-        launched = self.launch_or_carry(step)
+        launched = self.decide_or_apply(step)
         if launched and self.role == "node" and step.backend() == "kubernetes":
             pod_shape.install()
 
     def at_launch(self, step: StepView) -> None:
-        """Let the flow decide, once for all steps, what its nodes are to be, and request them."""
+        """Decide the request, once for all steps, and request the nodes."""
         lead = first_step(step, node_request, lambda each: each.role == "node")
         backend = lead.backend()
-        with refused_in_words():
-            given = given_values(lead).get("gpu")
-            gpus = int(number_of("gpu", given)) if given is not None else None
-            asked = _ask_once(self.asks, step.flow_values(), backend, gpus)
-            options = asked.options or Options()
-            cluster_name.settle(lead, options.queue)
-            os.environ[LAUNCH_VARIABLE] = asked.launch
+        with user_errors_for_metaflow():
+            gpus_value = user_values_of(lead).get("gpu")
+            gpus = int(number_of("gpu", gpus_value)) if gpus_value is not None else None
+            request = _decide_once(self.decide, step.flow_values(), backend, gpus)
+            options = request.options or Options()
+            cluster_name.decide_cluster_name(lead, options.queue)
+            os.environ[LAUNCH_VARIABLE] = request.launch
             if self.role == "node" and backend != "local":
-                step_request = build_step_request(step, asked.request, options)
+                step_request = build_step_request(step, request.request, options)
                 facts = BACKENDS[backend].offered(step_request)
-                tolerations = (*(facts.tolerations or (USUAL,)), *asked.tolerations)
+                tolerations = (*(facts.tolerations or (GPU_TOLERATION,)), *request.tolerations)
                 facts = replace(facts, tolerations=tolerations)
                 fill_in(step, replace(step_request, on_fabric=True, facts=facts))
-                if asked.longest_s is not None and _metaflow.command() == "deploy":
-                    step.set_values("timeout", {"seconds": math.ceil(asked.longest_s)})
+                if request.longest_s is not None and _metaflow.command() == "deploy":
+                    step.set_values("timeout", {"seconds": math.ceil(request.longest_s)})
 
-    def keep_endings(self, lines: list[str]) -> None:
-        """Store how the pods of a step failed, for the flow's later steps."""
+    def store_pod_failures(self, lines: list[str]) -> None:
+        """Store how the pods of a step failed, for later steps of the flow."""
         if lines:
-            keep_endings(_metaflow.waited_attempt()[0], lines)
+            store_pod_failures(_metaflow.waited_attempt()[0], lines)
 
 
-def keep_endings(run: str, lines: list[str]) -> None:
+def store_pod_failures(run: str, lines: list[str]) -> None:
     """Store how the pods of a step failed, for a later step of the run."""
     try:
-        datastore().put_bytes(_endings_key(run), "\n".join(lines).encode())
+        datastore().put_bytes(_pod_failures_key(run), "\n".join(lines).encode())
     except Exception as error:  # noqa: BLE001 - whatever a datastore may answer with; the lines are shown too
-        _metaflow.say(f"How the pods have failed can't be kept: {type(error).__name__}: {error}")
+        _metaflow.print_line(f"Storing the pods' failures failed: {type(error).__name__}: {error}")
 
 
-def endings(run: str) -> tuple[str, ...]:
-    """Return the lines of :func:`keep_endings` of that run's last failed step; empty if there are none."""
+def pod_failures(run: str) -> tuple[str, ...]:
+    """Return the stored pod failures of a run's last failed step, one line per pod; may be empty."""
     try:
-        return tuple(datastore().get_bytes(_endings_key(run)).decode().splitlines())
+        return tuple(datastore().get_bytes(_pod_failures_key(run)).decode().splitlines())
     except FileNotFoundError:
         return ()
 
 
-def _endings_key(run: str) -> str:
+def _pod_failures_key(run: str) -> str:
     return f"runs/{run}/endings.txt"

@@ -53,9 +53,9 @@ def torchrun(
     """Run a script or a function in every process of this step's nodes: see ``Profile.torchrun``."""
     global _calls
     _calls += 1
-    where = current.parallel if getattr(current, "parallel", None) else None
-    node, nodes = (where.node_index, where.num_nodes) if where is not None else (0, 1)
-    # A disrupted job is submitted again as the same attempt: the launch tells them apart
+    parallel = current.parallel if getattr(current, "parallel", None) else None
+    node, nodes = (parallel.node_index, parallel.num_nodes) if parallel is not None else (0, 1)
+    # A disrupted job is submitted again as the same attempt: the launch number distinguishes them
     launch = disruptions.of_run(current.run_id).launch(current.step_name, current.retry_count)
     name = f"{current.run_id}/{current.step_name}/{launch}/{_calls}"
     timeout_s = CLUSTER_JOIN_S if _metaflow.in_container() else LOCAL_JOIN_S
@@ -67,7 +67,7 @@ def torchrun(
             address = NodeAddress(
                 node=node,
                 nodes=nodes,
-                main_host=where.main_ip if where is not None else "127.0.0.1",
+                main_host=parallel.main_ip if parallel is not None else "127.0.0.1",
                 ports=ports,
                 secret=secret,
                 run=name,
@@ -161,7 +161,7 @@ def _published(key: str, timeout_s: float) -> tuple[tuple[int, ...], Secret]:
         time.sleep(_POLL_S)
     raise UserError(
         f"Node 0 did not start its script within {timeout_s:g} s.",
-        "Look at the log of the step's first task.",
+        "Check the log of the step's first task.",
     )
 
 

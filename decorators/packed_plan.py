@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import zlib
-
+from estimator import untrusted
+from estimator.errors import UserError
 from estimator.plan import Plan
 
 PLAN_VARIABLE = "FINETUNE_PLAN"
@@ -18,9 +17,15 @@ def variable_of(step: str) -> str:
 
 def pack(plan: Plan) -> str:
     """Serialize a plan to one short word: AWS Batch allows 8,192 characters for all variables together."""
-    return base64.b64encode(zlib.compress(plan.to_json().encode(), 9)).decode()
+    return untrusted.pack(plan.to_json())
 
 
 def unpack(text: str) -> Plan:
-    """Deserialize a plan from the output of :func:`pack`."""
-    return Plan.from_json(zlib.decompress(base64.b64decode(text)).decode())
+    """Deserialize a plan from the output of :func:`pack`; raises UserError if it is damaged."""
+    try:
+        return Plan.from_json(untrusted.unpack(text))
+    except ValueError as error:
+        raise UserError(
+            f"The plan in {PLAN_VARIABLE} can't be read: {error}.",
+            "Launch the run again, or deploy the flow anew.",
+        ) from None

@@ -1,4 +1,4 @@
-"""Earlier runs of a flow, read through Metaflow's client within a time limit: newest first, of all users."""
+"""Earlier runs of a flow from Metaflow's client, newest first, of all users, within a time limit."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from metaflow.exception import MetaflowNotFound
 
 
 class NeverRunError(Exception):
-    """Metaflow knows no run of that flow."""
+    """Metaflow has no run of the flow."""
 
 
-def runs_of(flow: str, *, most: int | None = None) -> Iterator[Any]:
-    """Yield a flow's runs in the current namespace, newest first, at most ``most``.
+def runs_of(flow: str, *, limit: int | None = None) -> Iterator[Any]:
+    """Yield a flow's runs in the current namespace, newest first, at most ``limit``.
 
     Raises NeverRunError.
     """
     try:
         runs = iter(Flow(flow).runs())
     except MetaflowNotFound:
-        raise NeverRunError(f"There is no flow {flow} where Metaflow looks.") from None
-    return islice(runs, most)
+        raise NeverRunError(f"Metaflow finds no flow {flow}.") from None
+    return islice(runs, limit)
 
 
 def ended_tasks(runs: Iterable[Any], step: str, artifacts: Iterable[str]) -> Iterator[Any]:
-    """Yield the task of a step of each run in which the step ended and left all these artifacts."""
+    """Yield the step's task of each run in which the step ended and stored all these artifacts."""
     names = set(artifacts)
     for run in runs:
         try:
@@ -44,41 +44,43 @@ def ended_tasks(runs: Iterable[Any], step: str, artifacts: Iterable[str]) -> Ite
 class Attempt:
     """One attempt of a task, from the start of its process."""
 
-    seconds: float | None  # None: no one knows when it ended
+    seconds: float | None  # None: end unknown
     succeeded: bool
 
 
 def attempts_of(task: Any) -> list[Attempt]:
-    """Return a task's attempts in order, from Metaflow's metadata; empty if a resumed run took the task over.
+    """Return a task's attempts in order, from Metaflow's metadata; empty for a task cloned by ``resume``.
 
-    An attempt that was killed has left no end: it is taken to have lasted until the next one began, and
-    nothing is known of the last.
+    A killed attempt has no recorded end: it is assumed to have lasted until the next one started; for the
+    last attempt the end is unknown.
     """
     noted = sorted(task.metadata, key=lambda item: int(item.created_at))
     if any(item.name == "origin-task-id" for item in noted):
         return []
     begins = [int(item.created_at) for item in noted if item.name == "attempt"]
     ends = [(int(item.created_at), item.value == "True") for item in noted if item.name == "attempt_ok"]
-    found = []
+    attempts = []
     for number, begin in enumerate(begins):
         following = begins[number + 1] if number + 1 < len(begins) else None
-        own = [end for end in ends if begin <= end[0] and (following is None or end[0] < following)]
-        until = own[0][0] if own else following
+        ends_of_attempt = [
+            end for end in ends if begin <= end[0] and (following is None or end[0] < following)
+        ]
+        until = ends_of_attempt[0][0] if ends_of_attempt else following
         seconds = None if until is None else (until - begin) / 1000
-        found.append(Attempt(seconds=seconds, succeeded=bool(own) and own[0][1]))
-    return found
+        attempts.append(Attempt(seconds=seconds, succeeded=bool(ends_of_attempt) and ends_of_attempt[0][1]))
+    return attempts
 
 
 def read_for(limit_s: float, read: Callable[[threading.Event], None]) -> bool:
-    """Call ``read`` with all users' runs visible; return whether it finished within that time.
+    """Call ``read`` with all users' runs visible; return whether it finished within the time limit.
 
-    It reads in a thread of its own, and is to stop once the event that it is given is set, which says that
-    no one waits any longer. What it finds it leaves somewhere; what it raises is lost.
+    ``read`` runs in a separate thread and must stop when its event is set, after the limit. It stores its
+    results itself; its exceptions are dropped.
     """
     over = threading.Event()
     reader = threading.Thread(target=read, args=(over,), name="past-runs", daemon=True)
     before = get_namespace()
-    namespace(None)  # a nightly run's namespace is its deployment's
+    namespace(None)  # scheduled runs are in the namespace of their deployment
     try:
         reader.start()
         reader.join(limit_s)

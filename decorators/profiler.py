@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from launchers.run.trial import TrialResult
 
 FIRST_CARD_SECONDS = 2.0
-CARD_SECONDS = 5.0  # between two pages of the card, at least
-MOST_CARD_SECONDS = 20.0  # and at most, however long a run or dear a page
-CARD_AGE_SHARE = 0.02  # of a run's age: one of hours needs no page every five seconds
-CARD_CPU_SHARE = 0.02  # of one core that making pages may take
-LAST_CARD_SECONDS = 10.0  # that a step's end waits for a page that is on its way to the datastore
+CARD_SECONDS = 5.0  # minimum interval between card updates
+MAX_CARD_SECONDS = 20.0  # maximum interval, regardless of the run's age and the rendering cost
+CARD_AGE_SHARE = 0.02  # of a run's age: interval between updates, longer for long runs
+CARD_CPU_SHARE = 0.02  # of one core: CPU time for rendering
+LAST_CARD_SECONDS = 10.0  # maximum wait at the end of a step for an upload in progress
 
 
 class Profile:
@@ -41,17 +41,17 @@ class Profile:
     Parameters
     ----------
     plan:
-        What was predicted; None where nothing was.
+        The plan; None if nothing was predicted.
     step:
         The step's name.
     interval_s:
-        Seconds between two samples, at least.
+        Minimum seconds between two samples.
     card:
-        Metaflow's handle of the card, or None.
+        Metaflow's CardComponentManager, or None.
     index:
-        Place of the task in the foreach steps around it.
+        Position of the task in the enclosing foreach steps.
     about:
-        The run's plan, for the title of a step for which it predicts nothing.
+        The run's plan, for the title of a step that it makes no predictions for.
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class Profile:
             return
         self._drawer.join(LAST_CARD_SECONDS)
         if failed is None:
-            self._draw(publish=False)  # Metaflow itself publishes a finished step's card
+            self._draw(publish=False)  # Metaflow publishes the card of a finished step
         else:
-            _metaflow.after_last_words(lambda: self._draw(publish=True))
+            _metaflow.after_error_message(lambda: self._draw(publish=True))
 
     @property
     def plan(self) -> Plan | None:
@@ -113,11 +113,13 @@ class Profile:
         return self._run.plan
 
     def follow(self, run: RunState) -> None:
-        """Measure and draw ``run``, which its owner updates, instead of this profile's own state."""
+        """Use ``run``, which the caller updates, instead of this profile's own state."""
         self._run = run
 
     def trial(self, result: TrialResult) -> None:
-        """Record one plan's trial. Peaks until now belong to the trial, not to the run that follows."""
+        """Record one plan's trial, and reset the peaks, which belong to the trial and not to the
+        following run.
+        """
         with self._lock, self._sampler.lock:
             self._trials.append(result)
             self._sampler.samples.forget_peaks()
@@ -127,8 +129,8 @@ class Profile:
         with self._lock:
             self._evaluation = result
 
-    def hand_over(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Record which step is the result and why, as rows of (name, value) for the card."""
+    def exported(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Record the exported step and why it was chosen, as rows of (name, value) for the card."""
         with self._lock:
             self._exported = tuple(rows)
 
@@ -140,8 +142,8 @@ class Profile:
     def expect(self, *, total_steps: int, tokens_of_steps: Sequence[int] | None = None) -> None:
         """Set the total number of optimizer steps, for the card's progress and ETA.
 
-        ``tokens_of_steps``: what goes through the model in each of them, over all processes of the run. A
-        node sees its own ranks only, and other nodes' rows may be longer.
+        ``tokens_of_steps``: tokens of each step, over all processes of the run. Needed because a node sees
+        only its own ranks, and rows on other nodes may be longer.
         """
         self._run.total_steps, self._run.tokens_of_steps = total_steps, tokens_of_steps
 
@@ -180,7 +182,7 @@ class Profile:
         lr:
             Learning rate.
         seconds:
-            Duration of the step. By default the time since the last report, or since the step began.
+            Duration of the step. By default the time since the last report, or since the task's start.
         """
         now = time.time()
         took = now - self._reported if seconds is None else seconds
@@ -251,9 +253,9 @@ class Profile:
         keywords:
             Keyword arguments of the function.
         processes_per_node:
-            By default as planned; without a plan one per visible GPU, or one process without GPUs.
+            By default as planned. Without a plan, one per visible GPU, or one process without GPUs.
         hang_timeout_s:
-            Seconds without a report after which a rank that has reported before counts as hung.
+            Seconds without a report after which a rank counts as hung, once it has reported.
 
         Raises
         ------
@@ -284,15 +286,15 @@ class Profile:
 
     def state(self) -> CardState:
         """Return the current state of the card."""
-        with contextlib.suppress(OSError):  # its folder goes when the step's work ends
+        with contextlib.suppress(OSError):  # the folder is removed at the end of the step
             self._log_tail = self._log() or self._log_tail
         run = self._run.snapshot()
         with self._lock, self._sampler.lock:
             return CardState(
                 run=run,
                 measured=self._measured(run),
-                gpu_samples=tuple(self._sampler.samples.gpus.kept),
-                host_samples=tuple(self._sampler.samples.host.kept),
+                gpu_samples=tuple(self._sampler.samples.gpus.samples),
+                host_samples=tuple(self._sampler.samples.host.samples),
                 started=self._started,
                 ended=self._ended,
                 failed=self._failed,
@@ -353,7 +355,7 @@ class Profile:
         )
 
     def _draw_in_turn(self) -> None:
-        """Body of the card's thread: draws as often as the CPU time of drawing allows."""
+        """Body of the card's thread: draw as often as the CPU budget allows."""
         pause = FIRST_CARD_SECONDS
         while not self._ending.wait(pause):
             before = time.thread_time()
@@ -361,7 +363,7 @@ class Profile:
             self._card_seconds = time.thread_time()
             cost = self._card_seconds - before
             pause = max(cost / CARD_CPU_SHARE, (time.time() - self._started) * CARD_AGE_SHARE, CARD_SECONDS)
-            pause = min(pause, MOST_CARD_SECONDS)
+            pause = min(pause, MAX_CARD_SECONDS)
 
     def _draw(self, *, publish: bool) -> None:
         from decorators.card.writer import write
@@ -375,7 +377,7 @@ class Profile:
 
 
 class _NoProfile(Profile):
-    """Profile outside of a profiled step: accepts every call, measures nothing."""
+    """Profile outside of a profiled step: accepts all calls and does nothing."""
 
     def __init__(self) -> None:
         super().__init__(plan=None, step="")

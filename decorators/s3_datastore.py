@@ -1,8 +1,8 @@
-"""Storage in Metaflow's S3 datastore for files of any size; waits for a limited time while S3 is unavailable.
+"""Storage in Metaflow's S3 datastore for files of any size, with a limited wait while S3 is unavailable.
 
-S3 that doesn't answer, answers 5xx or takes the credentials for expired is asked on for the minutes of
-FINETUNE_DATASTORE_TIMEOUT (docs/backends.md). What is still so then is a UserError, and this process never
-waits again.
+If S3 does not respond, responds with 5xx or rejects expired credentials, requests are retried for
+FINETUNE_DATASTORE_TIMEOUT minutes (docs/disruptions.md). After that the error is raised as UserError, and
+this process does not wait again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from estimator.aws_errors import failure_of
 from estimator.errors import UserError
 from estimator.formatting import format_duration
 
-FIRST_S = 30.0  # for a datastore that has never answered: its address may be wrong
+FIRST_S = 30.0  # limit for a datastore that has never responded: its address may be wrong
 PAUSE_S = 5.0
 
 T = TypeVar("T")
@@ -27,32 +27,32 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trouble:
-    """Reason of a failed S3 request that may succeed later."""
+    """Error of an S3 request that may succeed later."""
 
-    expired: bool  # the credentials
-    name: str  # of the error
+    expired: bool  # whether the credentials have expired
+    name: str  # name of the error
 
     @property
     def text(self) -> str:
-        did = "takes the AWS credentials for expired" if self.expired else "doesn't answer"
-        return f"{did} ({self.name})"
+        problem = "rejects the expired AWS credentials" if self.expired else "does not respond"
+        return f"{problem} ({self.name})"
 
     def error(self, where: str, waited_s: float) -> UserError:
-        """Return the error to raise when waiting ends."""
+        """Return the error to raise at the end of the wait."""
         if self.expired:
             return UserError(
                 f"{where}: the AWS credentials have expired.",
-                "Log in again: aws sso login, or give the tasks a role that is renewed; then: resume.",
+                "Log in again (aws sso login), or use a role whose credentials are renewed; then resume.",
             )
         waited = f" for {format_duration(waited_s)}" if waited_s >= PAUSE_S else ""
         return UserError(
-            f"The datastore {where} has not answered{waited} ({self.name}).",
-            "Look at METAFLOW_S3_ENDPOINT_URL, the network and S3 itself; then: resume.",
+            f"The datastore {where} has not responded{waited} ({self.name}).",
+            "Check METAFLOW_S3_ENDPOINT_URL, the network and S3; then resume.",
         )
 
 
 def trouble_of(error: BaseException) -> Trouble | None:
-    """Return the reason if a retry may help; None for a final answer of S3."""
+    """Return the error if a retry may help; None for a final error."""
     failure = failure_of(error)
     if failure.kind not in ("expired", "busy", "unreachable"):
         return None
@@ -60,32 +60,29 @@ def trouble_of(error: BaseException) -> Trouble | None:
 
 
 @dataclass(kw_only=True)
-class Patience:
-    """Limit of the time that one process waits for an unavailable datastore; after that it no longer
-    waits.
-    """
+class OutageWait:
+    """Retries requests to an unavailable datastore, with one time limit per process."""
 
     away_s: float
     answered: bool = False
-    last_words: bool = True
-    """Whether to say the end, too: a task that can't store its results shows that error instead of ours."""
-    say: Callable[[str], None] = _metaflow.say
+    print_final_error: bool = True
+    """Whether to print the final error: a task that cannot store its results shows only Metaflow's error."""
+    report: Callable[[str], None] = _metaflow.print_line
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    _over: bool = False
+    _finished: bool = False
 
-    def ask(
+    def call(
         self,
         where: str,
         operation: Callable[[], T],
         renew: Callable[[], None] = lambda: None,
         since: float | None = None,
     ) -> T:
-        """Return the result of ``operation``, retried; ``renew`` reads the credentials again. Raises
-        UserError.
+        """Return the result of ``operation``, retried; ``renew`` reloads the credentials. Raises UserError.
 
-        ``since``: when the datastore last answered, by the clock; None: it may have done so just now. However
-        long ago that is, it is asked for some seconds more.
+        ``since``: time of the datastore's last response, by ``clock``; None: now. Even if it was long ago,
+        requests are retried for a few seconds.
         """
         began, last_trouble = self.clock(), ""
         if since is not None:
@@ -107,80 +104,80 @@ class Patience:
                 return answer
             if trouble.text != last_trouble:
                 last_trouble = trouble.text
-                self.say(f"The datastore {where} {last_trouble}; asking on for {format_duration(limit)}.")
+                self.report(f"The datastore {where} {last_trouble}; retrying for {format_duration(limit)}.")
             self.sleep(min(PAUSE_S, limit - waited))
             if trouble.expired:
                 renew()
 
     def _end(self, error: UserError) -> UserError:
-        if self.last_words and self.answered and not self._over:
-            self.say(error.problem)
-            self.say(error.advice)
-            _metaflow.give_datastore_up()
-        self._over = True
+        if self.print_final_error and self.answered and not self._finished:
+            self.report(error.problem)
+            self.report(error.advice)
+            _metaflow.give_up_datastore()
+        self._finished = True
         return error
 
     def _limit(self, trouble: Trouble) -> float:
-        if self._over:
+        if self._finished:
             return 0.0
         if self.answered:
             return self.away_s
         return 0.0 if trouble.expired else min(FIRST_S, self.away_s)
 
 
-_patience: Patience | None = None
+_outage_wait: OutageWait | None = None
 
 
-def patience() -> Patience:
-    """Return the limit that all storages of this process share.
+def outage_wait() -> OutageWait:
+    """Return the wait that all storages of this process share.
 
-    Raises UserError where FINETUNE_DATASTORE_TIMEOUT is no number of minutes.
+    Raises UserError if FINETUNE_DATASTORE_TIMEOUT is not a number of minutes.
     """
-    global _patience
-    _patience = _patience or Patience(away_s=_metaflow.datastore_away_s())
-    return _patience
+    global _outage_wait
+    _outage_wait = _outage_wait or OutageWait(away_s=_metaflow.datastore_timeout_s())
+    return _outage_wait
 
 
 class S3Storage:
     """Storage through boto3, with Metaflow's client, credentials and endpoint."""
 
-    def __init__(self, root: str, waits: Patience | None = None) -> None:
-        self._said = False
+    def __init__(self, root: str, waits: OutageWait | None = None) -> None:
+        self._deletion_denied = False
         address = urlparse(root)
         self._bucket, self._prefix = address.netloc, address.path.strip("/")
         self._root = root
-        self._patience = waits or patience()
+        self._outage_wait = waits or outage_wait()
         self._renew()
 
     def _renew(self) -> None:
         self._client, self._error = _metaflow.s3_client()
 
-    def _ask(self, operation: Callable[[], T]) -> T:
+    def _call(self, operation: Callable[[], T]) -> T:
         def explained() -> T:
             try:
                 return operation()
             except self._error as error:
-                if failure_of(error).code == "400":  # of a HEAD, whose answer has no body to say why
+                if failure_of(error).code == "400":  # response to HEAD, which has no body with the reason
                     self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1)
                 raise
 
-        return self._patience.ask(self._root, explained, self._renew)
+        return self._outage_wait.call(self._root, explained, self._renew)
 
     def _key(self, key: str) -> str:
         return f"{self._prefix}/{key}" if self._prefix else key
 
     def put_file(self, key: str, path: Path) -> None:
-        self._ask(lambda: self._client.upload_file(str(path), self._bucket, self._key(key)))
+        self._call(lambda: self._client.upload_file(str(path), self._bucket, self._key(key)))
 
     def get_file(self, key: str, path: Path) -> None:
         try:
-            self._ask(lambda: self._client.download_file(self._bucket, self._key(key), str(path)))
+            self._call(lambda: self._client.download_file(self._bucket, self._key(key), str(path)))
         except self._error as error:
             self._missing(error, key)
             raise
 
     def put_bytes(self, key: str, data: bytes) -> None:
-        self._ask(lambda: self._client.put_object(Bucket=self._bucket, Key=self._key(key), Body=data))
+        self._call(lambda: self._client.put_object(Bucket=self._bucket, Key=self._key(key), Body=data))
 
     def get_bytes(self, key: str) -> bytes:
         def read() -> bytes:
@@ -188,17 +185,17 @@ class S3Storage:
             return bytes(answer["Body"].read())
 
         try:
-            return self._ask(read)
+            return self._call(read)
         except self._error as error:
             self._missing(error, key)
             raise
 
     def size(self, key: str) -> int | None:
-        def look() -> int:
+        def read_size() -> int:
             return int(self._client.head_object(Bucket=self._bucket, Key=self._key(key))["ContentLength"])
 
         try:
-            return self._ask(look)
+            return self._call(read_size)
         except self._error as error:
             if failure_of(error).is_missing:
                 return None
@@ -212,22 +209,22 @@ class S3Storage:
             return [item["Key"] for page in pages for item in page.get("Contents", ())]
 
         start = len(self._key(""))
-        return sorted(key[start:] for key in self._ask(listed))
+        return sorted(key[start:] for key in self._call(listed))
 
     def delete(self, keys: Iterable[str]) -> bool:
         names = [{"Key": self._key(key)} for key in keys]
-        refused: list[dict[str, str]] = []  # S3 answers that all is well, with a list of what is not
+        refused: list[dict[str, str]] = []  # S3 responds with 200 and a list of failed keys
         for first in range(0, len(names), 1000):  # S3's limit for one request
-            some = {"Objects": names[first : first + 1000], "Quiet": True}
-            answer = self._ask(
-                lambda some=some: self._client.delete_objects(Bucket=self._bucket, Delete=some)  # type: ignore[misc]
+            objects = {"Objects": names[first : first + 1000], "Quiet": True}
+            response = self._call(
+                lambda objects=objects: self._client.delete_objects(Bucket=self._bucket, Delete=objects)  # type: ignore[misc]
             )
-            refused += answer.get("Errors", ())
-        if refused and not self._said:
-            self._said = True
-            _metaflow.say(
-                f"S3 does not remove s3://{self._bucket}/{refused[0].get('Key')} ({refused[0].get('Code')}): "
-                "old checkpoints stay. The tasks' role needs s3:DeleteObject."
+            refused += response.get("Errors", ())
+        if refused and not self._deletion_denied:
+            self._deletion_denied = True
+            _metaflow.print_line(
+                f"S3 denied deleting s3://{self._bucket}/{refused[0].get('Key')} ({refused[0].get('Code')}): "
+                "old checkpoints are kept. The tasks' role needs s3:DeleteObject."
             )
         return not refused
 

@@ -1,7 +1,7 @@
-"""Requests of steps without a plan: sizes that the user declares, or what earlier tasks of the step used.
+"""Requests of steps without a plan: sizes declared by the user, or measured in earlier tasks of the step.
 
-``@gpu_profile(memory="40GiB", gpus=2)`` asks for the cheapest machine or node that has these.
-``@gpu_profile(rightsize=True)`` replaces the flow's own sizes by those of its history.
+``@gpu_profile(memory="40GiB", gpus=2)`` requests the cheapest machine or node with these sizes.
+``@gpu_profile(rightsize=True)`` replaces the sizes in the flow by those of its history.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from decorators import _metaflow, usage
-from decorators._metaflow import Given, StepView, before_retry
-from decorators.backends.destination import find_cluster, going_to
+from decorators._metaflow import StepView, UserValue, before_retry
+from decorators.backends.destination import find_cluster, planning_for
 from decorators.backends.interface import MinimumRequest, StepRequest
 from decorators.backends.job_labels import note_team
 from decorators.backends.options import Options
-from decorators.backends.overrides import apply_given
+from decorators.backends.overrides import apply_user_values
 from decorators.backends.placing import place
 from decorators.backends.retrying import place_again
 from decorators.declared import fill
@@ -46,13 +46,13 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)B?", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SizeArguments:
-    """Sizes of each node by the decorator's arguments. A text may refer to the flow's parameters."""
+    """Sizes of each node from the decorator's arguments. A text may refer to the flow's parameters."""
 
     cpu: Any = None
-    memory: Any = None  # of the host: "40GiB"
+    memory: Any = None  # host memory: "40GiB"
     gpus: Any = None
     gpu: Any = None
-    gpu_memory: Any = None  # of each GPU: "24GiB"
+    gpu_memory: Any = None  # memory per GPU: "24GiB"
 
     def choices(self, parameters: Mapping[str, Any], *, on_cpu: bool) -> tuple[list[Needs], str | None]:  # noqa: ARG002
         """Return the needs, if there are any, and the GPU's name. Raises UserError for what is no size."""
@@ -60,14 +60,14 @@ class SizeArguments:
         return ([] if needs == Needs() else [needs]), gpu
 
     def needs(self, parameters: Mapping[str, Any]) -> tuple[Needs, str | None]:
-        """Return the needs and the GPU's name. Raises UserError for a value that is no size."""
+        """Return the needs and the GPU's name. Raises UserError for a value that is not a size."""
         values = {
             each.name: fill(getattr(self, each.name), parameters, f"@gpu_profile({each.name}=)")
             for each in fields(self)
         }
         memory, gpu_memory = (_bytes(name, values[name]) for name in ("memory", "gpu_memory"))
-        wants_gpu = values["gpu"] is not None or gpu_memory is not None
-        gpus = _count("gpus", values["gpus"]) if values["gpus"] is not None else int(wants_gpu)
+        needs_gpu = values["gpu"] is not None or gpu_memory is not None
+        gpus = _count("gpus", values["gpus"]) if values["gpus"] is not None else int(needs_gpu)
         cpu = None if values["cpu"] is None else _count("cpu", values["cpu"])
         gpu = None if values["gpu"] is None else str(values["gpu"])
         needs = Needs(
@@ -118,35 +118,41 @@ class InferenceArguments:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSizing:
-    """How a step without a plan is sized: by the declared arguments, or by its history once there is any."""
+    """Sizing of a step without a plan: by the declared arguments, or by its history if there is one."""
 
     arguments: SizeArguments | InferenceArguments
     rightsize: bool
 
     def at_launch(self, step: StepView) -> None:
-        """Request the step's sizes, and say in one line what is requested and why. Raises UserError."""
+        """Request the step's sizes, and print one line with the request and its reason. Raises UserError."""
         check_deployable(step)
         options = Options.from_values(step.flow_values())
         note_team(options.team)
-        own = usage.sizes_of_step(step)
-        found = self._recommend(step) if self.rightsize else None
-        request = self._request(step, options, found)
+        current_sizes = usage.sizes_of_step(step)
+        recommendation = self._recommend(step) if self.rightsize else None
+        request = self._request(step, options, recommendation)
         if request is None:
-            print(f"{step.name}: no comparable earlier task; its own sizes stand.", file=sys.stderr)
+            print(
+                f"{step.name}: no comparable earlier task; sizes in the flow are unchanged.", file=sys.stderr
+            )
             return
         step_request = self._step_request(step, request, options)
         place(step, step_request)
-        # A larger value in the flow's own @kubernetes or @batch would win over @resources
-        compute = step.given(step_request.backend) if step_request.backend != "local" else {}
+        # A larger value in the flow's @kubernetes or @batch would take precedence over @resources
+        compute = step.user_values(step_request.backend) if step_request.backend != "local" else {}
         resources = step.values("resources")
         lowered = {name: resources[name] for name in compute if name in ("cpu", "memory", "gpu")}
         if lowered and self.rightsize:
             step.set_values(step_request.backend, lowered)
         sizes = _sizes_of(step_request.request)
         usage.set_sizes(step.name, sizes)
-        if found is not None:
-            before = f" instead of {own.describe()}" if own.cpu or own.memory_mib else ""
-            print(f"{step.name}: {sizes.describe()}{before} ({found.reason})", file=sys.stderr)
+        if recommendation is not None:
+            before = (
+                f" instead of {current_sizes.describe()}"
+                if current_sizes.cpu or current_sizes.memory_mib
+                else ""
+            )
+            print(f"{step.name}: {sizes.describe()}{before} ({recommendation.reason})", file=sys.stderr)
         else:
             machine = f" ({request.instance_type})" if request.instance_type else ""
             print(f"{step.name}: {sizes.describe()}{machine}", file=sys.stderr)
@@ -159,11 +165,13 @@ class StepSizing:
         os.environ[usage.PARAMETERS_VARIABLE] = json.dumps(parameters)
         return recommend(_history(step.name), parameters)
 
-    def _request(self, step: StepView, options: Options, found: Recommendation | None) -> Request | None:
-        """Return the request; None if neither history nor arguments tell one."""
+    def _request(
+        self, step: StepView, options: Options, recommendation: Recommendation | None
+    ) -> Request | None:
+        """Return the request; None if there is neither a history nor an argument."""
         backend = step.backend()
-        if found is not None:
-            return _request_of(found, step, options)
+        if recommendation is not None:
+            return _request_of(recommendation, step, options)
         local = backend == "local"
         choices, gpu = self.arguments.choices(
             step.flow_values(), on_cpu=local and not local_machine.has_gpus()
@@ -178,13 +186,17 @@ class StepSizing:
         return min(requests, key=_price, default=None)
 
     def _step_request(self, step: StepView, request: Request, options: Options) -> StepRequest:
-        """Build the request to the backend. The user's values win, but those that right-sizing replaces."""
+        """Build the request to the backend. The user's values take precedence, except those that right-sizing
+        replaces.
+        """
         minimum = MinimumRequest(cpu=1, memory_bytes=request.memory_mib * MIB)
         built = build_step_request(step, request, options, minimum)
         if not self.rightsize:
             return built
-        given = {name: value for name, value in built.given.items() if not _in_flow(value)}
-        return replace(built, request=apply_given(request, given, built.backend)[0], given=given)
+        user_values = {name: value for name, value in built.user_values.items() if not _in_flow(value)}
+        return replace(
+            built, request=apply_user_values(request, user_values, built.backend)[0], user_values=user_values
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,13 +208,13 @@ class NextAttempt:
     step_request: StepRequest
 
     def prepare(self, run_id: str, attempt: int) -> dict[str, str]:  # noqa: ARG002
-        """Called before each attempt but the first: return the attempt's variables."""
+        """Return the variables of the next attempt. Called before each attempt except the first."""
         history = _history(self.step.name)
-        lacking = [each for each in history if each.run == run_id and each.ending.startswith("out of")]
-        found = recommend(history, dict(lacking[-1].parameters)) if lacking else None
-        if found is None:
+        out_of_memory = [each for each in history if each.run == run_id and each.ending.startswith("out of")]
+        recommendation = recommend(history, dict(out_of_memory[-1].parameters)) if out_of_memory else None
+        if recommendation is None:
             return {}
-        request = _request_of(found, self.step, self.step_request.options)
+        request = _request_of(recommendation, self.step, self.step_request.options)
         memory = max(request.memory_mib, self.step_request.request.memory_mib)
         raised = replace(self.step_request, request=replace(request, memory_mib=memory))
         variables = place_again(self.step, raised)
@@ -217,18 +229,20 @@ def _history(step: str) -> list[Any]:
     return usage.with_killed(records, time.time())
 
 
-def _request_of(found: Recommendation, step: StepView, options: Options) -> Request:
-    """Return the request for a recommendation, with the cheapest GPU that is not slower for the step."""
-    own, sizes = usage.sizes_of_step(step), found.sizes
-    memory = sizes.memory_mib or own.memory_mib
-    needs = needs_of(found, replace(sizes, memory_mib=memory))
+def _request_of(recommendation: Recommendation, step: StepView, options: Options) -> Request:
+    """Return the request for a recommendation, with the cheapest GPU that is at least as fast for the
+    step.
+    """
+    current_sizes, sizes = usage.sizes_of_step(step), recommendation.sizes
+    memory = sizes.memory_mib or current_sizes.memory_mib
+    needs = needs_of(recommendation, replace(sizes, memory_mib=memory))
     if needs is not None and step.backend() != "local":
         return _chosen(needs, None, step, options, local=False)
     return Request(
         nodes=1,
         gpus_per_node=sizes.gpus or 0,
         gpu_type=None,
-        cpu=round(sizes.cpu or own.cpu or machines.USUAL_CPU),
+        cpu=round(sizes.cpu or current_sizes.cpu or machines.USUAL_CPU),
         memory_mib=memory or machines.USUAL_MEMORY_MIB,
         shared_memory_mib=0,
         disk_mib=machines.USUAL_DISK_MIB,
@@ -242,7 +256,7 @@ def _chosen(needs: Needs, gpu: str | None, step: StepView, options: Options, *, 
     )
     if not needs.gpus or local:
         return choose_machine(needs, target, Goals())
-    with going_to(build_destination(step, options)):
+    with planning_for(build_destination(step, options)):
         cluster = find_cluster(step.backend(), gpu)
     return choose_machine(needs, target, Goals(cluster=cluster.open if cluster is not None else None))
 
@@ -263,16 +277,20 @@ def _sizes_of(request: Request) -> Sizes:
     )
 
 
-def _in_flow(given: Given) -> bool:
-    return given.by.endswith("in the flow")
+def _in_flow(value: UserValue) -> bool:
+    return value.by.endswith("in the flow")
 
 
 def _bytes(name: str, value: Any) -> int | None:
     """Return a size in bytes: "40GiB", "40Gi", "40 GB", or a number of bytes. Raises UserError."""
     if value is None:
         return None
-    found = _SIZE.fullmatch(str(value).strip())
-    text = f"{found[1]}{found[2][0].upper()}{'i' * (len(found[2]) > 1)}" if found else str(value)
+    recommendation = _SIZE.fullmatch(str(value).strip())
+    text = (
+        f"{recommendation[1]}{recommendation[2][0].upper()}{'i' * (len(recommendation[2]) > 1)}"
+        if recommendation
+        else str(value)
+    )
     try:
         size = int(quantity(text))
     except UserError:

@@ -15,13 +15,13 @@ from decorators import _metaflow, usage
 from decorators._metaflow import Backend, StepView
 from decorators.arguments import Role
 from decorators.backends import cluster_name, resubmitting
-from decorators.backends.destination import going_to
+from decorators.backends.destination import planning_for
 from decorators.backends.interface import MinimumRequest, StepRequest
 from decorators.backends.job_labels import note_team
 from decorators.backends.kubernetes import pod_shape
 from decorators.backends.options import Options
-from decorators.backends.overrides import GPUS_PARAMETER, request_for, with_given
-from decorators.backends.placing import note_room, place
+from decorators.backends.overrides import GPUS_PARAMETER, request_for, with_user_values
+from decorators.backends.placing import note_lowered_sizes, place
 from decorators.backends.retrying import Retrying
 from decorators.declared import DeclaredPlan, summarize
 from decorators.launch import (
@@ -32,8 +32,8 @@ from decorators.launch import (
     check_deployable,
     check_nodes,
     first_step,
-    given_values,
-    refused_in_words,
+    user_errors_for_metaflow,
+    user_values_of,
 )
 from decorators.packed_plan import STAGED_VARIABLE, pack
 from decorators.sizing import InferenceArguments, SizeArguments, StepSizing
@@ -69,7 +69,7 @@ class StepLaunch(LaunchMixin):
 
     def launch(self, step: StepView) -> None:
         """Decide at the launch, or carry the decision on in the process that waits."""
-        if self.launch_or_carry(step) and step.backend() == "kubernetes":
+        if self.decide_or_apply(step) and step.backend() == "kubernetes":
             pod_shape.install()
 
     def is_launched(self) -> bool:
@@ -83,7 +83,7 @@ class StepLaunch(LaunchMixin):
             self._plan(step)
             usage.set_sizes(step.name, usage.sizes_of_step(step))
             return
-        with refused_in_words():
+        with user_errors_for_metaflow():
             inference = self._decorator.role == "inference"
             arguments = InferenceArguments(**sizes) if inference else SizeArguments(**sizes)
             StepSizing(arguments=arguments, rightsize=self._decorator.rightsize).at_launch(step)
@@ -94,20 +94,20 @@ class StepLaunch(LaunchMixin):
         check_deployable(step)
         lead = step if decorator.options else first_step(step, type(decorator), _plans_training)
         resolver = decorator.planner or DeclaredPlan(decorator.options)
-        with refused_in_words():
+        with user_errors_for_metaflow():
             options = Options.from_values(step.flow_values())
             note_team(options.team)
             # What was measured on this cluster is looked up by its name
-            cluster_name.settle(lead, options.queue if lead.backend() != "local" else None)
-            with going_to(build_destination(lead, options)):
-                plan = _plan_with_given(resolver, lead, options)
+            cluster_name.decide_cluster_name(lead, options.queue if lead.backend() != "local" else None)
+            with planning_for(build_destination(lead, options)):
+                plan = _plan_with_user_values(resolver, lead, options)
             check_nodes(step, plan.request)
             largest = build_step_request(lead, plan.request, options, minimum_of(plan))
-            plan = note_room(plan, largest)
+            plan = note_lowered_sizes(plan, largest)
             os.environ[self.variable] = pack(plan)
             if decorator.options:
                 print(f"{step.name}: {summarize(plan)}", file=sys.stderr)
-            os.environ[resubmitting.MOST_VARIABLE] = str(options.max_disruptions)
+            os.environ[resubmitting.MAX_DISRUPTIONS_VARIABLE] = str(options.max_disruptions)
             if decorator.role != "none":
                 self._request(step, plan, largest)
 
@@ -131,7 +131,7 @@ def _plans_training(decorator: Decorator) -> bool:
     return decorator.planned and decorator.role == "train"
 
 
-def _plan_with_given(resolver: Resolver, lead: StepView, options: Options) -> Plan:
+def _plan_with_user_values(resolver: Resolver, lead: StepView, options: Options) -> Plan:
     """Return the plan, with the user's own values for the training step in it."""
     backend, values = lead.backend(), lead.flow_values()
     if isinstance(resolver, DeclaredPlan):
@@ -146,7 +146,7 @@ def _plan_with_given(resolver: Resolver, lead: StepView, options: Options) -> Pl
         def resolve(parameters: dict[str, Any]) -> Plan:
             return _plan_once(resolver, parameters, backend)
 
-    return with_given(resolve, declared, given_values(lead), backend, options)
+    return with_user_values(resolve, declared, user_values_of(lead), backend, options)
 
 
 def minimum_of(plan: Plan) -> MinimumRequest:

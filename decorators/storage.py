@@ -1,6 +1,6 @@
-"""MetaflowStorage: the run's datastore as a store of bundles (launchers.store.bundles.Storage).
+"""MetaflowStorage: the run's datastore as a :class:`launchers.store.bundles.Storage`.
 
-Keys lie below ``ROOT/FLOW/finetune/``, or, where flows share them, below ``ROOT/finetune-cache/``.
+Keys are relative to ``ROOT/FLOW/finetune/``, or to ``ROOT/finetune-cache/`` for data shared by all flows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class MetaflowStorage:
     implementation:
         Metaflow's DataStoreStorage.
     folder:
-        The folder below the datastore's root.
+        Folder relative to the datastore's root.
     """
 
     def __init__(self, implementation: Any, folder: str) -> None:
@@ -39,7 +39,7 @@ class MetaflowStorage:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is on this machine."""
+        """Whether the datastore is on this machine."""
         return self.kind == "local"
 
     def put_file(self, key: str, path: Path) -> None:
@@ -68,7 +68,7 @@ class MetaflowStorage:
 
 
 def datastore(*, shared: bool = False) -> MetaflowStorage:
-    """Return the storage of the running flow; with ``shared``, one for all flows."""
+    """Return the storage of the running flow, or with ``shared`` the storage common to all flows."""
     folder = "finetune-cache" if shared else f"{_metaflow.flow_name()}/finetune"
     return MetaflowStorage(_metaflow.storage(), folder)
 
@@ -81,7 +81,7 @@ def datastore_root() -> str:
 def fetch_model(run: str, folder: Path) -> Path:
     """Fetch a finished model (``"FinetuneFlow/123"``) from the configured datastore into a folder.
 
-    Raises UserError when there is none.
+    Raises UserError if there is none.
     """
     flow, _, run_id = run.rpartition("/")
     storage = MetaflowStorage(_metaflow.configured_storage(), f"{flow or 'FinetuneFlow'}/finetune")
@@ -90,7 +90,7 @@ def fetch_model(run: str, folder: Path) -> Path:
 
 
 def origin_run_ids() -> tuple[str, ...]:
-    """Return the runs that this one was resumed from, nearest first; empty for a fresh run."""
+    """Return the runs that this one was resumed from, most recent first; empty for a new run."""
     store = datastore()
     run_ids: list[str] = []
     run_id = _metaflow.origin_run_id()
@@ -115,9 +115,9 @@ def _origin_key(run_id: str) -> str:
 
 
 class _OtherStorage:
-    """Storage through Metaflow's own interface, which cannot delete and reads values as files."""
+    """Storage through Metaflow's interface, which cannot delete and reads values as files."""
 
-    _said = False
+    _warned = False
 
     def __init__(self, implementation: Any, folder: str) -> None:
         self._storage = implementation
@@ -165,11 +165,11 @@ class _OtherStorage:
         return sorted(names)
 
     def delete(self, keys: Iterable[str]) -> bool:
-        if list(keys) and not _OtherStorage._said:
-            _OtherStorage._said = True
-            _metaflow.say(
-                f"Metaflow can't remove files from a {self._storage.TYPE} datastore: "
-                f"old checkpoints stay in {self.describe('')}"
+        if list(keys) and not _OtherStorage._warned:
+            _OtherStorage._warned = True
+            _metaflow.print_line(
+                f"Metaflow can't delete files from a {self._storage.TYPE} datastore: "
+                f"old checkpoints are kept in {self.describe('')}"
             )
         return False
 

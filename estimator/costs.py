@@ -18,7 +18,7 @@ from estimator.errors import UserError
 
 By = Literal["user", "team", "model"]
 BY: tuple[By, ...] = ("user", "team", "model")
-NOBODY = "-"  # label of runs without a team
+NO_TEAM = "-"  # label of runs without a team
 _UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 
 

@@ -8,6 +8,7 @@ from typing import get_args
 
 from estimator.errors import UserError
 from estimator.models import PROJECTIONS, ModelSpec
+from estimator.models.vision import IMAGE_SIDE
 from estimator.names import unknown_choice
 from estimator.option_names import option_name
 from estimator.setup import check_start_layer
@@ -32,6 +33,7 @@ from estimator.vocabulary import (
     RequestedPrecision,
     TargetKind,
     Task,
+    Vision,
 )
 
 DEFAULT_BATCH = 16  # sequences per optimizer step, where the user gives none
@@ -61,7 +63,7 @@ class Job:
     average: bool = False  # a moving average of the trained weights is kept (images)
     activation_checkpointing: bool | None = None
     recompute: Recompute = "full"  # what checkpointing recomputes of a block
-    recompute_every: int = 1  # of so many blocks one is recomputed
+    recompute_every: int = 1  # one of this many blocks is recomputed
     lora_rank: int = 8
     lora_targets: tuple[str, ...] = PROJECTIONS
     lora_experts: bool = False  # adapters on the experts too
@@ -69,13 +71,16 @@ class Job:
     quantization: LaunchedQuantization = "nf4-double"  # of qlora's base
     adapter_prompt_length: int = 10  # LLaMA-Adapter's prompt vectors of each block
     adapter_start_layer: int = 2  # the first block that has them
-    trained_modules: tuple[str, ...] = ()  # of TRAINED_MODULES, trained whole beside LoRA's adapters
+    trained_modules: tuple[str, ...] = ()  # of TRAINED_MODULES, trained in full next to LoRA adapters
     new_tokens: int = 0  # rows of the model's embedding and head that it was not published with
     packing: bool = False
     longest_first: bool = True  # batches that vary in length begin with the longest
     expandable_segments: bool = True  # of the CUDA allocator: freed blocks of any size are used again
     compile: bool = False
     liger: bool = False  # Liger-Kernel's kernels in place of the model's own
+    vision: Vision | None = None  # how the tower of a vision-language model is trained; None: text alone
+    images_per_row: int = 1  # where ``vision`` is set
+    image_size: int = IMAGE_SIDE  # pixels of the side of a square image
     optimizer_in_backward: bool = False  # each gradient is used at once, so that none is kept to accumulate
     zero_stage: int | None = None
     fsdp_sharding: FsdpSharding | None = None  # whether weights are resharded after their use
@@ -84,9 +89,9 @@ class Job:
     steps: int | None = None  # optimizer steps of the whole run; None: not known yet
     evaluated_sequences: int = 0  # held-out ones that go through the model while it trains, at most
     keep_checkpoints: int = 2
-    adapter_only: bool = False  # an adapter is handed over alone, not merged into its base
+    adapter_only: bool = False  # export the adapter without merging it
     answer_len: int | None = None  # of grpo, tokens of an answer, of seq_len; None: setup.drawn_answer
-    compares: bool | None = None  # of grpo, with the model as it was; None: with adapters alone
+    compares: bool | None = None  # grpo with a KL term; None: with adapters only
     reward_parameters: int = 0  # of a reward model that scores answers in a step
     tensor_parallel: int | None = None
     context_parallel: int | None = None
@@ -103,8 +108,12 @@ class Job:
         _one_of("offload", self.offload, get_args(Offload))
         _one_of("fp8", self.fp8, get_args(LaunchedFp8))
         _one_of("recompute.what", self.recompute, get_args(Recompute))
+        if self.vision is not None:
+            _one_of("vision", self.vision, get_args(Vision))
         for name in (
             "seq_len",
+            "images_per_row",
+            "image_size",
             "global_batch_size",
             "lora_rank",
             "adapter_prompt_length",
@@ -126,7 +135,7 @@ class Job:
         if self.batch_over(1) is None and self.micro_batch_size:
             raise UserError(
                 (
-                    f"A batch of {self.global_batch_size} can't be divided by --micro-batch-size "
+                    f"A batch of {self.global_batch_size} is not divisible by --micro-batch-size "
                     f"{self.micro_batch_size}."
                 ),
                 (
@@ -233,7 +242,7 @@ class Job:
         return self.method == "auto" or METHODS[self.method].low_rank
 
     def batch_over(self, data_parallel: int) -> int | None:
-        """Global batch that so many data parallel processes make up; None if they can't make up the user's.
+        """Return the global batch for this many data-parallel processes; None if the user's is not divisible.
 
         A default batch becomes the nearest one that they can.
         """
@@ -273,7 +282,7 @@ class Target:
     instance_type: str | None = None
     cloud: str | None = None
     device: RequestedDevice = "auto"
-    capacity: Capacity = "usual"  # usual: what is rarely to be had on demand is last
+    capacity: Capacity = "usual"  # usual: rank low on-demand availability last
 
     def __post_init__(self) -> None:
         _one_of("target", self.kind, get_args(TargetKind))
@@ -283,11 +292,11 @@ class Target:
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
         if self.at_hand and self.machine is None:
-            raise UserError(f"A plan for {self.kind} needs to know the machine.")
+            raise UserError(f"A plan for {self.kind} needs a description of the machine.")
 
     @property
     def at_hand(self) -> bool:
-        """Whether the machines are there already, rather than to be chosen by the planner."""
+        """Whether the hardware is given, instead of chosen by the planner."""
         return self.kind in ("local", "allocation")
 
     @property
@@ -297,13 +306,13 @@ class Target:
 
 
 def divides_heads(model: ModelSpec, degree: int) -> bool:
-    """Whether ``degree`` tensor parallel processes get equal parts of the heads and of the MLP."""
+    """Return whether ``degree`` tensor parallel processes get equal parts of the heads and of the MLP."""
     shared = model.kv_heads % degree == 0 or degree % model.kv_heads == 0
     return model.heads % degree == 0 and shared and model.ffn % degree == 0
 
 
 def divides_sequence(seq_len: int, degree: int) -> bool:
-    """Whether ``degree`` context parallel processes get equal work.
+    """Return whether ``degree`` context parallel processes get equal work.
 
     With a causal mask each takes one piece from the front and one from the back (zig-zag): twice as many
     pieces as processes. Megatron-LM, core/utils.py, get_batch_on_this_cp_rank.
@@ -312,12 +321,12 @@ def divides_sequence(seq_len: int, degree: int) -> bool:
 
 
 def divisors(number: int) -> list[int]:
-    """All whole numbers that divide ``number``, in order."""
+    """Return all whole numbers that divide ``number``, in order."""
     return [degree for degree in range(1, number + 1) if number % degree == 0]
 
 
 def nearest_multiple(value: int, of: int) -> int:
-    """The multiple of ``of`` that is nearest to ``value``, at least ``of`` itself."""
+    """Return the multiple of ``of`` that is nearest to ``value``, at least ``of`` itself."""
     return max(round(value / of), 1) * of
 
 

@@ -30,7 +30,7 @@ def append(path: Path, line: str) -> None:
 
 
 def read(path: Path) -> list[str]:
-    """All lines of a file. A killed writer may have left half a line. OSError where it cannot be read."""
+    """Read all lines of a file, the last of which may be incomplete. Raises OSError."""
     with path.open("rb") as file, _locked(file.fileno(), fcntl.LOCK_SH, needed=False):
         return file.read().decode(errors="replace").splitlines()
 
@@ -44,7 +44,7 @@ def _write(descriptor: int, data: bytes) -> None:
 def _locked(descriptor: int, kind: int, *, needed: bool = True) -> Iterator[None]:
     """The file's lock for as long as it takes to read it or to write a line.
 
-    Where it is not ``needed``, a lock that cannot be had is gone without: half a line is left out at worst.
+    Unless ``needed``, the file is used without a lock if locking fails: at worst, half a line is skipped.
     """
     try:
         _lock(descriptor, kind)

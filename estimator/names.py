@@ -9,13 +9,13 @@ from estimator.option_names import option_name, setting_for_alias
 
 
 def close_matches(name: str, known: Iterable[str], n: int = 3, cutoff: float = 0.6) -> list[str]:
-    """Return up to ``n`` of the known names that are spelled like ``name``, the most similar first.
+    """Return up to ``n`` known names that are similar to ``name``, the most similar first.
 
     Case is ignored. ``cutoff``: the least similarity, from 0 to 1 (difflib.SequenceMatcher.ratio).
     """
     import difflib  # only an error needs it
 
-    names = {spelling.lower(): spelling for spelling in known}
+    names = {name.lower(): name for name in known}
     return [names[key] for key in difflib.get_close_matches(name.lower(), names, n=n, cutoff=cutoff)]
 
 
@@ -48,9 +48,9 @@ def unknown_choice(what: str, value: object, choices: Iterable[str]) -> UserErro
 def did_you_mean(
     name: object, known: Iterable[str], n: int = 3, *, shown: Mapping[str, str] | None = None
 ) -> str:
-    """Ask "Did you mean a, b?" with up to ``n`` known names that begin with ``name`` or are spelled like it.
+    """Ask "Did you mean a, b?" with up to ``n`` known names that begin with ``name`` or are similar to it.
 
-    Empty if none is. ``shown``: the text that stands for each of the known names, if it differs.
+    Empty if none is. ``shown``: display text of each known name, if it differs.
     """
     text = str(name).strip()
     names = list(known)

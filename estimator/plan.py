@@ -1,7 +1,7 @@
 """Plan: what a job asks the cluster for, how it is laid out, what it should need, and why.
 
 A Plan is made once, before anything runs, and travels with the run: to the decorators that turn it
-into a resource request, to the launchers that run it, and to the card that shows it beside what was
+into a resource request, to the launchers that run it, and to the card that compares it with what was
 measured. It is frozen and goes through JSON both ways without loss.
 """
 
@@ -96,7 +96,7 @@ class MemoryEstimate:
     def counted(self, counter: Counter) -> Counted | None:
         """Return the expected value of ``counter``; None if the estimate has none.
 
-        A device shows more than torch has reserved: CUDA's context and NCCL's buffers lie beside.
+        A device shows more than torch has reserved: also CUDA's context and NCCL's buffers.
         """
         shown, outside = self.shown_categories, self.outside_bytes
         if counter == "allocated":
@@ -159,7 +159,7 @@ class MemoryEstimate:
         return self.verdict == "tight"
 
     def describe(self) -> str:
-        """Need, capacity and verdict in words: "41.0 of 48.0 GiB: fits, 14 % to spare"."""
+        """Need, capacity and verdict: "41.0 of 48.0 GiB: fits, 14 % to spare"."""
         if self.capacity_bytes is None or self.headroom_bytes is None:
             return f"{self.needs_bytes / GIB:.1f} GiB"
         text = f"{self.needs_bytes / GIB:.1f} of {self.capacity_bytes / GIB:.1f} GiB: {self.verdict}"
@@ -184,8 +184,8 @@ class Request:
     disk_mib: int
     instance_type: str | None = None
     cloud: str | None = None
-    spot: bool = False  # on nodes that may be taken away at any time
-    gpu_on_trust: bool = False  # no label of the nodes says which GPUs they have: as named by the user
+    spot: bool = False  # on nodes that may be interrupted at any time
+    gpu_on_trust: bool = False  # GPU named by the user, not by a node label
     node_labels: tuple[tuple[str, str], ...] = ()
     """Labels that a node must carry, as (name, value); what can't select by them ignores them."""
 
@@ -217,7 +217,7 @@ class Layout:
     schedule: LaunchedSchedule = "none"
     expert_parallel: int = 1  # reuses the processes of the other kinds
     replicate: int = 1  # groups that each hold the sharded states once (HYBRID_SHARD)
-    optimizer_in_backward: bool = False  # each gradient is used, and freed, as soon as it is there
+    optimizer_in_backward: bool = False  # apply and free each gradient immediately
 
     @property
     def world_size(self) -> int:
@@ -254,11 +254,11 @@ class Interruptions:
     """Expected effect of spot interruptions on a run (estimator.planning.interruptions)."""
 
     nodes: int
-    per_node_hour: float  # how often one node is taken away
+    per_node_hour: float  # interruptions per node and hour
     source: str  # of that rate
     checkpoint_seconds: float  # that training stands still for one
     checkpoint_basis: str
-    store_seconds: float  # until a checkpoint is stored where other nodes find it, while training goes on
+    store_seconds: float  # until a checkpoint is stored for other nodes, during training
     restart_seconds: float  # from the loss of a node to the first step
     interval_seconds: float  # of training from one checkpoint to the next
     steps: int | None = None  # the same in optimizer steps; None: the speed is not known
@@ -294,7 +294,7 @@ class Prediction:
     step_kernels: tuple[tuple[str, float], ...] = ()
     """Seconds of "forward and backward" among ``step_parts``, by kernels: throughput.Parts.of_compute."""
     evaluation_hours: float = 0.0  # of `hours`, at most, for evaluations while it trains
-    rarely_had: str = ""  # why such machines can rarely be had on demand; "": they usually can
+    rarely_had: str = ""  # reason for low on-demand availability; "": usually available
     checkpoint_bytes: int | None = None  # of one node
     interruptions: Interruptions | None = None  # None: not on spot nodes, or no one knows how often
     step_collectives: tuple[tuple[str, float], ...] = ()
@@ -303,14 +303,14 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """A step beside training that is sized and priced by itself. None is: not known.
+    """A step besides training with separate size and price. None: unknown.
 
     Ranges go from the fast to the slow end; hours hold the start-up, where one is known.
     """
 
     name: Literal["generate", "score", "compare"]
     request: Request  # of one node
-    nodes: int = 1  # each a task of its own, which doesn't wait for the others
+    nodes: int = 1  # independent tasks
     hours: tuple[float, float] | None = None
     usd: tuple[float, float] | None = None  # of all nodes
     basis: str = ""
@@ -327,7 +327,7 @@ class Generation:
     stages: tuple[Stage, ...]
 
     def stage(self, name: str) -> Stage | None:
-        """The stage of that name."""
+        """Return the stage of that name."""
         return next((stage for stage in self.stages if stage.name == name), None)
 
 
@@ -380,7 +380,7 @@ class Plan:
         return METHODS[self.method].adapters
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as plain values; tuples stay tuples. Memory has its risk, headroom and verdict, too."""
+        """Convert to plain values, tuples included, with risk, headroom and verdict of the memory."""
         values = dataclasses.asdict(self)
         memory = self.prediction.memory
         values["prediction"]["memory"] |= {
@@ -391,7 +391,7 @@ class Plan:
         return values
 
     def to_json(self) -> str:
-        """One line of JSON, keys sorted; :meth:`from_json` gives back an equal Plan."""
+        """Return one line of JSON, keys sorted; :meth:`from_json` gives back an equal Plan."""
         return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The Hugging Face Hub and S3: their failures in words for people, their tokens, S3's files.
+"""Access to the Hugging Face Hub and S3: errors for users, tokens, files on S3.
 
 Tokens come from the environment alone and are never shown.
 """
@@ -22,7 +22,7 @@ _TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
 def hub() -> Any:
-    """The package huggingface_hub; raises UserError where it is not installed (planning needs none)."""
+    """Import huggingface_hub; raises UserError if it is not installed, as planning does not need it."""
     try:
         import huggingface_hub
     except ImportError:
@@ -45,7 +45,7 @@ def log_requests(client: Any) -> Any:
 
 
 def hub_token() -> str | bool:
-    """The environment's token; False (not None, which would read a token file) where there is none."""
+    """Return the environment's token; False (not None, which would read a token file) where there is none."""
     return next((os.environ[name] for name in _TOKEN_VARIABLES if os.environ.get(name)), False)
 
 

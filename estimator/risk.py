@@ -33,7 +33,7 @@ def out_of_memory_risk(needs: int, limits: tuple[int, int], capacity: int) -> fl
 
 
 def least_capacity(needs: int, limits: tuple[int, int]) -> int:
-    """Bytes of memory with which a run is just tight and no longer too large."""
+    """Return the bytes of memory with which a run is just tight and no longer too large."""
     return math.ceil(needs + DEVIATIONS_AT_TIGHT * _deviation(needs, limits[1]))
 
 
@@ -43,7 +43,7 @@ def _deviation(needs: int, end: int) -> float:
 
 
 def verdict_of(risk: float) -> Verdict:
-    """Whether a run of that risk fits, is tight, or does not fit."""
+    """Return whether a run of that risk fits, is tight, or does not fit."""
     if risk < FITS_BELOW:
         return "fits"
     return "tight" if risk < TIGHT_BELOW else "does not fit"

@@ -1,6 +1,6 @@
 """Setup: everything that decides the memory and the speed of one training step, and nothing else.
 
-A Job (what is wanted) and a Layout (how the planner spreads it) make a Setup; so does a row of a table of
+A Setup is built from a Job and a Layout (chosen by the planner), or from a row of a table of
 published measurements. ``memory`` and ``throughput`` read Setups alone.
 """
 
@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from estimator.errors import UserError
 from estimator.models import PROJECTIONS, ModelSpec, parameters
+from estimator.models.vision import IMAGE_SIDE
 from estimator.names import unknown_choice
 from estimator.vocabulary import (
     ENGINES,
@@ -31,6 +32,7 @@ from estimator.vocabulary import (
     Sharding,
     StateOffload,
     Task,
+    Vision,
 )
 
 DEFAULT_SEQ_LEN = 2048  # tokens
@@ -38,7 +40,7 @@ TINY_SEQ_LEN = 256  # tiny-llama's own data is short; a plan for 2048 would fore
 
 
 def default_seq_len(model: ModelSpec) -> int:
-    """Tokens of the longest sequence where the user gives no length: 2,048, or the model's limit if lower."""
+    """Return the default sequence length: 2,048 tokens, or the model's limit if lower."""
     return min(TINY_SEQ_LEN if model.name == "tiny-llama" else DEFAULT_SEQ_LEN, model.max_seq_len)
 
 
@@ -74,7 +76,7 @@ class Setup:
     fp8: Fp8 = "none"  # of the matrix products
     optimizer: Optimizer = "adamw"
     fused_optimizer: bool | None = None  # AdamW in one kernel, else in torch's foreach; None: as the engine
-    optimizer_in_backward: bool = False  # each gradient is used and freed as soon as it is there
+    optimizer_in_backward: bool = False  # apply and free each gradient immediately
 
     sharding: Sharding = "none"
     shard: int = 1  # processes that share one copy of the states (with context parallel: both together)
@@ -97,13 +99,16 @@ class Setup:
     expandable_segments: bool = False  # PYTORCH_CUDA_ALLOC_CONF: freed blocks of any size are used again
     document_mask: bool = False  # packed samples kept apart by a dense mask of seq_len x seq_len
     answer_len: int = 0  # tokens of an answer that is drawn in a step, of seq_len; 0: none is drawn
-    compares: bool = False  # of grpo: with the model as it was, whose divergence is part of the loss
+    compares: bool = False  # grpo: KL divergence from the initial model is part of the loss
     reference_copy: bool = False  # full training holds the reference as a frozen copy, as TRL does
     reward_parameters: int = 0  # of a reward model that scores answers in a step
 
     checkpointing: Checkpointing = "none"
-    recompute_every: int = 1  # of so many blocks one is checkpointed, the others keep all
+    recompute_every: int = 1  # one of this many blocks is checkpointed
     activation_offload: bool = False
+    vision: Vision | None = None  # how the tower of a vision-language model is trained; None: text alone
+    images_per_row: int = 1  # of a sequence, where ``vision`` is set
+    image_size: int = IMAGE_SIDE  # pixels of the side of a square image
     compile: bool = False
     loss: LossKind = "plain"
     loss_chunks: int = 8
@@ -115,7 +120,7 @@ class Setup:
     device: Device = "cuda"
     processes_per_node: int = 8
     keep_checkpoints: int = 2
-    adapter_only: bool = False  # an adapter is handed over alone, not merged into its base
+    adapter_only: bool = False  # export the adapter without merging it
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
@@ -216,7 +221,7 @@ class Setup:
 
     @property
     def trains_norms(self) -> bool:
-        """Whether the norms' weights are trained: with all others, or beside adapters."""
+        """Whether the weights of norms are trained: in full training, or next to adapters."""
         return not self.adapters or self.method == "adapter-v2" or "norms" in self.trained_modules
 
     @property
@@ -305,7 +310,7 @@ class Setup:
 
 
 def drawn_answer(seq_len: int) -> int:
-    """Tokens of the answers that grpo draws where none are said: 256 (TRL 1.16), or half of the sequence."""
+    """Return the default completion length of grpo: 256 tokens (TRL 1.16), or half of the sequence."""
     return max(1, min(256, seq_len // 2))
 
 

@@ -41,6 +41,7 @@ Quantization = Literal["none", "nf4", "nf4-double", "int8"]
 Sharding = Literal["none", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "shard_grad_op"]
 FsdpSharding = Literal["full", "grad-op"]  # what a run can ask of FSDP2
 Recompute = Literal["full", "selective"]
+Vision = Literal["frozen", "lora", "full"]  # training of a vision-language model's tower
 Checkpointing = Literal["none", "selective", "full"]
 LossKind = Literal["plain", "kernel", "chunked", "fused", "recomputed"]
 LaunchedSchedule = Literal["none", "afab", "1f1b", "interleaved", "zero-bubble"]
@@ -273,7 +274,7 @@ class EngineDefaults:
     source: str
 
     def checkpointing_of(self, *, sharded: bool) -> Checkpointing:
-        """The activation checkpointing where the states are ``sharded`` over processes, or are not."""
+        """Return the activation checkpointing where the states are ``sharded`` over processes, or are not."""
         return (self.checkpointing_sharded if sharded else None) or self.checkpointing
 
     def chunks_of(self, seq_len: int) -> int:
@@ -311,7 +312,7 @@ class EngineSpec:
     defaults: EngineDefaults | None = None  # None: `finetune estimate` does not have it
 
     def precision_of(self, *, sharded: bool) -> Precision:
-        """The default precision where the states are ``sharded`` over processes, or are not."""
+        """Return the default precision where the states are ``sharded`` over processes, or are not."""
         unsharded = self.defaults.precision_unsharded if self.defaults and not sharded else None
         return unsharded or self.precisions[0]
 

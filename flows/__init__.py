@@ -1,1 +1,1 @@
-METAFLOW_PACKAGE_POLICY = "include"  # a remote task gets this package whole
+METAFLOW_PACKAGE_POLICY = "include"  # the code package of a remote task contains this package

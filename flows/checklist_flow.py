@@ -5,7 +5,7 @@
     python flows/checklist_flow.py run --with kubernetes --nodes 4 --gpus-per-node 8 --profile standard
     python flows/checklist_flow.py --config options nightly.yaml argo-workflows create   # every night at 3
 
-What can be refused is refused before the run begins: see flows/cluster_check/launch.py. What a node does, and
+Invalid options are rejected before the run starts: see flows/cluster_check/launch.py. What a node does, and
 how the past is read, is in flows/cluster_check/steps.py. The same checks run without Metaflow:
 ``python -m checklist``.
 """
@@ -19,10 +19,10 @@ from metaflow import Config, FlowSpec, Parameter, card, config_expr, current, pa
 from checklist.options import help_of, type_of
 from checklist.outputs.publish import outputs_of
 from checklist.outputs.terminal import show
-from decorators._metaflow import NotFit, final, in_container, main, outlived, user_errors
+from decorators._metaflow import NotFit, catch_node_failure, in_container, main, user_errors, without_retry
 from decorators.backends.cluster_name import cluster_name, current_cluster
 from decorators.card.writer import write_blocks
-from decorators.node_request import endings, node_request
+from decorators.node_request import node_request, pod_failures
 from decorators.storage import datastore_root
 from flows.cluster_check import launch, steps, suspicions
 from flows.cluster_check.card import draw
@@ -36,7 +36,9 @@ CARD_ID = "checklist"
 
 
 def option(name: str) -> Any:
-    """A flag of the flow: kind and help are its field's in FlowOptions, its default is the options file's."""
+    """Return a flow parameter with the type and help of the field in FlowOptions; its default comes from the
+    options file.
+    """
     field = FlowOptions.model_fields[name]
     kind = type_of(field)
     return Parameter(
@@ -49,7 +51,7 @@ def option(name: str) -> Any:
 
 
 def read_options(text: str) -> dict[str, Any]:
-    """The options file's values over the defaults; a mistake in it is shown as Metaflow shows errors."""
+    """Parse the options file and fill in the defaults; errors are shown like Metaflow's."""
     with user_errors():
         return launch.read_options(text)
 
@@ -92,10 +94,10 @@ class ChecklistFlow(FlowSpec):
     apply = option("apply")
     most_share = option("most_share")
 
-    @node_request(asks=launch.ask, role="small")
+    @node_request(decide=launch.ask, role="small")
     @step
     def start(self) -> None:
-        """Settle what is done, and on how many nodes."""
+        """Read the options and decide the number of nodes."""
         with user_errors():
             options = self._options()
             self.run_config = launch.resolve(options, launch.read_launch(), datastore=datastore_root())
@@ -109,16 +111,16 @@ class ChecklistFlow(FlowSpec):
         self.topology = "many" if self.run_config.options.nodes > 1 else "one"
         self.next({"one": self.check, "many": self.fan_out}, condition="topology")
 
-    @node_request(asks=launch.ask, role="small")
+    @node_request(decide=launch.ask, role="small")
     @step
     def fan_out(self) -> None:
-        """Agree on the ports where the nodes will meet and on what only they know, and start them."""
+        """Choose the ports and the shared secret of the nodes, and start one task per node."""
         self.ports = choose_ports(local=not in_container())
         self.secret = Secret.make()
         self.next(self.check_nodes, num_parallel=self.run_config.options.nodes)
 
-    @outlived("lost")
-    @node_request(asks=launch.ask)
+    @catch_node_failure("lost")
+    @node_request(decide=launch.ask)
     @step
     def check(self) -> None:
         """Test one node."""
@@ -127,41 +129,41 @@ class ChecklistFlow(FlowSpec):
         self.parts = [(self.node, self.part, self.problem)]
         self.next(self.verdict)
 
-    @outlived("lost")
-    @node_request(asks=launch.ask)
+    @catch_node_failure("lost")
+    @node_request(decide=launch.ask)
     @parallel
     @step
     def check_nodes(self) -> None:
-        """Test several nodes: each of these tasks is one."""
-        where = current.parallel
+        """Test several nodes; each task is one node."""
+        parallel = current.parallel
         self._check(
-            node=where.node_index,
-            nodes=where.num_nodes,
-            main_host=where.main_ip,
+            node=parallel.node_index,
+            nodes=parallel.num_nodes,
+            main_host=parallel.main_ip,
             ports=self.ports,
             secret=self.secret,
         )
         self.next(self.gather)
 
-    @node_request(asks=launch.ask, role="small")
+    @node_request(decide=launch.ask, role="small")
     @step
     def gather(self, inputs: Any) -> None:
-        """Take what node 0 has collected; the others tell what went wrong."""
+        """Collect the measurements of node 0 and the errors of all nodes."""
         self.merge_artifacts(inputs, include=["run_config", "cluster", "key", "suspicions"])
         self.parts = [(task.node, task.part, task.problem) for task in inputs if hasattr(task, "problem")]
         self.lost = next((task.lost for task in inputs if task.lost is not None), None)
         self.next(self.verdict)
 
     @card(type="blank", id=CARD_ID)
-    @node_request(asks=launch.ask, role="small")
+    @node_request(decide=launch.ask, role="small")
     @step
     def verdict(self) -> None:
-        """Judge, with what earlier runs have left; say it here and on the card."""
+        """Judge the measurements, with the history of earlier runs; print the result and draw the card."""
         lost = self.lost is not None
-        parts = getattr(self, "parts", [])  # none where the step was lost
-        kept = steps.read_kept(self.key) if lost else None
-        pods = endings(current.run_id) if lost else ()
-        measured = steps.merge(self.run_config, parts, lost=lost, kept=kept, endings=pods)
+        parts = getattr(self, "parts", [])  # missing if the step failed
+        stored = steps.read_stored(self.key) if lost else None
+        pods = pod_failures(current.run_id) if lost else ()
+        measured = steps.merge(self.run_config, parts, lost=lost, stored=stored, endings=pods)
         past = steps.read_past_runs(current.flow_name, self.cluster, current.run_id)
         judged = steps.judge_run(self.run_config, measured, past, self.suspicions)
         self.result = steps.to_plain(judged)
@@ -171,10 +173,10 @@ class ChecklistFlow(FlowSpec):
         write_blocks(current.card[CARD_ID], draw(judged, past.runs, self.cluster))
         self.next(self.end)
 
-    @node_request(asks=launch.ask, role="small")
+    @node_request(decide=launch.ask, role="small")
     @step
     def end(self) -> None:
-        """Tell everybody; then fail where training should not begin."""
+        """Publish the result; then fail if training should not start."""
         judged = steps.from_plain(self.result)
         suspicions.settle(self.suspicions, judged)
         options = self._options()
@@ -187,7 +189,7 @@ class ChecklistFlow(FlowSpec):
         print(f"card: finetune flow checklist card view {task} --id {CARD_ID}")
         refusal = steps.explain_refusal(judged)
         if refusal is not None:
-            raise final(refusal, NotFit)
+            raise without_retry(refusal, NotFit)
 
     def _check(
         self, *, node: int, nodes: int, main_host: str, ports: tuple[int, ...], secret: Secret
@@ -209,7 +211,7 @@ class ChecklistFlow(FlowSpec):
             )
 
     def _options(self) -> FlowOptions:
-        """This run's parameters."""
+        """Return this run's options."""
         return launch.options_of({name: getattr(self, name) for name in launch.DEFAULTS})
 
 

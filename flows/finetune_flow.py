@@ -1,4 +1,4 @@
-"""Fine-tune a model: plan, train on one node or several, measure, evaluate, hand over.
+"""Fine-tune a model: plan, train on one or several nodes, measure, evaluate, export.
 
     python flows/finetune_flow.py run                                        # tiny-llama, here
     python flows/finetune_flow.py run --model llama-8b --plan-only           # what would it take?
@@ -104,7 +104,7 @@ class FinetuneFlow(FinetuneRun):
     @retry(times=2, minutes_between_retries=1)
     @step
     def push_model(self) -> None:
-        """Upload the model to the Hugging Face Hub; files that are there already are skipped."""
+        """Upload the model to the Hugging Face Hub; existing files are skipped."""
         self._push()
         self.next(self.end)
 

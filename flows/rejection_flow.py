@@ -20,7 +20,7 @@ from launchers.settings import help_of
 
 
 class RejectionFlow(RejectionRun):
-    """Train a language model on the best of its own answers, on this machine or on a cluster."""
+    """Train a language model on its best answers, on this machine or on a cluster."""
 
     asked_score = Parameter(
         "score",
@@ -140,7 +140,7 @@ class RejectionFlow(RejectionRun):
     @retry(times=2, minutes_between_retries=1)
     @step
     def push_model(self) -> None:
-        """Upload the model to the Hugging Face Hub; files that are there already are skipped."""
+        """Upload the model to the Hugging Face Hub; existing files are skipped."""
         self._push()
         self.next(self.end)
 

@@ -28,7 +28,7 @@ LONGEST = (
     "kubernetes/test_faults.py",  # late enough that two control planes, busy when idle, rarely run at once
     "flows/test_finetune_flow_of_images.py",
     "launchers/gang/test_gang_faults.py",
-    "flows/test_suspicions.py",
+    "flows/cluster_check/test_suspicions.py",
     "slurm/test_slurm.py",
     "infra/test_planner_page.py",
     "infra/test_aws.py",
@@ -36,7 +36,6 @@ LONGEST = (
     "flows/test_finetune_flow_out_of_memory.py",
     "kubernetes/test_checklist_faults.py",
     "test_docs.py",
-    "launchers/engines/deepspeed/test_train.py",
     "launchers/engines/torchtune/test_recipe.py",
     "flows/test_finetune_flow_card.py",
 )
@@ -48,6 +47,7 @@ LEFT_BY_LAUNCHES = (
     "FINETUNE_STEP_ENVIRONMENT",
     "FINETUNE_CLUSTER",
     "CHECKLIST_LAUNCH",
+    "FINETUNE_LOG",  # set by --log-level
 )
 
 

@@ -42,7 +42,7 @@ from estimator import models
 from estimator.cli.app import app as finetune
 from estimator.cli.app import load
 from estimator.errors import UserError
-from flows.commands.flow_commands import RUNS, flow_words
+from flows.commands.flow_commands import RUNS, flow_arguments
 from flows.finetune import planning
 from launchers import settings
 from launchers.dataset import preferences, rows
@@ -120,7 +120,7 @@ def flow_commands(file: str) -> list[tuple[str, list[str]]]:
             program, *words = shlex.split(part.partition(" >")[0])
             started: tuple[str, list[str]] | None = None
             if program.endswith("finetune") and words[0] in (*RUNS, "flow"):
-                started = flow_words(words[0], words[1:])
+                started = flow_arguments(words[0], words[1:])
             elif program.endswith("python") and words[0].startswith("flows/"):
                 started = Path(words[0]).name, words[1:]
             if started is not None and started[0] == file:
@@ -165,6 +165,7 @@ HelpText = Callable[..., str]
 def help_text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelpText]:
     """``help_text("card", "view", flow=FLOW)``: the help of a flow's command."""
     home = tmp_path_factory.mktemp("help")
+    (home / ".metaflow").mkdir()  # without it, the help of `card` ends with an error
     variables = environment(home)
     with WarmPython("flows.finetune.steps", environment=variables, folder=home) as warm:
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 from functools import cache
 from pathlib import Path
 
@@ -48,6 +49,36 @@ def _imported(name: str, file: Path, modules: set[str]) -> set[str]:
                 f"{whole}.{a.name}" if f"{whole}.{a.name}" in modules else whole for a in statement.names
             }
     return (imported & modules) - {name}
+
+
+def ranks_in_the_map() -> dict[str, dict[str, int]]:
+    """By package, the position of each folder or module in the order that CONTRIBUTING.md states."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    ranks = {}
+    for package, order in re.findall(r"^(\w+): +(\w.*(?:\n +->.*)*)", text, re.MULTILINE):
+        groups = [re.findall(r"\w+", group.replace(".py", "")) for group in order.split("->")]
+        ranks[package] = {name: rank for rank, names in enumerate(groups) for name in names}
+    return ranks
+
+
+def test_folders_import_only_what_is_to_their_right_in_the_map() -> None:
+    ranks = ranks_in_the_map()
+    assert ranks.keys() == {"flows", "checklist", "decorators", "launchers", "estimator"}
+    for package, rank in ranks.items():
+        missing = [name for name in rank if not list((ROOT / package).glob(f"{name}*"))]
+        assert missing == []
+    wrong = []
+    for module, imported in imports().items():
+        package, _, importer = module.partition(".")
+        rank = ranks.get(package, {})
+        importer = importer.partition(".")[0]
+        for name in imported:
+            other, _, target = name.partition(".")
+            target = target.partition(".")[0]
+            known = other == package and importer in rank and target in rank and importer != target
+            if known and rank[importer] >= rank[target]:
+                wrong.append(f"{module} -> {name}")
+    assert wrong == []
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:

@@ -91,7 +91,7 @@ def runs_of(path: Path = rows.TABLE) -> list[MeasuredRun]:
                 name=class_of(row.setup, counter),
                 measured=row.gib,
                 fixed=largest.states_bytes / GIB,
-                dynamic=max((largest.dynamic_bytes + held * largest.beside) / GIB, 1e-3),
+                dynamic=max((largest.dynamic_bytes + held * largest.reserved_extra) / GIB, 1e-3),
             )
         )
     return runs

@@ -17,7 +17,7 @@ from typing import Literal
 from checklist.measurements import STRICT, Measurements
 
 SCHEMA_VERSION = 1
-MOST = 10  # maximum number of runs in a baseline
+MAX_RUNS = 10  # maximum number of runs in a baseline
 LEAST = 3  # minimum number of runs in a baseline
 STEADY_NIGHTS = (
     5  # consecutive nights at another level: a legitimate change, e.g. of firmware or of co-located jobs
@@ -152,7 +152,7 @@ def compare_with_past(
 
 
 def worse_parts(same: Iterable[Record], values: Mapping[str, float], limits: PartLimits) -> dict[str, Past]:
-    """Return GPUs, nodes or pairs that are worse than the baseline of their own figures; higher is better.
+    """Return GPUs, nodes or pairs that are worse than their own baseline; higher is better.
 
     ``same``: records of the figure from earlier runs; ``values``: this run's figure by part. Empty if more
     than half of the parts are worse: then the cause is common, and the figure of the whole run reports it.
@@ -221,7 +221,7 @@ def baseline(same: Iterable[Record]) -> Baseline | None:
         if current is not None and len(current.values) >= LEAST and _settled(steady, current):
             values = tuple(one.value for one in steady)
             current = Baseline(values=values, since_unix=record.unix, before=current.median)
-        elif record.verdict == "PASS" and (current is None or len(current.values) < MOST):
+        elif record.verdict == "PASS" and (current is None or len(current.values) < MAX_RUNS):
             current = _with(current, record)
     return current
 

@@ -16,7 +16,10 @@ BEYOND_SHEET = (
 # Multiple of the line rate: all_reduce's busbw counts up to twice what crosses a node's network (two nodes of
 # many ranks), and a bond may report the rate of only one port
 BEYOND_LINE = 4.0
-MOST = {"GB/s": 1e5, "TFLOPS": 1e5}  # ten times what the fastest GPU of estimator/data/gpus.csv has
+PHYSICAL_LIMITS = {
+    "GB/s": 1e5,
+    "TFLOPS": 1e5,
+}  # ten times what the fastest GPU of estimator/data/gpus.csv has
 
 
 class Ceiling(NamedTuple):
@@ -84,4 +87,4 @@ def _of_line(gbytes_per_s: float) -> Ceiling:
 
 def none_above(unit: str) -> Ceiling | None:
     """Return the hardware-independent ceiling of a unit; None for times."""
-    return Ceiling(MOST[unit], "which no hardware can do") if unit in MOST else None
+    return Ceiling(PHYSICAL_LIMITS[unit], "which no hardware can do") if unit in PHYSICAL_LIMITS else None

@@ -27,7 +27,7 @@ from checklist.analysis.bottleneck import (
     uneven,
 )
 from checklist.analysis.paths import Paths
-from checklist.analysis.second_pass import MOST_RERUNS, RERUNS_ABOVE, Alone, ExpectedAlone, best_of
+from checklist.analysis.second_pass import MAX_RERUNS, RERUNS_ABOVE, Alone, ExpectedAlone, best_of
 from checklist.measurements import STRICT, Pair
 
 RERUN_PARTNERS = 3  # pairs measured again for each slow direction of a node
@@ -91,11 +91,11 @@ class Diagnosis:
     receive: tuple[float | None, ...]
     faults: tuple[Fault, ...]
     undecided: tuple[tuple[int, int], ...]
-    """Slow pairs (src, dst) whose cause can't be attributed to a node or link, slowest first."""
+    """Slow pairs (src, dst) whose cause cannot be attributed to a node or link, slowest first."""
     undecided_settled: bool
     """Whether some undecided pairs were still slow in isolation."""
     why: Why | None
-    """Reason the undecided pairs can't be attributed."""
+    """Reason the undecided pairs cannot be attributed."""
     again: tuple[tuple[int, int], ...]
     """Pairs (src, dst) to measure again, one at a time, before faults are confirmed; () if none are left."""
     crowded_rounds: tuple[int, ...]
@@ -245,10 +245,10 @@ def _again(
 
     ``looks``: bounds and faults at the slow threshold, then at the slight one. In a large run more links met
     passing traffic than can be measured again; nodes are first so that links never crowd them out. All
-    suspect nodes are measured again, links only up to ``MOST_RERUNS``.
+    suspect nodes are measured again, links only up to ``MAX_RERUNS``.
     """
     chosen: list[tuple[int, int]] = []
-    most = MOST_RERUNS
+    most = MAX_RERUNS
     for pair in undecided[:RERUN_PARTNERS]:
         chosen += [pair, pair[::-1]]
     for of_nodes in (True, False):

@@ -275,7 +275,7 @@ def _network_kind(wiring: Wiring) -> str:
 
 
 def _shares(kind: str, ranges: Ranges) -> Shares | None:
-    """Return the shares of a kind, or those of its family if few sources tell of the kind alone."""
+    """Return the shares of a kind, or those of its family if few sources cover the kind."""
     own, of_family = ranges.get(kind), ranges.get(_family(kind) or "")
     few = own is None or own.sources < MANY_SOURCES
     return of_family if few and of_family is not None else own

@@ -14,7 +14,7 @@ from checklist.round_robin import ALL_PAIRS_UP_TO, Pairs
 RERUNS = 2  # isolated measurements in which a pair must be slow, because other jobs' traffic is transient
 RERUNS_ABOVE = 3  # above 32 nodes: with that number of pairs some meet passing traffic twice
 
-MOST_RERUNS = 96  # pairs measured one after another in a pass; more of them are measured in groups
+MAX_RERUNS = 96  # pairs measured one after another in a pass; more of them are measured in groups
 NODES_PER_PAIR = 32  # nodes of the run for each pair of a group, so that a group hardly loads the network
 GROUP_CHECKS = 6  # slow pairs of a pass of groups that are measured alone, too
 FASTER_ALONE = 1.15  # multiple of the group's figure from which being alone has made a pair faster
@@ -32,20 +32,20 @@ def measure_again(
     """Measure suspect pairs again: one at a time, or, if they are many, in groups of disjoint pairs.
 
     A group's figures count like those of single pairs if a sample of its slow pairs is no faster alone;
-    otherwise only as many as fit are measured, one at a time. Returns False if the time is over.
+    otherwise only as many as fit are measured, one at a time. Returns False if time ran out.
 
     Parameters
     ----------
     again:
         Ordered pairs, the most important first.
     alone:
-        Measures and records one pair with nothing else running; returns GB/s, or None if the time is over.
+        Measures and records one pair with nothing else running; returns GB/s, or None if time ran out.
     group:
-        Measures disjoint pairs at once without recording them as alone; empty if the time is over.
+        Measures disjoint pairs at once without recording them as alone; empty if time ran out.
     accept:
         Records grouped figures of these pairs as if they had been measured alone.
     """
-    if len(again) <= MOST_RERUNS:
+    if len(again) <= MAX_RERUNS:
         return _one_by_one(again, alone)
     grouped: dict[Directed, float] = {}
     for batch in batches(again, max(2, nodes // NODES_PER_PAIR)):
@@ -59,7 +59,7 @@ def measure_again(
         if value is None:
             return False
         if value > FASTER_ALONE * grouped[pair]:
-            return _one_by_one(again[:MOST_RERUNS], alone)
+            return _one_by_one(again[:MAX_RERUNS], alone)
     accept(grouped)
     return True
 

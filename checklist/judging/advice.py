@@ -1,4 +1,8 @@
-"""Advice for findings: one or two lines, with a command to copy where useful."""
+"""Advice for findings: one or two lines, with a command to copy where useful.
+
+Texts are in ``advice.yaml`` next to the judges of each subject, and here for all subjects. Placeholders in
+braces are filled with values of the finding; literal braces are doubled.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,8 @@ from typing import Any
 
 from checklist.result import Finding, Gravity
 
-FILE = Path(__file__).parents[1] / "data" / "advice.yaml"
+_PACKAGE = Path(__file__).parents[1]
+FILES = (_PACKAGE / "judging" / "advice.yaml", *sorted(_PACKAGE.glob("checks/*/advice.yaml")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +31,10 @@ def table() -> dict[str, Advice]:
     """Load all advice, by code."""
     import yaml  # heavy to import
 
-    advice = yaml.safe_load(FILE.read_text())
     return {
-        code: Advice(lines=tuple(item["lines"]), command=item.get("command")) for code, item in advice.items()
+        code: Advice(lines=tuple(item["lines"]), command=item.get("command"))
+        for file in FILES
+        for code, item in yaml.safe_load(file.read_text()).items()
     }
 
 

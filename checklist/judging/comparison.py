@@ -28,7 +28,7 @@ class Comparison:
 
     @property
     def code(self) -> str:
-        """Code of the advice for the figure (checklist/data/advice.yaml)."""
+        """Code of the advice for the figure (advice.yaml of the subject)."""
         codes = {"floor": "below-floor", "expectation": "below-expected", "peers": "straggler"}
         return codes.get(self.basis, "below-history")
 

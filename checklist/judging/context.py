@@ -31,7 +31,7 @@ from estimator import hardware
 from estimator.errors import UserError
 
 ORDER: tuple[Verdict, ...] = ("PASS", "NO-VERDICT", "WARN", "FAIL")  # from the best to the worst
-_MOST_NAMES = 8  # maximum number of names in one title
+_MAX_NAMES = 8  # maximum number of names in one title
 
 
 class Measured(NamedTuple):
@@ -330,5 +330,5 @@ def worst_of(verdicts: Iterable[Verdict]) -> Verdict:
 
 def few(names: tuple[str, ...]) -> str:
     """Format names, shortened to the first few if there are many."""
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more

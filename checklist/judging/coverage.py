@@ -146,5 +146,5 @@ def _with_gpus(context: JudgingContext, fault: Finding) -> Finding:
     if not context.cuda or fault.check not in OF_GPUS:
         return fault
     ranks = set(fault.ranks)
-    told = [fact.gpu_uuids[fact.local_rank :][:1] for fact in context.facts if fact.rank in ranks]
-    return replace(fault, gpus=tuple(uuid for own in told for uuid in own))
+    uuids = [fact.gpu_uuids[fact.local_rank :][:1] for fact in context.facts if fact.rank in ranks]
+    return replace(fault, gpus=tuple(uuid for own in uuids for uuid in own))

@@ -155,7 +155,7 @@ def read(file: Path, *, own: bool = False) -> tuple[Threshold, ...]:
             rows = [(lines.line_num, cells) for cells in lines]
     except OSError as error:
         raise UserError(
-            f"The thresholds {file} can't be read: {error.strerror or error}.",
+            f"The thresholds {file} cannot be read: {error.strerror or error}.",
             "Give a CSV file with the columns of checklist/data/thresholds.csv.",
         ) from None
     except (UnicodeDecodeError, csv.Error) as error:

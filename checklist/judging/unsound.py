@@ -47,7 +47,7 @@ def _finding(context: JudgingContext, same: list[Unsound]) -> Finding:
         where += f" to {context.name(one.dst)}"
     more = f" And {len(same) - 1} more of its figures." if len(same) > 1 else ""
     figure = f"{one.value} {one.unit}".rstrip()
-    title = f"{one.what}, as told{where}, can't be {figure}: {one.why}.{more}"
+    title = f"{one.what}, as reported{where}, is impossible: {figure}: {one.why}.{more}"
     suspects = [] if one.node is None else [context.name(one.node)]
     ranks = [] if one.rank is None else [one.rank]
     return finding(one.check, CODE, "WARN", title, suspects=suspects, ranks=ranks, only=one.check)

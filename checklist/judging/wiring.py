@@ -161,8 +161,8 @@ def _chosen(port: RdmaPort, setting: str | None) -> bool:
     exact, names = names.startswith("="), names.lstrip("=")
     device, _, number = port.name.partition("/")
     for name in filter(None, names.split(",")):
-        wanted, _, wanted_port = name.partition(":")
-        same = device == wanted if exact else device.startswith(wanted)
+        wanted_device, _, wanted_port = name.partition(":")
+        same = device == wanted_device if exact else device.startswith(wanted_device)
         if same and wanted_port in ("", number):
             return not exclude
     return exclude

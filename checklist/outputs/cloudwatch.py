@@ -1,6 +1,7 @@
 """Output of the result as one log line in CloudWatch's embedded metric format.
 
-The format: https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/CloudWatch_Embedded_Metric_Format_Specification.html
+The format:
+https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/CloudWatch_Embedded_Metric_Format_Specification.html
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from checklist.result import Result
 from estimator.errors import UserError
 
 NAMESPACE = "TrainingChecklist"
-MOST_METRICS = 100  # maximum per line
+MAX_METRICS = 100  # maximum per line
 UNITS = {"GB/s": "Gigabytes/Second", "s": "Seconds"}
 
 
@@ -37,7 +38,7 @@ def line(result: Result, *, cluster: str = "default", namespace: str = NAMESPACE
             if figure.node is None:  # figures of a node would need another dimension
                 size = "" if figure.bytes is None else f"/{figure.bytes}"
                 values[f"Figure/{figure.name}{size}"] = (figure.value, UNITS.get(figure.unit, "None"))
-    kept = dict(list(values.items())[:MOST_METRICS])
+    kept = dict(list(values.items())[:MAX_METRICS])
     metrics = [{"Name": name, "Unit": unit} for name, (_, unit) in kept.items()]
     record: dict[str, Any] = {
         "_aws": {

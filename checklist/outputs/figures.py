@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from checklist.registry import LOCALS
 from checklist.result import CheckResult, Figure, Result
 
-MOST_NAMES = 3  # maximum number of figures named per check
+MAX_NAMES = 3  # maximum number of figures named per check
 LOADED = {"sm_clock_mhz": "SM clock, MHz", "power_w": "power, W", "temperature_c": "temperature, °C"}
 Row = tuple[str, ...]
 
@@ -19,8 +19,8 @@ def of_check(check: CheckResult) -> str:
     for figure in check.figures:
         by_name[figure.name].append(figure)
     words = [f"{name} {_span(_largest(same))}" for name, same in by_name.items()]
-    more = len(words) - MOST_NAMES
-    return ", ".join(words[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    more = len(words) - MAX_NAMES
+    return ", ".join(words[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def by_rank(result: Result) -> tuple[Row, tuple[Row, ...]]:

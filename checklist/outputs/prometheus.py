@@ -12,7 +12,7 @@ from estimator.errors import UserError
 
 LEVELS: dict[Verdict, int] = {"PASS": 0, "WARN": 1, "FAIL": 2, "NO-VERDICT": 3}
 PREFIX = "training_checklist"
-MOST_PAIRS = 64  # maximum number of pairs, because each is a separate series
+MAX_PAIRS = 64  # maximum number of pairs, because each is a separate series
 
 
 def write(result: Result, file: Path, cluster: str = "default") -> None:
@@ -26,7 +26,7 @@ def write(result: Result, file: Path, cluster: str = "default") -> None:
         prometheus.write_to_textfile(str(file), registry)
     except OSError as error:
         raise UserError(
-            f"The Prometheus textfile {file} can't be written: {error.strerror or error}.",
+            f"The Prometheus textfile {file} cannot be written: {error.strerror or error}.",
             "Name a folder that there is and that may be written to.",
         ) from None
 
@@ -118,6 +118,6 @@ def _pairs(result: Result, put: Callable[..., None]) -> None:
         if pair.src in names and pair.dst in names:
             ends = names[pair.src], names[pair.dst]
             reached[ends] = max(pair.gbytes_per_s or 0.0, reached.get(ends, 0.0))
-    for src, dst in sorted(reached, key=reached.__getitem__)[:MOST_PAIRS]:
-        description = f"The {MOST_PAIRS} slowest pairs of nodes, GB/s; 0: it failed"
+    for src, dst in sorted(reached, key=reached.__getitem__)[:MAX_PAIRS]:
+        description = f"The {MAX_PAIRS} slowest pairs of nodes, GB/s; 0: it failed"
         put("pair_gbytes_per_second", description, reached[src, dst], src=src, dst=dst)

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from checklist.options import MOST_SHARE, OutputOptions
+from checklist.options import MAX_SHARE, OutputOptions
 from checklist.outputs import cloudwatch, prometheus, taint, webhook
 from checklist.result import Result
 from estimator.errors import UserError
@@ -40,7 +40,7 @@ class Outputs:
     """How to mark nodes of a Kubernetes cluster; None: don't mark them."""
     apply: bool = False
     """Mark the nodes; otherwise only print the intended changes."""
-    most_share: float = MOST_SHARE
+    most_share: float = MAX_SHARE
     """Maximum share of the cluster's nodes that may be marked in total."""
     context: str | None = None
     """Context of the kubeconfig; None: the current one, or the cluster of this pod."""
@@ -104,7 +104,7 @@ def check(outputs: Outputs) -> tuple[str, ...]:
 def _check_folder(option: str, file: Path) -> None:
     if not os.access(file.absolute().parent, os.W_OK):
         raise UserError(
-            f"{option} {file} can't be written.",
+            f"{option} {file} cannot be written.",
             "Name a file in a folder that there is and that may be written to.",
         )
 
@@ -184,7 +184,7 @@ def _cloudwatch(result: Result, where: str, cluster: str) -> tuple[str, ...]:
             cloudwatch.write(result, stream, cluster=cluster)
     except OSError as error:
         raise UserError(
-            f"The line for CloudWatch can't be written to {where}: {error.strerror or error}.",
+            f"The line for CloudWatch cannot be written to {where}: {error.strerror or error}.",
             "Name a file that may be written to.",
         ) from None
     return (f"Written for CloudWatch: {where}",)

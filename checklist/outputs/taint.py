@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from checklist.measurements import record
 from checklist.open_failures import still_open
-from checklist.options import MOST_SHARE
+from checklist.options import MAX_SHARE
 from checklist.result import Result, Standing
 from estimator.errors import UserError
 from estimator.hardware.cluster.api import (
@@ -99,7 +99,7 @@ def check_share(most_share: float) -> None:
 
 
 def changes(
-    result: Result, nodes: tuple[Node, ...], *, how: How = "taint", most_share: float = MOST_SHARE
+    result: Result, nodes: tuple[Node, ...], *, how: How = "taint", most_share: float = MAX_SHARE
 ) -> Changes:
     """Derive the changes of the cluster's nodes from a result. Raises UserError for an invalid share.
 
@@ -162,7 +162,7 @@ def publish(
     *,
     apply: bool = False,
     how: How = "taint",
-    most_share: float = MOST_SHARE,
+    most_share: float = MAX_SHARE,
     context: str | None = None,
 ) -> tuple[str, ...]:
     """Mark and unmark nodes; return a line for each, including skipped ones. Dry run without ``apply``.
@@ -318,7 +318,7 @@ def _refused(verb: str, server: str, error: ApiRefusedError) -> UserError:
     if error.status == 403:
         return _not_allowed(verb)
     if error.status == 409:
-        return NodeChangedError("The node was changed by somebody else meanwhile.", "Run it again.")
+        return NodeChangedError("Another client changed the node in the meantime.", "Run it again.")
     if error.status == 404:
         return NodeError("The node is gone from the cluster.", "Nothing is to be done.")
     return api_error(error, server)

@@ -6,7 +6,7 @@ from checklist.outputs import figures
 from checklist.result import Result, Verdict
 
 COLOURS: dict[Verdict, str] = {"PASS": "green", "WARN": "yellow", "FAIL": "bold red", "NO-VERDICT": "magenta"}
-MOST_RANKS = 16  # GPUs of two machines; with more ranks only ranges are shown
+MAX_RANKS = 16  # GPUs of two machines; with more ranks only ranges are shown
 
 
 def show(result: Result) -> None:
@@ -22,7 +22,7 @@ def show(result: Result) -> None:
         lines.add_row(check.check, verdict, Text(check.reason), Text(figures.of_check(check)))
     console.print(lines)
     headers, rows = figures.by_rank(result)
-    if rows and len(rows) <= MOST_RANKS:
+    if rows and len(rows) <= MAX_RANKS:
         ranks = Table(*headers, box=None, pad_edge=False)
         for row in rows:
             ranks.add_row(*map(Text, row))

@@ -22,9 +22,9 @@ TIMEOUT_S = 5.0
 TRIES = 4
 LATER = (429, 503)  # too many requests, unavailable: statuses with Retry-After (RFC 9110 10.2.3, RFC 6585 4)
 WAIT_S = 1.0  # delay before the second try without Retry-After; doubles each time
-MOST_WAIT_S = 60.0  # maximum total delay regardless of Retry-After, because the run waits for it
-MOST_FINDINGS = 10
-MOST_CHARACTERS = 2900  # Slack's limit for a section's text is 3,000
+MAX_WAIT_S = 60.0  # maximum total delay regardless of Retry-After, because the run waits for it
+MAX_FINDINGS = 10
+MAX_CHARACTERS = 2900  # Slack's limit for a section's text is 3,000
 SYMBOLS = {"PASS": ":white_check_mark:", "WARN": ":warning:", "FAIL": ":x:", "NO-VERDICT": ":grey_question:"}
 
 
@@ -34,9 +34,9 @@ def message(result: Result, *, title: str = "Checklist") -> dict[str, Any]:
     bad = f", bad: {', '.join(result.bad_nodes)}" if result.bad_nodes else ""
     head = f"{SYMBOLS[result.verdict]} *{_plain(title)}: {result.verdict}*\n{_plain(result.headline)}"
     blocks = [_section(head), _section(_plain(f"{nodes}{bad}."))]
-    blocks += [_section(_finding(finding)) for finding in result.findings[:MOST_FINDINGS]]
-    if len(result.findings) > MOST_FINDINGS:
-        blocks.append(_section(f"And {len(result.findings) - MOST_FINDINGS} more findings."))
+    blocks += [_section(_finding(finding)) for finding in result.findings[:MAX_FINDINGS]]
+    if len(result.findings) > MAX_FINDINGS:
+        blocks.append(_section(f"And {len(result.findings) - MAX_FINDINGS} more findings."))
     return {"text": _plain(f"{title}: {result.verdict}. {result.headline}"), "blocks": blocks}
 
 
@@ -58,7 +58,7 @@ def send(
     *,
     title: str = "Checklist",
     timeout_s: float = TIMEOUT_S,
-    most_wait_s: float = MOST_WAIT_S,
+    most_wait_s: float = MAX_WAIT_S,
 ) -> str | None:
     """Post the message; return a warning on failure, else None.
 
@@ -79,7 +79,7 @@ def _call(url: str, body: bytes, timeout_s: float, left_s: float) -> str | None:
             return answer.problem
         wait_s = WAIT_S * 2 ** (tried - 1) if answer.wait_s is None else answer.wait_s
         if wait_s > left_s:
-            next_try = f"the next call is due in {wait_s:g} s, and no more than {left_s:g} s are left"
+            next_try = f"the next attempt would be in {wait_s:g} s, and only {left_s:g} s are left"
             return f"{answer.problem}, {next_try}"
         if tried < TRIES:
             time.sleep(wait_s)
@@ -129,7 +129,7 @@ def out_of_reach(url: str, *, timeout_s: float = TIMEOUT_S) -> str | None:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         socket.create_connection((parts.hostname or "", port), timeout=timeout_s).close()
     except (OSError, ValueError) as error:  # error texts may contain the address
-        return f"The webhook in ${URL_VARIABLE} can't be reached: no connection ({type(error).__name__})."
+        return f"The webhook in ${URL_VARIABLE} cannot be reached: no connection ({type(error).__name__})."
     return None
 
 
@@ -165,7 +165,7 @@ def _post(url: str, body: bytes, timeout_s: float) -> _Answer:
 
 
 def _section(text: str) -> dict[str, Any]:
-    cut = text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
+    cut = text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 1] + "…"
     return {"type": "section", "text": {"type": "mrkdwn", "text": cut}}
 
 

@@ -27,7 +27,7 @@ from checklist.run.session import Session
 from estimator.errors import UserError
 from estimator.formatting import format_clock
 
-SIGN_S = 10.0  # from one line that says how far a run is to the next
+SIGN_S = 10.0  # between progress lines
 _DOES: dict[PhaseName, str] = {
     "facts": "what each node says of itself",
     "mesh": "connections between nodes",
@@ -62,7 +62,7 @@ class Conductor(Session):
         self._over = threading.Event()
 
     def run(self) -> None:
-        """The whole run; tells every supervisor how it ended, and standard error how far it is."""
+        """Execute the run; send the outcome to every supervisor, and progress to standard error."""
         threading.Thread(target=self._give_signs, name="checklist-signs", daemon=True).start()
         try:
             self._conduct()
@@ -78,14 +78,14 @@ class Conductor(Session):
             measured = self.measurements()
             self.measured = measured
             status = None if self._conclude is None else self._conclude(measured)
-            # Whoever judges it is here and has it whole: others need not hear each of a million connections
+            # Only this process judges the run; other nodes do not need each of a million connections
             end = End(measurements=to_dict(condensed_run(measured)), status=status)
         except UserError as error:
             end = End(error=error.problem, advice=error.advice)
-        except Exception as error:  # noqa: BLE001 - others wait to be told, whatever it is
+        except Exception as error:  # noqa: BLE001 - other nodes wait for any outcome
             end = End(
                 error=f"The checklist itself failed: {type(error).__name__}: {error}.",
-                advice="This is a mistake of ours: please report it.",
+                advice="This is a bug of the checklist: please report it.",
             )
         self.hub.send(end)
 
@@ -107,7 +107,7 @@ class Conductor(Session):
     def measurements(self) -> Measurements:
         """All that there is now, as far as it can be."""
         got = self.got
-        told = Measurements(
+        measurements = Measurements(
             started_unix=self.began_unix,
             seconds=time.monotonic() - self._begin,
             profile=self.options.profile,
@@ -136,7 +136,7 @@ class Conductor(Session):
             hosts=dict(sorted(self.hosts.items())),
             callers=dict(sorted(self.callers.items())),
         )
-        return sound(told)
+        return sound(measurements)
 
     def lost(self, event: Event) -> None:
         """Show what there is: with one node's pod a cluster may end all of them, this one within seconds."""
@@ -176,7 +176,7 @@ class Conductor(Session):
     # -- phases ----------------------------------------------------------------------------------------
 
     def _gather(self) -> None:
-        """Wait for all ranks; go on with those that came."""
+        """Wait for all ranks; continue with those that joined."""
         deadline = time.monotonic() + self.limits.rendezvous
         while len(self.ranks) < self.rendezvous.world and time.monotonic() < deadline:
             if self.stopped.wait(0.05):

@@ -10,8 +10,8 @@ works when a collective hangs. Rank 0's supervisor listens (:class:`Hub`), every
                         ended {rank, why}                 a worker has ended by itself
                         at {ranks: {rank: [operation, sequence, state]}} | clock {at, now} | beat
 
-Two that claim the same rank at the same time are told of each other. A supervisor that was cut off may come
-again: its ranks are free as soon as rank 0 has seen the end of its connection.
+Two supervisors that claim one rank at the same time receive each other's host. A disconnected supervisor may
+join again: its ranks are free as soon as rank 0 has noticed the end of its connection.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ Position = tuple[str, int, str]  # operation, sequence, and the process's state 
 class Limits:
     """The limits of every wait, in seconds."""
 
-    rendezvous: float = 60.0  # until all ranks are there
+    rendezvous: float = 60.0  # until all ranks have joined
     operation: float = 30.0  # one collective, or one other thing that a worker is asked to do
     connect: float = 2.0  # a socket between two nodes
     bulk: float = 3.0  # 256 KB over it
     lost_after: float = 10.0  # silence of a supervisor
-    settle: float = 1.5  # after the first rank has failed, for the others to say so too
+    settle: float = 1.5  # after the first rank failed, for other failures to be reported
     phase: float = 600.0
     run: float = 3600.0
 
@@ -83,7 +83,7 @@ class Restart(Message):
 
 
 class Where(Message):
-    """Asks what the workers of those ranks do."""
+    """Query the state of the workers of these ranks."""
 
     kind: Literal["where"] = "where"
     id: int
@@ -134,7 +134,7 @@ class Ended(Message):
 
 
 class End(Message):
-    """All is over: what was measured and the exit status, or what has failed."""
+    """End of the run: measurements and exit status, or the failure."""
 
     kind: Literal["end"] = "end"
     measurements: dict[str, Any] | None = None
@@ -206,11 +206,11 @@ class Hub(Server[RanksRequest]):
         if request.world != world:
             return f"{host} thinks that there are {request.world} ranks, rank 0 {world}"
         if not all(0 <= rank < world for rank in request.ranks):
-            return f"{host} says that it has rank {max(request.ranks)} of {world}"
+            return f"{host} claims rank {max(request.ranks)} of {world}"
         peers = self.peers()
         taken = sorted(set(request.ranks) & set(peers))
         if taken:
-            return f"{host} says that it has rank {taken[0]}, and so does {peers[taken[0]].request.host}"
+            return f"{host} claims rank {taken[0]}, and so does {peers[taken[0]].request.host}"
         return None
 
 
@@ -246,7 +246,7 @@ def _why_unreachable(rendezvous: Rendezvous, limit_s: float) -> str:
     control = [_answers(rendezvous.host, port, limit_s) for port in rendezvous.ports[:_KNOCKS]]
     if any(control):
         return (
-            "The host answers, and nobody of this run listens there: is rank 0 running, does a firewall "
+            "The host responds, but no process of this run listens there: is rank 0 running, does a firewall "
             "refuse these ports, and is CHECKLIST_SECRET the same on all?"
         )
     others = (rendezvous.ports[0] - PORT_OFFSET, rendezvous.ports[-1] + 1, _SSH)  # the first a launcher's own

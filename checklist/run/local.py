@@ -29,7 +29,7 @@ from launchers.cluster.processes import die_with_parent
 _ROOT = Path(__file__).resolve().parents[2]
 _NODE = "CHECKLIST_LOCAL_NODE"  # which node a process is, for people who look at it
 _END_S = 10.0  # for the other nodes to end by themselves after node 0
-_LOOK_S = 0.5  # between looks at what there is so far
+_LOOK_S = 0.5  # between polls of the results so far
 _SO_FAR = "so-far.json"  # in the work folder of node 0's process: measurements
 _LAST_S = 60.0  # for a node's process to start and end, beyond the run's own limits
 
@@ -85,7 +85,7 @@ def run_node(
     directory: Path,
     on_measured: Callable[[Measurements], None] = lambda _: None,
 ) -> Measurements:
-    """One node's part of a run in a process of its own, so that whoever waits here outlives it.
+    """One node's part of a run in a separate process, which the waiting process outlives.
 
     ``on_measured`` is called on node 0 with what has been measured so far, within seconds.
 
@@ -177,7 +177,7 @@ def _start(
         with (
             contextlib.suppress(BrokenPipeError),
             process.stdin,
-        ):  # where it has ended already, its status tells
+        ):  # if it has ended already, its status is used
             process.stdin.write(json.dumps(job).encode())
     return process
 
@@ -216,7 +216,7 @@ def main() -> int:
         outcome = {"problem": error.problem, "advice": error.advice}
     if answer is not None:
         _write(answer, json.dumps(outcome))
-    return 2 if "problem" in outcome else 0  # else node 0 tells what there is to tell
+    return 2 if "problem" in outcome else 0  # otherwise node 0 reports
 
 
 def _write(file: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Each node's ports, tried from the two nodes that follow it: enough to tell whose firewall it is."""
+"""Test of each node's ports from the two nodes after it, which identifies whose firewall blocks."""
 
 from __future__ import annotations
 
@@ -15,18 +15,22 @@ def try_ports(run: Session) -> None:
     if len(leaders) < 2:
         return
     limits = run.limits
-    told = {
+    addresses = {
         rank: {"address": run.addresses[rank], "other": other_family(run, rank)} for rank in leaders.values()
     }
-    doors = run.ask("open", told, limit_s=limits.operation).replies
+    doors = run.ask("open", addresses, limit_s=limits.operation).replies
     order = [node for node, rank in sorted(leaders.items()) if rank in doors]
     asked: dict[int, list[dict[str, object]]] = {}
     for place, dst in enumerate(order):
         rank = leaders[dst]
         door = {"dst": dst, "low": doors[rank]["low"], "high": doors[rank]["high"]}
-        ways = [{**door, "address": told[rank]["address"], "tried": doors[rank]["ports"]}]
+        ways = [{**door, "address": addresses[rank]["address"], "tried": doors[rank]["ports"]}]
         if doors[rank]["others"]:
-            other = {"address": told[rank]["other"], "tried": doors[rank]["others"], "other_family": True}
+            other = {
+                "address": addresses[rank]["other"],
+                "tried": doors[rank]["others"],
+                "other_family": True,
+            }
             ways.append({**door, **other})
         for away in range(1, min(NEIGHBOURS, len(order) - 1) + 1):
             asked.setdefault(leaders[order[(place + away) % len(order)]], []).extend(ways)

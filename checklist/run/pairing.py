@@ -35,7 +35,7 @@ _SECOND_LOOK_S = 15.0  # at pairs that the mesh found cut; one of them takes as 
 
 
 class PhaseSkipped(Exception):  # noqa: N818 - it is an answer
-    """The phase cannot tell anything here; why."""
+    """Reason that the phase cannot be measured here."""
 
 
 def mesh(run: Session) -> str | None:
@@ -60,7 +60,7 @@ def mesh(run: Session) -> str | None:
 def _second_look(run: Session) -> None:
     """Pairs that failed are tried again, few at a time: all of many nodes at once may just be too much.
 
-    No one waits for more than a few of them: where most pairs are cut, the first look has told enough.
+    Only a few are waited for: if most pairs are cut, the first pass is conclusive.
     """
     left = [probe for probe in run.got.probes if not _reached(probe)]
     ends = min(run.phase_ends, time.monotonic() + _SECOND_LOOK_S)
@@ -144,11 +144,11 @@ class _SecondPass:
     problem: str | None = None
 
     def alone(self, pair: tuple[int, int]) -> float | None:
-        """Measure one pair with nothing else running; None if the phase's time is over."""
+        """Measure one pair with nothing else running; None if the phase's time ran out."""
         return self._measure([pair]).get(pair)
 
     def group(self, pairs: Pairs) -> dict[tuple[int, int], float]:
-        """Measure disjoint pairs at once; empty if the phase's time is over."""
+        """Measure disjoint pairs at once; empty if the phase's time ran out."""
         before = len(self.run.got.pairs)
         measured = self._measure(list(pairs))
         self.run.got.pairs[before:] = [
@@ -253,7 +253,7 @@ def _screened(run: Session, order: Sequence[int]) -> _Screened:
     ordered, seconds = len(order) * (len(order) - 1), time.monotonic() - begin
     run.notes.append(
         f"All {ordered:,} ordered pairs were timed at once in {seconds:.0f} s; of {len(slow):,} pairs that "
-        f"were slow then {sum(map(len, rounds)):,} have rounds of their own."
+        f"were slow then {sum(map(len, rounds)):,} are measured again in rounds."
     )
     return _Screened(rounds=rounds, problem=trouble(outcome))
 
@@ -345,11 +345,11 @@ def _pair(run: Session, src: int, dst: int, number: int, reply: Any, error: str 
     )
 
 
-def _unsound(run: Session, src: int, dst: int, told: Mapping[int, Sequence[float]]) -> list[Unsound]:
+def _unsound(run: Session, src: int, dst: int, reported: Mapping[int, Sequence[float]]) -> list[Unsound]:
     """Ranks of ``src`` whose seconds cannot be: noted, and nothing is made of them."""
     found = [
         one
-        for rank, seconds in told.items()
+        for rank, seconds in reported.items()
         for one in unsound_times(seconds, check="pairs", what="seconds", node=src, rank=rank, dst=dst)
     ]
     run.got.unsound += found
@@ -381,8 +381,8 @@ def _exchange(run: Session, couples: list[tuple[int, int]], number: int, *, alon
     for a, b in couples:
         for turn, (src, dst) in enumerate([(a, b)] if alone else [(a, b), (b, a)]):
             replies = {rank: outcome.replies.get(rank) for rank in by_node.get(src, ())}
-            told = {rank: reply["there"] for rank, reply in replies.items() if reply is not None}
-            if not _unsound(run, src, dst, told):
+            reported = {rank: reply["there"] for rank, reply in replies.items() if reply is not None}
+            if not _unsound(run, src, dst, reported):
                 together, why = _together([*replies.values()]), outcome.why or "a GPU of the pair failed"
                 _pair(run, src, dst, number + turn, together, why, alone)
     return trouble(outcome)

@@ -39,7 +39,7 @@ _LOST_S, _LOST_OF_MANY_S = 10.0, 30.0  # of silence
 def limits_of(options: Options) -> Limits:
     """The control channel's limits for a run with those options."""
     run = sum(options.limit_s(phase) for phase in options.phases)
-    # Rank 0 hears from every node twice a second: of many, it may be late without being lost
+    # Every node sends to rank 0 twice a second; with many nodes, a message may be late without a lost node
     lost_after = _LOST_S if options.nodes <= ALL_PAIRS_UP_TO else _LOST_OF_MANY_S
     return Limits(
         rendezvous=options.start_limit_s, operation=options.hang_limit_s, run=run, lost_after=lost_after
@@ -240,7 +240,7 @@ def _health(run: Session, when: str) -> None:
 
 
 def _refuse_cut(run: Session) -> None:
-    """A collective over hosts that can't reach each other hangs, and tells no more than the mesh has told."""
+    """Skip collectives over hosts that cannot reach each other: they would hang and show nothing new."""
     if run.unusable:
         rank, why = next(iter(sorted(run.unusable.items())))
         raise PhaseSkipped(f"a collective would hang: on rank {rank}, {why}")

@@ -11,7 +11,7 @@ from estimator.errors import UserError
 from launchers.cluster.allocation import expand_hosts, read_number
 from launchers.cluster.endpoint import Endpoint, Secret
 
-PORTS = 8  # the control channel takes the first free one of so many
+PORTS = 8  # number of candidate ports; the control channel uses the first free one
 PORT_OFFSET = 17  # from MASTER_PORT, on which the launcher's own store may listen
 DEFAULT_PORT = 29_500  # torchrun's
 PORT_VARIABLE = "CHECKLIST_PORT"  # the first of the control channel's ports, the same for all of a job
@@ -47,12 +47,12 @@ class Rendezvous:
             raise ValueError("ranks: give at least one, and a local rank for each")
         if not all(0 <= rank < self.world for rank in self.ranks):
             raise UserError(
-                f"Rank {max(self.ranks)} of a world of {self.world} can't be.",
+                f"Rank {max(self.ranks)} is not in a world of {self.world}.",
                 "RANK must be from 0 to WORLD_SIZE - 1: look at how the job was started.",
             )
         if not 0 <= self.node < self.nodes:
             raise UserError(
-                f"Node {self.node} of {self.nodes} can't be.",
+                f"Node {self.node} is not among {self.nodes} nodes.",
                 "The node's number must be from 0 to the number of nodes - 1.",
             )
         if not self.ports:
@@ -155,7 +155,7 @@ def _slurm(environment: Mapping[str, str]) -> Rendezvous:
         host = next(iter(expand_hosts(environment.get("SLURM_STEP_NODELIST", ""))), None)
     if not host:
         raise UserError(
-            "srun does not say which host rank 0 is on (SLURM_STEP_NODELIST is empty).",
+            "srun does not name the host of rank 0 (SLURM_STEP_NODELIST is empty).",
             "Set MASTER_ADDR to the first host of the job.",
         )
     return _one(

@@ -1,7 +1,7 @@
 """Requests to workers: each ends in bounded time, and where it does not end well, someone is named.
 
-A request is over when all have answered, soon after the first has failed where the others need it, or at its
-limit. Then the control channel, which is not what hangs, tells what every rank did.
+A request ends when all ranks have responded, soon after a failure of a rank that the others need, or at its
+limit. Then the state of every rank is queried over the control channel, which does not hang.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Outcome:
     replies: dict[int, Any] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
     unfinished: tuple[int, ...] = ()
-    """Ranks that died, were lost or did not answer in time; their workers were started anew."""
+    """Ranks that died, were lost or did not answer in time; their workers were restarted."""
     why: str | None = None
 
     @property
@@ -80,7 +80,7 @@ class Requests:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Ranks whose supervisors are there now."""
+        """Ranks whose supervisors are connected."""
         return tuple(sorted(self.hub.peers()))
 
     def ask(
@@ -327,7 +327,7 @@ def _stuck(at: Mapping[int, Position], alive: list[int]) -> list[int]:
 
 def _state_words(at: Position | None) -> str | None:
     if at is None:
-        return "its supervisor did not say what it does"
+        return "its supervisor did not report its state"
     words = {"T": "stopped", "t": "stopped", "D": "waits in the kernel, for a device or a disk", "Z": "dead"}
     state = words.get(at[2])
     return f"the process is {state}" if state else None

@@ -64,7 +64,7 @@ class Session(Requests):
 
     @property
     def leaders(self) -> dict[int, int]:
-        """The first rank of each node that is there."""
+        """First rank of each connected node."""
         first: dict[int, int] = {}
         for rank in self.ranks:
             first.setdefault(self.nodes.get(rank, -1), rank)

@@ -1,4 +1,4 @@
-"""A parent for ranks, which never touches a collective: so it can always end them and say what they did.
+"""Parent process of a node's ranks. It runs no collective, so it can always end them and report their state.
 
 :func:`run` is what ``python -m checklist`` and a flow's task call, once for each node (or each rank).
 """
@@ -60,7 +60,7 @@ def run(
     directory: Path | None = None,
     on_measured: Callable[[Measurements], None] | None = None,
 ) -> Measurements:
-    """:func:`take_part`, for who wants the measurements only."""
+    """Like :func:`take_part`, but return only the measurements."""
     return take_part(options, rendezvous, directory=directory, on_measured=on_measured).measurements
 
 
@@ -157,7 +157,7 @@ class _Supervisor:
             raise
 
     def serve(self) -> End:
-        """Do what rank 0 says until it says that all is over."""
+        """Execute rank 0's messages until the run ends."""
         deadline = time.monotonic() + self._limits.rendezvous + self._limits.run + _END_S
         threading.Thread(target=self._listen, name="checklist-link", daemon=True).start()
         next_beat = 0.0
@@ -177,7 +177,7 @@ class _Supervisor:
 
     def _handle(self, message: RunMessage | _Rank0Lost) -> None:
         if isinstance(message, Do):
-            self._workers[message.rank].tell(message)
+            self._workers[message.rank].send(message)
         elif isinstance(message, Restart):
             for rank in message.ranks:
                 self._workers[rank].restart()

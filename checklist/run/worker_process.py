@@ -1,4 +1,4 @@
-"""The worker of one rank as its supervisor sees it: started, told, watched, killed with all its children."""
+"""Worker process of one rank, for its supervisor: start, send commands, watch, kill with all children."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class WorkerProcess:
                     stderr=subprocess.STDOUT,
                     env=environment,
                     pass_fds=(writer,),
-                    start_new_session=True,  # a process group of its own, that can be killed whole
+                    start_new_session=True,  # a process group that can be killed as one
                 )
         finally:
             os.close(writer)
@@ -85,7 +85,7 @@ class WorkerProcess:
             target=self._read, args=(reader, self._started), name=f"checklist-rank{self.rank}", daemon=True
         ).start()
 
-    def tell(self, command: Do) -> None:
+    def send(self, command: Do) -> None:
         """Give it a command; whether it takes it shows in what it says."""
         process = self._process
         if process is None or process.stdin is None:
@@ -139,7 +139,7 @@ class WorkerProcess:
                     reply = Reply.model_validate_json(line)
                 except ValueError:
                     continue  # a last line that is not whole
-                with contextlib.suppress(ValueError, OSError):  # the journal is closed: the run is over
+                with contextlib.suppress(ValueError, OSError):  # the journal is closed because the run ended
                     self._journal.write(line)
                 self._report(FromWorker(rank=self.rank, reply=reply))
         if process is None or self._process is not process or started != self._started:

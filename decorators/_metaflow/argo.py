@@ -1,4 +1,4 @@
-"""Argo workflows as Metaflow compiles them: when they retry, and what they leave behind.
+"""Changes to the Argo workflows that Metaflow compiles: retries and cleanup.
 
 Rules of Argo Workflows 3.5 and newer (its docs/retries.md and docs/fields.md). ``backoff.maxDuration``
 counts from the start of the first attempt and becomes the deadline of later pods, so none is set.
@@ -16,42 +16,43 @@ from metaflow.exception import METAFLOW_EXIT_DISALLOW_RETRY
 
 from decorators._metaflow.retries import retries_failures
 
-KEPT_S = 7 * 24 * 3600  # a finished workflow with its failed pods; Metaflow has artifacts and logs for longer
+KEPT_S = 7 * 24 * 3600  # retention of finished workflows and failed pods; Metaflow keeps artifacts and logs
 BACKOFF = {"duration": "2m", "factor": 2}  # 2, 4, 8 and 16 minutes
-# JobSet's reason for a JobSet that ended by a rule of its failure policy; here, the rule of users' errors
+# Reason of a JobSet that ended by its failure policy, which here has one rule: a user error
 USER_ERROR_REASON = "FailJobSetFailurePolicyAction"
 # "-1": the container left no exit code; 137 and 143: it was killed, or ended by SIGTERM
 _LOST = "lastRetry.status == 'Error' || lastRetry.exitCode in ['-1', '137', '143']"
 _FAILED = f"lastRetry.exitCode != '{METAFLOW_EXIT_DISALLOW_RETRY}'"
 _JOBSET_FAILED = f"!(lastRetry.message contains '{USER_ERROR_REASON}')"
-_CONDITIONS = 4  # a JobSet's conditions among which the reason is looked for; Argo knows them by number only
+_CONDITIONS = 4  # number of JobSet conditions searched for the reason; Argo can address them only by index
 _WORKERS = "{{=asInt(inputs.parameters.workerCount)}}"
-_own_compile: Callable[[Any], Any] | None = None
+_original_compile: Callable[[Any], Any] | None = None
 
 
 def compile_workflows(remove_older: str, pending_s: Callable[[], float]) -> None:
-    """From now on, compile workflows that retry lost steps, and that remove their own traces.
+    """Patch Metaflow to compile workflows that retry lost steps and are deleted after they finish.
 
     Without it finished workflows and their pods stay in the cluster until someone deletes them.
 
     Parameters
     ----------
     remove_older:
-        Python source, run before each further attempt of a step on several nodes with the attempt and a label
-        selector of the earlier attempts' JobSets.
+        Python source that deletes the JobSets of earlier attempts. Runs before each retry of a multi-node
+        step;
+                its arguments are the attempt and a label selector of those JobSets.
     pending_s:
-        Seconds that a step's pods may wait for nodes.
+        Returns the seconds that a step's pods may wait for nodes.
     """
     from metaflow.plugins.argo.argo_workflows import ArgoWorkflows
 
-    global _own_compile
-    _own_compile = own = _own_compile or ArgoWorkflows._compile_workflow_template
+    global _original_compile
+    _original_compile = original = _original_compile or ArgoWorkflows._compile_workflow_template
 
     def compile_workflow_template(self: Any) -> Any:
-        template = own(self)
+        template = original(self)
         spec = template.payload["spec"]
         spec["ttlStrategy"] = {"secondsAfterCompletion": KEPT_S}
-        spec["podGC"] = {"strategy": "OnPodSuccess"}  # what a failed pod tells is looked at by people
+        spec["podGC"] = {"strategy": "OnPodSuccess"}  # failed pods are kept for debugging
         steps = {self._sanitize(node.name): node.name for node in self.graph}
         for step in spec["templates"]:
             if resource := step.get("resource"):
@@ -66,16 +67,16 @@ def compile_workflows(remove_older: str, pending_s: Callable[[], float]) -> None
 
 
 def _forbid_overlaps() -> None:
-    """From now on, a scheduled workflow does not start while the one before it is not over."""
+    """Patch Metaflow so that a scheduled workflow does not start while the previous one still runs."""
     from metaflow.plugins.argo.argo_client import ArgoClient
 
-    own = ArgoClient.schedule_workflow_template
-    if hasattr(own, "__wrapped__"):
+    original = ArgoClient.schedule_workflow_template
+    if hasattr(original, "__wrapped__"):
         return
 
-    @functools.wraps(own)
-    def schedule(self: Any, name: str, *values: Any, **more: Any) -> None:
-        own(self, name, *values, **more)
+    @functools.wraps(original)
+    def schedule(self: Any, name: str, *values: Any, **options: Any) -> None:
+        original(self, name, *values, **options)
         workflow = self.get_cronworkflow(name)
         if workflow is not None and workflow["spec"].get("concurrencyPolicy") != "Forbid":
             workflow["spec"]["concurrencyPolicy"] = "Forbid"
@@ -95,7 +96,9 @@ def _expression(step: str, is_jobset: bool) -> str:
 def _complete_jobset(
     template: dict[str, Any], resource: dict[str, Any], pending_s: float, remove_older: str
 ) -> None:
-    """Give a step on several nodes its end: of a user's error, of time, of its workflow, of its retry."""
+    """Make the JobSet of a multi-node step end after a user error, at its deadline, with its workflow, and
+    before its retry.
+    """
     jobset = yaml.safe_load(resource["manifest"].replace(_WORKERS, f"'{_WORKERS}'"))
     spec = jobset["spec"]
     spec["failurePolicy"] = {
@@ -105,11 +108,11 @@ def _complete_jobset(
     spec["ttlSecondsAfterFinished"] = KEPT_S
     container: dict[str, Any] = {}
     for job in spec["replicatedJobs"]:
-        made = job["template"]["spec"]
+        pod_job = job["template"]["spec"]
         codes = {"operator": "In", "values": [METAFLOW_EXIT_DISALLOW_RETRY]}
-        made["podFailurePolicy"] = {"rules": [{"action": "FailJob", "onExitCodes": codes}]}
-        pod = made["template"]["spec"]
-        made["activeDeadlineSeconds"] = int(pod["activeDeadlineSeconds"] + pending_s)
+        pod_job["podFailurePolicy"] = {"rules": [{"action": "FailJob", "onExitCodes": codes}]}
+        pod = pod_job["template"]["spec"]
+        pod_job["activeDeadlineSeconds"] = int(pod["activeDeadlineSeconds"] + pending_s)
         container = {
             "name": "remove-older-jobsets",
             "image": pod["containers"][0]["image"],
@@ -120,7 +123,7 @@ def _complete_jobset(
     resource["manifest"] = yaml.dump(jobset, default_flow_style=False, indent=2).replace(
         f"'{_WORKERS}'", _WORKERS
     )
-    resource["setOwnerReference"] = True  # a workflow that is deleted takes its JobSet along
+    resource["setOwnerReference"] = True  # deleting the workflow deletes its JobSet
     reasons = [f"status.conditions.{n}.reason == {USER_ERROR_REASON}" for n in range(_CONDITIONS)]
     resource["failureCondition"] = ", ".join([*reasons, resource["failureCondition"]])
     if "retryStrategy" in template:

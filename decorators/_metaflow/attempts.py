@@ -1,4 +1,4 @@
-"""Attempts at a step: before one that follows, and after the last."""
+"""Hooks around the attempts of a step: before a retry, and after the last failure."""
 
 from __future__ import annotations
 
@@ -13,40 +13,42 @@ from decorators._metaflow.endings import user_errors
 from decorators._metaflow.steps import StepView
 
 
-class _Outlived(CatchDecorator):  # type: ignore[misc]
-    """``@catch`` for nodes' steps, those on several nodes of Kubernetes too.
+class _CatchNodeFailure(CatchDecorator):  # type: ignore[misc]
+    """``@catch`` that also works for multi-node steps on Kubernetes.
 
-    Metaflow runs a failed step's fallback in the process's own place, where the run was launched; what it
-    misses of the pods' environment there is one more exception that is caught. A deployment has no such
-    place: Argo would ask for all the nodes once more, only to note on them that they were lost.
+    Metaflow runs the fallback of a failed step where the run was launched; an exception from the missing pod
+    environment is caught there, too. In a deployment the fallback is disabled: Argo would request all nodes
+    again only to record the failure.
     """
 
-    name = "outlived"
+    name = "catch_node_failure"
 
     def step_task_retry_count(self) -> tuple[int, int]:
-        own, errors = super().step_task_retry_count()
-        return own, 0 if command() == "deploy" else errors
+        step_retries, fallback_retries = super().step_task_retry_count()
+        return step_retries, 0 if command() == "deploy" else fallback_retries
 
 
-def outlived(var: str) -> Callable[[Any], Any]:
-    """A step decorator: where the step fails the flow goes on, with the exception as artifact ``var``."""
-    wrapped: Callable[[Any], Any] = _base_step_decorator(_Outlived, var=var, print_exception=False)
+def catch_node_failure(var: str) -> Callable[[Any], Any]:
+    """Return a step decorator that continues the flow after a failure; artifact ``var`` holds the
+    exception.
+    """
+    wrapped: Callable[[Any], Any] = _base_step_decorator(_CatchNodeFailure, var=var, print_exception=False)
     return wrapped
 
 
 def before_retry(step: StepView, backend: Backend, prepare: Callable[[str, int], dict[str, str]]) -> None:
-    """Call ``prepare(run id, attempt)`` before a step's every attempt but the first is started.
+    """Call ``prepare(run id, attempt)`` before every attempt of a step except the first.
 
-    In the process that runs the flow. The decorator's values go into the attempt's command right after it;
-    what it returns are environment variables for the process that waits for the container.
+    ``prepare`` runs in the process that runs the flow, just before the decorator's values are written into
+    the attempt's command. It returns environment variables for the process that waits for the container.
     """
     decorator = step._find(backend)
     begin = decorator.runtime_step_cli
 
-    def runtime_step_cli(cli_args: Any, retry_count: int, *others: Any) -> None:
+    def runtime_step_cli(cli_args: Any, retry_count: int, *rest: Any) -> None:
         if retry_count > 0:
             with user_errors():
                 cli_args.env.update(prepare(str(cli_args.task.run_id), retry_count))
-        begin(cli_args, retry_count, *others)
+        begin(cli_args, retry_count, *rest)
 
     decorator.runtime_step_cli = runtime_step_cli

@@ -1,8 +1,8 @@
-"""The card of a step while it runs, and when it fails or ends: pages made in the step's own process.
+"""Rendering of a step's card in the step's own process, while it runs and when it ends or fails.
 
-For each page Metaflow starts a process that imports the whole flow again: seconds of a core, which a loaded
-machine hasn't got, and a step ends only after two of them. A blank card's page is a template filled with
-JSON: a hundredth of a second.
+By default Metaflow starts a process per page that imports the whole flow again: seconds of CPU time, and a
+step ends only after two of them. The page of a blank card is a template filled with JSON, which takes about
+10 ms.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from metaflow.system_context import system_context
 from decorators._metaflow.datastores import datastore_given_up
 
 CARD_ID = "finetune"
-# On a narrow screen Metaflow's page leaves a chart no width, and it knows no dark one.
+# On a narrow screen Metaflow's page gives a chart no width, and it has no dark mode.
 _STYLE = """<style>
 .mf-card .vega-embed { display: block !important; width: 100%; overflow-x: auto; }
 @media (prefers-color-scheme: dark) {
@@ -33,14 +33,14 @@ _STYLE = """<style>
 
 
 def card() -> Any | None:
-    """This task's ``finetune`` card (Metaflow's CardComponentManager); None where the step has none."""
+    """Return this task's ``finetune`` card (Metaflow's CardComponentManager); None if the step has none."""
     from metaflow import current
 
     return current.card[CARD_ID] or None if "card" in current else None
 
 
 class _InProcess(CardCreator):  # type: ignore[misc]
-    """Makes the pages of blank cards in this process; all others as Metaflow's own creator does."""
+    """Card creator that renders blank cards in this process, and all others like Metaflow's own creator."""
 
     def __init__(self, metaflows: Any) -> None:
         super().__init__(metaflows._top_level_options, metaflows._should_save_metadata)
@@ -49,7 +49,7 @@ class _InProcess(CardCreator):  # type: ignore[misc]
         self._datastore = SimpleNamespace(
             _storage_impl=type(storage)(root), flow_name=system_context.flow_datastore.flow_name
         )
-        self.final = False  # whether the last page has been made
+        self.final = False  # whether the last page has been rendered
 
     def _run_cards_subprocess(
         self,
@@ -65,8 +65,8 @@ class _InProcess(CardCreator):  # type: ignore[misc]
         **flags: Any,  # final, sync, save_metadata, metadata_dict
     ) -> None:
         if attributes["type"] != BlankCard.type:
-            given = (card_uuid, card_id, mode, runspec, attributes, options, components, logger, data)
-            super()._run_cards_subprocess(*given, **flags)
+            arguments = (card_uuid, card_id, mode, runspec, attributes, options, components, logger, data)
+            super()._run_cards_subprocess(*arguments, **flags)
             return
         final = flags["final"]
         if datastore_given_up():
@@ -87,12 +87,12 @@ class _InProcess(CardCreator):  # type: ignore[misc]
                 _save_metadata(system_context.metadata, *ids, card_uuid, flags["metadata_dict"])
         except Exception as error:
             if not final:
-                raise  # whoever pushes the card says it
+                raise  # reported by the caller that pushes the card
             logger(f"The card could not be stored: {type(error).__name__}: {error}", bad=True)
 
 
 def standalone_page(title: str, components: list[Any]) -> str:
-    """A page like a card's, of no task: one HTML file that needs no network."""
+    """Render components as a standalone HTML page in the style of a card; needs no network."""
     from metaflow.plugins.cards.card_modules.basic import SectionComponent
 
     contents = SectionComponent(contents=[component.render() for component in components]).render()
@@ -105,7 +105,7 @@ def _styled(page: str) -> str:
 
 
 def make_in_process(manager: Any) -> None:
-    """From now on the pages of this task's blank cards cost no process, the last one included."""
+    """Render all pages of this task's blank cards in this process, including the last one."""
     if isinstance(CardDecorator.card_creator, _InProcess):
         creator = CardDecorator.card_creator
     else:
@@ -115,10 +115,10 @@ def make_in_process(manager: Any) -> None:
 
 
 def push_card(manager: Any) -> None:
-    """Publish a card's page as it is now, and return when that is done.
+    """Publish the current page of a card and wait until it is stored.
 
-    After the page comes the token by which a page that is open already knows that it is outdated. Does
-    nothing where the datastore has been given up, or the last page has been made.
+    The reload token is stored after the page, so that an open page refreshes. Does nothing after the
+    datastore was given up or the last page was rendered.
     """
     creator = manager._card_creator
     if datastore_given_up() or getattr(creator, "final", False):

@@ -1,4 +1,4 @@
-"""Parts of this project's packages that travel with a run."""
+"""Content of the code package that a run uploads."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from metaflow.packaging_sys import distribution_support
 from metaflow.packaging_sys.v1 import MetaflowCodeContentV1
 
 
-def leave_bytecode_out() -> None:
-    """For the process that launches: no ``.pyc`` of an installed package goes into the code package.
+def exclude_bytecode() -> None:
+    """Exclude the ``.pyc`` files of installed packages from the code package. Called in the launching
+    process.
 
-    pip compiles what it installs and records that, and Metaflow takes what is recorded: more bytes than the
-    sources, for one release of Python, which need not be the containers'.
+    pip lists the bytecode it compiles in a package's RECORD, and Metaflow packs every listed file. Bytecode
+    is larger than the sources and fits only one Python version, which may differ from the containers'.
     """
     if distribution_support._cached_distributions is None:
         distribution_support._cached_distributions = _Distributions()
@@ -47,9 +48,9 @@ def _contains(distribution: metadata.Distribution, name: str) -> bool:
     return record.startswith(f"{name}/") or f"\n{name}/" in record or f"\n{name}.py," in record
 
 
-def _without_bytecode(own: Callable[..., Iterator[tuple[str, str]]]) -> Callable[..., Any]:
-    @functools.wraps(own)
+def _without_bytecode(original: Callable[..., Iterator[tuple[str, str]]]) -> Callable[..., Any]:
+    @functools.wraps(original)
     def files(self: Any, name: str, paths: set[str]) -> Iterator[tuple[str, str]]:
-        return (pair for pair in own(self, name, paths) if not pair[0].endswith(".pyc"))
+        return (pair for pair in original(self, name, paths) if not pair[0].endswith(".pyc"))
 
     return files

@@ -1,4 +1,4 @@
-"""Command of this process, and its backend."""
+"""The Metaflow command that this process runs, and its backend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from metaflow._vendor import click
 from metaflow.system_context import ExecutionPhase, system_context
 from metaflow.unbounded_foreach import UBF_TASK
 
-Backend = Literal["local", "kubernetes", "batch"]  # but the first, names of Metaflow's decorators
+Backend = Literal["local", "kubernetes", "batch"]  # except "local", names of Metaflow's decorators
 Command = Literal["run", "resume", "deploy", "task", "trampoline", "other"]
 DEPLOYERS: dict[str, Backend] = {
     "argo-workflows": "kubernetes",
@@ -19,43 +19,45 @@ DEPLOYERS: dict[str, Backend] = {
 
 
 def run_parameters(flow: type[Any]) -> tuple[set[str], set[str]]:
-    """Options of a flow's parameters: those with a value, and switches. Metaflow's command is not loaded."""
-    own = [each for _, each in flow._get_parameters() if not each.IS_CONFIG_PARAMETER]
-    switches = {f"--{each.name}" for each in own if each.kwargs.get("is_flag")}
-    return {f"--{each.name}" for each in own} - switches, switches
+    """Return the options of a flow's parameters: (options with a value, switches). Does not load its
+    command.
+    """
+    parameters = [parameter for _, parameter in flow._get_parameters() if not parameter.IS_CONFIG_PARAMETER]
+    switches = {f"--{parameter.name}" for parameter in parameters if parameter.kwargs.get("is_flag")}
+    return {f"--{parameter.name}" for parameter in parameters} - switches, switches
 
 
 def command() -> Command:
     """Return the purpose for which this process was started."""
-    words = command_words()
-    if not words:
+    arguments = command_arguments()
+    if not arguments:
         return "other"
     if system_context.phase == ExecutionPhase.TASK:
         return "task"
     if system_context.phase == ExecutionPhase.TRAMPOLINE:
         return "trampoline"
-    if words[0] == "run":
+    if arguments[0] == "run":
         return "run"
-    if words[0] == "resume":
+    if arguments[0] == "resume":
         return "resume"
-    if words[0] in DEPLOYERS and "create" in words:
+    if arguments[0] in DEPLOYERS and "create" in arguments:
         return "deploy"
     return "other"
 
 
-def command_words() -> list[str]:
+def command_arguments() -> list[str]:
     context = click.get_current_context(silent=True)
     return list(getattr(context.find_root(), "saved_args", None) or []) if context else []
 
 
 def deployer() -> str | None:
-    """The scheduler that the flow is being deployed to, as Metaflow's command calls it; None: it is not."""
-    return command_words()[0] if command() == "deploy" else None
+    """Return the scheduler that the flow is being deployed to, by its Metaflow command; None if it is not."""
+    return command_arguments()[0] if command() == "deploy" else None
 
 
 def compiles_only() -> bool:
-    """Whether a deployment is only written out, for someone else's cluster perhaps."""
-    return "--only-json" in command_words()
+    """Whether a deployment is only printed (``--only-json``), perhaps for another cluster."""
+    return "--only-json" in command_arguments()
 
 
 def in_container() -> bool:
@@ -64,42 +66,44 @@ def in_container() -> bool:
 
 
 def waits_for_other_nodes() -> bool:
-    """Whether this task, once it has ended well, waits for those of all other nodes.
+    """Whether this task, after it succeeds, waits for the tasks of all other nodes.
 
-    As Metaflow's main node on Batch does, for ten minutes where one of them is gone.
+    Metaflow's main node on Batch does, for up to ten minutes if one of them is lost.
     """
     return "AWS_BATCH_JOB_ID" in os.environ
 
 
 def configured_target(backend: Backend) -> dict[str, Any]:
-    """Return the target of steps by Metaflow's configuration, named as in ``@kubernetes`` and ``@batch``."""
-    from metaflow import metaflow_config as given
+    """Return the default target of steps from Metaflow's configuration, by argument names of ``@kubernetes``
+    and ``@batch``.
+    """
+    from metaflow import metaflow_config as config
 
     if backend == "kubernetes":
-        secrets = str(given.KUBERNETES_IMAGE_PULL_SECRETS or "")
+        secrets = str(config.KUBERNETES_IMAGE_PULL_SECRETS or "")
         return {
-            "namespace": given.KUBERNETES_NAMESPACE,
-            "service_account": given.KUBERNETES_SERVICE_ACCOUNT,
-            "image": given.KUBERNETES_CONTAINER_IMAGE,
+            "namespace": config.KUBERNETES_NAMESPACE,
+            "service_account": config.KUBERNETES_SERVICE_ACCOUNT,
+            "image": config.KUBERNETES_CONTAINER_IMAGE,
             "image_pull_secrets": [name.strip() for name in secrets.split(",") if name.strip()],
         }
     if backend == "batch":
         return {
-            "queue": given.BATCH_JOB_QUEUE,
-            "image": given.BATCH_CONTAINER_IMAGE,
-            "iam_role": given.ECS_S3_ACCESS_IAM_ROLE,
+            "queue": config.BATCH_JOB_QUEUE,
+            "image": config.BATCH_CONTAINER_IMAGE,
+            "iam_role": config.ECS_S3_ACCESS_IAM_ROLE,
         }
     return {}
 
 
 def metadata_kind() -> str:
-    """The metadata provider of the run that this process launches: "local" or "service"."""
+    """Return the metadata provider of the run that this process launches: "local" or "service"."""
     return str(click.get_current_context().find_root().obj.metadata.TYPE)
 
 
 def local_node_command() -> tuple[str, str]:
-    """Two words by which the command line of another node's local task is known.
+    """Return two command-line arguments that identify the local task of another node.
 
-    A local ``@parallel`` step runs its other nodes as children of the first one's task.
+    In a local run, the task of a ``@parallel`` step's first node starts the other nodes as child processes.
     """
     return "--ubf-context", UBF_TASK

@@ -1,4 +1,4 @@
-"""Metaflow's configuration, outside of any run."""
+"""Metaflow's configuration outside of a run."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Configuration:
-    """Values of Metaflow's configuration; None: not set."""
+    """Values of Metaflow's configuration; None if not set."""
 
     datastore: str  # "local", "s3", "gs", "azure"
-    root: str | None  # where the datastore begins; of a local one that doesn't exist yet, where it would
+    root: str | None  # root of the datastore; of a local one that does not exist yet, its future path
     metadata: str  # "local", "service"
     service_url: str | None  # of the metadata service
     step_functions_role: str | None
 
 
 def configuration() -> Configuration:
-    """As Metaflow reads it from its profile and the environment. Makes no folder."""
+    """Read the configuration from Metaflow's profile and the environment. Creates no folder."""
     from metaflow.metaflow_config import DEFAULT_DATASTORE, DEFAULT_METADATA, SERVICE_URL, SFN_IAM_ROLE
     from metaflow.plugins import DATASTORES
 

@@ -1,4 +1,4 @@
-"""The run's datastore, for files of any size and no longer than a limit."""
+"""Access to the run's datastore for files of any size, with a limit on waiting for an unavailable one."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from estimator.errors import UserError
 
 
 def storage() -> Any:
-    """The storage behind this run's datastore: Metaflow's DataStoreStorage of local, S3, GS or Azure."""
+    """Return the storage of this run's datastore: Metaflow's DataStoreStorage for local, S3, GS or Azure."""
     if system_context.flow_datastore is None:
         raise RuntimeError("no flow is running in this process")
     return system_context.flow_datastore._storage_impl
 
 
 def configured_storage() -> Any:
-    """The storage of the datastore that Metaflow is configured with, outside of any run."""
+    """Return the storage of the configured datastore, outside of a run."""
     from metaflow.metaflow_config import DEFAULT_DATASTORE
     from metaflow.plugins import DATASTORES
 
@@ -28,18 +28,20 @@ def configured_storage() -> Any:
     return kind(kind.get_datastore_root_from_config(lambda *_, **__: None))
 
 
-def s3_client(*, impatient: bool = False) -> tuple[Any, type[Exception]]:
-    """Metaflow's boto3 client for S3 and the class of its errors; ``impatient``: it asks once, briefly."""
+def s3_client(*, brief: bool = False) -> tuple[Any, type[Exception]]:
+    """Return Metaflow's boto3 client for S3 and its error class; ``brief``: one attempt with short
+    timeouts.
+    """
     from botocore.config import Config
     from metaflow.metaflow_config import DATATOOLS_CLIENT_PARAMS
     from metaflow.plugins.datatools.s3.s3util import get_s3_client
 
-    if not impatient:
+    if not brief:
         client, error = get_s3_client()
         return client, error
-    own = DATATOOLS_CLIENT_PARAMS.get("config") or Config()
-    own = own if isinstance(own, Config) else Config(**own)
-    brief = own.merge(Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 1}))
+    user_config = DATATOOLS_CLIENT_PARAMS.get("config") or Config()
+    user_config = user_config if isinstance(user_config, Config) else Config(**user_config)
+    brief = user_config.merge(Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 1}))
     client, error = get_s3_client(s3_client_params={**DATATOOLS_CLIENT_PARAMS, "config": brief})
     return client, error
 
@@ -56,9 +58,9 @@ _limited = False
 _given_up = False
 
 
-def datastore_away_s() -> float:
-    """Return how long a datastore may be unavailable during a run. Raises UserError unless it is a number
-    of minutes.
+def datastore_timeout_s() -> float:
+    """Return the seconds that a datastore may be unavailable during a run. Raises UserError if the variable
+    FINETUNE_DATASTORE_TIMEOUT is not a positive number of minutes.
     """
     text = os.environ.get(DATASTORE_TIMEOUT) or "5"
     try:
@@ -67,17 +69,17 @@ def datastore_away_s() -> float:
         minutes = math.nan
     if not 0 < minutes < math.inf:
         raise UserError(
-            f"{DATASTORE_TIMEOUT}={text}: it is a number of minutes, and above 0.",
+            f"{DATASTORE_TIMEOUT}={text} must be a number of minutes above 0.",
             "Unset it for 5 minutes.",
         )
     return minutes * 60
 
 
 def limit_datastore() -> None:
-    """Have Metaflow give an operation on S3 up after about half of :func:`datastore_away_s`.
+    """Make Metaflow give up an S3 operation after about half of :func:`datastore_timeout_s`.
 
-    Left alone, Metaflow 2.19.39 makes 21 attempts, and waits up to 6 minutes before each. What the user has
-    set stands. Holds for this process and those that it starts; ``S3_LIMITS`` are the variables.
+    By default Metaflow 2.19.39 makes 21 attempts and waits up to 6 minutes before each. Values set by the
+    user are kept. Applies to this process and its children; ``S3_LIMITS`` names the variables.
     """
     global _limited
     from metaflow import metaflow_config
@@ -87,24 +89,24 @@ def limit_datastore() -> None:
     if _limited:
         return
     # Metaflow sleeps 1, 2, 4... seconds, after the last attempt too
-    retries = max(1, int(math.log2(datastore_away_s() / 2 + 1)) - 1)
-    log_retries = min(2, retries)  # of the step's log, which is asked for again anyway
+    retries = max(1, int(math.log2(datastore_timeout_s() / 2 + 1)) - 1)
+    log_retries = min(2, retries)  # reads of the step's log are repeated anyway
     _limited = True
-    own = dict(config_values())
+    configured = dict(config_values())
     for name, value in zip(S3_LIMITS, (log_retries, retries, _S3_ATTEMPTS), strict=True):
-        os.environ.setdefault(name, own.get(name) or json.dumps(value))
-    if S3_LIMITS[0] not in own:
+        os.environ.setdefault(name, configured.get(name) or json.dumps(value))
+    if S3_LIMITS[0] not in configured:
         s3.S3_RETRY_COUNT = s3util.S3_RETRY_COUNT = log_retries
-    if S3_LIMITS[1] not in own:
+    if S3_LIMITS[1] not in configured:
         s3.S3_TRANSIENT_RETRY_COUNT = retries
-    if S3_LIMITS[2] not in own:
+    if S3_LIMITS[2] not in configured:
         metaflow_config.S3_CLIENT_RETRY_CONFIG = dict(_S3_ATTEMPTS)
-    if "METAFLOW_DATATOOLS_CLIENT_PARAMS" not in own:
+    if "METAFLOW_DATATOOLS_CLIENT_PARAMS" not in configured:
         metaflow_config.DATATOOLS_CLIENT_PARAMS.setdefault("config", dict(_S3_SOCKETS))
 
 
-def give_datastore_up() -> None:
-    """From now on Metaflow asks S3 once, in this process and in those that it starts."""
+def give_up_datastore() -> None:
+    """Disable Metaflow's S3 retries in this process and its children."""
     global _given_up
     from metaflow.plugins.datatools.s3 import s3, s3util
 
@@ -114,11 +116,13 @@ def give_datastore_up() -> None:
 
 
 def datastore_given_up() -> bool:
-    """Whether the datastore has stayed away for too long, and no one asks it any more."""
+    """Whether the datastore was unavailable for too long and is not retried any more."""
     return _given_up
 
 
 def datastore_variables() -> dict[str, str]:
-    """The limits on the datastore, for a container. Raises UserError, as :func:`datastore_away_s`."""
+    """Return the variables that set these limits in a container. Raises UserError, like
+    :func:`datastore_timeout_s`.
+    """
     limit_datastore()
     return {name: os.environ[name] for name in (DATASTORE_TIMEOUT, *S3_LIMITS) if name in os.environ}

@@ -1,4 +1,4 @@
-"""End of a run that cannot continue: a clear message, and no useless retry."""
+"""Errors that end a run: clear messages, exit codes, and no pointless retries."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from estimator import logs
 from estimator.errors import MISTAKE, UserError
 from launchers.cluster.hangup import outlive_shell
 
-_WHERE = ("--with", "--datastore", "--datastore-root", "--metadata", "--environment")
+_TARGET_OPTIONS = ("--with", "--datastore", "--datastore-root", "--metadata", "--environment")
 
 
 class FinetuneError(MetaflowException):  # type: ignore[misc]
-    """A user's mistake as Metaflow shows it: a headline and lines of text, no traceback."""
+    """User error in the form that Metaflow prints without a traceback: a headline and lines of text."""
 
     headline = "Error"
 
     def __init__(self, problem: str, advice: str = "") -> None:
-        # Metaflow takes asterisks for emphasis and drops them.
+        # Metaflow treats asterisks as emphasis and drops them.
         text = f"{problem}\n{advice}" if advice else problem
         super().__init__(text.replace("*", "\N{ASTERISK OPERATOR}"))
         self.problem = problem
@@ -40,32 +40,34 @@ class FinetuneError(MetaflowException):  # type: ignore[misc]
         return type(self), (self.problem, self.advice)
 
 
-class TrainingFailed(FinetuneError):  # noqa: N818 - it says what has happened
-    """A gang's failure: its text holds the failing rank's own traceback, and Metaflow's adds nothing."""
+class TrainingFailed(FinetuneError):  # noqa: N818 - describes the event
+    """Failure of a gang. Its text contains the failing rank's traceback, so Metaflow's is suppressed."""
 
     headline = "Training failed"
 
 
-class NotFit(FinetuneError):  # noqa: N818 - it says what was found
-    """The checklist's verdict, where it is one that training should not begin with."""
+class NotFit(FinetuneError):  # noqa: N818 - describes the verdict
+    """Verdict of the checklist that should keep training from starting."""
 
-    headline = "The checklist says"
+    headline = "Checklist"
 
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Turn a UserError into its clean lines; for steps without ``@gpu_profile``, which does it itself."""
+    """Convert a UserError to a FinetuneError; for steps without ``@gpu_profile``, which does this itself."""
     try:
         yield
     except UserError as error:
-        raise final(error) from None
+        raise without_retry(error) from None
 
 
 _ended_by_user_error = False
 
 
-def final(error: UserError, kind: type[FinetuneError] = FinetuneError) -> FinetuneError:
-    """A UserError as Metaflow shows it, that ends the task for good: a retry would meet it again."""
+def without_retry(error: UserError, kind: type[FinetuneError] = FinetuneError) -> FinetuneError:
+    """Convert a UserError to the exception that Metaflow prints, and prevent retries, which would fail
+    again.
+    """
     global _ended_by_user_error
     _ended_by_user_error = True
     logs.show_traceback(error)
@@ -76,54 +78,54 @@ _in_main = False
 
 
 CommandLine = Callable[[str, Sequence[str]], str]
-"""From a flow's file and its words to the command that a user would type."""
+"""Maps (flow file, arguments) to the command that a user would type."""
 
 
-def by_file(script: str, words: Sequence[str]) -> str:
-    """The command of a flow that is run by its file."""
-    return shlex.join(["python", script, *words])
+def file_command(script: str, arguments: Sequence[str]) -> str:
+    """Return the command of a flow that is run by its file."""
+    return shlex.join(["python", script, *arguments])
 
 
-def resume_command(script: str, words: Sequence[str], run_id: str, command_line: CommandLine) -> str:
-    """The command that continues with a run that these words of a flow have started.
+def resume_command(script: str, arguments: Sequence[str], run_id: str, command_line: CommandLine) -> str:
+    """Return the command that resumes a run started with ``arguments``.
 
-    Metaflow takes parameters and configs from the run; where it is to run must be said again.
+    Metaflow takes parameters and configs from the run; the options that name the target must be repeated.
     """
-    given = iter(words)
-    where = []
-    for word in given:
-        name, _, value = word.partition("=")
-        if name in _WHERE:
-            where += [word] if value else [word, next(given, "")]
-    return command_line(script, [*where, "resume", "--origin-run-id", run_id])
+    tokens = iter(arguments)
+    target_options = []
+    for token in tokens:
+        name, _, value = token.partition("=")
+        if name in _TARGET_OPTIONS:
+            target_options += [token] if value else [token, next(tokens, "")]
+    return command_line(script, [*target_options, "resume", "--origin-run-id", run_id])
 
 
-_after_last_words: list[Callable[[], None]] = []
+_after_error_message: list[Callable[[], None]] = []
 
 
-def after_last_words(do: Callable[[], None]) -> None:
-    """Do something once Metaflow has said why the task has failed; at once in a flow without :func:`main`."""
+def after_error_message(do: Callable[[], None]) -> None:
+    """Call ``do`` after Metaflow printed why the task failed; immediately in a flow without :func:`main`."""
     if _in_main:
-        _after_last_words.append(do)
+        _after_error_message.append(do)
     else:
         do()
 
 
 def main(flow: type[Any], command_line: CommandLine | None = None) -> None:
-    """Run a flow's command line, as ``flow()`` does.
+    """Run a flow's command line, like ``flow()``.
 
-    Gives Metaflow a user's name where the machine has none, lets a run outlive its shell, ends its remote
-    jobs with it, and shows the steps of a training in one line on a terminal. Metaflow ends with 1 whatever
-    has happened; this ends with :data:`MISTAKE` where nothing started, and a task that met a UserError with
-    the status that tells Metaflow's local scheduler not to retry it.
+    In addition: sets a user name if the machine has none, keeps the run alive when its shell ends, ends
+    remote jobs together with the run, and shows training progress in one line on a terminal. Metaflow always
+    exits with 1 after an error; this exits with :data:`MISTAKE` if nothing was started, and a task that
+    raised a UserError exits with the status that keeps Metaflow's local scheduler from retrying it.
 
-    ``command_line`` says how the flow is called, in its help and where a command is suggested; by default by
-    its file.
+    ``command_line`` formats the command of the flow for its help and for suggestions; by default it runs the
+    flow's file.
     """
     global _in_main
     _in_main = True
     ensure_user()
-    MetaflowInternalError.headline = "The run has failed"
+    MetaflowInternalError.headline = "The run failed"
     launches = bool({"run", "resume"} & set(sys.argv[1:]))
     close_line = None
     if launches:
@@ -136,17 +138,17 @@ def main(flow: type[Any], command_line: CommandLine | None = None) -> None:
         limit_datastore()
     except UserError as error:
         logs.show_traceback(error)
-        say(error.problem)
-        say(error.advice)
+        print_line(error.problem)
+        print_line(error.advice)
         raise SystemExit(MISTAKE) from None
-    shown = _enter_command_line(flow, command_line and command_line(sys.argv[0], ()))
+    printed_errors = _enter_command_line(flow, command_line and command_line(sys.argv[0], ()))
     try:
         flow()
     except SystemExit as ended:
         if ended.code == 1 and _ended_by_user_error and _would_be_retried():
             raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
         began = system_context.run_id or system_context.is_task or system_context.is_trampoline
-        if ended.code == 1 and shown and not began:
+        if ended.code == 1 and printed_errors and not began:
             raise SystemExit(MISTAKE) from None
         raise
     finally:
@@ -154,41 +156,41 @@ def main(flow: type[Any], command_line: CommandLine | None = None) -> None:
             close_line()
         sys.stderr.flush()
         if launches and was_interrupted() and system_context.run_id:
-            again = resume_command(
-                sys.argv[0], sys.argv[1:], str(system_context.run_id), command_line or by_file
+            suggestion = resume_command(
+                sys.argv[0], sys.argv[1:], str(system_context.run_id), command_line or file_command
             )
-            say(f"To go on where it stood: {again}")
-        for do in _after_last_words:
+            print_line(f"Resume the run: {suggestion}")
+        for do in _after_error_message:
             do()
 
 
 def _enter_command_line(flow: type[Any], name: str | None) -> list[MetaflowException]:
-    """Let Metaflow's help call the flow's command ``name``, if it has one, instead of by its file.
+    """Show ``name`` as the command in Metaflow's help, if given, instead of the flow's file.
 
-    Returns a list to which Metaflow will add what it shows as lines; a bug has a traceback instead.
+    Returns a list that collects the errors that Metaflow prints without a traceback.
     """
-    with flow_context(flow):  # which options there are depends on the flow
+    with flow_context(flow):  # the options depend on the flow
         from metaflow import cli
 
     if name is not None:
         cli.start.main = functools.partial(cli.start.main, prog_name=name)
-    shown: list[MetaflowException] = []
-    own = cli.print_metaflow_exception
+    printed_errors: list[MetaflowException] = []
+    print_exception = cli.print_metaflow_exception
 
     def show(error: MetaflowException) -> None:
-        shown.append(error)
-        own(error)
+        printed_errors.append(error)
+        print_exception(error)
 
     cli.print_metaflow_exception = show
-    return shown
+    return printed_errors
 
 
 def _would_be_retried() -> bool:
-    # Asked after Metaflow's command has ended, when no click context is left.
+    # Called after Metaflow's command has ended, when there is no click context any more.
     task = system_context.phase == ExecutionPhase.TASK
     return task and (system_context.retry_count or 0) < (system_context.max_user_code_retries or 0)
 
 
-def say(text: str) -> None:
-    """One line for the person at the terminal; never on standard output, which commands may fill."""
+def print_line(text: str) -> None:
+    """Print one line to standard error; standard output is reserved for the output of commands."""
     print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Messages for jobs that a cluster refuses or aborts."""
+"""Messages for jobs that a cluster rejects or aborts."""
 
 from __future__ import annotations
 
@@ -9,51 +9,52 @@ from typing import Any
 
 from metaflow.exception import METAFLOW_EXIT_DISALLOW_RETRY, MetaflowException
 
-from decorators._metaflow.commands import command_words
-from decorators._metaflow.endings import say
+from decorators._metaflow.api_retries import stop_retrying
+from decorators._metaflow.commands import command_arguments
+from decorators._metaflow.endings import print_line
 from decorators._metaflow.jobs import WaitedJob, batch_job, kubernetes_job
-from decorators._metaflow.patience import hurry
 from estimator.errors import UserError
 
 
-def put_batch_in_words(
-    words: Callable[[Exception, str], UserError], ended: Callable[[WaitedJob], None]
+def explain_batch_errors(
+    explain: Callable[[Exception, str], UserError], on_failure: Callable[[WaitedJob], None]
 ) -> None:
-    """End with two lines where submitting a step to AWS Batch, or waiting for it, meets an exception.
+    """Print two lines instead of a traceback if submitting a step to AWS Batch or waiting for it raises.
 
-    ``words`` makes them from the exception and the id of a job that is left there; empty: none is.
+    ``explain(exception, id)`` returns them; ``id`` names a job that still runs, or is empty. ``on_failure``
+    is
 
-    ``ended`` hears of a step that has failed.
+    called for a step that failed.
     """
     from metaflow.plugins.aws.batch.batch import Batch
 
-    if (command_words() or [""])[0] != "batch" or hasattr(Batch.wait, "__wrapped__"):
+    if (command_arguments() or [""])[0] != "batch" or hasattr(Batch.wait, "__wrapped__"):
         return
-    Batch.launch_job = _batch_in_words(Batch.launch_job, words, ended)
-    Batch.wait = _batch_in_words(Batch.wait, words, ended)
+    Batch.launch_job = _with_batch_errors(Batch.launch_job, explain, on_failure)
+    Batch.wait = _with_batch_errors(Batch.wait, explain, on_failure)
 
 
-def _batch_in_words(
-    own: Callable[..., None],
-    words: Callable[[Exception, str], UserError],
-    ended: Callable[[WaitedJob], None],
+def _with_batch_errors(
+    original: Callable[..., None],
+    explain: Callable[[Exception, str], UserError],
+    on_failure: Callable[[WaitedJob], None],
 ) -> Callable[..., None]:
-    @functools.wraps(own)
-    def clean(self: Any, *args: Any, **kwargs: Any) -> None:
+    @functools.wraps(original)
+    def explained(self: Any, *args: Any, **kwargs: Any) -> None:
         try:
-            own(self, *args, **kwargs)
+            original(self, *args, **kwargs)
         except Exception as error:
-            # Taken from Metaflow, whose own end would ask for it once more and print another traceback
+            # Removed, because Metaflow's exit handler would query it again and print another traceback
             job = self.__dict__.pop("job", None)
             if isinstance(error, MetaflowException) and job is not None:
-                ended(batch_job(job))
-                raise  # a step that has failed: Metaflow says how in a line
-            refusal = words(error, job.id if job is not None and not _terminated(job) else "")
-            say(refusal.problem)
-            say(refusal.advice)
+                on_failure(batch_job(job))
+                raise  # the step failed: Metaflow prints the reason in one line
+            message = explain(error, job.id if job is not None and not _terminated(job) else "")
+            print_line(message.problem)
+            print_line(message.advice)
             raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
 
-    return clean
+    return explained
 
 
 def _terminated(job: Any) -> bool:
@@ -66,45 +67,45 @@ def _terminated(job: Any) -> bool:
     return True
 
 
-def put_in_words(
-    words: Callable[[Exception, str], UserError], endings: Callable[[WaitedJob], list[str]]
+def explain_kubernetes_errors(
+    explain: Callable[[Exception, str], UserError], describe_pods: Callable[[WaitedJob], list[str]]
 ) -> None:
-    """End with two lines where submitting a step to Kubernetes, or waiting for it, meets an exception.
+    """Print two lines instead of a traceback if submitting a step to Kubernetes or waiting for it raises.
 
-    Metaflow would print a traceback. ``words`` makes them from the exception and what it was about: the name
-    and namespace of what was submitted, empty where nothing was. Of a step that has failed, Metaflow tells
-    little more than that; ``endings`` has a line for each of its pods.
+    ``explain(exception, submitted)`` returns them; ``submitted`` is the name and namespace of the submitted
+    job, or empty. For a step that failed Metaflow prints few details, so ``describe_pods`` adds a line per
+    pod.
     """
     from metaflow.plugins.kubernetes.kubernetes import Kubernetes
 
-    if (command_words() or [""])[0] != "kubernetes" or hasattr(Kubernetes.wait, "__wrapped__"):
+    if (command_arguments() or [""])[0] != "kubernetes" or hasattr(Kubernetes.wait, "__wrapped__"):
         return
-    Kubernetes.launch_job = _in_words(Kubernetes.launch_job, words, endings)
-    Kubernetes.wait = _in_words(Kubernetes.wait, words, endings)
+    Kubernetes.launch_job = _with_kubernetes_errors(Kubernetes.launch_job, explain, describe_pods)
+    Kubernetes.wait = _with_kubernetes_errors(Kubernetes.wait, explain, describe_pods)
 
 
-def _in_words(
-    own: Callable[..., None],
-    words: Callable[[Exception, str], UserError],
-    endings: Callable[[WaitedJob], list[str]],
+def _with_kubernetes_errors(
+    original: Callable[..., None],
+    explain: Callable[[Exception, str], UserError],
+    describe_pods: Callable[[WaitedJob], list[str]],
 ) -> Callable[..., None]:
-    @functools.wraps(own)
-    def clean(self: Any, *args: Any, **kwargs: Any) -> None:
+    @functools.wraps(original)
+    def explained(self: Any, *args: Any, **kwargs: Any) -> None:
         job = None
         try:
-            own(self, *args, **kwargs)
-            atexit.register(hurry)  # called before Metaflow's own, which asks for the job's state once more
+            original(self, *args, **kwargs)
+            atexit.register(stop_retrying)  # runs before Metaflow's handler, which queries the job once more
         except Exception as error:
             job = getattr(self, "_job", None)
             if isinstance(error, MetaflowException) and job is not None:
-                for line in endings(kubernetes_job(job)):
-                    say(line)
+                for line in describe_pods(kubernetes_job(job)):
+                    print_line(line)
                 raise
             name = f"{kubernetes_job(job).what} in namespace {job._namespace}" if job is not None else ""
-            hurry()
-            refusal = words(error, name)
-            say(refusal.problem)
-            say(refusal.advice)
+            stop_retrying()
+            message = explain(error, name)
+            print_line(message.problem)
+            print_line(message.advice)
             raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
 
-    return clean
+    return explained

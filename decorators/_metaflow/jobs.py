@@ -10,9 +10,9 @@ from typing import Any, Literal
 from metaflow._vendor import click
 from metaflow.exception import METAFLOW_EXIT_DISALLOW_RETRY
 
-from decorators._metaflow.commands import command_words
-from decorators._metaflow.endings import say
-from decorators._metaflow.patience import with_patience
+from decorators._metaflow.api_retries import retry_outages
+from decorators._metaflow.commands import command_arguments
+from decorators._metaflow.endings import print_line
 from decorators._metaflow.signals import remove_job_at_signal
 from estimator.errors import UserError
 
@@ -23,33 +23,34 @@ class WaitedJob:
 
     backend: Literal["kubernetes", "batch"]
     kind: Literal["job", "jobset", "batch job"]
-    name: str  # of a Batch job: its id
+    name: str  # of a Batch job, its id
     namespace: str = ""
     client: Any = None  # Batch: boto3's
-    info: Mapping[str, Any] = field(default_factory=dict)  # Batch: what describe_jobs has just said
+    info: Mapping[str, Any] = field(default_factory=dict)  # Batch: latest result of describe_jobs
 
     @property
     def what(self) -> str:
         return f"{self.kind} {self.name}"
 
-    def complain(self, text: str) -> None:
-        say(text)
+    def report_error(self, text: str) -> None:
+        print_line(text)
 
 
 _watchers: list[Callable[[WaitedJob], None]] = []
 
 
-def watch_waiting(seen: Callable[[WaitedJob], None]) -> None:
-    """Call ``seen`` whenever Metaflow asks for the state of a remote job that this process waits for.
+def watch_waiting(watcher: Callable[[WaitedJob], None]) -> None:
+    """Call ``watcher`` whenever Metaflow polls the state of a remote job that this process waits for.
 
-    A UserError of it ends this process with its two lines, and Metaflow does not try the step again.
+    If it raises a UserError, this process prints the error's two lines and exits, and the step is not
+    retried.
     """
-    if seen in _watchers:
+    if watcher in _watchers:
         return
-    _watchers.append(seen)
+    _watchers.append(watcher)
     if len(_watchers) > 1:
         return
-    command = (command_words() or [""])[0]
+    command = (command_arguments() or [""])[0]
     if command in ("batch", "kubernetes"):
         remove_job_at_signal()
     if command == "batch":
@@ -62,7 +63,7 @@ def watch_waiting(seen: Callable[[WaitedJob], None]) -> None:
 
         for kind, fetches in ((RunningJob, ("_fetch_job",)), (RunningJobSet, ("_fetch_jobset",))):
             for name in (*fetches, "_fetch_pod"):
-                setattr(kind, name, with_patience(getattr(kind, name)))
+                setattr(kind, name, retry_outages(getattr(kind, name)))
             _watch(kind, kubernetes_job)
 
 
@@ -76,17 +77,17 @@ def batch_job(job: Any) -> WaitedJob:
 
 
 def _watch(kind: type[Any], view: Callable[[Any], WaitedJob]) -> None:
-    own: Any = kind.__dict__["is_done"]
+    original: Any = kind.__dict__["is_done"]
 
     def is_done(self: Any) -> bool:
-        done = bool(own.fget(self))
+        done = bool(original.fget(self))
         if not done:
             try:
-                for seen in _watchers:
-                    seen(view(self))
+                for watcher in _watchers:
+                    watcher(view(self))
             except UserError as error:
-                say(error.problem)
-                say(error.advice)
+                print_line(error.problem)
+                print_line(error.advice)
                 raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
         return done
 
@@ -94,18 +95,18 @@ def _watch(kind: type[Any], view: Callable[[Any], WaitedJob]) -> None:
 
 
 def on_batch_client(prepare: Callable[[Any], None]) -> None:
-    """Call ``prepare`` with each boto3 client by which Metaflow submits and watches Batch jobs."""
-    if (command_words() or [""])[0] != "batch":
+    """Call ``prepare`` with each boto3 client that Metaflow creates to submit and watch Batch jobs."""
+    if (command_arguments() or [""])[0] != "batch":
         return
     from metaflow.plugins.aws.batch.batch_client import BatchClient
 
     if hasattr(BatchClient.__init__, "__wrapped__"):
         return
-    own = BatchClient.__init__
+    original = BatchClient.__init__
 
-    @functools.wraps(own)
+    @functools.wraps(original)
     def prepared(self: Any) -> None:
-        own(self)
+        original(self)
         prepare(self._client)
 
     BatchClient.__init__ = prepared
@@ -117,6 +118,6 @@ def waited_task() -> str:
 
 
 def waited_attempt() -> tuple[str, str, int]:
-    """Run, step and attempt of the task that this process (Metaflow's ``kubernetes step``) waits for."""
-    asked = click.get_current_context().params
-    return str(asked["run_id"]), str(asked["step_name"]), int(asked["retry_count"] or 0)
+    """Return (run, step, attempt) of the task that this process (``kubernetes step``) waits for."""
+    params = click.get_current_context().params
+    return str(params["run_id"]), str(params["step_name"]), int(params["retry_count"] or 0)

@@ -1,4 +1,4 @@
-"""Properties of pods for which Metaflow has no argument."""
+"""Pod properties for which Metaflow has no arguments."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Json = dict[str, Any]
 def shape_pods(
     patches_of: Callable[[str, str | None], list[Json]], merge: Callable[[Json, Json], Json], *, main: str
 ) -> None:
-    """From now on, patch the templates of the pods that this process asks Kubernetes for.
+    """Patch the templates of the pods that this process requests from Kubernetes.
 
-    Holds for Jobs, JobSets and, where the flow is being deployed there, the templates of an Argo workflow.
+    Applies to Jobs, JobSets and, if the flow is being deployed to Argo, the templates of the workflow.
 
     Parameters
     ----------
     patches_of:
-        ``patches_of(step, jobset)``: what is merged into a step's pod template; no ``jobset`` where it is
-        none's.
+        ``patches_of(step, jobset)`` returns the patches of a step's pod template; ``jobset`` is None for a
+        pod without a JobSet.
     merge:
-        ``merge(template, patch)``: Kubernetes' strategic merge. Argo does it itself.
+        ``merge(template, patch)``: Kubernetes' strategic merge. Argo merges by itself.
     main:
         The name of the step's container in the patches.
     """
@@ -39,13 +39,13 @@ def shape_pods(
     _pod_makers = _pod_makers or (KubernetesJob.create_job_spec, JobSetSpec.dump)
     own_job, own_jobset = _pod_makers
 
-    def without_pull_secrets(maker: Any, own: Callable[[Any], Any]) -> tuple[Any, list[str]]:
-        # Metaflow makes V1LocalObjectReference by position, which kubernetes refuses since release 37
+    def without_pull_secrets(maker: Any, original: Callable[[Any], Any]) -> tuple[Any, list[str]]:
+        # Metaflow passes V1LocalObjectReference positional arguments, which kubernetes 37 and newer reject
         values = maker._kwargs
         maker._kwargs = {**values, "image_pull_secrets": None}
-        made = own(maker)
+        result = original(maker)
         maker._kwargs = values
-        return made, list(values.get("image_pull_secrets") or [])
+        return result, list(values.get("image_pull_secrets") or [])
 
     def patched(template: Json, step: str, jobset: str | None, pull_secrets: list[str]) -> Json:
         name = template["spec"]["containers"][0]["name"]
@@ -66,8 +66,8 @@ def shape_pods(
     def dump(self: Any) -> Any:
         jobset, pull_secrets = without_pull_secrets(self, own_jobset)
         job = jobset["template"]["spec"]
-        subdomain = job["template"]["spec"]["subdomain"]  # which Metaflow names after the JobSet
-        # Argo's names have dashes where those of steps, being Python's, have underscores
+        subdomain = job["template"]["spec"]["subdomain"]  # Metaflow uses the name of the JobSet
+        # Argo's template names have dashes where step names, being Python identifiers, have underscores
         step = self._kwargs["step_name"].replace("-", "_")
         job["template"] = patched(job["template"], step, subdomain, pull_secrets)
         return jobset
@@ -94,19 +94,21 @@ def _shape_argo_pods(
 
     global _argo_templates
     _argo_templates = _argo_templates or ArgoWorkflows._container_templates
-    own = _argo_templates
+    original = _argo_templates
     argo_workflows.to_camelcase = _with_camel_case
 
     def container_templates(self: Any) -> Iterator[Any]:
         steps = {self._sanitize(node.name): node.name for node in self.graph}
-        for template in own(self):
+        for template in original(self):
             payload = template.payload
-            if payload.get("container") is not None:  # others are a JobSet's, which has them already
+            if (
+                payload.get("container") is not None
+            ):  # other templates create JobSets, which are patched already
                 patches = patches_of(steps.get(payload["name"], ""), None)
                 own_patch = json.loads(payload.get("podSpecPatch") or "{}")
-                whole = functools.reduce(merge, patches, {"spec": own_patch})
-                payload["podSpecPatch"] = json.dumps(whole["spec"])
-                for kind, values in (whole.get("metadata") or {}).items():
+                merged = functools.reduce(merge, patches, {"spec": own_patch})
+                payload["podSpecPatch"] = json.dumps(merged["spec"])
+                for kind, values in (merged.get("metadata") or {}).items():
                     payload.setdefault("metadata", {}).setdefault(kind, {}).update(values)
             yield template
 
@@ -114,7 +116,7 @@ def _shape_argo_pods(
 
 
 def _with_camel_case(value: Any) -> Any:
-    """Metaflow's ``to_camelcase``, but for names of resources: they are the device plugin's."""
+    """Convert keys like Metaflow's ``to_camelcase``, except resource names, which device plugins define."""
     if isinstance(value, dict):
         return {
             name if "/" in name else next(iter(to_camelcase({name: None}))): _with_camel_case(item)
@@ -123,6 +125,6 @@ def _with_camel_case(value: Any) -> Any:
     return [_with_camel_case(item) for item in value] if isinstance(value, list) else to_camelcase(value)
 
 
-# Metaflow's own, once shape_pods has put others in their place
+# Metaflow's original methods, saved by shape_pods
 _pod_makers: tuple[Any, Any] | None = None
 _argo_templates: Callable[[Any], Iterator[Any]] | None = None

@@ -1,4 +1,4 @@
-"""A remote step whose job has failed through no fault of its own, submitted again as the same attempt."""
+"""Resubmission of a remote step as the same attempt, after its job failed because of the cluster."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Any
 from metaflow._vendor import click
 from metaflow.exception import MetaflowException
 
-from decorators._metaflow.commands import Backend, command_words
+from decorators._metaflow.commands import Backend, command_arguments
 from decorators._metaflow.jobs import WaitedJob, batch_job, kubernetes_job
 
 _installed = False
 
 
 def submit_again(backend: Backend, decide: Callable[[WaitedJob], bool]) -> None:
-    """Ask ``decide`` whenever a step's job on that backend has failed; on True it is submitted again.
+    """Call ``decide`` whenever a step's job on this backend fails; if it returns True, submit the job again.
 
-    For the process that waits for it. The task's log begins again: its reader here knows only one that grows.
+    For the process that waits for the job. The task's log starts from the beginning again, because its reader
+    can only follow a growing log.
     """
     global _installed
-    if (command_words() or [""])[0] != backend or _installed:
+    if (command_arguments() or [""])[0] != backend or _installed:
         return
     _installed = True
     if backend == "kubernetes":
@@ -38,9 +39,9 @@ def submit_again(backend: Backend, decide: Callable[[WaitedJob], bool]) -> None:
 def _repeat(kind: type[Any], waited: Callable[[Any], WaitedJob], decide: Callable[[WaitedJob], bool]) -> None:
     launch, own_wait = kind.launch_job, kind.wait
 
-    def launch_job(self: Any, *words: Any, **asked: Any) -> None:
-        self._asked = words, asked
-        launch(self, *words, **asked)
+    def launch_job(self: Any, *arguments: Any, **options: Any) -> None:
+        self._launch_arguments = arguments, options
+        launch(self, *arguments, **options)
 
     def wait(self: Any, *locations: str, echo: Any = None) -> None:
         while True:
@@ -52,18 +53,18 @@ def _repeat(kind: type[Any], waited: Callable[[Any], WaitedJob], decide: Callabl
             else:
                 return
             _empty(click.get_current_context().obj.flow_datastore._storage_impl, locations)
-            words, asked = self._asked
-            self.launch_job(*words, **asked)
+            arguments, options = self._launch_arguments
+            self.launch_job(*arguments, **options)
 
     kind.launch_job, kind.wait = launch_job, wait
 
 
 def leave_no_record() -> None:
-    """In a task that ends as the cluster has taken a node away: keep nothing of it, as of one that is killed.
+    """Discard the results of a task that ends because the cluster took a node away, as if it had been killed.
 
-    In a pod or a Batch job, where the same attempt may be made again. A metadata service keeps the first
-    record of an attempt's artifact, so that those of this end, ``_task_ok`` among them, would stand for the
-    step's result.
+    For a pod or a Batch job, where the same attempt may run again. A metadata service keeps the first record
+    of an attempt's artifact, so the artifacts of this task, including ``_task_ok``, would count as the step's
+    result.
     """
     if not os.environ.keys() & {"METAFLOW_KUBERNETES_WORKLOAD", "AWS_BATCH_JOB_ID"}:
         return
@@ -73,7 +74,7 @@ def leave_no_record() -> None:
 
 
 def _keep_nothing(_: Any) -> None:
-    """In place of ``TaskDataStore.done``, which registers the artifacts and marks the attempt as done."""
+    """Replacement for ``TaskDataStore.done``, which registers artifacts and marks the attempt as done."""
 
 
 def _empty(storage: Any, locations: tuple[str, ...]) -> None:

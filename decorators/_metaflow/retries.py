@@ -1,7 +1,7 @@
-"""Retries of a deployed flow, which its scheduler makes.
+"""Retries of a deployed flow by its scheduler.
 
-Where a run is launched by hand, the process that waits for a step submits it again after a disruption, and
-``@retry`` counts failures alone. A deployment has no such process: its scheduler counts both as attempts.
+In an interactive run, the process that waits for a step resubmits it after a disruption, and ``@retry``
+counts only failures. A deployment has no such process: its scheduler counts both as attempts.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from metaflow.metaflow_config import MAX_ATTEMPTS
 
 from decorators._metaflow.steps import StepView
 
-RETRIES = MAX_ATTEMPTS - 2  # the most that @retry takes: the first attempt and that of @catch count, too
+RETRIES = MAX_ATTEMPTS - 2  # maximum of @retry: the first attempt and the one of @catch count, too
 WAIT_MINUTES = 2
 _retries_failures: dict[str, bool] = {}
 
 
 def retry_deployed(steps: Iterable[StepView]) -> None:
-    """Give the steps of a flow that is being deployed as many attempts as Metaflow takes.
+    """Set the maximum number of retries on the steps of a flow that is being deployed.
 
-    Left as they are: steps with ``@retry(times=0)``, and those whose loss is a result (``outlived``).
+    Unchanged: steps with ``@retry(times=0)``, and steps with ``@catch_node_failure``.
     """
     for step in steps:
-        asked_for = step.given("retry").get("times")
-        if step.has("outlived") or (asked_for is not None and int(asked_for.value) == 0):
+        retry_times = step.user_values("retry").get("times")
+        if step.has("catch_node_failure") or (retry_times is not None and int(retry_times.value) == 0):
             continue
-        if step.name not in _retries_failures:  # the second time, the retries are those that were given here
+        if step.name not in _retries_failures:  # in a second call, @retry was set by the first one
             _retries_failures[step.name] = step.has("retry")
         step.set_values("retry", {"times": RETRIES, "minutes_between_retries": WAIT_MINUTES})
 
 
 def retries_failures(step: str) -> bool:
-    """Whether a step has ``@retry`` in the flow, so that it is retried where its own code fails, too."""
+    """Whether the flow itself sets ``@retry`` on a step, so that failures of its code are retried, too."""
     return _retries_failures.get(step, False)

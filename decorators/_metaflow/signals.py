@@ -1,8 +1,8 @@
-"""SIGINT and SIGTERM: a launch that one of them ends takes its remote jobs with it.
+"""SIGINT and SIGTERM: remove a run's remote jobs when a signal ends its launching process.
 
-Ctrl-C reaches a terminal's whole group of processes; a cancelled CI job, ``timeout`` or ``kill`` may reach
-the launching process alone. Metaflow expects the former, and ends what is left of its tasks' processes with
-SIGKILL, by which those that wait for a remote job leave it behind.
+Ctrl-C reaches the whole process group; a cancelled CI job, ``timeout`` or ``kill`` may reach only the
+launching process. Metaflow expects the former and ends its remaining child processes with SIGKILL, so those
+that wait for a remote job could not remove it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from types import FrameType
 
 import psutil
 
-REMOVING_S = 30.0  # Metaflow kills what hasn't ended in 5 s, in which a busy machine removes no job
-_WAITS = ({"kubernetes", "step"}, {"batch", "step"})  # in the command of a process that waits for a job
+REMOVING_S = 30.0  # Metaflow kills child processes after 5 s, too short to remove a job on a busy machine
+_WAITS = ({"kubernetes", "step"}, {"batch", "step"})  # arguments of processes that wait for a job
 
 
 def end_with_jobs() -> None:
-    """For the process that launches: SIGTERM is taken as Ctrl-C, and both are told to those that wait.
+    """Handle SIGTERM like Ctrl-C in the launching process, and forward both to the processes that wait for
+    jobs.
 
-    Where SIGINT is ignored, as in a script's background, it stays so.
+    An ignored SIGINT, as in a background job of a script, stays ignored.
     """
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -29,7 +30,7 @@ def end_with_jobs() -> None:
 
 
 def was_interrupted() -> bool:
-    """Whether a signal has ended this launch."""
+    """Whether a signal ended this launch."""
     return _interrupted
 
 
@@ -41,7 +42,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     _interrupted = True
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # timeout sends a second one
     if signal.getsignal(signal.SIGINT) is _interrupt:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C waits for nothing
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C exits immediately
     removing = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):  # it has ended
@@ -56,23 +57,23 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def remove_job_at_signal() -> None:
-    """For the process that waits for a remote job: the first of either signal ends it as Python ends.
+    """Exit on the first signal by raising SystemExit, in the process that waits for a remote job.
 
-    Metaflow removes the job there, which a second signal doesn't break off.
+    Metaflow removes the job in its exit handler, which a second signal does not interrupt.
     """
 
     def end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_IGN)
-        raise SystemExit(128 + number)
+        for handled in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(handled, signal.SIG_IGN)
+        raise SystemExit(128 + handled)
 
-    for each in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(each) is not signal.SIG_IGN:
-            signal.signal(each, end)
+    for handled in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(handled) is not signal.SIG_IGN:
+            signal.signal(handled, end)
 
 
 def _runs(process: psutil.Process) -> bool:
-    """Whether it hasn't ended; its status is left to who has started it."""
+    """Whether the process still runs. Does not reap it, so that its parent can read the exit status."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -80,5 +81,5 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def _waits_for_job(process: psutil.Process) -> bool:
-    words = set(process.cmdline())
-    return any(waits <= words for waits in _WAITS)
+    arguments = set(process.cmdline())
+    return any(command <= arguments for command in _WAITS)

@@ -1,4 +1,4 @@
-"""A step as a mutator sees it: what the user gave, the parameters' values, decorators to edit."""
+"""A step as seen by a mutator: the user's values, the parameters of the run, and decorators to edit."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from metaflow.system_context import system_context
 from metaflow.util import get_latest_run_id
 
 from decorators._metaflow.cards import CARD_ID
-from decorators._metaflow.commands import DEPLOYERS, Backend, command, command_words, deployer
+from decorators._metaflow.commands import DEPLOYERS, Backend, command, command_arguments, deployer
 from decorators._metaflow.endings import FinetuneError
 
-_GIVEN = "_finetune_given"
+_USER_VALUES = "_finetune_given"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
-    """A value that the user wrote down, and where."""
+class UserValue:
+    """A value that the user set, and where: ``by`` is for example ``--with kubernetes:memory=``."""
 
     value: Any
     by: str
 
 
 class StepView:
-    """A step as its mutator may see and change it."""
+    """View of a step for its mutator, which may read and change it."""
 
     def __init__(self, mutable_step: Any) -> None:
         self._mutable = mutable_step
@@ -40,11 +40,11 @@ class StepView:
         return str(self._step.name)
 
     def steps(self) -> list[StepView]:
-        """All steps of the flow, this one among them."""
+        """Return all steps of the flow, including this one."""
         return [StepView(step) for _, step in self._mutable.flow.steps]
 
     def mutators(self, kind: type[Any]) -> list[Any]:
-        """The step's mutators of one class."""
+        """Return the step's mutators of one class."""
         return [mutator for mutator in self._step.config_decorators if isinstance(mutator, kind)]
 
     def backend(self) -> Backend:
@@ -53,29 +53,30 @@ class StepView:
         for name in remote:
             if self._find(name) is not None:
                 return name
-        words = command_words()
-        return DEPLOYERS.get(words[0], "local") if words else "local"
+        arguments = command_arguments()
+        return DEPLOYERS.get(arguments[0], "local") if arguments else "local"
 
     def has(self, decorator: str) -> bool:
         return self._find(decorator) is not None
 
-    def given(self, decorator: str) -> dict[str, Given]:
-        """Return the values that the user wrote into a decorator, in the flow or after ``--with``."""
+    def user_values(self, decorator: str) -> dict[str, UserValue]:
+        """Return the values that the user set in a decorator, in the flow or with ``--with``."""
         deco = self._find(decorator)
         if deco is None or deco.inserted_by:
             return {}
         by = f"@{decorator} in the flow" if deco.statically_defined else f"--with {decorator}"
         return {
-            name: Given(value=value, by=by if deco.statically_defined else f"{by}:{name}=")
-            for name, value in getattr(deco, _GIVEN).items()
+            name: UserValue(value=value, by=by if deco.statically_defined else f"{by}:{name}=")
+            for name, value in getattr(deco, _USER_VALUES).items()
             if value is not None
         }
 
     def values(self, decorator: str) -> dict[str, Any]:
-        """All values of a decorator, Metaflow's own configuration filled in; empty when it isn't there.
+        """Return all values of a decorator, completed from Metaflow's configuration; empty if the step lacks
+        it.
 
-        A deployment's compute decorator comes to the steps after their mutators: its values are those that it
-        will have.
+        In a deployment the compute decorator is added after the mutators ran; the values it will have are
+        returned.
         """
         deco = self._find(decorator)
         if deco is None and DEPLOYERS.get(deployer() or "") == decorator:
@@ -84,7 +85,7 @@ class StepView:
         return dict(deco.attributes) if deco is not None else {}
 
     def set_values(self, decorator: str, values: dict[str, Any]) -> None:
-        """Lay values over a decorator, adding it first where the step hasn't got it."""
+        """Update the values of a decorator; add the decorator if the step lacks it."""
         deco = self._find(decorator)
         if deco is None:
             self._mutable.add_decorator(decorator, deco_kwargs=values)
@@ -92,13 +93,13 @@ class StepView:
             deco.attributes.update(values)
 
     def add_environment(self, variables: dict[str, str]) -> None:
-        """Environment variables for the step's container."""
+        """Add environment variables to the step's container."""
         self.set_values(
             "environment", {"vars": {**(self.values("environment").get("vars") or {}), **variables}}
         )
 
     def add_card(self, refresh_seconds: float) -> None:
-        """The step's live card; a step that already has one of the same id keeps it."""
+        """Add the live card, unless the step already has a card with the same id."""
         if not any(d.name == "card" and d.attributes.get("id") == CARD_ID for d in self._step.decorators):
             self._mutable.add_decorator(
                 "card",
@@ -106,12 +107,12 @@ class StepView:
             )
 
     def flow_values(self) -> dict[str, Any]:
-        """Parameters (by name, dashes as underscores) and configs that the run will have."""
+        """Return the run's parameters (by name, dashes as underscores) and configs."""
         configs = {name: _plain(value) for name, value in self._mutable.flow.configs}
         return configs | self.parameter_values()
 
     def parameter_values(self) -> dict[str, Any]:
-        """Parameters (by name, dashes as underscores) that the run will have."""
+        """Return the run's parameters (by name, dashes as underscores)."""
         values: dict[str, Any] = {}
         declared = dict(self._mutable.flow.parameters)
         kind = command()
@@ -141,47 +142,47 @@ class StepView:
         run_id, tasks = _origin_tasks("_parameters", list(declared))
         if not tasks:
             raise FinetuneError(
-                f"Run {run_id} can't be resumed: its parameters are not in the datastore.",
-                "Name another: resume --origin-run-id RUN",
+                f"Run {run_id} cannot be resumed: its parameters are not in the datastore.",
+                "Name another run: resume --origin-run-id RUN",
             )
         return {_key(p): tasks[0][var] for var, p in declared.items() if var in tasks[0]}
 
     def _find(self, name: str) -> Any:
         for decorator in self._step.decorators:
             if decorator.name == name:
-                decorator.external_init()  # evaluates config expressions; a second call does nothing
-                if not hasattr(decorator, _GIVEN):
-                    given = {k: decorator.attributes.get(k) for k in decorator._user_defined_attributes}
-                    setattr(decorator, _GIVEN, given)
+                decorator.external_init()  # evaluates config expressions; idempotent
+                if not hasattr(decorator, _USER_VALUES):
+                    values = {k: decorator.attributes.get(k) for k in decorator._user_defined_attributes}
+                    setattr(decorator, _USER_VALUES, values)
                 return decorator
         return None
 
 
 def resumed_artifact(step: str, name: str) -> Any:
-    """An artifact of the run that ``resume`` starts from; None where that step has not left it."""
+    """Return an artifact of the run that ``resume`` starts from; None if that step did not store it."""
     _, tasks = _origin_tasks(step, [name])
     return next((task[name] for task in tasks if name in task), None)
 
 
 def set_current(name: str, value: Any) -> None:
-    """Make a value available in the step's code as ``current.<name>``."""
+    """Publish a value to the step's code as ``current.<name>``."""
     current._update_env({name: value})
 
 
 def _origin_tasks(step: str, artifacts: list[str]) -> tuple[str, list[Any]]:
-    """(the run that ``resume`` starts from, the tasks of one of its steps)."""
+    """Return (id of the run that ``resume`` starts from, tasks of one of its steps)."""
     context = click.get_current_context()
     flow = system_context.flow
     run_id = context.params.get("origin_run_id") or get_latest_run_id(context.obj.echo, flow.name)
     if run_id is None:
         raise FinetuneError(
-            "There is no run to resume: no earlier run of this flow is known here.",
-            "Name one: resume --origin-run-id RUN",
+            "There is no run to resume: Metaflow finds no earlier run of this flow.",
+            "Name a run: resume --origin-run-id RUN",
         )
-    found = TaskDataStoreSet(
+    tasks = TaskDataStoreSet(
         FlowDataStore(flow.name), run_id, steps=[step], prefetch_data_artifacts=artifacts
     )
-    return str(run_id), list(found)
+    return str(run_id), list(tasks)
 
 
 def _run_parameters() -> dict[str, Any]:
@@ -189,7 +190,7 @@ def _run_parameters() -> dict[str, Any]:
     while context is not None and context.info_name != "run":
         context = context.parent
     parsed = dict(context.params) if context else {}
-    # A file's content is uploaded when its value is asked for; that is the run's business.
+    # Reading an IncludeFile parameter would upload the file, which is left to the run.
     return {k: v for k, v in parsed.items() if not isinstance(v, DelayedEvaluationParameter)}
 
 

@@ -1,8 +1,8 @@
-"""On the terminal of the one who launches a run, a step of training takes the place of the step before.
+"""Progress display: on the launching terminal, each training step's line replaces the previous one.
 
-What a task prints comes to the launching process, whose logger shows it line by line, each behind 65
-characters that say when and where from. Elsewhere than on a terminal that stays so. (The logger is the
-runtime's: ``metaflow.cli``, where it is from, must not be imported before the flow's class is there.)
+The launching process logs the output of a task line by line with a prefix of 65 characters (time and task).
+If the output is not a terminal this is unchanged. The runtime's logger is patched, because ``metaflow.cli``,
+which creates it, must not be imported before the flow's class exists.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from metaflow.runtime import NativeRuntime
 
 from launchers.report.terminal import STEP_LINE, StepProgress
 
-_OF_A_POD = re.compile(r"\[[^]]*\] ")  # before each line of a remote job
+_OF_A_POD = re.compile(r"\[[^]]*\] ")  # prefix of each line of a remote job
 
 
 def renew_steps() -> Callable[[], None]:
-    """For the process that launches; what is given back leaves the last step's line where it is."""
-    line, made = StepProgress(), NativeRuntime.__init__
+    """Enable the display in the launching process; the returned function keeps the last step's line."""
+    line, init = StepProgress(), NativeRuntime.__init__
 
     def log_of(show: Callable[..., None]) -> Callable[..., None]:
-        def log(body: Any = "", *rest: Any, system_msg: bool = False, **more: Any) -> None:
+        def log(body: Any = "", *rest: Any, system_msg: bool = False, **options: Any) -> None:
             text = str(body)
             prefix = _OF_A_POD.match(text)
             text = text[prefix.end() :] if prefix else text
@@ -32,12 +32,12 @@ def renew_steps() -> Callable[[], None]:
                 line.update(text)
             else:
                 line.close()
-                show(body, *rest, system_msg=system_msg, **more)
+                show(body, *rest, system_msg=system_msg, **options)
 
         return log
 
     def make(self: Any, *arguments: Any, **options: Any) -> None:
-        made(self, *arguments, **options)
+        init(self, *arguments, **options)
         self._logger = log_of(self._logger)
 
     NativeRuntime.__init__ = make

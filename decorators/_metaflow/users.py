@@ -21,7 +21,7 @@ def run_id() -> str:
 
 
 def origin_run_id() -> str | None:
-    """The run that this task's run was resumed from."""
+    """Return the run that this task's run was resumed from."""
     from metaflow import current
 
     origin = current.origin_run_id
@@ -29,21 +29,21 @@ def origin_run_id() -> str | None:
 
 
 def ensure_user() -> None:
-    """Give Metaflow a user's name where the machine has none for it, as in a container run by root."""
+    """Set a user name for Metaflow if the machine provides none, as in a container run by root."""
     if get_username() is None:
         os.environ["USERNAME"] = "local"
 
 
 def shell_path() -> str | None:
-    """Return the PATH of the shell that launched the run; None where this process has it unchanged."""
+    """Return the PATH of the shell that launched the run; None if this process has the same PATH."""
     return os.environ.get(_SHELL_PATH)
 
 
 def ensure_python() -> None:
-    """Let ``python`` be this interpreter for the run's tasks.
+    """Make ``python`` resolve to this interpreter for the run's tasks.
 
-    Metaflow starts a local ``@parallel`` step's other nodes by that name, and a virtual environment that
-    is used without being activated is not on the PATH.
+    Metaflow starts the other nodes of a local ``@parallel`` step as ``python``, and a virtual environment
+    that was not activated is not on the PATH.
     """
     os.environ.setdefault(_SHELL_PATH, os.environ.get("PATH", ""))
     folder = str(Path(sys.executable).parent)

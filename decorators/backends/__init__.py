@@ -1,8 +1,10 @@
-"""From a plan to Kubernetes and AWS Batch: what is asked for, whether it can be had, and the wait for it.
+"""Running a plan's steps on Kubernetes and AWS Batch: resource requests, preflight checks, and waiting for
+nodes.
 
-A step's request is one value (:class:`decorators.backends.interface.StepRequest`), made at the launch;
-:mod:`decorators.backends.placing` has its backend turn it into the values of the step's decorators, and
-:mod:`decorators.backends.pending` watches the wait. To add a backend: a folder whose ``backend.py`` fills in
-:class:`decorators.backends.interface.ComputeBackend`, and its line in :mod:`decorators.backends.registry`.
-What Metaflow itself must know of it is in :mod:`decorators._metaflow`.
+A step's request (:class:`decorators.backends.interface.StepRequest`) is built at launch.
+:mod:`decorators.backends.placing` lets the backend convert it to values of the step's decorators, and
+:mod:`decorators.backends.pending` watches the wait. To add a backend, add a folder whose ``backend.py``
+defines a :class:`decorators.backends.interface.ComputeBackend`, and a line in
+:mod:`decorators.backends.registry`. The parts that depend on Metaflow's internals are in
+:mod:`decorators._metaflow`.
 """

@@ -1,7 +1,7 @@
-"""Name of the cluster where a run is launched, the same for every flow launched there.
+"""Name of a run's target cluster, the same for all flows launched there.
 
-Made where the run is launched, and carried to its tasks in ``FINETUNE_CLUSTER``: in a pod the API server has
-another name than on a laptop. Where that variable is set before the launch, its value is the name.
+Determined at launch and passed to the tasks in ``FINETUNE_CLUSTER``, because the API server has another name
+inside a pod than on a laptop. If the variable is set before the launch, its value is the name.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from estimator.hardware.cluster.api import ApiRefusedError, ClusterApi, Unreacha
 from estimator.hardware.cluster.priorities import read_priority_classes
 
 CLUSTER_VARIABLE = "FINETUNE_CLUSTER"
-UNKNOWN = "unknown"  # no kubeconfig or no region where a flow is compiled for someone else to deploy
+UNKNOWN = "unknown"  # no kubeconfig or region, as when a flow is only compiled
 
-_made: str | None = None  # by this process; any other value of the variable is the user's
+_decided_name: str | None = None  # set by this process; another value of the variable was set by the user
 
 
 def cluster_name(backend: Backend, values: Mapping[str, Any] | None = None) -> str:
-    """The name of the target that a run of this backend is launched at from here.
+    """Return the name of the target for runs of this backend.
 
     ``kubernetes:<API server's host>`` (its namespaces share the nodes), ``batch:<region>/<queue>`` or
     ``local:<hostname>``.
@@ -34,7 +34,8 @@ def cluster_name(backend: Backend, values: Mapping[str, Any] | None = None) -> s
     Parameters
     ----------
     values:
-        Those of the step's ``@kubernetes`` or ``@batch``; for what is missing, Metaflow's configuration.
+        Values of the step's ``@kubernetes`` or ``@batch``; missing ones are taken from Metaflow's
+        configuration.
     """
     if backend == "kubernetes":
         return f"kubernetes:{_api_server()}"
@@ -45,33 +46,33 @@ def cluster_name(backend: Backend, values: Mapping[str, Any] | None = None) -> s
 
 
 def current_cluster() -> str | None:
-    """The name that this run was launched with; None in a process that knows nothing of a launch."""
+    """Return the name that this run was launched with; None outside of a launched run."""
     return os.environ.get(CLUSTER_VARIABLE) or None
 
 
-def settle(step: StepView, queue: str | None = None) -> str:
-    """Decide the name of the cluster from the step's target, and remember it.
+def decide_cluster_name(step: StepView, queue: str | None = None) -> str:
+    """Determine the name of the cluster from the step's target, and store it for the tasks.
 
-    ``queue`` is the user's Batch queue, where it is not in the step's decorator yet; other backends' are not
-    part of the name.
+    ``queue`` is the user's Batch queue if the step's decorator does not have it yet; queues of other backends
+    are not part of the name.
     """
-    global _made
-    given = current_cluster()
-    if given is not None and given != _made:
-        return given
+    global _decided_name
+    carried = current_cluster()
+    if carried is not None and carried != _decided_name:
+        return carried
     backend = step.backend()
     values = step.values(backend)
     if queue and backend == "batch":
         values["queue"] = queue
-    _made = os.environ[CLUSTER_VARIABLE] = cluster_name(backend, values)
-    return _made
+    _decided_name = os.environ[CLUSTER_VARIABLE] = cluster_name(backend, values)
+    return _decided_name
 
 
 def lowest_priority_class() -> str | None:
-    """The Kubernetes PriorityClass that gives way to all others.
+    """Return the Kubernetes PriorityClass with the lowest priority.
 
-    None where there is none below that of a pod that names none, and where this machine may not ask for them:
-    then a pod has the cluster's default.
+    None if no class is below the cluster's default, or if this machine may not list them; pods then get the
+    default.
     """
     try:
         with ClusterApi() as api:
@@ -91,7 +92,7 @@ def _api_server() -> str:
 
 
 def _queue(queue: str) -> str:
-    """``region/name``, from a queue's name or its ARN (``arn:aws:batch:REGION:ACCOUNT:job-queue/NAME``)."""
+    """Return ``region/name`` for a queue's name or ARN (``arn:aws:batch:REGION:ACCOUNT:job-queue/NAME``)."""
     if queue.startswith("arn:"):
         return f"{queue.split(':')[3] or UNKNOWN}/{queue.rpartition('/')[2]}"
     return f"{_region()}/{queue}"
@@ -105,5 +106,5 @@ def _region() -> str:
         return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or UNKNOWN
     try:
         return Session().region_name or UNKNOWN
-    except BotoCoreError:  # a profile that there isn't
+    except BotoCoreError:  # the configured profile does not exist
         return UNKNOWN

@@ -1,4 +1,4 @@
-"""Target of a run's training step for the planner: current and possible capacity of its cluster or queue."""
+"""Target of a run's training step, and the cluster inventory that the planner reads for it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _current: ContextVar[Destination | None] = ContextVar("destination", default=Non
 
 
 @contextmanager
-def going_to(destination: Destination) -> Iterator[None]:
-    """Inside this context a plan is made for a step that goes there."""
+def planning_for(destination: Destination) -> Iterator[None]:
+    """Set the target that plans in this context are made for."""
     token = _current.set(destination)
     try:
         yield
@@ -28,10 +28,10 @@ def going_to(destination: Destination) -> Iterator[None]:
 
 
 def read_cluster(backend: Backend, gpu: str | None = None) -> Cluster:
-    """Ask the backend; outside of :func:`going_to`, where Metaflow's configuration leads.
+    """Read the backend's inventory, for the target of :func:`planning_for` or of Metaflow's configuration.
 
-    ``gpu``: the GPU that the user names, for nodes without a label of theirs.
-    Raises UserError where it cannot be asked.
+    ``gpu``: GPU named by the user, assumed for nodes without a GPU label. Raises UserError if the backend
+    cannot be reached.
     """
     destination = _current.get()
     if destination is None or destination.backend != backend:
@@ -42,14 +42,14 @@ def read_cluster(backend: Backend, gpu: str | None = None) -> Cluster:
 def find_cluster(backend: Backend, gpu: str | None = None, *, skipped: str | None = None) -> Cluster | None:
     """Read the cluster or queue of a run, and print its notes.
 
-    None on the local backend; None, with the reason on standard error, where the machines of the catalogue
-    stand in for a cluster that cannot be asked. ``gpu``: GPU of Kubernetes nodes without a label of it.
-    ``skipped``: the reason not to ask at all.
+    Returns None on the local backend. Also returns None, with the reason on standard error, if the cluster
+    cannot be queried; then plans use the machines of the catalogue. ``gpu``: GPU of Kubernetes nodes without
+    a GPU label. ``skipped``: reason not to query the cluster.
     """
     if backend == "local":
         return None
     if skipped is None and _metaflow.compiles_only():
-        skipped = "--only-json asks no cluster"
+        skipped = "--only-json contacts no cluster"
     if skipped is None:
         try:
             cluster = read_cluster(backend, gpu)

@@ -1,12 +1,12 @@
-"""Pods and machines that a cluster takes away, noted in the run's store, and how a step's gang has ended.
+"""Record of disruptions (pods and machines that a cluster took away) and of gang failures in the run's store.
 
 In the store::
 
-    disruptions/RUN/STEP/NUMBER.json      what was taken away, and when
-    last-words/RUN/STEP.LAUNCH.json       how a gang has ended, from a node that outlived the lost one
+    disruptions/RUN/STEP/NUMBER.json      lost pods or machines, and the time
+    gang-ends/RUN/STEP.LAUNCH.json        cause of a gang's end, stored by a surviving node
 
-A disruption is no attempt of a step (decorators.backends.resubmitting). A step's launches are counted over
-attempts and disruptions (:meth:`Disruptions.launch`), so that each has checkpoints and logs of its own.
+A disruption does not count as an attempt of a step (decorators.backends.resubmitting). The launch number of a
+step counts both (:meth:`Disruptions.launch`), so that each launch has separate checkpoints and logs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import time
 from dataclasses import asdict, dataclass
 
-from decorators.backends.interface import LastWords
+from decorators.backends.interface import GangEnd
 from decorators.storage import datastore
 from launchers.gang.failures import Failure
 from launchers.store.bundles import Storage
@@ -23,14 +23,14 @@ from launchers.store.bundles import Storage
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Disruption:
-    """Resources that a cluster took away at one time."""
+    """Pods or machines that a cluster took away at one time."""
 
     at: float  # seconds since the epoch
-    lost: tuple[str, ...]  # a line for each pod or machine: its name, its node, the cause
+    lost: tuple[str, ...]  # one line per pod or machine: name, node, cause
 
     @property
     def text(self) -> str:
-        """In a line, with the time of day."""
+        """One line with the time of day."""
         clock = time.strftime("%H:%M:%S", time.localtime(self.at))
         more = f", and {len(self.lost) - 4} more" if len(self.lost) > 4 else ""
         return f"{clock} {'; '.join(self.lost[:4])}{more}"
@@ -44,7 +44,7 @@ class Disruptions:
     run: str
 
     def note(self, step: str, disruption: Disruption) -> None:
-        """Keep one."""
+        """Store a disruption of a step."""
         key = f"{self._prefix}/{step}/{time.time_ns():020d}.json"
         self.storage.put_bytes(key, json.dumps(asdict(disruption)).encode())
 
@@ -53,26 +53,26 @@ class Disruptions:
         return len(self.storage.keys(self._prefix))
 
     def of_step(self, step: str) -> tuple[Disruption, ...]:
-        """A step's, the oldest first."""
-        found = []
+        """Return the disruptions of a step, oldest first."""
+        disruptions = []
         for key in sorted(self.storage.keys(f"{self._prefix}/{step}")):
             values = json.loads(self.storage.get_bytes(key))
-            found.append(Disruption(at=values["at"], lost=tuple(values["lost"])))
-        return tuple(found)
+            disruptions.append(Disruption(at=values["at"], lost=tuple(values["lost"])))
+        return tuple(disruptions)
 
     def launch(self, step: str, attempt: int) -> int:
-        """The number of a step's launch: 0 is the first; attempts and disruptions both add to it."""
+        """Return the launch number of a step: 0 for the first, plus one per further attempt or disruption."""
         return attempt + len(self.storage.keys(f"{self._prefix}/{step}"))
 
-    def leave_words(self, step: str, launch: int, failure: Failure) -> None:
-        """By a node whose gang has ended: the cause. All nodes leave the same."""
-        words = {"kind": failure.kind, "host": failure.host}
-        self.storage.put_bytes(self._words_key(step, launch), json.dumps(words).encode())
+    def record_gang_end(self, step: str, launch: int, failure: Failure) -> None:
+        """Store why the gang ended. Called on every surviving node; all store the same value."""
+        cause = {"kind": failure.kind, "host": failure.host}
+        self.storage.put_bytes(self._gang_end_key(step, launch), json.dumps(cause).encode())
 
-    def last_words(self, step: str, launch: int) -> LastWords | None:
-        """Return the last message of a node; None if there is none."""
+    def gang_end(self, step: str, launch: int) -> GangEnd | None:
+        """Return why the gang of a launch ended; None if no node stored it."""
         try:
-            return LastWords(**json.loads(self.storage.get_bytes(self._words_key(step, launch))))
+            return GangEnd(**json.loads(self.storage.get_bytes(self._gang_end_key(step, launch))))
         except FileNotFoundError:
             return None
 
@@ -80,8 +80,8 @@ class Disruptions:
     def _prefix(self) -> str:
         return f"disruptions/{self.run}"
 
-    def _words_key(self, step: str, launch: int) -> str:
-        return f"last-words/{self.run}/{step}.{launch}.json"
+    def _gang_end_key(self, step: str, launch: int) -> str:
+        return f"gang-ends/{self.run}/{step}.{launch}.json"
 
 
 def of_run(run: str) -> Disruptions:

@@ -1,4 +1,4 @@
-"""Findings of a preflight: a table for the terminal, and one error if a run can never start."""
+"""Findings of a preflight: a table for the terminal, and one error if the run can never start."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _STYLE = {"ok": "green", "unknown": "yellow", "no": "bold red"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One row of a preflight: what was checked, how it stands, and the command that mends it."""
+    """One row of a preflight: the check, its state, details, and the command that fixes a problem."""
 
     check: str
     state: State
-    found: str
-    fix: str = ""  # a command, where there is one
+    detail: str
+    fix: str = ""  # a command, if one exists
 
 
 @dataclass(kw_only=True, slots=True)
@@ -29,21 +29,21 @@ class Findings:
     where: str
     rows: list[Finding] = field(default_factory=list)
 
-    def ok(self, check: str, found: str) -> None:
-        self.rows.append(Finding(check=check, state="ok", found=found))
+    def ok(self, check: str, detail: str) -> None:
+        self.rows.append(Finding(check=check, state="ok", detail=detail))
 
-    def unknown(self, check: str, found: str, fix: str = "") -> None:
-        self.rows.append(Finding(check=check, state="unknown", found=found, fix=fix))
+    def unknown(self, check: str, detail: str, fix: str = "") -> None:
+        self.rows.append(Finding(check=check, state="unknown", detail=detail, fix=fix))
 
-    def no(self, check: str, found: str, fix: str = "") -> None:
-        self.rows.append(Finding(check=check, state="no", found=found, fix=fix))
+    def no(self, check: str, detail: str, fix: str = "") -> None:
+        self.rows.append(Finding(check=check, state="no", detail=detail, fix=fix))
 
     @property
     def impossible(self) -> list[Finding]:
         return [row for row in self.rows if row.state == "no"]
 
     def state(self, check: str) -> State | None:
-        """The worst state of that check's rows; None where it has none."""
+        """Return the worst state among the rows of a check; None if it has no rows."""
         states = [row.state for row in self.rows if row.check == check]
         return max(states, key=("ok", "unknown", "no").index) if states else None
 
@@ -55,23 +55,23 @@ class Findings:
         from rich.text import Text
 
         table = Table(title=f"Can {self.where} run this?", title_justify="left", box=SIMPLE)
-        for name in ("check", "", "found", "what to do"):
+        for name in ("check", "state", "details", "what to do"):
             table.add_column(name, overflow="fold")
         for row in self.rows:
             mark = {"ok": "ok", "unknown": "?", "no": "NO"}[row.state]
-            table.add_row(row.check, Text(mark, style=_STYLE[row.state]), Text(row.found), Text(row.fix))
+            table.add_row(row.check, Text(mark, style=_STYLE[row.state]), Text(row.detail), Text(row.fix))
         Console(file=sys.stderr, width=None if sys.stderr.isatty() else 160).print(table)
 
-    def settle(self) -> None:
-        """Print the table, and raise UserError where a row says that the run can never start."""
+    def report_and_check(self) -> None:
+        """Print the table, and raise UserError if a row shows that the run can never start."""
         if any(row.state != "ok" for row in self.rows):
             self.show()
         else:
             sys.stderr.write(f"{self.where} can run this.\n")
-        if wrong := self.impossible:
+        if problems := self.impossible:
             raise UserError(
                 f"{self.where} can't run this: "
-                + "; ".join(f"{row.check}: {row.found}" for row in wrong)
+                + "; ".join(f"{row.check}: {row.detail}" for row in problems)
                 + ".",
-                wrong[0].fix or "See the table; --no-preflight submits the run all the same.",
+                problems[0].fix or "See the table. --no-preflight submits the run anyway.",
             )

@@ -1,6 +1,6 @@
-"""Interface of a backend: its request (:class:`StepRequest`), its results, and its functions.
+"""Interface of a backend: its functions (:class:`ComputeBackend`), their inputs and results.
 
-Kubernetes and AWS Batch are a folder each, whose ``backend.py`` fills in a :class:`ComputeBackend`;
+Kubernetes and AWS Batch each have a folder whose ``backend.py`` defines a :class:`ComputeBackend`;
 :mod:`decorators.backends.registry` lists them.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from decorators._metaflow import Backend, Given, WaitedJob, compiles_only
+from decorators._metaflow import Backend, UserValue, WaitedJob, compiles_only
 from decorators.backends.options import Options
 from estimator.errors import UserError
 from estimator.hardware.cluster import Cluster
@@ -21,7 +21,7 @@ from estimator.plan import Override, Request
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MinimumRequest:
-    """Minimum request of one node of a run; the plan's request may be lowered to it."""
+    """Minimum resources of one node of a run; the plan's request may be lowered to these."""
 
     cpu: float
     memory_bytes: int
@@ -29,62 +29,64 @@ class MinimumRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterFacts:
-    """Facts about the planned machine that a cluster's nodes reported; empty by default."""
+    """Properties of the planned machine as reported by a cluster's nodes; empty by default."""
 
-    labels: tuple[tuple[str, str], ...] | None = None  # by which it is found there; None: not known
+    labels: tuple[tuple[str, str], ...] | None = None  # node labels that select it; None: unknown
     tolerations: tuple[Toleration, ...] = ()
-    room: Room | None = None  # for one pod, on the smallest of the nodes that fit
+    room: Room | None = None  # resources for one pod on the smallest fitting node
     efa: int | None = None
     hugepages_bytes: int | None = None
-    zone: str | None = None  # one that has all the nodes
-    spot: SpotLabel | None = None  # how its spot nodes are marked, where the request is for such
-    devices: tuple[tuple[str, int], ...] | None = None  # extended resources that each of the nodes offers
-    networks: tuple[tuple[str, str], ...] = ()  # Multus' of the namespace: (name, the extended resource)
-    near: str | None = (
-        None  # the label of a level at which the queue's topology is to keep the nodes together
-    )
+    zone: str | None = None  # a zone that has enough nodes
+    spot: SpotLabel | None = None  # label of spot nodes, for a spot request
+    devices: tuple[tuple[str, int], ...] | None = None  # extended resources that every node offers
+    networks: tuple[tuple[str, str], ...] = ()  # Multus networks of the namespace: (name, extended resource)
+    near: str | None = None  # label of the topology level at which the queue keeps the nodes together
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Destination:
-    """Target of a step before its request is known."""
+    """Target of a step: where it runs, before its request is known."""
 
     backend: Backend
     options: Options = field(default_factory=Options)
-    given: Mapping[str, Given] = field(default_factory=dict)
-    """The user's own values, of ``@resources`` and the compute decorator."""
+    user_values: Mapping[str, UserValue] = field(default_factory=dict)
+    """The user's values of ``@resources`` and the compute decorator."""
     configured: Mapping[str, Any] = field(default_factory=dict)
-    """All values of the compute decorator, the user's and Metaflow's own configuration's."""
+    """All values of the compute decorator, from the user and from Metaflow's configuration."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRequest(Destination):
-    """All that decides on what one step asks of its backend; the user's own values stand."""
+    """Everything that determines a step's request to its backend. The user's values take precedence."""
 
     request: Request
-    """What the plan asks for, for each node."""
+    """The plan's request for each node."""
     minimum: MinimumRequest | None = None
-    """None: what is asked for."""
+    """Minimum to accept; None: the request itself."""
     facts: ClusterFacts = field(default_factory=ClusterFacts)
     step: str = ""
     """The step's name, for messages."""
     on_fabric: bool = False
-    """Whether its pods are those that train, or that measure for those."""
-    beside: bool = False
-    """Whether the run's largest step has passed the preflight, so that only the size is looked at."""
+    """Whether its pods train, or measure the network for training."""
+    size_only: bool = False
+    """Whether the run's largest step has passed the preflight, so that only the size is checked."""
 
     @property
     def may_ask(self) -> bool:
-        """Whether the backend may be asked for what it has."""
+        """Whether the backend's API may be queried."""
         return self.options.preflight and not compiles_only()
 
     def with_given_sizes(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        """Sizes by the names of ``@resources``, with the user's own laid over. Raises UserError."""
-        own = {name: _whole(number_of(name, self.given[name])) for name in sizes if name in self.given}
-        return {**sizes, **own}
+        """Return sizes by the names of ``@resources``, overridden by the user's values. Raises UserError."""
+        user_sizes = {
+            name: _as_int_if_whole(number_of(name, self.user_values[name]))
+            for name in sizes
+            if name in self.user_values
+        }
+        return {**sizes, **user_sizes}
 
     def sizes_in_mib(self) -> dict[str, Any]:
-        """``@resources`` with memory and disk in MiB, as Batch takes them. Raises UserError."""
+        """Return ``@resources`` with memory and disk in MiB, the unit of Batch. Raises UserError."""
         request = self.request
         return self.with_given_sizes(
             {
@@ -102,95 +104,102 @@ class StepValues:
     """Values for a step's decorators and its container's environment."""
 
     resources: dict[str, Any]
-    """Of ``@resources``."""
+    """Values of ``@resources``."""
     compute: dict[str, Any] = field(default_factory=dict)
-    """Of ``@kubernetes`` or ``@batch``."""
+    """Values of ``@kubernetes`` or ``@batch``."""
     environment: dict[str, str] = field(default_factory=dict)
     pod_patches: tuple[dict[str, Any], ...] = ()
-    """What is merged into its pods' template, one after the other."""
+    """Patches of the pod template, merged in order."""
     lowered: tuple[Override, ...] = ()
-    """What the room on a node takes off the plan's sizes."""
+    """Sizes of the plan that were lowered to what a node can hold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hopeless:
-    """Reason why a job cannot start, which waiting does not resolve."""
+class PermanentFailure:
+    """Reason why a job cannot start that waiting does not resolve."""
 
     kind: str
-    grace_s: float  # so long it may last, as it may pass by itself all the same
+    grace_period_s: float  # seconds that it is tolerated, because it may still clear up
     advice: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WaitState:
-    """Whether a job still waits for its nodes, and for what; ``reason`` is empty where no one tells."""
+    """Whether a job still waits for its nodes, and why; ``reason`` is empty if unknown."""
 
     pending: bool
     reason: str = ""
-    running: int = 0  # of its nodes, where that is told
-    missing: tuple[str, ...] = ()  # the others' pods, as far as they have been made
+    running: int = 0  # nodes that run, if known
+    missing: tuple[str, ...] = ()  # existing pods that do not run yet
     nodes: int = 1
-    hopeless: Hopeless | None = None
+    permanent_failure: PermanentFailure | None = None
 
 
 STARTED = WaitState(pending=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LastWords:
-    """End of a step's gang as reported by a node that still could (launchers.gang.failures)."""
+class GangEnd:
+    """Cause of a gang's end, as stored by a surviving node (launchers.gang.failures)."""
 
     kind: str
-    host: str  # of the node that the end began with
+    host: str  # host name of the node that failed first
 
     @property
     def is_loss(self) -> bool:
-        """Whether it began with a node that was lost or had to go."""
+        """Whether the cause is a node that was lost or drained."""
         return self.kind in ("node", "left")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """Resources of a job that a cluster took away."""
+    """Pods or machines of a job that a cluster took away."""
 
-    lines: tuple[str, ...]  # one for each pod or machine
+    lines: tuple[str, ...]  # one line per pod or machine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComputeBackend:
-    """One backend, as functions; all of them raise UserError, where they raise."""
+    """Functions of one backend. Errors are raised as UserError."""
 
     values_for: Callable[[StepRequest], StepValues]
-    """What a step's decorators get. Asks nobody."""
+    """Return the values of a step's decorators. Makes no API calls."""
     preflight: Callable[[StepRequest], ClusterFacts]
-    """Raise for a step that could never run there, as far as that may be asked; return what was told."""
+    """Raise if the step can never run there, as far as the API shows; return the facts that it reports.
+    """
     offered: Callable[[StepRequest], ClusterFacts]
-    """Return what nodes offer a flow without a plan; raise for what no cluster of this kind can run."""
+    """Return the facts for a flow without a plan; raise if no cluster of this kind can run the step."""
     inventory: Callable[[Destination, str | None], Cluster]
-    """What it has and could get of GPUs, to plan with; given the GPU that the user names, where one is."""
+    """Return current and possible GPU capacity for planning. The second argument is the user's GPU, if named.
+    """
     wait_state: Callable[[WaitedJob], WaitState]
-    """Why a job has not started."""
+    """Return whether and why a job has not started."""
     remove: Callable[[WaitedJob], None]
-    """Takes a job away that has not started, or that nobody waits for any longer."""
+    """Remove a job that has not started or is not waited for any more."""
     install: Callable[[Callable[[list[str]], None]], None]
-    """For the process that waits for a step: refusals in words. Is given who hears how the step failed."""
-    lost: Callable[[WaitedJob, Callable[[], LastWords | None]], Loss | None]
-    """What was taken away of a failed job, once nothing of it runs; None: it has failed by itself."""
+    """Install error messages in the process that waits for a step. The argument receives a failed step's
+    lines.
+    """
+    lost: Callable[[WaitedJob, Callable[[], GangEnd | None]], Loss | None]
+    """Return what the cluster took away from a failed job, once it has ended; None if it failed by itself."""
 
 
-def number_of(name: str, given: Given) -> float:
-    """A size that the user has written. Raises UserError where it is no number, or of GPUs no whole one."""
+def number_of(name: str, written: UserValue) -> float:
+    """Return a size that the user set. Raises UserError unless it is a number, and a whole one for
+    ``gpu``.
+    """
     try:
-        value = float(given.value)
+        value = float(written.value)
         if name == "gpu" and not value.is_integer():
             raise ValueError
     except (TypeError, ValueError):
         raise UserError(
-            f"{given.by.rstrip('=')}: {name} {given.value!r} is not a {'whole ' * (name == 'gpu')}number.",
+            f"{written.by.rstrip('=')}: {name}={written.value!r} must be a "
+            f"{'whole ' * (name == 'gpu')}number.",
             f"Write {name}=8, for example.",
         ) from None
     return value
 
 
-def _whole(number: float) -> int | float:
+def _as_int_if_whole(number: float) -> int | float:
     return int(number) if number.is_integer() else number

@@ -1,7 +1,7 @@
-"""A container that is ended as a whole for want of memory says nothing: the process that waits for it does.
+"""Detection of containers that were killed for lack of memory, by the process that waits for them.
 
-What it notes in the run's store lets the next attempt take the plan that needs less
-(launchers.run.replanning).
+A killed container cannot report it. The record in the run's store lets the next attempt use a plan that needs
+less memory (launchers.run.replanning).
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from decorators.backends.disruptions import Disruptions
 from decorators.storage import datastore
 from launchers.run.replanning import Replanning, plans_key
 
-_KUBERNETES = "OOMKilled"  # the kubelet's reason of a terminated container
-_BATCH = "OutOfMemoryError"  # begins ECS's reason of a stopped container
+_KUBERNETES = "OOMKilled"  # the kubelet's reason for a terminated container
+_BATCH = "OutOfMemoryError"  # prefix of ECS's reason for a stopped container
 
 
-def endings(pod: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return how the containers of a Kubernetes pod ended, from its status."""
+def container_ends(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the ``terminated`` states of a Kubernetes pod's containers."""
     states = [each.get("state") or {} for each in (pod.get("status") or {}).get("containerStatuses") or []]
     return [state["terminated"] for state in states if state.get("terminated")]
 
 
 def in_pods(pods: Iterable[dict[str, Any]]) -> str | None:
-    """The name of a pod that was ended so; None: none was."""
-    killed = (pod for pod in pods if any(end.get("reason") == _KUBERNETES for end in endings(pod)))
+    """Return the name of a pod that was killed for lack of memory; None if there is none."""
+    killed = (pod for pod in pods if any(end.get("reason") == _KUBERNETES for end in container_ends(pod)))
     return next((f"pod {pod['metadata']['name']}" for pod in killed), None)
 
 
 def in_batch_job(job: WaitedJob) -> str | None:
-    """The id of a Batch job, or of a node of it, that was ended so; None: none was, or it isn't told."""
+    """Return the id of the Batch job or node that was killed for lack of memory; None if none is known."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     nodes = int((job.info.get("nodeProperties") or {}).get("numNodes") or 0)
@@ -42,7 +42,7 @@ def in_batch_job(job: WaitedJob) -> str | None:
             names = [f"{job.name}#{number}" for number in range(nodes)]
             records += job.client.describe_jobs(jobs=names)["jobs"]
         except (BotoCoreError, ClientError):
-            pass  # the job's own record may tell
+            pass  # the job's own record may have the reason
     for record in records:
         containers = [
             record.get("container"),
@@ -53,14 +53,16 @@ def in_batch_job(job: WaitedJob) -> str | None:
     return None
 
 
-def note(what: str | None) -> None:
-    """Keep what has ended the attempt that this process has waited for; None: nothing of this kind."""
-    if what is None:
+def note(killed: str | None) -> None:
+    """Record that the attempt that this process waited for ran out of memory; does nothing for None."""
+    if killed is None:
         return
     run, step, attempt = _metaflow.waited_attempt()
     try:
         launch = Disruptions(storage=datastore(), run=run).launch(step, attempt)
-        Replanning(storage=datastore(), prefix=plans_key(run)).note_kill(step, launch, what)
+        Replanning(storage=datastore(), prefix=plans_key(run)).note_kill(step, launch, killed)
         usage.note_kill(run, step, _metaflow.waited_task(), attempt)
-    except Exception as error:  # noqa: BLE001  # how the step has ended is to be told all the same
-        _metaflow.say(f"{what} ran out of memory, which could not be noted for the next attempt: {error}")
+    except Exception as error:  # noqa: BLE001  # the step's failure must still be reported
+        _metaflow.print_line(
+            f"{killed} ran out of memory, which could not be recorded for the next attempt: {error}"
+        )

@@ -1,4 +1,4 @@
-"""The user's options for the target of a run in addition to its size: queue, zone, priority, time limits."""
+"""The user's options for the target of a run, except its size: queue, zone, priority, time limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launchers import settings
 from launchers.settings.sections import Resources
 
 QUEUES_VARIABLE = "FINETUNE_QUEUES"  # "H100=queue-a,A10G=queue-b"
-# Of a flow, and by the same names in its settings; then those of the settings alone
+# Names of flow parameters that are also settings, then names that are settings only
 _FLAGS = (
     "queue",
     "zone",
@@ -27,22 +27,22 @@ _FLAGS = (
     "fabric",
 )
 _SETTINGS = (*_FLAGS, "queues", "termination_grace_s", "pod_template")
-_OURS = re.compile(rf"resources\.({'|'.join(_SETTINGS)})\b")  # of what is given with --set
+_RESOURCE_SETTING = re.compile(rf"resources\.({'|'.join(_SETTINGS)})\b")  # an item of --set
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """Raises UserError for a queue of a GPU that no table lists."""
+    """Options for the target. Raises UserError for a queue of an unknown GPU."""
 
     queue: str | None = None  # a Batch job queue, or a Kueue LocalQueue
-    queues: tuple[tuple[str, str], ...] = ()  # (GPU, queue), where no queue is named
+    queues: tuple[tuple[str, str], ...] = ()  # (GPU, queue), used if no queue is named
     zone: str | None = None
     priority: str | None = None  # a Kueue WorkloadPriorityClass
-    priority_class: str | None = None  # of Kubernetes, for all pods of a run
+    priority_class: str | None = None  # Kubernetes PriorityClass of all pods of a run
     pending_timeout: float = 30.0  # minutes
-    team: str | None = None  # that the run is for
+    team: str | None = None  # label for cost allocation
     fabric: str = "auto"
-    # A patch of the training pods' template; a mapping has no hash
+    # Patch of the training pods' template; excluded from the hash because mappings are not hashable
     pod_template: Mapping[str, Any] | None = field(default=None, hash=False)
     max_disruptions: int = 20
     termination_grace_s: int = 60
@@ -53,7 +53,7 @@ class Options:
             hardware.current().gpu(gpu)
 
     def queue_for(self, gpu: str | None) -> str | None:
-        """The queue of a run on that GPU type."""
+        """Return the queue of a run on a GPU type."""
         if self.queue or gpu is None:
             return self.queue
         known_as = hardware.current().gpu(gpu).name
@@ -63,10 +63,10 @@ class Options:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Options:
-        """From a flow's parameters and configs by name, as ``StepView.flow_values`` gives them.
+        """Read the options from a flow's parameters and configs by name, as from ``StepView.flow_values``.
 
-        Reads what there is of ``queue``, ``zone``, ``priority``, ``priority_class``, ``pending_timeout``,
-        ``team``, ``no_preflight`` and ``set``, the settings file under ``settings``, and FINETUNE_QUEUES.
+        Uses ``queue``, ``zone``, ``priority``, ``priority_class``, ``pending_timeout``, ``team``,
+        ``no_preflight`` and ``set`` if present, the settings file under ``settings``, and FINETUNE_QUEUES.
         Raises UserError.
         """
         config = values.get("settings")
@@ -77,25 +77,27 @@ class Options:
             if name in _SETTINGS
         }
         flags = {f"resources.{name}": values[name] for name in _FLAGS if values.get(name) not in (None, "")}
-        overrides = [item for item in values.get("set") or () if _OURS.match(item)]
+        overrides = [item for item in values.get("set") or () if _RESOURCE_SETTING.match(item)]
         chosen = settings.build({"resources": wishes}, overrides, flags)
         return cls.from_resources(chosen.resources, preflight=not values.get("no_preflight"))
 
     @classmethod
-    def from_resources(cls, asked: Resources, *, preflight: bool = True) -> Options:
-        queues = {**_queues(os.environ.get(QUEUES_VARIABLE, "")), **asked.queues}
+    def from_resources(cls, resources: Resources, *, preflight: bool = True) -> Options:
+        queues = {**_queues(os.environ.get(QUEUES_VARIABLE, "")), **resources.queues}
         return cls(
-            queue=asked.queue,
+            queue=resources.queue,
             queues=tuple(queues.items()),
-            zone=asked.zone,
-            priority=asked.priority,
-            priority_class=asked.priority_class,
-            pending_timeout=asked.pending_timeout,
-            team=asked.team,
-            fabric=asked.fabric,
-            pod_template=None if asked.pod_template is None else pod_template.read(asked.pod_template),
-            max_disruptions=asked.max_disruptions,
-            termination_grace_s=asked.termination_grace_s,
+            zone=resources.zone,
+            priority=resources.priority,
+            priority_class=resources.priority_class,
+            pending_timeout=resources.pending_timeout,
+            team=resources.team,
+            fabric=resources.fabric,
+            pod_template=None
+            if resources.pod_template is None
+            else pod_template.read(resources.pod_template),
+            max_disruptions=resources.max_disruptions,
+            termination_grace_s=resources.termination_grace_s,
             preflight=preflight,
         )
 
@@ -106,7 +108,7 @@ def _queues(text: str) -> dict[str, str]:
         gpu, separator, queue = part.partition("=")
         if not (gpu and separator and queue):
             raise UserError(
-                f"{QUEUES_VARIABLE}: {part!r} names no queue.",
+                f"{QUEUES_VARIABLE}: {part!r} has no queue.",
                 f"Write {QUEUES_VARIABLE}=H100=queue-a,A10G=queue-b",
             )
         queues[gpu.strip()] = queue.strip()

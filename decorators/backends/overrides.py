@@ -1,11 +1,11 @@
-"""What a step asks of the cluster: the plan's request, and over it what the user wrote down.
+"""A step's request to the cluster: the plan's request, overridden by the user's values.
 
-Metaflow merges ``@resources`` with ``@kubernetes`` or ``@batch`` by rules of its own (2.19.39: the larger
-of the two, but on Kubernetes ``@resources`` decides on ``gpu`` and ``shared_memory``). A user who wrote a
-value in one of them means that value, so it is put in both places.
+Metaflow merges ``@resources`` with ``@kubernetes`` or ``@batch`` (2.19.39: the larger of the two, but on
+Kubernetes ``@resources`` decides on ``gpu`` and ``shared_memory``). A value that the user set in one of them
+is written to both, so that it takes effect.
 
-Units: Kubernetes takes ``memory`` and ``disk`` in MB (10**6 bytes), Batch takes ``memory`` in MiB, and
-``shared_memory`` is in MiB everywhere.
+Units: ``memory`` and ``disk`` are in MB (10**6 bytes) on Kubernetes, ``memory`` is in MiB on Batch, and
+``shared_memory`` is always in MiB.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from decorators._metaflow import Backend, Given
+from decorators._metaflow import Backend, UserValue
 from decorators.arguments import Role
 from decorators.backends.interface import StepRequest, number_of
 from decorators.backends.kubernetes.request import PLACEMENT
@@ -28,7 +28,7 @@ from estimator.planning.step_requests import PREPARE_CPU, PREPARE_MEMORY
 
 GPUS_PARAMETER = "gpus"
 _MB = 10**6
-_FIELDS = {  # a decorator's attribute: the request's field
+_FIELDS = {  # attribute of a decorator -> field of the request
     "gpu": "gpus_per_node",
     "cpu": "cpu",
     "memory": "memory_mib",
@@ -38,66 +38,70 @@ _FIELDS = {  # a decorator's attribute: the request's field
 _RESOURCES_DECIDE = ("gpu", "shared_memory")
 
 
-def merge_given(
-    resources: Mapping[str, Given], compute: Mapping[str, Given], backend: Backend
-) -> dict[str, Given]:
-    """The user's values of ``@resources`` and of the compute decorator, merged as Metaflow would."""
-    kept = (*_FIELDS, *PLACEMENT, *PLACED)
-    merged = {name: given for name, given in compute.items() if name in kept}
-    for name, given in resources.items():
-        other = merged.get(name)
+def merge_user_values(
+    resources: Mapping[str, UserValue], compute: Mapping[str, UserValue], backend: Backend
+) -> dict[str, UserValue]:
+    """Merge the user's values of ``@resources`` and of the compute decorator like Metaflow."""
+    names = (*_FIELDS, *PLACEMENT, *PLACED)
+    merged = {name: value for name, value in compute.items() if name in names}
+    for name, value in resources.items():
+        compute_value = merged.get(name)
         decides = backend == "kubernetes" and name in _RESOURCES_DECIDE
-        if other is None or decides or number_of(name, given) > number_of(name, other):
-            merged[name] = given
+        if compute_value is None or decides or number_of(name, value) > number_of(name, compute_value):
+            merged[name] = value
     return merged
 
 
-def with_given(
+def with_user_values(
     resolve: Callable[[dict[str, Any]], Plan],
     parameters: dict[str, Any],
-    given: Mapping[str, Given],
+    user_values: Mapping[str, UserValue],
     backend: Backend,
     options: Options | None = None,
 ) -> Plan:
-    """The plan with the user's values in it, each noted as an override.
+    """Make a plan and apply the user's values to it; each one is recorded as an override.
 
-    Another number of GPUs changes the layout too: where the flow has a parameter ``gpus``, the plan is
-    made with it. Raises UserError where two of the user's own values contradict each other.
+    A different number of GPUs also changes the layout: if the flow has a parameter ``gpus``, the plan is made
+    with it. Raises UserError if two of the user's values contradict each other.
     """
-    plan = _with_gpus(resolve, parameters, given["gpu"]) if "gpu" in given else resolve(parameters)
-    request, notes = apply_given(plan.request, given, backend)
+    plan = (
+        _with_gpus(resolve, parameters, user_values["gpu"]) if "gpu" in user_values else resolve(parameters)
+    )
+    request, notes = apply_user_values(plan.request, user_values, backend)
     plan = dataclasses.replace(plan, request=request, overrides=(*plan.overrides, *notes))
     step_request = StepRequest(
-        backend=backend, request=plan.request, options=options or Options(), given=given
+        backend=backend, request=plan.request, options=options or Options(), user_values=user_values
     )
     return note_replaced(plan, step_request)
 
 
-def apply_given(
-    request: Request, given: Mapping[str, Given], backend: Backend
+def apply_user_values(
+    request: Request, user_values: Mapping[str, UserValue], backend: Backend
 ) -> tuple[Request, tuple[Override, ...]]:
-    """Return a step's request with the user's values in it, and a note for each that replaces a planned one.
+    """Return a step's request with the user's values, and an override for each replaced planned value.
 
-    Raises UserError for a size that is no number.
+    Raises UserError for a size that is not a number.
     """
     fields: dict[str, Any] = {}
     notes: list[Override] = []
     for name, field in _FIELDS.items():
         planned = getattr(request, field)
-        if name in given and (used := _amount(name, given[name], backend)) != planned:
+        if name in user_values and (used := _amount(name, user_values[name], backend)) != planned:
             fields[field] = used
-            notes.append(Override(name=field, planned=str(planned), used=str(used), given_by=given[name].by))
-    chosen = next((given[name] for name in PLACEMENT if name in given), None)
+            notes.append(
+                Override(name=field, planned=str(planned), used=str(used), given_by=user_values[name].by)
+            )
+    chosen = next((user_values[name] for name in PLACEMENT if name in user_values), None)
     if chosen is not None and request.instance_type is not None:
         labels = chosen.value if isinstance(chosen.value, dict) else {}
         machine = fields["instance_type"] = labels.get(INSTANCE_TYPE)
         if machine != request.instance_type:
-            others = f"any that fits {_selector_text(chosen.value)}"
+            matching_nodes = f"any node that matches {_selector_text(chosen.value)}"
             notes.append(
                 Override(
                     name="instance_type",
                     planned=request.instance_type,
-                    used=machine or others,
+                    used=machine or matching_nodes,
                     given_by=chosen.by,
                 )
             )
@@ -105,14 +109,14 @@ def apply_given(
 
 
 def request_for(plan: Plan, role: Role) -> Request:
-    """Return the request of a step of that role: the whole request to train, the plan's own requests of other
-    steps.
+    """Return the request of a step by its role.
 
-    What is computed before training asks for one of its nodes, with all of its GPUs.
+    A training step gets the plan's request, and steps that compute data before training one node of it with
+    all its GPUs.
 
-    A plan of a flow's own may say nothing of them: then a step that evaluates asks for one of the training
-    nodes, and one that only handles files for their disk and no GPUs. Without a plan for generation its steps
-    ask for what the evaluation asks for.
+    Other steps get their own requests from the plan. If a plan made by a flow has none, evaluation steps get
+    one training node, steps that only handle files get their disk and no GPUs, and generation steps get the
+    request of the evaluation.
     """
     request = plan.request
     stage = plan.generation.stage(role) if plan.generation is not None else None
@@ -121,36 +125,38 @@ def request_for(plan: Plan, role: Role) -> Request:
     if role == "encode":
         return dataclasses.replace(request, nodes=1)
     if role in ("evaluate", "generate", "score", "compare", "inference"):
-        own = plan.evaluate or dataclasses.replace(request, nodes=1)
-        own = own if stage is None else stage.request
-        # Where the user has the nodes chosen another way, or some are avoided, that holds here too
-        return dataclasses.replace(own, instance_type=request.instance_type, node_labels=request.node_labels)
+        base = plan.evaluate or dataclasses.replace(request, nodes=1)
+        base = base if stage is None else stage.request
+        # The user's choice of nodes, and nodes to avoid, apply here too
+        return dataclasses.replace(base, instance_type=request.instance_type, node_labels=request.node_labels)
     if role == "data":
-        own = plan.prepare or dataclasses.replace(
+        base = plan.prepare or dataclasses.replace(
             request,
             nodes=1,
             gpus_per_node=0,
-            gpu_type=None,  # its queue is not that of the GPUs
+            gpu_type=None,  # so that the queue of the GPU is not used
             cpu=min(request.cpu, PREPARE_CPU),
             memory_mib=min(request.memory_mib, PREPARE_MEMORY // MIB),
             shared_memory_mib=0,
             instance_type=None,
         )
-        return dataclasses.replace(own, node_labels=request.node_labels)
+        return dataclasses.replace(base, node_labels=request.node_labels)
     return request
 
 
-def _with_gpus(resolve: Callable[[dict[str, Any]], Plan], parameters: dict[str, Any], given: Given) -> Plan:
-    gpus = int(number_of("gpu", given))
-    asked = parameters.get(GPUS_PARAMETER)
-    if asked and asked != gpus:
+def _with_gpus(
+    resolve: Callable[[dict[str, Any]], Plan], parameters: dict[str, Any], value: UserValue
+) -> Plan:
+    gpus = int(number_of("gpu", value))
+    parameter = parameters.get(GPUS_PARAMETER)
+    if parameter and parameter != gpus:
         raise UserError(
-            f"--gpus {asked} and {given.by.rstrip('=')} {gpus} contradict each other.",
+            f"--gpus {parameter} and {value.by.rstrip('=')} {gpus} contradict each other.",
             "Give the number of GPUs for each node once.",
         )
     if GPUS_PARAMETER not in parameters or gpus < 1:
         return resolve(parameters)
-    note = Override(name="gpus_per_node", planned="left open", used=str(gpus), given_by=given.by)
+    note = Override(name="gpus_per_node", planned="not set", used=str(gpus), given_by=value.by)
     return resolve({**parameters, GPUS_PARAMETER: gpus}).with_override(note, gpus_per_node=gpus)
 
 
@@ -160,9 +166,9 @@ def _selector_text(value: Any) -> str:
     return str(value)
 
 
-def _amount(name: str, given: Given, backend: Backend) -> int:
-    """An amount in the unit of the request's field."""
-    value = number_of(name, given)
+def _amount(name: str, written: UserValue, backend: Backend) -> int:
+    """Return an amount in the unit of the request's field."""
+    value = number_of(name, written)
     if backend == "kubernetes" and name in ("memory", "disk"):
         value = value * _MB / MIB
     return math.floor(value)

@@ -1,7 +1,7 @@
-"""Placement at launch: check that the target can take the step, then fill in the step's decorators.
+"""Placement of a step at launch: check that the target can run it, then set its decorators' values.
 
-For ``@gpu_profile`` and any other mutator: :func:`place` at the launch, :func:`carry_on` in the process that
-waits for the step. What was decided at the launch travels in environment variables.
+A step mutator such as ``@gpu_profile`` calls :func:`place` at launch and :func:`apply_launch` in the process
+that waits for the step. The decisions of the launch are passed on in environment variables.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from decorators.backends.registry import BACKENDS
 from estimator.plan import Override, Plan
 
 ENVIRONMENT_VARIABLE = "FINETUNE_STEP_ENVIRONMENT"  # JSON: step -> variables for its container
-# Of @kubernetes and @batch; what the user writes there replaces what would be asked for
+# Values of @kubernetes and @batch that the user may set instead of the computed ones
 PLACED = ("tolerations", "extended_resources", "labels", "queue", "efa")
 
 
 def place(step: StepView, step_request: StepRequest, largest: StepRequest | None = None) -> None:
-    """Give a step's decorators every value of its request; the user's own stand.
+    """Set the values of a step's decorators from its request; values set by the user are kept.
 
-    The cluster or queue is asked first, once for each process, for ``largest``: the request of the run's
-    largest step there (default: this one). Raises UserError where that can never be had.
+    First checks, once per process, whether the cluster or queue can run ``largest``, the request of the run's
+    largest step (default: this one). Raises UserError if it never can.
     """
     if largest is None or largest.backend != step_request.backend:
         largest = step_request
@@ -37,12 +37,12 @@ def place(step: StepView, step_request: StepRequest, largest: StepRequest | None
     if backend is not None:
         step_request = replace(step_request, facts=backend.preflight(largest))
         if step_request.request != largest.request:
-            backend.preflight(replace(step_request, beside=True))
+            backend.preflight(replace(step_request, size_only=True))
     fill_in(step, step_request)
 
 
 def fill_in(step: StepView, step_request: StepRequest) -> None:
-    """Write a request into a step's decorators, and what its containers and the wait for them need."""
+    """Set a step's decorators from a request, and the variables for its containers and for the wait."""
     values = values_for(step_request)
     step.set_values("resources", values.resources)
     if step_request.backend == "local":
@@ -56,10 +56,10 @@ def fill_in(step: StepView, step_request: StepRequest) -> None:
     add_variables(step, _remembered().get(step.name, {}) | _metaflow.datastore_variables())
 
 
-def note_room(plan: Plan, step_request: StepRequest) -> Plan:
-    """The plan with a note for each size that is lowered to what its nodes leave for pods.
+def note_lowered_sizes(plan: Plan, step_request: StepRequest) -> Plan:
+    """Return the plan with an override for each size that is lowered to what its nodes can give to pods.
 
-    The plan's request stays as it is: it says what the job wants. Raises UserError, as :func:`place` does.
+    The plan's request is unchanged. Raises UserError, like :func:`place`.
     """
     backend = BACKENDS.get(step_request.backend)
     if backend is None:
@@ -68,22 +68,20 @@ def note_room(plan: Plan, step_request: StepRequest) -> Plan:
     return replace(plan, overrides=(*plan.overrides, *notes)) if notes else plan
 
 
-def carry_on(step: StepView, ended: Callable[[list[str]], None] = lambda _: None) -> None:
-    """In the process that waits for a remote step: its container's variables, and the watch on the wait.
+def apply_launch(step: StepView, ended: Callable[[list[str]], None] = lambda _: None) -> None:
+    """Set the container's variables and watch the wait, in the process that waits for a remote step.
 
-    ``ended`` gets a line for each pod of a step that has failed, or why the wait for them was given up.
+    ``ended`` receives one line per failed pod of a step, or the reason why the wait was given up.
     """
     add_variables(step, _remembered().get(step.name, {}) | _metaflow.datastore_variables())
-    pending.install(lambda why: ended([f"No room for the nodes of step {step.name}: {why}"]))
+    pending.install(lambda reason: ended([f"The nodes of step {step.name} did not start: {reason}"]))
     resubmitting.install()
     for backend in BACKENDS.values():
         backend.install(ended)
 
 
 def values_for(step_request: StepRequest) -> StepValues:
-    """Return the values of a step's decorators; sizes of local steps are informative only. Raises
-    UserError.
-    """
+    """Return the values of a step's decorators; for a local step only sizes. Raises UserError."""
     backend = BACKENDS.get(step_request.backend)
     if backend is not None:
         return backend.values_for(step_request)
@@ -91,40 +89,42 @@ def values_for(step_request: StepRequest) -> StepValues:
 
 
 def note_replaced(plan: Plan, step_request: StepRequest) -> Plan:
-    """The plan with a note for each value of the user's that replaces one of a cluster's own kind."""
+    """Return the plan with an override for each user value that replaces a computed placement value."""
     backend = BACKENDS.get(step_request.backend)
     if backend is None:
         return plan
-    planned = backend.values_for(replace(step_request, request=plan.request, given={}, configured={})).compute
+    planned = backend.values_for(
+        replace(step_request, request=plan.request, user_values={}, configured={})
+    ).compute
     for name in PLACED:
-        ours, own = planned.get(name), step_request.given.get(name)
-        if not ours or own is None:
+        computed, user_value = planned.get(name), step_request.user_values.get(name)
+        if not computed or user_value is None:
             continue
-        used = own.value
-        if name == "labels" and isinstance(used, dict):  # others of the user's stand beside ours
-            used = {**ours, **used}
-            used = {key: used[key] for key in ours}
-        if used != ours:
-            note = Override(name=name, planned=_text(ours), used=_text(used), given_by=own.by)
+        used = user_value.value
+        if name == "labels" and isinstance(used, dict):  # further labels of the user are merged
+            used = {**computed, **used}
+            used = {key: used[key] for key in computed}
+        if used != computed:
+            note = Override(name=name, planned=_text(computed), used=_text(used), given_by=user_value.by)
             plan = replace(plan, overrides=(*plan.overrides, note))
     return plan
 
 
 def add_variables(step: StepView, variables: Mapping[str, str]) -> None:
-    """Variables for a step's container, but for those that the user has set in ``@environment`` himself."""
-    own = step.values("environment").get("vars") or {}
-    if missing := {name: value for name, value in variables.items() if name not in own}:
+    """Add variables to a step's container, except those that the user has set in ``@environment``."""
+    user_variables = step.values("environment").get("vars") or {}
+    if missing := {name: value for name, value in variables.items() if name not in user_variables}:
         step.add_environment(missing)
 
 
 def remembered_with(step: StepView, variables: dict[str, str]) -> dict[str, str]:
-    """The variable that carries all steps' own, with other ones for this step.
+    """Return the variable that holds the container variables of all steps, with this step's replaced.
 
-    A step that isn't ``@parallel`` has none, whatever the plan: nothing of it crosses a network, and a
-    container by itself may have the host's interfaces, with other names.
+    A step without ``@parallel`` has none: it uses no network between nodes, and a single container may see
+    the host's interfaces under other names.
     """
-    known = {**_remembered(), step.name: variables if step.has("parallel") else {}}
-    return {ENVIRONMENT_VARIABLE: json.dumps({k: v for k, v in known.items() if v}, sort_keys=True)}
+    all_steps = {**_remembered(), step.name: variables if step.has("parallel") else {}}
+    return {ENVIRONMENT_VARIABLE: json.dumps({k: v for k, v in all_steps.items() if v}, sort_keys=True)}
 
 
 def _remembered() -> dict[str, dict[str, str]]:

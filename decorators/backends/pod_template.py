@@ -1,4 +1,4 @@
-"""The user's own patch of the training pods (``resources.pod_template``): read and checked at the launch."""
+"""The user's patch of the training pods (``resources.pod_template``), read and validated at launch."""
 
 from __future__ import annotations
 
@@ -17,16 +17,21 @@ from estimator.names import did_you_mean
 from estimator.untrusted import MAX_YAML_BYTES, parse_yaml, read_text
 
 NAME = "resources.pod_template"
-_QUANTITIES = ("limits", "requests")  # may be numbers
+_QUANTITIES = ("limits", "requests")  # their values may be numbers
 _PLAIN: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "bool": (bool,), "float": (int, float)}
-_IN_WORDS = {"str": "text (in quotes)", "int": "a whole number", "bool": "true or false", "float": "a number"}
-_SHOWS = 'Write what is merged into a pod template: {"spec": {"hostNetwork": true}}, for example.'
+_TYPE_NAMES = {
+    "str": "text (in quotes)",
+    "int": "a whole number",
+    "bool": "true or false",
+    "float": "a number",
+}
+_EXAMPLE = 'Write a patch of a pod template, for example {"spec": {"hostNetwork": true}}.'
 
 
 def read(value: str | Mapping[str, Any]) -> dict[str, Any]:
-    """A patch, given itself or as a YAML file's path.
+    """Read a patch from a mapping or from the path of a YAML file.
 
-    Raises UserError where it cannot be read, or is no patch of what the client's models say of pod templates.
+    Raises UserError if it cannot be read or does not match the Kubernetes client's model of pod templates.
     """
     where = NAME
     if isinstance(value, str):
@@ -34,12 +39,13 @@ def read(value: str | Mapping[str, Any]) -> dict[str, Any]:
         try:
             value = parse_yaml(read_text(Path(value).expanduser(), MAX_YAML_BYTES))
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise UserError(f"{where} is not YAML: {' '.join(str(error).split())}.", "Mend it.") from None
+            problem = f"{where} is not YAML: {' '.join(str(error).split())}."
+            raise UserError(problem, "Correct the file.") from None
         except (OSError, ValueError) as error:  # ValueError: a null byte in its path
             reason = getattr(error, "strerror", None) or error
-            raise UserError(f"{where} can't be read: {reason}.", "Name a YAML file.") from None
+            raise UserError(f"{where} cannot be read: {reason}.", "Name a YAML file.") from None
     if not isinstance(value, Mapping) or not value:
-        raise UserError(f"{where} holds no mapping.", _SHOWS)
+        raise UserError(f"{where} must be a mapping.", _EXAMPLE)
     patch = dict(value)
     _check(patch, "V1PodTemplateSpec", "", where)
     _check_text(patch, where)
@@ -54,20 +60,20 @@ def _check_text(patch: Mapping[str, Any], where: str) -> None:
 
 
 def _check(value: Any, kind: str, path: str, where: str) -> None:
-    if value is None:  # removes what is there
+    if value is None:  # null removes the field
         return
     if item := re.fullmatch(r"[lL]ist\[(.+)\]", kind):
         _check_list(value, item[1], path, where)
     elif of := re.fullmatch(r"[dD]ict[\[(]str, (.+)[\])]", kind):
         if not isinstance(value, Mapping):
             raise _wrong(where, path, "a mapping", value)
-        for name, each in value.items():
-            if not (path.rpartition(".")[2] in _QUANTITIES and isinstance(each, int | float)):
-                _check(each, of[1], f"{path}.{name}", where)
+        for name, item in value.items():
+            if not (path.rpartition(".")[2] in _QUANTITIES and isinstance(item, int | float)):
+                _check(item, of[1], f"{path}.{name}", where)
     elif kind in _PLAIN:
         bool_for_number = isinstance(value, bool) and kind != "bool"
         if not isinstance(value, _PLAIN[kind]) or bool_for_number:
-            raise _wrong(where, path, _IN_WORDS[kind], value)
+            raise _wrong(where, path, _TYPE_NAMES[kind], value)
     elif re.match(r"V\d", kind):
         _check_object(value, kind, path, where)
 
@@ -78,16 +84,16 @@ def _check_object(value: Any, kind: str, path: str, where: str) -> None:
     if not isinstance(value, Mapping):
         raise _wrong(where, path, "a mapping", value)
     model = getattr(client, kind)
-    types = {model.attribute_map[name]: each for name, each in model.openapi_types.items()}
-    for name, each in value.items():
+    types = {model.attribute_map[name]: field_type for name, field_type in model.openapi_types.items()}
+    for name, field_type in value.items():
         if str(name).startswith("$"):
             continue
         if name not in types:
             raise UserError(
-                f"{where}: {path + '.' if path else ''}{name} is no field of a pod template.",
-                did_you_mean(name, types, 1) or f"There are {', '.join(sorted(types))}.",
+                f"{where}: {path + '.' if path else ''}{name} is not a field of a pod template.",
+                did_you_mean(name, types, 1) or f"Fields: {', '.join(sorted(types))}.",
             )
-        _check(each, types[name], f"{path}.{name}" if path else str(name), where)
+        _check(field_type, types[name], f"{path}.{name}" if path else str(name), where)
 
 
 def _check_list(value: Any, kind: str, path: str, where: str) -> None:
@@ -99,9 +105,9 @@ def _check_list(value: Any, kind: str, path: str, where: str) -> None:
         _check(item, kind, place, where)
         if key and item != {DIRECTIVE: "replace"} and key not in (item or {}):
             main = path == "spec.containers"
-            advice = "main is the training's container." if main else "Items are told apart by it."
+            advice = "The training container is called main." if main else "It identifies the item."
             raise UserError(f"{where}: {place} has no {key}.", advice)
 
 
-def _wrong(where: str, path: str, wanted: str, value: Any) -> UserError:
-    return UserError(f"{where}: {path or 'it'} is {value!r}, and must be {wanted}.", "Mend that value.")
+def _wrong(where: str, path: str, expected: str, value: Any) -> UserError:
+    return UserError(f"{where}: {path or 'it'} is {value!r}, and must be {expected}.", "Correct this value.")

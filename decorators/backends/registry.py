@@ -1,4 +1,4 @@
-"""The backends that a flow's steps may run on, next to the machine itself."""
+"""Backends that steps can run on, in addition to the local machine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Resubmission after disruptions, which does not count as an attempt of the step.
+"""Resubmission of jobs after disruptions, without using up attempts of the step.
 
-Metaflow has six attempts of a task at most, and an attempt is for what may be wrong with the task. So the
-process that waits for a step submits the same attempt again, until the run's budget is spent.
+Metaflow allows at most six attempts of a task, which are meant for failures of the task itself. After a
+disruption, the process that waits for a step submits the same attempt again, within the run's budget.
 """
 
 from __future__ import annotations
@@ -14,55 +14,57 @@ from dataclasses import dataclass, field
 from decorators import _metaflow
 from decorators._metaflow import WaitedJob
 from decorators.backends.disruptions import Disruption, of_run
-from decorators.backends.interface import LastWords, Loss
+from decorators.backends.interface import GangEnd, Loss
 from decorators.backends.registry import BACKENDS
 
-MOST_VARIABLE = "FINETUNE_MAX_DISRUPTIONS"  # of a run; set where it is launched
+MAX_DISRUPTIONS_VARIABLE = "FINETUNE_MAX_DISRUPTIONS"  # budget of a run, set at launch
 FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 60.0
-SHORT_S = 600.0  # launches that were shorter are followed by longer and longer waits
+SHORT_S = 600.0  # consecutive launches shorter than this are followed by increasing waits
 
 
 @dataclass(kw_only=True)
 class Resubmitting:
-    """Decides in the process that waits for a step whether what has failed is submitted again."""
+    """Decides, in the process that waits for a step, whether a failed job is submitted again."""
 
-    most: int
-    """Disruptions of the run."""
-    lost: Callable[[WaitedJob, Callable[[], LastWords | None]], Loss | None]
-    say: Callable[[str], None] = _metaflow.say
+    max_disruptions: int
+    """Maximum number of disruptions of the run."""
+    lost: Callable[[WaitedJob, Callable[[], GangEnd | None]], Loss | None]
+    report: Callable[[str], None] = _metaflow.print_line
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.time
     _began: float = field(default_factory=time.time)
-    _short: int = 0  # launches in a row
+    _short: int = 0  # consecutive short launches
 
     def __call__(self, job: WaitedJob) -> bool:
-        """Whether the cluster has ended the job, and the budget has room; waits before it says so."""
+        """Whether to submit the job again: the cluster ended it and the budget is not used up. Waits before
+        returning True.
+        """
         try:
             return self._decide(job)
-        except Exception as error:  # noqa: BLE001  # how the step has ended is to be told all the same
-            self.say(f"Whether {job.what} was taken away can't be told: {type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001  # the step's failure must still be reported
+            self.report(f"Checking {job.what} for a disruption failed: {type(error).__name__}: {error}")
             return False
 
     def _decide(self, job: WaitedJob) -> bool:
         run, step, attempt = _metaflow.waited_attempt()
         noted = of_run(run)
         launch = noted.launch(step, attempt)
-        loss = self.lost(job, lambda: noted.last_words(step, launch))
+        loss = self.lost(job, lambda: noted.gang_end(step, launch))
         if loss is None:
             return False
         disruption = Disruption(at=self.clock(), lost=loss.lines)
         noted.note(step, disruption)
         number = noted.count()
-        if number > self.most:
-            self.say(
-                f"Disrupted, {disruption.text}: that is more often than --max-disruptions {self.most}; "
-                "what follows counts as an attempt."
+        if number > self.max_disruptions:
+            self.report(
+                f"Disrupted, {disruption.text}: more than --max-disruptions {self.max_disruptions}; "
+                "a retry now counts as an attempt."
             )
             return False
         wait_s = self._wait_s()
-        self.say(
-            f"Disruption {number} of at most {self.most}, {disruption.text}. The step is submitted again "
-            f"in {wait_s:.0f} s, and training goes on from its last checkpoint."
+        self.report(
+            f"Disruption {number} of at most {self.max_disruptions}, {disruption.text}. "
+            f"The step is submitted again in {wait_s:.0f} s, and training resumes from its last checkpoint."
         )
         self.sleep(wait_s)
         self._began = self.clock()
@@ -74,10 +76,12 @@ class Resubmitting:
 
 
 def install() -> None:
-    """For the process that Metaflow starts for a remote step, where the launch has set a budget."""
-    most = int(os.environ.get(MOST_VARIABLE) or 0)
-    if not most:
+    """Enable resubmission in the process that Metaflow starts for a remote step, if the launch set a
+    budget.
+    """
+    max_disruptions = int(os.environ.get(MAX_DISRUPTIONS_VARIABLE) or 0)
+    if not max_disruptions:
         return
     for name, backend in BACKENDS.items():
-        decide = Resubmitting(most=most, lost=backend.lost)
+        decide = Resubmitting(max_disruptions=max_disruptions, lost=backend.lost)
         _metaflow.submit_again(name, decide)

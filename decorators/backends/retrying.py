@@ -1,9 +1,8 @@
-"""The attempt after one that ran out of memory may need another machine, which only a new request brings.
+"""Change of a step's request for the attempt after one that ran out of memory.
 
-Metaflow starts every attempt from the process that runs the flow, with the step's decorators as they are by
-then. So that process looks at what the failed attempt has left (launchers.run.replanning) and asks for the
-other machine. A deployed flow's steps are sized once and for all: there the next attempt has the same
-machine.
+Metaflow starts each attempt from the process that runs the flow, with the current values of the step's
+decorators. That process reads the record of the failed attempt (launchers.run.replanning) and requests the
+other machine. Steps of a deployed flow have fixed sizes: their next attempt gets the same machine.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from decorators._metaflow import StepView, before_retry, say
+from decorators._metaflow import StepView, before_retry, print_line
 from decorators.backends.disruptions import Disruptions
 from decorators.backends.interface import MinimumRequest, StepRequest
 from decorators.backends.kubernetes import pod_shape
-from decorators.backends.overrides import apply_given
+from decorators.backends.overrides import apply_user_values
 from decorators.backends.placing import remembered_with
 from decorators.backends.registry import BACKENDS
 from decorators.storage import datastore
@@ -28,31 +27,34 @@ from launchers.run.replanning import Replanning, plans_key
 
 @dataclass(frozen=True, kw_only=True)
 class Retrying:
-    """Places a step again before each attempt but the first, as what has failed calls for."""
+    """Updates a step's request before each retry if the failed attempt requires another machine."""
 
     step: StepView
     step_request: StepRequest
-    """What the launch has asked for, as the step was before it was placed."""
+    """The request of the launch, before the step was placed."""
     minimum: Callable[[Plan], MinimumRequest]
     carry: Callable[[Plan], dict[str, str]]
-    """The variables by which a plan reaches the step's processes."""
+    """Returns the variables that pass a plan to the step's processes."""
 
     def install(self) -> None:
-        """Have Metaflow ask :meth:`prepare` before each attempt but the first."""
+        """Call :meth:`prepare` before each attempt except the first."""
         before_retry(self.step, self.step_request.backend, self.prepare)
 
     def prepare(self, run_id: str, attempt: int) -> dict[str, str]:
-        """Change the step's request where the failed attempt calls for it; variables for the next one."""
+        """Change the step's request if the failed attempt requires it; return variables for the next
+        attempt.
+        """
         launch = Disruptions(storage=datastore(), run=run_id).launch(self.step.name, attempt)
-        left = Replanning(storage=datastore(), prefix=plans_key(run_id)).after(launch - 1)
-        following = next(left, None)
+        replanning = Replanning(storage=datastore(), prefix=plans_key(run_id)).after(launch - 1)
+        following = next(replanning, None)
         if following is None or not following.needs_other_machine:
             return {}
         return self.place(following.plan)
 
     def place(self, plan: Plan) -> dict[str, str]:
-        """Ask for this plan's machine from now on; nothing is changed where it cannot be had."""
-        request, _ = apply_given(plan.request, self.step_request.given, self.step_request.backend)
+        """Request the plan's machine from now on; changes nothing if it is not available."""
+        user_values = self.step_request.user_values
+        request, _ = apply_user_values(plan.request, user_values, self.step_request.backend)
         step_request = replace(self.step_request, request=request, minimum=self.minimum(plan))
         variables = place_again(self.step, step_request)
         return {} if variables is None else self.carry(plan) | variables
@@ -61,7 +63,7 @@ class Retrying:
 def place_again(step: StepView, step_request: StepRequest) -> dict[str, str] | None:
     """Change a step's request for its next attempt; return the attempt's variables.
 
-    None, and nothing is changed, where the backend cannot run it.
+    Returns None and changes nothing if the backend cannot run it.
     """
     options, request = step_request.options, step_request.request
     backend = BACKENDS[step_request.backend]
@@ -70,20 +72,20 @@ def place_again(step: StepView, step_request: StepRequest) -> dict[str, str] | N
         facts = backend.preflight(replace(step_request, configured=present))
         values = backend.values_for(replace(step_request, facts=facts))
         if not options.preflight and "queue" in present and "queue" not in values.compute:
-            raise UserError(f"no queue is named for it: FINETUNE_QUEUES={request.gpu_type}=QUEUE")
+            raise UserError(f"no queue is configured: FINETUNE_QUEUES={request.gpu_type}=QUEUE")
     except UserError as error:
-        say(f"The next attempt has the same request, as another can't be had: {error.problem}")
+        print_line(f"The next attempt uses the same request; another is not available: {error.problem}")
         return None
     # Metaflow has merged @resources into the compute decorator by now
     sizes = {name: value for name, value in values.resources.items() if value is not None}
     sizes = {name: value for name, value in sizes.items() if name in present}
     step.set_values(step_request.backend, {**_texts(sizes), **values.compute})
     gpus = f"{request.gpus} and " if request.gpus_per_node else ""
-    say(f"The next attempt asks for {gpus}{format_bytes(request.memory_mib * MIB)} on each node.")
+    print_line(f"The next attempt requests {gpus}{format_bytes(request.memory_mib * MIB)} per node.")
     patches = pod_shape.remembered_with(step.name, values.pod_patches)
     return patches | remembered_with(step, values.environment)
 
 
 def _texts(sizes: Mapping[str, Any]) -> dict[str, str]:
-    """Metaflow keeps sizes as text, but for shared memory, which must be a number."""
+    """Convert sizes to text, as Metaflow stores them, except shared memory, which must be a number."""
     return {name: value if name == "shared_memory" else str(value) for name, value in sizes.items()}

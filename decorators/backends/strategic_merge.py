@@ -1,8 +1,8 @@
 """Kubernetes' strategic merge patch, for pod templates.
 
-Maps are merged key by key, and null removes a key. Lists whose items have a key of their own
-(``data/merge_keys.csv``) are merged item by item; all others are replaced. ``$patch: delete`` removes an
-item, ``$patch: replace`` takes the place of a whole map or, as an item by itself, of a list's other items.
+Maps are merged key by key, and null removes a key. Lists whose items have a merge key
+(``data/merge_keys.csv``) are merged item by item; other lists are replaced. ``$patch: delete`` removes an
+item; ``$patch: replace`` replaces a whole map or, as a separate item, the whole list.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DIRECTIVE = "$patch"
 
 
 def merge(original: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
-    """The pod template with the patch in it; neither is changed."""
+    """Return the pod template with the patch applied; neither input is changed."""
     if patch.get(DIRECTIVE) == "replace":
         return {name: copy.deepcopy(value) for name, value in patch.items() if name != DIRECTIVE}
     merged = copy.deepcopy(original)

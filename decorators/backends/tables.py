@@ -1,4 +1,4 @@
-"""The tables next to this file: fabrics, variables, labels of topology, quotas, releases."""
+"""Tables in ``data/``: fabrics, environment variables, topology labels, quotas, releases."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ import yaml
 from estimator.hardware import Instance
 
 DATA = Path(__file__).with_name("data")
-ANY = "any"  # of a variable: whatever the fabric, on every backend
+ANY = "any"  # value of a variable's fabric or backend: applies to all
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fabric:
-    """A network for GPUs' traffic, and whether Metaflow can ask for it."""
+    """A network for GPU traffic, and whether Metaflow can request it."""
 
     name: str
-    asked_for: bool
+    requestable: bool
     why: str
     source: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variable:
-    """An environment variable of the containers of a step on several nodes."""
+    """An environment variable for the containers of a multi-node step."""
 
-    fabric: str  # a name of the table of fabrics, or ANY
+    fabric: str  # name in the table of fabrics, or ANY
     backend: str  # "kubernetes", "batch", or ANY
     name: str
     value: str
@@ -41,10 +41,10 @@ class Variable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Level:
-    """A label by which nodes that share its value are near each other."""
+    """A topology level: nodes with the same value of the label are close to each other."""
 
     label: str
-    weight: int  # next to the others', 1 to 100
+    weight: int  # preference relative to other levels, 1 to 100
     source: str
 
 
@@ -64,22 +64,22 @@ class PodFabric:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quota:
-    """A limit of AWS's on the vCPUs that an account may run at a time."""
+    """An AWS limit on the vCPUs that an account may run at a time."""
 
-    family: str  # how names of its machines begin
+    family: str  # prefix of the machine types
     spot: bool
-    code: str  # of Service Quotas, service ec2; empty: not known
+    code: str  # quota code in Service Quotas, service ec2; empty if unknown
     name: str
     source: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Release:
-    """Component that a cluster needs, at the version that infra/ is made for."""
+    """Component that a cluster needs, in the version that infra/ is written for."""
 
     name: str
     version: str
-    manifest: str  # an address for kubectl apply
+    manifest: str  # URL for kubectl apply
     source: str
 
 
@@ -88,7 +88,7 @@ def fabrics() -> tuple[Fabric, ...]:
     return tuple(
         Fabric(
             name=row["fabric"],
-            asked_for=row["asked_for"] == "yes",
+            requestable=row["requestable"] == "yes",
             why=row["why"],
             source=row["source"],
         )
@@ -97,7 +97,7 @@ def fabrics() -> tuple[Fabric, ...]:
 
 
 def fabric_of(instance: Instance | None) -> Fabric | None:
-    """The machine's fast fabric by the instance table's column; None where it has none, or is not known."""
+    """Return the machine's fast fabric from the instance table; None if it has none or is unknown."""
     text = instance.fabric if instance is not None else ""
     return next((fabric for fabric in fabrics() if re.search(rf"\b{fabric.name}\b", text)), None)
 
@@ -118,7 +118,7 @@ def variables() -> tuple[Variable, ...]:
 
 
 def environment(backend: str, fabric: str | None) -> dict[str, str]:
-    """Variables for a step on several nodes whose containers have that fabric; None: none that is known."""
+    """Return the variables for a multi-node step whose containers use the fabric; None: no known fabric."""
     return {
         row.name: row.value
         for row in variables()
@@ -128,7 +128,7 @@ def environment(backend: str, fabric: str | None) -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def topology() -> tuple[Level, ...]:
-    """The labels of clouds and of NVIDIA's discovery that tell where a Kubernetes node is."""
+    """Return the labels of clouds and of NVIDIA's topology discovery that locate a Kubernetes node."""
     return tuple(
         Level(label=row["label"], weight=int(row["weight"]), source=row["source"])
         for row in _rows("topology.csv")
@@ -137,25 +137,25 @@ def topology() -> tuple[Level, ...]:
 
 @lru_cache(maxsize=1)
 def pod_fabrics() -> tuple[PodFabric, ...]:
-    """In the order in which ``auto`` looks for them."""
+    """Return the fabrics in the order in which ``auto`` tries them."""
     rows = yaml.safe_load((DATA / "pod_fabrics.yaml").read_text(encoding="utf-8"))
     return tuple(PodFabric(**{name: value for name, value in row.items() if name != "date"}) for row in rows)
 
 
 @lru_cache(maxsize=1)
 def merge_keys() -> dict[str, str]:
-    """Lists of a pod's template that a patch is merged into item by item: the key that tells items apart."""
+    """Return the merge key of each list in a pod template that is merged item by item."""
     return {row["list"]: row["key"] for row in _rows("merge_keys.csv")}
 
 
 @lru_cache(maxsize=1)
 def disruptions() -> dict[str, str]:
-    """Reasons that a pod's status gives where its node has taken it away, each in words."""
+    """Return descriptions of the reasons in a pod's status when its node ended it."""
     return {row["reason"]: row["words"] for row in _rows("disruptions.csv")}
 
 
 def quotas_of(instance_type: str, *, spot: bool) -> list[Quota]:
-    """The limits that may count a machine of AWS's, that of the narrowest family first."""
+    """Return the limits that may apply to an AWS machine type, the most specific family first."""
     named = re.match(r"([a-z]+)\d+", instance_type)
     families = (named[0], named[1]) if named else ()  # "p5en.48xlarge": p5, p
     quotas = [
@@ -173,7 +173,7 @@ def quotas_of(instance_type: str, *, spot: bool) -> list[Quota]:
 
 
 def release(name: str) -> Release:
-    """Raises KeyError for a name that the table lacks."""
+    """Return a component by name. Raises KeyError for an unknown name."""
     for row in _rows("releases.csv"):
         if row["name"] == name:
             return Release(name=name, version=row["version"], manifest=row["manifest"], source=row["source"])
@@ -181,7 +181,7 @@ def release(name: str) -> Release:
 
 
 def efa_interfaces(instance: Instance | None) -> int:
-    """EFA interfaces of a machine ("EFA x32" in the instance table); 0 where it has none."""
+    """Return the EFA interfaces of a machine ("EFA x32" in the instance table); 0 if it has none."""
     match = re.search(r"\bEFA x(\d+)", instance.fabric if instance is not None else "")
     return int(match[1]) if match else 0
 

@@ -9,8 +9,8 @@ from typing import Any
 from estimator.plan import GIB
 
 UNKNOWN = "unknown"
-MAY_BREAK = "\N{ZERO WIDTH SPACE}"  # a line, there, in a cell that may be narrow
-_ALIKE = str.maketrans(
+MAY_BREAK = "\N{ZERO WIDTH SPACE}"  # allows a line break inside a word, for narrow cells
+_LOOK_ALIKES = str.maketrans(
     {
         "*": "\N{ASTERISK OPERATOR}",
         "`": "\N{MODIFIER LETTER PRIME}",
@@ -20,7 +20,7 @@ _ALIKE = str.maketrans(
         "\\": "\N{SET MINUS}",
     }
 )
-_LONG_WORD = re.compile(r"\S{16}(?=\S)")  # as much as a column of a page of 400 pixels holds
+_LONG_WORD = re.compile(r"\S{16}(?=\S)")  # fits a column of a 400 pixels wide page
 _LIKE_UNDERSCORE = "\N{MODIFIER LETTER LOW MACRON}"
 
 
@@ -77,8 +77,8 @@ def breaking(text: str) -> str:
 def safe(text: str) -> str:
     """Escape text so that Markdown shows it unchanged, in one line. Cells of tables need no escaping.
 
-    Metaflow's cards drop a sign behind a backslash and show entities as they are written, so signs that mean
-    something give way to others that look alike.
+    Metaflow's cards drop characters after a backslash and do not decode HTML entities, so special characters
+    are replaced by look-alikes.
     """
     text = re.sub(r"(?<![^\W_])_|_(?![^\W_])", _LIKE_UNDERSCORE, text)  # within a word it means nothing
-    return " ".join(text.translate(_ALIKE).replace("](", f"]{MAY_BREAK}(").split())
+    return " ".join(text.translate(_LOOK_ALIKES).replace("](", f"]{MAY_BREAK}(").split())

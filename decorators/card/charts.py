@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 from estimator.charts import MAX_CAPACITY_RATIO
 from estimator.plan import GIB, Counted
 
-MOST_POINTS = 500  # of one line, so that a card stays small however long the run
-LEAST_SMOOTHED = 40  # points; with fewer, each is drawn
-PAIR_WIDTH = 290  # pixels of one of two charts side by side; a card's column is about 720 wide
-SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"  # names the grammar; nothing is fetched
+MAX_POINTS = 500  # points per line, to limit the size of a card
+MIN_SMOOTHED_POINTS = 40  # shorter lines are not smoothed
+PAIR_WIDTH = 290  # width in pixels of one of two charts side by side; a card's column is about 720 wide
+SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"  # identifies the grammar; nothing is downloaded
 _CATEGORY_COLOURS = ("#4c78a8", "#72b7b2", "#f58518", "#e4b93c", "#9d755d", "#b279a2", "#bab0ac", "#8cb36a")
 _MEASURED_COLOURS = ("#54a24b", "#a7d9a0")
 _LINE, _LINE_2, _BAND, _UPPER, _CAPACITY = "#4c78a8", "#f58518", "#c9d8ea", "#e45756", "#333333"
@@ -30,19 +30,19 @@ class MeasuredPart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPoint:
-    """Memory at one moment."""
+    """Memory at one time."""
 
     minutes: float
-    who: str  # "rank 0", "GPU 0 (NVML)"
+    source: str  # "rank 0", "GPU 0 (NVML)"
     used_bytes: int
 
 
-def thin(values: Sequence[T], most: int = MOST_POINTS) -> list[T]:
+def thin(values: Sequence[T], limit: int = MAX_POINTS) -> list[T]:
     """Return at most ``most`` of the values, evenly spaced, always with the last one."""
-    if len(values) <= most:
+    if len(values) <= limit:
         return list(values)
-    stride = (len(values) - 1) / (most - 1)
-    return [values[round(i * stride)] for i in range(most)]
+    stride = (len(values) - 1) / (limit - 1)
+    return [values[round(i * stride)] for i in range(limit)]
 
 
 def gib(size_bytes: float) -> float:
@@ -54,7 +54,7 @@ def memory_bars(
 ) -> dict[str, Any]:
     """Stacked bars of predicted memory by category and measured memory, with upper bound and capacity.
 
-    ``predicted``: of the same counter as ``measured``.
+    ``predicted`` and ``measured`` are of the same memory counter.
     """
     parts = predicted.categories if predicted else ()
     bars = [
@@ -67,11 +67,11 @@ def memory_bars(
     ]
     names = [name for name, _ in parts]
     colours = [_CATEGORY_COLOURS[i % len(_CATEGORY_COLOURS)] for i in range(len(parts))]
-    others = [part.name for part in measured if part.name not in names]  # a name has one colour
-    names += others
-    colours += [_MEASURED_COLOURS[i % len(_MEASURED_COLOURS)] for i in range(len(others))]
+    unpredicted = [part.name for part in measured if part.name not in names]  # each name has one color
+    names += unpredicted
+    colours += [_MEASURED_COLOURS[i % len(_MEASURED_COLOURS)] for i in range(len(unpredicted))]
     marks = []
-    axis = [f"GiB of a {unit}"]  # a line each, which a phone has room for
+    axis = [f"GiB of a {unit}"]  # one line per item, to fit on a phone
     if predicted:
         highest = predicted.upper_bytes or predicted.likely_bytes
         if predicted.upper_bytes is not None:
@@ -137,12 +137,12 @@ def line(
     number_format: str = "~s",
     smooth: bool = False,
 ) -> dict[str, Any]:
-    """Line of a value over the optimizer steps; steps without the value are left out.
+    """Line chart of a value over the optimizer steps; steps without the value are omitted.
 
-    ``smooth``: a line smoothed over a twentieth of the steps, before the paler values themselves.
+    ``smooth``: draw a line smoothed over a twentieth of the steps in front of the unsmoothed values.
     """
     values = [(step, value) for step, value in points if value is not None]
-    known = [{"step": step, "value": value} for step, value in thin(values)]
+    rows = [{"step": step, "value": value} for step, value in thin(values)]
     y: dict[str, Any] = {
         "type": "quantitative",
         "title": None,
@@ -153,11 +153,11 @@ def line(
         "width": PAIR_WIDTH,
         "height": 130,
         "title": {"text": title, "fontSize": 12, "anchor": "start"},
-        "data": {"values": known},
+        "data": {"values": rows},
     }
-    mark = {"type": "line", "color": _LINE, "point": len(known) < LEAST_SMOOTHED, "tooltip": True}
+    mark = {"type": "line", "color": _LINE, "point": len(rows) < MIN_SMOOTHED_POINTS, "tooltip": True}
     encoding = {"x": _steps_axis(), "y": {"field": "value", **y}}
-    if not smooth or len(values) < LEAST_SMOOTHED:
+    if not smooth or len(values) < MIN_SMOOTHED_POINTS:
         return {**view, "mark": mark, "encoding": encoding}
     view["title"]["subtitle"] = "smoothed over a twentieth of the steps"
     view["data"]["values"] = [
@@ -174,7 +174,7 @@ def line(
     }
 
 
-def line_beside(
+def line_with_held_out(
     points: Sequence[tuple[int, float | None]],
     held_out: Sequence[tuple[int, float]],
     title: str,
@@ -182,9 +182,9 @@ def line_beside(
     *,
     smooth: bool = False,
 ) -> dict[str, Any]:
-    """Line of a training value (:func:`line`) together with the same value on held-out rows.
+    """Line chart of a training value (:func:`line`) together with the same value on held-out rows.
 
-    ``best``: the step of the lowest held-out loss, which is marked; None: none is known.
+    ``best``: step of the lowest held-out loss, which is marked; None if unknown.
     """
     view = line(points, title, smooth=smooth)
     if not held_out:
@@ -237,8 +237,8 @@ def smoothed_values(points: Sequence[tuple[int, float]]) -> list[float]:
 def step_times(rows: Sequence[tuple[int, float | None, float | None, float]]) -> dict[str, Any]:
     """Stacked step times in seconds. Rows: (step, forward, backward, whole step)."""
     values = []
-    for step, forward, backward, whole in thin(rows, MOST_POINTS // 3):
-        rest = whole - (forward or 0.0) - (backward or 0.0)
+    for step, forward, backward, total in thin(rows, MAX_POINTS // 3):
+        rest = total - (forward or 0.0) - (backward or 0.0)
         split = (("forward", forward), ("backward", backward), ("rest", max(rest, 0.0)))
         values += [
             {"step": step, "part": part, "seconds": round(seconds, 5), "order": i}
@@ -275,7 +275,7 @@ def side_by_side(views: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "$schema": SCHEMA,
         "columns": 2,
         "spacing": 24,
-        "width": 0,  # keeps Metaflow from setting one, which a composed chart doesn't take
+        "width": 0,  # keeps Metaflow from setting a width, which a composed chart does not support
         "concat": list(views),
         "resolve": {"scale": {"color": "independent"}},
     }
@@ -284,7 +284,7 @@ def side_by_side(views: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def memory_over_time(
     points: Sequence[MemoryPoint], predicted: Counted | None, capacity: int | None = None
 ) -> dict[str, Any]:
-    """Memory of each process or GPU over time, behind it the range predicted for the same counter."""
+    """Line chart of the memory of each process or GPU, with the range predicted for the same counter."""
     layers: list[dict[str, Any]] = []
     y = {"type": "quantitative", "title": "GiB", "scale": {"zero": True}}
     if predicted:
@@ -313,10 +313,10 @@ def memory_over_time(
                 }
             )
     values: list[dict[str, Any]] = []
-    for who in dict.fromkeys(point.who for point in points):
+    for source in dict.fromkeys(point.source for point in points):
         values += [
-            {"minutes": round(p.minutes, 4), "who": who, "gib": gib(p.used_bytes)}
-            for p in thin([p for p in points if p.who == who])
+            {"minutes": round(p.minutes, 4), "who": source, "gib": gib(p.used_bytes)}
+            for p in thin([p for p in points if p.source == source])
         ]
     layers.append(
         {
@@ -326,7 +326,7 @@ def memory_over_time(
                 "x": {
                     "field": "minutes",
                     "type": "quantitative",
-                    "title": "minutes since the step began",
+                    "title": "minutes since the step started",
                     "scale": {"zero": True},
                 },
                 "y": {**y, "field": "gib"},

@@ -14,9 +14,10 @@ from launchers.evaluation.held_out import CalibrationBin, Score
 from launchers.harness.result import HEADERS, HarnessResult
 from launchers.report.telemetry import Drawn
 
-_NAMES = {"accuracy": "pairs ranked right"}
-_SHOWN_CHARS = 400  # of a prompt or an answer
-_CHAT_SIGNS = re.compile(r"<\|[\w ]{1,40}\|>|</?s>|<bos>|<eos>|<end_of_turn>")  # of common families
+_NAMES = {"accuracy": "pairs ranked correctly"}
+_SHOWN_CHARS = 400  # maximum length of a prompt or an answer
+# special tokens of common model families
+_CHAT_TOKENS = re.compile(r"<\|[\w ]{1,40}\|>|</?s>|<bos>|<eos>|<end_of_turn>")
 _SPEAKER = re.compile(  # Llama's, ChatML's, Gemma's
     r"(?:<\|start_header_id\|>|<\|im_start\|>|<start_of_turn>)\s*(\w+)\s*(?:<\|end_header_id\|>)?"
 )
@@ -41,13 +42,15 @@ def evaluation_blocks(result: EvaluationResult) -> list[Block]:
     if result.answers:
         blocks.append(Text(markdown="### Answers to held-out prompts"))
         for each in result.examples:
+            numbered = enumerate(each.images, 1)
             cells = (
-                ("message", each.question or each.prompt),  # in the first column: headers don't wrap
+                ("message", each.question or each.prompt),  # in the first column, because headers do not wrap
                 ("expected", each.reference),
                 ("before", each.base),
                 ("after", each.finetuned),
             )
-            rows = tuple((name, _shown(text)) for name, text in cells)
+            rows: tuple[tuple[Any, ...], ...] = tuple((name, _shown(text)) for name, text in cells)
+            rows = (*((f"image {number}", Picture(png=png, label="")) for number, png in numbered), *rows)
             blocks.append(Grid(headers=("", f"row {result.answers.index(each) + 1}"), rows=rows))
     return blocks
 
@@ -56,7 +59,7 @@ def drawn_blocks(drawn: Sequence[Drawn]) -> list[Block]:
     """Return images drawn of held-out captions during training, one row per caption, first by the base
     model.
     """
-    names = [f"after step {each.step}" if each.step else "the base" for each in drawn]
+    names = [f"after step {each.step}" if each.step else "base model" for each in drawn]
     rows: tuple[tuple[Any, ...], ...] = tuple(
         (
             _shown(caption),
@@ -68,7 +71,7 @@ def drawn_blocks(drawn: Sequence[Drawn]) -> list[Block]:
         for number, caption in enumerate(drawn[-1].captions)
     )
     return [
-        Text(markdown="### Held-out captions while it trains, from the same seeds"),
+        Text(markdown="### Held-out captions during training, from the same seeds"),
         Grid(headers=("caption", *names), rows=rows),
     ]
 
@@ -85,7 +88,7 @@ def task_blocks(result: HarnessResult) -> list[Block]:
 def _shown(text: str) -> str:
     """Shorten and escape a text for a narrow cell, without template markup."""
     text = _SPEAKER.sub(r" \1: ", text)
-    text = " ".join(_CHAT_SIGNS.sub(" ", text).split()).removesuffix(" assistant:").removesuffix(" model:")
+    text = " ".join(_CHAT_TOKENS.sub(" ", text).split()).removesuffix(" assistant:").removesuffix(" model:")
     cut = text[:_SHOWN_CHARS] + ("..." if len(text) > _SHOWN_CHARS else "")
     return breaking(cut) or "(nothing)"
 
@@ -93,7 +96,7 @@ def _shown(text: str) -> str:
 def _figures(result: EvaluationResult) -> Grid:
     both = (result.base, result.finetuned)
     rows = [("held-out loss", *(_figure(score, "loss") for score in both))]
-    if TASKS[result.task].draws_answers:  # its figures are all there is
+    if TASKS[result.task].draws_answers:  # only its metrics are computed
         rows = []
     if result.finetuned is None:
         return Grid(headers=("", "before", "after"), rows=tuple(rows))
@@ -123,7 +126,7 @@ def _figure(score: Score | None, name: str) -> str:
 
 
 def calibration_chart(bins: tuple[CalibrationBin, ...]) -> dict[str, Any]:
-    """Chart of ranking accuracy over predicted probability; on the diagonal both agree."""
+    """Calibration chart: ranking accuracy over predicted probability, equal on the diagonal."""
     values = [{"sure": each.sure, "right": each.right, "pairs": each.pairs} for each in bins]
     share = {"type": "quantitative", "axis": {"format": "%"}}
     return {
@@ -146,13 +149,13 @@ def calibration_chart(bins: tuple[CalibrationBin, ...]) -> dict[str, Any]:
                 "encoding": {
                     "x": {
                         "field": "sure",
-                        "title": "sure of its ranking",
+                        "title": "predicted probability",
                         "scale": {"domain": [0.5, 1.0]},
                         **share,
                     },
                     "y": {
                         "field": "right",
-                        "title": "ranked right",
+                        "title": "ranked correctly",
                         "scale": {"domain": [0.0, 1.05]},
                         **share,
                     },

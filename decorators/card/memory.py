@@ -11,7 +11,7 @@ from decorators.card.state import CardState
 from decorators.profile.measured import Measured
 from estimator.plan import RUNTIME, Counter, MemoryEstimate
 
-MOST_LINES = 8  # of the chart; more ranks or GPUs are drawn as their maximum
+MAX_LINES = 8  # lines per chart; of more ranks or GPUs only the maximum is drawn
 
 
 def memory_rows(
@@ -27,19 +27,19 @@ def memory_rows(
         reserved = max((rank.reserved_peak_bytes or 0 for rank in ranks), default=0)
         rows = [
             ("memory of a GPU, by NVML", _counted(memory, "device"), size(device)),
-            ("of it, reserved by torch", _counted(memory, "reserved"), size(reserved or None)),
+            ("reserved by torch", _counted(memory, "reserved"), size(reserved or None)),
         ]
     if memory is not None and on_gpu:
         allocated = max((rank.allocated_peak_bytes or 0 for rank in ranks), default=0)
-        needed = f"{size(memory.needs_bytes)}, at most {size(memory.needs_range[1])}"
+        required = f"{size(memory.needs_bytes)}, at most {size(memory.needs_range[1])}"
         rows += [
-            ("of that, tensors", _counted(memory, "allocated"), size(allocated or None)),
-            ("needed to run", needed, ""),
+            ("allocated by torch (tensors)", _counted(memory, "allocated"), size(allocated or None)),
+            ("needed to run", required, ""),
         ]
     if measured.gpus:
         fullest = max(gpu.peak_used_bytes for gpu in measured.gpus)
-        there_are = f"{size(memory.capacity_bytes)} there are" if memory else UNKNOWN
-        rows.append(("a GPU with what was in use before", there_are, size(fullest)))
+        capacity = f"{size(memory.capacity_bytes)} capacity" if memory else UNKNOWN
+        rows.append(("a GPU, including use before the step", capacity, size(fullest)))
     return rows
 
 
@@ -67,7 +67,7 @@ def memory_over_time(state: CardState) -> dict[str, Any] | None:
 
 def measured_parts(state: CardState) -> list[MeasuredPart]:
     """Return the parts of the measured bar: on GPUs the fullest rank's torch peak and the memory outside
-    of torch, else resident memory.
+    of torch, on a CPU resident memory.
     """
     ranks, peak = state.measured.ranks, state.measured.memory_peak
     on_gpu = [r for r in ranks if r.reserved_peak_bytes is not None]
@@ -76,7 +76,7 @@ def measured_parts(state: CardState) -> list[MeasuredPart]:
         allocated, reserved = fullest.allocated_peak_bytes or 0, fullest.reserved_peak_bytes or 0
         parts = [
             MeasuredPart(name="allocated", size_bytes=allocated),
-            MeasuredPart(name="reserved besides", size_bytes=max(reserved - allocated, 0)),
+            MeasuredPart(name="reserved, not allocated", size_bytes=max(reserved - allocated, 0)),
         ]
         if peak is not None and peak.counter == "device":
             parts.append(MeasuredPart(name=RUNTIME, size_bytes=peak.size_bytes - reserved))
@@ -100,15 +100,15 @@ def memory_points(state: CardState) -> list[MemoryPoint]:
             (s.at, [max(g.used_bytes - b, 0) for g, b in zip(s.gpus, before, strict=False)])
             for s in state.gpu_samples
         ]
-        if count_of > MOST_LINES:
-            return [_point(state, at, f"most of {count_of} GPUs", max(used)) for at, used in per_time]
+        if count_of > MAX_LINES:
+            return [_point(state, at, f"maximum of {count_of} GPUs", max(used)) for at, used in per_time]
         return [_point(state, at, f"GPU {i}", value) for at, used in per_time for i, value in enumerate(used)]
     reserved = [(m, m.reserved_peak) for m in state.run.memory if m.reserved_peak is not None]
     if reserved:
-        several = len({m.rank for m, _ in reserved}) > MOST_LINES
+        several = len({m.rank for m, _ in reserved}) > MAX_LINES
         return [_point(state, m.at, "a rank" if several else f"rank {m.rank}", used) for m, used in reserved]
     if state.run.memory:
-        if len({memory.rank for memory in state.run.memory}) > MOST_LINES:
+        if len({memory.rank for memory in state.run.memory}) > MAX_LINES:
             return [_point(state, m.at, "a rank", m.rss) for m in state.run.memory]
         return [_point(state, m.at, f"rank {m.rank}", m.rss) for m in state.run.memory]
     return [_point(state, s.at, "the step's processes", s.rss_bytes) for s in state.host_samples]
@@ -130,5 +130,5 @@ def _counted(memory: MemoryEstimate | None, counter: Counter) -> str:
     return size(predicted.likely_bytes) + (f", at most {size(upper)}" if upper is not None else "")
 
 
-def _point(state: CardState, at: float, who: str, used: int) -> MemoryPoint:
-    return MemoryPoint(minutes=max(at - state.started, 0.0) / 60, who=who, used_bytes=used)
+def _point(state: CardState, at: float, source: str, used: int) -> MemoryPoint:
+    return MemoryPoint(minutes=max(at - state.started, 0.0) / 60, source=source, used_bytes=used)

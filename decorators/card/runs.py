@@ -16,29 +16,29 @@ from launchers.evaluation.evaluate import EvaluationResult
 from launchers.report.evaluations import HeldOutLoss, best_of
 from launchers.report.metrics import Metrics, typical
 
-_POINTS = 200  # of one run's curve
-_APART = ("output_dir",)  # settings that are never the reason of a difference
+_POINTS = 200  # points per curve
+_IGNORED = ("output_dir",)  # settings that do not affect results
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
-    """Record of one run. None or empty: the run has not come that far."""
+    """Record of one run. Fields are None or empty until the run reaches them."""
 
     run: str
-    begun: datetime
+    started: datetime
     state: str  # "finished", "failed", "running or killed"
     plan: Plan
     settings: dict[str, str]  # by dotted names
     metrics: tuple[Metrics, ...] = ()
     measured: Measured | None = None
     evaluation: EvaluationResult | None = None
-    evaluations: tuple[HeldOutLoss, ...] = ()  # while it trained
+    evaluations: tuple[HeldOutLoss, ...] = ()  # during training
 
     def to_dict(self) -> dict[str, Any]:
         measured, evaluation = self.measured, self.evaluation
         return {
             "run": self.run,
-            "begun": self.begun.isoformat(timespec="seconds"),
+            "started": self.started.isoformat(timespec="seconds"),
             "state": self.state,
             "plan": self.plan.to_dict(),
             "settings": self.settings,
@@ -52,7 +52,7 @@ class RunRecord:
 def figures(records: Sequence[RunRecord]) -> list[tuple[str, tuple[str, ...]]]:
     """Rows of (metric, one value per run); "predicted -> measured" where both exist."""
     rows = [
-        ("begun", [f"{r.begun:%Y-%m-%d %H:%M}" for r in records]),
+        ("started", [f"{r.started:%Y-%m-%d %H:%M}" for r in records]),
         ("state", [r.state for r in records]),
         ("model", [r.plan.model for r in records]),
         ("method", [f"{r.plan.method}, {r.plan.engine}" for r in records]),
@@ -73,7 +73,7 @@ def differing_settings(records: Sequence[RunRecord]) -> list[tuple[str, tuple[st
     """Rows of (dotted name, one value per run) for the settings that differ between runs."""
     names = dict.fromkeys(name for record in records for name in record.settings)
     rows = [(name, tuple(record.settings.get(name, "-") for record in records)) for name in names]
-    return [(name, values) for name, values in rows if len(set(values)) > 1 and name not in _APART]
+    return [(name, values) for name, values in rows if len(set(values)) > 1 and name not in _IGNORED]
 
 
 def draw_runs(flow: str, records: Sequence[RunRecord]) -> list[Block]:
@@ -88,7 +88,7 @@ def draw_runs(flow: str, records: Sequence[RunRecord]) -> list[Block]:
         blocks.append(Text(markdown="### Settings that differ"))
         blocks.append(Grid(headers=("", *heads), rows=tuple((name, *cells) for name, cells in differing)))
     elif len(records) > 1:
-        blocks.append(Text(markdown="All settings are the same."))
+        blocks.append(Text(markdown="All settings are equal."))
     trained = [record for record in records if record.metrics]
     for title, field in (("loss", "loss"), ("learning rate", "lr"), ("tokens/s", "tokens_per_second")):
         if trained:
@@ -97,14 +97,14 @@ def draw_runs(flow: str, records: Sequence[RunRecord]) -> list[Block]:
 
 
 def curves(records: Sequence[RunRecord], title: str, field: str) -> dict[str, Any]:
-    """Chart of one metric of several runs over the steps; all but the learning rate are smoothed."""
+    """Line chart of one metric of several runs over the steps, smoothed except for the learning rate."""
     values = []
     for record in records:
         points = [(m.step, value) for m in record.metrics if (value := getattr(m, field)) is not None]
-        shown = [value for _, value in points] if field == "lr" else smoothed_values(points)
+        drawn = [value for _, value in points] if field == "lr" else smoothed_values(points)
         values += [
             {"run": record.run, "step": step, "value": value}
-            for step, value in thin([*zip((step for step, _ in points), shown, strict=True)], _POINTS)
+            for step, value in thin([*zip((step for step, _ in points), drawn, strict=True)], _POINTS)
         ]
     return {
         "$schema": SCHEMA,

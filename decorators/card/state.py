@@ -36,13 +36,13 @@ class CardState:
     started: float
     ended: float | None
     failed: str | None  # the error's text
-    trials: tuple[TrialResult, ...] = ()  # before the run, the launched plan first
+    trials: tuple[TrialResult, ...] = ()  # trials before the run, starting with the launched plan
     evaluation: EvaluationResult | None = None
     task_metrics: HarnessResult | None = None
-    about: Plan | None = None  # whose model the step deals with, where nothing was predicted for it
+    about: Plan | None = None  # the run's plan, for a step without predictions
     settings: tuple[Setting, ...] = ()
     log_tail: str = ""
-    exported: tuple[tuple[str, str], ...] = ()  # rows of (what, value): which step the result is
+    exported: tuple[tuple[str, str], ...] = ()  # rows of (name, value) on the exported step
 
     @property
     def plan(self) -> Plan | None:

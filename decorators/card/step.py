@@ -1,7 +1,7 @@
 """Content of a step's card, as plain blocks made from a CardState; decorators.card.writer writes them.
 
-First screen: what runs where, its state, predicted beside measured. Below: the curves, the plan with its
-reasons, the ranks. A figure that is not known is shown as "unknown".
+First screen: job and hardware, status, predicted and measured values. Below: curves, the plan with its
+reasons, ranks. Unknown values are shown as "unknown".
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from estimator.vocabulary import TASKS
 from launchers.report.evaluations import best_of
 from launchers.report.metrics import dist_lines
 
-LOG_TITLE = "The end of the log"
-MOST_RANKS = 64  # rows of the rank table
+LOG_TITLE = "End of the log"
+MAX_RANKS = 64  # maximum rows of the rank table
 
 
 def draw(state: CardState) -> list[Block]:
     """Return the blocks of a step's card, from top to bottom."""
     blocks: list[Block] = [Text(markdown=f"## {title(state)}\n\n{status(state)}")]
     if state.run.late:
-        lines = "\n".join(f"- {safe(line)}" for line in state.run.late)
-        blocks.append(Text(markdown=f"**Late ranks**\n\n{lines}"))
+        late_ranks = "\n".join(f"- {safe(line)}" for line in state.run.late)
+        blocks.append(Text(markdown=f"**Late ranks**\n\n{late_ranks}"))
     if state.exported:
         blocks.append(
             Text(markdown="\n".join(f"- {safe(f'{name}: {value}')}" for name, value in state.exported))
@@ -46,13 +46,13 @@ def draw(state: CardState) -> list[Block]:
         blocks.append(Chart(spec=memory_bars(state)))
         blocks.append(Grid(headers=("", "predicted", "measured"), rows=tuple(comparison(state))))
     else:
-        known = [(what, measured) for what, _, measured in comparison(state) if measured != UNKNOWN]
-        blocks.append(Grid(headers=("", "measured"), rows=tuple(known)))
+        measured_rows = [(what, measured) for what, _, measured in comparison(state) if measured != UNKNOWN]
+        blocks.append(Grid(headers=("", "measured"), rows=tuple(measured_rows)))
     if state.trials:
         from decorators.card.trial import trial_rows
 
         blocks += [
-            Text(markdown="### Tried before the run"),
+            Text(markdown="### Trials before the run"),
             Grid(headers=("plan", "predicted", "measured"), rows=trial_rows(state.trials, state.plan)),
         ]
     notes = (
@@ -75,7 +75,7 @@ def draw(state: CardState) -> list[Block]:
         blocks += _plan(state.plan)
     if state.measured.ranks:
         blocks += _ranks(state)
-    blocks += [Text(markdown="### What was measured"), Grid(headers=("", ""), rows=node_rows(state))]
+    blocks += [Text(markdown="### Measurements"), Grid(headers=("", ""), rows=node_rows(state))]
     if state.settings:
         blocks += _settings(state.settings)
     if state.log_tail:
@@ -98,7 +98,7 @@ def title(state: CardState) -> str:
     plan = state.plan
     text = f"{plan.model} · {plan.method} · {plan.engine} · {hardware(plan)}"
     if plan.layout.nodes > 1:
-        text += f" · node {measured.node}" + ("" if measured.node == 0 else " (the main card is node 0's)")
+        text += f" · node {measured.node}" + ("" if measured.node == 0 else " (node 0 has the main card)")
     return safe(text)
 
 
@@ -123,9 +123,9 @@ def status(state: CardState) -> str:
         return _join(f"**Failed** after {took}", progress, loss) + f"\n\n> {safe(first[:300])}"
     if state.ended is not None:
         return _join(f"**Finished** in {took}", progress, loss)
-    phase, left = run.phase, run.eta_seconds
+    phase, remaining_s = run.phase, run.eta_seconds
     phase = "" if phase == "train" else phase
-    eta = f"ETA {format_clock(left)}" if left is not None else ""
+    eta = f"ETA {format_clock(remaining_s)}" if remaining_s is not None else ""
     if state.plan is not None:
         eta = eta or "ETA unknown"
     return _join(f"**Running** for {took}", phase, progress, loss, eta)
@@ -146,7 +146,7 @@ def comparison(state: CardState) -> list[tuple[str, str, str]]:
             size(measured.host_peak_bytes),
         ),
         (
-            "latents' positions/s" if state.plan and TASKS[state.plan.task].images else "tokens/s",
+            "latent positions/s" if state.plan and TASKS[state.plan.task].images else "tokens/s",
             count(prediction.tokens_per_second) if prediction else UNKNOWN,
             count(measured.tokens_per_second),
         ),
@@ -155,8 +155,8 @@ def comparison(state: CardState) -> list[tuple[str, str, str]]:
         rows.append(("MFU", "", f"{measured.mfu:.1%}"))
     best = best_of(state.run.evaluations)
     if best is not None:
-        made = len(state.run.evaluations)
-        times = f"{made} evaluation{'s' if made > 1 else ''}"
+        evaluations = len(state.run.evaluations)
+        times = f"{evaluations} evaluation{'s' if evaluations > 1 else ''}"
         rows.append(("lowest held-out loss", "", f"{best.loss:.4f} after step {best.step}, of {times}"))
     rows += [
         (
@@ -177,7 +177,7 @@ def plan_rows(plan: Plan) -> tuple[tuple[str, str], ...]:
     """Rows of the plan's choices as text."""
     layout, request = plan.layout, plan.request
     return (
-        ("asked for, each node", request_text(request)),
+        ("request per node", request_text(request)),
         (
             "layout",
             f"{layout.world_size} process{'es' if layout.world_size > 1 else ''}, "
@@ -230,7 +230,7 @@ def rank_rows(state: CardState) -> tuple[tuple[str, ...], ...]:
             else size(rank.reserved_peak_bytes),
             size(rank.rss_peak_bytes),
         )
-        for rank in state.measured.ranks[:MOST_RANKS]
+        for rank in state.measured.ranks[:MAX_RANKS]
     )
 
 
@@ -240,7 +240,7 @@ def node_rows(state: CardState) -> tuple[tuple[str, str], ...]:
     rows = [
         (
             f"GPU {gpu.index}: {gpu.name}",
-            f"{size(gpu.peak_used_bytes)} of {size(gpu.total_bytes)} at the peak "
+            f"{size(gpu.peak_used_bytes)} of {size(gpu.total_bytes)} peak "
             f"({size(gpu.start_used_bytes)} before the step), "
             f"{_percent(gpu.mean_utilisation)} busy, {_watts(gpu.peak_power_watts)}",
         )
@@ -250,9 +250,9 @@ def node_rows(state: CardState) -> tuple[tuple[str, str], ...]:
     rows += [
         ("host memory of the step's processes", f"{size(m.host_peak_bytes)} of {size(m.host_total_bytes)}"),
         ("CPU of the step's processes", cores),
-        ("shared memory (/dev/shm) at the peak", size(m.shared_memory_peak_bytes)),
-        ("free disk, at least", size(m.disk_free_min_bytes)),
-        ("the profiler itself", f"{m.samples:,} samples, {m.sampling_share:.2%} of the step's time"),
+        ("peak shared memory (/dev/shm)", size(m.shared_memory_peak_bytes)),
+        ("minimum free disk", size(m.disk_free_min_bytes)),
+        ("profiler overhead", f"{m.samples:,} samples, {m.sampling_share:.2%} of the step's time"),
     ]
     return tuple(rows)
 
@@ -277,15 +277,15 @@ def _curves(state: CardState) -> dict[str, Any]:
     best_step = None if best is None else best.step
     losses = [(each.step, each.loss) for each in held_out if math.isfinite(each.loss)]
     views = [
-        charts.line_beside([(s.step, s.loss) for s in steps], losses, "loss", best_step, smooth=True),
+        charts.line_with_held_out([(s.step, s.loss) for s in steps], losses, "loss", best_step, smooth=True),
         charts.line([(s.step, s.lr) for s in steps], "learning rate", from_zero=True, number_format=".1e"),
         _speed_curve(state),
         charts.step_times([(s.step, s.dtf, s.dtb, s.dt) for s in steps]),
     ]
     for name in dict.fromkeys(name for step in steps for name in step.task):
         figures = [(s.step, s.task.get(name)) for s in steps]
-        known = [(each.step, each.metrics[name]) for each in held_out if name in each.metrics]
-        views.append(charts.line_beside(figures, known, name.replace("_", " "), best_step))
+        held_out_metric = [(each.step, each.metrics[name]) for each in held_out if name in each.metrics]
+        views.append(charts.line_with_held_out(figures, held_out_metric, name.replace("_", " "), best_step))
     if any(s.mfu is not None for s in steps):
         views.append(charts.line([(s.step, s.mfu) for s in steps], "MFU", from_zero=True, number_format="%"))
     if any(s.grad_norm is not None for s in steps):
@@ -297,28 +297,28 @@ def _plan(plan: Plan) -> list[Block]:
     blocks: list[Block] = [Text(markdown="### The plan"), Grid(headers=("", ""), rows=plan_rows(plan))]
     if plan.overrides:
         rows = tuple((o.name, o.planned, o.used, o.given_by) for o in plan.overrides)
-        blocks.append(Text(markdown="**Other values than the planned ones**"))
-        blocks.append(Grid(headers=("what", "planned", "used", "given by"), rows=rows))
-    for heading, lines in (("Why", plan.why), ("Considered and not taken", plan.rejected)):
-        if lines:
-            listed = "\n".join(f"- {safe(text)}" for text in lines)
+        blocks.append(Text(markdown="**Values that differ from the plan**"))
+        blocks.append(Grid(headers=("name", "planned", "used", "set by"), rows=rows))
+    for heading, entries in (("Why", plan.why), ("Alternatives", plan.rejected)):
+        if entries:
+            listed = "\n".join(f"- {safe(text)}" for text in entries)
             blocks.append(Text(markdown=f"**{heading}**\n\n{listed}"))
     return blocks
 
 
 def _settings(settings: Sequence[Setting]) -> list[Block]:
-    """List all hyperparameters, those that differ from the defaults first."""
+    """List all hyperparameters, starting with those that differ from the defaults."""
     blocks: list[Block] = []
-    chosen = [each for each in settings if each.value != each.default]
-    if chosen:
-        rows = tuple((each.name, each.value, each.default) for each in chosen)
+    changed = [each for each in settings if each.value != each.default]
+    if changed:
+        rows = tuple((each.name, each.value, each.default) for each in changed)
         blocks += [
             Text(markdown="### Settings of this run"),
             Grid(headers=("", "used", "default"), rows=rows),
         ]
-    others = ", ".join(f"{safe(each.name)} {safe(each.value)}" for each in settings if each not in chosen)
-    if others:
-        blocks.append(Text(markdown=f"**As by default:** {others}"))
+    defaults = ", ".join(f"{safe(each.name)} {safe(each.value)}" for each in settings if each not in changed)
+    if defaults:
+        blocks.append(Text(markdown=f"**Defaults:** {defaults}"))
     return blocks
 
 
@@ -328,8 +328,8 @@ def _ranks(state: CardState) -> list[Block]:
     if state.run.infos:
         blocks.append(Text(markdown=safe(dist_lines(state.run.infos)[0])))
     blocks.append(Grid(headers=headers, rows=rank_rows(state)))
-    if len(state.measured.ranks) > MOST_RANKS:
-        blocks.append(Text(markdown=f"and {len(state.measured.ranks) - MOST_RANKS} more"))
+    if len(state.measured.ranks) > MAX_RANKS:
+        blocks.append(Text(markdown=f"and {len(state.measured.ranks) - MAX_RANKS} more"))
     return blocks
 
 

@@ -1,4 +1,4 @@
-"""Table of plans that were tried before a run."""
+"""Table of the plans that were tried before a run."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def trial_rows(trials: Sequence[TrialResult], kept: Plan | None) -> tuple[tuple[
         measured = f"{_rate(trial.tokens_per_second)}, {size(peak.size_bytes if peak else None)}"
         if trial.failure is not None:
             measured = "ran out of memory" if trial.out_of_memory else trial.failure
-        taken = " (taken)" if kept is not None and kept.layout == trial.plan.layout else ""
+        mark = " (selected)" if kept is not None and kept.layout == trial.plan.layout else ""
         rows.append(
             (
-                describe_layout(trial.plan) + taken,
+                describe_layout(trial.plan) + mark,
                 f"{_rate(trial.plan.prediction.tokens_per_second)}, "
                 f"{size(memory.likely_bytes if memory else None)}{reserved}",
                 f"{measured}{reserved}" if trial.failure is None else measured,

@@ -15,8 +15,8 @@ _BREAKS = re.compile(r"(_|::)(?=\w)")
 
 
 def window_blocks(window: Window, plan: Plan | None) -> list[Block]:
-    """Return the mean step by kind of work with its prediction, the most expensive operators, and memory
-    by category.
+    """Return the blocks: mean step time by kind of work with its prediction, collectives, the most expensive
+    operators, and memory by category.
     """
     prediction = plan.prediction if plan is not None else None
     rows = tuple(
@@ -39,7 +39,7 @@ def window_blocks(window: Window, plan: Plan | None) -> list[Block]:
     )
     blocks: list[Block] = [Text(markdown=f"### Profiled: {safe(window.steps)}, rank {window.rank}")]
     if prediction is not None and not prediction.step_parts:
-        blocks.append(Text(markdown="The plan predicts no times for this device."))
+        blocks.append(Text(markdown="The plan has no time predictions for this device."))
     blocks.append(_by_kind("share", rows))
     moved = tuple(
         (
@@ -51,28 +51,30 @@ def window_blocks(window: Window, plan: Plan | None) -> list[Block]:
         for each in collectives(window, prediction)
     )
     if moved:
-        blocks.append(Text(markdown="**Collectives**; what is hidden runs behind other work, at no cost"))
+        blocks.append(
+            Text(markdown="**Collectives**; hidden time overlaps with other work and costs nothing")
+        )
         blocks.append(_by_kind("hidden", moved))
-    blocks.append(Text(markdown="**The dearest operators**"))
+    blocks.append(Text(markdown="**Most expensive operators**"))
     blocks.append(Grid(headers=("operator", "a step", "share", "calls"), rows=operators))
     if window.memory:
         measured = [MeasuredPart(name=name, size_bytes=size) for name, size in window.memory]
         unit = "GPU" if window.split.device == "cuda" else "process"
-        blocks.append(Text(markdown="**Memory of the window's tensors by what they are**"))
+        blocks.append(Text(markdown="**Memory of the window's tensors by category**"))
         predicted = prediction.memory.counted("allocated") if prediction else None
         capacity = prediction.memory.capacity_bytes if prediction else None
         blocks.append(Chart(spec=charts.memory_bars(predicted, measured, unit, capacity)))
-    # As logs, which scroll in themselves and are copied as they are: a path may be wider than the page.
-    blocks.append(Text(markdown="The trace, for ui.perfetto.dev:"))
+    # Shown as logs, which scroll and can be copied, because a path may be wider than the page.
+    blocks.append(Text(markdown="Trace for ui.perfetto.dev:"))
     blocks.append(Log(text=window.trace))
     if window.snapshot:
-        blocks.append(Text(markdown="CUDA's memory, for pytorch.org/memory_viz:"))
+        blocks.append(Text(markdown="CUDA memory snapshot for pytorch.org/memory_viz:"))
         blocks.append(Log(text=window.snapshot))
     return blocks
 
 
 def _by_kind(last: str, rows: tuple[tuple[str, str, str, str], ...]) -> Grid:
-    """Table of a step's times by kind; without the column of predictions if there are none, as on a CPU."""
+    """Table of a step's times by kind; without predictions (as on a CPU) their column is omitted."""
     if any(row[1] != NOT_PREDICTED for row in rows):
         return Grid(headers=("a step", "predicted", "measured", last), rows=rows)
     measured = tuple((kind, *figures) for kind, _, *figures in rows)

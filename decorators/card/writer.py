@@ -13,7 +13,7 @@ from decorators.card.step import draw
 
 
 def write(manager: Any, state: CardState) -> None:
-    """Replace the content of a card (Metaflow's CardComponentManager) by a drawing of ``state``."""
+    """Replace the content of a card (Metaflow's CardComponentManager) by the blocks of ``state``."""
     write_blocks(manager, draw(state))
 
 
@@ -37,7 +37,7 @@ def _component(block: Block) -> Any:
     if isinstance(block, Chart):
         return VegaChart(block.spec)
     if isinstance(block, Log):
-        return PythonCode(code_string=block.text)  # its only block of lines as they are
+        return PythonCode(code_string=block.text)  # Metaflow's only component with preformatted lines
     if isinstance(block, Picture):
         return Image(src=base64.b64decode(block.png), label=block.label)
     rows = [[_cell(cell) for cell in row] for row in block.rows]

@@ -1,4 +1,4 @@
-"""Calibration hook: a planned and measured step leaves its record in the estimator's store."""
+"""Calibration: store the record of a planned and measured step for later estimates."""
 
 from __future__ import annotations
 
@@ -15,16 +15,13 @@ from estimator.plan import Plan
 from launchers.report.state import RankMeasured
 from launchers.run.trial import WARM_UP, TrialResult
 
-FEWEST_STEPS = (
-    2  # the optimizer's states are made at the end of the first, so the second is the first to peak
-)
+# optimizer states are created at the end of the first step, so memory peaks in the second at the earliest
+MIN_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class _TrialPeaks:
-    """Measurement of a trial, as far as a record needs it; device memory is not included, as others shared
-    the device.
-    """
+    """Measurements of a trial that a record needs; without device memory, because trials share the device."""
 
     ranks: tuple[RankMeasured, ...]
     steps: int
@@ -37,12 +34,12 @@ class _TrialPeaks:
 def finished(
     plan: Plan, measured: Measured | _TrialPeaks, *, run: str, date: str, formulas: str
 ) -> Finished | None:
-    """Pair a plan with the measurement of one node; None if it says nothing about the error of the plan.
+    """Build the record of a plan and the measurement of one node; None if they are not comparable.
 
-    Raises UserError where the two can't belong together.
+    Raises UserError if the two do not belong together.
     """
     peak = comparable_peak(plan, measured)
-    if peak is None or measured.node != 0 or measured.steps < FEWEST_STEPS:
+    if peak is None or measured.node != 0 or measured.steps < MIN_STEPS:
         return None
     memory = plan.prediction.memory.uncorrected or plan.prediction.memory
     reserved = [rank.reserved_peak_bytes for rank in measured.ranks if rank.reserved_peak_bytes]
@@ -73,8 +70,9 @@ def finished(
 def comparable_peak(plan: Plan, measured: Measured | _TrialPeaks) -> tuple[int, str] | None:
     """Return the largest process's memory as a device shows it, and how it was determined; None if unknown.
 
-    That is what is predicted (``shows_bytes``). Where NVML was not asked, or has seen less than torch
-    reserved, what lies outside of torch is added as predicted. On a CPU, resident memory.
+    Comparable to the prediction ``shows_bytes``. If NVML was not sampled or reported less than torch
+    reserved, the predicted memory outside of torch is added to the reserved memory. On a CPU, resident
+    memory.
     """
     peak = process_peak(measured.ranks, measured.gpus)
     if peak is None or (peak.counter == "resident") != (plan.layout.device == "cpu"):
@@ -82,17 +80,17 @@ def comparable_peak(plan: Plan, measured: Measured | _TrialPeaks) -> tuple[int, 
     if peak.counter != "reserved":
         return peak.size_bytes, peak.counter
     memory = plan.prediction.memory.uncorrected or plan.prediction.memory
-    shown, reserved = memory.counted("device"), memory.counted("reserved")
-    if shown is None or reserved is None:
+    device, reserved = memory.counted("device"), memory.counted("reserved")
+    if device is None or reserved is None:
         return None
-    outside = shown.likely_bytes - reserved.likely_bytes
-    return peak.size_bytes + outside, "reserved, and what lies outside as predicted"
+    outside = device.likely_bytes - reserved.likely_bytes
+    return peak.size_bytes + outside, "reserved, plus predicted memory outside of torch"
 
 
 def keep_trial(result: TrialResult, *, run: str, in_container: bool) -> str | None:
-    """Store one plan's trial, as :func:`keep` stores a finished step.
+    """Store one plan's trial, like :func:`keep` a finished step.
 
-    One that failed is left out: what it held when it ran out of memory is not what it needs.
+    Failed trials are skipped: their memory when they ran out is not what the plan needs.
     """
     if result.failure is not None:
         return None
@@ -101,18 +99,18 @@ def keep_trial(result: TrialResult, *, run: str, in_container: bool) -> str | No
 
 
 def keep(plan: Plan | None, measured: Measured | _TrialPeaks, *, run: str, in_container: bool) -> str | None:
-    """Store a finished step; return one line if that was not possible, never raise."""
+    """Store a finished step. Returns an error line, or None; never raises."""
     if plan is None or (in_container and not os.environ.get(calibration.VARIABLE)):
-        return None  # a container's files end with it
+        return None  # files of a container are lost with it
     try:
         mark = plan.prediction.memory.formulas or calibration.formulas(plan.engine, plan.method)
         record = finished(plan, measured, run=run, date=_now(), formulas=mark)
         if record is not None:
             Store().add(record)
     except UserError as error:
-        return f"calibration: this run is not kept: {error.problem}"
+        return f"calibration: this run is not stored: {error.problem}"
     except Exception as error:  # noqa: BLE001  # measuring never breaks a run
-        return f"calibration: this run could not be kept: {type(error).__name__}: {error}"
+        return f"calibration: this run could not be stored: {type(error).__name__}: {error}"
     return None
 
 
@@ -123,12 +121,12 @@ def _gpu(plan: Plan, measured: Measured | _TrialPeaks) -> str:
     reported = [rank.device.partition(" ")[2] for rank in measured.ranks]  # "cuda:0 NVIDIA H200"
     names = [*measured.device_names, *reported, plan.request.gpu_type or ""]
     name = next((name for name in names if name), "unknown GPU")
-    known = hardware.find_gpu_by_nvml_name(name)
-    return known.name if known else name
+    gpu = hardware.find_gpu_by_nvml_name(name)
+    return gpu.name if gpu else name
 
 
 def _name(model: str) -> str:
-    """Return a model's public name; of a folder or a bucket only the last part."""
+    """Return a model's public name; for a folder or a bucket only the last part of the path."""
     hub = model.count("/") <= 1 and not model.startswith(("/", ".", "~"))
     return model if hub and "://" not in model else model.rstrip("/").rpartition("/")[2]
 

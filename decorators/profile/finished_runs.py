@@ -1,8 +1,8 @@
-"""Records of earlier runs from their artifacts, for runs whose containers' files are lost::
+"""Calibration records of earlier runs from their artifacts, for runs in containers::
 
     python -m decorators.profile.finished_runs FinetuneFlow
 
-reads the finished runs of a flow through Metaflow's client and keeps those that the local store lacks.
+reads the finished runs of a flow through Metaflow's client and stores those that the local store lacks.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from estimator.calibration import Finished, Store
 from estimator.errors import MISTAKE, UserError
 from estimator.plan import Plan
 
-MOST_RUNS = 100  # of a flow that are looked at, the newest
+MAX_RUNS = 100  # number of newest runs of a flow to read
 
 
-def collect(flow: str, most_runs: int = MOST_RUNS) -> Iterator[Finished]:
+def collect(flow: str, max_runs: int = MAX_RUNS) -> Iterator[Finished]:
     """Return the finished runs of a flow, newest first, from their artifacts ``plan`` and ``measured``.
 
-    Runs whose plan doesn't note its formulas are left out. Raises UserError where there is no such flow.
+    Runs whose plan does not record its formulas are skipped. Raises UserError if there is no such flow.
     """
     try:
-        runs = runs_of(flow, most=most_runs)
+        runs = runs_of(flow, limit=max_runs)
     except NeverRunError as error:
         raise UserError(
-            str(error), "Name a flow that has run, from the folder or with the profile that it was run with."
+            str(error), "Name a flow that has run, in the same folder or with the same Metaflow profile."
         ) from None
     for run in runs:
         if not run.successful:
@@ -49,11 +49,11 @@ def _of_task(task: Any) -> Finished | None:
     try:
         measured, plan = task["measured"].data, task["plan"].data
     except (AttributeError, ImportError, TypeError):
-        return None  # pickled by a version that had other classes
+        return None  # pickled by a version with other classes
     if not isinstance(measured, Measured) or not isinstance(plan, Plan):
         return None
     if measured.step != task.parent.id or not plan.prediction.memory.formulas:
-        return None  # a later step that hands it on; a plan of an earlier version
+        return None  # a later step that passes the artifact on, or a plan of an earlier version
     try:
         return finished(
             plan,
@@ -63,23 +63,24 @@ def _of_task(task: Any) -> Finished | None:
             formulas=plan.prediction.memory.formulas,
         )
     except UserError:
-        return None  # the two don't belong together
+        return None  # plan and measurement do not belong together
 
 
-def main(words: list[str]) -> str:
+def main(arguments: list[str]) -> str:
     """Store the measurements of a flow's runs. Raises UserError unless the argument is the name of one
     flow.
     """
-    if len(words) != 1:
+    if len(arguments) != 1:
         raise UserError(
-            f"It takes one word, and got {len(words)}.", "python -m decorators.profile.finished_runs FLOW"
+            f"Expected one flow name, got {len(arguments)} arguments.",
+            "python -m decorators.profile.finished_runs FLOW",
         )
     store = Store()
-    known = {run.run for run in store.read().finished}
-    new = [run for run in collect(words[0]) if run.run not in known]
+    stored = {run.run for run in store.read().finished}
+    new = [run for run in collect(arguments[0]) if run.run not in stored]
     for run in reversed(new):
         store.add(run)
-    return f"{len(new)} new run(s) of {words[0]} in {store.path}"
+    return f"{len(new)} new run(s) of {arguments[0]} in {store.path}"
 
 
 if __name__ == "__main__":

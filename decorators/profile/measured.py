@@ -1,6 +1,4 @@
-"""Measured: resources that one node of a step used. Stored next to the Plan as an artifact, shown on the
-card.
-"""
+"""Measured: resources that one node of a step used. Stored as an artifact and shown on the card."""
 
 from __future__ import annotations
 
@@ -16,14 +14,14 @@ from launchers.report.state import RankMeasured
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuMeasured:
-    """One GPU during the step by NVML: the whole device, whoever used it. None: unknown."""
+    """One GPU during the step by NVML: the whole device, including other processes. None: unknown."""
 
     index: int
     name: str
     total_bytes: int
-    start_used_bytes: int  # before the step did anything: other programs, or an earlier step's
+    start_used_bytes: int  # in use at the start of the step, by other processes or an earlier step
     peak_used_bytes: int
-    mean_utilisation: float | None  # 0 to 1: share of the time in which some kernel ran
+    mean_utilisation: float | None  # 0 to 1: share of the time in which a kernel ran
     peak_power_watts: float | None
     peak_temperature_celsius: int | None
 
@@ -37,26 +35,27 @@ class Measured:
     host: str
     duration_seconds: float
     samples: int
-    sampling_seconds: float  # CPU time that the profiler itself took
+    sampling_seconds: float  # CPU time of the profiler
     gpus: tuple[GpuMeasured, ...]
     ranks: tuple[RankMeasured, ...]
     host_total_bytes: int
     host_rss_peak_bytes: int | None  # of the step's process tree; shared pages count once per process
-    host_pss_peak_bytes: int | None  # the same with shared pages counted once; None: not seen near the peak
+    # the same with shared pages counted once; None: not sampled near the peak
+    host_pss_peak_bytes: int | None
     mean_cpu_cores: float | None  # of the step's process tree
-    shared_memory_peak_bytes: int | None  # /dev/shm, whoever used it
+    shared_memory_peak_bytes: int | None  # /dev/shm, of all processes
     disk_free_min_bytes: int | None  # of the file system of the working directory
     steps: int  # optimizer steps seen
-    tokens_per_second: float | None  # over all processes of the run, median of the steps but the first
+    tokens_per_second: float | None  # over all processes of the run; median over all steps except the first
     mfu: float | None  # 0 to 1
-    usd: float | None  # at the plan's price, for this duration
+    usd: float | None  # for this duration at the plan's price
     notes: tuple[str, ...]
-    checkpoint_seconds: float | None = None  # that training stood still for one, the median
-    busy_cpu_cores: float | None = None  # that 90 % of the samples stay below; of a short step the mean
+    checkpoint_seconds: float | None = None  # median pause of training for a checkpoint
+    busy_cpu_cores: float | None = None  # 90th percentile over the samples; mean for a short step
 
     @property
     def sampling_share(self) -> float:
-        """Share of the step's time that the profiler's CPU time is."""
+        """CPU time of the profiler as a share of the step's duration."""
         return self.sampling_seconds / self.duration_seconds if self.duration_seconds > 0 else 0.0
 
     @property
@@ -67,8 +66,8 @@ class Measured:
     def memory_peak(self) -> MemoryPeak | None:
         """Largest process and the counter of its memory; None if no process reported memory.
 
-        On a GPU what NVML saw beyond what was in use before the step; where it was not asked, or saw less
-        than torch reserved, what torch reserved. On a CPU resident memory.
+        On a GPU, NVML's peak minus the memory in use before the step; if NVML was not sampled or reported
+        less than torch reserved, the reserved memory. On a CPU, resident memory.
         """
         return process_peak(self.ranks, self.gpus)
 

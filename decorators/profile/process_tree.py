@@ -11,7 +11,7 @@ import psutil
 class ProcessTree:
     """This process and its descendants, without those of another node's local task.
 
-    torch's elastic agent gives each rank a session of its own; they stay descendants all the same.
+    torch's elastic agent starts each rank in a new session; ranks are still descendants.
     """
 
     def __init__(self, foreign: tuple[str, ...] = ()) -> None:
@@ -19,13 +19,13 @@ class ProcessTree:
         self._foreign = foreign
         self._is_foreign: dict[int, bool] = {}
         self._cpu: dict[psutil.Process, float] = {}
-        self.cpu_seconds = 0.0  # of the tree since the first sample
+        self.cpu_seconds = 0.0  # CPU time of the tree since the first sample
 
     def sample(self) -> int:
-        """Return the resident bytes of the tree; adds to :attr:`cpu_seconds`."""
+        """Return the resident bytes of the tree; updates :attr:`cpu_seconds`."""
         rss = 0
         first = not self._cpu
-        seen: dict[psutil.Process, float] = {}
+        cpu: dict[psutil.Process, float] = {}
         for process in self.processes():
             try:
                 with process.oneshot():
@@ -33,17 +33,17 @@ class ProcessTree:
                     rss += process.memory_info().rss
             except psutil.Error:
                 continue
-            seen[process] = times.user + times.system
+            cpu[process] = times.user + times.system
             if not first:
-                self.cpu_seconds += max(0.0, seen[process] - self._cpu.get(process, 0.0))
-        self._cpu = seen
+                self.cpu_seconds += max(0.0, cpu[process] - self._cpu.get(process, 0.0))
+        self._cpu = cpu
         return rss
 
     def pss(self, between: Callable[[], None] = lambda: None) -> int | None:
         """Return the proportional set size of the tree; None if the kernel does not report it.
 
-        The kernel may count for a second where a process has gigabytes of pages: ``between`` is called before
-        each, for what can't wait for all of them.
+        For a process with gigabytes of pages the kernel may need a second, so ``between`` is called before
+        each process, for work that cannot wait for all of them.
         """
         total = 0
         for process in self.processes():
@@ -63,7 +63,7 @@ class ProcessTree:
         except psutil.Error:
             return [self._root]
         excluded: set[int] = set()
-        for child in children:  # parents come before their children
+        for child in children:  # parents are listed before their children
             try:
                 parent = child.ppid()
             except psutil.Error:

@@ -1,11 +1,10 @@
 """Sampling of one node: GPUs through NVML, the step's process tree and the host through psutil.
 
-Per-process GPU memory is not asked for: inside a container NVML can't name the container's processes. What
-is read is the memory of each whole device that the task can see; what was in use when the step began is
-kept next to it.
+GPU memory is sampled per device, not per process, because inside a container NVML cannot identify the
+container's processes. The memory in use at the start of the step is recorded separately.
 
-GPUs and host are looked at in turns and on budgets of their own: the kernel may count for a second where a
-process has gigabytes of pages, and no GPU's peak must go by while that is paid for.
+GPUs and host have separate schedules and CPU budgets: reading the memory of a process with gigabytes of pages
+may take the kernel a second, and no peak of a GPU must be missed meanwhile.
 """
 
 from __future__ import annotations
@@ -28,24 +27,24 @@ from decorators.profile.process_tree import ProcessTree
 from estimator.hardware.visible_gpus import VARIABLE, visible_gpus
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
-# Of the step's time, for one core, 0.4 % together. The memory of GPUs has its own: peaks hang on it, and the
-# driver knows it, while it may have to ask the device for power and temperature.
+# Shares of one core, 0.4 % in total. GPU memory has a separate budget: it must catch peaks, and the driver
+# answers without querying the device, unlike power and temperature.
 GPU_MEMORY_CPU_BUDGET = 0.001
 GPU_FIGURES_CPU_BUDGET = 0.0005
 HOST_CPU_BUDGET = 0.0025
 PSS_SECONDS = 10.0
 PSS_CPU_BUDGET = 0.001
-GROWN = 1.1  # times the resident memory at the last look at PSS: look again, on ten times the budget
-PSS_OF_PEAK = 0.9  # of the highest resident memory: a PSS from below that is none of the peak
-SHORTEST_CPU_S = 0.5  # between two samples that tell the cores in use: clocks tick in hundredths
+GROWN = 1.1  # growth of resident memory since the last PSS sample that allows ten times the budget
+PSS_OF_PEAK = 0.9  # minimum share of the peak resident memory for a PSS sample to count as the peak's
+SHORTEST_CPU_S = 0.5  # minimum interval for measuring the cores in use: clocks tick in hundredths
 KEPT_SAMPLES = 1000
-MOST_NOTES = 5
+MAX_NOTES = 5
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuSample:
-    """Sample of one GPU. None: not sampled this time, or not supported by the device."""
+    """Sample of one GPU. None: not sampled at this time, or not supported by the device."""
 
     used_bytes: int
     utilisation: float | None = None  # 0 to 1
@@ -67,7 +66,7 @@ class HostSample:
 
     at: float
     rss_bytes: int
-    pss_bytes: int | None  # None: not asked for this time
+    pss_bytes: int | None  # None: not sampled at this time
     used_bytes: int
     shared_memory_bytes: int | None
     disk_free_bytes: int | None
@@ -101,7 +100,7 @@ class Gpus:
             if type(error).__name__ in ("NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded"):
                 self.note = "No NVIDIA GPU on this machine: only host memory is measured."
             else:
-                self.note = f"GPUs are not measured, only host memory: {_words(error)}."
+                self.note = f"GPUs are not measured, only host memory: {_one_line(error)}."
 
     def _add(self, handle: Any) -> None:
         name = self._nvml.nvmlDeviceGetName(handle)
@@ -123,23 +122,25 @@ class Gpus:
         return tuple(
             replace(
                 sample,
-                utilisation=self._ask(lambda h=handle: self._nvml.nvmlDeviceGetUtilizationRates(h).gpu / 100),
-                power_watts=self._ask(lambda h=handle: self._nvml.nvmlDeviceGetPowerUsage(h) / 1000),
-                temperature_celsius=self._ask(lambda h=handle: self._nvml.nvmlDeviceGetTemperature(h, 0)),
+                utilisation=self._query(
+                    lambda h=handle: self._nvml.nvmlDeviceGetUtilizationRates(h).gpu / 100
+                ),
+                power_watts=self._query(lambda h=handle: self._nvml.nvmlDeviceGetPowerUsage(h) / 1000),
+                temperature_celsius=self._query(lambda h=handle: self._nvml.nvmlDeviceGetTemperature(h, 0)),
             )
             for sample, handle in zip(samples, self._handles, strict=True)
         )
 
     def _memory(self, handle: Any) -> Any:
-        try:  # version 2 leaves out what the driver keeps for itself
+        try:  # version 2 excludes memory reserved by the driver
             return self._nvml.nvmlDeviceGetMemoryInfo(handle, version=self._nvml.nvmlMemory_v2)
         except Exception:  # noqa: BLE001  # older drivers, MIG devices
             return self._nvml.nvmlDeviceGetMemoryInfo(handle)
 
     @staticmethod
-    def _ask(question: Any) -> Any:
+    def _query(call: Any) -> Any:
         try:
-            return question()
+            return call()
         except Exception:  # noqa: BLE001  # a figure that this device hasn't got, as MIG has no utilisation
             return None
 
@@ -158,7 +159,7 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _words(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
@@ -166,22 +167,22 @@ class Series(Generic[T]):
     """Samples of one kind, thinned evenly as they grow."""
 
     def __init__(self) -> None:
-        self.kept: list[T] = []
-        self.count = 0  # of all that came
+        self.samples: list[T] = []
+        self.count = 0  # number of samples added
         self._stride = 1
 
     def add(self, sample: T) -> None:
         if self.count % self._stride == 0:
-            self.kept.append(sample)
-            if len(self.kept) >= KEPT_SAMPLES:
-                self.kept = self.kept[::2]
+            self.samples.append(sample)
+            if len(self.samples) >= KEPT_SAMPLES:
+                self.samples = self.samples[::2]
                 self._stride *= 2
         self.count += 1
 
 
 @dataclass
 class Samples:
-    """Samples so far; read them under the sampler's lock."""
+    """All samples so far; must be read under the sampler's lock."""
 
     gpus: Series[GpusSample] = field(default_factory=Series)
     host: Series[HostSample] = field(default_factory=Series)
@@ -195,7 +196,7 @@ class Samples:
     gpu_peak: tuple[int, ...] = ()
     gpu_power_peak: list[float | None] = field(default_factory=list)
     gpu_temperature_peak: list[int | None] = field(default_factory=list)
-    gpu_utilisation: list[list[float]] = field(default_factory=list)  # [sum, seconds] of each
+    gpu_utilisation: list[list[float]] = field(default_factory=list)  # [sum, seconds] per GPU
 
     @property
     def count(self) -> int:
@@ -208,12 +209,12 @@ class Samples:
         self.rss_peak = max(self.rss_peak, sample.rss_bytes)
         if sample.pss_bytes is not None and sample.pss_bytes > (self.pss_peak or 0):
             self.pss_peak, self.rss_at_pss_peak = sample.pss_bytes, sample.rss_bytes
-        self.shared_memory_peak = _most(self.shared_memory_peak, sample.shared_memory_bytes)
-        known = [free for free in (self.disk_free_min, sample.disk_free_bytes) if free is not None]
-        self.disk_free_min = min(known, default=None)
+        self.shared_memory_peak = _maximum(self.shared_memory_peak, sample.shared_memory_bytes)
+        measured = [free for free in (self.disk_free_min, sample.disk_free_bytes) if free is not None]
+        self.disk_free_min = min(measured, default=None)
 
     def add_gpus(self, sample: GpusSample, seconds: float) -> None:
-        """Add a sample of the GPUs; its utilization, if any, stands for the last ``seconds``."""
+        """Add a sample of the GPUs; its utilization, if any, applies to the last ``seconds``."""
         self.gpus.add(sample)
         gpus = sample.gpus
         if len(gpus) != len(self.gpu_peak):
@@ -222,8 +223,8 @@ class Samples:
             self.gpu_utilisation = [[0.0, 0.0] for _ in gpus]
         self.gpu_peak = tuple(max(a, gpu.used_bytes) for a, gpu in zip(self.gpu_peak, gpus, strict=True))
         for i, gpu in enumerate(gpus):
-            self.gpu_power_peak[i] = _most(self.gpu_power_peak[i], gpu.power_watts)
-            self.gpu_temperature_peak[i] = _most(self.gpu_temperature_peak[i], gpu.temperature_celsius)
+            self.gpu_power_peak[i] = _maximum(self.gpu_power_peak[i], gpu.power_watts)
+            self.gpu_temperature_peak[i] = _maximum(self.gpu_temperature_peak[i], gpu.temperature_celsius)
             if gpu.utilisation is not None:
                 self.gpu_utilisation[i][0] += gpu.utilisation * seconds
                 self.gpu_utilisation[i][1] += seconds
@@ -231,7 +232,7 @@ class Samples:
     @property
     def busy_cpu_cores(self) -> float | None:
         """Cores that 90 % of the samples stay below; None with fewer than three samples."""
-        cores = sorted(sample.cpu_cores for sample in self.host.kept if sample.cpu_cores is not None)
+        cores = sorted(sample.cpu_cores for sample in self.host.samples if sample.cpu_cores is not None)
         return cores[math.ceil(0.9 * len(cores)) - 1] if len(cores) >= 3 else None
 
     @property
@@ -245,38 +246,38 @@ class Samples:
             self.rss_peak = max(self.rss_peak, rss_bytes)
 
     def forget_peaks(self) -> None:
-        """Restart the peaks; the memory in use at the start of the step is kept."""
+        """Reset the peaks; the memory in use at the start of the step is kept."""
         self.forgotten_peak = highest_resident_bytes()
         self.rss_peak, self.pss_peak, self.shared_memory_peak = 0, None, None
         self.rss_at_pss_peak = 0
         self.gpu_peak = self.gpu_start
 
 
-def _most(a: Any, b: Any) -> Any:
-    known = [value for value in (a, b) if value is not None]
-    return max(known) if known else None
+def _maximum(a: Any, b: Any) -> Any:
+    measured = [value for value in (a, b) if value is not None]
+    return max(measured) if measured else None
 
 
 class _Turn:
     """Schedule of one kind of sample: after each interval, later if sampling costs more than its budget."""
 
     def __init__(self, interval_s: float, cpu_budget: float) -> None:
-        self.due = 0.0
+        self.next_at = 0.0
         self._interval, self._budget = interval_s, cpu_budget
 
     @property
-    def has_come(self) -> bool:
-        return time.monotonic() >= self.due
+    def is_due(self) -> bool:
+        return time.monotonic() >= self.next_at
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Time a sample in this block: its cost, also on failure, decides when the next one is due."""
+    def timed(self) -> Iterator[None]:
+        """Time a sample in this block: its cost, also on failure, determines the time of the next one."""
         before = time.thread_time()
         try:
             yield
         finally:
             cost = time.thread_time() - before
-            self.due = time.monotonic() + max(self._interval, cost / self._budget)
+            self.next_at = time.monotonic() + max(self._interval, cost / self._budget)
 
 
 class Sampler:
@@ -319,7 +320,7 @@ class Sampler:
     def note(self, text: str) -> None:
         """Record a note for the reader of the measurements, once."""
         with self.lock:
-            if text not in self.notes and len(self.notes) < MOST_NOTES:
+            if text not in self.notes and len(self.notes) < MAX_NOTES:
                 self.notes.append(text)
 
     def _run(self) -> None:
@@ -331,7 +332,7 @@ class Sampler:
                 self.note(gpus.note)
             self._loop(gpus)
         except Exception as error:  # noqa: BLE001  # a profiler never breaks a step
-            self.note(f"The profiler stopped: {_words(error)}.")
+            self.note(f"The profiler stopped: {_one_line(error)}.")
         finally:
             self._sampled.set()
 
@@ -339,40 +340,40 @@ class Sampler:
         turns = (self._memory_turn, self._host_turn) if gpus.infos else (self._host_turn,)
         while True:
             stopping = self._stop.is_set()
-            self._look_at_gpus(gpus, last=stopping)
-            if stopping or self._host_turn.has_come:
-                with self._failures_noted(), self._host_turn.taken():
-                    self._look_at_host(lambda: self._look_at_gpus(gpus))
+            self._sample_gpus(gpus, last=stopping)
+            if stopping or self._host_turn.is_due:
+                with self._failures_noted(), self._host_turn.timed():
+                    self._sample_host(lambda: self._sample_gpus(gpus))
             with self.lock:
                 self.own_cpu_seconds = time.thread_time()
             if stopping:
                 return
-            self._stop.wait(max(0.0, min(turn.due for turn in turns) - time.monotonic()))
+            self._stop.wait(max(0.0, min(turn.next_at for turn in turns) - time.monotonic()))
 
     @contextmanager
     def _failures_noted(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # noqa: BLE001  # a profiler never breaks a step
-            self.note(f"Some samples failed: {_words(error)}.")
+            self.note(f"Some samples failed: {_one_line(error)}.")
 
-    def _look_at_gpus(self, gpus: Gpus, *, last: bool = False) -> None:
-        """Sample the GPUs if due, and at the end in any case."""
-        if not gpus.infos or not (last or self._memory_turn.has_come):
+    def _sample_gpus(self, gpus: Gpus, *, last: bool = False) -> None:
+        """Sample the GPUs if scheduled now, or always if ``last``."""
+        if not gpus.infos or not (last or self._memory_turn.is_due):
             return
         with self._failures_noted():
             at, seconds = time.time(), 0.0
-            with self._memory_turn.taken():
+            with self._memory_turn.timed():
                 samples = gpus.memory()
-            if last or self._figures_turn.has_come:
-                with self._figures_turn.taken():
+            if last or self._figures_turn.is_due:
+                with self._figures_turn.timed():
                     samples = gpus.with_figures(samples)
                 now = time.monotonic()
                 seconds, self._last_figures = now - self._last_figures, now
             with self.lock:
                 self.samples.add_gpus(GpusSample(at=at, gpus=samples), seconds)
 
-    def _look_at_host(self, between: Callable[[], None]) -> None:
+    def _sample_host(self, between: Callable[[], None]) -> None:
         """Sample the host; ``between`` is called between the processes whose pages are counted."""
         rss, pss, now = self._tree.sample(), None, time.monotonic()
         grown = rss > GROWN * self._rss_at_pss and now >= self._next_pss_if_grown

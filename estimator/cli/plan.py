@@ -15,6 +15,7 @@ from estimator.cli.common import common
 from estimator.cli.help import GROUPS, MORE
 from estimator.cli.options import expanded, one_of, tokens_of
 from estimator.errors import UserError
+from estimator.models.vision import IMAGE_SIDE
 from estimator.vocabulary import (
     METHODS,
     PLANNED_ENGINES,
@@ -119,6 +120,19 @@ class JobOptions:
     liger: Annotated[
         bool, Option("--liger", help="Use the fused kernels of Liger-Kernel.", rich_help_panel=_STEP)
     ] = False
+    vision: Annotated[
+        str | None,
+        Option(
+            help="Train a vision-language model on images; tower frozen, lora or full.",
+            rich_help_panel=_STEP,
+        ),
+    ] = None
+    images_per_row: Annotated[
+        int, Option(help="Images in a sequence, with --vision.", rich_help_panel=_STEP)
+    ] = 1
+    image_size: Annotated[
+        int, Option(help="Side of a square image in pixels, with --vision.", rich_help_panel=_STEP)
+    ] = IMAGE_SIDE
     optimizer_in_backward: Annotated[
         bool,
         Option(
@@ -177,7 +191,7 @@ class GoalOptions:
     capacity: Annotated[
         str,
         Option(
-            help="Rank instance types with poor availability last (usual), or treat all alike (any).",
+            help="Rank instance types with poor availability last (usual), or treat all equally (any).",
             rich_help_panel=_PLACE,
         ),
     ] = "usual"
@@ -340,6 +354,9 @@ def job_from(job_options: JobOptions) -> Job:
         fp8=job_options.fp8,  # type: ignore[arg-type]
         compile=job_options.compile,
         liger=job_options.liger,
+        vision=job_options.vision,  # type: ignore[arg-type]
+        images_per_row=job_options.images_per_row,
+        image_size=job_options.image_size,
         optimizer_in_backward=job_options.optimizer_in_backward,
         zero_stage=job_options.zero_stage,
         fsdp_sharding=job_options.fsdp_sharding,  # type: ignore[arg-type]

@@ -43,6 +43,8 @@ def values(spec: ModelSpec, seq_len: int) -> dict[str, Any]:
         }
     if not spec.latent_attention and spec.family not in WITHOUT_HEAD_DIM:
         usual["head_dim"] = spec.head_dim
+    if spec.recurrence:
+        usual |= _recurrent(spec)
     return common | usual | _window(spec) | _biases(spec) | _latent(spec) | _experts(spec) | _particular(spec)
 
 
@@ -62,6 +64,8 @@ def _particular(spec: ModelSpec) -> dict[str, Any]:
 def _window(spec: ModelSpec) -> dict[str, Any]:
     if spec.family == "llama4_text":
         return {"attention_chunk_size": spec.sliding_window}
+    if spec.recurrence:
+        return {}
     if spec.family.startswith("qwen"):
         return {"sliding_window": spec.sliding_window, "use_sliding_window": False}
     if spec.family == "exaone4":  # its class divides by the period, which is 0 without a window
@@ -69,6 +73,47 @@ def _window(spec: ModelSpec) -> dict[str, Any]:
         kinds += ["full_attention"] * (spec.layers - spec.sliding_layers)
         return {"sliding_window": spec.sliding_window, "layer_types": kinds}
     return {"sliding_window": spec.sliding_window}
+
+
+def _recurrent(spec: ModelSpec) -> dict[str, Any]:
+    """Fields of recurrent blocks; all of them come first, then attention, then MLPs alone."""
+    kinds = ["linear_attention"] * spec.recurrent_layers + ["full_attention"] * spec.attention_layers
+    widths: dict[str, Any] = {}
+    if spec.recurrence == "gated-delta":
+        widths = {
+            "linear_num_value_heads": spec.recurrent_heads,
+            "linear_value_head_dim": spec.recurrent_head_dim,
+            "linear_num_key_heads": spec.recurrent_groups,
+            "linear_key_head_dim": spec.recurrent_state,
+            "linear_conv_kernel_dim": spec.conv_kernel,
+        }
+    elif spec.recurrence == "short-conv":
+        kinds = ["conv"] * spec.recurrent_layers + ["full_attention"] * spec.attention_layers
+        return {"conv_L_cache": spec.conv_kernel, "block_auto_adjust_ff_dim": False, "layer_types": kinds}
+    elif spec.family == "nemotron_h":
+        kinds += ["moe"] * spec.expert_layers + ["mlp"] * (spec.mlp_layers - spec.expert_layers)
+        return {
+            "mamba_num_heads": spec.recurrent_heads,
+            "mamba_head_dim": spec.recurrent_head_dim,
+            "n_groups": spec.recurrent_groups,
+            "ssm_state_size": spec.recurrent_state,
+            "conv_kernel": spec.conv_kernel,
+            "intermediate_size": spec.dense_ffn or spec.ffn,
+            "layers_block_type": kinds,
+        }
+    else:
+        inner = spec.recurrent_heads * spec.recurrent_head_dim
+        widths = {
+            "mamba_n_heads": spec.recurrent_heads,
+            "mamba_d_head": spec.recurrent_head_dim,
+            "mamba_n_groups": spec.recurrent_groups,
+            "mamba_d_state": spec.recurrent_state,
+            "mamba_d_conv": spec.conv_kernel,
+            "mamba_expand": inner // spec.hidden,
+            "shared_intermediate_size": spec.shared_ffn or spec.ffn,
+            "num_local_experts": spec.experts,
+        }
+    return widths | {"layer_types": kinds}
 
 
 def _biases(spec: ModelSpec) -> dict[str, Any]:
@@ -112,7 +157,14 @@ def _experts(spec: ModelSpec) -> dict[str, Any]:
         every = spec.layers // (spec.layers - spec.dense_layers)
         width = {"intermediate_size_mlp": spec.dense_ffn, "interleave_moe_layer_step": every}
         return config | {"num_local_experts": spec.experts} | width
-    if spec.family in ("qwen2_moe", "qwen3_moe"):
+    if spec.family == "nemotron_h":
+        return config | {
+            "n_routed_experts": spec.experts,
+            "moe_intermediate_size": spec.ffn,
+            "n_shared_experts": 1,
+            "moe_shared_expert_intermediate_size": spec.shared_ffn,
+        }
+    if spec.family in ("qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text"):
         shared = {"shared_expert_intermediate_size": spec.shared_ffn} if spec.shared_ffn else {}
         return config | {"num_experts": spec.experts, "moe_intermediate_size": spec.ffn} | shared
     return config | {"num_local_experts": spec.experts}

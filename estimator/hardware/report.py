@@ -89,10 +89,10 @@ def _named(catalogue: Catalogue, name: str) -> tuple[Gpu, ...]:
         return catalogue.gpus_called(name)
     except UserError:
         key = normal(name)
-        alike = tuple(gpu for gpu in catalogue.gpus if key and normal(gpu.name).startswith(key))
-        if not alike:
+        matches = tuple(gpu for gpu in catalogue.gpus if key and normal(gpu.name).startswith(key))
+        if not matches:
             raise
-        return alike
+        return matches
 
 
 def gpu_record(gpu: Gpu) -> dict[str, Any]:

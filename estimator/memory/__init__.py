@@ -3,7 +3,7 @@
 A training step has a few moments at which memory can peak: the loss, the backward passes, the optimizer's
 step. Each is the sum of what is alive then; the largest is the prediction. ``ranges`` makes two figures of
 it: what the run needs, and what counters will show.
-docs/estimator.md tells where each formula is from and how far it is off.
+docs/estimator.md has the source and error of each formula.
 
 Letters as in the papers: P parameters, T tokens of one micro batch, h hidden size, f MLP width,
 V vocabulary, L layers, n processes that share the states.
@@ -19,7 +19,7 @@ from estimator.memory.logits import DEEPSPEED_LOSS_POSITIONS
 from estimator.memory.moments import Peak, peak
 from estimator.memory.ranges import Range, needed_runtime_bytes, needs, shows
 from estimator.memory.residuals import residual_of
-from estimator.memory.states import NF4_SCALE_BYTES, NF4_WEIGHT_BYTES, states
+from estimator.memory.states import NF4_SCALE_BYTES, NF4_WEIGHT_BYTES, VISION, states
 from estimator.plan import ALLOCATOR, RUNTIME, MemoryEstimate
 from estimator.setup import Setup
 
@@ -31,6 +31,7 @@ CATEGORIES = (
     "adapters",
     "gradients",
     "optimizer",
+    VISION,
     AVERAGE,
     ENCODERS,
     TEXTS,
@@ -46,7 +47,7 @@ CATEGORIES = (
 
 
 def estimate(setup: Setup, *, capacity_bytes: int | None = None) -> MemoryEstimate:
-    """Peak memory of one process, and the host memory of one of its nodes.
+    """Estimate the peak memory of one process, and the host memory of one of its nodes.
 
     Parameters
     ----------
@@ -82,7 +83,7 @@ def range_of(setup: Setup, kind: str, *, capacity_bytes: int | None = None) -> R
 
 
 def active(setup: Setup) -> dict[str, int]:
-    """Bytes by category at the moment of the peak, without runtime and fragmentation."""
+    """Return the bytes by category at the moment of the peak, without runtime and fragmentation."""
     return dict(peak(setup).categories)
 
 

@@ -1,6 +1,6 @@
 """Activations: what blocks keep for their backward pass, for one token, and how checkpointing cuts it.
 
-The count by hand follows Korthikanti et al. 2022 (arXiv:2205.05198), section 4, with flash attention and a
+The manual count follows Korthikanti et al. 2022 (arXiv:2205.05198), section 4, with flash attention and a
 gated MLP; how many copies each engine's code makes is in ``data/implementations.csv``. Letters: h hidden
 size, f MLP width, q and kv the widths of all query and all key heads.
 """
@@ -22,18 +22,22 @@ COMPILED_HIDDEN, COMPILED_QUERY, COMPILED_MLP = 8, 8, 6
 # bf16, from torchtitan@2271b6386: the same run eager and compiled.
 FP8_EAGER_BYTES = 3.5
 
+# Bytes for one token that a recurrent block's mixer keeps in transformers' own code: for each value channel,
+# each key channel repeated for its value heads, each key channel, each head. Traced (transformers 5.23, torch
+# 2.13, bf16, full training) at widths of 128 to 512, Mamba 2 in chunks of 128 tokens.
+RECURRENT_BYTES = {"gated-delta": (36, 34, 8, 1254), "mamba2": (50.5, 22.4, 8.2, 1480)}
 # Scores that are capped before the softmax, which flash kernels of torch can't do (Gemma team 2024,
 # arXiv:2408.00118, section 2).
 SOFT_CAPPED = ("gemma2",)
-# transformers computes the scores of these itself: beside sinks, or as their code has nothing else
+# transformers computes the scores of these explicitly: with sinks, or as their code has no other way
 # (transformers 5.4, models/*/modeling_*.py: no _supports_sdpa).
 EAGER_ALONE = ("gpt_oss", "gptj", "mpt")
 
 
 def block_bytes(setup: Setup) -> float:
-    """Bytes that a block saves for one token without checkpointing; the mean over unlike blocks."""
+    """Return the mean bytes saved per block and token without checkpointing."""
     model = setup.model
-    dense = model.dense_layers if model.experts else model.layers
+    dense = model.mlp_blocks - model.expert_layers
     parts = _around(setup) + _mean_mlp(setup, dense / model.layers)
     if setup.compile:
         parts = _compiled(setup, dense / model.layers)
@@ -51,7 +55,7 @@ def _fp8_eager(setup: Setup) -> float:
 
 
 def _around(setup: Setup) -> float:
-    """Bytes that norms, attention and their inputs save, of one block for one token."""
+    """Return the bytes that norms, attention and their inputs save, of one block for one token."""
     model, code, size = setup.model, implementations.of(setup), computing(setup)
     whole_weights = not setup.adapters
     sequence = setup.tensor if setup.sequence_parallel else 1
@@ -60,22 +64,49 @@ def _around(setup: Setup) -> float:
     if model.parallel_residual and model.norm == "layer":
         norms = 1  # both read the block's input
     saved = norms * model.hidden * norm / sequence
+    attention = model.attention_layers / model.layers
     if model.qk_norm:
-        saved += (model.q_dim + model.kv_dim) * _norm_bytes(setup, trained=whole_weights) / setup.tensor
+        saved += (
+            attention
+            * (model.q_dim + model.kv_dim)
+            * _norm_bytes(setup, trained=whole_weights)
+            / setup.tensor
+        )
     # the norms' results, which the first products of attention and MLP read
     inputs = 1 if model.parallel_residual and model.norms_per_layer == 1 else 2
     if whole_weights:
         saved += inputs * model.hidden * size / _gathered(setup)
         if setup.precision.endswith("autocast"):  # each product casts its input for itself
             saved += 5 * model.hidden * 2 - inputs * model.hidden * size
-    saved += _attention(setup, code, size)
+    saved += attention * _attention(setup, code, size) + _recurrence(setup, size)
     if not model.causal:
         saved += 2 * model.hidden  # dropout's masks, one byte an element
     return saved
 
 
+def _recurrence(setup: Setup, size: int) -> float:
+    """Bytes that recurrent blocks' mixers save for one token: the mean over all blocks.
+
+    Of transformers' own code, which runs where the packages with fused kernels are not installed.
+    """
+    model = setup.model
+    if not model.recurrent_layers:
+        return 0.0
+    if model.recurrence == "short-conv":  # both gates and their products, the convolution and its result
+        saved = 6.0 * size * model.hidden
+    else:
+        per_value, per_repeated_key, per_key, per_head = RECURRENT_BYTES[model.recurrence]
+        saved = (
+            per_value * model.recurrent_heads * model.recurrent_head_dim
+            + per_repeated_key * model.recurrent_heads * model.recurrent_state
+            + per_key * model.recurrent_groups * model.recurrent_state
+            + per_head * model.recurrent_heads
+        )
+    return saved * model.recurrent_layers / model.layers
+
+
 def _norm_bytes(setup: Setup, *, trained: bool) -> int:
-    """Bytes an element that one norm saves; its weight may be ``trained``."""
+    """Return the bytes an element that one norm saves; its weight may be ``trained``."""
     code = implementations.of(setup)
     if setup.model.norm == "layer":
         return computing(setup)  # torch's own kernel reads its input again
@@ -95,7 +126,7 @@ def _gathered(setup: Setup) -> int:
 
 
 def _attention(setup: Setup, code: implementations.Implementation, size: int) -> float:
-    """Bytes that attention saves, of one block for one token.
+    """Return the bytes that attention saves, of one block for one token.
 
     Flash attention saves queries, keys, values, its result and the fp32 logsumexp of each head (Dao et al.
     2022, arXiv:2205.14135); the result is the output projection's input.
@@ -118,6 +149,8 @@ def _attention(setup: Setup, code: implementations.Implementation, size: int) ->
     if code.result_copied and not setup.adapters:
         saved += size * out
     saved += 4 * model.heads
+    if model.gated_attention:  # the gate, its sigmoid, and attention's result before it
+        saved += 3 * size * model.q_dim
     capped = model.family in SOFT_CAPPED and code.kept_scores
     if setup.attention == "math" or capped or (model.family in EAGER_ALONE and code.kept_scores):
         # the fp32 softmax of the scores and its 16-bit copy for each pair of positions; the cap's tanh
@@ -126,7 +159,7 @@ def _attention(setup: Setup, code: implementations.Implementation, size: int) ->
 
 
 def _mean_mlp(setup: Setup, dense: float) -> float:
-    """Bytes that the MLP saves, of one block for one token: the mean over blocks with and without experts."""
+    """Return the bytes saved by the MLP per block and token: mean over blocks with and without experts."""
     model = setup.model
     dense_width = (model.dense_ffn or model.ffn) if model.experts else model.ffn
     saved = dense * _mlp(setup, dense_width)
@@ -140,12 +173,12 @@ def _mean_mlp(setup: Setup, dense: float) -> float:
         inputs = (2 if trained else 1) * routed * model.hidden * size
         routing = 8 * model.experts  # router's logits and their softmax
         experts += (inputs + routing) / _gathered(setup) + _mlp(setup, model.shared_ffn)
-        saved += (1 - dense) * experts
+        saved += model.expert_layers / model.layers * experts
     return saved
 
 
 def _mlp(setup: Setup, width: int) -> float:
-    """Bytes that an MLP of that width saves for one token.
+    """Return the bytes that an MLP of that width saves for one token.
 
     Gated: gate, its activation, up and their product (8f in 16 bits); the product only where down_proj trains
     or has an adapter. Else: the activation's input and result (4f). A quantised base with fp32 norms computes
@@ -161,11 +194,13 @@ def _mlp(setup: Setup, width: int) -> float:
 
 
 def _compiled(setup: Setup, dense: float) -> float:
-    """Bytes that a block compiled by torch saves for one token; ``dense`` is the share of dense blocks."""
+    """Return the bytes saved per compiled block and token; ``dense``: share of dense blocks."""
     model = setup.model
     widths = dense * ((model.dense_ffn or model.ffn) if model.experts else model.ffn)
     if model.experts:
-        widths += (1 - dense) * (model.experts_per_token * model.ffn + model.shared_ffn)
+        widths += (
+            model.expert_layers / model.layers * (model.experts_per_token * model.ffn + model.shared_ffn)
+        )
     double = computing(setup) // 2
     saved = COMPILED_HIDDEN * model.hidden / (setup.tensor if setup.sequence_parallel else 1)
     if setup.tensor > 1 and _gathered(setup) == 1:
@@ -177,7 +212,7 @@ def _compiled(setup: Setup, dense: float) -> float:
 
 
 def _adapter_inputs(setup: Setup) -> float:
-    """Bytes for one token and one block: adapters' inputs, and the narrow results between their two matrices.
+    """Return the bytes of adapters per block and token: inputs, and results between their two matrices.
 
     torchtune, and PEFT in the weights' type: adapters on the same input share it. Dropout keeps a mask of one
     byte and the result for each target. PEFT's fp32 adapters cast their input for each target
@@ -220,7 +255,7 @@ def _adapter_inputs(setup: Setup) -> float:
 
 
 def _prompt_attention(setup: Setup) -> float:
-    """Bytes for one token and one block of LLaMA-Adapter's attention over its prompt; the mean over blocks.
+    """Return the mean bytes per block and token of LLaMA-Adapter's attention over its prompt.
 
     litgpt keeps its result for the gate, and what the kernel keeps of the softmax (litgpt/adapter.py). The
     loop's v2 and PEFT's v1 keep the probabilities in fp32, as they compute, and behind the gate; PEFT makes
@@ -238,7 +273,7 @@ def _prompt_attention(setup: Setup) -> float:
 
 
 def _rescaled_outputs(setup: Setup) -> float:
-    """Bytes for one token and one block of the linear layers' outputs that v2's scales are trained on."""
+    """Return the bytes per block and token of the linear outputs needed by the scales of v2."""
     if setup.method != "adapter-v2":
         return 0.0
     model = setup.model
@@ -248,7 +283,7 @@ def _rescaled_outputs(setup: Setup) -> float:
 
 
 def _joined(model: ModelSpec) -> dict[str, str]:
-    """Generic names of linear layers that are one matrix in the family's own code -> that matrix."""
+    """Map generic names of linear layers to the fused matrix of the family's code."""
     linears = family_of(model.family).linears
     return {
         name: matrix
@@ -294,14 +329,14 @@ def _input_widths(model: ModelSpec) -> int:
 
 
 def boundary_bytes(setup: Setup) -> float:
-    """Bytes of one block's input for one token: what full checkpointing saves of a block."""
+    """Return the bytes of one block's input for one token: what full checkpointing saves of a block."""
     sequence = setup.tensor if setup.sequence_parallel else 1
     wide = setup.precision.endswith("autocast") or setup.upcast_frozen
     return (4 if wide else computing(setup)) * setup.model.hidden / sequence
 
 
 def selective_bytes(setup: Setup) -> float:
-    """Bytes for one token that torchtitan's selective checkpointing saves of a block beyond its input.
+    """Return the bytes per block and token that selective checkpointing saves beyond the input.
 
     The results of attention and of every second product: q, v, gate and down of the seven
     (torchtitan/distributed/activation_checkpoint.py). With tensor parallel also both reduce-scatters'
@@ -319,7 +354,7 @@ def selective_bytes(setup: Setup) -> float:
 
 
 def backward_bytes(setup: Setup) -> float:
-    """Bytes for one token of the gradients that are alive while one block's backward pass runs.
+    """Return the bytes for one token of the gradients that are alive while one block's backward pass runs.
 
     Two of the MLP's width and two of the hidden size, which tensor parallel has whole before they are
     reduced.
@@ -330,7 +365,7 @@ def backward_bytes(setup: Setup) -> float:
 
 
 def last_bytes(setup: Setup) -> float:
-    """Bytes for one token that the last norm saves, and of the head's input."""
+    """Return the bytes for one token that the last norm saves, and of the head's input."""
     model, size = setup.model, computing(setup)
     sequence = setup.tensor if setup.sequence_parallel else 1
     head_input = model.hidden * size * (1 if not setup.adapters else 0)

@@ -55,7 +55,7 @@ class Buffers:
     reduced: int
     last: int  # at the end of the backward pass: the embedding's
     apart: int
-    waiting: int = 0  # gradients that are whole until the embedding's are there
+    waiting: int = 0  # unsharded gradients that wait for that of the embedding
     forward: int = 0  # while the first block is fetched behind the root: both as gathered, and in their parts
 
 
@@ -63,7 +63,7 @@ NONE = Buffers(0, 0, 0, 0, 0, 0)
 
 
 def buffers(setup: Setup, part: Part) -> Buffers:
-    """The communication buffers of one process that holds ``part`` of the model."""
+    """Return the communication buffers of one process that holds ``part`` of the model."""
     stage = setup.zero_stage
     if stage is not None:
         return _deepspeed(setup, stage, part)
@@ -109,7 +109,7 @@ def _fsdp(setup: Setup, part: Part, trained: int) -> Buffers:
     if setup.adapters:
         inner = share(trained, max(part.layers, 1))
         reduced = 2 * reduce_size * inner
-        # A root that comes back for the backward pass is there twice: as it was gathered, and in its parts
+        # A root gathered again for the backward pass exists twice: gathered, and as its parts
         fetched = (
             max(gathered, 2 * size * root)
             if code.root_stays == "backward" and not stays_gathered
@@ -147,7 +147,7 @@ def _fsdp_alone(setup: Setup, part: Part, trained: int) -> Buffers:
     reduced = reduce_size * part.block
     first = size * min(shape_of(setup.model).largest_linear, part.block)
     of_root = reduce_size * (part.own_head + part.embedding)
-    # The root's gradients in 16 bits next to its weights; then these are freed, and both copies are there
+    # The root's 16-bit gradients next to its weights; then the weights are freed and both copies exist
     last = max(root, 2 * of_root - root - reduced)
     return Buffers(
         0, root, root + block + first, reduced, last, 2 * of_root, size * part.head, forward=root + block
@@ -155,7 +155,7 @@ def _fsdp_alone(setup: Setup, part: Part, trained: int) -> Buffers:
 
 
 def _block_bytes(setup: Setup, part: Part) -> int:
-    """One block's weights as they are gathered: 4-bit weights travel and stay in 4 bits."""
+    """Return one block's weights as they are gathered: 4-bit weights travel and stay in 4 bits."""
     size = computing(setup)
     if setup.quantization == "none":
         return size * part.block
@@ -184,7 +184,7 @@ def _deepspeed(setup: Setup, stage: int, part: Part) -> Buffers:
 
 
 def cached_bytes(setup: Setup, part: Part) -> int:
-    """Bytes that DeepSpeed's ZeRO-3 leaves in the allocator's cache; activations reuse a part of them."""
+    """Return the bytes that ZeRO-3 leaves in the allocator's cache; activations reuse some of them."""
     if setup.zero_stage != 3 or setup.device != "cuda":
         return 0
     return ZERO3_CACHED * min(ZERO3_LIVE_PARAMETERS, part.parameters)
@@ -219,7 +219,7 @@ def optimizer_temporary_bytes(setup: Setup, part: Part) -> int:
 
 
 def _foreach_bytes(setup: Setup, part: Part, trained: int) -> int:
-    """Bytes of the second moments' square roots in torch's foreach AdamW; 0 for the fused one."""
+    """Return the bytes of the second moments' square roots in torch's foreach AdamW; 0 for the fused one."""
     if implementations.fuses_optimizer(setup):
         return 0
     if setup.optimizer_in_backward or offloads_states(setup):
@@ -229,7 +229,7 @@ def _foreach_bytes(setup: Setup, part: Part, trained: int) -> int:
 
 
 def dequantised_bytes(setup: Setup) -> int:
-    """Bytes of the largest quantised matrix in the computing type, unpacked for its product.
+    """Return the bytes of the largest quantised matrix in the computing type, unpacked for its product.
 
     bitsandbytes, MatMul4Bit; launchers/engines/loop/quantised.py, which does so with 8 bits, too. 0 where
     products are made of quantised weights.

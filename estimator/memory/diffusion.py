@@ -26,8 +26,7 @@ _LOSS_COPIES = 4  # fp32: prediction, target, their difference, and its gradient
 def moments(
     setup: Setup, model: DiffusionSpec, part: Part, gradients: int, communication: Buffers
 ) -> list[dict[str, int]]:
-    """Bytes by category next to the states: where images are encoded, at the loss, in the backward pass and
-    the optimizer's step."""
+    """Return the bytes by category besides the states, of encoding, loss, backward pass and optimizer."""
     side, images, size = math.isqrt(setup.seq_len), setup.micro_batch_size, computing(setup)
     adapters = adapters_of(setup)
     recomputed = setup.checkpointing != "none"
@@ -76,5 +75,5 @@ def adapters_of(setup: Setup) -> Adapters | None:
 
 
 def average_bytes(setup: Setup) -> int:
-    """Bytes of the moving average of what is trained, in fp32; divided as the weights are."""
+    """Return the bytes of the moving average of what is trained, in fp32; divided as the weights are."""
     return 4 * setup.trainable_parameters // (setup.shard if setup.sharding == "fsdp" else 1)

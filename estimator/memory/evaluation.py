@@ -14,7 +14,7 @@ RESERVED_OVER_LIVE = 1.36
 
 
 def inference_bytes(model: ModelSpec, gpus: int, seq_len: int, *, lora_experts: bool = False) -> int:
-    """Memory of the fullest of ``gpus`` GPUs that share one copy of the model layer by layer.
+    """Return the memory of the fullest of ``gpus`` GPUs that share one copy of the model layer by layer.
 
     Its part of the weights with a block that cannot be cut, and on top, for one batch: the residual stream
     with what one block works on, the logits with the loss's copies, and the keys and values of one answer.
@@ -25,7 +25,7 @@ def inference_bytes(model: ModelSpec, gpus: int, seq_len: int, *, lora_experts: 
     block = weights // model.layers if gpus > 1 else 0
     stream = BATCH_TOKENS * WEIGHT_BYTES * (4 * model.hidden + 3 * model.ffn)
     logits = BATCH_TOKENS * model.vocab * WEIGHT_BYTES + LOSS_POSITIONS * model.vocab * 8
-    cache = 2 * model.layers * model.kv_dim * seq_len * WEIGHT_BYTES // gpus
+    cache = 2 * model.attention_layers * model.kv_dim * seq_len * WEIGHT_BYTES // gpus
     if lora_experts:
         stream += 2 * WEIGHT_BYTES * model.experts * parameters.mlp_weights(model, model.ffn)
     live = max(stream, logits) + model.hidden * BATCH_TOKENS * WEIGHT_BYTES + cache
@@ -35,7 +35,7 @@ def inference_bytes(model: ModelSpec, gpus: int, seq_len: int, *, lora_experts: 
 def inference_gpus(
     model: ModelSpec, most: int, capacity_bytes: int, seq_len: int, *, lora_experts: bool = False
 ) -> int:
-    """The fewest GPUs of that memory that hold the model; ``most`` where none do: the rest offloads."""
+    """Return the fewest GPUs that hold the model; ``most`` if none do: the rest is offloaded."""
 
     def fits(gpus: int) -> bool:
         return inference_bytes(model, gpus, seq_len, lora_experts=lora_experts) <= capacity_bytes
@@ -46,6 +46,6 @@ def inference_gpus(
 def inference_host_bytes(
     model: ModelSpec, gpus: int, capacity_bytes: int, seq_len: int, *, lora_experts: bool = False
 ) -> int:
-    """Host memory of the evaluation: its process, a file of weights on its way, what the GPUs can't hold."""
+    """Return the host memory of the evaluation: process, one weight file, and offloaded weights."""
     over = max(inference_bytes(model, gpus, seq_len, lora_experts=lora_experts) - capacity_bytes, 0) * gpus
     return GPU_PROCESS_HOST_BYTES + min(WEIGHT_BYTES * model.parameters, LARGEST_FILE) + over

@@ -60,7 +60,7 @@ class Batch:
 
 
 def drawn_batch(setup: Setup) -> Batch:
-    """The answers that one process draws in a step of GRPO: those of all its micro batches at once.
+    """Return the answers that one process draws in a step of GRPO: those of all its micro batches at once.
 
     TRL 1.16, trainer/grpo_trainer.py, _prepare_inputs; the longest prompt fills what answers leave.
     """
@@ -72,7 +72,7 @@ def drawn_batch(setup: Setup) -> Batch:
 
 
 def kv_cache_bytes(model: ModelSpec, sequences: int, tokens: int, *, bytes_each: int = 2) -> int:
-    """Bytes of the keys and values of ``sequences`` sequences of ``tokens`` tokens each, exactly.
+    """Return the bytes of the keys and values of ``sequences`` sequences of ``tokens`` tokens each, exactly.
 
     Per sequence, token and block: kv_heads * head_dim keys and as many values; with latent attention (MLA)
     the compressed latents, kv_lora_rank + qk_rope_head_dim numbers (transformers 5.23). Blocks with a sliding
@@ -87,7 +87,7 @@ def kv_cache_bytes(model: ModelSpec, sequences: int, tokens: int, *, bytes_each:
         Of one number: 2 in bf16, 4 in fp32.
     """
     near = min(tokens, model.sliding_window or tokens)
-    cached = (model.layers - model.sliding_layers) * tokens + model.sliding_layers * near
+    cached = (model.attention_layers - model.sliding_layers) * tokens + model.sliding_layers * near
     return sequences * cached * _cached_width(model) * bytes_each
 
 
@@ -109,7 +109,7 @@ def live_bytes(
     each_logit = bytes_each + SAMPLING_BYTES + (TOP_P_BYTES if top_p < 1 else 0)
     moments = (
         {
-            CACHE: prompts * model.layers * _cached_width(model) * bytes_each,
+            CACHE: prompts * model.attention_layers * _cached_width(model) * bytes_each,
             ACTIVATIONS: prompts * (_block_width(model) * bytes_each + batch.prompt_tokens * score) + mask,
         },
         {
@@ -124,7 +124,7 @@ def live_bytes(
 def working_bytes(model: ModelSpec, batch: Batch, *, bytes_each: int = 2, top_p: float = 1.0) -> int:
     """Return a batch's memory next to the weights: live tensors, and the cache's blocks held twice.
 
-    For who generates beside something else on the same GPU; :func:`generation_bytes` is the whole process.
+    Use it for generation next to other tensors on the same GPU; :func:`generation_bytes` is the process.
     """
     live = live_bytes(model, batch, bytes_each=bytes_each, top_p=top_p)
     return sum(live.values()) + (CACHE_HELD - 1) * live[CACHE]
@@ -133,7 +133,7 @@ def working_bytes(model: ModelSpec, batch: Batch, *, bytes_each: int = 2, top_p:
 def generation_bytes(
     model: ModelSpec, batch: Batch, *, gpus: int = 1, device: Device = "cuda", top_p: float = 1.0
 ) -> dict[str, int]:
-    """Memory of a process that generates, by category: of the fullest of ``gpus`` GPUs, or on a CPU of all.
+    """Return the memory of a generating process by category: of the fullest GPU, or of the CPU process.
 
     Several GPUs share one copy of the model layer by layer, which can't cut a block; each holds the cache of
     its layers.
@@ -162,7 +162,7 @@ def largest_batch(
     top_p: float = 1.0,
     most: int = 65536,
 ) -> int:
-    """The most sequences, ``most`` at most, that fit into each GPU's memory; 0 where not even one does."""
+    """Return the largest number of sequences, up to ``most``, that fits each GPU; 0 if none fits."""
 
     def fits(sequences: int) -> bool:
         batch = Batch(sequences=sequences, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
@@ -192,7 +192,7 @@ def _block_width(model: ModelSpec) -> int:
 
 
 def _attended_width(model: ModelSpec) -> int:
-    """Width of the keys and values of one token in one block, repeated for all query heads.
+    """Return the width of the keys and values of one token in one block, repeated for all query heads.
 
     Attention under a padding mask takes them so (transformers 5.23, integrations/sdpa_attention.py).
     """

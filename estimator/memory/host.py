@@ -27,8 +27,8 @@ NCCL_BYTES = int(1.5 * GIB)
 NCCL_ALONE_BYTES = {"fsdp2": int(0.57 * GIB), "deepspeed": int(0.95 * GIB)}
 
 # Python, torch and an engine, imported, in one process without a GPU: resident 0.43 to 0.46 GiB with
-# DeepSpeed; with torchtune 0.09 GiB less, as its ranks leave out `datasets`, pandas and pyarrow
-# (launchers/engines/torchtune/deferred.py); 0.1 more with a process group (torch 2.13+cpu, torchtune 0.6.1,
+# DeepSpeed; with torchtune 0.09 GiB less, because its ranks do not import `datasets`, pandas and pyarrow;
+# 0.1 more with a process group (torch 2.13+cpu, torchtune 0.6.1,
 # DeepSpeed 0.19.8, Linux).
 CPU_RUNTIME_BYTES = int(0.45 * GIB)
 CPU_RUNTIME_OF_TORCHTUNE_BYTES = int(0.36 * GIB)
@@ -42,7 +42,7 @@ GPU_PROCESS_HOST_BYTES = 3 * GIB
 
 
 def runtime_bytes(setup: Setup) -> int:
-    """Memory of one process that holds no tensor yet: CUDA's context and NCCL, or on a CPU Python and torch.
+    """Return the memory of one process without tensors: CUDA context and NCCL, or Python and torch on a CPU.
 
     It lies outside PyTorch's allocator.
     """
@@ -60,7 +60,7 @@ def nccl_alone_bytes(setup: Setup) -> int:
 
 
 def host_bytes(setup: Setup) -> int:
-    """Host memory in bytes of one node of a job that trains on GPUs.
+    """Return the host memory in bytes of one node of a job that trains on GPUs.
 
     Each process: Python, torch and CUDA's host side; then the larger of loading and saving, which are not at
     the same time. Mapped files don't count: their pages are the kernel's to take back. Offload of states:
@@ -104,7 +104,7 @@ def _saving_bytes(setup: Setup) -> int:
     """Return the host memory while saving the result, in bytes.
 
     Of a whole model: the first rank gathers it there and converts it. Adapters are merged tensor by tensor
-    (launchers/engines/_merge.py): the adapter, and the largest matrix as it was trained on, with the product
+    (launchers/engines/_merge.py): the adapter, and the largest matrix as trained, with the product
     added, and in Hugging Face's order of rows.
     """
     if not (setup.adapters and setup.engine in LAUNCHED_ENGINES):
@@ -140,7 +140,7 @@ def shared_memory_bytes(setup: Setup) -> int:
 
 
 def checkpoint_bytes(setup: Setup) -> int:
-    """Bytes of one checkpoint, all nodes' parts together: what is trained, and the optimizer's states."""
+    """Return the bytes of one checkpoint over all nodes: trained parameters and optimizer states."""
     parts = states(setup)
     names = ("master weights", "optimizer", "adapters")
     per_rank = sum(parts.get(name, 0) for name in names)
@@ -152,10 +152,10 @@ def checkpoint_bytes(setup: Setup) -> int:
 
 
 def disk_bytes(setup: Setup, *, keeps_checkpoints: bool = True) -> int:
-    """Disk in bytes that one node needs: weights, checkpoints, the result.
+    """Return the disk space in bytes that one node needs: weights, checkpoints, the result.
 
     The result is a model of the weights' size, or an adapter alone, in fp32 at the most.
-    ``keeps_checkpoints``: those that are kept lie on the same disk, and one is being written. Else they are
+    ``keeps_checkpoints``: kept ones are on the same disk, and one is being written. Otherwise they are
     sent elsewhere: a node has its own part of one being written and of one being sent
     (launchers/gang/uploads.py), and all parts of the one that it has resumed.
     """

@@ -35,21 +35,21 @@ class Implementation:
     kernel_loss: int  # the same where one kernel computes it on 16-bit logits, its gradient in their place
     whole_logits: bool  # tensor parallel gathers the logits on each process
     root_stays: str  # what FSDP leaves gathered: "all" outside the blocks, "head", or all "backward" alone
-    flat_gradients: bool  # FSDP1's flat parameters: frozen weights beside trained ones get gradients too
+    flat_gradients: bool  # FSDP1's flat parameters: frozen weights next to trained ones get gradients too
     outputs_kept: bool  # FSDP1 frees gradients of block outputs after the backward pass of frozen weights
     compiled_loss: bool  # the loss is compiled: no fp32 copies of the logits
     scattered_kept: bool  # selective checkpointing keeps what reduce-scatters give
     kept_unsharded: float  # bytes a parameter that FSDP leaves gathered under tensor parallel: a defect
     kept_scores: bool  # of models whose attention no flash kernel of torch computes
     foreach: bool  # its AdamW is torch's foreach implementation, unless another is asked for
-    family_code: bool  # each family of models has code of its own: ``data/block_families.csv``
+    family_code: bool  # each model family has specific code: ``data/block_families.csv``
     source: str
     activation_copies: int = 0  # tensors of the MLP's width beyond the activation's input and result
 
 
 @lru_cache(maxsize=1)
 def table() -> dict[tuple[str, str], Implementation]:
-    """The rows of ``data/implementations.csv`` by (engine, version)."""
+    """Return the rows of ``data/implementations.csv`` by (engine, version)."""
     with TABLE.open(newline="", encoding="utf-8") as file:
         rows = [_row(row) for row in csv.DictReader(file)]
     return {(row.engine, row.version): row for row in rows}
@@ -86,7 +86,7 @@ def _row(row: dict[str, str]) -> Implementation:
 
 @lru_cache(maxsize=1)
 def families() -> dict[str, dict[str, str]]:
-    """Rows of ``data/block_families.csv`` by family; a blank cell is what the engine's row says."""
+    """Read the rows of ``data/block_families.csv`` by family; blank cells have the engine's value."""
     with FAMILIES.open(newline="", encoding="utf-8") as file:
         return {row["family"]: row for row in csv.DictReader(file)}
 
@@ -109,7 +109,7 @@ def _of(engine: str, version: str, family: str) -> Implementation:
 
 
 def of(setup: Setup) -> Implementation:
-    """The implementation that a setup runs: its engine's row, as its model's family changes it.
+    """Return the implementation that a setup runs: its engine's row, as its model's family changes it.
 
     Of the version that the setup names; of today's where the table has no row for that version.
     """
@@ -117,7 +117,7 @@ def of(setup: Setup) -> Implementation:
 
 
 def fuses_optimizer(setup: Setup) -> bool:
-    """Whether AdamW on a GPU is one kernel, else torch's foreach: the setup's word, else the engine's."""
+    """Return whether AdamW is one fused kernel or torch's foreach; set by the setup or the engine."""
     if setup.fused_optimizer is not None:
         return setup.fused_optimizer
     return not of(setup).foreach

@@ -10,19 +10,19 @@ from __future__ import annotations
 from estimator.models.diffusion import VAE, VAE_SCALE, DiffusionSpec
 
 MOST_AT_ONCE = 8  # images: a GPU that has room for them is busy
-_SHARE = 0.8  # of the memory next to the networks that images may take: work spaces and fragments are beside
+_SHARE = 0.8  # share of the memory next to the networks for images; the rest: work spaces and fragmentation
 _FEATURE_MAPS = 5
 _FP32 = 4
 
 
 def network_bytes(model: DiffusionSpec, *, on_gpu: bool) -> int:
-    """Bytes of the VAE and the text encoders: those are in bf16 on GPUs."""
+    """Return the bytes of the VAE and the text encoders: those are in bf16 on GPUs."""
     text = 2 if on_gpu else _FP32
     return sum(parameters * (_FP32 if name == VAE else text) for name, parameters in model.frozen)
 
 
 def image_bytes(model: DiffusionSpec, positions: int) -> int:
-    """Bytes that are alive while the VAE encodes one image whose latent has so many positions."""
+    """Return the live bytes while the VAE encodes one image with this many latent positions."""
     return _FP32 * positions * VAE_SCALE**2 * (3 + _FEATURE_MAPS * model.vae_width)
 
 

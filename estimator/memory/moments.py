@@ -80,7 +80,7 @@ class Peak:
     """The largest moment of one process, in bytes."""
 
     categories: dict[str, int]  # what is alive then
-    beside: int  # what the allocator reserves beside: other streams' memory, blocks that don't fit
+    reserved_extra: int  # reserved but unusable: memory of other streams, blocks that do not fit
 
     @property
     def active(self) -> int:
@@ -110,11 +110,11 @@ class Moment:
         """The sum of the parts."""
         return sum(self.parts.values())
 
-    def beside(self, streams: int) -> int:
-        """Bytes that the allocator reserves beside what is alive now.
+    def reserved_extra(self, streams: int) -> int:
+        """Return the bytes that the allocator reserves in addition to live ones.
 
         Blocks belong to the stream that they were allocated on (PyTorch, c10/cuda/CUDACachingAllocator.cpp).
-        FSDP's reduce-scatters run on a stream of their own: their inputs and the sharded gradients can't use
+        FSDP's reduce-scatters run on a separate stream: their inputs and the sharded gradients cannot use
         what activations have left, so the largest of both streams, together ``streams``, are reserved.
         """
         return max(streams - self.total, 0)
@@ -130,16 +130,18 @@ class Moment:
 
 
 def peak(setup: Setup, weight: float = 1.0, *, held: bool = True) -> Peak:
-    """The largest moment of one process; in a pipeline, of the stage that needs the most.
+    """Return the largest moment of one process; in a pipeline, of the stage that needs the most.
 
     ``weight``: what a live byte counts that is not of the states, where the allocator makes more of it.
-    ``held``: whether what the allocator reserves beside counts, too.
+    ``held``: whether to include the bytes that the allocator reserves in addition.
     """
     first, *_ = stages(setup)
     peaks = [_stage_moments(setup, stage).peak(weight, held) for stage in stages(setup)]
     if loaded := loaded_bytes(setup, part_of(setup, first)):
         peaks.append(Peak({"weights": loaded}, 0))
-    return max(peaks, key=lambda each: each.states_bytes + weight * each.dynamic_bytes + held * each.beside)
+    return max(
+        peaks, key=lambda each: each.states_bytes + weight * each.dynamic_bytes + held * each.reserved_extra
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,29 +151,29 @@ class StageMoments:
     constant: dict[str, int]  # by category, throughout the step
     moments: list[Moment]
     streams: int  # the largest of each stream, together
-    unfitting: int  # what the allocator reserves beside because freed blocks fit nothing that follows
+    unfitting: int  # reserved in addition, as freed blocks do not fit later tensors
     cached: int = 0  # what it holds of earlier moments, and reuses in part: added in quadrature
     left: int = 0  # what batches of other lengths left behind, of which the optimizer's step can reuse all
 
     def peak(self, weight: float, held: bool) -> Peak:
-        """The largest moment, as :func:`peak` weighs it."""
+        """Return the largest moment, as :func:`peak` weighs it."""
         streams = self.streams * held
 
         def reserved(moment: Moment) -> tuple[float, int]:
             alive, total = moment.weighed(weight, streams)
-            return alive + self._left_beside(moment) * held, total
+            return alive + self._left_over(moment) * held, total
 
         largest = max(self.moments, key=reserved)
         names = self.constant | largest.parts
         joined = {name: self.constant.get(name, 0) + largest.parts.get(name, 0) for name in names}
         found = Peak(
             categories={name: size for name, size in joined.items() if size},
-            beside=largest.beside(self.streams) + self.unfitting + self._left_beside(largest),
+            reserved_extra=largest.reserved_extra(self.streams) + self.unfitting + self._left_over(largest),
         )
-        used = found.dynamic_bytes + found.beside
-        return replace(found, beside=found.beside + int(math.hypot(used, self.cached)) - used)
+        used = found.dynamic_bytes + found.reserved_extra
+        return replace(found, reserved_extra=found.reserved_extra + int(math.hypot(used, self.cached)) - used)
 
-    def _left_beside(self, moment: Moment) -> int:
+    def _left_over(self, moment: Moment) -> int:
         return 0 if "optimizer temporaries" in moment.parts else self.left
 
 
@@ -199,7 +201,7 @@ def _stage_moments(setup: Setup, stage: str) -> StageMoments:
 
 
 def _left_by_lengths(setup: Setup, logits: Logits, block_per_token: float) -> int:
-    """Bytes that batches of varying lengths leave in the allocator's cache."""
+    """Return the bytes that batches of varying lengths leave in the allocator's cache."""
     if not varies(setup) or setup.device == "cpu":
         return 0
     block = int(setup.tokens * (block_per_token + backward_bytes(setup)))
@@ -209,7 +211,7 @@ def _left_by_lengths(setup: Setup, logits: Logits, block_per_token: float) -> in
 def _of_unet(
     setup: Setup, model: DiffusionSpec, part: Part, constant: dict[str, int], gradients: int
 ) -> StageMoments:
-    """The moments of a UNet's step."""
+    """Return the moments of a UNet's step."""
     if setup.average:
         constant[diffusion.AVERAGE] = diffusion.average_bytes(setup)
     if model.trains_texts and not setup.encoders:
@@ -223,7 +225,7 @@ def _of_unet(
 
 
 def _unfitting(setup: Setup, block_per_token: float) -> float:
-    """Bytes for one token that the allocator reserves beside, because freed blocks fit nothing that follows.
+    """Return the bytes per token that the allocator reserves additionally, as freed blocks cannot be reused.
 
     A recomputed block's tensors have many sizes, for which the freed logits are no place that fits.
     """
@@ -317,7 +319,7 @@ def _moments(
 
 
 def _unfreed(setup: Setup, saved: int) -> int:
-    """Bytes of gradients of block outputs that FSDP1 frees after the backward pass of frozen weights.
+    """Return the bytes of block-output gradients that FSDP1 frees late, after frozen weights.
 
     They are as large as the checkpoints. With LoRA and QLoRA the backward pass of the Trainer under FSDP1
     takes one checkpoint per block more than on one GPU, and the loss does not
@@ -345,7 +347,7 @@ def _drawing(setup: Setup) -> list[Moment]:
 
 
 def _activations(setup: Setup, part: Part, block_per_token: float) -> tuple[int, int, int]:
-    """Bytes saved for the backward pass; of one block while its backward pass runs; of one block's input."""
+    """Return the bytes saved for backward, of one block during its backward pass, and of its input."""
     tokens = setup.tokens
     boundary = boundary_bytes(setup)
     passes = in_flight(setup, part)
@@ -371,7 +373,7 @@ def _activations(setup: Setup, part: Part, block_per_token: float) -> tuple[int,
 
 
 def _copied_experts(setup: Setup, part: Part) -> int:
-    """Bytes of one block's experts with their adapters' products added, which its backward pass needs.
+    """Return the bytes of one block's experts with merged adapters, which its backward pass needs.
 
     peft/tuners/lora/layer.py, ParamWrapper: the sum is made at each forward pass.
     """
@@ -381,7 +383,7 @@ def _copied_experts(setup: Setup, part: Part) -> int:
 
 
 def _cast_weights(setup: Setup, part: Part) -> int:
-    """Bytes of the 16-bit copies that autocast makes of fp32 weights and keeps for the backward pass.
+    """Return the bytes of 16-bit copies of fp32 weights that autocast keeps for the backward pass.
 
     torch.amp; Accelerate's table has them with the gradients. Of one block where blocks are recomputed.
     """
@@ -391,7 +393,7 @@ def _cast_weights(setup: Setup, part: Part) -> int:
 
 
 def checkpointed(setup: Setup) -> bool:
-    """Whether blocks are recomputed in the backward pass.
+    """Return whether blocks are recomputed in the backward pass.
 
     Megatron-Core's "selective" recomputes attention's scores alone, which flash attention never keeps
     (arXiv:2205.05198, section 5).
@@ -426,13 +428,13 @@ def in_flight(setup: Setup, part: Part) -> float:
 
 
 def _longest_alone(setup: Setup) -> bool:
-    """Whether the run begins with one longest batch; not with StableEmbedding's gradient, never freed."""
+    """Return whether one longest batch is first, without the unfreed gradient of StableEmbedding."""
     first = setup.longest_once and setup.longest_first
     return first and setup.zero_stage is None and setup.pipeline == 1 and setup.quantization == "none"
 
 
 def _later_batch(setup: Setup, saved: int, logits: int, gathered: int, gradients: int) -> list[Moment]:
-    """The loss of a shorter batch next to the gradients of those before it, where the longest is alone."""
+    """Return the moment of a shorter batch's loss, with earlier gradients, if the longest is first."""
     if not _longest_alone(setup):
         return []
     parts = {
@@ -445,7 +447,7 @@ def _later_batch(setup: Setup, saved: int, logits: int, gathered: int, gradients
 
 
 def _held_gradients(setup: Setup, gradients: int) -> int:
-    """Gradients that are there before the backward pass: of earlier micro batches, or DeepSpeed's buffers.
+    """Return the bytes of gradients before the backward pass: of earlier micro batches, or buffers.
 
     ``_later_batch`` has what follows where the longest batch is alone and the run's first: no micro batch has
     gone before it.
@@ -462,14 +464,14 @@ def _held_gradients(setup: Setup, gradients: int) -> int:
 
 
 def _head_gradient(setup: Setup, part: Part) -> int:
-    """The head's whole gradient, which the backward pass makes first."""
+    """Return the head's whole gradient, which the backward pass makes first."""
     if setup.adapters and "lm_head" not in setup.trained_modules:
         return 0
     return part.head * computing(setup)
 
 
 def _kept_outputs(setup: Setup, part: Part, tokens: int) -> int:
-    """Bytes of the last stage's results, which PyTorch's pipeline schedules keep for every micro batch.
+    """Return the bytes of the last stage's outputs, which pipeline schedules keep per micro batch.
 
     torch/distributed/pipelining/stage.py, output_chunks.
     """
@@ -479,7 +481,7 @@ def _kept_outputs(setup: Setup, part: Part, tokens: int) -> int:
 
 
 def stale_bytes(setup: Setup, part: Part) -> int:
-    """Bytes that an earlier step's graph still holds during the next forward pass.
+    """Return the bytes that an earlier step's graph still holds during the next forward pass.
 
     bitsandbytes before 0.43 keeps each 4-bit product's input as an attribute of the graph
     (autograd/_functions.py, MatMul4Bit), which lives as long as the loss does: in litgpt's loop, until the

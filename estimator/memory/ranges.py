@@ -24,7 +24,7 @@ ALLOCATOR = 1.10
 ALLOCATOR_EXPANDABLE = 1.05
 
 # CUDA's context within what CUDA offers of a GPU: the least of what was measured (host.CUDA_CONTEXT_BYTES).
-# What the driver keeps beside is not offered (data/gpus.csv, vram_cuda_GiB).
+# The reservation of the driver is excluded (data/gpus.csv, vram_cuda_GiB).
 CONTEXT_NEEDED_BYTES = GIB // 2
 
 # NCCL's share of what a run can't do without. Its buffers take up to 1.5 GiB where there is room
@@ -43,7 +43,7 @@ class Range:
 
 
 def needs(setup: Setup) -> tuple[Range, Peak]:
-    """The memory below which the run fails: states, live tensors, what the allocator loses, the context.
+    """Return the minimum memory of the run: states, live tensors, allocator overhead, context.
 
     On a CPU nothing is given back while a process runs, so that it needs the most that it may show. The
     second value is the moment of the step that decides.
@@ -77,7 +77,7 @@ def shows(setup: Setup, kind: str, *, capacity_bytes: int | None = None) -> Rang
     """Return the range of the highest value that one memory counter should show.
 
     ``kind`` is torch.cuda's "allocated", "active" or "reserved", or "process": the whole process, as
-    nvidia-smi has it. Active memory is allocated memory and what streams still hold; the formulas do not tell
+    nvidia-smi has it. Active memory is allocated memory plus blocks held by streams; the formulas do not
     the two apart. No counter shows more than a GPU with ``capacity_bytes`` offers.
     """
     shown = _shows(setup, kind)[0]
@@ -96,7 +96,7 @@ def _shows(setup: Setup, kind: str) -> tuple[Range, Peak]:
     residual = residual_of(setup, kind)
     held, on_cpu = kind not in LIVE, setup.device == "cpu"
     largest = peak(setup, 1.0 if on_cpu else residual.factor, held=held)
-    dynamic, fixed = largest.dynamic_bytes + held * largest.beside, largest.states_bytes
+    dynamic, fixed = largest.dynamic_bytes + held * largest.reserved_extra, largest.states_bytes
     if on_cpu:
         dynamic, fixed = dynamic + fixed, 0
     outside = runtime_bytes(setup) if kind == "process" else 0

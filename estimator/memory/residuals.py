@@ -1,7 +1,7 @@
 """Ratios of measured memory to the formulas: offset of each counter and width of its range.
 
 The numbers are rows of ``data/residuals.csv``, which ``python -m benchmarks.published.refit`` writes from the
-table of published measurements. Classes are few and told apart by what the allocator sees. Bytes of weights,
+table of published measurements. There are few classes, which differ for the allocator. Bytes of weights,
 gradients and optimizer states are arithmetic, so factors and widths are of the rest alone: activations,
 logits, buffers. On a CPU, whose C library keeps what is freed, they are of everything.
 """
@@ -39,7 +39,7 @@ class Residual:
 
 @lru_cache(maxsize=1)
 def table() -> dict[tuple[str, str], Residual]:
-    """The rows of ``data/residuals.csv`` by (counter, class)."""
+    """Return the rows of ``data/residuals.csv`` by (counter, class)."""
     with TABLE.open(newline="", encoding="utf-8") as file:
         rows = [
             Residual(
@@ -58,7 +58,7 @@ def table() -> dict[tuple[str, str], Residual]:
 
 
 def varies(setup: Setup) -> bool:
-    """Whether batches of many lengths leave blocks behind that fit nothing that follows.
+    """Return whether batches of many lengths leave blocks behind that fit nothing that follows.
 
     Not with the longest batch first, whose blocks hold all others, nor with expandable segments, which take
     freed memory of any size together (PyTorch, c10/cuda/CUDACachingAllocator.cpp).
@@ -67,7 +67,7 @@ def varies(setup: Setup) -> bool:
 
 
 def class_of(setup: Setup, counter: str) -> str:
-    """The class of runs that a setup belongs to.
+    """Return the class of runs that a setup belongs to.
 
     Live tensors are as exact as the formulas. What is held on top depends on how blocks of memory come and
     go: eager recomputation cuts it into many sizes, compiled blocks into few, batches of many lengths into
@@ -94,6 +94,6 @@ def class_of(setup: Setup, counter: str) -> str:
 
 
 def residual_of(setup: Setup, kind: str = "reserved") -> Residual:
-    """The row for a setup and a kind of counter: "allocated", "active", "reserved" or "process"."""
+    """Return the row for a setup and a kind of counter: "allocated", "active", "reserved" or "process"."""
     counter = "live" if kind in LIVE else "held"
     return table()[counter, class_of(setup, counter)]

@@ -14,7 +14,8 @@ class Shape:
     """Numbers of parameters of one whole model, by where they are; follows from ``ModelSpec`` alone."""
 
     layers: int
-    dense_layers: int  # blocks without experts
+    dense_layers: int  # blocks with an MLP and no experts
+    bare_layers: int  # blocks without an MLP
     around: int  # one block's attention and norms
     around_linear: int  # of it, in linear layers
     beside_experts: int  # a block's shared experts and router
@@ -37,7 +38,7 @@ _SHAPES: dict[int, tuple[ModelSpec, Shape]] = {}  # by identity: hashing a Model
 
 
 def shape_of(model: ModelSpec) -> Shape:
-    """The model's counts, worked out once for each model object."""
+    """Return the model's counts, worked out once for each model object."""
     counted = _SHAPES.get(id(model))
     if counted is None:
         if len(_SHAPES) > 1000:
@@ -50,7 +51,6 @@ def shape_of(model: ModelSpec) -> Shape:
 def _count(m: ModelSpec) -> Shape:
     if isinstance(m, DiffusionSpec):
         return _count_units(m)
-    attention = parameters.attention_weights(m)
     shared = parameters.mlp(m, m.shared_ffn) if m.shared_ffn else 0
     router = parameters.router(m) if m.experts else 0
     mlp_width = m.ffn if not m.experts else (m.dense_ffn or m.ffn)
@@ -58,9 +58,10 @@ def _count(m: ModelSpec) -> Shape:
     mlp = parameters.mlp(m, mlp_width)
     return Shape(
         layers=m.layers,
-        dense_layers=m.dense_layers if m.experts else m.layers,
+        dense_layers=m.mlp_blocks - m.expert_layers,
+        bare_layers=m.layers - m.mlp_blocks,
         around=dense_block - mlp,
-        around_linear=attention,
+        around_linear=parameters.mixer_weights(m) // m.layers,
         beside_experts=shared + router,
         beside_experts_linear=parameters.mlp_weights(m, m.shared_ffn) if m.shared_ffn else 0,
         mlp=mlp,
@@ -70,18 +71,19 @@ def _count(m: ModelSpec) -> Shape:
         largest_linear=max(out * into for out, into in m.linear_shapes.values()),
         embedding=parameters.embeddings(m),
         head=parameters.head(m),
-        norm=m.parameters - _blocks(m) - parameters.embeddings(m) - parameters.head(m),
+        norm=m.parameters - _blocks(m, dense_block - mlp) - parameters.embeddings(m) - parameters.head(m),
         linear_shapes=m.linear_shapes,
         adapters={},
     )
 
 
 def _count_units(m: DiffusionSpec) -> Shape:
-    """A UNet's counts, its residual blocks and transformers' blocks as layers of one mean size."""
+    """Return a UNet's counts, its residual blocks and transformers' blocks as layers of one mean size."""
     inner = m.layers * m.layer_parameters
     return Shape(
         layers=m.layers,
         dense_layers=m.layers,
+        bare_layers=0,
         around=m.layer_parameters,
         around_linear=m.layer_parameters,
         beside_experts=0,
@@ -99,10 +101,11 @@ def _count_units(m: DiffusionSpec) -> Shape:
     )
 
 
-def _blocks(m: ModelSpec) -> int:
-    if not m.experts:
-        return m.layers * m.layer_parameters
-    return m.dense_layers * m.dense_layer_parameters + (m.layers - m.dense_layers) * m.layer_parameters
+def _blocks(m: ModelSpec, around: int) -> int:
+    """Parameters of all blocks, each of which has ``around`` besides its MLP."""
+    dense = (m.dense_layer_parameters if m.experts else m.layer_parameters) - around
+    routed = m.expert_layers * (m.layer_parameters - around)
+    return m.layers * around + (m.mlp_blocks - m.expert_layers) * dense + routed
 
 
 def adapter_parameters(setup: Setup) -> int:
@@ -133,7 +136,7 @@ class Part:
     expert_ways: int  # processes that can share this rank's experts further
     embedding: int
     head: int  # the output head's weights, also where they are the embedding's
-    own_head: int  # where they are a matrix of their own on this stage
+    own_head: int  # if they are a separate matrix on this stage
     norm: int
     first: bool
     last: bool
@@ -145,13 +148,13 @@ class Part:
 
 
 def stages(setup: Setup) -> tuple[str, ...]:
-    """The pipeline stages that can hold the peak: "first" and "last", or "only" without a pipeline."""
+    """Return the pipeline stages that can hold the peak: "first" and "last", or "only" without a pipeline."""
     return ("only",) if setup.pipeline == 1 else ("first", "last")
 
 
 @lru_cache(maxsize=16)
 def part_of(setup: Setup, stage: str) -> Part:
-    """The part of the model that one rank of a stage ("only", "first", "last") holds.
+    """Return the part of the model that one rank of a stage ("only", "first", "last") holds.
 
     Tensor parallel divides every matrix, the vocabulary too; norms stay whole (Shoeybi et al. 2019,
     arXiv:1909.08053, section 3). Expert parallel divides the experts. Blocks are spread evenly over stages.
@@ -165,9 +168,9 @@ def part_of(setup: Setup, stage: str) -> Part:
     around = shape.around - shape.around_linear + -(-shape.around_linear // t)
     dense_mlp = -(-shape.mlp // t)
     experts = -(-shape.experts // expert_share)
-    beside = shape.beside_experts - shape.beside_experts_linear + -(-shape.beside_experts_linear // t)
-    with_experts = layers - dense
-    block = around + max(dense_mlp if dense else 0, experts + beside if with_experts else 0)
+    other = shape.beside_experts - shape.beside_experts_linear + -(-shape.beside_experts_linear // t)
+    with_experts = max(layers - dense - -(-shape.bare_layers // setup.pipeline), 0)
+    block = around + max(dense_mlp if dense else 0, experts + other if with_experts else 0)
     linear = -(-shape.around_linear // t)
     blocks_linear = layers * linear + dense * -(-shape.mlp_linear // t)
     routed_linear = -(-shape.experts_linear // expert_share) + -(-shape.beside_experts_linear // t)
@@ -184,7 +187,7 @@ def part_of(setup: Setup, stage: str) -> Part:
         layers=layers,
         block=block,
         block_linear=block_linear,
-        blocks=layers * around + dense * dense_mlp + with_experts * (experts + beside),
+        blocks=layers * around + dense * dense_mlp + with_experts * (experts + other),
         blocks_linear=blocks_linear,
         experts=with_experts * experts,
         expert_ways=max(setup.shard * t // expert_share, 1),
@@ -198,5 +201,5 @@ def part_of(setup: Setup, stage: str) -> Part:
 
 
 def _head_apart(setup: Setup, stage: str) -> bool:
-    """Whether tied embeddings are two matrices after all: litgpt never ties them, a pipeline can't."""
+    """Return whether tied embeddings are two matrices after all: litgpt never ties them, a pipeline can't."""
     return setup.engine == "litgpt" or stage == "last"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from estimator.memory import implementations
+from estimator.memory import implementations, vision
 from estimator.memory.shape import Part, adapter_parameters, part_of, shape_of, stages
 from estimator.models import parameters
 from estimator.setup import Setup
 from estimator.vocabulary import ENGINES, OPTIMIZERS, SHARDINGS
+
+VISION = "vision tower"
 
 # NF4: 4 bits a weight and a scale for each block of 64 weights, in fp32, or in 8 bits with an fp32 scale for
 # each 256 of those where they are quantised again. Dettmers et al. 2023, QLoRA (arXiv:2305.14314), section 3.
@@ -21,7 +23,7 @@ MSAMP = {"msamp-o1": (2, 0, 1, 8), "msamp-o2": (2, 0, 1, 3), "msamp-o3": (1, 2, 
 
 
 def states(setup: Setup, stage: str | None = None) -> dict[str, int]:
-    """Bytes by category of one process; of a pipeline's largest stage where ``stage`` is not given.
+    """Return the bytes by category of one process; by default of the largest pipeline stage.
 
     torchtune and litgpt train in the weights' own type and keep both AdamW moments in it: 2 + 2 + 4 B a
     parameter in bf16. fp32 weights under FSDP2 or autocast: 4 + 4 + 8. DeepSpeed with bf16 keeps an fp32 copy
@@ -50,12 +52,26 @@ def states(setup: Setup, stage: str | None = None) -> dict[str, int]:
             copy = part.parameters * computing(setup)
             result["reference model"] = shared(setup, part, copy, "weights")
     result["gradients"] = 0 if offloads_gradients(setup) else gradient_bytes(setup, part)
+    if part.first:
+        result[VISION] = _vision_bytes(setup, part)
     if not offloads_states(setup):
         result["master weights"] = shared(setup, part, trained * master, "optimizer")
         result["optimizer"] = shared(setup, part, int(trained * moments), "optimizer")
     else:
         result["optimizer"] = 0
     return result
+
+
+def _vision_bytes(setup: Setup, part: Part) -> int:
+    """Bytes of a vision tower and its projector: weights, states of what is trained, and activations."""
+    weight, master, moments = state_bytes(setup)
+    trained = vision.trained_parameters(setup)
+    frozen = vision.parameters(setup) - (0 if setup.adapters else trained)
+    weights = frozen * (_frozen_size(setup) if setup.adapters else weight) + trained * weight
+    states_bytes = shared(setup, part, weights, "weights")
+    states_bytes += shared(setup, part, trained * weight, "gradients")
+    states_bytes += shared(setup, part, int(trained * (master + moments)), "optimizer")
+    return states_bytes + vision.activation_bytes(setup, computing(setup))
 
 
 def loaded_bytes(setup: Setup, part: Part) -> int:
@@ -71,12 +87,12 @@ def loaded_bytes(setup: Setup, part: Part) -> int:
 
 
 def computing(setup: Setup) -> int:
-    """Bytes of one element of the matrix products' inputs and results."""
+    """Return the bytes of one element of the matrix products' inputs and results."""
     return 4 if setup.precision == "fp32" else 2
 
 
 def adapter_size(setup: Setup) -> int:
-    """Bytes of one adapter weight; prompts are of the base's type, also where PEFT keeps LoRA in fp32."""
+    """Return the bytes of one adapter weight; prompts have the type of the base, even with fp32 LoRA."""
     size = 0 if setup.prompts else implementations.of(setup).adapter_bytes
     return size or _weight_size(setup)
 
@@ -88,12 +104,12 @@ def _weight_size(setup: Setup) -> int:
 
 
 def _frozen_size(setup: Setup) -> int:
-    """Bytes of one weight of a base that isn't trained; FSDP2's loop keeps fp32 for adapters alone."""
+    """Return the bytes of one frozen weight; the FSDP2 loop keeps fp32 for adapters only."""
     return computing(setup) if setup.engine == "fsdp2" else _weight_size(setup)
 
 
 def state_bytes(setup: Setup) -> tuple[int, int, float]:
-    """Bytes a trained parameter: of its weight, of its master weight, and of its optimizer states."""
+    """Return the bytes per trained parameter of weight, master weight and optimizer states."""
     weight = adapter_size(setup) if setup.adapters else _weight_size(setup)
     if setup.fp8 in MSAMP and not setup.adapters:
         level = MSAMP[setup.fp8]
@@ -106,7 +122,7 @@ def state_bytes(setup: Setup) -> tuple[int, int, float]:
 
 
 def _moments(setup: Setup, size: int) -> float:
-    """Bytes a parameter of optimizer states, whose elements take ``size`` bytes where they are not quantised.
+    """Return the bytes of optimizer states per parameter; ``size``: bytes of an unquantized element.
 
     Paged states are in managed memory, which leaves the GPU where it is short (bitsandbytes,
     functional.get_paged). litgpt trains a quantised base with them (litgpt/utils.py,
@@ -125,7 +141,7 @@ def _moments(setup: Setup, size: int) -> float:
 
 
 def trained_parameters(setup: Setup, part: Part) -> int:
-    """Trained parameters of one rank, before data parallel processes share them."""
+    """Count the trained parameters of one rank, before data parallel processes share them."""
     if not setup.adapters:
         return part.parameters
     inner = (adapter_parameters(setup) + setup.trained_norm_parameters) * part.layers // setup.model.layers
@@ -136,9 +152,9 @@ def trained_parameters(setup: Setup, part: Part) -> int:
 
 
 def base_bytes(setup: Setup, part: Part, weight: int) -> int:
-    """Bytes of the model's own weights, before data parallel processes share them.
+    """Return the bytes of the model's own weights, before data parallel processes share them.
 
-    Without the norms that are trained beside adapters: they count as adapters.
+    Without norms trained next to adapters, which count as adapters.
     """
     kept = part.parameters - setup.trained_norm_parameters * part.layers // setup.model.layers
     if setup.quantization == "none":
@@ -154,18 +170,18 @@ def base_bytes(setup: Setup, part: Part, weight: int) -> int:
 
 
 def packed_bytes(setup: Setup, part: Part) -> int:
-    """Bytes of the quantised weights of a part without their scales, before any processes share them."""
+    """Return the bytes of quantized weights of a part without scales, before sharding."""
     bytes_each = 1.0 if setup.quantization == "int8" else NF4_WEIGHT_BYTES
     return int(_quantised(setup, part) * bytes_each)
 
 
 def _quantised(setup: Setup, part: Part) -> int:
-    """Weights of a part that are quantised; Lightning's plugin replaces every linear layer."""
+    """Count the weights of a part that are quantised; Lightning's plugin replaces every linear layer."""
     return part.blocks_linear + (part.own_head if setup.engine == "litgpt" else 0)
 
 
 def scale_bytes(setup: Setup, part: Part) -> int:
-    """Bytes of the scales of quantised weights in one process.
+    """Return the bytes of the scales of quantised weights in one process.
 
     torchtune's are a part of the weight (torchao, NF4Tensor) and divided with it. The loop's lie next to it
     (launchers/engines/loop/quantised.py), where neither FSDP nor ZeRO divides them; its int8 has one in fp32
@@ -183,18 +199,18 @@ def scale_bytes(setup: Setup, part: Part) -> int:
 
 
 def divides_scales(setup: Setup) -> bool:
-    """Whether the scales of quantised weights are divided and gathered with them."""
+    """Return whether the scales of quantised weights are divided and gathered with them."""
     return not setup.runs_loop
 
 
 def _linear_rows(setup: Setup) -> int:
-    """Rows of all linear layers of the blocks: their outputs."""
+    """Return the rows of all linear layers of the blocks: their outputs."""
     model = setup.model
     return sum(parameters.magnitudes(model, (name,)) for name in model.projections)
 
 
 def gradient_bytes(setup: Setup, part: Part) -> int:
-    """Gradients that one process holds at the end of its last backward pass.
+    """Return the bytes of gradients that one process holds at the end of its last backward pass.
 
     FSDP1 puts a block's weights in one flat parameter; where any of them is trained the whole has a gradient,
     and steps that do not synchronise keep it whole (torch/distributed/fsdp/_flat_param.py; Fabric's
@@ -218,7 +234,7 @@ def gradient_bytes(setup: Setup, part: Part) -> int:
 
 
 def trains_embedding_in_vain(setup: Setup) -> bool:
-    """Whether a frozen model's embedding gets gradients that no optimizer uses, and that are never freed.
+    """Return whether a frozen embedding gets gradients that are neither used nor freed.
 
     litgpt's StableEmbedding does, with a quantized base, since Lightning-AI/litgpt@ae798aba (October 2024).
     """
@@ -226,7 +242,7 @@ def trains_embedding_in_vain(setup: Setup) -> bool:
 
 
 def late_gradient_bytes(setup: Setup, part: Part) -> int:
-    """Bytes of gradients that do not exist yet at the largest moment of the first block's backward pass.
+    """Return the bytes of gradients allocated after the peak of the first block's backward pass.
 
     The embedding's, where the head has none with it, and the block's but for one matrix.
     """
@@ -242,7 +258,7 @@ def late_gradient_bytes(setup: Setup, part: Part) -> int:
 
 
 def partial_gradient_bytes(setup: Setup, part: Part) -> int:
-    """Bytes of the embedding's gradient beyond a process's own rows, where torchtune divides it by rows.
+    """Return the bytes of the embedding's partial gradient beyond a process's rows (torchtune, row-wise).
 
     torchtune, models/llama3/_parallelism.py: DTensor leaves each rank a partial sum of all rows until the
     optimizer needs it; FSDP reduces it at once.
@@ -255,24 +271,24 @@ def partial_gradient_bytes(setup: Setup, part: Part) -> int:
 
 
 def unreduced(setup: Setup) -> bool:
-    """Whether whole gradients pile up over a pipeline's micro batches."""
+    """Return whether whole gradients pile up over a pipeline's micro batches."""
     many = setup.pipeline > 1 and setup.accumulation > 1
     return many and SHARDINGS[setup.sharding].fsdp and setup.shard > 1
 
 
 def flat(setup: Setup) -> bool:
-    """Whether FSDP1's flat parameters hold this engine's gradients."""
+    """Return whether FSDP1's flat parameters hold this engine's gradients."""
     return fsdp1(setup) and implementations.of(setup).flat_gradients
 
 
 def fsdp1(setup: Setup) -> bool:
-    """Whether FSDP1 divides the states."""
+    """Return whether FSDP1 divides the states."""
     wraps = SHARDINGS[setup.sharding].fsdp and setup.shard > 1
     return wraps and (setup.flat_parameters or implementations.of(setup).flat_gradients)
 
 
 def gradient_size(setup: Setup) -> int:
-    """Bytes of one element of the gradients that are held."""
+    """Return the bytes of one element of the gradients that are held."""
     if setup.adapters:
         return adapter_size(setup)
     if setup.fp8 in MSAMP:
@@ -294,7 +310,7 @@ def divisor(setup: Setup, what: str) -> int:
 
 
 def shared(setup: Setup, part: Part, total: int, what: str) -> int:
-    """One process's share of ``total`` bytes of "weights", "gradients" or "optimizer" of a stage.
+    """Return one process's share of ``total`` bytes of "weights", "gradients" or "optimizer" of a stage.
 
     The bytes are spread evenly over the stage's weights. Processes that hold different experts share the rest
     of the weights alone (DeepSpeed-MoE, arXiv:2201.05596, section 5.1; torchtitan and Megatron-Core do
@@ -309,20 +325,20 @@ def shared(setup: Setup, part: Part, total: int, what: str) -> int:
 
 
 def offloads_states(setup: Setup) -> bool:
-    """Whether the optimizer's states are in host memory or on a disk instead of a GPU."""
+    """Return whether the optimizer's states are in host memory or on a disk instead of a GPU."""
     return setup.offload != "none" and setup.device == "cuda" and setup.zero_stage != 0
 
 
 def offloads_gradients(setup: Setup) -> bool:
-    """Whether gradients leave the GPU: DeepSpeed moves each to its state; FSDP's CPU offload moves all."""
+    """Return whether gradients are offloaded: by DeepSpeed with their states, by FSDP's CPU offload all."""
     return offloads_states(setup) and (setup.zero_stage is not None or setup.offload == "all")
 
 
 def offloads_weights(setup: Setup) -> bool:
-    """Whether the weights wait in host memory or on a disk instead of a GPU."""
+    """Return whether the weights wait in host memory or on a disk instead of a GPU."""
     return offloads_states(setup) and setup.offload == "all" and setup.sharding in ("zero3", "fsdp")
 
 
 def share(total: int, among: int) -> int:
-    """One of ``among`` equal parts of ``total``, rounded up."""
+    """Return one of ``among`` equal parts of ``total``, rounded up."""
     return -(-total // among)

@@ -1,4 +1,4 @@
-"""The table of known models, and what a name, a Hugging Face id, a directory or an s3:// URL stands for.
+"""Table of known models, and resolution of names, Hugging Face ids, folders and s3:// URLs.
 
 To add a model of a known family, add a row to ``data/models.csv``; families are in
 ``estimator/models/architectures.py``. A blank cell is the field's default, or what the family says.
@@ -23,6 +23,7 @@ from estimator.models.architectures import (
     LATENT_PROJECTIONS,
     MLP_PROJECTIONS,
     PROJECTIONS,
+    RECURRENT_PROJECTIONS,
 )
 from estimator.models.diffusion import DiffusionSpec
 from estimator.models.reference import Kind, ModelRef, ModelSource
@@ -38,6 +39,7 @@ __all__ = [
     "LATENT_PROJECTIONS",
     "MLP_PROJECTIONS",
     "PROJECTIONS",
+    "RECURRENT_PROJECTIONS",
     "DiffusionSpec",
     "ModelRef",
     "ModelSource",
@@ -55,7 +57,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def find(name: str) -> ModelSpec:
-    """The model of that name, alias or Hugging Face id of the table.
+    """Return the model of that name, alias or Hugging Face id of the table.
 
     Raises UserError with the nearest names where there is none.
     """
@@ -66,7 +68,7 @@ def find(name: str) -> ModelSpec:
 
 
 def known(name: str) -> bool:
-    """Whether :func:`find` finds it."""
+    """Return whether :func:`find` finds it."""
     return _normal(name) in _table() or _normal(name) in diffusion.MODELS
 
 
@@ -96,11 +98,11 @@ def locate(name: str) -> ModelSource:
 
 
 def resolve(name: str, *, online: bool = False) -> ModelRef:
-    """The model that ``name`` stands for: where it is, and its shape.
+    """Resolve the name of a model: its location and its shape.
 
     The one place where models are looked up: for ``finetune`` as for a run. Of an s3:// URL config.json is
     read there; a Hugging Face id is looked for in the table and in the Hub's local cache, and with ``online``
-    on the Hub. Raises UserError that says how to get it, or what is wrong with its config.json.
+    on the Hub. Raises UserError with how to get it, or the error in its config.json.
     """
     source = locate(name)
     _log.debug("Model %s: %s %s", name, source.kind, source.location or "(generated)")
@@ -130,7 +132,7 @@ def _spec_of(source: ModelSource, *, online: bool) -> ModelSpec:
 
 
 def names() -> list[str]:
-    """The names of the table's language models, in its order."""
+    """Return the names of the table's language models, in its order."""
     return list(dict.fromkeys(model.name for model in _table().values()))
 
 

@@ -13,11 +13,23 @@ from typing import Any, Literal
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 PROJECTIONS = ATTENTION_PROJECTIONS + MLP_PROJECTIONS
+RECURRENT_PROJECTIONS = (
+    "in_proj_qkv",
+    "in_proj_z",
+    "in_proj_b",
+    "in_proj_a",
+    "out_proj",
+    "conv_in_proj",
+    "conv_out_proj",
+    "in_proj",
+)
+"""Linear layers of the gated delta rule, of short convolutions and of Mamba 2, by transformers' names."""
 LATENT_PROJECTIONS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 """Linear layers of multi-head latent attention (MLA, arXiv:2405.04434), by transformers' names."""
 
 Norm = Literal["rms", "layer"]
 QkNorm = Literal["", "head", "all"]
+Recurrence = Literal["", "gated-delta", "mamba2", "short-conv"]
 Linears = Mapping[str, tuple[tuple[str, ...], ...]]
 
 
@@ -40,6 +52,13 @@ class Family:
         One learned number for each head that takes part in the softmax.
     causal:
         False for an encoder, which sees the whole text and has no output head here.
+    recurrence:
+        What some blocks have in place of attention: the gated delta rule (arXiv:2412.06464), Mamba 2
+        (arXiv:2405.21060), or a short convolution between two gates.
+    gated_attention:
+        The query projection is twice as wide, and its other half gates attention's result.
+    one_part_blocks:
+        A block is attention, recurrence or MLP alone, with one norm.
     free_head_dim:
         Whether heads * head_dim may differ from the hidden size.
     partial_rotary:
@@ -55,10 +74,10 @@ class Family:
         PEFT adapts the experts' tensors under the names of the MLP's projections, and never the linear layers
         of dense blocks and shared experts (peft 0.21, utils/transformers_weight_conversion.py).
     linears:
-        The family's own names of linear layers -> the generic ones that each stands for. Those in one inner
+        Names of linear layers in the family's code -> the generic names of each. Those in one inner
         tuple are one matrix there.
     source:
-        The code that says so.
+        Source of these traits.
     """
 
     norm: Norm = "rms"
@@ -78,6 +97,9 @@ class Family:
     router_bias: bool = False
     shared_expert_gate: bool = False
     pooler: bool = False
+    recurrence: Recurrence = ""
+    gated_attention: bool = False
+    one_part_blocks: bool = False
     free_head_dim: bool = True
     partial_rotary: bool = False
     sees_packed: str = ""
@@ -87,7 +109,7 @@ class Family:
     source: str
 
     def traits(self) -> dict[str, Any]:
-        """The fields that :class:`estimator.models.spec.ModelSpec` has too."""
+        """Return the fields that :class:`estimator.models.spec.ModelSpec` has too."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NOT_TRAITS}
 
 
@@ -134,12 +156,13 @@ def _transformers(name: str, release: str = "5.4.0") -> str:
 _NEW = "5.23.0"
 
 
+_RECURRENT = "its recurrent blocks carry their state from document to document"
 _NO_POSITIONS_IN_MASK = "its mask is made without the positions"
 
 UNTRIED = Family(
     partial_rotary=True,
-    sees_packed="nobody has measured it",
-    source="Llama's parts: what a family has of its own is not known before somebody has looked",
+    sees_packed="not measured",
+    source="parts of Llama: the specific parts of this family are unknown",
 )
 
 FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
@@ -232,11 +255,69 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
     ),
     "hunyuan_v1_dense": Family(qk_norm="head", source=_transformers("hunyuan_v1_dense", _NEW)),
     "seed_oss": Family(qkv_bias=True, source=_transformers("seed_oss", _NEW)),
-    "minimax_m2": Family(
-        scores_texts=False,
-        qk_norm="all",
+    "minimax_m2": Family(scores_texts=False, qk_norm="all", source=_transformers("minimax_m2", _NEW)),
+    "qwen3_next": Family(
+        qk_norm="head",
+        shared_expert_gate=True,
+        recurrence="gated-delta",
+        sees_packed=_RECURRENT,
+        gated_attention=True,
+        partial_rotary=True,
         mlp_names_are_experts=True,
-        source=_transformers("minimax_m2", _NEW),
+        linears={
+            "in_proj_qkvz": (("in_proj_qkv", "in_proj_z"),),
+            "in_proj_ba": (("in_proj_b", "in_proj_a"),),
+        },
+        source=_transformers("qwen3_next", _NEW),
+    ),
+    "qwen3_5_text": Family(
+        qk_norm="head",
+        recurrence="gated-delta",
+        sees_packed=_RECURRENT,
+        gated_attention=True,
+        partial_rotary=True,
+        source=_transformers("qwen3_5", _NEW),
+    ),
+    "qwen3_5_moe_text": Family(
+        scores_texts=False,
+        qk_norm="head",
+        shared_expert_gate=True,
+        recurrence="gated-delta",
+        sees_packed=_RECURRENT,
+        gated_attention=True,
+        partial_rotary=True,
+        source=_transformers("qwen3_5_moe", _NEW),
+    ),
+    "lfm2": Family(
+        scores_texts=False,
+        qk_norm="head",
+        recurrence="short-conv",
+        sees_packed=_RECURRENT,
+        linears={
+            "in_proj": (("conv_in_proj",),),
+            "out_proj": (("o_proj",), ("conv_out_proj",)),
+            "w1": (("gate_proj",),),
+            "w2": (("down_proj",),),
+            "w3": (("up_proj",),),
+        },
+        source=_transformers("lfm2", _NEW),
+    ),
+    "nemotron_h": Family(
+        scores_texts=False,
+        norms_per_layer=1,
+        gated_mlp=False,
+        hidden_act="relu2",
+        recurrence="mamba2",
+        sees_packed=_RECURRENT,
+        one_part_blocks=True,
+        source=_transformers("nemotron_h", _NEW),
+    ),
+    "granitemoehybrid": Family(
+        scores_texts=False,
+        recurrence="mamba2",
+        sees_packed=_RECURRENT,
+        linears={"input_linear": (("gate_proj", "up_proj"),), "output_linear": (("down_proj",),)},
+        source=_transformers("granitemoehybrid", _NEW),
     ),
     "gpt_neox": Family(
         norm="layer",

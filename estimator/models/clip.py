@@ -31,7 +31,7 @@ class TextEncoderShape:
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any], name: str, *, projects: bool) -> TextEncoderShape:
-        """The shape that a config.json describes; KeyError where it is none."""
+        """Return the shape that a config.json describes; KeyError where it is none."""
         return cls(
             name=name,
             width=config["hidden_size"],
@@ -57,11 +57,11 @@ class TextEncoderShape:
         return self.layers if self.projection else self.layers - 1
 
     def lora_parameters(self, rank: int) -> int:
-        """Weights of adapters on the four matrices of every attention that is used."""
+        """Count the weights of adapters on the four matrices of every attention that is used."""
         return self.used_layers * len(TEXT_ADAPTED) * 2 * rank * self.width
 
     def saved_bytes(self, size: int, adapters: Adapters, *, recomputed: bool) -> int:
-        """Bytes that one caption's forward pass saves, the frozen weights aside.
+        """Return the bytes that one caption's forward pass saves, the frozen weights aside.
 
         Counted from a trace of transformers' own modules (5.4, torch 2.13, SDPA), with which it agrees to the
         byte (tests/estimator/models/test_clip.py). Of an encoder without a summary the last layer's are

@@ -16,19 +16,19 @@ class ConfigReader:
         self.defaults: Mapping[str, Any] = {}  # for fields that are missing or null
 
     def get(self, field: str, default: Any = None) -> Any:
-        """A field as it is; one that is missing or null has its family's default, else ``default``."""
+        """Return a field as it is; one that is missing or null has its family's default, else ``default``."""
         value = self.config.get(field)
         return self.defaults.get(field, default) if value is None else value
 
     def text(self, field: str) -> str:
-        """A field that must be a text."""
+        """Return a field that must be a text."""
         value = self.get(field)
         if not isinstance(value, str):
             raise self._error(field, value, "a name")
         return value
 
     def whole(self, *fields: str, default: int | None = None, least: int = 1) -> int:
-        """The first of these fields that is there: a whole number of at least ``least``."""
+        """Return the first existing one of these fields: a whole number of at least ``least``."""
         field = next((name for name in fields if self.get(name) is not None), fields[0])
         value = self.get(field)
         if value is None and default is not None:
@@ -39,7 +39,7 @@ class ConfigReader:
         return value
 
     def number(self, field: str, *, or_zero: bool = False) -> float | None:
-        """A field that must be a number above 0, or at least 0; None where it is missing."""
+        """Return a field that must be a number above 0, or at least 0; None where it is missing."""
         value: float | None = self.get(field)
         if value is None:
             return None
@@ -49,14 +49,14 @@ class ConfigReader:
         return value
 
     def mapping(self, field: str) -> Mapping[str, Any]:
-        """A field that must be an object; empty where it is missing."""
+        """Return a field that must be an object; empty where it is missing."""
         value = self.get(field)
         if value is not None and not isinstance(value, Mapping):
             raise self._error(field, value, "an object")
         return value or {}
 
     def items(self, field: str) -> list[Any]:
-        """A field that must be a list; empty where it is missing."""
+        """Return a field that must be a list; empty where it is missing."""
         value = self.get(field)
         if value is not None and not isinstance(value, list):
             raise self._error(field, value, "a list")

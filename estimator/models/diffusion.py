@@ -1,4 +1,4 @@
-"""Stable Diffusion XL and pipelines of its kind: a UNet that is trained, and networks that it needs beside.
+"""Stable Diffusion XL and similar pipelines: a trained UNet, and other frozen networks.
 
 The shapes are those of the model's own config.json files. A pipeline is a ModelSpec, so that it is planned as
 language models are: its "layers" are what FSDP divides and checkpointing recomputes (residual blocks and
@@ -87,7 +87,7 @@ class DiffusionSpec(ModelSpec):
         return ADAPTED
 
     def describe_length(self, seq_len: int) -> str:
-        """The size of a square image whose latent has so many positions."""
+        """Format the size of a square image with this many latent positions."""
         return f"{side_of(seq_len)} x {side_of(seq_len)} pixels"
 
     @property
@@ -103,12 +103,12 @@ class DiffusionSpec(ModelSpec):
         family_code: bool = False,  # noqa: ARG002
         magnitudes: bool = False,  # noqa: ARG002
     ) -> int:
-        """Weights of adapters on both attentions of every block, and on text encoders that are trained."""
+        """Count the weights of adapters on both attentions of every block, and on trained text encoders."""
         texts = sum(each.lora_parameters(rank) for each in self.texts) if self.trains_texts else 0
         return self.unet.lora_parameters(rank) + texts
 
     def with_trained_texts(self) -> DiffusionSpec:
-        """This model with adapters on its text encoders, too."""
+        """Return this model with adapters on its text encoders, too."""
         return replace(self, trains_texts=True)
 
 
@@ -116,7 +116,7 @@ def positions_of(side: int) -> int:
     """Positions of a square image's latent. Raises UserError for a side that cannot be."""
     if side < VAE_SCALE or side % VAE_SCALE or side > LARGEST_IMAGE:
         raise UserError(
-            f"{side} pixels of a side can't be: it must be a multiple of {VAE_SCALE}, from {VAE_SCALE} to "
+            f"{side} pixels per side is invalid: it must be a multiple of {VAE_SCALE}, from {VAE_SCALE} to "
             f"{LARGEST_IMAGE}.",
             f"Give {min(max(round(side / 64), 1) * 64, LARGEST_IMAGE)}.",
         )
@@ -124,7 +124,7 @@ def positions_of(side: int) -> int:
 
 
 def side_of(positions: int) -> int:
-    """Pixels of a square image whose latent has so many positions."""
+    """Return the side in pixels of a square image with this many latent positions."""
     return math.isqrt(positions) * VAE_SCALE
 
 
@@ -139,7 +139,7 @@ def spec_of(
     hf_id: str | None = None,
     source: str = "",
 ) -> DiffusionSpec:
-    """The pipeline with that UNet."""
+    """Return the pipeline with that UNet."""
     width = unet.channels[-1]
     return DiffusionSpec(
         name=name,
@@ -169,7 +169,7 @@ def spec_of(
 
 
 def vae_parameters(channels: tuple[int, ...] = (128, 256, 512, 512), resnets: int = 2) -> int:
-    """Parameters of the VAE: ``resnets`` residual blocks a level in the encoder, one more in the decoder."""
+    """Count the parameters of the VAE: ``resnets`` blocks per encoder level, one more per decoder level."""
     latent, top = _LATENT_CHANNELS, channels[-1]
     middle = 2 * counts.resnet(top, top) + counts.norm(top) + 4 * counts.linear(top, top)
     sampling = sum(counts.conv(c, c) for c in channels[:-1])  # downwards
@@ -195,7 +195,7 @@ def _levels(channels: tuple[int, ...], resnets: int) -> int:
 
 
 def read_directory(folder: Path, name: str) -> DiffusionSpec:
-    """The shape of a pipeline in diffusers' layout. Raises UserError where it is of another kind."""
+    """Return the shape of a pipeline in diffusers' layout. Raises UserError where it is of another kind."""
     try:
         kind = read_json_object(folder / "model_index.json")["_class_name"]
         unet = UNetShape.of_config(read_json_object(folder / "unet" / "config.json"))
@@ -212,7 +212,7 @@ def read_directory(folder: Path, name: str) -> DiffusionSpec:
         size = int(str(read_json_object(folder / "unet" / "config.json")["sample_size"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{folder} is a diffusion pipeline that can't be read as Stable Diffusion XL's kind: {error}.",
+            f"{folder} is not a diffusion pipeline like Stable Diffusion XL: {error}.",
             "Give a folder that diffusers' StableDiffusionXLPipeline has saved.",
         ) from None
     if kind != "StableDiffusionXLPipeline":

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from estimator.errors import UserError
-from estimator.models import untried
+from estimator.models import recurrent, untried, vision
 from estimator.models.architectures import FAMILIES, family_of
 from estimator.models.config_reader import ConfigReader
 from estimator.models.spec import ModelSpec
 from estimator.models.weight_formats import FORMATS
 
-# Our name -> the field of config.json; the first that is there counts.
+# Name here -> field of config.json; the first existing one counts.
 _FIELDS = {
     "layers": ("num_hidden_layers", "n_layers", "n_layer"),
     "hidden": ("hidden_size", "d_model", "n_embd"),
@@ -41,9 +41,15 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "glm4": {"attention_bias": True},
     "seed_oss": {"attention_bias": True},
     "exaone4": {"sliding_window_pattern": 4},
+    "lfm2": {"conv_L_cache": 3},
+    "nemotron_h": {"n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4},
+    "granitemoehybrid": {"mamba_n_groups": 1, "mamba_d_conv": 4, "mamba_d_state": 256},
     "gpt_neox": {"attention_bias": True, "use_parallel_residual": True},
 }
-_SAME_CODE = {"kimi_k2": "deepseek_v3"}  # its model_type in transformers
+_SAME_CODE = {
+    "kimi_k2": "deepseek_v3",  # its model_type in transformers
+    "qwen3_vl_text": "qwen3",  # positions of images and of video apart
+}
 _TIED = (  # unless config.json says otherwise
     "gemma",
     "gemma2",
@@ -54,6 +60,7 @@ _TIED = (  # unless config.json says otherwise
     "smollm3",
     "ernie4_5",
     "ernie4_5_moe",
+    "lfm2",
 )
 _FFN = {
     "falcon": "ffn_hidden_size",
@@ -76,20 +83,39 @@ _KV_HEADS_OPTIONAL = (
     "hunyuan_v1_dense",
 )
 # Have moe_intermediate_size
-_EXPERT_WIDTH = ("qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "ernie4_5_moe")
-_EXPERTS = (*_EXPERT_WIDTH, "mixtral", "llama4_text", "gpt_oss", "minimax_m2")
+_EXPERT_WIDTH = (
+    "qwen2_moe",
+    "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe",
+    "ernie4_5_moe",
+    "qwen3_next",
+    "qwen3_5_moe_text",
+)
+_SHARED_EXPERT_WIDTH = ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text")  # shared_expert_intermediate_size
+_MAYBE_EXPERTS = ("granitemoehybrid", "nemotron_h")
+_EXPERTS = (*_EXPERT_WIDTH, *_MAYBE_EXPERTS, "mixtral", "llama4_text", "gpt_oss", "minimax_m2")
 _NO_O_BIAS = ("glm4", "glm4_moe", "seed_oss")  # attention_bias is that of queries, keys and values
 _ACTIVATION = {  # what others call hidden_act
     "gemma2": "hidden_activation",
     "gemma3_text": "hidden_activation",
+    "nemotron_h": "mlp_hidden_act",
     "gptj": "activation_function",
     "falcon": "activation",
 }
-_REFUSED = ("qk_layernorm", "qk_ln", "add_cross_attention")  # they add parameters that aren't counted
+_REFUSED = (
+    "qk_layernorm",
+    "qk_ln",
+    "add_cross_attention",
+    "moe_latent_size",
+    "mamba_proj_bias",
+    "conv_bias",
+)  # they add parameters that aren't counted
 
 
 def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
-    """The shape that a ``config.json`` describes; of its language part where there are others.
+    """Return the shape that a ``config.json`` describes; of its language part where there are others.
 
     Raises :class:`UserError`, naming field and value, for an architecture that is not supported, a missing
     field, or values that contradict each other.
@@ -106,6 +132,7 @@ def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
     _refuse(reader)
     shape = _widths(reader, family)
     shape |= _experts(reader, family) | _latent(reader, shape) | _window(reader, family, shape["layers"])
+    shape |= recurrent.fields(reader, family, shape["layers"])
     return ModelSpec(
         name=name,
         family=family,
@@ -117,6 +144,7 @@ def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
         norm_eps=_epsilon(reader),
         attention_dropout=reader.number("attention_dropout", or_zero=True) or 0.0,
         sees_images="text_config" in config,
+        vision=vision.from_config(config, shape["hidden"]),
         quantised_weights=quantization_of(reader) or "",
         source=f"config.json of {name}",
     )
@@ -170,7 +198,7 @@ def _widths(reader: ConfigReader, family: str) -> dict[str, Any]:
         )
     head_dim = reader.whole("kv_channels", default=reader.whole("head_dim", default=hidden // heads))
     return {
-        "layers": reader.whole(*_FIELDS["layers"]),
+        "layers": _layers(reader, family),
         "hidden": hidden,
         "heads": heads,
         "kv_heads": _kv_heads(reader, family, heads),
@@ -179,6 +207,10 @@ def _widths(reader: ConfigReader, family: str) -> dict[str, Any]:
         "vocab": reader.whole(*_FIELDS["vocab"]),
         "max_seq_len": reader.whole(*_FIELDS["max_seq_len"]),
     }
+
+
+def _layers(reader: ConfigReader, family: str) -> int:
+    return len(recurrent.kinds(reader)) if family == "nemotron_h" else reader.whole(*_FIELDS["layers"])
 
 
 def _kv_heads(reader: ConfigReader, family: str, heads: int) -> int:
@@ -193,13 +225,19 @@ def _kv_heads(reader: ConfigReader, family: str, heads: int) -> int:
 
 
 def _ffn(reader: ConfigReader, family: str, hidden: int) -> int:
-    """Width of the MLP, or of one expert."""
+    """Return the width of the MLP, or of one expert."""
     if family in _EXPERT_WIDTH or (untried.is_untried(family) and reader.get("moe_intermediate_size")):
         return reader.whole("moe_intermediate_size")
     if family == "mpt":
         return reader.whole("expansion_ratio") * hidden
     if family in _FFN:
         return reader.whole(_FFN[family], default=4 * hidden)
+    if family == "lfm2":
+        return recurrent.lfm2_width(reader)
+    if family == "granitemoehybrid" and not reader.get("num_local_experts"):
+        return reader.whole("shared_intermediate_size")
+    if family == "nemotron_h" and "moe" in recurrent.kinds(reader):
+        return reader.whole("moe_intermediate_size")
     width = reader.whole("intermediate_size")
     return width // 2 if family == "qwen" else width  # Qwen 1 counts gate and up as one
 
@@ -208,6 +246,8 @@ def _experts(reader: ConfigReader, family: str) -> dict[str, int]:
     """Experts, shared experts, and how many blocks have none."""
     new = untried.is_untried(family) and any(reader.get(field) for field in _FIELDS["experts"])
     if not new and family not in _EXPERTS:
+        return {}
+    if family in _MAYBE_EXPERTS and not recurrent.has_experts(reader, family):
         return {}
     counts = {
         "experts": reader.whole(*_FIELDS["experts"]),
@@ -222,23 +262,30 @@ def _experts(reader: ConfigReader, family: str) -> dict[str, int]:
 
 
 def _shared_width(reader: ConfigReader, family: str) -> int:
-    """Width of a block's shared experts together."""
+    """Return the width of a block's shared experts together."""
     if family == "llama4_text":
         return reader.whole("intermediate_size")
-    if family == "qwen2_moe":
+    if family == "granitemoehybrid":
+        return reader.whole("shared_intermediate_size")
+    if family == "nemotron_h":
+        width = reader.whole("moe_shared_expert_intermediate_size", "moe_intermediate_size")
+        return reader.whole("n_shared_experts", default=1, least=0) * width
+    if family in _SHARED_EXPERT_WIDTH:
         return reader.whole("shared_expert_intermediate_size")
     shared = reader.whole(*_FIELDS["shared_experts"], default=0, least=0)
     return shared and shared * reader.whole("moe_intermediate_size")
 
 
 def _dense_layers(reader: ConfigReader, family: str) -> int:
-    """Number of blocks without experts, by the rules of transformers' configuration and model classes."""
-    layers = reader.whole(*_FIELDS["layers"])
+    """Return the number of blocks without experts, by the rules of transformers."""
+    layers = _layers(reader, family)
+    if family == "nemotron_h":
+        return recurrent.kinds(reader).count("mlp")
     if family == "llama4_text":
         every = reader.whole("interleave_moe_layer_step", default=1)
         listed = reader.items("moe_layers")
         return layers - (len(listed) if listed else layers // every)
-    if family in ("qwen2_moe", "qwen3_moe"):
+    if family in ("qwen2_moe", "qwen3_moe", "qwen3_next"):
         only, every = reader.items("mlp_only_layers"), reader.whole("decoder_sparse_step", default=1)
         return sum(i in only or (i + 1) % every > 0 for i in range(layers))
     if family == "ernie4_5_moe":
@@ -265,7 +312,7 @@ def _latent(reader: ConfigReader, shape: Mapping[str, int]) -> dict[str, int]:
 
 
 def _window(reader: ConfigReader, family: str, layers: int) -> dict[str, int | None]:
-    """The window and how many blocks use it, by the rules of transformers' configuration classes."""
+    """Return the window and how many blocks use it, by the rules of transformers' configuration classes."""
     field = "attention_chunk_size" if family == "llama4_text" else "sliding_window"
     window = reader.whole(field, default=0, least=0)
     if not window or (reader.get("use_sliding_window") is False) or family in _NO_WINDOW:
@@ -347,7 +394,7 @@ def _traits(reader: ConfigReader, family: str) -> dict[str, Any]:
 
 
 def _activation(reader: ConfigReader, family: str) -> dict[str, str]:
-    """The MLP's activation, where config.json has one; MPT's is fixed in its code."""
+    """Return the MLP's activation, where config.json has one; MPT's is fixed in its code."""
     field = _ACTIVATION.get(family, "hidden_act")
     if family == "mpt" or reader.get(field) is None:
         return {}
@@ -394,5 +441,5 @@ def _positions(reader: ConfigReader, family: str, max_seq_len: int) -> dict[str,
 
 
 def _epsilon(reader: ConfigReader) -> float:
-    fields = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
+    fields = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
     return next((value for field in fields if (value := reader.number(field)) is not None), 1e-6)

@@ -12,7 +12,7 @@ from estimator.untrusted import read_json_object
 
 
 def read_directory(folder: Path, name: str | None = None) -> ModelSpec:
-    """The shape of the model in a directory in Hugging Face's layout; ``name`` is the directory's by default.
+    """Read the shape of a model folder in Hugging Face's layout; ``name``: by default that of the folder.
 
     Raises UserError where there is no config.json or it cannot be used.
     """
@@ -26,7 +26,7 @@ def read_directory(folder: Path, name: str | None = None) -> ModelSpec:
 
 
 def cached(hf_id: str) -> Path | None:
-    """The folder of that model in the Hub's local cache, None where its config.json isn't there.
+    """Return the folder of that model in the Hub's local cache, None where its config.json isn't there.
 
     The cache's layout: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
     """

@@ -6,7 +6,7 @@ width, E experts. The code that each family's parts follow is named in ``estimat
 
 from __future__ import annotations
 
-from estimator.models.architectures import LATENT_PROJECTIONS, MLP_PROJECTIONS
+from estimator.models.architectures import LATENT_PROJECTIONS, MLP_PROJECTIONS, RECURRENT_PROJECTIONS
 from estimator.models.shape import ModelShape
 
 # ---------------------------------------------------------------------------------------------------------
@@ -14,10 +14,10 @@ from estimator.models.shape import ModelShape
 
 
 def attention_shapes(m: ModelShape) -> dict[str, tuple[int, int]]:
-    """One block's attention: each linear layer's name -> (out, in)."""
+    """Return one block's attention: each linear layer's name -> (out, in)."""
     if not m.latent_attention:
         return {
-            "q_proj": (m.q_dim, m.hidden),
+            "q_proj": (m.q_dim * (2 if m.gated_attention else 1), m.hidden),
             "k_proj": (m.kv_dim, m.hidden),
             "v_proj": (m.v_dim, m.hidden),
             "o_proj": (m.hidden, m.attention_out_dim),
@@ -35,8 +35,63 @@ def attention_shapes(m: ModelShape) -> dict[str, tuple[int, int]]:
     }
 
 
+def recurrent_shapes(m: ModelShape) -> dict[str, tuple[int, int]]:
+    """One recurrent block's linear layers that can have adapters: each one's name -> (out, in).
+
+    Mamba 2's output projection is not among them: its fused kernel reads the weight itself, past an adapter.
+    """
+    value = m.recurrent_heads * m.recurrent_head_dim
+    if m.recurrence == "gated-delta":
+        return {
+            "in_proj_qkv": (2 * m.recurrent_groups * m.recurrent_state + value, m.hidden),
+            "in_proj_z": (value, m.hidden),
+            "in_proj_b": (m.recurrent_heads, m.hidden),
+            "in_proj_a": (m.recurrent_heads, m.hidden),
+            "out_proj": (m.hidden, value),
+        }
+    if m.recurrence == "mamba2":
+        return {"in_proj": (value + conv_width(m) + m.recurrent_heads, m.hidden)}
+    if m.recurrence == "short-conv":
+        return {"conv_in_proj": (3 * m.hidden, m.hidden), "conv_out_proj": (m.hidden, m.hidden)}
+    return {}
+
+
+def conv_width(m: ModelShape) -> int:
+    """Channels of a recurrent block's convolution."""
+    if m.recurrence == "short-conv":
+        return m.hidden
+    return m.recurrent_heads * m.recurrent_head_dim + 2 * m.recurrent_groups * m.recurrent_state
+
+
+def recurrent_weights(m: ModelShape) -> int:
+    """Weights of the linear layers of one recurrent block's mixer."""
+    output = m.hidden * m.recurrent_heads * m.recurrent_head_dim if m.recurrence == "mamba2" else 0
+    return _weights(recurrent_shapes(m)) + output
+
+
+def recurrent_extras(m: ModelShape) -> int:
+    """Parameters of one recurrent block's mixer beside weights: convolution, decay, norm."""
+    convolution = conv_width(m) * m.conv_kernel
+    if m.recurrence == "gated-delta":
+        return convolution + 2 * m.recurrent_heads + m.recurrent_head_dim
+    if m.recurrence == "mamba2":
+        return convolution + conv_width(m) + m.recurrent_heads * (3 + m.recurrent_head_dim)
+    return convolution
+
+
+def mixer_weights(m: ModelShape) -> int:
+    """Weights of the linear layers of all blocks' attention and recurrence."""
+    recurrent = m.recurrent_layers * recurrent_weights(m) if m.recurrent_layers else 0
+    return m.attention_layers * attention_weights(m) + recurrent
+
+
+def _mixers(m: ModelShape) -> int:
+    recurrent = m.recurrent_layers * recurrent_extras(m) if m.recurrent_layers else 0
+    return mixer_weights(m) + m.attention_layers * attention_extras(m) + recurrent
+
+
 def mlp_shapes(m: ModelShape, width: int) -> dict[str, tuple[int, int]]:
-    """One MLP of that width: each linear layer's name -> (out, in)."""
+    """Return one MLP of that width: each linear layer's name -> (out, in)."""
     gate = {"gate_proj": (width, m.hidden)} if m.gated_mlp else {}
     return {**gate, "up_proj": (width, m.hidden), "down_proj": (m.hidden, width)}
 
@@ -46,12 +101,12 @@ def _weights(shapes: dict[str, tuple[int, int]]) -> int:
 
 
 def attention_weights(m: ModelShape) -> int:
-    """Weights of the linear layers of one block's attention, without biases."""
+    """Count the weights of the linear layers of one block's attention, without biases."""
     return _weights(attention_shapes(m))
 
 
 def attention_extras(m: ModelShape) -> int:
-    """Parameters of one block's attention beside weights: biases, sinks, norms of queries, keys, latents."""
+    """Count the other parameters of attention: biases, sinks, norms of queries, keys and latents."""
     count = (m.q_dim + m.kv_dim + m.v_dim) * m.qkv_bias + m.hidden * m.o_bias
     count += m.heads * m.attention_sinks
     count += {"": 0, "head": 2 * m.head_dim, "all": m.q_dim + m.kv_dim}[m.qk_norm]
@@ -59,39 +114,40 @@ def attention_extras(m: ModelShape) -> int:
 
 
 def mlp_weights(m: ModelShape, width: int) -> int:
-    """Weights of one MLP of that width: 3hf where it is gated, 2hf otherwise."""
+    """Count the weights of one MLP of that width: 3hf where it is gated, 2hf otherwise."""
     return (3 if m.gated_mlp else 2) * m.hidden * width
 
 
 def mlp(m: ModelShape, width: int) -> int:
-    """Parameters of one MLP of that width, biases included."""
+    """Count the parameters of one MLP of that width, biases included."""
     bias = (2 if m.gated_mlp else 1) * width + m.hidden if m.mlp_bias else 0
     return mlp_weights(m, width) + bias
 
 
 def router(m: ModelShape) -> int:
-    """Parameters of one block's router: hE, its biases, and the gate of the shared experts."""
+    """Count the parameters of one block's router: hE, its biases, and the gate of the shared experts."""
     return m.experts * (m.hidden + m.router_bias) + (m.hidden if m.shared_expert_gate else 0)
 
 
 def norm(m: ModelShape) -> int:
-    """Parameters of one norm over the hidden size."""
+    """Count the parameters of one norm over the hidden size."""
     return m.hidden * (2 if m.norm_bias else 1)
 
 
 def layer(m: ModelShape) -> int:
-    """Parameters of one block; of one with experts where the model has experts."""
+    """Count the parameters of one block; of one with experts where the model has experts."""
     shared = mlp(m, m.shared_ffn) if m.shared_ffn else 0
     return _around_mlp(m) + max(m.experts, 1) * mlp(m, m.ffn) + shared + router(m)
 
 
 def dense_layer(m: ModelShape) -> int:
-    """Parameters of a block without experts, in a model that has experts."""
+    """Count the parameters of a block without experts, in a model that has experts."""
     return _around_mlp(m) + mlp(m, m.dense_ffn or m.ffn)
 
 
 def _around_mlp(m: ModelShape) -> int:
-    return attention_weights(m) + attention_extras(m) + m.norms_per_layer * norm(m)
+    """Parameters of a block without its MLP; the mean over blocks with attention and with a recurrence."""
+    return _mixers(m) // m.layers + m.norms_per_layer * norm(m)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -99,34 +155,37 @@ def _around_mlp(m: ModelShape) -> int:
 
 
 def embeddings(m: ModelShape) -> int:
-    """Parameters of the embeddings: tokens, learned positions, token types."""
+    """Count the parameters of the embeddings: tokens, learned positions, token types."""
     return (m.vocab + m.position_embeddings + m.token_types) * m.hidden
 
 
 def head(m: ModelShape) -> int:
-    """Parameters of the output head, where it is a matrix of its own; an encoder has none."""
+    """Count the parameters of the output head if it is a separate matrix; an encoder has none."""
     weight = 0 if m.tied_embeddings or not m.causal else m.vocab * m.hidden
     return weight + m.vocab * m.head_bias
 
 
 def pooler(m: ModelShape) -> int:
-    """Parameters of BERT's dense layer over the first token; 0 in other models."""
+    """Count the parameters of BERT's dense layer over the first token; 0 in other models."""
     return m.hidden * (m.hidden + 1) if m.pooler else 0
 
 
 def model(m: ModelShape) -> int:
-    """All parameters of the model.
+    """Return all parameters of the model.
 
     One norm more than the blocks have: after them, or in BERT before them.
     """
-    blocks = (m.layers - m.dense_layers) * layer(m) + m.dense_layers * dense_layer(m)
+    shared = mlp(m, m.shared_ffn) if m.shared_ffn else 0
+    routed = m.expert_layers * (m.experts * mlp(m, m.ffn) + shared + router(m))
+    dense = (m.mlp_blocks - m.expert_layers) * mlp(m, (m.dense_ffn or m.ffn) if m.experts else m.ffn)
+    blocks = _mixers(m) + m.layers * m.norms_per_layer * norm(m) + routed + dense
     return embeddings(m) + blocks + norm(m) + head(m) + pooler(m)
 
 
 def idle(m: ModelShape) -> int:
     """Parameters that one token does not pass through: the experts it is not sent to."""
     unused = max(m.experts, 1) - max(m.experts_per_token, 1)
-    return (m.layers - m.dense_layers) * unused * mlp(m, m.ffn)
+    return m.expert_layers * unused * mlp(m, m.ffn)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -134,11 +193,11 @@ def idle(m: ModelShape) -> int:
 
 
 def mlps(m: ModelShape, *, experts: bool = True) -> list[tuple[int, int]]:
-    """(how many, width) of all MLPs of the model: experts, shared experts, those of dense blocks.
+    """Return (how many, width) of all MLPs of the model: experts, shared experts, those of dense blocks.
 
     ``experts`` False leaves out those of which a token is sent to some only.
     """
-    with_experts = m.layers - m.dense_layers
+    with_experts = m.mlp_blocks - m.dense_layers
     groups = [
         (with_experts * max(m.experts, 1) * (experts or not m.experts), m.ffn),
         (with_experts, m.shared_ffn),
@@ -148,12 +207,12 @@ def mlps(m: ModelShape, *, experts: bool = True) -> list[tuple[int, int]]:
 
 
 def linears(m: ModelShape) -> int:
-    """Weights of all linear layers of the blocks, without routers."""
-    return m.layers * attention_weights(m) + sum(count * mlp_weights(m, width) for count, width in mlps(m))
+    """Count the weights of all linear layers of the blocks, without routers."""
+    return mixer_weights(m) + sum(count * mlp_weights(m, width) for count, width in mlps(m))
 
 
 def prompts(m: ModelShape, *, length: int, start_layer: int, gates: int) -> int:
-    """Parameters of LLaMA-Adapter's prompts: ``length`` vectors and the gates of each block from the first.
+    """Count the parameters of LLaMA-Adapter's prompts: ``length`` vectors and gates per block from the first.
 
     Zhang et al. 2023 (arXiv:2303.16199), section 3.1 and 3.2; litgpt/adapter.py.
     """
@@ -162,31 +221,34 @@ def prompts(m: ModelShape, *, length: int, start_layer: int, gates: int) -> int:
 
 def outputs(m: ModelShape) -> int:
     """Outputs of all linear layers: of the blocks with routers, and of the head, tied or not."""
-    blocks = m.layers * sum(out for out, _ in attention_shapes(m).values())
+    blocks = m.attention_layers * sum(out for out, _ in attention_shapes(m).values())
+    blocks += m.recurrent_layers * sum(out for out, _ in recurrent_shapes(m).values())
     blocks += sum(count * sum(out for out, _ in mlp_shapes(m, width).values()) for count, width in mlps(m))
-    return blocks + (m.layers - m.dense_layers) * m.experts + m.vocab * m.causal
+    return blocks + m.expert_layers * m.experts + m.vocab * m.causal
 
 
 def norms(m: ModelShape) -> int:
-    """Parameters of all norms over the hidden size."""
+    """Count the parameters of all norms over the hidden size."""
     return (m.layers * m.norms_per_layer + 1) * norm(m)
 
 
 def adapted(m: ModelShape, group: tuple[str, ...], *, experts: bool) -> list[tuple[int, int, int]]:
-    """(how many, out, in) of the matrices that adapters on one matrix of every block belong to.
+    """Return (how many, out, in) of the matrices that adapters on one matrix of every block belong to.
 
     ``group`` are the projections fused into it; without ``experts`` the routed experts get none.
     """
     if group == ("pooler",):
         return [(1, m.hidden, m.hidden)]
-    blocks = [(m.layers, attention_shapes(m))]
+    blocks = [(m.attention_layers, attention_shapes(m))]
+    if group[0] in RECURRENT_PROJECTIONS:
+        blocks = [(m.recurrent_layers, recurrent_shapes(m))]
     if group[0] in MLP_PROJECTIONS:
         blocks = [(count, mlp_shapes(m, width)) for count, width in mlps(m, experts=experts)]
     return [(count, sum(shapes[name][0] for name in group), shapes[group[0]][1]) for count, shapes in blocks]
 
 
 def lora(m: ModelShape, rank: int, group: tuple[str, ...], *, experts: bool = True) -> int:
-    """Parameters of the adapters on one matrix of every block.
+    """Count the parameters of the adapters on one matrix of every block.
 
     Two matrices each, (rank, in) and (out, rank): Hu et al. 2021 (arXiv:2106.09685), section 4.1.
     """
@@ -194,15 +256,15 @@ def lora(m: ModelShape, rank: int, group: tuple[str, ...], *, experts: bool = Tr
 
 
 def expert_lora(m: ModelShape, rank: int) -> int:
-    """Parameters of the adapters on the two tensors that hold all experts of a block in transformers 5.
+    """Count the parameters of adapters on the two expert tensors of a block in transformers 5.
 
-    One is of gate and up together. Each expert of a tensor has two matrices of its own, (rank, in) and
+    One is of gate and up together. Each expert of a tensor has two matrices, (rank, in) and
     (out, rank): peft/tuners/lora/layer.py, ParamWrapper.
     """
     if not m.experts:
         return 0
     joined = m.ffn * (2 if m.gated_mlp else 1)
-    return (m.layers - m.dense_layers) * m.experts * rank * (m.hidden + joined + m.ffn + m.hidden)
+    return m.expert_layers * m.experts * rank * (m.hidden + joined + m.ffn + m.hidden)
 
 
 def magnitudes(m: ModelShape, group: tuple[str, ...], *, experts: bool = True) -> int:

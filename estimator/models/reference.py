@@ -10,6 +10,7 @@ from estimator.models.clip import TextEncoderShape
 from estimator.models.diffusion import DiffusionSpec
 from estimator.models.spec import ModelSpec
 from estimator.models.unet import UNetShape
+from estimator.models.vision import VisionShape
 
 Kind = Literal["made", "table", "hub", "folder", "s3", "stored"]
 
@@ -48,6 +49,8 @@ class ModelRef(ModelSource):
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelRef:
         shape = dict(values["spec"])
+        if "vision" in shape:
+            shape["vision"] = VisionShape(**shape["vision"])
         if "unet" not in shape:
             return cls(**{**values, "spec": ModelSpec(**shape)})
         unet: dict[str, Any] = {

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from estimator.errors import UserError
 from estimator.models import untried
-from estimator.models.architectures import FAMILIES, Norm, QkNorm, family_of
+from estimator.models.architectures import FAMILIES, Norm, QkNorm, Recurrence, family_of
+from estimator.models.vision import VisionShape
 
 _AT_LEAST_1 = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "max_seq_len")
 _AT_LEAST_0 = (
@@ -23,6 +24,13 @@ _AT_LEAST_0 = (
     "v_head_dim",
     "position_embeddings",
     "token_types",
+    "recurrent_layers",
+    "recurrent_heads",
+    "recurrent_head_dim",
+    "recurrent_groups",
+    "recurrent_state",
+    "conv_kernel",
+    "mlp_layers",
 )
 _LATENT = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
@@ -32,7 +40,7 @@ class ModelShape:
     """Shape of one transformer, from config.json or the model table. The defaults are those of a dense Llama.
 
     A model of the table or of a config.json gets its family's traits (norms, biases...) from
-    ``estimator.models.architectures.FAMILIES``; one that is made by hand has to be given them.
+    ``estimator.models.architectures.FAMILIES``; others must be given them.
     """
 
     name: str
@@ -49,6 +57,7 @@ class ModelShape:
     hf_id: str | None = None
     causal: bool = True  # False: an encoder such as BERT
     sees_images: bool = False  # the shape is that of the language part of a larger model
+    vision: VisionShape | None = None  # its tower; None: it has none, or its shape is unknown
     quantised_weights: str = ""  # the published files' quant_method ("mxfp4", "fp8"); blank: none
     norm: Norm = "rms"
     norm_bias: bool = False
@@ -80,6 +89,17 @@ class ModelShape:
     qk_nope_head_dim: int = 0
     qk_rope_head_dim: int = 0
     v_head_dim: int = 0  # 0: as head_dim
+    # blocks with a recurrence (linear attention, state space, short convolution) in place of attention
+    recurrence: Recurrence = ""
+    recurrent_layers: int = 0
+    recurrent_heads: int = 0  # value heads of gated delta rule, heads of Mamba 2
+    recurrent_head_dim: int = 0
+    recurrent_groups: int = 0  # key heads of gated delta rule, groups of Mamba 2
+    recurrent_state: int = 0  # key head size of gated delta rule, state size of Mamba 2
+    conv_kernel: int = 0
+    gated_attention: bool = False  # the query projection makes a gate of the result, too
+    one_part_blocks: bool = False  # a block is attention, recurrence or MLP alone
+    mlp_layers: int = 0  # blocks with an MLP or experts; 0: all
     # positions
     rope_theta: float = 10_000.0
     rope_scaling_type: str | None = None  # "llama3", "linear", "yarn"...
@@ -105,6 +125,7 @@ class ModelShape:
         self._check_numbers()
         self._check_attention()
         self._check_experts()
+        self._check_recurrence()
 
     def _check_numbers(self) -> None:
         for names, least, rule in ((_AT_LEAST_1, 1, "above 0"), (_AT_LEAST_0, 0, "of at least 0")):
@@ -124,7 +145,7 @@ class ModelShape:
     def _check_attention(self) -> None:
         if self.heads % self.kv_heads:
             raise self._wrong(
-                f"{self.heads} attention heads can't be shared by {self.kv_heads} key/value heads",
+                f"{self.heads} attention heads are not divisible by {self.kv_heads} key/value heads",
                 "num_attention_heads must be a multiple of num_key_value_heads.",
             )
         if not family_of(self.family).free_head_dim and self.q_dim != self.hidden:
@@ -156,11 +177,44 @@ class ModelShape:
             )
         if not experts and (self.shared_ffn or self.dense_layers):
             raise self._wrong("shared_ffn and dense_layers are for models with experts, and it has none")
-        if self.dense_layers > self.layers:
+        if self.dense_layers > self.mlp_blocks:
             raise self._wrong(f"dense_layers = {self.dense_layers} are more than its {self.layers} layers")
+
+    def _check_recurrence(self) -> None:
+        if bool(self.recurrence) < bool(self.recurrent_layers):
+            raise self._wrong(f"recurrent_layers = {self.recurrent_layers}, and {self.family} has none")
+        if self.recurrence in ("gated-delta", "mamba2") and self.recurrent_layers:
+            for name in ("recurrent_heads", "recurrent_head_dim", "recurrent_groups", "recurrent_state"):
+                if not getattr(self, name):
+                    raise self._wrong(f"recurrent_layers = {self.recurrent_layers} needs {name}, which is 0")
+        if self.attention_layers < 0 or self.mlp_layers > self.layers:
+            raise self._wrong(
+                f"recurrent_layers = {self.recurrent_layers} and mlp_layers = {self.mlp_layers} are more "
+                f"than its {self.layers} layers"
+            )
+        if self.sliding_layers > self.attention_layers:
+            raise self._wrong(f"sliding_layers = {self.sliding_layers} are more than its attention layers")
 
     def _wrong(self, problem: str, advice: str = "") -> UserError:
         return UserError(f"Model {self.name}: {problem}.", advice)
+
+    # -----------------------------------------------------------------------------------------------------
+    # Kinds of blocks
+
+    @property
+    def mlp_blocks(self) -> int:
+        """Blocks that have an MLP or experts."""
+        return self.mlp_layers or self.layers
+
+    @property
+    def expert_layers(self) -> int:
+        """Blocks that have experts."""
+        return self.mlp_blocks - self.dense_layers if self.experts else 0
+
+    @property
+    def attention_layers(self) -> int:
+        """Blocks that have attention."""
+        return self.layers - self.recurrent_layers - (self.mlp_layers if self.one_part_blocks else 0)
 
     # -----------------------------------------------------------------------------------------------------
     # Widths

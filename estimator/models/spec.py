@@ -21,7 +21,8 @@ class ModelSpec(ModelShape):
 
         The names are Llama's in every family, and DeepSeek's for its latent attention.
         """
-        return parameters.attention_shapes(self) | parameters.mlp_shapes(self, self.ffn)
+        mixers = parameters.attention_shapes(self) | parameters.recurrent_shapes(self)
+        return mixers | parameters.mlp_shapes(self, self.ffn)
 
     @property
     def projections(self) -> tuple[str, ...]:
@@ -38,7 +39,7 @@ class ModelSpec(ModelShape):
         others = (self.shared_ffn or self.dense_layers) and not family_of(self.family).mlp_names_are_experts
         if not self.experts or others:
             return self.projections
-        return tuple(parameters.attention_shapes(self))
+        return tuple(parameters.attention_shapes(self) | parameters.recurrent_shapes(self))
 
     # -----------------------------------------------------------------------------------------------------
     # Parameters
@@ -70,7 +71,7 @@ class ModelSpec(ModelShape):
 
     @property
     def embedding_parameters(self) -> int:
-        """Embeddings, and the output head where it is a matrix of its own."""
+        """Parameters of the embeddings, and of the output head if it is a separate matrix."""
         return parameters.embeddings(self) + parameters.head(self)
 
     @property
@@ -91,10 +92,10 @@ class ModelSpec(ModelShape):
     def lora_parameters(
         self, rank: int, targets: Iterable[str], *, family_code: bool = False, magnitudes: bool = False
     ) -> int:
-        """Adapter weights: two matrices, (rank, in) and (out, rank), for each target of each block.
+        """Count the adapter weights: two matrices, (rank, in) and (out, rank), for each target of each block.
 
         A target is a generic name (``q_proj``...) or the family's own (``qkv_proj`` of Phi-3, which is one
-        matrix). Each expert has adapters of its own. Raises UserError for one that the model doesn't have.
+        matrix). Each expert has separate adapters. Raises UserError for one that the model does not have.
 
         With ``family_code`` they are PEFT's on transformers 5's modules: matrices that the family joins have
         one adapter, and experts, which are one tensor there, have none. ``magnitudes`` adds DoRA's, one for
@@ -109,7 +110,7 @@ class ModelSpec(ModelShape):
         return count
 
     def _groups(self, targets: Iterable[str], *, joined: bool) -> list[tuple[str, ...]]:
-        """The matrices that ``targets`` name, each by the projections that it is made of."""
+        """Return the matrices that ``targets`` name, each by the projections that it is made of."""
         shapes, family_linears = self.linear_shapes, family_of(self.family).linears
         together = {name: group for groups in family_linears.values() for group in groups for name in group}
         found: dict[tuple[str, ...], None] = {}
@@ -129,7 +130,7 @@ class ModelSpec(ModelShape):
         return f"{seq_len:,} tokens"
 
     def with_tokens(self, count: int) -> ModelSpec:
-        """This model with rows for ``count`` more tokens in embedding and head."""
+        """Return this model with rows for ``count`` more tokens in embedding and head."""
         if not count:
             return self
         return replace(
@@ -137,12 +138,14 @@ class ModelSpec(ModelShape):
         )
 
     def with_layers(self, layers: int) -> ModelSpec:
-        """This model with ``layers`` blocks: its first dense ones, the share of sliding-window ones."""
+        """Return this model with ``layers`` blocks, with dense and sliding-window ones in proportion."""
         dense = min(self.dense_layers, max(layers - 1, 0)) if self.dense_layers < self.layers else layers
         sliding = self.sliding_layers and max(1, round(layers * self.sliding_layers / self.layers))
         return replace(
             self,
             layers=layers,
+            recurrent_layers=layers * self.recurrent_layers // self.layers,
+            mlp_layers=layers * self.mlp_layers // self.layers,
             dense_layers=dense,
             sliding_layers=sliding,
             published_parameters=None,

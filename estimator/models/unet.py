@@ -50,7 +50,7 @@ class UNetShape:
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> UNetShape:
-        """The shape that a unet/config.json describes.
+        """Return the shape that a unet/config.json describes.
 
         Raises KeyError, TypeError or ValueError where it is not one of Stable Diffusion XL's kind.
         """
@@ -87,7 +87,7 @@ class UNetShape:
         return self.pooled_width + 6 * self.time_width
 
     def parts(self) -> Iterator[Part]:
-        """The blocks in the order of the forward pass, without what comes before and after them."""
+        """Return the blocks in the order of the forward pass, without what comes before and after them."""
         last = len(self.channels) - 1
         channels, skips = self.channels[0], [self.channels[0]]
         for level, out in enumerate(self.channels):
@@ -139,7 +139,7 @@ class UNetShape:
         return total
 
     def part_parameters(self, part: Part) -> int:
-        """Parameters of a part."""
+        """Count the parameters of a part."""
         if part.kind == "resnet":
             return resnet(part.into, part.out) + linear(self.embedding, part.out)
         if part.kind != "transformer":
@@ -147,12 +147,12 @@ class UNetShape:
         return norm(part.out) + 2 * linear(part.out, part.out) + part.layers * self.block_parameters(part.out)
 
     def block_parameters(self, c: int) -> int:
-        """Parameters of one block of a transformer: three norms, two attentions, GEGLU's two layers."""
+        """Count the parameters of one transformer block: three norms, two attentions, two layers of GEGLU."""
         attention = 4 * c * c + c + 2 * c * c + 2 * self.text_width * c + c
         return 3 * norm(c) + attention + linear(c, 8 * c) + linear(4 * c, c)
 
     def lora_parameters(self, rank: int) -> int:
-        """Weights of adapters on queries, keys, values and results of both attentions of every block."""
+        """Count the weights of adapters on q, k, v and output of both attentions of every block."""
         total = 0
         for part in self.parts():
             c = part.out
@@ -185,7 +185,7 @@ class UNetShape:
         recomputed: bool = False,
         texts_trained: bool = False,
     ) -> int:
-        """Bytes that one image's forward pass saves for the backward pass.
+        """Return the bytes that one image's forward pass saves for the backward pass.
 
         Counted from the feature maps that each layer keeps, with flash attention and weights and activations
         of one type. Equal to a trace of diffusers' UNet under FakeTensorMode (torch 2.13):
@@ -232,7 +232,7 @@ class UNetShape:
         return total
 
     def _saved_outside(self, n: int, size: int, *, frozen: bool) -> int:
-        """The latent, both embeddings' layers, and norm, SiLU and convolution at the end."""
+        """Return the latent, both embeddings' layers, and norm, SiLU and convolution at the end."""
         first = self.channels[0]
         if frozen:
             return size * (3 * first * n + 2 * _GROUPS)
@@ -240,7 +240,7 @@ class UNetShape:
         return size * (_LATENT_CHANNELS * n + embeddings + 3 * first * n + 2 * _GROUPS)
 
     def _resnet_keeps(self, part: Part, n: int, *, frozen: bool) -> int:
-        """Elements: inputs of two norms, SiLUs and convolutions; the norms' statistics; the embedding's SiLU.
+        """Count saved elements: inputs of norms, SiLUs, convolutions; norm statistics; embedding.
 
         torch keeps the input of a frozen convolution, too, which its backward pass makes nothing of.
         """
@@ -259,7 +259,7 @@ class UNetShape:
         return total if reached else total - size * c * n - 2 * n * size
 
     def block_saves(self, c: int, n: int, size: int, adapters: Adapters | None) -> int:
-        """Bytes that one block of a transformer saves for n positions.
+        """Return the bytes that one block of a transformer saves for n positions.
 
         Trained whole, 28cn elements: three norms' inputs and outputs (6), self-attention's queries, keys,
         values and result (4), cross-attention's queries and result (2), GEGLU's two halves, its GELU, and
@@ -277,7 +277,7 @@ class UNetShape:
         return size * (23 * c * n + norms + keys + narrow) + log_sum_exp
 
     def largest_unit_saves(self, width: int, height: int, size: int, adapters: Adapters | None) -> int:
-        """Bytes that the largest resnet or block saves: what is there while it is computed again."""
+        """Return the bytes saved by the largest resnet or block during its recomputation."""
         positions = self.positions(width, height)
         found = []
         for part in self.parts():
@@ -290,21 +290,21 @@ class UNetShape:
 
 
 def conv(into: int, out: int, size: int = 3) -> int:
-    """Parameters of a convolution."""
+    """Count the parameters of a convolution."""
     return into * out * size * size + out
 
 
 def linear(into: int, out: int) -> int:
-    """Parameters of a linear layer."""
+    """Count the parameters of a linear layer."""
     return conv(into, out, 1)
 
 
 def norm(c: int) -> int:
-    """Parameters of a norm: scales and shifts."""
+    """Count the parameters of a norm: scales and shifts."""
     return 2 * c
 
 
 def resnet(into: int, out: int) -> int:
-    """Parameters of a residual block without its time embedding's layer."""
+    """Count the parameters of a residual block without its time embedding's layer."""
     shortcut = conv(into, out, 1) if into != out else 0
     return norm(into) + conv(into, out) + norm(out) + conv(out, out) + shortcut

@@ -1,9 +1,9 @@
 """Causal models of transformers that no test here has trained: known by their names alone.
 
 They are read from config.json by the usual names of its fields, estimated as Llamas of their widths, and
-trained with a line that says so. To try one, add it to ``FAMILIES`` in architectures.py and to the tests that
+trained with a note. To test one, add it to ``FAMILIES`` in architectures.py and to the tests that
 train every family, and take its row out of ``data/untried_families.csv``. Decoders of encoder-decoders,
-encoders that can be told to look back only, and models of images or sound are no rows of it.
+encoders with an option for causal attention, and models of images or sound are no rows of it.
 """
 
 from __future__ import annotations
@@ -23,5 +23,5 @@ def classes() -> dict[str, str]:
 
 
 def is_untried(family: str) -> bool:
-    """Whether transformers has this family, and nothing here knows more than its name."""
+    """Return whether transformers has this family, and nothing here knows more than its name."""
     return family in classes()

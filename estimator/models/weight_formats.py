@@ -34,12 +34,12 @@ BF16_BYTES = 2
 
 
 def format_of(model: ModelSpec) -> WeightFormat | None:
-    """The format of the model's published files; None if they are in 16 or 32 bits, or in another format."""
+    """Return the quantized format of the published files; None for 16 or 32 bits and other formats."""
     return FORMATS.get(model.quantised_weights)
 
 
 def file_bytes(model: ModelSpec) -> int:
-    """Bytes of the published files, with embeddings, norms and head in bf16."""
+    """Return the bytes of the published files, with embeddings, norms and head in bf16."""
     published = format_of(model)
     if published is None:
         return BF16_BYTES * model.stored_parameters

@@ -95,4 +95,7 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         answer_len=_answer_len(job),
         compares=task.draws_answers and (job.adapters if job.compares is None else job.compares),
         reward_parameters=job.reward_parameters,
+        vision=job.vision,
+        images_per_row=job.images_per_row,
+        image_size=job.image_size,
     )

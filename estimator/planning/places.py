@@ -80,7 +80,7 @@ class Place:
 
 
 def choose_places(job: Job, target: Target, goals: Goals) -> list[Place]:
-    """Return the places that match the user's options. Raises UserError if there are none."""
+    """Return the places that can run the job and match the options. Raises UserError if there are none."""
     usable = list_places(target, goals, any_gpu=job.precision == "fp32")
     if not usable:
         raise _none_left(job, target, goals)
@@ -95,9 +95,9 @@ def choose_places(job: Job, target: Target, goals: Goals) -> list[Place]:
 
 
 def list_places(target: Target, goals: Goals, *, any_gpu: bool = False) -> list[Place]:
-    """Return the NVIDIA machines that match the user's options, for any job.
+    """Return the places with NVIDIA GPUs that match the options, for any job.
 
-    ``any_gpu``: include GPUs without bf16, which otherwise are included only if the user names them.
+    ``any_gpu``: include GPUs without bf16, which otherwise must be named by the user.
     """
     # A name of several GPUs ("A100") matches all of them
     gpus = {gpu.name for gpu in hardware.gpus_called(target.gpu)} if target.gpu else set()

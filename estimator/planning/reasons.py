@@ -12,7 +12,7 @@ from estimator.memory.generation import drawn_batch, kv_cache_bytes
 from estimator.memory.states import computing
 from estimator.models import DiffusionSpec, ModelSpec, weight_formats
 from estimator.plan import Layout
-from estimator.planning import varlen
+from estimator.planning import varlen, vision
 from estimator.planning.capacity import why_rare
 from estimator.planning.engines import setup_of
 from estimator.planning.goals import Goals
@@ -37,13 +37,14 @@ def of_layout(search: Search, candidate: Candidate) -> list[str]:
         _checkpointing(search, candidate),
         *_documents_apart(job, candidate),
         *_varying_lengths(job, candidate),
+        *vision.reasons(job),
         *_task(search, candidate),
-        *_conversion(job.model),
+        *_conversion(job.model, vision=job.vision is not None),
         *filter(None, [untried_line(job.model)]),
     ]
 
 
-def _conversion(model: ModelSpec) -> list[str]:
+def _conversion(model: ModelSpec, *, vision: bool) -> list[str]:
     """Explain the one-time conversion of a published checkpoint that is quantized or multimodal."""
     lines = []
     if (published := weight_formats.format_of(model)) is not None:
@@ -54,7 +55,7 @@ def _conversion(model: ModelSpec) -> list[str]:
             f"{published.title} weights are dequantized to bf16 once, on {PREPARE_CPU} CPU cores: {files} to "
             f"{converted} on disk, at most about {format_duration(seconds)}; the exported model is bf16"
         )
-    if model.sees_images:
+    if model.sees_images and not vision:
         lines.append("of this multimodal checkpoint the language model alone is trained and exported")
     return lines
 

@@ -134,7 +134,7 @@ def plan_serving(
 
 
 def heads_divide(model: ModelSpec, gpus: int) -> bool:
-    """Whether ``gpus`` GPUs can share each block's attention heads evenly; KV heads may be replicated.
+    """Return whether ``gpus`` GPUs can share each block's attention heads evenly; KV heads may be replicated.
 
     Source: vLLM 0.32, config/model.py and layers/linear.py.
     """

@@ -70,7 +70,7 @@ def render_cannot_fit(error: CannotFit, command: str) -> str:
         try:
             words = shlex.split(command)
         except ValueError as unreadable:
-            raise UserError(f"The command {command!r} can't be read: {unreadable}.") from None
+            raise UserError(f"Cannot parse the command {command!r}: {unreadable}.") from None
         lines += ["", "Alternatives that fit:"]
         offered = (shlex.join(apply_suggestion(words, suggestion)) for suggestion in error.suggestions)
         lines += [f"  {line}" for line in dict.fromkeys(offered)]

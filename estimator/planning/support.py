@@ -14,7 +14,7 @@ from estimator.hardware import Gpu
 from estimator.job import Job
 from estimator.models import DiffusionSpec, ModelSpec, untried
 from estimator.models.architectures import family_of
-from estimator.planning import grpo, images, liger, trained_parts
+from estimator.planning import grpo, images, liger, trained_parts, vision
 from estimator.planning.grpo import ELSEWHERE
 from estimator.planning.training import Training
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, OPTIMIZERS, TASKS, LaunchedEngine
@@ -67,7 +67,7 @@ def unsupported_job(job: Job, processes: int = 1) -> str | None:
 def planned_only(job: Job, processes: int = 1) -> str | None:
     """Return the reason why this package cannot launch a job on this many processes; None if it can.
 
-    Names the engine that can, or says that none can.
+    Names the engine that can, if there is one.
     """
     reason = (
         unsupported_job(job, processes)
@@ -110,9 +110,9 @@ def refuse_gpu(job: Job, gpu: Gpu) -> None:
 
 
 def with_engines(job: Job) -> list[Job]:
-    """The job with each engine that this package runs and that can train it, the simplest first.
+    """Return the job with each engine that this package runs and that can train it, the simplest first.
 
-    Where none can, with FSDP2: the plan then says why it is planned only. With an engine of the user's, that.
+    If none can, with FSDP2 (planned only, with the reason). If the user sets an engine, only that one.
     """
     if job.engine != "auto":
         return [job]
@@ -125,12 +125,12 @@ def with_engines(job: Job) -> list[Job]:
 
 
 def with_engine(job: Job) -> Job:
-    """The job with engine ``auto`` decided without a comparison: the simplest that can train it."""
+    """Return the job with engine ``auto`` decided without a comparison: the simplest that can train it."""
     return with_engines(job)[0]
 
 
 def _stand_in(training: Training) -> LaunchedEngine:
-    """The engine whose memory and speed a job is planned with where none can train it."""
+    """Return the engine whose memory and speed a job is planned with where none can train it."""
     return "deepspeed" if training.zero else "fsdp2"  # ZeRO's options belong to DeepSpeed
 
 
@@ -155,6 +155,7 @@ def _training(job: Job, processes: int, *, engine: str | None = None) -> Trainin
         optimizer_in_backward=job.optimizer_in_backward,
         compile=job.compile,
         liger=job.liger,
+        vision=job.vision,
         part_recomputed=(job.recompute, job.recompute_every) != ("full", 1),
         packing=job.packing,
         lora_targets=job.lora_targets,
@@ -249,6 +250,8 @@ def _torchtune_training(model: ModelSpec, training: Training) -> str | None:
             f"torchtune 0.6.1 has no sliding-window attention, and {model.name}'s window of "
             f"{model.sliding_window} is shorter than seq_len {training.seq_len}"
         )
+    if training.vision is not None:
+        return "vision: the torchtune recipes here train on text alone"
     if training.fp8 != "none":
         return _fp8_elsewhere(training)
     if training.liger:
@@ -266,7 +269,7 @@ def _torchtune_training(model: ModelSpec, training: Training) -> str | None:
     if method.llama_adapter:
         return f"{training.method}: torchtune 0.6.1 has no LLaMA-Adapter"
     if training.trained_modules:
-        return "lora.modules_to_save: torchtune 0.6.1's recipes train adapters and nothing beside them"
+        return "lora.modules_to_save: torchtune 0.6.1's recipes train adapters only"
     if training.lora_experts:
         return _no_experts(model) or "lora.experts: torchtune 0.6.1's recipes have no such adapters"
     if training.rslora:
@@ -342,6 +345,8 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
         return "FSDP2's options belong to engine fsdp2"
     if (reason := _loop_model(engine, model) or _task_of_loop(model, training)) is not None:
         return reason
+    if training.vision is not None and (reason := vision.unsupported(model, training)) is not None:
+        return reason
     if training.packing and (seen := family_of(model.family).sees_packed):
         return (
             f"packing: in transformers' {model.family} code a document may see those before it in its row "
@@ -391,7 +396,7 @@ def _task_of_loop(model: ModelSpec, training: Training) -> str | None:
     if training.task != "reward":
         return None
     if METHODS[training.method].llama_adapter:
-        return f"task reward with method {training.method}: no head is trained beside LLaMA-Adapters"
+        return f"task reward with method {training.method}: no head is trained with LLaMA-Adapters"
     if not family_of(model.family).scores_texts:
         return f"task reward: transformers has no sequence classification for {model.family} models"
     if "lm_head" in training.trained_modules:
@@ -441,7 +446,7 @@ def _experts(engine: str, model: ModelSpec, training: Training) -> str | None:
     if ENGINES[engine].sharding_options == "zero":
         return "lora.experts: PEFT can't make them of weights that ZeRO-3 has divided; fsdp2 trains them"
     if training.compile:
-        return "compile: PEFT puts adapters on experts into the model anew at each forward pass"
+        return "compile: PEFT inserts adapters on experts at each forward pass"
     if training.task == "reward" or training.new_tokens:
         what = "task reward" if training.task == "reward" else "new_tokens"
         return f"lora.experts with {what}: its adapter is not merged, and its base would lack the new rows"

@@ -18,6 +18,7 @@ class Training:
     fp8: str = "none"
     compile: bool = False
     liger: bool = False  # use Liger-Kernel's kernels
+    vision: str | None = None  # how the tower of a vision-language model is trained; None: text alone
     optimizer: str = "adamw"
     optimizer_in_backward: bool = False
     part_recomputed: bool = False  # selective checkpointing, or of some blocks only

@@ -136,7 +136,7 @@ def _has(place: Place, needs: Needs) -> bool:
 
 
 def _rank(place: Place, needs: Needs) -> tuple[object, ...]:
-    """Sort key: what can be had, then the price of the machine, or of its part on a shared node."""
+    """Sort key: availability, then the price of the instance, or of its part on a shared node."""
     price = place.usd_per_hour
     if price is not None and place.shared:
         price *= needs.gpus / place.gpus
@@ -191,7 +191,7 @@ def usd_per_hour(sizes: Sizes) -> float | None:
 
 @lru_cache(maxsize=1)
 def _cpu_machines() -> tuple[tuple[int, float, float], ...]:
-    """Rows of (cores, bytes of memory, USD per hour)."""
+    """Return the rows of (cores, bytes of memory, USD per hour)."""
     with CPU_MACHINES.open(newline="", encoding="utf-8") as file:
         return tuple(
             (int(row["cpu"]), float(row["memory_gib"]) * GIB, float(row["usd_per_hour"]))

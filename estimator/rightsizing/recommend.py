@@ -23,7 +23,7 @@ CPU_HEADROOM = 0.2
 STEP_UP = 1.5  # of the request of a task that ran out of memory
 ENOUGH_TASKS = 3  # with the same parameters; with fewer, others may count, too
 ALIKE = 1.2  # largest memory over smallest, below which parameters made no difference
-# In the container beside the task's processes: Metaflow's shell, its log sidecars, page cache in use
+# In the container next to the task's processes: Metaflow's shell, its log sidecars, page cache in use
 BESIDE_TASK_MIB = 256
 MEMORY_UNIT_MIB = 128
 SATURATED = 0.95  # of the requested CPU: the task may have been held up
@@ -41,7 +41,7 @@ class Recommendation:
 
 
 def recommend(history: Sequence[Usage], parameters: Mapping[str, str] | None = None) -> Recommendation | None:
-    """Return the next request of a step; None if no comparable task tells one.
+    """Return the next request of a step; None without a comparable task.
 
     ``parameters``: those of the next run, as :attr:`Usage.parameters`; None: any.
     """

@@ -105,7 +105,7 @@ class Parts:
 
     @property
     def of_compute(self) -> tuple[tuple[str, float], ...]:
-        """The kernels of ``compute`` by name, as a profiled window tells them apart."""
+        """Kernels of ``compute`` by name, as in a profile."""
         return (
             ("products", self.kernel_times.products),
             ("attention", self.kernel_times.attention),
@@ -138,9 +138,9 @@ class Cost(NamedTuple):
 
 
 def cost(tokens: float, speed: Speed, usd_per_hour: float | None) -> Cost:
-    """Hours and USD for that many tokens; ``usd_per_hour`` is that of all machines together."""
+    """Return the hours and USD for that many tokens; ``usd_per_hour`` is that of all machines together."""
     if tokens < 0:
-        raise UserError(f"{tokens:,.0f} tokens can't be trained on.", "Give a number of at least 0.")
+        raise UserError(f"{tokens:,.0f} is not a number of training tokens.", "Use a number of at least 0.")
     if usd_per_hour is not None and usd_per_hour < 0:
         raise UserError(f"A price of {usd_per_hour} USD an hour is below 0.")
     if speed.tokens_per_second is None:
@@ -158,7 +158,7 @@ def speed(
     busbw: MeasuredBandwidth | None = None,
     efficiency: Efficiency | None = None,
 ) -> Speed:
-    """Tokens a second of the whole job, all sequences of preference pairs counted.
+    """Return the tokens a second of the whole job, all sequences of preference pairs counted.
 
     Parameters
     ----------
@@ -224,7 +224,7 @@ def _drawing(setup: Setup, gpu: Gpu) -> GenerationSpeed | None:
 
 
 def step(setup: Setup, load: Work, gpu: Gpu, wires: Links, table: Efficiency) -> Parts | None:
-    """Seconds of one optimizer step by part; None where a link that it needs is unknown."""
+    """Return the seconds of one optimizer step by part; None where a link that it needs is unknown."""
     times = communication_seconds(setup, wires)
     if times is None:
         return None
@@ -249,7 +249,7 @@ def step(setup: Setup, load: Work, gpu: Gpu, wires: Links, table: Efficiency) ->
 
 
 def kernel_seconds(setup: Setup, load: Work, gpu: Gpu, table: Efficiency) -> KernelTimes:
-    """Seconds of one micro batch's kernels on the GPU: products, attention, and the memory between them."""
+    """Return the GPU seconds of one micro batch: products, attention, and memory-bound kernels."""
     kind = kernels(setup)
     bandwidth = (gpu.bandwidth_gbps or 0.0) * 1e9
     rate = products_rate(gpu, setup.precision, table) or 0.0
@@ -278,7 +278,7 @@ def launch_seconds(setup: Setup, load: Work, table: Efficiency) -> float:
 
 
 def optimizer_seconds(setup: Setup, load: Work, gpu: Gpu, table: Efficiency) -> float:
-    """Seconds of one optimizer step of one process."""
+    """Return the seconds of one optimizer step of one process."""
     among = setup.tensor * setup.pipeline
     if SHARDINGS[setup.sharding].divides:
         among *= setup.shard
@@ -293,7 +293,7 @@ def optimizer_seconds(setup: Setup, load: Work, gpu: Gpu, table: Efficiency) -> 
 
 
 def _paged_bytes(setup: Setup, gpu: Gpu, parameters: float) -> float:
-    """Bytes that a paged optimizer moves over the host's link in a step: states that don't fit, both ways."""
+    """Return the bytes that a paged optimizer transfers per step: states that do not fit, both ways."""
     if not setup.optimizer.startswith("paged"):
         return 0.0
     size = 4 if setup.precision == "fp32" else 2
@@ -303,7 +303,7 @@ def _paged_bytes(setup: Setup, gpu: Gpu, parameters: float) -> float:
 
 
 def _copied_bytes(setup: Setup, load: Work) -> float:
-    """Bytes that one process copies from and to its host for one micro batch."""
+    """Return the bytes that one process copies from and to its host for one micro batch."""
     copied = load.offloaded
     if setup.offload == "all":  # its share of the weights, for the forward and for the backward pass
         size = 4 if setup.precision == "fp32" else 2
@@ -313,12 +313,12 @@ def _copied_bytes(setup: Setup, load: Work) -> float:
 
 
 def host_link(gpu: Gpu) -> float:
-    """Bytes a second between a GPU and its host, one direction."""
+    """Return the bytes a second between a GPU and its host, one direction."""
     return HOST_LINK.get(gpu.architecture or "*", HOST_LINK["*"])
 
 
 def _together(one: float, other: float, power: float) -> float:
-    """Seconds of two things that overlap: their p-norm. They overlap less well the more alike they are."""
+    """Return the seconds of two overlapping tasks: their p-norm, with least overlap for equal durations."""
     if not other or not one:
         return one + other
     large, small = (one, other) if one > other else (other, one)
@@ -339,7 +339,7 @@ def _unknown(setup: Setup, gpu: Gpu, table: Efficiency) -> str:
 def _basis(setup: Setup, gpu: Gpu, table: Efficiency, wires: Links, parts: Parts) -> str:
     text = basis_of(setup, gpu, table)
     if setup.precision == "fp32":
-        text += "; published runs are in bf16, fp32 is taken to reach the same share of its own peak"
+        text += "; published runs are in bf16, fp32 is assumed to reach the same share of its peak"
     if wires.basis:
         text += f"; {wires.basis}"
     if parts.communication > parts.compute:

@@ -59,7 +59,7 @@ class Links:
         """Seconds until ``volume`` bytes are gathered or reduced over ``group`` processes; None if unknown.
 
         ``stride`` is the distance between neighbours of the group in the order of processes. A ring enters
-        and leaves each domain once, however many of its members are there; a domain holds members of as
+        and leaves each domain once, independent of the number of members in it; a domain holds members of as
         many rings as the stride. A ring moves (n - 1) / n of the volume over its slowest link.
         """
         near = min(max(self.domain // stride, 1), group)
@@ -77,7 +77,7 @@ class Links:
         """
         near = min(max(self.domain // stride, 1), group)
         domains = group / near
-        # Expected number of the other domains that hold at least one of so many random receivers
+        # Expected number of the other domains that hold at least one of this many random receivers
         reached = (domains - 1) * (1 - (1 - 1 / domains) ** copies)
         inside = self._inside(volume * (near - 1) / group)
         between = self._between(volume / copies * reached * self.domain)
@@ -102,7 +102,7 @@ def links(
     rdma: bool,
     busbw: MeasuredBandwidth | None = None,
 ) -> Links:
-    """The rates of a job's links; ``network_gbps`` is one node's network, in gigabits a second.
+    """Return the rates of a job's links; ``network_gbps`` is one node's network, in gigabits a second.
 
     In an NVL72 rack ``processes_per_node`` may be the node's or the rack's; fast links join the whole rack.
     """
@@ -143,7 +143,7 @@ class Volumes:
 
 @lru_cache(maxsize=65536)
 def volumes(setup: Setup) -> Volumes:
-    """Bytes that one process sends, by kind of parallelism.
+    """Return the bytes that one process sends, by kind of parallelism.
 
     A ring moves (n - 1) / n of them, which ``Links.ring`` counts. ZeRO and FSDP: Rajbhandari et al. 2020
     (arXiv:1910.02054), section 7. Tensor parallelism with sequence parallelism: Korthikanti et al. 2022
@@ -180,7 +180,7 @@ def volumes(setup: Setup) -> Volumes:
     pipeline = 2 * width * setup.virtual_stages / setup.tensor if setup.pipeline > 1 else 0.0
     expert = 0.0
     if setup.expert > 1:
-        with_experts = stage * (model.layers - model.dense_layers) / model.layers
+        with_experts = stage * model.expert_layers / model.layers
         expert = (4 + 2 * repeats) * width * model.experts_per_token * with_experts / setup.tensor
     return Volumes(
         gather=gather,
@@ -257,7 +257,7 @@ def hops(setup: Setup, wires: Links) -> int:
 
 
 def collective_seconds(setup: Setup, times: Times) -> tuple[tuple[str, float], ...]:
-    """The seconds of a step's collectives by kind, whether computing hides them or not.
+    """Return the seconds of a step's collectives by kind, whether computing hides them or not.
 
     They add up to all of ``times``. Gradients of ZeRO-1 and ZeRO-2 are counted as an all_reduce, as DeepSpeed
     does it by default (runtime/zero/config.py, use_multi_rank_bucket_allreduce), of the volume of

@@ -36,12 +36,12 @@ class Coefficient:
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """All coefficients, by (name, scope); scope "*" holds where there is none of its own."""
+    """Coefficients by (name, scope); scope "*" is the default."""
 
     table: Mapping[tuple[str, str], Coefficient]
 
     def get(self, name: str, *scopes: str) -> float | None:
-        """The value in the first of the scopes that has one, then of "*"; None where there is none."""
+        """Return the value in the first of the scopes that has one, then of "*"; None where there is none."""
         for scope in (*scopes, "*"):
             coefficient = self.table.get((name, scope))
             if coefficient is not None:
@@ -49,7 +49,7 @@ class Efficiency:
         return None
 
     def of(self, name: str, *scopes: str) -> float:
-        """The value in the first of the scopes that has one, then of "*"; KeyError where there is none."""
+        """Return the value of the first matching scope, then of "*"; raises KeyError for none."""
         value = self.get(name, *scopes)
         if value is None:
             raise KeyError(f"{TABLE.name} has no {name} for {', '.join(scopes) or '*'}")
@@ -64,7 +64,7 @@ def kernels(setup: Setup) -> Kernels:
 
 
 def products_rate(gpu: Gpu, precision: str, table: Efficiency) -> float | None:
-    """FLOP/s that matrix products reach in training; None where neither rate nor peak of such a GPU is known.
+    """Return the FLOP/s of matrix products in training; None if rate and peak of the GPU are unknown.
 
     A share of the best product that was measured on the GPU, as power and clocks keep cards of one
     architecture apart by a factor of two. The share is common; runs on a GPU or architecture correct it.
@@ -81,12 +81,12 @@ def products_rate(gpu: Gpu, precision: str, table: Efficiency) -> float | None:
 
 
 def chips(gpu: Gpu) -> tuple[str, str]:
-    """The GPU, and the family of chips that it is of: "Ampere 8.0" is A100's, "Ampere 8.6" A10's."""
+    """Return the GPU, and the family of chips that it is of: "Ampere 8.0" is A100's, "Ampere 8.6" A10's."""
     return gpu.name, f"{gpu.architecture} {gpu.compute_capability or ''}".strip()
 
 
 def best_product(gpu: Gpu, precision: str, table: Efficiency) -> float | None:
-    """FLOP/s of the best product: as measured on the GPU, else the share of the peak usual on such GPUs."""
+    """Return the FLOP/s of the best matrix product: measured, otherwise the usual share of the peak."""
     dtype, own = "fp32" if precision == "fp32" else "bf16", "bf16" if gpu.bf16 else "fp32"
     if gpu.measured_tflops is not None and dtype == own:
         return gpu.measured_tflops * 1e12
@@ -100,7 +100,7 @@ def best_product(gpu: Gpu, precision: str, table: Efficiency) -> float | None:
 
 
 def attention_scopes(setup: Setup, gpu: Gpu) -> tuple[str, str]:
-    """The scopes of attention's rate: in this kind of kernels, by this version of FlashAttention."""
+    """Return the scopes of attention's rate: in this kind of kernels, by this version of FlashAttention."""
     return f"{gpu.architecture} {kernels(setup)}", f"{gpu.architecture} {setup.flash_version}"
 
 
@@ -112,14 +112,14 @@ def low_precision_gain(setup: Setup, gpu: Gpu, table: Efficiency) -> float | Non
 
 
 def recipes(setup: Setup, gpu: Gpu) -> tuple[str, str]:
-    """The scopes of an 8- or 4-bit recipe's gain: in this kind of kernels, in any."""
+    """Return the scopes of an 8- or 4-bit recipe's gain: in this kind of kernels, in any."""
     recipe = f"{gpu.architecture} {setup.fp8}"
     return f"{recipe} {kernels(setup)}", recipe
 
 
 @lru_cache(maxsize=1)
 def published() -> Efficiency:
-    """The coefficients that ship with the package."""
+    """Return the coefficients that ship with the package."""
     with TABLE.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     return Efficiency(

@@ -97,10 +97,10 @@ class Weights:
 
 @lru_cache(maxsize=1024)
 def weights_of(model: ModelSpec) -> Weights:
-    """A model's numbers of weights, counted once for each model."""
-    blocks = model.layers - model.dense_layers
+    """Return a model's numbers of weights, counted once for each model."""
+    blocks = model.mlp_blocks - model.dense_layers
     expert = blocks * parameters.mlp_weights(model, model.ffn) if model.experts else 0
-    dense = model.layers * (model.attention_linear_parameters + model.hidden * model.experts)
+    dense = parameters.mixer_weights(model) + model.mlp_blocks * model.hidden * model.experts
     dense += blocks * parameters.mlp_weights(model, model.shared_ffn if model.experts else model.ffn)
     dense += model.dense_layers * parameters.mlp_weights(model, model.dense_ffn or model.ffn)
     return Weights(
@@ -114,7 +114,7 @@ def weights_of(model: ModelSpec) -> Weights:
 
 
 def model_flops_per_token(setup: Setup) -> float:
-    """Model FLOPs of one token, forward and backward, without recomputation.
+    """Return the model FLOPs of one token, forward and backward, without recomputation.
 
     6 for each weight that takes part in a matrix product (embedding look-ups don't), 4 where the weight is
     frozen, as its gradient isn't computed, and 12 x layers x query width x sequence length for attention,
@@ -130,7 +130,7 @@ def _model_flops(setup: Setup) -> float:
     if not model.tied_embeddings or not model.causal:
         matrices -= model.vocab * model.hidden
     matrices -= (model.position_embeddings + model.token_types) * model.hidden
-    attention = 6 * model.layers * (model.q_dim + model.attention_out_dim) * setup.seq_len
+    attention = 6 * model.attention_layers * (model.q_dim + model.attention_out_dim) * setup.seq_len
     if not setup.adapters:
         return float(6 * matrices + attention)
     return float(4 * matrices + 6 * _adapters_used(setup) + attention)
@@ -138,7 +138,7 @@ def _model_flops(setup: Setup) -> float:
 
 @lru_cache(maxsize=65536)
 def work(setup: Setup) -> Work:
-    """The work of one micro batch; cached, as a plan needs the same setups again and again."""
+    """Return the work of one micro batch; cached, as a plan needs the same setups again and again."""
     model, tokens = setup.model, float(setup.tokens)
     stage = -(-model.layers // setup.pipeline) / model.layers  # share of the layers in the fullest stage
     split = stage / setup.tensor
@@ -189,19 +189,19 @@ def _trained(setup: Setup) -> int:
 
 
 def _unpacked_bytes(setup: Setup) -> float:
-    """Bytes read and written to unpack one weight: by one kernel, or by torchao's operators."""
+    """Return the bytes read and written to unpack one weight: by one kernel, or by torchao's operators."""
     if setup.engine == "torchtune" and not setup.compile:
         return TORCHAO_EAGER_BYTES
     return QUANTIZATIONS[setup.quantization].weight_bytes + 2
 
 
 def _wrapped(setup: Setup) -> bool:
-    """Whether DeepSpeed's optimizer for bf16 without ZeRO keeps weights and gradients in fp32 beside."""
+    """Return whether DeepSpeed's bf16 optimizer without ZeRO keeps fp32 weights and gradients."""
     return setup.sharding == "zero0" and setup.precision == "bf16-mixed"
 
 
 def _copied(setup: Setup) -> float:
-    """Bytes of weights and gradients that the engine itself copies for one micro batch.
+    """Return the bytes of weights and gradients that the engine itself copies for one micro batch.
 
     Under FSDP2 in one process alone: where several share, links take longer, and published runs have both.
     """
@@ -220,7 +220,7 @@ def _copied(setup: Setup) -> float:
 
 
 def _adapters_used(setup: Setup) -> float:
-    """Adapter weights that one token passes through; where experts have adapters, those of its own.
+    """Count the adapter weights that one token passes through, including those of its experts.
 
     A LLaMA-Adapter's are the keys and values of its prompts.
     """
@@ -232,7 +232,7 @@ def _adapters_used(setup: Setup) -> float:
 
 
 def _made_again(setup: Setup) -> float:
-    """Weights of the products that PEFT's LLaMA-Adapter v1 makes a second time: queries and values.
+    """Count the weights of the products that PEFT's LLaMA-Adapter v1 makes a second time: queries and values.
 
     peft/tuners/adaption_prompt/utils.py, llama_compute_query_states; litgpt's and the loop's v2 don't.
     """
@@ -243,7 +243,7 @@ def _made_again(setup: Setup) -> float:
 
 
 def _resident_experts(setup: Setup) -> float:
-    """Expert weights that one process reads for a micro batch: those that its tokens go to."""
+    """Count the expert weights that one process reads for a micro batch: those that its tokens go to."""
     model = setup.model
     if not model.experts:
         return 0.0
@@ -268,22 +268,22 @@ def _head_trained(setup: Setup) -> bool:
 
 
 def _attended(setup: Setup) -> float:
-    """Tokens that one token attends to, summed over the layers; half the sequence where it is causal.
+    """Return the attended tokens per token, summed over layers; half the sequence if causal.
 
     Under a dense mask all of them: the kernels that take one compute each pair, and hide it then.
     """
     model, length = setup.model, setup.seq_len
     if setup.document_mask:
-        return float(model.layers * length)
+        return float(model.attention_layers * length)
     reach = length / 2 if model.causal else float(length)
     window = float(model.sliding_window or length)
     # Under a causal window the first tokens see fewer than the window
     near = min(window - window * window / (2 * length), reach) if window < length else reach
-    return (model.layers - model.sliding_layers) * reach + model.sliding_layers * near
+    return (model.attention_layers - model.sliding_layers) * reach + model.sliding_layers * near
 
 
 def _moved(setup: Setup) -> float:
-    """Bytes between the products of one layer for one token, one eager forward pass."""
+    """Return the bytes between the products of one layer for one token, one eager forward pass."""
     model = setup.model
     width = model.ffn * max(model.experts_per_token, 1) + model.shared_ffn
     norm = NORM_BYTES if model.norm == "rms" else LAYER_NORM_BYTES
@@ -293,7 +293,7 @@ def _moved(setup: Setup) -> float:
         moved += (model.q_dim + model.kv_dim) * ROTARY_BYTES
     moved += width * (GATED_BYTES if model.gated_mlp else PLAIN_BYTES)
     moved += ROUTED_BYTES * model.hidden * model.experts_per_token
-    # transformers' own code computes scores beside sinks; FlashAttention's has them from version 3 on
+    # transformers' own code computes scores with sinks; FlashAttention's has them from version 3 on
     no_kernel = model.attention_sinks and implementations.of(setup).kept_scores and setup.flash_version < 3
     if setup.attention == "math" or no_kernel:
         moved += SCORE_BYTES * model.heads * setup.seq_len

@@ -76,7 +76,7 @@ def generation_speed(model: ModelSpec, gpu: Gpu | None, batch: Batch) -> Generat
 def forward_seconds(
     model: ModelSpec, gpu: Gpu | None, sequences: int, tokens: int
 ) -> tuple[float, float] | None:
-    """Seconds of a forward pass of whole texts, as a reward model does: fast and slow end; None: unknown."""
+    """Return (fast, slow) seconds of a forward pass over complete texts, as in a reward model, or None."""
     if gpu is None or _unknown(model, gpu):
         return None
     return _prompt_seconds(model, gpu, Batch(sequences=sequences, prompt_tokens=tokens, new_tokens=0))
@@ -108,14 +108,14 @@ def _unknown(model: ModelSpec, gpu: Gpu | None) -> str:
 
 
 def _rates(gpu: Gpu) -> tuple[float, float]:
-    """FLOP/s of products: the best that was measured, and what training reaches, at the lower end."""
+    """Return the FLOP/s of products: the best measured, and those of training as the lower end."""
     table = published()
     slow = products_rate(gpu, "bf16", table) or 1.0
     return best_product(gpu, "bf16", table) or slow, slow * table.of("range", "p10")
 
 
 def _prompt_seconds(model: ModelSpec, gpu: Gpu, batch: Batch) -> tuple[float, float]:
-    """Seconds of the prompts' forward pass; attention sees half of the tokens on average."""
+    """Return the seconds of the prompts' forward pass; attention sees half of the tokens on average."""
     tokens, table = batch.sequences * batch.prompt_tokens, published()
     products = 2.0 * tokens * (weights_of(model).active - model.vocab * model.hidden)
     attended = (model.q_dim + model.attention_out_dim) * batch.prompt_tokens  # 2 FLOPs over half of it
@@ -131,7 +131,7 @@ def _prompt_seconds(model: ModelSpec, gpu: Gpu, batch: Batch) -> tuple[float, fl
 
 
 def _step_seconds(model: ModelSpec, gpu: Gpu, batch: Batch) -> tuple[float, float]:
-    """Seconds of the step in the middle: the mean of all, as they grow by the same each time."""
+    """Return the seconds of the step in the middle: the mean of all, as they grow by the same each time."""
     middle = batch.prompt_tokens + batch.new_tokens // 2
     bandwidth = (gpu.bandwidth_gbps or 1.0) * 1e9
     weights = WEIGHT_BYTES * model.parameters / bandwidth

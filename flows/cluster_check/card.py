@@ -1,4 +1,4 @@
-"""The checklist's card as plain blocks: the verdict and what to do on top, below it what it is made from."""
+"""The checklist's card as plain blocks: verdict and advice at the top, then the measurements."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from decorators.card.charts import side_by_side
 from flows.cluster_check import charts
 from flows.cluster_check.charts import Cell, Point, Then, Tile
 
-MOST_FINDINGS = 20
-MOST_NODES = 64  # of a table or of the heat map; those that something was found against are first
-MOST_RANKS = 64  # of the table of what each measured alone; those that a finding names are first
-MOST_HISTORIES = 8  # charts of figures over the runs
-_WORDS = {
-    "PASS": "fit to train on, as far as was measured",
-    "WARN": "fit to train on, with doubts",
-    "FAIL": "not fit to train on",
-    "NO-VERDICT": "nobody can tell",
+MAX_FINDINGS = 20
+MAX_NODES = 64  # in a table or the heat map; nodes with findings come first
+MAX_RANKS = 64  # rows of the table of local measurements; ranks named by a finding come first
+MAX_HISTORIES = 8  # charts of figures over the runs
+_VERDICT_TEXTS = {
+    "PASS": "fit for training, as far as measured",
+    "WARN": "fit for training, with doubts",
+    "FAIL": "not fit for training",
+    "NO-VERDICT": "not enough was measured",
 }
-_ONE_MACHINE = "nothing is wrong with this machine, as far as was measured"
+_ONE_MACHINE = "no problem found on this machine, as far as measured"
 
 
 def draw(result: Result, runs: Sequence[PastRun], cluster: str) -> list[Block]:
-    """The whole card. ``runs`` are the earlier ones of this cluster."""
+    """Return the blocks of the card. ``runs``: earlier runs on this cluster."""
     blocks: list[Block] = [Text(markdown=heading(result, cluster))]
     if result.checks:
         tiles = [Tile(check=c.check, verdict=c.verdict, reason=c.reason) for c in result.checks]
         blocks.append(Chart(spec=charts.tiles(tiles)))
-    blocks += [Text(markdown=finding_text(finding)) for finding in result.findings[:MOST_FINDINGS]]
-    if len(result.findings) > MOST_FINDINGS:
-        blocks.append(Text(markdown=f"and {len(result.findings) - MOST_FINDINGS} more findings"))
+    blocks += [Text(markdown=finding_text(finding)) for finding in result.findings[:MAX_FINDINGS]]
+    if len(result.findings) > MAX_FINDINGS:
+        blocks.append(Text(markdown=f"and {len(result.findings) - MAX_FINDINGS} more findings"))
     if result.standing:
         blocks += [
             Text(markdown="### Still open from earlier runs"),
@@ -50,14 +50,12 @@ def draw(result: Result, runs: Sequence[PastRun], cluster: str) -> list[Block]:
         ]
     blocks += [
         Text(markdown="### Checks"),
-        Grid(
-            headers=("check", "verdict", "measured", "why", "what it tells"), rows=check_rows(result.checks)
-        ),
+        Grid(headers=("check", "verdict", "measured", "reason", "meaning"), rows=check_rows(result.checks)),
     ]
     blocks += _ranks(result) + _pairs(result) + _sweeps(result) + _history(result, runs) + _facts(result)
     if result.skipped:
         rows = tuple((item.check, item.reason) for item in result.skipped)
-        blocks += [Text(markdown="### Left out"), Grid(headers=("check", "why"), rows=rows)]
+        blocks += [Text(markdown="### Skipped"), Grid(headers=("check", "why"), rows=rows)]
     if result.notes:
         listed = "\n".join(f"- {safe(note)}" for note in result.notes)
         blocks.append(Text(markdown=f"### Notes\n\n{listed}"))
@@ -65,13 +63,13 @@ def draw(result: Result, runs: Sequence[PastRun], cluster: str) -> list[Block]:
 
 
 def heading(result: Result, cluster: str) -> str:
-    """The verdict in words, and what it is about."""
+    """Format the verdict and its scope."""
     run = result.measurements
     nodes = "1 node" if len(result.nodes) == 1 else f"{len(result.nodes)} nodes"
     where = f"{nodes} of {safe(cluster)}, {run.backend} on {'GPUs' if run.device == 'cuda' else 'CPUs'}"
     ended = _time(result.finished_unix)
     lines = [
-        f"## {result.verdict}: {_words(result)}",
+        f"## {result.verdict}: {_verdict_text(result)}",
         f"**{safe(result.headline)}**",
         f"{where} · profile {result.profile} · {run.seconds:.0f} s · {ended}",
     ]
@@ -80,20 +78,23 @@ def heading(result: Result, cluster: str) -> str:
     if result.next_commands:
         commands = "\n".join(result.next_commands)
         lines.append(
-            f"On two nodes, by a launcher or as a flow, which judges the network:\n\n```bash\n{commands}\n```"
+            "To check the network, run on two nodes, with a launcher or as a flow:"
+            f"\n\n```bash\n{commands}\n```"
         )
     return "\n\n".join(lines)
 
 
-def _words(result: Result) -> str:
-    return _ONE_MACHINE if result.verdict == "PASS" and result.next_commands else _WORDS[result.verdict]
+def _verdict_text(result: Result) -> str:
+    return (
+        _ONE_MACHINE if result.verdict == "PASS" and result.next_commands else _VERDICT_TEXTS[result.verdict]
+    )
 
 
 def finding_text(finding: Finding) -> str:
     """Format a finding: the problem, the affected nodes, what to do, and the command to copy."""
     lines = [f"### {finding.verdict}: {safe(finding.title)}"]
     if finding.suspects:
-        lines.append(f"One of these may be at fault: {safe(', '.join(finding.suspects))}.")
+        lines.append(f"Possible causes: {safe(', '.join(finding.suspects))}.")
     if finding.advice:
         lines.append(safe(" ".join(finding.advice)))
     if finding.command:
@@ -102,7 +103,7 @@ def finding_text(finding: Finding) -> str:
 
 
 def check_rows(checks: Sequence[CheckResult]) -> tuple[tuple[str, ...], ...]:
-    """One row for each check that was asked for."""
+    """Return one row per requested check."""
     return tuple(
         (c.check, c.verdict, of_check(c), c.reason, CHECKS[c.check].description if c.check in CHECKS else "")
         for c in checks
@@ -119,8 +120,8 @@ def _ranks(result: Result) -> list[Block]:
     if not rows:
         return []
     named = {str(rank) for finding in result.findings for rank in finding.ranks}
-    first = sorted(rows, key=lambda row: row[0] not in named)[:MOST_RANKS]
-    text = "### Rank by rank" + (f"\n\nand {len(rows) - MOST_RANKS} more" if len(rows) > MOST_RANKS else "")
+    first = sorted(rows, key=lambda row: row[0] not in named)[:MAX_RANKS]
+    text = "### Rank by rank" + (f"\n\nand {len(rows) - MAX_RANKS} more" if len(rows) > MAX_RANKS else "")
     return [Text(markdown=text), Grid(headers=headers, rows=tuple(first))]
 
 
@@ -131,16 +132,16 @@ def _pairs(result: Result) -> list[Block]:
     run = result.measurements
     if not run.pairs:
         return []
-    shown, left_out = _nodes_to_show(result)
+    shown, omitted = _nodes_to_show(result)
     text = "### Every pair of nodes, each direction\n\nGB/s from the node of the row to that of the column."
-    if left_out:
-        text += f" {left_out} nodes that nothing was found against are left out."
+    if omitted:
+        text += f" {omitted} nodes without findings are omitted."
     names = [run.names[node] for node in shown]
     return [Text(markdown=text), Chart(spec=charts.heat_map(pair_cells(run, shown), names))]
 
 
 def pair_cells(run: Measurements, nodes: Sequence[int]) -> list[Cell]:
-    """One cell for each ordered pair; what was measured with nothing else running goes before the rest."""
+    """Return one cell per ordered pair; isolated measurements take precedence."""
     best: dict[tuple[int, int], Cell] = {}
     shown, names = set(nodes), run.names
     for pair in sorted(run.pairs, key=lambda pair: (pair.alone, pair.gbytes_per_s or 0.0)):
@@ -157,13 +158,13 @@ def pair_cells(run: Measurements, nodes: Sequence[int]) -> list[Cell]:
 def _nodes_to_show(result: Result) -> tuple[list[int], int]:
     run = result.measurements
     nodes = list(run.nodes)
-    if len(nodes) <= MOST_NODES:
+    if len(nodes) <= MAX_NODES:
         return nodes, 0
     named = {name for finding in result.findings for name in (*finding.nodes, *finding.suspects)}
     names = run.names
     first = [node for node in nodes if names[node] in named]
     rest = [node for node in nodes if names[node] not in named]
-    return sorted((first + rest)[:MOST_NODES]), len(nodes) - MOST_NODES
+    return sorted((first + rest)[:MAX_NODES]), len(nodes) - MAX_NODES
 
 
 # ---- bandwidth over message size
@@ -179,7 +180,7 @@ def _sweeps(result: Result) -> list[Block]:
         return []
     text = (
         "### Bandwidth over message size\n\nBlue: measured. Dashed: alpha + S / beta, fitted to the smallest "
-        "and the largest messages. Red: what healthy clusters usually reach, or your own floor."
+        "and the largest messages. Red: what healthy clusters usually reach, or your floor."
     )
     views = [
         charts.sweep(f"{op} {dtype}", sweep_points(result, items)) for (op, dtype), items in drawn.items()
@@ -188,7 +189,7 @@ def _sweeps(result: Result) -> list[Block]:
 
 
 def sweep_points(result: Result, items: Sequence[Collective]) -> list[Point]:
-    """A sweep of one operation beside what is expected of it."""
+    """Return the points of one operation's sweep with their expected values."""
     op, dtype, ranks = items[0].op, items[0].dtype, items[0].ranks
     fitted = next((fit for fit in result.fits if (fit.op, fit.dtype) == (op, dtype)), None)
     floors = {
@@ -222,14 +223,14 @@ def _expected(fitted: FitResult | None, op: str, size_bytes: int, ranks: int) ->
 def _history(result: Result, runs: Sequence[PastRun]) -> list[Block]:
     histories = figure_histories(result.records, runs)
     if not runs:
-        text = "This is the first run on this cluster that can be read."
+        text = "There are no earlier runs on this cluster."
     elif not histories:
-        text = "Earlier runs have left no figures of this very setting (hardware, software, nodes, ranks)."
+        text = "Earlier runs have no figures with the same setting (hardware, software, nodes, ranks)."
     else:
         text = "Runs with the same hardware, software, nodes and ranks. The colour is the check's verdict."
     blocks: list[Block] = [Text(markdown=f"### History\n\n{text}")]
     if histories:
-        views = [charts.over_time(title, points) for title, points in histories[:MOST_HISTORIES]]
+        views = [charts.over_time(title, points) for title, points in histories[:MAX_HISTORIES]]
         blocks.append(Chart(spec=side_by_side(views)))
     if runs:
         newest = sorted(runs, key=lambda run: -run.finished_unix)[:10]
@@ -239,17 +240,17 @@ def _history(result: Result, runs: Sequence[PastRun]) -> list[Block]:
 
 
 def figure_histories(current: Sequence[Record], runs: Sequence[PastRun]) -> list[tuple[str, list[Then]]]:
-    """Each figure of this run that earlier ones of the same setting have too, with all their values."""
+    """Return the history of each figure that earlier runs with the same setting also have."""
     histories = []
     earlier = [record for run in runs for record in run.records]
     for now in current:
-        same = [
+        earlier = [
             old for old in earlier if (old.setting, old.op, old.bytes) == (now.setting, now.op, now.bytes)
         ]
-        if same:
-            what = now.op if now.bytes is None else f"{now.op}, {message(now.bytes)}"
-            points = [Then(unix=r.unix, value=r.value, verdict=r.verdict) for r in (*same, now)]
-            histories.append((f"{what}, {now.unit}", points))
+        if earlier:
+            label = now.op if now.bytes is None else f"{now.op}, {message(now.bytes)}"
+            points = [Then(unix=r.unix, value=r.value, verdict=r.verdict) for r in (*earlier, now)]
+            histories.append((f"{label}, {now.unit}", points))
     return histories
 
 
@@ -258,13 +259,13 @@ def figure_histories(current: Sequence[Record], runs: Sequence[PastRun]) -> list
 
 def _facts(result: Result) -> list[Block]:
     run = result.measurements
-    shown, left_out = _nodes_to_show(result)
+    shown, omitted = _nodes_to_show(result)
     leaders = {fact.node: fact for fact in sorted(run.facts, key=lambda fact: -fact.rank)}
     rows = tuple(fact_row(leaders[node]) for node in shown if node in leaders)
     headers = ("node", "host", "GPUs", "interface", "zone", "shared memory", "clock", "software")
     blocks: list[Block] = [Text(markdown="### Nodes"), Grid(headers=headers, rows=rows)]
-    if left_out:
-        blocks.append(Text(markdown=f"and {left_out} more"))
+    if omitted:
+        blocks.append(Text(markdown=f"and {omitted} more"))
     return blocks
 
 
@@ -289,7 +290,7 @@ def fact_row(fact: Facts) -> tuple[str, ...]:
 
 
 def message(size_bytes: int) -> str:
-    """A message's size as people write it: 4 KiB, 64 MiB."""
+    """Format a message size: 4 KiB, 64 MiB."""
     for unit, bytes_each in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size_bytes >= bytes_each:
             return f"{size_bytes / bytes_each:.4g} {unit}"

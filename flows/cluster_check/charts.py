@@ -1,4 +1,4 @@
-"""The charts of the checklist's card, as Vega-Lite specifications: plain values in, a plain dict out."""
+"""Charts of the checklist's card as Vega-Lite specifications."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLOURS: dict[Verdict, str] = {
 _MEASURED, _EXPECTED, _FLOOR = "#4c78a8", "#f58518", "#e45756"
 _CELL_WIDTH, _LEAST_CELL = 560, 9  # pixels of the heat map; of a node's row at least
 _TILE = 44
-# Powers of two as people write them: 64 KiB and not 65.5k
+# Sizes in powers of two: 64 KiB, not 65.5k
 _BYTES = (
     "datum.value < 1024 ? format(datum.value, 'd') + ' B' : "
     "datum.value < 1048576 ? format(datum.value / 1024, '.3~f') + ' KiB' : "
@@ -49,7 +49,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """One size of a sweep, GB/s of busbw. None: not known."""
+    """One size of a sweep, GB/s of busbw. None: unknown."""
 
     bytes: int
     measured: float | None = None
@@ -67,7 +67,7 @@ class Then:
 
 
 def tiles(checks: Sequence[Tile]) -> dict[str, Any]:
-    """All checks in a row, coloured by their verdicts."""
+    """Return the row of check tiles, colored by verdict."""
     names = [tile.check for tile in checks]
     values = [{"check": tile.check, "verdict": tile.verdict, "why": tile.reason} for tile in checks]
     return {
@@ -91,9 +91,9 @@ def tiles(checks: Sequence[Tile]) -> dict[str, Any]:
 
 
 def heat_map(cells: Sequence[Cell], names: Sequence[str]) -> dict[str, Any]:
-    """Bandwidth of every ordered pair; pairs that could not be measured are red."""
+    """Return the heat map of bandwidth by ordered pair; failed pairs are red."""
     height = max(_LEAST_CELL * len(names), min(320, 36 * len(names)))
-    known = [
+    measured_cells = [
         {"from": cell.src, "to": cell.dst, "GB/s": round(cell.gbytes_per_s, 4), "note": cell.note}
         for cell in cells
         if cell.gbytes_per_s is not None
@@ -123,7 +123,7 @@ def heat_map(cells: Sequence[Cell], names: Sequence[str]) -> dict[str, Any]:
         "height": height,
         "layer": [
             {
-                "data": {"values": known},
+                "data": {"values": measured_cells},
                 "mark": {"type": "rect", "tooltip": True},
                 "encoding": {**axes, "color": colour},
             },
@@ -137,7 +137,7 @@ def heat_map(cells: Sequence[Cell], names: Sequence[str]) -> dict[str, Any]:
 
 
 def sweep(title: str, points: Sequence[Point]) -> dict[str, Any]:
-    """busbw over message size: measured, as the fit expects it, and the floor where there is one."""
+    """Return the chart of busbw over message size: measured, fitted, and the floor if there is one."""
 
     def rows(name: str) -> list[dict[str, float]]:
         return [
@@ -180,7 +180,7 @@ def sweep(title: str, points: Sequence[Point]) -> dict[str, Any]:
 
 
 def over_time(title: str, runs: Sequence[Then]) -> dict[str, Any]:
-    """One figure over the runs, each coloured by its run's verdict."""
+    """Return the chart of one figure over the runs, colored by verdict."""
     values = [
         {"time": _time(run.unix), "value": run.value, "verdict": run.verdict}
         for run in thin(sorted(runs, key=lambda run: run.unix))

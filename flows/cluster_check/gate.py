@@ -1,9 +1,9 @@
-"""Gate of a training run: the newest checklist of the cluster where it is launched.
+"""Gate of a training run: the newest checklist result of its cluster.
 
 The newest finished ``verdict`` of ``ChecklistFlow`` on the same cluster
-(``decorators/backends/cluster_name.py``) counts, whoever launched it. A failure of less than a day stops the
-run; nodes that failed are kept out; the measured bandwidth goes into the estimate. Where there is no
-checklist, none of this says anything.
+(``decorators/backends/cluster_name.py``) counts, regardless of who launched it. A failure less than a day old
+stops the run, failed nodes are excluded, and the measured bandwidth is used for the estimate. Without a
+checklist result the gate does nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from checklist import result as results
 from checklist.measurements import Collective
 from checklist.outputs.taint import KEY, LABEL
 from checklist.result import Result
-from decorators._metaflow import Backend, say
+from decorators._metaflow import Backend, print_line
 from decorators.past_runs import NeverRunError, ended_tasks, read_for, runs_of
 from estimator import hardware
 from estimator.errors import UserError
@@ -28,18 +28,18 @@ from estimator.throughput import MeasuredBandwidth
 
 FLOW = "ChecklistFlow"
 STEP = "verdict"
-MOST_RUNS = 50  # of the flow that are looked at, the newest
-LIMIT_S = 20.0  # for looking at them
+MAX_RUNS = 50  # number of newest runs of the flow to search
+LIMIT_S = 20.0  # time limit of the search
 DAY_S = 86_400.0
-STOPS_S = DAY_S  # so long a failure stops runs; later the cluster may have been mended
-BANDWIDTH_S = 30 * DAY_S  # so long a measured bandwidth counts
+STOPS_S = DAY_S  # age up to which a failure stops runs; later the cluster may have been repaired
+BANDWIDTH_S = 30 * DAY_S  # age up to which a measured bandwidth is used
 IGNORE_VARIABLE = "METAFLOW_RUN_IGNORE_CHECKLIST"
 MIB = 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
-    """The newest finished checklist of a cluster, by which a launch is let through or stopped."""
+    """The newest finished checklist of a cluster, which allows or stops a launch."""
 
     run: str
     """Its run, ``ChecklistFlow/12``."""
@@ -49,26 +49,26 @@ class Checked:
 
     @property
     def ago(self) -> str:
-        return f"{_words(self.age_s)} ago ({self.run})"
+        return f"{_age_text(self.age_s)} ago ({self.run})"
 
     def refusal(self, backend: Backend, *, resumes: bool = False) -> UserError | None:
-        """Return the reason why no run should start here; None if there is none, or the result is too old."""
+        """Return the error that stops a run here; None if the result is good or too old."""
         if self.result.verdict != "FAIL" or self.age_s >= STOPS_S:
             return None
         failed = [finding for finding in self.result.findings if finding.verdict == "FAIL"]
         bad = f" Bad nodes: {', '.join(self.result.bad_nodes)}." if self.result.bad_nodes else ""
         advice = [" ".join(finding.advice) for finding in failed[:1]]
         remote = "" if backend == "local" else f" --with {backend}"
-        again = f"Then run the checklist again: finetune check{remote}"
-        # resume takes no parameters; this is how Metaflow takes one from the environment
+        rerun = f"Then run the checklist again: finetune check{remote}"
+        # resume takes no parameters, but Metaflow reads them from the environment
         anyway = f"{IGNORE_VARIABLE}=1 before the command" if resumes else "--ignore-checklist"
         return UserError(
             f"The checklist of this cluster failed {self.ago}: {self.result.headline}{bad}",
-            "\n".join((*advice, again, f"To train all the same: {anyway}")),
+            "\n".join((*advice, rerun, f"To train anyway: {anyway}")),
         )
 
     def remarks(self) -> tuple[str, ...]:
-        """Return warnings that stop nothing."""
+        """Return warnings that do not stop the run."""
         if self.result.verdict == "FAIL":
             return (f"The checklist of this cluster failed {self.ago}: {self.result.headline}",)
         if self.result.verdict == "NO-VERDICT":
@@ -76,7 +76,7 @@ class Checked:
         return ()
 
     def bandwidth(self) -> MeasuredBandwidth | None:
-        """The collectives' bandwidth over NCCL on real machines; None: not measured, or too long ago."""
+        """Return the bandwidth of NCCL collectives between machines; None if not measured or too old."""
         run = self.result.measurements
         largest = _largest_all_reduce(self.result)
         if run.local or run.backend != "nccl" or self.age_s >= BANDWIDTH_S or largest is None:
@@ -96,20 +96,22 @@ class Checked:
         )
 
     def is_of(self, plan: Plan) -> bool:
-        """Whether it measured the machines that a plan asks for, as far as both are known."""
+        """Whether it measured the machines that a plan requests, as far as both are known."""
         names = {name for fact in self.result.measurements.facts for name in fact.gpu_names}
         gpus = {gpu.name for gpu in map(hardware.find_gpu_by_nvml_name, names) if gpu is not None}
         types = {fact.instance_type for fact in self.result.measurements.facts} - {None}
-        asked = plan.request.instance_type
-        return gpus == {plan.request.gpu_type} and (asked is None or not types or types == {asked})
+        instance_type = plan.request.instance_type
+        return gpus == {plan.request.gpu_type} and (
+            instance_type is None or not types or types == {instance_type}
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeExclusion:
-    """Labels and lines by which the next run avoids the failed nodes."""
+    """How the next run avoids failed nodes: node labels to require, and messages."""
 
     labels: tuple[tuple[str, str], ...] = ()
-    """That a node must carry."""
+    """Labels that a node must have."""
     lines: tuple[str, ...] = ()
 
 
@@ -117,37 +119,37 @@ class NodeExclusion:
 class _Search:
     """Result of the reading thread."""
 
-    found: list[Checked] = field(default_factory=list)
+    results: list[Checked] = field(default_factory=list)
     problem: str | None = None
 
 
 def check_newest(cluster: str, backend: Backend, *, ignored: bool, resumes: bool = False) -> Checked | None:
-    """The newest checklist of that cluster, told in a line where it is not good; None: there is none.
+    """Return the newest checklist of a cluster, and print a line if it is not good; None if there is none.
 
-    Raises UserError where it says that no run should begin, unless that is to be ``ignored``.
+    Raises UserError if it stops runs, unless ``ignored``.
     """
     checked, problem = newest(cluster)
     if problem is not None:
-        say(problem)
+        print_line(problem)
     if checked is None:
         return None
     refusal = checked.refusal(backend, resumes=resumes)
     if refusal is not None and not ignored:
         raise refusal
     for line in checked.remarks():
-        say(line)
+        print_line(line)
     return checked
 
 
 def newest(cluster: str, *, limit_s: float = LIMIT_S) -> tuple[Checked | None, str | None]:
-    """The newest checklist of that cluster, and a line where there may be one that cannot be read.
+    """Return (newest checklist of a cluster, message if the search failed).
 
-    Looks at ``MOST_RUNS`` runs of any user, through Metaflow's client, for at most ``limit_s`` seconds.
+    Searches ``MAX_RUNS`` runs of any user, through Metaflow's client, for at most ``limit_s`` seconds.
     """
     search = _Search()
     in_time = read_for(limit_s, lambda over: _search_runs(cluster, search, over))
-    if search.found:
-        return search.found[0], None
+    if search.results:
+        return search.results[0], None
     if not in_time:
         return None, f"No checklist of this cluster was found within {limit_s:g} s."
     return None, search.problem
@@ -155,7 +157,7 @@ def newest(cluster: str, *, limit_s: float = LIMIT_S) -> tuple[Checked | None, s
 
 def _search_runs(cluster: str, search: _Search, over: threading.Event) -> None:
     try:
-        for task in ended_tasks(runs_of(FLOW, most=MOST_RUNS), STEP, ("cluster", "result")):
+        for task in ended_tasks(runs_of(FLOW, limit=MAX_RUNS), STEP, ("cluster", "result")):
             if over.is_set():
                 return
             if task["cluster"].data != cluster:
@@ -165,47 +167,45 @@ def _search_runs(cluster: str, search: _Search, over: threading.Event) -> None:
                 result = results.from_json(json.dumps(task["result"].data))
             except UserError as error:
                 search.problem = (
-                    f"The newest checklist of this cluster ({run}) can't be used: {error.problem}"
+                    f"The newest checklist of this cluster ({run}) cannot be used: {error.problem}"
                 )
                 return
             age = max(0.0, time.time() - result.finished_unix)
-            search.found.append(Checked(run=run, result=result, age_s=age))
+            search.results.append(Checked(run=run, result=result, age_s=age))
             return
-    except NeverRunError:  # there has been none
+    except NeverRunError:  # no checklist has run yet
         return
     except Exception as error:  # noqa: BLE001 - whatever a metadata service or datastore may answer with
-        search.problem = f"The checklists of this cluster can't be read: {type(error).__name__}."
+        search.problem = f"The checklists of this cluster cannot be read: {type(error).__name__}."
 
 
 def exclude_nodes(checked: Checked, backend: Backend) -> NodeExclusion:
-    """Return how the failed nodes are avoided, whatever the age of the result: by a taint, else by a label
-    of healthy nodes.
+    """Return how failed nodes are avoided, regardless of the result's age: by a taint, else by a label of
+    healthy nodes.
     """
     bad = checked.result.bad_nodes
     if not bad or backend == "local":
         return NodeExclusion()
     failed = f"Nodes that failed the checklist: {', '.join(bad)}."
     if backend != "kubernetes":
-        return NodeExclusion(
-            lines=(f"{failed} {backend} can't be told to avoid them: terminate those machines.",)
-        )
+        return NodeExclusion(lines=(f"{failed} {backend} cannot avoid them: terminate those machines.",))
     try:
         _, nodes = cluster_nodes.fetch()
     except UserError as error:
-        return NodeExclusion(lines=(f"{failed} Whether they are marked is unknown: {error.problem}",))
-    there = [node for node in nodes if node.name in bad]
-    tainted = {node.name for node in there if any(taint.startswith(KEY) for taint in node.taints)}
+        return NodeExclusion(lines=(f"{failed} Their taints could not be read: {error.problem}",))
+    failed_nodes = [node for node in nodes if node.name in bad]
+    tainted = {node.name for node in failed_nodes if any(taint.startswith(KEY) for taint in node.taints)}
     fit = {node.name for node in nodes if node.labels.get(LABEL) == "true"}
     lines = []
     if tainted:
-        lines.append(f"Kept out by their taint {KEY}: {', '.join(sorted(tainted))}.")
-    others = {node.name for node in there} - tainted
-    labelled = others - fit if fit else set()
+        lines.append(f"Excluded by their taint {KEY}: {', '.join(sorted(tainted))}.")
+    untainted = {node.name for node in failed_nodes} - tainted
+    labelled = untainted - fit if fit else set()
     if labelled:
-        lines.append(f"Kept out by asking for nodes with {LABEL}=true: {', '.join(sorted(labelled))}.")
+        lines.append(f"Excluded by requiring the label {LABEL}=true: {', '.join(sorted(labelled))}.")
     lines += [
-        f"Not kept out: {name}. To do so: kubectl taint nodes {name} {KEY}=true:NoSchedule"
-        for name in sorted(others - labelled)
+        f"Not excluded: {name}. To exclude it: kubectl taint nodes {name} {KEY}=true:NoSchedule"
+        for name in sorted(untainted - labelled)
     ]
     return NodeExclusion(labels=((LABEL, "true"),) if labelled else (), lines=tuple(lines))
 
@@ -221,12 +221,12 @@ def explain_bandwidth(plan: Plan, bandwidth: MeasuredBandwidth) -> str | None:
 
 
 def _largest_all_reduce(result: Result) -> Collective | None:
-    """The measurement that Result.busbw_gbytes_per_s is of."""
+    """Return the measurement behind Result.busbw_gbytes_per_s."""
     done = [
         item for item in result.measurements.collectives if item.op == "all_reduce" and item.error is None
     ]
     return max(done, key=lambda item: item.bytes, default=None)
 
 
-def _words(seconds: float) -> str:
+def _age_text(seconds: float) -> str:
     return format_duration(seconds) if seconds < 2 * DAY_S else f"{seconds / DAY_S:.0f} days"

@@ -1,4 +1,4 @@
-"""From the checklist flow's parameters to what is checked and asked for; what a run is refused for.
+"""Launch of the checklist flow: validation of its parameters, and its resource request.
 
 ``python -m flows.cluster_check.launch`` renews the JSON Schema of its options file.
 """
@@ -36,7 +36,7 @@ from checklist.run import local
 from decorators._metaflow import Backend
 from decorators.backends import cluster_name, pod_template
 from decorators.backends.options import Options as Placement
-from decorators.node_request import LAUNCH_VARIABLE, Asked
+from decorators.node_request import LAUNCH_VARIABLE, NodeRequest
 from estimator import hardware, untrusted
 from estimator.errors import UserError
 from estimator.hardware.cluster.taints import Toleration
@@ -44,16 +44,17 @@ from estimator.plan import Request
 from launchers.base import workdir
 
 SCHEMA_FILE = Path(__file__).with_name("options.schema.json")
-RESULT_FILE = "checklist-result.json"  # of a run on this machine, in the folder that it is started from
-REMOTE_START_S = 1200.0  # for machines and images to come; on this machine Options' own limit holds
-MOST_LAUNCH = 4000  # characters; AWS Batch takes 8192 for all variables together
+RESULT_FILE = "checklist-result.json"  # result of a local run, in the current folder
+REMOTE_START_S = 1200.0  # time for machines to start and pull images; local runs use the limit of Options
+MAX_LAUNCH = 4000  # characters; AWS Batch takes 8192 for all variables together
 _GIB = 1024  # MiB
-# Of a rank's process: torch with a CUDA context is some 4 GiB; pinned buffers and the sweep's come on top
+# Per rank: torch with a CUDA context needs about 4 GiB, plus pinned buffers and those of the sweep
 _CPU_OF_RANK, _MEMORY_OF_RANK_MIB, _MEMORY_OF_NODE_MIB = 4, 8 * _GIB, 8 * _GIB
 _CPU_OF_PROCESS, _MEMORY_OF_PROCESS_MIB = 2, 4 * _GIB
-_SHM_MIB, _SHM_ON_CPU_MIB = 8 * _GIB, 2 * _GIB  # NCCL's tens of MB for each rank, and what the check wants
+# tens of MB per rank for NCCL, and the minimum that the shared memory check requires
+_SHM_MIB, _SHM_ON_CPU_MIB = 8 * _GIB, 2 * _GIB
 _DISK_MIB = 10 * _GIB
-_AROUND_S = 1800.0  # for image, code package and result of a node that is there
+_AROUND_S = 1800.0  # time for image, code package and result on a running node
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,16 +63,16 @@ class Launch:
 
     backend: Backend
     gpus_per_node: int | None
-    """That the nodes have been asked for; None: none, or (here) all."""
+    """Requested GPUs per node; None: none, or all of the local machine."""
     thresholds: str | None
-    """The user's table; its file stays where the run is launched."""
+    """Content of the user's thresholds file, which exists only where the run is launched."""
     thresholds_file: str
     reference: reference.Reference | None = None
-    """The settings of the result behind --reference-settings; that file stays there, too."""
+    """Settings of the result file of --reference-settings, which exists only where the run is launched."""
     reference_file: str = ""
 
     def pack(self) -> str:
-        """Pack into one word without spaces, for an environment variable (see :meth:`unpack`)."""
+        """Serialize to a string without spaces, for an environment variable (see :meth:`unpack`)."""
         return untrusted.pack(json.dumps(asdict(self)))
 
     @classmethod
@@ -80,8 +81,8 @@ class Launch:
             return cls(**untrusted.parse_json(untrusted.unpack(text)))
         except (ValueError, TypeError) as error:
             raise UserError(
-                f"{LAUNCH_VARIABLE} can't be read: {error}.",
-                "Start it again with `run`, or deploy the flow anew.",
+                f"{LAUNCH_VARIABLE} cannot be read: {error}.",
+                "Start it again with `run`, or deploy the flow again.",
             ) from None
 
 
@@ -92,34 +93,34 @@ class RunConfig:
     options: Options
     thresholds: str | None
     shares: tuple[tuple[str, ...], ...]
-    """By node: UUIDs of the GPUs that are its own, where all nodes are on one machine."""
+    """UUIDs of each node's GPUs if all nodes are on one machine."""
     local: bool
     reference: reference.Reference | None = None
 
 
 class FlowOptions(OutputOptions, CheckOptions):
-    """What the checklist flow takes, as flags or in the file behind ``--config options``."""
+    """Options of the checklist flow, as flags or in the file of ``--config options``."""
 
     start_timeout: float | None = None
-    """Seconds for all nodes to be there: 60 here, 1200 elsewhere."""
+    """Seconds until all nodes must have joined. Default: 60 on this machine, 1200 on a cluster."""
     instance_type: Text = None
     """The machine type to test, for its selector and its network."""
     queue: Text = None
     """Batch job queue, or Kueue LocalQueue."""
     pending_timeout: float = Placement().pending_timeout
-    """Minutes that a step may wait for its nodes."""
+    """Maximum minutes that a step waits for its nodes."""
     priority_class: Text = None
-    """On Kubernetes; else the lowest that the cluster has."""
+    """Kubernetes PriorityClass of the pods. Default: the lowest of the cluster."""
     fabric: Literal["auto", "efa", "infiniband", "roce", "tcpx", "none"] = "auto"
-    """On Kubernetes, the network between nodes: auto is what the nodes offer, none is TCP."""
+    """Network between Kubernetes nodes: auto uses what the nodes offer, none is TCP."""
     pod_template: Text = None
-    """On Kubernetes, a YAML file that is merged into the pods' template, as for training."""
+    """YAML file that is merged into the Kubernetes pod template, as for training."""
 
     @model_validator(mode="after")
     def _check_waits(self) -> FlowOptions:
         if not (math.isfinite(self.pending_timeout) and self.pending_timeout > 0):
             raise UserError(
-                f"--pending-timeout {self.pending_timeout} is not possible.", "Give minutes above 0."
+                f"--pending-timeout {self.pending_timeout} is invalid.", "Give a number of minutes above 0."
             )
         return self
 
@@ -128,26 +129,26 @@ DEFAULTS = flat(FlowOptions())  # of the flow's parameters, by name
 
 
 def read_options(text: str) -> dict[str, Any]:
-    """A YAML file of options over the defaults, as parameters of the flow hold them. Raises UserError."""
+    """Parse a YAML file of options and fill in the defaults, for the flow's parameters. Raises UserError."""
     return flat(parse_yaml(FlowOptions, text))
 
 
 def options_of(values: Mapping[str, Any]) -> FlowOptions:
-    """The options among a run's parameters, which may be more. Raises UserError."""
+    """Return the options among a run's parameters. Raises UserError."""
     return build(FlowOptions, {name: values[name] for name in DEFAULTS if name in values})
 
 
 def result_file(options: FlowOptions, *, here: bool) -> Path | None:
-    """Return the file for a copy of the result; None: only the datastore has it."""
+    """Return the file for a copy of the result; None if only the datastore has it."""
     if options.json is not None:
         return options.json.expanduser()
     return Path(RESULT_FILE) if here else None
 
 
-def ask(values: Mapping[str, Any], backend: Backend, gpus: int | None) -> Asked:
+def ask(values: Mapping[str, Any], backend: Backend, gpus: int | None) -> NodeRequest:
     """Return the request of a run with these parameters, at launch; ``gpus`` are those from ``--with``.
 
-    Raises UserError for all that can be known to be wrong before anything is launched.
+    Raises UserError for everything that can be checked before launch.
     """
     options = options_of(values)
     outputs = outputs_of(options)
@@ -168,13 +169,13 @@ def ask(values: Mapping[str, Any], backend: Backend, gpus: int | None) -> Asked:
         reference=_read_reference(options),
         reference_file=_reference_of(options),
     ).pack()
-    if len(launch) > MOST_LAUNCH and backend != "local":
+    if len(launch) > MAX_LAUNCH and backend != "local":
         raise UserError(
-            f"{_files(options)} too large to travel with a run on {backend}.",
-            "Leave only the rows of this system in --thresholds, with shorter sources; beside "
-            "--reference-settings name one node by --reference-node.",
+            f"{_files(options)} too large for a run on {backend}.",
+            "Keep only the rows of this system in --thresholds, with shorter sources, or select one node of "
+            "--reference-settings with --reference-node.",
         )
-    return Asked(
+    return NodeRequest(
         request=_request(options, gpus_per_node),
         launch=launch,
         options=Placement(
@@ -185,14 +186,16 @@ def ask(values: Mapping[str, Any], backend: Backend, gpus: int | None) -> Asked:
             pod_template=pod_template.read(options.pod_template) if options.pod_template else None,
             termination_grace_s=0,
         ),
-        # Else a node that an earlier check has marked could never be measured again, and cleared
+        # Otherwise a node tainted by an earlier check could never be measured again and cleared
         tolerations=(Toleration(key=taint.KEY, effect=taint.EFFECT),),
         longest_s=_longest_s(options),
     )
 
 
 def _longest_s(options: FlowOptions) -> float:
-    """The most that a check's nodes take once they run: all phases' limits, and the wait for each other."""
+    """Return the maximum duration of a check on running nodes: limits of all phases, and the wait for
+    nodes.
+    """
     run = _run_options(options)
     limits = sum(run.limit_s(phase) for phase in run.phases)
     return (options.start_timeout or REMOTE_START_S) + limits + _AROUND_S
@@ -202,31 +205,29 @@ def read_launch() -> Launch:
     """Read the launch's data for this run's tasks. Raises UserError if there is none."""
     text = os.environ.get(LAUNCH_VARIABLE)
     if not text:
-        raise UserError(
-            "This run has not been launched as one.", "Start it with `run`, or deploy the flow anew."
-        )
+        raise UserError("This task has no launch data.", "Start it with `run`, or deploy the flow again.")
     return Launch.unpack(text)
 
 
 def check_outputs(options: FlowOptions) -> tuple[str, ...]:
-    """A line for each output that does not work now. Raises UserError for those that never will."""
+    """Return a line per output that does not work now. Raises UserError for outputs that never will."""
     return publish.check(outputs_of(options))
 
 
-def resolve(asked: FlowOptions, launch: Launch, *, datastore: str) -> RunConfig:
+def resolve(requested: FlowOptions, launch: Launch, *, datastore: str) -> RunConfig:
     """Decide the configuration in the first task. Raises UserError if a deployed flow cannot do what is
     requested.
     """
-    options = _run_options(asked, datastore=datastore if measurable(datastore) else None)
-    if str(asked.thresholds or "") != launch.thresholds_file:
+    options = _run_options(requested, datastore=datastore if measurable(datastore) else None)
+    if str(requested.thresholds or "") != launch.thresholds_file:
         raise UserError(
             f"This deployment was made with --thresholds {launch.thresholds_file or '(none)'}.",
-            "Deploy the flow anew: its tasks can't read files of another machine.",
+            "Deploy the flow again: its tasks cannot read files of another machine.",
         )
-    if _reference_of(asked) != launch.reference_file:
+    if _reference_of(requested) != launch.reference_file:
         raise UserError(
             f"This deployment was made with --reference-settings {launch.reference_file or '(none)'}.",
-            "Deploy the flow anew: its tasks can't read files of another machine.",
+            "Deploy the flow again: its tasks cannot read files of another machine.",
         )
     if launch.backend == "local":
         options, uuids = local.shared_out(options)
@@ -239,14 +240,14 @@ def resolve(asked: FlowOptions, launch: Launch, *, datastore: str) -> RunConfig:
         )
     if options.gpus_per_node not in (None, launch.gpus_per_node) and options.device != "cpu":
         raise UserError(
-            f"This deployment asks for {launch.gpus_per_node} GPUs a node, not {options.gpus_per_node}.",
-            "Deploy the flow anew with that number: a deployment's resources are fixed.",
+            f"This deployment requests {launch.gpus_per_node} GPUs per node, not {options.gpus_per_node}.",
+            "Deploy the flow again with that number: a deployment's resources are fixed.",
         )
     on_gpus = launch.gpus_per_node is not None
     options = options.model_copy(
         update={
             "gpus_per_node": launch.gpus_per_node or options.gpus_per_node or 1,
-            "device": "cuda" if on_gpus else "cpu",  # so that a node without GPUs is no CPU test that passes
+            "device": "cuda" if on_gpus else "cpu",  # so that a node without GPUs does not pass as a CPU test
             "start_timeout": options.start_timeout or REMOTE_START_S,
         }
     )
@@ -264,14 +265,14 @@ def _run_options(options: FlowOptions, datastore: str | None = None) -> Options:
     """Return the options of a node. Thresholds and settings of a file travel as text with the launch."""
     return options.options(
         start_timeout=options.start_timeout,
-        directory=workdir.place(),  # each node's user has another root in it
+        directory=workdir.place(),  # each node has a separate root in it
         datastore=datastore,
         thresholds=None,
     ).of_nodes()
 
 
 def table_of(text: str | None) -> thresholds.Table:
-    """The shipped thresholds, and above them the user's, given as text."""
+    """Return the shipped thresholds, overridden by the user's table, given as text."""
     if text is None:
         return thresholds.table()
     with tempfile.TemporaryDirectory() as folder:
@@ -284,7 +285,7 @@ def _read_thresholds(file: Path | None) -> str | None:
     if file is None:
         return None
     file = file.expanduser()
-    thresholds.read(file, own=True)  # raises for the first mistake in it
+    thresholds.read(file, own=True)  # raises for the first error
     return file.read_text(encoding="utf-8-sig")
 
 
@@ -294,44 +295,43 @@ def _read_reference(options: FlowOptions) -> reference.Reference | None:
 
 
 def _reference_of(options: FlowOptions) -> str:
-    """The file behind --reference-settings and the node in it that is meant; empty: none."""
+    """Return the file and node of --reference-settings; empty if not given."""
     if options.reference_settings is None:
         return ""
     return " of ".join(filter(None, (str(options.reference_settings), options.reference_node)))
 
 
 def _files(options: FlowOptions) -> str:
-    given = (("--thresholds", options.thresholds), ("--reference-settings", options.reference_settings))
-    named = [f"{flag} {file}" for flag, file in given if file is not None]
+    file_options = (
+        ("--thresholds", options.thresholds),
+        ("--reference-settings", options.reference_settings),
+    )
+    named = [f"{flag} {file}" for flag, file in file_options if file is not None]
     return f"{' and '.join(named)} {'are' if len(named) > 1 else 'is'}"
 
 
 def _check_writable(file: Path | None) -> None:
     if file is not None and (file.is_dir() or not os.access(file.absolute().parent, os.W_OK)):
-        raise UserError(f"{file} can't be written.", "Give --json a file in a folder that exists.")
+        raise UserError(f"{file} cannot be written.", "Give --json a file in an existing folder.")
 
 
 def _gpus_of_node(options: FlowOptions, given: int | None) -> int | None:
-    """GPUs to ask for on each node of a cluster; None: the checks run on CPUs."""
+    """Return the GPUs to request per node of a cluster; None if the checks run on CPUs."""
     if options.device == "cpu":
         return None
     asked = options.gpus_per_node
     if asked and given and asked != given:
         raise UserError(
             f"--gpus-per-node {asked} and gpu={given} contradict each other.",
-            "Give the number of GPUs for each node once.",
+            "Give the number of GPUs per node once.",
         )
     if options.instance_type and not (asked or given):
         given = hardware.instance(options.instance_type).gpu_count or None
     if asked or given:
         return asked or given
     if options.device == "cuda":
-        raise UserError(
-            "How many GPUs a node has can't be known from here.", "Add it, for example --gpus-per-node 8."
-        )
-    sys.stderr.write(
-        "No GPUs are asked for, so CPUs are checked; --gpus-per-node 8 asks for 8 of each node.\n"
-    )
+        raise UserError("The number of GPUs per node is unknown.", "Give it, for example --gpus-per-node 8.")
+    sys.stderr.write("No GPUs are requested, so CPUs are checked; --gpus-per-node 8 requests 8 per node.\n")
     return None
 
 
@@ -356,7 +356,7 @@ def _request(options: FlowOptions, gpus: int | None) -> Request:
 
 
 def _priority_class(options: FlowOptions, backend: Backend) -> str | None:
-    """As low as the cluster has one, so that the checks give way to everything."""
+    """Return the lowest PriorityClass of the cluster, so that any other pod can preempt the checks."""
     if backend != "kubernetes":
         return None
     return options.priority_class or cluster_name.lowest_priority_class()

@@ -25,7 +25,7 @@ from checklist.run import local
 from checklist.run.rendezvous import of_node
 from checklist.verdict import judge
 from decorators._metaflow import FinetuneError, in_container, waits_for_other_nodes
-from decorators.node_request import keep_endings
+from decorators.node_request import store_pod_failures
 from decorators.past_runs import NeverRunError, ended_tasks, read_for, runs_of
 from decorators.storage import datastore
 from estimator.errors import UserError
@@ -35,22 +35,23 @@ from flows.cluster_check.suspicions import Suspicion
 from launchers.cluster.endpoint import NodeAddress
 from launchers.cluster.processes import die_with_parent
 
-MOST_RUNS = 30  # earlier ones that are read; each run carries on what is still open
-HISTORY_S = 60.0  # for reading them
+MAX_RUNS = 30  # number of earlier runs to read; each carries forward open failures
+HISTORY_S = 60.0  # time limit for reading them
 FAILURES = ("FAIL", "NO-VERDICT")
 
 
 def check_node(
     run_config: RunConfig, place: NodeAddress, work: Path, key: str
 ) -> tuple[dict[str, Any] | None, str | None]:
-    """Take part as one node: what all nodes have measured, as plain values, or why there is nothing.
+    """Run the checks of one node. Returns (measurements of all nodes as plain values, problem).
 
-    A node that fails is told and not raised: the verdict is made of what the others have measured. On node 0
-    what there is so far is kept in the datastore under ``key``, for when not even its own task ends.
+    A failure of the node is returned, not raised, so that the verdict can use the measurements of the others.
+    On node 0 the measurements so far are stored in the datastore under ``key``, in case its task does not
+    end.
     """
     if not in_container():
         die_with_parent(os.getppid(), signal.SIGTERM)
-    here = of_node(
+    node_options = of_node(
         node=place.node,
         nodes=place.nodes,
         processes=run_config.options.gpus_per_node or 1,
@@ -63,45 +64,45 @@ def check_node(
         uuids = run_config.shares[place.node]
         measured = local.run_node(
             run_config.options,
-            replace(here, ports=place.ports),
+            replace(node_options, ports=place.ports),
             uuids,
             work,
-            lambda so_far: _keep(key, so_far),
+            lambda so_far: _store(key, so_far),
         )
         if place.node == 0:
-            _keep(key, measured)
+            _store(key, measured)
     except UserError as error:
         print(f"node {place.node}: {error.problem}\n{error.advice}", flush=True)
         return None, error.problem
     except Exception as error:  # noqa: BLE001 - the others' measurements must still reach the verdict
         traceback.print_exc()
-        return None, f"The checklist itself failed on node {place.node}: {type(error).__name__}."
+        return None, f"The checklist failed on node {place.node}: {type(error).__name__}."
     if place.node == 0:
         _end_here_without(measured)
     return measurements.to_dict(measured), None
 
 
 def _end_here_without(measured: Measurements) -> None:
-    """Fail this task where it would only wait for one that is gone; the verdict is made of what is kept."""
+    """Fail this task if it would wait for a lost node; the verdict uses the stored measurements."""
     from metaflow import current
 
-    gone = sorted({hang.node for hang in measured.hangs if hang.kind == "lost"})
-    if gone and waits_for_other_nodes():
-        nodes = " and ".join(f"node {node}" for node in gone)
-        problem = f"No more was heard of {nodes}, without which the step can't end well."
-        keep_endings(current.run_id, [problem])
-        raise FinetuneError(problem, "The verdict is made of what was measured until then.")
+    lost_nodes = sorted({hang.node for hang in measured.hangs if hang.kind == "lost"})
+    if lost_nodes and waits_for_other_nodes():
+        nodes = " and ".join(f"node {node}" for node in lost_nodes)
+        problem = f"Lost contact with {nodes}, so the step cannot succeed."
+        store_pod_failures(current.run_id, [problem])
+        raise FinetuneError(problem, "The verdict uses the measurements until then.")
 
 
-def _keep(key: str, measured: Measurements) -> None:
-    """A copy in the datastore, which nothing but a lost step reads: so it costs a line where that fails."""
+def _store(key: str, measured: Measurements) -> None:
+    """Store a copy in the datastore for the case that the step is lost; a failure is only printed."""
     try:
         datastore().put_bytes(key, measurements.to_json(measured).encode())
     except Exception as error:  # noqa: BLE001 - whatever a datastore may answer with
-        print(f"What was measured so far can't be kept in the datastore: {type(error).__name__}: {error}")
+        print(f"Measurements so far could not be stored in the datastore: {type(error).__name__}: {error}")
 
 
-def read_kept(key: str) -> Measurements | None:
+def read_stored(key: str) -> Measurements | None:
     """Read the measurements that the nodes' tasks stored under that key; None if there are none."""
     try:
         return measurements.from_json(datastore().get_bytes(key).decode())
@@ -114,21 +115,22 @@ def merge(
     nodes: Iterable[tuple[int, dict[str, Any] | None, str | None]],
     *,
     lost: bool = False,
-    kept: Measurements | None = None,
+    stored: Measurements | None = None,
     endings: tuple[str, ...] = (),
 ) -> Measurements:
-    """One run's measurements from (node, what it has got, its problem); node 0's, where it has any.
+    """Merge the nodes' results (node, measurements, problem) to the measurements of the run; node 0's if
+    present.
 
-    ``lost``: the nodes' step has failed as a whole, which is no task's own doing. Then there may be nothing
-    but what was ``kept``, and ``endings``, a line for each pod that has failed; and that a node was lost says
-    nothing against it, as its pod may just have been taken away, for more important work say.
+    ``lost``: the step failed as a whole. Then there may be only the ``stored`` measurements and ``endings``,
+    one line per failed pod; and a lost node is not considered faulty, because its pod may have been
+    preempted.
     """
     ordered = sorted(nodes, key=lambda item: item[0])
     problems = tuple(f"Node {node}: {problem}" for node, _, problem in ordered if problem)
     collected = next((measured for _, measured, _ in ordered if measured is not None), None)
-    merged = kept if collected is None else measurements.record(Measurements, collected)
+    merged = stored if collected is None else measurements.record(Measurements, collected)
     if lost and not problems:
-        problems = endings or ("A pod or container of the nodes' step did not come to its end.",)
+        problems = endings or ("A pod or container of the step did not finish.",)
     if merged is None:
         return _nothing(run_config, problems)
     if lost and not run_config.local:
@@ -147,9 +149,9 @@ def _taken(hang: Hang) -> Hang:
 
 
 def _nothing(run_config: RunConfig, problems: tuple[str, ...]) -> Measurements:
-    """A run of which nothing came back: every phase says why."""
+    """Return the measurements of a run without results; every phase has the reason."""
     options = run_config.options
-    why = problems[0] if problems else "no node has answered"
+    why = problems[0] if problems else "no node responded"
     return Measurements(
         started_unix=time.time(),
         seconds=0.0,
@@ -176,13 +178,13 @@ class PastRuns:
 def read_past_runs(flow: str, cluster: str, run_id: str, *, limit_s: float = HISTORY_S) -> PastRuns:
     """Read the results of the newest earlier runs of this flow on this cluster, through Metaflow's client.
 
-    Never raises and returns within ``limit_s``: what cannot be read is a note, and the run is judged without.
+    Never raises and returns within ``limit_s``: unreadable runs are skipped with a note.
     """
     runs: list[past_runs.PastRun] = []
     problems: list[str] = []
     in_time = read_for(limit_s, lambda over: _read_past(flow, cluster, run_id, runs, problems, over))
-    notes = [] if in_time else [f"Earlier runs were read for {limit_s:g} s, then no more."]
-    finished, unread = tuple(runs), tuple(problems)  # the thread may still add to its own
+    notes = [] if in_time else [f"Reading earlier runs stopped after {limit_s:g} s."]
+    finished, unread = tuple(runs), tuple(problems)  # the thread may still append to its lists
     history = past_runs.fold(finished, unread)
     count = "1 earlier run" if len(finished) == 1 else f"{len(finished)} earlier runs"
     notes.append(
@@ -201,8 +203,8 @@ def _read_past(
     over: threading.Event,
 ) -> None:
     try:
-        others = (run for run in runs_of(flow) if run.id != run_id)
-        for task in ended_tasks(others, "verdict", ("cluster", "kept")):
+        other_runs = (run for run in runs_of(flow) if run.id != run_id)
+        for task in ended_tasks(other_runs, "verdict", ("cluster", "kept")):
             if over.is_set():
                 return
             if task["cluster"].data != cluster:
@@ -210,13 +212,13 @@ def _read_past(
             try:
                 runs.append(past_runs.from_json(json.dumps(task["kept"].data)))
             except UserError as error:
-                problems.append(f"Run {task.pathspec.split('/')[1]} can't be used: {error.problem}")
-            if len(runs) >= MOST_RUNS:
+                problems.append(f"Run {task.pathspec.split('/')[1]} cannot be used: {error.problem}")
+            if len(runs) >= MAX_RUNS:
                 return
-    except NeverRunError:  # the first run, where not even this one is known yet
+    except NeverRunError:  # this is the first run, which is not recorded yet
         return
-    except Exception as error:  # noqa: BLE001 - a history that can't be read must not cost the result
-        problems.append(f"The history can't be read further: {type(error).__name__}: {error}")
+    except Exception as error:  # noqa: BLE001 - an unreadable history must not lose the result
+        problems.append(f"The history could not be read completely: {type(error).__name__}: {error}")
 
 
 def with_suspects(run_config: RunConfig, left: Iterable[Suspicion]) -> RunConfig:
@@ -229,7 +231,7 @@ def with_suspects(run_config: RunConfig, left: Iterable[Suspicion]) -> RunConfig
 def judge_run(
     run_config: RunConfig, measured: Measurements, past: PastRuns, left: Iterable[Suspicion] = ()
 ) -> Result:
-    """The run's result, its past taken into account."""
+    """Return the run's result, compared with its history."""
     result = judge(
         measured,
         checks=run_config.options.checks,
@@ -249,7 +251,7 @@ def judge_run(
 
 
 def to_plain(result: Result) -> dict[str, Any]:
-    """Exactly the content of result.json."""
+    """Return the content of result.json."""
     values: dict[str, Any] = json.loads(results.to_json(result))
     return values
 
@@ -266,7 +268,7 @@ def summarise(result: Result) -> dict[str, Any]:
 
 
 def publish_result(result: Result, outputs: Outputs, file: Path | None) -> None:
-    """Write the copy and call every output. What fails is a line: the datastore has the result already."""
+    """Write the copy and call every output. Failures are printed: the datastore has the result already."""
     if file is not None:
         try:
             results.write(result, file)
@@ -287,7 +289,7 @@ def explain_refusal(result: Result) -> UserError | None:
     if not result.findings and result.standing:
         open_ones = ",".join(dict.fromkeys(item.check for item in result.standing))
         advice = (
-            "It clears when the same check, as hard, measures that again and finds nothing: "
+            "It clears when the same check with the same effort measures it again without findings: "
             f"--only {open_ones}"
         )
     return UserError(f"{result.verdict}: {result.headline}", advice)

@@ -1,7 +1,7 @@
-"""Nodes that held up a training: left by the run while it goes on, looked at first by the next checklist.
+"""Suspected nodes that slowed down a training run, for the next checklist to measure first.
 
-One file for each rank in the datastore that all flows share, under the cluster's name, so that a run that is
-killed leaves its own too. A checklist of that cluster that has measured the node takes it away.
+One file per rank in the datastore shared by all flows, under the cluster's name, so that a killed run leaves
+its suspicions, too. A checklist of the cluster removes the suspicion after it has measured the node.
 """
 
 from __future__ import annotations
@@ -19,30 +19,33 @@ from launchers.report.stragglers import describe
 from launchers.report.telemetry import Straggling
 from launchers.store.bundles import Storage
 
-MOST = 256  # that are read
+MAX_SUSPICIONS = 256  # maximum number of files read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Suspicion:
-    """One rank for which the others of a training have waited."""
+    """One rank that the other ranks of a training run had to wait for."""
 
-    node: str  # as the checklist calls it
-    run: str  # of the training
+    node: str  # its name in the checklist
+    run: str  # the training run
     words: str
     at: float  # Unix time
-    key: str = ""  # where it lies; as read
+    key: str = ""  # key in the datastore, set when read
 
 
 def leave(event: Straggling, *, cluster: str, run: str, on_gpus: bool, store: Storage | None = None) -> None:
-    """Keep it for the next checklist. Never raises: a training doesn't end for that."""
+    """Store a suspicion for the next checklist. Never raises, because training must continue."""
     if event.over:
         return
-    one = Suspicion(node=event.host, run=run, words=describe(event, on_gpus=on_gpus), at=event.at)
+    suspicion = Suspicion(node=event.host, run=run, words=describe(event, on_gpus=on_gpus), at=event.at)
     key = f"{_folder(cluster)}/{run}-{event.rank:05d}.json"
     try:
-        (store or datastore(shared=True)).put_bytes(key, json.dumps(dataclasses.asdict(one)).encode())
+        (store or datastore(shared=True)).put_bytes(key, json.dumps(dataclasses.asdict(suspicion)).encode())
     except Exception as error:  # noqa: BLE001 - whatever a datastore may answer with
-        print(f"The next checklist will not hear of it: {type(error).__name__}: {error}", file=sys.stderr)
+        print(
+            f"The suspicion could not be stored for the next checklist: {type(error).__name__}: {error}",
+            file=sys.stderr,
+        )
 
 
 def read(cluster: str, store: Storage | None = None) -> tuple[Suspicion, ...]:
@@ -50,28 +53,28 @@ def read(cluster: str, store: Storage | None = None) -> tuple[Suspicion, ...]:
     found = []
     try:
         store = store or datastore(shared=True)
-        for key in store.keys(_folder(cluster))[:MOST]:
+        for key in store.keys(_folder(cluster))[:MAX_SUSPICIONS]:
             values = json.loads(store.get_bytes(key))
             found.append(Suspicion(**{**values, "key": key}))
     except Exception as error:  # noqa: BLE001 - a checklist is made without them
-        print(f"Suspicions of earlier trainings can't be read: {type(error).__name__}: {error}")
+        print(f"Suspicions of earlier training runs cannot be read: {type(error).__name__}: {error}")
     return tuple(sorted(found, key=lambda each: each.at))
 
 
 def notes(suspicions: Iterable[Suspicion]) -> tuple[str, ...]:
-    """A line of the checklist's result for each."""
-    return tuple(f"Training {each.run} said: {each.words}." for each in suspicions)
+    """Return one line per suspicion for the checklist's result."""
+    return tuple(f"Training run {each.run} reported: {each.words}." for each in suspicions)
 
 
 def settle(suspicions: Iterable[Suspicion], result: Result, store: Storage | None = None) -> None:
-    """Take away those of nodes that this checklist has measured; what it found is its own to keep open."""
+    """Remove the suspicions of nodes that this checklist has measured; its findings replace them."""
     measured = set(result.suspects_measured)
     keys = [each.key for each in suspicions if each.node in measured]
     if keys:
         try:
             (store or datastore(shared=True)).delete(keys)
         except Exception as error:  # noqa: BLE001 - they are looked at once more
-            print(f"Suspicions that are settled can't be removed: {type(error).__name__}: {error}")
+            print(f"Checked suspicions could not be removed: {type(error).__name__}: {error}")
 
 
 def _folder(cluster: str) -> str:

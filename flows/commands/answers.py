@@ -25,14 +25,15 @@ from launchers.scoring.functions import load_function, score_by
 def compare_runs(
     flow: str, runs: Sequence[str], *, prompts: Path, score: str | None, key: Path | None, max_new_tokens: int
 ) -> Comparison:
-    """Let the models of the runs answer the prompts; one run alone, or the word ``base``, adds its base.
+    """Generate answers of the runs' models to the prompts; a single run, or the word ``base``, adds its base
+    model.
 
     ``key``: file that gets the key of a blind comparison. Raises UserError before any model is loaded if a
     file, a run or the scoring function is missing.
     """
     texts = side_by_side.read_prompts(prompts)
     if len(runs) >= len(LETTERS):
-        raise UserError(f"{len(runs)} runs can't be shown side by side.", f"Name {len(LETTERS) - 1} at most.")
+        raise UserError(f"{len(runs)} runs are too many to compare.", f"Name at most {len(LETTERS) - 1}.")
     function = None if score is None else load_function(score, score)
     models = {run: finished_models.find(f"{flow}/{run.rpartition('/')[2]}") for run in runs if run != BASE}
     if not models:

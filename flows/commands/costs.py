@@ -16,17 +16,17 @@ ALL = "all"
 
 
 def costs(
-    by: Annotated[str, typer.Option(help="What to add up by: user, team, model.")] = "user",
-    since: Annotated[str, typer.Option(help="Runs begun since: 30d, 12h, 2w, or a date.")] = "30d",
+    by: Annotated[str, typer.Option(help="Group the costs by user, team or model.")] = "user",
+    since: Annotated[str, typer.Option(help="Runs started since: 30d, 12h, 2w, or a date.")] = "30d",
     flow: Annotated[
         list[str] | None, typer.Option(help="A flow's name; may be repeated. [default: all of this package]")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each row.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the rows as CSV.")] = False,
 ) -> None:
-    """What runs have cost: hours of nodes with GPUs, failed attempts too, at the prices of their plans.
+    """Show the cost of runs: hours of GPU nodes, including failed attempts, at the prices of their plans.
 
-    Reads where Metaflow keeps the runs: by its configuration, or in the folder where they were started.
+    Reads the runs from Metaflow's configured datastore, or from the folder where they were started.
     """
     from datetime import datetime, timezone
 
@@ -38,10 +38,10 @@ def costs(
     chosen = next((name for name in BY if name == by), None)
     if chosen is None:
         raise UserError(f"--by {by} is not known.", f"Choose one of {', '.join(BY)}.")
-    begun = begin_of(since, datetime.now(timezone.utc))
+    started = begin_of(since, datetime.now(timezone.utc))
     from flows.commands.past_runs import read_costs
 
-    found = read_costs(flow or FLOWS, begun)
+    found = read_costs(flow or FLOWS, started)
     rows = [*add_up(found, chosen), total(ALL, found)]
     if as_json:
         print_json([row.to_dict() for row in rows])

@@ -1,7 +1,7 @@
-"""finetune run, check, flow: the packaged flows from any folder, by Metaflow's own command line of each.
+"""finetune run, check, flow: run the packaged flows from any folder, through Metaflow's command line.
 
-The process is replaced by ``python FLOW.py WORDS...``: what starts, signals and resumes a run is Metaflow's,
-and the same as for who runs the files of a clone. Nothing here imports Metaflow but completion, which must.
+The process is replaced by ``python FLOW.py ARGUMENTS...``, so start, signals and resume work as with the
+files of a clone. Only shell completion imports Metaflow.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ FLOWS = {
 }
 RUNS = {"run": DEFAULT, "check": "checklist"}  # finetune's command -> the flow that it runs
 CONFIGS = {"run": "settings", "check": "options"}  # name of the YAML file that each takes first
-# Options that Metaflow takes before its command, with the number of their values. A user of `finetune run`
-# knows of no such place, so that they may stand anywhere.
+# Options that Metaflow expects before its command, with the number of their values. `finetune run` accepts
+# them anywhere.
 BEFORE_COMMAND = {
     "--config": 2,
     "--config-value": 2,
@@ -47,21 +47,21 @@ BEFORE_COMMAND = {
 
 
 class FlowCommand(TyperCommand):
-    """Hands every word on as it is; completes the options of the flow that it runs."""
+    """Command that passes all arguments on unchanged, and completes the options of its flow."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # --help is answered by the flow, which knows its options
+        # --help is handled by the flow, which knows its options
         super().__init__(*args, **{**kwargs, "add_help_option": False})
         self.ignore_unknown_options = self.allow_interspersed_args = True
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take the words unread: also ``--``, ``--help`` and values that look like options."""
+        """Accept all arguments unparsed, including ``--``, ``--help`` and values that look like options."""
         ctx.params["words"] = list(args)
         ctx.args = []
         return []
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """The run's options, for ``finetune run`` and ``finetune check``."""
+        """Complete the options of ``finetune run`` and ``finetune check``."""
         if self.name in RUNS:
             names = sorted(_completions(RUNS[self.name]))
             self.params = [TyperOption(param_decls=[name]) for name in names]
@@ -79,7 +79,7 @@ FlowWords = Annotated[
 
 
 def run(words: Words = None) -> None:
-    """Fine-tune: plan, train, measure, evaluate, hand over. Takes every option of the flow's run.
+    """Fine-tune a model: plan, train, measure, evaluate, export. Takes every option of the flow's run.
 
     The first word may be a YAML file of settings; options override it: finetune run FILE.yaml --lr 1e-4
     """
@@ -88,7 +88,7 @@ def run(words: Words = None) -> None:
 
         typer.echo(help_page("finetune run", everything="--help-all" in (words or ())))
         return
-    _become(*flow_words("run", words or ()))
+    _become(*flow_arguments("run", words or ()))
 
 
 def check(words: Words = None) -> None:
@@ -96,7 +96,7 @@ def check(words: Words = None) -> None:
 
     The first word may be a YAML file of options.
     """
-    _become(*flow_words("check", words or ()))
+    _become(*flow_arguments("check", words or ()))
 
 
 def flow(words: FlowWords = None) -> None:
@@ -104,27 +104,31 @@ def flow(words: FlowWords = None) -> None:
 
     The first word may be the flow: finetune (as without it), linear, rejection or checklist.
     """
-    _become(*flow_words("flow", words or ()))
+    _become(*flow_arguments("flow", words or ()))
 
 
-def flow_words(command: str, words: Sequence[str]) -> tuple[str, list[str]]:
-    """The flow's file, and its words for those behind ``finetune run``, ``check`` or ``flow``."""
+def flow_arguments(command: str, words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return (file of the flow, its arguments) for the arguments of ``finetune run``, ``check`` or
+    ``flow``.
+    """
     if command in RUNS:
-        return FLOWS[RUNS[command]], _run_words(words, CONFIGS[command])
+        return FLOWS[RUNS[command]], _run_arguments(words, CONFIGS[command])
     named = bool(words) and words[0] in FLOWS
     return FLOWS[words[0] if named else DEFAULT], list(words[named:]) or ["--help"]
 
 
-def _run_words(words: Sequence[str], config: str) -> list[str]:
-    """Put the options that Metaflow takes before its command first; a leading YAML file is its ``config``."""
+def _run_arguments(words: Sequence[str], config: str) -> list[str]:
+    """Move the options that Metaflow expects before its command to the front; a leading YAML file becomes the
+    value of ``config``.
+    """
     if words and words[0].endswith((".yaml", ".yml")):
         words = ["--config", config, *words]
-    before, after = split_words(words)
+    before, after = split_arguments(words)
     return [*before, "run", *after]
 
 
-def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split words into those that Metaflow takes before its command, wherever they are, and the others."""
+def split_arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split arguments into those that Metaflow expects before its command and the others."""
     before: list[str] = []
     after: list[str] = []
     rest = iter(words)
@@ -139,9 +143,9 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def config_file(words: Sequence[str], config: str) -> Path:
-    """Path given by ``--config CONFIG PATH`` on a flow's command line, or the empty path if none is.
+    """Return the path of ``--config CONFIG PATH`` on a flow's command line, or an empty path.
 
-    Metaflow hands a config's parser the file's text alone.
+    Metaflow passes only the file's content to a config's parser.
     """
     given = (words[at + 2] for at in range(len(words) - 2) if words[at : at + 2] == ["--config", config])
     return Path(next(given, ""))
@@ -149,18 +153,18 @@ def config_file(words: Sequence[str], config: str) -> Path:
 
 def console_script(path: str | None = None) -> str:
     """Return ``finetune`` if PATH (or ``path``) has it, else the path of the script next to this Python."""
-    beside = Path(sys.executable).with_name("finetune")
-    if shutil.which("finetune", path=path) or not beside.is_file():
+    script_path = Path(sys.executable).with_name("finetune")
+    if shutil.which("finetune", path=path) or not script_path.is_file():
         return "finetune"
-    return os.path.relpath(beside) if beside.is_relative_to(Path.cwd()) else str(beside)
+    return os.path.relpath(script_path) if script_path.is_relative_to(Path.cwd()) else str(script_path)
 
 
 def command_line(script: str, words: Sequence[str], program: str = "finetune") -> str:
-    """Format the ``finetune`` command that does the same as a flow's file with these words."""
+    """Format the ``finetune`` command that is equivalent to a flow's file with these arguments."""
     name = next((name for name, file in FLOWS.items() if file == Path(script).name), None)
     if name is None:
-        return join(["python", script, *words])  # a copy of a flow, under a name of the user's
-    before, rest = split_words(words)
+        return join(["python", script, *words])  # a user's copy of a flow
+    before, rest = split_arguments(words)
     for command, run_flow in RUNS.items():
         if run_flow == name and rest[:1] == ["run"]:
             return join([program, command, *before, *rest[1:]])
@@ -179,12 +183,12 @@ def _completions(name: str) -> set[str]:
     from flows.commands.run_options import OF_METAFLOW
     from launchers.settings.options import all_options
 
-    own = {*parameters, *switches, *OF_METAFLOW, *BEFORE_COMMAND}
-    return own | all_options() if name == DEFAULT else own
+    options = {*parameters, *switches, *OF_METAFLOW, *BEFORE_COMMAND}
+    return options | all_options() if name == DEFAULT else options
 
 
 def flow_class(name: str) -> Any:
-    """The flow of that name in FLOWS, imported."""
+    """Import the flow with this name in FLOWS, and return its class."""
     from importlib import import_module
 
     from metaflow import FlowSpec

@@ -1,4 +1,4 @@
-"""Earlier runs of a fine-tuning flow: as records that can be compared, and what they have cost."""
+"""Earlier runs of a fine-tuning flow: records for comparison, and costs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from decorators.arguments import Role
 from decorators.backends.overrides import request_for
 from decorators.card.runs import RunRecord
 from decorators.past_runs import Attempt, NeverRunError, attempts_of, runs_of
-from estimator.costs import NOBODY, RunCost, Span
+from estimator.costs import NO_TEAM, RunCost, Span
 from estimator.errors import UserError
 from estimator.plan import Plan
 from launchers.settings import Settings, flat
@@ -21,42 +21,42 @@ from launchers.settings import Settings, flat
 _TRAINING = ("train", "train_nodes")
 _WITH_GPUS: dict[str, Role] = dict.fromkeys(_TRAINING, "train")  # a step: its part of the plan
 _WITH_GPUS |= {role: role for role in get_args(Role) if role in ("evaluate", "generate", "score", "compare")}
-_WHERE = "Call it in the folder where the runs were started, or configure Metaflow as they were."
+_ADVICE = "Run this in the folder where the runs were started, or with the same Metaflow configuration."
 
 
 def read_runs(flow: str, chosen: Sequence[str], last: int) -> list[RunRecord]:
-    """Records of these runs, or of the newest so many, the newest first.
+    """Return the records of the chosen runs, or of the ``last`` newest ones, newest first.
 
-    Raises UserError where there is none, or one that is named is not there.
+    Raises UserError if there is none, or a chosen run does not exist.
     """
-    namespace(None)  # whoever has started them
+    namespace(None)  # runs of all users
     if chosen:
         found = [_run(flow, name) for name in chosen]
     else:
         try:
-            found = list(runs_of(flow, most=last))
+            found = list(runs_of(flow, limit=last))
         except NeverRunError as error:
-            raise UserError(str(error), _WHERE) from None
+            raise UserError(str(error), _ADVICE) from None
     records = [record for run in found if (record := _record(run)) is not None]
     if not records:
-        raise UserError(f"None of {flow}'s runs has got as far as its plan.", _WHERE)
+        raise UserError(f"None of {flow}'s runs has a plan yet.", _ADVICE)
     return records
 
 
 def read_costs(flows: Sequence[str], since: datetime) -> list[RunCost]:
-    """Read the node usage for training and evaluation of the runs of these flows since that time.
+    """Read the node usage of these flows' runs since a time, for training and evaluation.
 
-    Raises UserError where none of the flows has ever run.
+    Raises UserError if none of the flows has ever run.
     """
     namespace(None)
     read = [_costs_of(flow, since) for flow in flows]
     if all(costs is None for costs in read):
-        raise UserError(f"There is no run of {', '.join(flows)} where Metaflow looks.", _WHERE)
+        raise UserError(f"There is no run of {', '.join(flows)} where Metaflow looks.", _ADVICE)
     return [cost for costs in read for cost in costs or ()]
 
 
 def _costs_of(flow: str, since: datetime) -> list[RunCost] | None:
-    """None: that flow has never run."""
+    """Return the costs of a flow's runs; None if it has never run."""
     try:
         return list(_costs_since(runs_of(flow), since))
     except NeverRunError:
@@ -73,19 +73,19 @@ def _costs_since(runs: Iterator[Any], since: datetime) -> Iterator[RunCost]:
 
 
 def _in_utc(moment: datetime) -> datetime:
-    """Metaflow's moments have no zone: they are this machine's."""
+    """Convert Metaflow's times, which are in this machine's zone, to UTC."""
     return moment.astimezone(timezone.utc)
 
 
 def _cost(run: Any) -> RunCost:
     settings, plan = (_readable(run, "start", name) for name in ("used_settings", "plan"))
     team = settings.resources.team if isinstance(settings, Settings) else None
-    user = next((tag.partition(":")[2] for tag in run.tags if tag.startswith("user:")), NOBODY)
+    user = next((tag.partition(":")[2] for tag in run.tags if tag.startswith("user:")), NO_TEAM)
     return RunCost(
         run=str(run.id),
         user=user,
-        team=team or NOBODY,
-        model=plan.model if isinstance(plan, Plan) else NOBODY,
+        team=team or NO_TEAM,
+        model=plan.model if isinstance(plan, Plan) else NO_TEAM,
         spans=tuple(
             _span(attempt, plan if isinstance(plan, Plan) else None, role)
             for step, role in _WITH_GPUS.items()
@@ -96,7 +96,7 @@ def _cost(run: Any) -> RunCost:
 
 
 def _readable(run: Any, step: str, name: str) -> Any | None:
-    """An artifact; None where there is none, or where another version of this package has pickled it."""
+    """Return an artifact; None if there is none, or if another version of this package pickled it."""
     try:
         found = _artifacts(run, step, name)
     except (AttributeError, ImportError, TypeError, ValueError):
@@ -117,11 +117,11 @@ def _run(flow: str, name: str) -> Run:
     try:
         return Run(f"{flow}/{name.rpartition('/')[2]}")
     except MetaflowException:
-        raise UserError(f"There is no run {name} of {flow}.", _WHERE) from None
+        raise UserError(f"There is no run {name} of {flow}.", _ADVICE) from None
 
 
 def _record(run: Any) -> RunRecord | None:
-    """None for a run that ended before it had settled its settings and plan."""
+    """Return the record of a run; None if it ended before its settings and plan were stored."""
     begin = _artifacts(run, "start", "used_settings", "plan")
     if begin is None:
         return None
@@ -134,7 +134,7 @@ def _record(run: Any) -> RunRecord | None:
     settings = prepared["used_settings"] if prepared else settings
     return RunRecord(
         run=str(run.id),
-        begun=run.created_at,
+        started=run.created_at,
         state=_state(run),
         plan=plan,
         settings=flat(settings) if isinstance(settings, Settings) else {},
@@ -175,5 +175,5 @@ def _tasks(run: Any, step: str) -> list[Any]:
 def _all_tasks(run: Any, step: str) -> list[Any]:
     try:
         return list(run[step])
-    except KeyError:  # the run has not come so far
+    except KeyError:  # the run has not reached this step
         return []

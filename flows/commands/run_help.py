@@ -10,7 +10,7 @@ from flows.commands.run_options import OF_METAFLOW
 from launchers.settings import default_of, help_of
 from launchers.settings.options import setting_options
 
-SHOWN = (
+HELP_OPTIONS = (
     *("model", "dataset", "task", "seq_len"),
     *("method", "engine", "lora_rank", "lora_alpha", "quantization"),
     *("epochs", "max_steps", "lr", "global_batch_size", "micro_batch_size", "optimizer", "precision"),
@@ -25,14 +25,14 @@ CHECKS = {
     "no-preflight": "Submit without checking whether the cluster can run this",
     "ignore-checklist": "Start even if the cluster's newest checklist failed within the last day",
 }
-"""Parameters of the flow that are no settings, with their help."""
+"""Parameters of the flow that are not settings, with their help."""
 
 
 def help_page(command: str, *, everything: bool = False) -> str:
     """Format the help of ``command``. ``everything``: with all settings and Metaflow's options."""
     groups: dict[str, list[Line]] = {name: [] for name in GROUPS}
     settings = setting_options()
-    for name in SHOWN:
+    for name in HELP_OPTIONS:
         option = COMMON[name]
         setting = settings.get(_option(name))
         metavar = f" {option.metavar}" if option.metavar else ""
@@ -62,13 +62,13 @@ def _default(setting: str) -> str:
     if value in (None, False, "", (), {}):
         return ""
     if setting in ("activation_checkpointing", "optimizer.lr", "checkpoint_every") and value in ("auto", 0):
-        return ""  # COMMON says what that means
+        return ""  # the help in COMMON describes the default
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _add_settings(groups: dict[str, list[Line]]) -> None:
     """Add the settings that are not shown yet, grouped by their section."""
-    shown = {_option(name) for name in SHOWN}
+    shown = {_option(name) for name in HELP_OPTIONS}
     for option, setting in setting_options().items():
         if option not in shown:
             section = setting.rpartition(".")[0] or "other settings"

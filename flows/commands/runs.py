@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from decorators.card.runs import RunRecord
 
 FLOW = "FinetuneFlow"
-SHOWN = 4
-BASE = "base"  # stands for the model before training, among runs
+DEFAULT_RUNS = 4
+BASE = "base"  # name for the model before training in the list of runs
 
 
 def runs(
@@ -25,13 +25,13 @@ def runs(
         list[str] | None, typer.Argument(metavar="[RUN]...", help="Ids of runs. [default: the newest]")
     ] = None,
     flow: Annotated[str, typer.Option(help="The flow's name: RejectionFlow, LinearFinetuneFlow.")] = FLOW,
-    last: Annotated[int, typer.Option(min=1, help="How many, where none is named.")] = SHOWN,
+    last: Annotated[int, typer.Option(min=1, help="Number of newest runs, if none is named.")] = DEFAULT_RUNS,
     html: Annotated[Path | None, typer.Option(help="Write a page with curves and all figures.")] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
             help="Show answers to these prompts: text or JSON Lines. One run is compared with its base; "
-            "the word base beside runs adds it."
+            "the word base among the runs adds it."
         ),
     ] = None,
     score: Annotated[
@@ -47,15 +47,15 @@ def runs(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each run.")] = False,
 ) -> None:
-    """Compare runs of the flow: what differs, the loss, predicted beside measured, the price.
+    """Compare runs of the flow: settings that differ, loss, predicted and measured values, price.
 
-    Reads where Metaflow keeps the runs: by its configuration, or in the folder where they were started.
+    Reads the runs from Metaflow's configured datastore, or from the folder where they were started.
     """
     from estimator.cli.output import console, note, print_json, write_text
     from flows.commands.past_runs import read_runs
 
     if prompts is None and (score is not None or blind is not None):
-        raise UserError("--score and --blind are about answers.", "Give --prompts FILE too.")
+        raise UserError("--score and --blind need answers.", "Give --prompts FILE too.")
     named = [run for run in chosen or () if run != BASE]
     records = read_runs(flow, named, 1 if prompts is not None and not named else last)
     answers = None
@@ -90,7 +90,7 @@ def runs(
 
 
 def _figures(records: list[RunRecord]) -> Table:
-    """A column for each run: settings make rows too many for columns, runs never are."""
+    """Return the table of figures, with one column per run."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 

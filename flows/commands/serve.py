@@ -24,7 +24,7 @@ ANY = "0.0.0.0"  # noqa: S104 - inside a pod, behind its Service
 
 def serve(
     model: ModelArgument = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 is any that is free.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free port.")] = 8000,
     host: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0 is reachable from other machines.")
     ] = LOOPBACK,
@@ -73,7 +73,7 @@ def serve(
     The environment variable VLLM_API_KEY is the token that requests need (vLLM only).
     """
     if apply and with_ is None:
-        raise UserError("--apply belongs to --with kubernetes.", "Give both, or neither.")
+        raise UserError("--apply requires --with kubernetes.", "Add --with kubernetes, or remove --apply.")
 
     token = bool(os.environ.get("VLLM_API_KEY"))
     finished = find(model)
@@ -158,7 +158,7 @@ def _here(
 def _command(
     finished: FinishedModel, selected: ServerName, endpoint: Endpoint, serving: Serving, work: Path
 ) -> list[str]:
-    """Lay out what the server loads, and return the command that starts it."""
+    """Prepare the files that the server loads, and return the command that starts it."""
     from launchers.base.imports import imported_quietly
     from launchers.inference import servers
     from launchers.inference.finished import fetch_cached
@@ -197,7 +197,7 @@ def _kubernetes(
     kind = gpu or finished.gpu
     if kind is None:
         raise UserError(
-            f"{finished.name} was trained without a GPU: nothing says which GPU serves it.", "Use --gpu L4."
+            f"{finished.name} was trained without a GPU, so the GPU for serving is unknown.", "Use --gpu L4."
         )
     source, claim = _source(finished, volume)
     usable = int(hardware.gpu(kind).usable_bytes * VLLM_SHARE)
@@ -226,9 +226,7 @@ def _kubernetes(
 
 
 def _source(finished: FinishedModel, volume: str | None) -> tuple[str, str | None]:
-    """Return what vLLM loads in a pod, and the claim that holds it. Raises UserError if pods cannot read
-    it.
-    """
+    """Return (model for vLLM in a pod, claim that holds it). Raises UserError if pods cannot read it."""
     from launchers.inference.manifests import MODEL_FOLDER
 
     if volume is not None:

@@ -1,6 +1,6 @@
 """Backends that could take a run: Kubernetes and Argo, Batch and Step Functions, Slurm.
 
-Only what any run needs there is asked for; what one run needs, its own preflight asks.
+Checks only requirements of any run; the preflight of a run checks its specific requirements.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _REMOTE_METADATA = "Set METAFLOW_SERVICE_URL and METAFLOW_DEFAULT_METADATA=servi
 
 
 def kubernetes() -> list[Line]:
-    """A line for steps on one node, for those on several, for Argo Workflows, and what isn't known."""
+    """Check Kubernetes for single-node steps, multi-node steps and Argo Workflows; include unknown checks."""
     names = ("kubernetes", "kubernetes, several nodes", "argo-workflows")
     pods = PodSettings.of(_request("kubernetes", nodes=1), gpus=False)
     try:
-        found = survey(pods)
+        detail = survey(pods)
     except UserError as error:
         return _none(names, error)
     local = _local_datastore()
-    return [line for name, each in zip(names, found, strict=True) for line in _lines(name, each, local)]
+    return [line for name, each in zip(names, detail, strict=True) for line in _lines(name, each, local)]
 
 
 def batch() -> list[Line]:
@@ -45,14 +45,14 @@ def batch() -> list[Line]:
     for nodes, name in enumerate(names, 1):
         asked = _request("batch", nodes=nodes)
         try:
-            found = batch_preflight.inspect(
+            detail = batch_preflight.inspect(
                 asked.request, job=batch_preflight.JobSettings.of(asked), clock=clock
             )
         except UserError as error:
             return _none((*names, "step-functions"), error)
         if nodes > 1 and configured.metadata == "local":
-            found.no("metadata", "local, which several nodes of Batch can't share", _REMOTE_METADATA)
-        lines += _lines(name, found, local)
+            detail.no("metadata", "local, which several nodes of Batch can't share", _REMOTE_METADATA)
+        lines += _lines(name, detail, local)
     role = Findings(where="Step Functions")
     if not configured.step_functions_role:
         role.no("role", "METAFLOW_SFN_IAM_ROLE is not set", "METAFLOW_SFN_IAM_ROLE=ARN, of infra/aws")
@@ -63,27 +63,27 @@ def batch() -> list[Line]:
 
 
 def slurm() -> list[Line]:
-    """Whether srun is here and Slurm's controller answers."""
+    """Check that srun is installed and Slurm's controller responds."""
     if shutil.which("srun") is None or shutil.which("scontrol") is None:
-        found, fix = "srun and scontrol are not on PATH", "Call this on a login node; docs/slurm.md"
-        return [Line(check="slurm", state="no", found=found, fix=fix)]
+        detail, fix = "srun and scontrol are not on PATH", "Run this on a login node; docs/slurm.md"
+        return [Line(check="slurm", state="no", found=detail, fix=fix)]
     fix = "scontrol ping; slurm.conf names the controller"
     try:
         done = subprocess.run(
             ["scontrol", "ping"], capture_output=True, text=True, timeout=SCONTROL_S, check=False
         )
     except subprocess.TimeoutExpired:
-        found = f"its controller doesn't answer within {SCONTROL_S:g} s"
-        return [Line(check="slurm", state="no", found=found, fix=fix)]
-    said = (done.stdout or done.stderr).strip().partition("\n")[0]
+        detail = f"its controller does not respond within {SCONTROL_S:g} s"
+        return [Line(check="slurm", state="no", found=detail, fix=fix)]
+    output = (done.stdout or done.stderr).strip().partition("\n")[0]
     if done.returncode != 0:
-        return [Line(check="slurm", state="no", found=said or "scontrol ping has failed", fix=fix)]
+        return [Line(check="slurm", state="no", found=output or "scontrol ping has failed", fix=fix)]
     inside = "SLURM_JOB_ID" in os.environ
-    return [Line(check="slurm", state="ok", found=f"{said}{' (in a job of it)' if inside else ''}")]
+    return [Line(check="slurm", state="ok", found=f"{output}{' (in a job of it)' if inside else ''}")]
 
 
 def _request(backend: _metaflow.Backend, nodes: int) -> StepRequest:
-    """A step that needs next to nothing, with what Metaflow is configured with."""
+    """Build the request of a minimal step with Metaflow's configuration."""
     request = Request(
         nodes=nodes, gpus_per_node=0, gpu_type=None, cpu=1, memory_mib=1, shared_memory_mib=0, disk_mib=0
     )
@@ -91,14 +91,14 @@ def _request(backend: _metaflow.Backend, nodes: int) -> StepRequest:
 
 
 def _local_datastore() -> list[tuple[str, str]]:
-    """(what is wrong, what mends it) where pods and jobs could not reach the datastore."""
+    """Return (problem, fix) if pods and jobs could not reach the datastore."""
     if _metaflow.configuration().datastore != "local":
         return []
     return [("the datastore is local, which its nodes can't reach", DATASTORES)]
 
 
 def _none(names: tuple[str, ...], error: UserError) -> list[Line]:
-    """The whole story once; the others fail by the same."""
+    """Return the error on the first line; further lines refer to it."""
     first = Line(check=names[0], state="no", found=error.problem, fix=error.advice)
     return [
         first,
@@ -107,16 +107,16 @@ def _none(names: tuple[str, ...], error: UserError) -> list[Line]:
 
 
 def _lines(name: str, findings: Findings, more: list[tuple[str, str]]) -> list[Line]:
-    """One line on whether it would work, and one for each thing that isn't known."""
-    wrong = [(f"{row.check}: {row.found}", row.fix) for row in findings.impossible] + more
+    """Return one line on whether it works, and one per unknown check."""
+    wrong = [(f"{row.check}: {row.detail}", row.fix) for row in findings.impossible] + more
     unknown = [
-        Line(check=name, state="unknown", found=f"{row.check}: {row.found}", fix=row.fix)
+        Line(check=name, state="unknown", found=f"{row.check}: {row.detail}", fix=row.fix)
         for row in findings.rows
         if row.state == "unknown"
     ]
     if wrong:
         fixes = dict.fromkeys(fix for _, fix in wrong if fix)
-        found = "; ".join(text for text, _ in wrong)
-        return [Line(check=name, state="no", found=found, fix="; ".join(fixes)), *unknown]
-    fine = ", ".join(f"{row.check} {row.found}" for row in findings.rows if row.state == "ok")
+        detail = "; ".join(text for text, _ in wrong)
+        return [Line(check=name, state="no", found=detail, fix="; ".join(fixes)), *unknown]
+    fine = ", ".join(f"{row.check} {row.detail}" for row in findings.rows if row.state == "ok")
     return [Line(check=name, state="ok", found=f"{findings.where} {fine}".strip()), *unknown]

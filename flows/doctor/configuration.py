@@ -1,4 +1,4 @@
-"""Metaflow's configuration: which file, which datastore and whether it takes files, the metadata."""
+"""Metaflow's configuration: profile, datastore (including a write test), and metadata."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from flows.doctor.line import Line
 from flows.doctor.local import not_writable
 
 CONFIGURE = "metaflow configure"
-DATASTORES = "metaflow configure aws (or gcp, azure); `metaflow configure show` tells what is set"
+DATASTORES = "metaflow configure aws (or gcp, azure); show the settings: metaflow configure show"
 _KEY, _CONTENT = "probe", b"finetune doctor"
 _ASK_S = 5.0
 
 
 def profile() -> list[Line]:
-    """The file that Metaflow reads, by METAFLOW_HOME and METAFLOW_PROFILE."""
+    """Check the configuration file that Metaflow reads (METAFLOW_HOME, METAFLOW_PROFILE)."""
     name = os.environ.get("METAFLOW_PROFILE")
     home = os.environ.get("METAFLOW_HOME", "~/.metaflowconfig")
     file = Path(home, f"config_{name}.json" if name else "config.json").expanduser()
@@ -30,13 +30,15 @@ def profile() -> list[Line]:
     try:
         import metaflow  # noqa: F401 - reads the file
     except Exception as error:  # noqa: BLE001 - what it says of a broken one is JSON's, or anything
-        said = f"{type(error).__name__}: {error}"
-        return [Line(check="profile", state="no", found=f"{file}: {said}", fix=f"{CONFIGURE} writes it anew")]
+        message = f"{type(error).__name__}: {error}"
+        return [
+            Line(check="profile", state="no", found=f"{file}: {message}", fix=f"{CONFIGURE} recreates it")
+        ]
     return [Line(check="profile", state="ok", found=str(file))]
 
 
 def datastore() -> list[Line]:
-    """Whether the configured datastore can be read and written: a small file there and back."""
+    """Check that the configured datastore can be read and written, with a small file."""
     # Of this process alone, and read when Metaflow is imported
     os.environ.setdefault("METAFLOW_S3_CLIENT_RETRY_CONFIG", '{"total_max_attempts": 1}')
     os.environ.setdefault("FINETUNE_DATASTORE_TIMEOUT", "0.2")  # minutes
@@ -53,19 +55,21 @@ def datastore() -> list[Line]:
     from decorators._metaflow import configured_storage
 
     storage = MetaflowStorage(configured_storage(), "finetune-doctor")
-    if kind != "s3":  # Metaflow can't remove a file from the others
+    if kind != "s3":  # Metaflow cannot delete files in other datastores
         storage.size(_KEY)
         return [Line(check="datastore", state="ok", found=f"{root} answers; writing was not tried")]
     try:
         storage.put_bytes(_KEY, _CONTENT)
         back = storage.get_bytes(_KEY)
         storage.delete([_KEY])
-    except Exception as error:  # noqa: BLE001 - each datastore has errors of its own
-        said = getattr(error, "problem", None) or f"{type(error).__name__}: {error}"
+    except Exception as error:  # noqa: BLE001 - each datastore has its own error types
+        message = getattr(error, "problem", None) or f"{type(error).__name__}: {error}"
         advice = getattr(error, "advice", "") or "Look at its address, the login and its bucket policy"
-        return [Line(check="datastore", state="no", found=f"{root}: {said}", fix=advice)]
+        return [Line(check="datastore", state="no", found=f"{root}: {message}", fix=advice)]
     if back != _CONTENT:
-        return [Line(check="datastore", state="no", found=f"{root} gives back another file than it got")]
+        return [
+            Line(check="datastore", state="no", found=f"{root} returned a different file than was written")
+        ]
     return [Line(check="datastore", state="ok", found=f"{root} can be read and written")]
 
 
@@ -84,7 +88,7 @@ def _local(root: Path) -> Line:
 
 
 def metadata() -> list[Line]:
-    """Local, or a service that answers."""
+    """Check the metadata provider: local, or a service that responds."""
     from decorators._metaflow import configuration
 
     configured = configuration()
@@ -103,6 +107,6 @@ def metadata() -> list[Line]:
     except HTTPError as error:
         return [Line(check="metadata", state="no", found=f"service {url} answers {error.code}", fix=fix)]
     except (URLError, OSError, ValueError) as error:
-        said = getattr(error, "reason", error)
-        return [Line(check="metadata", state="no", found=f"service {url}: {said}", fix=fix)]
+        message = getattr(error, "reason", error)
+        return [Line(check="metadata", state="no", found=f"service {url}: {message}", fix=fix)]
     return [Line(check="metadata", state="ok", found=f"service {url} answers")]

@@ -21,7 +21,7 @@ _MODEL = "tiny-llama"
 
 
 def engine(name: str) -> list[Line]:
-    """One line; what is optional in its extra is said on the extra's line."""
+    """Check one engine. Optional packages of its extra are reported on the extra's line."""
     checks.check_installed(name)
     needs, tasks = engines.needs(name), ENGINES[name].tasks
     reason = unsupported(name, build({"engine": name, "task": tasks[0]}), models.find(_MODEL))
@@ -32,9 +32,9 @@ def engine(name: str) -> list[Line]:
             for module in (*needs.packages, *needs.modules):
                 import_module(module)
     except Exception as error:  # noqa: BLE001 - releases that don't go together fail in any way
-        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        message = (str(error).strip() or type(error).__name__).splitlines()[0]
         fix = f"pip install '{US}[{needs.extra}]'; docs/pins.md has the releases that go together"
-        return [Line(check=name, state="no", found=f"can't be imported: {said}", fix=fix)]
+        return [Line(check=name, state="no", found=f"import failed: {message}", fix=fix)]
     only = f", for task {tasks[0]} alone" if len(tasks) == 1 else ""
     return [
         Line(check=name, state="ok", found=f"works: {_version(needs.distribution)} can be imported{only}")

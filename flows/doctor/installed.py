@@ -17,7 +17,7 @@ _NOT_FOR_USERS = ("dev",)
 
 
 def packages() -> list[Line]:
-    """Versions, and whether they are those that this package asks for."""
+    """Check that installed versions meet the requirements of this package."""
     own = [item for item in _requirements() if item.marker is None]
     wrong = _wrong(own)
     fix = f"pip install '{US}'"
@@ -36,11 +36,11 @@ def packages() -> list[Line]:
 
 
 def extras() -> list[Line]:
-    """One line for installed and optional extras, and one for each with a package of a wrong version."""
+    """Check the extras: one line for installed and optional ones, and one per extra with a wrong version."""
     names = [name for name in metadata(US).get_all("Provides-Extra") or [] if name not in _NOT_FOR_USERS]
     wrong = {name: _wrong(list(_of_extra(name))) for name in names}
     complete = [name for name, problems in wrong.items() if not problems]
-    # An extra with a missing package was not asked for, or is of no use here
+    # An extra with a missing package was not requested, or is not usable here
     optional = [name for name, problems in wrong.items() if problems and _is_missing(problems)]
     found = ", ".join(complete) or "none"
     if optional:
@@ -59,11 +59,14 @@ def _is_missing(problems: list[str]) -> bool:
 
 
 def _python() -> Line:
-    wanted, found = metadata(US)["Requires-Python"], platform.python_version()
-    if SpecifierSet(wanted).contains(found):
+    required, found = metadata(US)["Requires-Python"], platform.python_version()
+    if SpecifierSet(required).contains(found):
         return Line(check="Python", state="ok", found=found)
     return Line(
-        check="Python", state="no", found=f"{found}, wanted is {wanted}", fix="Make an environment of that"
+        check="Python",
+        state="no",
+        found=f"{found}, required is {required}",
+        fix="Create an environment with that version",
     )
 
 
@@ -79,15 +82,15 @@ def _of_extra(extra: str) -> Iterator[Requirement]:
             yield item
 
 
-def _wrong(needed: list[Requirement]) -> list[str]:
+def _wrong(requirements: list[Requirement]) -> list[str]:
     """List the requirements that are missing or installed in another version."""
-    found = {item.name: _version(item.name) for item in needed}
+    found = {item.name: _version(item.name) for item in requirements}
     missing = [name for name, installed in found.items() if installed is None]
     problems = [f"not installed: {', '.join(missing)}"] if missing else []
-    for item in needed:
+    for item in requirements:
         installed = found[item.name]
         if installed is not None and not item.specifier.contains(installed, prereleases=True):
-            problems.append(f"{item.name} is {installed}, wanted is {item.specifier}")
+            problems.append(f"{item.name} is {installed}, required is {item.specifier}")
     return problems
 
 

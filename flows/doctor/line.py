@@ -1,4 +1,4 @@
-"""One line of the answer, and what never stands in it: the values of secrets."""
+"""One line of the result, and masking of secrets in it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Line:
 
 
 def without_secrets(line: Line, environment: Mapping[str, str] = os.environ) -> Line:
-    """The line on one row each of ``found`` and ``fix``, with no secret of the environment in either."""
+    """Return the line with ``found`` and ``fix`` on one row each and secrets of the environment masked."""
 
     def clean(text: str) -> str:
         return " ".join(mask_secrets(text, environment).split())

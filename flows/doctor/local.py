@@ -1,4 +1,4 @@
-"""The default job on this machine: what a run looks at before it begins, without the run."""
+"""The default job on this machine: the checks before a run, without the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launchers.base import workdir
 
 
 def default_job() -> list[Line]:
-    """Plans it as the flow does, which checks model, memory, packages and disk. Raises UserError."""
+    """Plan the default job like the flow, which checks model, memory, packages and disk. Raises UserError."""
     from flows.finetune import planning  # imports Metaflow, which may be what is broken
 
     values = {"settings": settings.parse_yaml(""), "no_calibration": True}

@@ -1,4 +1,4 @@
-"""This machine: GPUs and their driver, what torch was built for, NCCL."""
+"""This machine: GPUs, driver, torch build, NCCL."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ CUDA_BUILD = "Install a CUDA build of torch: pip install --force-reinstall torch
 
 
 def gpus() -> list[Line]:
-    """The GPUs that this process may use, and their driver."""
-    seen = nvml.look()
-    if not seen.names:
-        if seen.driver is not None:
-            found = f"driver {seen.driver}, but no GPU that this process may use"
+    """Check the GPUs that this process may use, and their driver."""
+    gpu_state = nvml.look()
+    if not gpu_state.names:
+        if gpu_state.driver is not None:
+            found = f"driver {gpu_state.driver}, but no GPU that this process may use"
             return [Line(check="GPU", state="no", found=found, fix="Look at CUDA_VISIBLE_DEVICES")]
         found = "no NVIDIA GPU that a driver reports: small models train on CPUs, the others can be planned"
         return [Line(check="GPU", state="no", found=found, fix=NO_GPU)]
-    counts = {name: seen.names.count(name) for name in seen.names}
+    counts = {name: gpu_state.names.count(name) for name in gpu_state.names}
     found = ", ".join(f"{count} x {name}" for name, count in counts.items())
-    busy = sum(uuid in (seen.busy or {}) for uuid in seen.uuids)
+    busy = sum(uuid in (gpu_state.busy or {}) for uuid in gpu_state.uuids)
     lines = [
         Line(check="GPU", state="ok", found=found),
-        Line(check="driver", state="ok", found=str(seen.driver)),
+        Line(check="driver", state="ok", found=str(gpu_state.driver)),
     ]
     if busy:
         found += f"; other processes compute on {busy} of them"
@@ -38,12 +38,12 @@ def gpus() -> list[Line]:
 def torch() -> list[Line]:
     """Check torch's build, its GPUs, and NCCL on one GPU."""
     if find_spec("torch") is None:
-        return []  # said among the packages
+        return []  # reported with the packages
     import torch as framework
 
-    seen, build = nvml.look(), framework.version.cuda
+    gpu_state, build = nvml.look(), framework.version.cuda
     found = f"{framework.__version__}, built for {f'CUDA {build}' if build else 'CPUs'}"
-    if not seen.names:
+    if not gpu_state.names:
         nccl = Line(check="NCCL", state="unknown", found="not tried: no GPU (CPUs talk by gloo)", fix=NO_GPU)
         return [Line(check="torch build", state="ok", found=found), nccl]
     if build is None:
@@ -51,7 +51,7 @@ def torch() -> list[Line]:
         found += ": it can't use the GPUs"
     elif not framework.cuda.is_available():
         fix = "A newer driver, or torch for an older CUDA; `nvidia-smi` shows the driver's newest"
-        found += f": it can't use the GPUs with driver {seen.driver}"
+        found += f": it can't use the GPUs with driver {gpu_state.driver}"
     else:
         return [Line(check="torch build", state="ok", found=found), _nccl(framework)]
     nccl = Line(check="NCCL", state="unknown", found="not tried: torch has no GPU", fix=fix)
@@ -59,7 +59,7 @@ def torch() -> list[Line]:
 
 
 def _nccl(framework: Any) -> Line:
-    """NCCL's version after an all-reduce of this process with itself; the checklist tries it among all."""
+    """Check NCCL with an all-reduce in this process only; the checklist tests all GPUs."""
     dist: Any = import_module("torch.distributed")
 
     if not dist.is_nccl_available():
@@ -70,8 +70,8 @@ def _nccl(framework: Any) -> Line:
         dist.all_reduce(value)
         framework.cuda.synchronize()
     except (RuntimeError, ValueError) as error:
-        said = str(error).strip().splitlines()[-1]
-        fix = "NCCL_DEBUG=INFO tells more; python -m checklist tries it among all GPUs"
-        return Line(check="NCCL", state="no", found=said, fix=fix)
+        message = str(error).strip().splitlines()[-1]
+        fix = "Show details with NCCL_DEBUG=INFO; test all GPUs with python -m checklist"
+        return Line(check="NCCL", state="no", found=message, fix=fix)
     version = ".".join(map(str, framework.cuda.nccl.version()))
     return Line(check="NCCL", state="ok", found=f"{version}, on one GPU; python -m checklist tries all")

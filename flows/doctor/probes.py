@@ -14,7 +14,7 @@ QUICK_S, ASKS_S, IMPORTS_S = 20.0, 45.0, 120.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
-    """One function of this folder; ``arguments`` are what it is called with."""
+    """One probe function of this package, and its arguments."""
 
     name: str
     section: str
@@ -23,7 +23,7 @@ class Probe:
     arguments: tuple[str, ...] = ()
 
     def run(self) -> list[Line]:
-        """Its lines, in this process. Raises whatever the function raises."""
+        """Return the probe's lines, run in this process. Raises the function's exceptions."""
         module, _, function = self.function.partition(":")
         lines: list[Line] = getattr(import_module(module), function)(*self.arguments)
         return lines

@@ -1,4 +1,4 @@
-"""Probes in processes of their own, a few at a time: none outlives its limit, none leaves anything behind."""
+"""Run probes in separate processes, a few at a time, with time limits and cleanup."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flows.doctor.worker import ANSWER
 from launchers.cluster.processes import sigterm_raises, started
 
 WORKER = "flows.doctor.worker"
-_MOST = 4  # at a time: the imports want cores, the others only wait
+_MAX_WORKERS = 4  # concurrent probes: imports need cores, the others mostly wait
 _PAUSE_S = 0.05
 
 
@@ -32,7 +32,7 @@ def run_probes(probes: Sequence[Probe], limit_s: float | None = None) -> Iterato
 
     with (
         sigterm_raises(),
-        ThreadPoolExecutor(max(2, min(_MOST, os.cpu_count() or 1))) as pool,
+        ThreadPoolExecutor(max(2, min(_MAX_WORKERS, os.cpu_count() or 1))) as pool,
     ):
         try:
             quickest_first = sorted(probes, key=lambda probe: probe.limit_s)
@@ -56,16 +56,16 @@ def _lines(probe: Probe, limit_s: float, over: threading.Event) -> list[Line]:
                 Line(**{**line, "needs": tuple(line["needs"])}) for line in json.loads(answer.read_text())
             ]
         if not ended:
-            found = f"no answer within {limit_s:g} s"
-            fix = "Look at disk, network and login; --time-limit gives it longer."
+            found = f"no result within {limit_s:g} s"
+            fix = "Check disk, network and login, or increase --time-limit."
             return [Line(check=probe.name, state="unknown", found=found, fix=fix)]
-        said = log.read_text(errors="replace").strip().splitlines()
-        how = f"its process ended with status {process.returncode}"
-        return [Line(check=probe.name, state="no", found=": ".join([how, *said[-1:]]))]
+        output = log.read_text(errors="replace").strip().splitlines()
+        ending = f"its process ended with status {process.returncode}"
+        return [Line(check=probe.name, state="no", found=": ".join([ending, *output[-1:]]))]
 
 
 def _ended(process: subprocess.Popen[bytes], limit_s: float, over: threading.Event) -> bool:
-    """Whether the process has ended by itself in that time; not waited for once ``over`` is set."""
+    """Wait for the process and return whether it ended in time; stops waiting when ``over`` is set."""
     deadline = time.monotonic() + limit_s
     while process.poll() is None:
         if over.is_set() or time.monotonic() > deadline:

@@ -9,11 +9,11 @@ from importlib.util import find_spec
 from estimator.remote import hub_token
 from flows.doctor.line import Line
 
-_WANDB_HOST = "api.wandb.ai"  # under which `wandb login` keeps its key
+_WANDB_HOST = "api.wandb.ai"  # host name under which `wandb login` stores its key
 
 
 def tokens() -> list[Line]:
-    """A line each: set, with where it is from, or not set."""
+    """Return one line per token: set, with its source, or not set."""
     return [
         _line("HF_TOKEN", "set" if hub_token() else "", "export HF_TOKEN=..., for gated and private models"),
         _line("AWS credentials", _aws(), "aws configure, or aws sso login; for S3 and AWS Batch"),

@@ -16,7 +16,7 @@ ANSWER = "answer.json"
 
 
 def lines_of(probe: Probe) -> list[Line]:
-    """The probe's lines; what it raises is a line, too."""
+    """Return the probe's lines; an exception becomes a line, too."""
     try:
         return probe.run()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - anything that is installed may be broken
@@ -24,12 +24,12 @@ def lines_of(probe: Probe) -> list[Line]:
 
 
 def of_error(check: str, error: BaseException) -> Line:
-    """A UserError in its own words, anything else by its name and what it says first."""
+    """Convert an exception to a line: a UserError's text, else the type and the first line of the message."""
     problem = getattr(error, "problem", None)
     if problem is not None:
         return Line(check=check, state="no", found=problem, fix=getattr(error, "advice", ""))
-    said = next((row for row in str(error).splitlines() if row.strip()), "")
-    return Line(check=check, state="no", found=f"{type(error).__name__}: {said}".rstrip(": "))
+    message = next((row for row in str(error).splitlines() if row.strip()), "")
+    return Line(check=check, state="no", found=f"{type(error).__name__}: {message}".rstrip(": "))
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
     unfinished.write_text(json.dumps([asdict(line) for line in lines]))
     unfinished.rename(request.with_name(ANSWER))
     sys.stdout.flush()
-    os._exit(0)  # threads and exit handlers of what was imported have nothing to do any more
+    os._exit(0)  # skip threads and exit handlers of imported packages
 
 
 if __name__ == "__main__":

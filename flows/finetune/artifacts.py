@@ -28,7 +28,7 @@ from flows.commands.flow_commands import command_line
 from launchers import engines
 from launchers.dataset import files, mixture, sources
 from launchers.dataset.stored import StoredRows
-from launchers.images import pictures
+from launchers.images import attached, pictures
 from launchers.inference.finished import fetch_cached
 from launchers.results import model_card
 from launchers.results.model_card import Facts, cache_folder, cache_name, slug
@@ -37,19 +37,19 @@ from launchers.run_config import RunConfig
 from launchers.settings import Settings
 from launchers.store.bundles import fetch_files, get_bundle, has_bundle, put_bundle, put_files, sha256_of
 
-# What the launching process leaves for the tasks
+# Data from the launching process for the tasks
 
 
 def carry(model: ModelRef, datasets: dict[str, str] | None = None) -> None:
-    """Leave the model, and the keys of datasets by what the user calls them, for every task of this run."""
+    """Pass the model, and the keys of datasets by the user's names, on to every task of this run."""
     values = {"model": model.to_dict(), "datasets": datasets or {}}
     os.environ[STAGED_VARIABLE] = untrusted.pack(json.dumps(values))
 
 
 def carried_model(name: str) -> ModelRef:
-    """The model of this run as the launching process has looked it up.
+    """Return the model of this run as resolved by the launching process.
 
-    A deployed flow may be started for another model than it was deployed for: that one is looked up here.
+    A deployed flow may be started with another model than at deployment, which is resolved here.
     """
     values = _carried().get("model")
     if values is not None and values["name"] == name:
@@ -63,51 +63,58 @@ def _carried() -> dict[str, Any]:
         values: dict[str, Any] = untrusted.parse_json(untrusted.unpack(text)) if text else {}
     except ValueError as error:
         raise UserError(
-            f"{STAGED_VARIABLE} can't be read: {error}.", "Launch the run again, or deploy the flow anew."
+            f"{STAGED_VARIABLE} cannot be read: {error}.", "Launch the run again, or deploy the flow again."
         ) from None
     return values
 
 
 def stage(settings: Settings, model: ModelRef) -> tuple[ModelRef, dict[str, str]]:
-    """Put the local datasets and model folder of these settings into the datastore.
+    """Store the local datasets and model folder of these settings in the datastore.
 
-    Returns the model as tasks elsewhere find it, and the keys of the datasets by what the user calls them.
+    Returns the model in the form for remote tasks, and the keys of the datasets by the user's names.
     """
     store = datastore(shared=True)
     with remote.s3_errors(store.describe("staged")) if store.kind == "s3" else nullcontext():
         datasets: dict[str, str] = {}
         for dataset in (*mixture.names(settings), settings.evaluation.dataset):
             if dataset is not None and sources.kind_of(dataset) == "path":
-                datasets[dataset] = _stage_dataset(store, sources.local(dataset), settings.task)
+                datasets[dataset] = _stage_dataset(store, sources.local(dataset), settings)
         if model.kind == "folder":
-            model = dataclasses.replace(model, kind="stored", location=stage_folder(store, model))
+            vision = settings.vision is not None
+            model = dataclasses.replace(
+                model, kind="stored", location=stage_folder(store, model, vision=vision)
+            )
         return model, datasets
 
 
-def stage_folder(store: MetaflowStorage, model: ModelSource, *, rewards: bool = False) -> str:
-    """Put a model of a folder, or a reward model, into the datastore; returns the key of its bundle."""
+def stage_folder(
+    store: MetaflowStorage, model: ModelSource, *, rewards: bool = False, vision: bool = False
+) -> str:
+    """Store a local model or reward model in the datastore; return the key of its bundle."""
     key = f"staged/{_fingerprint(Path(model.location))}"
     folder = cache_folder() / slug(model.name)
-    put_bundle(store, key, preparation.fetch_weights(model, folder, rewards=rewards))
+    put_bundle(store, key, preparation.fetch_weights(model, folder, rewards=rewards, vision=vision))
     return key
 
 
-def _stage_dataset(store: MetaflowStorage, path: Path, task: str) -> str:
+def _stage_dataset(store: MetaflowStorage, path: Path, settings: Settings) -> str:
     if path.is_file():
-        beside = pictures.named_files(path) if task == IMAGE_TASK else {}
-        return stage_files(store, {**beside, path.name: path})
+        named_images = pictures.named_files(path) if settings.task == IMAGE_TASK else {}
+        if settings.vision is not None:
+            named_images = attached.named_files(path, settings.columns)
+        return stage_files(store, {**named_images, path.name: path})
     key = f"staged/{_fingerprint(path)}"
     put_bundle(store, key, path)
     return key
 
 
 def stage_file(store: MetaflowStorage, path: Path) -> str:
-    """Put a file into the datastore as a bundle of its own; returns the bundle's key."""
+    """Store a file in the datastore as a separate bundle; return the bundle's key."""
     return stage_files(store, {path.name: path})
 
 
 def stage_files(store: MetaflowStorage, files: Mapping[str, Path]) -> str:
-    """Put files, under these names, into the datastore as a bundle of their own; returns the bundle's key."""
+    """Store files under these names in the datastore as a separate bundle; return the bundle's key."""
     contents = [(name, sha256_of(path)) for name, path in sorted(files.items())]
     key = f"staged/{hashlib.sha256(repr(contents).encode()).hexdigest()[:32]}"
     if not has_bundle(store, key):
@@ -125,24 +132,24 @@ def _fingerprint(folder: Path) -> str:
     return hashlib.sha256(repr((str(folder), facts)).encode()).hexdigest()[:32]
 
 
-# What tasks take in
+# Inputs of tasks
 
 
 def fetch_dataset(dataset: str, folder: Path) -> Path:
-    """The dataset as a file or folder on this machine, wherever it comes from."""
+    """Return the dataset as a file or folder on this machine; download it if necessary."""
     key = staged_key(dataset)
     if key is None:
         return sources.fetch(dataset, folder)
     get_bundle(datastore(shared=True), key, folder)
     named = folder / Path(sources.split_of(dataset)[0]).name
-    if named.is_file():  # next to the images that it names, or alone
+    if named.is_file():  # alone, or together with the images that it names
         return named
-    whole = files.is_saved(folder) or sources.holds_images(folder)
-    return folder if whole else next(path for path in folder.iterdir() if path.is_file())
+    is_dataset_folder = files.is_saved(folder) or sources.holds_images(folder)
+    return folder if is_dataset_folder else next(path for path in folder.iterdir() if path.is_file())
 
 
 def keep_rows(store: MetaflowStorage, rows: Sequence[StoredRows | None], folder: Path) -> str:
-    """Put checked rows, all of which lie in ``folder``, into the datastore; returns the bundle's key."""
+    """Store checked rows from ``folder`` in the datastore; return the bundle's key."""
     names = " ".join(each.fingerprint for each in rows if each is not None)
     key = f"rows/{hashlib.sha256(names.encode()).hexdigest()[:32]}"
     if not has_bundle(store, key):
@@ -151,35 +158,36 @@ def keep_rows(store: MetaflowStorage, rows: Sequence[StoredRows | None], folder:
 
 
 def staged_key(name: str) -> str | None:
-    """The key under which the launching process has put a local file or folder; None: it has put none."""
+    """Return the key under which the launching process stored a local file or folder; None if it did not."""
     key: str | None = _carried().get("datasets", {}).get(name)
     return key
 
 
-def fetch_weights_once(model: ModelSource, work: Path, *, rewards: bool = False) -> str:
+def fetch_weights_once(model: ModelSource, work: Path, *, rewards: bool = False, vision: bool = False) -> str:
     """Fetch and check a model's weights; returns a folder of this machine or a bundle's key (shared).
 
-    With a datastore on this machine the weights stay where they are (or in this machine's cache). With a
-    shared one they are fetched by this one task and kept there, and every node takes them from there.
-    ``rewards``: it is a reward model.
+    With a local datastore the weights stay in place (or in this machine's cache). With a shared one this task
+    downloads them into the datastore, and every node reads them from there. ``rewards``: the model is a
+    reward model. ``vision``: keep the vision tower of a multimodal model.
     """
     if model.kind == "stored":
         return model.location
     store = datastore(shared=True)
     if store.is_local:
-        return str(fetch_cached(model, rewards=rewards))
+        return str(fetch_cached(model, rewards=rewards, vision=vision))
     key = f"weights/{cache_name(model) if model.kind == 'made' else slug(model.location or model.name)}"
+    key += "-vision" if vision else ""
     if has_bundle(store, key):
         print(f"weights of {model.name}: already in {store.describe(key)}")
         return key
-    fetched = preparation.fetch_weights(model, work / slug(model.name), rewards=rewards)
+    fetched = preparation.fetch_weights(model, work / slug(model.name), rewards=rewards, vision=vision)
     manifest = put_bundle(store, key, fetched)
     print(f"weights of {model.name}: {format_bytes(manifest.total_bytes)} in {store.describe(key)}")
     return key
 
 
 def fetch_bundle(storage: MetaflowStorage, reference: str, folder: Path) -> Path:
-    """A folder on this machine that holds what ``reference`` (a path or a bundle's key) names."""
+    """Return a folder on this machine with the content of ``reference`` (a path or a bundle's key)."""
     if Path(reference).is_absolute():
         return Path(reference)
     get_bundle(storage, reference, folder)
@@ -192,7 +200,7 @@ def fetch_model(reference: str, folder: Path) -> Path:
 
 
 def fetch_tokenizer(reference: str, folder: Path) -> Path:
-    """A folder with the model's configuration and tokenizer; of a bundle, the weights stay where they are."""
+    """Return a folder with the model's configuration and tokenizer, without the weights of a bundle."""
     if Path(reference).is_absolute():
         return Path(reference)
     fetch_files(
@@ -201,7 +209,7 @@ def fetch_tokenizer(reference: str, folder: Path) -> Path:
     return folder
 
 
-# What a run hands over
+# Outputs of a run
 
 
 def export(
@@ -215,7 +223,7 @@ def export(
     facts: Facts,
     flow: str = "finetune",
 ) -> str:
-    """Put the finished model where the user can take it; returns its folder, or its bundle's address.
+    """Store the finished model for the user; return its folder, or its bundle's address.
 
     A run on this machine gets ``output_dir/RUN/model`` (and ``adapter``), loadable by transformers, or the
     adapter alone where it cannot be merged. A run
@@ -229,8 +237,8 @@ def export(
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.parent.mkdir(parents=True, exist_ok=True)
     get_bundle(storage, output, temporary)
-    again = command_line(f"{flow}_flow.py", ["--config", "settings", "settings.yaml", "run"])
-    model_card.write_records(temporary, plan, settings, facts, model=model, again=again)
+    command = command_line(f"{flow}_flow.py", ["--config", "settings", "settings.yaml", "run"])
+    model_card.write_records(temporary, plan, settings, facts, model=model, again=command)
     shutil.rmtree(destination, ignore_errors=True)
     temporary.rename(destination)
     return str(engines.result_of(destination))

@@ -18,18 +18,16 @@ from launchers.store.bundles import get_bundle
 
 
 def stage_tasks(settings: Settings) -> dict[str, str]:
-    """Put the files of the user's own tasks into the datastore; their keys by what the user calls a task."""
-    own = [task for task in settings.harness.tasks if tasks.is_file(task)]
-    if not own:
+    """Store the files of the user's tasks in the datastore; return their keys by the user's task names."""
+    user_tasks = [task for task in settings.harness.tasks if tasks.is_file(task)]
+    if not user_tasks:
         return {}
     store = datastore(shared=True)
-    return {task: artifacts.stage_files(store, tasks.portable(task)) for task in own}
+    return {task: artifacts.stage_files(store, tasks.portable(task)) for task in user_tasks}
 
 
 def fetch_tasks(settings: Settings, folder: Path) -> Settings:
-    """Return the settings with the tasks' files on this machine: fetched from the launch, or where they
-    were.
-    """
+    """Return the settings with the tasks' files on this machine, downloaded if the launch stored them."""
     found = []
     for number, task in enumerate(settings.harness.tasks):
         key, place = artifacts.staged_key(task), folder / str(number)
@@ -42,12 +40,12 @@ def fetch_tasks(settings: Settings, folder: Path) -> Settings:
 
 
 def run_tasks(settings: Settings, plan: Plan, *, base: str, finished: str, work: Path) -> HarnessResult:
-    """Score base and finished model; a model that an earlier attempt has scored isn't scored again.
+    """Score base and finished model, except models that an earlier attempt has scored.
 
     ``base`` names the weights (:func:`finetune_artifacts.fetch_weights_once`), ``finished`` is the key of the
     finished model's bundle.
     """
-    store, kept = datastore(), f"harness/{finished}"
+    store, prefix = datastore(), f"harness/{finished}"
     request = HarnessRequest(
         settings=fetch_tasks(settings, work / "tasks"),
         work_dir=work / "scores",
@@ -59,9 +57,9 @@ def run_tasks(settings: Settings, plan: Plan, *, base: str, finished: str, work:
     )
     request.work_dir.mkdir(parents=True)
     for file in map(request.file_of, MODELS):
-        if store.size(f"{kept}/{file.name}") is not None:
-            store.get_file(f"{kept}/{file.name}", file)
-    return stages.score_tasks(request, lambda file: store.put_file(f"{kept}/{file.name}", file))
+        if store.size(f"{prefix}/{file.name}") is not None:
+            store.get_file(f"{prefix}/{file.name}", file)
+    return stages.score_tasks(request, lambda file: store.put_file(f"{prefix}/{file.name}", file))
 
 
 def _finished_model(key: str, folder: Path) -> Path:

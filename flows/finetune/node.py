@@ -46,38 +46,39 @@ from launchers.run_config import RunConfig
 from launchers.settings import Settings, flat
 from launchers.store.bundles import put_bundle
 
-_LOCAL_S = 300.0  # that tasks on one machine wait for each other
+_LOCAL_S = 300.0  # join timeout of tasks on one machine
 _LAUNCH_FIRST_S = 60.0
-DEPLOYED = ("argo-", "sfn-")  # how Metaflow's ids of such runs begin
+DEPLOYED = ("argo-", "sfn-")  # prefixes of Metaflow's run ids
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """Result of one node's training task for the later steps."""
 
-    plan: Plan  # that the attempt went by; another than the launched one after one that ran out of memory
+    plan: Plan  # plan of the attempt; differs from the launched plan after an attempt ran out of memory
     measured: Measured
-    metrics: tuple[Metrics, ...]  # of all steps, those before resumed_from too, on node 0; empty elsewhere
-    resumed_from: int  # the step gone on from; 0: from the start
+    metrics: tuple[Metrics, ...]  # of all steps, including those before resumed_from; empty except on node 0
+    resumed_from: int  # step that the attempt resumed from; 0: from the start
     output: str | None  # key of the finished model's bundle, on node 0
     logs: str  # key of the bundle of this node's logs
-    tried: tuple[TrialResult, ...] = ()  # before the run, on node 0
-    windows: tuple[Window, ...] = ()  # profiled on this node's ranks; they say where their traces lie
-    evaluations: tuple[HeldOutLoss, ...] = ()  # while it trained
-    exported: tuple[tuple[str, str], ...] = ()  # rows of (what, value): which step the result is
+    tried: tuple[TrialResult, ...] = ()  # trials before the run, on node 0
+    windows: tuple[Window, ...] = ()  # profiled windows of this node's ranks, with the paths of their traces
+    evaluations: tuple[HeldOutLoss, ...] = ()  # during training
+    exported: tuple[tuple[str, str], ...] = ()  # rows of (name, value) on the exported step
 
     @property
     def finished_model(self) -> str:
         """Key of the finished model's bundle; only node 0's outcome has it."""
         if self.output is None:
-            raise ValueError("the finished model is node 0's")
+            raise ValueError("only node 0 has the finished model")
         return self.output
 
 
 def join_timeout_s(settings: RunConfig) -> float:
     """Return how long nodes wait for the next node to join, in seconds.
 
-    On a cluster as long as the launch does, and a little longer: it knows why, and ends the wait first.
+    On a cluster slightly longer than the launching process waits, which knows the reason and should fail
+    first.
     """
     return settings.resources.pending_timeout * 60 + _LAUNCH_FIRST_S if in_container() else _LOCAL_S
 
@@ -104,17 +105,17 @@ def train_on_node(
     data:
         The key of the bundle of tokenised data.
     launch:
-        The number of this launch of the step.
+        The launch number of the step.
     store:
-        Of the run: gives the data, takes checkpoints, logs and the finished model.
+        The run's storage: source of the data, destination of checkpoints, logs and the finished model.
     reward:
-        What scores answers, on this machine: see flows/finetune/scorers.py.
+        Scorer of answers on this machine: see flows/finetune/scorers.py.
     """
     profile = current_profile()
     job = _job(plan, settings, model, weights, data, store, work, reward=reward)
     state = RunState(plan, total_steps=job.total_steps)
     profile.follow(state)
-    profile.describe(_settings_in_words(settings), lambda: rank_log_tail(job.logs_dir))
+    profile.describe(_setting_texts(settings), lambda: rank_log_tail(job.logs_dir))
     attempt = _this_attempt(store, node=address.node, number=launch)
     disrupted = disruptions.Disruptions(storage=store, run=attempt.run)
     for each in disrupted.of_step(current.step_name):
@@ -139,7 +140,7 @@ def train_on_node(
             suspicions.leave(event, cluster=cluster, run=current.run_id, on_gpus=on_gpus)
 
     try:
-        with _told_to_go(settings) as grace:
+        with _grace_period(settings) as grace_period:
             trained = train(
                 job,
                 attempt,
@@ -149,15 +150,15 @@ def train_on_node(
                 state=state,
                 on_event=note_event,
                 on_trial=note_trial,
-                grace=grace,
+                grace=grace_period,
             )
     except GangFailed as error:
-        if joined and in_container():  # nodes that never met were not taken away
-            disrupted.leave_words(current.step_name, launch, error.failure)
+        if joined and in_container():  # a node that never joined was not disrupted
+            disrupted.record_gang_end(current.step_name, launch, error.failure)
             if isinstance(error, NodeLost):
                 leave_no_record()
         raise
-    profile.hand_over(trained.exported)
+    profile.exported(trained.exported)
     output = None
     if address.node == 0:
         output = f"models/{attempt.run}"
@@ -187,9 +188,9 @@ def encode_on_node(
     store: MetaflowStorage,
     work: Path,
 ) -> None:
-    """Compute latents and texts of a run's images on this machine alone; the nodes find them in ``store``.
+    """Compute latents and text embeddings of a run's images on this machine, and store them in ``store``.
 
-    The parameters are :func:`train_on_node`'s.
+    Parameters as for :func:`train_on_node`.
     """
     job = _job(plan, settings, model, weights, data, store, work)
     alone = NodeAddress(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Secret(""), run="encode")
@@ -222,7 +223,7 @@ def _job(
 
 
 @contextmanager
-def _told_to_go(settings: RunConfig) -> Iterator[Grace]:
+def _grace_period(settings: RunConfig) -> Iterator[Grace]:
     """Yield the grace period of this task if its pod is evicted; the preStop hook finds the task by a file
     (decorators.backends.kubernetes).
     """
@@ -238,13 +239,13 @@ def _told_to_go(settings: RunConfig) -> Iterator[Grace]:
         pid.unlink(missing_ok=True)
 
 
-def _settings_in_words(settings: RunConfig) -> list[Setting]:
+def _setting_texts(settings: RunConfig) -> list[Setting]:
     default = flat(Settings())
     return [Setting(name=name, value=value, default=default[name]) for name, value in flat(settings).items()]
 
 
 def _this_attempt(store: MetaflowStorage, *, node: int, number: int) -> Attempt:
-    """The attempt that this task is, by Metaflow's run and step, and the number of the launch."""
+    """Return the attempt of this task, from Metaflow's run and step and the launch number."""
     run = current.run_id
     plans = Replanning(storage=store, prefix=plans_key(run))
     return Attempt(
@@ -256,7 +257,7 @@ def _this_attempt(store: MetaflowStorage, *, node: int, number: int) -> Attempt:
         profile=f"profile/{run}/attempt-{number}/node-{node}",
         plans=plans.prefix,
         granted=current_plan(),
-        # A deployed flow's steps were sized once and for all
+        # Steps of a deployed flow have fixed sizes
         other_machines=not run.startswith(DEPLOYED),
         killed=plans.kill_of(current.step_name, number - 1) if number else None,
     )

@@ -16,31 +16,33 @@ from launchers.settings import choices_of, help_of, parse_yaml
 
 
 def knob(name: str, kind: type = str) -> Any:
-    """A flag of the flow; its default is the settings file's value, its help the setting's own."""
-    where = planning.FLAGS[name]
-    choices = f" One of {', '.join(choices_of(where))}." if choices_of(where) else ""
+    """Return a flow parameter for a setting; its default is the settings file's value, its help the
+    setting's.
+    """
+    setting = planning.FLAGS[name]
+    choices = f" One of {', '.join(choices_of(setting))}." if choices_of(setting) else ""
     return Parameter(
         name.replace("_", "-"),
         type=kind,
-        default=config_expr(f"settings.{where}"),
-        help=help_of(where) + choices,
+        default=config_expr(f"settings.{setting}"),
+        help=help_of(setting) + choices,
     )
 
 
 def text_knob(name: str) -> Any:
-    """A flag whose setting is not plain text: empty means as in the settings file."""
-    where = planning.FLAGS[name]
-    return Parameter(name.replace("_", "-"), type=str, default="", help=help_of(where))
+    """Return a flow parameter for a setting that is not plain text; empty means the settings file's value."""
+    setting = planning.FLAGS[name]
+    return Parameter(name.replace("_", "-"), type=str, default="", help=help_of(setting))
 
 
 def switch(name: str) -> Any:
-    """A flag without a value; where it isn't given, the settings file's value holds."""
+    """Return a switch for a setting; if not given, the settings file's value applies."""
     help_text = help_of(planning.FLAGS[name])
     return Parameter(name.replace("_", "-"), is_flag=True, default=False, help=help_text)
 
 
 def check_switch(name: str) -> Any:
-    """A flag of the flow that is no setting."""
+    """Return a flow parameter that is not a setting."""
     return Parameter(name, is_flag=True, default=False, help=CHECKS[name])
 
 
@@ -57,7 +59,7 @@ class FinetuneParameters(FlowSpec):
         "settings",
         default_value="",
         parser=read_settings,
-        help="A YAML file of settings (launchers/settings/settings.schema.json says which there are).",
+        help="A YAML file of settings (schema: launchers/settings/settings.schema.json).",
     )
 
     # Model, data and task

@@ -1,4 +1,4 @@
-"""From the flow's parameters to Settings and a Plan: all that can be known, and refused, before a run."""
+"""Settings and plan from a flow's parameters, with all checks that are possible before a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from estimator.planning.planner import CannotFit
 from estimator.planning.report import render
 from estimator.planning.summary import MORE, render_cannot_fit, render_summary
 from flows.commands import run_help
-from flows.commands.flow_commands import command_line, split_words
+from flows.commands.flow_commands import command_line, split_arguments
 from flows.commands.run_logs import recorded_launch
 from flows.commands.run_options import OF_METAFLOW
 from flows.finetune import artifacts, harness, rejection_plan, scorers
@@ -42,7 +42,7 @@ from launchers.settings.sections import Resources
 if TYPE_CHECKING:
     from flows.cluster_check.gate import Checked
 
-# Where each flag of the flow goes in Settings. Anything else is reached by the YAML file and --set.
+# Setting of each flag of the flow. Other settings are set by the YAML file and --set.
 FLAGS = {
     "model": "model",
     "task": "task",
@@ -87,7 +87,7 @@ FLAGS = {
 }
 # Those of flows/rejection_flow.py alone, whose attributes for them are asked_score and asked_answers.
 REJECTION_FLAGS = {"score": "rejection.score", "answers": "rejection.answers"}
-LISTS = ("tracker", "eval_harness")  # flags that take several words, with commas between them
+LISTS = ("tracker", "eval_harness")  # flags with a comma-separated list
 # Flags without a value: where one isn't given, the file's setting holds
 SWITCHES = ("from_catalogue", "spot", "adapter_only")
 
@@ -106,7 +106,7 @@ def run_flow(flow: type[Any]) -> None:
 
 def _translated(flow: type[Any], words: Sequence[str]) -> list[str]:
     """The command line with options of settings as the flow takes them; only ``run`` has such options."""
-    before, rest = split_words(words)
+    before, rest = split_arguments(words)
     if rest[:1] != ["run"]:
         return list(words)
     if {"--help", "--help-all"} & set(rest):
@@ -126,9 +126,9 @@ _typed: list[str] = []  # the words of this process's command line before they w
 
 
 def settings_from(config: Mapping[str, Any], params: Mapping[str, Any]) -> Settings:
-    """The settings file's values, the flags laid over them, ``--set`` over both.
+    """Return the settings file's values, overridden by flags, and both by ``--set``.
 
-    Raises UserError with one line for each wrong value, named as the user wrote it.
+    Raises UserError with one line per invalid value, with the name that the user used.
     """
     flags: dict[str, Any] = {}
     for flag, name in (FLAGS | REJECTION_FLAGS).items():
@@ -146,8 +146,8 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
     """Plan the run that these parameters ask for, or raise UserError before anything is asked for.
 
     ``params`` are the flow's parameters by name, and under "settings" the settings file's values.
-    ``--no-calibration`` leaves out what finished runs have measured, ``--ignore-checklist`` goes on where the
-    cluster's newest checklist has failed. ``--plan-only`` prints the plan and ends the program here.
+    ``--no-calibration`` ignores measurements of finished runs, ``--ignore-checklist`` continues although the
+    cluster's newest checklist failed. ``--plan-only`` prints the plan and exits.
     """
     settings = settings_from(params.get("settings") or {}, params)
     machine = local_machine.here() if backend == "local" else None
@@ -176,7 +176,7 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
     if params.get("plan_only"):
         sys.stdout.write(shown + ("\n" if params.get("verbose") else f"\n\n{MORE}\n"))
         raise SystemExit(0)
-    sys.stderr.write(shown + "\n\n")  # not to standard output: deployments print JSON there
+    sys.stderr.write(shown + "\n\n")  # not to standard output, where deployments print JSON
     hub_push.check(run.settings, must_reach=backend == "local")
     if backend == "local":
         chosen = run.settings
@@ -193,14 +193,14 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
 
 
 def _command(params: Mapping[str, Any]) -> str:
-    """The command that these parameters come from, as the user would give it again."""
+    """Return the user's command that these parameters come from."""
     if command() == "run":
         return command_line(sys.argv[0], _typed or sys.argv[1:])
     return shlex.join(["finetune", "run", *(["--model", params["model"]] if params.get("model") else [])])
 
 
 def _newest_checklist(backend: Backend, *, ignored: bool) -> Checked | None:
-    """The cluster's newest checklist, where a run is launched. A deployment outlives what it says today."""
+    """Return the cluster's newest checklist at launch; None for a deployment, which outlives the result."""
     from flows.cluster_check import gate  # 0.2 s to import, and only who launches a run needs it
 
     launched = command()
@@ -222,7 +222,9 @@ def _choose_plan(
     settings: Settings,
     ignored: bool,
 ) -> Plan:
-    """The plan for what is there, with what the checklist has measured, away from nodes that failed it."""
+    """Return the plan for the available machines, with bandwidths measured by the checklist and without nodes
+    that failed it.
+    """
     checked = _newest_checklist(backend, ignored=ignored)
     plan, goals = _plan_for_place(job, target, corrections, backend, settings.resources)
     if checked is None:
@@ -231,10 +233,10 @@ def _choose_plan(
 
     bandwidth = checked.bandwidth()
     if goals is not None and bandwidth is not None and checked.is_of(plan):
-        again = planner.plan(job, target, goals, calibration=corrections, bandwidth=bandwidth)
-        if checked.is_of(again):  # else it would be another machine's bandwidth
-            reason = gate.explain_bandwidth(again, bandwidth)
-            plan = replace(again, why=(*again.why, reason)) if reason else again
+        replanned = planner.plan(job, target, goals, calibration=corrections, bandwidth=bandwidth)
+        if checked.is_of(replanned):  # else it would be another machine's bandwidth
+            reason = gate.explain_bandwidth(replanned, bandwidth)
+            plan = replace(replanned, why=(*replanned.why, reason)) if reason else replanned
     exclusion = gate.exclude_nodes(checked, backend)
     for line in exclusion.lines:
         sys.stderr.write(line + "\n")
@@ -244,10 +246,10 @@ def _choose_plan(
 def _plan_for_place(
     job: Job, target: Target, corrections: Calibration | None, backend: Backend, resources: Resources
 ) -> tuple[Plan, Goals | None]:
-    """The plan, and what it was made with: what the run's cluster or queue has and could get.
+    """Return the plan, and the goals with the cluster's inventory that it was made with.
 
-    A run that is resumed has its plan already (None): the steps that it goes on with train by that one.
-    Raises UserError, in the words of what stands in the way where that is all that is wrong.
+    The goals are None for a resumed run, which keeps its plan. Raises UserError, which names the obstacle if
+    it is the only one.
     """
     if command() == "resume" and backend != "local":
         earlier = resumed_artifact("start", "plan")
@@ -283,7 +285,7 @@ def _on_spot(goals: Goals, backend: Backend, resources: Resources) -> Goals:
             f"--nodes {resources.nodes}: AWS Batch starts no such job on spot machines.",
             "Leave --spot out, or ask for one node.",
         )
-    # Where no process waits for the step that could submit it again, a disruption costs a retry
+    # Without a process that waits for the step and resubmits it, a disruption uses up a retry
     waits = command() != "deploy"
     return replace(
         goals,
@@ -295,7 +297,9 @@ def _on_spot(goals: Goals, backend: Backend, resources: Resources) -> Goals:
 
 
 def _work_disk() -> tuple[str, int]:
-    """The disk of the work folders on this machine, and what is free on it; UserError where they can't."""
+    """Return the disk of the local work folders and its free bytes. Raises UserError if it is not
+    writable.
+    """
     workdir.check_root()
     root = workdir.root()
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
@@ -303,7 +307,7 @@ def _work_disk() -> tuple[str, int]:
 
 
 def flags_of(flow: Any) -> dict[str, Any]:
-    """A running flow's parameters, as :func:`settings_from` takes them."""
+    """Return a running flow's parameters in the form of :func:`settings_from`."""
     flags = {flag: getattr(flow, flag) for flag in FLAGS} | {"overrides": flow.overrides}
     own = [flag for flag in REJECTION_FLAGS if hasattr(flow, f"asked_{flag}")]
     return flags | {flag: getattr(flow, f"asked_{flag}") for flag in own}

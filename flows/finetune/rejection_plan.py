@@ -29,7 +29,7 @@ from launchers.scoring.reward_model import check_reward_model
 from launchers.settings import Settings
 
 WIDTH = 100  # columns, as the plan's own text has
-# That a chat template may add to the turns' texts: a system prompt of its own, and the roles of each turn
+# Tokens that a chat template may add to the turns' texts: a default system prompt, and the role of each turn
 TEMPLATE_TOKENS, TURN_TOKENS = 64, 8
 
 
@@ -38,10 +38,10 @@ class PlannedRejection:
     """Generation and scoring as known before the run starts."""
 
     settings: Settings
-    trained: Settings  # the same, with the steps that the answers kept are enough for
-    prompts: int | None  # None: not known before the dataset is fetched
-    held_out: int | None  # of them, to compare the finished model on
-    longest: int | None  # tokens of the longest prompt, at most
+    trained: Settings  # the same, with the number of steps for the selected answers
+    prompts: int | None  # None: unknown until the dataset is downloaded
+    held_out: int | None  # number of prompts for the comparison with the finished model
+    longest: int | None  # upper bound of the longest prompt's tokens
 
     def planned(self, run: preparation.PlannedRun) -> Plan:
         """The run's plan with the stages of generation, scoring and comparison in it.
@@ -74,13 +74,13 @@ class PlannedRejection:
 
     def _drawing(self, run: preparation.PlannedRun) -> Drawing:
         rejection, model = self.settings.rejection, run.model.spec
-        room = max(1, model.max_seq_len - rejection.max_new_tokens)
+        max_prompt_tokens = max(1, model.max_seq_len - rejection.max_new_tokens)
         by_function = scorer_of(rejection.score or "").function is not None
         return Drawing(
             prompts=self.prompts,
             held_out=self.held_out,
             answers=rejection.answers,
-            prompt_tokens=min(self.longest or run.settings.seq_len, room),
+            prompt_tokens=min(self.longest or run.settings.seq_len, max_prompt_tokens),
             new_tokens=rejection.max_new_tokens,
             top_p=rejection.top_p,
             reward_model=None if by_function else _reward_model(rejection.score or ""),
@@ -90,7 +90,7 @@ class PlannedRejection:
         )
 
     def text(self, plan: Plan) -> str:
-        """For a terminal: what is generated at most, where, and what each stage takes and costs."""
+        """Format for a terminal: maximum number of answers, and place, time and cost of each stage."""
         planned = plan.generation
         if planned is None:
             raise ValueError("a plan of another run: it has no generation")
@@ -104,7 +104,7 @@ class PlannedRejection:
         rows = [
             ("amount", self._amount()),
             ("batch", _batch(plan, planned)),
-            *((stage.name, f"{_where(plan, stage)}: {_takes(plan, stage)}") for stage in planned.stages),
+            *((stage.name, f"{_placement(plan, stage)}: {_takes(plan, stage)}") for stage in planned.stages),
             ("train", f"as above: {_takes(plan, trained)}"),
             ("total", _total(plan)),
             (
@@ -130,14 +130,14 @@ class PlannedRejection:
 def check(settings: Settings) -> PlannedRejection:
     """Check the settings of generation and scoring.
 
-    Raises UserError where there is no scorer, where a function has no number for a sample, where a reward
-    model's folder holds another model, or where there is too little data.
+    Raises UserError if there is no scorer, a function returns no number for a sample, a reward model's folder
+    contains another model, or there is too little data.
     """
     score = settings.rejection.score
     if score is None:
         raise UserError(
-            "Nothing says how answers are scored.",
-            "Give a function of your own (--score path.py:function, called with prompt and answer), or a "
+            "There is no scorer for the answers.",
+            "Give a function (--score path.py:function, called with prompt and answer), or a "
             "reward model (--score FOLDER, what task reward exports).",
         )
     if settings.task != "sft":
@@ -181,7 +181,7 @@ def check(settings: Settings) -> PlannedRejection:
 
 
 def _read_prompts(settings: Settings) -> list[Conversation] | None:
-    """The rows that give prompts; None where the dataset has to be fetched from elsewhere first."""
+    """Read the rows that give prompts; None if the dataset must be downloaded first."""
     kind = sources.kind_of(settings.dataset)
     if kind not in ("built-in", "path"):
         return None
@@ -192,7 +192,7 @@ def _read_prompts(settings: Settings) -> list[Conversation] | None:
 
 
 def _most_tokens(row: Conversation) -> int:
-    """Tokens of a row's prompt, at most: each stands for a byte or more, but for those of the template."""
+    """Return an upper bound of a prompt's tokens: at most one per byte, plus those of the template."""
     if row.text is not None:
         return len(row.text.encode())
     turns = row.messages[:-1]
@@ -200,14 +200,14 @@ def _most_tokens(row: Conversation) -> int:
 
 
 def _reward_model(score: str) -> ModelSpec | None:
-    """The shape of the reward model; None where it cannot be looked at from here."""
+    """Return the shape of the reward model; None if it is not accessible from here."""
     try:
         return models.resolve(score, online=True).spec
     except UserError:
         return None
 
 
-def _where(plan: Plan, stage: Stage) -> str:
+def _placement(plan: Plan, stage: Stage) -> str:
     request = request_for(plan, stage.name)
     machine = f" of {request.instance_type}" if request.instance_type else ""
     return f"{stage.nodes} node{'s, each' if stage.nodes > 1 else ' with'} {request.gpus}{machine}"
@@ -226,12 +226,12 @@ def _batch(plan: Plan, planned: Generation) -> str:
 
 
 def _takes(plan: Plan, stage: Stage) -> str:
-    known = _figures(plan, stage.hours, stage.usd)
-    return known if stage.hours is not None or not stage.basis else f"{known}: {stage.basis}"
+    figures = _figures(plan, stage.hours, stage.usd)
+    return figures if stage.hours is not None or not stage.basis else f"{figures}: {stage.basis}"
 
 
 def _total(plan: Plan) -> str:
-    """The sum of what is known, and what is missing from it."""
+    """Format the sum of known times and costs, and name the missing stages."""
     hours, usd, missing = generation.total(plan)
     without = f", without {' and '.join(missing)}" if missing else ""
     return _figures(plan, hours, usd) + (without if hours is not None else "")
@@ -242,7 +242,7 @@ def _row(name: str, text: str) -> str:
 
 
 def _figures(plan: Plan, hours: Range | None, usd: Range | None) -> str:
-    """Time and price, as far as they are known."""
+    """Format time and price, as far as known."""
     time = "time unknown" if hours is None else _range(hours, lambda value: format_duration(value * 3600))
     if plan.target == "local":
         return time

@@ -72,6 +72,7 @@ class FinetuneRun(FinetuneParameters):
         with task_folder("start") as work:
             settings = planning.settings_from(self.settings, planning.flags_of(self))
             self.base_model = artifacts.carried_model(settings.model)
+            settings = preparation.with_vision(settings, self.base_model.spec)
             self.plan = preparation.check_matches(current_plan(), settings)
             self.used_settings = run_config.resolve(
                 settings,
@@ -95,7 +96,9 @@ class FinetuneRun(FinetuneParameters):
         """
         with task_folder("prepare") as work:
             print(f"fetching {self.base_model.name}", flush=True)
-            self.model_reference = artifacts.fetch_weights_once(self.base_model, work)
+            self.model_reference = artifacts.fetch_weights_once(
+                self.base_model, work, vision=self.used_settings.vision is not None
+            )
             if TASKS[self.used_settings.task].draws_answers:
                 self.reward_model = scorers.fetch_reward_model_once(
                     self.used_settings.rl.reward or "", "rl.reward", work

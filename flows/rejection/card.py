@@ -1,4 +1,4 @@
-"""The cards of rejection sampling: how the scores are distributed, the best and the worst answers."""
+"""Cards of rejection sampling: distribution of the scores, best and worst answers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from launchers.dataset.prompts import Prompt
 from launchers.rejection.answers import Answers
 from launchers.rejection.selection import Distribution, Overview, Selection
 
-LONGEST = 300  # characters of an answer or a prompt in a table
-EXAMPLES = 5  # prompts whose answers the card of the generation shows
+MAX_CHARACTERS = 300  # length of an answer or a prompt in a table
+EXAMPLES = 5  # number of prompts shown with their answers on the card of the generation
 _COLOURS = {"drawn": "#bab0ac", "kept": "#54a24b"}
 
 
 def draw_answers(
     facts: Sequence[tuple[str, str]], prompts: Sequence[Prompt], answers: Sequence[Answers]
 ) -> list[Block]:
-    """The card of the generation: what was drawn, and all answers to the first prompts."""
+    """Return the card of the generation: statistics, and all answers to the first prompts."""
     shown = {prompt.index: prompt.shown for prompt in prompts}
     first = sorted(answers, key=lambda each: each.index)[:EXAMPLES]
     rows = [
@@ -38,14 +38,16 @@ def draw_answers(
     ]
 
 
-def draw_scores(scored_by: str, seen: Overview) -> list[Block]:
-    """The card of the scoring."""
-    heading = f"## Scores of {seen.drawn.answers:,} answers\n\nby {safe(scored_by)}: {seen.drawn.text()}"
-    return [Text(markdown=heading), Chart(spec=histogram({"drawn": seen.drawn})), *_examples(seen)]
+def draw_scores(scored_by: str, overview: Overview) -> list[Block]:
+    """Return the card of the scoring."""
+    heading = (
+        f"## Scores of {overview.drawn.answers:,} answers\n\nby {safe(scored_by)}: {overview.drawn.text()}"
+    )
+    return [Text(markdown=heading), Chart(spec=histogram({"drawn": overview.drawn})), *_examples(overview)]
 
 
 def draw_selection(scored_by: str, selection: Selection) -> list[Block]:
-    """The card of the selection: all answers beside those that are kept."""
+    """Return the card of the selection: all answers compared with the selected ones."""
     kept, drawn = selection.kept, selection.overview.drawn
     rows = (
         ("prompts", f"{selection.prompts:,}"),
@@ -67,7 +69,7 @@ def draw_selection(scored_by: str, selection: Selection) -> list[Block]:
 
 
 def histogram(distributions: dict[str, Distribution]) -> dict[str, Any]:
-    """Answers over their score, one colour for each named distribution."""
+    """Return the histogram of scores, one color per distribution."""
     values = []
     for name, distribution in distributions.items():
         for each in distribution.bins:
@@ -95,15 +97,15 @@ def histogram(distributions: dict[str, Distribution]) -> dict[str, Any]:
 
 
 def cell(text: str) -> str:
-    """A text as a cell of a table that may be narrow: in one line, shortened."""
+    """Format a text for a narrow table cell: on one line, shortened."""
     flat = " ".join(text.split()) or "(no text)"
-    short = flat if len(flat) <= LONGEST else f"{flat[: LONGEST - 4]} ..."
+    short = flat if len(flat) <= MAX_CHARACTERS else f"{flat[: MAX_CHARACTERS - 4]} ..."
     return breaking(short)
 
 
-def _examples(seen: Overview) -> list[Block]:
+def _examples(overview: Overview) -> list[Block]:
     blocks: list[Block] = []
-    for title, examples in (("Best answers", seen.best), ("Worst answers", seen.worst)):
+    for title, examples in (("Best answers", overview.best), ("Worst answers", overview.worst)):
         # Two columns, which a narrow page has room for
         rows = [
             row

@@ -35,7 +35,7 @@ class Shards:
     count: int
 
     def fetch(self, folder: Path) -> list[Path]:
-        """The shards' files, in their order, in a folder of this machine."""
+        """Download the shards into a folder of this machine; return their files in order."""
         folder.mkdir(parents=True, exist_ok=True)
         store = datastore()
         files = [folder / rows.shard_name(shard) for shard in range(self.count)]
@@ -45,17 +45,17 @@ class Shards:
         return files
 
     def answers(self, folder: Path) -> list[Answers]:
-        """The answers that they hold."""
+        """Return the answers in the shards."""
         return [each for file in self.fetch(folder) for each in rows.read_answers(file)]
 
     def scores(self, folder: Path) -> list[Scores]:
-        """The scores that they hold."""
+        """Return the scores in the shards."""
         return [each for file in self.fetch(folder) for each in rows.read_scores(file)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """Answers to some prompts, those that one node has drawn or all of them."""
+    """Generated answers of one node, or of all nodes together."""
 
     shards: Shards  # of all nodes
     prompts: int
@@ -67,7 +67,7 @@ class Drawn:
     tokens_per_second: float | None  # of this attempt, loading included; None: it had nothing to do
 
     def facts(self) -> list[tuple[str, str]]:
-        """Rows of (what, value), for people."""
+        """Return rows of (name, value) for display."""
         speed = "unknown" if self.tokens_per_second is None else f"{self.tokens_per_second:,.0f}"
         return [
             ("prompts", f"{self.prompts:,}"),
@@ -79,7 +79,7 @@ class Drawn:
 
 
 def gather(parts: Sequence[Drawn]) -> Drawn:
-    """All answers, of what each node has drawn."""
+    """Combine the answers of all nodes."""
     speeds = [part.tokens_per_second for part in parts if part.tokens_per_second is not None]
     return dataclasses.replace(
         parts[0],
@@ -94,7 +94,7 @@ def gather(parts: Sequence[Drawn]) -> Drawn:
 
 
 def prepare_prompts(samples: Sequence[Sample], settings: Settings, model_dir: Path) -> list[Prompt]:
-    """The prompts of the first rows, as many as the settings say."""
+    """Return the prompts of the first rows, up to the number in the settings."""
     tokenizer = render.load_tokenizer(model_dir, settings)
     conversations = (sample for sample in samples if isinstance(sample, Conversation))
     return list(prompts_of(itertools.islice(conversations, settings.rejection.prompts), tokenizer))
@@ -113,14 +113,14 @@ def draw(
     node: int = 0,
     nodes: int = 1,
 ) -> Drawn:
-    """Generate a node's answers that no earlier attempt, and no run that this one resumes, has generated.
+    """Generate a node's missing answers, which no earlier attempt and no resumed run has generated.
 
     Parameters
     ----------
     name:
-        Of this stage within the run.
+    Name of this stage within the run.
     model_dir, model_name:
-        The model that answers, or an adapter of the one in ``base_dir``; and what tells it from others.
+        The model that generates, or an adapter of the one in ``base_dir``; and its unique name.
     """
     work.mkdir(parents=True, exist_ok=True)
     rows.write_rows(work / "prompts.jsonl", prompts)
@@ -139,7 +139,7 @@ def draw(
         nodes=nodes,
     )
     sampling = settings.rejection.model_dump(mode="json", include={*_SAMPLING})
-    own = rows.fingerprint(
+    answers_key = rows.fingerprint(
         model_name,
         sampling,
         settings.seed,
@@ -149,32 +149,34 @@ def draw(
         sha256_of(request.prompts),
     )
     answered, count = request.shards(), request.count()
-    keeper = _Keeper(f"{name}-{own}", tuple(answered), count, request.shards_dir, "answers")
+    keeper = _Keeper(f"{name}-{answers_key}", tuple(answered), count, request.shards_dir, "answers")
     began = time.monotonic()
     generation.generate(request, keeper.keep)
     seconds = time.monotonic() - began
     drawn = {shard: answers_in(request.shards_dir, [shard]) for shard in answered}
-    found = [answer for each in drawn.values() for answers in each for answer in answers.answers]
-    made = [answer.tokens for shard in keeper.made for each in drawn[shard] for answer in each.answers]
+    generated = [answer for each in drawn.values() for answers in each for answer in answers.answers]
+    new_tokens = [
+        answer.tokens for shard in keeper.new_shards for each in drawn[shard] for answer in each.answers
+    ]
     return Drawn(
         shards=Shards(key=keeper.key, count=count),
         prompts=sum(map(len, answered.values())),
-        answers=len(found),
-        tokens=sum(answer.tokens for answer in found),
-        cut=sum(not answer.ended for answer in found),
+        answers=len(generated),
+        tokens=sum(answer.tokens for answer in generated),
+        cut=sum(not answer.ended for answer in generated),
         own=len(answered),
-        earlier=len(answered) - len(keeper.made),
-        tokens_per_second=sum(made) / seconds if made else None,
+        earlier=len(answered) - len(keeper.new_shards),
+        tokens_per_second=sum(new_tokens) / seconds if new_tokens else None,
     )
 
 
 def answers_in(folder: Path, shards: Iterable[int]) -> list[Answers]:
-    """The answers of these shards, which are in the folder."""
+    """Read the answers of these shards from a folder."""
     return [each for shard in shards for each in rows.read_answers(folder / rows.shard_name(shard))]
 
 
 def drawing_nodes(plan: Plan) -> list[int]:
-    """The numbers of the nodes that draw answers; one, where the plan doesn't say."""
+    """Return the indexes of the nodes that generate answers; one node if the plan has no generation."""
     stage = plan.generation.stage("generate") if plan.generation is not None else None
     return list(range(stage.nodes if stage is not None else 1))
 
@@ -188,12 +190,12 @@ def batch_limit(plan: Plan) -> BatchLimit:
 
 
 def _gpus(plan: Plan) -> int:
-    """GPUs that hold one copy of the model; 0 on a CPU."""
+    """Return the number of GPUs per copy of the model; 0 on a CPU."""
     stage = plan.generation.stage("generate") if plan.generation is not None else None
     return (plan.request if stage is None else stage.request).gpus_per_node
 
 
-# Settings that decide what is drawn
+# Settings that determine the answers
 _SAMPLING = ("answers", "temperature", "top_p", "max_new_tokens", "generator")
 
 
@@ -228,30 +230,30 @@ def score(
         settings=settings,
         device=plan.layout.device,
     )
-    own = rows.fingerprint(identity, drawn.shards.key)
+    scores_key = rows.fingerprint(identity, drawn.shards.key)
     count = drawn.shards.count
-    keeper = _Keeper(f"{name}-{own}", range(count), count, request.shards_dir, "scores")
+    keeper = _Keeper(f"{name}-{scores_key}", range(count), count, request.shards_dir, "scores")
     scoring.score(request, keeper.keep)
     return Shards(key=keeper.key, count=count)
 
 
 class _Keeper:
-    """Keeps each finished shard in the run's datastore, and begins with those that are there.
+    """Stores each finished shard in the run's datastore, and starts with the shards that exist there.
 
     ``shards`` are the node's own, by their number among all ``count``.
     """
 
     def __init__(self, name: str, shards: Sequence[int], count: int, folder: Path, what: str) -> None:
         self.key = f"rejection/{current.run_id}/{name}"
-        self.made: list[int] = []
+        self.new_shards: list[int] = []
         self._store, self._count, self._what = datastore(), count, what
         folder.mkdir(parents=True, exist_ok=True)
         found = sum(self._fetch(name, folder / rows.shard_name(shard)) for shard in shards)
         if found:
-            print(f"{what}: {found} of {len(shards)} shards are there already", flush=True)
+            print(f"{what}: {found} of {len(shards)} shards exist already", flush=True)
 
     def _fetch(self, name: str, file: Path) -> bool:
-        """Whether the shard was there: of this run, or of one that it was resumed from."""
+        """Fetch a shard of this run or of a run that it was resumed from; return whether it exists."""
         for run in (current.run_id, *origin_run_ids()):
             key = f"rejection/{run}/{name}/{file.name}"
             if self._store.size(key) is not None:
@@ -264,7 +266,7 @@ class _Keeper:
         return False
 
     def keep(self, shard: int, file: Path) -> None:
-        """Put a shard that was just finished into the datastore."""
+        """Store a finished shard in the datastore."""
         self._store.put_file(f"{self.key}/{file.name}", file)
-        self.made.append(shard)
+        self.new_shards.append(shard)
         print(f"{self._what}: shard {shard + 1} of {self._count} is finished", flush=True)

@@ -80,7 +80,8 @@ data "aws_iam_policy_document" "launcher" {
     ]
   }
   statement {
-    # A privileged container is root on its machine, and has the machine's role.
+    # A privileged container is root on its machine, and has the machine's role. No condition key of Batch covers
+    # mounted host paths and the container's user, so launchers can be root by these (SECURITY.md).
     actions   = ["batch:RegisterJobDefinition"]
     resources = ["arn:${local.partition}:batch:${local.region}:${local.account}:job-definition/metaflow_*"]
     condition {

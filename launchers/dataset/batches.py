@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -40,6 +41,7 @@ class MicroBatch:
     reference: torch.Tensor | None = (
         None  # [rows, answers], log-probabilities from launchers.evaluation.reference
     )
+    vision: Mapping[str, Any] = field(default_factory=dict)  # further inputs of a vision-language model
 
     @property
     def tokens(self) -> int:
@@ -59,7 +61,7 @@ class MicroBatch:
                 "max_length_k": self.max_length,
             }
         positions = {"position_ids": self.position_ids} if self.packed else {}
-        return {"input_ids": self.input_ids, **positions}
+        return {"input_ids": self.input_ids, **positions, **self.vision}
 
     def sums(self, values: torch.Tensor) -> torch.Tensor:
         """Return [sequences]: sum over each sequence of a tensor with one value per token."""
@@ -75,7 +77,16 @@ class MicroBatch:
         changed: dict[str, Any] = {
             name: copied(each, device) for name, each in values.items() if isinstance(each, torch.Tensor)
         }
+        changed["vision"] = {name: copied(each, device) for name, each in self.vision.items()}
         return dataclasses.replace(self, **changed)
+
+
+class ImageInputs(Protocol):
+    """Makes a vision-language model's inputs (launchers.dataset.vision_tokenizer.VisionTokenizer)."""
+
+    def inputs(self, images: Sequence[Sequence[Any]], input_ids: torch.Tensor) -> dict[str, Any]:
+        """Return the inputs besides the tokens, of the images of each row and the tokens of all."""
+        ...
 
 
 def copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -104,14 +115,15 @@ def micro_batches(
     pairs: bool = False,
     reference: NDArray[np.float32] | None = None,
     padding_free: bool = False,
+    images: ImageInputs | None = None,
 ) -> Iterator[MicroBatch]:
     """Iterate over a rank's micro batches of a step: rows rank, rank + world size, ... of the step.
 
     ``pairs``: rows are pairs (:func:`collate_pairs`). ``reference``: log-probabilities of all rows from
     launchers.evaluation.reference; each batch gets those of its rows. ``padding_free``: see
-    :class:`MicroBatch`.
+    :class:`MicroBatch`. ``images``: makes the inputs of a vision-language model.
     """
-    collate_rows = collate_pairs if pairs else collate
+    collate_rows = collate_pairs if pairs else partial(collate, images=images)
     multiple = token_multiple(data, padding_free=padding_free)
     rank_rows = step_rows(data, step, layout.global_batch_size)[rank :: layout.data_parallel]
     for first in range(0, len(rank_rows), layout.micro_batch_size):
@@ -157,12 +169,15 @@ def mismatched_batches(
         )
 
 
-def collate(rows: list[Row], pad_id: int, multiple: int | None = None) -> MicroBatch:
+def collate(
+    rows: list[Row], pad_id: int, multiple: int | None = None, images: ImageInputs | None = None
+) -> MicroBatch:
     """Pad rows on the right to the longest of them, or concatenate them without padding.
 
     No attention mask is needed: attention is causal, padding is at the end, and transformers derives the
     boundaries of packed documents from positions that restart at 0. ``multiple``: concatenate the rows to a
-    sequence filled up to a multiple of this length (a padding-free batch).
+    sequence filled up to a multiple of this length (a padding-free batch). ``images``: makes the inputs of a
+    vision-language model, whose batches are padded.
     """
     if multiple is not None:
         return _joined(rows, pad_id, multiple)
@@ -178,8 +193,10 @@ def collate(rows: list[Row], pad_id: int, multiple: int | None = None) -> MicroB
         positions[index, :length] = row.positions
         # after a single document the positions continue, so that there is no boundary (and no mask)
         positions[index, length:] = np.arange(width - length) + (length if len(row.lengths) == 1 else 0)
+    input_ids = torch.from_numpy(tokens)
     return MicroBatch(
-        input_ids=torch.from_numpy(tokens),
+        input_ids=input_ids,
+        vision={} if images is None else images.inputs([row.images for row in rows], input_ids),
         position_ids=torch.from_numpy(positions),
         labels=torch.from_numpy(labels),
         lengths=torch.tensor([len(row.tokens) for row in rows]),

@@ -59,6 +59,15 @@ class Chunk:
     lengths: NDArray[np.int32]  # [documents], number of tokens
     desirable: NDArray[np.bool_]  # [kept rows]
     full_lengths: NDArray[np.int32]  # lengths of the kept rows' documents before truncation or splitting
+    images: NDArray[np.uint8] = field(
+        default_factory=lambda: np.zeros(0, dtype=np.uint8)
+    )  # files, concatenated
+    image_sizes: NDArray[np.int64] = field(
+        default_factory=lambda: np.zeros(0, dtype=np.int64)
+    )  # [images], bytes
+    image_counts: NDArray[np.int32] = field(
+        default_factory=lambda: np.zeros(0, dtype=np.int32)
+    )  # [documents]
     rows: int = 0
     truncated: int = 0
     dropped: int = 0
@@ -95,12 +104,14 @@ class Documents:
         self._parts = _Parts()
         self._tokens = (folder / "tokens").open("wb+", buffering=1 << 20)
         self._counted = (folder / "counted").open("wb+", buffering=1 << 20)
+        self._images = (folder / "images").open("wb+", buffering=1 << 20)
 
     def add(self, chunk: Chunk) -> None:
         """Append the documents of a chunk."""
         self._tokens.write(chunk.tokens.data)
         self._counted.write(chunk.counted.data)
-        for name in ("lengths", "desirable", "full_lengths"):
+        self._images.write(chunk.images.data)
+        for name in ("lengths", "desirable", "full_lengths", "image_sizes", "image_counts"):
             getattr(self._parts, name).frombytes(getattr(chunk, name).tobytes())
         for name in ("rows", "truncated", "dropped", "split", "pieces"):
             setattr(self, name, getattr(self, name) + getattr(chunk, name))
@@ -113,8 +124,13 @@ class Documents:
         self.desirable = np.frombuffer(self._parts.desirable, dtype=np.bool_)
         self.full_lengths = np.frombuffer(self._parts.full_lengths, dtype=np.int32)
         self._offsets = np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
+        sizes = np.frombuffer(self._parts.image_sizes, dtype=np.int64)
+        counts = np.frombuffer(self._parts.image_counts, dtype=np.int32)
+        self._image_offsets = np.concatenate([[0], np.cumsum(sizes)])
+        self._first_images = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         self._tokens.flush()
         self._counted.flush()
+        self._images.flush()
 
     def __len__(self) -> int:
         """Return the number of kept rows, each of ``per_row`` documents."""
@@ -134,7 +150,16 @@ class Documents:
             labels=np.where(counted, tokens, np.int32(IGNORE)),
             lengths=self.lengths[members],
             desirable=bool(self.desirable[members // self.per_row].all()),
+            images=[image for member in members for image in self._images_of(int(member))],
         )
+
+    def _images_of(self, document: int) -> Iterator[NDArray[np.uint8]]:
+        if len(self._image_offsets) == 1:
+            return
+        for image in range(self._first_images[document], self._first_images[document + 1]):
+            first, last = int(self._image_offsets[image]), int(self._image_offsets[image + 1])
+            self._images.seek(first)
+            yield np.frombuffer(self._images.read(last - first), dtype=np.uint8)
 
     def _read(self, document: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         first, length = int(self._offsets[document]), int(self.lengths[document])
@@ -147,6 +172,7 @@ class Documents:
         """Delete the files."""
         self._tokens.close()
         self._counted.close()
+        self._images.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -155,6 +181,8 @@ class _Parts:
     lengths: array[int] = field(default_factory=lambda: array("i"))
     desirable: array[int] = field(default_factory=lambda: array("b"))
     full_lengths: array[int] = field(default_factory=lambda: array("i"))
+    image_sizes: array[int] = field(default_factory=lambda: array("q"))
+    image_counts: array[int] = field(default_factory=lambda: array("i"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -260,10 +288,16 @@ def chunk_of(rows: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len
     counted: list[NDArray[np.bool_]] = []
     full_lengths: list[int] = []
     desirable: list[bool] = []
+    images: list[tuple[bytes, ...]] = []
     truncated = dropped = split = split_into = 0
-    for documents, desirable_row in _rendered(samples, tokenizer, settings):
+    for sample, (documents, desirable_row) in zip(
+        samples, _rendered(samples, tokenizer, settings), strict=True
+    ):
         exceeds = any(len(ids) > seq_len for ids, _ in documents)
         truncated += exceeds and not splits
+        attached = sample.images if isinstance(sample, Conversation) else ()
+        if exceeds and attached:
+            _check_images_fit(sample, documents[0][0], tokenizer, seq_len)
         if splits:
             kept = [[piece] for document in documents for piece in _pieces(*document, seq_len)]
         else:
@@ -279,6 +313,7 @@ def chunk_of(rows: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len
             tokens += [ids for ids, _ in row_documents]
             counted += [counts for _, counts in row_documents]
             desirable.append(desirable_row)
+            images += [attached] * len(row_documents)
         full_lengths += [len(ids) for ids, _ in documents]
     return Chunk(
         tokens=np.concatenate([np.zeros(0, dtype=np.int32), *tokens]),
@@ -286,12 +321,36 @@ def chunk_of(rows: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len
         lengths=np.array([len(ids) for ids in tokens], dtype=np.int32),
         desirable=np.array(desirable, dtype=np.bool_),
         full_lengths=np.array(full_lengths, dtype=np.int32),
+        **_image_arrays(images),
         rows=len(samples),
         truncated=truncated,
         dropped=dropped,
         split=split,
         pieces=split_into,
     )
+
+
+def _check_images_fit(row: Sample, tokens: NDArray[np.int32], tokenizer: Any, seq_len: int) -> None:
+    """Raise UserError for a row whose images would be cut at ``seq_len`` tokens."""
+    places = np.flatnonzero(np.isin(tokens, tokenizer.image_ids))
+    if len(places) and places[-1] >= seq_len:
+        raise UserError(
+            f"Dataset, line {row.line}: its images end at token {places[-1] + 1:,}, and seq_len is "
+            f"{seq_len:,}; an image can't be cut.",
+            f"Use --seq-len {len(tokens)}, or scale the images down.",
+        )
+
+
+def _image_arrays(images: Sequence[tuple[bytes, ...]]) -> dict[str, Any]:
+    """Return the images of each document as the arrays of a :class:`Chunk`."""
+    if not any(images):
+        return {}
+    files = list(itertools.chain.from_iterable(images))
+    return {
+        "images": np.frombuffer(b"".join(files), dtype=np.uint8),
+        "image_sizes": np.array([len(file) for file in files], dtype=np.int64),
+        "image_counts": np.array([len(each) for each in images], dtype=np.int32),
+    }
 
 
 def _chunk_of_prompts(rows: Sequence[Sample], tokenizer: Any, seq_len: int) -> Chunk:

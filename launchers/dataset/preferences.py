@@ -23,15 +23,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from estimator.errors import UserError
+from launchers.dataset.columns import UnknownColumns
 from launchers.dataset.files import BadRow
 from launchers.dataset.picture import Picture
-from launchers.dataset.rows import Conversation, decoded_turns, history_of, read_as
+from launchers.dataset.rows import NO_COLUMNS, Conversation, decoded_turns, history_of, read_as
 from launchers.dataset.turns import Fields, Message, chat, decoded, joined_parts, system_of, text_of, tools_of
 
 _TURN = re.compile(r"\n\n(Human|Assistant):")  # format of Anthropic's HH-RLHF
@@ -95,13 +96,13 @@ def asked_of(sample: Sample) -> Conversation:
     return sample.conversation if isinstance(sample, Judged) else sample
 
 
-def read_judged(path: Path) -> Iterator[Judged]:
+def read_judged(path: Path, columns: Mapping[str, str] = NO_COLUMNS) -> Iterator[Judged]:
     """Read and check a file of judged answers (:func:`launchers.dataset.rows.read_as`).
 
     Raises UserError also if all are good, or all bad.
     """
     labels: set[bool] = set()
-    for judged in read_as(path, parse_judged):
+    for judged in read_as(path, parse_judged, columns):
         labels.add(judged.desirable)
         yield judged
     if len(labels) == 1:
@@ -114,7 +115,8 @@ def parse_judged(row: Any, line: int = 0) -> Judged:
     row = Fields.of(row)
     name = next((key for key in ("label", "kto_tag") if key in row), None)
     if name is None:
-        raise BadRow("no `label` (true or false), which says whether the answer is a good one")
+        reason = "no `label` (true or false), which says whether the answer is a good one"
+        raise UnknownColumns(reason, row, ["label"])
     desirable = _TRUTHS.get(row[name].lower(), row[name]) if isinstance(row[name], str) else row[name]
     if not isinstance(desirable, bool):
         raise BadRow(f"`{name}` is {json.dumps(row[name])[:40]}, not true or false")
@@ -130,9 +132,9 @@ def parse_judged(row: Any, line: int = 0) -> Judged:
     return Judged(conversation=conversation, desirable=desirable)
 
 
-def read(path: Path) -> Iterator[Pair]:
+def read(path: Path, columns: Mapping[str, str] = NO_COLUMNS) -> Iterator[Pair]:
     """Read and check a file of pairs, see :func:`launchers.dataset.rows.read_as`."""
-    return read_as(path, parse)
+    return read_as(path, parse, columns)
 
 
 def parse(row: Any, line: int = 0) -> Pair:
@@ -195,7 +197,8 @@ def _answers(row: Fields) -> tuple[Any, Any]:
             raise BadRow(f"`output` holds {len(output)} answers, not the better and the worse")
         return output[0], output[1]
     keys = ", ".join(f"`{key}`" for key in list(row)[:6]) or "nothing"
-    raise BadRow(f"no `chosen` and `rejected`, but {keys}: preferences are learnt from pairs")
+    reason = f"no `chosen` and `rejected`, but {keys}: preferences are learnt from pairs"
+    raise UnknownColumns(reason, row, ["chosen", "rejected"])
 
 
 def _by_rank(answers: list[Any]) -> tuple[Any, Any]:
@@ -253,7 +256,8 @@ def _prompt(row: Fields) -> tuple[Message, ...]:
     if name:
         return (*system_of(row), Message(role="user", content=text_of(value, "`prompt`")))
     if not row.has("instruction"):
-        raise BadRow("`chosen` and `rejected` without a prompt: give `prompt`, or whole chats")
+        reason = "`chosen` and `rejected` without a prompt: give `prompt`, or whole chats"
+        raise UnknownColumns(reason, row, ["prompt"])
     question = text_of(row["instruction"], "`instruction`")
     if row.get("input"):
         question += "\n\n" + text_of(row["input"], "`input`")

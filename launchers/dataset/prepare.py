@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import json
@@ -244,6 +245,7 @@ class _Model:
         self.vocab_size = len(self.tokenizer)
         if (model_dir / "config.json").exists():
             config = json.loads((model_dir / "config.json").read_text())
+            config = config.get("text_config") or config
             config_vocab = int(config.get("vocab_size", self.vocab_size))
             self.vocab_size = max(config_vocab, self.vocab_size) if settings.new_tokens else config_vocab
 
@@ -262,6 +264,8 @@ def _prepare_held_out(
             prompt, reference = render.prompt_of(conversation, model.tokenizer)
             messages = [message.as_template() for message in conversation.asked]
             values = {"prompt": prompt, "reference": reference, "messages": messages}
+            if conversation.images:
+                values["images"] = [base64.b64encode(image).decode() for image in conversation.images]
             file.write(json.dumps(values | {"line": conversation.line}) + "\n")
     single_answer = settings.rl.model_copy(update={"group_size": 1})
     single_row = settings.model_copy(
@@ -387,6 +391,8 @@ def _write(
         writer.add(row)
         for array in (row.lengths, row.tokens, row.labels):
             digest.update(array.tobytes())
+        for image in row.images:
+            digest.update(image.tobytes())
         progress.at(number)
     digest.update(order.tobytes())
     if asking is not None:

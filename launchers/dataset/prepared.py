@@ -12,6 +12,9 @@ Contents of the folder::
     length_offsets.npy int64 [rows + 1], start of each row's lengths (one per row unless packed; two per
                       pair, the chosen and the rejected conversation)
     desirable.npy     bool [rows], whether the answer is a good one; judged answers only
+    images.bin        encoded images of all rows, concatenated; rows with images only
+    image_offsets.npy int64 [images + 1], start of each image in images.bin
+    row_images.npy    int64 [rows + 1], index of each row's first image
     asking.json       prompt format (launchers.dataset.asking.Asking); not for held-out rows
     prompts.jsonl     each row's prompt as launchers.dataset.prompts.Prompt; task grpo only, whose rows are
                       prompts without labels
@@ -25,9 +28,10 @@ number of processes, so a run can resume at another world size without missing o
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -39,6 +43,7 @@ if TYPE_CHECKING:  # takes a tenth of a second to import; the flow's processes n
 
 IGNORE = -100
 PROMPTS = "prompts.jsonl"
+_IMAGES = "images.bin"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +85,7 @@ class Row:
     labels: NDArray[np.int32]
     lengths: NDArray[np.int32]
     desirable: bool = True  # for judged answers: whether the answer is a good one
+    images: Sequence[NDArray[np.uint8]] = ()  # encoded images, in the order of their tokens
 
     @property
     def positions(self) -> NDArray[np.int32]:
@@ -138,6 +144,31 @@ class Prepared:
         return self._array("desirable") if (self.folder / "desirable.npy").is_file() else None
 
     @cached_property
+    def has_images(self) -> bool:
+        """Whether any row has an image."""
+        return (self.folder / _IMAGES).is_file()
+
+    @cached_property
+    def _encoded(self) -> NDArray[np.uint8]:
+        import numpy as np
+
+        return np.memmap(self.folder / _IMAGES, dtype=np.uint8, mode="r")
+
+    @cached_property
+    def _image_offsets(self) -> NDArray[np.int32]:
+        return self._array("image_offsets")
+
+    @cached_property
+    def _row_images(self) -> NDArray[np.int32]:
+        return self._array("row_images")
+
+    def _images_of(self, index: int) -> Sequence[NDArray[np.uint8]]:
+        if not self.has_images:
+            return ()
+        offsets = self._image_offsets[self._row_images[index] : self._row_images[index + 1] + 1]
+        return [self._encoded[first:last] for first, last in itertools.pairwise(offsets)]
+
+    @cached_property
     def order(self) -> NDArray[np.int32]:
         """Rows in training order."""
         return self._array("order")
@@ -161,6 +192,7 @@ class Prepared:
             labels=self._labels[first:last],
             lengths=self._lengths[low:high],
             desirable=self._desirable is None or bool(self._desirable[index]),
+            images=self._images_of(index),
         )
 
 
@@ -169,13 +201,14 @@ class Writer:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("info.json", "desirable.npy"):  # may be left by an earlier run
+        for name in ("info.json", "desirable.npy", _IMAGES):  # may be left by an earlier run
             (folder / name).unlink(missing_ok=True)
         self._folder = folder
         self._tokens, self._labels, self._lengths = (
             _GrowingArray(folder / f"{name}.npy") for name in ("tokens", "labels", "lengths")
         )
         self._sizes, self._counts, self._desirable = array("i"), array("i"), bytearray()
+        self._image_sizes, self._image_counts = array("q"), array("i")
         self.label_tokens = 0  # tokens that count in the loss
 
     def add(self, row: Row) -> None:
@@ -186,6 +219,12 @@ class Writer:
         self._sizes.append(len(row.tokens))
         self._counts.append(len(row.lengths))
         self._desirable.append(row.desirable)
+        self._image_counts.append(len(row.images))
+        if row.images:
+            with (self._folder / _IMAGES).open("ab") as file:
+                for image in row.images:
+                    file.write(image.data)
+                    self._image_sizes.append(len(image))
         self.label_tokens += int((row.labels != IGNORE).sum())
 
     def finish(self, order: NDArray[np.int32], info: PreparedInfo) -> None:
@@ -193,13 +232,16 @@ class Writer:
         import numpy as np
 
         def offsets(sizes: array[int]) -> NDArray[np.int64]:
-            return np.concatenate([[0], np.cumsum(np.frombuffer(sizes, dtype=np.int32), dtype=np.int64)])
+            return np.concatenate([[0], np.cumsum(np.array(sizes), dtype=np.int64)])
 
         for growing in (self._tokens, self._labels, self._lengths):
             growing.close()
         np.save(self._folder / "offsets.npy", offsets(self._sizes))
         np.save(self._folder / "length_offsets.npy", offsets(self._counts))
         np.save(self._folder / "order.npy", order.astype(np.int32))
+        if self._image_sizes:
+            np.save(self._folder / "image_offsets.npy", offsets(self._image_sizes))
+            np.save(self._folder / "row_images.npy", offsets(self._image_counts))
         if not all(self._desirable):
             np.save(self._folder / "desirable.npy", np.frombuffer(self._desirable, dtype=np.bool_))
         (self._folder / "info.json").write_text(json.dumps(dataclasses.asdict(info), indent=1))

@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launchers.dataset import render, rows
-from launchers.dataset.files import BadRow
+from launchers.dataset.columns import UnknownColumns
 from launchers.dataset.rows import Conversation
 from launchers.dataset.turns import (
     Fields,
@@ -51,9 +51,9 @@ class Prompt:
         return Conversation(messages=(*self.messages, turn), tools=self.tools)
 
 
-def read(path: Path) -> Iterator[Conversation]:
+def read(path: Path, columns: Mapping[str, str] = rows.NO_COLUMNS) -> Iterator[Conversation]:
     """Read the prompts of a file, see :func:`launchers.dataset.rows.read_as`."""
-    return rows.read_as(path, parse)
+    return rows.read_as(path, parse, columns)
 
 
 def parse(row: Any, line: int = 0) -> Conversation:
@@ -67,7 +67,8 @@ def parse(row: Any, line: int = 0) -> Conversation:
         return Conversation(messages=turns, tools=tools_of(row), line=line)
     if not row.keys() & {"prompt", "messages", "conversations", "instruction", "text"}:
         names = ", ".join(f"`{key}`" for key in list(row)[:6]) or "none"
-        raise BadRow(f"keys {names}: no `prompt`, and none of `messages`, `instruction`, `text`")
+        reason = f"keys {names}: no `prompt`, and none of `messages`, `instruction`, `text`"
+        raise UnknownColumns(reason, row, ["prompt"], ["messages"], ["text"])
     return rows.parse(row, line)
 
 

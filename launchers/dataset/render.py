@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from estimator.errors import UserError
 from launchers.base.tokenizer import tokenizer_in
+from launchers.dataset.answer_spans import Messages, Span, has_marks, marked_spans, turn_span
 from launchers.dataset.cpu_limit import cpu_limit
 from launchers.dataset.rows import Conversation
-from launchers.dataset.turns import Message
+from launchers.dataset.turns import IMAGE, Message
+from launchers.dataset.vision_tokenizer import VisionTokenizer, in_parts
 from launchers.settings import Settings
 
 _BATCH = 1024  # conversations tokenized at a time
@@ -60,7 +64,7 @@ def load_tokenizer(model_dir: Path, settings: Settings) -> Any:
         eos = "{{ eos_token }}" if tokenizer.eos_token else ""
         template = INSTRUCTION_TEMPLATE.replace("{{ bos_token }}", bos).replace("{{ eos_token }}", eos)
         tokenizer.chat_template = template
-    return tokenizer
+    return tokenizer if settings.vision is None else VisionTokenizer(tokenizer, model_dir)
 
 
 def _is_panic(error: BaseException) -> bool:
@@ -74,6 +78,7 @@ def pad_id_of(tokenizer: Any) -> int:
     return next(int(token) for token in candidates if token is not None)
 
 
+Rendered = TypeVar("Rendered")
 Tokens = tuple[
     NDArray[np.int32], NDArray[np.bool_]
 ]  # tokens of one row, and the mask of those that count in the loss
@@ -90,8 +95,10 @@ def tokenise(
 
     ``last_turn_only``: only the last of the assistant's turns counts.
 
-    The first token of a row never counts, because nothing predicts it. An end-of-sequence token is appended
-    if the chat template has not ended the last turn.
+    If the chat template marks the assistant's part with ``{% generation %}``, these marks decide; without
+    them, white space after the token that ends a turn does not count. The first token of a row never counts,
+    because nothing predicts it. An end-of-sequence token is appended if the chat template has not ended the
+    last turn.
     """
     for start in range(0, len(conversations), _BATCH):
         batch = conversations[start : start + _BATCH]
@@ -102,9 +109,11 @@ def _tokenise(
     conversations: Sequence[Conversation], tokenizer: Any, train_on_prompt: bool, last_turn_only: bool
 ) -> Iterator[Tokens]:
     ending = _Ending(tokenizer)
+    marked = _is_marked(tokenizer)
     turns_by_row = [_turns_to_find(each, train_on_prompt, last_turn_only) for each in conversations]
     rendered = [
-        _render(each, tokenizer, turns) for each, turns in zip(conversations, turns_by_row, strict=True)
+        _with_images(each, tokenizer, *_render(each, tokenizer, turns))
+        for each, turns in zip(conversations, turns_by_row, strict=True)
     ]
     chats = [text for (text, _), c in zip(rendered, conversations, strict=True) if c.messages]
     texts = [c.text for c in conversations if c.text is not None]
@@ -121,7 +130,10 @@ def _tokenise(
         count_all = train_on_prompt or not conversation.messages
         counted[:] = count_all
         for first, last in itertools.zip_longest(bounds[::2], bounds[1::2], fillvalue=len(ids)):
-            counted[first:last] = not count_all
+            end = last if marked or count_all else ending.end_of_turn(ids, first, last)
+            counted[first:end] = not count_all
+        if conversation.images:
+            counted[: len(ids)] &= ~np.isin(ids, tokenizer.image_ids)
         counted[0] = False
         eos = ending.missing(ids) if conversation.ends else None
         if eos is not None:
@@ -203,20 +215,74 @@ def _render(conversation: Conversation, tokenizer: Any, turns: list[int]) -> tup
     full_text = _apply(tokenizer, messages, conversation)
     _check_contents(conversation, full_text)
     _check_tools(conversation, full_text)
-    cuts = []
-    for index in turns:
-        prefixes = [_apply(tokenizer, messages[:index], conversation, prompt=True)]
-        if index != len(messages) - 1:
-            prefixes.append(_apply(tokenizer, messages[: index + 1], conversation))
-        for prefix in prefixes:
-            if not full_text.startswith(prefix):
+    spans: list[Span] = []
+    if _is_marked(tokenizer):
+        spans = marked_spans(messages, turns, partial(_marks, tokenizer, conversation))
+        if turns and not spans:
+            raise UserError(
+                f"{_name(conversation)}: the chat template marks no part of the assistant's turns.",
+                "Put the answers between {% generation %} and {% endgeneration %} in chat_template.",
+            )
+    else:
+        render = partial(_prefix, tokenizer, conversation)
+        special = [value.content for value in tokenizer.added_tokens_decoder.values() if value.special]
+        for index in turns:
+            span = turn_span(messages, index, full_text, render, special)
+            if span is None:
                 raise UserError(
                     f"{_name(conversation)}: the chat template renders the beginning of this chat otherwise "
                     f"than the whole, so the assistant's turn {index + 1} can't be found in it.",
                     "Set chat_template to one that only appends (or split such chats into single answers).",
                 )
-            cuts.append(len(prefix))
-    return full_text, cuts
+            spans.append(span)
+    cuts = list(itertools.chain.from_iterable(spans))
+    return full_text, cuts[:-1] if cuts[-1:] == [len(full_text)] else cuts
+
+
+def _with_images(
+    conversation: Conversation, tokenizer: Any, text: str, cuts: list[int]
+) -> tuple[str, list[int]]:
+    """Expand the places of images in a rendered text to their tokens."""
+    if not conversation.images:
+        return text, cuts
+    try:
+        expanded: tuple[str, list[int]] = tokenizer.expanded(conversation.images, text, cuts)
+    except ValueError as error:  # of each family's own processor
+        raise UserError(
+            f"{_name(conversation)}: its images can't be processed: {one_line(error).removesuffix('.')}.",
+            "Change the row, or its images.",
+        ) from None
+    return expanded
+
+
+def _is_marked(tokenizer: Any) -> bool:
+    template = tokenizer.chat_template
+    return isinstance(template, str) and has_marks(template)
+
+
+def _prefix(tokenizer: Any, conversation: Conversation, messages: Messages, prompt: bool) -> str:
+    return _apply(tokenizer, list(messages), conversation, prompt)
+
+
+def _marks(tokenizer: Any, conversation: Conversation, messages: Messages) -> list[Span]:
+    """Return the spans of these messages that the template marks."""
+    if not messages:
+        return []
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    def spans(values: list[dict[str, Any]]) -> list[Span]:
+        if isinstance(tokenizer, VisionTokenizer):
+            values = in_parts(values)
+        _, marked = render_jinja_template(
+            [values],
+            tools=json.loads(conversation.tools) if conversation.tools else None,
+            chat_template=tokenizer.chat_template,
+            return_assistant_tokens_mask=True,
+            **tokenizer.special_tokens_map,
+        )
+        return list(marked[0])
+
+    return _with_either_arguments(spans, list(messages), conversation)
 
 
 def _check_contents(conversation: Conversation, text: str) -> None:
@@ -226,7 +292,7 @@ def _check_contents(conversation: Conversation, text: str) -> None:
     is searched.
     """
     for number, message in enumerate(conversation.messages, start=1):
-        last_line = message.content.strip().rpartition("\n")[2].strip()
+        last_line = message.content.strip().rpartition("\n")[2].rpartition(IMAGE)[2].strip()
         if last_line not in text and json.dumps(last_line, ensure_ascii=False)[1:-1] not in text:
             raise UserError(
                 f"{_name(conversation)}: the chat template leaves out what the {message.role} says in turn "
@@ -254,20 +320,51 @@ def _check_tools(conversation: Conversation, text: str) -> None:
 def _apply(
     tokenizer: Any, messages: list[dict[str, Any]], conversation: Conversation, prompt: bool = False
 ) -> str:
+    def text(values: list[dict[str, Any]]) -> str:
+        rendered: str = tokenizer.apply_chat_template(
+            values,
+            tools=json.loads(conversation.tools) if conversation.tools else None,
+            tokenize=False,
+            add_generation_prompt=prompt,
+        )
+        return rendered
+
+    return _with_either_arguments(text, messages, conversation)
+
+
+def _with_either_arguments(
+    render: Callable[[list[dict[str, Any]]], Rendered],
+    messages: list[dict[str, Any]],
+    conversation: Conversation,
+) -> Rendered:
+    """Render with the arguments of tool calls as objects, or as text if the template refuses objects.
+
+    Raises UserError if the template refuses both.
+    """
     try:
         with cpu_limit(TEMPLATE_LIMIT_S):
-            text: str = tokenizer.apply_chat_template(
-                messages,
-                tools=json.loads(conversation.tools) if conversation.tools else None,
-                tokenize=False,
-                add_generation_prompt=prompt,
-            )
+            return render(messages)
     except Exception as error:  # noqa: BLE001 - a template is a program, which can fail in any way
+        if any(isinstance(arguments, dict) for arguments in _arguments_of(messages)):  # DeepSeek's take text
+            return _with_either_arguments(render, _with_text_arguments(messages), conversation)
         raise UserError(
             f"{_name(conversation)}: the chat template refuses it: {one_line(error).removesuffix('.')}.",
             "Change the row, or set chat_template.",
         ) from None
-    return text
+
+
+def _arguments_of(messages: list[dict[str, Any]]) -> list[Any]:
+    calls = (call for message in messages for call in message.get("tool_calls", ()))
+    return [call["function"]["arguments"] for call in calls]
+
+
+def _with_text_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Write the arguments of tool calls as JSON text, as OpenAI's API does."""
+    converted = copy.deepcopy(messages)
+    for message in converted:
+        for call in message.get("tool_calls", ()):
+            call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+    return converted
 
 
 def prompt_of(conversation: Conversation, tokenizer: Any) -> tuple[str, str]:
@@ -311,6 +408,13 @@ class _Ending:
         added = tokenizer.added_tokens_decoder.items()
         self._ends = {token for token, value in added if value.special} | {self.eos}
         self._blank = {ids[0] for ids in _ids(tokenizer, ["\n", "\n\n", " "], special=False) if len(ids) == 1}
+
+    def end_of_turn(self, ids: list[int], first: int, last: int) -> int:
+        """Return ``last``, the end of a turn, without white space after the token that ends the turn."""
+        end = last
+        while end > first and ids[end - 1] in self._blank:
+            end -= 1
+        return end if end > first and ids[end - 1] in self._ends else last
 
     def missing(self, ids: list[int]) -> int | None:
         """Return the EOS token to append; None if the row has an end (or the tokenizer has no EOS)."""

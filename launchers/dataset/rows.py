@@ -18,28 +18,46 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, Protocol, TypeVar
 
 from estimator.errors import UserError
 from estimator.formatting import printable
 from estimator.names import close_matches
+from launchers.dataset.columns import UnknownColumns, check_present, renamed
 from launchers.dataset.files import FORMS, BadRow, Rows, open_rows
 from launchers.dataset.progress import Progress
 from launchers.dataset.readable import NOT_UTF_8, conversion_advice
 from launchers.dataset.turns import Fields, Message, chat, decoded, system_of, text_of, tools_of
 
 SHOWN_BAD_ROWS = 10
+NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
 _SHOWN_KEYS = 12  # unused keys listed in a message
 
 Parsed = TypeVar("Parsed")
+
+
+class ImageReader(Protocol):
+    """Reader of the images in rows (launchers.images.attached)."""
+
+    def attach(
+        self, messages: Sequence[Message], row: Fields, /
+    ) -> tuple[tuple[Message, ...], tuple[bytes, ...]]:
+        """Return the turns with a mark for each image, and the images in that order; raises BadRow."""
+        ...
+
+
 # For each form: key of the question, keys of an optional addition, keys of the answer
 _PAIRS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("instruction", ("input", "context"), ("output", "response")),
     ("prompt", (), ("completion", "response")),
 )
+# Keys of the forms that columns are proposed for, in the order of preference
+_NEEDED = (("prompt", "response"), ("messages",), ("text",))
 _KNOWN_KEYS = (
     *("messages", "conversations", "text"),
     *("instruction", "input", "context", "output", "response", "prompt", "completion"),
@@ -52,6 +70,7 @@ class Conversation:
 
     messages: tuple[Message, ...] = ()
     tools: str = ""  # tools available in the chat, as a JSON list
+    images: tuple[bytes, ...] = ()  # encoded images, in the order of turns.IMAGE in the messages
     text: str | None = None
     begins: bool = True  # for text: whether it contains the beginning of its document
     ends: bool = True  # for text: whether it contains the end of its document
@@ -69,50 +88,64 @@ class Conversation:
         return self.messages[:-1] if ends else self.messages
 
 
-def read(path: Path) -> Iterator[Conversation]:
-    """Read the conversations of a file, see :func:`read_as`."""
-    return read_as(path, parse)
+def read(
+    path: Path, columns: Mapping[str, str] = NO_COLUMNS, images: ImageReader | None = None
+) -> Iterator[Conversation]:
+    """Read the conversations of a file, see :func:`read_as`. ``images``: reads their images, if any."""
+    return read_as(path, parse if images is None else partial(parse_with_images, images=images), columns)
 
 
 def read_as(
-    path: Path, parse_row: Callable[[Fields, int], Parsed], columns: Sequence[str] | None = None
+    path: Path,
+    parse_row: Callable[[Fields, int], Parsed],
+    columns: Mapping[str, str] = NO_COLUMNS,
+    only: Sequence[str] | None = None,
 ) -> Iterator[Parsed]:
     """Read and check a file of rows one by one.
 
     ``parse_row`` parses a decoded row, given its number in the file, and raises BadRow. After the last row
     raises UserError that lists the bad rows with their numbers, or if the file is empty; unused keys are
-    reported on standard error. ``columns``: the only columns to read.
+    reported on standard error. ``columns``: names of columns in the file by the supported key (setting
+    ``columns``). ``only``: the only columns to read.
     """
-    yield from read_rows(open_rows(path, columns), parse_row)
+    yield from read_rows(open_rows(path, only), parse_row, columns)
 
 
-def read_rows(rows: Rows, parse_row: Callable[[Fields, int], Parsed], forms: str = FORMS) -> Iterator[Parsed]:
+def read_rows(
+    rows: Rows,
+    parse_row: Callable[[Fields, int], Parsed],
+    columns: Mapping[str, str] = NO_COLUMNS,
+    forms: str = FORMS,
+) -> Iterator[Parsed]:
     """Read and check rows of any kind, like :func:`read_as`. ``forms``: supported forms, for messages."""
     path = rows.path
-    bad: list[tuple[int, str]] = []
+    failures = _Failures()
     unused: Counter[str] = Counter()
-    total = failed = 0
+    seen: Counter[str] = Counter()
+    total = 0
     progress = Progress(f"reading {path.name}")
     try:
         for number, value in rows:
             total += 1
             progress.at(total, rows.share)
+            if columns and isinstance(value, dict):
+                seen.update(value.keys())
             try:
                 if isinstance(value, BadRow):
                     raise value
-                fields = Fields.of(value)
+                fields = Fields.of(renamed(value, columns))
                 parsed = parse_row(fields, number)
             except BadRow as reason:
-                failed += 1
-                if failed <= SHOWN_BAD_ROWS:
-                    bad.append((number, str(reason)))
+                failures.add(number, reason)
             else:
                 unused.update(fields.unused)
                 yield parsed
     except OSError as error:
         raise UserError(f"Dataset {path} can't be read: {error.strerror}.") from None
-    if bad:
-        raise _error(path, bad, failed, total, rows.unit)
+    if seen:
+        check_present(columns, seen, str(path))
+    if failures.count:
+        raise failures.error(path, total, rows.unit)
     if not total:
         raise UserError(f"Dataset {path} is empty.", f"Use {forms}.")
     if unused:
@@ -131,7 +164,18 @@ def parse(row: Any, line: int = 0) -> Conversation:
             return Conversation(messages=_pair(row, question, more, answer), tools=tools_of(row), line=line)
     if row.has("text"):
         return Conversation(text=text_of(row["text"], "`text`"), line=line)
-    raise BadRow(_describe_mismatch(row))
+    raise _mismatch(row)
+
+
+def parse_with_images(row: Any, line: int = 0, *, images: ImageReader) -> Conversation:
+    """Parse one decoded row as a Conversation with its images; raises BadRow."""
+    row = Fields.of(row)
+    row.parts = []
+    conversation = parse(row, line)
+    if not conversation.messages:
+        return conversation
+    messages, attached = images.attach(conversation.messages, row)
+    return replace(conversation, messages=messages, images=attached)
 
 
 def _pair(row: Fields, question: str, more: tuple[str, ...], answer: str) -> tuple[Message, ...]:
@@ -175,27 +219,30 @@ def history_of(row: Fields) -> tuple[Message, ...]:
     return tuple(turns)
 
 
-def _describe_mismatch(row: Fields) -> str:
+def _mismatch(row: Fields) -> BadRow:
     """Describe what an unknown row lacks, by the supported key that it has or nearly has."""
     if not row:
-        return "an empty object"
+        return BadRow("an empty object")
     null = next((key for key in _KNOWN_KEYS if key in row and not row.has(key)), None)
     if null is not None:
-        return f"`{null}` is empty (null)"
+        return BadRow(f"`{null}` is empty (null)")
     names = ", ".join(f"`{key}`" for key in list(row)[:6])
     for question, _, answers in _PAIRS:
         if question in row:
-            return f"`{question}` without `{'` or `'.join(answers)}`{_meant(answers[0], row)}"
-    for answer in ("output", "response", "completion"):
+            reason = f"`{question}` without `{'` or `'.join(answers)}`{_meant(answers[0], row)}"
+            return UnknownColumns(reason, row, answers[:1])
+    for answer, question in (("output", "instruction"), ("response", "prompt"), ("completion", "prompt")):
         if answer in row:
             meant = _meant("instruction", row) or _meant("prompt", row)
-            return f"`{answer}` without `instruction` or `prompt`{meant}"
+            return UnknownColumns(f"`{answer}` without `instruction` or `prompt`{meant}", row, [question])
     for key in row:
         near = close_matches(key, _KNOWN_KEYS, cutoff=0.7)
         if near:
-            return f"unknown key `{key}`; did you mean `{near[0]}`?"
-    return (
-        f"keys {names}: none of `messages`, `instruction` with `output`, `prompt` with `completion`, `text`"
+            return UnknownColumns(f"unknown key `{key}`; did you mean `{near[0]}`?", row, *_NEEDED)
+    return UnknownColumns(
+        f"keys {names}: none of `messages`, `instruction` with `output`, `prompt` with `completion`, `text`",
+        row,
+        *_NEEDED,
     )
 
 
@@ -211,13 +258,36 @@ def _unused(path: Path, unused: Counter[str]) -> str:
     return f"Dataset {path}: these keys are not used: {', '.join(named)}"
 
 
-def _error(path: Path, bad: list[tuple[int, str]], failed: int, total: int, unit: str) -> UserError:
-    convert = "" if not bad[0][1].startswith(NOT_UTF_8) else conversion_advice(path)
-    if failed == 1:
-        number, reason = bad[0]
-        return UserError(f"Dataset {path}, {unit} {number}: {reason}.", convert or "Fix or remove it.")
-    shown = [f"  {unit} {number}: {reason}" for number, reason in bad]
-    if failed > len(bad):
-        shown.append(f"  and {failed - len(bad):,} more")
-    problem = f"Dataset {path}: {failed:,} of {total:,} rows can't be used."
-    return UserError(problem, "\n".join([*shown, convert or "Fix or remove them."]))
+class _Failures:
+    """Bad rows of a file: their number, and the reasons of the first ones."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._first: list[tuple[int, str]] = []
+        self._unknown: UnknownColumns | None = None  # reason of all rows so far, if it is the same
+
+    def add(self, number: int, reason: BadRow) -> None:
+        """Record the reason of one row."""
+        if not self.count and isinstance(reason, UnknownColumns):
+            self._unknown = reason
+        elif str(reason) != str(self._unknown):
+            self._unknown = None
+        self.count += 1
+        if self.count <= SHOWN_BAD_ROWS:
+            self._first.append((number, str(reason)))
+
+    def error(self, path: Path, total: int, unit: str) -> UserError:
+        """Make the error that lists the rows; one line for columns that all of them lack."""
+        number, reason = self._first[0]
+        advice = "" if not reason.startswith(NOT_UTF_8) else conversion_advice(path)
+        if self._unknown is not None:
+            advice = f"Name its columns: {self._unknown.option}"
+        if self.count == 1:
+            return UserError(f"Dataset {path}, {unit} {number}: {reason}.", advice or "Fix or remove it.")
+        problem = f"Dataset {path}: {self.count:,} of {total:,} rows can't be used"
+        if self._unknown is not None:
+            return UserError(f"{problem}: {reason}.", advice)
+        shown = [f"  {unit} {number}: {reason}" for number, reason in self._first]
+        if self.count > len(shown):
+            shown.append(f"  and {self.count - len(shown):,} more")
+        return UserError(f"{problem}.", "\n".join([*shown, advice or "Fix or remove them."]))

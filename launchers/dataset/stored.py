@@ -228,13 +228,15 @@ def _values(conversation: Conversation) -> dict[str, Any]:
         value["messages"] = [_turn(message) for message in conversation.messages]
         if conversation.tools:
             value["tools"] = conversation.tools
+        if conversation.images:
+            value["images"] = [base64.b64encode(image).decode() for image in conversation.images]
     return value
 
 
 def _turn(message: Message) -> list[Any]:
     """Encode a turn as role and content, with further fields if it has any."""
     more: dict[str, Any] = {} if message.trained else {"trained": False}
-    for name in ("tool_calls", "name", "tool_call_id"):
+    for name in ("tool_calls", "name", "tool_call_id", "reasoning"):
         if value := getattr(message, name):
             more[name] = value
     return [message.role, message.content, more] if more else [message.role, message.content]
@@ -250,6 +252,7 @@ def _conversation(value: dict[str, Any]) -> Conversation:
     return Conversation(
         messages=messages,
         tools=value.get("tools", ""),
+        images=tuple(map(base64.b64decode, value.get("images", ()))),
         text=value.get("text"),
         begins=begins,
         ends=ends,

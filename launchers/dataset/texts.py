@@ -14,16 +14,16 @@ from __future__ import annotations
 import codecs
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from estimator.errors import UserError
-from launchers.dataset.files import BadRow
+from launchers.dataset.columns import UnknownColumns
 from launchers.dataset.preferences import Sample
 from launchers.dataset.readable import check_readable, conversion_advice
-from launchers.dataset.rows import Conversation, read_as
+from launchers.dataset.rows import NO_COLUMNS, Conversation, read_as
 from launchers.dataset.stored import Selected, characters_of
 from launchers.dataset.turns import Fields, text_of
 
@@ -39,11 +39,11 @@ def is_text_file(path: Path) -> bool:
     return path.suffix.lower() == ".txt"
 
 
-def read(path: Path) -> Iterator[Conversation]:
+def read(path: Path, columns: Mapping[str, str] = NO_COLUMNS) -> Iterator[Conversation]:
     """Read and check the documents of a file; raises UserError that lists unusable rows."""
     if is_text_file(path):
         return _sections(_text_of_file(path))
-    documents = read_as(path, parse, [COLUMN])
+    documents = read_as(path, parse, columns, [columns.get(COLUMN, COLUMN)])
     return itertools.chain.from_iterable(_sections([row.text or ""], row.line) for row in documents)
 
 
@@ -52,7 +52,8 @@ def parse(row: Any, line: int = 0) -> Conversation:
     row = Fields.of(row)
     if COLUMN not in row:
         keys = ", ".join(f"`{key}`" for key in list(row)[:6]) or "nothing"
-        raise BadRow(f"{keys}, but task pretrain needs plain text (`{COLUMN}`)")
+        reason = f"{keys}, but task pretrain needs plain text (`{COLUMN}`)"
+        raise UnknownColumns(reason, row, [COLUMN])
     return _document(row[COLUMN], line)
 
 

@@ -26,8 +26,12 @@ _ROLES: dict[str, Role] = {
     "observation": "tool",
 }
 _CALLS = ("tool_calls", "function_call")
-_USED = {"role", "content", "from", "value", "weight", "name", "tool_call_id", *_CALLS}
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+_USED = {"role", "content", "from", "value", "weight", "name", "tool_call_id", *_CALLS, *_REASONING}
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
+IMAGE_PARTS = ("image_url", "image", "input_image")  # types of content parts
+IMAGE_KEYS = ("image_url", "image", "url", "path", "bytes", "base64")  # where a part has its image
+IMAGE = "\ufffc"  # place of an image in a turn's content: Unicode's object replacement character
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,17 +39,20 @@ class Message:
     """One turn. Tool calls are JSON in the form of chat templates: a list of functions with arguments."""
 
     role: Role
-    content: str
+    content: str  # with :data:`IMAGE` for each image
     trained: bool = True  # for assistant turns: whether the turn counts in the loss (OpenAI's ``weight``)
     tool_calls: str = ""
     name: str = ""  # name of the responding tool
     tool_call_id: str = ""
+    reasoning: str = ""  # reasoning before the answer, if it is separate from the content
 
     def as_template(self) -> dict[str, Any]:
         """Convert to the form that chat templates expect."""
         values: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.tool_calls:
             values["tool_calls"] = json.loads(self.tool_calls)
+        if self.reasoning:
+            values["reasoning_content"] = self.reasoning
         if self.name:
             values["name"] = self.name
         if self.tool_call_id:
@@ -58,6 +65,7 @@ class Fields(dict[str, Any]):
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(values)
+        self.parts: list[Any] | None = None  # images of the messages' parts; None: images are not read
         self._used: set[str] = set()
         self._unused: set[str] = set()
 
@@ -162,9 +170,10 @@ def _turn(value: Any, where: str, keys: tuple[str, str], row: Fields) -> Message
     for key in value.keys() - _USED:
         if value[key] not in _EMPTY:
             row.mark_unused(f"{where.partition('[')[0]}[].{key}")
-    content = joined_parts(value.get(content_key), where)
+    content = joined_parts(value.get(content_key), where, row.parts)
     if role_name == "function_call":
         return Message(role=role, content="", tool_calls=_calls([decoded(content)], where))
+    reasoning = next((str(value[key]) for key in _REASONING if value.get(key) not in _EMPTY), "")
     if calls and role != "assistant":
         raise BadRow(f"{where} has `{calls}`, but is no turn of the assistant")
     if calls:
@@ -174,9 +183,15 @@ def _turn(value: Any, where: str, keys: tuple[str, str], row: Fields) -> Message
             content="" if content in _EMPTY else text_of(content, where),
             trained=_trained(value, where),
             tool_calls=_calls(raw_calls if calls == "tool_calls" else [raw_calls], where),
+            reasoning=reasoning,
         )
     if role != "tool":
-        return Message(role=role, content=text_of(content, where), trained=_trained(value, where))
+        return Message(
+            role=role,
+            content=text_of(content, where),
+            trained=_trained(value, where),
+            reasoning=reasoning if role == "assistant" else "",
+        )
     answer = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
     name, call = (str(value.get(key) or "") for key in ("name", "tool_call_id"))
     return Message(role=role, content=answer, name=name, tool_call_id=call)  # a tool's response may be empty
@@ -257,12 +272,22 @@ def _article(role: Role) -> str:
     return f"an {role}" if role == "assistant" else f"a {role}"
 
 
-def joined_parts(content: Any, where: str) -> Any:
-    """Join OpenAI's list of content parts to one text; return other values unchanged."""
+def joined_parts(content: Any, where: str, images: list[Any] | None = None) -> Any:
+    """Join OpenAI's list of content parts to one text; return other values unchanged.
+
+    ``images`` receives the references of image parts, for which the text has :data:`IMAGE`; None: they are
+    refused.
+    """
     if not isinstance(content, list):
         return content
     texts = []
     for part in content:
+        if isinstance(part, dict) and part.get("type") in IMAGE_PARTS:
+            if images is None:
+                raise BadRow(f"{where} holds an image, which is read only if `vision` is set")
+            images.append(next(({k: part[k]} for k in IMAGE_KEYS if part.get(k) not in _EMPTY), None))
+            texts.append(IMAGE)
+            continue
         text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part
         if not isinstance(text, str):
             raise BadRow(f"{where} holds a part that is not text")

@@ -7,13 +7,16 @@ a result also proves that the export loads.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,9 +24,9 @@ from estimator.errors import UserError
 from estimator.formatting import format_clock, printable
 from estimator.vocabulary import IMAGE_TASK, METHODS, TASKS
 from launchers.base.imports import collector_paused
-from launchers.base.tokenizer import tokenizer_in
 from launchers.cluster.processes import PARENT, die_with_parent, started, tail
 from launchers.dataset.measured import MAX_BATCH_TOKENS, MAX_ROWS
+from launchers.dataset.turns import IMAGE
 from launchers.evaluation.held_out import DRAWN_TOKENS, CalibrationBin, Score, scorer_of
 from launchers.evaluation.image_evaluation import Pictures, measure
 from launchers.models import causal
@@ -93,6 +96,7 @@ class Answer:
     base: str
     finetuned: str
     question: str = ""  # the last turn of the prompt; empty for plain text
+    images: tuple[str, ...] = ()  # encoded images of the prompt, in base64
 
     @property
     def base_is_right(self) -> bool:
@@ -140,7 +144,9 @@ class EvaluationResult:
         scores = {
             name: None if values[name] is None else Score(**values[name]) for name in ("base", "finetuned")
         }
-        answers = tuple(Answer(**answer) for answer in values["answers"])
+        answers = tuple(
+            Answer(**(answer | {"images": tuple(answer.get("images", ()))})) for answer in values["answers"]
+        )
         bins = tuple(CalibrationBin(**each) for each in values.get("calibration", ()))
         pictures = tuple(Pictures(**each) for each in values.get("pictures", ()))
         return cls(**(values | scores | {"answers": answers, "calibration": bins, "pictures": pictures}))
@@ -267,6 +273,7 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
         import torch
 
     from launchers.dataset.prepared import Prepared
+    from launchers.dataset.render import load_tokenizer
 
     device = request.device
     if device == "auto":
@@ -278,7 +285,8 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
     data = Prepared(held_out) if (held_out / "info.json").is_file() else None
     count = 0 if request.settings.task == "reward" else request.generations  # a reward model outputs scores
     prompts = _prompts(request.data_dir / "heldout.jsonl", count)
-    texts = [prompt["prompt"] for prompt in prompts]
+    # both models use the finished model's tokenizer, because the base may have none
+    tokenizer = load_tokenizer(request.model_dir, request.settings) if prompts else None
     outcomes: list[tuple[Score | None, list[str]]] = []
     scorer = None
     if data is not None:
@@ -292,8 +300,7 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
     for name, folder in (("the base model", request.base_dir), ("the finished model", request.model_dir)):
         (request.work_dir / STAGE).write_text(name)
         model = load_model(folder, request.base_dir, device, precision, request.settings)
-        # both models use the finished model's tokenizer, because the base may have none
-        answers = _answers(model, request.model_dir, texts, request.max_new_tokens)
+        answers = [] if not prompts else _answers(model, tokenizer, prompts, request.max_new_tokens)
         outcomes.append((None if scorer is None else scorer.score(model), answers))
         del model
         if device == "cuda":
@@ -310,6 +317,7 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
                 base=before,
                 finetuned=after,
                 question=_question(prompt),
+                images=tuple(prompt.get("images", ())),
             )
             for prompt, before, after in zip(prompts, base_answers, finetuned_answers, strict=True)
         ),
@@ -392,19 +400,31 @@ def _question(prompt: dict[str, Any]) -> str:
     """Return the text of the last turn of a prompt; empty for plain text."""
     messages = prompt.get("messages") or [{}]
     content = messages[-1].get("content")
-    return content if isinstance(content, str) else ""
+    return content.replace(IMAGE, "") if isinstance(content, str) else ""
 
 
-def _answers(model: Any, tokenizer_dir: Path, prompts: list[str], max_new_tokens: int) -> list[str]:
-    """Generate greedy continuations of the prompts, in batches by length."""
-    if not prompts:
-        return []
-    tokenizer = tokenizer_in(tokenizer_dir)
-    pad = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
-    max_prompt = max(1, getattr(model.config, "max_position_embeddings", 2**31) - max_new_tokens)
-    encoded = [tokenizer(prompt, add_special_tokens=False).input_ids[-max_prompt:] for prompt in prompts]
-    remaining = sorted(range(len(encoded)), key=lambda index: -len(encoded[index]))
+def _answers(model: Any, tokenizer: Any, prompts: list[dict[str, Any]], max_new_tokens: int) -> list[str]:
+    """Generate greedy continuations of the prompts, in batches by length; those with images one by one."""
+    from launchers.dataset.render import pad_id_of
+
+    pad = pad_id_of(tokenizer)
+    config = model.config.get_text_config()
+    max_prompt = max(1, getattr(config, "max_position_embeddings", 2**31) - max_new_tokens)
     answers: dict[int, str] = {}
+    encoded: list[list[int]] = []
+    for index, prompt in enumerate(prompts):
+        text = prompt["prompt"]
+        images = [base64.b64decode(image) for image in prompt.get("images", ())]
+        if images:
+            text, _ = tokenizer.expanded(images, text, [])
+        encoded.append(tokenizer(text, add_special_tokens=False).input_ids[-max_prompt:])
+        if images:
+            output = _generate(model, encoded[-1:], max_new_tokens, pad, partial(tokenizer.inputs, [images]))
+            answers[index] = tokenizer.decode(output[0], skip_special_tokens=True)
+    remaining = sorted(
+        (index for index in range(len(encoded)) if index not in answers),
+        key=lambda index: -len(encoded[index]),
+    )
     while remaining:
         width = len(encoded[remaining[0]]) + max_new_tokens
         count = max(1, GENERATION_TOKENS[model.device.type] // width)
@@ -414,8 +434,17 @@ def _answers(model: Any, tokenizer_dir: Path, prompts: list[str], max_new_tokens
     return [answers[index] for index in range(len(encoded))]
 
 
-def _generate(model: Any, prompts: list[list[int]], max_new_tokens: int, pad: int) -> list[list[int]]:
-    """Generate tokens greedily after each prompt, padded at the end."""
+def _generate(
+    model: Any,
+    prompts: list[list[int]],
+    max_new_tokens: int,
+    pad: int,
+    further: Callable[[Any], dict[str, Any]] = lambda _: {},
+) -> list[list[int]]:
+    """Generate tokens greedily after each prompt, padded at the end.
+
+    ``further``: makes the model's inputs besides the tokens.
+    """
     import torch
 
     width = max(map(len, prompts))
@@ -425,6 +454,7 @@ def _generate(model: Any, prompts: list[list[int]], max_new_tokens: int, pad: in
         output = model.generate(
             tokens.to(model.device),
             attention_mask=mask.to(model.device),
+            **{name: value.to(model.device) for name, value in further(tokens).items()},
             max_new_tokens=max_new_tokens,
             do_sample=False,
             temperature=None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from estimator.vocabulary import TASKS
@@ -82,8 +83,9 @@ def scorer_of(
         return _Judged(settings, data, max_rows)
     if settings.task == "reward":
         return _Rewards(settings, data, max_rows)
-    kind = _Preferences if settings.trains_on_pairs else _NextToken
-    return kind(settings, data, max_rows)
+    if settings.trains_on_pairs:
+        return _Preferences(settings, data, max_rows)
+    return _NextToken(settings, data, max_rows, tokenizer_dir if settings.vision is not None else None)
 
 
 class _Scorer:
@@ -91,17 +93,24 @@ class _Scorer:
 
     calibration: tuple[CalibrationBin, ...] = ()
 
-    def __init__(self, settings: RunConfig, data: Prepared, max_rows: int) -> None:
+    def __init__(
+        self, settings: RunConfig, data: Prepared, max_rows: int, processor_dir: Path | None = None
+    ) -> None:
         self._settings, self._data = settings, data
         self._rows = range(min(max_rows, len(data)))
+        self._processor_dir = processor_dir  # of a vision-language model
 
     def _logits(self, model: Any) -> Iterator[tuple[list[int], MicroBatch, Any]]:
         """Yield row indices, micro batch and the model's logits, batch by batch."""
         import torch
 
         from launchers.dataset.batches import collate, collate_pairs
+        from launchers.dataset.render import load_tokenizer
 
-        collate_rows = collate_pairs if self._settings.trains_on_pairs else collate
+        images = None
+        if self._processor_dir is not None:
+            images = load_tokenizer(self._processor_dir, self._settings)
+        collate_rows = collate_pairs if self._settings.trains_on_pairs else partial(collate, images=images)
         with torch.inference_mode():
             for indices in batches_by_length(self._data, self._rows, MAX_BATCH_TOKENS[model.device.type]):
                 rows = [self._data.row(index) for index in indices]

@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from estimator.errors import UserError
+from launchers.dataset.columns import UnknownColumns
 from launchers.dataset.files import BadRow, Rows, open_rows
 from launchers.dataset.picture import Picture
-from launchers.dataset.rows import read_rows
+from launchers.dataset.rows import NO_COLUMNS, read_rows
 from launchers.dataset.turns import Fields
 from launchers.images.decoding import checked
 from launchers.images.shards import CAPTIONS, MEMBER, CaptionFiles, Tars, inside
@@ -37,7 +38,7 @@ _METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 _FILES = ("file_name", "image")
 
 
-def read(path: Path, *, min_side: int) -> Iterator[Picture]:
+def read(path: Path, *, min_side: int, columns: Mapping[str, str] = NO_COLUMNS) -> Iterator[Picture]:
     """Read and check the images of a dataset one by one.
 
     ``min_side``: minimum pixels of the shorter side. After the last row raises UserError that lists the bad
@@ -45,7 +46,7 @@ def read(path: Path, *, min_side: int) -> Iterator[Picture]:
     """
     rows, folder = _rows(path)
     parser = _Parser(folder, min_side)
-    yield from read_rows(rows, parser.parse, FORMS)
+    yield from read_rows(rows, parser.parse, columns, FORMS)
     if parser.changed:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(parser.changes.items()))
         print(f"Dataset {path}: {parser.changed:,} images were changed: {kinds}", file=sys.stderr, flush=True)
@@ -110,7 +111,8 @@ class _Parser:
         name = row.get(MEMBER)
         key = row.first(_FILES)
         if key is None:
-            raise BadRow(f"no image: {' or '.join(f'`{each}`' for each in _FILES)} is missing or empty")
+            reason = f"no image: {' or '.join(f'`{each}`' for each in _FILES)} is missing or empty"
+            raise UnknownColumns(reason, row, ["image"])
         value = row[key]
         name = value if name is None and isinstance(value, str) else name
         try:

@@ -105,12 +105,14 @@ def from_name(name: str) -> FinishedModel:
     return FinishedModel(name=name, folder=fetch_cached(models.locate(name)), base=name)
 
 
-def fetch_cached(model: ModelSource, *, rewards: bool = False) -> Path:
+def fetch_cached(model: ModelSource, *, rewards: bool = False, vision: bool = False) -> Path:
     """Fetch a model's files into this machine's cache, and return their folder.
 
-    A folder of the user's is returned as it is. ``rewards``: it is a reward model.
+    A folder of the user's is returned as it is. ``rewards``: it is a reward model. ``vision``: keep the
+    vision tower of a multimodal model.
     """
-    return preparation.fetch_weights(model, cache_folder() / cache_name(model), rewards=rewards).resolve()
+    folder = cache_folder() / cache_name(model)
+    return preparation.fetch_weights(model, folder, rewards=rewards, vision=vision).resolve()
 
 
 def _holds_model(folder: Path) -> bool:

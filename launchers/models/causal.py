@@ -1,6 +1,6 @@
 """Loading of transformers models for training, checks and evaluation.
 
-Supports causal language models and reward models, distinguished by config.json.
+Supports causal language models, vision-language models and reward models, distinguished by config.json.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def load(folder: Path, **options: Any) -> Any:
     """Load the model with its weights; ``options`` are passed to from_pretrained."""
     config = configuration(folder)
     with collector_paused():
-        kind = _class_of(config)  # imports transformers' module of that family
+        kind = class_of(config)  # imports transformers' module of that family
         return kind.from_pretrained(folder, config=config, trust_remote_code=False, **options)
 
 
@@ -35,7 +35,7 @@ def build(folder: Path, **options: Any) -> Any:
     """Build the model without its weights; ``options`` are passed to from_config."""
     config = configuration(folder)
     with collector_paused():
-        return _class_of(config).from_config(config, trust_remote_code=False, **options)
+        return class_of(config).from_config(config, trust_remote_code=False, **options)
 
 
 def gives_rewards(config: Any) -> bool:
@@ -43,7 +43,19 @@ def gives_rewards(config: Any) -> bool:
     return any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
 
 
-def _class_of(config: Any) -> Any:
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+def sees_images(config: Any) -> bool:
+    """Whether the model has a vision tower."""
+    return getattr(config, "vision_config", None) is not None
 
-    return AutoModelForSequenceClassification if gives_rewards(config) else AutoModelForCausalLM
+
+def class_of(config: Any) -> Any:
+    """Return the class of transformers that builds the model."""
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoModelForSequenceClassification,
+    )
+
+    if gives_rewards(config):
+        return AutoModelForSequenceClassification
+    return AutoModelForImageTextToText if sees_images(config) else AutoModelForCausalLM

@@ -53,11 +53,11 @@ def _quietly() -> Iterator[None]:
 def _check(folder: Path, shapes: Mapping[str, tuple[int, ...]], rewards: bool) -> None:
     import torch
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+    from transformers import AutoModelForSequenceClassification
 
-    kind = AutoModelForSequenceClassification if rewards else AutoModelForCausalLM
     try:
         config = causal.configuration(folder)
+        kind = AutoModelForSequenceClassification if rewards else causal.class_of(config)
         with torch.device("meta"):
             empty = kind.from_config(config, trust_remote_code=False)
     except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:

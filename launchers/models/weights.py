@@ -39,16 +39,18 @@ RETRY_ADVICE = "Free some space and run again: complete files are not fetched ag
 FETCH_LIMIT_S = 4 * 3600.0  # maximum wait for another process that fetches the same model
 
 
-def fetch(model: ModelSource, folder: Path) -> Path:
+def fetch(model: ModelSource, folder: Path, *, vision: bool = False) -> Path:
     """Fetch the model's complete files as safetensors into ``folder``, and return their folder.
 
     A local directory is used in place, and a model in the Hub's cache from there. Existing files are not
     fetched again, so an interrupted download continues with the file at which it stopped. A model that only
     has ``pytorch_model*.bin``, is quantized or is multimodal is converted once, into ``folder`` or a folder
     next to it; a user's directory and the Hub's cache are never written to. If several processes fetch into
-    one folder, one works and the others wait. Raises UserError if the model is unavailable, if the disk is
-    too small (before any download), or if files are broken.
+    one folder, one works and the others wait. ``vision``: keep a multimodal model as it is. Raises UserError
+    if the model is unavailable, if the disk is too small (before any download), or if files are broken.
     """
+    if vision:
+        folder = folder.with_name(f"{folder.name}-vision")
     if model.kind == "made":
         _log.debug("Weights of %s are generated in %s", model.name, folder)
         from launchers.models import tiny_llama, tiny_sdxl  # need numpy, which planning does not require
@@ -58,7 +60,7 @@ def fetch(model: ModelSource, folder: Path) -> Path:
         path = Path(model.location)
         _log.debug("Weights of %s are read from %s", model.name, path)
         check_whole(path)
-        if not _needs_conversion(path):
+        if not _needs_conversion(path, vision):
             return path
         name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
         folder = folder.with_name(f"{folder.name}-{name}")  # another directory may have the same name
@@ -69,7 +71,7 @@ def fetch(model: ModelSource, folder: Path) -> Path:
         path = (_fetch_s3 if model.kind == "s3" else _fetch_hub)(model.location, folder)
         _log.info("Weights of %s are in %s", model.name, path)
         check_whole(path)
-        return _convert(path, folder) if _needs_conversion(path) else path
+        return _convert(path, folder) if _needs_conversion(path, vision) else path
 
 
 def check_whole(path: Path) -> None:
@@ -89,10 +91,19 @@ def _patterns(names: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]
     return patterns_for(names), NOT_PATTERNS
 
 
-def _needs_conversion(path: Path) -> bool:
+def _needs_conversion(path: Path, vision: bool) -> bool:
     if (path / pipelines.INDEX).is_file():
         return False
-    return bool(pickled_files(path)) or published.needs_conversion(read_config(path))
+    if pickled_files(path):
+        return True
+    config = read_config(path)
+    if vision and published.quantization_of(config):
+        raise UserError(
+            f"{path} is quantized ({published.quantization_of(config)}), and vision-language training needs "
+            "weights in 16 or 32 bits.",
+            "Start from the unquantized model.",
+        )
+    return not vision and published.needs_conversion(config)
 
 
 def _convert(path: Path, folder: Path) -> Path:

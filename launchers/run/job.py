@@ -107,6 +107,7 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, install
         expandable_segments=settings.expandable_segments,
         compile=settings.compile,
         liger=settings.liger,
+        vision=settings.vision,
         zero_stage=None if stage == "auto" else stage,
         fsdp_sharding=None if settings.fsdp.sharding == "auto" else settings.fsdp.sharding,
         replicas=None if settings.fsdp.replicas == "auto" else settings.fsdp.replicas,

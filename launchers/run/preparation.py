@@ -31,7 +31,7 @@ from launchers.dataset.prepared import Prepared, PreparedInfo
 from launchers.dataset.stored import StoredRows
 from launchers.engines._schedule import warmup_steps
 from launchers.harness import tasks
-from launchers.images import pictures, runs
+from launchers.images import attached, pictures, runs
 from launchers.models import weights
 from launchers.models.files import tensor_shapes
 from launchers.models.fit import check_fits
@@ -80,7 +80,7 @@ def plan_run(
         For anything the user can correct; CannotFit, a subclass, if no available machine fits.
     """
     model = models.resolve(settings.model, online=True)
-    settings = run_config.apply_defaults(settings, model.spec)
+    settings = with_vision(run_config.apply_defaults(settings, model.spec), model.spec)
     checks.check_supported(settings, model.spec)
     runs.check(settings)
     _check_files(settings, model)
@@ -108,6 +108,17 @@ def plan_run(
     _log.info("Engine %s (requested: %s), method %s", config.engine, settings.engine, config.method)
     checks.check_layout(config, plan, model.spec)
     return PlannedRun(model=model, settings=config, plan=plan)
+
+
+def with_vision(settings: Settings, spec: ModelSpec) -> Settings:
+    """Decide an empty ``vision``: frozen if the first rows of a local dataset have images the model sees."""
+    if settings.vision is not None or settings.task != "sft" or not spec.sees_images:
+        return settings
+    paths = [Path(sources.split_of(name)[0]).expanduser() for name in mixture.names(settings)]
+    local = [name for name, path in zip(mixture.names(settings), paths, strict=True) if path.exists()]
+    if not any(attached.has_images(sources.local(name), settings.columns) for name in local):
+        return settings
+    return settings.model_copy(update={"vision": "frozen"})
 
 
 def load_corrections() -> Calibration | None:
@@ -240,31 +251,38 @@ def stored_data(folder: Path) -> tuple[StoredRows, StoredRows | None]:
     return StoredRows(folder / "train"), StoredRows(held_out) if held_out.is_dir() else None
 
 
-def read_samples(settings: Settings, path: Path) -> Iterator[Sample]:
+def read_samples(settings: Settings, path: Path, *, fetches: bool = False) -> Iterator[Sample]:
     """Iterate over a file's rows in the task's form: conversations, pairs, judged answers, prompts, texts.
 
-    Raises UserError before the first row or after the last one.
+    ``fetches``: download images that rows refer to by URL; otherwise these are left unread. Raises UserError
+    before the first row or after the last one.
     """
+    columns = settings.columns
     if settings.task == "pretrain":
-        return texts.read(path)
+        return texts.read(path, columns)
     if TASKS[settings.task].images:
-        return pictures.read(path, min_side=runs.min_side(settings))
+        return pictures.read(path, min_side=runs.min_side(settings), columns=columns)
     if texts.is_text_file(path):
         raise UserError(
             f"Dataset {path} is plain text, which task {settings.task} does not support.",
             "Use --task pretrain, or a JSONL dataset.",
         )
     if TASKS[settings.task].judged:
-        return preferences.read_judged(path)
+        return preferences.read_judged(path, columns)
     if TASKS[settings.task].draws_answers:
-        return prompts.read(path)
-    return preferences.read(path) if settings.trains_on_pairs else rows.read(path)
+        return prompts.read(path, columns)
+    if settings.trains_on_pairs:
+        return preferences.read(path, columns)
+    images = None
+    if settings.vision is not None:
+        images = attached.Reader(folder=path if path.is_dir() else path.parent, fetches=fetches)
+    return rows.read(path, columns, images)
 
 
 def _samples_of(settings: Settings, name: str, path: Path) -> Iterator[Sample]:
     """Iterate over the rows of a dataset in the task's form, converting the chats of built-in datasets."""
     if sources.kind_of(name) != "built-in" or TASKS[settings.task].images:
-        return read_samples(settings, path)
+        return read_samples(settings, path, fetches=True)
     chats = rows.read(path)
     if settings.task == "pretrain":
         return texts.from_conversations(chats)
@@ -273,13 +291,13 @@ def _samples_of(settings: Settings, name: str, path: Path) -> Iterator[Sample]:
     return preferences.from_conversations(chats) if settings.trains_on_pairs else chats
 
 
-def fetch_weights(model: ModelSource, folder: Path, *, rewards: bool = False) -> Path:
+def fetch_weights(model: ModelSource, folder: Path, *, rewards: bool = False, vision: bool = False) -> Path:
     """Fetch the complete files of one model to this machine (:func:`launchers.models.weights.fetch`).
 
     Checks that they match config.json where transformers is installed, as it is where runs train.
-    ``rewards``: the model is a reward model.
+    ``rewards``: the model is a reward model. ``vision``: keep the vision tower of a multimodal model.
     """
-    path = weights.fetch(model, folder)
+    path = weights.fetch(model, folder, vision=vision)
     is_pipeline = isinstance(model, ModelRef) and isinstance(model.spec, DiffusionSpec)
     if model.kind != "made" and not is_pipeline and importlib.util.find_spec("transformers") is not None:
         check_fits(path, rewards=rewards)

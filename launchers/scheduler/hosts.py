@@ -144,7 +144,8 @@ def prepare_start(
         try_tasks(settings, Path(trial_dir))
     rows, held_out = preparation.read_data(settings, folder)
     weights_dir = (cache or folder / "weights") / slug(model.location or model.name)
-    model_dir = preparation.fetch_weights(model, weights_dir)
+    vision = settings.vision is not None
+    model_dir = preparation.fetch_weights(model, weights_dir, vision=vision)
     attempt = _next_attempt(folder)
     data_dir = folder / f"data-{attempt}"
     shutil.rmtree(data_dir, ignore_errors=True)

@@ -36,6 +36,7 @@ from estimator.vocabulary import (
     RequestedMethod,
     RequestedPrecision,
     Task,
+    Vision,
 )
 from launchers.settings import deepspeed_file
 from launchers.settings.handover_sections import Export, Harness
@@ -43,6 +44,7 @@ from launchers.settings.image_sections import Images
 from launchers.settings.sections import (
     Adapter,
     Auto,
+    Columns,
     Evaluation,
     Fsdp,
     Lora,
@@ -95,9 +97,16 @@ class Settings(Section):
     mixture: dict[str, Weight] = Field(default_factory=dict)
     """Additional datasets with weights: how often one epoch repeats the rows of each. 2: twice; 0.5: a random
     half."""
+    columns: Columns = Field(default_factory=dict)
+    """Names of the dataset's columns by the key that they stand for: `prompt=question,response=answer`, or a
+    mapping. For all datasets of the run; rows without such a column are read as they are."""
     seq_len: Positive | None = None
     """Maximum sequence length in tokens; longer rows are truncated, or split for pretrain. Empty: 2048
     (tiny-llama: 256), or the model's limit if lower."""
+    vision: Vision | None = None
+    """Train a vision-language model on rows with images (task sft). frozen: the vision tower is not trained;
+    the projector is with method full. lora: adapters in the tower, too. full: the tower is trained in full.
+    Empty: frozen if the rows of a local dataset have images and the model sees them, else text alone."""
     packing: bool = False
     """Pack several short rows into one sequence (attention stays within each row)."""
     group_by_length: bool = False

@@ -17,6 +17,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from estimator import token_counts, vocabulary
+from estimator.names import did_you_mean
 from estimator.setup import drawn_answer
 from estimator.vocabulary import (
     METHODS,
@@ -54,6 +55,45 @@ Tokens = Annotated[
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]}),
 ]
 Weight = Annotated[float, Field(gt=0, le=1000)]
+ROW_KEYS = (
+    *("messages", "conversations", "prompt", "completion", "response", "text", "system", "history", "tools"),
+    *("instruction", "input", "context", "output"),
+    *("chosen", "rejected", "chosen_response", "rejected_response", "answers", "label", "kto_tag"),
+    *("image", "file_name", "caption"),
+)
+"""Keys of dataset rows that a column of another name can stand for."""
+
+
+def _parse_columns(value: Any) -> Any:
+    """Parse ``prompt=question,response=answer``; raises ValueError for an unsupported key."""
+    if isinstance(value, str):
+        parts = [part.partition("=") for part in value.split(",") if part.strip()]
+        if not all(key.strip() and name.strip() for key, _, name in parts):
+            raise ValueError("pairs of key and column, such as prompt=question,response=answer")
+        value = {key.strip(): name.strip() for key, _, name in parts}
+    for key in value if isinstance(value, dict) else ():
+        if key not in ROW_KEYS:
+            advice = did_you_mean(key, ROW_KEYS) or f"The keys are {', '.join(ROW_KEYS)}."
+            raise ValueError(f"columns of supported keys, not of `{key}`. {advice}")
+    return value
+
+
+Columns = Annotated[
+    dict[str, NotEmpty],
+    BeforeValidator(_parse_columns),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {
+                    "type": "object",
+                    "propertyNames": {"enum": list(ROW_KEYS)},
+                    "additionalProperties": {"type": "string", "minLength": 1},
+                },
+                {"type": "string"},
+            ]
+        }
+    ),
+]
 
 
 def _is_list(section: type[BaseModel], name: str, word: str) -> bool:

@@ -1,11 +1,11 @@
-"""The console script ``finetune``: it begins here, where no other package can have put its own code."""
+"""Entry point of the console script ``finetune``, in a package name that no other distribution uses."""
 
-from metaflow_extensions.finetune.own_packages import end_where_foreign
+from metaflow_extensions.finetune.own_packages import exit_if_shadowed
 
 
 def main() -> None:
-    """Run ``finetune``, unless a package of ours isn't ours."""
-    end_where_foreign()
+    """Check that this project's packages are not shadowed, then run ``finetune``."""
+    exit_if_shadowed()
     from estimator.cli.app import main as run
 
     run()

@@ -1,7 +1,8 @@
-"""Whether the packages of this project are its own: others install packages of the same names.
+"""Check that imports of this project's packages are not shadowed by other packages of the same names.
 
-``flows``, ``decorators`` and ``estimator`` are names on PyPI, too, and of folders beside people's flows. One
-that comes first on the path, or was installed over ours, is said in two lines instead of met as a traceback.
+``flows``, ``decorators`` and ``estimator`` also exist on PyPI and as folders next to users' flows. If one of
+them comes first on the path or was installed over this project's package, the user gets two lines instead of
+a traceback.
 """
 
 from __future__ import annotations
@@ -12,52 +13,53 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ALL = ("checklist", "decorators", "estimator", "flows", "launchers")
-ROOT = Path(__file__).resolve().parents[2]  # holds all of them: site-packages, a clone, a task's code package
-MARK = "METAFLOW_PACKAGE_POLICY"  # in each __init__.py of ours, and hardly in a stranger's
-MISTAKE = 2  # that of estimator/errors.py, which can't be imported before it is known to be ours
+ROOT = Path(__file__).resolve().parents[2]  # parent folder: site-packages, a clone, or a task's code package
+MARK = "METAFLOW_PACKAGE_POLICY"  # in each __init__.py of this project, and unlikely in others
+EXIT_STATUS = 2  # MISTAKE of estimator/errors.py, which cannot be imported before this check
 
 
-def foreign(names: Iterable[str] = ALL) -> tuple[str, str] | None:
-    """Return the problem of the first package that is not ours, and what to do; None if all are ours."""
+def find_problem(names: Iterable[str] = ALL) -> tuple[str, str] | None:
+    """Return (problem, advice) for the first shadowed or damaged package; None if all are intact."""
     for name in names:
-        own = ROOT / name / "__init__.py"
-        found = _origin(name)
-        if not own.is_file():
+        expected = ROOT / name / "__init__.py"
+        imported = _origin(name)
+        if not expected.is_file():
             return (
-                f"metaflow-finetune is damaged: {own} is gone, removed with another package named {name}.",
-                _again(name),
+                f"metaflow-finetune is damaged: {expected} is missing. "
+                f"It may have been removed with another package named {name}.",
+                _reinstall_command(name),
             )
-        if found is not None and found.resolve() == own:
-            if MARK not in own.read_text(encoding="utf-8", errors="replace"):
+        if imported is not None and imported.resolve() == expected:
+            if MARK not in expected.read_text(encoding="utf-8", errors="replace"):
                 return (
-                    f"metaflow-finetune is damaged: another package named {name} was installed over {own}.",
-                    _again(name),
+                    f"metaflow-finetune is damaged: another package named {name} has overwritten {expected}.",
+                    _reinstall_command(name),
                 )
         else:
             return (
-                f"`import {name}` finds {found or 'a folder'}, which is not metaflow-finetune's {name}.",
-                "Rename it, or run this where it is not on Python's path (PYTHONPATH, the flow's folder).",
+                f"`import {name}` finds {imported or 'a folder'}, which is not metaflow-finetune's {name}.",
+                "Rename the other package, or remove it from Python's path (PYTHONPATH, the flow's folder).",
             )
     return None
 
 
-def end_where_foreign(names: Iterable[str] = ALL) -> None:
-    """End the program in two lines where one of these packages isn't ours."""
-    wrong = foreign(names)
+def exit_if_shadowed(names: Iterable[str] = ALL) -> None:
+    """Exit with two lines if one of these packages is shadowed or damaged."""
+    wrong = find_problem(names)
     if wrong is not None:
         print(*wrong, sep="\n", file=sys.stderr)
-        raise SystemExit(MISTAKE)
+        raise SystemExit(EXIT_STATUS)
 
 
-def _again(name: str) -> str:
+def _reinstall_command(name: str) -> str:
     return (
         f"pip uninstall {name}; pip install --force-reinstall --no-deps metaflow-finetune; "
-        f"{name} needs an environment of its own."
+        f"use a separate environment for {name}."
     )
 
 
 def _origin(name: str) -> Path | None:
-    """The file that an import of that name would run, or has run; None: a folder without one."""
+    """Return the file that an import of the name runs; None for a folder without ``__init__.py``."""
     loaded = sys.modules.get(name)
     if loaded is not None:
         return Path(loaded.__file__) if loaded.__file__ else None

@@ -30,7 +30,7 @@ def check_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         values = scheduler._settings(file, ()).model_dump(mode="json")
         backend = "kubernetes"
     else:
-        flow, given = flow_commands.flow_words(words[1], words[2:])
+        flow, given = flow_commands.flow_arguments(words[1], words[2:])
         monkeypatch.setattr("sys.argv", [flow, *given])
         file = flow_commands.config_file(given, "settings")
         values = settings.parse_yaml(file.read_text(), file.parent)

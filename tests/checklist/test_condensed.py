@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 from checklist import past_runs, result
-from checklist.condensed import MOST_FIGURES, condensed_run
+from checklist.condensed import MAX_FIGURES, condensed_run
 from checklist.measurements import Local
 from checklist.outputs.figures import by_rank, of_check
 from checklist.verdict import judge
@@ -34,7 +34,7 @@ def test_all_that_was_found_is_kept_and_counts_as_before() -> None:
     assert of_check(gemm) == "gemm_bf16 600 to 763 TFLOPS"
     assert (len(RESULT.bad_nodes), verdict_of(RESULT, "mesh")) == (25, "FAIL")
     hbm = RESULT.check("hbm")
-    assert len(hbm.figures) <= MOST_FIGURES + 1
+    assert len(hbm.figures) <= MAX_FIGURES + 1
     assert {(p.src, p.dst) for p in RESULT.measurements.probes if not p.connected} == {(3, 9), (9, 3)}
 
 

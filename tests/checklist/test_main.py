@@ -202,10 +202,10 @@ def test_a_result_that_can_not_be_written_after_all_is_put_elsewhere(
     [
         (("--only", "gem"), "There is no check 'gem'.\nDid you mean gemm?"),
         (("--device", "cuda", "--gpus-per-node", "64"), NO_GPUS),
-        (("--reference-settings", "/nowhere/right.json"), "The result /nowhere/right.json can't be read:"),
+        (("--reference-settings", "/nowhere/right.json"), "The result /nowhere/right.json cannot be read:"),
         (("--device", "cpu", "--reference-node", "h9"), "--reference-node h9 is one of several hosts, and"),
-        (("--json", "/nowhere/out.json"), "/nowhere/out.json can't be written."),
-        (("--datastore", "gs://bucket"), "The datastore 'gs://bucket' can't be measured."),
+        (("--json", "/nowhere/out.json"), "/nowhere/out.json cannot be written."),
+        (("--datastore", "gs://bucket"), "The datastore 'gs://bucket' cannot be measured."),
         (("--history", "README.md"), "--history README.md is no history of the checklist"),
         (("--taint", "--label"), "--taint and --label exclude each other."),
         (("--node-name", "rack-7"), "--node-name names one host, and all nodes of this run are local."),

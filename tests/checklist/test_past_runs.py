@@ -91,7 +91,7 @@ def test_a_failure_that_is_found_every_night_is_one_since_its_first_night() -> N
 def test_the_first_run_that_is_looked_at_hands_on_what_was_open_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(past_runs, "MOST_RUNS", 1)
+    monkeypatch.setattr(past_runs, "MAX_RUNS", 1)
     first = slow(2)
     second = judge(gpu_run(4, started_unix=2_000.0, pairs=()), open_failures=first.open_failures())
     assert open_nodes(first, second) == [("host-2",)]
@@ -117,9 +117,7 @@ def test_runs_of_another_schema_version_are_one_line_and_are_left_as_they_are(pl
     found = past_runs.read(place)
 
     (line,) = found.problems
-    assert line.startswith(
-        f"2 earlier runs of {place} can't be used, and a failure in there may still be open."
-    )
+    assert line.startswith(f"2 earlier runs of {place} cannot be used, and may contain an open failure.")
     ours = past_runs.SCHEMA_VERSION if place.is_file() else result.SCHEMA_VERSION  # a line, or a whole result
     assert f"has schema version 7; this program reads {ours}." in line
     assert {item.unix for item in found.records} == {3_060.0}
@@ -135,7 +133,7 @@ def test_a_line_of_a_killed_writer_is_told_and_the_next_run_begins_a_new_one(tmp
     found = past_runs.read(place)
     assert {item.unix for item in found.records} == {1_060.0, 2_060.0}
     assert [line.partition(". ")[2] for line in found.problems] == [
-        "It is not JSON: its writer was killed, or somebody has edited it."
+        "It is not JSON: its writer was killed, or it was edited."
     ]
 
 
@@ -149,9 +147,9 @@ def test_a_file_that_is_no_history_is_refused_and_not_touched(tmp_path: Path, te
 
 
 def test_a_place_that_can_not_be_written_is_refused() -> None:
-    with pytest.raises(UserError, match=r"--history /nowhere/a\.jsonl can't be written"):
+    with pytest.raises(UserError, match=r"--history /nowhere/a\.jsonl cannot be written"):
         past_runs.check_place(Path("/nowhere/a.jsonl"))
-    with pytest.raises(UserError, match="This run can't be added to /dev/full: No space left"):
+    with pytest.raises(UserError, match="This run cannot be added to /dev/full: No space left"):
         past_runs.keep(healthy(), Path("/dev/full"))
 
 

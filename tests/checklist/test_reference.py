@@ -46,7 +46,7 @@ def test_what_is_no_reference_is_said_in_a_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no settings of host-9\.") as error:
         reference.read(kept(tmp_path), "host-9")
     assert error.value.advice == "It has those of host-0, host-1, host-2, host-3."
-    with pytest.raises(UserError, match="can't be read: No such file"):
+    with pytest.raises(UserError, match="cannot be read: No such file"):
         reference.read(tmp_path / "missing.json")
     old = tmp_path / "old.json"
     result.write(judge(all_with(gpu_run(2), settings={})), old)

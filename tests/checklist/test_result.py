@@ -81,9 +81,9 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     result.write(made, file)
     assert result.read(file) == made
     assert list(tmp_path.iterdir()) == [file]
-    with pytest.raises(UserError, match="can't be written"):
+    with pytest.raises(UserError, match="cannot be written"):
         result.write(made, tmp_path / "missing" / "result.json")
-    with pytest.raises(UserError, match="can't be read: No such file"):
+    with pytest.raises(UserError, match="cannot be read: No such file"):
         result.read(tmp_path / "other.json")
 
 

@@ -73,7 +73,10 @@ def test_outside_of_a_run_there_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"request": "all"}, '"train", "encode", "evaluate", "generate", "score", "compare", "data", "none"'),
+        (
+            {"request": "all"},
+            '"train", "encode", "evaluate", "generate", "score", "compare", "inference", "data", "none"',
+        ),
         ({"interval": 0}, "above 0 seconds"),
         ({"plan": make_plan, "model": "llama-8b"}, "either plan= or model="),
     ],

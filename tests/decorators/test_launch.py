@@ -9,7 +9,7 @@ import pytest
 
 from decorators._metaflow import FinetuneError, StepView
 from decorators.backends.options import Options
-from decorators.launch import Once, build_step_request, check_nodes, first_step, refused_in_words
+from decorators.launch import Once, build_step_request, check_nodes, first_step, user_errors_for_metaflow
 from estimator.errors import UserError
 from tests.decorators.backends.plans import planned
 from tests.decorators.backends.steps import RecordedStep
@@ -65,7 +65,7 @@ def test_a_plan_for_several_nodes_needs_a_parallel_step() -> None:
 
 
 def test_a_users_mistake_at_the_launch_is_metaflows_two_lines() -> None:
-    with pytest.raises(FinetuneError) as caught, refused_in_words():
+    with pytest.raises(FinetuneError) as caught, user_errors_for_metaflow():
         raise UserError("What is wrong.", "What to do.")
     assert (caught.value.problem, caught.value.advice) == ("What is wrong.", "What to do.")
 
@@ -75,6 +75,6 @@ def test_a_steps_request_holds_what_its_decorators_say_at_that_moment() -> None:
     asked = build_step_request(cast("StepView", step), REQUEST, Options(zone="b"))
     step.set_values("kubernetes", {"tolerations": [{"key": "ours"}]})
     assert (asked.step, asked.backend, asked.options.zone) == ("train", "kubernetes", "b")
-    assert (asked.given["memory"].value, asked.configured["namespace"]) == ("9000", "train")
+    assert (asked.user_values["memory"].value, asked.configured["namespace"]) == ("9000", "train")
     local = build_step_request(cast("StepView", RecordedStep("local")), REQUEST, Options())
-    assert (local.given, local.configured) == ({}, {})
+    assert (local.user_values, local.configured) == ({}, {})

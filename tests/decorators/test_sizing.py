@@ -113,7 +113,7 @@ def test_over_five_runs_memory_follows_use_and_an_out_of_memory_step_recovers(ho
 def test_values_behind_with_win_over_history(home: Home) -> None:
     done = home.run("plain.py", "run", "--with", "gpu_profile:rightsize=true")
     assert done.returncode == 0, done.stderr
-    assert "start: no comparable earlier task; its own sizes stand." in done.stderr
+    assert "start: no comparable earlier task; sizes in the flow are unchanged." in done.stderr
     done = home.run(
         "plain.py", "run", "--with", "gpu_profile:rightsize=true", "--with", "resources:memory=7000"
     )

@@ -16,7 +16,7 @@ MACHINE = Machine(cpu_cores=2, ram_bytes=8 * 2**30, disk_free_bytes=2**30)
     [
         ({"seq_len": 0}, "seq_len = 0"),
         ({"seq_len": 4096}, "--seq-len 4096 is longer than the 2048 tokens that tiny-llama"),
-        ({"global_batch_size": 8, "micro_batch_size": 3}, "8 can't be divided by --micro-batch-size 3"),
+        ({"global_batch_size": 8, "micro_batch_size": 3}, "8 is not divisible by --micro-batch-size 3"),
         ({"method": "prefix"}, "method = 'prefix'"),
         ({"tensor_parallel": 2}, "is not supported by torchtune"),
         ({"engine": "megatron", "tensor_parallel": 3}, "tensor_parallel = 3 does not divide the 8 attention"),

@@ -181,7 +181,7 @@ def test_a_fail_ends_the_flow_after_all_is_stored_with_one_clear_line(failed: Ru
     found = failed.artifacts()
     assert not found["successful"]
     assert found["result"]["verdict"] == "FAIL"
-    assert "not fit to train on" in failed.card()
+    assert "not fit for training" in failed.card()
 
 
 @pytest.mark.slow
@@ -246,7 +246,7 @@ def test_a_step_that_is_lost_is_judged_by_what_its_nodes_had_measured(tmp_path: 
     found = run.artifacts()["result"]
     assert found["verdict"] == "NO-VERDICT", run.output
     assert len(found["nodes"]) == 2, "the facts were measured by then"
-    assert "A pod or container of the nodes' step did not come to its end" in found["headline"]
+    assert "A pod or container of the step did not finish" in found["headline"]
     measured, judged = json.loads(kept[0].read_text()), found["measurements"]
     facts = [[record(Facts, fact) for fact in run_of["facts"]] for run_of in (measured, judged)]
     assert facts[0] == facts[1]

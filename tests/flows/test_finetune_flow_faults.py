@@ -96,7 +96,7 @@ def test_a_killed_scheduler_ctrl_c_and_sigterm_are_each_gone_on_from_by_resume(
         assert run.went_on_from()[0] >= ended.committed > 0, run.log
         ended = run.stop(how)
         check_ended(run, ended)
-        assert "To go on where it stood" in run.log, run.log
+        assert "Resume the run" in run.log, run.log
         # The terminal's Ctrl-C reaches Metaflow's process that draws the card, too; one that still imports
         # says so in its own way, and Metaflow repeats it at the very end.
         assert "Traceback" not in run.log.partition("Card render failed")[0]

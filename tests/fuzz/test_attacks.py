@@ -154,7 +154,7 @@ def test_a_row_of_a_staged_dataset_may_name_images_of_its_folder_alone(
     data.write_text(json.dumps({"file_name": "../home/id_rsa", "text": "key"}))
     store: Any = LocalStorage(tmp_path / "store")
     with pytest.raises(UserError, match=r"rows\.jsonl, line 1: \.\./home/id_rsa: a path that leads outside"):
-        artifacts._stage_dataset(store, data, "text-to-image")
+        artifacts._stage_dataset(store, data, settings.build({"task": "text-to-image"}))
     assert not list((tmp_path / "store").rglob("*"))
 
 

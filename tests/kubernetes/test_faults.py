@@ -73,7 +73,7 @@ def test_a_run_outlives_its_login_four_of_its_pods_and_the_api_server(
     run = _launch(cluster, tmp_path, "--no-preflight", KUBECONFIG=str(login))
     with _paused_first_pod(cluster, run):
         cluster.api.delete(ROBOT)
-        says(run, "doesn't take this login any more")
+        says(run, "rejects the credentials")
         _renew(cluster, login)
 
     first = training(cluster, run)
@@ -100,7 +100,7 @@ def test_a_run_outlives_its_login_four_of_its_pods_and_the_api_server(
     cluster.control_plane.start_api_server()
     says(run, TRAINED)
 
-    assert "The Kubernetes API doesn't answer" in run.log
+    assert "The Kubernetes API does not respond" in run.log
     assert _losses(run) == UNDISTURBED
     gone_on = [int(step) for step in re.findall(r"from the checkpoint of step (\d+)", run.log)]
     assert len(gone_on) == 4, run.story()
@@ -180,7 +180,7 @@ def test_a_pod_killed_for_memory_is_followed_by_a_leaner_plan_and_an_s3_gone_for
 
         training(cluster, run, attempt=1)
         faults.gone = True
-        _ends(run, r"The datastore s3://\S+ has not answered for 30 s .*; jobset \S+ is ended")
+        _ends(run, r"The datastore s3://\S+ has not responded for 30 s .*; jobset \S+ is ended")
     assert "(retry)" not in run.log.rpartition("doesn't answer")[2]
 
 
@@ -191,7 +191,7 @@ def test_a_node_that_comes_late_is_waited_for_and_told_of_once_a_minute(
     """An hour is no other case than a minute: --pending-timeout counts from the last news."""
     with one_node_short(cluster):
         run = _launch(cluster, tmp_path, "--no-preflight", pods=BIG)
-        missing = r"\(1 of 2 nodes run; not yet \S+-worker-\S+\): .*Insufficient cpu"
+        missing = r"\(1 of 2 nodes running; waiting for \S+-worker-\S+\): .*Insufficient cpu"
         says(run, rf"jobset \S+ waits {missing}")
         says(run, rf"jobset \S+ waits for 60 s {missing}")
     says(run, TRAINED)
@@ -228,7 +228,7 @@ def _stop(run: Launched) -> None:
     """It alone, as a cancelled CI job does: what comes after the training is tested elsewhere."""
     run.process.terminate()
     run.wait(END_S)
-    assert "To go on where it stood" in run.log, run.log
+    assert "Resume the run" in run.log, run.log
     run.nothing_left(90)  # a pod's grace, and more
 
 

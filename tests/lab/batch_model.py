@@ -11,7 +11,7 @@ from botocore.model import ListShape, MapShape, ServiceModel, Shape, StringShape
 from botocore.validate import ParamValidator
 
 # AWS Batch user guide, "Service quotas" and "Job definition parameters".
-MOST_CHARACTERS = 8192  # of the container overrides of one node, as JSON
+MAX_CHARACTERS = 8192  # of the container overrides of one node, as JSON
 RESERVED = "AWS_BATCH"  # no variable of a job may begin so
 
 
@@ -37,8 +37,8 @@ def check_request(operation: str, body: dict[str, Any]) -> None:
     _check(body, _model().operation_model(operation).input_shape)
     for override in _overrides(body):
         size = len(json.dumps(override, separators=(",", ":")))
-        if size > MOST_CHARACTERS:
-            raise Invalid(f"Container Overrides length must be at most {MOST_CHARACTERS}, it is {size}")
+        if size > MAX_CHARACTERS:
+            raise Invalid(f"Container Overrides length must be at most {MAX_CHARACTERS}, it is {size}")
         for variable in override.get("environment", []):
             if variable["name"].startswith(RESERVED):
                 raise Invalid(f"environment variable {variable['name']}: {RESERVED} is reserved")

@@ -31,7 +31,7 @@ def hangs(context: JudgingContext) -> Judgement:
     if taken and not findings:
         names = ", ".join(dict.fromkeys(context.name(hang.node) for hang in taken))
         reasons_text = (
-            f"{names} was lost in {_where(taken[0])}, and its step with it: the cluster's events tell why."
+            f"{names} was lost in {_where(taken[0])}, and its step with it; see the cluster's events."
         )
         return no_verdict("hangs", reasons_text)
     failed = [phase for phase in context.measurements.phases if phase.status == "failed"]
@@ -40,7 +40,7 @@ def hangs(context: JudgingContext) -> Judgement:
         for phase in failed:
             reasons.setdefault(phase.reason or "no reason known", []).append(phase.name)
         reasons_text = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
-        return no_verdict("hangs", f"A phase ended early and nobody can be named: {reasons_text}.")
+        return no_verdict("hangs", f"A phase ended early and no rank can be named: {reasons_text}.")
     if not context.measurements.phases:
         return no_verdict("hangs", "Not measured: no phase ran.")
     # A run that skips phases can't clear a hang in one of them, so it covers no node

@@ -94,7 +94,7 @@ def _networked_pairs(context: JudgingContext, diagnosis: Diagnosis, threshold: T
     findings = [*_faults(context, diagnosis), *undecided, *_crowded(context, diagnosis)]
     cut = unreached(context)
     if cut and not findings:
-        why = f"{len(cut)} pairs could not be measured, as check mesh tells; the others are in order."
+        why = f"{len(cut)} pairs could not be measured (see check mesh); the others are in order."
         return no_verdict("pairs", why, measured=True, nodes=context.all_names, figures=figures)
     if comparison.level in ("WARN", "FAIL") and not findings:
         separator = " " if comparison.basis == "expectation" else ", "
@@ -102,7 +102,7 @@ def _networked_pairs(context: JudgingContext, diagnosis: Diagnosis, threshold: T
         findings.append(finding("pairs", comparison.code, comparison.level, title))
     findings = findings or _below_own_past(context, size, kept) or _uneven(context, diagnosis)
     if len(context.measurements.nodes) < FEWEST_NODES and comparison.level is None and not findings:
-        why = "Measured, all alike; with fewer than 4 nodes there must be a threshold or a history to judge."
+        why = "Measured, no outlier; with fewer than 4 nodes a verdict needs a threshold or a history."
         return no_verdict(
             "pairs", why, measured=True, nodes=context.all_names, figures=figures, records=records
         )
@@ -270,7 +270,7 @@ def _undecided(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
     more = f" and {len(undecided) - 1} more" if len(undecided) > 1 else ""
     slow = f"{context.name(src)} to {context.name(dst)}{more}"
     why = {
-        "two-nodes": "two nodes can't tell whether the sender, the receiver or the link is at fault",
+        "two-nodes": "two nodes do not show whether the sender, the receiver or the link is at fault",
         "no-good-pair": "no pair is well, so it is the network as a whole or nearly every node",
         "too-few-witnesses": "too few nodes that are well have seen it to name one",
         None: "",

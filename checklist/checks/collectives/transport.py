@@ -13,7 +13,7 @@ _PROVIDER = re.compile(r"Selected [Pp]rovider is (\w+)")
 _PLUGIN = re.compile(r"(?:Loaded net plugin|Successfully loaded external plugin) (\S+)")
 _VIA = re.compile(r"via (NET/.+|SHM\S*|P2P\S*)")  # a plugin's name may have spaces
 _TELLING = (_NODES, _NETWORK, _SOCKET, _PROVIDER, _PLUGIN, _VIA, re.compile("GPU Direct RDMA"))
-_MOST_LINES = 20
+_MAX_LINES = 20
 # "AllReduce: 4096 Bytes -> Algo Tree proto LL channel{Lo..Hi}={0..1}"; or numbers, no name (2.18)
 _CHOICE = re.compile(r"(?:(\w+): )?(\d+) Bytes -> Algo (\w+) proto (\w+)")
 _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")  # nccl_common.h
@@ -65,7 +65,7 @@ def parse(text: str) -> dict[str, Any]:
         "interface": _last(_SOCKET, text),
         "plugin": _last(_PLUGIN, text),
         "gpu_direct": direct,
-        "lines": lines[:_MOST_LINES],
+        "lines": lines[:_MAX_LINES],
     }
 
 

@@ -109,9 +109,7 @@ def transport(context: JudgingContext) -> Judgement:
     if not findings and (
         seen.nodes_seen is None or (seen.network is None and nodes > 1 and not context.local)
     ):
-        return no_verdict(
-            "transport", "The log does not say which network is used or how many nodes there are."
-        )
+        return no_verdict("transport", "The log names neither the network in use nor the number of nodes.")
     network = f"{seen.network or 'within one machine'}" + (
         f" over {seen.interface}" if seen.interface else ""
     )
@@ -279,7 +277,7 @@ def _unknown_speed(context: JudgingContext, judged: list[Figure]) -> str:
     wiring = context.wiring
     unknown = "the rate of the network's ports is" if wiring.network_gbytes_per_s is None else "the range is"
     steady = " It is as fast as in earlier runs, which may have been slow too." if judged else ""
-    return f"Measured; {unknown} unknown, so nothing says how fast it should be.{steady}"
+    return f"Measured; {unknown} unknown, so there is no expected speed.{steady}"
 
 
 def _timed(context: JudgingContext) -> Sequence[Collective]:

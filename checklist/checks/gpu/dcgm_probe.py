@@ -31,7 +31,7 @@ _ID = re.compile(r"^\|\s*(\d+)\s*\|")
 _UUID = re.compile(r"UUID:\s*(GPU-[0-9a-fA-F-]+)")
 _DISCOVERY_S = 30.0
 _LEAVE_S = 5.0  # time for dcgmi to stop the diagnostic in the host engine
-_MOST_FAULTS, _MOST_LETTERS = 64, 300
+_MAX_FAULTS, _MOST_LETTERS = 64, 300
 # It must end with this process and react to an interrupt, which this process leaves to its supervisor
 _WITH_PARENT = (
     "import os, signal, sys; from launchers.cluster.processes import die_with_parent; "
@@ -99,14 +99,14 @@ def read(blank: Diagnosed, output: str, ids: Mapping[int, str]) -> Diagnosed:
         failed = {fault.test for fault in faults}
         passed = [name for name, results in read_tests if name not in failed and _passed(results)]
     except (ValueError, TypeError, KeyError, AttributeError, StopIteration):
-        return replace(blank, error=f"its answer can't be read: {_last(output)}")
+        return replace(blank, error=f"its output cannot be parsed: {_last(output)}")
     problem = root.get("runtime_error") or (None if tests else "it has run no test")
     return replace(
         blank,
         version=None if version is None else str(version),
         passed=tuple(passed),
         left_out=tuple(name for name, _ in read_tests if name not in failed and name not in passed),
-        faults=tuple(faults[:_MOST_FAULTS]),
+        faults=tuple(faults[:_MAX_FAULTS]),
         error=None if problem is None else _short(str(problem)),
     )
 

@@ -89,9 +89,9 @@ def gpu_health(context: JudgingContext) -> Judgement:
     if not unique and len(after) < len(context.facts):
         return no_verdict("gpu-health", "The GPUs were not asked again after the load.")
     if not unique and any(state.xids is None for state in after):
-        return no_verdict("gpu-health", "XID events can't be read here; the rest is in order.")
+        return no_verdict("gpu-health", "XID events cannot be read here; everything else is in order.")
     if not unique and any(state.ecc_uncorrected is None and state.remap_failed is None for state in after):
-        return no_verdict("gpu-health", "Some GPUs don't tell their memory errors.")
+        return no_verdict("gpu-health", "Some GPUs do not report memory errors.")
     return answer("gpu-health", "Nothing before the load or after.", unique.values(), nodes=context.all_names)
 
 
@@ -171,7 +171,7 @@ def _ill(context: JudgingContext, state: GpuHealth) -> list[Finding]:
         verdict = "WARN" if worst == "MONITOR" else "FAIL"
         faults.append((f"xid-{worst.lower()}", verdict, f"{gpu} reported XID {named} during the run."))
     elif earlier := [code for code in state.xids_earlier or () if xids_judge.action(code) != "MONITOR"]:
-        # What lasts shows in the GPU's state; the rest may have been mended by a reset since
+        # Permanent faults show in the GPU's state; a reset may have cleared the others since
         known["xids"] = ", ".join(map(str, dict.fromkeys(earlier)))
         named = ", ".join(map(xids_judge.words, dict.fromkeys(earlier)))
         faults.append(("xid-earlier", "WARN", f"{gpu} reported XID {named} before the run, since boot."))

@@ -40,7 +40,7 @@ def gpu_load(context: JudgingContext) -> Judgement:
         node for state in states if (node := context.nodes_by_rank.get(state.rank)) is not None
     )
     if all(state.sm_clock_mhz is None and state.throttle_reasons is None for state in states):
-        return no_verdict("gpu-load", "NVML tells neither clocks nor why they are held down.")
+        return no_verdict("gpu-load", "NVML reports neither clocks nor throttle reasons.")
     kinds = kinds_of(context)
     alone = {kind for kind, count in Counter(kinds.values()).items() if count == 1}
     single = [state for state in states if kinds.get(state.rank) in alone]

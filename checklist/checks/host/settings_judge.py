@@ -13,7 +13,7 @@ from checklist.result import Finding
 
 # Differences between the nodes of a run that checks versions and interface already report
 ELSEWHERE = ("kernel release", "MTU of the interface in use")
-_MOST_NAMED = 4  # maximum number of settings in one title; the result lists all
+_MAX_NAMED = 4  # maximum number of settings in one title; the result lists all
 Differences = tuple[tuple[str, str, str], ...]  # name, own value, reference value
 
 
@@ -110,9 +110,9 @@ def _findings(
     findings = []
     for differences, nodes in nodes_by_differences.items():
         names = context.names(nodes)
-        words = [f"{name} {own} instead of {expected}" for name, own, expected in differences[:_MOST_NAMED]]
-        if len(differences) > _MOST_NAMED:
-            words.append(f"{len(differences) - _MOST_NAMED} more")
+        words = [f"{name} {own} instead of {expected}" for name, own, expected in differences[:_MAX_NAMED]]
+        if len(differences) > _MAX_NAMED:
+            words.append(f"{len(differences) - _MAX_NAMED} more")
         title = f"The settings of {few(names)} are not {whose}: {'; '.join(words)}."
         nic = next((fact.nic for fact in context.leaders if fact.node == nodes[0]), None)
         findings.append(

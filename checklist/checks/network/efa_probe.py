@@ -45,7 +45,7 @@ def loopback(begin: Callable[[], None]) -> tuple[list[float], str | None]:
         rows = _ROW.findall(output)
         if rows and not problem:
             return [float(rows[-1][1]) * _MB], None
-    raise OSError(problem or f"{TOOL} has told no figures")
+    raise OSError(problem or f"{TOOL} printed no figures")
 
 
 def _attempt(tool: str) -> tuple[str, str]:

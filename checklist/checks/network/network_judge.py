@@ -209,7 +209,7 @@ def hostname(context: JudgingContext) -> Judgement:
         name = context.name(fact.node)
         address = fact.hostname_address or ""
         if not fact.resolves_own_hostname:
-            title = f"{name} can't resolve its own name, {fact.hostname}."
+            title = f"{name} cannot resolve its own name, {fact.hostname}."
             verdict: Gravity = "WARN" if context.local else "FAIL"
             findings.append(finding("hostname", "hostname-unresolved", verdict, title, suspects=[name]))
         elif address.startswith(("127.", "::1")) and not context.local and len(context.leaders) > 1:

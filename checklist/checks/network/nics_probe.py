@@ -90,7 +90,7 @@ def is_loopback(address: str) -> bool:
 def _of_hostname(nics: tuple[Nic, ...], route: str | None, route_to: str) -> Choice:
     name, address = socket.gethostname(), own_address()
     if address is None:
-        reason = f"the host's own name {name} can't be resolved, so gloo takes loopback"
+        reason = f"the host name {name} cannot be resolved, so gloo uses loopback"
         return Choice(nic=_loopback(nics), reason=reason, address=route, usable=False)
     nic = next((nic for nic in nics if address in nic.addresses), None)
     if nic is None and is_loopback(address):

@@ -36,7 +36,7 @@ def open_ports(context: JudgingContext) -> Judgement:
     reached = {way: one for way, one in main.items() if way not in cut}
     findings = [*_parts(context, reached), *_families(context, main, cut, other)]
     if not reached and not findings:
-        return no_verdict("open-ports", "No port of any node could be reached, as check mesh tells.")
+        return no_verdict("open-ports", "No port of any node could be reached (see check mesh).")
     untried = set(context.measurements.nodes) - {dst for _, dst in main}
     if untried and not findings:
         return no_verdict("open-ports", f"Ports of {few(context.names(untried))} were not tried.")
@@ -94,7 +94,7 @@ def _families(
         level: Gravity = "FAIL" if used else "WARN"
         for nodes, one, several in (
             (into, "is not reached", "are not reached"),
-            (out, "reaches nobody", "reach nobody"),
+            (out, "reaches no other node", "reach no other node"),
         ):
             if nodes:
                 names = context.names(nodes)

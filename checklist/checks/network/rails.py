@@ -35,9 +35,7 @@ def _finding(context: JudgingContext, one: SlowRail) -> Finding:
         title = f"Rail {one.rail} of {names[0]} ({card}) {_WAYS[one.kind]}: {share}."
         return finding("pairs", "slow-rail", "FAIL", title, nodes=names, ranks=ranks, rail=one.rail)
     if len(names) == 2:
-        title = (
-            f"Rail {one.rail} between {names[0]} and {names[1]} is slow: {share}; two nodes can't tell whose."
-        )
+        title = f"Rail {one.rail} between {names[0]} and {names[1]} is slow: {share}; faulty end unknown."
         return finding("pairs", "slow-rail", "FAIL", title, suspects=names, ranks=ranks, rail=one.rail)
     title = f"Rail {one.rail} is slow on all {len(names)} nodes ({few(names)}): {share}."
     return finding("pairs", "slow-rail-everywhere", "FAIL", title, rail=one.rail)

@@ -22,7 +22,7 @@ from checklist.probing.context import Context
 
 BLOCK = 8 << 20  # large enough for a single reader to saturate a disk
 _MEMORY = ("tmpfs", "ramfs")
-MOST_FILES = 2000
+MAX_FILES = 2000
 FILES_S = 2.0  # maximum duration
 _NETWORK_S = {"connect_timeout": 5, "read_timeout": 30}  # seconds, of each request to an object store
 _ATTEMPTS = 3
@@ -68,7 +68,7 @@ def files(folder: Path) -> Sampled:
     This is a file system's metadata rate (the operations of IOR's mdtest) for one client with a cache.
     """
     folder.mkdir()
-    names = [folder / f"{number:05d}" for number in range(MOST_FILES)]
+    names = [folder / f"{number:05d}" for number in range(MAX_FILES)]
     note, made, ends = _memory(folder), 0, time.perf_counter() + FILES_S
     begin = time.perf_counter()
     try:
@@ -135,7 +135,7 @@ class File:
         if total != size:
             raise OSError(f"{total} of {size} bytes came back")
         if note is None and not direct:
-            note = "the page cache was told to let go of the file, but could not be gone round"
+            note = "the page cache was asked to drop the file, but could not be bypassed"
         return [algbw(total, seconds)], note
 
     def remove(self) -> None:

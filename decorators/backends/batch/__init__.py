@@ -1,1 +1,1 @@
-"""AWS Batch: what a plan asks for, whether it can be had, the wait, and what Metaflow needs worked around."""
+"""AWS Batch backend: resource requests, preflight, waiting, and workarounds for Metaflow."""

@@ -1,4 +1,4 @@
-"""Questions to AWS, and what its compute environments may start. What cannot be asked is one clear line."""
+"""AWS API calls for AWS Batch, with one-line errors, and the machine types of compute environments."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from estimator.hardware.cluster.api import CALL_S
 from estimator.remote import log_requests
 
 
-class NotToldError(Exception):
-    """AWS has answered, and doesn't tell."""
+class RefusedError(Exception):
+    """AWS denied the request."""
 
 
 def clients() -> Callable[[str], Any]:
-    """Makes a client of a service; its questions take seconds. Raises UserError where there can be none."""
+    """Return a function that creates the client of an AWS service, with a timeout of a few seconds per call.
+
+    Raises UserError if no client can be created.
+    """
     try:
         import boto3
         from botocore.config import Config
@@ -26,21 +29,23 @@ def clients() -> Callable[[str], Any]:
             "Running on AWS Batch needs boto3, which is not installed.",
             "pip install 'metaflow-finetune[aws]'",
         ) from None
-    patience = Config(connect_timeout=CALL_S, read_timeout=CALL_S, retries={"total_max_attempts": 1})
+    config = Config(connect_timeout=CALL_S, read_timeout=CALL_S, retries={"total_max_attempts": 1})
 
     def client(service: str) -> Any:
         try:
-            return log_requests(boto3.client(service, config=patience))
+            return log_requests(boto3.client(service, config=config))
         except (BotoCoreError, ValueError) as error:
             raise UserError(
-                f"AWS can't be asked: {error}", "Set AWS_DEFAULT_REGION, or AWS_PROFILE."
+                f"AWS cannot be queried: {error}", "Set AWS_DEFAULT_REGION or AWS_PROFILE."
             ) from None
 
     return client
 
 
-def ask(question: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The answer; UserError in one line where AWS cannot be asked, NotToldError where it refuses to say."""
+def query(question: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the result of a query. Raises UserError if AWS cannot be reached, RefusedError if it denies
+    it.
+    """
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -49,13 +54,13 @@ def ask(question: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
         failure = failure_of(error)
     if failure.kind in ("unreachable", "other"):
         raise UserError(
-            f"AWS Batch can't be reached: {failure.message}", "Is the region right (AWS_DEFAULT_REGION)?"
+            f"AWS Batch cannot be reached: {failure.message}", "Check the region (AWS_DEFAULT_REGION)."
         )
-    raise failure.credentials_error() or NotToldError(failure.message)
+    raise failure.credentials_error() or RefusedError(failure.message)
 
 
 def unusable(item: Mapping[str, Any]) -> str | None:
-    """Return why a queue or compute environment takes no jobs; None: it takes them."""
+    """Return why a queue or compute environment accepts no jobs; None if it accepts them."""
     if item.get("state") == "ENABLED" and item.get("status") in ("VALID", "UPDATING"):
         return None
     reason = item.get("statusReason")
@@ -63,7 +68,7 @@ def unusable(item: Mapping[str, Any]) -> str | None:
 
 
 def queues(client: Any, name: str | None = None) -> list[dict[str, Any]]:
-    """Describe the region's queues, or those of that name or ARN."""
+    """Describe the region's queues, or only the queue with this name or ARN."""
     return list(client.describe_job_queues(**({"jobQueues": [name]} if name else {}))["jobQueues"])
 
 
@@ -76,10 +81,10 @@ def environments(client: Any, queue: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def allowed(resources: Mapping[str, Any]) -> list[str]:
-    """The machine types and families that a compute environment names."""
+    """Return the machine types and families that a compute environment allows."""
     return [str(item) for item in resources.get("instanceTypes") or []]
 
 
 def matches(name: str, pattern: str) -> bool:
-    """An exact type, or a family ("p5")."""
+    """Whether a machine type matches a pattern: an exact type, or a family ("p5")."""
     return name == pattern or name.partition(".")[0] == pattern

@@ -1,4 +1,4 @@
-"""AWS Batch, as the other parts of this package use it."""
+"""AWS Batch as a :class:`decorators.backends.interface.ComputeBackend`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages for errors of AWS while a Batch job is submitted or waited for."""
+"""Messages for AWS errors during submission of a Batch job and while waiting for it."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from estimator.aws_errors import failure_of
 from estimator.errors import UserError
 
 
-def explain(error: Exception, left: str) -> UserError:
-    """Explain an error of AWS, or why it cannot be reached, and what to do about it.
+def explain(error: Exception, running_job: str) -> UserError:
+    """Convert an AWS error, or a failure to reach AWS, to a problem and advice.
 
-    ``left``: the id of a job that was submitted and could not be terminated; empty: there is none.
+    ``left``: id of a submitted job that could not be terminated; empty if there is none.
     """
     failure = failure_of(error)
-    ends = f"aws batch terminate-job --job-id {left} --reason stopped ends what goes on unwatched."
+    terminate = f"The job still runs. End it: aws batch terminate-job --job-id {running_job} --reason stopped"
     credentials = failure.credentials_error()
     if credentials is not None:
-        then = ends if left else "Then: resume."
-        return UserError(credentials.problem, f"{credentials.advice.rstrip('.')}. {then}")
+        next_step = terminate if running_job else "Then: resume."
+        return UserError(credentials.problem, f"{credentials.advice.rstrip('.')}. {next_step}")
     text = failure.message.rstrip(".")
     if failure.kind == "denied":
-        advice = "infra/aws has the policy that a launcher needs."
-        return UserError(f"AWS refuses: {text} ({failure.code}).", ends if left else advice)
-    # Metaflow inspects some answers itself; its exceptions have a headline.
+        advice = "See infra/aws for the policy that a launcher needs."
+        return UserError(f"AWS refuses: {text} ({failure.code}).", terminate if running_job else advice)
+    # Metaflow checks some responses itself; its exceptions have a headline.
     if failure.kind in ("busy", "refused") or hasattr(error, "headline"):
-        advice = "metaflow configure show tells which queue, image and role are in use."
-        code = "as Metaflow found" if failure.kind == "other" else failure.code
-        return UserError(f"AWS Batch refuses: {text} ({code}).", ends if left else advice)
+        advice = "Check the queue, image and role: metaflow configure show"
+        code = "reported by Metaflow" if failure.kind == "other" else failure.code
+        return UserError(f"AWS Batch refuses: {text} ({code}).", terminate if running_job else advice)
     return UserError(
-        f"AWS can't be reached: {failure.message}",
-        ends if left else "Look at AWS_DEFAULT_REGION, and at the network.",
+        f"AWS cannot be reached: {failure.message}",
+        terminate if running_job else "Check AWS_DEFAULT_REGION and the network.",
     )

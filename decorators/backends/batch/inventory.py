@@ -1,4 +1,4 @@
-"""Machines that the compute environments of a run's queues can start, for planning."""
+"""Inventory for planning: machines that the compute environments of a run's queues can start."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from estimator.hardware.cluster import Aside, Cluster, ClusterNodes
 
 
 def read(destination: Destination) -> Cluster:
-    """Ask AWS. Raises UserError where it cannot be asked, or has no queue that is known here.
+    """Read the inventory from AWS. Raises UserError if AWS cannot be reached or no usable queue is known.
 
-    Which machines a queue's GPUs may be: where queues are named by GPU, each gives its own GPU only.
+    If queues are configured per GPU type, each queue contributes only machines with its GPU.
     """
     client = aws.clients()("batch")
     nodes: list[ClusterNodes] = []
@@ -36,69 +36,80 @@ def read(destination: Destination) -> Cluster:
 
 
 def _queues(destination: Destination, client: Any) -> dict[str, frozenset[str] | None]:
-    """The queues that the run may go to, and the GPUs that each is for; None: any."""
+    """Return the queues that the run may use, each with its GPU names; None means any GPU."""
     options, configured = destination.options, destination.configured.get("queue")
-    own = destination.given.get("queue")
-    if own is not None or options.queue:
-        return {str(own.value if own is not None else options.queue): None}
+    user_queue = destination.user_values.get("queue")
+    if user_queue is not None or options.queue:
+        return {str(user_queue.value if user_queue is not None else options.queue): None}
     by_queue: dict[str, set[str]] = {}
     for gpu, queue in options.queues:
         by_queue.setdefault(queue, set()).add(hardware.gpu(gpu).name)
     if by_queue:
-        found: dict[str, frozenset[str] | None] = {queue: frozenset(gpus) for queue, gpus in by_queue.items()}
-        others = frozenset(gpu.name for gpu in hardware.gpus()) - {
+        gpus_by_queue: dict[str, frozenset[str] | None] = {
+            queue: frozenset(gpus) for queue, gpus in by_queue.items()
+        }
+        other_gpus = frozenset(gpu.name for gpu in hardware.gpus()) - {
             g for gpus in by_queue.values() for g in gpus
         }
-        return {**found, configured: others} if configured and configured not in found else found
+        return (
+            {**gpus_by_queue, configured: other_gpus}
+            if configured and configured not in gpus_by_queue
+            else gpus_by_queue
+        )
     if configured:
         return {str(configured): None}
-    usable = [queue for queue in _told(lambda: aws.queues(client)) if not aws.unusable(queue)]
-    if not usable:  # Metaflow would take the first
+    enabled = [queue for queue in _query(lambda: aws.queues(client)) if not aws.unusable(queue)]
+    if not enabled:  # otherwise Metaflow uses the first one
         raise UserError(
-            "No AWS Batch queue is named, and the region has none that is enabled.",
-            "--queue NAME, or METAFLOW_BATCH_JOB_QUEUE=NAME",
+            "No AWS Batch queue is named, and the region has no enabled queue.",
+            "Name a queue: --queue NAME, or METAFLOW_BATCH_JOB_QUEUE=NAME",
         )
-    return {str(usable[0]["jobQueueName"]): None}
+    return {str(enabled[0]["jobQueueName"]): None}
 
 
 def _environments(client: Any, queue: str) -> list[dict[str, Any]]:
-    queues = _told(lambda: aws.queues(client, queue))
+    queues = _query(lambda: aws.queues(client, queue))
     if not queues:
         raise UserError(
             f"There is no AWS Batch queue {queue} in {client.meta.region_name}.",
-            "aws batch describe-job-queues lists those that there are.",
+            "List the queues: aws batch describe-job-queues",
         )
-    return _told(lambda: aws.environments(client, queues[0]))
+    return _query(lambda: aws.environments(client, queues[0]))
 
 
-def _told(question: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def _query(question: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
     try:
-        return aws.ask(question)
-    except aws.NotToldError as error:
-        raise UserError(f"AWS doesn't tell: {error}") from None
+        return aws.query(question)
+    except aws.RefusedError as error:
+        raise UserError(f"AWS denied the query: {error}") from None
 
 
 def _refusal(environment: Mapping[str, Any]) -> str | None:
-    """Return the reason why a compute environment cannot be planned with; None if it can."""
+    """Return why planning cannot use a compute environment; None if it can."""
     if reason := aws.unusable(environment):
         return reason
     kind = (environment.get("computeResources") or {}).get("type", "")
     if environment.get("type") == "UNMANAGED":
-        return "UNMANAGED: its machines are not told"
+        return "UNMANAGED: its machines are unknown"
     return f"{kind} has no GPUs" if kind.startswith("FARGATE") else None
 
 
 def _machines(environment: Mapping[str, Any]) -> Iterator[ClusterNodes]:
-    """The machines with GPUs that it may start, as many as its vCPUs allow; on Spot one, as Batch has it."""
+    """Yield the GPU machines that an environment may start, with counts from its vCPU limit.
+
+    On Spot the count is 1, because Batch runs no multi-node jobs there.
+    """
     resources = environment.get("computeResources") or {}
-    patterns, most = aws.allowed(resources), resources.get("maxvCpus")
+    patterns, vcpu_limit = aws.allowed(resources), resources.get("maxvCpus")
     spot = resources.get("type") == "SPOT"
     for item in hardware.instances():
         vcpu = item.vcpu
         if item.cloud != "aws" or not item.gpu_count or not vcpu or item.ram_bytes is None:
             continue
-        count = 1 if spot else None if most is None else int(most) // vcpu
-        if any(aws.matches(item.name, pattern) for pattern in patterns) and (most is None or most >= vcpu):
+        count = 1 if spot else None if vcpu_limit is None else int(vcpu_limit) // vcpu
+        if any(aws.matches(item.name, pattern) for pattern in patterns) and (
+            vcpu_limit is None or vcpu_limit >= vcpu
+        ):
             yield _machine(item, count, spot, environment["computeEnvironmentName"])
 
 
@@ -108,7 +119,7 @@ def _machine(item: Instance, count: int | None, spot: bool, environment: str) ->
         gpu=hardware.gpu(item.gpu),
         count=0,
         cpu=item.vcpu or 0,
-        memory_bytes=item.ram_bytes or 0,  # of which a plan asks for a part only
+        memory_bytes=item.ram_bytes or 0,  # a plan requests only part of it
         ephemeral_bytes=None,
         efa=1 if "EFA" in item.fabric else 0,
         spot=spot,

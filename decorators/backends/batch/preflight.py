@@ -1,4 +1,4 @@
-"""Before anything is submitted: could this AWS Batch queue ever run that request?"""
+"""Preflight for AWS Batch: check before submission whether a queue could ever run a request."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from estimator.formatting import format_bytes
 from estimator.hardware.cluster.api import Clock
 from estimator.plan import MIB, Request
 
-INFRA = "infra/aws makes queues by GPU type, and environments for several nodes"
+INFRA = "infra/aws creates queues by GPU type, and environments for multi-node jobs"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobSettings:
-    """Settings of the job that Metaflow will submit, in addition to its size."""
+    """Settings of the job that Metaflow will submit, except its size."""
 
     queue: str | None = None
     image: str | None = None
@@ -34,11 +34,11 @@ class JobSettings:
 
     @classmethod
     def of(cls, step_request: StepRequest) -> JobSettings:
-        """From the values of the step's ``@batch``; the GPU's queue, where the user has named none there."""
+        """Read the settings from the step's ``@batch``; the queue defaults to the GPU's queue."""
         values = step_request.configured
         queue = (
             values.get("queue")
-            if "queue" in step_request.given
+            if "queue" in step_request.user_values
             else step_request.options.queue_for(step_request.request.gpu_type)
         )
         return cls(
@@ -48,7 +48,7 @@ class JobSettings:
 
 @dataclass(kw_only=True, slots=True)
 class _Preflight:
-    """State of one check of the queue: what is asked for, the AWS clients, and the rows so far."""
+    """State of one preflight: the request, the AWS clients, and the findings so far."""
 
     client: Callable[[str], Any]
     request: Request
@@ -58,25 +58,25 @@ class _Preflight:
 
 
 def check_queue(step_request: StepRequest) -> ClusterFacts:
-    """Raise UserError where the queue could never take the request; it tells nothing that would be asked for.
+    """Raise UserError if the queue can never run the request. Returns no facts, because Batch reports none.
 
-    A queue is asked once by each process, for the run's largest step.
+    Each process checks a queue once, for the run's largest step.
     """
     facts = refuse_local_metadata(step_request)
-    if step_request.may_ask and not step_request.beside:
+    if step_request.may_ask and not step_request.size_only:
         _check_once(step_request.request, JobSettings.of(step_request), step_request.minimum)
     return facts
 
 
 @lru_cache(maxsize=4)
 def _check_once(request: Request, job: JobSettings, minimum: MinimumRequest | None) -> None:
-    inspect(request, job=job, minimum=minimum).settle()
+    inspect(request, job=job, minimum=minimum).report_and_check()
 
 
 def inspect(
     request: Request, *, job: JobSettings, minimum: MinimumRequest | None = None, clock: Clock | None = None
 ) -> Findings:
-    """All rows of the preflight. Raises UserError where AWS cannot be asked at all, or no queue is named."""
+    """Return all findings. Raises UserError if AWS cannot be reached or no queue is named."""
     preflight = _Preflight(
         client=aws.clients(),
         request=request,
@@ -91,66 +91,68 @@ def inspect(
         if environments and not able:
             _none_able(preflight)
         for item in able:
-            _ask(preflight, "region", partial(_offered, preflight, item))
-            _ask(preflight, "quota", partial(_quota, preflight, item))
+            _optional_check(preflight, "region", partial(_offered, preflight, item))
+            _optional_check(preflight, "quota", partial(_quota, preflight, item))
     if not job.iam_role:
         preflight.findings.unknown(
             "role",
-            "no IAM role is named for the jobs: they can't read S3",
+            "the jobs have no IAM role, so they can't read S3",
             "METAFLOW_ECS_S3_ACCESS_IAM_ROLE=ARN",
         )
     images.check(job.image, preflight.findings, preflight.clock, gpus=bool(request.gpus_per_node))
     return preflight.findings
 
 
-def _call(preflight: _Preflight, ask: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]] | None:
-    """One question that everything hangs on; UserError in one line where there is no answer."""
+def _required_query(
+    preflight: _Preflight, query: Callable[[], list[dict[str, Any]]]
+) -> list[dict[str, Any]] | None:
+    """Run a query that all further checks depend on. Raises UserError if AWS does not respond."""
     try:
-        return aws.ask(ask)
-    except aws.NotToldError as error:
-        preflight.findings.unknown("queue", f"not told: {error}")
+        return aws.query(query)
+    except aws.RefusedError as error:
+        preflight.findings.unknown("queue", f"access denied: {error}")
         return None
 
 
-def _ask(preflight: _Preflight, check: str, ask: Callable[[], None]) -> None:
-    """A question that may go without answer."""
+def _optional_check(preflight: _Preflight, check: str, query: Callable[[], None]) -> None:
+    """Run an optional check; if it gets no result, its finding is unknown."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     if preflight.clock.left() <= 0:
-        preflight.findings.unknown(check, "not asked: the time for asking is over")
+        preflight.findings.unknown(check, "skipped: time limit reached")
         return
     try:
-        ask()
+        query()
     except (BotoCoreError, ClientError, KeyError) as error:
-        preflight.findings.unknown(check, f"not told: {failure_of(error).code}")
+        preflight.findings.unknown(check, f"no response: {failure_of(error).code}")
 
 
 def _any_queue(preflight: _Preflight) -> dict[str, Any] | None:
-    """The queue that Metaflow takes where none is named."""
-    queues = _call(preflight, lambda: aws.queues(preflight.client("batch")))
+    """Return the queue that Metaflow uses if none is named."""
+    queues = _required_query(preflight, lambda: aws.queues(preflight.client("batch")))
     if queues is None:
         return None
     queue = next((queue for queue in queues if not aws.unusable(queue)), None)
     fix = "--queue NAME, resources.queues by GPU type in the settings, or METAFLOW_BATCH_JOB_QUEUE=NAME"
     if queue is None:
-        preflight.findings.no("queue", "none is named, and the region has none that is enabled", fix)
+        preflight.findings.no("queue", "none is named, and the region has no enabled queue", fix)
         return None
-    preflight.findings.unknown("queue", f"none is named: Metaflow takes {queue['jobQueueName']}", fix)
+    preflight.findings.unknown("queue", f"none is named: Metaflow uses {queue['jobQueueName']}", fix)
     return queue
 
 
 def _queue(preflight: _Preflight, name: str) -> dict[str, Any] | None:
     client = preflight.client("batch")
-    queues = _call(preflight, lambda: aws.queues(client, name))
+    queues = _required_query(preflight, lambda: aws.queues(client, name))
     if queues is None:
         return None
     if not queues:
-        every = _call(preflight, lambda: aws.queues(client)) or []
+        every = _required_query(preflight, lambda: aws.queues(client)) or []
         names = ", ".join(item["jobQueueName"] for item in every[:5])
         region = client.meta.region_name
         preflight.findings.no(
             "queue",
-            f"there is none of that name in {region}",
+            f"not found in {region}",
             f"--queue {' or '.join(names.split(', '))}" if names else INFRA,
         )
         return None
@@ -158,7 +160,7 @@ def _queue(preflight: _Preflight, name: str) -> dict[str, Any] | None:
     if reason := aws.unusable(queue):
         preflight.findings.no(
             "queue",
-            f"it is {reason}",
+            f"state: {reason}",
             f"aws batch update-job-queue --job-queue {queue['jobQueueName']} --state ENABLED",
         )
         return None
@@ -169,24 +171,24 @@ def _queue(preflight: _Preflight, name: str) -> dict[str, Any] | None:
 def _environments(preflight: _Preflight, queue: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not queue.get("computeEnvironmentOrder"):
         preflight.findings.no("compute environment", "the queue has none", INFRA)
-    return _call(preflight, lambda: aws.environments(preflight.client("batch"), queue)) or []
+    return _required_query(preflight, lambda: aws.environments(preflight.client("batch"), queue)) or []
 
 
 def _environment(preflight: _Preflight, item: Mapping[str, Any]) -> bool:
-    """Add the row of one compute environment; whether it could take the request."""
-    name, why = item["computeEnvironmentName"], _refusal(preflight, item)
-    if why is None:
+    """Add the finding of one compute environment; return whether it could run the request."""
+    name, refusal = item["computeEnvironmentName"], _refusal(preflight, item)
+    if refusal is None:
         fitting = _fitting(item.get("computeResources") or {}, preflight.request, preflight.minimum)
-        what = ", ".join(fitting[:3]) if fitting else "machines that the instance table lacks"
-        preflight.findings.ok("compute environment", f"{name}: {what}")
+        machines = ", ".join(fitting[:3]) if fitting else "machine types missing from the instance table"
+        preflight.findings.ok("compute environment", f"{name}: {machines}")
         return True
-    # One of several that can't is no fault yet
-    preflight.findings.unknown("compute environment", f"{name}: {why}")
+    # Not an error as long as another environment can
+    preflight.findings.unknown("compute environment", f"{name}: {refusal}")
     return False
 
 
 def _refusal(preflight: _Preflight, item: Mapping[str, Any]) -> str | None:
-    """Return the reason why this compute environment can never take the request; None if it can."""
+    """Return why this compute environment can never run the request; None if it can."""
     request, minimum = preflight.request, preflight.minimum
     if reason := aws.unusable(item):
         return reason
@@ -202,26 +204,28 @@ def _refusal(preflight: _Preflight, item: Mapping[str, Any]) -> str | None:
         return f"{kind}: not on spot"
     if kind.startswith("FARGATE"):
         return None
-    if not _fitting(resources, request, minimum) and not _untold(resources, request):
-        has = ", ".join(resources.get("instanceTypes") or []) or "no instance types"
+    if not _fitting(resources, request, minimum) and not _allows_unlisted(resources, request):
+        types = ", ".join(resources.get("instanceTypes") or []) or "no instance types"
         machine = request.gpus if request.gpus_per_node else "machine"
-        return f"{has}: none has {machine}, {minimum.cpu:g} vCPUs, {format_bytes(minimum.memory_bytes)}"
-    most = resources.get("maxvCpus")
-    needed = _vcpus(resources, request, minimum)
-    if most is not None and most < needed:
-        return f"maxvCpus is {most}, {request.nodes} node(s) need {needed}"
+        return f"{types}: no type has {machine}, {minimum.cpu:g} vCPUs, {format_bytes(minimum.memory_bytes)}"
+    vcpu_limit = resources.get("maxvCpus")
+    required = _vcpus(resources, request, minimum)
+    if vcpu_limit is not None and vcpu_limit < required:
+        return f"maxvCpus is {vcpu_limit}, {request.nodes} node(s) need {required}"
     return None
 
 
 def _none_able(preflight: _Preflight) -> None:
     request = preflight.request
-    what = f"{request.nodes} node(s) of {request.gpus}" if request.gpus_per_node else "the step"
-    rows = [row.found for row in preflight.findings.rows if row.check == "compute environment"]
-    preflight.findings.no("compute environment", f"none can take {what} ({'; '.join(rows)})", INFRA)
+    requested = f"{request.nodes} node(s) of {request.gpus}" if request.gpus_per_node else "the step"
+    rows = [row.detail for row in preflight.findings.rows if row.check == "compute environment"]
+    preflight.findings.no("compute environment", f"none can run {requested} ({'; '.join(rows)})", INFRA)
 
 
 def _fitting(resources: Mapping[str, Any], request: Request, minimum: MinimumRequest) -> list[str]:
-    """Machine types of the instance table that the environment may start, and that are large enough."""
+    """Return the machine types of the instance table that the environment may start and that are large
+    enough.
+    """
     allowed = aws.allowed(resources)
     gpu = hardware.current().gpu(request.gpu_type).name if request.gpu_type else None
     return [
@@ -235,22 +239,24 @@ def _fitting(resources: Mapping[str, Any], request: Request, minimum: MinimumReq
     ]
 
 
-def _untold(resources: Mapping[str, Any], request: Request) -> bool:
-    """Whether it may start machines of which the table, that is of GPUs, says nothing."""
-    known = [item.name for item in hardware.current().instances if item.cloud == "aws"]
-    others = [name for name in aws.allowed(resources) if not any(aws.matches(item, name) for item in known)]
-    return any(not request.gpus_per_node or re.match(r"[pg]\d", name) for name in others)
+def _allows_unlisted(resources: Mapping[str, Any], request: Request) -> bool:
+    """Whether the environment may start machine types that the instance table (GPU machines only) lacks."""
+    listed = [item.name for item in hardware.current().instances if item.cloud == "aws"]
+    unlisted = [
+        name for name in aws.allowed(resources) if not any(aws.matches(item, name) for item in listed)
+    ]
+    return any(not request.gpus_per_node or re.match(r"[pg]\d", name) for name in unlisted)
 
 
 def _vcpus(resources: Mapping[str, Any], request: Request, minimum: MinimumRequest) -> int:
-    """vCPUs of the machines that the run takes: whole ones count."""
+    """Return the vCPUs of all machines of the run; whole machines count."""
     sizes = [hardware.current().find_instance(name) for name in _fitting(resources, request, minimum)]
-    known = [item.vcpu for item in sizes if item is not None and item.vcpu]
-    return request.nodes * (min(known) if known else request.cpu)
+    vcpus = [item.vcpu for item in sizes if item is not None and item.vcpu]
+    return request.nodes * (min(vcpus) if vcpus else request.cpu)
 
 
 def _offered(preflight: _Preflight, item: Mapping[str, Any]) -> None:
-    """Whether the region has the machine type."""
+    """Check whether the region offers the machine type."""
     resources = item.get("computeResources") or {}
     names = [name for name in _fitting(resources, preflight.request, preflight.minimum) if "." in name]
     if not names:
@@ -270,36 +276,37 @@ def _offered(preflight: _Preflight, item: Mapping[str, Any]) -> None:
 
 
 def _quota(preflight: _Preflight, item: Mapping[str, Any]) -> None:
-    """The account's limit on running vCPUs of the machine's family."""
+    """Check the account's limit on running vCPUs of the machine's family."""
     resources = item.get("computeResources") or {}
     names = [name for name in _fitting(resources, preflight.request, preflight.minimum) if "." in name]
     limits = tables.quotas_of(names[0], spot=resources.get("type") == "SPOT") if names else []
     if not limits:
         return
     if not limits[0].code:
-        preflight.findings.unknown("quota", f"which limit counts {names[0]} on Spot is not known")
+        preflight.findings.unknown("quota", f"the limit that applies to {names[0]} on Spot is unknown")
         return
-    limit, most = _limit_of(preflight, limits)
-    needed = _vcpus(resources, preflight.request, preflight.minimum)
-    if most < needed:
+    limit, vcpu_limit = _limit_of(preflight, limits)
+    required = _vcpus(resources, preflight.request, preflight.minimum)
+    if vcpu_limit < required:
         preflight.findings.no(
             "quota",
-            f"the account may run {most:g} vCPUs of {limit.family.upper()} machines, {needed} are needed",
+            f"the account's limit is {vcpu_limit:g} vCPUs of {limit.family.upper()} machines; "
+            f"the run needs {required}",
             "aws service-quotas request-service-quota-increase --service-code ec2 "
-            f"--quota-code {limit.code} --desired-value {needed}",
+            f"--quota-code {limit.code} --desired-value {required}",
         )
     else:
-        preflight.findings.ok("quota", f"{most:g} vCPUs of {limit.family.upper()} machines")
+        preflight.findings.ok("quota", f"{vcpu_limit:g} vCPUs of {limit.family.upper()} machines")
 
 
 def _limit_of(preflight: _Preflight, limits: list[Quota]) -> tuple[Quota, float]:
-    """The narrowest limit that the account has, and its vCPUs. Raises ClientError."""
+    """Return the most specific limit of the account and its vCPUs. Raises ClientError."""
     client = preflight.client("service-quotas")
     for limit in limits[:-1]:
         try:
             answer = client.get_service_quota(ServiceCode="ec2", QuotaCode=limit.code)
         except client.exceptions.NoSuchResourceException:
-            continue  # P5 on Spot has a limit of its own in some accounts only
+            continue  # only some accounts have a separate limit for P5 on Spot
         return limit, answer["Quota"]["Value"]
     answer = client.get_service_quota(ServiceCode="ec2", QuotaCode=limits[-1].code)
     return limits[-1], answer["Quota"]["Value"]

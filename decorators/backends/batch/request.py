@@ -1,6 +1,6 @@
-"""A plan's request -> every value of ``@batch``, ``@resources`` and the environment. Pure functions.
+"""Convert a plan's request to the values of ``@batch``, ``@resources`` and the environment. Pure functions.
 
-Batch chooses the machine by its queue: a queue's compute environments say which types it may start.
+Batch chooses the machine by its queue, whose compute environments list the allowed types.
 Metaflow's job definitions hold no ulimits, so EFA's locked memory comes from the compute environment's
 launch template (docs/backends.md).
 
@@ -17,15 +17,15 @@ from estimator.plan import Request
 
 
 def values_for(step_request: StepRequest) -> StepValues:
-    """All values for one step. What the user has written is left out of what would replace it."""
-    interfaces = efa_interfaces(step_request.request) if "efa" not in step_request.given else 0
+    """Return all values for one step, without those that the user has set."""
+    interfaces = efa_interfaces(step_request.request) if "efa" not in step_request.user_values else 0
     queue = (
         step_request.options.queue_for(step_request.request.gpu_type)
-        if "queue" not in step_request.given
+        if "queue" not in step_request.user_values
         else None
     )
     return StepValues(
-        # Batch has no request for a disk: the launch template's volume decides
+        # Batch cannot request disk space: the volume of the launch template decides
         resources=step_request.sizes_in_mib(),
         compute={**({"queue": queue} if queue else {}), **({"efa": interfaces} if interfaces else {})},
         environment=environment(step_request.request, "batch", interfaces),
@@ -33,7 +33,7 @@ def values_for(step_request: StepRequest) -> StepValues:
 
 
 def efa_interfaces(request: Request) -> int:
-    """EFA interfaces to hand to each container: all of a whole machine's, for a step on several nodes."""
+    """Return the EFA interfaces per container: all interfaces of a whole machine, for a multi-node step."""
     instance = hardware.current().find_instance(request.instance_type)
     if request.nodes < 2 or instance is None or request.gpus_per_node != instance.gpu_count:
         return 0

@@ -1,4 +1,4 @@
-"""Reasons why a Batch job has not started: the job's own, or a problem of its queue."""
+"""Reasons why a Batch job has not started: the job's status reason, or a problem of its queue."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import Any
 
 from decorators._metaflow import WaitedJob
 from decorators.backends.batch import aws
-from decorators.backends.interface import STARTED, Hopeless, WaitState
+from decorators.backends.interface import STARTED, PermanentFailure, WaitState
 
 WAITING = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING")
-_FIX = Hopeless(
+_FIX = PermanentFailure(
     kind="misconfiguration",
-    grace_s=600,  # Batch takes the reason back where its administrator has cured it
-    advice="https://docs.aws.amazon.com/batch/latest/userguide/job_stuck_in_runnable.html lists the causes.",
+    grace_period_s=600,  # Batch clears the reason once an administrator has fixed the cause
+    advice="See https://docs.aws.amazon.com/batch/latest/userguide/job_stuck_in_runnable.html",
 )
 
 
 def wait_state(job: WaitedJob) -> WaitState:
-    """Whether the job has started, from what Metaflow has just asked Batch.
+    """Return whether the job has started, from the latest state that Metaflow queried.
 
-    The queue is asked only while the job gives no reason.
+    Queries the queue only if the job has no status reason.
     """
     status = str(job.info.get("status", ""))
     if status not in WAITING:
@@ -29,25 +29,23 @@ def wait_state(job: WaitedJob) -> WaitState:
         return WaitState(
             pending=True,
             reason=f"{status}: {reason}",
-            hopeless=_FIX if reason.startswith("MISCONFIGURATION") else None,
+            permanent_failure=_FIX if reason.startswith("MISCONFIGURATION") else None,
         )
     return WaitState(pending=True, reason=_of_queue(job.client, str(job.info.get("jobQueue") or "")))
 
 
 def terminate_job(job: WaitedJob) -> None:
-    """Terminate the job, which also takes it out of the queue."""
+    """Terminate the job, which also removes it from the queue."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
         job.client.terminate_job(jobId=job.name, reason="the process that waited for it has given up")
     except (BotoCoreError, ClientError) as error:
-        job.complain(f"{job.what} can't be terminated: {error}")
+        job.report_error(f"{job.what} cannot be terminated: {error}")
 
 
 def _of_queue(client: Any, queue: str) -> str:
-    """Return the problem of the queue or its compute environments; empty if there is none or it is
-    unknown.
-    """
+    """Return the problem of the queue or its compute environments; empty if none is known."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:

@@ -1,12 +1,12 @@
-"""Steps on several nodes of AWS Batch: what Metaflow 2.19.39 gets wrong there, refused or put right.
+"""Workarounds for multi-node steps on AWS Batch with Metaflow 2.19.39.
 
-Metaflow makes the other nodes' command of the main node's by replacing the task's id wherever its digits
-occur (https://github.com/Netflix/metaflow/issues/2564). A short id, as Metaflow's local metadata and a new
-metadata service hand out, occurs elsewhere too, in the address of the code package for one; the nodes then
-fail to start, and the main one waits for them. :func:`install` has the command made from its two places.
+Metaflow derives the command of the other nodes from the main node's by replacing the task id wherever its
+digits occur (https://github.com/Netflix/metaflow/issues/2564). Short ids, as from local metadata or a new
+metadata service, also occur elsewhere, for example in the address of the code package; then the nodes fail to
+start, and the main node waits for them. :func:`install` replaces the id only in its two places.
 
-The main node also waits, at its end, for the others' tasks to be there in the metadata. With local metadata
-each container has its own, and that wait can't end well: :func:`refuse_local_metadata` refuses it beforehand.
+At its end the main node waits until the metadata lists the tasks of the other nodes. With local metadata each
+container has its own, so that wait would fail: :func:`refuse_local_metadata` raises an error before launch.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from decorators.backends.interface import ClusterFacts, StepRequest
 from decorators.backends.job_labels import labels_of
 from estimator.errors import UserError
 
-_INDEX = "$AWS_BATCH_JOB_NODE_INDEX"  # for the node's own shell
+_INDEX = "$AWS_BATCH_JOB_NODE_INDEX"  # expanded by the node's shell
 
 
 def refuse_local_metadata(step_request: StepRequest) -> ClusterFacts:
-    """Raise UserError for a step whose nodes could not find each other's tasks; return no facts."""
+    """Raise UserError for a multi-node step with local metadata. Returns no facts."""
     request = step_request.request
     if request.nodes > 1 and _metaflow.metadata_kind() == "local":
         raise UserError(
@@ -38,41 +38,43 @@ def refuse_local_metadata(step_request: StepRequest) -> ClusterFacts:
 
 
 def install(ended: Callable[[list[str]], None] = lambda _: None) -> None:  # noqa: ARG001
-    """For the process that Metaflow starts for a remote step: commands put right, refusals in words.
+    """Install the workarounds and error messages in the process that Metaflow starts for a remote step.
 
-    ``ended`` hears nothing: Metaflow itself tells how a Batch job has failed.
+    ``ended`` is not called: Metaflow itself reports how a Batch job failed.
     """
     _metaflow.on_batch_client(
         lambda client: client.meta.events.register("provide-client-params.batch.SubmitJob", correct)
     )
-    _metaflow.put_batch_in_words(explain, lambda job: oom_kills.note(oom_kills.in_batch_job(job)))
+    _metaflow.explain_batch_errors(explain, lambda job: oom_kills.note(oom_kills.in_batch_job(job)))
 
 
 def correct(params: dict[str, Any], **_: Any) -> dict[str, Any]:
-    """The parameters of SubmitJob with tags of who runs what, and the other nodes' command put right."""
-    if params.get("tags"):  # Metaflow has been told to: without the right to tag, AWS refuses the job
-        told = params["parameters"]
-        user, flow, run = (str(told.get(f"metaflow.{name}", "")) for name in ("user", "flow_name", "run_id"))
+    """Add tags (user, flow, run) to the parameters of SubmitJob, and correct the other nodes' command."""
+    if params.get("tags"):  # only if tagging is configured: without permission to tag, AWS rejects the job
+        job_parameters = params["parameters"]
+        user, flow, run = (
+            str(job_parameters.get(f"metaflow.{name}", "")) for name in ("user", "flow_name", "run_id")
+        )
         params["tags"] = {**labels_of(user, flow, run), **params["tags"]}
     overrides = params.get("nodeOverrides", {}).get("nodePropertyOverrides", [])
     if len(overrides) == 2:
-        main, others = (each["containerOverrides"]["command"] for each in overrides)
+        main, other_commands = (each["containerOverrides"]["command"] for each in overrides)
         command = others_command(main[-1], params["parameters"]["metaflow.task_id"])
         if command is not None:
-            others[-1] = command
+            other_commands[-1] = command
     return params
 
 
 def others_command(main: str, task: str) -> str | None:
-    """Derive the other nodes' command from the main node's; None if it is not written as by Metaflow
+    """Derive the other nodes' command from the main node's; None if it does not have the form of Metaflow
     2.19.39.
     """
-    own = f"{task.replace('control-', '')}-node-{_INDEX}"
+    node_id = f"{task.replace('control-', '')}-node-{_INDEX}"
     command = main
     for before, count in ((r"MF_PATHSPEC=\S+/", 1), ("--task-id ", 1)):
         pattern = rf"(?<!\S)({before}){re.escape(task)}(?!\S)"
-        command, found = re.subn(pattern, lambda match: match[1] + own, command)
-        if found != count:
+        command, replaced = re.subn(pattern, lambda match: match[1] + node_id, command)
+        if replaced != count:
             return None
     command = command.replace("ubf_control", "ubf_task")
     head, split, tail = command.rpartition("--split-index 0")

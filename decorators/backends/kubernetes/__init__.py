@@ -1,1 +1,1 @@
-"""Kubernetes: what a plan asks for, whether the cluster could ever run it, and the wait for it."""
+"""Kubernetes backend: resource requests, preflight, waiting, and disruptions."""

@@ -1,4 +1,4 @@
-"""Affinity of the pods of a multi-node step: on different nodes, close to each other."""
+"""Affinity of the pods of a multi-node step: on different nodes that are close to each other."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from decorators.backends import tables
 
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 HOSTNAME_LABEL = "kubernetes.io/hostname"
-_APART = 100  # the highest weight that Kubernetes takes
+_APART = 100  # maximum weight in Kubernetes
 
 
 def affinity_of(jobset: str) -> dict[str, Any]:
-    """The ``affinity`` of each pod of a JobSet, in the words of the Kubernetes API.
+    """Return the ``affinity`` of each pod of a JobSet, as in the Kubernetes API.
 
-    A preference in all its parts: where there is no room it holds no pod back, and labels that a cluster
-    doesn't have count for nothing.
+    All rules are preferences: they never keep a pod from being scheduled, and labels that a cluster lacks
+    have no effect.
     """
     near = [_term(jobset, level.label, level.weight) for level in tables.topology()]
     return {

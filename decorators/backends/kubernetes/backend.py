@@ -1,4 +1,4 @@
-"""Kubernetes, as the other parts of this package use it."""
+"""Kubernetes as a :class:`decorators.backends.interface.ComputeBackend`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from estimator.hardware.cluster.inventory import read_cluster
 
 def _inventory(destination: Destination, gpu: str | None) -> Cluster:
     cluster = read_cluster(rules=PodSettings.of(destination), gpu=gpu)
-    # A disk that the user has written is asked for whatever the plan needs
-    return cluster.with_any_disk if "disk" in destination.given else cluster
+    # A disk size set by the user is requested regardless of the plan
+    return cluster.with_any_disk if "disk" in destination.user_values else cluster
 
 
 KUBERNETES = ComputeBackend(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from decorators import _metaflow
 from decorators._metaflow import WaitedJob
 from decorators.backends import oom_kills
-from decorators.backends.kubernetes.losses import look
+from decorators.backends.kubernetes.losses import observe
 from decorators.backends.kubernetes.waiting import pods_of
 from estimator.errors import UserError
 from estimator.hardware.cluster.api import (
@@ -19,14 +19,14 @@ from estimator.hardware.cluster.api import (
     failure_of,
 )
 
-_OF_METAFLOW = "[save_logs]"  # its own lines in a pod's log
-_ROLE = "infra/kubernetes/base/rbac-launcher.yaml is the role that a launcher needs."
+_OF_METAFLOW = "[save_logs]"  # prefix of Metaflow's lines in a pod's log
+_ROLE = "See infra/kubernetes/base/rbac-launcher.yaml for the role that a launcher needs."
 
 
 def install(ended: Callable[[list[str]], None] = lambda _: None) -> None:
-    """For the process that Metaflow starts for a remote step: note pods while it waits, refusals in words.
+    """Install pod observation and error messages in the process that Metaflow starts for a remote step.
 
-    ``ended`` gets the lines of a step that failed.
+    ``ended`` receives one line per failed pod.
     """
 
     def describe(job: WaitedJob) -> list[str]:
@@ -34,14 +34,14 @@ def install(ended: Callable[[list[str]], None] = lambda _: None) -> None:
         ended(lines)
         return lines
 
-    _metaflow.watch_waiting(look)
-    _metaflow.put_in_words(explain, describe)
+    _metaflow.watch_waiting(observe)
+    _metaflow.explain_kubernetes_errors(explain, describe)
 
 
 def failed_pods(job: WaitedJob) -> list[str]:
-    """A line for each pod that has failed: where, and why; none where the API doesn't tell.
+    """Return one line per failed pod with its node and reason; empty if the API does not respond.
 
-    A pod that has run out of memory is also noted for the step's next attempt.
+    A pod that ran out of memory is also recorded for the step's next attempt.
     """
     try:
         with ClusterApi() as api:
@@ -49,7 +49,7 @@ def failed_pods(job: WaitedJob) -> list[str]:
     except (ApiRefusedError, UnreachableError, UserError):
         return []
     oom_kills.note(oom_kills.in_pods(failed))
-    return [f"pod {pod['metadata']['name']} on {_node(pod)} has failed: {_end_of(pod)}" for pod in failed]
+    return [f"pod {pod['metadata']['name']} on {_node(pod)} failed: {_end_of(pod)}" for pod in failed]
 
 
 def _node(pod: Json) -> str:
@@ -57,43 +57,45 @@ def _node(pod: Json) -> str:
 
 
 def _end_of(pod: Json) -> str:
-    """Return the node's message, or else the container's exit code and last line."""
+    """Return the node's message, else the container's exit code and last line."""
     status = pod["status"]
     if reason := ": ".join(status[key] for key in ("reason", "message") if status.get(key)):
         return reason
-    for ended in oom_kills.endings(pod)[:1]:
+    for ended in oom_kills.container_ends(pod)[:1]:
         lines = [line.strip() for line in str(ended.get("message") or "").splitlines()]
         last = next((line for line in reversed(lines) if line and not line.startswith(_OF_METAFLOW)), "")
         code = f"{ended.get('reason') or 'Error'} (exit code {ended.get('exitCode', 'unknown')})"
         return f"{code}: {last}" if last else code
-    return "the node doesn't say why"
+    return "no reason reported by the node"
 
 
 def explain(error: Exception, submitted: str) -> UserError:
-    """Explain an error of the API server, or why it cannot be reached, and what to do about it.
+    """Convert an error of the API server, or a failure to reach it, to a problem and advice.
 
-    ``submitted``: what is on the cluster already, and goes on there; empty: nothing is.
+    ``submitted``: job that still runs on the cluster; empty if there is none.
     """
     failure = failure_of(error)
     if submitted:
         kind, name, *_, namespace = submitted.split()
-        left = f"{submitted} goes on unwatched; kubectl delete {kind} {name} -n {namespace} ends it."
+        running_job = f"{submitted} still runs. End it: kubectl delete {kind} {name} -n {namespace}"
     else:
-        left = ""
+        running_job = ""
     if isinstance(failure, UnreachableError) or failure.status == 401:
         translated = api_error(failure)
-        return UserError(translated.problem, left or translated.advice)
-    status, words = failure.status, failure.words
-    return UserError(f"Kubernetes refuses: {words.rstrip('.')} ({status}).", left or _advice(status, words))
+        return UserError(translated.problem, running_job or translated.advice)
+    status, reason = failure.status, failure.words
+    return UserError(
+        f"Kubernetes refuses: {reason.rstrip('.')} ({status}).", running_job or _advice(status, reason)
+    )
 
 
-def _advice(status: int, words: str) -> str:
-    if status == 403 and "exceeded quota" in words:
-        return "Ask for less, or have the namespace's quota raised: kubectl describe resourcequota shows it."
+def _advice(status: int, reason: str) -> str:
+    if status == 403 and "exceeded quota" in reason:
+        return "Request less, or have the quota raised. Show it: kubectl describe resourcequota"
     if status == 403:
         return _ROLE
-    if status == 404 and "the server could not find the requested resource" in words:
-        return "JobSet is not installed: infra/kubernetes says how; a step on several nodes needs it."
+    if status == 404 and "the server could not find the requested resource" in reason:
+        return "Install JobSet, which multi-node steps need: see infra/kubernetes."
     if status == 404:
-        return "Look at METAFLOW_KUBERNETES_NAMESPACE: the namespace has to be there."
-    return "kubectl get events shows what happens on the cluster."
+        return "Check METAFLOW_KUBERNETES_NAMESPACE: the namespace must exist."
+    return "Show the cluster's events: kubectl get events"

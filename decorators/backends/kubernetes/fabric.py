@@ -1,7 +1,8 @@
-"""Fabric of the GPU traffic between a step's nodes, and the requirements of its pods.
+"""Network fabric for GPU traffic between a step's nodes, and what its pods need to use it.
 
-The table is ``data/pod_fabrics.yaml``. What the nodes offer and which networks the namespace has is told by
-the preflight (``ClusterFacts.devices`` and ``networks``); without it only EFA is known, by the machine.
+The table is ``data/pod_fabrics.yaml``. The preflight reports the devices of the nodes and the networks of the
+namespace (``ClusterFacts.devices`` and ``networks``). Without a preflight only EFA is known, from the machine
+type.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from estimator.plan import Request
 MULTUS = "k8s.v1.cni.cncf.io/networks"
 GKE_INTERFACES = "networking.gke.io/interfaces"
 GKE_DEFAULT = "networking.gke.io/default-interface"
-SHARED = "rdma/"  # of k8s-rdma-shared-dev-plugin: one of it opens all that it stands for
-# Nodes offer these, too, and none is a network
+SHARED = "rdma/"  # prefix of k8s-rdma-shared-dev-plugin: one such resource gives access to all its devices
+# Resources of nodes that are no network devices
 _NETWORK = re.compile(r"rdma|roce|infiniband|/ib|resib|mlnx|sriov|hca|efa|networks/", re.IGNORECASE)
 _NO_FABRIC = ("nvidia.com/gpu*", "nvidia.com/mig-*", "nvidia.com/vgpu*", "hugepages-*", "*.IP")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UsedFabric:
-    """A fabric with all that pods need of it."""
+    """A fabric and the pod settings that use it."""
 
     row: PodFabric
-    resources: tuple[tuple[str, int], ...]  # extended resources, and how many of each
+    resources: tuple[tuple[str, int], ...]  # (extended resource, count)
     annotations: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -52,9 +53,9 @@ class UsedFabric:
 
 
 def fabric_of(request: Request, options: Options, facts: ClusterFacts) -> UsedFabric | None:
-    """The fabric of a step on several nodes; None: there is none, or ``resources.fabric`` is ``none``.
+    """Return the fabric of a multi-node step; None if there is none or ``resources.fabric`` is ``none``.
 
-    Raises UserError where a fabric is asked for that the nodes don't offer.
+    Raises UserError if the requested fabric is not available on the nodes.
     """
     if request.nodes < 2 or options.fabric == "none" or not request.gpus_per_node:
         return None
@@ -66,29 +67,29 @@ def fabric_of(request: Request, options: Options, facts: ClusterFacts) -> UsedFa
         if options.fabric in ("auto", row.fabric) and (used := _used(row, offered, facts)) is not None:
             return used
     if options.fabric not in ("auto", "efa") and facts.devices is not None:
-        has = ", ".join(name for name in offered if _is_fabric(name)) or "none"
+        available = ", ".join(name for name in offered if _is_fabric(name)) or "none"
         rows = [row for row in tables.pod_fabrics() if row.fabric == options.fabric]
-        wanted = " and no ".join(
-            "device of a network of Multus'" if row.network == "multus" else row.resource for row in rows
+        requested = " and no ".join(
+            "Multus network device" if row.network == "multus" else row.resource for row in rows
         )
         raise UserError(
-            f"resources.fabric {options.fabric}: the nodes offer no {wanted} (what they offer: {has}).",
-            "Have its device plugin installed, or take --fabric auto.",
+            f"resources.fabric {options.fabric}: the nodes offer no {requested} (available: {available}).",
+            "Install its device plugin, or use --fabric auto.",
         )
     return None
 
 
 def unused_devices(facts: ClusterFacts) -> tuple[str, ...]:
-    """Devices of the nodes that are a network's by their names, for a step that uses no fabric."""
+    """Return devices of the nodes that look like network devices, for a step that uses no fabric."""
     offered = [name for name, count in facts.devices or () if count and _is_fabric(name)]
     return tuple(name for name in offered if _NETWORK.search(name))
 
 
 def describe_unused(devices: tuple[str, ...]) -> tuple[str, str]:
-    """Describe network devices that nothing uses, and what to do."""
+    """Return (problem, advice) for network devices that the step does not use."""
     return (
-        f"the nodes offer {', '.join(devices)}, which no known fabric uses here: NCCL will go over TCP",
-        "add a NetworkAttachmentDefinition of them to the namespace, or name them in resources.pod_template",
+        f"the nodes offer {', '.join(devices)}, which no known fabric uses here: NCCL will use TCP",
+        "add a NetworkAttachmentDefinition for them to the namespace, or set them in resources.pod_template",
     )
 
 
@@ -103,15 +104,15 @@ def _used(row: PodFabric, offered: dict[str, int], facts: ClusterFacts) -> UsedF
         return None
     counts = {name: _count(row, name, offered[name]) for name in names}
     annotations: dict[str, str] = {}
-    if row.network == "multus":  # a network as often as there are devices of it
+    if row.network == "multus":  # the network is repeated once per device
         annotations[MULTUS] = ",".join(network for network, name in networks for _ in range(counts[name]))
     elif row.network == "gke":
         interfaces = [{"interfaceName": "eth0", "network": "default"}]
         for number, name in enumerate(names, row.first_interface):
             interfaces.append({"interfaceName": f"eth{number}", "network": name.partition("/")[2]})
         annotations |= {GKE_DEFAULT: "eth0", GKE_INTERFACES: json.dumps(interfaces)}
-    asked = tuple((name, count) for name, count in counts.items() if count)
-    return UsedFabric(row=row, resources=asked, annotations=tuple(annotations.items()))
+    requested = tuple((name, count) for name, count in counts.items() if count)
+    return UsedFabric(row=row, resources=requested, annotations=tuple(annotations.items()))
 
 
 def _count(row: PodFabric, name: str, offered: int) -> int:

@@ -1,4 +1,4 @@
-"""Nodes of a cluster that could take a request, how to select them, and why others could not."""
+"""Nodes of a cluster that could run a request, how to select them, and why other nodes could not."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from estimator.hardware.cluster.tables import Room, SpotLabel
 from estimator.hardware.cluster.taints import Toleration
 from estimator.plan import MIB, Request
 
-FENCED = "untolerated taint"
+UNTOLERATED = "untolerated taint"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """The nodes that could take one of the run's pods, and in words what the others lack."""
+    """Nodes that could run one of the run's pods, and reasons why the others could not."""
 
     names: tuple[str, ...]
     facts: ClusterFacts
-    lacks: tuple[tuple[str, int], ...]  # (what is wrong, nodes), the most frequent first
+    rejections: tuple[tuple[str, int], ...]  # (reason, number of nodes), most frequent first
     zones: tuple[tuple[str, int], ...]  # (zone, fitting nodes)
-    clouds: frozenset[str]  # whose nodes there are; empty: on premises
-    fences: tuple[str, ...] = ()  # all taints of the nodes that only taints keep out
+    clouds: frozenset[str]  # cloud providers of the nodes; empty: on premises
+    blocking_taints: tuple[str, ...] = ()  # taints of nodes that would fit if the taints were tolerated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class _Candidate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Criteria:
-    """Requirements of one of the run's pods on a node."""
+    """Requirements of one pod of the run on a node."""
 
     request: Request
     rules: PodRules
@@ -60,10 +60,10 @@ def fit(
     daemons: Room | None = None,
     extended: tuple[tuple[str, float], ...] = (),
 ) -> Fit:
-    """Judge each node by itself, before the pods that run there now.
+    """Find the nodes that fit, ignoring the pods that run there now.
 
-    ``daemons``: what daemon pods ask for; None: what the table says. ``extended``: further resources that the
-    user asks for, by name.
+    ``daemons``: requests of daemon pods; None: values of the table. ``extended``: further resources that the
+    user requests, by name.
     """
     all_nodes = tuple(nodes)
     criteria = _Criteria(
@@ -74,55 +74,55 @@ def fit(
         extended=extended,
     )
     candidates: list[_Candidate] = []
-    lacks: Counter[str] = Counter()
-    fences: list[str] = []
+    rejections: Counter[str] = Counter()
+    blocking_taints: list[str] = []
     for node in all_nodes:
-        judged = _judge(node, criteria)
-        if isinstance(judged, _Candidate):
-            candidates.append(judged)
+        verdict = _judge(node, criteria)
+        if isinstance(verdict, _Candidate):
+            candidates.append(verdict)
         else:
-            lacks[judged] += 1
-            fences += [taint for taint in node.taints if judged.startswith(FENCED)]
+            rejections[verdict] += 1
+            blocking_taints += [taint for taint in node.taints if verdict.startswith(UNTOLERATED)]
     candidates, spot = _marked_alike(candidates, request)
-    kept, labels = _found_by(candidates, request)
-    zones = Counter(item.node.labels[ZONE] for item in kept if ZONE in item.node.labels)
+    selected, labels = _by_selector(candidates, request)
+    zones = Counter(item.node.labels[ZONE] for item in selected if ZONE in item.node.labels)
     together = next((zone for zone, count in zones.most_common(1) if count >= request.nodes > 1), None)
-    inside = [item for item in kept if together in (None, item.node.labels.get(ZONE))]
+    inside = [item for item in selected if together in (None, item.node.labels.get(ZONE))]
     return Fit(
-        names=tuple(item.node.name for item in kept),
+        names=tuple(item.node.name for item in selected),
         facts=replace(_facts(inside, labels, together, criteria.daemons), spot=spot)
         if inside
         else ClusterFacts(),
-        lacks=tuple(lacks.most_common()),
+        rejections=tuple(rejections.most_common()),
         zones=tuple(zones.most_common()),
-        fences=tuple(dict.fromkeys(fences)),
+        blocking_taints=tuple(dict.fromkeys(blocking_taints)),
         clouds=clouds_of(all_nodes),
     )
 
 
 def _judge(node: Node, criteria: _Criteria) -> _Candidate | str:
-    """The node as a candidate, or what is wrong with it."""
+    """Return the node as a candidate, or the reason why it does not fit."""
     request, rules = criteria.request, criteria.rules
     if reason := node.unavailable or rules.refuses(node.labels):
         return reason
-    one: ClusterNodes | None = None
+    nodes_of_gpu: ClusterNodes | None = None
     if request.gpus_per_node:
         catalogue, kind = hardware.current(), request.gpu_type
         named = catalogue.gpu(kind) if kind and request.gpu_on_trust else None
         cluster = group("", [node], catalogue, rules, named=named)
         if not cluster.nodes:
             return cluster.aside[0].reason if cluster.aside else "without GPUs"
-        one = cluster.nodes[0]
-        if request.gpu_type and one.gpu.name != hardware.current().gpu(request.gpu_type).name:
-            return f"with {one.instance.gpu_count} {one.gpu.name}"
-        if request.spot and not one.spot:
+        nodes_of_gpu = cluster.nodes[0]
+        if request.gpu_type and nodes_of_gpu.gpu.name != hardware.current().gpu(request.gpu_type).name:
+            return f"with {nodes_of_gpu.instance.gpu_count} {nodes_of_gpu.gpu.name}"
+        if request.spot and not nodes_of_gpu.spot:
             return "not marked as spot nodes"
-        if one.instance.gpu_count < request.gpus_per_node:
-            return f"with only {one.instance.gpu_count} of {request.gpus_per_node} GPUs"
-    return _sized(node, one, criteria)
+        if nodes_of_gpu.instance.gpu_count < request.gpus_per_node:
+            return f"with only {nodes_of_gpu.instance.gpu_count} of {request.gpus_per_node} GPUs"
+    return _sized(node, nodes_of_gpu, criteria)
 
 
-def _sized(node: Node, one: ClusterNodes | None, criteria: _Criteria) -> _Candidate | str:
+def _sized(node: Node, group: ClusterNodes | None, criteria: _Criteria) -> _Candidate | str:
     room, minimum, request = _room(node, criteria.daemons), criteria.minimum, criteria.request
     if room.cpu < minimum.cpu:
         return f"with {room.cpu:g} of {minimum.cpu:g} CPUs"
@@ -134,14 +134,14 @@ def _sized(node: Node, one: ClusterNodes | None, criteria: _Criteria) -> _Candid
     for name, count in criteria.extended:
         if node.allocatable.get(name, 0.0) < count:
             return f"with {node.allocatable.get(name, 0.0):g} of {count:g} {name}"
-    needed, closed = criteria.rules.fence(node.taints, gpus=bool(request.gpus_per_node))
+    used_tolerations, closed = criteria.rules.fence(node.taints, gpus=bool(request.gpus_per_node))
     if closed:
-        return f"{FENCED} {closed[0]}"
-    return _Candidate(node=node, group=one, tolerations=needed)
+        return f"{UNTOLERATED} {closed[0]}"
+    return _Candidate(node=node, group=group, tolerations=used_tolerations)
 
 
 def _room(node: Node, daemons: Room) -> Room:
-    """Return the resources that one pod can use on a node next to its daemon pods."""
+    """Return the resources available to one pod on a node besides its daemon pods."""
     return Room(
         cpu=node.allocatable.get("cpu", 0.0) - daemons.cpu,
         memory_bytes=int(node.allocatable.get("memory", 0.0)) - daemons.memory_bytes,
@@ -159,10 +159,12 @@ def _marked_alike(
     return [item for item in candidates if tables.spot_label_on(item.node.labels) == mark], mark
 
 
-def _found_by(
+def _by_selector(
     candidates: list[_Candidate], request: Request
 ) -> tuple[list[_Candidate], tuple[tuple[str, str], ...] | None]:
-    """The nodes that one selector finds, and that selector: the planned machine's, else the GPU's."""
+    """Return the nodes that one selector matches, and that selector: of the planned machine, else of the
+    GPU.
+    """
     if not request.gpus_per_node:
         return candidates, None
     exact = [item for item in candidates if item.node.labels.get(INSTANCE_TYPE) == request.instance_type]
@@ -176,19 +178,19 @@ def _found_by(
 
 
 def _selectors(item: _Candidate) -> list[tuple[tuple[str, str], ...]]:
-    """Labels of the node by which its GPU type is told, the table's first."""
-    had = item.node.labels.items()
-    known = [
+    """Return label sets of the node that identify its GPU type, those of the table first."""
+    node_labels = item.node.labels.items()
+    table_labels = [
         row.labels
         for row in tables.gpu_labels()
-        if item.group is not None and row.gpu == item.group.gpu.name and set(row.labels) <= set(had)
+        if item.group is not None and row.gpu == item.group.gpu.name and set(row.labels) <= set(node_labels)
     ]
-    if known:
-        return known
-    # A spelling that only the GPU table knows, or a machine type that is not the planned one
+    if table_labels:
+        return table_labels
+    # A label value that only the GPU table lists, or a machine type other than the planned one
     keys = {row.labels[0][0] for row in tables.gpu_labels() if len(row.labels) == 1}
     keys.add(INSTANCE_TYPE)
-    return [((key, value),) for key, value in had if key in keys]
+    return [((key, value),) for key, value in node_labels if key in keys]
 
 
 def _facts(

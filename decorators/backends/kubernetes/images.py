@@ -1,4 +1,4 @@
-"""Can the image be pulled? As far as its registry tells without a login."""
+"""Check whether the image can be pulled, as far as its registry responds to anonymous requests."""
 
 from __future__ import annotations
 
@@ -21,59 +21,60 @@ TYPES = ", ".join(
         "application/vnd.docker.distribution.manifest.v2+json",
     )
 )
-_HERE = re.compile(r"(localhost|127\.0\.0\.1)(:|$)")  # registries that Docker, too, asks without TLS
+# registries that Docker also contacts without TLS
+_LOCAL_REGISTRY = re.compile(r"(localhost|127\.0\.0\.1)(:|$)")
 _PLAIN = re.compile(r"^(docker\.io/)?(library/)?python(:|$)")
 
 
 def check(image: str | None, findings: Findings, clock: Clock, *, gpus: bool) -> None:
-    """Add a row on the image: refused where its registry has none, unknown where that cannot be told."""
+    """Add a finding on the image: no if its registry lacks it, unknown if that cannot be determined."""
     if not image:
-        findings.unknown("image", "none is named: Metaflow takes its default")
+        findings.unknown("image", "none is named: Metaflow uses its default")
         return
     if gpus and _PLAIN.match(image):
         findings.unknown(
             "image",
             f"{image} has no PyTorch, which a GPU step needs",
-            "Build one with infra/docker, and name it: --with kubernetes:image=NAME",
+            "Build one with infra/docker and name it: --with kubernetes:image=NAME",
         )
         return
     status = manifest_status(image, clock)
     if status == 200:
         findings.ok("image", image)
     elif status == 404:
-        findings.no("image", f"its registry has no {image}", f"docker manifest inspect {image}")
+        findings.no("image", f"the registry has no {image}", f"docker manifest inspect {image}")
     else:
-        why = "its registry wants a login" if status in (401, 403) else "its registry doesn't answer here"
-        findings.unknown("image", f"{image}: {why}", f"docker manifest inspect {image}")
+        reason = "the registry requires a login" if status in (401, 403) else "the registry does not respond"
+        findings.unknown("image", f"{image}: {reason}", f"docker manifest inspect {image}")
 
 
 def manifest_status(image: str, clock: Clock) -> int | None:
-    """The HTTP status with which the registry answers for the image's manifest; None: no answer.
+    """Return the registry's HTTP status for the image's manifest; None if it does not respond.
 
-    404 is told only by registries that answer to anybody; others say 401 of what isn't there, too.
+    Registries that require a login return 401 for missing images, too.
     """
     registry, name, reference = parts(image)
-    scheme = "http" if _HERE.match(registry) else "https"
+    scheme = "http" if _LOCAL_REGISTRY.match(registry) else "https"
     url = f"{scheme}://{registry}/v2/{name}/manifests/{reference}"
     with urllib3.PoolManager(retries=False) as pool:
         try:
-            answer = pool.request("HEAD", url, headers={"Accept": TYPES}, timeout=clock.left() or 0.01)
-            challenge = answer.headers.get("WWW-Authenticate", "")
-            if answer.status != 401 or not challenge.startswith("Bearer"):
-                return answer.status
-            token = _anonymous(pool, challenge, clock, here=scheme == "http")
+            response = pool.request("HEAD", url, headers={"Accept": TYPES}, timeout=clock.left() or 0.01)
+            challenge = response.headers.get("WWW-Authenticate", "")
+            if response.status != 401 or not challenge.startswith("Bearer"):
+                return response.status
+            token = _anonymous(pool, challenge, clock, is_local=scheme == "http")
             if token is None:
                 return 401
             headers = {"Accept": TYPES, "Authorization": f"Bearer {token}"}
-            answer = pool.request("HEAD", url, headers=headers, timeout=clock.left() or 0.01)
+            response = pool.request("HEAD", url, headers=headers, timeout=clock.left() or 0.01)
         except HTTPError:
             return None
-        # With a stranger's token "not found" may mean "not for you"
-        return 401 if answer.status == 404 and registry != HUB else answer.status
+        # With an anonymous token, 404 may mean that access is denied
+        return 401 if response.status == 404 and registry != HUB else response.status
 
 
 def parts(image: str) -> tuple[str, str, str]:
-    """(registry, name, tag or digest) of an image's name, as Docker reads it."""
+    """Split an image name into (registry, name, tag or digest), like Docker."""
     first, slash, rest = image.partition("/")
     registry, name = (first, rest) if slash and re.search(r"[.:]|^localhost$", first) else (HUB, image)
     if registry == "docker.io":
@@ -85,11 +86,11 @@ def parts(image: str) -> tuple[str, str, str]:
     return registry, name, digest if at else tag or "latest"
 
 
-def _anonymous(pool: urllib3.PoolManager, challenge: str, clock: Clock, *, here: bool) -> str | None:
-    """A token that the registry gives to anybody; None where it doesn't.
+def _anonymous(pool: urllib3.PoolManager, challenge: str, clock: Clock, *, is_local: bool) -> str | None:
+    """Return an anonymous token of the registry; None if it issues none.
 
-    The registry names the place that gives it, the realm. It is asked by https alone; a registry on this
-    machine (``here``) may name one on this machine.
+    The registry names the token server (realm), which must use https; a registry on this machine (``here``)
+    may name one on this machine.
     """
     parameters = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
     try:
@@ -97,15 +98,15 @@ def _anonymous(pool: urllib3.PoolManager, challenge: str, clock: Clock, *, here:
     except ValueError:
         return None
     if realm.scheme != "https" and not (
-        realm.scheme == "http" and here and _HERE.match(realm.hostname or "")
+        realm.scheme == "http" and is_local and _LOCAL_REGISTRY.match(realm.hostname or "")
     ):
         return None
     query = urlencode({key: parameters[key] for key in ("service", "scope") if key in parameters})
-    answer = pool.request("GET", f"{parameters['realm']}?{query}", timeout=clock.left() or 0.01)
-    if answer.status != 200:
+    response = pool.request("GET", f"{parameters['realm']}?{query}", timeout=clock.left() or 0.01)
+    if response.status != 200:
         return None
     try:
-        content = json.loads(answer.data)
+        content = json.loads(response.data)
     except ValueError:
         return None
     token = content.get("token") or content.get("access_token")

@@ -1,12 +1,12 @@
-"""Has the cluster taken a job's pods away, or have they failed? Judged by what was seen of them.
+"""Distinguish disruptions (the cluster took a job's pods away) from failures, by observing the pods.
 
-While the process that waits for a step does so, :func:`look` notes the pods, as one that was deleted leaves
-nothing to be asked for. :func:`lost` is the judgement, once the job has failed::
+While a process waits for a step, :func:`observe` records the pods, because a deleted pod cannot be queried
+later. After the job failed, :func:`lost` decides::
 
-    DisruptionTarget, a reason of the kubelet's      taken away: the API server or the node says so
-    the gang's last words: a node was lost           taken away, unless that node's pod has ended by itself
-    the gang's last words: anything else             failed
-    a pod deleted before any has failed              taken away; those that follow are the JobSet's doing
+    DisruptionTarget, or a reason of the kubelet     disrupted, as reported by the API server or the node
+    the gang reported that a node was lost           disrupted, unless that node's pod ended by itself
+    the gang reported any other cause                failed
+    a pod was deleted before any pod failed          disrupted; later deletions are made by the JobSet
 """
 
 from __future__ import annotations
@@ -19,34 +19,36 @@ from datetime import datetime
 
 from decorators._metaflow import WaitedJob
 from decorators.backends import oom_kills, tables
-from decorators.backends.interface import LastWords, Loss
+from decorators.backends.interface import GangEnd, Loss
 from decorators.backends.kubernetes.waiting import exists, pods_of
 from estimator.errors import UserError
 from estimator.hardware.cluster.api import ApiRefusedError, ClusterApi, Json, UnreachableError
 
-LOOK_EVERY_S = 2.0
-ENDING_S = 10.0  # that pods have to be seen as ended, beyond their grace
+OBSERVE_EVERY_S = 2.0
+ENDING_S = 10.0  # extra seconds after the pods' grace period to observe that they have ended
 ENDED = ("Succeeded", "Failed")
-# Evicted for what the pod itself has written: kubelet's eviction manager, its three messages
+# Evictions because of files that the pod itself wrote: three messages of kubelet's eviction manager
 _OWN_DISK = re.compile(
     r"ephemeral local storage usage exceeds|exceeded its local ephemeral|Usage of EmptyDir"
 )
 
 
 @dataclass(kw_only=True, slots=True)
-class Seen:
-    """A pod as it was last seen, and at which look it had ended or was gone (0: neither)."""
+class ObservedPod:
+    """Last observed state of a pod, and the numbers of the polls when it had ended or was gone (0: not
+    yet).
+    """
 
     pod: Json
-    ended: int = 0
-    gone: int = 0
+    ended_at_poll: int = 0
+    gone_at_poll: int = 0
 
     @property
     def name(self) -> str:
         return str(self.pod["metadata"]["name"])
 
     def is_on(self, host: str) -> bool:
-        """Whether a process that calls its host so runs in it: by its name alone, or in the cluster's DNS."""
+        """Whether ``host``, a plain or cluster DNS host name, is the host name of this pod."""
         return host.partition(".")[0] == (self.pod["spec"].get("hostname") or self.name[:63])
 
     @property
@@ -55,7 +57,7 @@ class Seen:
 
     @property
     def cause(self) -> str:
-        """Reason by the API server or the node; empty if there is none."""
+        """Cause of a disruption as reported by the API server or the node; empty if there is none."""
         status = self.pod.get("status") or {}
         for condition in status.get("conditions") or []:
             if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
@@ -67,9 +69,7 @@ class Seen:
 
     @property
     def deleted_at(self) -> float | None:
-        """Time of the deletion request in seconds since the epoch; None if there was none or it was not
-        seen.
-        """
+        """Time of the deletion request in seconds since the epoch; None if none was observed."""
         metadata = self.pod["metadata"]
         if not metadata.get("deletionTimestamp"):
             return None
@@ -79,85 +79,87 @@ class Seen:
 
     @property
     def finished_at(self) -> float | None:
-        """Time of the container's end; None if it is running or unknown."""
-        stamps = [end["finishedAt"] for end in oom_kills.endings(self.pod) if end.get("finishedAt")]
+        """Time when the container ended; None if it runs or the time is unknown."""
+        stamps = [end["finishedAt"] for end in oom_kills.container_ends(self.pod) if end.get("finishedAt")]
         return _seconds(stamps[0]) if stamps else None
 
     @property
     def is_deleted(self) -> bool:
-        """Whether it was deleted while it ran."""
+        """Whether the pod was deleted while it ran."""
         if self.deleted_at is None:
-            return bool(self.gone) and self.phase not in ENDED
+            return bool(self.gone_at_poll) and self.phase not in ENDED
         return self.finished_at is None or self.finished_at >= self.deleted_at
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has failed by itself."""
+        """Whether the pod failed by itself."""
         return self.phase == "Failed" and not self.cause and not self.is_deleted
 
-    def came_before(self, failed: Seen) -> bool:
-        """Whether this deletion came before that failure."""
+    def was_deleted_before(self, failed: ObservedPod) -> bool:
+        """Whether this pod was deleted before the other one failed."""
         if self.deleted_at is not None and failed.finished_at is not None:
             return self.deleted_at <= failed.finished_at
-        return self.gone < failed.ended if self.gone else False
+        return self.gone_at_poll < failed.ended_at_poll if self.gone_at_poll else False
 
 
 @dataclass(slots=True)
 class Pods:
-    """The pods of one job, over the time that it is waited for."""
+    """Observed pods of one job, over the time that a process waits for it."""
 
-    seen: dict[str, Seen] = field(default_factory=dict)
-    looks: int = 0
-    ending_since: float | None = None  # monotonic: when it was known that the job has failed
-    _looked_at: float = 0.0  # monotonic
+    pods: dict[str, ObservedPod] = field(default_factory=dict)
+    polls: int = 0
+    ending_since: float | None = None  # monotonic time when the job's failure was noticed
+    _polled_at: float = 0.0  # monotonic
 
     def is_time(self) -> bool:
-        """Whether to look again."""
-        return time.monotonic() - self._looked_at >= LOOK_EVERY_S
+        """Whether it is time for the next observation."""
+        return time.monotonic() - self._polled_at >= OBSERVE_EVERY_S
 
     def note(self, pods: Iterable[Json]) -> None:
-        """Take in what there is now."""
-        self.looks += 1
-        self._looked_at = time.monotonic()
-        there = {str(pod["metadata"]["name"]): pod for pod in pods}
-        for name, pod in there.items():
-            known = self.seen.setdefault(name, Seen(pod=pod))
-            known.pod = pod
-            if known.phase in ENDED and not known.ended:
-                known.ended = self.looks
-        for name, known in self.seen.items():
-            if name not in there and not known.gone:
-                known.gone = self.looks
+        """Record the current pods."""
+        self.polls += 1
+        self._polled_at = time.monotonic()
+        current = {str(pod["metadata"]["name"]): pod for pod in pods}
+        for name, pod in current.items():
+            observed = self.pods.setdefault(name, ObservedPod(pod=pod))
+            observed.pod = pod
+            if observed.phase in ENDED and not observed.ended_at_poll:
+                observed.ended_at_poll = self.polls
+        for name, observed in self.pods.items():
+            if name not in current and not observed.gone_at_poll:
+                observed.gone_at_poll = self.polls
 
 
-def judge(seen: Iterable[Seen], words: LastWords | None) -> Loss | None:
-    """Return the loss; None if the job failed by itself."""
-    pods = list(seen)
+def judge(pods: Iterable[ObservedPod], gang_end: GangEnd | None) -> Loss | None:
+    """Return what the cluster took away; None if the job failed by itself."""
+    pods = list(pods)
     if oom_kills.in_pods(each.pod for each in pods):
         return None
-    if told := [each for each in pods if each.cause]:
-        return Loss(lines=tuple(_line(each, each.cause) for each in told))
+    if disrupted := [each for each in pods if each.cause]:
+        return Loss(lines=tuple(_line(each, each.cause) for each in disrupted))
     failed = [each for each in pods if each.has_failed]
     deleted = [each for each in pods if each.is_deleted]
-    if words is not None and words.is_loss:
-        of_node = [each for each in pods if each.is_on(words.host)]
-        if any(each in failed for each in of_node):
+    if gang_end is not None and gang_end.is_loss:
+        pods_of_node = [each for each in pods if each.is_on(gang_end.host)]
+        if any(each in failed for each in pods_of_node):
             return None
-        how = "deleted" if words.kind == "left" else "lost"
-        found = [each for each in of_node if each in deleted] if words.kind == "left" else of_node
-        lines = tuple(_line(each, how) for each in found or deleted)
-        return Loss(lines=lines or (f"node {words.host}: {how}",))
-    if words is not None:
+        cause = "deleted" if gang_end.kind == "left" else "lost"
+        lost_pods = (
+            [each for each in pods_of_node if each in deleted] if gang_end.kind == "left" else pods_of_node
+        )
+        lines = tuple(_line(each, cause) for each in lost_pods or deleted)
+        return Loss(lines=lines or (f"node {gang_end.host}: {cause}",))
+    if gang_end is not None:
         return None
-    first = [each for each in deleted if all(each.came_before(other) for other in failed)]
+    first = [each for each in deleted if all(each.was_deleted_before(other) for other in failed)]
     return Loss(lines=tuple(_line(each, "deleted") for each in first)) if first else None
 
 
 _pods: dict[str, Pods] = {}  # by the job's name
 
 
-def look(job: WaitedJob) -> None:
-    """Note the job's pods as they are; while the API doesn't answer nothing is noted."""
+def observe(job: WaitedJob) -> None:
+    """Record the job's current pods; does nothing while the API is unavailable."""
     if job.backend != "kubernetes":
         return
     pods = _pods.setdefault(job.name, Pods())
@@ -165,39 +167,43 @@ def look(job: WaitedJob) -> None:
         _note(job, pods)
 
 
-def lost(job: WaitedJob, last_words: Callable[[], LastWords | None]) -> Loss | None:
+def lost(job: WaitedJob, read_gang_end: Callable[[], GangEnd | None]) -> Loss | None:
     """Return what the cluster took away from a failed job; None if nothing, or if someone deleted it.
 
-    Waits until its pods have ended.
+    Waits until the job's pods have ended.
     """
-    while not has_ended(job, words := last_words()):
+    while not has_ended(job, gang_end := read_gang_end()):
         time.sleep(1)
     pods = _pods.setdefault(job.name, Pods())
-    if not _note(job, pods, of_existing=True):
+    if not _note(job, pods, require_job=True):
         return None
-    return judge(pods.seen.values(), words)
+    return judge(pods.pods.values(), gang_end)
 
 
-def has_ended(job: WaitedJob, words: LastWords | None) -> bool:
-    """Whether no pod of a job that has failed runs any more, a lost node's left out.
+def has_ended(job: WaitedJob, gang_end: GangEnd | None) -> bool:
+    """Whether all pods of a failed job have ended, except on a lost node.
 
-    Its pods may still be storing a checkpoint, or about to say how the gang has ended.
+    Pods may still be storing a checkpoint or the cause of the gang's end.
     """
     pods = _pods.setdefault(job.name, Pods())
     _note(job, pods)
     pods.ending_since = pods.ending_since or time.monotonic()
-    graces = [each.pod["spec"].get("terminationGracePeriodSeconds") or 0 for each in pods.seen.values()]
+    graces = [each.pod["spec"].get("terminationGracePeriodSeconds") or 0 for each in pods.pods.values()]
     if time.monotonic() - pods.ending_since > max(graces, default=0) + ENDING_S:
         return True
-    left = [each for each in pods.seen.values() if not each.gone and each.phase not in ENDED]
-    return all(words is not None and words.kind == "node" and each.is_on(words.host) for each in left)
+    remaining = [each for each in pods.pods.values() if not each.gone_at_poll and each.phase not in ENDED]
+    return all(
+        gang_end is not None and gang_end.kind == "node" and each.is_on(gang_end.host) for each in remaining
+    )
 
 
-def _note(job: WaitedJob, pods: Pods, *, of_existing: bool = False) -> bool:
-    """Whether the API server has answered, and with ``of_existing`` has the job still."""
+def _note(job: WaitedJob, pods: Pods, *, require_job: bool = False) -> bool:
+    """Record the job's pods. Returns whether the API responded and, with ``require_job``, the job still
+    exists.
+    """
     try:
         with ClusterApi() as api:
-            if of_existing and not exists(api, job):
+            if require_job and not exists(api, job):
                 return False
             pods.note(pods_of(api, job))
     except (ApiRefusedError, UnreachableError, UserError):
@@ -205,8 +211,8 @@ def _note(job: WaitedJob, pods: Pods, *, of_existing: bool = False) -> bool:
     return True
 
 
-def _line(seen: Seen, cause: str) -> str:
-    return f"pod {seen.name} on {seen.pod['spec'].get('nodeName') or 'no node'}: {cause}"
+def _line(pods: ObservedPod, cause: str) -> str:
+    return f"pod {pods.name} on {pods.pod['spec'].get('nodeName') or 'no node'}: {cause}"
 
 
 def _seconds(stamp: str) -> float:

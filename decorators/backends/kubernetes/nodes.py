@@ -1,4 +1,4 @@
-"""The rows of a preflight that speak of nodes: which could take the request, zones, GPUs, fabric."""
+"""Preflight checks of nodes: which could run the request, zones, GPUs, fabric."""
 
 from __future__ import annotations
 
@@ -35,32 +35,37 @@ from estimator.hardware.cluster.taints import Toleration, is_of_table, opening
 from estimator.plan import Request
 
 DEVICE_PLUGIN = f"kubectl apply -f {tables.release('NVIDIA device plugin').manifest}"
-OTHER_GPUS = "finetune gpus --from-cluster shows what it has; plan for that with --gpu and --gpus"
-LESS = "Add a node with that room, or ask for less: --with kubernetes:disk=MB,memory=MB,cpu=N"
+OTHER_GPUS = "Show the cluster's GPUs (finetune gpus --from-cluster) and plan for them with --gpu and --gpus"
+LARGER_NODE = "Add a larger node, or request less: --with kubernetes:disk=MB,memory=MB,cpu=N"
 INSTALL_EFA = "kubectl apply -k infra/kubernetes/components/efa-device-plugin"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodSettings(PodRules):
-    """Settings of the pods that Metaflow will submit, in addition to their size."""
+    """Settings of the pods that Metaflow will submit, except their size."""
 
     service_account: str | None = None
     image: str | None = None
     pull_secrets: tuple[str, ...] = ()
-    extended: tuple[tuple[str, float], ...] = ()  # the user's own extended resources
-    guaranteed: bool = False  # limits equal to what is asked for; else none but of GPUs
-    restricted: bool = False  # meets the pod security standard of that name
-    submits: bool = True  # this login does, rather than a scheduler that the flow is deployed to
+    extended: tuple[tuple[str, float], ...] = ()  # extended resources set by the user
+    guaranteed: bool = False  # limits equal the requests; otherwise only GPUs have limits
+    restricted: bool = False  # meets the pod security standard "restricted"
+    submits: bool = True  # this login submits the pods, rather than the scheduler of a deployed flow
 
     @classmethod
     def of(cls, destination: Destination | StepRequest, *, gpus: bool = True) -> PodSettings:
-        """The settings before the step is placed, also where it has been: so a cluster is asked once."""
-        values, selector = destination.configured, destination.given.get("node_selector")
-        of_table = "tolerations" not in destination.given
+        """Return the settings from before the step was placed, even if it has been placed since.
+
+        Equal settings make repeated checks of a cluster hit the cache.
+        """
+        values, selector = destination.configured, destination.user_values.get("node_selector")
+        of_table = "tolerations" not in destination.user_values
         tolerations = tuple(Toleration.of(item) for item in values.get("tolerations") or ())
-        if gpus and of_table:  # of what the table knows some may be ours
+        if gpus and of_table:  # some tolerations of the table may have been set by this package
             tolerations = tuple(item for item in tolerations if not is_of_table(item))
-        extended = values.get("extended_resources") if "extended_resources" in destination.given else None
+        extended = (
+            values.get("extended_resources") if "extended_resources" in destination.user_values else None
+        )
         labels = selector.value if selector is not None and isinstance(selector.value, dict) else {}
         return cls(
             namespace=values.get("namespace") or "default",
@@ -81,7 +86,7 @@ class PodSettings(PodRules):
 
 @dataclass(kw_only=True, slots=True)
 class Preflight:
-    """One preflight while it runs: what is asked for, whom it asks, and what it has found."""
+    """State of one preflight: the request, the API client, and the findings so far."""
 
     api: ClusterApi
     request: Request
@@ -100,11 +105,13 @@ class Preflight:
 
 
 def check_nodes(preflight: Preflight) -> ClusterFacts:
-    """The rows on nodes, GPUs and fabric; facts of what fits."""
+    """Add the findings on nodes, GPUs and fabric; return facts about the nodes that fit."""
     try:
         nodes = read_nodes(preflight.api.get)
     except (ApiRefusedError, UnreachableError) as error:
-        preflight.findings.unknown("nodes", f"not told: {error}", f"An administrator can allow it: {RULE}")
+        preflight.findings.unknown(
+            "nodes", f"access denied: {error}", f"An administrator can allow it: {RULE}"
+        )
         return ClusterFacts()
     judge = partial(
         fit,
@@ -115,16 +122,18 @@ def check_nodes(preflight: Preflight) -> ClusterFacts:
         extended=preflight.pods.extended,
     )
     fitting = judge()
-    daemons, beside = _daemons(preflight, fitting)
+    daemons, daemon_note = _daemons(preflight, fitting)
     if daemons is not None:
         fitting = judge(daemons=daemons)
     if len(fitting.names) >= preflight.request.nodes:
-        could = f"{len(fitting.names)} could take it, {preflight.request.nodes} needed"
+        could = f"{len(fitting.names)} could run it, {preflight.request.nodes} needed"
         idle = _idle(preflight, [node for node in nodes if node.name in set(fitting.names)])
         if idle is not None and idle < preflight.request.nodes:
-            preflight.findings.unknown("nodes", f"{could}, {idle} with free GPUs: it waits for others to end")
+            preflight.findings.unknown(
+                "nodes", f"{could}, {idle} with free GPUs: the run will wait for others to end"
+            )
         else:
-            preflight.findings.ok("nodes", f"{could}; {beside}")
+            preflight.findings.ok("nodes", f"{could}; {daemon_note}")
         _zones(preflight, fitting)
         growth = Growth(possible=False)
     else:
@@ -152,7 +161,7 @@ def _mark_of(growth: Growth, request: Request) -> SpotLabel | None:
 
 def _daemons(preflight: Preflight, fitting: Fit) -> tuple[Room | None, str]:
     """Return the requests of the nodes' daemon pods, None if unknown, and their description."""
-    room, assumed = None, " (assumed: this login may not list the pods of all namespaces)"
+    room, assumed = None, " (assumed: this login may not list pods in all namespaces)"
     try:
         if preflight.api.may("list", "pods"):
             room = cluster_pods.most_of(preflight.api.get, fitting.names)
@@ -160,19 +169,19 @@ def _daemons(preflight: Preflight, fitting: Fit) -> tuple[Room | None, str]:
     except (ApiRefusedError, UnreachableError) as error:
         assumed = f" (assumed: {error})"
     reserved = room or cluster_tables.daemons()
-    left = f"{reserved.cpu:g} CPUs and {format_bytes(reserved.memory_bytes)} are left to daemon pods"
-    return room, left + ("" if room else assumed)
+    note = f"{reserved.cpu:g} CPUs and {format_bytes(reserved.memory_bytes)} reserved for daemon pods"
+    return room, note + ("" if room else assumed)
 
 
 def _idle(preflight: Preflight, nodes: list[Node]) -> int | None:
-    """Count the nodes whose GPUs are free now; None if unknown, or if no GPUs are requested.
+    """Count the nodes with enough free GPUs; None if unknown, or if no GPUs are requested.
 
-    Who may list the pods of the run's own namespace only is told of those.
+    If this login may list pods only in the run's namespace, only those pods are counted.
     """
-    asked = preflight.request.gpus_per_node
+    gpus = preflight.request.gpus_per_node
     try:
         api, namespace = preflight.api, preflight.pods.namespace
-        usage = cluster_pods.allowed_usage(api.get, api.may, namespace)[0] if asked else None
+        usage = cluster_pods.allowed_usage(api.get, api.may, namespace)[0] if gpus else None
     except (ApiRefusedError, UnreachableError):
         return None
     if usage is None:
@@ -180,14 +189,16 @@ def _idle(preflight: Preflight, nodes: list[Node]) -> int | None:
     catalogue, request = hardware.current(), preflight.request
     named = catalogue.gpu(request.gpu_type) if request.gpu_type and request.gpu_on_trust else None
     grouped = group("", nodes, catalogue, preflight.pods, usage=usage, named=named)
-    return sum(alike.count for alike in grouped.nodes if alike.free_gpus >= asked)
+    return sum(group.count for group in grouped.nodes if group.free_gpus >= gpus)
 
 
 def _too_few(preflight: Preflight, fitting: Fit) -> Growth:
-    """Add the row; what of nodes may come."""
+    """Add the finding that too few nodes fit; return which nodes an autoscaler could add."""
     request = preflight.request
-    lacks = ", ".join(f"{count} {what}" for what, count in fitting.lacks[:4]) or "there are none"
-    has = f"{len(fitting.names)} of {request.nodes} nodes could take it; the others: {lacks}"
+    rejections = (
+        ", ".join(f"{count} {reason}" for reason, count in fitting.rejections[:4]) or "no further nodes"
+    )
+    summary = f"{len(fitting.names)} of {request.nodes} nodes could run it; other nodes: {rejections}"
     try:
         growth = could_grow(
             read_autoscalers(preflight.api.get, preflight.api.may),
@@ -196,18 +207,18 @@ def _too_few(preflight: Preflight, fitting: Fit) -> Growth:
             preflight.pods,
         )
     except (ApiRefusedError, UnreachableError) as error:
-        preflight.findings.unknown("nodes", f"{has}; what could be added is not told: {error}")
+        preflight.findings.unknown("nodes", f"{summary}; possible new nodes are unknown: {error}")
         return Growth(possible=False)
     if growth.possible:
-        preflight.findings.unknown("nodes", f"{has}; {growth.why}", growth.command)
-    elif any("device plugin" in what for what, _ in fitting.lacks):
-        preflight.findings.no("device plugin", has, DEVICE_PLUGIN)
+        preflight.findings.unknown("nodes", f"{summary}; {growth.why}", growth.command)
+    elif any("device plugin" in reason for reason, _ in fitting.rejections):
+        preflight.findings.no("device plugin", summary, DEVICE_PLUGIN)
     else:
-        fix = LESS
+        fix = LARGER_NODE
         if request.gpus_per_node:
-            fences = fitting.fences or growth.fences
-            fix = opening(fences) if fences else OTHER_GPUS
-        preflight.findings.no("nodes", f"{has}; {growth.why}", fix)
+            taints = fitting.blocking_taints or growth.fences
+            fix = opening(taints) if taints else OTHER_GPUS
+        preflight.findings.no("nodes", f"{summary}; {growth.why}", fix)
     return growth
 
 
@@ -218,8 +229,8 @@ def _zones(preflight: Preflight, fitting: Fit) -> None:
     preflight.findings.unknown(
         "zone",
         f"no zone has {preflight.request.nodes} of the nodes ({spread}): "
-        "traffic between zones is slow, and costs",
-        "--zone NAME keeps to one",
+        "traffic between zones is slow and costs money",
+        "Use one zone: --zone NAME",
     )
 
 
@@ -237,11 +248,11 @@ def _fabric(preflight: Preflight, fitting: Fit, facts: ClusterFacts) -> None:
     fabric = tables.fabric_of(hardware.current().find_instance(preflight.request.instance_type))
     if fabric is None:
         return
-    if not fabric.asked_for:
+    if not fabric.requestable:
         preflight.findings.unknown("fabric", f"{fabric.name} is not used: {fabric.why}")
     elif fitting.names and not fitting.facts.efa and "aws" in fitting.clouds:
         preflight.findings.unknown(
-            "fabric", "the machines have EFA, but the nodes offer none: NCCL will go over TCP", INSTALL_EFA
+            "fabric", "the machines have EFA, but the nodes do not offer it: NCCL will use TCP", INSTALL_EFA
         )
     elif fitting.facts.efa:
-        preflight.findings.ok("fabric", f"EFA, {fitting.facts.efa} interfaces a node")
+        preflight.findings.ok("fabric", f"EFA, {fitting.facts.efa} interfaces per node")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from decorators._metaflow import compiles_only, say
+from decorators._metaflow import compiles_only, print_line
 from decorators.backends.interface import ClusterFacts, StepRequest
 from decorators.backends.kubernetes.fabric import describe_unused, fabric_of, unused_devices
 from estimator.errors import UserError
@@ -19,38 +19,37 @@ from estimator.hardware.cluster.api import (
 )
 from estimator.hardware.cluster.nodes import GPUS, Node, read_nodes
 
-MULTUS_RESOURCE = "k8s.v1.cni.cncf.io/resourceName"  # of a network: what its pods ask for
+# annotation of a network: the resource that its pods request
+MULTUS_RESOURCE = "k8s.v1.cni.cncf.io/resourceName"
 _TIMEOUT_S = 10.0
 
 
 def devices_of(nodes: Sequence[Node]) -> tuple[tuple[str, int], ...]:
-    """Extended resources that all of the nodes offer, by the node that has the fewest of each."""
+    """Return the extended resources that all nodes offer, each with its minimum count over the nodes."""
     names = {name for node in nodes for name in node.allocatable if "/" in name}
     counts = {name: min(int(node.allocatable.get(name, 0)) for node in nodes) for name in names}
     return tuple(sorted((name, count) for name, count in counts.items() if count))
 
 
 def networks_of(get: Callable[..., Json], namespace: str) -> tuple[tuple[str, str], ...]:
-    """Return (network, resource) of the namespace's networks for pods that request a device.
+    """Return (network, resource) for the namespace's Multus networks whose pods request a device.
 
-    Empty without Multus, or if this login may not list them.
+    Empty without Multus, or if this login may not list networks.
     """
     path = f"/apis/k8s.cni.cncf.io/v1/namespaces/{namespace}/network-attachment-definitions"
     try:
-        found = found_at(get, path) or {}
+        response = found_at(get, path) or {}
     except (ApiRefusedError, UnreachableError):
         return ()
     networks = []
-    for item in found.get("items") or []:
+    for item in response.get("items") or []:
         resource = (item["metadata"].get("annotations") or {}).get(MULTUS_RESOURCE)
         networks += [(str(item["metadata"]["name"]), str(resource))] if resource else []
     return tuple(sorted(networks))
 
 
 def offered(step_request: StepRequest) -> ClusterFacts:
-    """Return the facts that are known without a preflight, from nodes with the GPUs; empty if none
-    answers.
-    """
+    """Return the facts for a step without a preflight, from nodes with its GPUs; empty if unavailable."""
     if compiles_only():
         return ClusterFacts()
     namespace, request = str(step_request.configured.get("namespace") or "default"), step_request.request
@@ -59,11 +58,11 @@ def offered(step_request: StepRequest) -> ClusterFacts:
     devices = unused_devices(facts) if measured else ()
     if devices and fabric_of(request, step_request.options, facts) is None:
         problem, advice = describe_unused(devices)
-        _report_once(f"Network: {problem}.\nTo change it, {advice}.")
+        _report_once(f"Network: {problem}.\nTo change this, {advice}.")
     return facts
 
 
-_report_once = lru_cache(maxsize=1)(say)
+_report_once = lru_cache(maxsize=1)(print_line)
 
 
 @lru_cache(maxsize=1)

@@ -1,7 +1,7 @@
-"""Patches of a step's pod template, for what ``@kubernetes`` has no arguments.
+"""Patches of a step's pod template for settings that ``@kubernetes`` has no arguments for.
 
-Where a run is launched a step's patches are remembered in an environment variable, for the process that
-submits its pods. In them a container ``main`` is the step's own, whatever Metaflow calls it.
+At launch the patches of all steps are stored in an environment variable for the process that submits the
+pods. In the patches the step's container is called ``main``, whatever Metaflow calls it.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from decorators import _metaflow
 from decorators.backends.kubernetes.affinity import affinity_of
 from decorators.backends.strategic_merge import merge
 
-PRIORITY_VARIABLE = "FINETUNE_PRIORITY_CLASS"  # of all pods of the run; empty: the cluster's default
+PRIORITY_VARIABLE = "FINETUNE_PRIORITY_CLASS"  # for all pods of the run; empty: the cluster's default
 PATCHES_VARIABLE = "FINETUNE_POD_PATCHES"  # JSON: step -> patches
-MAIN = "main"  # as Argo Workflows calls the container of a step
-PID_FILE = "finetune-task.pid"  # below TMPDIR: of a task that stores a checkpoint when it is told to go
-# A container's first process here is a shell, which SIGTERM doesn't reach. Where nothing is to be stored all
-# others end at once.
-_TELL = f'kill -TERM "$(cat "${{TMPDIR:-/tmp}}/{PID_FILE}" 2>/dev/null)" 2>/dev/null || kill -TERM -1'
+MAIN = "main"  # name of the step's container in Argo Workflows
+PID_FILE = "finetune-task.pid"  # in TMPDIR, written by a task that stores a checkpoint on SIGTERM
+# The container's first process is a shell, which ignores SIGTERM. Without a PID file there is nothing to
+# store, and all processes are terminated at once.
+_TERMINATE = f'kill -TERM "$(cat "${{TMPDIR:-/tmp}}/{PID_FILE}" 2>/dev/null)" 2>/dev/null || kill -TERM -1'
 _NODE_NAME = {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
 
 Json = dict[str, Any]
 
 
 def remembered_with(step: str, patches: Sequence[Json]) -> dict[str, str]:
-    """The variable that carries all steps' patches, with other ones for this step."""
+    """Return the variable that holds the patches of all steps, with this step's patches replaced."""
     return {PATCHES_VARIABLE: json.dumps({**_remembered(), step: list(patches)})}
 
 
 def install() -> None:
-    """From now on give the pods that this process asks for their patches."""
+    """Apply the patches to the pods that this process requests."""
 
     def patches_of(step: str, jobset: str | None) -> list[Json]:
         return [_of_every_pod(jobset), *_remembered().get(step, [])]
@@ -41,11 +41,13 @@ def install() -> None:
     _metaflow.shape_pods(patches_of, merge, main=MAIN)
 
 
-def graceful(grace_s: int) -> Json:
-    """The patch by which a pod is told that it has to go, so many seconds before its end."""
-    hook = {"exec": {"command": ["sh", "-c", _TELL]}}
+def graceful(grace_period_s: int) -> Json:
+    """Return the patch that sets the grace period, so that a deleted pod can store a checkpoint before it is
+    killed.
+    """
+    hook = {"exec": {"command": ["sh", "-c", _TERMINATE]}}
     main = {"name": MAIN, "lifecycle": {"preStop": hook}}
-    return {"spec": {"terminationGracePeriodSeconds": grace_s, "containers": [main]}}
+    return {"spec": {"terminationGracePeriodSeconds": grace_period_s, "containers": [main]}}
 
 
 def _of_every_pod(jobset: str | None) -> Json:

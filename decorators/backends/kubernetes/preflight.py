@@ -1,7 +1,7 @@
-"""Before anything is submitted: could this Kubernetes cluster ever run that request?
+"""Preflight for Kubernetes: check before submission whether the cluster could ever run a request.
 
-Every question has a limit in seconds, and so has the whole. What the cluster doesn't tell is unknown, which
-stops no one; what can never work is a UserError after the table.
+Each API call has a time limit, and so has the whole preflight. Checks without a result are unknown and do not
+block the run; a check that can never pass raises UserError after the table was printed.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from estimator.hardware.cluster.api import ApiRefusedError, Clock, ClusterApi, U
 from estimator.plan import MIB, Request
 
 JOBSET = "jobset.x-k8s.io"
-JOBSET_VERSION = "v1alpha2"  # Metaflow asks for this one only
-# A pod's whole name has at most 64 characters where it is its host name, as Metaflow asks for. With
-# Metaflow's js-123456-worker-0-0.js-123456.NAMESPACE.svc.cluster.local that leaves 14 for the namespace.
-LONGEST_NAMESPACE = 14
+JOBSET_VERSION = "v1alpha2"  # the version that Metaflow uses
+# Metaflow sets the fully qualified host name of pods, which has at most 64 characters. In its
+# js-123456-worker-0-0.js-123456.NAMESPACE.svc.cluster.local this leaves 14 for the namespace.
+MAX_NAMESPACE_LENGTH = 14
 INSTALL_JOBSET = f"kubectl apply --server-side -f {tables.release('JobSet').manifest}"
 
 
 def check_cluster(step_request: StepRequest) -> ClusterFacts:
-    """Return the facts that the nodes report. Raises UserError if the cluster can never take the request.
+    """Return the facts that the nodes report. Raises UserError if the cluster can never run the request.
 
-    A cluster is asked once by each process, however many steps of a run want to know. Beside the largest step
-    the nodes alone are looked at, quietly where they may do.
+    Each process checks a cluster once for all steps of a run. For steps other than the largest only the nodes
+    are checked, and a table is printed only if they do not fit.
     """
     if not step_request.may_ask:
         return ClusterFacts()
-    if step_request.beside:
-        _check_beside(step_request)
+    if step_request.size_only:
+        _check_size(step_request)
         return step_request.facts
     return _check_once(
         step_request.request,
@@ -48,13 +48,13 @@ def check_cluster(step_request: StepRequest) -> ClusterFacts:
     )
 
 
-def _check_beside(step_request: StepRequest) -> None:
-    sizes = values_for(step_request).resources  # the user's own among them
+def _check_size(step_request: StepRequest) -> None:
+    sizes = values_for(step_request).resources  # including the user's values
     mib = {name: math.ceil(sizes[name] * MB / MIB) for name in ("memory", "disk")}
     request = replace(
         step_request.request, cpu=math.ceil(sizes["cpu"]), memory_mib=mib["memory"], disk_mib=mib["disk"]
     )
-    _check_beside_once(
+    _check_size_once(
         step_request.step,
         request,
         step_request.options,
@@ -67,15 +67,15 @@ def _check_once(
     request: Request, options: Options, pods: PodSettings, minimum: MinimumRequest | None
 ) -> ClusterFacts:
     findings, facts = inspect(request, options=options, pods=pods, minimum=minimum)
-    findings.settle()
+    findings.report_and_check()
     return facts
 
 
 @lru_cache(maxsize=4)
-def _check_beside_once(step: str, request: Request, options: Options, pods: PodSettings) -> None:
-    findings = inspect_beside(step, request, options=options, pods=pods)
+def _check_size_once(step: str, request: Request, options: Options, pods: PodSettings) -> None:
+    findings = inspect_size(step, request, options=options, pods=pods)
     if findings.impossible:
-        findings.settle()
+        findings.report_and_check()
 
 
 def inspect(
@@ -87,7 +87,7 @@ def inspect(
     context: str | None = None,
     clock: Clock | None = None,
 ) -> tuple[Findings, ClusterFacts]:
-    """All rows, and what the nodes have told. Raises UserError where the API cannot be used at all."""
+    """Return all findings and the nodes' facts. Raises UserError if the API cannot be used."""
     with ClusterApi(context, clock=clock) as api:
         where = f"Kubernetes context {api.context}, namespace {pods.namespace},"
         preflight = Preflight(
@@ -100,20 +100,22 @@ def inspect(
         )
         access(preflight)
         for check in CHECKS:
-            ask(preflight, check)
+            run_check(preflight, check)
         facts = check_nodes(preflight)
         pod = rules.amounts(preflight, facts)
         for judge in (*rules.RULES, queues.queue):
-            ask(preflight, partial(judge, pod=pod), judge.__name__)
+            run_check(preflight, partial(judge, pod=pod), judge.__name__)
         facts = replace(facts, near=_near(preflight))
     images.check(pods.image, preflight.findings, api.clock, gpus=bool(request.gpus_per_node))
     return preflight.findings, facts
 
 
-def inspect_beside(
+def inspect_size(
     step: str, request: Request, *, options: Options, pods: PodSettings, clock: Clock | None = None
 ) -> Findings:
-    """The rows on nodes for another step of a run that :func:`inspect` has passed: its size differs."""
+    """Return the findings on nodes for another step of a run that passed :func:`inspect`, with another
+    size.
+    """
     with ClusterApi(clock=clock) as api:
         findings = Findings(where=f"For step {step}, Kubernetes context {api.context}")
         check_nodes(
@@ -129,42 +131,42 @@ def inspect_beside(
     return findings
 
 
-def ask(preflight: Preflight, check: Callable[[Preflight], None], name: str = "") -> None:
-    """One check; what cannot be asked is unknown."""
+def run_check(preflight: Preflight, check: Callable[[Preflight], None], name: str = "") -> None:
+    """Run one check; if the API does not respond, its finding is unknown."""
     name = (name or check.__name__).strip("_").replace("_", " ")
     try:
         check(preflight)
     except ApiRefusedError as error:
-        preflight.findings.unknown(name, f"not told: {error}")
+        preflight.findings.unknown(name, f"no response: {error}")
     except UnreachableError as error:
-        preflight.findings.unknown(name, f"not told: {error}")
+        preflight.findings.unknown(name, f"no response: {error}")
 
 
 def access(preflight: Preflight) -> None:
-    """Raise UserError where the API doesn't answer this login."""
+    """Raise UserError if the API does not accept this login."""
     try:
         preflight.api.get("/apis")
     except (ApiRefusedError, UnreachableError) as error:
         if isinstance(error, UnreachableError) or error.status == 401:
             raise api_error(error, preflight.api.server) from None
-        preflight.findings.unknown("access", f"its list of APIs is refused: {error}")
+        preflight.findings.unknown("access", f"listing the APIs is denied: {error}")
 
 
 def namespace(preflight: Preflight) -> None:
-    """Whether it is there, and short enough for the host names of pods of several nodes."""
+    """Check that the namespace exists and is short enough for the host names of multi-node pods."""
     name = preflight.pods.namespace
-    if preflight.request.nodes > 1 and len(name) > LONGEST_NAMESPACE:
+    if preflight.request.nodes > 1 and len(name) > MAX_NAMESPACE_LENGTH:
         preflight.findings.no(
             "namespace",
-            f"{name!r} has {len(name)} characters: pods of several nodes get host names of more than 64",
-            f"Use one of at most {LONGEST_NAMESPACE} characters: METAFLOW_KUBERNETES_NAMESPACE=NAME",
+            f"{name!r} has {len(name)} characters: host names of multi-node pods would exceed 64",
+            f"Use one with at most {MAX_NAMESPACE_LENGTH} characters: METAFLOW_KUBERNETES_NAMESPACE=NAME",
         )
     if preflight.find(f"/api/v1/namespaces/{name}") is not None:
         preflight.findings.ok("namespace", name)
         return
     preflight.findings.no(
         "namespace",
-        f"there is no {name!r}",
+        f"{name!r} does not exist",
         f"kubectl create namespace {name}, or METAFLOW_KUBERNETES_NAMESPACE=NAME",
     )
 
@@ -172,34 +174,34 @@ def namespace(preflight: Preflight) -> None:
 def _permission(preflight: Preflight) -> None:
     if not preflight.pods.submits:
         return
-    many = preflight.request.nodes > 1
-    job = ("jobsets", JOBSET) if many else ("jobs", "batch")
-    needed = [("create", *job), ("get", *job), ("list", "pods", "")]
-    useful = [("delete" if many else "patch", *job), ("list", "events", "")]
-    refused = [item for item in needed if not allowed(preflight, *item)]
+    multi_node = preflight.request.nodes > 1
+    job = ("jobsets", JOBSET) if multi_node else ("jobs", "batch")
+    required = [("create", *job), ("get", *job), ("list", "pods", "")]
+    optional = [("delete" if multi_node else "patch", *job), ("list", "events", "")]
+    refused = [item for item in required if not allowed(preflight, *item)]
     for verb, resource, group in refused:
         preflight.findings.no(
             "permission",
             f"this login may not {verb} {resource} in {preflight.pods.namespace}",
             f"kubectl create role launcher -n {preflight.pods.namespace} --verb={verb} "
-            f"--resource={resource}{'.' + group if group else ''} (infra/kubernetes/base has all of it)",
+            f"--resource={resource}{'.' + group if group else ''} (all permissions: infra/kubernetes/base)",
         )
-    for verb, resource, _ in useful:
+    for verb, resource, _ in optional:
         if not refused and not allowed(preflight, verb, resource, job[1] if resource == job[0] else ""):
-            why = (
-                "a run that is stopped leaves it behind"
+            consequence = (
+                "a stopped run will not be removed"
                 if resource == job[0]
-                else "no reason of a wait is shown"
+                else "reasons for waiting are not shown"
             )
             preflight.findings.unknown(
-                "permission", f"this login may not {verb} {resource}: {why}", "infra/kubernetes/base"
+                "permission", f"this login may not {verb} {resource}: {consequence}", "infra/kubernetes/base"
             )
     if not refused:
-        preflight.findings.ok("permission", f"{job[0]} may be created")
+        preflight.findings.ok("permission", f"may create {job[0]}")
 
 
 def allowed(preflight: Preflight, verb: str, resource: str, group: str) -> bool:
-    """Whether this login may do that in the namespace."""
+    """Whether this login has a permission in the namespace."""
     return preflight.api.may(verb, resource, group=group, namespace=preflight.pods.namespace)
 
 
@@ -212,22 +214,22 @@ def _service_account(preflight: Preflight) -> None:
         return
     preflight.findings.no(
         "service account",
-        f"there is no {name!r} in {preflight.pods.namespace}: its pods are never made",
+        f"{name!r} does not exist in {preflight.pods.namespace}: pods would never be created",
         f"kubectl create serviceaccount {name} -n {preflight.pods.namespace}",
     )
 
 
 def _near(preflight: Preflight) -> str | None:
-    """Return the topology by which Kueue keeps the nodes together; None also if this login may not read
-    it.
+    """Return the topology label by which Kueue keeps the nodes together; None if there is none or it is
+    unreadable.
     """
     try:
         near = queues.near(preflight)
     except (ApiRefusedError, UnreachableError) as error:
-        preflight.findings.unknown("topology", f"of the queue, not told: {error}", "infra/kubernetes/base")
+        preflight.findings.unknown("topology", f"of the queue, no access: {error}", "infra/kubernetes/base")
         return None
     if near is not None:
-        preflight.findings.ok("topology", f"Kueue is asked to keep the nodes together by {near}")
+        preflight.findings.ok("topology", f"Kueue keeps the nodes together by {near}")
     return near
 
 
@@ -246,4 +248,4 @@ def _jobset(preflight: Preflight) -> None:
         )
 
 
-CHECKS = (namespace, _permission, _service_account, _jobset)  # of what runs of any size need
+CHECKS = (namespace, _permission, _service_account, _jobset)  # requirements of runs of any size

@@ -1,4 +1,4 @@
-"""The rows of a preflight that speak of a queue of Kueue's: is it there, and could it ever admit the run?"""
+"""Preflight checks of Kueue queues: whether the queue exists and could ever admit the run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from estimator.hardware.cluster.api import ApiRefusedError, Json
 from estimator.hardware.cluster.quantities import format_amount, quantity
 
 KUEUE = "kueue.x-k8s.io"
-_Lent = Callable[[str, str], float]  # of a flavor and a resource
+_Lent = Callable[[str, str], float]  # (flavor, resource) -> amount
 INSTALL_KUEUE = f"kubectl apply --server-side -f {tables.release('Kueue').manifest}"
 
 
 def queue(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
-    """Is there the queue, does it take jobs, and could its ClusterQueue ever admit all the pods at once?"""
+    """Check that the queue exists, accepts jobs, and that its ClusterQueue could admit all pods at once."""
     name = preflight.options.queue_for(preflight.request.gpu_type)
     if not name:
         return
@@ -27,7 +27,7 @@ def queue(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
         preflight.findings.no(
             "queue",
             f"{name!r} is a queue of Kueue, which is not installed",
-            f"Leave out --queue, or install Kueue: {INSTALL_KUEUE} (queues: infra/kubernetes/README.md)",
+            f"Omit --queue, or install Kueue: {INSTALL_KUEUE} (queues: infra/kubernetes/README.md)",
         )
         return
     version = group["preferredVersion"]["groupVersion"]
@@ -40,9 +40,10 @@ def queue(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
 
 
 def near(preflight: Preflight) -> str | None:
-    """The label of the deepest level, above single nodes, of the queue's topology; None: it has none.
+    """Return the label of the lowest level above single nodes of the queue's topology; None if it has none.
 
-    Kueue gives a workload that asks for a topology no flavor without one, so all of the queue's must have it.
+    Kueue gives a workload with a topology request only flavors with a topology, so all flavors of the queue
+    must have the level.
     """
     name = preflight.options.queue_for(preflight.request.gpu_type)
     if not name or preflight.request.nodes < 2:
@@ -69,9 +70,9 @@ def near(preflight: Preflight) -> str | None:
 
 
 def _levels(preflight: Preflight, flavor: str, version: str) -> list[str]:
-    """The labels of a flavor's topology, the widest first; empty: it has none."""
-    found = preflight.find(f"/apis/{version}/resourceflavors/{flavor}") or {}
-    if not (name := (found.get("spec") or {}).get("topologyName")):
+    """Return the labels of a flavor's topology, widest level first; empty if it has none."""
+    flavor_object = preflight.find(f"/apis/{version}/resourceflavors/{flavor}") or {}
+    if not (name := (flavor_object.get("spec") or {}).get("topologyName")):
         return []
     topology = preflight.find(f"/apis/{version}/topologies/{name}") or {}
     return [str(level["nodeLabel"]) for level in (topology.get("spec") or {}).get("levels") or []]
@@ -79,13 +80,13 @@ def _levels(preflight: Preflight, flavor: str, version: str) -> list[str]:
 
 def _other_queues(preflight: Preflight, name: str, version: str) -> None:
     listed = preflight.api.get(preflight.namespaced("localqueues", "", version)).get("items") or []
-    others = [item["metadata"]["name"] for item in listed]
+    queues = [item["metadata"]["name"] for item in listed]
     preflight.findings.no(
         "queue",
         f"namespace {preflight.pods.namespace} has no LocalQueue {name!r}",
-        f"--queue {' or '.join(others[:5])}"
-        if others
-        else f"kubectl get localqueues -n {preflight.pods.namespace}; infra/kubernetes/README.md makes some",
+        f"--queue {' or '.join(queues[:5])}"
+        if queues
+        else f"kubectl get localqueues -n {preflight.pods.namespace}; see infra/kubernetes/README.md",
     )
 
 
@@ -93,10 +94,10 @@ def _state(preflight: Preflight, name: str, local_queue: Json) -> None:
     conditions = local_queue.get("status", {}).get("conditions") or []
     inactive = [c for c in conditions if c.get("type") == "Active" and c.get("status") == "False"]
     if inactive or local_queue.get("spec", {}).get("stopPolicy", "None") != "None":
-        reason = inactive[0].get("message", "") if inactive else "it is stopped"
+        reason = inactive[0].get("message", "") if inactive else "the queue is stopped"
         preflight.findings.unknown(
             "queue",
-            f"{name} takes no jobs now: {reason}",
+            f"{name} accepts no jobs now: {reason}",
             f"kubectl describe localqueue {name} -n {preflight.pods.namespace}",
         )
     else:
@@ -106,65 +107,71 @@ def _state(preflight: Preflight, name: str, local_queue: Json) -> None:
 
 
 def _quota(preflight: Preflight, name: str, version: str, pod: Mapping[str, float]) -> None:
-    """Kueue admits a workload whole: each resource of all its pods must fit into one flavor's quota."""
+    """Check the quota. Kueue admits all pods of a workload or none, and per pod set one flavor for a
+    resource.
+    """
     cluster_queue = preflight.find(f"/apis/{version}/clusterqueues/{name}")
     if cluster_queue is None:
         preflight.findings.unknown(
-            "queue", f"there is no ClusterQueue {name!r}: nothing is admitted", "kubectl get clusterqueues"
+            "queue", f"ClusterQueue {name!r} does not exist: no job is admitted", "kubectl get clusterqueues"
         )
         return
     spec = cluster_queue.get("spec") or {}
-    asked = {what: amount * preflight.request.nodes for what, amount in pod.items() if amount}
+    requested = {what: amount * preflight.request.nodes for what, amount in pod.items() if amount}
     groups = spec.get("resourceGroups") or []
     covered = {what for group in groups for what in group.get("coveredResources") or []}
     fix = f"kubectl edit clusterqueue {name}; infra/kubernetes/examples/eks-h100/quotas.yaml is an example"
-    if missing := sorted(set(asked) - covered):
+    if missing := sorted(set(requested) - covered):
         preflight.findings.no("queue", f"ClusterQueue {name} has no quota of {', '.join(missing)}", fix)
     lent = _lent(preflight, name, spec, version)
     for group in groups:
-        flavors = {str(item.get("name")): _most(item, lent) for item in group.get("flavors") or []}
-        mine = {what: asked[what] for what in group.get("coveredResources") or [] if what in asked}
-        short = [_short(flavor, most, mine) for flavor, most in flavors.items()]
-        if not (mine and short and all(short)):
+        flavors = {str(item.get("name")): _flavor_limits(item, lent) for item in group.get("flavors") or []}
+        in_group = {
+            what: requested[what] for what in group.get("coveredResources") or [] if what in requested
+        }
+        short = [_short(flavor, limits, in_group) for flavor, limits in flavors.items()]
+        if not (in_group and short and all(short)):
             continue
         borrowed = f", with what cohort {_cohort(spec)} lends" if _cohort(spec) else ""
-        words = f"ClusterQueue {name}: {'; '.join(short)}{borrowed}"
-        together = {what: sum(most.get(what, 0.0) for most in flavors.values()) for what in mine}
-        if any(together[what] < amount for what, amount in mine.items()):
-            preflight.findings.no("queue", f"{words}: it never admits this", fix)
-        else:  # the main node's pod and the workers' may be of different flavors
-            preflight.findings.unknown("queue", f"{words}: it may have to divide this among flavors", fix)
+        shortage = f"ClusterQueue {name}: {'; '.join(short)}{borrowed}"
+        together = {what: sum(limits.get(what, 0.0) for limits in flavors.values()) for what in in_group}
+        if any(together[what] < amount for what, amount in in_group.items()):
+            preflight.findings.no("queue", f"{shortage}: it can never admit the run", fix)
+        else:  # the main pod and the worker pods may get different flavors
+            preflight.findings.unknown(
+                "queue", f"{shortage}: the run may have to be split between flavors", fix
+            )
 
 
 def _cohort(spec: Json) -> str:
-    """The name of a ClusterQueue's cohort; empty: it has none."""
+    """Return the name of a ClusterQueue's cohort; empty if it has none."""
     return str(spec.get("cohortName") or spec.get("cohort") or "")
 
 
 def _lent(preflight: Preflight, name: str, spec: Json, version: str) -> _Lent:
-    """Return the maximum that the other queues of the cohort lend.
+    """Return the maximum amounts that the other queues of the cohort lend.
 
-    Without a limit where this login may not list them, and in a cohort with quotas or a parent of its own.
+    Unlimited if this login may not list the queues, or if the cohort has its own quotas or a parent.
     """
     if not (cohort := _cohort(spec)):
         return lambda *_: 0.0
     try:
         listed = preflight.api.get(f"/apis/{version}/clusterqueues").get("items") or []
-        own = (preflight.find(f"/apis/{version}/cohorts/{cohort}") or {}).get("spec") or {}
+        cohort_spec = (preflight.find(f"/apis/{version}/cohorts/{cohort}") or {}).get("spec") or {}
     except ApiRefusedError:
         return lambda *_: math.inf
-    if own.get("resourceGroups") or own.get("parentName"):
+    if cohort_spec.get("resourceGroups") or cohort_spec.get("parentName"):
         return lambda *_: math.inf
-    found: Counter[tuple[str, str]] = Counter()
+    lent_amounts: Counter[tuple[str, str]] = Counter()
     for other in listed:
-        theirs = other.get("spec") or {}
-        if _cohort(theirs) == cohort and other["metadata"]["name"] != name:
-            found.update(_lends(theirs))
-    return lambda flavor, what: found[flavor, what]
+        other_spec = other.get("spec") or {}
+        if _cohort(other_spec) == cohort and other["metadata"]["name"] != name:
+            lent_amounts.update(_lends(other_spec))
+    return lambda flavor, what: lent_amounts[flavor, what]
 
 
 def _lends(spec: Json) -> dict[tuple[str, str], float]:
-    """Return what a ClusterQueue lends to its cohort, by flavor and resource."""
+    """Return the amounts that a ClusterQueue lends to its cohort, by (flavor, resource)."""
     return {
         (str(flavor.get("name")), str(item["name"])): min(
             _amount(item, "nominalQuota", 0.0), _amount(item, "lendingLimit", math.inf)
@@ -175,8 +182,8 @@ def _lends(spec: Json) -> dict[tuple[str, str], float]:
     }
 
 
-def _most(flavor: Json, lent: _Lent) -> dict[str, float]:
-    """By resource, what may be had of a flavor at the most, with what may be borrowed of it."""
+def _flavor_limits(flavor: Json, lent: _Lent) -> dict[str, float]:
+    """Return the maximum amount of each resource in a flavor, including what the queue may borrow."""
     return {
         item["name"]: _amount(item, "nominalQuota", 0.0)
         + min(lent(str(flavor.get("name")), item["name"]), _amount(item, "borrowingLimit", math.inf))
@@ -188,11 +195,11 @@ def _amount(item: Json, kind: str, absent: float) -> float:
     return absent if item.get(kind) is None else quantity(str(item[kind]))
 
 
-def _short(flavor: str, most: Mapping[str, float], asked: Mapping[str, float]) -> str:
-    """Name the resources of a flavor's quota that are too small; empty if there are none."""
+def _short(flavor: str, limits: Mapping[str, float], requested: Mapping[str, float]) -> str:
+    """Describe the resources of a flavor whose quota is too small; empty if none is."""
     lacks = [
-        f"{format_amount(what, most[what])} of {format_amount(what, amount)} {what}"
-        for what, amount in asked.items()
-        if amount > most.get(what, amount)
+        f"{format_amount(resource, limits[resource])} of {format_amount(resource, amount)} {resource}"
+        for resource, amount in requested.items()
+        if amount > limits.get(resource, amount)
     ]
     return f"flavor {flavor} has {', '.join(lacks)}" if lacks else ""

@@ -1,7 +1,8 @@
-"""A plan's request -> every value of ``@kubernetes``, ``@resources`` and the environment. Pure functions.
+"""Convert a plan's request to the values of ``@kubernetes``, ``@resources`` and the environment. Pure
+functions.
 
-What the cluster itself has told (``ClusterFacts``, from the preflight) goes before what the tables say.
-Metaflow makes a JobSet of a step on several nodes; the same values hold for each of its pods.
+Facts reported by the cluster (``ClusterFacts``, from the preflight) take precedence over the tables. Metaflow
+creates a JobSet for a multi-node step; the same values apply to each of its pods.
 
 Units: ``memory`` and ``disk`` in MB (10**6 bytes), ``shared_memory`` in MiB.
 """
@@ -28,49 +29,49 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 TOPOLOGY_ANNOTATION = "kueue.x-k8s.io/podset-preferred-topology"
 GROUP_ANNOTATION = "kueue.x-k8s.io/podset-group-name"
-HUGEPAGES_WITH_EFA = "5120Mi"  # EKS user guide, node-efa: what its test of NCCL over EFA asks for
+HUGEPAGES_WITH_EFA = "5120Mi"  # request of the NCCL test in the EKS user guide, node-efa
 PLACEMENT = ("node_selector", "compute_pool")
 MB = 10**6
 
 
-# GKE, AKS and Karpenter guides taint GPU nodes so; without nodes to look at, this harms nowhere.
-USUAL = Toleration(key=GPUS, effect="NoSchedule")
+# Taint of GPU nodes in the GKE, AKS and Karpenter guides; harmless on clusters without it
+GPU_TOLERATION = Toleration(key=GPUS, effect="NoSchedule")
 
 
 def values_for(step_request: StepRequest) -> StepValues:
-    """All values for one step. What the user has written is left out of what would replace it.
+    """Return all values for one step, without those that the user has set.
 
-    ``step_request.configured`` is what ``@kubernetes`` has already, of Metaflow's own configuration.
+    ``step_request.configured`` holds the current values of ``@kubernetes``, from Metaflow's configuration.
     """
-    request, given, configured, facts = (
+    request, user_values, configured, facts = (
         step_request.request,
-        step_request.given,
+        step_request.user_values,
         step_request.configured,
         step_request.facts,
     )
     resources = step_request.with_given_sizes(sizes(request, facts))
-    own = "extended_resources" in given
+    user_sets_extended = "extended_resources" in user_values
     used = fabric_of(request, step_request.options, facts)
-    other = used is not None and used.name != "efa"
-    without_efa = own or other or step_request.options.fabric == "none"
+    other_fabric = used is not None and used.name != "efa"
+    without_efa = user_sets_extended or other_fabric or step_request.options.fabric == "none"
     interfaces = 0 if without_efa else efa_interfaces(request, facts)
     extended = {EFA: str(interfaces)} if interfaces else {}
-    if used is not None and other and not own:
+    if used is not None and other_fabric and not user_sets_extended:
         extended = {name: str(count) for name, count in used.resources}
     if interfaces and (facts.hugepages_bytes or 0) >= 5120 * MIB:
         extended[HUGEPAGES] = HUGEPAGES_WITH_EFA
     compute: dict[str, Any] = {name: resources[name] for name in ("cpu", "memory", "disk")}
-    if not any(name in given for name in PLACEMENT):
+    if not any(name in user_values for name in PLACEMENT):
         labels = selector(request, step_request.options, facts)
         compute["node_selector"] = {**(configured.get("node_selector") or {}), **labels}
-    if request.gpus_per_node and "tolerations" not in given:
+    if request.gpus_per_node and "tolerations" not in user_values:
         compute["tolerations"] = _tolerations(configured.get("tolerations") or [], request, facts)
     if extended:
         compute["extended_resources"] = {**(configured.get("extended_resources") or {}), **extended}
     if labels := queue_labels(request, step_request.options):
-        theirs = given["labels"].value if "labels" in given else {}
-        theirs = theirs if isinstance(theirs, dict) else {}
-        compute["labels"] = {**(configured.get("labels") or {}), **labels, **theirs}
+        user_labels = user_values["labels"].value if "labels" in user_values else {}
+        user_labels = user_labels if isinstance(user_labels, dict) else {}
+        compute["labels"] = {**(configured.get("labels") or {}), **labels, **user_labels}
     return StepValues(
         resources=resources,
         compute={name: value for name, value in compute.items() if value},
@@ -81,28 +82,30 @@ def values_for(step_request: StepRequest) -> StepValues:
 
 
 def pod_patches(step_request: StepRequest) -> tuple[dict[str, Any], ...]:
-    """Return the patches of training pods: fabric, topology, grace period, and the user's own last."""
+    """Return the patches of training pods: fabric, topology, grace period, and finally the user's patch."""
     if not step_request.on_fabric:
         return ()
     options = step_request.options
     used = fabric_of(step_request.request, options, step_request.facts)
-    grace = pod_shape.graceful(options.termination_grace_s) if options.termination_grace_s else None
-    own = dict(options.pod_template) if options.pod_template else None
-    near = _kept_near(step_request.facts.near) if step_request.facts.near else None
-    return tuple(filter(None, (used.patch if used else None, near, grace, own)))
+    grace_period = pod_shape.graceful(options.termination_grace_s) if options.termination_grace_s else None
+    user_patch = dict(options.pod_template) if options.pod_template else None
+    topology = _kept_near(step_request.facts.near) if step_request.facts.near else None
+    return tuple(filter(None, (used.patch if used else None, topology, grace_period, user_patch)))
 
 
 def _kept_near(level: str) -> dict[str, Any]:
-    """Kueue's annotations of topology-aware scheduling; the main node's pod and the workers' are a group."""
+    """Return Kueue's annotations for topology-aware scheduling; the main pod and the workers form one
+    group.
+    """
     return {"metadata": {"annotations": {TOPOLOGY_ANNOTATION: level, GROUP_ANNOTATION: "nodes"}}}
 
 
 def sizes(request: Request, facts: ClusterFacts) -> dict[str, Any]:
-    """``@resources``: what the plan asks for, but no more than the node leaves for pods."""
+    """Return the values of ``@resources``: the plan's request, limited to what a node can give to pods."""
     instance = hardware.current().find_instance(request.instance_type)
     cpu, memory = request.cpu, math.ceil(request.memory_mib * MIB / MB)
     room = facts.room or (cluster_tables.room_on(instance) if instance is not None else None)
-    if room is not None:  # a byte more, and no node takes it
+    if room is not None:  # a larger request would fit no node
         cpu, memory = min(cpu, math.floor(room.cpu)), min(memory, room.memory_bytes // MB)
     return {
         "cpu": max(cpu, 1),
@@ -114,35 +117,36 @@ def sizes(request: Request, facts: ClusterFacts) -> dict[str, Any]:
 
 
 def lowered(step_request: StepRequest) -> tuple[Override, ...]:
-    """Return by how much the room on a node lowers the plan's CPUs and memory, except for the user's
+    """Return the CPUs and memory of the plan that are lowered to what a node can hold, except the user's
     values.
     """
     request, facts = step_request.request, step_request.facts
-    left = sizes(request, facts)
-    where = "a node of this cluster" if facts.room is not None else "such a machine"
+    limited_sizes = sizes(request, facts)
+    node = "a node of this cluster" if facts.room is not None else "this machine type"
     used = {
-        "cpu": ("cpu", int(left["cpu"])),
-        "memory": ("memory_mib", round(left["memory"] * MB / MIB)),
+        "cpu": ("cpu", int(limited_sizes["cpu"])),
+        "memory": ("memory_mib", round(limited_sizes["memory"] * MB / MIB)),
     }
     return tuple(
         Override(
             name=name,
             planned=str(getattr(request, name)),
             used=str(value),
-            given_by=f"what {where} leaves for pods",
+            given_by=f"allocatable on {node}",
         )
         for attribute, (name, value) in used.items()
-        if value < getattr(request, name) and attribute not in step_request.given
+        if value < getattr(request, name) and attribute not in step_request.user_values
     )
 
 
 def selector(request: Request, options: Options, facts: ClusterFacts) -> dict[str, str]:
-    """Labels that the nodes must carry: the machine or its GPU, one zone, and what the request names."""
+    """Return the node selector: the machine type or its GPU, a zone, and the labels of the request."""
     labels: dict[str, str] = {}
     if facts.labels is not None:
-        # What was looked for are nodes to train on; a step without GPUs may run on any, and mostly must.
+        # The facts are about training nodes; a step without GPUs may run on any node.
         labels |= dict(facts.labels) if request.gpus_per_node else {}
-    elif request.instance_type and " " not in request.instance_type:  # "8x H100": no type of a cloud's
+    # "8x H100" is not a machine type of a cloud
+    elif request.instance_type and " " not in request.instance_type:
         labels[INSTANCE_TYPE] = request.instance_type
     if request.nodes > 1 and (zone := options.zone or facts.zone):
         labels[ZONE] = zone
@@ -155,20 +159,20 @@ def selector(request: Request, options: Options, facts: ClusterFacts) -> dict[st
 
 
 def spot_mark(request: Request, facts: ClusterFacts) -> SpotLabel:
-    """Return the label of the spot nodes that a request uses; UserError if it is unknown."""
-    known = facts.spot or next(
+    """Return the label of spot nodes for a request. Raises UserError if it is unknown."""
+    label = facts.spot or next(
         (row for row in cluster_tables.spot_labels() if row.cloud == request.cloud), None
     )
-    if known is None:
+    if label is None:
         raise UserError(
-            f"Nothing tells by which label {request.instance_type or 'this cluster'} is a spot node.",
-            "Name it: --with kubernetes:node_selector=LABEL=VALUE, or leave --spot out.",
+            f"The label of spot nodes of {request.instance_type or 'this cluster'} is unknown.",
+            "Name it: --with kubernetes:node_selector=LABEL=VALUE, or omit --spot.",
         )
-    return known
+    return label
 
 
 def efa_interfaces(request: Request, facts: ClusterFacts) -> int:
-    """EFA interfaces to ask for on each node: all of a whole machine's, for a step on several nodes."""
+    """Return the EFA interfaces to request per node: all of a whole machine, for a multi-node step."""
     instance = hardware.current().find_instance(request.instance_type)
     if request.nodes < 2 or instance is None or request.gpus_per_node != instance.gpu_count:
         return 0
@@ -177,14 +181,14 @@ def efa_interfaces(request: Request, facts: ClusterFacts) -> int:
 
 
 def environment(request: Request, backend: str, interfaces: int) -> dict[str, str]:
-    """Variables for NCCL, libfabric and gloo: for the fabric that is asked for, and for no other."""
+    """Return the variables of NCCL, libfabric and gloo for the requested fabric."""
     if request.nodes < 2:
         return {}
     return tables.environment(backend, "EFA" if interfaces else None)
 
 
 def queue_labels(request: Request, options: Options) -> dict[str, str]:
-    """Kueue's labels. It takes a job by its queue; the priority class counts there only."""
+    """Return Kueue's labels: the queue, and the priority class, which has no effect without a queue."""
     queue = options.queue_for(request.gpu_type)
     if not queue:
         return {}
@@ -194,9 +198,9 @@ def queue_labels(request: Request, options: Options) -> dict[str, str]:
 def _tolerations(
     configured: list[dict[str, str]], request: Request, facts: ClusterFacts
 ) -> list[dict[str, str]]:
-    needed = facts.tolerations or (USUAL,)
+    required = facts.tolerations or (GPU_TOLERATION,)
     taint = spot_mark(request, facts).taint if request.spot else ""
-    if taint and not any(each.covers(*parts(taint)) for each in needed):
-        needed = (*needed, *filter(None, [tolerated(taint)]))
-    added = [toleration.to_dict() for toleration in needed]
+    if taint and not any(each.covers(*parts(taint)) for each in required):
+        required = (*required, *filter(None, [tolerated(taint)]))
+    added = [toleration.to_dict() for toleration in required]
     return [*configured, *(item for item in added if item not in configured)]

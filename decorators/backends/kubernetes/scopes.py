@@ -1,4 +1,4 @@
-"""A run's training pods as ResourceQuotas with scopes see them."""
+"""Properties of a run's training pods that ResourceQuota scopes select by."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from estimator.hardware.cluster.quotas import QuotaPod
 
 
 def quota_pod(options: Options) -> QuotaPod:
-    """With the user's own patch of the pods in it."""
-    ours = {"activeDeadlineSeconds": 1, "priorityClassName": options.priority_class}  # Metaflow's, and ours
-    spec = merge({"spec": ours}, dict(options.pod_template or {})).get("spec") or {}
+    """Return the properties, including the user's patch of the pod template."""
+    # set by Metaflow and by this package
+    defaults = {"activeDeadlineSeconds": 1, "priorityClassName": options.priority_class}
+    spec = merge({"spec": defaults}, dict(options.pod_template or {})).get("spec") or {}
     return QuotaPod(
         has_deadline="activeDeadlineSeconds" in spec,
         priority_class=spec.get("priorityClassName"),
@@ -21,7 +22,7 @@ def quota_pod(options: Options) -> QuotaPod:
 
 
 def _crosses(value: Any) -> bool:
-    """Whether an affinity names namespaces, by name or by label, at any depth."""
+    """Whether an affinity refers to namespaces, by name or label, at any depth."""
     if isinstance(value, dict):
         return any(
             (name == "namespaces" and bool(each))

@@ -1,7 +1,7 @@
-"""The pod security standard "restricted": what it demands of a container, and whether a step's pods have it.
+"""The pod security standard "restricted": its requirements, and whether a step's pods meet them.
 
-Metaflow hands ``security_context=`` of ``@kubernetes`` on to the container as it is, by the names of the
-kubernetes library.
+Metaflow passes ``security_context=`` of ``@kubernetes`` to the container unchanged, with the names of the
+Kubernetes Python client.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 ENFORCE = "pod-security.kubernetes.io/enforce"  # label of a namespace
 RESTRICTED: dict[str, Any] = {  # Kubernetes, "pod security standards"
     "run_as_non_root": True,
-    "run_as_user": 1000,  # of the images of infra/docker
+    "run_as_user": 1000,  # user of the images in infra/docker
     "allow_privilege_escalation": False,
     "capabilities": {"drop": ["ALL"]},
     "seccomp_profile": {"type": "RuntimeDefault"},
@@ -22,7 +22,7 @@ RESTRICTED: dict[str, Any] = {  # Kubernetes, "pod security standards"
 
 
 def option() -> str:
-    """The option of a flow by which its pods meet the standard, as a shell takes it."""
+    """Return the flow option that makes its pods meet the standard, quoted for a shell."""
     context = json.dumps(RESTRICTED, separators=(",", ":"))
     return f"--with {shlex.quote(f'kubernetes:security_context={context}')}"
 

@@ -1,4 +1,4 @@
-"""Capabilities of a cluster for runs of any size: the preflight without its nodes."""
+"""Capabilities of a cluster for runs of any size: the preflight without the checks of nodes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from decorators.backends.findings import Findings
 from decorators.backends.kubernetes import images
 from decorators.backends.kubernetes.nodes import PodSettings, Preflight
-from decorators.backends.kubernetes.preflight import CHECKS, access, allowed, ask, namespace
+from decorators.backends.kubernetes.preflight import CHECKS, access, allowed, namespace, run_check
 from decorators.backends.options import Options
 from estimator.hardware.cluster.api import Clock, ClusterApi
 from estimator.plan import Request
@@ -16,12 +16,12 @@ ARGO, ARGO_VERSION = "argoproj.io", "v1alpha1"
 
 
 def survey(pods: PodSettings, *, clock: Clock | None = None) -> tuple[Findings, Findings, Findings]:
-    """Check the requirements of pods of any size: of a step on one node, on several, of Argo Workflows.
+    """Check the requirements of single-node steps, of multi-node steps, and of Argo Workflows.
 
-    Raises UserError where the API cannot be used at all.
+    Returns the findings in this order. Raises UserError if the API cannot be used.
     """
     with ClusterApi(clock=clock) as api:
-        one, several = (
+        single_node, multi_node = (
             Preflight(
                 api=api,
                 request=Request(
@@ -40,15 +40,15 @@ def survey(pods: PodSettings, *, clock: Clock | None = None) -> tuple[Findings, 
             )
             for nodes in (1, 2)
         )
-        access(one)
-        for preflight in (one, several):
+        access(single_node)
+        for preflight in (single_node, multi_node):
             for check in CHECKS:
-                ask(preflight, check)
-        argo = replace(one, findings=Findings(where=one.findings.where))
+                run_check(preflight, check)
+        argo = replace(single_node, findings=Findings(where=single_node.findings.where))
         for check in (namespace, _argo):
-            ask(argo, check)
-    images.check(pods.image, one.findings, api.clock, gpus=True)
-    return one.findings, several.findings, argo.findings
+            run_check(argo, check)
+    images.check(pods.image, single_node.findings, api.clock, gpus=True)
+    return single_node.findings, multi_node.findings, argo.findings
 
 
 def _argo(preflight: Preflight) -> None:

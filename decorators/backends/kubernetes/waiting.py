@@ -7,56 +7,56 @@ from dataclasses import replace
 from typing import Any
 
 from decorators._metaflow import WaitedJob
-from decorators.backends.interface import STARTED, Hopeless, WaitState
+from decorators.backends.interface import STARTED, PermanentFailure, WaitState
 from estimator.errors import UserError
 from estimator.hardware.cluster.api import ApiRefusedError, ClusterApi, Json, UnreachableError, found_at
 
 JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2"
-_BAD_IMAGE = "Look at its name and at the pull secret: kubectl describe pods shows the registry's answer."
-_SEE = "kubectl describe pods shows more."
-_BAD_CONFIG = "A Secret or ConfigMap that the pod names is missing: kubectl describe pods shows which."
+_BAD_IMAGE = "Check the image name and the pull secret. Show the registry's response: kubectl describe pods"
+_SEE = "Show details: kubectl describe pods"
+_BAD_CONFIG = "Create the missing Secret or ConfigMap. Show its name: kubectl describe pods"
 _REFUSED = (
-    "The cluster's rules refuse the pods, however long this waits: kubectl describe "
-    "namespace,limitrange,resourcequota shows them."
+    "The cluster's policies reject the pods. Show them: kubectl describe namespace,limitrange,resourcequota"
 )
-# What a Job's controller is told where the API server takes its pods under no circumstances: LimitRanges, pod
-# security, a quota of limits, webhooks and admission policies, fields that cannot be, a priority class that
-# isn't there. A quota that is used up passes, and so does a webhook that doesn't answer.
+# Errors with which the API server rejects a Job's pods permanently: LimitRanges, pod security, a quota of
+# limits, webhooks and admission policies, invalid fields, a missing priority class. An exhausted quota or a
+# webhook that does not respond is temporary.
 _FOR_GOOD = re.compile(
     r"usage per (Container|Pod) is|violates PodSecurity|must specify |denied (the )?request|is invalid: "
     r"|no PriorityClass with name "
 )
-# The kubelet's reasons of a waiting container. A registry that hiccups gets time; a wrong name gets none.
-HOPELESS = {
-    "InvalidImageName": Hopeless(kind="image name", grace_s=0, advice=_BAD_IMAGE),
-    "ErrImageNeverPull": Hopeless(kind="image", grace_s=10, advice=_BAD_IMAGE),
-    "ErrImagePull": Hopeless(kind="image", grace_s=120, advice=_BAD_IMAGE),
-    "ImagePullBackOff": Hopeless(kind="image", grace_s=120, advice=_BAD_IMAGE),
-    "CreateContainerConfigError": Hopeless(kind="config", grace_s=30, advice=_BAD_CONFIG),
-    "CreateContainerError": Hopeless(kind="container", grace_s=30, advice=_SEE),
-    "RunContainerError": Hopeless(kind="container", grace_s=30, advice=_SEE),
+# The kubelet's reasons for a waiting container. Registry errors are tolerated for a while, a wrong name is
+# not.
+PERMANENT_FAILURES = {
+    "InvalidImageName": PermanentFailure(kind="image name", grace_period_s=0, advice=_BAD_IMAGE),
+    "ErrImageNeverPull": PermanentFailure(kind="image", grace_period_s=10, advice=_BAD_IMAGE),
+    "ErrImagePull": PermanentFailure(kind="image", grace_period_s=120, advice=_BAD_IMAGE),
+    "ImagePullBackOff": PermanentFailure(kind="image", grace_period_s=120, advice=_BAD_IMAGE),
+    "CreateContainerConfigError": PermanentFailure(kind="config", grace_period_s=30, advice=_BAD_CONFIG),
+    "CreateContainerError": PermanentFailure(kind="container", grace_period_s=30, advice=_SEE),
+    "RunContainerError": PermanentFailure(kind="container", grace_period_s=30, advice=_SEE),
 }
 
 
 def wait_state(job: WaitedJob) -> WaitState:
-    """Whether the job's pods have started; while the API doesn't answer it counts as waiting."""
+    """Return whether the job's pods have started; while the API is unavailable the job counts as waiting."""
     try:
         with ClusterApi() as api:
             return _state(api, job)
     except UserError as error:  # a kubeconfig that is being rewritten
         return WaitState(pending=True, reason=error.problem)
     except (ApiRefusedError, UnreachableError) as error:
-        return WaitState(pending=True, reason=f"the Kubernetes API doesn't tell: {error}")
+        return WaitState(pending=True, reason=f"the Kubernetes API is unavailable: {error}")
 
 
 def remove_job(job: WaitedJob) -> None:
-    """Delete the Job or JobSet with its pods; one that is gone already is fine."""
+    """Delete the Job or JobSet with its pods; does nothing if it is already gone."""
     try:
         with ClusterApi() as api:
             api.delete(_path(job))
     except (ApiRefusedError, UnreachableError, UserError) as error:
         if getattr(error, "status", None) != 404:
-            job.complain(f"{job.what} can't be removed: {error}")
+            job.report_error(f"{job.what} cannot be removed: {error}")
 
 
 def _state(api: ClusterApi, job: WaitedJob) -> WaitState:
@@ -82,20 +82,24 @@ def _waiting(api: ClusterApi, job: WaitedJob, spec: Json, pods: list[Json]) -> W
         return WaitState(pending=True, reason=unscheduled[0])
     if len(pods) < _expected(job, spec):
         reason = _not_made(api, job)
-        refused = Hopeless(kind="admission", grace_s=0, advice=_REFUSED) if _FOR_GOOD.search(reason) else None
-        return WaitState(pending=True, reason=reason, hopeless=refused)
+        refused = (
+            PermanentFailure(kind="admission", grace_period_s=0, advice=_REFUSED)
+            if _FOR_GOOD.search(reason)
+            else None
+        )
+        return WaitState(pending=True, reason=reason, permanent_failure=refused)
     placed = any((pod.get("spec") or {}).get("nodeName") for pod in pods)
     return WaitState(pending=True, reason="the image is being pulled" if placed else "")
 
 
 def pods_of(api: ClusterApi, job: WaitedJob) -> list[Json]:
-    """The pods of a Job or JobSet. Raises ApiRefusedError, UnreachableError."""
+    """Return the pods of a Job or JobSet. Raises ApiRefusedError, UnreachableError."""
     label = "jobset.sigs.k8s.io/jobset-name" if job.kind == "jobset" else "job-name"
     return _listed(api, job, "pods", labelSelector=f"{label}={job.name}")
 
 
 def exists(api: ClusterApi, job: WaitedJob) -> bool:
-    """Whether the Job or JobSet is still there. Raises ApiRefusedError, UnreachableError."""
+    """Whether the Job or JobSet still exists. Raises ApiRefusedError, UnreachableError."""
     return found_at(api.get, _path(job)) is not None
 
 
@@ -105,7 +109,7 @@ def _path(job: WaitedJob) -> str:
 
 
 def _expected(job: WaitedJob, spec: Json) -> int:
-    """Return the number of pods of the job once all of them run."""
+    """Return the number of pods that the job will have."""
     if job.kind == "job":
         return 1
     return sum(int(item.get("replicas", 1)) for item in spec.get("replicatedJobs") or []) or 1
@@ -116,22 +120,22 @@ def _listed(api: ClusterApi, job: WaitedJob, what: str, **query: str) -> list[Js
 
 
 def _of_containers(pod: Json) -> WaitState | None:
-    """Return what keeps a placed pod's container from starting; None if it is unknown."""
+    """Return why the container of a scheduled pod does not start; None if unknown."""
     for status in (pod.get("status") or {}).get("containerStatuses") or []:
         waiting = (status.get("state") or {}).get("waiting") or {}
-        if (hopeless := HOPELESS.get(waiting.get("reason", ""))) is not None:
+        if (permanent_failure := PERMANENT_FAILURES.get(waiting.get("reason", ""))) is not None:
             message = " ".join(str(waiting.get("message") or "").split())
             image = f" ({status.get('image')})" if "mage" in waiting["reason"] else ""
             return WaitState(
                 pending=True,
                 reason=f"{waiting['reason']}{image}{': ' if message else ''}{message[:300]}",
-                hopeless=hopeless,
+                permanent_failure=permanent_failure,
             )
     return None
 
 
 def _unscheduled(pod: Json) -> str:
-    """Return the scheduler's reason why the pod is not placed; empty if there is none."""
+    """Return the scheduler's reason for not placing the pod; empty if there is none."""
     for condition in (pod.get("status") or {}).get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return str(condition.get("message") or condition.get("reason") or "")
@@ -139,13 +143,13 @@ def _unscheduled(pod: Json) -> str:
 
 
 def _not_made(api: ClusterApi, job: WaitedJob) -> str:
-    """Return the reason why pods are not created: a quota, a missing service account."""
+    """Return why pods are not created, for example a quota or a missing service account."""
     try:
         events = _listed(api, job, "events", fieldSelector="type=Warning,involvedObject.kind=Job")
     except ApiRefusedError:
         return ""
-    mine = [event for event in events if _about(event, job)]
-    newest = max(mine, key=lambda event: str(event.get("lastTimestamp") or ""), default=None)
+    job_events = [event for event in events if _about(event, job)]
+    newest = max(job_events, key=lambda event: str(event.get("lastTimestamp") or ""), default=None)
     return " ".join(str(newest.get("message") or "").split()) if newest is not None else ""
 
 
@@ -161,7 +165,7 @@ def _queued(api: ClusterApi, job: WaitedJob) -> str:
         path = f"/apis/{version}/namespaces/{job.namespace}/workloads"
         workloads = api.get(path).get("items") or []
     except ApiRefusedError:
-        return "it is suspended: a queue has not admitted it yet"
+        return "suspended: not admitted by its queue yet"
     for workload in workloads:
         owners = (workload.get("metadata") or {}).get("ownerReferences") or []
         if not any(owner.get("name") == job.name for owner in owners):
@@ -170,4 +174,4 @@ def _queued(api: ClusterApi, job: WaitedJob) -> str:
             if condition.get("type") == "QuotaReserved" and condition.get("status") == "False":
                 queue = (workload.get("spec") or {}).get("queueName")
                 return f"in Kueue's queue {queue}: {condition.get('message')}"
-    return "it is suspended: a queue has not admitted it yet"
+    return "suspended: not admitted by its queue yet"

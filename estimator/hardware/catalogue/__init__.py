@@ -161,8 +161,8 @@ class Catalogue:
 
     def find_gpu_of_size(self, name: str, mib: int) -> Gpu | None:
         """Return the GPU that a cloud calls ``name`` next to a memory size ("A100", 40960), or None."""
-        for spelling in (f"{name}-{round(mib / 1024)}GB", name):
-            gpu = self.find_gpu(spelling)
+        for alias in (f"{name}-{round(mib / 1024)}GB", name):
+            gpu = self.find_gpu(alias)
             if gpu is not None and abs(mib * MIB / gpu.vram_bytes - 1) < SIZE_TOLERANCE:
                 return gpu
         return None

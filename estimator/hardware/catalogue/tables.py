@@ -33,11 +33,11 @@ class Tables:
 
     def gpu_key(self, name: str) -> str | None:
         """Return the key of the GPU with this name or alias, or None."""
-        spelling = normal(name)
-        if spelling in self.gpus:
-            return spelling
+        normalized = normal(name)
+        if normalized in self.gpus:
+            return normalized
         return next(
-            (key for key, cells in self.gpus.items() if spelling in map(normal, aliases_of(cells))), None
+            (key for key, cells in self.gpus.items() if normalized in map(normal, aliases_of(cells))), None
         )
 
 

@@ -34,7 +34,7 @@ class ClusterNodes:
     memory_bytes: int
     ephemeral_bytes: int | None
     efa: int  # interfaces
-    spot: bool | None  # None: no label says so
+    spot: bool | None  # None: unknown
     zones: tuple[str, ...]
     taints: tuple[str, ...]  # "key=value:effect"
     names: tuple[str, ...]

@@ -63,11 +63,11 @@ def api_error(
     """
     api = f"The Kubernetes API of {server}" if server else "The Kubernetes API"
     if isinstance(error, NoKubernetesError):
-        return UserError(f"{api} can't be reached: {error}.", "Look at `server:` in the kubeconfig.")
+        return UserError(f"{api} can't be reached: {error}.", "Check `server:` in the kubeconfig.")
     if isinstance(error, UntrustedError):
         return UserError(
             f"{api} can't be reached: {error}.",
-            "Look at `server:` and `certificate-authority-data:` in the kubeconfig.",
+            "Check `server:` and `certificate-authority-data:` in the kubeconfig.",
         )
     if isinstance(error, UnreachableError):
         return UserError(
@@ -273,7 +273,7 @@ def access(context: str | None) -> tuple[str, Any]:
                 config.load_incluster_config(client_configuration=configuration)
             except config.ConfigException as error:
                 raise UserError(
-                    f"This pod's access to its cluster can't be read: {error}", "Give it a service account."
+                    f"Cannot read this pod's cluster credentials: {error}", "Give it a service account."
                 ) from None
             return IN_CLUSTER, configuration
         raise UserError(

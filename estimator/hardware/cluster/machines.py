@@ -102,13 +102,13 @@ def _together(members: list[ClusterNodes]) -> ClusterNodes:
 
 
 def _least(parts: list[Free | None]) -> Free | None:
-    told = [part for part in parts if part is not None]
-    if len(told) < len(parts):
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
         return None
     return Free(
-        gpus=min(part.gpus for part in told),
-        cpu=min(part.cpu for part in told),
-        memory_bytes=min(part.memory_bytes for part in told),
+        gpus=min(part.gpus for part in known),
+        cpu=min(part.cpu for part in known),
+        memory_bytes=min(part.memory_bytes for part in known),
     )
 
 

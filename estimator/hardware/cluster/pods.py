@@ -13,7 +13,7 @@ from estimator.hardware.cluster.quotas import QuotaPod
 from estimator.hardware.cluster.tables import Room
 from estimator.hardware.cluster.taints import Toleration, fence
 
-ASKED_NODES = 4  # sample of the nodes that one selector matches, which are alike; one request each
+ASKED_NODES = 4  # sample of the nodes that one selector matches, which are equal; one request each
 _STAYING = ("DaemonSet", "Node")  # owners of pods that stay; static pods of the kubelet belong to the node
 _RUNNING = "status.phase!=Succeeded,status.phase!=Failed"
 

@@ -302,26 +302,26 @@ def _read_groups(get: Callable[..., Json], may: Callable[..., bool]) -> tuple[tu
         return (), ""
     data = found.get("data")
     text = str(data.get("status") or "") if isinstance(data, dict) else ""
-    unreadable = "{namespace}/{name} can't be read".format(**STATUS)
+    unreadable = "{namespace}/{name} is unreadable".format(**STATUS)
     try:
         content = parse_yaml(text)
     except yaml.YAMLError:
         content = None
-    told = content.get("nodeGroups") if isinstance(content, dict) else None
-    if told is not None and not (isinstance(told, list) and all(isinstance(each, dict) for each in told)):
+    items = content.get("nodeGroups") if isinstance(content, dict) else None
+    if items is not None and not (isinstance(items, list) and all(isinstance(each, dict) for each in items)):
         return (), unreadable
-    if told is None:
+    if items is None:
         old = tuple(_group(name, int(now), int(most)) for name, now, most in _OLD_GROUP.findall(text))
         return old, "" if old else unreadable
     groups = []
-    for item in told:
+    for item in items:
         health = item.get("health")
         if not isinstance(health, dict):
             return (), unreadable
         now, most = health.get("cloudProviderTarget", 0), health.get("maxSize")  # a target of 0 is omitted
         if isinstance(now, int) and isinstance(most, int):
             groups.append(_group(str(item.get("name", "")), now, most))
-    return tuple(groups), "" if groups or not told else unreadable
+    return tuple(groups), "" if groups or not items else unreadable
 
 
 def _group(name: str, now: int, most: int) -> NodeGroup:

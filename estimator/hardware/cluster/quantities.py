@@ -19,8 +19,8 @@ _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}  # powers of 10
 def quantity(text: str | float) -> float:
     """Parse a quantity in its base unit: bytes, cores, counts.
 
-    Format: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/. Raises UserError
-    for anything else.
+    Format: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/. Raises
+    UserError for anything else.
     """
     found = _NUMBER.fullmatch(str(text).strip()[: _MAX_LENGTH + 1])
     if found is None or len(found[0]) > _MAX_LENGTH:
@@ -37,8 +37,8 @@ def quantity(text: str | float) -> float:
 
 def _invalid(text: object) -> UserError:
     return UserError(
-        f"The cluster reports {str(text)[:_MAX_LENGTH]!r}, which is not a Kubernetes quantity.",
-        "Write a quantity such as 500m, 16 or 96Gi in the object that has it (node, pod, quota or queue).",
+        f"The cluster reports an amount of {str(text)[:_MAX_LENGTH]!r}, which is not a Kubernetes quantity.",
+        "Write an amount such as 500m, 16 or 96Gi in the object that has it (node, pod, quota or queue).",
     )
 
 

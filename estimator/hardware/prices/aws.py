@@ -237,7 +237,7 @@ def _fault(error: Exception, permission: str) -> str:
     """Describe a failed call in one clause."""
     failure = failure_of(error)
     if failure.kind == "unreachable":
-        return "unreachable"
+        return "can't be reached"
     if failure.kind == "denied":
         return f"not allowed, needs {permission}"
     return failure.message if failure.kind == "other" else f"{failure.code}: {failure.message}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from launchers.engines.loop import quantised, unet, unet_export
 from launchers.engines.loop.sharding import TrainedModel
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
-from launchers.models import hf_layout
+from launchers.models import causal, hf_layout
 
 _ADAPTER_PREFIX = "base_model.model."
 
@@ -33,12 +34,26 @@ def check_mergeable(network: Any, job: TrainJob) -> None:
         name for path in hf_layout.weight_files(job.model_dir) for name in hf_layout.safetensors_header(path)
     }
     adapted = [name for name, module in network.named_modules() if hasattr(module, "lora_A")]
-    names = [f"{name.removeprefix(_ADAPTER_PREFIX)}.weight" for name in adapted]
-    if missing := [name for name in names if name not in held]:
+    names = _names_in_files(network, [f"{name.removeprefix(_ADAPTER_PREFIX)}.weight" for name in adapted])
+    if missing := [name for name in names.values() if name not in held]:
         raise UserError(
             f"{job.settings.model}: its files have no {missing[0]}, which its adapter is to be merged into.",
             "Use --method full.",
         )
+
+
+def _names_in_files(network: Any, names: Iterable[str]) -> dict[str, str]:
+    """Return the name of each weight of a model in its files.
+
+    They differ in vision-language models that were published before transformers put both parts side by side.
+    """
+    if not causal.sees_images(network.config):
+        return {name: name for name in names}
+    from transformers.core_model_loading import revert_weight_conversion
+
+    base = network.get_base_model()
+    empty = torch.empty(1, device="meta")
+    return {name: next(iter(revert_weight_conversion(base, {name: empty}))) for name in names}
 
 
 def save(model: TrainedModel, job: TrainJob, env: RankEnv) -> None:
@@ -69,18 +84,29 @@ def save(model: TrainedModel, job: TrainJob, env: RankEnv) -> None:
     if not job.settings.merges(job.plan.method):
         return
     merge(
-        job.model_dir, adapter, job.output_dir / "model", quantised.as_trained_on(model.module, model.device)
+        job.model_dir,
+        adapter,
+        job.output_dir / "model",
+        quantised.as_trained_on(model.module, model.device),
+        lambda names: _names_in_files(model.module, names),
     )
 
 
 def merge(
-    base: Path, adapter: Path, destination: Path, beside: quantised.Change = quantised.unchanged
+    base: Path,
+    adapter: Path,
+    destination: Path,
+    beside: quantised.Change = quantised.unchanged,
+    names_in_files: Callable[[Iterable[str]], dict[str, str]] | None = None,
 ) -> None:
     """Base weights plus adapter on the CPU, in the base's own files, names and types; sums are in fp32.
 
     ``beside`` gives the weight that the adapter was trained beside, for one of the base's.
+    ``names_in_files``: returns the names that the model's weights have in the base's files, if they differ.
     """
     updates = _updates(adapter)
+    if names_in_files is not None:
+        updates = {new: updates[name] for name, new in names_in_files(updates).items()}
     config = json.loads((base / "config.json").read_text())
     tied = config.get("tie_word_embeddings", config.get("text_config", {}).get("tie_word_embeddings", False))
 

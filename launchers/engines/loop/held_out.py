@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +14,7 @@ from estimator.vocabulary import TASKS
 from launchers.dataset.batches import MicroBatch, collate, collate_pairs, token_multiple
 from launchers.dataset.measured import MAX_BATCH_TOKENS, MAX_ROWS, batches_by_length
 from launchers.dataset.prepared import Prepared
+from launchers.dataset.render import load_tokenizer
 from launchers.engines.loop import varlen
 from launchers.engines.loop.outcome import Outcome, StepCounts
 from launchers.engines.loop.sharding import Answering
@@ -56,6 +58,8 @@ class TextRows:
         padding_free = varlen.applies(job)
         # of its own: KTO's keeps what belongs to a step
         self._task: TextTask = text_task_of(job.settings, padding_free=padding_free)
+        vision = job.settings.vision is not None
+        self._images = load_tokenizer(job.model_dir, job.settings) if vision else None
         self._multiple = token_multiple(self._data, padding_free=padding_free)
         self._counts: StepCounts = self._task.counts(self._data, 0, self.count)
         self.metrics, self.divisor = self._task.metrics, self._counts.divisor
@@ -80,7 +84,7 @@ class TextRows:
         return ()
 
     def _batch(self, indices: list[int]) -> MicroBatch:
-        put_together = collate_pairs if self._pairs else collate
+        put_together = collate_pairs if self._pairs else partial(collate, images=self._images)
         batch = put_together(
             [self._data.row(index) for index in indices], self._data.info.pad_id, self._multiple
         )

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from estimator.errors import UserError
-from estimator.models import LATENT_PROJECTIONS, PROJECTIONS
+from estimator.models import LATENT_PROJECTIONS, PROJECTIONS, RECURRENT_PROJECTIONS, architectures
 from estimator.models.architectures import own_names
 from estimator.vocabulary import METHODS, TASKS
 from launchers.base.imports import collector_paused
-from launchers.engines.loop import liger, quantised, unet, varlen, whole_modules
+from launchers.engines.loop import liger, quantised, unet, varlen, vision, whole_modules
 from launchers.engines.loop.families import blocks, expert_tensors
 from launchers.engines.loop.recompute import recompute
 from launchers.engines.reward_head import HEAD
@@ -62,6 +62,8 @@ def made_trainable(model: Any, job: TrainJob, *, adapters_in_fp32: bool = False)
         for parameter in model.parameters():
             if parameter.requires_grad:  # PEFT leaves those on the meta device in fp32
                 parameter.data = parameter.data.to(torch.float32 if adapters_in_fp32 else dtype_of(job))
+    elif job.settings.vision is not None:
+        vision.freeze(model, job.settings)
     recompute(blocks(model), job)
     model.train()
     return model
@@ -115,7 +117,11 @@ def low_rank_config(model: Any, job: TrainJob) -> Any:
         r=lora.rank,
         lora_alpha=int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
         lora_dropout=lora.dropout,
-        target_modules=adapted_layers(model, settings),
+        target_modules=(
+            adapted_layers(model, settings)
+            if settings.vision is None
+            else vision.adapted_layers(model, adapted_layers(model, settings), settings)
+        ),
         use_rslora=lora.rslora,
         use_dora=job.plan.method == "dora",
         task_type="SEQ_CLS" if rewards else "CAUSAL_LM",
@@ -132,9 +138,12 @@ def adapted_layers(model: Any, settings: Settings) -> list[str]:
     """
     targets = settings.lora.targets
     linear = {name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
-    generic = (*PROJECTIONS, *LATENT_PROJECTIONS) if settings.lora.all_linear else targets
+    everything = (*PROJECTIONS, *LATENT_PROJECTIONS, *RECURRENT_PROJECTIONS)
+    generic = everything if settings.lora.all_linear else targets
     model_type = model.config.get_text_config().model_type
     usable = linear - _names_of_experts(model_type)
+    if architectures.family_of(model_type).recurrence == "mamba2":
+        usable -= {"out_proj"}  # the fused kernel reads its weight, past an adapter
     found = [name for name in own_names(model_type, generic) if name in usable]
     if not found:
         wanted = targets if isinstance(targets, str) else ", ".join(targets)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from estimator.plan import Layout
 from estimator.vocabulary import IMAGE_TASK, TASKS
 from launchers.dataset.batches import (
+    ImageInputs,
     MicroBatch,
     counted_labels,
     micro_batches,
@@ -71,14 +72,17 @@ class OfRows:
     """Common part of tasks on rows of tokens.
 
     ``reference``: launchers.evaluation.reference's file, where the run has one. ``padding_free``: batches are
-    joined without padding (launchers.dataset.batches.MicroBatch).
+    joined without padding (launchers.dataset.batches.MicroBatch). ``images``: makes the inputs of a
+    vision-language model.
     """
 
     pairs: ClassVar[bool] = False  # whether a row is a pair
 
-    def __init__(self, reference: Path | None, *, padding_free: bool = False) -> None:
+    def __init__(
+        self, reference: Path | None, *, padding_free: bool = False, images: ImageInputs | None = None
+    ) -> None:
         self.reference: NDArray[np.float32] | None = None if reference is None else np.load(reference)
-        self.padding_free = padding_free
+        self.padding_free, self.images = padding_free, images
 
     def batches(self, data: Prepared, layout: Layout, step: int, rank: int, /) -> Iterator[MicroBatch]:
         return micro_batches(
@@ -89,6 +93,7 @@ class OfRows:
             pairs=self.pairs,
             reference=self.reference,
             padding_free=self.padding_free,
+            images=self.images,
         )
 
 
@@ -97,8 +102,8 @@ class NextToken(OfRows):
 
     metrics: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, *, fused: bool, padding_free: bool = False) -> None:
-        super().__init__(None, padding_free=padding_free)
+    def __init__(self, *, fused: bool, padding_free: bool = False, images: ImageInputs | None = None) -> None:
+        super().__init__(None, padding_free=padding_free, images=images)
         self._fused = fused
 
     def check(self, _model: Answering, _data: Prepared, /) -> None:
@@ -273,11 +278,17 @@ def _untrained(model: Answering, batch: MicroBatch) -> torch.Tensor:
         return summed_log_probabilities(model.logits(**batch.inputs), batch)
 
 
-def task_of(settings: Settings, reference: Path | None = None, *, padding_free: bool = False) -> Task:
+def task_of(
+    settings: Settings,
+    reference: Path | None = None,
+    *,
+    padding_free: bool = False,
+    images: ImageInputs | None = None,
+) -> Task:
     """Build the task that a run's settings name, on rows of tokens or on images.
 
     ``reference``: what was computed before training, where the task needs it (TrainJob.reference).
-    ``padding_free``: see :class:`OfRows`.
+    ``padding_free``, ``images``: see :class:`OfRows`.
     """
     if TASKS[settings.task].images:
         from launchers.engines.loop.images import TextToImage  # needs diffusers
@@ -285,11 +296,15 @@ def task_of(settings: Settings, reference: Path | None = None, *, padding_free: 
         if reference is None:
             raise ValueError(f"task {IMAGE_TASK} learns from latents, and there are none")
         return TextToImage(settings, reference)
-    return text_task_of(settings, reference, padding_free=padding_free)
+    return text_task_of(settings, reference, padding_free=padding_free, images=images)
 
 
 def text_task_of(
-    settings: Settings, reference: Path | None = None, *, padding_free: bool = False
+    settings: Settings,
+    reference: Path | None = None,
+    *,
+    padding_free: bool = False,
+    images: ImageInputs | None = None,
 ) -> TextTask:
     """Build a task on rows of tokens."""
     if TASKS[settings.task].judged:
@@ -298,7 +313,7 @@ def text_task_of(
         return Reward(None)
     if settings.trains_on_pairs:
         return Preferences(settings, reference, padding_free=padding_free)
-    return NextToken(fused=settings.liger, padding_free=padding_free)
+    return NextToken(fused=settings.liger, padding_free=padding_free, images=images)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from launchers.dataset.prepared import Prepared
+from launchers.dataset.render import load_tokenizer
 from launchers.engines.loop import export, unet, varlen
 from launchers.engines.loop.evaluation import Evaluator
 from launchers.engines.loop.feed import Feed
@@ -39,7 +40,8 @@ def train(job: TrainJob, sharding: Sharding) -> None:
     if merges and env.rank == 0 and not unet.is_unet(model.module):
         export.check_mergeable(model.module, job)
     data = Prepared(job.data_dir)
-    task = task_of(job.settings, job.reference, padding_free=varlen.applies(job))
+    images = None if job.settings.vision is None else load_tokenizer(job.model_dir, job.settings)
+    task = task_of(job.settings, job.reference, padding_free=varlen.applies(job), images=images)
     task.check(model, data)
     feed = Feed(task, data, job, env.rank, device)
     profiler = Profiler(job, env, reporter, model.module)

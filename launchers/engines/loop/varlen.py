@@ -27,6 +27,7 @@ def applies(job: TrainJob) -> bool:
         and varlen.unsupported(job.model.spec, job.settings.task) is None
         and job.plan.layout.precision != "fp32"
         and not METHODS[job.plan.method].llama_adapter
+        and job.settings.vision is None  # its positions follow the images
         and torch.cuda.get_device_capability() >= OLDEST_CAPABILITY
         and not _attention_dropout(job)
     )

@@ -1,3 +1,3 @@
-"""Tells Metaflow which module beside this one has the names that ``metaflow`` gets."""
+"""Extension point of Metaflow: names the module whose names are added to ``metaflow``."""
 
 toplevel = "toplevel"

@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from metaflow_extensions.finetune.lazily import current_profile, gpu_profile, load_model
 
-__mf_extensions__ = "finetune"  # with __version__ a part of the version that runs are tagged with
+__mf_extensions__ = "finetune"  # together with __version__ part of the version tag of runs
 try:
     __version__ = version("metaflow-finetune")
 except PackageNotFoundError:  # a task's code package

@@ -12,7 +12,7 @@ from checklist.analysis import packet_loss, recurrence, sharing
 from checklist.analysis.baseline import (
     DAY_S,
     LEAST,
-    MOST,
+    MAX_RUNS,
     OWN_PAST,
     STEADY_NIGHTS,
     Record,
@@ -28,7 +28,7 @@ from checklist.analysis.packet_loss import Loss
 from checklist.analysis.paths import Paths
 from checklist.analysis.recurrence import WITHIN_DAYS, Look
 from checklist.analysis.screening import slow_pairs
-from checklist.analysis.second_pass import MOST_RERUNS, RERUNS, RERUNS_ABOVE, Alone, best_of
+from checklist.analysis.second_pass import MAX_RERUNS, RERUNS, RERUNS_ABOVE, Alone, best_of
 from checklist.analysis.soundness import wrong
 from checklist.measurements import Pair
 from checklist.round_robin import ALL_PAIRS_UP_TO
@@ -139,7 +139,7 @@ def test_pairs_that_failed_with_a_lost_node_or_in_its_round_are_left_out() -> No
 def test_a_suspect_node_is_measured_again_before_a_slower_link() -> None:
     cluster = Cluster(nodes=8, transmit={1: 0.5}, receive={1: 0.5}, links={(3, 4): 0.1, (4, 3): 0.1})
     again = diagnose(cluster.first_pass(), 8).again
-    assert len(again) <= MOST_RERUNS
+    assert len(again) <= MAX_RERUNS
     assert next(n for n, ends in enumerate(again) if 1 in ends) < again.index((3, 4))
 
 
@@ -174,8 +174,8 @@ def test_five_and_ten_percent_below_the_baseline_are_still_within(value: float, 
 
 def test_a_baseline_needs_three_runs_and_keeps_the_first_ten() -> None:
     assert compare_with_past(records(*[100.0] * (LEAST - 1)), SETTING, "x", None, 1.0) is None
-    found = baseline(records(*[100.0 + n for n in range(MOST)], 50.0))
-    assert found.values == tuple(100.0 + n for n in range(MOST))
+    found = baseline(records(*[100.0 + n for n in range(MAX_RUNS)], 50.0))
+    assert found.values == tuple(100.0 + n for n in range(MAX_RUNS))
 
 
 @pytest.mark.parametrize(
@@ -187,13 +187,13 @@ def test_a_baseline_needs_three_runs_and_keeps_the_first_ten() -> None:
     ],
 )
 def test_a_new_level_must_be_a_warning_away_for_five_nights(level: tuple[float, ...], moved: bool) -> None:
-    found = baseline(records(*[100.0] * MOST, *level))
+    found = baseline(records(*[100.0] * MAX_RUNS, *level))
     assert (found.median, found.before) == (level[0] if moved else 100.0, 100.0 if moved else None)
 
 
 @pytest.mark.parametrize(("last", "moved"), [(50.98, True), (51.02, False)])
 def test_a_new_level_is_steady_within_two_percent(last: float, moved: bool) -> None:
-    found = baseline(records(*[100.0] * MOST, 50.0, 50.5, 50.5, 50.5, last))
+    found = baseline(records(*[100.0] * MAX_RUNS, 50.0, 50.5, 50.5, 50.5, last))
     assert (found.median == 50.5) == moved
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from checklist.analysis.ceilings import MOST, Ceilings
+from checklist.analysis.ceilings import PHYSICAL_LIMITS, Ceilings
 from checklist.analysis.soundness import sound, unsound_times
 from checklist.measurements import Counters, Local, Measurements, Nic, record, to_dict
 from estimator import hardware
@@ -100,14 +100,14 @@ def test_a_gpu_is_not_faster_than_its_data_sheet_by_half() -> None:
     assert told(changed(gpu_run(), "locals", 0, value=985.0)) == []
     assert told(changed(gpu_run(), "locals", 0, value=1500.0)) == [("gemm", 0, 0)]
     assert told(changed(gpu_run(), "locals", 1, value=5100.0)) == [("hbm", 0, 0)]
-    assert Ceilings.of(cpu_run()).local(0, "gemm_fp32").value == MOST["TFLOPS"]
+    assert Ceilings.of(cpu_run()).local(0, "gemm_fp32").value == PHYSICAL_LIMITS["TFLOPS"]
 
 
 def test_what_no_hardware_can_do_is_ten_times_the_fastest_that_is_known() -> None:
     gpus = hardware.gpus()
     rates = [rate for gpu in gpus for _, rate in gpu.peak_tflops]
-    assert MOST["TFLOPS"] >= 10 * max(rates)
-    assert MOST["GB/s"] >= 10 * max(gpu.bandwidth_gbps or 0 for gpu in gpus)
+    assert PHYSICAL_LIMITS["TFLOPS"] >= 10 * max(rates)
+    assert PHYSICAL_LIMITS["GB/s"] >= 10 * max(gpu.bandwidth_gbps or 0 for gpu in gpus)
 
 
 @pytest.mark.parametrize("value", BAD_TIMES)

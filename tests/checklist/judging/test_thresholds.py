@@ -110,7 +110,7 @@ def test_a_mistake_is_named_by_line_column_and_value(tmp_path: Path, text: str, 
 
 
 def test_a_file_that_is_not_there_or_not_text_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="can't be read: No such file"):
+    with pytest.raises(UserError, match="cannot be read: No such file"):
         table(tmp_path / "missing.csv")
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\xd8")
     with pytest.raises(UserError, match="is not a CSV file"):

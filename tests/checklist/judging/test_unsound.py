@@ -56,7 +56,7 @@ def test_a_bad_figure_of_a_gpu_is_a_warning_about_its_rank_and_no_peer_s_median(
 def test_a_bad_pair_accuses_nobody_else_and_is_not_the_reference(value: float) -> None:
     result = judge(with_pair(cpu_run(12), 3, 7, value))
     assert accused(result) == [("pairs", "bad-figure", (), ("host-3",))]
-    assert "as told by host-3 to host-7" in result.headline
+    assert "as reported by host-3 to host-7" in result.headline
     assert result.diagnosis.reference_gbytes_per_s == pytest.approx(45, rel=0.1)
     assert result.bad_nodes == ()
 

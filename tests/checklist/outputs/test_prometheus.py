@@ -52,7 +52,7 @@ def test_the_prometheus_textfile_has_verdicts_nodes_and_figures(
 
 
 def test_a_textfile_that_can_not_be_written_is_one_line(healthy: Result, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"can't be written: No such file"):
+    with pytest.raises(UserError, match=r"cannot be written: No such file"):
         prometheus.write(healthy, tmp_path / "missing" / "checklist.prom")
     with pytest.raises(UserError, match=r"Its name must end in .prom"):
         prometheus.write(healthy, tmp_path / "checklist.txt")

@@ -89,7 +89,7 @@ def test_an_output_that_fails_is_a_line_and_the_others_get_the_result_all_the_sa
     assert check(outputs) == (
         "Nodes could not be marked now. This account may not patch the nodes of the cluster. It needs a "
         'ClusterRole with verbs ["get", "list", "patch"] on resources ["nodes"], bound to this account.',
-        f"The webhook in ${URL_VARIABLE} can't be reached: no connection (ConnectionRefusedError).",
+        f"The webhook in ${URL_VARIABLE} cannot be reached: no connection (ConnectionRefusedError).",
     )
     found = told(publish(sick, outputs))
 
@@ -99,7 +99,7 @@ def test_an_output_that_fails_is_a_line_and_the_others_get_the_result_all_the_sa
         "nodes": True,
         "webhook": True,
     }
-    assert "taken.prom can't be written" in found["prometheus"][1]
+    assert "taken.prom cannot be written" in found["prometheus"][1]
     assert "This account may not patch the nodes" in found["nodes"][1]
     assert "could not be called" in found["webhook"][1]
     assert SECRET not in repr(found)
@@ -122,7 +122,7 @@ def test_a_fault_of_our_own_costs_no_result_and_quotes_nothing(
         ({"most_share": 2}, "A share of 2 of the nodes is not possible."),
         ({"apply": True}, "--apply is about marking nodes, which is not asked for."),
         ({"cluster": " "}, "The cluster's name is empty."),
-        ({"prometheus": Path("/nowhere/a.prom")}, "--prometheus /nowhere/a.prom can't be written."),
+        ({"prometheus": Path("/nowhere/a.prom")}, "--prometheus /nowhere/a.prom cannot be written."),
         ({"prometheus": Path("a.txt")}, "The Prometheus textfile is called 'a.txt'."),
         ({"webhook": True}, f"--webhook: ${URL_VARIABLE} is not set."),
         ({"mark": "taint", "context": "prod"}, "There is no context 'prod' in the kubeconfig"),

@@ -162,7 +162,7 @@ def test_a_node_that_changed_meanwhile_is_not_overwritten(api: Api) -> None:
     cluster = taint.Cluster()
     (change,) = taint.changes(slow(2), cluster.nodes()).changes
     api.nodes["host-2"]["metadata"]["resourceVersion"] = "7"
-    with pytest.raises(UserError, match="was changed by somebody else"):
+    with pytest.raises(UserError, match="Another client changed the node"):
         cluster.patch(change, "taint")
     assert api.marked() == []
 
@@ -195,7 +195,7 @@ def test_a_node_that_can_not_be_changed_does_not_keep_the_others_from_being_mark
     with pytest.raises(taint.NotAllMarkedError) as error:
         publish(slow(1, 2), apply=True)
     first, second = error.value.lines
-    assert first == ("host-1: left as it is. The node was changed by somebody else meanwhile. Run it again.")
+    assert first == ("host-1: left as it is. Another client changed the node in the meantime. Run it again.")
     assert second.startswith("host-2: marked as unfit (taint).")
     assert api.marked() == ["host-2"]
     (said,) = publish_to(slow(1, 2), Outputs(mark="taint", apply=True))
@@ -224,7 +224,7 @@ def test_a_cluster_that_can_not_be_reached_is_one_clear_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(kubeconfig(tmp_path, "http://127.0.0.1:9"), monkeypatch)
-    with pytest.raises(UserError, match="can't be reached"):
+    with pytest.raises(UserError, match="be reached"):
         publish(slow(2))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)

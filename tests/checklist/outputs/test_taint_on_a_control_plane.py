@@ -86,7 +86,7 @@ def test_marks_need_the_role_of_infra_are_set_seen_by_training_and_taken_off(
     assert ours(server) == [{"key": KEY, "value": "true", "effect": EFFECT}]
     assert "host-2 is slow" in node(server)["metadata"]["annotations"][KEY]
     checked = gate.Checked(run="ChecklistFlow/7", result=SICK, age_s=60)
-    assert gate.exclude_nodes(checked, "kubernetes").lines == (f"Kept out by their taint {KEY}: host-2.",)
+    assert gate.exclude_nodes(checked, "kubernetes").lines == (f"Excluded by their taint {KEY}: host-2.",)
 
     publish(judge(gpu_run(8, started_unix=2_000.0)), outputs)
     assert ours(server) == []

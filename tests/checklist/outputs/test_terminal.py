@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from checklist.outputs.terminal import MOST_RANKS, show
+from checklist.outputs.terminal import MAX_RANKS, show
 from checklist.verdict import judge
 from tests.checklist.runs import cpu_run, gpu_run
 
@@ -39,7 +39,7 @@ def test_on_cpus_what_was_measured_is_shown_too(shown: object) -> None:
 
 
 def test_many_ranks_are_not_listed_and_several_machines_need_no_next_command(shown: object) -> None:
-    text = shown(gpu_run(1 + MOST_RANKS // 8, 8))  # type: ignore[operator]
+    text = shown(gpu_run(1 + MAX_RANKS // 8, 8))  # type: ignore[operator]
     assert "rank  node" not in text
     assert "gemm_bf16 760 to 763 TFLOPS" in text
     assert "torchrun" not in text

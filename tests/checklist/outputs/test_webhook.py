@@ -94,7 +94,7 @@ def test_a_webhook_that_asks_for_too_long_is_given_up_at_once(sick: Result, told
     with busy_hook((429, lambda: told)) as (url, called):
         line = webhook.send(sick, url, most_wait_s=0.5)
     assert line is not None
-    assert "status 429, the next call is due in" in line
+    assert "status 429, the next attempt would be in" in line
     assert "SECRET" not in line
     assert len(called) == 1
     assert time.monotonic() - start < 4
@@ -105,7 +105,7 @@ def test_all_waits_together_have_a_limit(sick: Result) -> None:
         line = webhook.send(sick, url, most_wait_s=1.5)
     assert len(called) == 2
     assert line is not None
-    assert "status 503, the next call is due in 1 s, and no more than 0.5 s are left" in line
+    assert "status 503, the next attempt would be in 1 s, and only 0.5 s are left" in line
 
 
 def test_a_webhook_that_is_always_busy_is_tried_a_few_times(sick: Result) -> None:

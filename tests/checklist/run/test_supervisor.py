@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from checklist.condensed import MOST_PROBES
+from checklist.condensed import MAX_PROBES
 from checklist.measurements import IDLE, Measurements, Probe, record
 from checklist.options import Options
 from checklist.run import conductor as conductor_module
@@ -51,7 +51,7 @@ def test_a_rank_that_is_there_twice_is_refused_and_both_hosts_are_told() -> None
     first = place(0)
     with contextlib.closing(Hub(first, SHORT)) as hub:
         link = join(first, SHORT)
-        with pytest.raises(UserError, match="says that it has rank 0, and so does"):
+        with pytest.raises(UserError, match="claims rank 0, and so does"):
             join(first, SHORT)
         link.close()
         assert len(hub.refused()) == 1
@@ -182,7 +182,7 @@ def test_every_node_gets_the_condensed_form_of_a_large_run_and_rank_0_has_it_who
         for b in nodes
         if a != b
     ]
-    assert len(probes) > MOST_PROBES
+    assert len(probes) > MAX_PROBES
     links = [join(replace(here, ranks=(rank,), node=rank), SHORT) for rank in (0, 1)]
     try:
         conductor = Conductor(Options(device="cpu"), here, hub, SHORT, conclude=lambda _: 1)
@@ -194,7 +194,7 @@ def test_every_node_gets_the_condensed_form_of_a_large_run_and_rank_0_has_it_who
                 pass
             told = record(Measurements, end.measurements)
             assert end.status == 1
-            assert len(told.probes) < 0.2 * MOST_PROBES
+            assert len(told.probes) < 0.2 * MAX_PROBES
             assert [(one.src, one.dst) for one in told.probes if not one.connected] == [(7, 9)]
         assert len(conductor.measured.probes) == len(probes)
     finally:
@@ -250,8 +250,8 @@ def test_what_was_measured_is_shown_as_soon_as_a_node_is_lost() -> None:
 
 def test_what_a_worker_is_asked_is_answered_and_what_fails_is_told(worker: object) -> None:
     process, heard = worker  # type: ignore[misc]
-    process.tell(Do(rank=0, id=1, what="listen", arguments={"address": "127.0.0.1"}))
-    process.tell(Do(rank=0, id=2, what="listen", arguments={"nonsense": 1}))
+    process.send(Do(rank=0, id=1, what="listen", arguments={"address": "127.0.0.1"}))
+    process.send(Do(rank=0, id=2, what="listen", arguments={"nonsense": 1}))
     first, second = heard.get(timeout=20), heard.get(timeout=20)
     assert first.reply.kind == "done"
     assert second.reply.kind == "failed"
@@ -265,7 +265,7 @@ def test_a_worker_that_is_killed_is_reported_with_the_signal_and_can_be_started_
     assert isinstance(ended, Ended)
     assert ended.why == "signal SIGKILL"
     process.restart()
-    process.tell(Do(rank=0, id=1, what="listen", arguments={"address": "127.0.0.1"}))
+    process.send(Do(rank=0, id=1, what="listen", arguments={"address": "127.0.0.1"}))
     answer = heard.get(timeout=20)
     assert isinstance(answer, FromWorker)
     assert answer.reply.kind == "done"
@@ -325,7 +325,7 @@ def test_the_launchers_variables_say_where_a_process_stands(
 
 
 def test_a_rank_outside_the_world_is_refused_in_words() -> None:
-    with pytest.raises(UserError, match="Rank 4 of a world of 2"):
+    with pytest.raises(UserError, match="Rank 4 is not in a world of 2"):
         from_environment({"RANK": "4", "WORLD_SIZE": "2"})
     with pytest.raises(UserError, match="WORLD_SIZE is 'two'"):
         from_environment({"RANK": "0", "WORLD_SIZE": "two"})

@@ -13,7 +13,7 @@ from decorators import _metaflow
 from decorators._metaflow import WaitedJob
 from decorators.backends import waiting_datastore
 from decorators.backends.waiting_datastore import DatastoreWatch
-from decorators.s3_datastore import FIRST_S, Patience, S3Storage
+from decorators.s3_datastore import FIRST_S, OutageWait, S3Storage
 from estimator.errors import UserError
 from tests.decorators.conftest import Home, wait_until
 from tests.lab import faulty_proxy
@@ -55,12 +55,12 @@ class Clock:
         for at in [at for at in self.then if at <= self.now]:
             self.then.pop(at)()
 
-    def patience(self, *, away_s: float = AWAY_S, answered: bool = False) -> Patience:
-        return Patience(
+    def patience(self, *, away_s: float = AWAY_S, answered: bool = False) -> OutageWait:
+        return OutageWait(
             away_s=away_s,
             answered=answered,
-            last_words=False,
-            say=self.said.append,
+            print_final_error=False,
+            report=self.said.append,
             clock=lambda: self.now,
             sleep=self.sleep,
         )
@@ -127,15 +127,15 @@ def test_what_is_asked_while_s3_is_away_is_done_once_it_is_back_and_the_wait_is_
     assert answers == [b"1", None, None, 7, ["a", "b"], True]
     assert (tmp_path / "back").read_bytes() == b"weights"
     assert f"The datastore {ROOT}/Flow" in clock.said[0]
-    assert clock.said[0].endswith("asking on for 5 min.")
+    assert clock.said[0].endswith("retrying for 5 min.")
     assert storage.size("b") is None
 
 
 @pytest.mark.parametrize(
     ("hurt", "words"),
     [
-        (goes, rf"The datastore {ROOT}/Flow has not answered for 5 min \(\w+\)"),
-        (is_busy, r"has not answered for 5 min \(503\)"),
+        (goes, rf"The datastore {ROOT}/Flow has not responded for 5 min \(\w+\)"),
+        (is_busy, r"has not responded for 5 min \(503\)"),
         (expires, rf"{ROOT}/Flow: the AWS credentials have expired"),
     ],
 )
@@ -167,11 +167,11 @@ def test_a_silence_counts_from_the_last_answer_but_nobody_gives_up_at_the_first_
     goes(faults)
     clock.now = 10_000.0
     with pytest.raises(UserError):
-        waits.ask(ROOT, lambda: storage._client.list_objects_v2(Bucket=BUCKET), since=clock.now - 100)
+        waits.call(ROOT, lambda: storage._client.list_objects_v2(Bucket=BUCKET), since=clock.now - 100)
     assert clock.now == 10_000.0 + AWAY_S - 100
     clock.then[clock.now + FIRST_S / 2] = lambda: comes(faults)
     other = clock.patience(answered=True)
-    assert other.ask(ROOT, lambda: storage._client.list_objects_v2(Bucket=BUCKET), since=0.0)
+    assert other.call(ROOT, lambda: storage._client.list_objects_v2(Bucket=BUCKET), since=0.0)
 
 
 def test_what_s3_refuses_for_good_is_not_asked_again(storage: S3Storage, clock: Clock) -> None:
@@ -184,7 +184,7 @@ def test_what_s3_refuses_for_good_is_not_asked_again(storage: S3Storage, clock: 
 JOB = WaitedJob(backend="kubernetes", kind="jobset", name="js-1", namespace="n")
 
 
-@pytest.mark.parametrize(("hurt", "words"), [(goes, "has not answered"), (expires, "have expired")])
+@pytest.mark.parametrize(("hurt", "words"), [(goes, "has not responded"), (expires, "have expired")])
 def test_a_step_whose_datastore_stays_away_is_ended_with_its_containers(
     url: str,
     store: ObjectStore,
@@ -202,17 +202,17 @@ def test_a_step_whose_datastore_stays_away_is_ended_with_its_containers(
     ended: list[str] = []
     watch = DatastoreWatch(
         root=ROOT,
-        ask=lambda: waiting_datastore.ask_briefly(ROOT),
+        probe=lambda: waiting_datastore.probe_once(ROOT),
         remove=lambda job: ended.append(job.name),
-        patience=clock.patience(away_s=20, answered=True),
+        outage_wait=clock.patience(away_s=20, answered=True),
         clock=lambda: clock.now,
     )
     watch(JOB)
-    waiting_datastore.ask_briefly("s3://no-such-bucket/metaflow")  # an answer, too
+    waiting_datastore.probe_once("s3://no-such-bucket/metaflow")  # an answer, too
     hurt(faults)
     watch(JOB)  # it has just looked
-    clock.now += waiting_datastore.ASK_EVERY_S
-    with pytest.raises(UserError, match=rf"{ROOT}.*{words}.*; jobset js-1 is ended\."):
+    clock.now += waiting_datastore.PROBE_EVERY_S
+    with pytest.raises(UserError, match=rf"{ROOT}.*{words}.*; jobset js-1 was removed\."):
         watch(JOB)
     assert ended == ["js-1"]
     watch(JOB)  # while this process ends, Metaflow asks on
@@ -260,7 +260,7 @@ def test_the_users_own_limits_stand_and_are_handed_on(home: Home) -> None:
 def test_a_limit_that_is_no_number_is_said_in_two_lines(home: Home) -> None:
     done = home.run("stores.py", "run", FINETUNE_DATASTORE_TIMEOUT="soon")
     assert done.returncode == 2
-    assert "FINETUNE_DATASTORE_TIMEOUT=soon: it is a number of minutes, and above 0." in done.stderr
+    assert "FINETUNE_DATASTORE_TIMEOUT=soon must be a number of minutes above 0." in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from decorators._metaflow.endings import by_file, resume_command
+from decorators._metaflow.endings import file_command, resume_command
 from tests.decorators.conftest import Home, wait_until
 
 
@@ -37,9 +37,9 @@ def test_an_interrupted_run_ends_with_the_command_that_goes_on(home: Home) -> No
     (run_id,) = home.runs("ProfiledFlow")
     said = output.read_text()
     last = said.rstrip().splitlines()[-1]
-    assert last.startswith("To go on where it stood: python ")
+    assert last.startswith("Resume the run: python ")
     assert last.endswith(f"profiled.py --metadata=local resume --origin-run-id {run_id}")
-    assert said.count("To go on where it stood") == 1
+    assert said.count("Resume the run") == 1
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_an_interrupted_run_ends_with_the_command_that_goes_on(home: Home) -> No
     ],
 )
 def test_where_a_run_goes_is_said_again_when_it_goes_on(words: list[str], command: str) -> None:
-    assert resume_command(words[0], words[1:], "7", by_file) == command
+    assert resume_command(words[0], words[1:], "7", file_command) == command
 
 
 @pytest.mark.parametrize(("words", "status"), [(("--fail=start",), 1), (("--model=none",), 2)])

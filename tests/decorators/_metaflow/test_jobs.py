@@ -17,7 +17,7 @@ def test_each_watcher_is_called_once_for_each_question_of_metaflows(monkeypatch:
             if name in kind.__dict__:
                 monkeypatch.setattr(kind, name, kind.__dict__[name])  # put back after the test
     monkeypatch.setattr(jobs, "_watchers", [])
-    monkeypatch.setattr(jobs, "command_words", lambda: ["kubernetes"])
+    monkeypatch.setattr(jobs, "command_arguments", lambda: ["kubernetes"])
     monkeypatch.setattr(jobs, "remove_job_at_signal", lambda: None)
     monkeypatch.setattr(KubernetesJobs.RunningJob, "is_done", property(lambda _: False))
     first, second = list[WaitedJob](), list[WaitedJob]()

@@ -21,12 +21,12 @@ JOB = WaitedJob(backend="kubernetes", kind="jobset", name="js-1", namespace="n")
 class _Bed:
     """A step of run 7 that loses pods; the clock is the test's."""
 
-    def __init__(self, most: int, lost: Callable[[], Loss | None]) -> None:
+    def __init__(self, max_disruptions: int, lost: Callable[[], Loss | None]) -> None:
         self.now, self.said, self.waits = 1000.0, list[str](), list[float]()
         self.decide = Resubmitting(
-            most=most,
+            max_disruptions=max_disruptions,
             lost=lambda _job, _words: lost(),
-            say=self.said.append,
+            report=self.said.append,
             sleep=self.waits.append,
             clock=lambda: self.now,
             _began=self.now,

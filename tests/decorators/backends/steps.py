@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from decorators._metaflow import Backend, Given
+from decorators._metaflow import Backend, UserValue
 
 
 class RecordedStep:
@@ -14,7 +14,7 @@ class RecordedStep:
         self, backend: Backend, *, parallel: bool = True, written: tuple[str, ...] = (), **values: Any
     ) -> None:
         self.name = "train"
-        self._given = {name: Given(value=values[name], by="@kubernetes in the flow") for name in written}
+        self._given = {name: UserValue(value=values[name], by="@kubernetes in the flow") for name in written}
         self._backend = backend
         self.set: dict[str, dict[str, Any]] = {backend: values, **({"parallel": {}} if parallel else {})}
 
@@ -24,7 +24,7 @@ class RecordedStep:
     def values(self, decorator: str) -> dict[str, Any]:
         return self.set.get(decorator, {})
 
-    def given(self, decorator: str) -> dict[str, Given]:
+    def user_values(self, decorator: str) -> dict[str, UserValue]:
         return self._given if decorator == self._backend else {}
 
     def has(self, decorator: str) -> bool:

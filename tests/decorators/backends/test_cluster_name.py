@@ -64,24 +64,24 @@ class _Step:
 
 
 def test_the_name_follows_the_step_until_a_user_gives_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clusters, "_made", None)
+    monkeypatch.setattr(clusters, "_decided_name", None)
     monkeypatch.delenv(clusters.CLUSTER_VARIABLE, raising=False)
     monkeypatch.setenv(clusters.CLUSTER_VARIABLE, "")
-    assert clusters.settle(_Step("mine", "batch")) == "batch:unknown/mine"  # type: ignore[arg-type]
+    assert clusters.decide_cluster_name(_Step("mine", "batch")) == "batch:unknown/mine"  # type: ignore[arg-type]
     # A deployment looks at its steps twice, and sees what comes after --with only the second time
-    assert clusters.settle(_Step("yours", "batch")) == "batch:unknown/yours"  # type: ignore[arg-type]
+    assert clusters.decide_cluster_name(_Step("yours", "batch")) == "batch:unknown/yours"  # type: ignore[arg-type]
     assert clusters.current_cluster() == "batch:unknown/yours"
     monkeypatch.setenv(clusters.CLUSTER_VARIABLE, "production")
-    assert clusters.settle(_Step("yours", "batch")) == "production"  # type: ignore[arg-type]
+    assert clusters.decide_cluster_name(_Step("yours", "batch")) == "production"  # type: ignore[arg-type]
 
 
 def test_a_batch_queue_that_the_user_names_is_the_target_and_a_queue_of_kubernetes_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(clusters, "_made", None)
+    monkeypatch.setattr(clusters, "_decided_name", None)
     monkeypatch.setenv(clusters.CLUSTER_VARIABLE, "")
     names = [
-        clusters.settle(_Step("configured", backend), queue)  # type: ignore[arg-type]
+        clusters.decide_cluster_name(_Step("configured", backend), queue)  # type: ignore[arg-type]
         for backend, queue in (("batch", "gpus"), ("batch", None), ("kubernetes", "gpus"))
     ]
     assert names == ["batch:unknown/gpus", "batch:unknown/configured", "kubernetes:unknown"]

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from decorators._metaflow import Backend, Given
+from decorators._metaflow import Backend, UserValue
 from decorators.backends.interface import StepRequest
 from decorators.backends.registry import BACKENDS
 from estimator.errors import UserError
@@ -17,8 +17,8 @@ REQUEST = planned("llama-8b", "lora", "L40S", 1).request
 
 
 def _asked(backend: Backend = "batch", **given: Any) -> StepRequest:
-    values = {name: Given(value=value, by=f"--with batch:{name}=") for name, value in given.items()}
-    return StepRequest(backend=backend, request=REQUEST, given=values)
+    values = {name: UserValue(value=value, by=f"--with batch:{name}=") for name, value in given.items()}
+    return StepRequest(backend=backend, request=REQUEST, user_values=values)
 
 
 def test_every_backend_of_metaflows_but_the_machine_itself_is_listed() -> None:
@@ -34,7 +34,7 @@ def test_a_size_that_the_user_has_written_stands_on_every_backend(backend: Any) 
 
 @pytest.mark.parametrize("backend", sorted(BACKENDS))
 def test_a_size_that_is_no_number_is_named_in_one_line(backend: Any) -> None:
-    with pytest.raises(UserError, match="--with batch:memory: memory 'lots' is not a number") as caught:
+    with pytest.raises(UserError, match="--with batch:memory: memory='lots' must be a number") as caught:
         BACKENDS[backend].values_for(_asked(backend, memory="lots"))
     assert caught.value.advice == "Write memory=8, for example."
 

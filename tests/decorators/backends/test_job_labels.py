@@ -49,7 +49,7 @@ def test_metaflows_jobs_get_them_and_the_users_own_stand(maker: str, monkeypatch
         return "job"
 
     monkeypatch.delenv(TEAM_VARIABLE, raising=False)
-    monkeypatch.setattr(labels, "command_words", lambda: ["kubernetes"])
+    monkeypatch.setattr(labels, "command_arguments", lambda: ["kubernetes"])
     monkeypatch.setattr(Kubernetes, "create_job_object", Kubernetes.create_job_object)
     monkeypatch.setattr(Kubernetes, "create_jobset", Kubernetes.create_jobset)
     monkeypatch.setattr(Kubernetes, maker, make)
@@ -65,7 +65,7 @@ def test_metaflows_jobs_get_them_and_the_users_own_stand(maker: str, monkeypatch
 
 def test_the_pods_of_a_deployed_workflow_get_them_without_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TEAM_VARIABLE, raising=False)
-    monkeypatch.setattr(labels, "command_words", lambda: ["argo-workflows"])
+    monkeypatch.setattr(labels, "command_arguments", lambda: ["argo-workflows"])
     monkeypatch.setattr(labels, "deployer", lambda: "argo-workflows")
     monkeypatch.setattr(ArgoWorkflows, "_base_kubernetes_labels", ArgoWorkflows._base_kubernetes_labels)
     label_jobs(labels_of)

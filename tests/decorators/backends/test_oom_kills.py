@@ -47,7 +47,7 @@ def test_a_pod_that_is_killed_as_a_whole_for_want_of_memory_is_noted_for_the_nex
     assert plans.kill_of("train", 1) is None
     both = Pods(ended("w-0", "Error", 1), ended("w-1", "OOMKilled", 137))
     monkeypatch.setattr(errors, "ClusterApi", lambda: both)
-    assert errors.failed_pods(job)[1] == "pod w-1 on node-a has failed: OOMKilled (exit code 137)"
+    assert errors.failed_pods(job)[1] == "pod w-1 on node-a failed: OOMKilled (exit code 137)"
     assert plans.kill_of("train", 1) == "pod w-1"
     assert plans.kill_of("train", 0) is None
     (record,) = usage.read_history(plans.storage, "SomeFlow", "train")

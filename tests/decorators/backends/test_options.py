@@ -20,7 +20,7 @@ def test_queues_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -
     )
     assert Options.from_values({"queue": "d"}).queue_for("H100") == "d"
     monkeypatch.setenv("FINETUNE_QUEUES", "H100")
-    with pytest.raises(UserError, match="'H100' names no queue"):
+    with pytest.raises(UserError, match="'H100' has no queue"):
         Options.from_values({})
     with pytest.raises(UserError, match="no GPU 'H1000'"):
         Options(queues=(("H1000", "a"),))

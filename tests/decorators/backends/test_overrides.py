@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from decorators._metaflow import Given
+from decorators._metaflow import UserValue
 from decorators.backends.interface import StepRequest, StepValues
 from decorators.backends.options import Options
-from decorators.backends.overrides import merge_given, request_for, with_given
+from decorators.backends.overrides import merge_user_values, request_for, with_user_values
 from decorators.backends.placing import values_for
 from estimator import Job, Target, plan
 from estimator.errors import UserError
@@ -21,19 +21,23 @@ from tests.decorators.backends.plans import EFA_VARIABLES
 from tests.decorators.flows.plans import make_plan
 
 
-def _given(**values: Any) -> dict[str, Given]:
-    return {name: Given(value=value, by=f"--with kubernetes:{name}=") for name, value in values.items()}
+def _given(**values: Any) -> dict[str, UserValue]:
+    return {name: UserValue(value=value, by=f"--with kubernetes:{name}=") for name, value in values.items()}
 
 
-def _plan(parameters: dict[str, Any], **given: Any) -> Any:
-    return with_given(lambda p: make_plan(p, "kubernetes"), parameters, _given(**given), "kubernetes")
+def _plan(parameters: dict[str, Any], **user_values: Any) -> Any:
+    return with_user_values(
+        lambda p: make_plan(p, "kubernetes"), parameters, _given(**user_values), "kubernetes"
+    )
 
 
 def _values(
-    plan: Any, given: dict[str, Given], backend: Any, selector: dict[str, str] | None = None
+    plan: Any, user_values: dict[str, UserValue], backend: Any, selector: dict[str, str] | None = None
 ) -> StepValues:
     configured = {"node_selector": selector} if selector else {}
-    return values_for(StepRequest(backend=backend, request=plan.request, given=given, configured=configured))
+    return values_for(
+        StepRequest(backend=backend, request=plan.request, user_values=user_values, configured=configured)
+    )
 
 
 def test_kubernetes_is_asked_in_its_own_units_for_no_less_than_the_plan() -> None:
@@ -50,7 +54,7 @@ def test_kubernetes_is_asked_in_its_own_units_for_no_less_than_the_plan() -> Non
 
 
 def test_batch_is_asked_in_mib_and_its_queue_is_left_alone() -> None:
-    plan = with_given(lambda p: make_plan(p, "batch"), {}, {}, "batch")
+    plan = with_user_values(lambda p: make_plan(p, "batch"), {}, {}, "batch")
     values = _values(plan, {}, "batch")
     assert values.resources == {
         "cpu": 96,
@@ -63,9 +67,9 @@ def test_batch_is_asked_in_mib_and_its_queue_is_left_alone() -> None:
 
 
 def test_a_users_smaller_memory_wins_over_the_plan_in_both_decorators() -> None:
-    given = _given(memory="5000")
+    user_values = _given(memory="5000")
     plan = _plan({}, memory="5000")
-    values = _values(plan, given, "kubernetes")
+    values = _values(plan, user_values, "kubernetes")
     assert values.resources["memory"] == values.compute["memory"] == 5000
     assert plan.request.memory_mib == 4768
     assert [(o.name, o.planned, o.used) for o in plan.overrides] == [("memory_mib", "1000000", "4768")]
@@ -89,7 +93,7 @@ def test_contradicting_numbers_of_gpus_are_refused() -> None:
 
 
 def test_a_number_that_is_none_is_refused_in_words() -> None:
-    with pytest.raises(UserError, match="cpu 'many' is not a number"):
+    with pytest.raises(UserError, match="cpu='many' must be a number"):
         _plan({}, cpu="many")
 
 
@@ -99,7 +103,7 @@ def test_a_users_node_selector_replaces_the_planned_machine_and_is_noted() -> No
     values = _values(plan, _given(node_selector=selector), "kubernetes", selector)
     assert "node_selector" not in values.compute
     assert plan.request.instance_type is None
-    assert plan.overrides[0].used == "any that fits pool=big"
+    assert plan.overrides[0].used == "any node that matches pool=big"
 
 
 def test_the_administrators_node_selector_stays() -> None:
@@ -115,7 +119,7 @@ def test_the_administrators_node_selector_stays() -> None:
     [("kubernetes", "gpu", 2), ("kubernetes", "cpu", 8), ("batch", "gpu", 8), ("batch", "cpu", 8)],
 )
 def test_two_values_of_the_users_are_merged_as_metaflow_does(backend: Any, name: str, used: int) -> None:
-    merged = merge_given(_given(**{name: 2}), _given(**{name: 8}), backend)
+    merged = merge_user_values(_given(**{name: 2}), _given(**{name: 8}), backend)
     assert merged[name].value == used
 
 
@@ -137,14 +141,14 @@ def test_a_users_label_is_an_override_only_where_it_is_one_of_ours() -> None:
     options = Options(queue="team")
     ours = {"kueue.x-k8s.io/queue-name": "mine"}
     for labels, noted in (({"cost": "7"}, []), ({"cost": "7", **ours}, ["labels"])):
-        given = _given(labels=labels)
-        plan = with_given(lambda p: make_plan(p, "kubernetes"), {}, given, "kubernetes", options)
+        user_values = _given(labels=labels)
+        plan = with_user_values(lambda p: make_plan(p, "kubernetes"), {}, user_values, "kubernetes", options)
         assert [o.name for o in plan.overrides] == noted
         asked = StepRequest(
             backend="kubernetes",
             request=plan.request,
             options=options,
-            given=given,
+            user_values=user_values,
             configured={"labels": labels},
         )
         assert values_for(asked).compute["labels"] == {"kueue.x-k8s.io/queue-name": "team", **labels}
@@ -202,8 +206,8 @@ def test_the_stages_of_rejection_sampling_ask_for_what_was_planned_of_them() -> 
 
 def test_an_evaluation_goes_where_the_user_sends_training() -> None:
     made = plan(Job(model=find("llama-8b"), method="lora"), Target(kind="kubernetes"))
-    given = _given(node_selector={"pool": "big"})
-    sent = with_given(lambda _: made, {}, given, "kubernetes")
+    user_values = _given(node_selector={"pool": "big"})
+    sent = with_user_values(lambda _: made, {}, user_values, "kubernetes")
     sent = replace(sent, request=replace(sent.request, node_labels=(("good", "yes"),)))
     evaluate = request_for(sent, "evaluate")
     assert (evaluate.instance_type, evaluate.node_labels) == (None, (("good", "yes"),))

@@ -11,7 +11,7 @@ import pytest
 from decorators._metaflow import WaitedJob
 from decorators.backends import pending
 from decorators.backends.interface import STARTED, WaitState
-from decorators.backends.kubernetes.waiting import HOPELESS
+from decorators.backends.kubernetes.waiting import PERMANENT_FAILURES
 from decorators.backends.pending import Watch
 from estimator.errors import UserError
 
@@ -32,7 +32,7 @@ class _Bed:
             timeout_s=minutes * 60,
             wait_state=wait_state,
             remove=lambda job: self.ended.append(job.name),
-            say=self.said.append,
+            report=self.said.append,
             clock=lambda: self.now,
         )
 
@@ -44,16 +44,16 @@ class _Bed:
 
 
 def _waits(reason: str, image: str = "") -> WaitState:
-    return WaitState(pending=True, reason=reason, hopeless=HOPELESS.get(image))
+    return WaitState(pending=True, reason=reason, permanent_failure=PERMANENT_FAILURES.get(image))
 
 
 def test_a_reason_is_said_when_it_is_new_and_every_minute_again() -> None:
     bed = _Bed(lambda now: _waits("0/2 nodes: no GPU" if now < 100 else "0/2 nodes: no memory"))
     bed.run(150)
     assert bed.said == [
-        "job t-1 waits: 0/2 nodes: no GPU",
-        "job t-1 waits for 60 s: 0/2 nodes: no GPU",
-        "job t-1 waits: 0/2 nodes: no memory",
+        "job t-1 is waiting: 0/2 nodes: no GPU",
+        "job t-1 is waiting for 60 s: 0/2 nodes: no GPU",
+        "job t-1 is waiting: 0/2 nodes: no memory",
     ]
 
 
@@ -74,14 +74,14 @@ def test_the_time_runs_anew_when_one_more_node_has_come() -> None:
         bed.run(1000)
     assert 320 <= bed.now <= 330
     assert caught.value.problem == (
-        "job t-1: 2 of 3 nodes have started, and none more for 2 min (no GPU); it has been removed."
+        "job t-1: 2 of 3 nodes have started, no further node within 2 min (no GPU); the job was removed."
     )
-    assert bed.said[-1] == "job t-1 waits for 5 min (2 of 3 nodes run; not yet t-1-2): no GPU"
+    assert bed.said[-1] == "job t-1 is waiting for 5 min (2 of 3 nodes running; waiting for t-1-2): no GPU"
 
 
 def test_the_wait_ends_in_time_with_the_reason_and_the_job_is_gone() -> None:
     bed = _Bed(lambda _: _waits("no H100 left"), minutes=2)
-    with pytest.raises(UserError, match=r"not started after 2 min \(no H100 left\); it has been removed"):
+    with pytest.raises(UserError, match=r"not started after 2 min \(no H100 left\); the job was removed"):
         bed.run(200)
     assert 120 <= bed.now <= 130
     assert bed.ended == ["t-1"]

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from decorators._metaflow import Backend, Given, StepView
+from decorators._metaflow import Backend, StepView, UserValue
 from decorators.backends import pending, placing
 from decorators.backends.batch import aws
 from decorators.backends.findings import Findings
@@ -63,7 +63,7 @@ def test_what_was_decided_at_the_launch_reaches_the_process_that_waits() -> None
     assert _place("kubernetes").environment == EFA_VARIABLES
     waiting = RecordedStep("kubernetes")
     os.environ.pop(pending.TIMEOUT_VARIABLE)  # so that nothing of Metaflow's is changed for other tests
-    placing.carry_on(cast("StepView", waiting))
+    placing.apply_launch(cast("StepView", waiting))
     assert waiting.environment == EFA_VARIABLES
 
 
@@ -73,7 +73,7 @@ def test_a_step_on_one_node_has_no_variables_of_a_network_whatever_the_plan() ->
     placing.place(cast("StepView", alone), _asked(alone))
     assert alone.environment == {}
     os.environ.pop(pending.TIMEOUT_VARIABLE)
-    placing.carry_on(cast("StepView", alone))
+    placing.apply_launch(cast("StepView", alone))
     assert alone.environment == {}
 
 
@@ -86,7 +86,7 @@ def test_a_variable_that_the_user_has_set_stands_at_the_launch_and_in_the_proces
     waiting = RecordedStep("kubernetes")
     waiting.set_values("environment", own)
     os.environ.pop(pending.TIMEOUT_VARIABLE)
-    placing.carry_on(cast("StepView", waiting))
+    placing.apply_launch(cast("StepView", waiting))
     assert waiting.environment == own["vars"]
     unset = RecordedStep("kubernetes")
     placing.add_variables(cast("StepView", unset), {"FI_PROVIDER": "efa"})
@@ -97,21 +97,21 @@ def test_room_that_a_node_lacks_is_noted_in_the_plan_but_not_what_the_user_wrote
     plan = planned("llama-8b", "lora", "L40S", 1)
     plan = replace(plan, request=replace(plan.request, memory_mib=60_000))  # g6e.xlarge has 32 GiB
     asked = _asked(RecordedStep("kubernetes"), request=plan.request)
-    [note] = placing.note_room(plan, asked).overrides
+    [note] = placing.note_lowered_sizes(plan, asked).overrides
     assert note.name == "memory_mib"
-    own = {"memory": Given(value="60000", by="--with kubernetes:memory=")}
-    assert placing.note_room(plan, replace(asked, given=own)).overrides == ()
-    assert placing.note_room(plan, _asked(RecordedStep("batch"), request=plan.request)) is plan
+    own = {"memory": UserValue(value="60000", by="--with kubernetes:memory=")}
+    assert placing.note_lowered_sizes(plan, replace(asked, user_values=own)).overrides == ()
+    assert placing.note_lowered_sizes(plan, _asked(RecordedStep("batch"), request=plan.request)) is plan
 
 
 def test_a_step_of_another_size_is_looked_at_with_what_it_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, Request]] = []
 
-    def inspect_beside(name: str, request: Request, **_: Any) -> Findings:
+    def inspect_size(name: str, request: Request, **_: Any) -> Findings:
         seen.append((name, request))
         return Findings(where="For step train")
 
-    monkeypatch.setattr(preflight, "inspect_beside", inspect_beside)
+    monkeypatch.setattr(preflight, "inspect_size", inspect_size)
     monkeypatch.setattr(preflight, "_check_once", lambda *_: ClusterFacts())
     plan = planned("llama-70b", "full", "H100", 4)
     step = cast("StepView", RecordedStep("kubernetes", written=("disk",), disk="2000000"))

@@ -46,20 +46,24 @@ def test_a_file_or_a_mapping_is_read_and_comes_with_the_settings(tmp_path: Path)
 @pytest.mark.parametrize(
     ("patch", "problem", "advice"),
     [
-        ({"spec": {"hostNetwrk": True}}, "spec.hostNetwrk is no field", "Did you mean hostNetwork?"),
-        ({"spec": {"hostNetwork": "yes"}}, "spec.hostNetwork is 'yes', and must be true or false", "Mend"),
+        (
+            {"spec": {"hostNetwrk": True}},
+            "spec.hostNetwrk is not a field of a pod template",
+            "Did you mean hostNetwork?",
+        ),
+        ({"spec": {"hostNetwork": "yes"}}, "spec.hostNetwork is 'yes', and must be true or false", "Correct"),
         (
             {"spec": {"containers": {"name": "main"}}},
             "spec.containers is {'name': 'main'}, and must be a list",
             "",
         ),
-        ({"spec": {"containers": [{"env": []}]}}, "spec.containers[0] has no name", "main is the training's"),
+        ({"spec": {"containers": [{"env": []}]}}, "spec.containers[0] has no name", "The training container"),
         (
             {"spec": {"containers": [{"name": "main", "env": [{"name": "A", "value": 1}]}]}},
             "spec.containers[0].env[0].value is 1, and must be text",
-            "Mend",
+            "Correct",
         ),
-        ({}, "holds no mapping", "Write what is merged"),
+        ({}, "must be a mapping", "Write a patch"),
         ("absent.yaml", "resources.pod_template absent.yaml can't be read", "Name a YAML file."),
     ],
 )

@@ -124,7 +124,7 @@ def test_an_attempt_that_needs_another_gpu_asks_for_its_machine_and_carries_its_
     assert options["shared_memory"] == request.shared_memory_mib
     assert json.loads(options["tolerations"])[0]["key"] == "nvidia.com/gpu"
     assert unpack(arguments.env[PLAN_VARIABLE]) == following.plan
-    assert f"asks for 8x {request.gpu_type} and" in capsys.readouterr().err
+    assert f"requests 8x {request.gpu_type} and" in capsys.readouterr().err
 
 
 def test_an_attempt_with_another_layout_alone_keeps_its_machine(

@@ -90,7 +90,7 @@ def test_the_next_attempt_goes_to_the_queue_of_the_gpu_that_its_plan_needs(
     assert (int(options["cpu"]), int(options["memory"])) == (request.cpu, request.memory_mib)
     assert options["shared_memory"] == request.shared_memory_mib
     assert unpack(arguments.env[PLAN_VARIABLE]) == following.plan
-    assert f"asks for 8x {request.gpu_type} on each node" in capsys.readouterr().err
+    assert f"requests 8x {request.gpu_type} per node" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("preflight", [True, False])

@@ -43,7 +43,7 @@ def test_a_machines_fabric_is_the_instance_tables(machine: str, efa: int, fabric
 
 
 def test_only_a_fabric_that_can_be_asked_for_has_variables() -> None:
-    asked_for = {fabric.name for fabric in tables.fabrics() if fabric.asked_for}
+    asked_for = {fabric.name for fabric in tables.fabrics() if fabric.requestable}
     for row in tables.variables():
         assert row.fabric in {*asked_for, tables.ANY}
         assert row.backend in ("kubernetes", "batch", tables.ANY)

@@ -51,7 +51,7 @@ def test_of_pairs_the_tasks_own_figures_are_shown() -> None:
         finetuned=Score(loss=0.5, labels=50, rows=8, metrics=metrics),
     )
     (figures,) = grids(result)
-    assert ("pairs ranked right", "50.0%", "75.0%") in figures.rows
+    assert ("pairs ranked correctly", "50.0%", "75.0%") in figures.rows
     assert ("reward margin", "0.0000", "0.5000") in figures.rows
     assert ("held-out pairs", "8", "8") in figures.rows
 

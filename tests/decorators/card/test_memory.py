@@ -26,16 +26,16 @@ def bars_of(state: CardState, bar: str) -> dict[str, float]:
 def test_each_counter_has_its_own_prediction() -> None:
     rows = rows_of(make_state())
     assert rows["memory of a GPU, by NVML"] == ("34.0 GiB, at most 40.0 GiB", "32.5 GiB")
-    assert rows["of it, reserved by torch"] == ("33.0 GiB, at most 39.0 GiB", "31.9 GiB")
-    assert rows["of that, tensors"] == ("32.0 GiB", "29.9 GiB")
+    assert rows["reserved by torch"] == ("33.0 GiB, at most 39.0 GiB", "31.9 GiB")
+    assert rows["allocated by torch (tensors)"] == ("32.0 GiB", "29.9 GiB")
     assert rows["needed to run"] == ("33.0 GiB, at most 36.0 GiB", "")
-    assert rows["a GPU with what was in use before"] == ("80.0 GiB there are", "33.0 GiB")
+    assert rows["a GPU, including use before the step"] == ("80.0 GiB capacity", "33.0 GiB")
 
 
 def test_without_nvml_nothing_stands_beside_what_a_gpu_shows() -> None:
     rows = rows_of(make_state(nvml=False))
     assert rows["memory of a GPU, by NVML"] == ("34.0 GiB, at most 40.0 GiB", "unknown")
-    assert rows["of it, reserved by torch"] == ("33.0 GiB, at most 39.0 GiB", "31.9 GiB")
+    assert rows["reserved by torch"] == ("33.0 GiB, at most 39.0 GiB", "31.9 GiB")
 
 
 def test_on_a_cpu_it_is_resident_memory() -> None:
@@ -60,17 +60,17 @@ def test_a_capacity_far_above_is_named_rather_than_drawn() -> None:
 
 
 def test_memory_over_time_is_nvmls_else_torchs_else_resident() -> None:
-    assert memory.memory_points(make_state())[0].who == "GPU 0"
+    assert memory.memory_points(make_state())[0].source == "GPU 0"
     assert memory.memory_points(make_state(nvml=False))[-1].used_bytes > 31 * GIB
     assert memory.memory_points(make_state(on_gpus=False))[0].used_bytes < GIB
     points = memory.memory_points(make_state(steps=0, on_gpus=False))
-    assert {point.who for point in points} == {"the step's processes"}
+    assert {point.source for point in points} == {"the step's processes"}
 
 
 def test_what_a_gpu_held_before_the_step_is_in_no_point_of_its_memory() -> None:
     state = make_state()
     assert state.gpu_samples[0].gpus[0].used_bytes == GIB
-    points = [point for point in memory.memory_points(state) if point.who == "GPU 0"]
+    points = [point for point in memory.memory_points(state) if point.source == "GPU 0"]
     assert (points[0].used_bytes, points[-1].used_bytes) == (0, 32 * GIB)
     freed = dataclasses.replace(
         state.gpu_samples[1],

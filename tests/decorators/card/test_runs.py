@@ -19,7 +19,7 @@ def _record(run: str = "11", *, steps: int = 60, lr: float = 1e-4, **changes: ob
     settings = Settings.model_validate({"optimizer": {"lr": lr}, "output_dir": run})
     record = RunRecord(
         run=run,
-        begun=datetime(2026, 11, 24, 9, 30),
+        started=datetime(2026, 11, 24, 9, 30),
         state="finished",
         plan=state.plan,
         settings=flat(settings),
@@ -33,9 +33,9 @@ def _record(run: str = "11", *, steps: int = 60, lr: float = 1e-4, **changes: ob
 
 
 def test_predicted_stands_beside_measured_and_what_a_run_has_not_got_is_a_dash() -> None:
-    begun = _record("12", metrics=(), measured=None, evaluation=None, state="running or killed")
-    rows = dict(figures([_record(), begun]))
-    assert rows["begun"][0] == "2026-11-24 09:30"
+    started = _record("12", metrics=(), measured=None, evaluation=None, state="running or killed")
+    rows = dict(figures([_record(), started]))
+    assert rows["started"][0] == "2026-11-24 09:30"
     assert rows["state"] == ("finished", "running or killed")
     assert rows["steps"] == ("60", "-")
     assert rows["loss, first -> last"] == ("2.0000 -> 0.0333", "-")

@@ -52,7 +52,7 @@ def test_the_title_says_what_runs_where() -> None:
     assert "2 nodes x 8" in title(two)
     assert "node 0" in title(two)
     second = dataclasses.replace(two, measured=dataclasses.replace(two.measured, node=1))
-    assert "the main card is node 0's" in title(second)
+    assert "node 0 has the main card" in title(second)
 
 
 def test_the_status_says_how_far_it_is_and_how_it_ended() -> None:
@@ -99,7 +99,7 @@ def test_settings_are_whole_with_those_that_differ_first_and_the_log_ends_the_ca
     assert blocks[-1] == Log(text="one\ntwo")
     text = _text(blocks[:-1])
     assert "optimizer.lr | 0.003 | auto" in text
-    assert "**As by default:** seed 0" in text
+    assert "**Defaults:** seed 0" in text
 
 
 def test_a_step_for_which_nothing_is_predicted_shows_only_what_is_known() -> None:

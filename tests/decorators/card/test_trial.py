@@ -32,7 +32,7 @@ def result(micro_batch_size: int, **changes: object) -> TrialResult:
 def test_each_tried_plan_stands_beside_its_prediction_and_the_taken_one_is_marked() -> None:
     kept, failed = result(1), result(4, failure="rank 0 failed", out_of_memory=True, ranks=())
     rows = trial_rows([kept, failed], kept.plan)
-    assert rows[0][0].endswith("(taken)")
+    assert rows[0][0].endswith("(selected)")
     assert rows[0][1:] == ("24,000 tokens/s, 33.0 GiB reserved", "21,000 tokens/s, 33.0 GiB reserved")
     assert rows[1][2] == "ran out of memory"
     assert "taken" not in rows[1][0]

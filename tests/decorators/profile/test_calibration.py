@@ -47,7 +47,7 @@ def test_without_nvml_what_is_predicted_to_lie_outside_is_added_to_torchs_reserv
     peak = comparable_peak(corrected, measured)
     assert peak == (
         measured.memory_peak.size_bytes + 2 * GIB,
-        "reserved, and what lies outside as predicted",
+        "reserved, plus predicted memory outside of torch",
     )
 
 
@@ -130,7 +130,7 @@ def test_a_store_that_can_not_be_written_costs_one_line_and_no_run(
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     line = keep(*pair(), run="F/1/train/2", in_container=False)
-    assert line.startswith("calibration: this run could not be kept: IsADirectoryError")
+    assert line.startswith("calibration: this run could not be stored: IsADirectoryError")
     assert "\n" not in line
 
 

@@ -53,7 +53,7 @@ def test_earlier_runs_are_read_from_their_artifacts_once(home: Home, monkeypatch
 def test_a_flow_that_has_never_run_is_named_in_one_line(home: Home) -> None:
     read = home.python("-m", "decorators.profile.finished_runs", "NoSuchFlow")
     assert read.returncode == 2
-    assert read.stderr.startswith("There is no flow NoSuchFlow")
+    assert read.stderr.startswith("Metaflow finds no flow NoSuchFlow")
     assert "Traceback" not in read.stderr
 
 

@@ -147,9 +147,9 @@ def test_a_long_run_keeps_few_samples_and_all_its_peaks() -> None:
         samples.add_gpus(_gpus(used), 1.0)
         samples.add_host(_host(used))
     for series in (samples.gpus, samples.host):
-        assert len(series.kept) < sampling.KEPT_SAMPLES
+        assert len(series.samples) < sampling.KEPT_SAMPLES
         assert series.count == samples.count == 20_000
-        gaps = {round(b.at - a.at) for a, b in zip(series.kept, series.kept[1:], strict=False)}
+        gaps = {round(b.at - a.at) for a, b in zip(series.samples, series.samples[1:], strict=False)}
         assert len(gaps) == 1  # still evenly spread
     assert samples.rss_peak == samples.gpu_peak[0] == 10**9
 
@@ -185,7 +185,7 @@ def test_the_last_look_has_gpus_and_host(monkeypatch: pytest.MonkeyPatch) -> Non
     wait_until(lambda: sampler.samples.host.count > 0, 20)
     gpus.used = 77
     sampler.stop()
-    last = sampler.samples.gpus.kept[-1].gpus[0]
+    last = sampler.samples.gpus.samples[-1].gpus[0]
     assert (last.used_bytes, last.utilisation) == (77, 0.5)
     assert sampler.samples.host.count >= 2
     assert sampler.own_cpu_seconds > 0.05

@@ -37,7 +37,7 @@ def test_a_moving_average_is_a_category_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--model", "sdxl", "--seq-len", "512"), "makes images, which have no tokens"),
+        (("--model", "sdxl", "--seq-len", "512"), "generates images, which have no tokens"),
         (("--model", "llama-8b", "--resolution", "512"), "does not generate images"),
         (("--model", "sdxl", "--resolution", "1020"), "multiple of 8"),
         (("--model", "sdxl", "--exact"), "supports language models"),

@@ -75,7 +75,7 @@ def test_a_gpu_that_no_label_names_is_taken_on_trust_and_said(tmp_path: Path) ->
     assert done.returncode == 2
     assert "set it with --gpu NAME: plain" in done.stderr
     text = " ".join(shown(tmp_path, api, *words, "--gpu", "H100 SXM").split())
-    assert "no label of 8x H100 SXM names its GPU: H100 SXM is taken on trust" in text
+    assert "no label of 8x H100 SXM names its GPU: H100 SXM is assumed" in text
     assert "--gpu 'H100 SXM'" in text
 
 

@@ -37,6 +37,47 @@ MIXTRAL = replace(LLAMA, name="small-mixtral", family="mixtral", ffn=1024, exper
 QWEN3_MOE = replace(
     QWEN3, name="small-qwen3-moe", family="qwen3_moe", ffn=256, experts=16, experts_per_token=4
 )
+GLM4 = replace(LLAMA, name="small-glm4", family="glm4", norms_per_layer=4, qkv_bias=True)
+_RECURRENT: dict[str, Any] = {
+    "layers": 4,
+    "recurrent_heads": 8,
+    "recurrent_head_dim": 64,
+    "recurrent_groups": 4,
+    "recurrent_state": 64,
+    "conv_kernel": 4,
+}
+QWEN3_5 = replace(
+    QWEN3,
+    name="small-qwen3.5",
+    family="qwen3_5_text",
+    recurrence="gated-delta",
+    gated_attention=True,
+    recurrent_layers=3,
+    **_RECURRENT,
+)
+NEMOTRON_H = replace(
+    LLAMA,
+    name="small-nemotron-h",
+    family="nemotron_h",
+    norms_per_layer=1,
+    gated_mlp=False,
+    hidden_act="relu2",
+    one_part_blocks=True,
+    recurrence="mamba2",
+    recurrent_layers=2,
+    mlp_layers=1,
+    **_RECURRENT,
+)
+LFM2 = replace(
+    LLAMA,
+    name="small-lfm2",
+    family="lfm2",
+    qk_norm="head",
+    tied_embeddings=True,
+    recurrence="short-conv",
+    recurrent_layers=2,
+    conv_kernel=3,
+)
 
 TORCHTUNE = Setup(model=LLAMA, seq_len=512, micro_batch_size=2, loss="chunked")
 TORCHTITAN = replace(TORCHTUNE, engine="torchtitan", precision="bf16-mixed", loss="plain")

@@ -85,7 +85,7 @@ def test_each_schedule_holds_its_micro_batches(
 
 def test_what_streams_reserve_is_never_negative_and_weights_count_for_more_than_gradients() -> None:
     moment = Moment({"activations": 60, "gradients": 40}, apart=40)
-    assert [moment.beside(streams) for streams in (99, 100, 130)] == [0, 0, 30]
+    assert [moment.reserved_extra(streams) for streams in (99, 100, 130)] == [0, 0, 30]
     assert moment.weighed(2.0, 0) == (160.0, 100)
     assert moment.weighed(2.0, 130) == (190.0, 100)
     assert moment.weighed(2.0, 90) == (160.0, 100)
@@ -441,7 +441,7 @@ def test_images_are_encoded_one_to_eight_at_a_time() -> None:
 def test_what_zero_3_leaves_cached_matters_less_the_larger_the_activations_are() -> None:
     def beside(seq_len: int) -> int:
         sharded = {"engine": "deepspeed", "engine_version": "liger", "loss": "fused", "checkpointing": "full"}
-        return peak(step(**sharded, sharding="zero3", shard=8, seq_len=seq_len)).beside
+        return peak(step(**sharded, sharding="zero3", shard=8, seq_len=seq_len)).reserved_extra
 
     assert 0 < beside(262_144) < 0.7 * beside(2_048)
 
@@ -490,7 +490,7 @@ def test_loading_a_quantised_model_under_zero_3_can_be_the_peak() -> None:
     setup = step(engine="deepspeed", sharding="zero3", shard=64, method="lora", quantization="nf4", seq_len=1)
     found = moments.peak(setup, held=False)
     assert set(found.categories) == {"weights"}
-    assert found.beside == 0
+    assert found.reserved_extra == 0
     assert moments.peak(replace(setup, quantization="none")).categories["weights"] < found.active
 
 

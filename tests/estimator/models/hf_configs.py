@@ -20,6 +20,12 @@ NEWER = (
     "hunyuan_v1_dense",
     "seed_oss",
     "minimax_m2",
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "lfm2",
+    "nemotron_h",
+    "granitemoehybrid",
 )
 
 

@@ -77,7 +77,7 @@ def test_a_missing_field_is_named(field: str) -> None:
         ({"model_type": "t5"}, "model_type 't5', which is not supported"),
         ({"hidden_size": 4095}, "hidden_size 4095, which 32 attention heads don't divide"),
         ({"num_hidden_layers": 0}, "num_hidden_layers = 0"),
-        ({"num_key_value_heads": 5}, "32 attention heads can't be shared by 5"),
+        ({"num_key_value_heads": 5}, "32 attention heads are not divisible by 5"),
         ({"qk_layernorm": True}, "qk_layernorm"),
         ({"text_config": "llama"}, "text_config = 'llama'"),
         ({"model_type": "qwen3_moe"}, "no moe_intermediate_size"),
@@ -144,14 +144,14 @@ def test_weights_that_are_published_quantised_have_a_shape_all_the_same(name: st
     assert hf_config.to_spec(config, "mine").parameters == find(name).parameters
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"qwen", "olmo2", "mpt"}))
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"qwen", "olmo2", "mpt", "lfm2"}))
 def test_the_activation_of_a_family_is_that_of_its_code(family: str) -> None:
-    """Qwen 1 is not in transformers, whose OLMo 2 has no default configuration; MPT's is in its code."""
+    """Without Qwen 1 (not in transformers), OLMo 2 (no default), MPT and LFM2 (in their code)."""
     pytest.importorskip("transformers")
     from transformers import AutoConfig
 
     config = AutoConfig.for_model(family)
-    fields = ("hidden_act", "hidden_activation", "activation_function", "activation")
+    fields = ("hidden_act", "hidden_activation", "activation_function", "activation", "mlp_hidden_act")
     names = [getattr(config, field) for field in fields if getattr(config, field, None)]
     assert names == [FAMILIES[family].hidden_act]
 

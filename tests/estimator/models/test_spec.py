@@ -46,7 +46,7 @@ def test_a_target_that_the_family_lacks_is_answered_with_the_names_that_it_has()
     assert "gate_proj" not in caught.value.advice
 
 
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", [name for name in models.names() if not find(name).recurrence])
 @pytest.mark.parametrize("layers", [1, 2, 5])
 def test_a_model_with_fewer_layers_has_as_many_parameters_as_those_layers(name: str, layers: int) -> None:
     model = find(name)

@@ -138,7 +138,7 @@ def test_spot_plans_cost_the_spot_price_and_an_unknown_one_stays_unknown() -> No
         expected = None if price is None else pytest.approx(price * made.layout.nodes)
         assert (made.prediction.usd_per_hour, made.prediction.price_kind) == (expected, "spot")
     assert ranked.best.prediction.usd_per_hour is not None
-    assert any("spot price is not known" in line.reason for line in ranked.rejected)
+    assert any("spot price is unknown" in line.reason for line in ranked.rejected)
 
 
 # Methods

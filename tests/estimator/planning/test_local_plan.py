@@ -43,7 +43,7 @@ def test_each_node_of_an_allocation_has_all_memory_and_cores_of_its_machine() ->
 
 
 def test_an_allocation_that_is_too_small_is_refused_with_what_would_do() -> None:
-    with pytest.raises(CannotFit, match="at hand") as caught:
+    with pytest.raises(CannotFit, match="available GPUs") as caught:
         plan(Job(model=find("llama-70b"), global_batch_size=16), allocation(1))
     assert "--with" not in caught.value.advice
     assert "larger nodes" in caught.value.advice
@@ -61,7 +61,7 @@ def test_an_allocation_needs_a_machine() -> None:
 
 @pytest.mark.parametrize(
     ("gpu", "machine", "found"),
-    [("A100", NODE, "H100 80GB HBM3"), ("h100", WITHOUT_GPUS, "no GPU"), ("H100", NODE, None)],
+    [("A100", NODE, "H100 80GB HBM3"), ("h100", WITHOUT_GPUS, "no usable GPU"), ("H100", NODE, None)],
 )
 def test_a_gpu_that_is_not_at_hand_is_refused(gpu: str, machine: Machine, found: str | None) -> None:
     job, target = Job(model=find("tiny-llama"), seq_len=256), allocation(1, machine, gpu=gpu)

@@ -96,7 +96,11 @@ def test_degrees_that_are_asked_for_are_taken_and_said(engine: Any) -> None:
     assert (layout.tensor_parallel, layout.pipeline_parallel, layout.context_parallel) == (2, 2, 2)
     assert layout.schedule in ("1f1b", "interleaved")
     text = " ".join(made.why)
-    for words in ("tensor parallel 2, as asked", "pipeline parallel 2, as asked", "context parallel 2"):
+    for words in (
+        "tensor parallel 2, as requested",
+        "pipeline parallel 2, as requested",
+        "context parallel 2",
+    ):
         assert words in text
 
 

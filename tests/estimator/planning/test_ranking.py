@@ -60,7 +60,7 @@ def test_a_plan_says_in_which_way_its_machine_is_the_cheapest() -> None:
         words = " ".join(build_plan(survey, best, (), best).why)
         cheapest = best.usd_per_token == least
         assert ("is the cheapest a token of" in words) == cheapest
-        assert (f"of those within 20% of the cheapest, ${least * 1e6:.2f} a million tokens," in words) != (
+        assert (f"of those within 20% of the cheapest, ${least * 1e6:.2f} per million tokens," in words) != (
             cheapest
         )
         seen.add(cheapest)

@@ -17,8 +17,8 @@ from checklist.result import Result
 from checklist.verdict import judge
 from decorators.card.blocks import Block, Chart, Grid, Text
 from flows.cluster_check.card import (
-    MOST_NODES,
-    MOST_RANKS,
+    MAX_NODES,
+    MAX_RANKS,
     draw,
     figure_histories,
     message,
@@ -70,7 +70,7 @@ def test_the_verdict_and_what_to_do_come_first() -> None:
     blocks = draw(result, (), "kubernetes:api/default")
     assert result.verdict == "FAIL"
     assert isinstance(blocks[0], Text)
-    assert blocks[0].markdown.startswith("## FAIL: not fit to train on")
+    assert blocks[0].markdown.startswith("## FAIL: not fit for training")
     assert "Bad nodes: **host-2**" in blocks[0].markdown
     finding = next(item for item in result.findings if item.verdict == "FAIL")
     assert isinstance(blocks[2], Text)
@@ -99,15 +99,15 @@ def test_a_pair_that_was_measured_alone_is_shown_as_it_was_then() -> None:
 
 
 def test_a_large_cluster_shows_the_nodes_at_fault_and_says_what_is_left_out() -> None:
-    nodes = MOST_NODES + 16
+    nodes = MAX_NODES + 16
     slow = nodes - 1
     run = with_pairs(gpu_run(nodes), Cluster(nodes=nodes, speed=45, transmit={slow: 0.5}))
     result = judge(run)
     assert result.bad_nodes == (f"host-{slow}",)
     blocks = draw(result, (), "c")
-    assert "16 nodes that nothing was found against are left out" in _text(blocks)
+    assert "16 nodes without findings are omitted" in _text(blocks)
     table = next(b for b in blocks if isinstance(b, Grid) and b.headers[0] == "node")
-    assert len(table.rows) == MOST_NODES
+    assert len(table.rows) == MAX_NODES
     assert f"host-{slow}" in {row[0] for row in table.rows}
 
 
@@ -165,7 +165,7 @@ def test_a_browser_without_a_network_draws_the_card(tmp_path: Path) -> None:
         )
     page = tmp_path / "card.html"
     text = words(page)
-    assert "FAIL: not fit to train on" in text
+    assert "FAIL: not fit for training" in text
     assert "Bad nodes: host-2" in text
     assert "all_reduce" in text, "an underscore that Markdown eats"
     assert charts(page) == 4  # the checks, the pairs, the sweeps, the history
@@ -179,15 +179,15 @@ def test_figures_stand_beside_verdicts_and_rank_by_rank() -> None:
     )
     assert {row[0]: row[2] for row in checks.rows}["gemm"] == "gemm_bf16 760 to 763 TFLOPS"
     ranks = next(b for b in blocks if isinstance(b, Grid) and b.headers[0] == "rank")
-    assert len(ranks.rows) == MOST_RANKS
+    assert len(ranks.rows) == MAX_RANKS
     assert ranks.rows[9][:3] == ("9", "host-1", "760")
-    assert f"and {9 * 8 - MOST_RANKS} more" in _text(blocks)
+    assert f"and {9 * 8 - MAX_RANKS} more" in _text(blocks)
 
 
 def test_a_run_on_one_machine_says_what_it_is_and_what_to_run_next() -> None:
     result = judge(gpu_run(1, 4, probes=(), pairs=()))
     text = draw(result, (), "c")[0]
     assert isinstance(text, Text)
-    assert text.markdown.startswith("## PASS: nothing is wrong with this machine")
+    assert text.markdown.startswith("## PASS: no problem found on this machine")
     assert "Software works; " in text.markdown
     assert "\n".join(result.next_commands) in text.markdown

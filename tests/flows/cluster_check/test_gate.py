@@ -133,7 +133,7 @@ def test_a_failure_of_less_than_a_day_is_refused_with_finding_nodes_age_and_the_
     assert error.problem.endswith(" Bad nodes: host-2.")
     *_, again, anyway = error.advice.splitlines()
     assert again == "Then run the checklist again: finetune check --with kubernetes"
-    assert anyway == "To train all the same: --ignore-checklist"
+    assert anyway == "To train anyway: --ignore-checklist"
     resumed = checked(slow()).refusal("local", resumes=True)
     assert resumed.advice.endswith("METAFLOW_RUN_IGNORE_CHECKLIST=1 before the command")
 
@@ -219,14 +219,14 @@ def test_bad_nodes_are_kept_out_by_the_label_of_fit_ones_however_old_the_failure
     labelled(api, host2="false")
     found = gate.exclude_nodes(checked(slow(90 * DAY)), "kubernetes")
     assert found.labels == ((LABEL, "true"),)
-    assert found.lines == (f"Kept out by asking for nodes with {LABEL}=true: host-2.",)
+    assert found.lines == (f"Excluded by requiring the label {LABEL}=true: host-2.",)
 
 
 def test_a_tainted_node_needs_no_label(api: Api) -> None:
     api.nodes["host-2"]["spec"]["taints"].append({"key": KEY, "value": "true", "effect": EFFECT})
     found = gate.exclude_nodes(checked(slow()), "kubernetes")
     assert found.labels == ()
-    assert found.lines == (f"Kept out by their taint {KEY}: host-2.",)
+    assert found.lines == (f"Excluded by their taint {KEY}: host-2.",)
 
 
 @pytest.mark.parametrize("marks", [{}, {"host2": "true"}], ids=["unlabelled", "called fit"])
@@ -238,7 +238,7 @@ def test_a_node_that_nothing_keeps_out_is_told_with_the_command_for_it(
     found = gate.exclude_nodes(checked(slow()), "kubernetes")
     assert found.labels == ()
     assert found.lines == (
-        f"Not kept out: host-2. To do so: kubectl taint nodes host-2 {KEY}=true:NoSchedule",
+        f"Not excluded: host-2. To exclude it: kubectl taint nodes host-2 {KEY}=true:NoSchedule",
     )
 
 
@@ -247,9 +247,9 @@ def test_without_access_to_nodes_or_on_batch_it_is_one_line_and_the_run_goes_on(
 ) -> None:
     api.refuse["GET"] = 403
     (line,) = gate.exclude_nodes(checked(slow()), "kubernetes").lines
-    assert line.startswith("Nodes that failed the checklist: host-2. Whether they are marked is unknown:")
+    assert line.startswith("Nodes that failed the checklist: host-2. Their taints could not be read:")
     (line,) = gate.exclude_nodes(checked(slow()), "batch").lines
-    assert line.endswith("batch can't be told to avoid them: terminate those machines.")
+    assert line.endswith("batch cannot avoid them: terminate those machines.")
     assert gate.exclude_nodes(checked(healthy()), "batch") == gate.NodeExclusion()
     assert gate.exclude_nodes(checked(slow()), "local") == gate.NodeExclusion()
 
@@ -274,7 +274,7 @@ def test_the_newest_verdict_of_the_same_cluster_counts_whoever_launched_it(tmp_p
     found, problem, _ = newest(tmp_path, "kubernetes:b/train")
     assert found is None
     assert re.fullmatch(
-        r"The newest checklist of this cluster \(ChecklistFlow/\d+\) can't be used: The result has schema "
+        r"The newest checklist of this cluster \(ChecklistFlow/\d+\) cannot be used: The result has schema "
         rf"version 7; this program reads {SCHEMA_VERSION}\.",
         problem,
     )
@@ -358,7 +358,7 @@ def test_the_plan_takes_the_measured_bandwidth_and_asks_for_fit_nodes(tmp_path: 
         r"- between nodes 20 GB/s as measured \(ChecklistFlow/\d+, all_reduce of 16.0 GiB over 8 nodes,",
         flat,
     )
-    assert f"Kept out by asking for nodes with {LABEL}=true: host-2." in flat
+    assert f"Excluded by requiring the label {LABEL}=true: host-2." in flat
     assert f"disk, labelled {LABEL}=true" in flat
 
 

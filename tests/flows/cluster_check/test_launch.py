@@ -52,7 +52,7 @@ def test_more_gpus_than_there_are_is_refused_here(monkeypatch: pytest.MonkeyPatc
     from checklist.run import local
 
     seen = Seen(uuids=("GPU-a", "GPU-b"), names=("H100", "H100"))
-    monkeypatch.setattr(local.gpus, "look", lambda: seen)
+    monkeypatch.setattr(local.gpus_probe, "look", lambda: seen)
     with pytest.raises(UserError, match="--gpus-per-node 2 is more than the 1"):
         ask(values_with(gpus_per_node=2), "local", None)
 
@@ -62,13 +62,13 @@ def test_the_gpus_of_one_machine_are_shared_out_between_its_nodes(monkeypatch: p
     from checklist.run import local
 
     seen = Seen(uuids=("GPU-a", "GPU-b", "GPU-c", "GPU-d"), names=("H100",) * 4)
-    monkeypatch.setattr(local.gpus, "look", lambda: seen)
+    monkeypatch.setattr(local.gpus_probe, "look", lambda: seen)
     launch = Launch(backend="local", gpus_per_node=None, thresholds=None, thresholds_file="")
     run_config = resolve(options_with(), launch, datastore="/")
     assert run_config.shares == (("GPU-a", "GPU-b"), ("GPU-c", "GPU-d"))
     assert (run_config.options.gpus_per_node, run_config.options.device) == (2, "cuda")
     # One GPU can't be two nodes
-    monkeypatch.setattr(local.gpus, "look", lambda: Seen(uuids=("GPU-a",), names=("H100",)))
+    monkeypatch.setattr(local.gpus_probe, "look", lambda: Seen(uuids=("GPU-a",), names=("H100",)))
     run_config = resolve(options_with(), launch, datastore="/")
     assert (run_config.shares, run_config.options.device) == (((), ()), "cpu")
 
@@ -98,7 +98,7 @@ def test_what_a_cluster_could_not_give_is_refused_before_a_run(
         ("apply: perhaps", ["apply is 'perhaps'", "true or false"]),
         ("system: 5", ["system is 5", "text"]),
         ("- nodes", ["no mapping"]),
-        ("nodes: [", ["no YAML"]),
+        ("nodes: [", ["not YAML"]),
     ],
 )
 def test_each_mistake_in_the_options_is_told_with_its_value(text: str, words: list[str]) -> None:
@@ -179,11 +179,11 @@ def test_a_reference_of_this_run_is_known_to_its_nodes_and_refused_where_all_are
 def test_thresholds_too_large_to_travel_are_refused(tmp_path: Path) -> None:
     rows = [f"system-{os.urandom(20).hex()},gemm_fp32,1,{os.urandom(20).hex()}\n" for _ in range(200)]
     (tmp_path / "own.csv").write_text("system,op,floor,source\n" + "".join(rows))
-    with pytest.raises(UserError, match="too large to travel"):
+    with pytest.raises(UserError, match="too large for a run"):
         ask(values_with(thresholds=str(tmp_path / "own.csv")), "batch", None)
 
 
 def test_a_deployment_can_not_change_its_gpus() -> None:
     launch = Launch(backend="kubernetes", gpus_per_node=8, thresholds=None, thresholds_file="")
-    with pytest.raises(UserError, match="8 GPUs a node, not 4"):
+    with pytest.raises(UserError, match="8 GPUs per node, not 4"):
         resolve(options_with(gpus_per_node=4), launch, datastore="s3://bucket/root")

@@ -33,13 +33,15 @@ def test_a_lost_step_is_judged_by_what_was_kept_and_its_lost_node_is_named_but_n
     phases = tuple(ended if phase.name == "world" else phase for phase in run.phases)
     kept = replace(run, hangs=(lost,), phases=phases, collectives=(), transport=None)
 
-    told = steps.judge_run(run_config, steps.merge(run_config, [], kept=kept), steps.PastRuns())
+    told = steps.judge_run(run_config, steps.merge(run_config, [], stored=kept), steps.PastRuns())
     assert (told.verdict, told.bad_nodes) == ("FAIL", ("host-1",)), "a step that ended well: it is the node"
 
-    result = steps.judge_run(run_config, steps.merge(run_config, [], lost=True, kept=kept), steps.PastRuns())
+    result = steps.judge_run(
+        run_config, steps.merge(run_config, [], lost=True, stored=kept), steps.PastRuns()
+    )
     assert (result.verdict, result.bad_nodes, result.healthy_nodes) == ("NO-VERDICT", (), ())
     assert "host-1 was lost in all_reduce of phase world" in result.check("hangs").reason  # type: ignore[union-attr]
-    assert any("did not come to its end" in note for note in result.notes)
+    assert any("did not finish" in note for note in result.notes)
     assert steps.from_plain(steps.to_plain(result)) == result
 
     pod = "pod t-1 on node-b has failed: Evicted: low on memory"

@@ -93,7 +93,10 @@ def test_what_trainings_have_left_is_read_until_a_checklist_has_measured_the_nod
     assert suspicions.read("kubernetes:a.b", store) == ()
     left = suspicions.read("kubernetes:a.b:6443", store)
     assert [each.node for each in left] == ["host-1", "host-2"]
-    line = "Training 7 said: node 1 (host-1) is late: it delays the others by 40% of each step since step 3."
+    line = (
+        "Training run 7 reported: node 1 (host-1) is late: "
+        "it delays the others by 40% of each step since step 3."
+    )
     assert suspicions.notes(left)[0] == line
     healthy = with_pairs(gpu_run(8), Cluster(nodes=8, speed=45))
     suspicions.settle(left, judge(healthy, suspects=("host-1",)), store)
@@ -139,4 +142,4 @@ def test_a_slowed_rank_is_named_within_20_steps_and_the_next_checklist_hears_of_
 
     checklist = FLOW.with_name("checklist_flow.py")
     told = " ".join(_flow(tmp_path, checklist, "run", "--only=ranks").split())
-    assert f"Training {run} said: node 1 ({name}) is late" in told, told
+    assert f"Training run {run} reported: node 1 ({name}) is late" in told, told

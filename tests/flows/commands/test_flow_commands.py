@@ -14,8 +14,8 @@ from flows.commands.flow_commands import (
     FLOWS,
     command_line,
     console_script,
+    flow_arguments,
     flow_commands,
-    flow_words,
 )
 from tests.flows.conftest import environment
 
@@ -50,7 +50,7 @@ def finetune(home: Path, *words: str, timeout: float = 120, **more: str) -> subp
     ],
 )
 def test_what_metaflow_wants_before_its_command_may_stand_anywhere(words: str, expected: str) -> None:
-    assert flow_words("run", words.split()) == ("finetune_flow.py", expected.split())
+    assert flow_arguments("run", words.split()) == ("finetune_flow.py", expected.split())
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_flows_command_is_written_as_finetune_takes_it(file: str, words: list[
     ],
 )
 def test_the_first_word_may_name_the_flow(words: str, file: str, expected: str) -> None:
-    assert flow_words("flow", words.split()) == (file, expected.split())
+    assert flow_arguments("flow", words.split()) == (file, expected.split())
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_the_first_word_may_name_the_flow(words: str, file: str, expected: str) 
     ],
 )
 def test_a_leading_yaml_file_is_the_run_s_settings(command: str, words: str, expected: str) -> None:
-    assert flow_words(command, words.split()) == (FLOWS[flow_commands.RUNS[command]], expected.split())
+    assert flow_arguments(command, words.split()) == (FLOWS[flow_commands.RUNS[command]], expected.split())
 
 
 def test_every_flow_that_is_shipped_can_be_named() -> None:

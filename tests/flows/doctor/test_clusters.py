@@ -145,7 +145,7 @@ def test_batch_at_an_address_that_is_away_is_a_line(ask: Asker) -> None:
     where = {"AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
     line = ask("batch", **keys, **where)["batch"]
     assert line.state == "no"
-    assert line.found.startswith("AWS Batch can't be reached")
+    assert line.found.startswith("AWS Batch cannot be reached")
 
 
 def test_a_machine_without_slurm_and_a_controller_that_is_silent(ask: Asker, tmp_path: Path) -> None:
@@ -157,4 +157,4 @@ def test_a_machine_without_slurm_and_a_controller_that_is_silent(ask: Asker, tmp
         (programs / name).write_text("#!/bin/sh\nexec /bin/sleep 600\n")
         (programs / name).chmod(0o755)
     silent = ask("slurm", PATH=os.pathsep.join([str(programs), os.environ["PATH"]]))["slurm"]
-    assert (silent.state, silent.found) == ("no", "its controller doesn't answer within 5 s")
+    assert (silent.state, silent.found) == ("no", "its controller does not respond within 5 s")

@@ -70,7 +70,7 @@ def test_an_s3_that_does_not_answer_ends_within_the_limit(ask: Asker) -> None:
     more = {"METAFLOW_S3_ENDPOINT_URL": "http://127.0.0.1:9", "FINETUNE_DATASTORE_TIMEOUT": "0.02"}
     line = ask("datastore", 40, **S3, **more)["datastore"]
     assert line.state == "no"
-    assert "has not answered" in line.found
+    assert "has not responded" in line.found
     assert KEYS["AWS_SECRET_ACCESS_KEY"] not in f"{line}"
 
 

@@ -174,7 +174,9 @@ def test_a_deployment_that_is_only_written_out_asks_no_cluster(
     monkeypatch.setattr("decorators._metaflow.compiles_only", lambda: True)
     cluster[0] = UserError("Nobody is to be asked.")
     planning.plan_from_parameters(ON_CLUSTER, "kubernetes")
-    assert "Planned with the catalogue's machines: --only-json asks no cluster." in capsys.readouterr().err
+    assert (
+        "Planned with the catalogue's machines: --only-json contacts no cluster." in capsys.readouterr().err
+    )
 
 
 def test_a_run_that_is_resumed_keeps_the_plan_that_it_was_started_with(

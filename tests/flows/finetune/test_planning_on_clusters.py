@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from decorators.backends.destination import going_to
+from decorators.backends.destination import planning_for
 from decorators.backends.interface import Destination
 from estimator import hardware
 from estimator.errors import CannotFit, UserError
@@ -52,12 +52,12 @@ def run(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def planned(model: str = "llama-8b", *tolerations: Toleration, **parameters: Any) -> Plan:
         values: dict[str, Any] = {"namespace": shape.namespace}
-        given = {}
+        user_values = {}
         if tolerations:
             values["tolerations"] = [item.to_dict() for item in tolerations]
-            given["tolerations"] = object()
-        where = Destination(backend="kubernetes", configured=values, given=given)  # type: ignore[arg-type]
-        with going_to(where):
+            user_values["tolerations"] = object()
+        where = Destination(backend="kubernetes", configured=values, user_values=user_values)  # type: ignore[arg-type]
+        with planning_for(where):
             return planning.plan_from_parameters({"model": model, **parameters}, "kubernetes")
 
     return planned
@@ -271,6 +271,6 @@ def test_a_login_that_sees_its_own_namespace_only_is_told_what_was_not_seen(
         while (plan := run(method="lora")).request.cloud != "cluster" and time.monotonic() < deadline:
             time.sleep(0.5)
         assert plan.request.gpu_type == "A100 SXM 80GB"
-        assert "is not known: what other namespaces use" in capsys.readouterr().err
+        assert "usage by other namespaces" in capsys.readouterr().err
     finally:
         plane.kubectl("delete", "clusterrolebinding/sees-nodes-only", "clusterrole/sees-nodes-only")

@@ -144,7 +144,7 @@ def test_the_size_of_a_dataset_that_is_elsewhere_is_unknown(functions: Path) -> 
 
 @pytest.mark.parametrize(
     ("method", "words"),
-    [("lora", "there is no vLLM in /bin/sh"), ("adapter-v1", "draws from whole models")],
+    [("lora", "there is no vLLM in /bin/sh"), ("adapter-v1", "samples from whole models")],
 )
 def test_vllm_is_refused_where_it_is_missing_and_for_what_stays_an_adapter(
     functions: Path, dataset: Path, method: str, words: str

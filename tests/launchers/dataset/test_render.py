@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import shutil
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from estimator.errors import UserError
 from launchers.dataset.render import load_tokenizer, prompt_of, tokenise
 from launchers.dataset.rows import Conversation, parse
+from launchers.dataset.turns import Message
 from launchers.settings import Settings, build
 from tests.launchers.dataset.chats import CHATML, chat
 
@@ -94,9 +96,15 @@ class TestTemplates:
         )
         assert counted_text(conversation, tokenizer) == "Hello<|end_of_text|>See you<|end_of_text|>"
 
-    def test_a_template_that_rewrites_what_came_before_is_refused_in_words(self, model: Path) -> None:
+    def test_a_template_may_leave_parts_of_earlier_answers_out(self, model: Path) -> None:
         tokenizer = load_tokenizer(model, build({"chat_template": FORGETFUL}))
         assert counted_text(chat("Hi", "Hello"), tokenizer).startswith(" (thought) Hello")
+        row = chat("Hi", "Hello", "Bye", "See you", line=7)
+        assert counted_text(row, tokenizer).startswith(" Hello\n (thought) See you")
+
+    def test_a_template_that_rewrites_what_came_before_is_refused_in_words(self, model: Path) -> None:
+        template = FORGETFUL.replace("' ' + m['content']", "m['content'] + (messages | length | string)")
+        tokenizer = load_tokenizer(model, build({"chat_template": template}))
         with pytest.raises(UserError, match=r"line 7: the chat template renders the beginning .* turn 2"):
             list(tokenise([chat("Hi", "Hello", "Bye", "See you", line=7)], tokenizer))
 
@@ -249,3 +257,115 @@ class TestWeights:
         template += "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
         tokenizer = load_tokenizer(model, build({"chat_template": template}))
         assert counted_text(self.row, tokenizer) == " See you\n"
+
+
+SPECIAL = re.compile(r"<[|\uff5c][\w\u2581|\uff5c]*[|\uff5c]>|<(?:start|end)_of_turn>")
+CHAT = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "<b>Hello</b>", "reasoning_content": "Greet?"},
+    {"role": "user", "content": "Bye"},
+    {"role": "assistant", "content": "See you", "reasoning_content": "Leave?"},
+]
+CALL = [
+    *TestTools.row.messages,
+    Message(role="user", content="Thanks"),
+    Message(role="assistant", content="Welcome"),
+]
+TOOL_CHAT = dataclasses.replace(
+    TestTools.row,
+    messages=tuple(CALL),
+    tools='[{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": '
+    '{"type": "object", "properties": {"a": {"type": "integer", "description": "A."}}}}}]',
+)
+
+
+def with_template(model: Path, name: str) -> Any:
+    """The tiny model's tokenizer with a chat template of TRL, and its special tokens."""
+    templates = Path(pytest.importorskip("trl").__file__).parent / "chat_templates"
+    tokenizer = load_tokenizer(model, Settings())
+    tokenizer.chat_template = (templates / f"{name}.jinja").read_text()
+    special = sorted(set(SPECIAL.findall(tokenizer.chat_template)))
+    tokenizer.add_special_tokens({"additional_special_tokens": special})
+    return tokenizer
+
+
+class TestMarks:
+    @pytest.mark.parametrize("row", [parse({"messages": CHAT}), TOOL_CHAT], ids=["reasoning", "tools"])
+    @pytest.mark.parametrize(
+        "name",
+        ["qwen3", "qwen3_5_think", "qwen2_5", "glm4moe", "gptoss", "nemotron_3_nano", "lfm2_v2", "qwen3_8"],
+    )
+    def test_the_marks_of_a_template_decide_as_in_transformers(
+        self, model: Path, name: str, row: Conversation
+    ) -> None:
+        tokenizer = with_template(model, f"{name}_training")
+        expected = tokenizer.apply_chat_template(
+            [message.as_template() for message in row.messages],
+            tools=json.loads(row.tools or "null"),
+            return_assistant_tokens_mask=True,
+            return_dict=True,
+        )
+        ((tokens, counted),) = tokenise([row], tokenizer)
+        length = len(expected["input_ids"])
+        assert tokens[:length].tolist() == expected["input_ids"]
+        assert counted[:length].astype(int).tolist() == expected["assistant_masks"]
+        assert 0 < sum(expected["assistant_masks"]) < length <= len(tokens) <= length + 1
+
+    def test_marks_of_turns_that_are_not_trained_do_not_count(self, model: Path) -> None:
+        tokenizer = with_template(model, "qwen3_training")
+        ((tokens, counted),) = tokenise([TestWeights.row], tokenizer)
+        assert tokenizer.decode(tokens[counted]).split() == ["<think>", "</think>", "See", "you<|im_end|>"]
+        ((tokens, counted),) = tokenise([TestWeights.row], tokenizer, last_turn_only=True)
+        assert tokenizer.decode(tokens[counted]).split() == ["<think>", "</think>", "So<|im_end|>"]
+
+    def test_a_template_with_marks_for_no_turn_is_refused(self, model: Path) -> None:
+        template = CHATML + "{% if false %}{% generation %}{% endgeneration %}{% endif %}"
+        tokenizer = load_tokenizer(model, build({"chat_template": template}))
+        with pytest.raises(UserError, match="line 3: the chat template marks no part"):
+            list(tokenise([chat("Hi", "Hello", line=3)], tokenizer))
+
+    @pytest.mark.parametrize(
+        ("name", "reasoning", "tools"),
+        [
+            (
+                "qwen3",
+                "<b>Hello</b><|im_end|><think>\nLeave?\n</think>\n\nSee you<|im_end|>",
+                '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>'
+                "It is 3.<|im_end|><think>\n\n</think>\n\nWelcome<|im_end|>",
+            ),
+            (
+                "qwen3_5_think",
+                "<b>Hello</b><|im_end|>Leave?\n</think>\n\nSee you<|im_end|>",
+                "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+                "<|im_end|>It is 3.<|im_end|>\n</think>\n\nWelcome<|im_end|>",
+            ),
+            (
+                "gptoss",
+                "<|channel|>final<|message|><b>Hello</b><|end|><|channel|>analysis<|message|>Leave?<|end|>"
+                "<|start|>assistant<|channel|>final<|message|>See you<|return|>",
+                ' to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>'
+                "<|channel|>final<|message|>It is 3.<|end|><|channel|>final<|message|>Welcome<|return|>",
+            ),
+            (
+                "glm4moe",
+                "\n<think></think>\n<b>Hello</b>\n<think>Leave?</think>\nSee you<|eot_id|>",
+                "\n<think></think>\n<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"
+                "\n<think></think>\nIt is 3.\n<think></think>\nWelcome<|eot_id|>",
+            ),
+            (
+                "deepseekv3",
+                "<b>Hello</b><\uff5cend\u2581of\u2581sentence\uff5c>"
+                "See you<\uff5cend\u2581of\u2581sentence\uff5c>",
+                "add",
+            ),
+            ("gemma3", "<b>Hello</b><end_of_turn>See you<end_of_turn>", ""),
+            ("phi3", "<b>Hello</b><|end|>See you<|end|>\n<|eot_id|>", ""),
+        ],
+    )
+    def test_without_marks_reasoning_and_tool_calls_count_as_the_template_renders_them(
+        self, model: Path, name: str, reasoning: str, tools: str
+    ) -> None:
+        tokenizer = with_template(model, name)
+        assert counted_text(parse({"messages": CHAT}), tokenizer) == reasoning
+        if tools:
+            assert tools in counted_text(TOOL_CHAT, tokenizer)

@@ -85,7 +85,7 @@ def chat(*roles: str) -> dict[str, Any]:
         ({"messages": [{"role": "user", "contents": "Hi"}]}, "`contents` should be `content`?"),
         ({"messages": [{"role": "user", "content": ""}, CHAT[1]]}, "messages[0] is empty"),
         ({"messages": [{"role": ["user"], "content": "Hi"}]}, "unknown role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "a part that is not text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0] holds an image"),
         ({"message": CHAT}, "unknown key `message`; did you mean `messages`?"),
         ({"instruction": "Add."}, "`instruction` without `output` or `response`"),
         ({"instruction": "Add.", "outputs": "3"}, "`outputs` should be `output`?"),

@@ -19,6 +19,7 @@ import pytest
 
 from estimator.errors import UserError
 from launchers.dataset import prepared
+from launchers.dataset.render import load_tokenizer
 from launchers.evaluation.evaluate import (
     Answer,
     EvaluationRequest,
@@ -30,6 +31,7 @@ from launchers.evaluation.evaluate import (
 )
 from launchers.evaluation.held_out import Score
 from launchers.models import tiny_llama
+from launchers.settings import Settings
 from tests.lab.configs import config
 from tests.launchers.engines.loop import runs
 
@@ -292,6 +294,8 @@ def test_the_table_has_the_first_answers_and_one_that_is_wrong_if_those_are_righ
 
 def test_prompts_of_different_lengths_are_answered_together_as_each_is_alone(base: Path) -> None:
     model = load_model(base, base, "cpu", "fp32")
-    prompts = ["Return", "What does the function json.loads do in Python?", "Open a file", "x " * 200]
-    together = _answers(model, base, prompts, 8)
-    assert together == [_answers(model, base, [prompt], 8)[0] for prompt in prompts]
+    texts = ["Return", "What does the function json.loads do in Python?", "Open a file", "x " * 200]
+    prompts = [{"prompt": text} for text in texts]
+    tokenizer = load_tokenizer(base, Settings())
+    together = _answers(model, tokenizer, prompts, 8)
+    assert together == [_answers(model, tokenizer, [prompt], 8)[0] for prompt in prompts]

@@ -56,7 +56,7 @@ def test_what_does_not_fit_is_one_line_and_what_would_do() -> None:
     with pytest.raises(UserError) as caught:
         plan_for_hosts(wanted, hosts(LARGE), calibrated=False)
     assert "\n" not in caught.value.problem
-    assert "at hand" in caught.value.problem
+    assert "available GPUs" in caught.value.problem
     assert "--method lora" in caught.value.advice
 
 

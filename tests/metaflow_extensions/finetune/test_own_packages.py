@@ -12,7 +12,7 @@ import pytest
 
 from estimator import errors
 from metaflow_extensions.finetune import own_packages
-from metaflow_extensions.finetune.own_packages import ALL, MARK, ROOT, foreign
+from metaflow_extensions.finetune.own_packages import ALL, MARK, ROOT, find_problem
 
 FINETUNE = "from metaflow_extensions.finetune.command import main; main()"
 
@@ -40,8 +40,8 @@ def installed(tmp_path: Path) -> Path:
 
 
 def test_our_own_packages_are_known_as_ours() -> None:
-    assert foreign() is None
-    assert own_packages.MISTAKE == errors.MISTAKE
+    assert find_problem() is None
+    assert own_packages.EXIT_STATUS == errors.MISTAKE
     assert all(MARK in (ROOT / name / "__init__.py").read_text() for name in ALL)
 
 
@@ -64,12 +64,12 @@ def test_a_package_that_was_installed_over_ours_or_removed_with_another_is_said(
     done = python(FINETUNE, installed, "gpus")
     assert done.returncode == 2
     wrong, advice = done.stderr.splitlines()
-    assert wrong.endswith(f"another package named estimator was installed over {init}.")
+    assert wrong.endswith(f"another package named estimator has overwritten {init}.")
     assert advice.startswith("pip uninstall estimator; pip install --force-reinstall")
     init.unlink()
     done = python(FINETUNE, installed, "gpus")
     assert done.returncode == 2
-    assert f"{init} is gone" in done.stderr.splitlines()[0]
+    assert f"{init} is missing" in done.stderr.splitlines()[0]
 
 
 def test_metaflow_is_imported_beside_strangers_and_loads_nothing_of_ours(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_a_rank_that_never_comes_to_a_collective_is_told_by_the_recorders_of_bot
         return {said.rank: said.reply for said in (heard.get(timeout=LIMIT_S) for _ in range(count))}
 
     def tell(worker: WorkerProcess, number: int, what: str, arguments: dict[str, Any]) -> None:
-        worker.tell(Do(rank=worker.rank, id=number, what=what, arguments=arguments))
+        worker.send(Do(rank=worker.rank, id=number, what=what, arguments=arguments))
 
     try:
         tell(workers[0], 1, "store", {"address": "127.0.0.1"})

@@ -67,7 +67,7 @@ def test_a_suspect_that_was_not_measured_again_is_only_a_warning() -> None:
 def test_of_two_nodes_nobody_is_accused() -> None:
     result = judge(with_pairs(cpu_run(2), Cluster(nodes=2, transmit={1: 0.4})))
     assert result.verdict == "FAIL"
-    assert "two nodes can't tell" in result.headline
+    assert "two nodes do not show" in result.headline
     assert (result.bad_nodes, result.healthy_nodes) == ((), ())
 
 

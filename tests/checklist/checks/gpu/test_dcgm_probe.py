@@ -104,13 +104,13 @@ def test_only_what_is_known_to_have_passed_has(statuses: list[str], passed: tupl
 @pytest.mark.parametrize(
     ("output", "why"),
     [
-        ("", "its answer can't be read: it said nothing"),
+        ("", "its output cannot be parsed: it said nothing"),
         (
             "Error: Unable to connect to host engine.\n",
-            "can't be read: Error: Unable to connect to host engine.",
+            "cannot be parsed: Error: Unable to connect to host engine.",
         ),
-        ('{"DCGM Diagnostic": {"test_categories": [{"tests": 1}]}}', "can't be read"),
-        ('{"something": "else"}', "can't be read"),
+        ('{"DCGM Diagnostic": {"test_categories": [{"tests": 1}]}}', "cannot be parsed"),
+        ('{"something": "else"}', "cannot be parsed"),
         ('{"DCGM GPU Diagnostic": {"runtime_error": "nvvs was not found"}}', "nvvs was not found"),
         ('{"DCGM Diagnostic": {}}', "it has run no test"),
     ],

@@ -66,7 +66,7 @@ def test_what_hangs_is_ended_and_nothing_of_it_is_left(tool: Path, monkeypatch: 
 
 def test_figures_that_it_does_not_tell_are_no_figures(tool: Path) -> None:
     write(tool, "exit 0")
-    with pytest.raises(OSError, match="has told no figures"):
+    with pytest.raises(OSError, match="printed no figures"):
         efa_probe.loopback(lambda: None)
 
 

@@ -74,7 +74,7 @@ def test_a_host_name_that_does_not_resolve_leaves_gloo_on_loopback(monkeypatch: 
     monkeypatch.setattr(nics_probe, "own_address", lambda: None)
     choice = nics_probe.choose("gloo", HOST, "10.0.0.1", {})
     assert (choice.nic, choice.usable) == ("lo", False)
-    assert "can't be resolved" in choice.reason
+    assert "cannot be resolved" in choice.reason
 
 
 def test_an_interface_without_a_line_has_no_rate(tmp_path: Path) -> None:

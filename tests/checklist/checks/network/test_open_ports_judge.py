@@ -111,7 +111,7 @@ def test_a_node_that_is_reached_over_one_family_alone_is_a_warning() -> None:
     (fault,) = findings(with_ipv6([way for way in WAYS if way[1] == 2]))
     assert (fault.verdict, fault.title) == ("WARN", "host-2 is not reached over IPv6, but over IPv4.")
     (fault,) = findings(with_ipv6([way for way in WAYS if way[0] == 1]))
-    assert fault.title == "host-1 reaches nobody over IPv6, but over IPv4."
+    assert fault.title == "host-1 reaches no other node over IPv6, but over IPv4."
 
 
 def test_a_family_that_leads_nowhere_is_a_warning_only_where_a_name_leads_to_it() -> None:

@@ -240,5 +240,5 @@ def test_a_folder_that_is_not_there_is_told_with_its_node_and_what_to_do(tmp_pat
 def test_a_store_of_a_kind_that_can_not_be_measured_is_refused(url: str, can: bool) -> None:
     assert measurable(url) == can
     if not can:
-        with pytest.raises(UserError, match="can't be measured"):
+        with pytest.raises(UserError, match="cannot be measured"):
             build(Options, {"datastore": url})

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from decorators._metaflow import Given
+from decorators._metaflow import UserValue
 from decorators.backends.batch import inventory
-from decorators.backends.destination import going_to
+from decorators.backends.destination import planning_for
 from decorators.backends.interface import Destination
 from decorators.backends.options import Options
 from estimator import Job, Target
@@ -69,8 +69,8 @@ def test_queues_by_gpu_give_their_own_gpus_only(queue: Queue) -> None:
 def test_the_queue_of_the_step_goes_before_all_others(queue: Queue) -> None:
     queue("h100", instanceTypes=["p5.48xlarge"])
     queue("own", instanceTypes=["g6e.xlarge"])
-    given = {"queue": Given(value="own", by="--with batch:queue=")}
-    destination = Destination(backend="batch", options=Options(queues=(("H100", "h100"),)), given=given)
+    given = {"queue": UserValue(value="own", by="--with batch:queue=")}
+    destination = Destination(backend="batch", options=Options(queues=(("H100", "h100"),)), user_values=given)
     assert _machines(inventory.read(destination)) == {"g6e.xlarge"}
     named = Destination(backend="batch", configured={"queue": "h100"})
     assert _machines(inventory.read(named)) == {"p5.48xlarge"}
@@ -99,7 +99,7 @@ def test_run_with_batch_plans_with_the_queues_machines(
     queue("own", instanceTypes=["g5"])
 
     def run(name: str, **parameters: Any) -> Any:
-        with going_to(Destination(backend="batch", options=Options(queue=name))):
+        with planning_for(Destination(backend="batch", options=Options(queue=name))):
             return planning.plan_from_parameters(
                 {"model": "llama-8b", "method": "lora", **parameters}, "batch"
             )

@@ -31,7 +31,7 @@ def _look(queue: str | None, request: Request = FOUR) -> Findings:
 
 
 def _found(findings: Findings, check: str) -> list[str]:
-    return [f"{row.state}: {row.found}" for row in findings.rows if row.check == check]
+    return [f"{row.state}: {row.detail}" for row in findings.rows if row.check == check]
 
 
 def test_a_queue_that_can_run_it_is_not_refused(queue: Callable[..., str]) -> None:
@@ -40,7 +40,7 @@ def test_a_queue_that_can_run_it_is_not_refused(queue: Callable[..., str]) -> No
     assert _found(findings, "queue") == ["ok: ENABLED, VALID"]
     assert _found(findings, "compute environment") == ["ok: gpus-environment: p5.48xlarge"]
     assert _found(findings, "region") == ["ok: us-east-1 has p5.48xlarge"]
-    findings.settle()
+    findings.report_and_check()
 
 
 def test_a_queue_that_there_is_not_is_refused_with_those_that_there_are(queue: Callable[..., str]) -> None:
@@ -48,7 +48,7 @@ def test_a_queue_that_there_is_not_is_refused_with_those_that_there_are(queue: C
     findings = _look("reserch")
     assert _found(findings, "queue") == ["no: there is none of that name in us-east-1"]
     with pytest.raises(UserError, match="AWS Batch queue reserch can't run this") as caught:
-        findings.settle()
+        findings.report_and_check()
     assert caught.value.advice == "--queue research"
 
 
@@ -78,13 +78,13 @@ def test_a_compute_environment_that_can_not_says_what_it_lacks(
     queue: Callable[..., str], resources: dict[str, Any], why: str
 ) -> None:
     findings = _look(queue(**resources))
-    [last] = [row.found for row in findings.impossible]
+    [last] = [row.detail for row in findings.impossible]
     assert last.startswith("none can take 4 node(s) of 8x H100 SXM")
     assert why in last
 
 
 def test_a_disabled_compute_environment_is_refused(queue: Callable[..., str]) -> None:
-    assert "DISABLED" in _look(queue(environment="DISABLED")).impossible[0].found
+    assert "DISABLED" in _look(queue(environment="DISABLED")).impossible[0].detail
 
 
 def test_spot_is_fine_for_one_node(queue: Callable[..., str]) -> None:
@@ -94,7 +94,7 @@ def test_spot_is_fine_for_one_node(queue: Callable[..., str]) -> None:
 def test_a_spot_run_needs_a_compute_environment_of_spot_machines(queue: Callable[..., str]) -> None:
     one = dataclasses.replace(FOUR, nodes=1, spot=True)
     assert _look(queue("spot", type="SPOT"), one).impossible == []
-    assert "EC2: not on spot" in _look(queue("on-demand"), one).impossible[0].found
+    assert "EC2: not on spot" in _look(queue("on-demand"), one).impossible[0].detail
 
 
 def test_a_family_of_machines_is_looked_into(queue: Callable[..., str]) -> None:
@@ -198,7 +198,7 @@ def test_bad_credentials_are_one_clear_line(monkeypatch: pytest.MonkeyPatch, cod
 
 def test_no_region_and_an_unreachable_service_are_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_BATCH", "http://127.0.0.1:9")
-    with pytest.raises(UserError, match="AWS Batch can't be reached"):
+    with pytest.raises(UserError, match="AWS Batch cannot be reached"):
         _look("gpus")
     monkeypatch.delenv("AWS_ENDPOINT_URL_BATCH")
     monkeypatch.delenv("AWS_DEFAULT_REGION")

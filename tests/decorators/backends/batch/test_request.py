@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from decorators._metaflow import Given
+from decorators._metaflow import UserValue
 from decorators.backends.batch.request import values_for
 from decorators.backends.interface import StepRequest, StepValues
 from decorators.backends.options import Options
@@ -48,9 +48,11 @@ def test_every_field_of_a_plan_is_asked_for(model: str, method: str, gpu: str, n
 
 
 def test_a_users_queue_and_efa_stand() -> None:
-    given = {name: Given(value=value, by="--with batch:") for name, value in (("queue", "mine"), ("efa", 1))}
+    given = {
+        name: UserValue(value=value, by="--with batch:") for name, value in (("queue", "mine"), ("efa", 1))
+    }
     request = planned("llama-70b", "full", "H100", 4, kind="batch").request
-    asked = _values(request, given=given, options=Options(queues=(("H100", "other"),)))
+    asked = _values(request, user_values=given, options=Options(queues=(("H100", "other"),)))
     assert (asked.compute, asked.environment) == ({}, NETWORK)
 
 

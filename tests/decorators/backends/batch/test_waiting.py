@@ -34,9 +34,9 @@ def test_batchs_own_reason_is_told_and_a_misconfiguration_is_hopeless(client: An
     text = "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT - no instance type fits"
     state = waiting.wait_state(_job(client, status="RUNNABLE", statusReason=text))
     assert state.reason == f"RUNNABLE: {text}"
-    assert state.hopeless is not None
+    assert state.permanent_failure is not None
     capacity = waiting.wait_state(_job(client, status="RUNNABLE", statusReason="CAPACITY:no p5"))
-    assert capacity.hopeless is None
+    assert capacity.permanent_failure is None
 
 
 @pytest.mark.parametrize(
@@ -91,4 +91,4 @@ def test_the_end_terminates_the_job(client: Any, capsys: pytest.CaptureFixture[s
         stub.assert_no_pending_responses()
         stub.add_client_error("terminate_job", "AccessDeniedException")
         waiting.terminate_job(_job(client))
-    assert "batch job id-1 can't be terminated" in capsys.readouterr().err
+    assert "batch job id-1 cannot be terminated" in capsys.readouterr().err

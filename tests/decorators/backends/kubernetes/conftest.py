@@ -70,4 +70,4 @@ def nodes(control_plane: ControlPlane) -> Iterator[Callable[..., None]]:
 
 
 def rows_of(findings: Findings, check: str) -> list[tuple[str, str, str]]:
-    return [(row.state, row.found, row.fix) for row in findings.rows if row.check == check]
+    return [(row.state, row.detail, row.fix) for row in findings.rows if row.check == check]

@@ -33,7 +33,7 @@ def answer(status: int, message: str) -> ApiException:
             404,
             "the server could not find the requested resource",
             "could not find",
-            "JobSet is not installed",
+            "Install JobSet",
         ),
         (404, 'namespaces "none" not found', '"none" not found', "METAFLOW_KUBERNETES_NAMESPACE"),
         (422, "spec.hostname: Invalid value", "Invalid value", "kubectl get events"),
@@ -104,6 +104,6 @@ def test_each_pod_that_has_failed_says_where_and_why(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(errors, "ClusterApi", lambda: pods)
     job = WaitedJob(backend="kubernetes", kind="jobset", name="js-1", namespace="n")
     assert errors.failed_pods(job) == [
-        "pod w-0 on node-a has failed: Evicted: The node was low on resource: memory.",
-        "pod w-1 on node-a has failed: Error (exit code 1): ModuleNotFoundError: No module named 'torch'",
+        "pod w-0 on node-a failed: Evicted: The node was low on resource: memory.",
+        "pod w-1 on node-a failed: Error (exit code 1): ModuleNotFoundError: No module named 'torch'",
     ]

@@ -84,7 +84,7 @@ def test_only_one_label_makes_the_selector_so_that_all_found_nodes_have_it() -> 
 def test_a_node_that_can_not_take_it_says_why(why: str, more: dict[str, Any]) -> None:
     found = _fit(node("a", **more))
     assert found.names == ()
-    assert why in found.lacks[0][0]
+    assert why in found.rejections[0][0]
 
 
 def test_room_is_what_the_smallest_node_leaves_beside_daemon_pods() -> None:
@@ -114,14 +114,14 @@ def test_nodes_without_a_label_of_the_request_are_left_aside() -> None:
     good = node("good", labels={"training-checklist/fit": "true"})
     found = _fit(good, node("bad", labels={"training-checklist/fit": "false"}), node_labels=fit_label)
     assert found.names == ("good",)
-    assert found.lacks == (("without the label training-checklist/fit=true", 1),)
+    assert found.rejections == (("without the label training-checklist/fit=true", 1),)
 
 
 def test_a_resource_of_the_users_own_has_to_be_there() -> None:
     rdma = (("rdma/hca", 1.0),)
     nodes = [node("plain"), node("fast", resources={"rdma/hca": "1"})]
     found = fit(nodes, _request(nodes=1), PodRules(), LEAST, extended=rdma)
-    assert (found.names, found.lacks) == (("fast",), (("with 0 of 1 rdma/hca", 1),))
+    assert (found.names, found.rejections) == (("fast",), (("with 0 of 1 rdma/hca", 1),))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_the_tables_tolerations_do_not_count_where_the_users_own_replace_them() 
     one = _request(nodes=1)
     assert fit([usual], one, PodRules(tolerations=own), LEAST).names == ("a",)
     replaced = fit([usual], one, PodRules(tolerations=own, of_table=False), LEAST)
-    assert replaced.lacks == (("untolerated taint nvidia.com/gpu=present:NoSchedule", 1),)
+    assert replaced.rejections == (("untolerated taint nvidia.com/gpu=present:NoSchedule", 1),)
 
 
 def test_a_step_without_gpus_fits_on_any_node_that_is_large_enough() -> None:
@@ -185,5 +185,5 @@ def test_a_spot_run_takes_marked_nodes_only_and_of_two_marks_the_more_frequent()
     found = _fit(*nodes, spot=True)
     assert found.names == ("k1", "k2")
     assert (found.facts.spot.label, found.facts.spot.value) == ("karpenter.sh/capacity-type", "spot")
-    assert found.lacks == (("not marked as spot nodes", 2),)
+    assert found.rejections == (("not marked as spot nodes", 2),)
     assert _fit(*nodes).facts.spot is None

@@ -73,7 +73,7 @@ def registry() -> Iterator[str]:
 def _state(image: str | None, gpus: bool = False) -> tuple[str, str]:
     findings = Findings(where="here")
     images.check(image, findings, Clock(), gpus=gpus)
-    return findings.rows[0].state, findings.rows[0].found
+    return findings.rows[0].state, findings.rows[0].detail
 
 
 @pytest.mark.parametrize(
@@ -100,13 +100,13 @@ def test_nobody_is_asked_for_a_token_without_tls_but_this_machine(
         state, found = _state(f"{registry}/{image}:1")
     assert _Elsewhere.asked == []
     assert state == "unknown"
-    assert "wants a login" in found
+    assert "requires a login" in found
 
 
 def test_a_registry_that_does_not_answer_is_no_verdict() -> None:
     state, found = _state("127.0.0.1:9/finetune:1")
     assert state == "unknown"
-    assert "doesn't answer" in found
+    assert "does not respond" in found
 
 
 def test_metaflows_plain_python_is_no_image_for_gpus() -> None:

@@ -45,7 +45,7 @@ def found(judge: Any, *specs: Any, **values: Any) -> list[tuple[str, str]]:
     """State and text of each row that a rule finds in objects with these specs."""
     preflight = preflight_of(*({"metadata": {"name": "own"}, "spec": spec} for spec in specs), **values)
     judge(preflight, pod=POD)
-    return [(row.state, row.found) for row in preflight.findings.rows]
+    return [(row.state, row.detail) for row in preflight.findings.rows]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from decorators._metaflow import WaitedJob
-from decorators.backends.interface import LastWords
+from decorators.backends.interface import GangEnd
 from decorators.backends.kubernetes import losses
 from decorators.backends.kubernetes.losses import Pods, judge
 from tests.lab.api import Json
@@ -36,7 +36,7 @@ BOTH_RUN = [pod("c-0"), pod("w-0")]
 
 
 @pytest.mark.parametrize(
-    ("looks", "words", "lost"),
+    ("polls", "words", "lost"),
     [
         pytest.param(
             [[pod("c-0", "Failed", finished="20"), pod("w-0", "Failed", **EVICTED)]],
@@ -81,19 +81,19 @@ BOTH_RUN = [pod("c-0"), pod("w-0")]
         ),
         pytest.param(
             [[pod("c-0", "Failed", finished="20"), pod("w-0", deleted="21")]],
-            LastWords(kind="node", host="js-w-0.js.namespace.svc.cluster.local"),
+            GangEnd(kind="node", host="js-w-0.js.namespace.svc.cluster.local"),
             ["pod w-0 on n: lost"],
             id="a silent node, of which the API server knows nothing yet",
         ),
         pytest.param(
             [[pod("c-0", deleted="21"), pod("w-0", "Failed", finished="20")]],
-            LastWords(kind="node", host="js-w-0.js.namespace.svc.cluster.local"),
+            GangEnd(kind="node", host="js-w-0.js.namespace.svc.cluster.local"),
             None,
             id="a node's task that has crashed is a failure, whatever the others say",
         ),
         pytest.param(
             [BOTH_RUN, []],
-            LastWords(kind="rank", host="js-w-0"),
+            GangEnd(kind="rank", host="js-w-0"),
             None,
             id="a rank has failed, and no pod is left to tell",
         ),
@@ -102,12 +102,12 @@ BOTH_RUN = [pod("c-0"), pod("w-0")]
     ],
 )
 def test_what_was_taken_away_is_told_from_what_failed(
-    looks: list[list[Json]], words: LastWords | None, lost: list[str] | None
+    polls: list[list[Json]], words: GangEnd | None, lost: list[str] | None
 ) -> None:
     pods = Pods()
-    for look in looks:
-        pods.note(look)
-    found = judge(pods.seen.values(), words)
+    for observe in polls:
+        pods.note(observe)
+    found = judge(pods.pods.values(), words)
     if lost is None:
         assert found is None
     else:
@@ -150,6 +150,6 @@ def test_pods_are_noted_for_jobs_of_kubernetes_alone(monkeypatch: pytest.MonkeyP
     noted: dict[str, Pods] = {}
     monkeypatch.setattr(losses, "_pods", noted)
     monkeypatch.setattr(losses, "ClusterApi", lambda: Api(BOTH_RUN))
-    losses.look(WaitedJob(backend="batch", kind="batch job", name="b-1"))
-    losses.look(WaitedJob(backend="kubernetes", kind="jobset", name="js-1", namespace="n"))
-    assert {name: sorted(pods.seen) for name, pods in noted.items()} == {"js-1": ["c-0", "w-0"]}
+    losses.observe(WaitedJob(backend="batch", kind="batch job", name="b-1"))
+    losses.observe(WaitedJob(backend="kubernetes", kind="jobset", name="js-1", namespace="n"))
+    assert {name: sorted(pods.pods) for name, pods in noted.items()} == {"js-1": ["c-0", "w-0"]}

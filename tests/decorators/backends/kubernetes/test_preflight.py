@@ -10,7 +10,7 @@ import pytest
 
 from decorators.backends.findings import Findings
 from decorators.backends.kubernetes.nodes import PodSettings
-from decorators.backends.kubernetes.preflight import inspect, inspect_beside
+from decorators.backends.kubernetes.preflight import inspect, inspect_size
 from decorators.backends.options import Options
 from decorators.backends.overrides import request_for
 from estimator.errors import UserError
@@ -40,7 +40,7 @@ def test_a_cluster_that_can_run_it_says_how_its_nodes_are_found(
         {"key": "nvidia.com/gpu", "operator": "Equal", "value": "present", "effect": "NoSchedule"}
     ]
     assert (facts.efa, facts.zone) == (32, "us-east-1a")
-    findings.settle()  # what is unknown stops nobody
+    findings.report_and_check()  # what is unknown stops nobody
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_a_step_that_only_handles_files_needs_a_node_of_its_own_with_their_disk(
     assert ask()[0].impossible == []  # the run's largest step has its nodes
 
     def beside() -> Findings:
-        return inspect_beside(
+        return inspect_size(
             "prepare",
             request,
             options=Options(),
@@ -114,9 +114,9 @@ def test_a_step_that_only_handles_files_needs_a_node_of_its_own_with_their_disk(
     refused = beside()
     [row] = refused.impossible
     assert row.check == "nodes"
-    assert re.search(r"1 with 20\S* .*of disk", row.found)
+    assert re.search(r"1 with 20\S* .*of disk", row.detail)
     with pytest.raises(UserError, match=r"For step prepare, .* lab can't run this: nodes") as caught:
-        refused.settle()
+        refused.report_and_check()
     assert "--with kubernetes:disk=MB" in caught.value.advice
     nodes("cpu-b", labels=bare, resources={**small, "ephemeral-storage": "4000Gi"}, provider="")
     assert beside().impossible == []
@@ -134,7 +134,7 @@ def test_too_few_nodes_on_premises_are_refused_with_what_is_there(
     assert found.startswith("1 of 2 nodes could take it")
     assert "1 with 8 A100 SXM 80GB" in found
     with pytest.raises(UserError, match=r"context lab.* can't run this: nodes: 1 of 2"):
-        findings.settle()
+        findings.report_and_check()
     assert "Can Kubernetes context lab" in capsys.readouterr().err
 
 

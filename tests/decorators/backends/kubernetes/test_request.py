@@ -142,7 +142,7 @@ def test_variables_of_efa_come_with_its_interfaces_and_several_nodes_only(nodes:
 def test_what_a_nodes_room_takes_off_the_plan_is_noted() -> None:
     request = planned("llama-70b", "full", "H100", 4).request
     room = Room(cpu=20.6, memory_bytes=100 * GIB)
-    by = "what a node of this cluster leaves for pods"
+    by = "allocatable on a node of this cluster"
     assert _lowered(request, facts=ClusterFacts(room=room)) == (
         Override(name="cpu", planned=str(request.cpu), used="20", given_by=by),
         Override(name="memory_mib", planned=str(request.memory_mib), used=str(100 * 1024), given_by=by),
@@ -151,7 +151,7 @@ def test_what_a_nodes_room_takes_off_the_plan_is_noted() -> None:
     small = planned("llama-8b", "lora", "L40S", 1).request  # g6e.2xlarge: 64 GiB, of which the table keeps 10
     assert _lowered(small) == (), "a plan asks for what it needs"
     [note] = _lowered(dataclasses.replace(small, memory_mib=60 * 1024))
-    assert (note.name, note.given_by) == ("memory_mib", "what such a machine leaves for pods")
+    assert (note.name, note.given_by) == ("memory_mib", "allocatable on this machine type")
 
 
 def test_nodes_without_efas_device_plugin_are_not_asked_for_it() -> None:
@@ -217,7 +217,7 @@ def test_how_a_cluster_marks_its_spot_nodes_goes_before_its_cloud_and_one_is_nee
     asked = _values(request, facts=ClusterFacts(spot=managed)).compute
     assert asked["node_selector"]["eks.amazonaws.com/capacityType"] == "SPOT"
     assert "karpenter.sh/capacity-type" not in asked["node_selector"]
-    with pytest.raises(UserError, match="Nothing tells by which label"):
+    with pytest.raises(UserError, match="The label of spot nodes of"):
         _values(dataclasses.replace(request, cloud="cluster"))
 
 

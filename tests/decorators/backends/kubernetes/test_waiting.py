@@ -76,12 +76,12 @@ def test_a_rule_that_refuses_the_pod_for_good_ends_the_wait_at_once(
     path = f"/api/v1/namespaces/{namespace}/limitranges"
     control_plane.api().create(path, {"metadata": {"name": "small"}, "spec": limits})
     state = _state(submit("large", {"cpu": "4"}), "maximum cpu usage per Container is 1")
-    assert (state.hopeless.kind, state.hopeless.grace_s) == ("admission", 0)
+    assert (state.permanent_failure.kind, state.permanent_failure.grace_period_s) == ("admission", 0)
 
 
 def test_a_priority_class_that_is_not_there_ends_the_wait_at_once(submit: Any) -> None:
     state = _state(submit("urgent", {"cpu": "1"}, priorityClassName="highest"), "highest was found")
-    assert state.hopeless.kind == "admission"
+    assert state.permanent_failure.kind == "admission"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,10 @@ def test_an_image_that_can_not_be_pulled_is_hopeless_after_a_while(
         {"status": {"containerStatuses": [{**status, "state": {"waiting": pulling}}]}},
     )
     found = _state(job, "ErrImagePull")
-    assert (found.reason, found.hopeless.grace_s) == ("ErrImagePull (i): manifest unknown", 120)
+    assert (found.reason, found.permanent_failure.grace_period_s) == (
+        "ErrImagePull (i): manifest unknown",
+        120,
+    )
 
 
 def test_an_api_that_is_gone_is_a_wait_without_a_verdict(
@@ -129,4 +132,4 @@ def test_an_api_that_is_gone_is_a_wait_without_a_verdict(
     state = waiting.wait_state(job)
     assert state.pending
     assert "doesn't tell" in state.reason
-    assert state.hopeless is None
+    assert state.permanent_failure is None

@@ -427,7 +427,7 @@ def test_missing_permission_names_the_rule(api: Api) -> None:
     [
         (401, b"{}", "(401)"),
         (503, b"no backend", "status 503"),
-        (200, b"<html>a login page</html>", "as a Kub"),
+        (200, b"<html>a login page</html>", "not a Kub"),
     ],
 )
 def test_other_answers_are_told_by_their_status(api: Api, status: int, body: bytes, says: str) -> None:

@@ -60,6 +60,13 @@ _LATENT: dict[str, Any] = _SHARED | {
     "qk_rope_head_dim": 8,
     "v_head_dim": 16,
 }
+_DELTA: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+}
 _WINDOW: dict[str, Any] = {"sliding_window": 16}
 _BOTH_KINDS: dict[str, Any] = _WINDOW | {"layer_types": ["sliding_attention", "full_attention"]}
 
@@ -126,6 +133,32 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": _HEADS,
     "seed_oss": _HEADS | {"attention_dropout": 0.0, "residual_dropout": 0.0},
     "minimax_m2": _HEADS | _LOCAL,
+    "qwen3_next": _HEADS | _DELTA | _ROUTED | {"shared_expert_intermediate_size": 48, "mlp_only_layers": [0]},
+    "qwen3_5_text": _HEADS | _DELTA,
+    "qwen3_5_moe_text": _HEADS | _DELTA | _ROUTED | {"shared_expert_intermediate_size": 48},
+    "lfm2": _WIDTHS | {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3, "block_multiple_of": 32},
+    "nemotron_h": _HEADS
+    | _SHARED
+    | {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+        "moe_shared_expert_intermediate_size": 48,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "ssm_state_size": 16,
+        "chunk_size": 16,
+    },
+    "granitemoehybrid": _WIDTHS
+    | _LOCAL
+    | {
+        "layer_types": ["linear_attention", "full_attention"],
+        "shared_intermediate_size": 48,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 16,
+        "mamba_chunk_size": 16,
+    },
     "gpt_neox": {name: value for name, value in _WIDTHS.items() if name != "num_key_value_heads"},
     "gptj": {
         "vocab_size": runs.VOCAB,

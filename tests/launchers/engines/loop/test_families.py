@@ -73,7 +73,7 @@ def test_a_family_that_nobody_has_looked_at_packs_nothing() -> None:
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_the_blocks_of_every_family_are_found(family: str) -> None:
     network = families.network(family)
-    assert len(blocks(network)) == 2
+    assert len(blocks(network)) == getattr(network.config, "num_hidden_layers", 2)
     with_experts = {type(block) for block in blocks(network) if hasattr(block, "experts")}
     assert not with_experts
     fused = [name for name, _ in network.named_parameters() if ".experts." in name]

@@ -27,6 +27,10 @@ ONE_OF_EACH_FAMILY = {
 }  # Qwen 1's code is its own, on the Hub
 
 
+# Families of which no model has sourced figures in the table
+UNLISTED = {"qwen", "ministral", "olmo3", "seed_oss", "hunyuan_v1_dense"}
+
+
 def tiny(name: str) -> Any:
     """A network without weights, of two blocks; of three where the first ones have no experts."""
     spec = find(name)
@@ -39,7 +43,7 @@ def targets(value: Any) -> settings.Settings:
 
 def test_every_causal_family_is_looked_at() -> None:
     causal = {family for family, traits in FAMILIES.items() if traits.causal}
-    assert causal - ONE_OF_EACH_FAMILY.keys() <= {"qwen", "ministral"}, "no model of these is in the table"
+    assert causal - ONE_OF_EACH_FAMILY.keys() <= UNLISTED
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_FAMILY.values(), ids=ONE_OF_EACH_FAMILY.keys())

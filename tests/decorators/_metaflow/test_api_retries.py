@@ -10,14 +10,14 @@ import pytest
 from kubernetes.client import ApiException
 from urllib3.exceptions import MaxRetryError
 
-from decorators._metaflow import patience
+from decorators._metaflow import api_retries
 from tests.decorators.backends.kubernetes.test_errors import answer
 
 FORBIDDEN = 'jobs.batch is forbidden: User "ann" cannot create resource "jobs" in API group "batch"'
 GONE = MaxRetryError(None, "/apis")  # type: ignore[arg-type]
 
 
-class Asked:
+class NodeRequest:
     """Stands where Metaflow's RunningJobSet does: each question is answered by the next of these."""
 
     def __init__(self, *answers: Any) -> None:
@@ -36,28 +36,28 @@ class Asked:
 def test_a_server_that_goes_comes_back_and_takes_a_while_to_know_its_users_is_asked_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None))
-    asked = Asked("first", GONE, GONE, answer(503, "starting"), answer(403, FORBIDDEN), "second")
-    patient = patience.with_patience(Asked.fetch)
+    monkeypatch.setattr(api_retries, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None))
+    asked = NodeRequest("first", GONE, GONE, answer(503, "starting"), answer(403, FORBIDDEN), "second")
+    patient = api_retries.retry_outages(NodeRequest.fetch)
     assert (patient(asked), patient(asked)) == ("first", "second")
     said = capsys.readouterr().err
-    assert said.count("The Kubernetes API doesn't answer; asking on for 5 min.") == 1
+    assert said.count("The Kubernetes API does not respond; retrying for 5 min.") == 1
 
 
 def test_a_login_is_read_anew_while_the_server_does_not_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None))
-    asked = Asked(answer(401, "Unauthorized"), answer(401, "Unauthorized"), "then")
-    assert patience.with_patience(Asked.fetch)(asked) == "then"
+    monkeypatch.setattr(api_retries, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None))
+    asked = NodeRequest(answer(401, "Unauthorized"), answer(401, "Unauthorized"), "then")
+    assert api_retries.retry_outages(NodeRequest.fetch)(asked) == "then"
     assert asked.renewed == 2
 
 
 @pytest.mark.parametrize("error", [answer(403, FORBIDDEN), answer(404, "not found")])
 def test_what_is_refused_at_once_is_not_asked_again(error: ApiException) -> None:
     with pytest.raises(ApiException):
-        patience.with_patience(Asked.fetch)(Asked(error))
+        api_retries.retry_outages(NodeRequest.fetch)(NodeRequest(error))
 
 
-def test_patience_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "_patience_s", 0.0)
+def test_retries_end_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_retries, "_retry_limit_s", 0.0)
     with pytest.raises(MaxRetryError):
-        patience.with_patience(Asked.fetch)(Asked(GONE))
+        api_retries.retry_outages(NodeRequest.fetch)(NodeRequest(GONE))

@@ -1,0 +1,115 @@
+"""Character spans of the assistant's turns in a rendered chat.
+
+A template that marks the assistant's part with ``{% generation %}`` decides the spans. In other templates the
+span of a turn is what the template adds for it after the generation prompt; a template may also omit a part
+of earlier turns, such as their reasoning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from launchers.dataset.turns import IMAGE
+
+Span = tuple[int, int]
+Messages = Sequence[dict[str, Any]]
+Render = Callable[[Messages, bool], str]  # messages, and whether to add the generation prompt
+RenderMarked = Callable[[Messages], list[Span]]  # spans that the template marks
+
+_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")  # as transformers looks for it
+
+
+def has_marks(template: str) -> bool:
+    """Whether a chat template marks the assistant's part."""
+    return _MARK.search(template) is not None
+
+
+def marked_spans(messages: Messages, turns: Sequence[int], render: RenderMarked) -> list[Span]:
+    """Return the spans that the template marks in these turns.
+
+    A span belongs to the turn with which it is added: their number is counted up to the turn, and with it.
+    """
+    spans = render(messages)
+    answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    if list(turns) == answers:
+        return [span for span in spans if span[0] < span[1]]
+    chosen: list[Span] = []
+    for index in turns:
+        chosen += spans[len(render(messages[:index])) : len(render(messages[: index + 1]))]
+    return [span for span in chosen if span[0] < span[1]]
+
+
+def turn_span(
+    messages: Messages, index: int, text: str, render: Render, special_tokens: Sequence[str]
+) -> Span | None:
+    """Find the span of one assistant turn in ``text``, the rendered chat; None if it cannot be found."""
+    start = _start(messages, index, text, render)
+    if start is None:
+        return None
+    if index == len(messages) - 1:
+        return start, len(text)
+    shown = render(messages[: index + 1], False)  # here it is the last turn, with all of its parts
+    if text.startswith(shown):
+        return start, len(shown)
+    end = _aligned(shown, text, start, messages[index])
+    if end is None:  # a last turn may have another end token, or one more
+        end = _aligned(_without_end(shown, special_tokens), text, start, messages[index])
+        ended = end is not None and text[start:end].rstrip().endswith(tuple(special_tokens))
+        if end is not None and not ended:
+            end += max((len(token) for token in special_tokens if text.startswith(token, end)), default=0)
+    return None if end is None else (start, end)
+
+
+def _start(messages: Messages, index: int, text: str, render: Render) -> int | None:
+    """Find the start of a turn: the end of the generation prompt, as far as the text contains it."""
+    prompt = render(messages[:index], True)
+    if text.startswith(prompt):
+        return len(prompt)
+    before = render(messages[:index], False) if index else ""
+    if not prompt.startswith(before):
+        return None
+    header = len(before) if text.startswith(before) else _aligned(before, text, 0, messages[index - 1])
+    if header is None:
+        return None
+    added = prompt[len(before) :]
+    if text.startswith(added, header):
+        return header + len(added)
+    # The prompt may begin a reasoning block that the turn does not have. What also precedes another content
+    # is not part of this one
+    other = "b" if str(messages[index]["content"]).lstrip().startswith("a") else "a"
+    replaced = [*messages[:index], {"role": "assistant", "content": other}, *messages[index + 1 :]]
+    start = header + _common(text[header:], added)
+    start = min(start, _common(text, render(replaced, False)))
+    return start if start > header else None
+
+
+def _aligned(shown: str, text: str, first: int, message: dict[str, Any]) -> int | None:
+    """Return where ``text`` has the end of ``shown``, of which it may omit or replace earlier parts.
+
+    Searches the longest end of ``shown`` that occurs in the text at or after ``first``. It must contain the
+    last line of the last message, and the tools that it calls.
+    """
+    low, high = 0, len(shown)
+    while low < high:  # if an end occurs, so do all shorter ones
+        middle = (low + high) // 2
+        low, high = (low, middle) if text.find(shown[middle:], first) >= 0 else (middle + 1, high)
+    found = shown[low:]
+    content = str(message["content"]).strip().rpartition("\n")[2].rpartition(IMAGE)[2].strip()
+    required = [content, *(call["function"]["name"] for call in message.get("tool_calls", ()))]
+    if not found.strip() or any(each not in found for each in required):
+        return None
+    return text.find(found, first) + len(found)
+
+
+def _without_end(shown: str, special_tokens: Sequence[str]) -> str:
+    """Remove the last special token of a text."""
+    stripped = shown.rstrip()
+    return next((stripped.removesuffix(token) for token in special_tokens if stripped.endswith(token)), shown)
+
+
+def _common(first: str, second: str) -> int:
+    """Return the length of the common beginning of two texts."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(first), len(second)))

@@ -1,0 +1,104 @@
+"""Columns of a dataset under other names: the setting ``columns``, and suggestions for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from estimator.errors import UserError
+from estimator.names import close_matches, did_you_mean
+from launchers.dataset.files import BadRow
+
+# Names of columns on the Hugging Face Hub that mean a supported key, most specific first
+_SYNONYMS: dict[str, tuple[str, ...]] = {
+    "messages": ("conversation", "dialog", "dialogue", "chat", "turns", "chats"),
+    "prompt": ("question", "instruction", "query", "problem", "user", "human", "input", "source", "prompts"),
+    "completion": ("answer", "response", "output", "solution", "assistant", "reply", "target", "answers"),
+    "text": ("content", "document", "body", "passage", "article", "markdown"),
+    "chosen": ("preferred", "accepted", "better", "winner", "positive", "good"),
+    "rejected": ("dispreferred", "refused", "worse", "loser", "negative", "bad"),
+    "label": ("desirable", "is_good", "liked", "rating", "thumbs_up"),
+    "image": ("picture", "photo", "img", "image_path"),
+}
+_ALIASES = {"instruction": "prompt", "output": "completion", "response": "completion"}
+_CUTOFF = 0.7  # similarity of names that are taken for a misspelling
+
+
+class UnknownColumns(BadRow):
+    """Reason of a row without a key that its form needs, which may stand under another name.
+
+    ``missing``: alternatives of missing keys, the preferred one first.
+    """
+
+    def __init__(self, reason: str, row: Mapping[str, Any], *missing: Sequence[str]) -> None:
+        super().__init__(reason)
+        proposals = (_proposal(row, keys) for keys in missing)
+        self.mapping = next((proposal for proposal in proposals if proposal), {})
+        self.example = ",".join(f"{key}=COLUMN" for key in missing[0])
+
+    @property
+    def option(self) -> str:
+        """Option that maps the columns; with the word COLUMN where no column can be proposed."""
+        pairs = ",".join(f"{key}={name}" for key, name in self.mapping.items())
+        return f"--columns {pairs or self.example}"
+
+
+def renamed(row: Any, columns: Mapping[str, str]) -> Any:
+    """Rename the mapped columns of a decoded row; other values are returned unchanged.
+
+    ``columns``: name in the dataset of each supported key. A row without such a column keeps its own key.
+    """
+    if not columns or not isinstance(row, dict):
+        return row
+    mapped = {key: name for key, name in columns.items() if name in row}
+    taken = {*mapped, *mapped.values()}
+    rest = {name: value for name, value in row.items() if name not in taken}
+    return {**{key: row[name] for key, name in mapped.items()}, **rest}
+
+
+def check_present(columns: Mapping[str, str], seen: Mapping[str, int], dataset: str) -> None:
+    """Raise UserError for a mapped column that no row has.
+
+    ``seen``: number of rows with each key.
+    """
+    for key, name in columns.items():
+        if name not in seen and key not in seen:
+            present = f"It has {', '.join(f'`{each}`' for each in list(seen)[:12])}."
+            advice = f"{did_you_mean(name, seen)} {present}".strip()
+            raise UserError(f"Dataset {dataset} has no column `{name}` (--columns).", advice)
+
+
+def _proposal(row: Mapping[str, Any], keys: Sequence[str]) -> dict[str, str]:
+    """Find a column for every key; empty if one has none."""
+    found: dict[str, str] = {}
+    for key in keys:
+        name = _column_for(key, [name for name in row if name not in found.values()], row)
+        if name is None:
+            return {}
+        found[key] = name
+    return found
+
+
+def _column_for(key: str, names: Sequence[str], row: Mapping[str, Any]) -> str | None:
+    meaning = _ALIASES.get(key, key)
+    lower = {name.lower(): name for name in names}
+    candidates = [lower[each] for each in _SYNONYMS.get(meaning, ()) if each in lower]
+    candidates += close_matches(key, names, cutoff=_CUTOFF)
+    return next((name for name in candidates if _may_be(meaning, row[name])), None)
+
+
+def _may_be(key: str, value: Any) -> bool:
+    """Whether a value has a type that the key supports."""
+    if key == "messages":
+        if isinstance(value, str) and value.lstrip()[:1] == "[":
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError):
+                return False
+        return isinstance(value, list) and bool(value) and all(isinstance(turn, dict) for turn in value)
+    if key in ("label", "image"):
+        return value is not None
+    if key in ("chosen", "rejected") and isinstance(value, dict):
+        return True
+    return isinstance(value, str) or (key != "text" and isinstance(value, list))

@@ -1,0 +1,163 @@
+"""Image processors of vision-language models: text with image tokens, and tensors for the model.
+
+transformers' processors also read videos, for which they need torchvision; here they are built for images
+alone, with Pillow where torchvision is not installed.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from estimator.errors import UserError
+from launchers.base.imports import imported_quietly
+from launchers.dataset.turns import IMAGE
+
+if TYPE_CHECKING:
+    import torch
+    from PIL.Image import Image
+
+# Processors whose images are handled by the code of another class that needs no further package
+_SAME_IMAGES = {"SmolVLMProcessor": "Idefics3Processor"}
+_TYPES = ("mm_token_type_ids", "token_type_ids")  # what models call the mask of image tokens
+
+
+def load_processor(folder: Path, tokenizer: Any) -> Any:
+    """Load the processor of a model folder with this tokenizer, for images alone; raises UserError."""
+    with imported_quietly():
+        import transformers
+        from transformers import AutoImageProcessor, ProcessorMixin
+        from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder)
+        name = PROCESSOR_MAPPING_NAMES[config.model_type]
+        if isinstance(name, tuple):
+            name = next(each for each in name if each is not None)
+        kind = getattr(transformers, _SAME_IMAGES.get(name, name))
+        values, _ = ProcessorMixin.get_processor_dict(folder)
+        images = AutoImageProcessor.from_pretrained(folder)
+        options = {key: values[key] for key in ("image_seq_len", "image_seq_length") if key in values}
+        options["chat_template"] = tokenizer.chat_template
+        parts = {"image_processor": images, "tokenizer": tokenizer, "video_processor": None}
+        return _for_images(kind)(**{key: parts[key] for key in kind.get_attributes()}, **options)
+    except Exception as error:  # noqa: BLE001 - files of any origin, read by each family's own code
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"The image processor in {folder} can't be loaded: {reason}",
+            "Use the processor's files that were published with the weights.",
+        ) from None
+
+
+def _for_images(kind: Any) -> Any:
+    """Derive a class of processor that accepts that there is none for videos."""
+
+    class ForImages(kind):  # type: ignore[misc]
+        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+            if argument is None:
+                return type(None)
+            return super().check_argument_for_proper_class(argument_name, argument)
+
+    ForImages.__name__ = ForImages.__qualname__ = kind.__name__
+    return ForImages
+
+
+class VisionTokenizer:
+    """A tokenizer that renders turns with images, and expands their places to image tokens.
+
+    Everything else is the tokenizer's.
+    """
+
+    def __init__(self, tokenizer: Any, folder: Path) -> None:
+        self._tokenizer, self._folder = tokenizer, folder
+
+    @cached_property
+    def processor(self) -> Any:
+        """The model's processor."""
+        return load_processor(self._folder, self._tokenizer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self._tokenizer(*args, **options)
+
+    def __len__(self) -> int:
+        return len(self._tokenizer)
+
+    def apply_chat_template(self, messages: list[dict[str, Any]], **options: Any) -> Any:
+        """Render a chat whose contents are texts with :data:`launchers.dataset.turns.IMAGE`."""
+        return self._tokenizer.apply_chat_template(in_parts(messages), **options)
+
+    def expanded(self, images: Sequence[bytes], text: str, cuts: Sequence[int]) -> tuple[str, list[int]]:
+        """Return a rendered text with all image tokens, and these positions in it; raises ValueError."""
+        _, replacements = self.processor._process_images([opened(images)], **self._image_options)
+        (expanded,), (offsets,) = self.processor.get_text_with_replacements([text], replacements)
+        if len(offsets) != len(images):
+            raise ValueError(f"the chat template renders {len(offsets)} of {len(images)} images")
+        moved = []
+        for cut in cuts:
+            before = [each for each in offsets if each["span"][1] <= cut]
+            moved.append(cut + sum(len(each["replacement"]) - len(each["text"]) for each in before))
+        return expanded, moved
+
+    @cached_property
+    def _image_options(self) -> dict[str, Any]:
+        merged = self.processor._merge_kwargs(tokenizer_init_kwargs=self._tokenizer.init_kwargs)
+        options: dict[str, Any] = merged["images_kwargs"]
+        return options
+
+    @cached_property
+    def image_ids(self) -> tuple[int, ...]:
+        """Tokens that stand for parts of an image, which no text predicts."""
+        return tuple(each for each in self.processor.image_token_ids if each is not None)
+
+    def inputs(self, images: Sequence[Sequence[bytes]], input_ids: torch.Tensor) -> dict[str, Any]:
+        """Return the model's further inputs for a batch: pixels, their geometry, and types of the tokens.
+
+        ``images``: those of each row. ``input_ids``: [rows, longest row].
+        """
+        import torch
+
+        inputs: dict[str, Any] = {}
+        if any(images):
+            opened_rows = [opened(row) for row in images]
+            options = {**self._image_options, "return_tensors": "pt"}
+            processed = self.processor.image_processor(opened_rows, **options)
+            unused = {*self.processor.unused_input_names, "rows", "cols"}
+            inputs = {name: value for name, value in processed.items() if name not in unused}
+        types = next((name for name in _TYPES if name in self.processor.model_input_names), None)
+        if types is not None:
+            marks = torch.isin(input_ids, torch.tensor(self.image_ids))
+            inputs[types] = marks.to(input_ids.dtype)
+        return inputs
+
+
+def in_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Convert contents with :data:`launchers.dataset.turns.IMAGE` to the parts that templates expect."""
+    return [{**message, "content": _parts(message["content"])} for message in messages]
+
+
+def _parts(content: str) -> list[dict[str, str]]:
+    texts = content.split(IMAGE)
+    parts: list[dict[str, str]] = []
+    for number, text in enumerate(texts):
+        if number:
+            parts.append({"type": "image"})
+        if text or not parts:
+            parts.append({"type": "text", "text": text})
+    return parts
+
+
+def opened(images: Sequence[bytes]) -> list[Image]:
+    """Decode images."""
+    from PIL import Image
+
+    decoded = []
+    for data in images:
+        with Image.open(io.BytesIO(bytes(data))) as image:
+            decoded.append(image.convert("RGB"))
+    return decoded
