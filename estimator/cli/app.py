@@ -52,7 +52,7 @@ ELSEWHERE = {
     "serve": "flows.commands.serve",
     "runs": "flows.commands.runs",
     "costs": "flows.commands.costs",
-    "rightsize": "flows.commands.rightsize",
+    "rightsize": "flows.commands.flow_commands.rightsize",
     "doctor": "flows.doctor.command",
 }  # by name: this package does not import Metaflow
 OTHER_NAMES = {

@@ -36,7 +36,7 @@ def attention_shapes(m: ModelShape) -> dict[str, tuple[int, int]]:
 
 
 def recurrent_shapes(m: ModelShape) -> dict[str, tuple[int, int]]:
-    """One recurrent block's linear layers that can have adapters: each one's name -> (out, in).
+    """Return one recurrent block's linear layers that can have adapters: each one's name -> (out, in).
 
     Mamba 2's output projection is not among them: its fused kernel reads the weight itself, past an adapter.
     """
@@ -57,20 +57,20 @@ def recurrent_shapes(m: ModelShape) -> dict[str, tuple[int, int]]:
 
 
 def conv_width(m: ModelShape) -> int:
-    """Channels of a recurrent block's convolution."""
+    """Return the channels of a recurrent block's convolution."""
     if m.recurrence == "short-conv":
         return m.hidden
     return m.recurrent_heads * m.recurrent_head_dim + 2 * m.recurrent_groups * m.recurrent_state
 
 
 def recurrent_weights(m: ModelShape) -> int:
-    """Weights of the linear layers of one recurrent block's mixer."""
+    """Count the weights of the linear layers of one recurrent block's mixer."""
     output = m.hidden * m.recurrent_heads * m.recurrent_head_dim if m.recurrence == "mamba2" else 0
     return _weights(recurrent_shapes(m)) + output
 
 
 def recurrent_extras(m: ModelShape) -> int:
-    """Parameters of one recurrent block's mixer beside weights: convolution, decay, norm."""
+    """Count the parameters of one recurrent block's mixer besides weights: convolution, decay, norm."""
     convolution = conv_width(m) * m.conv_kernel
     if m.recurrence == "gated-delta":
         return convolution + 2 * m.recurrent_heads + m.recurrent_head_dim
@@ -80,7 +80,7 @@ def recurrent_extras(m: ModelShape) -> int:
 
 
 def mixer_weights(m: ModelShape) -> int:
-    """Weights of the linear layers of all blocks' attention and recurrence."""
+    """Count the weights of the linear layers of all blocks' attention and recurrence."""
     recurrent = m.recurrent_layers * recurrent_weights(m) if m.recurrent_layers else 0
     return m.attention_layers * attention_weights(m) + recurrent
 

@@ -33,13 +33,13 @@ def load_processor(folder: Path, tokenizer: Any) -> Any:
         from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
     try:
-        config = transformers.AutoConfig.from_pretrained(folder)
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         name = PROCESSOR_MAPPING_NAMES[config.model_type]
         if isinstance(name, tuple):
             name = next(each for each in name if each is not None)
         kind = getattr(transformers, _SAME_IMAGES.get(name, name))
         values, _ = ProcessorMixin.get_processor_dict(folder)
-        images = AutoImageProcessor.from_pretrained(folder)
+        images = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
         options = {key: values[key] for key in ("image_seq_len", "image_seq_length") if key in values}
         options["chat_template"] = tokenizer.chat_template
         parts = {"image_processor": images, "tokenizer": tokenizer, "video_processor": None}

@@ -64,7 +64,7 @@ def test_a_file_or_a_mapping_is_read_and_comes_with_the_settings(tmp_path: Path)
             "Correct",
         ),
         ({}, "must be a mapping", "Write a patch"),
-        ("absent.yaml", "resources.pod_template absent.yaml can't be read", "Name a YAML file."),
+        ("absent.yaml", "resources.pod_template absent.yaml cannot be read", "Name a YAML file."),
     ],
 )
 def test_a_bad_patch_is_named_by_its_place(patch: Any, problem: str, advice: str) -> None:

@@ -96,7 +96,7 @@ def test_a_peak_joins_what_is_constant_and_the_largest_moment() -> None:
     stage = StageMoments(
         constant={"weights": 100, "adapters": 0}, moments=[small, large], streams=90, unfitting=5
     )
-    assert stage.peak(1.0, True) == Peak({"weights": 107, "activations": 60}, beside=90 - 67 + 5)
+    assert stage.peak(1.0, True) == Peak({"weights": 107, "activations": 60}, reserved_extra=90 - 67 + 5)
     largest = stage.peak(1.0, False)
     assert (largest.active, largest.states_bytes, largest.dynamic_bytes) == (167, 107, 60)
 

@@ -12,7 +12,7 @@ import pytest
 
 from estimator.errors import UserError
 from estimator.plan import GIB
-from flows.commands.flow_commands import chat as finetune_chat
+from flows.commands import chat as finetune_chat
 from launchers.inference import memory
 from tests.flows.conftest import FlowRun
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from flows.commands import flow_commands
 from flows.commands.flow_commands import (
     BEFORE_COMMAND,
     FLOWS,
     command_line,
     console_script,
     flow_arguments,
-    flow_commands,
 )
 from tests.flows.conftest import environment
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from decorators.past_runs import Attempt
-from flows.commands.flow_commands import past_runs
+from flows.commands import past_runs
 from tests.decorators.backends.plans import planned
 from tests.flows.conftest import STEPS, FlowRun
 from tests.warm_python import WarmPython

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from estimator.errors import UserError
-from flows.commands.flow_commands import serve
+from flows.commands import serve
 from launchers.inference import finished
 from launchers.models import tiny_llama
 from tests.flows.conftest import environment, left_behind

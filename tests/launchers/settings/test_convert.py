@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from estimator.errors import UserError
-from flows.commands.flow_commands import convert as finetune_convert
+from flows.commands import convert as finetune_convert
 from launchers import settings
 from launchers.settings import convert
 from launchers.settings.convert import RULES

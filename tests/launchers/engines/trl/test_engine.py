@@ -41,7 +41,7 @@ def test_trl_trains_nothing_else(task: str) -> None:
         ({"optimizer": {"name": "muon"}}, "optimizer muon"),
         ({"method": "lora", "new_tokens": ["<x>"]}, "new_tokens"),
         ({"method": "lora", "lora": {"modules_to_save": ["lm_head"]}}, "modules_to_save"),
-        ({"recompute": {"what": "selective"}}, "whole blocks"),
+        ({"recompute": {"what": "selective"}}, "complete blocks"),
         ({"engine_options": {"use_vllm": True}}, "no vLLM server"),
         ({"engine_options": {"num_generations": 4}}, "follows from other settings"),
     ],
