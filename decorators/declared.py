@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from decorators._metaflow import Backend
+from decorators.arguments import OWN_ARGUMENTS, SIZE_ARGUMENTS
 from decorators.backends.destination import find_cluster
 from estimator import hardware
 from estimator.errors import UserError
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from estimator.job import Job, Target
     from estimator.plan import Plan
 
-OWN_ARGUMENTS = ("plan", "request", "interval", "rightsize")  # those that are no options of `finetune plan`
-SIZE_ARGUMENTS = ("cpu", "memory", "gpus", "gpu", "gpu_memory")  # of a step without a model
 _REFERENCE = re.compile(r"\{(\w+)\}")  # to a parameter of the flow
 _COMMAND_LINE_ONLY = ("here", "from_cluster", "context", "namespace")  # the run's backend decides these
 

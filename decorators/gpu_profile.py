@@ -22,7 +22,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import FunctionType
 from typing import Any, get_args
@@ -30,52 +29,27 @@ from typing import Any, get_args
 from metaflow import StepMutator, UserStepDecorator, current
 
 from decorators import _metaflow, usage
-from decorators._metaflow import Backend, FinetuneError, StepView, TrainingFailed
-from decorators.backends import cluster_name, resubmitting
-from decorators.backends.destination import planning_for
-from decorators.backends.interface import MinimumRequest, StepRequest
-from decorators.backends.job_labels import note_team
-from decorators.backends.kubernetes import pod_shape
-from decorators.backends.options import Options
-from decorators.backends.overrides import GPUS_PARAMETER, Role, request_for, with_user_values
-from decorators.backends.placing import note_lowered_sizes, place
-from decorators.backends.retrying import Retrying
-from decorators.declared import OWN_ARGUMENTS, SIZE_ARGUMENTS, DeclaredPlan, summarize
-from decorators.launch import (
-    LaunchMixin,
-    Once,
-    build_destination,
-    build_step_request,
-    check_deployable,
-    check_nodes,
-    first_step,
-    user_errors_for_metaflow,
-    user_values_of,
-)
+from decorators._metaflow import FinetuneError, StepView, TrainingFailed
+from decorators.arguments import INFERENCE_ARGUMENTS, OWN_ARGUMENTS, SIZE_ARGUMENTS, Role
 from decorators.own_checkpoints import foreach_index
-from decorators.profile import calibration
+from decorators.packed_plan import PLAN_VARIABLE, unpack, variable_of
 from decorators.profiler import NO_PROFILE, Profile, RankProfile
 from decorators.storage import remember_origin
-from estimator import untrusted
 from estimator.errors import MISTAKE, UserError
-from estimator.plan import MIB, Plan, Request
+from estimator.plan import Plan
 from launchers.cluster.processes import die_with_parent
 from launchers.gang.failures import GangFailed
 from launchers.report.telemetry import TELEMETRY_VARIABLE
 
-PLAN_VARIABLE = "FINETUNE_PLAN"
-STAGED_VARIABLE = "FINETUNE_STAGED"  # JSON: where a resolver has uploaded local files that the run needs
 CARD_REFRESH_SECONDS = 2
-Resolver = Callable[[dict[str, Any], Backend], Plan]
-_WITH_CARD = ("train", "evaluate", "generate", "score", "compare")
+_WITH_CARD = ("train", "evaluate", "generate", "score", "compare", "inference")
 
-_plan_once = Once()
 _active: Profile | None = None
 
 
 def current_plan() -> Plan | None:
-    """Return the plan of the running step, or the plan shared by the flow's steps; None without a plan."""
-    own = os.environ.get(_variable_of(current.step_name)) if current.is_running_flow else None
+    """Return the plan of the running step, or the one that the flow's steps share; None without a plan."""
+    own = os.environ.get(variable_of(current.step_name)) if current.is_running_flow else None
     text = own or os.environ.get(PLAN_VARIABLE)
     return unpack(text) if text else None
 
@@ -91,28 +65,7 @@ def current_profile() -> Profile:
     return _active or NO_PROFILE
 
 
-def _variable_of(step: str) -> str:
-    """Return the name of the environment variable for the plan of a step with separate options."""
-    return f"{PLAN_VARIABLE}_{step.upper()}"
-
-
-def pack(plan: Plan) -> str:
-    """Serialize a plan to a short string."""
-    return untrusted.pack(plan.to_json())
-
-
-def unpack(text: str) -> Plan:
-    """Deserialize a plan from the output of :func:`pack`; raises UserError if it is damaged."""
-    try:
-        return Plan.from_json(untrusted.unpack(text))
-    except ValueError as error:
-        raise UserError(
-            f"The plan in {PLAN_VARIABLE} can't be read: {error}.",
-            "Launch the run again, or deploy the flow anew.",
-        ) from None
-
-
-class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa: N801
+class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa: N801
     """Plan, request and measure a step.
 
     Parameters
@@ -126,10 +79,12 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
         ``"kubernetes"`` or ``"batch"``. All steps of a flow share one function. Without it the step is
         only measured.
     request:
-        ``"train"``: request the planned hardware, show predicted and measured values. ``"encode"``: request
-        one of its nodes with all GPUs; no card. ``"evaluate"``: request the fewest of its GPUs that hold the
-        model; the plan predicts training only, so the card shows measured values. ``"data"``: request disk
-        for weights and data, no GPUs; no card. ``"none"``: pass on the plan, request nothing; no card.
+        ``"train"``: ask for the planned hardware, show predicted beside measured. ``"encode"``: ask for one
+        of its nodes, with all of its GPUs; no card. ``"evaluate"``: ask for the fewest of its GPUs that hold
+        the model; the plan predicts training only, so the card shows what was measured. ``"data"``: the disk
+        of weights and data, and no GPUs; no card. ``"inference"``, with ``model=`` and ``seq_len=``: the
+        cheapest GPUs that hold the model to generate answers. ``"none"``: carry the plan, ask for nothing,
+        make no card.
     cpu, memory, gpus, gpu, gpu_memory:
         Without a model: sizes of each node, such as ``memory="40GiB"``. The step runs on the cheapest machine
         or node that has them.
@@ -140,8 +95,7 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
         Seconds between two samples of the profiler; longer if sampling uses too much CPU time.
     """
 
-    carried: tuple[str, ...] = (PLAN_VARIABLE, STAGED_VARIABLE)
-    variable = PLAN_VARIABLE  # variable that holds the plan
+    variable = PLAN_VARIABLE  # that carries the step's plan or sizes
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _check_above_step(*args[:1])
@@ -159,17 +113,18 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
                 'Write @gpu_profile(model="llama-8b"), above @step.',
             )
         options = {name: value for name, value in kwargs.items() if name not in OWN_ARGUMENTS}
-        planner = kwargs.get("plan")
-        if options and planner is not None:
+        self.planner: Callable[..., Plan] | None = kwargs.get("plan")
+        if options and self.planner is not None:
             raise FinetuneError(
                 f"@gpu_profile takes either plan= or {', '.join(f'{name}=' for name in options)}.",
                 "Give a planning function, or options of `finetune plan`.",
             )
-        sizes = {} if set(options) - set(SIZE_ARGUMENTS) else options
-        self.resolver: Resolver | None = DeclaredPlan(options) if options and not sizes else planner
+        own = INFERENCE_ARGUMENTS if kwargs.get("request") == "inference" else SIZE_ARGUMENTS
+        sizes = {} if set(options) - set(own) else options
+        self.options: dict[str, Any] = {} if sizes else options
         self.rightsize = _switch("rightsize", kwargs.get("rightsize", False))
         self.sizes: dict[str, Any] | None = sizes if sizes or self.rightsize else None
-        if self.rightsize and self.resolver is not None:
+        if self.rightsize and self.planned:
             raise FinetuneError(
                 "@gpu_profile(rightsize=True) has no plan: the step's history decides.",
                 "Leave out either rightsize= or the plan's arguments.",
@@ -187,79 +142,28 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
         self.external_init()  # Metaflow does not call this for decorators given with --with
         _metaflow.exclude_bytecode()
         step = StepView(mutable_step)
-        if isinstance(self.resolver, DeclaredPlan):
-            self.variable = _variable_of(step.name)
-            self.carried = (self.variable, STAGED_VARIABLE)
+        if self.options:
+            self.variable = variable_of(step.name)
         if self.sizes is not None:
             self.variable = usage.SIZES_VARIABLE
-            self.carried = ()  # each step's own sizes alone
         if self.role in _WITH_CARD:
             step.add_card(CARD_REFRESH_SECONDS)
         self._parameters = step.parameter_variables()
         kind = _metaflow.command()
-        launches = kind in ("run", "resume", "deploy")
-        if launches:
+        if kind in ("run", "resume", "deploy"):
             usage.set_sizes(step.name, usage.sizes_of_step(step))
-        planned = self.resolver is not None or self.sizes is not None
-        if planned and self.decide_or_apply(step) and step.backend() == "kubernetes":
-            pod_shape.install()
-        if launches and self.resolver is not None:
-            usage.set_sizes(step.name, usage.sizes_of_step(step))
-        if step.backend() != "local" and kind in ("deploy", "trampoline"):
-            variables = usage.sizes_variable(step.name)
-            if variables:
-                step.add_environment(variables)
+        if kind not in ("task", "other") and (self.planned or self.sizes is not None):
+            from decorators.step_launch import StepLaunch
 
-    def is_launched(self) -> bool:
-        """Whether this run has a plan for the step."""
-        return self.variable in os.environ
+            StepLaunch(self).launch(step)
+        sizes = usage.sizes_variable(step.name)
+        if sizes and step.backend() != "local" and kind in ("deploy", "trampoline"):
+            step.add_environment(sizes)
 
-    def at_launch(self, step: StepView) -> None:
-        """Plan the step, once for all steps that share a planning function, and request its hardware."""
-        if self.sizes is not None:
-            from decorators.sizing import SizeArguments, StepSizing
-
-            with user_errors_for_metaflow():
-                sizing = StepSizing(arguments=SizeArguments(**self.sizes), rightsize=self.rightsize)
-                sizing.at_launch(step)
-        if self.resolver is None:
-            return
-        check_deployable(step)
-        lead = (
-            step
-            if isinstance(self.resolver, DeclaredPlan)
-            else first_step(step, gpu_profile, _plans_training)
-        )
-        with user_errors_for_metaflow():
-            options = Options.from_values(step.flow_values())
-            note_team(options.team)
-            # Measurements of this cluster are found by its name
-            cluster_name.decide_cluster_name(lead, options.queue if lead.backend() != "local" else None)
-            with planning_for(build_destination(lead, options)):
-                plan = _plan_with_user_values(self.resolver, lead, options)
-            check_nodes(step, plan.request)
-            largest = build_step_request(lead, plan.request, options, _minimum(plan))
-            plan = note_lowered_sizes(plan, largest)
-            os.environ[self.variable] = pack(plan)
-            if isinstance(self.resolver, DeclaredPlan):
-                print(f"{step.name}: {summarize(plan)}", file=sys.stderr)
-            os.environ[resubmitting.MAX_DISRUPTIONS_VARIABLE] = str(options.max_disruptions)
-            if self.role != "none":
-                self._request(step, plan, largest)
-
-    def _request(self, step: StepView, plan: Plan, largest: StepRequest) -> None:
-        request = request_for(plan, self.role)
-        minimum = largest.minimum if self.role == "train" else _minimum_of_step(request)
-        step_request = build_step_request(step, request, largest.options, minimum)
-        step_request = replace(step_request, on_fabric=self.role == "train")
-        place(step, step_request, largest)
-        if self.role == "train" and step_request.backend != "local" and _metaflow.command() != "deploy":
-            Retrying(
-                step=step,
-                step_request=step_request,
-                minimum=_minimum,
-                carry=lambda other: {self.variable: pack(other)},
-            ).install()
+    @property
+    def planned(self) -> bool:
+        """Whether the step has a plan."""
+        return bool(self.options) or self.planner is not None
 
     def pre_step(self, step_name: str, flow: Any, inputs: Any = None) -> None:  # noqa: ARG002
         """Called by Metaflow in the task, before the step's code."""
@@ -268,10 +172,10 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
             die_with_parent(os.getppid(), signal.SIGTERM)
             _metaflow.ensure_python()
         remember_origin()
-        # The plan predicts training, so for other steps its figures would be misleading.
-        plan = current_plan() if self.resolver is not None and self.role == "train" else None
+        # The plan predicts training: beside anything else its figures would mislead.
+        plan = current_plan() if self.planned and self.role == "train" else None
         card = _metaflow.card() if self.role in _WITH_CARD else None
-        about = current_plan() if self.resolver is not None else None
+        about = current_plan() if self.planned else None
         _active = Profile(
             plan=plan,
             step=step_name,
@@ -310,7 +214,11 @@ class gpu_profile(LaunchMixin, StepMutator, UserStepDecorator):  # type: ignore[
 
 
 def _store_measurements(profile: Profile) -> None:
-    """Store the measurements for the calibration of later estimates."""
+    """Store the measurements, which correct later estimates."""
+    if profile.plan is None:
+        return
+    from decorators.profile import calibration
+
     problem = calibration.keep(
         profile.plan, profile.measured(), run=current.pathspec, in_container=_metaflow.in_container()
     )
@@ -351,36 +259,3 @@ def _check_above_step(*decorated: Any) -> None:
     if isinstance(function, FunctionType) and not hasattr(function, "is_step"):
         print(f"@gpu_profile must be above @step of {function.__name__}.", file=sys.stderr)
         raise SystemExit(MISTAKE)
-
-
-def _plans_training(decorator: gpu_profile) -> bool:
-    return decorator.resolver is not None and decorator.role == "train"
-
-
-def _plan_with_user_values(resolver: Resolver, lead: StepView, options: Options) -> Plan:
-    """Return the plan with the user's values for the training step."""
-    backend, values = lead.backend(), lead.flow_values()
-    if isinstance(resolver, DeclaredPlan):
-        declared = {GPUS_PARAMETER: resolver.gpus(values)}
-
-        def resolve(parameters: dict[str, Any]) -> Plan:
-            return _plan_once(resolver, values, backend, parameters[GPUS_PARAMETER])
-
-    else:
-        declared = values
-
-        def resolve(parameters: dict[str, Any]) -> Plan:
-            return _plan_once(resolver, parameters, backend)
-
-    return with_user_values(resolve, declared, user_values_of(lead), backend, options)
-
-
-def _minimum(plan: Plan) -> MinimumRequest:
-    """Return the minimum request of one training node: one core per process, and the processes' memory."""
-    layout = plan.layout
-    return MinimumRequest(cpu=layout.processes_per_node, memory_bytes=plan.prediction.memory.host_bytes)
-
-
-def _minimum_of_step(request: Request) -> MinimumRequest:
-    """Return the minimum request of a step other than training: one core, and the requested memory."""
-    return MinimumRequest(cpu=1, memory_bytes=request.memory_mib * MIB)

@@ -18,14 +18,14 @@ from decorators.card.state import CardState, Setting
 from decorators.profile.measured import GpuMeasured, Measured
 from decorators.profile.sampling import Sampler
 from estimator.plan import Plan
-from launchers.evaluation.evaluate import EvaluationResult
-from launchers.harness.result import HarnessResult
 from launchers.report.state import RunState
 from launchers.report.telemetry import CHECKPOINTS_VARIABLE, Event, Step, Writer, memory_now
-from launchers.run.trial import TrialResult
 
 if TYPE_CHECKING:
     from decorators.own_checkpoints import OwnCheckpoints
+    from launchers.evaluation.evaluate import EvaluationResult
+    from launchers.harness.result import HarnessResult
+    from launchers.run.trial import TrialResult
 
 FIRST_CARD_SECONDS = 2.0
 CARD_SECONDS = 5.0  # minimum interval between card updates

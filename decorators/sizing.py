@@ -26,17 +26,21 @@ from decorators.backends.placing import place
 from decorators.backends.retrying import place_again
 from decorators.declared import fill
 from decorators.launch import build_destination, build_step_request, check_deployable
+from estimator import hardware, models
 from estimator.errors import UserError
 from estimator.hardware import local_machine
 from estimator.hardware.cluster.quantities import quantity
 from estimator.job import Target
+from estimator.memory.evaluation import inference_bytes, inference_host_bytes
 from estimator.plan import MIB, Request
+from estimator.planning import serving
 from estimator.planning.goals import Goals
 from estimator.rightsizing import machines
 from estimator.rightsizing.machines import Needs, choose_machine, needs_of
 from estimator.rightsizing.recommend import Recommendation, recommend
 from estimator.rightsizing.usage import Sizes
 
+INFERENCE_GPUS = (1, 2, 4, 8)  # that share one copy of a model, layer by layer
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)B?", re.IGNORECASE)
 
 
@@ -49,6 +53,11 @@ class SizeArguments:
     gpus: Any = None
     gpu: Any = None
     gpu_memory: Any = None  # memory per GPU: "24GiB"
+
+    def choices(self, parameters: Mapping[str, Any], *, on_cpu: bool) -> tuple[list[Needs], str | None]:  # noqa: ARG002
+        """Return the needs, if there are any, and the GPU's name. Raises UserError for what is no size."""
+        needs, gpu = self.needs(parameters)
+        return ([] if needs == Needs() else [needs]), gpu
 
     def needs(self, parameters: Mapping[str, Any]) -> tuple[Needs, str | None]:
         """Return the needs and the GPU's name. Raises UserError for a value that is not a size."""
@@ -71,10 +80,47 @@ class SizeArguments:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class InferenceArguments:
+    """Model that a step generates answers with: ``@gpu_profile(model=..., request="inference")``."""
+
+    model: Any = None
+    seq_len: Any = None  # tokens of a prompt with its answer
+    gpus: Any = None
+    gpu: Any = None
+
+    def choices(self, parameters: Mapping[str, Any], *, on_cpu: bool) -> tuple[list[Needs], str | None]:
+        """Return the needs for each number of GPUs that may hold the model, and the GPU's name.
+
+        Raises UserError for an unknown model.
+        """
+        values = {
+            each.name: fill(getattr(self, each.name), parameters, f"@gpu_profile({each.name}=)")
+            for each in fields(self)
+        }
+        if values["model"] is None:
+            return [], None
+        model = models.resolve(str(values["model"])).spec
+        length = serving.context_of(model, None if values["seq_len"] is None else int(values["seq_len"]))
+        gpu = None if values["gpu"] is None else str(values["gpu"])
+        if on_cpu and values["gpus"] is None and gpu is None:
+            memory = serving.serving_memory(model, device="cpu", gpus=1, context=length, requests=1)
+            return [Needs(memory_mib=-(-sum(memory.values()) // MIB))], None
+        counts = INFERENCE_GPUS if values["gpus"] is None else (_count("gpus", values["gpus"]),)
+        return [
+            Needs(
+                gpus=count,
+                gpu_memory_bytes=inference_bytes(model, count, length),
+                memory_mib=-(-inference_host_bytes(model, count, 2**63, length) // MIB),
+            )
+            for count in counts
+        ], gpu
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepSizing:
     """Sizing of a step without a plan: by the declared arguments, or by its history if there is one."""
 
-    arguments: SizeArguments
+    arguments: SizeArguments | InferenceArguments
     rightsize: bool
 
     def at_launch(self, step: StepView) -> None:
@@ -124,12 +170,20 @@ class StepSizing:
     ) -> Request | None:
         """Return the request; None if there is neither a history nor an argument."""
         backend = step.backend()
-        needs, gpu = self.arguments.needs(step.flow_values())
         if recommendation is not None:
             return _request_of(recommendation, step, options)
-        if needs == Needs() and gpu is None:
-            return None
-        return _chosen(needs, gpu, step, options, local=backend == "local")
+        local = backend == "local"
+        choices, gpu = self.arguments.choices(
+            step.flow_values(), on_cpu=local and not local_machine.has_gpus()
+        )
+        requests = []
+        for number, needs in enumerate(choices):
+            try:
+                requests.append(_chosen(needs, gpu, step, options, local=local))
+            except UserError:  # noqa: PERF203 - a few
+                if number == len(choices) - 1 and not requests:
+                    raise  # none of them fits
+        return min(requests, key=_price, default=None)
 
     def _step_request(self, step: StepView, request: Request, options: Options) -> StepRequest:
         """Build the request to the backend. The user's values take precedence, except those that right-sizing
@@ -205,6 +259,13 @@ def _chosen(needs: Needs, gpu: str | None, step: StepView, options: Options, *, 
     with planning_for(build_destination(step, options)):
         cluster = find_cluster(step.backend(), gpu)
     return choose_machine(needs, target, Goals(cluster=cluster.open if cluster is not None else None))
+
+
+def _price(request: Request) -> tuple[bool, float, int]:
+    """Return a sort key: the machine's price on demand, unknown ones last, then the number of GPUs."""
+    machine = hardware.current().find_instance(request.instance_type)
+    usd = machine.usd_per_hour if machine is not None else None
+    return usd is None, usd or 0.0, request.gpus_per_node
 
 
 def _sizes_of(request: Request) -> Sizes:

@@ -13,9 +13,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from decorators._metaflow import Backend, UserValue
+from decorators.arguments import Role
 from decorators.backends.interface import StepRequest, number_of
 from decorators.backends.kubernetes.request import PLACEMENT
 from decorators.backends.options import Options
@@ -34,7 +35,6 @@ _FIELDS = {  # attribute of a decorator -> field of the request
     "shared_memory": "shared_memory_mib",
     "disk": "disk_mib",
 }
-Role = Literal["train", "encode", "evaluate", "generate", "score", "compare", "data", "none"]
 _RESOURCES_DECIDE = ("gpu", "shared_memory")
 
 
@@ -124,7 +124,7 @@ def request_for(plan: Plan, role: Role) -> Request:
         return dataclasses.replace(stage.request, node_labels=request.node_labels)
     if role == "encode":
         return dataclasses.replace(request, nodes=1)
-    if role in ("evaluate", "generate", "score", "compare"):
+    if role in ("evaluate", "generate", "score", "compare", "inference"):
         base = plan.evaluate or dataclasses.replace(request, nodes=1)
         base = base if stage is None else stage.request
         # The user's choice of nodes, and nodes to avoid, apply here too

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from decorators.profile.measured import Measured
 from decorators.profile.sampling import GpusSample, HostSample
 from estimator.plan import Plan
-from launchers.evaluation.evaluate import EvaluationResult
-from launchers.harness.result import HarnessResult
 from launchers.report.state import RunState
-from launchers.run.trial import TrialResult
+
+if TYPE_CHECKING:  # what every profiled step would otherwise import
+    from launchers.evaluation.evaluate import EvaluationResult
+    from launchers.harness.result import HarnessResult
+    from launchers.run.trial import TrialResult
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,10 +12,8 @@ from typing import Any
 
 from decorators.card import charts
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Log, Text, safe, size
-from decorators.card.evaluation import drawn_blocks, evaluation_blocks, task_blocks
 from decorators.card.memory import memory_bars, memory_over_time, memory_rows
 from decorators.card.state import CardState, Setting
-from decorators.card.trial import trial_rows
 from decorators.card.window import window_blocks
 from estimator.formatting import format_clock
 from estimator.plan import Plan, Request
@@ -37,10 +35,13 @@ def draw(state: CardState) -> list[Block]:
         blocks.append(
             Text(markdown="\n".join(f"- {safe(f'{name}: {value}')}" for name, value in state.exported))
         )
+    # Imported where they are needed: most steps have no evaluation, and their cards shall cost little
+    if state.evaluation is not None or state.task_metrics is not None or state.run.drawn:
+        from decorators.card import evaluation
     if state.evaluation is not None:
-        blocks += evaluation_blocks(state.evaluation)
+        blocks += evaluation.evaluation_blocks(state.evaluation)
     if state.task_metrics is not None:
-        blocks += task_blocks(state.task_metrics)
+        blocks += evaluation.task_blocks(state.task_metrics)
     if state.plan is not None:
         blocks.append(Chart(spec=memory_bars(state)))
         blocks.append(Grid(headers=("", "predicted", "measured"), rows=tuple(comparison(state))))
@@ -48,6 +49,8 @@ def draw(state: CardState) -> list[Block]:
         measured_rows = [(what, measured) for what, _, measured in comparison(state) if measured != UNKNOWN]
         blocks.append(Grid(headers=("", "measured"), rows=tuple(measured_rows)))
     if state.trials:
+        from decorators.card.trial import trial_rows
+
         blocks += [
             Text(markdown="### Trials before the run"),
             Grid(headers=("plan", "predicted", "measured"), rows=trial_rows(state.trials, state.plan)),
@@ -62,7 +65,7 @@ def draw(state: CardState) -> list[Block]:
     if state.run.steps:
         blocks.append(Chart(spec=_curves(state)))
     if state.run.drawn:
-        blocks += drawn_blocks(state.run.drawn)
+        blocks += evaluation.drawn_blocks(state.run.drawn)
     for window in state.run.windows:
         blocks += window_blocks(window, state.plan)
     over_time = memory_over_time(state)

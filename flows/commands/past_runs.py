@@ -9,7 +9,8 @@ from typing import Any, get_args
 from metaflow import Run, namespace
 from metaflow.exception import MetaflowException
 
-from decorators.backends.overrides import Role, request_for
+from decorators.arguments import Role
+from decorators.backends.overrides import request_for
 from decorators.card.runs import RunRecord
 from decorators.past_runs import Attempt, NeverRunError, attempts_of, runs_of
 from estimator.costs import NO_TEAM, RunCost, Span

@@ -16,7 +16,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from decorators.gpu_profile import STAGED_VARIABLE
+from decorators.packed_plan import STAGED_VARIABLE
 from decorators.storage import MetaflowStorage, datastore
 from estimator import models, remote, untrusted
 from estimator.errors import UserError

@@ -10,10 +10,12 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from estimator.vocabulary import TASKS
-from launchers.settings.sections import Evaluation
+
+if TYPE_CHECKING:
+    from launchers.settings.sections import Evaluation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from decorators.gpu_profile import unpack
+from decorators.packed_plan import unpack
 from tests.decorators.conftest import Home
 from tests.decorators.test_storage import s3 as s3
 

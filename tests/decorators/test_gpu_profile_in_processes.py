@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -9,7 +11,8 @@ from metaflow import FlowSpec, kubernetes, step
 from metaflow.user_decorators.mutable_step import MutableStep
 
 from decorators import _metaflow
-from decorators.gpu_profile import PLAN_VARIABLE, current_plan, gpu_profile, pack
+from decorators.gpu_profile import current_plan, gpu_profile
+from decorators.packed_plan import PLAN_VARIABLE, pack
 from estimator.plan import Plan
 from tests.decorators.flows.plans import make_plan
 
@@ -70,7 +73,10 @@ def test_outside_of_a_run_there_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"request": "all"}, '"train", "encode", "evaluate", "generate", "score", "compare", "data", "none"'),
+        (
+            {"request": "all"},
+            '"train", "encode", "evaluate", "generate", "score", "compare", "inference", "data", "none"',
+        ),
         ({"interval": 0}, "above 0 seconds"),
         ({"plan": make_plan, "model": "llama-8b"}, "either plan= or model="),
     ],
@@ -79,3 +85,20 @@ def test_a_wrong_argument_is_named(words: dict[str, Any], said: str) -> None:
     with pytest.raises(_metaflow.FinetuneError) as error:
         gpu_profile(**words).external_init()
     assert said in error.value.message
+
+
+def test_a_profiled_step_imports_neither_planner_nor_settings_nor_what_these_need() -> None:
+    script = """
+import sys
+import decorators.gpu_profile
+from decorators.card.step import draw
+from decorators.profiler import Profile
+profile = Profile(plan=None, step="start")
+profile.start()
+profile.stop()
+draw(profile.state())
+print(*(name for name in ("estimator.planning", "launchers.settings", "launchers.run", "numpy", "pydantic")
+        if name in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "", "each costs every step a tenth of a second of CPU and more"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from decorators.gpu_profile import unpack
+from decorators.packed_plan import unpack
 from estimator.plan import MIB, Plan
 from tests.decorators.conftest import Home
 from tests.decorators.test_gpu_profile_deployed import ROLE, _client, _make_queue, compiled, templates

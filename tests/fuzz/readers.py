@@ -15,7 +15,7 @@ from checklist.checks.gpu import dcgm_probe
 from checklist.judging import thresholds
 from checklist.measurements import Diagnosed
 from decorators.backends import pod_template
-from decorators.gpu_profile import pack, unpack
+from decorators.packed_plan import pack, unpack
 from estimator import untrusted
 from estimator.calibration.finished import Store
 from estimator.errors import UserError

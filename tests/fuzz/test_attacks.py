@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from decorators.backends import pod_template
-from decorators.gpu_profile import unpack
+from decorators.packed_plan import unpack
 from estimator import untrusted
 from estimator.errors import UserError
 from estimator.models import hf_files

@@ -16,8 +16,9 @@ from decorators.backends import retrying
 from decorators.backends.interface import StepRequest
 from decorators.backends.options import Options
 from decorators.backends.retrying import Retrying
-from decorators.gpu_profile import PLAN_VARIABLE, _minimum, pack, unpack
+from decorators.packed_plan import PLAN_VARIABLE, pack, unpack
 from decorators.sizing import NextAttempt, SizeArguments, StepSizing
+from decorators.step_launch import minimum_of
 from estimator import Job, Plan, Target, plan
 from estimator.models import find
 from estimator.plan import Request
@@ -72,7 +73,7 @@ def install(decorator: Any, launched: Plan) -> None:
             options=Options(preflight=False),
             configured={"node_selector": {"pool": "mine"}},
         ),
-        minimum=_minimum,
+        minimum=minimum_of,
         carry=lambda other: {PLAN_VARIABLE: pack(other)},
     ).install()
 

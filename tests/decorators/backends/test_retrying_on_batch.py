@@ -16,7 +16,8 @@ from decorators.backends.batch import preflight as queue_preflight
 from decorators.backends.interface import StepRequest
 from decorators.backends.options import Options
 from decorators.backends.retrying import Retrying
-from decorators.gpu_profile import PLAN_VARIABLE, _minimum, pack, unpack
+from decorators.packed_plan import PLAN_VARIABLE, pack, unpack
+from decorators.step_launch import minimum_of
 from estimator import Plan, Target, plan
 from estimator.planning.next_plan import NextPlan
 from launchers.run.replanning import Replanning, plans_key
@@ -64,7 +65,7 @@ def install(decorator: Any, launched: Plan, **options: Any) -> None:
         step_request=StepRequest(
             backend="batch", request=launched.request, options=Options(**options), configured={}
         ),
-        minimum=_minimum,
+        minimum=minimum_of,
         carry=lambda plan: {PLAN_VARIABLE: pack(plan)},
     ).install()
 

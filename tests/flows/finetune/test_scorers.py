@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from decorators.gpu_profile import STAGED_VARIABLE
+from decorators.packed_plan import STAGED_VARIABLE
 from estimator import models
 from flows.finetune import artifacts, scorers
 from launchers.store.bundles import LocalStorage

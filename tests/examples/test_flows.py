@@ -1,0 +1,55 @@
+"""The example flows, run as printed with a tiny model and little data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launchers.models import tiny_llama
+from tests.decorators.conftest import Home
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """A folder with a datastore of its own, and a tiny model."""
+    (tmp_path / ".metaflow").mkdir()
+    tiny_llama.make(tmp_path / "tiny", config={**tiny_llama.CONFIG, "num_hidden_layers": 1})
+    return Home(tmp_path)
+
+
+def run(home: Home, flow: str, *words: str) -> str:
+    """Run an example; return its output."""
+    done = home.python(str(EXAMPLES / flow), "run", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_batch_inference_answers_every_prompt_and_continues_where_it_stopped(home: Home) -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    prompts = [f"Say {number}." for number in range(20)]
+    pq.write_table(pa.table({"prompt": prompts}), home.path / "prompts.parquet")
+    words = ("--model", "tiny", "--prompts", "prompts.parquet", "--max-new-tokens", "4")
+    output = run(home, "batch_inference_flow.py", *words)
+    assert "answer: 1 CPU" in output, "sized by the estimator"
+    answers = pq.read_table(home.path / "answers.parquet").to_pydict()
+    assert answers["prompt"] == prompts
+    assert all(isinstance(answer, str) for answer in answers["answer"])
+
+    stored = home.path / ".metaflow" / "BatchInferenceFlow" / "finetune" / "runs"
+    parts = list(stored.rglob("*000000.parquet"))
+    assert len(parts) == 1, "each batch is kept for a retry or a resumed run"
+
+
+def test_plain_ddp_trains_on_two_nodes(home: Home) -> None:
+    assert "steps on each node: [20, 20]" in run(home, "ddp_flow.py", "--steps", "20")
+
+
+def test_a_data_flow_is_right_sized_by_its_second_run(home: Home) -> None:
+    assert "no comparable earlier task" in run(home, "rightsized_flow.py")
+    assert "used in 1 earlier task" in run(home, "rightsized_flow.py")
