@@ -98,7 +98,7 @@ def test_a_leading_yaml_file_is_the_run_s_settings(command: str, words: str, exp
 
 
 def test_every_flow_that_is_shipped_can_be_named() -> None:
-    files = {path.name for path in Path(flow_commands.__file__).parent.glob("*_flow.py")}
+    files = {path.name for path in Path(flow_commands.__file__).parents[1].glob("*_flow.py")}
     assert set(FLOWS.values()) == files
 
 

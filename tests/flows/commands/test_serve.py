@@ -80,7 +80,7 @@ def test_openai_s_client_gets_the_answers_of_generate_and_sigterm_ends_all_proce
 def test_manifests_are_printed_for_a_gpu_and_a_claim_and_refused_without_either(
     model_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(UserError, match="nothing says which GPU"):
+    with pytest.raises(UserError, match="the GPU for serving is unknown"):
         serve.serve(str(model_dir), with_="kubernetes")
     with pytest.raises(UserError, match="Pods can't read"):
         serve.serve(str(model_dir), with_="kubernetes", gpu="L4")
