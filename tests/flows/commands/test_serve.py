@@ -84,7 +84,7 @@ def test_manifests_are_printed_for_a_gpu_and_a_claim_and_refused_without_either(
         serve.serve(str(model_dir), with_="kubernetes")
     with pytest.raises(UserError, match="Pods can't read"):
         serve.serve(str(model_dir), with_="kubernetes", gpu="L4")
-    with pytest.raises(UserError, match="--apply belongs to"):
+    with pytest.raises(UserError, match="--apply requires"):
         serve.serve(str(model_dir), apply=True)
     serve.serve(str(model_dir), with_="kubernetes", gpu="L4", volume="models:tiny", name="mine")
     shown = capsys.readouterr()
