@@ -42,6 +42,7 @@ ORDER = (  # adjacent categories have colors that differ strongly
     "average of the weights",
     "VAE and text encoders",
     "text encoders",
+    "vision tower",
 )
 MAX_CAPACITY_RATIO = 4  # capacity / longest bar: above, bars would be too short to read
 

@@ -40,6 +40,7 @@ OVER: dict[str, tuple[str, ...]] = {
 }
 
 WHAT_IT_IS = {
+    "vision tower": "image tower and projector of a vision-language model, with their activations",
     "weights": "model parameters, this process's share of them",
     "master weights": "fp32 copy of the trained parameters, updated by the optimizer",
     "adapters": "parameters added by LoRA, DoRA or a LLaMA-Adapter",

@@ -193,6 +193,18 @@ class SetupOptions:
         Option(help="Image side in pixels. Default: that of the published model.", rich_help_panel=_ADAPT),
     ] = None
     packing: Annotated[bool | None, common("packing")] = None
+    vision: Annotated[
+        str | None,
+        Option(
+            help="Train a vision-language model on images; tower frozen, lora or full.", rich_help_panel=_STEP
+        ),
+    ] = None
+    images_per_row: Annotated[
+        int | None, Option(help="Images in a sequence, with --vision.", rich_help_panel=_STEP)
+    ] = None
+    image_size: Annotated[
+        int | None, Option(help="Side of a square image in pixels, with --vision.", rich_help_panel=_STEP)
+    ] = None
     longest_first: Annotated[
         bool | None,
         Option(

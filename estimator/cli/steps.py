@@ -10,6 +10,7 @@ from estimator.errors import UserError
 from estimator.memory import implementations
 from estimator.models.diffusion import DiffusionSpec
 from estimator.models.spec import ModelSpec
+from estimator.models.vision import IMAGE_SIDE
 from estimator.names import unknown_choice
 from estimator.planning import images
 from estimator.planning.engines import dense_mask
@@ -97,6 +98,9 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
         recompute_every=options.recompute_every,
         activation_offload=options.activation_offload,
         compile=options.compile,
+        vision=options.vision,  # type: ignore[arg-type]
+        images_per_row=_or(options.images_per_row, 1),
+        image_size=_or(options.image_size, IMAGE_SIDE),
         loss=options.loss or spec.loss,  # type: ignore[arg-type]
         loss_chunks=_or(options.loss_chunks, engine.chunks_of(seq_len)),
         flash_version=options.flash_version,

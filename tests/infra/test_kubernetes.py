@@ -168,8 +168,9 @@ def test_nobody_reaches_a_flows_pods_but_nodes_of_several_each_other(objects: Ob
         assert set(spec["policyTypes"]) == {"Ingress", "Egress"}
         if spec["podSelector"]:
             assert spec["podSelector"] == of_jobsets
-            assert spec["ingress"] == [{"from": [{"podSelector": of_jobsets}]}]
-            assert spec["egress"] == [{"to": [{"podSelector": of_jobsets}]}]
+            ports = [{"protocol": "TCP", "port": 29400, "endPort": 65535}]
+            assert spec["ingress"] == [{"from": [{"podSelector": of_jobsets}], "ports": ports}]
+            assert spec["egress"] == [{"to": [{"podSelector": of_jobsets}], "ports": ports}]
         else:
             assert "ingress" not in spec
     assert len(policies) == 4

@@ -58,7 +58,7 @@ def test_a_gpu_that_nobody_lists_is_answered_with_the_nearest_names() -> None:
 def test_a_name_that_fits_several_gpus_offers_them() -> None:
     with pytest.raises(UserError, match="A100 SXM 80GB"):
         hardware.gpu("A100")
-    with pytest.raises(UserError, match="'rtx6000' stands for 3 GPUs"):
+    with pytest.raises(UserError, match="'rtx6000' matches 3 GPUs"):
         hardware.gpu("rtx6000")
 
 

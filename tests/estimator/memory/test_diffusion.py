@@ -73,7 +73,7 @@ def test_fsdp_divides_the_states_among_processes() -> None:
 
 
 def test_the_range_says_that_it_is_of_other_models() -> None:
-    assert "is for language models" in memory.needs(FULL)[0].basis
+    assert "of language models" in memory.needs(FULL)[0].basis
 
 
 # (height, width, images) -> bytes at the peak of diffusers 0.42.1's AutoencoderKL.encode, without its weights

@@ -43,7 +43,7 @@ def test_start_up_is_in_the_hours_the_price_and_the_text_of_a_plan() -> None:
     assert prediction.usd == pytest.approx((prediction.hours or 0) * (prediction.usd_per_hour or 0))
     text = " ".join(render(made).split())
     assert (
-        f"of it {prediction.start_up.hours * 60:.0f} min to start: machine 5 min, image 3 min, weights"
+        f"({prediction.start_up.hours * 60:.0f} min of which to start: machine 5 min, image 3 min, weights"
         in text
     )
 

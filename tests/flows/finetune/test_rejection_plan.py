@@ -39,7 +39,7 @@ def test_one_answer_is_nothing_to_choose_from() -> None:
 
 
 def test_a_run_without_a_scorer_is_refused() -> None:
-    with pytest.raises(UserError, match="Nothing says how answers are scored"):
+    with pytest.raises(UserError, match="There is no scorer for the answers"):
         rejection_plan.check(settings.build({}))
 
 

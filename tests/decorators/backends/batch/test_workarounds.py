@@ -116,7 +116,7 @@ def answer(code: str, message: str) -> ClientError:
         (answer("AccessDeniedException", "User ann is not authorized"), "not authorized", "infra/aws"),
         (answer("ClientException", "JobQueue q not found"), "JobQueue q not found", "configure show"),
         (MetaflowException("AWS Batch Job Queue q not found."), "Job Queue q not found", "configure show"),
-        (EndpointConnectionError(endpoint_url="http://b"), "can't be reached", "AWS_DEFAULT_REGION"),
+        (EndpointConnectionError(endpoint_url="http://b"), "cannot be reached", "AWS_DEFAULT_REGION"),
     ],
 )
 def test_what_aws_refuses_is_two_lines_with_what_to_do(error: Exception, problem: str, advice: str) -> None:
