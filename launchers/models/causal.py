@@ -48,14 +48,17 @@ def sees_images(config: Any) -> bool:
     return getattr(config, "vision_config", None) is not None
 
 
-def class_of(config: Any) -> Any:
-    """Return the class of transformers that builds the model."""
+def class_of(config: Any, *, rewards: bool | None = None) -> Any:
+    """Return the class of transformers that builds the model.
+
+    ``rewards``: whether it must output a score per text; None: as config.json says.
+    """
     from transformers import (
         AutoModelForCausalLM,
         AutoModelForImageTextToText,
         AutoModelForSequenceClassification,
     )
 
-    if gives_rewards(config):
+    if gives_rewards(config) if rewards is None else rewards:
         return AutoModelForSequenceClassification
     return AutoModelForImageTextToText if sees_images(config) else AutoModelForCausalLM

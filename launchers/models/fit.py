@@ -53,11 +53,10 @@ def _quietly() -> Iterator[None]:
 def _check(folder: Path, shapes: Mapping[str, tuple[int, ...]], rewards: bool) -> None:
     import torch
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoModelForSequenceClassification
 
     try:
         config = causal.configuration(folder)
-        kind = AutoModelForSequenceClassification if rewards else causal.class_of(config)
+        kind = causal.class_of(config, rewards=rewards)
         with torch.device("meta"):
             empty = kind.from_config(config, trust_remote_code=False)
     except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:

@@ -57,7 +57,7 @@ def test_a_resolution_and_the_learning_rate_of_lora_are_taken() -> None:
         ({"images": {"text_encoders": True}, "method": "full"}, "UNet"),
         ({"images": {"clip_model": str(Path(__file__).parent)}}, "CLIP model"),
         ({"harness": {"tasks": ["hellaswag"]}}, "language models"),
-        ({"model": "tiny-llama", "task": "text-to-image"}, "tiny-llama is none"),
+        ({"model": "tiny-llama", "task": "text-to-image"}, "not tiny-llama"),
         ({"model": "tiny-llama", "images": {"resolution": 512}}, "resolution does not apply to task sft"),
     ],
 )

@@ -237,7 +237,7 @@ def test_a_default_batch_becomes_what_processes_and_data_can_make_up(dataset: Pa
 def test_gpus_that_are_asked_for_where_there_are_none_are_refused() -> None:
     with pytest.raises(UserError, match="has no NVIDIA GPU reported by a driver") as refused:
         preparation.plan_run(settings.build({"resources": {"gpus": 4}}), HERE)
-    assert "Train in 4 process(es) on CPUs" in refused.value.advice
+    assert "--device cpu" in refused.value.advice
     run = preparation.plan_run(settings.build({"resources": {"gpus": 4, "device": "cpu"}}), HERE)
     assert run.plan.layout.world_size == 4
 
@@ -390,7 +390,7 @@ def test_a_plan_of_grpo_counts_prompts_by_groups_and_draws_with_trl(tmp_path: Pa
     run = preparation.plan_run(settings.build(values), HERE, calibrated=False)
     assert (run.plan.engine, run.plan.layout.sharding, run.settings.engine) == ("trl", "none", "trl")
     assert counted(run.settings) == 20 // (32 // 8)
-    assert any(line.startswith("grpo: a process draws") for line in run.plan.why)
+    assert any(line.startswith("grpo: a process generates") for line in run.plan.why)
     few = settings.build(values | {"global_batch_size": 256})
     with pytest.raises(UserError, match="takes 32 prompts, but there are only 20"):
         preparation.plan_run(few, HERE, calibrated=False)

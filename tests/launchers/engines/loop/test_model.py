@@ -28,7 +28,7 @@ ONE_OF_EACH_FAMILY = {
 
 
 # Families of which no model has sourced figures in the table
-UNLISTED = {"qwen", "ministral", "olmo3", "seed_oss", "hunyuan_v1_dense"}
+UNLISTED = {"qwen", "ministral", "olmo3", "seed_oss", "hunyuan_v1_dense", "lfm2", "granitemoehybrid"}
 
 
 def tiny(name: str) -> Any:
