@@ -88,7 +88,7 @@ def cluster(folder: Path, nodes: int) -> dict[str, Any]:
         "plan_seconds": plan_s,
         "plan_bytes": len(plan.to_json()),
         "preflight_seconds": preflight_s,
-        "fit": [row.found for row in findings.rows if row.check == "nodes"],
+        "fit": [row.detail for row in findings.rows if row.check == "nodes"],
     }
 
 

@@ -191,7 +191,7 @@ def placed(request: Request, plan: Plan | None, role: Role, nodes: list[Node]) -
     if plan is not None:
         minimum = minimum_of(plan) if role == "train" else minimum_beside(request)
     found = fit(nodes, request, PodRules(), minimum)
-    assert len(found.names) >= request.nodes, (role, found.lacks)
+    assert len(found.names) >= request.nodes, (role, found.rejections)
     asked = StepRequest(backend="kubernetes", request=request, minimum=minimum, facts=found.facts)
     return values_for(asked).compute | {"gpu": request.gpus_per_node}
 

@@ -9,13 +9,13 @@ from typing import Any
 from metaflow import FlowSpec, Parameter, batch, current, parallel, retry, step
 
 from decorators._metaflow import Backend
-from decorators.node_request import Asked, node_request
+from decorators.node_request import NodeRequest, node_request
 from estimator.plan import Request
 
 MEMORY_MIB = 768
 
 
-def asks(parameters: Mapping[str, Any], backend: Backend, gpus: int | None) -> Asked:
+def asks(parameters: Mapping[str, Any], backend: Backend, gpus: int | None) -> NodeRequest:
     """Small containers, so that too much memory is soon reached."""
     request = Request(
         nodes=parameters["nodes"],
@@ -26,7 +26,7 @@ def asks(parameters: Mapping[str, Any], backend: Backend, gpus: int | None) -> A
         shared_memory_mib=64,
         disk_mib=64,
     )
-    return Asked(request=request, launch="")
+    return NodeRequest(request=request, launch="")
 
 
 class SmallFlow(FlowSpec):

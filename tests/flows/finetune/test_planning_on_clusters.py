@@ -148,7 +148,7 @@ def test_a_node_group_without_nodes_is_planned_with_once_the_user_says_what_it_h
     assert plan.request.nodes <= 2
     rows = shape.preflight(plan)[0]
     assert rows.impossible == []
-    assert any("may add nodes to gke-c-l4-0a1b-grp (1 of 3 nodes)" in row.found for row in rows.rows)
+    assert any("may add nodes to gke-c-l4-0a1b-grp (1 of 3 nodes)" in row.detail for row in rows.rows)
     capsys.readouterr()
     more = run(method="qlora", nodes=2, gpus=1)
     assert (more.request.instance_type, more.request.nodes) == ("g2-standard-16", 2)
@@ -183,7 +183,7 @@ def test_karpenters_pools_without_nodes_count_as_the_machines_that_they_allow(
         assert "Karpenter's NodePool gpus may add" in capsys.readouterr().err
         findings, facts = shape.preflight(plan)
         assert findings.impossible == []
-        assert any("NodePool gpus may add them" in row.found for row in findings.rows)
+        assert any("NodePool gpus may add them" in row.detail for row in findings.rows)
         assert facts.tolerations == (Toleration(key="nvidia.com/gpu", effect="NoSchedule", value="true"),)
         with pytest.raises(UserError, match="llama-70b"):
             run("llama-70b", method="full")  # beyond the limit
@@ -231,7 +231,7 @@ def test_a_run_waits_where_all_gpus_are_in_use_and_says_for_what(
     )
     findings, _ = shape.preflight(plan)
     assert findings.impossible == []
-    assert any("0 with free GPUs: it waits" in row.found for row in findings.rows)
+    assert any("0 with free GPUs: it waits" in row.detail for row in findings.rows)
     (pod,) = shape.submit(plan)
     time.sleep(1)
     assert shape.node_of(pod) is None

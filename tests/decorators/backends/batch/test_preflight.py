@@ -106,7 +106,7 @@ def test_a_family_of_machines_is_looked_into(queue: Callable[..., str]) -> None:
     ("kind", "untold"), [("p9.96xlarge", True), ("m5.large", False), ("p5.48xlarge", False)]
 )
 def test_only_gpu_machines_that_no_table_knows_get_the_benefit_of_the_doubt(kind: str, untold: bool) -> None:
-    assert preflight._untold({"instanceTypes": [kind]}, FOUR) == untold
+    assert preflight._allows_unlisted({"instanceTypes": [kind]}, FOUR) == untold
 
 
 def test_a_region_without_the_machine_is_refused(
