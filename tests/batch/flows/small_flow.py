@@ -40,7 +40,7 @@ class SmallFlow(FlowSpec):
         self.next(self.work, num_parallel=self.nodes)
 
     @retry(times=1, minutes_between_retries=0)
-    @node_request(asks=asks)
+    @node_request(decide=asks)
     @batch
     @parallel
     @step
