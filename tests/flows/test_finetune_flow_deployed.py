@@ -164,7 +164,7 @@ def test_on_argo_every_field_of_the_training_step_is_the_plan_s(
     words = (*asked_for, "argo-workflows", "--name", "ft", "create", "--only-json")
     workflow, said = compiled(home, s3, str(FLOWS / "finetune_flow.py"), *words)
     assert "Traceback" not in said
-    assert said.count("in no metadata") == 1
+    assert said.count("will not be recorded") == 1
     models.WorkflowTemplate.model_validate(workflow)
     assert workflow["spec"]["ttlStrategy"] == {"secondsAfterCompletion": 7 * 86400}
     assert workflow["spec"]["podGC"] == {"strategy": "OnPodSuccess"}
@@ -266,4 +266,4 @@ def test_a_deployment_that_can_not_be_is_refused_before_aws_is_asked(
 def test_a_flow_for_one_node_refuses_a_plan_for_two(home: Home) -> None:
     done = home.python(str(FLOWS / "finetune_linear_flow.py"), "run", "--nodes", "2")
     assert done.returncode == 2
-    assert "The plan is for 2 nodes, and no step of this flow is @parallel." in done.stdout + done.stderr
+    assert "no step of this flow is @parallel." in done.stdout + done.stderr

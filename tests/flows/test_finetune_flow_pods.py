@@ -56,6 +56,7 @@ DIFFERENCES = {
     "*/metadata.labels.*argo*": "the workflow, by Metaflow and Argo",
     "*/metadata.annotations.workflows.argoproj.io/*": "the workflow's title and description, by Metaflow",
     "*/spec.containers.*.env.USER": "Metaflow's own, as a deployed flow has nobody's environment",
+    "*/spec.containers.*.env.FINETUNE_SIZES": "of a run, the process that launched it has them",
     "pod/metadata.namespace": "Argo makes the pod in its workflow's namespace",
     "pod/spec.restartPolicy": "Argo's pods have Never, as it retries itself",
     "pod/spec.terminationGracePeriodSeconds": "without a checkpoint to store: none by Metaflow, 30 s on Argo",

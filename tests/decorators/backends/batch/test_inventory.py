@@ -85,7 +85,7 @@ def test_a_disabled_environment_is_left_aside_and_a_queue_that_is_not_there_is_n
 
 
 def test_without_a_queue_the_first_that_is_enabled_counts(queue: Queue) -> None:
-    with pytest.raises(UserError, match="No AWS Batch queue is named, and the region has none"):
+    with pytest.raises(UserError, match="No AWS Batch queue is named, and the region has no enabled queue"):
         _read()
     queue("any", instanceTypes=["g6e.xlarge"])
     assert _read().context == "any"

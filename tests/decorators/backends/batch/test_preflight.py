@@ -46,32 +46,34 @@ def test_a_queue_that_can_run_it_is_not_refused(queue: Callable[..., str]) -> No
 def test_a_queue_that_there_is_not_is_refused_with_those_that_there_are(queue: Callable[..., str]) -> None:
     queue("research")
     findings = _look("reserch")
-    assert _found(findings, "queue") == ["no: there is none of that name in us-east-1"]
+    assert _found(findings, "queue") == ["no: not found in us-east-1"]
     with pytest.raises(UserError, match="AWS Batch queue reserch can't run this") as caught:
         findings.report_and_check()
     assert caught.value.advice == "--queue research"
 
 
 def test_without_a_name_the_queue_that_metaflow_would_take_is_named(queue: Callable[..., str]) -> None:
-    assert _found(_look(None), "queue")[0].startswith("no: none is named, and the region has none")
+    assert _found(_look(None), "queue")[0].startswith(
+        "no: none is named, and the region has no enabled queue"
+    )
     queue("research")
-    assert _found(_look(None), "queue") == ["unknown: none is named: Metaflow takes research"]
+    assert _found(_look(None), "queue") == ["unknown: none is named: Metaflow uses research"]
 
 
 def test_a_disabled_queue_gets_the_command_that_enables_it(queue: Callable[..., str]) -> None:
     findings = _look(queue(state="DISABLED"))
-    assert _found(findings, "queue") == ["no: it is DISABLED, VALID"]
+    assert _found(findings, "queue") == ["no: state: DISABLED, VALID"]
     assert findings.impossible[0].fix == "aws batch update-job-queue --job-queue gpus --state ENABLED"
 
 
 @pytest.mark.parametrize(
     ("resources", "why"),
     [
-        ({"instanceTypes": ["p4d.24xlarge"]}, "p4d.24xlarge: none has 8x H100 SXM, 8 vCPUs, 500.0 GiB"),
-        ({"instanceTypes": ["p5.4xlarge"]}, "p5.4xlarge: none has 8x H100 SXM"),
+        ({"instanceTypes": ["p4d.24xlarge"]}, "p4d.24xlarge: no type has 8x H100 SXM, 8 vCPUs, 500.0 GiB"),
+        ({"instanceTypes": ["p5.4xlarge"]}, "p5.4xlarge: no type has 8x H100 SXM"),
         ({"maxvCpus": 512}, "maxvCpus is 512, 4 node(s) need 768"),
         ({"type": "SPOT"}, "SPOT runs no jobs of several nodes"),
-        ({"instanceTypes": ["optimal", "m5.large"]}, "optimal, m5.large: none has 8x H100 SXM"),
+        ({"instanceTypes": ["optimal", "m5.large"]}, "optimal, m5.large: no type has 8x H100 SXM"),
     ],
 )
 def test_a_compute_environment_that_can_not_says_what_it_lacks(
@@ -79,7 +81,7 @@ def test_a_compute_environment_that_can_not_says_what_it_lacks(
 ) -> None:
     findings = _look(queue(**resources))
     [last] = [row.detail for row in findings.impossible]
-    assert last.startswith("none can take 4 node(s) of 8x H100 SXM")
+    assert last.startswith("none can run 4 node(s) of 8x H100 SXM")
     assert why in last
 
 
@@ -179,7 +181,7 @@ def test_a_limit_that_may_not_be_asked_for_is_unknown(
     denied = _answering("service-quotas", "get_service_quota", None, code="AccessDeniedException")
     monkeypatch.setattr(aws, "clients", denied)
     findings = _look(queue())
-    assert _found(findings, "quota") == ["unknown: not told: AccessDeniedException"]
+    assert _found(findings, "quota") == ["unknown: no response: AccessDeniedException"]
     assert findings.impossible == []
 
 
@@ -203,5 +205,5 @@ def test_no_region_and_an_unreachable_service_are_one_clear_line(monkeypatch: py
     monkeypatch.delenv("AWS_ENDPOINT_URL_BATCH")
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
-    with pytest.raises(UserError, match="AWS can't be asked: You must specify a region"):
+    with pytest.raises(UserError, match="AWS cannot be queried: You must specify a region"):
         _look("gpus")

@@ -77,7 +77,7 @@ def test_daemon_pods_are_asked_how_much_they_keep(
         return str(rows_of(ask()[0], "nodes"))
 
     assert "2 needed; " in told()
-    wait_for(lambda: "3 CPUs and 6.00 GiB are left to daemon pods" in told(), 90, "they run", every=1)
+    wait_for(lambda: "3 CPUs and 6.00 GiB reserved for daemon pods" in told(), 90, "they run", every=1)
     assert ask()[1].room == Room(cpu=191.45 - 3, memory_bytes=1944 * GIB)
     # Who may list nodes, but no pods of other namespaces
     control_plane.kubectl("create", "clusterrole", "sees-nodes", "--verb=list", "--resource=nodes")
@@ -85,7 +85,7 @@ def test_daemon_pods_are_asked_how_much_they_keep(
     try:
         wait_for(lambda: ask("alice")[0].state("nodes") == "ok", 60, "the role counts", every=1)
         [(_, found, _)] = rows_of(ask("alice")[0], "nodes")
-        assert "0.4 CPUs and 0.40 GiB are left to daemon pods (assumed: this login may not list" in found
+        assert "0.4 CPUs and 0.40 GiB reserved for daemon pods (assumed: this login may not list" in found
     finally:
         control_plane.kubectl("delete", "clusterrolebinding/b", "clusterrole/sees-nodes")
 
@@ -131,7 +131,7 @@ def test_too_few_nodes_on_premises_are_refused_with_what_is_there(
     findings, _ = ask()
     [(state, found, _)] = rows_of(findings, "nodes")
     assert state == "no"
-    assert found.startswith("1 of 2 nodes could take it")
+    assert found.startswith("1 of 2 nodes could run it")
     assert "1 with 8 A100 SXM 80GB" in found
     with pytest.raises(UserError, match=r"context lab.* can't run this: nodes: 1 of 2"):
         findings.report_and_check()
@@ -169,7 +169,7 @@ def test_gpus_that_are_in_use_are_waited_for(
     try:
         [(state, found, _)] = rows_of(ask()[0], "nodes")
         assert state == "unknown"
-        assert found == "2 could take it, 2 needed, 1 with free GPUs: it waits for others to end"
+        assert found == "2 could run it, 2 needed, 1 with free GPUs: the run will wait for others to end"
     finally:
         control_plane.api().delete(f"{path}/holder", gracePeriodSeconds=0)
 
@@ -215,11 +215,11 @@ def test_the_role_of_infra_is_enough(
 
 def test_a_namespace_and_a_service_account_that_there_are_not(ask: Asker) -> None:
     findings, _ = ask(namespace="nowhere")
-    assert rows_of(findings, "namespace")[0][:2] == ("no", "there is no 'nowhere'")
+    assert rows_of(findings, "namespace")[0][:2] == ("no", "'nowhere' does not exist")
     findings, _ = ask(service_account="nobody")
     [(state, found, fix)] = rows_of(findings, "service account")
     assert state == "no"
-    assert "there is no 'nobody'" in found
+    assert "'nobody' does not exist" in found
     assert fix.startswith("kubectl create serviceaccount nobody")
 
 
@@ -240,7 +240,7 @@ def test_a_deployment_is_checked_where_metaflow_is_configured_to_run_it(
     )
     assert done.returncode == 1  # of a flow that is Metaflow's alone
     assert "namespace nowhere, run this?" in done.stderr
-    for said in ("there is no 'nowhere'", "there is no 'nobody'", "127.0.0.1:9/finetune:1"):
+    for said in ("'nowhere' does not exist", "'nobody' does not exist", "127.0.0.1:9/finetune:1"):
         assert said in " ".join(done.stderr.split()), done.stderr
     assert "Traceback" not in done.stderr
 

@@ -40,7 +40,7 @@ def test_a_queue_is_looked_for_in_kueue(
         asked = Options(queue="research")
         first, second = rows_of(ask(options=asked)[0], "queue")
         assert first[:2] == ("ok", "research, of cluster queue all")
-        assert second[:2] == ("unknown", "there is no ClusterQueue 'all': nothing is admitted")
+        assert second[:2] == ("unknown", "ClusterQueue 'all' does not exist: no job is admitted")
         definition = permissive_definition(
             "clusterqueues", "kueue.x-k8s.io", "v1beta1", "ClusterQueue", "Cluster", tmp_path / "cluster"
         )
@@ -50,7 +50,7 @@ def test_a_queue_is_looked_for_in_kueue(
         refused = [found for state, found, _ in rows_of(ask(options=asked)[0], "queue") if state == "no"]
         assert refused == [
             "ClusterQueue all has no quota of ephemeral-storage, memory, vpc.amazonaws.com/efa",
-            "ClusterQueue all: flavor h100 has 0 of 16 nvidia.com/gpu: it never admits this",
+            "ClusterQueue all: flavor h100 has 0 of 16 nvidia.com/gpu: it can never admit the run",
         ]
 
         def short(*queues: dict[str, Any]) -> list[str]:
@@ -62,7 +62,7 @@ def test_a_queue_is_looked_for_in_kueue(
 
         mine = _cluster_queue("0", cohort="everybody")
         others = _cluster_queue("16", name="others", cohort="everybody")
-        lends = ", with what cohort everybody lends: it never admits this"
+        lends = ", with what cohort everybody lends: it can never admit the run"
         assert short(mine) == [f"ClusterQueue all: flavor h100 has 0 of 16 nvidia.com/gpu{lends}"]
         assert short(mine, others) == []
         gpus = others["spec"]["resourceGroups"][0]["flavors"][0]["resources"][1]
@@ -81,7 +81,7 @@ def test_a_queue_is_looked_for_in_kueue(
         wait_for(lambda: told in str(rows_of(ask("alice", options=asked)[0], "queue")), 30, "the role counts")
         assert "cohort" not in str(rows_of(ask("alice", options=asked)[0], "queue"))
         assert short(_cluster_queue("12", name="others", cohort="another"), _cluster_queue("4")) == [
-            "ClusterQueue all: flavor h100 has 4 of 16 nvidia.com/gpu: it never admits this"
+            "ClusterQueue all: flavor h100 has 4 of 16 nvidia.com/gpu: it can never admit the run"
         ]
     finally:
         names = ("clusterrolebinding/q", "clusterrole/sees-queues")

@@ -21,7 +21,7 @@ def test_a_quota_that_is_too_small_is_refused(
     control_plane.kubectl("create", "quota", "few", "--hard=requests.nvidia.com/gpu=8", "-n", namespace)
     [(state, found, fix)] = rows_of(ask()[0], "quota")
     assert state == "no"
-    assert found == "few allows 8 requests.nvidia.com/gpu; 16 are needed"
+    assert found == "few allows 8 requests.nvidia.com/gpu; 16 needed"
     assert fix == f"kubectl describe resourcequota few -n {namespace}"
 
 
@@ -33,10 +33,10 @@ def test_a_quota_with_scopes_is_refused_only_where_it_counts_the_pods(
         hard = "--hard=requests.nvidia.com/gpu=8"
         control_plane.kubectl("create", "quota", name, hard, f"--scopes={scope}", "-n", namespace)
     rows = [(state, found) for state, found, _ in rows_of(ask()[0], "quota")]
-    assert rows == [("no", "jobs allows 8 requests.nvidia.com/gpu; 16 are needed")]
+    assert rows == [("no", "jobs allows 8 requests.nvidia.com/gpu; 16 needed")]
     endless = Options(pod_template={"spec": {"activeDeadlineSeconds": None}})
     rows = [(state, found) for state, found, _ in rows_of(ask(options=endless)[0], "quota")]
-    assert rows == [("no", "services allows 8 requests.nvidia.com/gpu; 16 are needed")]
+    assert rows == [("no", "services allows 8 requests.nvidia.com/gpu; 16 needed")]
 
 
 def test_a_priority_class_must_be_there_and_has_quotas_of_its_own(
@@ -48,13 +48,13 @@ def test_a_priority_class_must_be_there_and_has_quotas_of_its_own(
         asked = Options(priority_class="resaerch")
         [(state, found, fix)] = rows_of(ask(options=asked)[0], "priority class")
         assert (state, fix.partition(" ")[0]) == ("no", "Name")
-        assert found.startswith("there is no 'resaerch'; the cluster has ")
+        assert found.startswith("'resaerch' does not exist; the cluster has ")
         assert "research" in found
         control_plane.apply(_quota_of_class("research", namespace))
         rows = rows_of(ask(options=Options(priority_class="research"))[0], "priority class")
         assert rows == [("ok", "research", "")]
         [(state, found, _)] = rows_of(ask(options=Options(priority_class="research"))[0], "quota")
-        assert (state, found) == ("no", "by-class allows 8 requests.nvidia.com/gpu; 16 are needed")
+        assert (state, found) == ("no", "by-class allows 8 requests.nvidia.com/gpu; 16 needed")
         other = ask()[0]
         assert rows_of(other, "quota") == rows_of(other, "priority class") == []
         in_patch = Options(pod_template={"spec": {"priorityClassName": "nowhere"}})
@@ -89,11 +89,11 @@ def test_quotas_of_disk_objects_limits_and_other_resources_are_refused_too(
     control_plane.kubectl("create", "quota", "few", f"--hard={listed}", "-n", namespace)
     refused = {found: fix for state, found, fix in rows_of(ask()[0], "quota") if state == "no"}
     disk = round(2 * TWO.disk_mib / 1024)
-    assert f"few allows 900Gi requests.ephemeral-storage; {disk}Gi are needed" in refused
-    assert "few allows 32 requests.vpc.amazonaws.com/efa; 64 are needed" in refused
-    assert "few allows 1 count/jobs.batch; 2 are needed" in refused
-    without = "few has limits.memory, so it refuses pods without such a limit"
-    assert refused[without].startswith("--with kubernetes:qos=Guaranteed")
+    assert f"few allows 900Gi requests.ephemeral-storage; {disk}Gi needed" in refused
+    assert "few allows 32 requests.vpc.amazonaws.com/efa; 64 needed" in refused
+    assert "few allows 1 count/jobs.batch; 2 needed" in refused
+    without = "few has limits.memory, so it rejects pods without this limit"
+    assert refused[without].endswith("--with kubernetes:qos=Guaranteed")
     assert len(refused) == 4
     guaranteed = str(rows_of(ask(guaranteed=True)[0], "quota"))
     assert "few allows 100Gi limits.memory; " in guaranteed
@@ -119,10 +119,10 @@ def test_the_rules_of_a_namespace_that_would_refuse_the_pods_or_cut_them_off(
     control_plane.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
     findings = ask()[0]
     limited = {found: fix for state, found, fix in rows_of(findings, "limit range") if state == "no"}
-    assert f"small allows a container 16 cpu; {TWO.cpu} cpu are needed" in limited
+    assert f"small allows a container 16 cpu; {TWO.cpu} cpu needed" in limited
     (memory,) = [found for found in limited if "memory" in found]
     assert memory.startswith("small gives containers a limit of 8Gi memory, below the ")
-    assert limited[memory].startswith("--with kubernetes:qos=Guaranteed")
+    assert limited[memory].endswith("--with kubernetes:qos=Guaranteed")
     [(state, _, fix)] = rows_of(findings, "pod security")
     assert (state, "seccomp_profile" in fix) == ("no", True)
     [(state, _, fix)] = rows_of(findings, "network policy")
@@ -151,4 +151,4 @@ def test_a_quota_goes_by_either_name_of_a_resource(
 ) -> None:
     control_plane.kubectl("create", "quota", "few", f"--hard={resource}=8", "-n", namespace)
     [(state, found, _)] = rows_of(ask()[0], "quota")
-    assert (state, found) == ("no", f"few allows 8 {resource}; {TWO.nodes * TWO.cpu} are needed")
+    assert (state, found) == ("no", f"few allows 8 {resource}; {TWO.nodes * TWO.cpu} needed")

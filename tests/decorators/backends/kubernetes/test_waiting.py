@@ -131,5 +131,5 @@ def test_an_api_that_is_gone_is_a_wait_without_a_verdict(
     monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig(server="https://127.0.0.1:9")))
     state = waiting.wait_state(job)
     assert state.pending
-    assert "doesn't tell" in state.reason
+    assert "is unavailable" in state.reason
     assert state.permanent_failure is None
