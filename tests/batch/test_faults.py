@@ -160,7 +160,7 @@ def test_the_checklist_ends_with_a_verdict_that_blames_no_node_when_a_container_
     result = found["result"]
     assert (result["verdict"], found["bad_nodes"]) == ("NO-VERDICT", []), run.log
     assert len(result["nodes"]) == 2
-    assert "No more was heard of node 1" in str(result["notes"])
+    assert "Lost contact with node 1" in str(result["notes"])
 
 
 def _measured(lab: Lab, run: Client) -> bool:
@@ -212,7 +212,7 @@ def test_a_datastore_that_stays_away_under_a_run_ends_it_and_its_job_with_one_li
     (job,) = run.jobs()
     assert job.status == "FAILED"
     (line,) = (line for line in run.log.splitlines() if f"batch job {job.id} is ended" in line)
-    assert "has not answered for 12 s" in line
+    assert "has not responded for 12 s" in line
     assert "s3://" in line
     assert "Traceback" not in run.log
     assert left_behind(tmp_path) == []

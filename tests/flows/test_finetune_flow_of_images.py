@@ -104,7 +104,7 @@ def test_killed_while_latents_are_computed_and_while_it_trains_it_ends_with_the_
         if process.poll() is None:
             process.kill()
     text = log.read_text()
-    assert re.search(r"latents: \d of \d parts are there already", text), text
+    assert re.search(r"latents: \d of \d parts are already stored", text), text
     assert re.search(r"from the checkpoint of step \d", text), text
     assert left_behind(tmp_path) == []
     run = FlowRun(home=tmp_path, environment=environment(tmp_path), returncode=0, output=text, seconds=0.0)

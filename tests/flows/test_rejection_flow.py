@@ -221,7 +221,7 @@ def test_what_was_finished_before_kill_9_is_not_done_again(flow: Flow) -> None:
     os.kill(flow.wait_for(lambda: flow.pid_of("launchers.rejection.generation")), signal.SIGKILL)
     flow.wait_for(lambda: "/score/" in flow.log)
     assert "was ended by SIGKILL (9)" in flow.log
-    assert re.search(rf"answers: \d of {SHARDS} shards are there already", flow.log)
+    assert re.search(rf"answers: \d of {SHARDS} shards exist already", flow.log)
     assert sorted(flow.finished("answers")) == [str(shard) for shard in range(1, SHARDS + 1)]
 
     flow.wait_for(lambda: len(flow.finished("scores")) >= 2)
@@ -233,7 +233,7 @@ def test_what_was_finished_before_kill_9_is_not_done_again(flow: Flow) -> None:
 
     assert flow.run("resume", "--origin-run-id", flow.run_id) == 0, flow.log
     assert flow.finished("answers") == [], "nothing is generated again"
-    assert f"scores: {len(earlier)} of {SHARDS} shards are there already" in flow.log
+    assert f"scores: {len(earlier)} of {SHARDS} shards exist already" in flow.log
     assert sorted([*earlier, *flow.finished("scores")]) == [str(shard) for shard in range(1, SHARDS + 1)]
     assert flow.artifacts()["selection"].overview.drawn.answers == 240
 

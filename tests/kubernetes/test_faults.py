@@ -181,7 +181,7 @@ def test_a_pod_killed_for_memory_is_followed_by_a_leaner_plan_and_an_s3_gone_for
         training(cluster, run, attempt=1)
         faults.gone = True
         _ends(run, r"The datastore s3://\S+ has not responded for 30 s .*; jobset \S+ is ended")
-    assert "(retry)" not in run.log.rpartition("doesn't answer")[2]
+    assert "(retry)" not in run.log.rpartition("does not respond")[2]
 
 
 @pytest.mark.nightly
@@ -286,7 +286,7 @@ def test_a_run_whose_gpus_are_nowhere_says_so_once_and_ends_without_a_pod(
     assert code != 0, log
     assert "Can Kubernetes context lab" in log, log  # what is unknown is shown, and stops nobody
     # The scheduler speaks of the selector or of the GPUs, whichever it checks first; once
-    assert len(re.findall(r" waits: 0/\d+ nodes are available", log)) == 1, log
+    assert len(re.findall(r" is waiting: 0/\d+ nodes are available", log)) == 1, log
     assert "had not started after 30 s" in log, log
     assert "Traceback" not in log
     assert "attempt 1" not in log  # waiting again would not help
