@@ -79,7 +79,7 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
         ``"kubernetes"`` or ``"batch"``. All steps of a flow share one function. Without it the step is
         only measured.
     request:
-        ``"train"``: ask for the planned hardware, show predicted beside measured. ``"encode"``: ask for one
+        ``"train"``: ask for the planned hardware, show predicted next to measured. ``"encode"``: ask for one
         of its nodes, with all of its GPUs; no card. ``"evaluate"``: ask for the fewest of its GPUs that hold
         the model; the plan predicts training only, so the card shows what was measured. ``"data"``: the disk
         of weights and data, and no GPUs; no card. ``"inference"``, with ``model=`` and ``seq_len=``: the
@@ -172,7 +172,7 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
             die_with_parent(os.getppid(), signal.SIGTERM)
             _metaflow.ensure_python()
         remember_origin()
-        # The plan predicts training: beside anything else its figures would mislead.
+        # The plan predicts training: next to anything else its figures would mislead.
         plan = current_plan() if self.planned and self.role == "train" else None
         card = _metaflow.card() if self.role in _WITH_CARD else None
         about = current_plan() if self.planned else None

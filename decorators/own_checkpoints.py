@@ -1,6 +1,6 @@
 """Checkpoint folder of a step's own script: ``current.gpu_profile.checkpoint_dir``.
 
-The folder lies on the node's disk; launchers.store.synced_folder keeps it in the run's datastore.
+The folder is on the node's disk; launchers.store.synced_folder keeps it in the run's datastore.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ STAGED_VARIABLE = "FINETUNE_STAGED"  # JSON: where a resolver has put local file
 
 
 def variable_of(step: str) -> str:
-    """Return the name of the environment variable that holds the plan of a step with options of its own."""
+    """Return the name of the environment variable that holds the plan of a step with separate options."""
     return f"{PLAN_VARIABLE}_{step.upper()}"
 
 

@@ -1,7 +1,7 @@
 """Usage records of a flow's tasks in its datastore: written by profiled tasks, read by right-sizing.
 
-A record lies at ``finetune-usage/flows/FLOW/STEP/TIME-RUN-TASK-ATTEMPT.json``. The requested sizes of the
-steps reach their tasks in the environment variable ``FINETUNE_SIZES``.
+A record is stored at ``finetune-usage/flows/FLOW/STEP/TIME-RUN-TASK-ATTEMPT.json``. The requested sizes of
+the steps reach their tasks in the environment variable ``FINETUNE_SIZES``.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def read_history(storage: Storage, flow: str, step: str, most: int = MOST_RECORD
     for key in storage.keys(f"{_FLOWS}/{flow}/{step}")[-most:]:
         try:
             records.append(Usage.from_json(storage.get_bytes(key).decode()))
-        except (FileNotFoundError, ValueError) as error:  # noqa: PERF203 - each is a request of its own
+        except (FileNotFoundError, ValueError) as error:  # noqa: PERF203 - each is a separate request
             _log.debug("Not read: %s: %s", key, error)
     return records
 

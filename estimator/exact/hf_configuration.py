@@ -76,7 +76,7 @@ def _window(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _recurrent(spec: ModelSpec) -> dict[str, Any]:
-    """Fields of recurrent blocks; all of them come first, then attention, then MLPs alone."""
+    """Fields of recurrent blocks; all of them precede attention, which precedes plain MLPs."""
     kinds = ["linear_attention"] * spec.recurrent_layers + ["full_attention"] * spec.attention_layers
     widths: dict[str, Any] = {}
     if spec.recurrence == "gated-delta":

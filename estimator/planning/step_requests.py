@@ -113,7 +113,7 @@ def _files(job: Job) -> int:
 
 
 def _published(job: Job) -> int:
-    """Return the bytes of published files that lie beside the converted ones while they are dequantized."""
+    """Return the bytes of published files that are on disk while they are dequantized."""
     return weight_formats.file_bytes(job.model) if weight_formats.format_of(job.model) is not None else 0
 
 

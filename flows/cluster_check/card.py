@@ -19,8 +19,8 @@ from flows.cluster_check import charts
 from flows.cluster_check.charts import Cell, Point, Then, Tile
 
 MAX_FINDINGS = 20
-MAX_NODES = 64  # in a table or the heat map; nodes with findings come first
-MAX_RANKS = 64  # rows of the table of local measurements; ranks named by a finding come first
+MAX_NODES = 64  # in a table or the heat map; nodes with findings are listed first
+MAX_RANKS = 64  # rows of the table of local measurements; ranks named by a finding are listed first
 MAX_HISTORIES = 8  # charts of figures over the runs
 _VERDICT_TEXTS = {
     "PASS": "fit for training, as far as measured",

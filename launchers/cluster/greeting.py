@@ -160,7 +160,7 @@ def parse(messages: TypeAdapter[Model], payload: bytes) -> Model:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise BadMessage(" ".join(f"no message of ours: {where} {first['msg']}".split())[:300]) from None
+        raise BadMessage(" ".join(f"not of this protocol: {where} {first['msg']}".split())[:300]) from None
 
 
 def _clip(answer: Reply) -> Reply:

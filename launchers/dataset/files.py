@@ -29,7 +29,7 @@ FORMS = (
 )
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")  # of files of rows
 _SAVED = "state.json"  # file of a folder with one split; a folder with several has dataset_dict.json
-_PARQUET_BATCH = 16  # rows decoded at a time: a few bytes of a file may stand for a large value of each
+_PARQUET_BATCH = 16  # rows decoded at a time: a few bytes of a file may encode a large value for each
 _MAX_COMPRESSION = 100  # text is compressed to a twentieth at most, by what writes Parquet in practice
 _CHUNK = 1 << 20  # characters of a JSON list read at a time
 _BLANK = re.compile(r"[ \t\r\n]*")
@@ -306,7 +306,7 @@ class _Csv(Rows):
 
 
 def _position(file: TextIO) -> int:
-    """Bytes read from a text file, which cannot tell its position during iteration."""
+    """Count the bytes read from a text file, whose position is unknown during iteration."""
     return os.lseek(file.fileno(), 0, os.SEEK_CUR) if not file.closed else 0
 
 

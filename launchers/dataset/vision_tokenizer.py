@@ -112,7 +112,7 @@ class VisionTokenizer:
 
     @cached_property
     def image_ids(self) -> tuple[int, ...]:
-        """Tokens that stand for parts of an image, which no text predicts."""
+        """Return the tokens that represent parts of an image; they are never prediction targets."""
         return tuple(each for each in self.processor.image_token_ids if each is not None)
 
     def inputs(self, images: Sequence[Sequence[bytes]], input_ids: torch.Tensor) -> dict[str, Any]:

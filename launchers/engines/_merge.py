@@ -88,7 +88,7 @@ def by_rows(weight: torch.Tensor, change: Callable[[slice], torch.Tensor]) -> to
 
 
 def blocks(weight: torch.Tensor) -> Iterator[slice]:
-    """A matrix's rows, so many at a time that an fp32 copy of them is small."""
+    """Yield a matrix's rows in slices whose fp32 copy is small."""
     step = max(1, BLOCK // weight.shape[1] // _ROWS) * _ROWS
     for first in range(0, len(weight), step):
         yield slice(first, first + step)

@@ -28,7 +28,7 @@ def weight_files(folder: Path) -> list[Path]:
 def lay_out(output: Path, model_dir: Path, destination: Path) -> None:
     """``destination``/model, the whole pipeline with the networks of ``output``, and /adapter, LoRA's files.
 
-    Each is there where ``output`` has it.
+    Each exists if ``output`` contains it.
     """
     for name in ("model", "adapter"):
         shutil.rmtree(destination / name, ignore_errors=True)

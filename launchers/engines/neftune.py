@@ -20,7 +20,7 @@ class EmbeddingNoise:
     algorithm 1. transformers (integrations/neftune.py) counts a batch's padding in L and draws noise for it,
     too; here a document has the same noise packed or alone.
 
-    What is drawn depends on the seed, the step and the row's place in it alone: a run goes on from a
+    The noise depends only on the seed, the step and the row's position in it: a run resumes from a
     checkpoint with the noise that it would have had, on as many processes as it may have then.
     """
 

@@ -23,12 +23,12 @@ _DONE = "new_tokens.json"
 def with_new_tokens(model_dir: Path, settings: Settings, folder: Path) -> Path:
     """The model with ``settings.new_tokens``, in ``folder``; ``model_dir`` itself where there are none.
 
-    Files that don't change are linked. A folder that is there already is taken as it is.
+    Unchanged files are linked. An existing folder is used as it is.
     """
     if not settings.new_tokens:
         return model_dir
-    wanted = json.dumps([str(model_dir.resolve()), *settings.new_tokens])
-    if (folder / _DONE).is_file() and (folder / _DONE).read_text() == wanted:
+    record = json.dumps([str(model_dir.resolve()), *settings.new_tokens])
+    if (folder / _DONE).is_file() and (folder / _DONE).read_text() == record:
         return folder
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -48,7 +48,7 @@ def with_new_tokens(model_dir: Path, settings: Settings, folder: Path) -> Path:
     tokenizer.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": after}, indent=2) + "\n")
     _check(folder, before, after)
-    (folder / _DONE).write_text(wanted)
+    (folder / _DONE).write_text(record)
     return folder
 
 

@@ -2,7 +2,7 @@
 
 Each engine says where a step begins, where its parts begin, and where it ends. Outside the window that costs
 a comparison; torch's profiler is imported when the window begins. Whatever goes wrong with the profiler ends
-the window, is told, and leaves the training alone.
+the window, is reported, and does not affect the training.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class _Tensors:
         self._gradients = {}
 
     def categories(self, allocated: traces.Allocated | None, *, gpu: bool) -> tuple[tuple[str, int], ...]:
-        """Bytes by category; ``allocated`` says what there was at the peak besides, None if unknown."""
+        """Return bytes by category; ``allocated``: total at the peak, None if unknown."""
         masters = sum(size for address, size in self._masters.items() if address not in self._weights)
         found = {
             traces.WEIGHTS: sum(self._weights.values()),

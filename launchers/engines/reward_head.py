@@ -36,13 +36,13 @@ def as_trained(model_dir: Path, settings: Settings, work: Path) -> Path:
 def with_reward_head(model_dir: Path, settings: Settings, folder: Path) -> Path:
     """The model with a reward head, in ``folder``; ``model_dir`` itself where the task is another.
 
-    Files that don't change are linked. A folder that is there already is taken as it is. Raises UserError
+    Unchanged files are linked. An existing folder is used as it is. Raises UserError
     where transformers has no such model of the family.
     """
     if settings.task != "reward":
         return model_dir
-    wanted = json.dumps(str(model_dir.resolve()))
-    if (folder / _DONE).is_file() and (folder / _DONE).read_text() == wanted:
+    record = json.dumps(str(model_dir.resolve()))
+    if (folder / _DONE).is_file() and (folder / _DONE).read_text() == record:
         return folder
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -60,7 +60,7 @@ def with_reward_head(model_dir: Path, settings: Settings, folder: Path) -> Path:
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     _place(model_dir, folder, config["hidden_size"])
-    (folder / _DONE).write_text(wanted)
+    (folder / _DONE).write_text(record)
     return folder
 
 
@@ -78,7 +78,7 @@ def _architecture(model_type: str) -> str:
 
 
 def _place(model_dir: Path, folder: Path, hidden: int) -> None:
-    """Link the weights into ``folder``, without an output layer, and with the head in a file of its own."""
+    """Link the weights into ``folder``, without an output layer, and write the head to a separate file."""
     import torch
     from safetensors.torch import save_file
 

@@ -1,7 +1,7 @@
-"""Reading the files of a checkpoint without running what may stand in them: tensors and plain values alone.
+"""Reading of checkpoint files without executing code in them: tensors and plain values only.
 
 torch's files are pickles, and a pickle may call anything. Whoever may write to the store of checkpoints would
-run code in every rank that goes on from one.
+run code in every rank that resumes from one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from estimator.errors import UserError
 _CALLED = re.compile(r"GLOBAL ([\w.]+)")
 # torch.load then takes weights_only for True, whatever its caller says, and libraries' callers say False
 _FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-# What .metadata is made of, beside torch's dtypes. None of it does anything when it is called.
+# Classes in .metadata, in addition to torch's dtypes. None of them has side effects when called.
 _PLAIN: dict[tuple[str, str], Any] = {
     (made.__module__, made.__qualname__): made
     for made in (
@@ -80,7 +80,7 @@ def load_distributed(state: dict[str, Any], folder: Path, *, no_dist: bool = Fal
     """
     reader = _Reader(folder)
     with tensors_only(folder):
-        reader.read_metadata()  # DCP itself would go on after a refusal, and say another
+        reader.read_metadata()  # DCP would continue after a refusal, and raise another error
         state_dict_loader.load(state, storage_reader=reader, no_dist=no_dist)
 
 

@@ -35,8 +35,8 @@ class Waiting:
     All that torch's Python side waits for goes through ``Work.wait``, whoever calls it (FSDP2, DeepSpeed,
     TRL, we). On a CPU it returns when the collective has ended, and its time is what is counted. On a GPU
     only a stream waits: two CUDA events around the collective give how long that stream stood, also where it
-    ran beside other work. What C++ waits for itself, as in DTensor's functional collectives (the gradients'
-    norm), is not counted.
+    overlapped with other work. What C++ waits for itself, as in DTensor's functional collectives (the
+    gradients' norm), is not counted.
     """
 
     def __init__(self, device: torch.device) -> None:

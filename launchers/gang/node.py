@@ -154,7 +154,7 @@ class _Node:
             self._drain(uploads, self._timeouts.upload_after_failure)
         except BaseException as error:
             failure = self._of_task(error)
-            if isinstance(error, SystemExit):  # has no message of its own
+            if isinstance(error, SystemExit):  # has no message
                 _log.warning("%s", failure.message)
             self._control.report(Failed(failure=failure))
             self._end_processes(well=False)

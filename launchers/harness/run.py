@@ -132,7 +132,7 @@ def _run(request: HarnessRequest, on_model: Callable[[Path], None]) -> None:
 
 
 def _last_progress(log: Path) -> str:
-    """Return the log's last progress line: one of ours, or a progress bar."""
+    """Return the log's last progress line: of this package, or a progress bar."""
     lines = reversed(relevant_tail(log, 10).split("\n"))
     return next((line.strip() for line in lines if "%|" in line or line.startswith("loading")), "starting")
 

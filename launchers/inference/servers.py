@@ -66,13 +66,13 @@ class Endpoint:
         )
 
 
-def choose(device: str, wanted: ServerName | None, *, token: bool) -> ServerName:
+def choose(device: str, requested: ServerName | None, *, token: bool) -> ServerName:
     """Choose the server: vLLM for GPUs if it is installed, else transformers.
 
     Raises UserError if packages are missing, or if a token is set that the server would not check.
     """
     has_vllm = importlib.util.find_spec("vllm") is not None
-    server: ServerName = wanted or ("vllm" if device == "cuda" and has_vllm else "transformers")
+    server: ServerName = requested or ("vllm" if device == "cuda" and has_vllm else "transformers")
     if server == "vllm" and not has_vllm:
         raise UserError(
             "The package vllm is not installed.",

@@ -1,7 +1,7 @@
 """Lays out a trained model as Hugging Face folders, without torch: files are linked, not copied.
 
-The model and its adapter go to folders of their own: transformers applies an adapter_config.json that lies
-beside weights, and so would apply an adapter a second time to weights that it is merged into already.
+The model and its adapter go to separate folders: transformers applies an adapter_config.json that is stored
+next to weights, and so would apply an adapter a second time to weights that it is merged into already.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def lay_out_adapter_v2(source: Path, destination: Path, *, base_model: str) -> N
 
 
 def lay_out_tokenizer(model_dir: Path, destination: Path) -> None:
-    """The tokenizer's files, for an adapter that is handed over without a model."""
+    """Copy the tokenizer's files, for an adapter that is exported without a model."""
     _copy_files(model_dir, _TOKENIZER_FILES, destination)
 
 

@@ -49,7 +49,7 @@ class RankMeasured:
 class RunState:
     """Reduces telemetry events to the state that terminal, trackers, card and artifacts read.
 
-    A node receives the events of its own ranks. A step's time is rank 0's; on a node without rank 0 it is the
+    A node receives the events of its ranks. A step's time is rank 0's; on a node without rank 0 it is the
     slowest local rank's. :meth:`add`, :meth:`notes` and :meth:`snapshot` may be called from any thread; the
     properties only from the thread that adds, or on a snapshot.
 

@@ -49,7 +49,7 @@ def export_best(
     Parameters
     ----------
     job:
-        The job as it was trained.
+        The trained job.
     losses:
         All evaluation losses of the run.
     folder:

@@ -98,7 +98,7 @@ class Settings(Section):
     """Additional datasets with weights: how often one epoch repeats the rows of each. 2: twice; 0.5: a random
     half."""
     columns: Columns = Field(default_factory=dict)
-    """Names of the dataset's columns by the key that they stand for: `prompt=question,response=answer`, or a
+    """Names of the dataset's columns by key: `prompt=question,response=answer`, or a
     mapping. For all datasets of the run; rows without such a column are read as they are."""
     seq_len: Positive | None = None
     """Maximum sequence length in tokens; longer rows are truncated, or split for pretrain. Empty: 2048

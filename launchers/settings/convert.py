@@ -380,7 +380,7 @@ _MARKS: dict[Tool, tuple[str, ...]] = {  # keys that only that tool has
 
 
 def recognize(config: Mapping[str, Any]) -> Tool:
-    """Tell which tool a configuration is of. Raises UserError if it is of none."""
+    """Identify the tool that a configuration belongs to. Raises UserError if there is none."""
     for tool, marks in _MARKS.items():
         needed = len(marks) if tool == "torchtune" else 1
         trains = tool == "torchtune" or "learning_rate" in config  # no file of inference or export

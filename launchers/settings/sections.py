@@ -61,7 +61,7 @@ ROW_KEYS = (
     *("chosen", "rejected", "chosen_response", "rejected_response", "answers", "label", "kto_tag"),
     *("image", "file_name", "caption"),
 )
-"""Keys of dataset rows that a column of another name can stand for."""
+"""Keys of dataset rows to which columns of other names can be mapped."""
 
 
 def _parse_columns(value: Any) -> Any:

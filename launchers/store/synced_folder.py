@@ -1,7 +1,7 @@
 """SyncedFolder: a folder of one node that is kept in the store while a script writes to it.
 
 The folder is stored once no file in it has changed between two polls. A script that is killed while it
-writes leaves the state before that in the store. Each node keeps a bundle of its own; a restored folder has
+writes leaves the state before that in the store. Each node keeps a separate bundle; a restored folder has
 the files of all nodes.
 """
 

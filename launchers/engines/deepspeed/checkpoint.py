@@ -54,7 +54,7 @@ class WrittenBy:
 
 
 def save(engine: Any, job: TrainJob, env: RankEnv, step: int) -> None:
-    """Write this rank's part of the checkpoint after ``step`` steps and say that it is whole."""
+    """Write this rank's part of the checkpoint after ``step`` steps and mark it complete."""
     folder = job.checkpoint_dir(step)
     (folder / TAG).mkdir(parents=True, exist_ok=True)  # DeepSpeed makes it on rank 0's node only
     engine.save_checkpoint(
@@ -102,7 +102,7 @@ def needs_conversion(job: TrainJob) -> bool:
 def convert(job: TrainJob, env: RankEnv) -> Path:
     """Rewrite the checkpoint for any number of processes ("universal"), once on each node.
 
-    Called by every rank; returns the folder to load from when it is there.
+    Called by every rank; returns the folder to load from once it exists.
     """
     assert job.resume_dir is not None  # noqa: S101 - needs_conversion() has looked
     folder = job.work_dir / "engine" / "resume"
@@ -124,7 +124,7 @@ def convert(job: TrainJob, env: RankEnv) -> Path:
 
 
 def _run_conversion(source: Path, destination: Path) -> str | None:
-    """Run ds_to_universal in a process of its own; return its message if it failed.
+    """Run ds_to_universal in a separate process; return its message if it failed.
 
     It works in a folder next to its output and holds a whole shard in memory until it ends.
     """
@@ -173,7 +173,7 @@ def restore(engine: Any, job: TrainJob, env: RankEnv, converted: Path | None) ->
 
 def _steps_beside_parameters(optimizer: torch.optim.Optimizer) -> None:
     """Fused optimizers want their step counts as tensors on the parameters' device; DeepSpeed restores them
-    as they lie in the file."""
+    in the order of the file."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = optimizer.state.get(parameter, {})

@@ -1,7 +1,8 @@
 """A checkpoint's files rewritten for any number of processes, by DeepSpeed's own tool.
 
 ``python -m launchers.engines.deepspeed.conversion --input_folder FOLDER --output_folder FOLDER``, with what
-``ds_to_universal`` takes besides. By itself that runs what stands in the files; here it reads tensors alone.
+``ds_to_universal`` takes besides. Without this, it executes pickled code in the files; here it reads tensors
+only.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def save(
     env: RankEnv,
     step: int,
 ) -> None:
-    """Write this rank's part of the checkpoint after ``step`` steps and say that it is whole."""
+    """Write this rank's part of the checkpoint after ``step`` steps and mark it complete."""
     folder = job.checkpoint_dir(step)
     folder.mkdir(parents=True, exist_ok=True)
     state_dict_saver.save(_state(network, steps, average), checkpoint_id=str(folder / FILES))

@@ -23,7 +23,7 @@ def set_up(network: Any, job: TrainJob) -> None:
     if job.settings.fp8 != "none":
         _use_float8(network, job)
     if job.settings.compile:
-        # Blocks are alike, so that what was compiled for the first serves the others; hooks stay outside
+        # Blocks are equal, so code compiled for the first is reused for the others; hooks stay outside
         for block in blocks(network):
             block.forward = torch.compile(block.forward)
 

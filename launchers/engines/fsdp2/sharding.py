@@ -33,7 +33,7 @@ class FullyShard:
         device = torch.device("cuda", env.local_rank) if cuda else torch.device("cpu")
         if cuda:
             torch.cuda.set_device(device)
-        # Weights and gradients that lie in host memory are summed there: for the norm of the gradients
+        # Weights and gradients in host memory are summed there, for the norm of the gradients
         on_gpus = "cpu:gloo,cuda:nccl" if job.plan.layout.offload == "cpu" else "nccl"
         dist.init_process_group(on_gpus if cuda else "gloo", timeout=_merge.LIMIT)
         return device
@@ -121,7 +121,7 @@ class FsdpModel:
         if job.plan.adapters:
             return state  # PEFT asks for all names
         every = {name for name, _ in self.module.named_parameters(remove_duplicate=False)}
-        tied = every - {name for name, _ in self.module.named_parameters()}  # second names of what is there
+        tied = every - {name for name, _ in self.module.named_parameters()}  # second names of tied parameters
         return {name: tensor for name, tensor in state.items() if name not in tied}
 
 
@@ -171,7 +171,7 @@ def _without_weights(job: TrainJob) -> Any:
     with init_empty_weights(include_buffers=False):
         network = model.unloaded(job, dtype=_storage_dtype(job))
     if not unet.is_unet(network):
-        network.tie_weights()  # each parameter that is registered in there becomes one of its own
+        network.tie_weights()  # registration creates a separate parameter for each name
     with init_empty_weights(include_buffers=False):
         if kind := quantised.kind_of(job):
             quantised.replace_layers(network, kind)

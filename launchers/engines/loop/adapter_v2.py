@@ -3,7 +3,7 @@
 Gao et al. 2023 (arXiv:2304.15010): prompts that the upper blocks' attention sees next to the text, through
 gates that begin at 0; a scale and a bias for each output of every linear layer, the head's too; and all norms
 over the hidden size are trained. Everything else is frozen. What is trained cannot be merged into the base's
-weights: it is kept as tensors of its own, which :func:`load` puts onto the base again.
+weights: it is stored as separate tensors, which :func:`load` applies to the base.
 """
 
 from __future__ import annotations

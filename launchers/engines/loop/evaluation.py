@@ -29,18 +29,18 @@ SIGN_S = 5.0  # from one sign of a long evaluation to the next
 
 
 class Evaluator:
-    """Says after which steps a run is evaluated, kept and ended, and evaluates it; all ranks call it alike.
+    """Decide after which steps a run is evaluated, saved and stopped, and evaluate it, on all ranks.
 
-    Of a job that isn't evaluated it knows when checkpoints are due, and nothing else.
+    For a job without evaluation, it only decides when checkpoints are written.
 
     Parameters
     ----------
     network:
         The model that is trained, as this rank holds it.
     cadence:
-        When checkpoints are due beside those of evaluations.
+        Schedule of checkpoints in addition to those of evaluations.
     averaged:
-        Within it the weights are those that are handed over.
+        Context in which the model has the weights that are exported.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Evaluator:
             self._draw(0, model, self._rows)
 
     def after(self, step: int, model: Answering) -> None:
-        """Evaluate the model after a step, if that is due."""
+        """Evaluate the model after a step, if one is scheduled."""
         if self._rows is None or not self._is_due(step, model.device):
             return
         self._reporter.phase("evaluate", step)
@@ -83,7 +83,7 @@ class Evaluator:
         self._reporter.phase("train", step)
 
     def is_kept(self, step: int) -> bool:
-        """Whether a checkpoint is due after a step.
+        """Whether a checkpoint is scheduled after a step.
 
         The last step has none, as it leaves the result, but where an earlier step is the result: then it is
         kept so that no later attempt trains again.
@@ -107,8 +107,8 @@ class Evaluator:
             return True
         if self._settings.every_minutes is None:
             return step % (self._settings.every_steps or 1) == 0
-        due = time.monotonic() - self._ended >= self._settings.every_minutes * 60
-        decided = torch.tensor([int(due)], device=device)
+        scheduled = time.monotonic() - self._ended >= self._settings.every_minutes * 60
+        decided = torch.tensor([int(scheduled)], device=device)
         if dist.is_initialized():
             dist.broadcast(decided, src=0)
         return bool(decided.item())
@@ -124,7 +124,7 @@ class Evaluator:
             self._reporter.drawn(Drawn(rank=0, step=step, captions=rows.captions, pictures=pictures))
 
     def _evaluated(self, step: int, model: Answering, rows: HeldOut) -> HeldOutLoss:
-        began = told = time.perf_counter()
+        began = reported = time.perf_counter()
         summed = torch.zeros(1 + len(rows.metrics), dtype=torch.float64, device=model.device)
         with self._averaged(), _untouched(self._network):
             for number, (batch, counts) in enumerate(rows.batches(), 1):
@@ -132,10 +132,10 @@ class Evaluator:
                 figures = [outcome.loss, *(outcome.metrics[name] for name in rows.metrics)]
                 if counts:
                     summed += torch.stack([figure.detach().double() for figure in figures])
-                if time.perf_counter() - told > SIGN_S:
+                if time.perf_counter() - reported > SIGN_S:
                     summed.sum().item()  # waits for the GPU, so that the sign is of work that is done
-                    told = time.perf_counter()
-                    self._report(step, rows.count * number // rows.passes, rows.count, told - began)
+                    reported = time.perf_counter()
+                    self._report(step, rows.count * number // rows.passes, rows.count, reported - began)
         if dist.is_initialized():
             dist.all_reduce(summed)
             dist.broadcast(summed, src=0)  # the same to the last bit, as ranks decide by it

@@ -28,7 +28,7 @@ _ADAPTER_PREFIX = "base_model.model."
 def check_mergeable(network: Any, job: TrainJob) -> None:
     """Raise UserError where the base's files have other names than the layers with adapters.
 
-    transformers renames tensors of some families as it reads them: told before training, not after it.
+    transformers renames tensors of some families as it reads them; recorded before training.
     """
     held = {
         name for path in hf_layout.weight_files(job.model_dir) for name in hf_layout.safetensors_header(path)
@@ -96,12 +96,12 @@ def merge(
     base: Path,
     adapter: Path,
     destination: Path,
-    beside: quantised.Change = quantised.unchanged,
+    base_of: quantised.Change = quantised.unchanged,
     names_in_files: Callable[[Iterable[str]], dict[str, str]] | None = None,
 ) -> None:
     """Base weights plus adapter on the CPU, in the base's own files, names and types; sums are in fp32.
 
-    ``beside`` gives the weight that the adapter was trained beside, for one of the base's.
+    ``base_of`` returns the weight that the adapter was trained with, for one of the base's.
     ``names_in_files``: returns the names that the model's weights have in the base's files, if they differ.
     """
     updates = _updates(adapter)
@@ -111,7 +111,7 @@ def merge(
     tied = config.get("tie_word_embeddings", config.get("text_config", {}).get("tie_word_embeddings", False))
 
     def change(name: str, base_weight: torch.Tensor) -> torch.Tensor:
-        weight = beside(name, base_weight)
+        weight = base_of(name, base_weight)
         update = updates.pop(name, None)
         return (weight if update is None else update.applied_to(weight)).to(base_weight.dtype)
 

@@ -45,7 +45,7 @@ def restore(folder: Path, env: RankEnv) -> None:
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """Whatever is drawn in here, afterwards they go on as if nothing had been."""
+    """Restore the state of the generators after the block, so that its random draws have no effect."""
     states = _states()
     try:
         yield
@@ -54,7 +54,7 @@ def kept() -> Iterator[None]:
 
 
 def _states() -> dict[str, Any]:
-    """As tensors and plain values: a file of these can be read without running what may stand in it."""
+    """Return the state as tensors and plain values, whose file can be read without executing code."""
     numpy = np.random.get_state(legacy=False)
     keys = torch.from_numpy(numpy["state"]["key"].astype(np.int64))
     states: dict[str, Any] = {

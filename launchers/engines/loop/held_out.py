@@ -56,7 +56,7 @@ class TextRows:
         self._reference = None if job.held_out_reference is None else np.load(job.held_out_reference)
         self.count = min(MAX_ROWS, len(self._data))
         padding_free = varlen.applies(job)
-        # of its own: KTO's keeps what belongs to a step
+        # separate object: KTO's holds state of a step
         self._task: TextTask = text_task_of(job.settings, padding_free=padding_free)
         vision = job.settings.vision is not None
         self._images = load_tokenizer(job.model_dir, job.settings) if vision else None

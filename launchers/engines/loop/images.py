@@ -1,8 +1,8 @@
 """Text to image: the mean squared error of the noise that a UNet finds in noisy latents.
 
 What is drawn for an image (its latent, the noise, the time step, whether its caption is left out) depends on
-the seed and on the image's place in the order of the run alone: a run goes on from a checkpoint with what it
-would have drawn, on as many processes as it may have then.
+the seed and on the image's position in the order of the run alone: a run resumes from a checkpoint with what
+it would have drawn, on as many processes as it may have then.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LatentBatch:
         return self.clean.shape[0] * self.clean.shape[2] * self.clean.shape[3]
 
     def split(self) -> list[LatentBatch]:
-        """Each image as a batch of its own."""
+        """Yield each image as a separate batch."""
         of_all = range(self.clean.shape[0])
         names = [field.name for field in dataclasses.fields(self)]
         return [LatentBatch(**{name: getattr(self, name)[i : i + 1] for name in names}) for i in of_all]
@@ -81,7 +81,7 @@ class TextToImage:
             raise ValueError("there is no image to train on")
 
     def begin(self, *_: object) -> None:
-        """Nothing: each micro batch stands for itself."""
+        """Do nothing: micro batches are independent."""
 
     def counts(self, _data: Prepared, step: int, global_batch_size: int) -> StepCounts:
         places = range(step * global_batch_size, (step + 1) * global_batch_size)
@@ -108,7 +108,7 @@ class TextToImage:
         gamma = self._settings.min_snr_gamma
         weighed = errors if gamma is None else errors * self.noise.weights(batch.steps, gamma)
         quarters, plain = self._quarters(batch.steps), errors.detach()
-        # Each quarter's mean is over its own images: what is divided by all is made as much larger.
+        # Each quarter's mean is over its images: scale up what was divided by the number of all images.
         # A quarter that no image of the step is in has no mean: NaN.
         metrics = {
             name: plain[quarters == number].sum() * (counts.divisor / count if count else float("nan"))

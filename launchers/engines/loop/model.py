@@ -97,7 +97,7 @@ def _with_prompts(model: Any, job: TrainJob) -> Any:
 def _with_low_rank(model: Any, job: TrainJob) -> Any:
     from peft import get_peft_model
 
-    # DeepSpeed wants one type, and its optimizer keeps them in fp32
+    # DeepSpeed requires one type, and its optimizer keeps them in fp32
     adapted = get_peft_model(model, low_rank_config(model, job), autocast_adapter_dtype=False)
     whole_modules.tie(adapted)
     return adapted
@@ -146,9 +146,9 @@ def adapted_layers(model: Any, settings: Settings) -> list[str]:
         usable -= {"out_proj"}  # the fused kernel reads its weight, past an adapter
     found = [name for name in own_names(model_type, generic) if name in usable]
     if not found:
-        wanted = targets if isinstance(targets, str) else ", ".join(targets)
+        names = targets if isinstance(targets, str) else ", ".join(targets)
         raise UserError(
-            f"lora.targets = {wanted}: {settings.model} has no such linear layers.",
+            f"lora.targets = {names}: {settings.model} has no such linear layers.",
             f"Its linear layers are {', '.join(sorted(usable))}.",
         )
     return found

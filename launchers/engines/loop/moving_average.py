@@ -1,4 +1,4 @@
-"""A moving average of what is trained, in fp32: measured and handed over in its place."""
+"""Moving average of the trained weights, in fp32, which is evaluated and exported instead of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MovingAverage:
     trained:
         Parameters by name, whole or a rank's parts; their averages are divided like them.
     updates:
-        How many have been made, where a run goes on; the averages are then to be put into :attr:`weights`.
+        Number of updates before a resumed run continues; its averages are then loaded into :attr:`weights`.
     """
 
     def __init__(self, trained: Iterable[tuple[str, nn.Parameter]], decay: float, updates: int = 0) -> None:

@@ -36,7 +36,7 @@ def kind_of(job: TrainJob) -> LaunchedQuantization | None:
 
 
 def packed(weight: torch.Tensor, kind: LaunchedQuantization) -> tuple[torch.Tensor, Scales]:
-    """A matrix in 4 or 8 bits, as words of its own type in one column, and its scales, as bytes.
+    """A matrix in 4 or 8 bits, as words of its type in one column, and its scales, as bytes.
 
     As words of a type that networks are made of, they can be divided, gathered and moved like any weight;
     as bytes, scales stay what they are where a network is cast to another type.
@@ -146,7 +146,7 @@ class QuantisedLinear(nn.Linear):
 
 
 def _scale_bytes(rows: int, count: int, kind: LaunchedQuantization) -> dict[str, int]:
-    """Bytes of the scales of a matrix of so many rows and values, by the buffer's name."""
+    """Return the bytes of a matrix's scales by buffer name, for its number of rows and values."""
     if kind == "int8":
         return {"absmax": 4 * rows}
     blocks = -(-count // BLOCK)
@@ -175,7 +175,7 @@ def replace_layers(network: Any, kind: LaunchedQuantization) -> None:
 
 
 def round_layers(network: Any, kind: LaunchedQuantization) -> None:
-    """Give each of those layers the weight that an adapter is trained beside, whole and in its own type."""
+    """Give each of these layers the base weight of its adapter, unsharded and dequantized."""
     for _, layer in _quantised_layers(network):
         words, scales = packed(layer.weight.detach(), kind)
         layer.weight.data = unpacked(words, scales, kind, layer.weight.shape)

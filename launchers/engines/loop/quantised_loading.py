@@ -1,6 +1,6 @@
 """Loads a model with its linear layers quantised one by one, by transformers' interface for quantisers.
 
-So no more than one matrix is there in 16 bits at a time. transformers' own quantisers make bitsandbytes'
+So at most one matrix exists in 16 bits at a time. transformers' own quantisers make bitsandbytes'
 layers, which ``quantised.py`` says more of.
 """
 
@@ -61,7 +61,7 @@ class LoopQuantizer(HfQuantizer):  # type: ignore[misc,unused-ignore]
 
 
 class _Pack(ConversionOps):  # type: ignore[misc,unused-ignore]
-    """One weight, as it was read, into words; its scales wait until everything is loaded.
+    """Quantize one weight as it is read; its scales are stored once everything is loaded.
 
     transformers moves a model's other buffers off the meta device after the weights, and these with them.
     """

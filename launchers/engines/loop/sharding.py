@@ -76,7 +76,7 @@ class ShardedModel(TrainedModel, Answering, Protocol):
         ...
 
     def save_checkpoint(self, job: TrainJob, env: RankEnv, step: int) -> None:
-        """Write this rank's part of the checkpoint after ``step`` steps and say that it is whole."""
+        """Write this rank's part of the checkpoint after ``step`` steps and mark it complete."""
         ...
 
 
@@ -90,5 +90,5 @@ class Sharding(Protocol):
         ...
 
     def load(self, job: TrainJob, env: RankEnv, device: torch.device) -> ShardedModel:
-        """The job's model with its weights, divided, in training mode; resumed if the job says so."""
+        """Return the job's model with its weights, sharded, in training mode, and resumed if requested."""
         ...

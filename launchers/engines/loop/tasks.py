@@ -110,7 +110,7 @@ class NextToken(OfRows):
         """Any model that predicts tokens will do."""
 
     def begin(self, *_: object) -> None:
-        """Nothing: each micro batch stands for itself."""
+        """Do nothing: micro batches are independent."""
 
     def counts(self, data: Prepared, step: int, global_batch_size: int) -> StepCounts:
         return StepCounts(divisor=max(1, counted_labels(data, step, global_batch_size)))
@@ -131,7 +131,7 @@ class Preferences(OfRows):
         """Any model that predicts tokens will do."""
 
     def begin(self, *_: object) -> None:
-        """Nothing: each micro batch stands for itself."""
+        """Do nothing: micro batches are independent."""
 
     def __init__(
         self, settings: Settings, reference: Path | None = None, *, padding_free: bool = False
@@ -202,7 +202,7 @@ class Reward(OfRows):
             raise ValueError(f"rows are padded with token {data.info.pad_id}, and the model expects {known}")
 
     def begin(self, *_: object) -> None:
-        """Nothing: each micro batch stands for itself."""
+        """Do nothing: micro batches are independent."""
 
     def counts(self, _data: Prepared, _step: int, global_batch_size: int) -> StepCounts:
         return StepCounts(divisor=global_batch_size)
@@ -318,7 +318,7 @@ def text_task_of(
 
 @contextlib.contextmanager
 def without_adapters(model: Answering) -> Iterator[None]:
-    """The model as it was before it was trained: PEFT's adapters switched off."""
+    """Context with the untrained model: PEFT's adapters are disabled."""
     with model.module.disable_adapter():
         yield
 

@@ -23,7 +23,7 @@ ADAPTER = "default"  # PEFT's name of the only one
 
 
 def save(model: TrainedModel, job: TrainJob, state: dict[str, Any] | None) -> None:
-    """On rank 0: output/model/unet, where the whole UNet is handed over; with LoRA output/adapter, too.
+    """On rank 0: output/model/unet, with the complete UNet; with LoRA also output/adapter.
 
     Merged text encoders lie next to it.
     """

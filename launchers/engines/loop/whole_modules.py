@@ -1,4 +1,4 @@
-"""Modules that are trained whole beside adapters: PEFT's ``modules_to_save``."""
+"""Modules trained in full in addition to adapters: PEFT's ``modules_to_save``."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def norms(model: Any) -> list[nn.Module]:
 def peft_options(model: Any, chosen: Sequence[str]) -> dict[str, Any]:
     """LoraConfig's options that train ``chosen`` (of lora.modules_to_save) of a model.
 
-    Names are the shortest that PEFT, which looks at a name's end, takes for nothing else. Of an embedding and
-    a head that are one matrix, the head follows the embedding.
+    Names are the shortest suffixes that match no other module, because PEFT matches suffixes. Of an embedding
+    and a head that are one matrix, the head follows the embedding.
     """
     tied = model.config.tie_word_embeddings and bool({*EMBEDDINGS} & {*chosen})
     modules: list[nn.Module] = []
@@ -35,21 +35,21 @@ def peft_options(model: Any, chosen: Sequence[str]) -> dict[str, Any]:
         modules += norms(model)
     if not modules:
         return {}
-    wanted = {name for name, module in model.named_modules() if any(module is one for one in modules)}
-    return {"modules_to_save": sorted(_shortest(wanted, model)), "ensure_weight_tying": tied}
+    names = {name for name, module in model.named_modules() if any(module is one for one in modules)}
+    return {"modules_to_save": sorted(_shortest(names, model)), "ensure_weight_tying": tied}
 
 
-def _shortest(wanted: set[str], model: Any) -> set[str]:
+def _shortest(names: set[str], model: Any) -> set[str]:
     every = [name for name, _ in model.named_modules()]
-    ends = {name: name.rpartition(".")[2] for name in wanted}
-    alone = {end for end in ends.values() if all(name in wanted for name in every if name.endswith(end))}
+    ends = {name: name.rpartition(".")[2] for name in names}
+    alone = {end for end in ends.values() if all(name in names for name in every if name.endswith(end))}
     return {end if end in alone else name for name, end in ends.items()}
 
 
 def tie(adapted: Any) -> None:
     """Make the trained copies of an embedding and its head one parameter, where the model has them as one.
 
-    PEFT has done so, except on the meta device, where each parameter that is set becomes one of its own
+    PEFT has done so, except on the meta device, where each assignment creates a separate parameter
     (accelerate's init_empty_weights).
     """
     config = adapted.peft_config[adapted.active_adapter]

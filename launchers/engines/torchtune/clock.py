@@ -28,14 +28,14 @@ class StepClock:
     """
 
     def __init__(self, cuda: bool, on_part: Callable[[str], None]) -> None:
-        """``on_part`` is told of the parts of a step, as they begin: "data", "forward" and "backward"."""
+        """``on_part``: called at the start of each part of a step: "data", "forward" and "backward"."""
         self._cuda, self._on_part = cuda, on_part
         self._marks: list[tuple[str, Any]] = []
         self._began = time.perf_counter()
         self.lr: float | None = None  # of the last step: the one that it was made with
 
     def watch(self, model: torch.nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
-        """Mark each pass and step. Of optimizers in the backward pass, whose steps are no time of their own,
+        """Mark each pass and step. For optimizers in the backward pass, which have no separate time,
         the first one's rate is kept.
         """
         # prepend: before a sharded model gathers its weights, which is part of its forward pass

@@ -1,6 +1,6 @@
 """torchtune 0.6.1: full fine-tuning, LoRA and QLoRA of dense models, on one process or several (FSDP2).
 
-This file is the engine's face. Beside it are ``support`` (what it can't do), ``config`` (TrainJob -> YAML),
+This module implements Engine. The others are ``support`` (limits), ``config`` (TrainJob -> YAML),
 ``recipe`` (running torchtune's own recipes) with ``checkpoint`` and ``clock``, and ``parts`` (what the YAML
 names).
 """

@@ -121,7 +121,7 @@ class _Change:
             raise RuntimeError(f"the base model has no weights that {names} could be merged into")
 
     def _as_trained_on(self, name: str, weight: torch.Tensor) -> torch.Tensor:
-        """The weight of the base that the adapter was trained beside: of 4-bit ones, what the 4 bits say."""
+        """Return the base weight of an adapter; 4-bit weights are dequantized."""
         held = getattr(self._parameters[name], "_local_tensor", self._parameters[name].detach())
         if not isinstance(held, NF4Tensor):
             return weight.to(self._dtype)

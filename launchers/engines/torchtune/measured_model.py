@@ -27,7 +27,7 @@ class MeasuredModel:
         return self
 
     def disable_adapter(self) -> AbstractContextManager[None]:
-        """The model as it was before it was trained."""
+        """Context with the untrained model."""
         switched_off: AbstractContextManager[None] = disable_adapter(self._network)
         return switched_off
 

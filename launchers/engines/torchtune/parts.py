@@ -15,7 +15,7 @@ from launchers.settings.sections import Schedule
 
 
 class PadOnly:
-    """Stands where a recipe wants a tokenizer: the rows are tokens already, only padding is left."""
+    """Tokenizer of a recipe whose rows are tokenized already: it only defines padding."""
 
     def __init__(self, pad_id: int) -> None:
         self.pad_id = pad_id
@@ -56,7 +56,7 @@ class PreparedDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return self._pack(tokens, labels, row.positions.astype(np.int64), row.lengths.astype(np.int64))
 
     def _pack(self, tokens: Any, labels: Any, positions: Any, lengths: Any) -> dict[str, Any]:
-        """Tensors of one length, as torchtune's collate wants them; the padding is a document of its own."""
+        """Pad to tensors of one length, as torchtune's collate requires; padding is a separate document."""
         missing = self._data.info.seq_len - len(tokens)
         if missing:
             tokens = np.pad(tokens, (0, missing), constant_values=self._pad_id)

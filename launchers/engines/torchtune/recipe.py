@@ -5,17 +5,17 @@ save at the ends of epochs only, resume from there only, and log on rank 0 only.
 little as gives a run what it needs:
 
 ``setup``                after the recipe's own: first adapters that don't depend on the number of processes,
-                         weights and optimizers from the checkpoint that the run goes on from, the step
+                         weights and optimizers from the checkpoint that the run resumes from, the step
                          counter, and the hooks that time forward and backward passes
-``_setup_lr_scheduler``  the schedule of the whole run, started at the step that the run goes on from
+``_setup_lr_scheduler``  the schedule of the whole run, started at the step that the run resumes from
 ``_setup_profiler``      the profiler's ``step``, which every rank calls after every optimizer step, is where
                          telemetry and checkpoints are written, held-out rows evaluated, and the run
                          stopped early
 ``train``                phases; the clock starts
 ``_loss_step``           gradients of an optimizer in the backward pass are of the mean loss
 ``save_checkpoint``      adapters are merged shard by shard (``export``)
-``_setup_data``          the recipes of DPO have no profiler: the data loader says when a step is over
-``cleanup``              the process group ends also where the recipe has none of its own
+``_setup_data``          the recipes of DPO have no profiler: the data loader reports the end of a step
+``cleanup``              the process group ends even if the recipe created none
 
 The training loop, the model, the loss, the data loader and the final save of a whole model are the recipe's.
 """
@@ -115,7 +115,7 @@ class _Figures:
 
 
 class Steps(_Recipe):
-    """Laid over a recipe class: telemetry and checkpoints at every step, and going on from one."""
+    """Mixin of a recipe class: telemetry and checkpoints at every step, and resuming from one."""
 
     def __init__(self, cfg: Any, job: TrainJob, env: RankEnv, reporter: RankReporter) -> None:
         self._job, self._env, self._reporter = job, env, reporter
@@ -333,7 +333,7 @@ class PairSteps(Steps):
 
 
 class _WatchedLoader:
-    """A data loader that calls back when a batch has been used, and ends when the run is over."""
+    """Data loader that calls back after each used batch, and ends with the run."""
 
     def __init__(self, loader: Any, after_batch: Callable[[], None], is_over: Callable[[], bool]) -> None:
         self._loader, self._after_batch, self._is_over = loader, after_batch, is_over

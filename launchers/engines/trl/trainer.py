@@ -1,7 +1,7 @@
 """One rank of GRPO: TRL's trainer, with our data, optimizer, telemetry and checkpoints.
 
-The rows of a step are those of the prepared order, so that a run goes on with the prompts that follow. What
-the trainer saves every few steps becomes the node's part of a checkpoint, as it is.
+The rows of a step are those of the prepared order, so that a resumed run continues with the next prompts.
+What the trainer saves every few steps becomes the node's part of a checkpoint, as it is.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def train(job: TrainJob) -> None:
         engine="trl",
     )
     reporter.phase("load")
-    generators.seed(job.settings.seed)  # adapters begin alike on all ranks
+    generators.seed(job.settings.seed)  # adapters start equal on all ranks
     logging.getLogger("transformers").setLevel(logging.ERROR)
     trainer = _Trainer(job, env, reporter, device)
     if job.plan.adapters and job.settings.merges(job.plan.method) and env.rank == 0:
@@ -75,7 +75,7 @@ def train(job: TrainJob) -> None:
 
 
 def _start(job: TrainJob, env: RankEnv) -> torch.device:
-    """Join the process group; accelerate takes the one that is there."""
+    """Join the process group; accelerate uses the existing one."""
     cuda = job.plan.layout.device == "cuda"
     device = torch.device("cuda", env.local_rank) if cuda else torch.device("cpu")
     if cuda:
@@ -222,7 +222,7 @@ def _reward_function(job: TrainJob, asked: Sequence[Prompt], device: torch.devic
 
 
 class _Watch(TrainerCallback):  # type: ignore[misc,unused-ignore]
-    """Tells a window of the trainer's steps; after :class:`_Listener`, whose time it doesn't touch."""
+    """Reports the trainer's steps to the profiling window, after :class:`_Listener` and outside its time."""
 
     def __init__(self, window: Profiler) -> None:
         self._window = window
