@@ -119,7 +119,7 @@ def test_what_makes_no_sense_from_a_member_is_one_line_and_ends_its_connection_o
         other, member = join(place(0, port, secret), LIMITS), join(place(1, port, secret), LIMITS)
         member._socket.sendall(len(frame).to_bytes(4, "big") + frame)
         event = hub.events.get(timeout=5)
-        assert "no message of ours" in (event.lost or "")
+        assert "not of this protocol" in (event.lost or "")
         assert "\n" not in (event.lost or "")
         other.send(At(ranks={0: ("facts", 1, "S")}))
         assert hub.events.get(timeout=5).message == At(ranks={0: ("facts", 1, "S")})

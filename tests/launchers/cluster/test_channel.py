@@ -232,7 +232,7 @@ def test_what_is_no_message_is_one_line_also_from_who_knows_the_secret(main: Mai
         sock.sendall(greeting(main.where, sock.recv(CHALLENGE), b'{"name":7}'))
         _, member = main.members.get(timeout=5)
         sock.sendall(len(said).to_bytes(4, "big") + said)
-        with pytest.raises(BadMessage, match="no message of ours") as caught:
+        with pytest.raises(BadMessage, match="not of this protocol") as caught:
             member.receive()
         assert "\n" not in str(caught.value)
         member.close()
@@ -243,7 +243,7 @@ def test_a_claim_that_makes_no_sense_is_refused_in_one_line(main: Main, claim: b
     with stranger(main) as sock:
         sock.sendall(greeting(main.where, sock.recv(CHALLENGE), claim))
         answer = sock.recv(4096)
-        assert b'"refused":"no message of ours' in answer
+        assert b'"refused":"not of this protocol' in answer
         assert ended(sock) < 2
     assert takes_part(main) < 5
 
