@@ -38,4 +38,4 @@ def test_a_release_that_is_not_asked_for_is_said(ask: Asker, tmp_path: Path) -> 
     )
     own = ask("packages", PYTHONPATH=str(tmp_path))["metaflow-finetune"]
     assert own.state == "no"
-    assert "metaflow is 2.10, wanted is" in own.found
+    assert "metaflow is 2.10, required is" in own.found
