@@ -27,5 +27,5 @@ def unpack(text: str) -> Plan:
     except ValueError as error:
         raise UserError(
             f"The plan in {PLAN_VARIABLE} can't be read: {error}.",
-            "Launch the run again, or deploy the flow anew.",
+            "Launch the run again, or deploy the flow again.",
         ) from None

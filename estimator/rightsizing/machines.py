@@ -99,14 +99,14 @@ def choose_machine(needs: Needs, target: Target, goals: Goals) -> Request:
 def _on_this_machine(needs: Needs, target: Target) -> Request:
     machine = target.machine
     assert machine is not None  # noqa: S101 - the caller has looked
-    wanted = {gpu.name for gpu in hardware.gpus_called(target.gpu)} if target.gpu else None
+    gpu_names = {gpu.name for gpu in hardware.gpus_called(target.gpu)} if target.gpu else None
     names = [
         known.name if (known := hardware.find_gpu_by_nvml_name(name)) else name for name, _ in machine.gpus
     ]
     fitting = [
         name
         for name, (_, memory) in zip(names, machine.gpus, strict=True)
-        if memory >= (needs.gpu_memory_bytes or 0) and (wanted is None or name in wanted)
+        if memory >= (needs.gpu_memory_bytes or 0) and (gpu_names is None or name in gpu_names)
     ]
     if len(fitting) < needs.gpus:
         has = f"{len(names)}x {names[0]}" if names else "no GPU"

@@ -64,4 +64,4 @@ def _store(file: Path, name: str) -> None:
         if run != "None" and file.exists() and file.stat().st_size:
             datastore().put_file(f"logs/{run}/{name}", file)
     except Exception as error:  # noqa: BLE001 - any error of a datastore
-        _log.debug("The log %s was not stored: %s: %s", name, type(error).__name__, error)
+        _log.info("The log %s was not stored: %s: %s", name, type(error).__name__, error)

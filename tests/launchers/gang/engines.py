@@ -27,7 +27,7 @@ from launchers.report.telemetry import DistInfo, Phase, Step, Writer
 class Stepper:
     """Steps of ``step_s`` seconds; at step ``at``, rank ``rank`` does what ``do`` says."""
 
-    def unsupported(self, settings: Any, spec: Any) -> str | None:  # noqa: ARG002
+    def unsupported_settings(self, settings: Any) -> str | None:  # noqa: ARG002
         return None
 
     def collect(self, job: TrainJob, destination: Path) -> None:
