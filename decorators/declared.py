@@ -19,6 +19,7 @@ from estimator import hardware
 from estimator.errors import UserError
 from estimator.hardware import local_machine
 from estimator.names import did_you_mean
+from estimator.terminal import print
 
 if TYPE_CHECKING:
     from estimator.cli.plan import GoalOptions, JobOptions

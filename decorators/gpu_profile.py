@@ -37,6 +37,7 @@ from decorators.profiler import NO_PROFILE, Profile, RankProfile
 from decorators.storage import remember_origin
 from estimator.errors import MISTAKE, UserError
 from estimator.plan import Plan
+from estimator.terminal import print
 from launchers.cluster.processes import die_with_parent
 from launchers.gang.failures import GangFailed
 from launchers.report.telemetry import TELEMETRY_VARIABLE

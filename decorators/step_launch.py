@@ -38,6 +38,7 @@ from decorators.launch import (
 from decorators.packed_plan import STAGED_VARIABLE, pack
 from decorators.sizing import InferenceArguments, SizeArguments, StepSizing
 from estimator.plan import MIB, Plan, Request
+from estimator.terminal import print
 
 Resolver = Callable[[dict[str, Any], Backend], Plan]
 _plan_once = Once()

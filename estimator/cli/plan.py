@@ -16,6 +16,7 @@ from estimator.cli.help import GROUPS, MORE
 from estimator.cli.options import expanded, one_of, tokens_of
 from estimator.errors import UserError
 from estimator.models.vision import IMAGE_SIDE
+from estimator.terminal import print
 from estimator.vocabulary import (
     METHODS,
     PLANNED_ENGINES,

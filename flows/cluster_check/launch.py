@@ -41,6 +41,7 @@ from estimator import hardware, untrusted
 from estimator.errors import UserError
 from estimator.hardware.cluster.taints import Toleration
 from estimator.plan import Request
+from estimator.terminal import print
 from launchers.base import workdir
 
 SCHEMA_FILE = Path(__file__).with_name("options.schema.json")
@@ -156,7 +157,7 @@ def ask(values: Mapping[str, Any], backend: Backend, gpus: int | None) -> NodeRe
     if backend == "local":
         local.shared_out(_run_options(options))
         for line in publish.check(outputs):
-            sys.stderr.write(line + "\n")
+            print(line, file=sys.stderr)
         _check_writable(result_file(options, here=True))
         gpus_per_node = options.gpus_per_node
     else:

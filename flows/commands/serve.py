@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from estimator.errors import UserError
+from estimator.terminal import print, write_data
 from flows.commands.chat import ModelArgument, find
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def _kubernetes(
     resource = manifests.resource_name(endpoint.model)
     if namespace is None:
         print(f"# {serving.text()}, {kind}")
-        print(yaml.safe_dump_all(objects, sort_keys=False), end="", flush=True)
+        write_data(yaml.safe_dump_all(objects, sort_keys=False))
     else:
         _apply(objects, namespace)
     steps = [f"kubectl port-forward service/{resource} {port}"]

@@ -14,6 +14,7 @@ from decorators._metaflow import in_container, shell_path, user_errors
 from decorators.backends import disruptions
 from decorators.gpu_profile import current_plan, current_profile
 from decorators.storage import datastore
+from estimator.terminal import print
 from estimator.vocabulary import TASKS
 from flows.commands.flow_commands import command_line, console_script
 from flows.commands.run_logs import recorded_task

@@ -23,6 +23,7 @@ from estimator.job import Job, Target
 from estimator.models import DiffusionSpec, ModelRef, ModelSource, ModelSpec, untried
 from estimator.plan import Plan
 from estimator.planning import planner
+from estimator.terminal import print
 from estimator.vocabulary import TASKS
 from launchers import run_config
 from launchers.dataset import mixture, preferences, prompts, rows, sources, stored, texts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from decorators.backends.kubernetes import security
 from decorators.backends.kubernetes.request import EFA, HUGEPAGES
 from estimator import hardware
 from estimator.hardware.cluster import tables as cluster_tables
+from launchers.cluster.endpoint import CLUSTER_PORTS, STORE_PORTS
 from tests.checklist.runs import gpu_run
 from tests.infra.manifests import KUBERNETES, Json, everything, needs_kubectl, of_kind, queues, render
 
@@ -159,6 +161,21 @@ def test_efas_plugin_has_no_more_rights_than_the_kubelets_folder_needs(objects: 
     assert set(container["resources"]["limits"]) == {"cpu", "memory"}
 
 
+def test_efas_plugin_runs_only_by_a_digest_that_the_user_sets(objects: Objects, tmp_path: Path) -> None:
+    (daemons,) = of_kind(objects, "DaemonSet")
+    image = daemons["spec"]["template"]["spec"]["containers"][0]["image"]
+    name, _, digest = image.partition("@sha256:")
+    assert not re.fullmatch("[0-9a-f]{64}", digest)  # an invalid reference, so no node pulls anything
+    chosen = {
+        "components": [os.path.relpath(KUBERNETES / "components" / "efa-device-plugin", tmp_path.resolve())],
+        "images": [{"name": name, "digest": f"sha256:{'a' * 64}"}],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(chosen))
+    (daemons,) = of_kind(render(tmp_path), "DaemonSet")
+    assert daemons["spec"]["template"]["spec"]["containers"][0]["image"] == f"{name}@sha256:{'a' * 64}"
+    assert name in (KUBERNETES / "README.md").read_text()
+
+
 def test_nobody_reaches_a_flows_pods_but_nodes_of_several_each_other(objects: Objects) -> None:
     policies = of_kind(objects, "NetworkPolicy")
     assert {item["metadata"]["namespace"] for item in policies} == {"finetune", "finetune-check"}
@@ -168,7 +185,11 @@ def test_nobody_reaches_a_flows_pods_but_nodes_of_several_each_other(objects: Ob
         assert set(spec["policyTypes"]) == {"Ingress", "Egress"}
         if spec["podSelector"]:
             assert spec["podSelector"] == of_jobsets
-            ports = [{"protocol": "TCP", "port": 29400, "endPort": 65535}]
+            assert set(CLUSTER_PORTS + STORE_PORTS) == set(range(29400, 29440))
+            ports = [
+                {"protocol": "TCP", "port": 29400, "endPort": 29439},
+                {"protocol": "TCP", "port": 32768, "endPort": 60999},  # net.ipv4.ip_local_port_range of a pod
+            ]
             assert spec["ingress"] == [{"from": [{"podSelector": of_jobsets}], "ports": ports}]
             assert spec["egress"] == [{"to": [{"podSelector": of_jobsets}], "ports": ports}]
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from urllib.parse import urlencode, urlsplit
 
@@ -11,6 +10,7 @@ from urllib3.exceptions import HTTPError
 
 from decorators.backends.findings import Findings
 from estimator.hardware.cluster.api import Clock
+from estimator.untrusted import parse_json
 
 HUB = "registry-1.docker.io"
 TYPES = ", ".join(
@@ -22,6 +22,7 @@ TYPES = ", ".join(
     )
 )
 # registries that Docker also contacts without TLS
+_MAX_ANSWER_BYTES = 2**20  # of a token server, whose tokens have a few KB
 _LOCAL_REGISTRY = re.compile(r"(localhost|127\.0\.0\.1)(:|$)")
 _PLAIN = re.compile(r"^(docker\.io/)?(library/)?python(:|$)")
 
@@ -102,12 +103,14 @@ def _anonymous(pool: urllib3.PoolManager, challenge: str, clock: Clock, *, is_lo
     ):
         return None
     query = urlencode({key: parameters[key] for key in ("service", "scope") if key in parameters})
-    response = pool.request("GET", f"{parameters['realm']}?{query}", timeout=clock.left() or 0.01)
-    if response.status != 200:
-        return None
+    response = pool.request(
+        "GET", f"{parameters['realm']}?{query}", timeout=clock.left() or 0.01, preload_content=False
+    )
     try:
-        content = json.loads(response.data)
+        content = parse_json(response.read(_MAX_ANSWER_BYTES)) if response.status == 200 else None
     except ValueError:
         return None
-    token = content.get("token") or content.get("access_token")
-    return str(token) if token else None
+    finally:
+        response.close()
+    token = (content.get("token") or content.get("access_token")) if isinstance(content, dict) else None
+    return token if isinstance(token, str) and token.isascii() and token.isprintable() else None

@@ -37,7 +37,7 @@ from estimator.plan import Request
 DEVICE_PLUGIN = f"kubectl apply -f {tables.release('NVIDIA device plugin').manifest}"
 OTHER_GPUS = "Show the cluster's GPUs (finetune gpus --from-cluster) and plan for them with --gpu and --gpus"
 LARGER_NODE = "Add a larger node, or request less: --with kubernetes:disk=MB,memory=MB,cpu=N"
-INSTALL_EFA = "kubectl apply -k infra/kubernetes/components/efa-device-plugin"
+INSTALL_EFA = "Install the EFA device plugin: components/efa-device-plugin in infra/kubernetes/README.md"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
