@@ -57,13 +57,14 @@ class DeclaredPlan:
         from estimator.cli import plan as command
 
         job_options, goal_options = self._resolve(parameters)
+        device = self._device(parameters)
         if gpus is not None:
             goal_options = dataclasses.replace(goal_options, gpus=gpus)
         with hardware.using(hardware.catalogue(goal_options.hardware)):
             records, problems = calibration.load() if goal_options.calibration else (None, ())
             for problem in problems:
                 print(problem, file=sys.stderr)
-            cluster = find_cluster(backend, goal_options.gpu)
+            cluster = find_cluster(backend, goal_options.gpu) if device != "cpu" else None
             goals = dataclasses.replace(
                 command.goals_from(goal_options), cluster=cluster.open if cluster is not None else None
             )
@@ -71,9 +72,15 @@ class DeclaredPlan:
                 command.target_from(goal_options),
                 kind=backend,
                 machine=local_machine.here() if backend == "local" else None,
+                device=device,
             )
             job = command.job_from(job_options)
             return _plan(job, target, goals, cluster, records, command.bandwidth_from(goal_options))
+
+    def _device(self, parameters: Mapping[str, Any]) -> Any:
+        """Return where to train, unchecked: "cuda", "cpu", or "auto" for GPUs if there are any."""
+        device = self.options.get("device", "auto")
+        return fill(device, parameters, f"@gpu_profile(device={device!r})")
 
     def _resolve(self, parameters: Mapping[str, Any]) -> tuple[JobOptions, GoalOptions]:
         """Return the options with the parameters' values in them, converted to their types."""
@@ -84,7 +91,7 @@ class DeclaredPlan:
         kinds = (JobOptions, GoalOptions)
         hints = {name: hint for kind in kinds for name, hint in get_type_hints(kind).items()}
         hints = {name: hint for name, hint in hints.items() if name not in _COMMAND_LINE_ONLY}
-        check_names(self.options, [*OWN_ARGUMENTS, *hints])
+        check_names(self.options, [*OWN_ARGUMENTS, *hints, "device"])
         if "model" not in self.options:
             raise UserError(
                 f"@gpu_profile({', '.join(f'{name}=' for name in self.options)}) names no model.",
@@ -93,6 +100,8 @@ class DeclaredPlan:
             )
         values: dict[str, Any] = {}
         for name, argument in self.options.items():
+            if name == "device":
+                continue
             value = fill(argument, parameters, f"@gpu_profile({name}={argument!r})")
             if isinstance(value, str) and list[str] in get_args(hints[name]):
                 value = [value]

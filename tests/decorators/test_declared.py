@@ -43,6 +43,12 @@ def test_options_and_parameters_decide_the_plan(workstation: None) -> None:
     assert resolver({"model": "llama-8b", "length": 1024}, "local", 2).layout.processes_per_node == 2
 
 
+def test_processes_on_cpus_are_planned_next_to_gpus(workstation: None) -> None:
+    options = {"model": "tiny-llama", "device": "{device}", "gpus": 2, "seq_len": 128}
+    layout = DeclaredPlan(options)({"device": "cpu"}, "local").layout
+    assert (layout.device, layout.processes_per_node) == ("cpu", 2)
+
+
 @pytest.mark.parametrize(
     ("options", "named", "advised"),
     [
@@ -52,6 +58,7 @@ def test_options_and_parameters_decide_the_plan(workstation: None) -> None:
         ({"model": "llama-8c"}, "llama-8c", "llama-8b"),
         ({"model": "llama-8b", "method": "loraa"}, "loraa", "lora"),
         ({"seq_len": 128}, "model", 'model="'),
+        ({"model": "llama-8b", "device": "tpu"}, "tpu", "cpu"),
         ({"model": "llama-70b", "method": "full", "gpus": 1}, "llama-70b", "method"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,11 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    """A folder with a datastore of its own, and a tiny model."""
+    """A folder with a datastore of its own, a tiny model and texts."""
     (tmp_path / ".metaflow").mkdir()
     tiny_llama.make(tmp_path / "tiny", config={**tiny_llama.CONFIG, "num_hidden_layers": 1})
+    texts = [{"text": f"Ticket {number}: the printer does not print."} for number in range(64)]
+    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps(row) for row in texts))
     return Home(tmp_path)
 
 
@@ -53,3 +56,23 @@ def test_plain_ddp_trains_on_two_nodes(home: Home) -> None:
 def test_a_data_flow_is_right_sized_by_its_second_run(home: Home) -> None:
     assert "no comparable earlier task" in run(home, "rightsized_flow.py")
     assert "used in 1 earlier task" in run(home, "rightsized_flow.py")
+
+
+@pytest.mark.nightly
+def test_trl_trains_on_two_nodes(home: Home) -> None:
+    pytest.importorskip("trl")
+    words = ("--model", str(home.path / "tiny"), "--data", str(home.path / "texts.jsonl"), "--steps", "4")
+    assert "steps: 4" in run(home, "trl_flow.py", *words)
+
+
+@pytest.mark.nightly
+def test_accelerate_trains_with_deepspeed_in_two_processes(home: Home) -> None:
+    pytest.importorskip("deepspeed")
+    words = ("--model", str(home.path / "tiny"), "--steps", "3", "--gpus", "2", "--device", "cpu")
+    assert "steps: 3" in run(home, "accelerate_flow.py", *words)
+
+
+@pytest.mark.nightly
+def test_lightning_trains(home: Home) -> None:
+    pytest.importorskip("lightning")
+    assert "steps: 3" in run(home, "lightning_flow.py", "--model", str(home.path / "tiny"), "--steps", "3")
