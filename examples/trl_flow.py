@@ -2,11 +2,23 @@
 # python examples/trl_flow.py run --model MODEL --data texts.jsonl
 """TRL on two nodes: the plan holds the arguments, checkpoints outlast a retry, the card follows the steps."""
 
-from metaflow import FlowSpec, Parameter, current, current_profile, gpu_profile, parallel, retry, step
+import json
+
+from metaflow import (
+    FlowSpec,
+    IncludeFile,
+    Parameter,
+    current,
+    current_profile,
+    gpu_profile,
+    parallel,
+    retry,
+    step,
+)
 
 
 def train(model, data, steps, arguments):
-    from datasets import load_dataset
+    from datasets import Dataset
     from transformers.trainer_utils import get_last_checkpoint
     from trl import SFTConfig, SFTTrainer
 
@@ -22,15 +34,15 @@ def train(model, data, steps, arguments):
     trainer = SFTTrainer(
         model=model,
         args=config,
-        train_dataset=load_dataset("json", data_files=data, split="train"),
+        train_dataset=Dataset.from_list([json.loads(line) for line in data.splitlines()]),
         callbacks=[current_profile().transformers_callback()],
     )
     trainer.train(resume_from_checkpoint=get_last_checkpoint(folder))
 
 
 class TrlFlow(FlowSpec):
-    model = Parameter("model", help="A folder or a Hugging Face id.", required=True)
-    data = Parameter("data", help="JSON Lines with a text in each row.", required=True)
+    model = Parameter("model", help="A Hugging Face id, or a folder that all nodes have.", required=True)
+    data = IncludeFile("data", help="JSON Lines with a text in each row.", required=True)
     steps = Parameter("steps", default=20)
     nodes = Parameter("nodes", default=2)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 from pathlib import Path
 
 import pytest
 
 from launchers.models import tiny_llama
-from tests.decorators.conftest import Home
+from tests.decorators.conftest import Home, wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.slow
@@ -47,6 +50,35 @@ def test_batch_inference_answers_every_prompt_and_continues_where_it_stopped(hom
     stored = home.path / ".metaflow" / "BatchInferenceFlow" / "finetune" / "runs"
     parts = list(stored.rglob("*000000.parquet"))
     assert len(parts) == 1, "each batch is kept for a retry or a resumed run"
+
+
+@pytest.mark.nightly
+def test_interrupted_batch_inference_answers_only_the_rest_when_it_is_resumed(home: Home) -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    prompts = [f"Say {number}." for number in range(400)]
+    pq.write_table(pa.table({"prompt": prompts}), home.path / "prompts.parquet")
+    flow = str(EXAMPLES / "batch_inference_flow.py")
+    words = ("--model", "tiny", "--prompts", "prompts.parquet", "--max-new-tokens", "48")
+    stored = home.path / ".metaflow" / "BatchInferenceFlow" / "finetune" / "runs"
+    process = home.start(flow, "run", *words)
+    try:
+        (first,) = wait_until(lambda: list(stored.rglob("*000000.parquet")), 120)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        assert process.wait() != 0, "it was interrupted"
+    early = pq.read_table(first).to_pydict()["answer"]
+
+    shutil.rmtree(home.path / "tiny")  # another model tells the answers apart
+    tiny_llama.make(home.path / "tiny", seed=1, config={**tiny_llama.CONFIG, "num_hidden_layers": 1})
+    done = home.python(flow, "resume")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Checkpoints of an earlier attempt" in done.stdout
+    answers = pq.read_table(home.path / "answers.parquet").to_pydict()
+    assert answers["prompt"] == prompts
+    assert answers["answer"][: len(early)] == early
+    assert answers["answer"][-len(early) :] != early
 
 
 def test_plain_ddp_trains_on_two_nodes(home: Home) -> None:

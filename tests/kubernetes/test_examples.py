@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -51,11 +52,12 @@ def test_plain_ddp_continues_from_its_checkpoint_after_a_node_is_lost(
 
 def test_trl_trains_on_two_pods(cluster: Cluster, tmp_path: Path) -> None:
     pytest.importorskip("trl")
-    tiny_llama.make(tmp_path / "tiny", config={**tiny_llama.CONFIG, "num_hidden_layers": 1})
     texts = [{"text": f"Ticket {number}: the printer does not print."} for number in range(64)]
     (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps(row) for row in texts))
-    words = [f"--model={tmp_path / 'tiny'}", f"--data={tmp_path / 'texts.jsonl'}", "--steps=4"]
-    run = cluster.launch("trl_flow", tmp_path, "run", "--with=kubernetes", *words, folder="examples")
-    assert run.wait(LIMIT_S) == 0, run.story()
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as shared:
+        model = tiny_llama.make(Path(shared, "tiny"), config={**tiny_llama.CONFIG, "num_hidden_layers": 1})
+        words = [f"--model={model}", f"--data={tmp_path / 'texts.jsonl'}", "--steps=4"]
+        run = cluster.launch("trl_flow", tmp_path, "run", "--with=kubernetes", *words, folder="examples")
+        assert run.wait(LIMIT_S) == 0, run.story()
     assert "steps: 4" in run.log
     run.nothing_left()
