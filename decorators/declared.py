@@ -169,11 +169,9 @@ def summarize(plan: Plan) -> str:
     hardware_text = f"{request.gpus_per_node}x {request.gpu_type}" if request.gpus_per_node else "CPUs"
     nodes = f"{request.nodes} nodes of " if request.nodes > 1 else ""
     machine = f" ({request.instance_type})" if request.instance_type else ""
-    facts = [f"{format_bytes(memory.needs_bytes)} of memory needed per process"]
-    if memory.capacity_bytes is not None:
-        facts[0] = (
-            f"{format_bytes(memory.needs_bytes)} of {format_bytes(memory.capacity_bytes)} needed per GPU"
-        )
+    capacity = f" of {format_bytes(memory.capacity_bytes)}" if memory.capacity_bytes is not None else ""
+    unit = "GPU" if plan.layout.device == "cuda" else "process"
+    facts = [f"{format_bytes(memory.needs_bytes)}{capacity} memory needed per {unit}"]
     if prediction.tokens_per_second is not None:
         facts.append(f"{prediction.tokens_per_second:,.0f} tokens/s")
     if prediction.usd_per_hour is not None:

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from decorators.declared import DeclaredPlan, fill
+from decorators.declared import DeclaredPlan, fill, summarize
 from estimator.errors import UserError
 from estimator.hardware import local_machine
 from estimator.job import Machine
 from tests.decorators.conftest import FLOWS, Home
+from tests.decorators.flows.plans import make_plan
 from tests.warm_python import WarmPython
 
 GIB = 2**30
@@ -123,3 +124,21 @@ def test_below_step_it_is_refused_in_one_line(home: Home, written: str) -> None:
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "train" in done.stderr
+
+
+def test_a_planning_function_that_returns_no_plan_is_named(home: Home, warm: WarmPython) -> None:
+    text = (FLOWS / "plain.py").read_text()
+    assert text.count("    @step\n    def start") == 1
+    text = text.replace("    @step\n    def start", "    @gpu_profile(plan=chosen)\n    @step\n    def start")
+    function = "from metaflow import gpu_profile\n\n\ndef chosen(parameters, backend):\n    return 3\n"
+    flow = home.path / "wrong.py"
+    flow.write_text(text.replace("\n\nclass ", f"\n\n{function}\n\nclass ", 1))
+    done = Home(home.path, warm).run(str(flow), "run")
+    assert done.returncode == 1
+    assert "@gpu_profile(plan=chosen) returned int, which is no Plan." in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_the_summary_on_cpus_speaks_of_processes() -> None:
+    assert "needed per process" in summarize(make_plan({}, "local"))
+    assert "needed per GPU" in summarize(make_plan({}, "kubernetes"))
