@@ -186,7 +186,6 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
             index=foreach_index(flow),
         )
         _metaflow.set_current("gpu_profile", _active)
-        _active.start()
         self._recorder = usage.UsageRecorder(
             {
                 "flow": current.flow_name,
@@ -197,6 +196,8 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
             },
             usage.digest_parameters({name: getattr(flow, own) for name, own in self._parameters.items()}),
         )
+        _active.compare_requests(self._recorder)
+        _active.start()
         self._recorder.start(_active.measured)
 
     def post_step(
@@ -207,7 +208,7 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
     ) -> tuple[Exception | None, None]:
         """Called by Metaflow in the task, after the step's code has succeeded or failed."""
         if _active is not None:
-            _active.stop(failed=_headline(exception))
+            _active.stop(failed=_headline(exception), ending=usage.ending_of(exception))
             self._recorder.stop(_active.measured(), exception)
             if exception is None:
                 _store_measurements(_active)
