@@ -117,7 +117,7 @@ MISTRAL4 = replace(
     kv_lora_rank=64,
     qk_nope_head_dim=64,
     qk_rope_head_dim=32,
-    v_head_dim=64,
+    v_head_dim=96,
 )
 LFM3 = replace(
     LLAMA,

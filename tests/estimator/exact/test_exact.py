@@ -11,9 +11,12 @@ from estimator.exact import ExactEstimate, estimate_many
 from estimator.setup import Setup
 from tests.estimator.exact.shapes import (
     DEEPSPEED,
+    GEMMA4,
+    GEMMA4_MOE,
     GLM4,
     LFM2,
     LFM3,
+    MISTRAL4,
     MIXTRAL,
     NARROW,
     NEMOTRON_H,
@@ -79,6 +82,10 @@ GRID: dict[str, Setup] = {
     "transformers, nemotron-h": replace(TRANSFORMERS, model=NEMOTRON_H),
     "transformers, lfm2": replace(TRANSFORMERS, model=LFM2),
     "transformers, lfm3": replace(TRANSFORMERS, model=LFM3),
+    "transformers, gemma4": replace(TRANSFORMERS, model=GEMMA4),
+    "transformers, gemma4, lora": replace(TRANSFORMERS, model=GEMMA4, **LORA),
+    "transformers, gemma4 moe": replace(TRANSFORMERS, model=GEMMA4_MOE),
+    "transformers, mistral4": replace(TRANSFORMERS, model=MISTRAL4),
     "transformers, glm4": replace(TRANSFORMERS, model=GLM4),
     "deepspeed, zero 2, qwen3.5": replace(DEEPSPEED, model=QWEN3_5, **zero(2, 8)),
     "transformers, lora": replace(TRANSFORMERS, **LORA),
