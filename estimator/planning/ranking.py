@@ -108,7 +108,7 @@ def in_order(
     """Sort candidates, best first, by a total order.
 
     First by group: memory not tight (unless the goals accept that), host memory known to suffice, all paid
-    GPUs used, good availability (capacity ``usual``), GPUs with a measured run, price and speed known. A
+    GPUs used, GPUs with a measured run, good availability (capacity ``usual``), price and speed known. A
     machine never ranks before a clearly cheaper one with the same GPUs. Within a group, by price: of the
     complete job with start-up and expected out-of-memory restarts if ``tokens`` is known, otherwise per
     token; by GPU-hours if no price is known; by time with a budget or if speed is preferred. Ties are formed
@@ -131,7 +131,7 @@ def _group(candidate: Candidate, goals: Goals, capacity: str) -> tuple[bool, ...
     unpriced, unmeasured = candidate.usd_per_hour is None, candidate.speed.tokens_per_second is None
     known = (unmeasured, unpriced) if goals.by_speed else (unpriced, unmeasured)
     # The first three also define comparable instance types (_behind_cheaper)
-    return (tight, host, candidate.idle_gpus > 0, rare, candidate.unmeasured, *known)
+    return (tight, host, candidate.idle_gpus > 0, candidate.unmeasured, rare, *known)
 
 
 def _behind_cheaper(candidates: list[Candidate], keys: list[tuple[bool, ...]]) -> list[tuple[bool, ...]]:

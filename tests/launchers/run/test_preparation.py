@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from estimator.models import find
 from estimator.plan import GIB
 from estimator.planning.support import planned_only, with_engine
 from estimator.setup import DEFAULT_SEQ_LEN, TINY_SEQ_LEN
-from estimator.vocabulary import LAUNCHED_ENGINES, LAUNCHED_METHODS, TASKS
+from estimator.vocabulary import AUTOMATIC_METHODS, LAUNCHED_ENGINES, LAUNCHED_METHODS, TASKS
 from launchers import settings
 from launchers.engines.deepspeed import engine as deepspeed
 from launchers.run import checks, preparation
@@ -124,6 +125,24 @@ def test_a_method_left_open_is_decided_with_the_plan_and_its_engine_and_learning
     assert (run.settings.method, run.settings.engine) == (run.plan.method, "torchtune")
     assert run.settings.optimizer.lr == 2e-4
     assert preparation.check_matches(run.plan, settings.build(large)) == run.plan
+
+
+@pytest.mark.parametrize(
+    ("given", "methods"),
+    [
+        ({"lora": {"rank": 16}}, ("lora", "qlora")),
+        ({"lora": {"alpha": 32}}, ("lora", "qlora")),
+        ({"export": {"adapter_only": True}}, ("lora", "qlora")),
+        ({"lora": {"quantization": "int8"}}, ("qlora",)),
+        ({}, AUTOMATIC_METHODS),
+    ],
+)
+def test_a_method_left_open_is_one_to_which_the_given_options_apply(
+    given: dict[str, Any], methods: tuple[str, ...]
+) -> None:
+    run = preparation.plan_run(settings.build({"model": "tiny-llama", "method": "auto", **given}), HERE)
+    assert run.plan.method == methods[0]
+    assert f"the first of {', '.join(methods)} that fits" in " ".join(run.plan.why)
 
 
 @pytest.mark.parametrize("steps", [1, 5, 99, 1000])
