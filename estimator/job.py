@@ -286,6 +286,7 @@ class Target:
     cloud: str | None = None
     device: RequestedDevice = "auto"
     capacity: Capacity = "usual"  # usual: rank low on-demand availability last
+    tight: bool = False  # rank plans with a risk of 2 to 20 % of running out of memory like others
 
     def __post_init__(self) -> None:
         _one_of("target", self.kind, get_args(TargetKind))

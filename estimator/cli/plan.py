@@ -423,6 +423,7 @@ def target_from(goal_options: GoalOptions) -> Target:
         gpus=goal_options.gpus,
         gpu=goal_options.gpu,
         capacity=goal_options.capacity,  # type: ignore[arg-type]
+        tight=goal_options.tight,
     )
 
 
@@ -467,7 +468,6 @@ def goals_from(goal_options: GoalOptions) -> Goals:
         cluster=_cluster(goal_options),
         max_nodes=goal_options.max_nodes,
         max_gpus=goal_options.max_gpus,
-        tight=goal_options.tight,
     )
 
 

@@ -146,7 +146,7 @@ _DISK = " Weights, checkpoints and the result need ephemeral storage: use nodes 
 
 def _memory_missed(seen: Survey, problem: str) -> CannotFit:
     job, target, goals = seen.job, seen.target, seen.goals
-    free = Target(kind=target.kind, capacity=target.capacity)
+    free = Target(kind=target.kind, capacity=target.capacity, tight=target.tight)
     unlimited = Goals(cluster=goals.cluster)
     example_plan = best_or_none(job, free, unlimited) if (free, unlimited) != (target, goals) else None
     suggestions: list[Suggestion] = []

@@ -126,3 +126,5 @@ def _settings(plan: Plan, job: Job) -> Iterator[tuple[str, object]]:
         yield "fsdp.replicas", job.replicas
     if job.offload != "none":
         yield f"{ENGINES[plan.engine].sharding_options}.offload", job.offload
+    if plan.prediction.memory.tight:
+        yield "resources.tight", True

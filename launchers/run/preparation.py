@@ -206,6 +206,7 @@ def apply_resources(settings: Settings, target: Target) -> Target:
         cloud=resources.cloud,
         device=resources.device,
         capacity=resources.capacity,
+        tight=resources.tight,
     )
 
 

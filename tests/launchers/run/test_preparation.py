@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from estimator import Target, models
+from estimator import Target, hardware, models
 from estimator.cli.plan import JobOptions, job_from
 from estimator.errors import UserError
 from estimator.job import Job, Machine
@@ -143,6 +143,20 @@ def test_a_method_left_open_is_one_to_which_the_given_options_apply(
     run = preparation.plan_run(settings.build({"model": "tiny-llama", "method": "auto", **given}), HERE)
     assert run.plan.method == methods[0]
     assert f"the first of {', '.join(methods)} that fits" in " ".join(run.plan.why)
+
+
+def test_a_run_takes_a_tight_plan_only_if_that_is_accepted() -> None:
+    name = hardware.gpu("A100 SXM 40GB").name
+    resources = Machine(cpu_cores=16, ram_bytes=64 * GIB, disk_free_bytes=100 * GIB)
+    verdicts = set()
+    for size in range(24, 28):
+        machine = dataclasses.replace(resources, gpus=((name, size * GIB),))
+        target = Target(kind="local", machine=machine)
+        for tight in (False, True):
+            chosen = {"model": "llama-8b", "method": "lora", "resources": {"tight": tight}}
+            run = preparation.plan_run(settings.build(chosen), target, calibrated=False)
+            verdicts.add((tight, run.plan.prediction.memory.verdict))
+    assert verdicts == {(False, "fits"), (True, "fits"), (True, "tight")}
 
 
 @pytest.mark.parametrize("steps", [1, 5, 99, 1000])
