@@ -124,7 +124,7 @@ def test_a_method_left_open_is_decided_with_the_plan_and_its_engine_and_learning
     assert run.plan.method in ("lora", "qlora")
     assert (run.settings.method, run.settings.engine) == (run.plan.method, "torchtune")
     assert run.settings.optimizer.lr == 2e-4
-    assert preparation.check_matches(run.plan, settings.build(large)) == run.plan
+    assert preparation.check_matches(run.plan, settings.build(large), find("llama-70b")) == run.plan
 
 
 @pytest.mark.parametrize(
@@ -233,13 +233,30 @@ def test_a_disk_that_is_too_small_is_named() -> None:
     assert "FINETUNE_WORK_DIR" in refused.value.advice
 
 
-def test_a_deployment_started_for_another_job_is_refused() -> None:
-    plan = preparation.plan_run(settings.build({"global_batch_size": 8}), HERE).plan
-    assert preparation.check_matches(plan, settings.build({"global_batch_size": 8})) == plan
-    with pytest.raises(UserError, match="Redeploy the flow"):
-        preparation.check_matches(plan, settings.build({"global_batch_size": 16}))
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"global_batch_size": 16}, "planned with --global-batch-size 8; the run requests 16"),
+        ({"method": "full"}, "planned with --method lora; the run requests full"),
+        ({"seq_len": 128}, "planned with --seq-len 256; the run requests 128"),
+        ({"lora": {"rank": 64}}, "planned with --lora-rank 16; the run requests 64"),
+        ({"lora": {}}, "planned with --lora-rank 16; the run requests the default"),
+        ({"packing": True}, "planned without --packing; the run requests True"),
+        ({"precision": "bf16"}, "planned with --precision fp32; the run requests bf16"),
+        ({"task": "dpo"}, "planned without --task; the run requests dpo"),
+    ],
+)
+def test_a_deployment_started_for_another_job_is_refused(given: dict[str, Any], message: str) -> None:
+    base = {"global_batch_size": 8, "method": "lora", "lora": {"rank": 16}}
+    plan = preparation.plan_run(settings.build(base), HERE).plan
+    spec = find("tiny-llama")
+    for same in ({}, {"engine": plan.engine, "method": "auto"}, {"precision": "fp32", "max_steps": 7}):
+        assert preparation.check_matches(plan, settings.build(base | same), spec) == plan
+    with pytest.raises(UserError, match=message) as refused:
+        preparation.check_matches(plan, settings.build(base | given), spec)
+    assert "Redeploy the flow" in refused.value.advice
     with pytest.raises(UserError, match="no plan"):
-        preparation.check_matches(None, settings.build({}))
+        preparation.check_matches(None, settings.build({}), spec)
 
 
 def counted(given: settings.Settings) -> int | None:
