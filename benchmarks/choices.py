@@ -54,7 +54,8 @@ class Choice:
         if plan is None:
             return f"nothing: {self.refused}"
         nodes = f"{plan['nodes']} " if plan["nodes"] > 1 else ""
-        return f"{plan['nodes'] * plan['gpus_per_node']}x {plan['gpu_type']} ({nodes}{plan['instance_type'] or 'own'})"
+        gpus = f"{plan['nodes'] * plan['gpus_per_node']}x {plan['gpu_type']}"
+        return f"{gpus} ({nodes}{plan['instance_type'] or 'own'})"
 
     @property
     def speed(self) -> str:
@@ -69,7 +70,8 @@ class Choice:
         if plan is None:
             return ""
         recomputed = ", checkpointing" if plan["activation_checkpointing"] else ""
-        return f"{plan['engine']}: {plan['layout']}, batch {plan['micro_batch_size']} x {plan['accumulation']}{recomputed}"
+        batch = f"batch {plan['micro_batch_size']} x {plan['accumulation']}"
+        return f"{plan['engine']}: {plan['layout']}, {batch}{recomputed}"
 
 
 def choices() -> list[Choice]:
