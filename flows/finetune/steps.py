@@ -74,7 +74,7 @@ class FinetuneRun(FinetuneParameters):
             settings = planning.settings_from(self.settings, planning.flags_of(self))
             self.base_model = artifacts.carried_model(settings.model)
             settings = preparation.with_vision(settings, self.base_model.spec)
-            self.plan = preparation.check_matches(current_plan(), settings)
+            self.plan = preparation.check_matches(current_plan(), settings, self.base_model.spec)
             self.used_settings = run_config.resolve(
                 settings,
                 self.base_model.spec,

@@ -509,6 +509,8 @@ class Resources(Section):
     """Plan for the instance types of the catalogue, without querying Kubernetes or AWS Batch."""
     capacity: Capacity = "usual"
     """Rank instance types with poor on-demand availability last (usual), or treat all equally (any)."""
+    tight: bool = False
+    """Rank plans with a risk of 2 to 20 % of running out of memory like others."""
     spot: bool = False
     """Use spot instances on Kubernetes or AWS Batch, at spot prices."""
     interruption_rate: PositiveFloat | None = None
