@@ -46,7 +46,6 @@ class PodSettings(PodRules):
 
     service_account: str | None = None
     image: str | None = None
-    pull_secrets: tuple[str, ...] = ()
     extended: tuple[tuple[str, float], ...] = ()  # extended resources set by the user
     guaranteed: bool = False  # limits equal the requests; otherwise only GPUs have limits
     restricted: bool = False  # meets the pod security standard "restricted"
@@ -71,7 +70,6 @@ class PodSettings(PodRules):
             namespace=values.get("namespace") or "default",
             service_account=values.get("service_account"),
             image=values.get("image"),
-            pull_secrets=tuple(values.get("image_pull_secrets") or ()),
             node_selector=tuple(labels.items()),
             tolerations=tolerations,
             of_table=of_table,
