@@ -532,7 +532,7 @@ class Resources(Section):
     """Availability zone of all nodes. Empty: on Kubernetes, a zone with enough nodes, if there is one."""
     pending_timeout: PositiveFloat = 30.0
     """Minutes that a step waits for its next node, or for its image, before the run fails."""
-    fabric: Literal["auto", "efa", "infiniband", "roce", "tcpx", "none"] = "auto"
+    fabric: Literal["auto", "efa", "infiniband", "roce", "tcpx", "tcpxo", "none"] = "auto"
     """Network fabric between nodes on Kubernetes. auto: what the nodes offer. none: TCP."""
     pod_template: dict[str, Any] | str | None = None
     """Strategic merge patch of the training pods on Kubernetes, inline or as the path of a YAML file. The

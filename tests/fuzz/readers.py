@@ -15,12 +15,14 @@ from checklist.checks.gpu import dcgm_probe
 from checklist.judging import thresholds
 from checklist.measurements import Diagnosed
 from decorators.backends import pod_template
+from decorators.backends.kubernetes import images
 from decorators.packed_plan import pack, unpack
 from estimator import untrusted
 from estimator.calibration.finished import Store
 from estimator.errors import UserError
 from estimator.hardware.catalogue import csv_files
 from estimator.hardware.cluster.api import ApiRefusedError
+from estimator.hardware.cluster.nodes import hami_gpus
 from estimator.hardware.cluster.pools import read_autoscalers
 from estimator.hardware.cluster.quantities import quantity
 from estimator.models import hf_files
@@ -326,6 +328,15 @@ READERS: dict[str, Reader] = {
     "status of the autoscaler": Reader(
         read=autoscalers,
         seed=dumped({"nodeGroups": [{"name": "a", "health": {"cloudProviderTarget": 1, "maxSize": 4}}]}),
+    ),
+    "manifest of an image": Reader(
+        read=lambda path: images.architectures_in(path.read_bytes(), lambda _: b"{}"),
+        seed=dumped({"manifests": [{"platform": {"architecture": "amd64"}}]}),
+        refusals=images.UNREADABLE,
+    ),
+    "GPUs of HAMi": Reader(
+        read=lambda path: hami_gpus(text_of(path)),
+        seed=dumped([{"id": "GPU-a", "devmem": 81000}]),
     ),
     "Kubernetes amount": Reader(read=lambda path: quantity(text_of(path)), seed=b"96Gi"),
     "node list of Slurm": Reader(read=lambda path: expand_hosts(text_of(path)), seed=b"gpu[03-05,9],login"),

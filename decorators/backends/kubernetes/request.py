@@ -19,8 +19,9 @@ from decorators.backends.kubernetes.fabric import fabric_of
 from decorators.backends.options import Options
 from estimator import hardware
 from estimator.errors import UserError
+from estimator.hardware.catalogue.parts import profile_of
 from estimator.hardware.cluster import tables as cluster_tables
-from estimator.hardware.cluster.nodes import EFA, GPUS, HUGEPAGES, INSTANCE_TYPE, ZONE
+from estimator.hardware.cluster.nodes import ARCH, EFA, GPUS, HUGEPAGES, INSTANCE_TYPE, MIG, SHARED_GPUS, ZONE
 from estimator.hardware.cluster.tables import SpotLabel
 from estimator.hardware.cluster.taints import Toleration, parts, tolerated
 from estimator.plan import MIB, Override, Request
@@ -58,13 +59,15 @@ def values_for(step_request: StepRequest) -> StepValues:
     extended = {EFA: str(interfaces)} if interfaces else {}
     if used is not None and other_fabric and not user_sets_extended:
         extended = {name: str(count) for name, count in used.resources}
+    if not user_sets_extended and (resource := gpu_resource(request, facts)) != GPUS:
+        extended[resource] = str(request.gpus_per_node)
     if interfaces and (facts.hugepages_bytes or 0) >= 5120 * MIB:
         extended[HUGEPAGES] = HUGEPAGES_WITH_EFA
     compute: dict[str, Any] = {name: resources[name] for name in ("cpu", "memory", "disk")}
     if not any(name in user_values for name in PLACEMENT):
         labels = selector(request, step_request.options, facts)
         compute["node_selector"] = {**(configured.get("node_selector") or {}), **labels}
-    if request.gpus_per_node and "tolerations" not in user_values:
+    if "tolerations" not in user_values:
         compute["tolerations"] = _tolerations(configured.get("tolerations") or [], request, facts)
     if extended:
         compute["extended_resources"] = {**(configured.get("extended_resources") or {}), **extended}
@@ -107,13 +110,23 @@ def sizes(request: Request, facts: ClusterFacts) -> dict[str, Any]:
     room = facts.room or (cluster_tables.room_on(instance) if instance is not None else None)
     if room is not None:  # a larger request would fit no node
         cpu, memory = min(cpu, math.floor(room.cpu)), min(memory, room.memory_bytes // MB)
+    whole_gpus = request.gpus_per_node if gpu_resource(request, facts) == GPUS else 0
     return {
         "cpu": max(cpu, 1),
         "memory": memory,
         "disk": math.ceil(request.disk_mib * MIB / MB),
         "shared_memory": request.shared_memory_mib or None,
-        "gpu": request.gpus_per_node or None,  # a limit of 0 would keep the pod off nodes with GPUs
+        "gpu": whole_gpus or None,  # a limit of 0 would keep the pod off nodes with GPUs
     }
+
+
+def gpu_resource(request: Request, facts: ClusterFacts) -> str:
+    """Return the resource that counts the request's GPUs: whole ones, MIG slices, or renamed replicas."""
+    offered = dict(facts.devices or ())
+    profile = profile_of(request.gpu_type)
+    if profile is not None and (facts.devices is None or f"{MIG}{profile}" in offered):
+        return f"{MIG}{profile}"
+    return SHARED_GPUS if SHARED_GPUS in offered and GPUS not in offered else GPUS
 
 
 def lowered(step_request: StepRequest) -> tuple[Override, ...]:
@@ -148,6 +161,8 @@ def selector(request: Request, options: Options, facts: ClusterFacts) -> dict[st
     # "8x H100" is not a machine type of a cloud
     elif request.instance_type and " " not in request.instance_type:
         labels[INSTANCE_TYPE] = request.instance_type
+    if facts.arch and not request.gpus_per_node:
+        labels[ARCH] = facts.arch
     if request.nodes > 1 and (zone := options.zone or facts.zone):
         labels[ZONE] = zone
     elif options.zone:
@@ -174,10 +189,11 @@ def spot_mark(request: Request, facts: ClusterFacts) -> SpotLabel:
 def efa_interfaces(request: Request, facts: ClusterFacts) -> int:
     """Return the EFA interfaces to request per node: all of a whole machine, for a multi-node step."""
     instance = hardware.current().find_instance(request.instance_type)
-    if request.nodes < 2 or instance is None or request.gpus_per_node != instance.gpu_count:
+    gpus = instance.gpu_count if instance is not None else dict(facts.devices or ()).get(GPUS)
+    if request.nodes < 2 or not gpus or request.gpus_per_node != gpus:
         return 0
     count = tables.efa_interfaces(instance)
-    return count if facts.efa is None else min(count, facts.efa)
+    return count if facts.efa is None else min(count or facts.efa, facts.efa)
 
 
 def environment(request: Request, backend: str, interfaces: int) -> dict[str, str]:
@@ -198,7 +214,8 @@ def queue_labels(request: Request, options: Options) -> dict[str, str]:
 def _tolerations(
     configured: list[dict[str, str]], request: Request, facts: ClusterFacts
 ) -> list[dict[str, str]]:
-    required = facts.tolerations or (GPU_TOLERATION,)
+    gpus = request.gpus_per_node
+    required = (facts.tolerations or (GPU_TOLERATION,)) if gpus else facts.cpu_tolerations
     taint = spot_mark(request, facts).taint if request.spot else ""
     if taint and not any(each.covers(*parts(taint)) for each in required):
         required = (*required, *filter(None, [tolerated(taint)]))

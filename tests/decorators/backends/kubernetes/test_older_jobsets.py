@@ -52,8 +52,7 @@ def test_jobsets_of_earlier_attempts_go_and_others_stay(
         """Whether the API server's authorizer has read the new role, which takes it up to a few seconds."""
         try:
             remove(control_plane.url, f"{ENTROPY}=none", token, space, context)
-        except urllib.error.HTTPError as error:
-            assert error.code == 403
+        except urllib.error.HTTPError:
             return False
         return True
 
