@@ -38,6 +38,6 @@ def is_part(name: str | None) -> bool:
 
 
 def parse(name: str) -> dict[str, str]:
-    """Split a part's name: ``gpu`` with ``profile``, ``slices`` and ``gb``, or with ``replicas``; else empty."""
+    """Split a part's name: ``gpu``, with ``profile``, ``slices``, ``gb`` or with ``replicas``; else empty."""
     match = _MIG.fullmatch(name.strip()) or _REPLICA.fullmatch(name.strip())
     return match.groupdict() if match else {}
