@@ -52,6 +52,7 @@ class ClusterFacts:
     arch: str | None = None  # CPU architecture that steps without GPUs select; None: any
     archs: tuple[str, ...] = ()  # CPU architectures of the cluster's nodes
     cpu_tolerations: tuple[Toleration, ...] = ()  # of steps without GPUs, where all nodes have GPU taints
+    queue_system: str | None = None  # what manages the run's queue: "kueue", "volcano" or "kai"
     near: str | None = None  # label of the topology level at which the queue keeps the nodes together
 
 

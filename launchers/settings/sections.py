@@ -517,10 +517,12 @@ class Resources(Section):
     device: RequestedDevice = "auto"
     """Training device. auto: GPUs if there are any; CPUs only for models up to 0.5 billion parameters."""
     queue: str | None = None
-    """AWS Batch job queue, or Kueue LocalQueue on Kubernetes. Empty: by GPU model from `queues`, else the
-    queue in Metaflow's configuration."""
+    """AWS Batch job queue, or on Kubernetes a queue of Kueue, Volcano or KAI. Empty: by GPU model from
+    `queues`, else the queue in Metaflow's configuration."""
     queues: dict[str, str] = Field(default_factory=dict)
     """Queue per GPU model, used if `queue` is not set."""
+    queue_system: Literal["auto", "kueue", "volcano", "kai"] = "auto"
+    """What manages the queue on Kubernetes. auto: the one that has a queue of this name, else Kueue."""
     team: str | None = None
     """Team of the run: a label of its jobs and pods, a tag on AWS Batch, and a group of
     `finetune costs --by team`."""

@@ -105,7 +105,7 @@ def inspect(
         pod = rules.amounts(preflight, facts)
         for judge in (*rules.RULES, queues.queue):
             run_check(preflight, partial(judge, pod=pod), judge.__name__)
-        facts = replace(facts, near=_near(preflight))
+        facts = replace(facts, near=_near(preflight), queue_system=_queue_system(preflight))
     built_for = images.check(pods.image, preflight.findings, api.clock, gpus=bool(request.gpus_per_node))
     return preflight.findings, replace(facts, arch=_architecture(preflight, facts, built_for))
 
@@ -247,6 +247,15 @@ def _near(preflight: Preflight) -> str | None:
     if near is not None:
         preflight.findings.ok("topology", f"Kueue keeps the nodes together by {near}")
     return near
+
+
+def _queue_system(preflight: Preflight) -> str | None:
+    """Return what manages the run's queue; None without a queue, or if it cannot be read."""
+    name = preflight.options.queue_for(preflight.request.gpu_type)
+    try:
+        return queues.manager(preflight, name)[0] if name else None
+    except (ApiRefusedError, UnreachableError):
+        return None  # the check of the queue reports it
 
 
 def _jobset(preflight: Preflight) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from decorators.backends import tables
 from decorators.backends.interface import ClusterFacts, StepRequest, StepValues
-from decorators.backends.kubernetes import pod_shape
+from decorators.backends.kubernetes import pod_shape, schedulers
 from decorators.backends.kubernetes.fabric import fabric_of
 from decorators.backends.options import Options
 from estimator import hardware
@@ -26,11 +26,10 @@ from estimator.hardware.cluster.tables import SpotLabel
 from estimator.hardware.cluster.taints import Toleration, parts, tolerated
 from estimator.plan import MIB, Override, Request
 
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 TOPOLOGY_ANNOTATION = "kueue.x-k8s.io/podset-preferred-topology"
 GROUP_ANNOTATION = "kueue.x-k8s.io/podset-group-name"
 HUGEPAGES_WITH_EFA = "5120Mi"  # request of the NCCL test in the EKS user guide, node-efa
+NO_FACTS = ClusterFacts()
 PLACEMENT = ("node_selector", "compute_pool")
 MB = 10**6
 
@@ -71,7 +70,7 @@ def values_for(step_request: StepRequest) -> StepValues:
         compute["tolerations"] = _tolerations(configured.get("tolerations") or [], request, facts)
     if extended:
         compute["extended_resources"] = {**(configured.get("extended_resources") or {}), **extended}
-    if labels := queue_labels(request, step_request.options):
+    if labels := queue_labels(request, step_request.options, facts):
         user_labels = user_values["labels"].value if "labels" in user_values else {}
         user_labels = user_labels if isinstance(user_labels, dict) else {}
         compute["labels"] = {**(configured.get("labels") or {}), **labels, **user_labels}
@@ -85,15 +84,19 @@ def values_for(step_request: StepRequest) -> StepValues:
 
 
 def pod_patches(step_request: StepRequest) -> tuple[dict[str, Any], ...]:
-    """Return the patches of training pods: fabric, topology, grace period, and finally the user's patch."""
+    """Return the patches of pods: the queue's scheduler; of training pods also fabric, topology, grace
+    period, and finally the user's patch.
+    """
+    options, system = step_request.options, _queue_system(step_request.options, step_request.facts)
+    queue = options.queue_for(step_request.request.gpu_type)
+    scheduler = schedulers.patch(system, queue) if queue else None
     if not step_request.on_fabric:
-        return ()
-    options = step_request.options
+        return (scheduler,) if scheduler else ()
     used = fabric_of(step_request.request, options, step_request.facts)
     grace_period = pod_shape.graceful(options.termination_grace_s) if options.termination_grace_s else None
     user_patch = dict(options.pod_template) if options.pod_template else None
     topology = _kept_near(step_request.facts.near) if step_request.facts.near else None
-    return tuple(filter(None, (used.patch if used else None, topology, grace_period, user_patch)))
+    return tuple(filter(None, (scheduler, used.patch if used else None, topology, grace_period, user_patch)))
 
 
 def _kept_near(level: str) -> dict[str, Any]:
@@ -203,12 +206,15 @@ def environment(request: Request, backend: str, interfaces: int) -> dict[str, st
     return tables.environment(backend, "EFA" if interfaces else None)
 
 
-def queue_labels(request: Request, options: Options) -> dict[str, str]:
-    """Return Kueue's labels: the queue, and the priority class, which has no effect without a queue."""
+def queue_labels(request: Request, options: Options, facts: ClusterFacts = NO_FACTS) -> dict[str, str]:
+    """Return the queue's labels, with Kueue's priority class, which has no effect without a queue."""
     queue = options.queue_for(request.gpu_type)
-    if not queue:
-        return {}
-    return {QUEUE_LABEL: queue, **({PRIORITY_LABEL: options.priority} if options.priority else {})}
+    return schedulers.labels(_queue_system(options, facts), queue, options.priority) if queue else {}
+
+
+def _queue_system(options: Options, facts: ClusterFacts) -> str:
+    """Return what manages the queue: the user's choice, what the preflight found, otherwise Kueue."""
+    return facts.queue_system or "kueue" if options.queue_system == "auto" else options.queue_system
 
 
 def _tolerations(

@@ -17,12 +17,14 @@ from urllib.parse import urlsplit
 import kubernetes_validate
 import pytest
 
+from decorators._metaflow import WaitedJob
 from decorators.backends.findings import Findings
 from decorators.backends.interface import ClusterFacts, MinimumRequest, StepRequest
 from decorators.backends.kubernetes import images
 from decorators.backends.kubernetes.nodes import PodSettings
 from decorators.backends.kubernetes.preflight import inspect, inspect_size
 from decorators.backends.kubernetes.request import values_for
+from decorators.backends.kubernetes.waiting import wait_state
 from decorators.backends.options import Options
 from decorators.backends.overrides import request_for
 from decorators.backends.strategic_merge import merge
@@ -179,6 +181,47 @@ def test_steps_without_gpus_leave_gpu_nodes_alone_where_karpenter_may_add_others
     with cluster_of(shape, tmp_path, monkeypatch, pools=[pool]):
         request = request_for(planned_on(shape)[0], "train")
         assert inspected(request)[1].cpu_tolerations == ()
+
+
+class QueueApi(Api):
+    """An API server with a Job that Kueue holds back, third of four in its queue."""
+
+    visible = True
+
+    def answer(self, path: str) -> dict[str, Any] | None:
+        kueue, visibility = "/apis/kueue.x-k8s.io", "/apis/visibility.kueue.x-k8s.io"
+        pending = [{"metadata": {"name": f"w{n}"}, "positionInLocalQueue": n} for n in range(4)]
+        condition = {"type": "QuotaReserved", "status": "False", "message": "no quota of nvidia.com/gpu"}
+        workload = {
+            "metadata": {"name": "w2", "ownerReferences": [{"name": "train"}]},
+            "spec": {"queueName": "h100"},
+            "status": {"conditions": [condition]},
+        }
+        objects: dict[str, dict[str, Any]] = {
+            "/apis/batch/v1/namespaces/train/jobs/train": {"spec": {"suspend": True}},
+            kueue: {"preferredVersion": {"groupVersion": "kueue.x-k8s.io/v1beta1"}},
+            f"{kueue}/v1beta1/namespaces/train/workloads": {"items": [workload]},
+        }
+        if self.visible:
+            objects |= {
+                visibility: {"preferredVersion": {"groupVersion": "visibility.kueue.x-k8s.io/v1beta1"}},
+                f"{visibility}/v1beta1/namespaces/train/localqueues/h100/pendingworkloads": {
+                    "items": pending
+                },
+            }
+        return objects.get(urlsplit(path).path) or ({"items": []} if "/pods" in path else None)
+
+
+@pytest.mark.parametrize(("visible", "position"), [(True, ", position 3 of 4"), (False, "")])
+def test_a_run_in_a_full_queue_shows_its_position_where_kueue_reports_it(
+    visible: bool, position: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(QueueApi, "visible", visible)
+    with serving_api(QueueApi()) as url:
+        write_kubeconfig(tmp_path, training=url)
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / ".kube" / "config"))
+        state = wait_state(WaitedJob(backend="kubernetes", kind="job", name="train", namespace="train"))
+    assert state.reason == f"in Kueue's queue h100{position}: no quota of nvidia.com/gpu"
 
 
 def test_ten_shapes_and_more_have_their_source() -> None:
