@@ -383,6 +383,12 @@ def _none_left(job: Job, target: Target, goals: Goals) -> UserError:
     if goals.cluster is not None:
         has = goals.cluster.in_words or "no usable NVIDIA GPU"
         what = goals.cluster.where
+        if goals.spot and goals.cluster.spot_queues:
+            queues = " or ".join(goals.cluster.spot_queues[:MOST_NAMED])
+            return UserError(
+                f"No node of {what} matches {requested}: it has {has}.",
+                f"Use a queue with spot machines: --queue {queues}",
+            )
         on_cpus = ", or use --device cpu" if job.model.parameters <= LARGEST_MODEL_ON_CPU else ""
         return UserError(
             f"No node of {what} matches {requested or 'the job'}: it has {has}.",

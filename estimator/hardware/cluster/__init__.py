@@ -79,6 +79,7 @@ class Cluster:
     quotas: tuple[Quota, ...] = ()
     untold: tuple[str, ...] = ()  # unknown facts, one clause each
     name: str = ""  # for messages; empty: use the context
+    spot_queues: tuple[str, ...] = ()  # other queues of AWS Batch that have spot machines
 
     @property
     def where(self) -> str:
