@@ -226,6 +226,40 @@ def _place(metadata: dict[str, str]) -> tuple[str, str]:
     return metadata["namespace"], metadata["name"]
 
 
+# -- metadata ---------------------------------------------------------------------------------------------
+
+
+def test_the_metadata_service_reaches_its_database_and_only_runs_and_people_reach_it() -> None:
+    objects = render(KUBERNETES / "examples" / "metadata-service")
+    for item in objects:
+        kubernetes_validate.validate(item, API, strict=True)
+        assert item["metadata"]["namespace"] == "metaflow"
+    (database,), (service,) = of_kind(objects, "StatefulSet"), of_kind(objects, "Deployment")
+    pods = {item["metadata"]["name"]: item["spec"]["template"] for item in (database, service)}
+    for found in of_kind(objects, "Service"):
+        name = found["metadata"]["name"]
+        assert found["spec"]["selector"] == pods[name]["metadata"]["labels"]
+        ports = {port["name"]: port["containerPort"] for port in pods[name]["spec"]["containers"][0]["ports"]}
+        (port,) = found["spec"]["ports"]
+        assert ports[port["targetPort"]] == port["port"]
+    spec = pods["metadata-service"]["spec"]
+    for container in (*spec["initContainers"], *spec["containers"]):
+        variables = {item["name"]: item.get("value") for item in container["env"]}
+        assert (variables["MF_METADATA_DB_HOST"], variables["MF_METADATA_DB_PORT"]) == ("metadata-db", "5432")
+    policies = {
+        item["metadata"]["name"]: item["spec"]["ingress"][0] for item in of_kind(objects, "NetworkPolicy")
+    }
+    (expression,) = policies["metadata-service"]["from"][0]["namespaceSelector"]["matchExpressions"]
+    assert expression["values"] == ["finetune", "finetune-check"]
+    allowed = policies["metadata-db"]["from"][0]["podSelector"]["matchLabels"]
+    assert allowed == pods["metadata-service"]["metadata"]["labels"]
+    guide = (KUBERNETES.parents[1] / "docs" / "kubernetes.md").read_text()
+    assert "METAFLOW_SERVICE_INTERNAL_URL=http://metadata-service.metaflow:8080" in guide
+    (role,) = of_kind(objects, "Role")
+    assert not any(set(rule["verbs"]) - {"get", "list", "create"} for rule in role["rules"])
+    assert not any("secrets" in rule["resources"] for rule in role["rules"])
+
+
 # -- monitoring ------------------------------------------------------------------------------------------
 
 
