@@ -229,6 +229,8 @@ with warnings.catch_warnings():
         """Post the result to the address in $CHECKLIST_WEBHOOK_URL."""
         prometheus: File = None
         """A textfile for node_exporter; its name ends in .prom."""
+        pushgateway: Text = None
+        """Address of a Prometheus Pushgateway, http://HOST:9091."""
         cloudwatch: Text = None
         """A file to add a line of CloudWatch's embedded metrics to; - prints it."""
         taint: bool = False

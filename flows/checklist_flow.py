@@ -89,6 +89,7 @@ class ChecklistFlow(FlowSpec):
     priority_class = option("priority_class")
     webhook = option("webhook")
     prometheus = option("prometheus")
+    pushgateway = option("pushgateway")
     cloudwatch = option("cloudwatch")
     taint = option("taint")
     label = option("label")

@@ -112,7 +112,7 @@ class FlowOptions(OutputOptions, CheckOptions):
     """Maximum minutes that a step waits for its nodes."""
     priority_class: Text = None
     """Kubernetes PriorityClass of the pods. Default: the lowest of the cluster."""
-    fabric: Literal["auto", "efa", "infiniband", "roce", "tcpx", "none"] = "auto"
+    fabric: Literal["auto", "efa", "infiniband", "roce", "tcpx", "tcpxo", "none"] = "auto"
     """Network between Kubernetes nodes: auto uses what the nodes offer, none is TCP."""
     pod_template: Text = None
     """YAML file that is merged into the Kubernetes pod template, as for training."""

@@ -17,12 +17,14 @@ from checklist.judging import thresholds
 from checklist.measurements import Diagnosed
 from checklist.outputs import taint
 from decorators.backends import pod_template
+from decorators.backends.kubernetes import images
 from decorators.packed_plan import pack, unpack
 from estimator import untrusted
 from estimator.calibration.finished import Store
 from estimator.errors import UserError
 from estimator.hardware.catalogue import csv_files
 from estimator.hardware.cluster.api import ApiRefusedError, failure_of
+from estimator.hardware.cluster.nodes import hami_gpus
 from estimator.hardware.cluster.pools import read_autoscalers
 from estimator.hardware.cluster.quantities import quantity
 from estimator.models import hf_files
@@ -389,6 +391,15 @@ READERS: dict[str, Reader] = {
         seed=dumped({"scaling_factor": 0.13}),
         file="vae/config.json",
         others={"scheduler/scheduler_config.json": dumped({"num_train_timesteps": 1000})},
+    ),
+    "manifest of an image": Reader(
+        read=lambda path: images.architectures_in(path.read_bytes(), lambda _: b"{}"),
+        seed=dumped({"manifests": [{"platform": {"architecture": "amd64"}}]}),
+        refusals=images.UNREADABLE,
+    ),
+    "GPUs of HAMi": Reader(
+        read=lambda path: hami_gpus(text_of(path)),
+        seed=dumped([{"id": "GPU-a", "devmem": 81000}]),
     ),
     "Kubernetes amount": Reader(read=lambda path: quantity(text_of(path)), seed=b"96Gi"),
     "node list of Slurm": Reader(read=lambda path: expand_hosts(text_of(path)), seed=b"gpu[03-05,9],login"),
