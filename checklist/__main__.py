@@ -72,21 +72,23 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
 
 @app.command()
 @_command
-def checklist(options: CommandOptions, given: set[str]) -> None:
+def checklist(options: CommandOptions, given_options: set[str]) -> None:
     """Is this cluster fit to train on, and if not, which node, link, direction or GPU is at fault?"""
     from checklist.outputs.publish import outputs_of
 
     try:
-        place = from_environment()
-        leads = place is None or place.leads
-        if place is not None and leads and not place.secret:
+        rendezvous = from_environment()
+        leads = rendezvous is None or rendezvous.leads
+        if rendezvous is not None and leads and not rendezvous.secret:
             _say(NO_SECRET)
-        nodes = place.nodes if place and "nodes" not in given else options.nodes
-        asked = options.options(nodes=nodes, directory=options.directory, datastore=options.datastore)
-        run = asked.of_nodes()
+        nodes = rendezvous.nodes if rendezvous and "nodes" not in given_options else options.nodes
+        check_options = options.options(nodes=nodes, directory=options.directory, datastore=options.datastore)
+        run = check_options.of_nodes()
         outputs = outputs_of(options, cluster=options.cluster, context=options.context)
-        conclude = _Conclude(asked, _before(outputs, options.json, options.history)) if leads else None
-        status = _measure(run, place, options.keep, options.node_name, conclude)
+        conclude = (
+            _Conclude(check_options, _before(outputs, options.json, options.history)) if leads else None
+        )
+        status = _measure(run, rendezvous, options.keep, options.node_name, conclude)
     except UserError as error:
         logs.show_traceback(error)
         print(error, file=sys.stderr)
@@ -104,19 +106,19 @@ class _Conclude:
 
     result: Result
 
-    def __init__(self, options: Options, past: History) -> None:
+    def __init__(self, options: Options, history: History) -> None:
         from checklist.judging.thresholds import table
 
-        self._options, self._past, self._table = options.of_nodes(), past, table(options.thresholds)
+        self._options, self._past, self._table = options.of_nodes(), history, table(options.thresholds)
         file = options.reference_settings
         self._reference = None if file is None else read_reference(file, options.reference_node)
 
-    def __call__(self, measured: Measurements) -> int:
+    def __call__(self, measurements: Measurements) -> int:
         """Judge what was measured and publish the result. Returns the exit status."""
         from checklist.verdict import judge
 
         result = judge(
-            measured,
+            measurements,
             checks=self._options.checks,
             thresholds=self._table,
             history=self._past.records,
@@ -141,23 +143,23 @@ def _before(outputs: Outputs, json: Path | None, history: Path | None) -> Histor
 
     if json is not None and (json.is_dir() or not os.access(json.absolute().parent, os.W_OK)):
         raise UserError(f"{json} cannot be written.", "Give --json a file in a folder that exists.")
-    past = past_runs.History()
+    runs = past_runs.History()
     if history is not None:
         past_runs.check_place(history)
-        past = past_runs.read(history)
-    _say(*check(outputs), *past.problems)
-    return past
+        runs = past_runs.read(history)
+    _say(*check(outputs), *runs.problems)
+    return runs
 
 
 def _measure(
     options: Options,
-    place: Rendezvous | None,
+    rendezvous: Rendezvous | None,
     keep: Path | None,
     node_name: str | None,
     conclude: _Conclude | None,
 ) -> int:
     """The exit status, rank 0's on every rank."""
-    if place is None:
+    if rendezvous is None:
         from checklist.run.local import run_local
 
         if node_name is not None:
@@ -165,19 +167,19 @@ def _measure(
                 "--node-name names one host, and all nodes of this run are local.",
                 "Leave it out, or use a launcher.",
             )
-        measured = run_local(options, directory=keep)
-        return COULD_NOT_RUN if conclude is None else conclude(measured)
+        measurements = run_local(options, directory=keep)
+        return COULD_NOT_RUN if conclude is None else conclude(measurements)
     from checklist.run.supervisor import take_part
 
     if node_name is not None:
         os.environ[NODE_NAME] = node_name
-    end = take_part(_with_gpus(options, place), place, directory=keep, conclude=conclude)
+    end = take_part(_with_gpus(options, rendezvous), rendezvous, directory=keep, conclude=conclude)
     return COULD_NOT_RUN if end.status is None else end.status
 
 
-def _with_gpus(options: Options, place: Rendezvous) -> Options:
+def _with_gpus(options: Options, rendezvous: Rendezvous) -> Options:
     """Return the options with the number of GPUs per node: the option, else that of the launcher."""
-    started = max(1, place.world // place.nodes)
+    started = max(1, rendezvous.world // rendezvous.nodes)
     return (
         options
         if options.gpus_per_node is not None
@@ -212,13 +214,13 @@ def _keep(result: Result, json: Path) -> None:
     try:
         write(result, json)
     except UserError as error:
-        spare = Path(tempfile.mkdtemp(prefix="checklist-")) / json.name
+        fallback = Path(tempfile.mkdtemp(prefix="checklist-")) / json.name
         try:
-            write(result, spare)
+            write(result, fallback)
         except UserError:
             _say(error.problem)
         else:
-            _say(f"{error.problem} It is in {spare} instead.")
+            _say(f"{error.problem} It is in {fallback} instead.")
 
 
 def _say(*lines: str) -> None:
