@@ -76,7 +76,7 @@ def sound_records(records: Iterable[Record]) -> tuple[Record, ...]:
 
 
 def wrong(value: float | None, unit: str = "s", ceiling: Ceiling | None = None) -> str | None:
-    """Return why a time or rate (with ceiling ``ceiling``) is impossible; None if it is possible or missing."""
+    """Return why a time, or a rate with a ceiling, is impossible; None if it is possible or missing."""
     if value is None:
         return None
     if not math.isfinite(value):
