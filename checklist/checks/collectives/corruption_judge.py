@@ -23,18 +23,18 @@ def corruption(context: JudgingContext) -> Judgement:
     Not detected: faults at another temperature, clock or instruction; only bfloat16 (on CPUs fp32) matmuls
     are compared, for a fraction of the load's time. If the ranks split into two halves, all are suspects.
     """
-    repeated = [one for one in context.measurements.repeated if one.rank in context.nodes_by_rank]
-    if not repeated:
+    results = [item for item in context.measurements.repeated if item.rank in context.nodes_by_rank]
+    if not results:
         return context.unmeasured("corruption", "node")
-    findings = [_unsteady(context, one.rank, one.differing) for one in repeated if one.differing]
-    unsteady = {one.rank for one in repeated if one.differing}
-    digests = {one.rank: one.digest for one in repeated if one.whole and one.rank not in unsteady}
+    findings = [_unsteady(context, item.rank, item.differing) for item in results if item.differing]
+    unsteady = {item.rank for item in results if item.differing}
+    digests = {item.rank: item.digest for item in results if item.whole and item.rank not in unsteady}
     findings += _odd(context, digests)
-    times = min(one.times for one in repeated)
-    ranks = len({one.rank for one in repeated})
-    good = f"A matrix product has the same bits on {ranks} ranks, at least {times} times each."
-    nodes = context.names({context.nodes_by_rank[one.rank] for one in repeated})
-    return answer("corruption", good, findings, nodes=nodes)
+    times = min(item.times for item in results)
+    ranks = len({item.rank for item in results})
+    passed = f"A matrix product has the same bits on {ranks} ranks, at least {times} times each."
+    nodes = context.names({context.nodes_by_rank[item.rank] for item in results})
+    return answer("corruption", passed, findings, nodes=nodes)
 
 
 def _unsteady(context: JudgingContext, rank: int, differing: int) -> Finding:
@@ -48,8 +48,8 @@ def _odd(context: JudgingContext, digests: dict[int, str]) -> list[Finding]:
     counts = Counter(digests.values())
     if len(counts) < 2:
         return []
-    usual, often = counts.most_common(1)[0]
-    if 2 * often <= len(digests):
+    majority, count = counts.most_common(1)[0]
+    if 2 * count <= len(digests):
         suspects = context.names({context.nodes_by_rank[rank] for rank in digests})
         title = f"An exact product has {len(counts)} results on {few(suspects)}, and no one is that of most."
         return [finding("corruption", "corruption", "FAIL", title, suspects=suspects, ranks=sorted(digests))]
@@ -63,5 +63,5 @@ def _odd(context: JudgingContext, digests: dict[int, str]) -> list[Finding]:
             ranks=[rank],
         )
         for rank, digest in sorted(digests.items())
-        if digest != usual
+        if digest != majority
     ]

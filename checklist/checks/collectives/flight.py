@@ -60,21 +60,21 @@ def behind(records: Mapping[int, Record]) -> list[int]:
     if not records:
         return []
     newest = max(record["sequence"] for record in records.values())
-    late = sorted(rank for rank, record in records.items() if record["sequence"] < newest)
-    return late if len(late) < len(records) else []
+    lagging = sorted(rank for rank, record in records.items() if record["sequence"] < newest)
+    return lagging if len(lagging) < len(records) else []
 
 
 def words(records: Mapping[int, Record], culprit: int) -> str | None:
     """Describe the position of the blocking rank and of the waiting ranks; None without records."""
-    waiting: dict[str, list[int]] = {}
+    ranks_by_call: dict[str, list[int]] = {}
     for rank, record in sorted(records.items()):
         if rank != culprit and record["waits"]:
-            waiting.setdefault(_collective(record), []).append(rank)
+            ranks_by_call.setdefault(_collective(record), []).append(rank)
     parts = []
     if culprit in records:
         record = records[culprit]
         parts.append(f"it {'waits in' if record['waits'] else 'has ended'} {_collective(record)}")
-    parts += [f"rank {', '.join(map(str, ranks[:8]))} in {where}" for where, ranks in waiting.items()]
+    parts += [f"rank {', '.join(map(str, ranks[:8]))} in {where}" for where, ranks in ranks_by_call.items()]
     return f"flight recorder: {'; '.join(parts)}" if parts else None
 
 

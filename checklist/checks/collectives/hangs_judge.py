@@ -45,8 +45,10 @@ def hangs(context: JudgingContext) -> Judgement:
         return no_verdict("hangs", "Not measured: no phase ran.")
     # A run that skips phases can't clear a hang in one of them, so it covers no node
     done = {phase.name for phase in context.measurements.phases if phase.status == "done"}
-    whole = done >= set(PHASES) - {_DEEP_ALONE}
-    return answer("hangs", "Every phase ended in time.", findings, nodes=context.all_names if whole else ())
+    complete = done >= set(PHASES) - {_DEEP_ALONE}
+    return answer(
+        "hangs", "Every phase ended in time.", findings, nodes=context.all_names if complete else ()
+    )
 
 
 def _hang_title(context: JudgingContext, hang: Hang) -> str:

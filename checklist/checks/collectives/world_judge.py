@@ -38,20 +38,20 @@ def correctness(context: JudgingContext) -> Judgement:
     Not detected: the rank that produced a wrong value; ranks that received one are suspects. NO-VERDICT if
     the values of an operation were not compared.
     """
-    tried = context.measurements.collectives
-    if not tried:
+    results = context.measurements.collectives
+    if not results:
         return context.unmeasured("correctness", "world")
     findings = []
-    for op in dict.fromkeys(item.op for item in tried):
-        same = [item for item in tried if item.op == op]
-        wrong = [item for item in same if item.correct is False]
-        failed = [item for item in same if item.error is not None]
-        if wrong:
-            findings.append(_wrong(context, op, wrong))
+    for op in dict.fromkeys(item.op for item in results):
+        results_of_op = [item for item in results if item.op == op]
+        incorrect = [item for item in results_of_op if item.correct is False]
+        failed = [item for item in results_of_op if item.error is not None]
+        if incorrect:
+            findings.append(_wrong(context, op, incorrect))
         elif failed:
             title = f"{op} of {failed[0].bytes} bytes ({failed[0].dtype}) failed: {failed[0].error}."
             findings.append(finding("correctness", "collective-failed", "FAIL", title))
-    checked = {item.op for item in tried if item.correct is not None}
+    checked = {item.op for item in results if item.correct is not None}
     missing = sorted(set(OPS) - checked)
     if missing and not findings:
         return no_verdict("correctness", f"The values of {', '.join(missing)} were not compared.")
@@ -60,11 +60,11 @@ def correctness(context: JudgingContext) -> Judgement:
     )
 
 
-def _wrong(context: JudgingContext, op: str, wrong: list[Collective]) -> Finding:
-    ranks = sorted({rank for item in wrong for rank in item.wrong_ranks})
-    values = sum(item.wrong_values or 0 for item in wrong)
+def _wrong(context: JudgingContext, op: str, failed: list[Collective]) -> Finding:
+    ranks = sorted({rank for item in failed for rank in item.wrong_ranks})
+    values = sum(item.wrong_values or 0 for item in failed)
     where = f" on rank {', '.join(map(str, ranks))}" if ranks else ""
-    title = f"{op} gave {values or 'some'} wrong values{where} ({wrong[0].dtype}, {wrong[0].bytes} bytes)."
+    title = f"{op} gave {values or 'some'} wrong values{where} ({failed[0].dtype}, {failed[0].bytes} bytes)."
     # The rank that receives a wrong value did not necessarily produce it
     suspects = [context.name_of_rank(rank) for rank in ranks]
     return finding(
@@ -81,8 +81,8 @@ def transport(context: JudgingContext) -> Judgement:
 
     Not detected: anything with gloo, which writes no log, or if the log names no network (NO-VERDICT).
     """
-    seen = context.measurements.transport
-    if seen is None:
+    used = context.measurements.transport
+    if used is None:
         if context.measurements.backend == "gloo":
             return skipped("transport", "gloo has one transport and keeps no log of it.")
         return context.unmeasured("transport", "world")
@@ -91,29 +91,29 @@ def transport(context: JudgingContext) -> Judgement:
     findings = []
     nodes = len(context.measurements.nodes)
     world = context.measurements.nodes_asked * context.measurements.gpus_per_node_asked
-    if seen.nodes_seen is not None and seen.nodes_seen != nodes and not context.local:
-        title = f"NCCL saw {seen.nodes_seen} nodes, the launcher {nodes}."
-        network = f"{seen.nodes_seen} of {nodes} nodes"
+    if used.nodes_seen is not None and used.nodes_seen != nodes and not context.local:
+        title = f"NCCL saw {used.nodes_seen} nodes, the launcher {nodes}."
+        network = f"{used.nodes_seen} of {nodes} nodes"
         findings.append(finding("transport", "separate-world", "FAIL", title, seen=network))
-    elif seen.ranks_seen not in (None, world) and len(context.facts) == world:  # else check ranks reports it
-        title = f"NCCL's world has {seen.ranks_seen} ranks, the job's {world}."
-        network = f"{seen.ranks_seen} of {world} ranks"
+    elif used.ranks_seen not in (None, world) and len(context.facts) == world:  # else check ranks reports it
+        title = f"NCCL's world has {used.ranks_seen} ranks, the job's {world}."
+        network = f"{used.ranks_seen} of {world} ranks"
         findings.append(finding("transport", "separate-world", "FAIL", title, seen=network))
     devices = _rdma(context)
-    if devices and seen.network == "socket" and nodes > 1:
+    if devices and used.network == "socket" and nodes > 1:
         title = f"NCCL uses plain sockets although there are {devices}."
         findings.append(finding("transport", "rdma-unused", "FAIL", title, devices=devices))
-    if seen.gpu_direct is False and seen.network in ("ib", "efa"):
+    if used.gpu_direct is False and used.network in ("ib", "efa"):
         title = "GPU Direct RDMA is off: data between nodes goes through host memory."
         findings.append(finding("transport", "gdr-off", "WARN", title))
     if not findings and (
-        seen.nodes_seen is None or (seen.network is None and nodes > 1 and not context.local)
+        used.nodes_seen is None or (used.network is None and nodes > 1 and not context.local)
     ):
         return no_verdict("transport", "The log names neither the network in use nor the number of nodes.")
-    network = f"{seen.network or 'within one machine'}" + (
-        f" over {seen.interface}" if seen.interface else ""
+    network = f"{used.network or 'within one machine'}" + (
+        f" over {used.interface}" if used.interface else ""
     )
-    return answer("transport", f"{seen.nodes_seen} nodes, {network}.", findings, nodes=context.all_names)
+    return answer("transport", f"{used.nodes_seen} nodes, {network}.", findings, nodes=context.all_names)
 
 
 def _rdma(context: JudgingContext) -> str:
@@ -180,7 +180,7 @@ def bandwidth(context: JudgingContext) -> Judgement:
     for item in large:
         name, value = f"{item.op} {item.dtype}", float(item.busbw_gbytes_per_s or 0)
         largest = item.bytes == max(
-            other.bytes for other in large if (other.op, other.dtype) == (item.op, item.dtype)
+            peer.bytes for peer in large if (peer.op, peer.dtype) == (item.op, item.dtype)
         )
         if largest:
             records.append(Measured(name, item.bytes, value, "GB/s"))
@@ -210,12 +210,12 @@ def bandwidth(context: JudgingContext) -> Judgement:
 def _pattern(context: JudgingContext, share: float) -> tuple[str, str]:
     """Return the advice for a share of the expected figure, and its description."""
     ports = context.wiring.used_ports or 1
-    within = context.wiring.domains == 1
-    if within:
+    one_domain = context.wiring.domains == 1
+    if one_domain:
         return "below-expected", ""
     if context.wiring.fabric not in (None, "tcp"):
-        over = context.measurements.transport
-        if (over is not None and over.network == "socket") or share * ports < _ONE_PORT[0]:
+        used = context.measurements.transport
+        if (used is not None and used.network == "socket") or share * ports < _ONE_PORT[0]:
             return "speed-of-tcp", "about the speed of TCP"
     if ports > 2 and _ONE_PORT[0] <= share * ports <= _ONE_PORT[1]:
         return "speed-of-one-port", f"about the part of one of {ports} ports"
@@ -253,14 +253,16 @@ def _of_world(
             records=records,
         )
     if judged:
-        good = (
+        passed = (
             f"{len(judged)} of {len(figures)} figures had something to be held against, and are as expected."
         )
-        return answer(check, good, findings, nodes=context.all_names, figures=figures, records=records)
-    why = "all nodes are on one machine" if context.local else "no expectation for this network, no history"
+        return answer(check, passed, findings, nodes=context.all_names, figures=figures, records=records)
+    reason = (
+        "all nodes are on one machine" if context.local else "no expectation for this network, no history"
+    )
     return no_verdict(
         check,
-        f"Measured, with nothing to compare with: {why}.",
+        f"Measured, with nothing to compare with: {reason}.",
         measured=True,
         nodes=context.all_names,
         figures=figures,
@@ -275,9 +277,9 @@ def _speed_known(figures: Iterable[Figure]) -> bool:
 
 def _unknown_speed(context: JudgingContext, judged: list[Figure]) -> str:
     wiring = context.wiring
-    unknown = "the rate of the network's ports is" if wiring.network_gbytes_per_s is None else "the range is"
-    steady = " It is as fast as in earlier runs, which may have been slow too." if judged else ""
-    return f"Measured; {unknown} unknown, so there is no expected speed.{steady}"
+    missing = "the rate of the network's ports is" if wiring.network_gbytes_per_s is None else "the range is"
+    note = " It is as fast as in earlier runs, which may have been slow too." if judged else ""
+    return f"Measured; {missing} unknown, so there is no expected speed.{note}"
 
 
 def _timed(context: JudgingContext) -> Sequence[Collective]:

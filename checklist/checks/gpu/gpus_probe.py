@@ -62,12 +62,12 @@ def health(context: Context, when: str) -> list[dict[str, Any]]:
         if nvml is None or context.local_rank >= len(handles):
             return []
         handle = handles[context.local_rank]
-        place = optional(lambda: nvml.nvmlDeviceGetPciInfo(handle), nvml)
-        address = None if place is None else text(place.busId)
-        seen = xids_probe.look(context, when, address, nvml, handle)
-        now = replace(_health(nvml, handle, context.rank, when), **seen)
+        pci = optional(lambda: nvml.nvmlDeviceGetPciInfo(handle), nvml)
+        address = None if pci is None else text(pci.busId)
+        xids = xids_probe.look(context, when, address, nvml, handle)
+        current = replace(_health(nvml, handle, context.rank, when), **xids)
         loaded = context.kept.pop("loaded", None)  # by gpu_load.watched
-        return [to_dict(state) for state in (loaded, now) if state is not None]
+        return [to_dict(state) for state in (loaded, current) if state is not None]
 
 
 def _health(nvml: Any, handle: Any, rank: int, when: Any) -> GpuHealth:

@@ -151,10 +151,10 @@ def _from_log(context: Context, when: str, log: Log, gpu: tuple[int, int, int]) 
     mark = Path(context.directory) / f"rank{context.rank}.kernel-log"  # survives a restart of this process
     if when == "before":
         mark.write_text(repr(log.until))
-    begin = float(mark.read_text()) if mark.exists() else None
-    of_gpu = [event for event in log.events if event.gpu == gpu]
+    since = float(mark.read_text()) if mark.exists() else None
+    events = [event for event in log.events if event.gpu == gpu]
     return {
-        "xids": None if begin is None else tuple(event.code for event in of_gpu if event.seconds > begin),
-        "xids_earlier": tuple(event.code for event in of_gpu if begin is None or event.seconds <= begin),
+        "xids": None if since is None else tuple(event.code for event in events if event.seconds > since),
+        "xids_earlier": tuple(event.code for event in events if since is None or event.seconds <= since),
         "xid_source": "kernel log",
     }

@@ -37,8 +37,8 @@ def ranks(context: JudgingContext) -> Judgement:
         return context.unmeasured("ranks", "facts")
     findings = _missing(context, world) or _unequal(context)
     findings += [*_shared_hosts(context), *_shared_gpus(context)]
-    good = f"{len(context.facts)} ranks on {len(run.nodes)} nodes, as asked for."
-    return answer("ranks", good, findings, nodes=context.all_names)
+    passed = f"{len(context.facts)} ranks on {len(run.nodes)} nodes, as asked for."
+    return answer("ranks", passed, findings, nodes=context.all_names)
 
 
 def _missing(context: JudgingContext, world: int) -> list[Finding]:
@@ -57,8 +57,10 @@ def _missing(context: JudgingContext, world: int) -> list[Finding]:
 
 def _absent(context: JudgingContext) -> str:
     """Describe the nodes that reported no facts, from data of the control channel."""
-    here = set(context.measurements.nodes)
-    absent = tuple(context.name(node) for node in range(context.measurements.nodes_asked) if node not in here)
+    joined = set(context.measurements.nodes)
+    absent = tuple(
+        context.name(node) for node in range(context.measurements.nodes_asked) if node not in joined
+    )
     return f"; without {few(absent)}" if absent else ""
 
 
@@ -69,8 +71,8 @@ def _unequal(context: JudgingContext) -> list[Finding]:
     by_count: dict[int, list[int]] = defaultdict(list)
     for node, count in sorted(counts.items()):
         by_count[count].append(node)
-    usual = max(by_count, key=lambda count: len(by_count[count]))
-    odd = context.names(node for node, count in counts.items() if count != usual)
+    common = max(by_count, key=lambda count: len(by_count[count]))
+    odd = context.names(node for node, count in counts.items() if count != common)
     ranks_per_node = "; ".join(
         f"{count} on {few(context.names(nodes))}" for count, nodes in sorted(by_count.items())
     )
@@ -140,12 +142,12 @@ def versions(context: JudgingContext) -> Judgement:
             holders_text = "; ".join(
                 f"{value} on {', '.join(context.names(nodes))}" for value, nodes in holders.items()
             )
-            serious = name in ONE_EVERYWHERE
+            required = name in ONE_EVERYWHERE
             findings.append(
                 finding(
                     "versions",
                     "versions-differ",
-                    "FAIL" if serious else "WARN",
+                    "FAIL" if required else "WARN",
                     f"{name} differs: {holders_text}.",
                 )
             )
@@ -184,9 +186,9 @@ def shared_memory(context: JudgingContext) -> Judgement:
         for fact, size in sizes
         if size < LEAST_SHM
     ]
-    least = min(size for _, size in sizes)
+    smallest = min(size for _, size in sizes)
     return answer(
-        "shared-memory", f"At least {format_bytes(least)} on each node.", findings, nodes=context.all_names
+        "shared-memory", f"At least {format_bytes(smallest)} on each node.", findings, nodes=context.all_names
     )
 
 
@@ -235,23 +237,23 @@ def clock(context: JudgingContext) -> Judgement:
         return context.unmeasured("clock", "facts")
     findings = []
     if len(offsets) == 2:
-        usual = 0.0
+        common = 0.0
         offsets = offsets[1:]  # rank 0's offset is zero by definition
     else:
-        usual = statistics.median_low(offset for _, offset in offsets)
+        common = statistics.median_low(offset for _, offset in offsets)
     for fact, offset in offsets:
-        away = offset - usual
-        sure = abs(away) - (fact.clock_offset_error_s or 0.0)
-        if sure > SKEW_WARN_S:
+        deviation = offset - common
+        certain = abs(deviation) - (fact.clock_offset_error_s or 0.0)
+        if certain > SKEW_WARN_S:
             name = context.name(fact.node)
-            title, suspects = f"The clock of {name} is {away:+.1f} s off the others'.", [name]
+            title, suspects = f"The clock of {name} is {deviation:+.1f} s off the others'.", [name]
             if len(context.leaders) == 2:
                 suspects = [*context.all_names]
-                title = f"The clocks of {' and '.join(suspects)} are {abs(away):.1f} s apart."
-            verdict: Gravity = "FAIL" if sure > SKEW_FAIL_S else "WARN"
+                title = f"The clocks of {' and '.join(suspects)} are {abs(deviation):.1f} s apart."
+            verdict: Gravity = "FAIL" if certain > SKEW_FAIL_S else "WARN"
             findings.append(finding("clock", "clock-skew", verdict, title, suspects=suspects))
-    most = max(abs(offset - usual) for _, offset in offsets)
-    return answer("clock", f"Within {most:.3f} s.", findings, nodes=context.all_names)
+    largest = max(abs(offset - common) for _, offset in offsets)
+    return answer("clock", f"Within {largest:.3f} s.", findings, nodes=context.all_names)
 
 
 def placement(context: JudgingContext) -> Judgement:
