@@ -92,7 +92,7 @@ def nights(change: Callable[[int, Measurements], Measurements]) -> list[Result]:
                     thresholds=Table(()),
                     history=past.records,
                     open_failures=past.open_failures,
-                    looks=past.looks,
+                    sightings=past.looks,
                     pairs_seen=past.pairs_seen,
                 )
             )

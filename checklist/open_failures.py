@@ -30,8 +30,8 @@ def still_open(
     began_unix:
         Start of the run; it doesn't clear failures found after that, by a concurrent run.
     """
-    given = {check.check: check for check in checks if check.verdict != "NO-VERDICT"}
-    covered = {name: _Covered(check) for name, check in given.items()}
+    verdicts = {check.check: check for check in checks if check.verdict != "NO-VERDICT"}
+    covered = {name: _Covered(check) for name, check in verdicts.items()}
 
     def cleared(item: Standing) -> bool:
         if item.check not in CHECKS or item.check not in covered or item.seen_unix > began_unix:
@@ -67,5 +67,5 @@ class _Covered:
 
 def _again(item: Standing, present: Collection[str]) -> bool:
     """Return whether the failed GPUs are present again, or all replaced so that the node has as many."""
-    there = sum(uuid in present for uuid in item.gpus)
-    return len(present) >= item.over_gpus and there in (0, len(item.gpus))
+    present_count = sum(uuid in present for uuid in item.gpus)
+    return len(present) >= item.over_gpus and present_count in (0, len(item.gpus))

@@ -43,20 +43,20 @@ _KINDS = {  # expected value, by the beginning of pydantic's error type
 M = TypeVar("M", bound="_Model")
 
 
-def names(given: Any) -> Any:
+def names(value: Any) -> Any:
     """Names as people give them: "mesh,pairs", several flags, or both. What is neither is left as it is."""
-    if not isinstance(given, str | list | tuple):
-        return given
-    parts = [given] if isinstance(given, str) else map(str, given)
-    return tuple(name.strip() for part in parts for name in part.split(",") if name.strip())
+    if not isinstance(value, str | list | tuple):
+        return value
+    items = [value] if isinstance(value, str) else map(str, value)
+    return tuple(name.strip() for part in items for name in part.split(",") if name.strip())
 
 
-def _nothing_if_empty(given: Any) -> Any:
-    return None if given == "" else given
+def _nothing_if_empty(value: Any) -> Any:
+    return None if value == "" else value
 
 
-def _path(given: Any) -> Any:
-    return Path(given) if isinstance(given, str) and given else _nothing_if_empty(given)
+def _path(value: Any) -> Any:
+    return Path(value) if isinstance(value, str) and value else _nothing_if_empty(value)
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(names)]
@@ -128,9 +128,9 @@ class CheckOptions(_Model):
         """The checks to do, in order."""
         return select(self.only, self.skip)
 
-    def options(self, **more: Any) -> Options:
+    def options(self, **extra: Any) -> Options:
         """What a run is given: these, and what only its caller knows."""
-        return build(Options, {**{name: getattr(self, name) for name in CheckOptions.model_fields}, **more})
+        return build(Options, {**{name: getattr(self, name) for name in CheckOptions.model_fields}, **extra})
 
 
 class Options(CheckOptions):
@@ -177,8 +177,8 @@ class Options(CheckOptions):
     @property
     def phases(self) -> tuple[PhaseName, ...]:
         """The phases that its checks need, in order."""
-        needed = phases_of(self.checks)
-        return tuple(phase for phase in needed if phase != "diag" or self.effort.dcgm_level)
+        names = phases_of(self.checks)
+        return tuple(phase for phase in names if phase != "diag" or self.effort.dcgm_level)
 
     def limit_s(self, phase: PhaseName) -> float:
         """Seconds after which a phase is ended."""
@@ -187,8 +187,8 @@ class Options(CheckOptions):
             return limit
         limit = float(self.effort.phase_limits_s[phase])
         if phase == "pairs":
-            more = MORE_ROUNDS if self.nodes > ALL_PAIRS_UP_TO else 0
-            limit *= max(1.0, (len(schedule(self.nodes, seed=self.seed)) + more) / ROUNDS_WITHIN_LIMIT)
+            extra = MORE_ROUNDS if self.nodes > ALL_PAIRS_UP_TO else 0
+            limit *= max(1.0, (len(schedule(self.nodes, seed=self.seed)) + extra) / ROUNDS_WITHIN_LIMIT)
         return limit
 
     @property
@@ -337,28 +337,28 @@ def json_schema(kind: type[_Model]) -> dict[str, Any]:
 
 def measurable(datastore: str) -> bool:
     """Whether that store is of a kind that can be measured: a folder, or S3 with a bucket."""
-    scheme, separator, rest = datastore.partition("://")
-    return bool(rest.split("/")[0]) and scheme == "s3" if separator else bool(datastore)
+    scheme, separator, path = datastore.partition("://")
+    return bool(path.split("/")[0]) and scheme == "s3" if separator else bool(datastore)
 
 
 def _explain(error: ValidationError, kind: type[_Model]) -> UserError:
     first = error.errors()[0]
-    place, value, wrong = first["loc"], first["input"], first["type"]
-    name = str(place[0]) if place else ""
-    if wrong == "extra_forbidden":
-        known: Iterable[str] = kind.model_fields
+    location, value, kind_of_error = first["loc"], first["input"], first["type"]
+    name = str(location[0]) if location else ""
+    if kind_of_error == "extra_forbidden":
+        choices: Iterable[str] = kind.model_fields
         return UserError(
             f"There is no option {name!r}.",
-            f"{did_you_mean(name, known)} It takes {', '.join(known)}.".lstrip(),
+            f"{did_you_mean(name, choices)} It takes {', '.join(choices)}.".lstrip(),
         )
-    if wrong == "literal_error":
-        phase = place[-1] == "[key]"
-        what, known = ("phase", PHASES) if phase else (name, get_args(kind.model_fields[name].annotation))
+    if kind_of_error == "literal_error":
+        phase = location[-1] == "[key]"
+        noun, choices = ("phase", PHASES) if phase else (name, get_args(kind.model_fields[name].annotation))
         return UserError(
-            f"There is no {what} {value!r}.",
-            f"{did_you_mean(value, known)} It takes {', '.join(known)}.".lstrip(),
+            f"There is no {noun} {value!r}.",
+            f"{did_you_mean(value, choices)} It takes {', '.join(choices)}.".lstrip(),
         )
-    expected = next((words for start, words in _KINDS.items() if wrong.startswith(start)), None)
+    expected = next((text for start, text in _KINDS.items() if kind_of_error.startswith(start)), None)
     if expected is None:
         return UserError(f"{name} is {value!r}: {first['msg']}.", "Correct the value.")
     return UserError(
@@ -366,6 +366,6 @@ def _explain(error: ValidationError, kind: type[_Model]) -> UserError:
     )
 
 
-def _check_limit(what: str, limit: float | None) -> None:
+def _check_limit(name: str, limit: float | None) -> None:
     if limit is not None and not (math.isfinite(limit) and limit > 0):
-        raise UserError(f"A time limit of {limit:g} s for {what} is not possible.", "Give seconds above 0.")
+        raise UserError(f"A time limit of {limit:g} s for {name} is not possible.", "Give seconds above 0.")

@@ -39,10 +39,10 @@ def compared(settings: Settings, names: Iterable[str]) -> dict[str, str]:
 
 def values_of(hosts: Iterable[Settings]) -> dict[str, Counter[str]]:
     """Count the hosts with each value, by setting."""
-    every = list(hosts)
-    names = sorted({name for settings in every for name in settings})
+    facts = list(hosts)
+    names = sorted({name for settings in facts for name in settings})
     values: dict[str, Counter[str]] = defaultdict(Counter)
-    for settings in every:
+    for settings in facts:
         for name, value in compared(settings, names).items():
             values[name][value] += 1
     return values
@@ -70,18 +70,18 @@ def read(file: Path, node: str | None = None) -> Reference:
     if node is not None:
         hosts = [fact for fact in hosts if is_called(fact, node)][:1]
     if not hosts:
-        whose = "any node" if node is None else node
-        known = dict.fromkeys(fact.node_name or fact.hostname for fact in reported if fact.settings)
+        owner = "any node" if node is None else node
+        names = dict.fromkeys(fact.node_name or fact.hostname for fact in reported if fact.settings)
         raise UserError(
-            f"{file} has no settings of {whose}.",
-            f"It has those of {_few(known)}."
-            if known
+            f"{file} has no settings of {owner}.",
+            f"It has those of {_few(names)}."
+            if names
             else "Create it again with --json: an older one has none.",
         )
     by_kind: dict[str, list[dict[str, str]]] = defaultdict(list)
     for fact in hosts:
         by_kind[machine_of(fact)].append(fact.settings)
-    return {kind: _profile(same) for kind, same in by_kind.items()}
+    return {kind: _profile(facts) for kind, facts in by_kind.items()}
 
 
 def _profile(hosts: list[dict[str, str]]) -> dict[str, str]:
@@ -99,13 +99,13 @@ def check_node(name: str | None, facts: Iterable[Facts]) -> None:
     reported = sorted(facts, key=lambda fact: fact.rank)
     if name is None or not reported or any(is_called(fact, name) for fact in reported):
         return
-    known = dict.fromkeys(fact.node_name or fact.hostname for fact in reported)
+    names = dict.fromkeys(fact.node_name or fact.hostname for fact in reported)
     raise UserError(
-        f"There is no node {name!r} among those of this run, {_few(known)}.",
+        f"There is no node {name!r} among those of this run, {_few(names)}.",
         "Give --reference-node one of them.",
     )
 
 
 def _few(names: Iterable[str]) -> str:
-    every = list(names)
-    return ", ".join(every[:8]) + (f" and {len(every) - 8} more" if len(every) > 8 else "")
+    items = list(names)
+    return ", ".join(items[:8]) + (f" and {len(items) - 8} more" if len(items) > 8 else "")

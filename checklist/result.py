@@ -91,8 +91,8 @@ class Coverage:
         text = f"{self.measured:,} of {self.of:,} {self.what}"
         never = self.of - self.measured - self.earlier
         if self.oldest_days is not None:
-            rest = ", the rest never" if never else ""
-            text += f"; {self.earlier:,} of the others up to {self.oldest_days:.0f} days ago{rest}"
+            remainder = ", the rest never" if never else ""
+            text += f"; {self.earlier:,} of the others up to {self.oldest_days:.0f} days ago{remainder}"
         return f"{text}."
 
 
@@ -210,7 +210,7 @@ class Result:
 
     def open_failures(self) -> tuple[Standing, ...]:
         """What a later run has to clear: this run's failures, and the earlier ones that still stand."""
-        new: list[Standing] = []
+        failures: list[Standing] = []
         by_node = self.gpus if any(finding.gpus for finding in self.findings) else {}
         for finding in self.findings:
             if finding.verdict != "FAIL":
@@ -224,15 +224,17 @@ class Result:
             }
             # Each node by itself, so that one can be cleared without the other
             for node in finding.nodes:
-                own = tuple(uuid for uuid in finding.gpus if uuid in by_node.get(node, ()))
-                over = len(by_node[node]) if own else 0
-                new.append(Standing(**common, nodes=(node,), blamed=True, gpus=own, over_gpus=over))
+                uuids = tuple(uuid for uuid in finding.gpus if uuid in by_node.get(node, ()))
+                gpu_count = len(by_node[node]) if uuids else 0
+                failures.append(
+                    Standing(**common, nodes=(node,), blamed=True, gpus=uuids, over_gpus=gpu_count)
+                )
             if not finding.nodes:
-                few = len(finding.links) <= MAX_LINKS
-                over = 0 if finding.suspects and few else len(self.nodes)
-                links = finding.links if few else ()
-                new.append(Standing(**common, nodes=finding.suspects, over_nodes=over, links=links))
-        return (*self.standing, *new)
+                is_few = len(finding.links) <= MAX_LINKS
+                gpu_count = 0 if finding.suspects and is_few else len(self.nodes)
+                links = finding.links if is_few else ()
+                failures.append(Standing(**common, nodes=finding.suspects, over_nodes=gpu_count, links=links))
+        return (*self.standing, *failures)
 
     @property
     def gpus(self) -> dict[str, tuple[str, ...]]:
@@ -240,8 +242,8 @@ class Result:
         names = dict(zip(self.measurements.nodes, self.nodes, strict=True))
         by_node: dict[str, tuple[str, ...]] = {}
         for fact in self.measurements.facts:
-            own = fact.gpu_uuids[fact.local_rank :][:1]
-            by_node[names[fact.node]] = (*by_node.get(names[fact.node], ()), *own)
+            uuids = fact.gpu_uuids[fact.local_rank :][:1]
+            by_node[names[fact.node]] = (*by_node.get(names[fact.node], ()), *uuids)
         return by_node
 
 

@@ -84,7 +84,7 @@ def judge(
     thresholds: Table | None = None,
     history: Iterable[Record] = (),
     open_failures: Iterable[Standing] = (),
-    looks: Iterable[Look] = (),
+    sightings: Iterable[Look] = (),
     pairs_seen: Mapping[tuple[str, str], float] | None = None,
     accept_baseline: bool = False,
     system: str | None = None,
@@ -105,7 +105,7 @@ def judge(
         Records of earlier runs, of any setting.
     open_failures:
         Open failures of earlier runs (:meth:`Result.open_failures`).
-    looks:
+    sightings:
         Records of intermittent faults from earlier runs (:mod:`checklist.analysis.recurrence`).
     pairs_seen:
         Time of each pair's last measurement in earlier runs, Unix time; gives the age of unmeasured pairs.
@@ -127,7 +127,7 @@ def judge(
         measurements=measurements,
         table=thresholds or table(),
         history=sound_records(history),
-        looks=tuple(looks),
+        looks=tuple(sightings),
         pairs_seen=pairs_seen or {},
         accept_baseline=accept_baseline,
         system=system,
@@ -135,42 +135,46 @@ def judge(
         reference=reference,
         reference_node=reference_node,
     )
-    asked = tuple(checks)
-    answers = [coverage.add(context, unsound.add(context, JUDGES[check.name](context))) for check in asked]
-    results = tuple(answer.result for answer in answers if isinstance(answer.result, CheckResult))
-    findings = _sorted(fault for answer in answers for fault in answer.findings)
+    selected = tuple(checks)
+    judgements = [
+        coverage.add(context, unsound.add(context, JUDGES[check.name](context))) for check in selected
+    ]
+    results = tuple(judgement.result for judgement in judgements if isinstance(judgement.result, CheckResult))
+    findings = _sorted(fault for judgement in judgements for fault in judgement.findings)
     profile = _profile(measurements)
     standing = still_open(open_failures, results, profile, context.gpus)
     # A failure of absent nodes stays open, but doesn't affect the verdict on the present ones
-    concerned = [item for item in standing if not item.nodes or set(item.nodes) & set(context.all_names)]
-    known = overall(results, concerned)
-    verdict = overall(results, concerned, speed_unknown=_speed_unknown(context, results))
-    records = _records(context, answers, verdict)
-    bad = {name for fault in findings if fault.verdict == "FAIL" for name in fault.nodes}
-    bad |= {name for item in standing if item.blamed for name in item.nodes}
-    seen = suspected.measured(suspects, results)
+    relevant = [item for item in standing if not item.nodes or set(item.nodes) & set(context.all_names)]
+    overall_verdict = overall(results, relevant)
+    verdict = overall(results, relevant, speed_unknown=_speed_unknown(context, results))
+    records = _records(context, judgements, verdict)
+    bad_nodes = {name for fault in findings if fault.verdict == "FAIL" for name in fault.nodes}
+    bad_nodes |= {name for item in standing if item.blamed for name in item.nodes}
+    measured = suspected.measured(suspects, results)
     result = Result(
         verdict=verdict,
-        headline=_headline(context, verdict, results, findings, concerned),
+        headline=_headline(context, verdict, results, findings, relevant),
         finished_unix=context.finished_unix,
         profile=profile,
         nodes=context.all_names,
-        healthy_nodes=_healthy(context, known, results, findings, concerned, bad),
-        bad_nodes=tuple(sorted(bad)),
+        healthy_nodes=_healthy(context, overall_verdict, results, findings, relevant, bad_nodes),
+        bad_nodes=tuple(sorted(bad_nodes)),
         checks=results,
-        skipped=_skipped(asked, answers),
+        skipped=_skipped(selected, judgements),
         findings=findings,
         standing=standing,
-        diagnosis=next((answer.diagnosis for answer in answers if answer.diagnosis is not None), None),
+        diagnosis=next(
+            (judgement.diagnosis for judgement in judgements if judgement.diagnosis is not None), None
+        ),
         fits=_fits(measurements),
         busbw_gbytes_per_s=_busbw(context),
         records=records,
         notes=(
             *measurements.notes,
-            *suspected.describe_suspects(suspects, context.all_names, seen, findings),
+            *suspected.describe_suspects(suspects, context.all_names, measured, findings),
             *_notes(context, records),
         ),
-        suspects_measured=seen,
+        suspects_measured=measured,
         next_commands=one_machine.next_commands(measurements),
         measurements=measurements,
     )
@@ -219,27 +223,27 @@ def _healthy(
     checks: Iterable[CheckResult],
     findings: Iterable[Finding],
     standing: Iterable[Standing],
-    bad: set[str],
+    bad_nodes: set[str],
 ) -> tuple[str, ...]:
     """Return nodes that were measured and to which no finding applies or may apply."""
     if verdict == "NO-VERDICT":
         return ()
-    doubtful = set(bad)
+    excluded = set(bad_nodes)
     for fault in findings:
         if fault.code in (unsound.CODE, *NOT_CLEARED):  # the state of that node is unknown
-            doubtful |= set(fault.suspects)
+            excluded |= set(fault.suspects)
         elif fault.verdict == "FAIL":
-            doubtful |= set(fault.suspects)
+            excluded |= set(fault.suspects)
             if not fault.nodes and not fault.suspects:
                 return ()  # a cluster-wide fault, which may involve any node
     for check in checks:
         if check.check in DECISIVE and check.check not in ("ranks", "hangs"):
-            doubtful |= set(context.all_names) - set(check.nodes)  # unmeasured nodes
+            excluded |= set(context.all_names) - set(check.nodes)  # unmeasured nodes
     for item in standing:
         if not item.nodes:
             return ()
-        doubtful |= set(item.nodes)
-    return tuple(name for name in context.all_names if name not in doubtful)
+        excluded |= set(item.nodes)
+    return tuple(name for name in context.all_names if name not in excluded)
 
 
 def _headline(
@@ -249,7 +253,7 @@ def _headline(
     findings: tuple[Finding, ...],
     standing: list[Standing],
 ) -> str:
-    open_ones = [check.check for check in checks if check.verdict == "NO-VERDICT"]
+    unmeasured = [check.check for check in checks if check.verdict == "NO-VERDICT"]
     if verdict == "NO-VERDICT":
         missing = next(
             (c for c in checks if c.verdict == "NO-VERDICT" and not c.measured and c.check in DECISIVE), None
@@ -259,25 +263,28 @@ def _headline(
         return "No verdict" + (
             f" on {missing.check}: {missing.reason}" if missing else ": nothing could be judged."
         )
-    serious = [fault for fault in findings if fault.verdict == verdict]
-    if serious:
-        more = f" And {len(serious) - 1} more." if len(serious) > 1 else ""
-        return serious[0].title + more
+    worst = [fault for fault in findings if fault.verdict == verdict]
+    if worst:
+        rest = f" And {len(worst) - 1} more." if len(worst) > 1 else ""
+        return worst[0].title + rest
     if standing:
         return f"Still open from an earlier run: {standing[0].title}"
-    alone = one_machine.headline(context.measurements, checks)
-    if alone is not None:
-        return alone
-    if "bandwidth" in open_ones:
+    single_machine = one_machine.headline(context.measurements, checks)
+    if single_machine is not None:
+        return single_machine
+    if "bandwidth" in unmeasured:
         return SPEED_UNKNOWN
-    passed = sum(check.verdict == "PASS" for check in checks)
-    return f"{passed} checks passed." + (f" Not judged: {', '.join(open_ones)}." if open_ones else "")
+    passed_count = sum(check.verdict == "PASS" for check in checks)
+    return f"{passed_count} checks passed." + (f" Not judged: {', '.join(unmeasured)}." if unmeasured else "")
 
 
-def _skipped(asked: tuple[Check, ...], answers: Iterable[Judgement]) -> tuple[Skipped, ...]:
-    names = {check.name for check in asked}
-    unasked = [Skipped(check=name, reason="Not asked for.") for name in CHECKS if name not in names]
-    return (*(answer.result for answer in answers if isinstance(answer.result, Skipped)), *unasked)
+def _skipped(selected: tuple[Check, ...], judgements: Iterable[Judgement]) -> tuple[Skipped, ...]:
+    names = {check.name for check in selected}
+    not_selected = [Skipped(check=name, reason="Not asked for.") for name in CHECKS if name not in names]
+    return (
+        *(judgement.result for judgement in judgements if isinstance(judgement.result, Skipped)),
+        *not_selected,
+    )
 
 
 def _fits(measurements: Measurements) -> tuple[FitResult, ...]:
@@ -285,11 +292,11 @@ def _fits(measurements: Measurements) -> tuple[FitResult, ...]:
     for item in measurements.collectives:
         if item.seconds_median is not None and item.error is None and item.bytes > 0:
             points.setdefault((item.op, item.dtype), []).append((item.bytes, item.seconds_median))
-    fits = []
+    results = []
     for (op, dtype), times in points.items():
         fitted = fit(times)
         if fitted.alpha_s is not None or fitted.beta_gbytes_per_s is not None:
-            fits.append(
+            results.append(
                 FitResult(
                     op=op,
                     dtype=dtype,
@@ -298,7 +305,7 @@ def _fits(measurements: Measurements) -> tuple[FitResult, ...]:
                     half_bytes=fitted.half_bytes,
                 )
             )
-    return tuple(fits)
+    return tuple(results)
 
 
 def _busbw(context: JudgingContext) -> float | None:
@@ -313,49 +320,51 @@ def _busbw(context: JudgingContext) -> float | None:
     return sizes[max(sizes)] if sizes else None
 
 
-def _records(context: JudgingContext, answers: Collection[Judgement], verdict: Verdict) -> tuple[Record, ...]:
+def _records(
+    context: JudgingContext, judgements: Collection[Judgement], verdict: Verdict
+) -> tuple[Record, ...]:
     """Build records for the history, none if the nodes share one machine.
 
     If a figure is below what is expected, no figure of the network counts for a baseline.
     """
     if context.local:
         return ()
-    contradicted = any(fault.code in EXPECTED_CODES for answer in answers for fault in answer.findings)
+    unreliable = any(fault.code in EXPECTED_CODES for judgement in judgements for fault in judgement.findings)
     return tuple(
         Record(
             unix=context.finished_unix,
             verdict="NO-VERDICT"
-            if contradicted and _check_of(answer) in OF_NETWORK
-            else _counts_as(answer.result, verdict),
+            if unreliable and _check_of(judgement) in OF_NETWORK
+            else _counts_as(judgement.result, verdict),
             setting=context.setting,
             op=item.op,
             bytes=item.bytes,
             value=item.value,
             unit=item.unit,
             accepted=context.accept_baseline,
-            **({} if contradicted and _check_of(answer) in OF_NETWORK else _parts(answer, item.parts)),
+            **({} if unreliable and _check_of(judgement) in OF_NETWORK else _parts(judgement, item.parts)),
         )
-        for answer in answers
-        for item in answer.records
+        for judgement in judgements
+        for item in judgement.records
     )
 
 
-def _check_of(answer: Judgement) -> str:
-    return answer.result.check
+def _check_of(judgement: Judgement) -> str:
+    return judgement.result.check
 
 
-def _parts(answer: Judgement, parts: Mapping[str, float]) -> dict[str, Any]:
+def _parts(judgement: Judgement, parts: Mapping[str, float]) -> dict[str, Any]:
     """Return the parts of a figure that didn't fail, and which of them have a warning.
 
     A failure without a named component may concern any part.
     """
-    graves: dict[str, set[str]] = {"FAIL": set(), "WARN": set()}
-    for fault in answer.findings:
+    blamed: dict[str, set[str]] = {"FAIL": set(), "WARN": set()}
+    for fault in judgement.findings:
         names = {*fault.nodes, *fault.suspects}
         if fault.verdict == "FAIL" and not names:
             return {}
-        graves[fault.verdict] |= names
-    failed, warned = ({name for name in parts if _whose(name) & graves[grave]} for grave in ("FAIL", "WARN"))
+        blamed[fault.verdict] |= names
+    failed, warned = ({name for name in parts if _whose(name) & blamed[level]} for level in ("FAIL", "WARN"))
     return {
         "parts": {name: value for name, value in parts.items() if name not in failed},
         "warned": tuple(sorted(warned - failed)),
@@ -383,15 +392,17 @@ def _notes(context: JudgingContext, records: Iterable[Record]) -> tuple[str, ...
         return ("The history of these figures is discarded and restarts with this run (--accept-baseline).",)
     notes = []
     for record in records:
-        same = (*context.same(record), record)
+        history = (*context.same(record), record)
         # A part on a new level has a warning until that level becomes the baseline
-        named = {record.op: same} | {f"{record.op} of {name}": part_of(same, name) for name in record.warned}
+        records_by_name = {record.op: history} | {
+            f"{record.op} of {name}": part_of(history, name) for name in record.warned
+        }
         notes += [
-            f"{name}: {STEADY_NIGHTS} steady nights at {after.median:.4g} {record.unit} are the new "
-            f"baseline, instead of {after.before:.4g}."
-            for name, its in named.items()
-            if (after := baseline(its)) is not None
-            and after.before is not None
-            and after.since_unix == record.unix
+            f"{name}: {STEADY_NIGHTS} steady nights at {current.median:.4g} {record.unit} are the new "
+            f"baseline, instead of {current.before:.4g}."
+            for name, series in records_by_name.items()
+            if (current := baseline(series)) is not None
+            and current.before is not None
+            and current.since_unix == record.unix
         ]
     return tuple(notes)

@@ -336,7 +336,7 @@ def test_every_checklist_command_is_one_that_the_command_line_takes(place: Path)
         assert not context.args, where
     (example,) = (block for block in blocks("csv") if block.where.startswith("docs/checklist.md"))
     (place / "own.csv").write_text(example.text)
-    assert len(thresholds.read(place / "own.csv", own=True)) == 2
+    assert len(thresholds.read(place / "own.csv", user=True)) == 2
 
 
 @pytest.mark.parametrize(("file", "least"), [("checklist_flow.py", 5), ("rejection_flow.py", 3)])

@@ -190,9 +190,9 @@ def _cloudwatch(result: Result, where: str, cluster: str) -> tuple[str, ...]:
     return (f"Written for CloudWatch: {where}",)
 
 
-def _nodes(result: Result, outputs: Outputs, how: taint.How) -> tuple[str, ...]:
+def _nodes(result: Result, outputs: Outputs, method: taint.How) -> tuple[str, ...]:
     return taint.publish(
-        result, apply=outputs.apply, how=how, most_share=outputs.most_share, context=outputs.context
+        result, apply=outputs.apply, method=method, most_share=outputs.most_share, context=outputs.context
     )
 
 

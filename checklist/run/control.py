@@ -208,9 +208,9 @@ class Hub(Server[RanksRequest]):
         if not all(0 <= rank < world for rank in request.ranks):
             return f"{host} claims rank {max(request.ranks)} of {world}"
         peers = self.peers()
-        taken = sorted(set(request.ranks) & set(peers))
-        if taken:
-            return f"{host} claims rank {taken[0]}, and so does {peers[taken[0]].request.host}"
+        duplicate = sorted(set(request.ranks) & set(peers))
+        if duplicate:
+            return f"{host} claims rank {duplicate[0]}, and so does {peers[duplicate[0]].request.host}"
         return None
 
 
@@ -249,8 +249,12 @@ def _why_unreachable(rendezvous: Rendezvous, limit_s: float) -> str:
             "The host responds, but no process of this run listens there: is rank 0 running, does a firewall "
             "refuse these ports, and is CHECKLIST_SECRET the same on all?"
         )
-    others = (rendezvous.ports[0] - PORT_OFFSET, rendezvous.ports[-1] + 1, _SSH)  # the first a launcher's own
-    elsewhere = next((port for port in others if _answers(rendezvous.host, port, limit_s)), None)
+    other_ports = (
+        rendezvous.ports[0] - PORT_OFFSET,
+        rendezvous.ports[-1] + 1,
+        _SSH,
+    )  # the first a launcher's own
+    elsewhere = next((port for port in other_ports if _answers(rendezvous.host, port, limit_s)), None)
     if elsewhere is not None:
         return (
             f"The host answers on port {elsewhere}, so a firewall drops these: open them, or give others by "

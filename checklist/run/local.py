@@ -39,20 +39,20 @@ def run_local(options: Options, *, directory: Path | None = None) -> Measurement
     options, shares = shared_out(options)
     nodes, processes = options.nodes, options.gpus_per_node or 1
     secret, port = Secret.make(), 20_000 + secrets.randbelow(10_000)
-    others = []
+    started = []
     try:
         for node in range(1, nodes):
-            place = _place(node, nodes, processes, port, secret)
-            others.append(_start(options, place, shares[node], directory))
+            rendezvous = _place(node, nodes, processes, port, secret)
+            started.append(_start(options, rendezvous, shares[node], directory))
         _take(shares[0])
         return run(options, _place(0, nodes, processes, port, secret), directory=directory)
     finally:
-        for other in others:
+        for process in started:
             try:
-                other.wait(timeout=_END_S)
+                process.wait(timeout=_END_S)
             except subprocess.TimeoutExpired:  # noqa: PERF203 - each has its own
-                other.kill()  # its workers end with it
-                other.wait(timeout=_END_S)
+                process.kill()  # its workers end with it
+                process.wait(timeout=_END_S)
 
 
 def shared_out(options: Options) -> tuple[Options, list[tuple[str, ...]]]:
@@ -80,7 +80,7 @@ def shared_out(options: Options) -> tuple[Options, list[tuple[str, ...]]]:
 
 def run_node(
     options: Options,
-    place: Rendezvous,
+    rendezvous: Rendezvous,
     uuids: tuple[str, ...],
     directory: Path,
     on_measured: Callable[[Measurements], None] = lambda _: None,
@@ -91,26 +91,26 @@ def run_node(
 
     Raises UserError where the process has failed, or was killed, or did not end in time.
     """
-    answer = directory / "answer.json"
+    result_file = directory / "answer.json"
     limits = limits_of(options)
     limit = limits.rendezvous + limits.run + _LAST_S
-    process = _start(options, place, uuids, directory, answer)
+    process = _start(options, rendezvous, uuids, directory, result_file)
     try:
         status = _wait(process, limit, directory / _SO_FAR, on_measured)
     finally:
         _end(process)
     if status is None:
         raise UserError(
-            f"The checklist's process of node {place.node} did not end within {limit:.0f} s.",
+            f"The checklist's process of node {rendezvous.node} did not end within {limit:.0f} s.",
             "Look at that node: something there blocks even what no collective can block.",
         )
-    if not answer.exists():
-        how = f"was ended by signal {-status}" if status < 0 else f"has failed with status {status}"
+    if not result_file.exists():
+        ending = f"was ended by signal {-status}" if status < 0 else f"has failed with status {status}"
         raise UserError(
-            f"The checklist's process {how}.",
+            f"The checklist's process {ending}.",
             "Signal 9 is often the node's memory limit; the node's log may say more.",
         )
-    outcome = json.loads(answer.read_text())
+    outcome = json.loads(result_file.read_text())
     if "problem" in outcome:
         raise UserError(outcome["problem"], outcome["advice"])
     return measurements.record(Measurements, outcome["measurements"])
@@ -120,13 +120,13 @@ def _wait(
     process: subprocess.Popen[bytes], limit_s: float, file: Path, on_measured: Callable[[Measurements], None]
 ) -> int | None:
     """The exit status; None: it did not end in time. Meanwhile whatever is new in the file is handed on."""
-    deadline, known = time.monotonic() + limit_s, None
+    deadline, status = time.monotonic() + limit_s, None
     while time.monotonic() < deadline:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(timeout=_LOOK_S)
         changed = file.stat().st_mtime_ns if file.exists() else None
-        if changed != known:
-            known = changed
+        if changed != status:
+            status = changed
             on_measured(measurements.from_json(file.read_text()))
     return None
 
@@ -150,18 +150,18 @@ def _take(uuids: tuple[str, ...]) -> None:
 
 def _start(
     options: Options,
-    place: Rendezvous,
+    rendezvous: Rendezvous,
     uuids: tuple[str, ...],
     directory: Path | None,
-    answer: Path | None = None,
+    result_file: Path | None = None,
 ) -> subprocess.Popen[bytes]:
     job = {
-        "rendezvous": place.to_dict(),
+        "rendezvous": rendezvous.to_dict(),
         "options": options.model_dump(mode="json", exclude={"thresholds"}),  # which no node needs
         "directory": str(directory) if directory else None,
-        "answer": str(answer) if answer else None,
+        "answer": str(result_file) if result_file else None,
     }
-    environment = {**os.environ, _NODE: str(place.node), PARENT: str(os.getpid())}
+    environment = {**os.environ, _NODE: str(rendezvous.node), PARENT: str(os.getpid())}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
     if uuids:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
@@ -170,7 +170,7 @@ def _start(
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        stderr=None if answer else subprocess.DEVNULL,
+        stderr=None if result_file else subprocess.DEVNULL,
     )
     # Through its standard input: the run's secret is in it, and command lines and environments can be read
     if process.stdin is not None:
@@ -198,24 +198,24 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the affair of whoever waits for this
     job = json.loads(sys.stdin.buffer.read())
     outcome: dict[str, Any]
-    answer = Path(job["answer"]) if job["answer"] else None
+    result_file = Path(job["answer"]) if job["answer"] else None
 
     def on_measured(found: Measurements) -> None:
-        if answer is not None:
-            _write(answer.with_name(_SO_FAR), measurements.to_json(found))
+        if result_file is not None:
+            _write(result_file.with_name(_SO_FAR), measurements.to_json(found))
 
     try:
-        measured = run(
+        final = run(
             build(Options, job["options"]),
             Rendezvous.from_dict(job["rendezvous"]),
             directory=Path(job["directory"]) if job["directory"] else None,
             on_measured=on_measured,
         )
-        outcome = {"measurements": measurements.to_dict(measured)}
+        outcome = {"measurements": measurements.to_dict(final)}
     except UserError as error:
         outcome = {"problem": error.problem, "advice": error.advice}
-    if answer is not None:
-        _write(answer, json.dumps(outcome))
+    if result_file is not None:
+        _write(result_file, json.dumps(outcome))
     return 2 if "problem" in outcome else 0  # otherwise node 0 reports
 
 

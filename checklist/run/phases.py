@@ -99,18 +99,18 @@ def node(run: Session) -> str | None:
     }
     limit = effort.load_s + 3 * run.limits.operation
     size = run.options.storage_bytes or effort.storage_bytes
-    places = {rank: _places(run, rank) for rank in run.ranks}
-    by_rank = {rank: {**arguments, "places": {**places[rank], "size": size}} for rank in run.ranks}
+    folders = {rank: _places(run, rank) for rank in run.ranks}
+    by_rank = {rank: {**arguments, "folders": {**folders[rank], "size": size}} for rank in run.ranks}
     outcome = run.ask("local", by_rank, limit_s=limit)
     for reply in outcome.replies.values():
         run.got.locals += [record(Local, local) for local in reply]
     if outcome.unfinished:  # killed, perhaps in the middle of a file
-        left = {rank: places[rank] for rank in outcome.unfinished if rank in run.ranks}
+        unfinished = {rank: folders[rank] for rank in outcome.unfinished if rank in run.ranks}
         _grant(run)
-        run.ask("remove", left, limit_s=_LEAVE_S)
-    again = _repeat(run)
+        run.ask("remove", unfinished, limit_s=_LEAVE_S)
+    error = _repeat(run)
     _health(run, "after")
-    return trouble(outcome) or again
+    return trouble(outcome) or error
 
 
 def _repeat(run: Session) -> str | None:
@@ -143,27 +143,29 @@ def world(run: Session) -> str | None:
         problem = sweep.correctness(run, ranks) or sweep.sweep(run, ranks)
     if problem is None and run.backend == "nccl":
         _transport(run, ranks)
-    left = problem or trouble(run.ask("leave", {rank: {} for rank in ranks}, limit_s=_LEAVE_S, together=True))
-    if left is not None:
+    leave_error = problem or trouble(
+        run.ask("leave", {rank: {} for rank in ranks}, limit_s=_LEAVE_S, collective=True)
+    )
+    if leave_error is not None:
         run.restart(tuple(rank for rank in ranks if rank in run.ranks))  # their group cannot be used any more
     return problem
 
 
 def counted(run: Session, name: PhaseName) -> str | None:
     """Do the phase; where it loads the network, note what the hosts have counted meanwhile."""
-    before = _counters(run) if name in ("node", "world", "pairs") else {}
+    counters_before = _counters(run) if name in ("node", "world", "pairs") else {}
     try:
         return DO[name](run)
     finally:
         _grant(run)
-        after = _counters(run) if before else {}
-        for rank, reading in after.items():
-            if rank in before:
-                grown = growth(before[rank], reading)
+        counters_after = _counters(run) if counters_before else {}
+        for rank, reading in counters_after.items():
+            if rank in counters_before:
+                increase = growth(counters_before[rank], reading)
                 if name == "node":  # the network is not under test, e.g. uploads to the datastore
-                    grown = {counter: grown[counter] for counter in OF_CPU}
-                grown = {"node": run.nodes[rank], "phase": name, **grown}
-                run.got.counters.append(record(Counters, grown))
+                    increase = {counter: increase[counter] for counter in OF_CPU}
+                increase = {"node": run.nodes[rank], "phase": name, **increase}
+                run.got.counters.append(record(Counters, increase))
 
 
 DO: dict[PhaseName, Callable[[Session], str | None]] = {
@@ -196,24 +198,24 @@ def _join(run: Session, ranks: tuple[int, ...]) -> str | None:
         "limit_s": run.limits.operation,
     }
     limit = 2 * run.limits.operation  # torch is imported by this, on all cores at once
-    outcome = run.ask("join", dict.fromkeys(ranks, arguments), limit_s=limit, together=True)
+    outcome = run.ask("join", dict.fromkeys(ranks, arguments), limit_s=limit, collective=True)
     return trouble(outcome)
 
 
 def _gpus_of(run: Session, node: int) -> list[str]:
     """The UUIDs of the GPUs that a node's ranks use."""
-    own = [fact for fact in run.got.facts.values() if fact.node == node]
-    return [uuid for fact in own for uuid in fact.gpu_uuids[fact.local_rank :][:1]]
+    facts = [fact for fact in run.got.facts.values() if fact.node == node]
+    return [uuid for fact in facts for uuid in fact.gpu_uuids[fact.local_rank :][:1]]
 
 
 def _places(run: Session, rank: int) -> dict[str, Any]:
     """Return the folder of a rank for writing and reading, by name; None: not requested."""
-    asked = {check.name for check in run.options.checks}
-    work = str(run.options.directory or tempfile.gettempdir())
+    check_names = {check.name for check in run.options.checks}
+    work_folder = str(run.options.directory or tempfile.gettempdir())
     return {
         "name": f".checklist-{run.scratch}-{rank}.tmp",
-        "directory": work if "storage" in asked else None,
-        "datastore": run.options.datastore if "datastore" in asked else None,
+        "directory": work_folder if "storage" in check_names else None,
+        "datastore": run.options.datastore if "datastore" in check_names else None,
     }
 
 
@@ -221,9 +223,9 @@ def _transport(run: Session, ranks: tuple[int, ...]) -> None:
     """Read the transport from NCCL's logs; the slowest network that any rank uses."""
     outcome = run.ask("transport", {rank: {} for rank in ranks}, limit_s=run.limits.operation)
     transports = [record(Transport, reply) for _, reply in sorted(outcome.replies.items())]
-    slow = [one for one in transports if one.network == "socket"]
-    between = [one for one in transports if one.network not in (None, "shm")]
-    run.got.transport = next(iter([*slow, *between, *transports]), None)
+    slow = [item for item in transports if item.network == "socket"]
+    networked = [item for item in transports if item.network not in (None, "shm")]
+    run.got.transport = next(iter([*slow, *networked, *transports]), None)
 
 
 def _counters(run: Session) -> dict[int, Any]:
@@ -242,9 +244,9 @@ def _health(run: Session, when: str) -> None:
 def _refuse_cut(run: Session) -> None:
     """Skip collectives over hosts that cannot reach each other: they would hang and show nothing new."""
     if run.unusable:
-        rank, why = next(iter(sorted(run.unusable.items())))
-        raise PhaseSkipped(f"a collective would hang: on rank {rank}, {why}")
+        rank, reason = next(iter(sorted(run.unusable.items())))
+        raise PhaseSkipped(f"a collective would hang: on rank {rank}, {reason}")
     gloo = run.backend == "gloo"
-    bad = [probe for probe in run.got.probes if not probe.connected or (gloo and not probe.bulk_ok)]
-    if bad:
-        raise PhaseSkipped(f"a collective would hang: node {bad[0].src} can't reach node {bad[0].dst}")
+    failed = [probe for probe in run.got.probes if not probe.connected or (gloo and not probe.bulk_ok)]
+    if failed:
+        raise PhaseSkipped(f"a collective would hang: node {failed[0].src} can't reach node {failed[0].dst}")

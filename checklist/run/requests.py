@@ -85,52 +85,52 @@ class Requests:
 
     def ask(
         self,
-        what: str,
+        kind: str,
         arguments: Mapping[int, Mapping[str, Any]],
         *,
         limit_s: float,
-        together: bool = False,
+        collective: bool = False,
         operation: str | None = None,
     ) -> Outcome:
         """Ask those ranks, each with its arguments.
 
-        ``together``: they need each other, so when one has failed the others are not waited for. Ranks that
+        ``collective``: they need each other, so when one has failed the others are not waited for. Ranks that
         hang or die are recorded, and their workers started again.
         """
         self._ids += 1
-        begin = time.monotonic()
-        deadline = min(begin + limit_s, self.phase_ends)
+        start = time.monotonic()
+        deadline = min(start + limit_s, self.phase_ends)
         outcome, pending = Outcome(), set(arguments)
-        self._asked, self._operation = pending, operation or what
-        died = {rank: _Gone("its supervisor is gone", "lost") for rank in pending - set(self.ranks)}
-        died |= {rank: gone for rank, gone in self._dead.items() if rank in pending}
+        self._asked, self._operation = pending, operation or kind
+        dead = {rank: _Gone("its supervisor is gone", "lost") for rank in pending - set(self.ranks)}
+        dead |= {rank: cause for rank, cause in self._dead.items() if rank in pending}
         for rank in arguments:
-            self.send([rank], what, arguments[rank], operation)
-        while pending - set(died) and time.monotonic() < deadline:
+            self.send([rank], kind, arguments[rank], operation)
+        while pending - set(dead) and time.monotonic() < deadline:
             event = self._next(min(0.5, deadline - time.monotonic()))
             if event is None:
                 if self.stopped.is_set():
                     break
                 continue
-            failed = self._note(event, outcome, pending, died)
-            if failed and together:
+            failed = self._note(event, outcome, pending, dead)
+            if failed and collective:
                 deadline = min(deadline, time.monotonic() + self.limits.settle)
         if pending:
-            waited = time.monotonic() - begin
-            patient = bool(died) or bool(outcome.errors) or waited >= 0.9 * limit_s
-            self._blame(set(pending), died, self._operation, waited, outcome, patient=patient)
+            waited = time.monotonic() - start
+            at_deadline = bool(dead) or bool(outcome.errors) or waited >= 0.9 * limit_s
+            self._blame(set(pending), dead, self._operation, waited, outcome, at_deadline=at_deadline)
         self._asked = set()
         return outcome
 
-    def _note(self, event: Event, outcome: Outcome, pending: set[int], died: dict[int, _Gone]) -> bool:
+    def _note(self, event: Event, outcome: Outcome, pending: set[int], dead: dict[int, _Gone]) -> bool:
         """Take in what a supervisor has said; whether someone has failed."""
         if event.lost is not None:
-            gone = pending.intersection(event.peer.request.ranks)
-            died.update(dict.fromkeys(gone, _Gone(event.lost, "lost")))
-            return bool(gone)
+            lost_ranks = pending.intersection(event.peer.request.ranks)
+            dead.update(dict.fromkeys(lost_ranks, _Gone(event.lost, "lost")))
+            return bool(lost_ranks)
         message = event.message
         if isinstance(message, Ended) and message.rank in pending:
-            died[message.rank] = _Gone(message.why, "died", message.at)
+            dead[message.rank] = _Gone(message.why, "died", message.at)
             return True
         if (
             not isinstance(message, FromWorker)
@@ -148,40 +148,50 @@ class Requests:
     def _blame(
         self,
         pending: set[int],
-        died: dict[int, _Gone],
-        what: str,
+        dead: dict[int, _Gone],
+        kind: str,
         waited_s: float,
         outcome: Outcome,
         *,
-        patient: bool,
+        at_deadline: bool,
     ) -> None:
         """Say who is at fault, and start the workers of all that did not finish again."""
         outcome.unfinished = tuple(sorted(pending))
-        alive = sorted(pending - set(died))
-        for rank, gone in died.items():
-            if gone.recorded:
+        alive = sorted(pending - set(dead))
+        for rank, cause in dead.items():
+            if cause.recorded:
                 continue
-            sequence = gone.at[1] if gone.at else None
-            self._hang(rank, what, sequence, waited_s, gone.kind, alive, gone.why)
+            sequence = cause.at[1] if cause.at else None
+            self._hang(rank, kind, sequence, waited_s, cause.kind, alive, cause.why)
         behind: list[int] = []
-        if not patient:  # the phase's time was over: whoever is merely slow is not to blame
-            outcome.why = f"the time for the phase was over in {what}"
-        at = self._where(alive)
-        records = self._traces(alive) if not died else {}
-        if not died and alive:
-            behind = _behind(at, alive, bool(outcome.errors)) if patient else _stuck(at, alive)
-            behind = behind or (flight.behind(records) if patient else [])
+        if not at_deadline:  # the phase's time was over: whoever is merely slow is not to blame
+            outcome.why = f"the time for the phase was over in {kind}"
+        positions = self._where(alive)
+        records = self._traces(alive) if not dead else {}
+        if not dead and alive:
+            behind = (
+                _behind(positions, alive, bool(outcome.errors)) if at_deadline else _stuck(positions, alive)
+            )
+            behind = behind or (flight.behind(records) if at_deadline else [])
             for rank in behind:
-                waiting = [other for other in alive if other not in behind]
-                details = (_state_words(at.get(rank)), flight.words(records, rank))
+                blocked = [peer for peer in alive if peer not in behind]
+                details = (_state_words(positions.get(rank)), flight.words(records, rank))
                 detail = "; ".join(filter(None, details)) or None
-                self._hang(rank, what, at[rank][1] if rank in at else None, waited_s, "hang", waiting, detail)
-            if not behind and patient:
-                outcome.why = f"{what}: all of ranks {_some(alive)} wait in it, none is behind"
-        if outcome.why is None and died:
-            outcome.why = f"rank {_some(sorted(died))} was lost or died in {what}"
+                self._hang(
+                    rank,
+                    kind,
+                    positions[rank][1] if rank in positions else None,
+                    waited_s,
+                    "hang",
+                    blocked,
+                    detail,
+                )
+            if not behind and at_deadline:
+                outcome.why = f"{kind}: all of ranks {_some(alive)} wait in it, none is behind"
+        if outcome.why is None and dead:
+            outcome.why = f"rank {_some(sorted(dead))} was lost or died in {kind}"
         elif outcome.why is None:
-            outcome.why = f"{what} was ended after {waited_s:.1f} s: it waited for rank {_some(behind)}"
+            outcome.why = f"{kind} was ended after {waited_s:.1f} s: it waited for rank {_some(behind)}"
         self.restart(outcome.unfinished)
 
     def _hang(
@@ -191,7 +201,7 @@ class Requests:
         sequence: int | None,
         waited_s: float,
         kind: Any,
-        waiting: list[int],
+        blocked: list[int],
         detail: str | None,
     ) -> None:
         self.hangs.append(
@@ -203,7 +213,7 @@ class Requests:
                 sequence=sequence,
                 waited_s=waited_s,
                 kind=kind,
-                waiting=tuple(waiting),
+                waiting=tuple(blocked),
                 detail=detail,
             )
         )
@@ -237,13 +247,13 @@ class Requests:
         """
         self.send(ranks, "trace")
         records: dict[int, flight.Record] = {}
-        answered = 0
+        dumps = 0
         deadline = time.monotonic() + self.limits.settle
-        while answered < len(ranks) and time.monotonic() < deadline:
+        while dumps < len(ranks) and time.monotonic() < deadline:
             event = self._next(0.2)
             message = event.message if event else None
             if isinstance(message, FromWorker) and message.reply.kind == "trace":
-                answered += 1
+                dumps += 1
                 if message.reply.record:
                     records[message.rank] = message.reply.record
         return records
@@ -253,9 +263,9 @@ class Requests:
         best: dict[int, tuple[float, float]] = {}
         for number in range(_CLOCK_ROUNDS):
             self.hub.send(Clock(round=number, at=time.time()))
-            waiting = set(self.ranks)
+            outstanding = set(self.ranks)
             deadline = time.monotonic() + 1.0
-            while waiting and time.monotonic() < deadline:
+            while outstanding and time.monotonic() < deadline:
                 event = self._next(0.2)
                 message = event.message if event else None
                 if event is None or not isinstance(message, Clock) or message.round != number:
@@ -264,13 +274,13 @@ class Requests:
                     continue
                 trip = time.time() - message.at
                 for rank in event.peer.request.ranks:
-                    waiting.discard(rank)
+                    outstanding.discard(rank)
                     if rank not in best or trip / 2 < best[rank][1]:
                         best[rank] = (message.now - message.at - trip / 2, trip / 2)
         return best
 
     def send(
-        self, ranks: Any, what: str, arguments: Mapping[str, Any] | None = None, operation: str | None = None
+        self, ranks: Any, kind: str, arguments: Mapping[str, Any] | None = None, operation: str | None = None
     ) -> None:
         peers = self.hub.peers()
         for rank in ranks:
@@ -279,7 +289,7 @@ class Requests:
                     Do(
                         rank=rank,
                         id=self._ids,
-                        what=what,
+                        what=kind,
                         operation=operation,
                         arguments=dict(arguments or {}),
                     )
@@ -297,39 +307,39 @@ class Requests:
                 self._hang(rank, IDLE, None, 0.0, "lost", [], event.lost)
             self.lost(event)
         elif isinstance(event.message, Ended) and event.message.rank not in self._asked:
-            rank, why = event.message.rank, event.message.why
-            self._hang(rank, IDLE, None, 0.0, "died", [], why)
-            self._dead[rank] = _Gone(why, "died", event.message.at, recorded=True)
+            rank, reason = event.message.rank, event.message.why
+            self._hang(rank, IDLE, None, 0.0, "died", [], reason)
+            self._dead[rank] = _Gone(reason, "died", event.message.at, recorded=True)
         return event
 
     def lost(self, event: Event) -> None:
         """A node has just been lost; for whoever has something to save then."""
 
 
-def _behind(at: Mapping[int, Position], alive: list[int], others_failed: bool) -> list[int]:
+def _behind(positions: Mapping[int, Position], alive: list[int], others_failed: bool) -> list[int]:
     """Return the ranks that hold the others up: those that cannot run, else those with the fewest started
     operations.
     """
-    if stuck := _stuck(at, alive):
+    if stuck := _stuck(positions, alive):
         return stuck
-    fewest = min(at[rank][1] for rank in alive)
-    behind = [rank for rank in alive if at[rank][1] == fewest]
+    fewest = min(positions[rank][1] for rank in alive)
+    behind = [rank for rank in alive if positions[rank][1] == fewest]
     if len(behind) < len(alive) or len(alive) == 1 or others_failed:
         return behind
     return []
 
 
-def _stuck(at: Mapping[int, Position], alive: list[int]) -> list[int]:
+def _stuck(positions: Mapping[int, Position], alive: list[int]) -> list[int]:
     """Ranks that can't run, else those whose supervisors don't answer."""
-    stopped = [rank for rank in alive if rank in at and at[rank][2] in _STOPPED]
-    return stopped or [rank for rank in alive if rank not in at]
+    stopped = [rank for rank in alive if rank in positions and positions[rank][2] in _STOPPED]
+    return stopped or [rank for rank in alive if rank not in positions]
 
 
-def _state_words(at: Position | None) -> str | None:
-    if at is None:
+def _state_words(position: Position | None) -> str | None:
+    if position is None:
         return "its supervisor did not report its state"
-    words = {"T": "stopped", "t": "stopped", "D": "waits in the kernel, for a device or a disk", "Z": "dead"}
-    state = words.get(at[2])
+    texts = {"T": "stopped", "t": "stopped", "D": "waits in the kernel, for a device or a disk", "Z": "dead"}
+    state = texts.get(position[2])
     return f"the process is {state}" if state else None
 
 

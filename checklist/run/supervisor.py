@@ -98,9 +98,9 @@ def take_part(
     UserError
         When rank 0 cannot be reached, does not take this process in, or is lost before the end.
     """
-    kept = directory is not None
-    place = directory or Path(tempfile.mkdtemp(prefix="checklist-"))
-    place.mkdir(parents=True, exist_ok=True)
+    keep_folder = directory is not None
+    folder = directory or Path(tempfile.mkdtemp(prefix="checklist-"))
+    folder.mkdir(parents=True, exist_ok=True)
     limits = limits_of(options)
     hub = Hub(rendezvous, limits) if rendezvous.leads else None
     conductor = (
@@ -111,16 +111,16 @@ def take_part(
             threading.Thread(target=conductor.run, name="checklist-conductor", daemon=True).start()
         connection = control.join(rendezvous, limits)
         with sigterm_raises():
-            end = _Supervisor(rendezvous, limits, connection, place).serve()
-            whole = None if conductor is None else conductor.measured
-            return end if whole is None else replace(end, measurements=whole)
+            end = _Supervisor(rendezvous, limits, connection, folder).serve()
+            measurements = None if conductor is None else conductor.measured
+            return end if measurements is None else replace(end, measurements=measurements)
     finally:
         if conductor is not None:
             conductor.stop()
         if hub is not None:
             hub.close()
-        if not kept:
-            shutil.rmtree(place, ignore_errors=True)
+        if not keep_folder:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +160,11 @@ class _Supervisor:
         """Execute rank 0's messages until the run ends."""
         deadline = time.monotonic() + self._limits.rendezvous + self._limits.run + _END_S
         threading.Thread(target=self._listen, name="checklist-link", daemon=True).start()
-        next_beat = 0.0
+        next_heartbeat = 0.0
         try:
             while time.monotonic() < deadline:
-                if time.monotonic() >= next_beat:
-                    next_beat = time.monotonic() + BEAT_S
+                if time.monotonic() >= next_heartbeat:
+                    next_heartbeat = time.monotonic() + BEAT_S
                     self._connection.send(Beat())
                 with contextlib.suppress(queue.Empty):
                     message = self._heard.get(timeout=BEAT_S)
@@ -207,8 +207,8 @@ class _Supervisor:
 def _result(message: control.End) -> End:
     if message.error is not None or message.measurements is None:
         raise UserError(message.error or "Rank 0 has ended the run without a word.", message.advice)
-    measured = measurements.record(Measurements, message.measurements)
-    return End(measurements=measured, status=message.status)
+    record = measurements.record(Measurements, message.measurements)
+    return End(measurements=record, status=message.status)
 
 
 def _environment(rendezvous: Rendezvous) -> dict[str, str]:

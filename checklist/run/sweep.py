@@ -68,30 +68,30 @@ def sweep(run: Session, ranks: tuple[int, ...]) -> str | None:
         for op in OPERATIONS[profile]
         for dtype in (DTYPES if op != "barrier" and profile != "quick" else ("float32",))
     ]
-    ends = time.monotonic() + _SHARE * (run.phase_ends - time.monotonic())
+    deadline = time.monotonic() + _SHARE * (run.phase_ends - time.monotonic())
     for number, (op, dtype) in enumerate(cases):
         # An equal part of what is left for each: the first must not take the time of the last.
-        share = (ends - time.monotonic()) / (len(cases) - number)
+        share = (deadline - time.monotonic()) / (len(cases) - number)
         problem = _sizes(run, ranks, op, dtype, time.monotonic() + share)
         if problem is not None:
             return problem
     return None
 
 
-def _sizes(run: Session, ranks: tuple[int, ...], op: str, dtype: str, ends: float) -> str | None:
-    """One operation and type over all sizes, until ``ends``."""
+def _sizes(run: Session, ranks: tuple[int, ...], op: str, dtype: str, deadline: float) -> str | None:
+    """One operation and type over all sizes, until ``deadline``."""
     effort, growth = run.options.effort, GROWTH[run.options.profile]
     largest = effort.largest_cuda if run.device == "cuda" else effort.largest_cpu
     expected = 0.0  # seconds of one iteration, from the size before
     for size in sizes(op, largest, growth):
-        left = ends - time.monotonic()
-        if left < 0 or expected * (_FEWEST + 2) > left:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s < 0 or expected * (_FEWEST + 2) > remaining_s:
             run.notes.append(f"{op} ({dtype}) was not timed from {size} bytes on: out of time.")
             return None
         iterations = effort.iterations
         if expected:
             iterations *= _MORE_WHERE_FAST if _apart(run) and expected < _FAST_S else 1
-            iterations = max(_FEWEST, min(iterations, int(left / 3 / expected)))
+            iterations = max(_FEWEST, min(iterations, int(remaining_s / 3 / expected)))
         elements = busbw.buffer_elements(op, size, DTYPES[dtype], len(ranks))
         problem = _one(run, ranks, "time", op, dtype, elements, iterations)
         if problem == "memory":
@@ -99,8 +99,8 @@ def _sizes(run: Session, ranks: tuple[int, ...], op: str, dtype: str, ends: floa
             return None
         if problem is not None:
             return problem
-        timed = [item for item in run.got.collectives if (item.op, item.dtype) == (op, dtype)]
-        expected = (timed[-1].seconds_median or 0.0) * growth if timed else 0.0
+        results = [item for item in run.got.collectives if (item.op, item.dtype) == (op, dtype)]
+        expected = (results[-1].seconds_median or 0.0) * growth if results else 0.0
     return None
 
 
@@ -118,20 +118,20 @@ def _apart(run: Session) -> bool:
 
 
 def _asked_for(run: Session, check: str) -> bool:
-    return any(one.name == check for one in run.options.checks)
+    return any(item.name == check for item in run.options.checks)
 
 
 def _one(
-    run: Session, ranks: tuple[int, ...], what: str, op: str, dtype: str, elements: int, iterations: int
+    run: Session, ranks: tuple[int, ...], kind: str, op: str, dtype: str, elements: int, iterations: int
 ) -> str | None:
     arguments: dict[str, Any] = {"op": op, "dtype": dtype, "elements": elements}
-    if what == "time":
-        arguments |= {"iterations": iterations, "apart": _apart(run)}
+    if kind == "time":
+        arguments |= {"iterations": iterations, "paced": _apart(run)}
     outcome = run.ask(
-        what,
+        kind,
         dict.fromkeys(ranks, arguments),
         limit_s=run.limits.operation,
-        together=True,
+        collective=True,
         operation=op,
     )
     size = busbw.actual_bytes(op, elements, DTYPES[dtype], len(ranks))
@@ -154,9 +154,9 @@ def _measured(
 ) -> Collective:
     """The slowest rank's time of each iteration, if all can be; the wrong values of all ranks."""
     unsound = [
-        one
+        item
         for rank, reply in sorted(outcome.replies.items())
-        for one in unsound_times(
+        for item in unsound_times(
             reply["seconds"],
             check="latency" if size <= busbw.SMALL_BYTES else "bandwidth",
             what=f"{op} of {size} bytes ({dtype})",
@@ -183,7 +183,7 @@ def _measured(
 def _slowest(outcome: Outcome) -> list[float]:
     """Return the seconds of the slowest rank of each iteration."""
     times = zip(*(reply["seconds"] for reply in outcome.replies.values()), strict=True)
-    return [max(of_ranks) for of_ranks in times]
+    return [max(seconds) for seconds in times]
 
 
 def _collective(

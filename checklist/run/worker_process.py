@@ -145,9 +145,9 @@ class WorkerProcess:
         if process is None or self._process is not process or started != self._started:
             return  # it was killed by us
         code = process.wait()
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        outcome = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         last_words = "" if code < 0 else self._last_words()
-        self._report(Ended(rank=self.rank, why=how + last_words, at=self.at()))
+        self._report(Ended(rank=self.rank, why=outcome + last_words, at=self.at()))
 
     def _last_words(self) -> str:
         try:

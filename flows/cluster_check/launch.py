@@ -285,7 +285,7 @@ def _read_thresholds(file: Path | None) -> str | None:
     if file is None:
         return None
     file = file.expanduser()
-    thresholds.read(file, own=True)  # raises for the first error
+    thresholds.read(file, user=True)  # raises for the first error
     return file.read_text(encoding="utf-8-sig")
 
 

@@ -102,7 +102,8 @@ def _families(
         ):
             if nodes:
                 names = context.names(nodes)
-                title = f"{few(names)} {singular if len(names) == 1 else plural} over {family}, but over {other_name}."
+                verb = singular if len(names) == 1 else plural
+                title = f"{few(names)} {verb} over {family}, but over {other_name}."
                 findings.append(
                     finding(
                         "open-ports",

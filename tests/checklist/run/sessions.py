@@ -32,5 +32,7 @@ class Answered(Session):
     def ranks(self) -> tuple[int, ...]:
         return self._all
 
-    def ask(self, what: str, arguments: Mapping[int, Mapping[str, Any]], **_: Any) -> Outcome:
-        return Outcome(replies={rank: self._answer(what, rank, told) for rank, told in arguments.items()})
+    def ask(self, kind: str, arguments: Mapping[int, Mapping[str, Any]], **_: Any) -> Outcome:
+        return Outcome(
+            replies={rank: self._answer(kind, rank, request) for rank, request in arguments.items()}
+        )

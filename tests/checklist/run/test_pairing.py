@@ -46,7 +46,7 @@ def test_above_32_nodes_a_link_that_is_slow_when_all_send_is_measured_though_no_
         if what == "store":
             return 29_000
         if what == "screen":
-            here = told["place"]
+            here = told["position"]
             assert (told["count"], order[here]) == (nodes, rank)
             there = [{here, (here + d) % nodes} == set(places) for d in range(1, nodes)]
             back = [{here, (here - d) % nodes} == set(places) for d in range(1, nodes)]
