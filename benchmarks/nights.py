@@ -96,7 +96,7 @@ def nights(change: Callable[[int, Measurements], Measurements]) -> list[Result]:
                     pairs_seen=past.pairs_seen,
                 )
             )
-            past_runs.keep(results[-1], place)
+            past_runs.append(results[-1], place)
     return results
 
 

@@ -81,7 +81,9 @@ def _ranks(run: Measurements) -> Measurements:
         ),
         # Values after the load are equal to or worse than before
         health=tuple(
-            _well(state) for state in run.health if state.when == "after" or state.rank not in ranks_after
+            _shortened(state)
+            for state in run.health
+            if state.when == "after" or state.rank not in ranks_after
         ),
         locals=_locals(run.locals),
     )
@@ -104,7 +106,7 @@ def _without_repeats(fact: Facts, first: Facts) -> Facts:
     )
 
 
-def _well(state: GpuHealth) -> GpuHealth:
+def _shortened(state: GpuHealth) -> GpuHealth:
     """Remove fields from a GPU's health that are common to all, or covered by findings."""
     return replace(
         state,

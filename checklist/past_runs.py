@@ -19,12 +19,12 @@ from pathlib import Path
 
 from checklist import result as results
 from checklist.analysis.baseline import Record
-from checklist.analysis.recurrence import Look
-from checklist.checks.network.loss_judge import look_of
+from checklist.analysis.recurrence import Sightings
+from checklist.checks.network.loss_judge import sightings_of
 from checklist.measurements import STRICT, record
 from checklist.open_failures import still_open
 from checklist.registry import Profile
-from checklist.result import CheckResult, Result, Standing, Verdict
+from checklist.result import CheckResult, OpenFailure, Result, Verdict
 from estimator import json_lines
 from estimator.errors import UserError
 from estimator.untrusted import parse_json
@@ -48,12 +48,12 @@ class PastRun:
     profile: Profile
     checks: tuple[CheckResult, ...]
     """Results of the checks, without figures."""
-    standing: tuple[Standing, ...]
+    standing: tuple[OpenFailure, ...]
     """Failures of earlier runs that this run has not cleared."""
-    failures: tuple[Standing, ...]
+    failures: tuple[OpenFailure, ...]
     """Failures of this run."""
     records: tuple[Record, ...]
-    look: Look | None = None
+    look: Sightings | None = None
     """Intermittent faults it observed; None if it did not check for them."""
     gpus: dict[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     """UUIDs of the GPUs it used, by node."""
@@ -64,8 +64,8 @@ class History:
     """History as input of :func:`checklist.verdict.judge`, plus the reasons for unusable parts."""
 
     records: tuple[Record, ...] = ()
-    open_failures: tuple[Standing, ...] = ()
-    looks: tuple[Look, ...] = ()
+    open_failures: tuple[OpenFailure, ...] = ()
+    looks: tuple[Sightings, ...] = ()
     pairs_seen: dict[tuple[str, str], float] = field(default_factory=dict)
     """Time of the last measurement of each pair within the newest ``RUNS_OF_PAIRS`` runs, Unix time."""
     problems: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ def run_of(result: Result) -> PastRun:
         standing=result.standing,
         failures=result.open_failures()[len(result.standing) :],
         records=result.records,
-        look=look_of(result),
+        look=sightings_of(result),
         gpus=result.gpus,
     )
 
@@ -99,7 +99,7 @@ def fold(runs: Iterable[PastRun], problems: Iterable[str] = ()) -> History:
     for run in ordered:
         started = run.finished_unix if run.started_unix is None else run.started_unix
         open_items = still_open(standing, run.checks, run.profile, run.gpus, started)
-        standing = _with_new(open_items, run.failures)
+        standing = _merge(open_items, run.failures)
     records = tuple(item for run in ordered for item in run.records)
     sightings = tuple(run.look for run in ordered if run.look is not None)
     return History(
@@ -111,7 +111,7 @@ def fold(runs: Iterable[PastRun], problems: Iterable[str] = ()) -> History:
     )
 
 
-def _with_new(existing: Iterable[Standing], failures: Iterable[Standing]) -> tuple[Standing, ...]:
+def _merge(existing: Iterable[OpenFailure], failures: Iterable[OpenFailure]) -> tuple[OpenFailure, ...]:
     """Merge open failures with a run's own; a known one keeps its first time and gains new pairs."""
     by_key = {_key(item): item for item in existing}
     for item in failures:
@@ -122,7 +122,7 @@ def _with_new(existing: Iterable[Standing], failures: Iterable[Standing]) -> tup
     return tuple(by_key.values())
 
 
-def _key(item: Standing) -> tuple[object, ...]:
+def _key(item: OpenFailure) -> tuple[object, ...]:
     return item.check, item.profile, item.nodes, item.over_nodes, item.blamed, item.gpus
 
 
@@ -145,7 +145,7 @@ def _ordered(a: str, b: str) -> tuple[str, str]:
 # ---- storage in files
 
 
-def check_place(path: Path) -> None:
+def check_writable(path: Path) -> None:
     """Check that a history can be stored there: an existing folder, else a file. Raises UserError."""
     if path.is_dir():
         writable = os.access(path, os.W_OK | os.X_OK)
@@ -172,10 +172,10 @@ def read(path: Path) -> History:
             runs.append(run_of(results.from_json(text)) if path.is_dir() else from_json(text))
         except UserError as error:  # noqa: PERF203 - errors are handled per run
             problems[error.problem] += 1
-    return fold(runs, (_told(path, problem, count) for problem, count in problems.items()))
+    return fold(runs, (_problem_text(path, problem, count) for problem, count in problems.items()))
 
 
-def keep(result: Result, path: Path) -> None:
+def append(result: Result, path: Path) -> None:
     """Append a run atomically. Raises UserError on failure."""
     if path.is_dir():
         finished = datetime.datetime.fromtimestamp(result.finished_unix, datetime.timezone.utc)
@@ -219,7 +219,7 @@ def from_json(text: str) -> PastRun:
     return record(PastRun, values)
 
 
-def _told(path: Path, problem: str, count: int) -> str:
+def _problem_text(path: Path, problem: str, count: int) -> str:
     subject = "1 earlier run" if count == 1 else f"{count} earlier runs"
     return f"{subject} of {path} cannot be used, and may contain an open failure. {problem}"
 

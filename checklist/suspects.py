@@ -19,7 +19,7 @@ def first_pairs(suspects: Collection[int], nodes: Sequence[int]) -> tuple[tuple[
     return tuple(pairs)
 
 
-def measured(suspects: Iterable[str], results: Iterable[CheckResult]) -> tuple[str, ...]:
+def measured_suspects(suspects: Iterable[str], results: Iterable[CheckResult]) -> tuple[str, ...]:
     """Return the suspects of which checks gemm and pairs measured all ranks."""
     relevant = [check for check in results if check.measured and check.check in ("gemm", "pairs")]
     return tuple(name for name in suspects if relevant and all(name in check.nodes for check in relevant))

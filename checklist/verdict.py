@@ -14,7 +14,7 @@ from checklist import one_machine
 from checklist import suspects as suspected
 from checklist.analysis.baseline import STEADY_NIGHTS, Record, baseline, part_of
 from checklist.analysis.busbw import fit
-from checklist.analysis.recurrence import Look
+from checklist.analysis.recurrence import Sightings
 from checklist.analysis.soundness import sound, sound_records
 from checklist.checks.collectives import corruption_judge, hangs_judge, pairs_judge, speed_judge, world_judge
 from checklist.checks.collectives.world_judge import EXPECTED_CODES
@@ -29,7 +29,7 @@ from checklist.measurements import Measurements
 from checklist.open_failures import still_open
 from checklist.reference import Reference
 from checklist.registry import CHECKS, PROFILES, Check, Profile
-from checklist.result import CheckResult, Finding, FitResult, Result, Skipped, Standing, Verdict
+from checklist.result import CheckResult, Finding, FitResult, OpenFailure, Result, Skipped, Verdict
 
 # Checks that must pass before training is known to work; others may be unavailable on healthy clusters
 DECISIVE = ("ranks", "mesh", "gemm", "correctness", "bandwidth", "pairs", "hangs")
@@ -83,8 +83,8 @@ def judge(
     checks: Iterable[Check] = CHECKS.values(),
     thresholds: Table | None = None,
     history: Iterable[Record] = (),
-    open_failures: Iterable[Standing] = (),
-    sightings: Iterable[Look] = (),
+    open_failures: Iterable[OpenFailure] = (),
+    sightings: Iterable[Sightings] = (),
     pairs_seen: Mapping[tuple[str, str], float] | None = None,
     accept_baseline: bool = False,
     system: str | None = None,
@@ -145,19 +145,19 @@ def judge(
     standing = still_open(open_failures, results, profile, context.gpus)
     # A failure of absent nodes stays open, but doesn't affect the verdict on the present ones
     relevant = [item for item in standing if not item.nodes or set(item.nodes) & set(context.all_names)]
-    overall_verdict = overall(results, relevant)
-    verdict = overall(results, relevant, speed_unknown=_speed_unknown(context, results))
+    verdict_of_run = overall_verdict(results, relevant)
+    verdict = overall_verdict(results, relevant, speed_unknown=_speed_unknown(context, results))
     records = _records(context, judgements, verdict)
     bad_nodes = {name for fault in findings if fault.verdict == "FAIL" for name in fault.nodes}
     bad_nodes |= {name for item in standing if item.blamed for name in item.nodes}
-    measured = suspected.measured(suspects, results)
+    measured = suspected.measured_suspects(suspects, results)
     result = Result(
         verdict=verdict,
         headline=_headline(context, verdict, results, findings, relevant),
         finished_unix=context.finished_unix,
         profile=profile,
         nodes=context.all_names,
-        healthy_nodes=_healthy(context, overall_verdict, results, findings, relevant, bad_nodes),
+        healthy_nodes=_healthy(context, verdict_of_run, results, findings, relevant, bad_nodes),
         bad_nodes=tuple(sorted(bad_nodes)),
         checks=results,
         skipped=_skipped(selected, judgements),
@@ -181,8 +181,8 @@ def judge(
     return condensed(result)
 
 
-def overall(
-    checks: Iterable[CheckResult], standing: Iterable[Standing] = (), *, speed_unknown: bool = False
+def overall_verdict(
+    checks: Iterable[CheckResult], standing: Iterable[OpenFailure] = (), *, speed_unknown: bool = False
 ) -> Verdict:
     """Return the run's verdict: FAIL before NO-VERDICT before WARN before PASS.
 
@@ -222,7 +222,7 @@ def _healthy(
     verdict: Verdict,
     checks: Iterable[CheckResult],
     findings: Iterable[Finding],
-    standing: Iterable[Standing],
+    standing: Iterable[OpenFailure],
     bad_nodes: set[str],
 ) -> tuple[str, ...]:
     """Return nodes that were measured and to which no finding applies or may apply."""
@@ -251,7 +251,7 @@ def _headline(
     verdict: Verdict,
     checks: tuple[CheckResult, ...],
     findings: tuple[Finding, ...],
-    standing: list[Standing],
+    standing: list[OpenFailure],
 ) -> str:
     unmeasured = [check.check for check in checks if check.verdict == "NO-VERDICT"]
     if verdict == "NO-VERDICT":
@@ -335,7 +335,7 @@ def _records(
             unix=context.finished_unix,
             verdict="NO-VERDICT"
             if unreliable and _check_of(judgement) in OF_NETWORK
-            else _counts_as(judgement.result, verdict),
+            else _own_verdict(judgement.result, verdict),
             setting=context.setting,
             op=item.op,
             bytes=item.bytes,
@@ -364,19 +364,21 @@ def _parts(judgement: Judgement, parts: Mapping[str, float]) -> dict[str, Any]:
         if fault.verdict == "FAIL" and not names:
             return {}
         blamed[fault.verdict] |= names
-    failed, warned = ({name for name in parts if _whose(name) & blamed[level]} for level in ("FAIL", "WARN"))
+    failed, warned = (
+        {name for name in parts if _nodes_of_part(name) & blamed[level]} for level in ("FAIL", "WARN")
+    )
     return {
         "parts": {name: value for name, value in parts.items() if name not in failed},
         "warned": tuple(sorted(warned - failed)),
     }
 
 
-def _whose(part: str) -> set[str]:
+def _nodes_of_part(part: str) -> set[str]:
     """Return the nodes of a part: a GPU's name starts with its node's name, a pair's joins two names."""
     return {part, part.rpartition(" ")[0], *part.split(" > ")}
 
 
-def _counts_as(result: CheckResult | Skipped, run: Verdict) -> Verdict:
+def _own_verdict(result: CheckResult | Skipped, run: Verdict) -> Verdict:
     """Return the check's own verdict, independent of other failures.
 
     A figure without a reference starts a history unless something failed, which may have affected it.

@@ -114,7 +114,7 @@ class Uneven:
     most_gbytes_per_s: float
 
 
-def uneven(bounds: Bounds, paths: Paths) -> tuple[Uneven, ...]:
+def find_uneven(bounds: Bounds, paths: Paths) -> tuple[Uneven, ...]:
     """Return classes with sides above ``UNEVEN`` times the reference and outside the run's spread.
 
     A fast path is fast both ways: if the reverse direction was measured, it must exceed the reference by at

@@ -22,9 +22,9 @@ from checklist.analysis.bottleneck import (
     Flags,
     Ints,
     Samples,
+    find_uneven,
     localise,
     samples_of,
-    uneven,
 )
 from checklist.analysis.paths import Paths
 from checklist.analysis.second_pass import MAX_RERUNS, RERUNS_ABOVE, Alone, ExpectedAlone, best_of
@@ -139,13 +139,13 @@ def diagnose(
     first = best_of(pair for pair in measured if pair.first)
     alone = Alone([pair for pair in measured if pair.alone], nodes)
     if not first:
-        return _nothing(nodes)
+        return _empty(nodes)
     paths = paths or Paths.uniform(nodes)
     samples = samples_of(first, spec_gbytes_per_s, paths)
     bounds = localise(samples, tau)
     expected = ExpectedAlone(bounds, alone, spec_gbytes_per_s)
     faults = _faults(bounds, alone, expected, tau)
-    undecided = [pair for pair in _worst(bounds, bounds.undecided) if expected.share(pair) < tau]
+    undecided = [pair for pair in _slowest(bounds, bounds.undecided) if expected.share(pair) < tau]
     settled = alone.settled(undecided, 1)
     slight, refined = _slight(samples, bounds, alone, faults, set(undecided))
     reported = [fault for fault in slight if fault.status == "confirmed"]
@@ -159,8 +159,8 @@ def diagnose(
         faults=(*faults, *reported),
         undecided=tuple(undecided),
         undecided_settled=settled,
-        why=_why(bounds) if undecided else None,
-        again=_again([(bounds, faults), (refined, slight)], [] if settled else undecided),
+        why=_undecided_reason(bounds) if undecided else None,
+        again=_pairs_to_repeat([(bounds, faults), (refined, slight)], [] if settled else undecided),
         crowded_rounds=bounds.crowded,
         uneven=_uneven(bounds, paths),
     )
@@ -176,7 +176,7 @@ def _uneven(bounds: Bounds, paths: Paths) -> tuple[UnevenPath, ...]:
             most_gbytes_per_s=path.most_gbytes_per_s,
             reference_gbytes_per_s=references[path.number],
         )
-        for path in uneven(bounds, paths)
+        for path in find_uneven(bounds, paths)
     )
 
 
@@ -215,7 +215,7 @@ def without_lost(pairs: Iterable[Pair], lost_nodes: Collection[int]) -> tuple[Pa
     )
 
 
-def _nothing(nodes: int) -> Diagnosis:
+def _empty(nodes: int) -> Diagnosis:
     no_values = (None,) * nodes
     return Diagnosis(
         nodes=nodes,
@@ -232,13 +232,13 @@ def _nothing(nodes: int) -> Diagnosis:
     )
 
 
-def _why(bounds: Bounds) -> Why:
+def _undecided_reason(bounds: Bounds) -> Why:
     if len(np.union1d(bounds.samples.src, bounds.samples.dst)) == 2:
         return "two-nodes"
     return "too-few-witnesses" if bounds.well.any() else "no-good-pair"
 
 
-def _again(
+def _pairs_to_repeat(
     looks: list[tuple[Bounds, list[Fault]]], undecided: list[tuple[int, int]]
 ) -> tuple[tuple[int, int], ...]:
     """Return ordered pairs to measure in isolation: controls, then suspect nodes, then links, worst first.
@@ -271,9 +271,9 @@ def _pairs_for(bounds: Bounds, fault: Fault) -> list[tuple[int, int]]:
     side = fault.node + (bounds.samples.nodes if fault.over == "nvlink" else 0)
     selected = []
     if fault.kind in ("node", "transmit"):
-        selected += _witnessed(bounds, side, sends=True)
+        selected += _pairs_of_side(bounds, side, sends=True)
     if fault.kind in ("node", "receive"):
-        selected += _witnessed(bounds, side, sends=False)
+        selected += _pairs_of_side(bounds, side, sends=False)
     return selected
 
 
@@ -284,27 +284,27 @@ def _controls(bounds: Bounds, suspect_pairs: list[tuple[int, int]]) -> list[tupl
     classified = zip(pairs, bounds.samples.classes.tolist(), strict=True)
     classes = dict.fromkeys(number for pair, number in classified if pair in selected)
     candidates = (
-        _some(bounds, bounds.well & (bounds.samples.classes == number), CONTROLS) for number in classes
+        _fastest(bounds, bounds.well & (bounds.samples.classes == number), CONTROLS) for number in classes
     )
     controls = [pair for pairs_of_class in candidates for pair in pairs_of_class]
-    return controls or _some(bounds, bounds.well, CONTROLS)
+    return controls or _fastest(bounds, bounds.well, CONTROLS)
 
 
-def _worst(bounds: Bounds, mask: Flags) -> list[tuple[int, int]]:
+def _slowest(bounds: Bounds, mask: Flags) -> list[tuple[int, int]]:
     """Return the flagged samples as ordered pairs, slowest first."""
-    return _some(bounds, mask, int(mask.sum()))[::-1]
+    return _fastest(bounds, mask, int(mask.sum()))[::-1]
 
 
-def _witnessed(bounds: Bounds, side: int, *, sends: bool) -> list[tuple[int, int]]:
+def _pairs_of_side(bounds: Bounds, side: int, *, sends: bool) -> list[tuple[int, int]]:
     """Return the fastest pairs of one side with healthy partners over healthy links."""
     samples = bounds.samples
     own_samples = samples.sender == side if sends else samples.receiver == side
     peers_good = bounds.good_rx[samples.receiver] if sends else bounds.good_tx[samples.sender]
     informative = samples.tells_sender if sends else samples.tells_receiver
-    return _some(bounds, own_samples & peers_good & informative & ~bounds.slow_link, RERUN_PARTNERS)
+    return _fastest(bounds, own_samples & peers_good & informative & ~bounds.slow_link, RERUN_PARTNERS)
 
 
-def _some(bounds: Bounds, mask: Flags, count: int) -> list[tuple[int, int]]:
+def _fastest(bounds: Bounds, mask: Flags, count: int) -> list[tuple[int, int]]:
     """Return up to ``count`` flagged samples as ordered pairs, fastest first."""
     samples = bounds.samples
     index = np.flatnonzero(mask)
@@ -319,7 +319,7 @@ def _faults(bounds: Bounds, alone: Alone, expected: ExpectedAlone, tau: float) -
         ("receive", bounds.blamed_rx, bounds.rx),
     ):
         for side_index in np.flatnonzero(mask).tolist():
-            evidence = _witnessed(bounds, side_index, sends=side == "transmit")
+            evidence = _pairs_of_side(bounds, side_index, sends=side == "transmit")
             alone_ratio = expected.of(evidence)
             ratio = float(bound[side_index] if alone_ratio is None else alone_ratio)
             settled = alone.settled(evidence, min(WITNESSES, len(evidence)))

@@ -176,7 +176,7 @@ class Expectation:
 Ranges = Mapping[str, Shares]
 
 
-def given(busbw_gbytes_per_s: float) -> Expectation:
+def user_expectation(busbw_gbytes_per_s: float) -> Expectation:
     """Return the range around a figure that the user expects."""
     return Expectation(
         low=MARGIN * busbw_gbytes_per_s,
@@ -213,7 +213,7 @@ def expect(
     return Expectation(
         low=low,
         typical=typical,
-        most=_most(wiring, op, terms),
+        most=_upper_bound(wiring, op, terms),
         fail_below=fail_below,
         arithmetic=_arithmetic(wiring, terms),
         sources=min(shares.sources for _, shares in usable),
@@ -288,7 +288,7 @@ def _family(kind: str) -> str | None:
     return "nvls" if kind.startswith("nvls-") else None
 
 
-def _most(wiring: Wiring, op: str, terms: Iterable[Term]) -> float:
+def _upper_bound(wiring: Wiring, op: str, terms: Iterable[Term]) -> float:
     """Return the upper bound for any algorithm."""
     ranks, limits = wiring.ranks, []
     for term in terms:

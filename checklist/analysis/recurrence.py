@@ -19,7 +19,7 @@ _DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
+class Sightings:
     """One run that checked for intermittent faults."""
 
     __pydantic_config__ = STRICT
@@ -52,12 +52,12 @@ class Recurrence:
         return f"on {len(self.nights)} of {self.looked} nights ({', '.join(self.nights)})"
 
 
-def recent(looks: Iterable[Look], now_unix: float) -> tuple[Look, ...]:
+def recent(looks: Iterable[Sightings], now_unix: float) -> tuple[Sightings, ...]:
     """Return the runs of the last ``WITHIN_DAYS`` days."""
     return tuple(look for look in looks if now_unix - WITHIN_DAYS * _DAY_S < look.unix <= now_unix)
 
 
-def of(names: Iterable[str], looks: Iterable[Look]) -> Recurrence:
+def count_nights(names: Iterable[str], looks: Iterable[Sightings]) -> Recurrence:
     """Count how often any of the named nodes had a fault."""
     names_of_group, all_runs = set(names), tuple(looks)
     affected = [look for look in all_runs if any(names_of_group & set(group) for group in look.seen)]
@@ -69,7 +69,7 @@ def of(names: Iterable[str], looks: Iterable[Look]) -> Recurrence:
     )
 
 
-def recurring(looks: Iterable[Look]) -> tuple[Recurrence, ...]:
+def recurring(looks: Iterable[Sightings]) -> tuple[Recurrence, ...]:
     """Return nodes and links seen on at least ``NIGHTS`` nights, most frequent first.
 
     Each sighting is attributed to only one of them.
@@ -101,7 +101,7 @@ def recurring(looks: Iterable[Look]) -> tuple[Recurrence, ...]:
     return tuple(recurrences)
 
 
-def _nights(looks: Iterable[Look]) -> tuple[str, ...]:
+def _nights(looks: Iterable[Sightings]) -> tuple[str, ...]:
     return tuple(sorted({_night(look.unix) for look in looks}))
 
 

@@ -50,7 +50,7 @@ def sound(measurements: Measurements) -> Measurements:
     ceilings, nodes = Ceilings.of(run), run.nodes_by_rank
 
     def kept(items: Iterable[T], check: Callable[[T], tuple[T | None, Iterable[Unsound]]]) -> tuple[T, ...]:
-        return _kept(items, check, unsound)
+        return _filter(items, check, unsound)
 
     return replace(
         run,
@@ -67,15 +67,15 @@ def sound(measurements: Measurements) -> Measurements:
 
 def sound_pairs(pairs: Iterable[Pair], ceilings: Ceilings) -> tuple[Pair, ...]:
     """Return the pairs whose values are physically possible."""
-    return _kept(pairs, lambda pair: _pair(pair, ceilings), [])
+    return _filter(pairs, lambda pair: _pair(pair, ceilings), [])
 
 
 def sound_records(records: Iterable[Record]) -> tuple[Record, ...]:
     """Return the records of earlier runs whose values are physically possible."""
-    return tuple(item for item in records if not wrong(item.value, item.unit, none_above(item.unit)))
+    return tuple(item for item in records if not why_impossible(item.value, item.unit, none_above(item.unit)))
 
 
-def wrong(value: float | None, unit: str = "s", ceiling: Ceiling | None = None) -> str | None:
+def why_impossible(value: float | None, unit: str = "s", ceiling: Ceiling | None = None) -> str | None:
     """Return why a time, or a rate with a ceiling, is impossible; None if it is possible or missing."""
     if value is None:
         return None
@@ -92,11 +92,11 @@ def unsound_times(
     seconds: Sequence[float], *, check: str, what: str, node: int, rank: int, dst: int | None = None
 ) -> list[Unsound]:
     """Report the first impossible time of a rank; empty if all are possible."""
-    bad = next(((value, reason) for value in seconds if (reason := wrong(value))), None)
+    bad = next(((value, reason) for value in seconds if (reason := why_impossible(value))), None)
     return [] if bad is None else _Source(check, node, rank, dst).bad(what, bad[0], "s", bad[1])
 
 
-def _kept(
+def _filter(
     items: Iterable[T], check: Callable[[T], tuple[T | None, Iterable[Unsound]]], unsound: list[Unsound]
 ) -> tuple[T, ...]:
     accepted = []
@@ -150,7 +150,7 @@ def _facts(fact: Facts) -> tuple[Facts, list[Unsound]]:
     unsound: list[Unsound] = []
     for check, field, unit, reason in (
         ("clock", "clock_offset_s", "s", _not_finite(fact.clock_offset_s)),
-        ("clock", "clock_offset_error_s", "s", _wrong_or_zero(fact.clock_offset_error_s)),
+        ("clock", "clock_offset_error_s", "s", _why_impossible_or_zero(fact.clock_offset_error_s)),
         ("shared-memory", "shm_bytes", "bytes", _negative(fact.shm_bytes)),
         ("memlock", "memlock_bytes", "bytes", _negative_limit(fact.memlock_bytes)),
     ):
@@ -160,25 +160,26 @@ def _facts(fact: Facts) -> tuple[Facts, list[Unsound]]:
     if "clock_offset_error_s" in changes:  # an offset of unknown error is useless
         changes["clock_offset_s"] = None
     nics = tuple(
-        replace(nic, gbps=None) if nic.gbps is not None and wrong(nic.gbps) else nic for nic in fact.nics
+        replace(nic, gbps=None) if nic.gbps is not None and why_impossible(nic.gbps) else nic
+        for nic in fact.nics
     )
     for nic in fact.nics:
-        reason = None if nic.gbps is None else wrong(nic.gbps)
+        reason = None if nic.gbps is None else why_impossible(nic.gbps)
         unsound += _Source("interface", fact.node, fact.rank).bad(
             f"rate of {nic.name}", nic.gbps, "Gbit/s", reason
         )
     ports = fact.rdma_ports and tuple(
-        replace(port, gbps=None) if wrong(port.gbps) else port for port in fact.rdma_ports
+        replace(port, gbps=None) if why_impossible(port.gbps) else port for port in fact.rdma_ports
     )
     for port in fact.rdma_ports or ():
         source = _Source("rdma", fact.node, fact.rank)
-        unsound += source.bad(f"rate of {port.name}", port.gbps, "Gbit/s", wrong(port.gbps))
+        unsound += source.bad(f"rate of {port.name}", port.gbps, "Gbit/s", why_impossible(port.gbps))
     return (replace(fact, nics=nics, rdma_ports=ports, **changes) if unsound else fact), unsound
 
 
-def _wrong_or_zero(value: float | None) -> str | None:
+def _why_impossible_or_zero(value: float | None) -> str | None:
     """Return as :func:`wrong`, but allow zero."""
-    return None if value == 0 else wrong(value)
+    return None if value == 0 else why_impossible(value)
 
 
 def _negative_limit(value: int | None) -> str | None:
@@ -204,7 +205,7 @@ def _health(state: GpuHealth, node: int | None) -> tuple[GpuHealth, list[Unsound
 
 
 def _probe(probe: Probe) -> tuple[Probe, list[Unsound]]:
-    reason = wrong(probe.seconds)
+    reason = why_impossible(probe.seconds)
     if reason is None:
         return probe, []
     source = _Source("mesh", probe.src, dst=probe.dst)
@@ -217,7 +218,9 @@ def _local(local: Local, node: int | None, ceilings: Ceilings) -> tuple[Local | 
         return local, []
     ceiling = ceilings.local(local.rank, local.what)
     values = (local.value, *local.samples)
-    bad = next(((value, reason) for value in values if (reason := wrong(value, kind.unit, ceiling))), None)
+    bad = next(
+        ((value, reason) for value in values if (reason := why_impossible(value, kind.unit, ceiling))), None
+    )
     if bad is None:
         return local, []
     return None, _Source(kind.check, node, local.rank).bad(local.what, bad[0], kind.unit, bad[1])
@@ -227,9 +230,9 @@ def _collective(item: Collective, ceilings: Ceilings) -> tuple[Collective, list[
     """Drop impossible times and rates; the result of the check for correct values stays."""
     rate, ceiling = item.busbw_gbytes_per_s, ceilings.world(item)
     values = (
-        (item.seconds_median, "s", wrong(item.seconds_median)),
-        (item.seconds_p95, "s", wrong(item.seconds_p95)),
-        (rate, "GB/s", wrong(rate, "GB/s", ceiling) if item.ranks > 1 else _not_finite(rate)),
+        (item.seconds_median, "s", why_impossible(item.seconds_median)),
+        (item.seconds_p95, "s", why_impossible(item.seconds_p95)),
+        (rate, "GB/s", why_impossible(rate, "GB/s", ceiling) if item.ranks > 1 else _not_finite(rate)),
     )
     bad = next(((value, unit, reason) for value, unit, reason in values if reason), None)
     if bad is None:
@@ -245,7 +248,7 @@ def _collective(item: Collective, ceilings: Ceilings) -> tuple[Collective, list[
 def _pair(pair: Pair, ceilings: Ceilings) -> tuple[Pair | None, list[Unsound]]:
     ceiling = ceilings.pair(pair.src, pair.dst)
     for rate in (pair.gbytes_per_s, pair.gbytes_per_s_p95, *pair.rails):
-        if reason := wrong(rate, "GB/s", ceiling):
+        if reason := why_impossible(rate, "GB/s", ceiling):
             return None, _Source("pairs", pair.src, dst=pair.dst).bad("bandwidth", rate, "GB/s", reason)
     retransmitted, segments = pair.retransmitted, pair.segments
     reason = _negative(retransmitted) or _negative(segments)

@@ -21,7 +21,7 @@ from checklist.analysis.baseline import (
 from checklist.analysis.diagnosis import Diagnosis
 from checklist.analysis.expectation import Expectation, Wiring
 from checklist.analysis.paths import Paths
-from checklist.analysis.recurrence import Look
+from checklist.analysis.recurrence import Sightings
 from checklist.judging.thresholds import Key, Table, Threshold
 from checklist.judging.wiring import wiring_of
 from checklist.measurements import Facts, Measurements, PhaseName
@@ -70,7 +70,7 @@ class JudgingContext:
     """Whether the history is discarded and restarts with this run."""
     pairs_seen: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """Time of the last measurement of each pair of nodes in earlier runs, Unix time."""
-    looks: tuple[Look, ...] = ()
+    looks: tuple[Sightings, ...] = ()
     """Records of intermittent faults from earlier runs."""
     system: str | None = None
     """User's name for this system, looked up first in the table of thresholds."""
@@ -171,7 +171,7 @@ class JudgingContext:
         if self.local or size_bytes is None or not self.leaders:
             return None
         if self.expect is not None and op == "all_reduce" and largest:
-            return expectation.given(self.expect)
+            return expectation.user_expectation(self.expect)
         if not self.cuda and op != expectation.PAIR:
             return None  # no figures of gloo's collectives are published
         return expectation.expect(self.wiring, op, size_bytes, algorithm)
@@ -280,7 +280,7 @@ class JudgingContext:
         return no_verdict(check, f"Not measured: {reason}.")
 
 
-def answer(
+def decide(
     check: str,
     passed: str,
     findings: Iterable[Finding] = (),
@@ -334,7 +334,7 @@ def worst_of(verdicts: Iterable[Verdict]) -> Verdict:
     return max(verdicts, key=ORDER.index, default="PASS")
 
 
-def few(names: tuple[str, ...]) -> str:
+def shorten(names: tuple[str, ...]) -> str:
     """Format names, shortened to the first few if there are many."""
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     return ", ".join(names[:_MAX_NAMES]) + more

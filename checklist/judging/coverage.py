@@ -53,13 +53,13 @@ def _covered(context: JudgingContext, result: CheckResult) -> CheckResult:
     if check in BY_NODE:
         nodes = {context.nodes_by_rank[rank] for rank in _measured_alone(context, check)}
         covered = Coverage(what="nodes", measured=len(nodes), of=context.measurements.nodes_asked)
-        return _limited(_only(context, result, nodes), covered)
+        return _limited(_restrict(context, result, nodes), covered)
     ranks_told = _ranks(context, check)
     missing = {node for rank, node in context.nodes_by_rank.items() if rank not in ranks_told}
     complete = set(context.measurements.nodes) - missing
     unit: Literal["GPUs", "ranks"] = "GPUs" if context.cuda and check in OF_GPUS else "ranks"
     covered = Coverage(what=unit, measured=len(ranks_told), of=world)
-    return _limited(_only(context, result, complete), covered)
+    return _limited(_restrict(context, result, complete), covered)
 
 
 def _ranks(context: JudgingContext, check: str) -> set[int]:
@@ -124,7 +124,7 @@ def _with_ages(context: JudgingContext, covered: Coverage, links: set[Link]) -> 
     return replace(covered, earlier=len(history), oldest_days=days)
 
 
-def _only(context: JudgingContext, result: CheckResult, nodes: Iterable[int]) -> CheckResult:
+def _restrict(context: JudgingContext, result: CheckResult, nodes: Iterable[int]) -> CheckResult:
     names = set(context.names(nodes))
     return replace(result, nodes=tuple(name for name in result.nodes if name in names))
 

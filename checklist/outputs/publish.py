@@ -127,7 +127,7 @@ def _check_webhook() -> str | None:
         raise UserError(
             f"--webhook: ${webhook.URL_VARIABLE} is no http(s) address.", "It begins with https://."
         )
-    return webhook.out_of_reach(url)
+    return webhook.unreachable_reason(url)
 
 
 def publish(result: Result, outputs: Outputs) -> tuple[Report, ...]:

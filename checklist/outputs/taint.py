@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 from checklist.measurements import record
 from checklist.open_failures import still_open
 from checklist.options import MAX_SHARE
-from checklist.result import Result, Standing
+from checklist.result import OpenFailure, Result
 from estimator.errors import UserError
 from estimator.hardware.cluster.api import (
     ApiRefusedError,
@@ -50,7 +50,7 @@ class Node:
     """resourceVersion: the server rejects changes based on an older one."""
     taints: tuple[Mapping[str, Any], ...] = ()
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    reasons: tuple[Standing, ...] = ()
+    reasons: tuple[OpenFailure, ...] = ()
     """Failures it was marked for; () for a marked node: marked by another party, so it is never changed."""
 
     @property
@@ -65,7 +65,7 @@ class NodeChange:
     node: Node
     kind: Literal["mark", "unmark", "fit"]
     """"fit": label a healthy node as fit (labels only)."""
-    reasons: tuple[Standing, ...] = ()
+    reasons: tuple[OpenFailure, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,16 +133,16 @@ def changes(
     return Changes(changes=tuple(todo), refused=tuple(refused))
 
 
-def _failures(result: Result) -> dict[str, list[Standing]]:
+def _failures(result: Result) -> dict[str, list[OpenFailure]]:
     """Return the open failures attributed to each node."""
-    by_node: dict[str, list[Standing]] = {}
+    by_node: dict[str, list[OpenFailure]] = {}
     for item in result.open_failures():
         for name in item.nodes if item.blamed else ():
             by_node.setdefault(name, []).append(item)
     return by_node
 
 
-def _change(node: Node, result: Result, failures: list[Standing], method: How) -> NodeChange | None:
+def _change(node: Node, result: Result, failures: list[OpenFailure], method: How) -> NodeChange | None:
     """Decide the change of a node from its open failures."""
     # Earlier reasons for the mark also count until they are cleared
     started = result.measurements.started_unix
@@ -162,7 +162,7 @@ def _change(node: Node, result: Result, failures: list[Standing], method: How) -
     return None
 
 
-def _key(item: Standing) -> tuple[str, str]:
+def _key(item: OpenFailure) -> tuple[str, str]:
     return item.check, item.profile
 
 
@@ -247,7 +247,7 @@ def check(context: str | None = None, *, apply: bool = False) -> None:
     """
     cluster = Cluster(context)
     for verb in ("list", "patch") if apply else ("list",):
-        cluster.ask_leave(verb)
+        cluster.check_permission(verb)
 
 
 class Cluster:
@@ -270,7 +270,7 @@ class Cluster:
         path = f"/api/v1/nodes/{change.node.name}"
         self._ask("patch", self._api.patch, path, patch_of(change, method))
 
-    def ask_leave(self, verb: str) -> None:
+    def check_permission(self, verb: str) -> None:
         """Check that this account may use ``verb`` on nodes. Raises UserError if not."""
         if not self._ask(verb, self._api.may, verb, "nodes"):
             raise _not_allowed(verb)
@@ -311,10 +311,10 @@ def _node(item: Mapping[str, Any]) -> Node:
     )
 
 
-def _reasons(text: str | None) -> tuple[Standing, ...]:
+def _reasons(text: str | None) -> tuple[OpenFailure, ...]:
     """Parse the annotation; empty if this package didn't write it."""
     try:
-        return tuple(record(Standing, item) for item in json.loads(text or "[]"))
+        return tuple(record(OpenFailure, item) for item in json.loads(text or "[]"))
     except (ValueError, TypeError, UserError):
         return ()
 

@@ -74,7 +74,7 @@ def send(
 def _call(url: str, body: bytes, timeout_s: float, left_s: float) -> str | None:
     """Post with retries; return the reason for a failure, None on success."""
     for attempt in range(1, TRIES + 1):
-        reply = _within(url, body, timeout_s)
+        reply = _post_with_limit(url, body, timeout_s)
         if not reply.later:
             return reply.problem
         wait_s = WAIT_S * 2 ** (attempt - 1) if reply.wait_s is None else reply.wait_s
@@ -87,7 +87,7 @@ def _call(url: str, body: bytes, timeout_s: float, left_s: float) -> str | None:
     return f"{reply.problem}, {TRIES} times"
 
 
-def _within(url: str, body: bytes, timeout_s: float) -> _Answer:
+def _post_with_limit(url: str, body: bytes, timeout_s: float) -> _Answer:
     """Send one request with a total time limit; urlopen's limit applies only to each read."""
     replies: list[_Answer] = []
     worker = threading.Thread(target=lambda: replies.append(_post(url, body, timeout_s)), daemon=True)
@@ -96,7 +96,7 @@ def _within(url: str, body: bytes, timeout_s: float) -> _Answer:
     return replies[0] if replies else _Answer(f"no answer within {timeout_s:g} s")
 
 
-def asked_wait(headers: Message) -> float | None:
+def retry_delay_s(headers: Message) -> float | None:
     """Parse the delay in seconds from Retry-After (number or date); None without one.
 
     A date is compared with the server's Date header if present, because clocks may differ.
@@ -120,7 +120,7 @@ def _date(text: str) -> float | None:
     return (date if date.tzinfo else date.replace(tzinfo=datetime.timezone.utc)).timestamp()
 
 
-def out_of_reach(url: str, *, timeout_s: float = TIMEOUT_S) -> str | None:
+def unreachable_reason(url: str, *, timeout_s: float = TIMEOUT_S) -> str | None:
     """Return why the webhook is unreachable, without sending anything; None if it accepts connections."""
     if not is_address(url):
         return f"${URL_VARIABLE} is no http(s) address."
@@ -152,7 +152,7 @@ def _post(url: str, body: bytes, timeout_s: float) -> _Answer:
             return _Answer()
     except urllib.error.HTTPError as error:
         retry = error.code in LATER
-        wait_s = asked_wait(error.headers) if retry else None
+        wait_s = retry_delay_s(error.headers) if retry else None
         return _Answer(f"it answers with status {error.code}", retry, wait_s)
     except TimeoutError:
         return _Answer(f"no answer within {timeout_s:g} s")

@@ -1,4 +1,4 @@
-"""Rank 0's side of a run: one phase after the other, and what they have measured together."""
+"""Coordinator of a run next to rank 0: runs the phases in order and collects their measurements."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _DOES: dict[PhaseName, str] = {
 _TOLD = ("NCCL_", "GLOO_", "FI_", "TORCH_NCCL_", "OMP_", "CUDA_VISIBLE_DEVICES")
 
 
-class Conductor(Session):
-    """One run, from rank 0's supervisor.
+class Coordinator(Session):
+    """Coordinator of one run, in rank 0's supervisor.
 
-    ``on_measured`` gets all that there is whenever that may be the last; ``conclude`` makes the exit status
-    of it.
+    ``on_measured`` receives the measurements so far whenever they may be the last; ``conclude`` derives the
+    exit status from them.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Conductor(Session):
 
     def run(self) -> None:
         """Execute the run; send the outcome to every supervisor, and progress to standard error."""
-        threading.Thread(target=self._give_signs, name="checklist-signs", daemon=True).start()
+        threading.Thread(target=self._report_progress, name="checklist-signs", daemon=True).start()
         try:
             self._conduct()
         finally:
@@ -89,7 +89,7 @@ class Conductor(Session):
             )
         self.hub.send(end)
 
-    def _give_signs(self) -> None:
+    def _report_progress(self) -> None:
         while not self._over.wait(SIGN_S):
             print(f"checklist: {self.stage()}", file=sys.stderr, flush=True)
 
@@ -101,12 +101,12 @@ class Conductor(Session):
             return f"{len(self.ranks)} of {self.rendezvous.world} ranks are here, {waited}"
         started, name = self._phase_began, self.phase
         elapsed = f"{format_clock(now - started)} of at most {format_clock(self.phase_ends - started)}"
-        count = {"world": len(self.got.collectives), "pairs": len(self.got.pairs)}.get(name)
+        count = {"world": len(self.results.collectives), "pairs": len(self.results.pairs)}.get(name)
         return f"{_DOES[name]}, {elapsed}" + ("" if count is None else f", {count} measured")
 
     def measurements(self) -> Measurements:
-        """All that there is now, as far as it can be."""
-        collected = self.got
+        """Return the measurements so far."""
+        collected = self.results
         measurements = Measurements(
             started_unix=self.began_unix,
             seconds=time.monotonic() - self._begin,
@@ -139,7 +139,9 @@ class Conductor(Session):
         return sound(measurements)
 
     def lost(self, event: Event) -> None:
-        """Show what there is: with one node's pod a cluster may end all of them, this one within seconds."""
+        """Report the measurements so far: a cluster may end all pods, this one too, seconds after
+        losing one.
+        """
         request = event.peer.request
         ranks = tuple(rank for rank in request.ranks if rank in self._asked)  # others are noted already
         hangs = [
@@ -204,15 +206,15 @@ class Conductor(Session):
         start = time.monotonic()
         self.phase, self.phase_ends, self._phase_began = name, start + self.options.limit_s(name), start
         if self.stopped.is_set() or name not in self.options.phases:
-            self.got.phases.append(Phase(name=name, status="skipped", reason="not asked for"))
+            self.results.phases.append(Phase(name=name, status="skipped", reason="not asked for"))
             return
         self.send(self.ranks, "count")
         try:
-            problem = phases.counted(self, name)
+            problem = phases.with_counters(self, name)
             status = "done" if problem is None else "failed"
         except phases.PhaseSkipped as why:
             problem, status = str(why), "skipped"
         seconds = time.monotonic() - start
-        self.got.phases.append(
+        self.results.phases.append(
             Phase(name=name, status=status, seconds=seconds, reason=problem)  # type: ignore[arg-type]
         )

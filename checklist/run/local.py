@@ -1,4 +1,4 @@
-"""Nodes as processes: those of this machine where there is no launcher, or the one that a flow's task is."""
+"""Nodes as processes: all nodes of a run on this machine, or the node of a flow's task."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _LAST_S = 60.0  # for a node's process to start and end, beyond the run's own li
 
 def run_local(options: Options, *, directory: Path | None = None) -> Measurements:
     """Run ``options.nodes`` nodes on this machine. Raises UserError where it has too few GPUs for them."""
-    options, shares = shared_out(options)
+    options, shares = split_gpus(options)
     nodes, processes = options.nodes, options.gpus_per_node or 1
     secret, port = Secret.make(), 20_000 + secrets.randbelow(10_000)
     started = []
     try:
         for node in range(1, nodes):
-            rendezvous = _place(node, nodes, processes, port, secret)
+            rendezvous = _rendezvous(node, nodes, processes, port, secret)
             started.append(_start(options, rendezvous, shares[node], directory))
-        _take(shares[0])
-        return run(options, _place(0, nodes, processes, port, secret), directory=directory)
+        _select_gpus(shares[0])
+        return run(options, _rendezvous(0, nodes, processes, port, secret), directory=directory)
     finally:
         for process in started:
             try:
@@ -55,18 +55,18 @@ def run_local(options: Options, *, directory: Path | None = None) -> Measurement
                 process.wait(timeout=_END_S)
 
 
-def shared_out(options: Options) -> tuple[Options, list[tuple[str, ...]]]:
-    """The options as they are for nodes of this machine, and the UUIDs of each node's GPUs.
+def split_gpus(options: Options) -> tuple[Options, list[tuple[str, ...]]]:
+    """Return the options for nodes of this machine, and the UUIDs of each node's GPUs.
 
-    The number of processes and the device are decided then. Raises UserError where there are too few GPUs, or
-    where one of several hosts is meant.
+    Sets the number of processes and the device. Raises UserError if there are too few GPUs, or if the options
+    need several hosts.
     """
     if options.reference_node is not None:
         raise UserError(
             f"--reference-node {options.reference_node} is one of several hosts, and all nodes are here.",
             "Name a result by --reference-settings, too, or run it on a cluster.",
         )
-    visible = gpus_probe.look().uuids if options.device != "cpu" else ()
+    visible = gpus_probe.list_gpus().uuids if options.device != "cpu" else ()
     share = len(visible) // options.nodes
     if visible and options.device == "auto" and not share:
         options = options.model_copy(update={"device": "cpu"})  # one GPU cannot be two nodes
@@ -85,11 +85,10 @@ def run_node(
     directory: Path,
     on_measured: Callable[[Measurements], None] = lambda _: None,
 ) -> Measurements:
-    """One node's part of a run in a separate process, which the waiting process outlives.
+    """Run one node in a separate process, which the waiting process outlives.
 
-    ``on_measured`` is called on node 0 with what has been measured so far, within seconds.
-
-    Raises UserError where the process has failed, or was killed, or did not end in time.
+    ``on_measured`` is called on node 0 with the measurements so far, within seconds. Raises UserError if the
+    process failed, was killed or exceeded its time limit.
     """
     result_file = directory / "answer.json"
     limits = limits_of(options)
@@ -119,7 +118,9 @@ def run_node(
 def _wait(
     process: subprocess.Popen[bytes], limit_s: float, file: Path, on_measured: Callable[[Measurements], None]
 ) -> int | None:
-    """The exit status; None: it did not end in time. Meanwhile whatever is new in the file is handed on."""
+    """Wait for the process; return its exit status, or None at the time limit. Passes on new content of
+    the file.
+    """
     deadline, status = time.monotonic() + limit_s, None
     while time.monotonic() < deadline:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -131,7 +132,7 @@ def _wait(
     return None
 
 
-def _place(node: int, nodes: int, processes: int, port: int, secret: Secret) -> Rendezvous:
+def _rendezvous(node: int, nodes: int, processes: int, port: int, secret: Secret) -> Rendezvous:
     return of_node(
         node=node,
         nodes=nodes,
@@ -143,7 +144,7 @@ def _place(node: int, nodes: int, processes: int, port: int, secret: Secret) -> 
     )
 
 
-def _take(uuids: tuple[str, ...]) -> None:
+def _select_gpus(uuids: tuple[str, ...]) -> None:
     if uuids:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
 
@@ -183,7 +184,7 @@ def _start(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """First so that it can tidy up; its workers end with it."""
+    """End the process: interrupt it so that it cleans up, then kill it; its workers end with it."""
     process.terminate()
     try:
         process.wait(timeout=_END_S)
@@ -193,7 +194,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> int:
-    """One node; its answer goes into the file that the job names, if it names one."""
+    """Run one node; write its result to the file named by the job, if any."""
     die_with_parent(int(os.environ[PARENT]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the affair of whoever waits for this
     job = json.loads(sys.stdin.buffer.read())

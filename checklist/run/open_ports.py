@@ -10,7 +10,7 @@ _ROUNDS = 2  # in which a port is tried
 
 
 def try_ports(run: Session) -> None:
-    """Have some nodes listen on all parts of their ranges, and others connect."""
+    """Have nodes listen on ports sampled from their ranges, and their neighbors connect."""
     leaders = {node: rank for node, rank in run.leaders.items() if run.addresses.get(rank)}
     if len(leaders) < 2:
         return
@@ -19,7 +19,7 @@ def try_ports(run: Session) -> None:
         rank: {"address": run.addresses[rank], "other_address": other_family(run, rank)}
         for rank in leaders.values()
     }
-    listeners = run.ask("open", addresses, limit_s=limits.operation).replies
+    listeners = run.request("open", addresses, limit_s=limits.operation).replies
     order = [node for node, rank in sorted(leaders.items()) if rank in listeners]
     requests: dict[int, list[dict[str, object]]] = {}
     for index, dst in enumerate(order):
@@ -36,19 +36,21 @@ def try_ports(run: Session) -> None:
         for distance in range(1, min(NEIGHBOURS, len(order) - 1) + 1):
             requests.setdefault(leaders[order[(index + distance) % len(order)]], []).extend(targets)
     count = max((len(targets) for targets in requests.values()), default=0)
-    outcome = run.ask(
+    outcome = run.request(
         "knock",
         {rank: {"targets": targets, "connect_s": limits.connect} for rank, targets in requests.items()},
         limit_s=limits.operation + count * _ROUNDS * limits.connect,
     )
     for reply in outcome.replies.values():
-        run.got.open_ports += [record(OpenPorts, item) for item in reply]
-    run.ask("close", {rank: {} for rank in listeners if rank in run.ranks}, limit_s=limits.operation)
+        run.results.open_ports += [record(OpenPorts, item) for item in reply]
+    run.request("close", {rank: {} for rank in listeners if rank in run.ranks}, limit_s=limits.operation)
 
 
 def other_family(run: Session, rank: int) -> str | None:
-    """The host's address of the other family on the interface in use; None: it has one family alone."""
-    fact, own_address = run.got.facts.get(rank), run.addresses[rank]
+    """Return the host's address of the other family on the interface in use; None if it has only one
+    family.
+    """
+    fact, own_address = run.results.facts.get(rank), run.addresses[rank]
     nic = None if fact is None else next((nic for nic in fact.nics if nic.name == fact.nic), None)
     addresses = () if nic is None else nic.addresses
     return next(

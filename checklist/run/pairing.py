@@ -50,19 +50,19 @@ def mesh(run: Session) -> str | None:
     }
     waves = 1 + len(leaders) // 16
     limit = waves * (limits.connect + limits.bulk) + limits.operation
-    outcome = run.ask("reach", arguments, limit_s=limit)
+    outcome = run.request("reach", arguments, limit_s=limit)
     for reply in outcome.replies.values():
-        run.got.probes += [record(Probe, probe) for probe in reply]
-    _second_look(run)
-    return trouble(outcome)
+        run.results.probes += [record(Probe, probe) for probe in reply]
+    _retry(run)
+    return failure_reason(outcome)
 
 
-def _second_look(run: Session) -> None:
-    """Pairs that failed are tried again, few at a time: all of many nodes at once may just be too much.
+def _retry(run: Session) -> None:
+    """Retry failed pairs a few at a time, because connecting all nodes at once may overload a host.
 
-    Only a few are waited for: if most pairs are cut, the first pass is conclusive.
+    The time is limited: if most pairs are cut, the first pass is conclusive.
     """
-    failed = [probe for probe in run.got.probes if not _reached(probe)]
+    failed = [probe for probe in run.results.probes if not _reached(probe)]
     deadline = min(run.phase_ends, time.monotonic() + _SECOND_LOOK_S)
     reachable: dict[tuple[int, int], Probe] = {}
     while failed and time.monotonic() < deadline:
@@ -78,13 +78,13 @@ def _second_look(run: Session) -> None:
             if src in leaders and dst in leaders
         }
         limits = run.limits
-        outcome = run.ask("reach", arguments, limit_s=limits.connect + limits.bulk + limits.operation)
+        outcome = run.request("reach", arguments, limit_s=limits.connect + limits.bulk + limits.operation)
         for reply in outcome.replies.values():
             repeated = record(Probe, reply[0])
             if _reached(repeated):
                 reachable[repeated.src, repeated.dst] = replace(repeated, tries=2)
     if reachable:
-        run.got.probes = [reachable.get((probe.src, probe.dst), probe) for probe in run.got.probes]
+        run.results.probes = [reachable.get((probe.src, probe.dst), probe) for probe in run.results.probes]
         run.notes.append(f"Connections that succeeded only on the second try: {len(reachable)}.")
 
 
@@ -102,14 +102,14 @@ def _reached(probe: Probe) -> bool:
 
 
 def pairs(run: Session) -> str | None:
-    """Phase 4: rounds of pairs, each direction alone; then what was slow again, with nothing else running."""
+    """Phase 4: rounds of pairs, one direction at a time; then slow pairs again, with nothing else running."""
     refuse_busy(run)
     leaders = _with_sinks(run)
     if len(leaders) < 2:
         raise PhaseSkipped(f"it takes two nodes, and {len(leaders)} can be reached")
     order = _by_name(run, leaders)
     problem = _suspects(run, order)
-    number = 2 * len(run.got.pairs)
+    number = 2 * len(run.results.pairs)
     screened = _screened(run, order)
     problem = screened.problem or problem
     for pairs_of_round in (*schedule(len(order), seed=run.options.seed, night=_night(run)), *screened.rounds):
@@ -120,11 +120,11 @@ def pairs(run: Session) -> str | None:
         number += 2
     count = max(leaders) + 1
     sockets = run.backend != "nccl" and not run.rendezvous.simulated
-    ceilings = Ceilings.by_facts(run.got.facts.values(), sockets=sockets)
-    paths = Paths.of(run.got.facts.values(), count)
+    ceilings = Ceilings.by_facts(run.results.facts.values(), sockets=sockets)
+    paths = Paths.of(run.results.facts.values(), count)
     for _ in range(PASSES):
         lost_nodes = {hang.node for hang in run.hangs}
-        sound = without_lost(sound_pairs(run.got.pairs, ceilings), lost_nodes)
+        sound = without_lost(sound_pairs(run.results.pairs, ceilings), lost_nodes)
         to_repeat = tuple(dict.fromkeys((*diagnose(sound, count, paths=paths).again, *suspects(sound))))
         if not to_repeat:
             break
@@ -132,7 +132,7 @@ def pairs(run: Session) -> str | None:
         if not measure_again(to_repeat, count, second_pass.alone, second_pass.group, second_pass.accept):
             return "the time for the phase was over before the suspects were measured again"
         number, problem = second_pass.number, second_pass.problem or problem
-    return _repeated(run, ceilings, number) or problem
+    return _repeat_shared(run, ceilings, number) or problem
 
 
 @dataclass(kw_only=True)
@@ -149,37 +149,39 @@ class _SecondPass:
 
     def group(self, pairs: Pairs) -> dict[tuple[int, int], float]:
         """Measure disjoint pairs at once; empty if the phase's time ran out."""
-        count = len(self.run.got.pairs)
+        count = len(self.run.results.pairs)
         results = self._measure(list(pairs))
-        self.run.got.pairs[count:] = [
-            replace(pair, alone=False, repeat="group") for pair in self.run.got.pairs[count:]
+        self.run.results.pairs[count:] = [
+            replace(pair, alone=False, repeat="group") for pair in self.run.results.pairs[count:]
         ]
         return results
 
     def accept(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Let this pass's grouped figures of these pairs count as alone."""
+        """Count this pass's grouped figures of these pairs as isolated."""
         accepted = set(pairs)
-        self.run.got.pairs = [
+        self.run.results.pairs = [
             replace(pair, alone=True)
             if pair.repeat == "group" and not pair.alone and (pair.src, pair.dst) in accepted
             else pair
-            for pair in self.run.got.pairs
+            for pair in self.run.results.pairs
         ]
 
     def _measure(self, pairs: list[tuple[int, int]]) -> dict[tuple[int, int], float]:
         if time.monotonic() > self.run.phase_ends:
             return {}
-        count = len(self.run.got.pairs)
+        count = len(self.run.results.pairs)
         self.problem = _round(self.run, pairs, self.number, alone=True) or self.problem
         self.number += 1
-        recorded = self.run.got.pairs[count:]
+        recorded = self.run.results.pairs[count:]
         return dict.fromkeys(pairs, 0.0) | {(p.src, p.dst): p.gbytes_per_s or 0.0 for p in recorded}
 
 
-def _repeated(run: Session, ceilings: Ceilings, number: int) -> str | None:
-    """Couples that were slow together and well alone, once more together; between them as many good ones."""
+def _repeat_shared(run: Session, ceilings: Ceilings, number: int) -> str | None:
+    """Measure pairs again that were slow together and healthy alone, alternating with as many healthy
+    pairs.
+    """
     lost_nodes = {hang.node for hang in run.hangs}
-    shared = sharing.repeat(without_lost(sound_pairs(run.got.pairs, ceilings), lost_nodes))
+    shared = sharing.repeat(without_lost(sound_pairs(run.results.pairs, ceilings), lost_nodes))
     if shared is None:
         return None
     problem = None
@@ -189,16 +191,16 @@ def _repeated(run: Session, ceilings: Ceilings, number: int) -> str | None:
         for kind, node_pairs in rounds_to_run:
             if time.monotonic() > run.phase_ends:
                 return "the time for the phase was over before crowded rounds were repeated"
-            count = len(run.got.pairs)
+            count = len(run.results.pairs)
             problem = _round(run, list(node_pairs), number, alone=False) or problem
-            run.got.pairs[count:] = [replace(pair, repeat=kind) for pair in run.got.pairs[count:]]
+            run.results.pairs[count:] = [replace(pair, repeat=kind) for pair in run.results.pairs[count:]]
             number += 2
     return problem
 
 
 def _by_name(run: Session, leaders: Collection[int]) -> list[int]:
-    """The nodes in an order that is the same every night, wherever the launcher has put rank 0."""
-    names = {fact.node: fact.node_name or fact.hostname for fact in run.got.facts.values()}
+    """Sort the nodes by name, so that the order is the same every night wherever rank 0 runs."""
+    names = {fact.node: fact.node_name or fact.hostname for fact in run.results.facts.values()}
     return sorted(leaders, key=lambda node: (names.get(node, ""), node))
 
 
@@ -209,14 +211,14 @@ def _night(run: Session) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Screened:
-    """Rounds of what was slow when all sent at once."""
+    """Rounds of pairs that were slow when all nodes sent at once."""
 
     rounds: tuple[Pairs, ...] = ()
     problem: str | None = None
 
 
 def _screened(run: Session, order: Sequence[int]) -> _Screened:
-    """Above 32 nodes, all pairs at once within seconds; see checklist.analysis.screening."""
+    """Screen all pairs at once within seconds, above 32 nodes; see checklist.analysis.screening."""
     if len(order) <= ALL_PAIRS_UP_TO or (run.backend != "nccl" and run.rendezvous.simulated):
         return _Screened()
     store = sweep.store(run)
@@ -242,7 +244,7 @@ def _screened(run: Session, order: Sequence[int]) -> _Screened:
         for index, node in enumerate(order)
     }
     start = time.monotonic()
-    outcome = run.ask("screen", arguments, limit_s=run.limits.operation + len(order) * SCREEN_TURN_S)
+    outcome = run.request("screen", arguments, limit_s=run.limits.operation + len(order) * SCREEN_TURN_S)
     best = np.full((len(order), len(order) - 1), np.nan)
     for index, node in enumerate(order):
         replies = [outcome.replies.get(rank) for rank in by_node[node][:columns]]
@@ -255,12 +257,12 @@ def _screened(run: Session, order: Sequence[int]) -> _Screened:
         f"All {ordered:,} ordered pairs were timed at once in {seconds:.0f} s; of {len(slow):,} pairs that "
         f"were slow then {sum(map(len, rounds)):,} are measured again in rounds."
     )
-    return _Screened(rounds=rounds, problem=trouble(outcome))
+    return _Screened(rounds=rounds, problem=failure_reason(outcome))
 
 
 def _suspects(run: Session, order: Sequence[int]) -> str | None:
     """Measure the nodes that were suspected before the run, first and alone."""
-    names = {fact.node: (fact.node_name, fact.hostname) for fact in run.got.facts.values()}
+    names = {fact.node: (fact.node_name, fact.hostname) for fact in run.results.facts.values()}
     suspects = {node for node in order if set(names.get(node, ())) & set(run.options.suspects)}
     problem = None
     for number, node_pair in enumerate(first_pairs(suspects, order)):
@@ -269,7 +271,7 @@ def _suspects(run: Session, order: Sequence[int]) -> str | None:
 
 
 def refuse_busy(run: Session) -> None:
-    occupied = [fact for fact in run.got.facts.values() if run.device == "cuda" and fact.gpu_processes]
+    occupied = [fact for fact in run.results.facts.values() if run.device == "cuda" and fact.gpu_processes]
     if occupied:
         first = occupied[0]
         raise PhaseSkipped(
@@ -278,7 +280,7 @@ def refuse_busy(run: Session) -> None:
         )
 
 
-def trouble(outcome: Outcome) -> str | None:
+def failure_reason(outcome: Outcome) -> str | None:
     """Return the reason why not all ranks replied to a request; None if all did."""
     if outcome.why is not None:
         return outcome.why
@@ -289,12 +291,12 @@ def trouble(outcome: Outcome) -> str | None:
 
 
 def _round(run: Session, node_pairs: list[tuple[int, int]], number: int, *, alone: bool) -> str | None:
-    """All couples at once; unless ``alone``, first one direction and then the other."""
+    """Measure all pairs at once; unless ``alone``, first one direction and then the other."""
     if run.backend == "nccl":
         return _exchange(run, node_pairs, number, alone=alone)
     problem = None
     # What the mesh has seen fail is tried again, but no one waits long for it.
-    blocked = {(probe.src, probe.dst) for probe in run.got.probes if not probe.bulk_ok}
+    blocked = {(probe.src, probe.dst) for probe in run.results.probes if not probe.bulk_ok}
     for index, directed in enumerate(
         [node_pairs] if alone else [node_pairs, [(b, a) for a, b in node_pairs]]
     ):
@@ -312,7 +314,7 @@ def _round(run: Session, node_pairs: list[tuple[int, int]], number: int, *, alon
                 "connect_s": run.limits.connect,
                 "limit_s": run.limits.bulk if (src, dst) in blocked else run.limits.operation / 2,
             }
-        outcome = run.ask("send", arguments, limit_s=run.limits.operation)
+        outcome = run.request("send", arguments, limit_s=run.limits.operation)
         for src, dst in directed:
             reply = outcome.replies.get(leaders[src]) if src in leaders else None
             error = (
@@ -320,7 +322,7 @@ def _round(run: Session, node_pairs: list[tuple[int, int]], number: int, *, alon
             )
             if reply is None or not _unsound(run, src, dst, {leaders[src]: reply["seconds"]}):
                 _pair(run, src, dst, number + index, reply, error, alone)
-        problem = problem or trouble(outcome)
+        problem = problem or failure_reason(outcome)
     return problem
 
 
@@ -330,7 +332,7 @@ def _pair(run: Session, src: int, dst: int, number: int, reply: Any, error: str 
         error = reply.get("error")
         if reply["seconds"]:
             best, slow = summary(reply["seconds"], reply["bytes"])
-    run.got.pairs.append(
+    run.results.pairs.append(
         Pair(
             src=src,
             dst=dst,
@@ -348,24 +350,26 @@ def _pair(run: Session, src: int, dst: int, number: int, reply: Any, error: str 
 
 
 def _unsound(run: Session, src: int, dst: int, reported: Mapping[int, Sequence[float]]) -> list[Unsound]:
-    """Ranks of ``src`` whose seconds cannot be: noted, and nothing is made of them."""
+    """Record impossible times of the ranks of ``src``, and return them."""
     unsound = [
         item
         for rank, seconds in reported.items()
         for item in unsound_times(seconds, check="pairs", what="seconds", node=src, rank=rank, dst=dst)
     ]
-    run.got.unsound += unsound
+    run.results.unsound += unsound
     return unsound
 
 
 def _exchange(run: Session, node_pairs: list[tuple[int, int]], number: int, *, alone: bool) -> str | None:
-    """Over NCCL: each GPU with its counterpart, in groups of two; a node's rate is its GPUs' together."""
+    """Measure over NCCL: each GPU with its counterpart, in groups of two; a node's rate is the sum of its
+    GPUs.
+    """
     store = sweep.store(run)
     if store is None:
         return "rank 0 could not serve the store through which groups find each other"
     by_node: dict[int, list[int]] = {}
     for rank in run.ranks:
-        by_node.setdefault(run.got.facts[rank].node, []).append(rank)
+        by_node.setdefault(run.results.facts[rank].node, []).append(rank)
     limit = run.limits.operation
     arguments: dict[int, dict[str, Any]] = {}
     for a, b in node_pairs:
@@ -379,19 +383,19 @@ def _exchange(run: Session, node_pairs: list[tuple[int, int]], number: int, *, a
             }
             arguments[src_rank] = {**common, "first": True}
             arguments[dst_rank] = {**common, "first": False}
-    outcome = run.ask("exchange", arguments, limit_s=limit)
+    outcome = run.request("exchange", arguments, limit_s=limit)
     for a, b in node_pairs:
         for index, (src, dst) in enumerate([(a, b)] if alone else [(a, b), (b, a)]):
             replies = {rank: outcome.replies.get(rank) for rank in by_node.get(src, ())}
             reported = {rank: reply["there"] for rank, reply in replies.items() if reply is not None}
             if not _unsound(run, src, dst, reported):
-                error, reason = _together([*replies.values()]), outcome.why or "a GPU of the pair failed"
+                error, reason = _combine([*replies.values()]), outcome.why or "a GPU of the pair failed"
                 _pair(run, src, dst, number + index, error, reason, alone)
-    return trouble(outcome)
+    return failure_reason(outcome)
 
 
-def _together(replies: list[Any]) -> dict[str, Any] | None:
-    """The GPUs of a node as one sender: all bytes, in the time of the slowest."""
+def _combine(replies: list[Any]) -> dict[str, Any] | None:
+    """Combine the GPUs of a node into one sender: all bytes, in the time of the slowest."""
     if not replies or any(reply is None for reply in replies):
         return None
     seconds = [max(times) for times in zip(*(reply["there"] for reply in replies), strict=False)]
@@ -405,14 +409,14 @@ def _together(replies: list[Any]) -> dict[str, Any] | None:
 
 
 def _with_sinks(run: Session) -> dict[int, int]:
-    """Each node's first rank, where it takes what others send."""
+    """Return the address of each node's sink, by first rank."""
     without_sink = {
         rank: {"address": run.addresses[rank]}
         for rank in run.leaders.values()
         if run.addresses.get(rank) and rank not in run.sinks
     }
     if without_sink:
-        outcome = run.ask("listen", without_sink, limit_s=run.limits.operation)
+        outcome = run.request("listen", without_sink, limit_s=run.limits.operation)
         run.sinks.update(outcome.replies)
         for rank, error in outcome.errors.items():
             run.notes.append(f"Rank {rank} can't listen on {run.addresses[rank]}: {error}.")

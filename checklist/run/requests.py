@@ -1,4 +1,4 @@
-"""Requests to workers: each ends in bounded time, and where it does not end well, someone is named.
+"""Requests to workers. Each ends in bounded time; a failure is attributed to ranks.
 
 A request ends when all ranks have responded, soon after a failure of a rank that the others need, or at its
 limit. Then the state of every rank is queried over the control channel, which does not hang.
@@ -16,17 +16,17 @@ from typing import Any, Literal
 from checklist.checks.collectives import flight
 from checklist.measurements import IDLE, Hang, PhaseName
 from checklist.run.control import (
-    At,
-    Clock,
-    Do,
-    Ended,
+    ClockQuery,
     Event,
-    FromWorker,
     Hub,
     Limits,
     Position,
+    PositionQuery,
+    Positions,
     Restart,
-    Where,
+    WorkerCommand,
+    WorkerEnded,
+    WorkerReply,
 )
 
 _STOPPED = "tTDZX"  # states in which a process can't do its part: stopped, waiting for a device, dead
@@ -34,15 +34,15 @@ _CLOCK_ROUNDS = 5
 
 
 @dataclass(frozen=True)
-class _Gone:
+class _Lost:
     """Reason why a rank cannot reply any more."""
 
     why: str
     kind: Literal["died", "lost"]
     at: Position | None = None
-    """Where it was then, if that is known."""
+    """Last position of the rank, if known."""
     recorded: bool = False
-    """Whether there is a Hang of it already."""
+    """Whether a Hang of this rank has been recorded."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Outcome:
 
 
 class Requests:
-    """Rank 0's hub, and who of those that it knows is to blame for what."""
+    """Requests through rank 0's hub, with attribution of hangs and failures to ranks."""
 
     def __init__(self, hub: Hub, limits: Limits) -> None:
         self.limits = limits
@@ -74,7 +74,7 @@ class Requests:
         self.hub = hub
         self.stopped = threading.Event()
         self._asked: set[int] = set()  # ranks that have yet to answer
-        self._dead: dict[int, _Gone] = {}  # ranks that died with nothing to answer, until they are restarted
+        self._dead: dict[int, _Lost] = {}  # ranks that died with nothing to answer, until they are restarted
         self._operation = ""  # what they were asked for
         self._ids = 0
 
@@ -83,7 +83,7 @@ class Requests:
         """Ranks whose supervisors are connected."""
         return tuple(sorted(self.hub.peers()))
 
-    def ask(
+    def request(
         self,
         kind: str,
         arguments: Mapping[int, Mapping[str, Any]],
@@ -92,17 +92,17 @@ class Requests:
         collective: bool = False,
         operation: str | None = None,
     ) -> Outcome:
-        """Ask those ranks, each with its arguments.
+        """Send each rank a command with its arguments, and wait for the replies.
 
-        ``collective``: they need each other, so when one has failed the others are not waited for. Ranks that
-        hang or die are recorded, and their workers started again.
+        ``collective``: the ranks need each other, so the others are not waited for after a failure. Ranks
+        that hang or die are recorded, and their workers restarted.
         """
         self._ids += 1
         start = time.monotonic()
         deadline = min(start + limit_s, self.phase_ends)
         outcome, pending = Outcome(), set(arguments)
         self._asked, self._operation = pending, operation or kind
-        dead = {rank: _Gone("its supervisor is gone", "lost") for rank in pending - set(self.ranks)}
+        dead = {rank: _Lost("its supervisor is gone", "lost") for rank in pending - set(self.ranks)}
         dead |= {rank: cause for rank, cause in self._dead.items() if rank in pending}
         for rank in arguments:
             self.send([rank], kind, arguments[rank], operation)
@@ -122,18 +122,18 @@ class Requests:
         self._asked = set()
         return outcome
 
-    def _note(self, event: Event, outcome: Outcome, pending: set[int], dead: dict[int, _Gone]) -> bool:
-        """Take in what a supervisor has said; whether someone has failed."""
+    def _note(self, event: Event, outcome: Outcome, pending: set[int], dead: dict[int, _Lost]) -> bool:
+        """Process a supervisor's message; return whether a rank failed."""
         if event.lost is not None:
             lost_ranks = pending.intersection(event.peer.request.ranks)
-            dead.update(dict.fromkeys(lost_ranks, _Gone(event.lost, "lost")))
+            dead.update(dict.fromkeys(lost_ranks, _Lost(event.lost, "lost")))
             return bool(lost_ranks)
         message = event.message
-        if isinstance(message, Ended) and message.rank in pending:
-            dead[message.rank] = _Gone(message.why, "died", message.at)
+        if isinstance(message, WorkerEnded) and message.rank in pending:
+            dead[message.rank] = _Lost(message.why, "died", message.at)
             return True
         if (
-            not isinstance(message, FromWorker)
+            not isinstance(message, WorkerReply)
             or message.rank not in pending
             or message.reply.id != self._ids
         ):
@@ -148,14 +148,14 @@ class Requests:
     def _blame(
         self,
         pending: set[int],
-        dead: dict[int, _Gone],
+        dead: dict[int, _Lost],
         kind: str,
         waited_s: float,
         outcome: Outcome,
         *,
         at_deadline: bool,
     ) -> None:
-        """Say who is at fault, and start the workers of all that did not finish again."""
+        """Determine the ranks at fault, and restart the workers of all unfinished ranks."""
         outcome.unfinished = tuple(sorted(pending))
         alive = sorted(pending - set(dead))
         for rank, cause in dead.items():
@@ -170,12 +170,12 @@ class Requests:
         records = self._traces(alive) if not dead else {}
         if not dead and alive:
             behind = (
-                _behind(positions, alive, bool(outcome.errors)) if at_deadline else _stuck(positions, alive)
+                _lagging(positions, alive, bool(outcome.errors)) if at_deadline else _stuck(positions, alive)
             )
-            behind = behind or (flight.behind(records) if at_deadline else [])
+            behind = behind or (flight.lagging(records) if at_deadline else [])
             for rank in behind:
                 blocked = [peer for peer in alive if peer not in behind]
-                details = (_state_words(positions.get(rank)), flight.words(records, rank))
+                details = (_state_words(positions.get(rank)), flight.describe(records, rank))
                 detail = "; ".join(filter(None, details)) or None
                 self._hang(
                     rank,
@@ -187,11 +187,13 @@ class Requests:
                     detail,
                 )
             if not behind and at_deadline:
-                outcome.why = f"{kind}: all of ranks {_some(alive)} wait in it, none is behind"
+                outcome.why = f"{kind}: all of ranks {_format_ranks(alive)} wait in it, none is behind"
         if outcome.why is None and dead:
-            outcome.why = f"rank {_some(sorted(dead))} was lost or died in {kind}"
+            outcome.why = f"rank {_format_ranks(sorted(dead))} was lost or died in {kind}"
         elif outcome.why is None:
-            outcome.why = f"{kind} was ended after {waited_s:.1f} s: it waited for rank {_some(behind)}"
+            outcome.why = (
+                f"{kind} was ended after {waited_s:.1f} s: it waited for rank {_format_ranks(behind)}"
+            )
         self.restart(outcome.unfinished)
 
     def _hang(
@@ -219,7 +221,7 @@ class Requests:
         )
 
     def restart(self, ranks: tuple[int, ...]) -> None:
-        """Start new workers for those ranks."""
+        """Restart the workers of these ranks."""
         for rank in ranks:
             self.sinks.pop(rank, None)
             self._dead.pop(rank, None)
@@ -228,23 +230,21 @@ class Requests:
                 peer.connection.send(Restart(ranks=(rank,)))
 
     def _where(self, ranks: list[int]) -> dict[int, Position]:
-        """Return the positions of those ranks, from their supervisors."""
+        """Query the positions of these ranks from their supervisors."""
         for rank in ranks:
             peer = self.hub.peers().get(rank)
             if peer is not None:
-                peer.connection.send(Where(id=self._ids, ranks=(rank,)))
+                peer.connection.send(PositionQuery(id=self._ids, ranks=(rank,)))
         positions: dict[int, Position] = {}
         deadline = time.monotonic() + self.limits.settle
         while len(positions) < len(ranks) and time.monotonic() < deadline:
             event = self._next(0.2)
-            if event is not None and isinstance(event.message, At):
+            if event is not None and isinstance(event.message, Positions):
                 positions.update(event.message.ranks)
         return positions
 
     def _traces(self, ranks: list[int]) -> dict[int, flight.Record]:
-        """Return torch's newest flight recorder entries of those ranks, if there are any and they can
-        reply.
-        """
+        """Query torch's newest flight recorder entries of these ranks, where available."""
         self.send(ranks, "trace")
         records: dict[int, flight.Record] = {}
         dumps = 0
@@ -252,23 +252,23 @@ class Requests:
         while dumps < len(ranks) and time.monotonic() < deadline:
             event = self._next(0.2)
             message = event.message if event else None
-            if isinstance(message, FromWorker) and message.reply.kind == "trace":
+            if isinstance(message, WorkerReply) and message.reply.kind == "trace":
                 dumps += 1
                 if message.reply.record:
                     records[message.rank] = message.reply.record
         return records
 
     def clocks(self) -> dict[int, tuple[float, float]]:
-        """By rank: its clock minus this host's, and how wrong that can be, from the shortest round trip."""
+        """Return each rank's clock minus this host's, and the error bound, from the shortest round trip."""
         best: dict[int, tuple[float, float]] = {}
         for number in range(_CLOCK_ROUNDS):
-            self.hub.send(Clock(round=number, at=time.time()))
+            self.hub.send(ClockQuery(round=number, at=time.time()))
             outstanding = set(self.ranks)
             deadline = time.monotonic() + 1.0
             while outstanding and time.monotonic() < deadline:
                 event = self._next(0.2)
                 message = event.message if event else None
-                if event is None or not isinstance(message, Clock) or message.round != number:
+                if event is None or not isinstance(message, ClockQuery) or message.round != number:
                     continue
                 if message.now is None:
                     continue
@@ -286,7 +286,7 @@ class Requests:
         for rank in ranks:
             if rank in peers:
                 peers[rank].connection.send(
-                    Do(
+                    WorkerCommand(
                         rank=rank,
                         id=self._ids,
                         what=kind,
@@ -306,18 +306,18 @@ class Requests:
             for rank in set(request.ranks) - self._asked:
                 self._hang(rank, IDLE, None, 0.0, "lost", [], event.lost)
             self.lost(event)
-        elif isinstance(event.message, Ended) and event.message.rank not in self._asked:
+        elif isinstance(event.message, WorkerEnded) and event.message.rank not in self._asked:
             rank, reason = event.message.rank, event.message.why
             self._hang(rank, IDLE, None, 0.0, "died", [], reason)
-            self._dead[rank] = _Gone(reason, "died", event.message.at, recorded=True)
+            self._dead[rank] = _Lost(reason, "died", event.message.at, recorded=True)
         return event
 
     def lost(self, event: Event) -> None:
-        """A node has just been lost; for whoever has something to save then."""
+        """Hook that is called when a node is lost, for saving data."""
 
 
-def _behind(positions: Mapping[int, Position], alive: list[int], others_failed: bool) -> list[int]:
-    """Return the ranks that hold the others up: those that cannot run, else those with the fewest started
+def _lagging(positions: Mapping[int, Position], alive: list[int], others_failed: bool) -> list[int]:
+    """Return the ranks that block the others: those that cannot run, else those with the fewest started
     operations.
     """
     if stuck := _stuck(positions, alive):
@@ -330,7 +330,7 @@ def _behind(positions: Mapping[int, Position], alive: list[int], others_failed: 
 
 
 def _stuck(positions: Mapping[int, Position], alive: list[int]) -> list[int]:
-    """Ranks that can't run, else those whose supervisors don't answer."""
+    """Return ranks that cannot run, else those whose supervisors do not reply."""
     stopped = [rank for rank in alive if rank in positions and positions[rank][2] in _STOPPED]
     return stopped or [rank for rank in alive if rank not in positions]
 
@@ -343,5 +343,5 @@ def _state_words(position: Position | None) -> str | None:
     return f"the process is {state}" if state else None
 
 
-def _some(ranks: list[int]) -> str:
+def _format_ranks(ranks: list[int]) -> str:
     return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")

@@ -1,8 +1,8 @@
-"""Worker process of one rank: executes its supervisor's commands, and may hang or die in one.
+"""Worker process of one rank: executes its supervisor's commands, during which it may hang or die.
 
-Commands come as JSON lines on standard input, ``{"id", "what", "arguments"}``; answers go to the pipe whose
+Commands are JSON lines on standard input, ``{"id", "what", "arguments"}``; replies go to the pipe whose
 number is in CHECKLIST_PIPE: ``{"kind": "done", "id", "reply"}``, or ``"failed"`` with the error. Libraries
-may print what they like to standard output, which is a log file.
+may print to standard output, which is a log file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from launchers.cluster.processes import die_with_parent
 Message = dict[str, Any]
 
 
-class Answers:
+class ReplyPipe:
     """Pipe to the supervisor, written by two threads: commands and traces."""
 
     def __init__(self, pipe: int) -> None:
@@ -37,7 +37,7 @@ class Answers:
             self._pipe.write(json.dumps(message).encode() + b"\n")
 
 
-def run(context: Context, channel: Answers, command: Message) -> None:
+def run(context: Context, channel: ReplyPipe, command: Message) -> None:
     """Execute one command and always send a reply."""
     kind = command["what"]
     context.progress.name(str(command.get("operation") or kind))
@@ -89,7 +89,7 @@ def main() -> None:
     """Serve until standard input ends."""
     die_with_parent(int(os.environ[PARENT]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor handles Ctrl-C
-    context, channel = Context(Path(os.environ[DIRECTORY])), Answers(int(os.environ[PIPE]))
+    context, channel = Context(Path(os.environ[DIRECTORY])), ReplyPipe(int(os.environ[PIPE]))
     commands: queue.Queue[Message | None] = queue.Queue()
     threading.Thread(
         target=_read, args=(context, channel, commands), name="checklist-read", daemon=True
@@ -99,7 +99,7 @@ def main() -> None:
     os._exit(0)  # skips the clean-up of libraries, which may wait for other ranks
 
 
-def _read(context: Context, channel: Answers, commands: queue.Queue[Message | None]) -> None:
+def _read(context: Context, channel: ReplyPipe, commands: queue.Queue[Message | None]) -> None:
     for line in sys.stdin.buffer:
         command = json.loads(line)
         if command["what"] == "trace":  # asked while the main thread is stuck

@@ -12,7 +12,7 @@ from checklist.measurements import Collective, Facts, Measurements
 from checklist.outputs.figures import by_rank, of_check
 from checklist.past_runs import PastRun
 from checklist.registry import CHECKS
-from checklist.result import CheckResult, Finding, FitResult, Result, Standing
+from checklist.result import CheckResult, Finding, FitResult, OpenFailure, Result
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Text, safe, size
 from decorators.card.charts import side_by_side
 from flows.cluster_check import charts
@@ -110,7 +110,7 @@ def check_rows(checks: Sequence[CheckResult]) -> tuple[tuple[str, ...], ...]:
     )
 
 
-def _standing_row(item: Standing) -> tuple[str, ...]:
+def _standing_row(item: OpenFailure) -> tuple[str, ...]:
     return _time(item.since_unix), item.check, ", ".join(item.nodes) or "the cluster", item.title
 
 

@@ -154,7 +154,7 @@ def ask(values: Mapping[str, Any], backend: Backend, gpus: int | None) -> NodeRe
     outputs = outputs_of(options)
     table = _read_thresholds(options.thresholds)
     if backend == "local":
-        local.shared_out(_run_options(options))
+        local.split_gpus(_run_options(options))
         for line in publish.check(outputs):
             sys.stderr.write(line + "\n")
         _check_writable(result_file(options, here=True))
@@ -230,7 +230,7 @@ def resolve(requested: FlowOptions, launch: Launch, *, datastore: str) -> RunCon
             "Deploy the flow again: its tasks cannot read files of another machine.",
         )
     if launch.backend == "local":
-        options, uuids = local.shared_out(options)
+        options, uuids = local.split_gpus(options)
         return RunConfig(
             options=options,
             thresholds=launch.thresholds,

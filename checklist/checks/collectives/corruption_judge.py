@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, answer, few
+from checklist.judging.context import Judgement, JudgingContext, decide, shorten
 from checklist.result import Finding
 
 
@@ -29,12 +29,12 @@ def corruption(context: JudgingContext) -> Judgement:
     findings = [_unsteady(context, item.rank, item.differing) for item in results if item.differing]
     unsteady = {item.rank for item in results if item.differing}
     digests = {item.rank: item.digest for item in results if item.whole and item.rank not in unsteady}
-    findings += _odd(context, digests)
+    findings += _minority(context, digests)
     times = min(item.times for item in results)
     ranks = len({item.rank for item in results})
     passed = f"A matrix product has the same bits on {ranks} ranks, at least {times} times each."
     nodes = context.names({context.nodes_by_rank[item.rank] for item in results})
-    return answer("corruption", passed, findings, nodes=nodes)
+    return decide("corruption", passed, findings, nodes=nodes)
 
 
 def _unsteady(context: JudgingContext, rank: int, differing: int) -> Finding:
@@ -43,7 +43,7 @@ def _unsteady(context: JudgingContext, rank: int, differing: int) -> Finding:
     return finding("corruption", "corruption", "FAIL", title, nodes=[name], ranks=[rank])
 
 
-def _odd(context: JudgingContext, digests: dict[int, str]) -> list[Finding]:
+def _minority(context: JudgingContext, digests: dict[int, str]) -> list[Finding]:
     """Report ranks whose exact product differs from that of most ranks."""
     counts = Counter(digests.values())
     if len(counts) < 2:
@@ -51,7 +51,9 @@ def _odd(context: JudgingContext, digests: dict[int, str]) -> list[Finding]:
     majority, count = counts.most_common(1)[0]
     if 2 * count <= len(digests):
         suspects = context.names({context.nodes_by_rank[rank] for rank in digests})
-        title = f"An exact product has {len(counts)} results on {few(suspects)}, and no one is that of most."
+        title = (
+            f"An exact product has {len(counts)} results on {shorten(suspects)}, and no one is that of most."
+        )
         return [finding("corruption", "corruption", "FAIL", title, suspects=suspects, ranks=sorted(digests))]
     return [
         finding(

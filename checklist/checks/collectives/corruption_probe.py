@@ -31,7 +31,7 @@ def repeat(context: Context, device: str, seconds: float) -> list[dict[str, Any]
     where = torch.device("cuda", context.local_rank) if device == "cuda" else torch.device("cpu")
     return [
         to_dict(_repeated(context, where, integers=integers, seconds=seconds / 2, make=make))
-        for integers, make in ((False, _random), (True, _whole))
+        for integers, make in ((False, _random), (True, _integers))
     ]
 
 
@@ -41,7 +41,7 @@ def _random(shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
     return torch.randn(shape, generator=generator)
 
 
-def _whole(shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
+def _integers(shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
     import torch
 
     return torch.randint(-_LARGEST, _LARGEST + 1, shape, generator=generator).float()

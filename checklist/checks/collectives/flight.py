@@ -31,12 +31,12 @@ def _dumped(name: str, arguments: tuple[Any, ...]) -> Record | None:
         import torch
 
         dump = getattr(torch._C._distributed_c10d, name)
-        return last(json.loads(dump(*arguments)))
+        return newest_entry(json.loads(dump(*arguments)))
     except Exception:  # noqa: BLE001 - private API in an unknown format; optional, so never a failure
         return None
 
 
-def last(trace: Mapping[str, Any]) -> Record | None:
+def newest_entry(trace: Mapping[str, Any]) -> Record | None:
     """Return the newest collective of a dump, without sends and receives, which are numbered per pair."""
     entries = [entry for entry in trace.get("entries", ()) if not entry.get("is_p2p")]
     if not entries:
@@ -55,16 +55,16 @@ def last(trace: Mapping[str, Any]) -> Record | None:
     }
 
 
-def behind(records: Mapping[int, Record]) -> list[int]:
+def lagging(records: Mapping[int, Record]) -> list[int]:
     """Return ranks whose newest collective is older than that of others; empty if all are equal."""
     if not records:
         return []
     newest = max(record["sequence"] for record in records.values())
-    lagging = sorted(rank for rank, record in records.items() if record["sequence"] < newest)
-    return lagging if len(lagging) < len(records) else []
+    ranks = sorted(rank for rank, record in records.items() if record["sequence"] < newest)
+    return ranks if len(ranks) < len(records) else []
 
 
-def words(records: Mapping[int, Record], culprit: int) -> str | None:
+def describe(records: Mapping[int, Record], culprit: int) -> str | None:
     """Describe the position of the blocking rank and of the waiting ranks; None without records."""
     ranks_by_call: dict[str, list[int]] = {}
     for rank, record in sorted(records.items()):

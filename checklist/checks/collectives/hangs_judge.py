@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, answer, no_verdict
+from checklist.judging.context import Judgement, JudgingContext, decide, no_verdict
 from checklist.measurements import IDLE, PHASES, Hang, PhaseName
 
 # Only some profiles have that phase, and its program has a separate time limit
@@ -46,7 +46,7 @@ def hangs(context: JudgingContext) -> Judgement:
     # A run that skips phases can't clear a hang in one of them, so it covers no node
     done = {phase.name for phase in context.measurements.phases if phase.status == "done"}
     complete = done >= set(PHASES) - {_DEEP_ALONE}
-    return answer(
+    return decide(
         "hangs", "Every phase ended in time.", findings, nodes=context.all_names if complete else ()
     )
 

@@ -37,7 +37,7 @@ class Work:
 
 def prepare(op: str, dtype: torch.dtype, elements: int, rank: int, world: int, device: torch.device) -> Work:
     """Prepare an operation; ``elements``: one rank's buffer, or its part if the size counts all ranks."""
-    maker = _Maker(dtype, elements, rank, world, device)
+    maker = _Builder(dtype, elements, rank, world, device)
     work: Work = getattr(maker, op)()
 
     def run() -> None:
@@ -75,7 +75,7 @@ def _unavailable(text: str) -> bool:
     )
 
 
-class _Maker:
+class _Builder:
     """Builder of buffers and calls. The root is the last rank, because faulty code tends to use rank 0."""
 
     def __init__(

@@ -15,7 +15,15 @@ from checklist.checks.network.mesh_judge import cut_off, unreached
 from checklist.checks.network.rails import rails, rails_between
 from checklist.judging.advice import finding
 from checklist.judging.comparison import Comparison, compare
-from checklist.judging.context import Judgement, JudgingContext, Measured, answer, few, no_verdict, skipped
+from checklist.judging.context import (
+    Judgement,
+    JudgingContext,
+    Measured,
+    decide,
+    no_verdict,
+    shorten,
+    skipped,
+)
 from checklist.judging.thresholds import PAIR, Threshold
 from checklist.result import Figure, Finding, Gravity
 
@@ -74,7 +82,7 @@ def _local_pairs(context: JudgingContext, _: Diagnosis, threshold: Threshold | N
         link = (failed.src, failed.dst)
         title = f"{context.name(failed.src)} to {context.name(failed.dst)} failed: {failed.error}."
         fault = finding("pairs", "slow-undecided", "FAIL", title, suspects=context.names(link))
-        return answer("pairs", "", [fault], nodes=context.all_names, figures=figures)
+        return decide("pairs", "", [fault], nodes=context.all_names, figures=figures)
     reason = "Measured, with nothing to compare with: all nodes are on one machine."
     return no_verdict("pairs", reason, measured=True, nodes=context.all_names, figures=figures)
 
@@ -110,7 +118,7 @@ def _networked_pairs(context: JudgingContext, diagnosis: Diagnosis, threshold: T
     count = sum(pair.first for pair in context.measurements.pairs)
     passed = f"No node, direction or link is slow among {count} measurements."
     passed += f" {cleared_count} were slow at first, but not when measured alone." if cleared_count else ""
-    return answer("pairs", passed, findings, nodes=context.all_names, figures=figures, records=records)
+    return decide("pairs", passed, findings, nodes=context.all_names, figures=figures, records=records)
 
 
 def _median_pair(
@@ -209,7 +217,7 @@ def _uplink(context: JudgingContext, links: list[Fault]) -> Finding | None:
         return None
     shares = sorted(fault.ratio for fault in links)
     share = f"{shares[0]:.0%}" if shares[-1] - shares[0] < 0.01 else f"{shares[0]:.0%} to {shares[-1]:.0%}"
-    labels = [few(context.names(group)) for group in groups]
+    labels = [shorten(context.names(group)) for group in groups]
     label = " and ".join(labels)
     if len(labels) > 2:
         label = f"{len(labels)} groups, the smallest of them {labels[0]},"
@@ -307,7 +315,7 @@ def _shared(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
     if shared is None or any({link, link[::-1]} & slow for link in shared.links):
         return []  # pairs that are slow in isolation have their own finding
     links = [(context.name(src), context.name(dst)) for src, dst in shared.links]
-    directions = few(tuple(f"{src} to {dst}" for src, dst in links))
+    directions = shorten(tuple(f"{src} to {dst}" for src, dst in links))
     title = f"{directions} reach {shared.share:.0%} of what each does alone when they send at once: "
     title += "they share a path that carries less than they do."
     return [finding("pairs", "crowded", "WARN", title, links=links)]

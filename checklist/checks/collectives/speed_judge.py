@@ -15,7 +15,7 @@ from checklist.judging.context import (
     JudgingContext,
     Measured,
     Records,
-    answer,
+    decide,
     no_verdict,
     skipped,
 )
@@ -179,7 +179,7 @@ def _judge_node(context: JudgingContext, check: str) -> Judgement:
         passed += "".join(
             f" Note: {note}." for note in dict.fromkeys(local.note for local in locals_ if local.note)
         )
-        return answer(check, passed, findings, nodes=nodes, figures=figures, records=records)
+        return decide(check, passed, findings, nodes=nodes, figures=figures, records=records)
     reason = (
         "on CPUs it depends on what else runs"
         if not context.cuda

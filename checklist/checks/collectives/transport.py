@@ -27,20 +27,20 @@ _NCCL_NAMES = {  # other operations consist of sends and receives, without a cho
 }
 
 
-def chosen(text: str, op: str) -> tuple[str, str] | None:
+def algorithm_of(text: str, op: str) -> tuple[str, str] | None:
     """Return the algorithm and protocol of ``op``'s largest message in the log; None if not logged.
 
     NCCL logs them on rank 0 if NCCL_DEBUG_SUBSYS includes TUNING.
     """
     choices = [
-        (int(size), _of(_ALGORITHMS, algorithm), _of(_PROTOCOLS, protocol))
+        (int(size), _name(_ALGORITHMS, algorithm), _name(_PROTOCOLS, protocol))
         for name, size, algorithm, protocol in _CHOICE.findall(text)
         if op in _NCCL_NAMES and name in ("", _NCCL_NAMES[op])
     ]
     return max(choices)[1:] if choices else None
 
 
-def _of(names: tuple[str, ...], number: str) -> str:
+def _name(names: tuple[str, ...], number: str) -> str:
     return names[int(number)] if number.isdigit() and int(number) < len(names) else number.upper()
 
 

@@ -14,7 +14,7 @@ from checklist.judging.context import (
     JudgingContext,
     Measured,
     Records,
-    answer,
+    decide,
     no_verdict,
     skipped,
 )
@@ -55,7 +55,7 @@ def correctness(context: JudgingContext) -> Judgement:
     missing = sorted(set(OPS) - checked)
     if missing and not findings:
         return no_verdict("correctness", f"The values of {', '.join(missing)} were not compared.")
-    return answer(
+    return decide(
         "correctness", f"{len(checked)} operations gave the right values.", findings, nodes=context.all_names
     )
 
@@ -113,7 +113,7 @@ def transport(context: JudgingContext) -> Judgement:
     network = f"{used.network or 'within one machine'}" + (
         f" over {used.interface}" if used.interface else ""
     )
-    return answer("transport", f"{used.nodes_seen} nodes, {network}.", findings, nodes=context.all_names)
+    return decide("transport", f"{used.nodes_seen} nodes, {network}.", findings, nodes=context.all_names)
 
 
 def _rdma(context: JudgingContext) -> str:
@@ -200,14 +200,14 @@ def bandwidth(context: JudgingContext) -> Judgement:
             if comparison.basis in ("floor", "expectation") and _topology_suspect(context):
                 code = "topology-file"
             elif comparison.basis == "expectation" and expected is not None:
-                code, pattern = _pattern(context, value / expected.typical)
+                code, pattern = _advice_for(context, value / expected.typical)
             topology = context.measurements.environment.get(_TOPOLOGY, "")
             title += f"; {pattern}." if pattern else "."
             findings.append(finding("bandwidth", code, comparison.level, title, file=topology))
     return _of_world(context, "bandwidth", figures, _worst_sizes(findings), records)
 
 
-def _pattern(context: JudgingContext, share: float) -> tuple[str, str]:
+def _advice_for(context: JudgingContext, share: float) -> tuple[str, str]:
     """Return the advice for a share of the expected figure, and its description."""
     ports = context.wiring.used_ports or 1
     one_domain = context.wiring.domains == 1
@@ -256,7 +256,7 @@ def _of_world(
         passed = (
             f"{len(judged)} of {len(figures)} figures had something to be held against, and are as expected."
         )
-        return answer(check, passed, findings, nodes=context.all_names, figures=figures, records=records)
+        return decide(check, passed, findings, nodes=context.all_names, figures=figures, records=records)
     reason = (
         "all nodes are on one machine" if context.local else "no expectation for this network, no history"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from checklist.checks.collectives.operations import Unavailable, prepare, wrong_values
-from checklist.checks.collectives.transport import chosen, parse
+from checklist.checks.collectives.transport import algorithm_of, parse
 from checklist.probing.context import Context
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def leave(context: Context) -> None:
 
 def correct(context: Context, op: str, dtype: str, elements: int) -> dict[str, Any]:
     """Run ``op`` once with values that differ by rank and position; return the number of wrong values."""
-    return _do(context, op, dtype, elements, iterations=0)
+    return _measure(context, op, dtype, elements, iterations=0)
 
 
 def timed(
@@ -94,10 +94,10 @@ def timed(
 
     ``paced``: start each turn on all ranks together, so no rank waits for earlier work of another.
     """
-    return _do(context, op, dtype, elements, iterations, paced=paced)
+    return _measure(context, op, dtype, elements, iterations, paced=paced)
 
 
-def _do(
+def _measure(
     context: Context, op: str, dtype: str, elements: int, iterations: int, *, paced: bool = False
 ) -> dict[str, Any]:
     import torch
@@ -124,7 +124,11 @@ def _do(
             seconds += seconds_of_each(operation.run, count, start, device)
     else:
         seconds = seconds_of_each(operation.run, iterations, start, device)
-    return {"seconds": seconds, "chosen": chosen(_log()[log_offset:], op), "wrong": wrong_values(operation)}
+    return {
+        "seconds": seconds,
+        "chosen": algorithm_of(_log()[log_offset:], op),
+        "wrong": wrong_values(operation),
+    }
 
 
 def operations_of_turn(device: torch.device) -> int:

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from checklist.effort import EFFORTS
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, answer, few, no_verdict, skipped
+from checklist.judging.context import Judgement, JudgingContext, decide, no_verdict, shorten, skipped
 from checklist.measurements import Diagnosed, DiagnosticFault
 from checklist.result import Finding, Gravity
 
@@ -41,16 +41,16 @@ def dcgm(context: JudgingContext) -> Judgement:
     incomplete = [report for report in diagnosed if report not in done]
     if incomplete and not findings:
         first = incomplete[0]
-        reason = first.error or f"it has left out all its tests ({few(first.left_out)})"
-        names = few(context.names(report.node for report in incomplete))
+        reason = first.error or f"it has left out all its tests ({shorten(first.left_out)})"
+        names = shorten(context.names(report.node for report in incomplete))
         return no_verdict(
             "dcgm", f"No answer of DCGM's diagnostic on {names}: {reason}.", measured=bool(done), nodes=nodes
         )
     passed_count = len({name for report in done for name in report.passed})
     omitted = tuple(sorted({name for report in done for name in report.left_out}))
     message = f"DCGM's diagnostic at level {diagnosed[0].level}: {passed_count} tests passed"
-    message += f", left out {few(omitted)}." if omitted else "."
-    return answer("dcgm", message, findings, nodes=nodes)
+    message += f", left out {shorten(omitted)}." if omitted else "."
+    return decide("dcgm", message, findings, nodes=nodes)
 
 
 def _faults(context: JudgingContext, diagnosed: Diagnosed) -> list[Finding]:
@@ -69,7 +69,7 @@ def _faults(context: JudgingContext, diagnosed: Diagnosed) -> list[Finding]:
     for (test, verdict), faults in groups.items():
         affected = [ranks[fault.gpu] for fault in faults if fault.gpu in ranks]
         owner = "the GPU of rank" if len(affected) == 1 else "the GPUs of ranks"
-        gpus = f" for {owner} {few(tuple(map(str, affected)))}" if affected else ""
+        gpus = f" for {owner} {shorten(tuple(map(str, affected)))}" if affected else ""
         outcome = "fails" if any(fault.failed for fault in faults) else "warns"
         text = next((fault.text for fault in faults if fault.text), "it says no more").rstrip(".")
         title = f"DCGM's test {test} {outcome}{gpus} ({name}): {text}."

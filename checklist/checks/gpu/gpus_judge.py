@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from checklist.checks.gpu import xids_judge
 from checklist.checks.gpu.nvlink_judge import nvlink
-from checklist.checks.gpu.peer_gpus import fewer, kinds_of, load_s
+from checklist.checks.gpu.peer_gpus import below_peers, kinds_of, load_s
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, answer, no_verdict, skipped
+from checklist.judging.context import Judgement, JudgingContext, decide, no_verdict, skipped
 from checklist.measurements import GpuHealth
 from checklist.result import Finding
 
@@ -53,7 +53,7 @@ def gpus(context: JudgingContext) -> Judgement:
             title = f"{fact.gpu_processes} processes of others were on {owner}."
             findings.append(finding("gpus", "gpu-busy", "WARN", title, ranks=[fact.rank]))
     basis = f"as its machine type has {machine}" if machine else "the same everywhere"
-    return answer("gpus", f"{common} GPUs on each node, {basis}.", findings, nodes=context.all_names)
+    return decide("gpus", f"{common} GPUs on each node, {basis}.", findings, nodes=context.all_names)
 
 
 def gpu_health(context: JudgingContext) -> Judgement:
@@ -81,7 +81,7 @@ def gpu_health(context: JudgingContext) -> Judgement:
     after = [state for state in states if state.when == "after"]
     if not context.measurements.health:
         return context.unmeasured("gpu-health", "facts")
-    findings = [fault for state in states for fault in _ill(context, state)]
+    findings = [fault for state in states for fault in _unhealthy(context, state)]
     findings += nvlink(context)
     findings += _narrow(context, states)
     findings += _replays(context, states)
@@ -92,7 +92,7 @@ def gpu_health(context: JudgingContext) -> Judgement:
         return no_verdict("gpu-health", "XID events cannot be read here; everything else is in order.")
     if not unique and any(state.ecc_uncorrected is None and state.remap_failed is None for state in after):
         return no_verdict("gpu-health", "Some GPUs do not report memory errors.")
-    return answer("gpu-health", "Nothing before the load or after.", unique.values(), nodes=context.all_names)
+    return decide("gpu-health", "Nothing before the load or after.", unique.values(), nodes=context.all_names)
 
 
 def _narrow(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
@@ -106,7 +106,7 @@ def _narrow(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
     }
     findings = [
         replace(fault, verdict="FAIL") if set(fault.ranks) & degraded.keys() else fault
-        for fault in fewer(context, states, "pcie_width", "pcie-narrow", "WARN", "PCIe lanes")
+        for fault in below_peers(context, states, "pcie_width", "pcie-narrow", "WARN", "PCIe lanes")
     ]
     if findings:
         return findings
@@ -153,7 +153,7 @@ def _replays(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
     return findings
 
 
-def _ill(context: JudgingContext, state: GpuHealth) -> list[Finding]:
+def _unhealthy(context: JudgingContext, state: GpuHealth) -> list[Finding]:
     name = context.name_of_rank(state.rank)
     gpu = f"The GPU of rank {state.rank} ({name})"
     facts: dict[str, object] = {"gpu": state.uuid}
@@ -167,13 +167,13 @@ def _ill(context: JudgingContext, state: GpuHealth) -> list[Finding]:
     if state.xids:
         worst = max(map(xids_judge.action, state.xids), key=xids_judge.ACTIONS.index)
         facts["xids"] = ", ".join(map(str, dict.fromkeys(state.xids)))
-        codes = ", ".join(map(xids_judge.words, dict.fromkeys(state.xids)))
+        codes = ", ".join(map(xids_judge.describe, dict.fromkeys(state.xids)))
         verdict = "WARN" if worst == "MONITOR" else "FAIL"
         faults.append((f"xid-{worst.lower()}", verdict, f"{gpu} reported XID {codes} during the run."))
     elif older_codes := [code for code in state.xids_earlier or () if xids_judge.action(code) != "MONITOR"]:
         # Permanent faults show in the GPU's state; a reset may have cleared the others since
         facts["xids"] = ", ".join(map(str, dict.fromkeys(older_codes)))
-        codes = ", ".join(map(xids_judge.words, dict.fromkeys(older_codes)))
+        codes = ", ".join(map(xids_judge.describe, dict.fromkeys(older_codes)))
         faults.append(("xid-earlier", "WARN", f"{gpu} reported XID {codes} before the run, since boot."))
     if state.recovery_action not in (None, "none"):
         facts["action"] = state.recovery_action

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from checklist.checks.collectives.speed_judge import peers
 from checklist.checks.gpu.gpus_judge import NORMAL_THROTTLING
-from checklist.checks.gpu.peer_gpus import fewer, kinds_of
+from checklist.checks.gpu.peer_gpus import below_peers, kinds_of
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, answer, no_verdict, skipped
+from checklist.judging.context import Judgement, JudgingContext, decide, no_verdict, skipped
 from checklist.measurements import GpuHealth
 from checklist.result import Figure, Finding, Gravity, Verdict
 
@@ -46,15 +46,15 @@ def gpu_load(context: JudgingContext) -> Judgement:
     single = [state for state in states if kinds.get(state.rank) in single_kinds]
     clocks, findings = _clocks(context, states, kinds)
     findings += _capped(context, states, kinds)
-    findings += [fault for state in states for fault in _held(context, state)]
-    findings += fewer(
+    findings += [fault for state in states for fault in _hot(context, state)]
+    findings += below_peers(
         context, states, "pcie_generation", "pcie-slow", "WARN", "as its PCIe generation", check="gpu-load"
     )
     findings += [fault for state in single for fault in _old_link(context, state)]
     figures = [*clocks, *_figures(context, states, "power_w", "power", "W")]
     figures += _figures(context, states, "temperature_c", "temperature", "°C")
     passed = "No GPU is held back by heat, power or its slot."
-    return answer("gpu-load", passed, findings, nodes=nodes, figures=figures)
+    return decide("gpu-load", passed, findings, nodes=nodes, figures=figures)
 
 
 def _clocks(
@@ -110,7 +110,7 @@ def _capped(context: JudgingContext, states: list[GpuHealth], kinds: dict[int, s
     return findings
 
 
-def _held(context: JudgingContext, state: GpuHealth) -> Iterator[Finding]:
+def _hot(context: JudgingContext, state: GpuHealth) -> Iterator[Finding]:
     reasons = [reason for reason in state.throttle_reasons or () if reason not in NORMAL_THROTTLING]
     if reasons:
         names = ", ".join(reasons)

@@ -102,7 +102,7 @@ def health(nvml: Any, handle: Any, rank: int, samples: Sequence[Sample]) -> GpuH
         rank=rank,
         uuid=text(nvml.nvmlDeviceGetUUID(handle)),
         when="loaded",
-        throttle_reasons=_often(values_of("reasons")),
+        throttle_reasons=_frequent(values_of("reasons")),
         sm_clock_mhz=round(statistics.median(clocks)) if clocks else None,
         power_w=statistics.median(power) if power else None,
         power_limit_w=enforced,
@@ -114,7 +114,7 @@ def health(nvml: Any, handle: Any, rank: int, samples: Sequence[Sample]) -> GpuH
     )
 
 
-def _often(reasons: Sequence[tuple[str, ...]]) -> tuple[str, ...] | None:
+def _frequent(reasons: Sequence[tuple[str, ...]]) -> tuple[str, ...] | None:
     """Return throttling reasons present in enough of the samples."""
     if not reasons:
         return None

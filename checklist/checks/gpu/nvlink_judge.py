@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from checklist.checks.gpu.peer_gpus import fewer, load_s
+from checklist.checks.gpu.peer_gpus import below_peers, load_s
 from checklist.judging.advice import finding
-from checklist.judging.context import JudgingContext, few
+from checklist.judging.context import JudgingContext, shorten
 from checklist.measurements import GpuHealth
 from checklist.result import Finding, Gravity
 
@@ -23,8 +23,8 @@ _TRANSIENT = ("route recovery", "access timeout recovery")
 def nvlink(context: JudgingContext) -> list[Finding]:
     """Return all findings about NVLinks; empty if the GPUs have neither links nor a fabric."""
     states = context.measurements.health
-    findings = fewer(context, states, "nvlinks_active", "nvlink-down", "FAIL", "NVLinks")
-    findings += fewer(
+    findings = below_peers(context, states, "nvlinks_active", "nvlink-down", "FAIL", "NVLinks")
+    findings += below_peers(
         context, states, "nvlink_mbytes_per_s", "nvlink-slow", "FAIL", "MB/s on the slowest of its NVLinks"
     )
     before = {state.rank: state for state in context.measurements.health if state.when == "before"}
@@ -93,7 +93,7 @@ def _cliques(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
             names = [tuple(dict.fromkeys(map(context.name_of_rank, ranks))) for ranks in cliques.values()]
             title = f"NVLink domain {domain} is divided into {len(cliques)} cliques: "
             title += "; ".join(
-                f"{len(r)} GPUs of {few(n)}" for n, r in zip(names, cliques.values(), strict=True)
+                f"{len(r)} GPUs of {shorten(n)}" for n, r in zip(names, cliques.values(), strict=True)
             )
             suspects = dict.fromkeys(name for names_of_clique in names for name in names_of_clique)
             findings.append(finding("gpu-health", "fabric-cliques", "WARN", f"{title}.", suspects=suspects))

@@ -26,7 +26,7 @@ def load_s(context: JudgingContext) -> float:
     )
 
 
-def fewer(
+def below_peers(
     context: JudgingContext,
     states: Iterable[GpuHealth],
     field: str,

@@ -132,7 +132,7 @@ class Watch:
                 self.lost = True
 
 
-def look(context: Context, when: str, address: str | None, nvml: Any, handle: Any) -> dict[str, Any]:
+def read_xids(context: Context, when: str, address: str | None, nvml: Any, handle: Any) -> dict[str, Any]:
     """Return the fields xids, xids_earlier and xid_source of GpuHealth for the GPU at a PCI address."""
     log = kernel_log() if address is not None else None
     if log is not None and address is not None:

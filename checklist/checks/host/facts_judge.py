@@ -7,7 +7,7 @@ import statistics
 from collections import Counter, defaultdict
 
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, answer, few, no_verdict, skipped
+from checklist.judging.context import Judgement, JudgingContext, decide, no_verdict, shorten, skipped
 from checklist.result import Finding, Gravity
 from estimator.formatting import format_bytes
 
@@ -38,7 +38,7 @@ def ranks(context: JudgingContext) -> Judgement:
     findings = _missing(context, world) or _unequal(context)
     findings += [*_shared_hosts(context), *_shared_gpus(context)]
     passed = f"{len(context.facts)} ranks on {len(run.nodes)} nodes, as asked for."
-    return answer("ranks", passed, findings, nodes=context.all_names)
+    return decide("ranks", passed, findings, nodes=context.all_names)
 
 
 def _missing(context: JudgingContext, world: int) -> list[Finding]:
@@ -61,7 +61,7 @@ def _absent(context: JudgingContext) -> str:
     absent = tuple(
         context.name(node) for node in range(context.measurements.nodes_asked) if node not in joined
     )
-    return f"; without {few(absent)}" if absent else ""
+    return f"; without {shorten(absent)}" if absent else ""
 
 
 def _unequal(context: JudgingContext) -> list[Finding]:
@@ -74,7 +74,7 @@ def _unequal(context: JudgingContext) -> list[Finding]:
     common = max(by_count, key=lambda count: len(by_count[count]))
     odd = context.names(node for node, count in counts.items() if count != common)
     ranks_per_node = "; ".join(
-        f"{count} on {few(context.names(nodes))}" for count, nodes in sorted(by_count.items())
+        f"{count} on {shorten(context.names(nodes))}" for count, nodes in sorted(by_count.items())
     )
     return [
         finding(
@@ -157,7 +157,7 @@ def versions(context: JudgingContext) -> Judgement:
         findings.append(finding("versions", "torch-hang", "WARN", title, version=torch))
     if not any(fact.versions for fact in context.facts):
         return context.unmeasured("versions", "facts")
-    return answer("versions", "The same software on all ranks.", findings, nodes=context.all_names)
+    return decide("versions", "The same software on all ranks.", findings, nodes=context.all_names)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -187,7 +187,7 @@ def shared_memory(context: JudgingContext) -> Judgement:
         if size < LEAST_SHM
     ]
     smallest = min(size for _, size in sizes)
-    return answer(
+    return decide(
         "shared-memory", f"At least {format_bytes(smallest)} on each node.", findings, nodes=context.all_names
     )
 
@@ -216,7 +216,7 @@ def memlock(context: JudgingContext) -> Judgement:
         for fact, limit in limits
         if limit != UNLIMITED
     ]
-    return answer("memlock", "Unlimited on each node.", findings, nodes=context.all_names)
+    return decide("memlock", "Unlimited on each node.", findings, nodes=context.all_names)
 
 
 def clock(context: JudgingContext) -> Judgement:
@@ -253,7 +253,7 @@ def clock(context: JudgingContext) -> Judgement:
             verdict: Gravity = "FAIL" if certain > SKEW_FAIL_S else "WARN"
             findings.append(finding("clock", "clock-skew", verdict, title, suspects=suspects))
     largest = max(abs(offset - common) for _, offset in offsets)
-    return answer("clock", f"Within {largest:.3f} s.", findings, nodes=context.all_names)
+    return decide("clock", f"Within {largest:.3f} s.", findings, nodes=context.all_names)
 
 
 def placement(context: JudgingContext) -> Judgement:
@@ -290,4 +290,4 @@ def placement(context: JudgingContext) -> Judgement:
     if all(layers):
         shared = sum(len(set(layer)) == 1 for layer in zip(*layers, strict=False))
         summary += f" and share {shared} of {min(map(len, layers))} layers of the network"
-    return answer("placement", f"{summary}.", findings, nodes=context.all_names)
+    return decide("placement", f"{summary}.", findings, nodes=context.all_names)

@@ -25,7 +25,7 @@ _IMAGE_VARIABLES = ("CHECKLIST_IMAGE", "CONTAINER_IMAGE", "IMAGE_NAME")
 
 def gather(context: Context, backend: str, route_to: str) -> dict[str, Any]:
     """Collect the rank's Facts. ``route_to``: rank 0's address."""
-    gpus = gpus_probe.look()
+    gpus = gpus_probe.list_gpus()
     uuid = gpus.uuids[context.local_rank] if context.local_rank < len(gpus.uuids) else None
     interfaces = nics_probe.interfaces()
     choice = nics_probe.choose(backend, interfaces, route_to)

@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, answer
+from checklist.judging.context import Judgement, JudgingContext, decide
 from checklist.measurements import Counters, Facts
 from checklist.reference import machine_of
 from checklist.result import Finding
@@ -43,7 +43,7 @@ def host_limits(context: JudgingContext) -> Judgement:
     memory = min((fact.memory_bytes for fact in hosts if fact.memory_bytes is not None), default=None)
     limits = [f"{cpus:g} CPUs"] if cpus is not None else []
     limits += [f"{format_bytes(memory)} of memory"] if memory is not None else []
-    return answer(
+    return decide(
         "host-limits", f"At least {' and '.join(limits)} on each node.", findings, nodes=context.all_names
     )
 

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, answer, few, no_verdict, skipped
+from checklist.judging.context import Judgement, JudgingContext, decide, no_verdict, shorten, skipped
 from checklist.measurements import Facts
-from checklist.reference import Reference, compared, is_called, machine_of, most_have, values_of
+from checklist.reference import Reference, comparable, has_name, machine_of, majority, values_of
 from checklist.result import Finding
 
 # Differences between the nodes of a run that checks versions and interface already report
@@ -42,15 +42,15 @@ def host_settings(context: JudgingContext) -> Judgement:
     unlike = [fact for fact in compared_hosts if machine_of(fact) not in reference]
     alike = [fact for fact in compared_hosts if machine_of(fact) in reference]
     if not alike:
-        title = f"The reference is of {_words(reference)}, and no node of this run is."
+        title = f"The reference is of {_describe(reference)}, and no node of this run is."
         return no_verdict("host-settings", title)
     differences_of = {fact.node: _differences(fact, reference[machine_of(fact)]) for fact in alike}
     findings = _findings(context, differences_of, f"those of {right}", blamed=True)
     passed = f"All settings that are known are those of {right}."
     if unlike:
-        names = few(context.names(fact.node for fact in unlike))
+        names = shorten(context.names(fact.node for fact in unlike))
         passed += f" Not compared, as of another kind: {names}."
-    return answer("host-settings", passed, findings, nodes=context.all_names)
+    return decide("host-settings", passed, findings, nodes=context.all_names)
 
 
 def _reference(context: JudgingContext, hosts: Iterable[Facts]) -> tuple[Reference | None, str]:
@@ -58,7 +58,7 @@ def _reference(context: JudgingContext, hosts: Iterable[Facts]) -> tuple[Referen
     if context.reference is not None:
         return context.reference, "the reference"
     name = context.reference_node
-    host = None if name is None else next((fact for fact in hosts if is_called(fact, name)), None)
+    host = None if name is None else next((fact for fact in hosts if has_name(fact, name)), None)
     if host is None:
         return None, ""
     return {machine_of(host): host.settings}, context.name(host.node)
@@ -74,21 +74,17 @@ def _among_themselves(context: JudgingContext, hosts: list[Facts]) -> Judgement:
     for hosts_of_kind in by_kind.values():
         by_value = values_of(fact.settings for fact in hosts_of_kind)
         values = {name: counts for name, counts in by_value.items() if name not in ELSEWHERE}
-        expected = {
-            name: value for name, counts in values.items() if (value := most_have(counts)) is not None
-        }
+        expected = {name: value for name, counts in values.items() if (value := majority(counts)) is not None}
         undecided |= dict.fromkeys(name for name in values if name not in expected)
         count = max(count, len(expected))
         differences_of = {fact.node: _differences(fact, expected) for fact in hosts_of_kind}
         findings += _findings(context, differences_of, "those of most nodes like it", blamed=False)
     if undecided and not findings:
-        reason = (
-            f"{few(tuple(undecided))}: no value is that of most nodes; --reference-node says who is right."
-        )
+        reason = f"{shorten(tuple(undecided))}: no value has a majority; choose a node with --reference-node."
         return no_verdict(
             "host-settings", f"The nodes differ in {reason}", measured=True, nodes=context.all_names
         )
-    return answer(
+    return decide(
         "host-settings", f"{count} settings are the same on all nodes.", findings, nodes=context.all_names
     )
 
@@ -96,7 +92,7 @@ def _among_themselves(context: JudgingContext, hosts: list[Facts]) -> Judgement:
 def _differences(fact: Facts, expected: dict[str, str]) -> Differences:
     """Return the host's settings that differ from the expected ones; values unknown to either are skipped."""
     names = sorted({*expected, *fact.settings})
-    actual, right = compared(fact.settings, names), compared(expected, names)
+    actual, right = comparable(fact.settings, names), comparable(expected, names)
     shared = sorted(actual.keys() & right.keys())
     return tuple((name, actual[name], right[name]) for name in shared if actual[name] != right[name])
 
@@ -117,7 +113,7 @@ def _findings(
         ]
         if len(differences) > _MAX_NAMED:
             named.append(f"{len(differences) - _MAX_NAMED} more")
-        title = f"The settings of {few(names)} are not {owner}: {'; '.join(named)}."
+        title = f"The settings of {shorten(names)} are not {owner}: {'; '.join(named)}."
         nic = next((fact.nic for fact in context.leaders if fact.node == nodes[0]), None)
         findings.append(
             finding(
@@ -133,5 +129,5 @@ def _findings(
     return findings
 
 
-def _words(reference: Reference) -> str:
+def _describe(reference: Reference) -> str:
     return " and ".join(reference)

@@ -90,9 +90,9 @@ def _command_line(root: Path) -> dict[str, str]:
 def _processors(root: Path) -> dict[str, str | None]:
     cpus = root / "sys/devices/system/cpu"
     return {
-        "CPU frequency driver": _all_of(cpus.glob("cpu[0-9]*/cpufreq/scaling_driver")),
-        "CPU governor": _all_of(cpus.glob("cpu[0-9]*/cpufreq/scaling_governor")),
-        "CPU energy preference": _all_of(cpus.glob("cpu[0-9]*/cpufreq/energy_performance_preference")),
+        "CPU frequency driver": _distinct(cpus.glob("cpu[0-9]*/cpufreq/scaling_driver")),
+        "CPU governor": _distinct(cpus.glob("cpu[0-9]*/cpufreq/scaling_governor")),
+        "CPU energy preference": _distinct(cpus.glob("cpu[0-9]*/cpufreq/energy_performance_preference")),
         "SMT": _text(cpus / "smt/control"),
         "clock source": _text(root / "sys/devices/system/clocksource/clocksource0/current_clocksource"),
     }
@@ -101,7 +101,7 @@ def _processors(root: Path) -> dict[str, str | None]:
 def _memory(root: Path) -> dict[str, str | None]:
     pages = root / "sys/kernel/mm"
     settings = {
-        f"transparent huge pages, {name}": _chosen(_text(pages / "transparent_hugepage" / name))
+        f"transparent huge pages, {name}": _selected(_text(pages / "transparent_hugepage" / name))
         for name in ("enabled", "defrag")
     }
     for size in sorted(pages.glob("hugepages/hugepages-*")):
@@ -113,7 +113,7 @@ def _memory(root: Path) -> dict[str, str | None]:
 def _pci(root: Path) -> dict[str, str | None]:
     """Read whether an IOMMU translates DMA, and how many devices ACS redirects via the root complex."""
     groups = root / "sys/kernel/iommu_groups"
-    domains = _all_of(groups.glob("*/type"))
+    domains = _distinct(groups.glob("*/type"))
     if domains is None and groups.is_dir():
         domains = "off" if not any(groups.iterdir()) else None
     configs = [config for file in (root / "sys/bus/pci/devices").glob("*/config") if (config := _bytes(file))]
@@ -189,13 +189,13 @@ def _limit(resource_id: int) -> str:
     return "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
 
 
-def _chosen(text: str | None) -> str | None:
+def _selected(text: str | None) -> str | None:
     """Return the option in brackets, as in "always [madvise] never"."""
     selected = (text or "").partition("[")[2].partition("]")[0]
     return selected or None
 
 
-def _all_of(files: Iterable[Path]) -> str | None:
+def _distinct(files: Iterable[Path]) -> str | None:
     """Join the distinct values of the files; None if there are none."""
     values = {value for file in files if (value := _text(file))}
     return ", ".join(sorted(values)) if values else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, answer, few, no_verdict, skipped
+from checklist.judging.context import Judgement, JudgingContext, decide, no_verdict, shorten, skipped
 from checklist.measurements import NO_TOOL
 from checklist.result import Figure
 
@@ -41,8 +41,8 @@ def efa(context: JudgingContext) -> Judgement:
         if local.value is not None
     ]
     if ranks_without_tool and not findings:
-        names = few(tuple(dict.fromkeys(map(context.name_of_rank, ranks_without_tool))))
+        names = shorten(tuple(dict.fromkeys(map(context.name_of_rank, ranks_without_tool))))
         no_tool = f"There is no fi_pingpong on {names}."
         return no_verdict("efa", no_tool, measured=True, nodes=nodes, figures=figures)
     passed = f"Messages from each of {len(completed)} hosts to itself arrive."
-    return answer("efa", passed, findings, nodes=nodes, figures=figures)
+    return decide("efa", passed, findings, nodes=nodes, figures=figures)

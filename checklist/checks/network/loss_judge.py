@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from checklist.analysis import recurrence
 from checklist.analysis.packet_loss import LOSSY, SERIOUS, Loss, find, rate
-from checklist.analysis.recurrence import NIGHTS, WITHIN_DAYS, Look, Recurrence
-from checklist.checks.network.ports import has_any, nic_of, ports
+from checklist.analysis.recurrence import NIGHTS, WITHIN_DAYS, Recurrence, Sightings
+from checklist.checks.network.ports import has_counters, nic_of, ports
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, answer, no_verdict, skipped
+from checklist.judging.context import Judgement, JudgingContext, decide, no_verdict, skipped
 from checklist.measurements import Counters
 from checklist.result import Figure, Finding, Gravity, Result, Verdict
 
@@ -36,7 +36,9 @@ def loss(context: JudgingContext) -> Judgement:
     run = context.measurements
     if run.nodes_asked < 2:
         return skipped("loss", "There is one node only.")
-    counters = [reading for reading in run.counters if reading.tcp_segments is not None or has_any(reading)]
+    counters = [
+        reading for reading in run.counters if reading.tcp_segments is not None or has_counters(reading)
+    ]
     rated = [pair for pair in run.pairs if pair.segments is not None or pair.gbytes_per_s_p95 is not None]
     if not counters and not rated:
         return context.unmeasured("loss", "pairs")
@@ -50,20 +52,20 @@ def loss(context: JudgingContext) -> Judgement:
         findings += [fault for reading in counters for fault in _of_node(context, reading)]
     findings += _recurring(context, findings)
     text = "No port has counted an error" if share is None else f"{share:.3%} of the segments were sent again"
-    return answer("loss", f"{text}.", findings, nodes=context.all_names, figures=figures)
+    return decide("loss", f"{text}.", findings, nodes=context.all_names, figures=figures)
 
 
-def look_of(result: Result) -> Look | None:
+def sightings_of(result: Result) -> Sightings | None:
     """Return the record of intermittent faults for later runs; None if the run did not check for them."""
     check = result.check("loss")
     if check is None or not check.measured or result.measurements.local:
         return None
-    return _look(result.finished_unix, check.nodes, result.findings)
+    return _sightings(result.finished_unix, check.nodes, result.findings)
 
 
-def _look(unix: float, nodes: tuple[str, ...], findings: Iterable[Finding]) -> Look:
+def _sightings(unix: float, nodes: tuple[str, ...], findings: Iterable[Finding]) -> Sightings:
     groups = {fault.nodes or fault.suspects for fault in findings if fault.code in COMES_AND_GOES}
-    return Look(unix=unix, nodes=nodes, seen=tuple(sorted(groups)))
+    return Sightings(unix=unix, nodes=nodes, seen=tuple(sorted(groups)))
 
 
 def _figure(share: float, *, judged: bool) -> Figure:
@@ -104,7 +106,7 @@ def _lasting(context: JudgingContext, fault: Loss) -> Finding:
     if not fault.rate:
         symptom = "slow messages take more than twice as long as the best"
     verdict: Gravity = "FAIL" if fault.rate >= SERIOUS and fault.alone is True else "WARN"
-    where, names = _whose(context, fault)
+    where, names = _locate(context, fault)
     if fault.node is None:
         src, dst = (context.name(node) for node in fault.pairs[0])
         title = f"Packets are lost {where}: {symptom}."
@@ -115,7 +117,7 @@ def _lasting(context: JudgingContext, fault: Loss) -> Finding:
     return finding("loss", "loss-node", verdict, title, nodes=names, nic=nic_of(context, fault.node))
 
 
-def _whose(context: JudgingContext, fault: Loss) -> tuple[str, tuple[str, ...]]:
+def _locate(context: JudgingContext, fault: Loss) -> tuple[str, tuple[str, ...]]:
     """Return a description of the lost packets, and the node or both ends of the link."""
     if fault.node is None:
         src, dst = (context.name(node) for node in fault.pairs[0])
@@ -127,12 +129,14 @@ def _whose(context: JudgingContext, fault: Loss) -> tuple[str, tuple[str, ...]]:
 
 def _intermittent(context: JudgingContext, fault: Loss) -> Finding:
     """Report temporary serious loss, with its dates and frequency."""
-    where, names = _whose(context, fault)
+    where, names = _locate(context, fault)
     symptoms = [f"{fault.rate:.1%} of the segments were sent again"] if fault.rate >= LOSSY else []
     symptoms += [f"a message was held up for {fault.stall_s:.1f} s"] if fault.stall_s else []
     timing = {False: "not when measured alone", True: "alone too", None: "not measured again"}[fault.alone]
-    this_run = Look(unix=context.finished_unix, nodes=context.all_names, seen=(names,))
-    recurred = recurrence.of(names, [*recurrence.recent(context.looks, context.finished_unix), this_run])
+    this_run = Sightings(unix=context.finished_unix, nodes=context.all_names, seen=(names,))
+    recurred = recurrence.count_nights(
+        names, [*recurrence.recent(context.looks, context.finished_unix), this_run]
+    )
     title = f"Packets {where} were lost for a while: {', '.join(symptoms)}, {timing}. Seen {recurred.words}."
     nodes, suspects = ((), names) if fault.node is None else (names, ())
     nic = nic_of(context, fault.pairs[0][0] if fault.node is None else fault.node)
@@ -142,7 +146,7 @@ def _intermittent(context: JudgingContext, fault: Loss) -> Finding:
 def _recurring(context: JudgingContext, findings: list[Finding]) -> list[Finding]:
     """Report nodes and links of this run with loss on several nights, including this one or not."""
     history = recurrence.recent(context.looks, context.finished_unix)
-    this_run = _look(context.finished_unix, context.all_names, findings)
+    this_run = _sightings(context.finished_unix, context.all_names, findings)
     present = set(context.all_names)
     recurrences = recurrence.recurring((*history, this_run))
     return [_of_nights(context, case) for case in recurrences if set(case.names) <= present]

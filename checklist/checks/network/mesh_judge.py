@@ -9,7 +9,15 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, Measured, answer, few, no_verdict, skipped
+from checklist.judging.context import (
+    Judgement,
+    JudgingContext,
+    Measured,
+    decide,
+    no_verdict,
+    shorten,
+    skipped,
+)
 from checklist.measurements import Probe
 from checklist.result import Figure, Finding
 
@@ -94,10 +102,10 @@ def mesh(context: JudgingContext) -> Judgement:
         median = statistics.median(round_trips.values())
         figures.append(Figure(name="round trip, median", value=median, unit="s", verdict="NO-VERDICT"))
         records.append(Measured(_ROUND_TRIP, None, median, "s"))
-        findings += _far(context, round_trips, median)
+        findings += _distant(context, round_trips, median)
     findings += [] if context.local else _second_tries(context, probes)
     passed = f"All {expected} ordered pairs connect and move 256 KB."
-    return answer("mesh", passed, findings, nodes=context.all_names, figures=figures, records=records)
+    return decide("mesh", passed, findings, nodes=context.all_names, figures=figures, records=records)
 
 
 def _round_trips(probes: Iterable[Probe]) -> dict[tuple[int, int], float]:
@@ -110,7 +118,9 @@ def _round_trips(probes: Iterable[Probe]) -> dict[tuple[int, int], float]:
     return round_trips
 
 
-def _far(context: JudgingContext, round_trips: dict[tuple[int, int], float], typical: float) -> list[Finding]:
+def _distant(
+    context: JudgingContext, round_trips: dict[tuple[int, int], float], typical: float
+) -> list[Finding]:
     """Report nodes far from all others, else a network in which all are far from each other."""
     best: dict[int, float] = {}
     for pair, seconds in round_trips.items():
@@ -161,14 +171,14 @@ def _second_tries(context: JudgingContext, probes: Iterable[Probe]) -> list[Find
         where = ", ".join(f"{a} and {b}" for a, b in sorted(units_pair)[:3])
         location, suspects = f"between {where}", []
     elif 0 < len(nodes) <= max(1, len(context.measurements.nodes) // 4):
-        location, suspects = f"to or from {few(context.names(nodes))}", list(context.names(nodes))
+        location, suspects = f"to or from {shorten(context.names(nodes))}", list(context.names(nodes))
     elif len(retried) >= SHARE_OF_ALL * len(connected):
         location, suspects = "spread over all nodes, as if one of several paths drops them", []
     else:
         return []
     paths = [f"{context.name(probe.src)} > {context.name(probe.dst)}" for probe in retried]
     title = f"{len(retried)} of {len(connected)} connections worked only on the second try, {location}: "
-    title += few(tuple(paths)) + "."
+    title += shorten(tuple(paths)) + "."
     links = dict.fromkeys((context.name(probe.src), context.name(probe.dst)) for probe in retried)
     return [finding("mesh", "second-try", "WARN", title, suspects=suspects, links=links)]
 

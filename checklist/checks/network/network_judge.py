@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from checklist.checks.network.rdma_ports import rates, rdma_ports
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, answer, few, no_verdict, skipped
+from checklist.judging.context import Judgement, JudgingContext, decide, no_verdict, shorten, skipped
 from checklist.measurements import Facts
 from checklist.result import Finding, Gravity
 
@@ -31,7 +31,7 @@ def interface(context: JudgingContext) -> Judgement:
         return context.unmeasured("interface", "facts")
     duplicates = [] if context.local else _duplicates(context, facts)
     if not duplicates and (context.local or len(context.leaders) == 1):
-        return answer("interface", f"{facts[0].nic}; all ranks are on one machine.", nodes=context.all_names)
+        return decide("interface", f"{facts[0].nic}; all ranks are on one machine.", nodes=context.all_names)
     findings = []
     for fact in facts:
         fault = _nic_fault(fact)
@@ -59,7 +59,7 @@ def interface(context: JudgingContext) -> Judgement:
     if len(facts) < len(context.leaders) and not findings:
         return no_verdict("interface", "It is not known which interface every node uses.")
     names = ", ".join(sorted({str(fact.nic) for fact in facts}))
-    return answer("interface", f"{names} on all nodes.", findings, nodes=context.all_names)
+    return decide("interface", f"{names} on all nodes.", findings, nodes=context.all_names)
 
 
 def _duplicates(context: JudgingContext, facts: list[Facts]) -> list[Finding]:
@@ -187,7 +187,7 @@ def rdma(context: JudgingContext) -> Judgement:
     findings += rdma_ports(context)
     port_rates = rates(context)
     passed = f"{largest} {kind} devices on each node" + (f", ports at {port_rates}." if port_rates else ".")
-    return answer("rdma", passed, findings, nodes=context.all_names)
+    return decide("rdma", passed, findings, nodes=context.all_names)
 
 
 def hostname(context: JudgingContext) -> Judgement:
@@ -230,7 +230,7 @@ def hostname(context: JudgingContext) -> Judgement:
             title = f"{name}: resolving its own name takes {fact.hostname_seconds:.1f} s."
             findings.append(finding("hostname", "hostname-slow", "WARN", title, suspects=[name]))
     findings += _same_names(context)
-    return answer("hostname", "Each host resolves its own name.", findings, nodes=context.all_names)
+    return decide("hostname", "Each host resolves its own name.", findings, nodes=context.all_names)
 
 
 def _same_names(context: JudgingContext) -> list[Finding]:
@@ -243,7 +243,7 @@ def _same_names(context: JudgingContext) -> list[Finding]:
     for name, nodes in sorted(holders.items()):
         if len(set(nodes.values())) > 1:  # two nodes on one host have their own finding
             title = (
-                f"Duplicate host name: {few(context.names(nodes))} are different hosts, all called {name}."
+                f"Duplicate host name: different hosts are called {name}: {shorten(context.names(nodes))}."
             )
             suspects = context.names(nodes)
             findings.append(finding("hostname", "hostname-duplicate", "WARN", title, suspects=suspects))

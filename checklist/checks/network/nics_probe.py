@@ -64,14 +64,14 @@ def choose(
             return Choice(nic=setting.removeprefix("="), reason=reason, address=route, usable=False)
         # NCCL skips interfaces without an address, many of which remain after an exclusion
         first = next((nic for nic in matching if nic.addresses and nic.up is not False), matching[0])
-        return _of(first, f"{variable}={setting}", route, route_to)
+        return _choice(first, f"{variable}={setting}", route, route_to)
     if backend == "gloo":
         return _of_hostname(nics, route, route_to)
     usable = [nic for nic in nics if nic.addresses and nic.up]
     order = sorted(usable, key=lambda nic: (_rank(nic.name), nic.name))
     if not order:
         return Choice(nic=None, reason="no interface has an address", address=route, usable=False)
-    return _of(order[0], f"NCCL's order: ib*, then others, then {_VIRTUAL[0]}*, then lo", route, route_to)
+    return _choice(order[0], f"NCCL's order: ib*, then others, then {_VIRTUAL[0]}*, then lo", route, route_to)
 
 
 def own_address() -> str | None:
@@ -98,10 +98,10 @@ def _of_hostname(nics: tuple[Nic, ...], route: str | None, route_to: str) -> Cho
     if nic is None:
         reason = f"the host's own name {name} is {address}, which no interface of it has"
         return Choice(nic=None, reason=reason, address=route, usable=False)
-    return _of(nic, f"the host's own name {name} is {address}", route, route_to)
+    return _choice(nic, f"the host's own name {name} is {address}", route, route_to)
 
 
-def _of(nic: Nic, reason: str, route: str | None, route_to: str) -> Choice:
+def _choice(nic: Nic, reason: str, route: str | None, route_to: str) -> Choice:
     address = next((item for item in nic.addresses if ":" not in item), next(iter(nic.addresses), None))
     if address is None:
         return Choice(nic=nic.name, reason=f"{reason}; it has no address", address=route, usable=False)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, answer, few, no_verdict, skipped
+from checklist.judging.context import Judgement, JudgingContext, decide, no_verdict, shorten, skipped
 from checklist.measurements import OpenPorts
 from checklist.result import Finding, Gravity
 
@@ -34,41 +34,41 @@ def open_ports(context: JudgingContext) -> Judgement:
     other = {(item.src, item.dst): item for item in results if item.other_family and item.tried}
     blocked = {pair for pair, item in main.items() if len(item.blocked) == len(item.tried)}
     reached = {pair: item for pair, item in main.items() if pair not in blocked}
-    findings = [*_parts(context, reached), *_families(context, main, blocked, other)]
+    findings = [*_blocked_parts(context, reached), *_families(context, main, blocked, other)]
     if not reached and not findings:
         return no_verdict("open-ports", "No port of any node could be reached (see check mesh).")
     untried = set(context.measurements.nodes) - {dst for _, dst in main}
     if untried and not findings:
-        return no_verdict("open-ports", f"Ports of {few(context.names(untried))} were not tried.")
+        return no_verdict("open-ports", f"Ports of {shorten(context.names(untried))} were not tried.")
     text = f"Open all over the kernels' range, {_range(next(iter(main.values())))}."
     if other and all(item.blocked for item in other.values()):
         text += f" Over {_family(next(iter(other.values())).address)} no node is reached; nothing takes that."
-    return answer("open-ports", text, findings, nodes=context.all_names)
+    return decide("open-ports", text, findings, nodes=context.all_names)
 
 
-def _parts(context: JudgingContext, reached: dict[Way, OpenPorts]) -> list[Finding]:
+def _blocked_parts(context: JudgingContext, reached: dict[Way, OpenPorts]) -> list[Finding]:
     """Report blocked parts of the range, by the node responsible."""
     blocked = {pair for pair, item in reached.items() if item.blocked}
     findings = []
     pairs = set(reached)
     if blocked == pairs and len(blocked) > 2:
-        text = _words(next(iter(reached.values())))
+        text = _describe(next(iter(reached.values())))
         return [_blocked(f"Between all nodes {text}.")]
-    inbound = _whose(blocked, pairs, 1)
-    outbound = _whose({pair for pair in blocked if pair[1] not in inbound}, pairs, 0)
+    inbound = _affected_nodes(blocked, pairs, 1)
+    outbound = _affected_nodes({pair for pair in blocked if pair[1] not in inbound}, pairs, 0)
     for nodes, end, preposition in ((inbound, 1, "Into"), (outbound, 0, "Out of")):
         for node in sorted(nodes):
             item = next(item for pair, item in reached.items() if pair in blocked and pair[end] == node)
             name = context.name(node)
-            findings.append(_blocked(f"{preposition} {name} {_words(item)}.", nodes=[name]))
+            findings.append(_blocked(f"{preposition} {name} {_describe(item)}.", nodes=[name]))
     for src, dst in sorted(pair for pair in blocked if pair[1] not in inbound and pair[0] not in outbound):
         names = context.names((src, dst))
-        title = f"From {context.name(src)} to {context.name(dst)} {_words(reached[src, dst])}."
+        title = f"From {context.name(src)} to {context.name(dst)} {_describe(reached[src, dst])}."
         findings.append(_blocked(title, suspects=names))
     return findings
 
 
-def _whose(affected: set[Way], all_pairs: set[Way], end: int, minimum: int = 2) -> set[int]:
+def _affected_nodes(affected: set[Way], all_pairs: set[Way], end: int, minimum: int = 2) -> set[int]:
     """Return nodes whose connections at that end are all bad, if there are at least ``minimum``."""
     blocked_by_node: dict[int, list[bool]] = defaultdict(list)
     for pair in all_pairs:
@@ -87,11 +87,11 @@ def _families(
         blocked = blocked & usable  # if both families are blocked, the address family is not the cause
         if not blocked or (not is_main and blocked == set(results) and not _taken_by_name(context, results)):
             continue
-        inbound = _whose(blocked, set(results), 1, minimum=1)
+        inbound = _affected_nodes(blocked, set(results), 1, minimum=1)
         outbound = (
             set()
             if inbound == {dst for _, dst in results}
-            else _whose(blocked, set(results), 0, minimum=1) - inbound
+            else _affected_nodes(blocked, set(results), 0, minimum=1) - inbound
         )
         family = _family(next(iter(results.values())).address)
         other_name = "IPv6" if family == "IPv4" else "IPv4"
@@ -103,7 +103,7 @@ def _families(
             if nodes:
                 names = context.names(nodes)
                 verb = singular if len(names) == 1 else plural
-                title = f"{few(names)} {verb} over {family}, but over {other_name}."
+                title = f"{shorten(names)} {verb} over {family}, but over {other_name}."
                 findings.append(
                     finding(
                         "open-ports",
@@ -132,7 +132,7 @@ def _blocked(title: str, nodes: Iterable[str] = (), suspects: Iterable[str] = ()
     return finding("open-ports", "ports-blocked", "FAIL", title, nodes=nodes, suspects=suspects)
 
 
-def _words(item: OpenPorts) -> str:
+def _describe(item: OpenPorts) -> str:
     """Describe the blocked parts; each extends halfway to the open neighbor on either side."""
     ranges = " and ".join(f"{start} to {end}" for start, end in spans(item))
     summary = f"{len(item.blocked)} of {len(item.tried)} tried of {_range(item)}"

@@ -16,7 +16,7 @@ def ports(context: JudgingContext, counters: Counters) -> list[Finding]:
     return [*_carrier(context, counters), *_ethernet(context, counters), *_rdma(context, counters)]
 
 
-def has_any(counters: Counters) -> bool:
+def has_counters(counters: Counters) -> bool:
     """Return whether any port reported counters."""
     reported = (counters.rdma_errors, counters.carrier_changes, counters.port_errors)
     return any(value is not None for value in reported)

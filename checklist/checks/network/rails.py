@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from checklist.analysis.rails import SlowRail, slow_between, slow_rails
 from checklist.judging.advice import finding
-from checklist.judging.context import JudgingContext, few
+from checklist.judging.context import JudgingContext, shorten
 from checklist.result import Finding
 
 _WAYS = {"node": "is slow in both directions", "transmit": "sends slowly", "receive": "receives slowly"}
@@ -37,5 +37,5 @@ def _finding(context: JudgingContext, rail: SlowRail) -> Finding:
     if len(names) == 2:
         title = f"Rail {rail.rail} between {names[0]} and {names[1]} is slow: {share}; faulty end unknown."
         return finding("pairs", "slow-rail", "FAIL", title, suspects=names, ranks=ranks, rail=rail.rail)
-    title = f"Rail {rail.rail} is slow on all {len(names)} nodes ({few(names)}): {share}."
+    title = f"Rail {rail.rail} is slow on all {len(names)} nodes ({shorten(names)}): {share}."
     return finding("pairs", "slow-rail-everywhere", "FAIL", title, rail=rail.rail)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from checklist.analysis.paths import kind_of
 from checklist.judging.advice import finding
-from checklist.judging.context import JudgingContext, few
+from checklist.judging.context import JudgingContext, shorten
 from checklist.measurements import RdmaPort
 from checklist.result import Finding, Gravity
 
@@ -38,7 +38,7 @@ def rdma_ports(context: JudgingContext) -> list[Finding]:
             same_port = ports_by_key[kinds.get(node), port.model, port.name]
             peers = [peer for peer_node, peer in same_port.items() if peer_node != node]
             where = _ELSEWHERE if peers else _BESIDE
-            peers = peers or [peer for peer in ports if _alike(peer, port)]
+            peers = peers or [peer for peer in ports if _comparable(peer, port)]
             gravity: Gravity = "FAIL" if where == _ELSEWHERE and len(peers) >= WITNESSES else "WARN"
             switched_off = where == _BESIDE and port.physical == _OFF
             if port.state not in (None, _UP) and _mostly_up(peers) and not switched_off:
@@ -69,10 +69,10 @@ def rates(context: JudgingContext) -> str:
 def _title(name: str, state: str, where: str, ports: list[str]) -> str:
     ports_words, verb = ("ports", "are") if len(ports) > 1 else ("port", "is")
     comparison = f"{where} not" if where == _ELSEWHERE else f"{where} are not"
-    return f"{name}: RDMA {ports_words} {few(tuple(ports))} {verb} {state}, {comparison}."
+    return f"{name}: RDMA {ports_words} {shorten(tuple(ports))} {verb} {state}, {comparison}."
 
 
-def _alike(peer: RdmaPort, port: RdmaPort) -> bool:
+def _comparable(peer: RdmaPort, port: RdmaPort) -> bool:
     return peer is not port and (peer.model, peer.layer) == (port.model, port.layer)
 
 

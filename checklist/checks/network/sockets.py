@@ -61,7 +61,7 @@ def _drain(connection: socket.socket) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sent:
+class Transfer:
     """Result of a transfer. ``seconds``: duration of each acknowledged message."""
 
     connected: bool
@@ -119,7 +119,7 @@ def deliver(
     pings: int = 0,
     connect_s: float,
     limit_s: float,
-) -> Sent:
+) -> Transfer:
     """Connect and send ``first`` bytes, then ``repetitions`` messages of the size returned by ``choose``.
 
     ``choose`` receives the seconds of the first message. Repetitions continue until they took ``least_s`` in
@@ -130,7 +130,7 @@ def deliver(
     try:
         sender = Sender(address, port, connect_s)
     except OSError as error:
-        return Sent(connected=False, error=f"connect: {_words(error, connect_s)}")
+        return Transfer(connected=False, error=f"connect: {_describe(error, connect_s)}")
     connect = time.perf_counter() - start
     deadline = time.perf_counter() + limit_s
     seconds: list[float] = []
@@ -146,11 +146,11 @@ def deliver(
         for _ in range(pings):
             trip = min(trip, sender.send(memoryview(b""), max(0.001, deadline - time.perf_counter())))
     except OSError as error:
-        problem = f"{size} bytes: {_words(error, limit_s)}"
+        problem = f"{size} bytes: {_describe(error, limit_s)}"
     finally:
         segments, retransmitted = sender.segments()
         sender.close()
-    return Sent(
+    return Transfer(
         connected=True,
         connect_s=connect,
         seconds=tuple(seconds),
@@ -162,7 +162,7 @@ def deliver(
     )
 
 
-def _words(error: OSError, limit_s: float) -> str:
+def _describe(error: OSError, limit_s: float) -> str:
     if isinstance(error, TimeoutError):
         return f"not within {limit_s:g} s"
     return error.strerror or str(error)

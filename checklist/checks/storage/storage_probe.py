@@ -45,7 +45,7 @@ class StorageTarget(Protocol):
 
 def measure(figure: Figure, name: str, directory: str | None, datastore: str | None, size: int) -> None:
     """Write and read ``size`` bytes as ``name`` in each given location."""
-    for kind, target in _places(name, directory, datastore).items():
+    for kind, target in _targets(name, directory, datastore).items():
         samples: list[Sampled] = []
 
         def write(target: StorageTarget = target, samples: list[Sampled] = samples) -> Sampled:
@@ -86,13 +86,13 @@ def files(folder: Path) -> Sampled:
 
 def remove(_: Context, name: str, directory: str | None, datastore: str | None) -> None:
     """Remove files left in these locations by a killed process."""
-    for target in _places(name, directory, datastore).values():
+    for target in _targets(name, directory, datastore).values():
         target.remove()
     if directory is not None:
         shutil.rmtree(Path(directory) / f"{name}.files", ignore_errors=True)
 
 
-def _places(name: str, directory: str | None, datastore: str | None) -> dict[str, StorageTarget]:
+def _targets(name: str, directory: str | None, datastore: str | None) -> dict[str, StorageTarget]:
     targets: dict[str, StorageTarget] = {}
     if directory is not None:
         targets["storage"] = File(Path(directory) / name)

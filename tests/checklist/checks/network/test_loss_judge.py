@@ -46,7 +46,7 @@ def nights(place: Path, runs: list[Measurements]) -> list[Result]:
         results.append(
             judge(run, history=past.records, open_failures=past.open_failures, sightings=past.looks)
         )
-        past_runs.keep(results[-1], place)
+        past_runs.append(results[-1], place)
     return results
 
 
