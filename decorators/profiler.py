@@ -185,7 +185,7 @@ class Profile:
             Duration of the step. By default the time since the last report, or since the task's start.
         """
         now = time.time()
-        took = now - self._reported if seconds is None else seconds
+        elapsed = now - self._reported if seconds is None else seconds
         self._reported = now
         rank = int(os.environ.get("RANK", "0"))
         self.add(memory_now(rank, step))
@@ -198,7 +198,7 @@ class Profile:
                 grad_norm=None,
                 samples=samples,
                 tokens=tokens,
-                dt=took,
+                dt=elapsed,
                 dtf=None,
                 dtb=None,
             )
@@ -358,10 +358,10 @@ class Profile:
         """Body of the card's thread: draw as often as the CPU budget allows."""
         pause = FIRST_CARD_SECONDS
         while not self._ending.wait(pause):
-            before = time.thread_time()
+            start = time.thread_time()
             self._draw(publish=True)
             self._card_seconds = time.thread_time()
-            cost = self._card_seconds - before
+            cost = self._card_seconds - start
             pause = max(cost / CARD_CPU_SHARE, (time.time() - self._started) * CARD_AGE_SHARE, CARD_SECONDS)
             pause = min(pause, MAX_CARD_SECONDS)
 

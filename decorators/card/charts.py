@@ -164,12 +164,12 @@ def line(
         {"step": step, "value": value, "smoothed": round(smoothed, 6)}
         for (step, value), smoothed in thin([*zip(values, smoothed_values(values), strict=True)])
     ]
-    over = {"x": _steps_axis(), "y": {"field": "smoothed", **y}}
+    curve_encoding = {"x": _steps_axis(), "y": {"field": "smoothed", **y}}
     return {
         **view,
         "layer": [
             {"mark": {**mark, "opacity": 0.3, "strokeWidth": 1}, "encoding": encoding},
-            {"mark": {**mark, "strokeWidth": 2}, "encoding": over},
+            {"mark": {**mark, "strokeWidth": 2}, "encoding": curve_encoding},
         ],
     }
 

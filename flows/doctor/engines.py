@@ -35,9 +35,11 @@ def engine(name: str) -> list[Line]:
         message = (str(error).strip() or type(error).__name__).splitlines()[0]
         fix = f"pip install '{US}[{needs.extra}]'; docs/pins.md has the releases that go together"
         return [Line(check=name, state="no", found=f"import failed: {message}", fix=fix)]
-    only = f", for task {tasks[0]} alone" if len(tasks) == 1 else ""
+    limitation = f", for task {tasks[0]} alone" if len(tasks) == 1 else ""
     return [
-        Line(check=name, state="ok", found=f"works: {_version(needs.distribution)} can be imported{only}")
+        Line(
+            check=name, state="ok", found=f"works: {_version(needs.distribution)} can be imported{limitation}"
+        )
     ]
 
 
