@@ -41,7 +41,7 @@ def condensed(result: Result) -> Result:
 
 
 def condensed_run(run: Measurements) -> Measurements:
-    """Reduce the measurements, which cannot be judged afterwards."""
+    """Reduce the measurements, which cannot be judged afterward."""
     if len(run.probes) > MAX_PROBES:
         run = replace(run, probes=_probes(run.probes))
     return _ranks(run) if len(run.facts) > MAX_RANKS else run

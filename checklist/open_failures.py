@@ -28,7 +28,7 @@ def still_open(
     gpus:
         UUIDs of the GPUs that the run used, by node.
     began_unix:
-        Start of the run; it doesn't clear failures found after that, by a concurrent run.
+        Start of the run; it does not clear failures found after that, by a concurrent run.
     """
     verdicts = {check.check: check for check in checks if check.verdict != "NO-VERDICT"}
     covered = {name: _Covered(check) for name, check in verdicts.items()}

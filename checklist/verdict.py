@@ -1,7 +1,7 @@
 """Judging of measurements: a verdict for each check, then for the run; earlier failures stay open.
 
 Unmeasured is never PASS: a check without measurements is NO-VERDICT, and so is the run if the check is
-decisive. A measured figure without a reference is NO-VERDICT too, but doesn't affect the run's verdict. The
+decisive. A measured figure without a reference is NO-VERDICT too, but does not affect the run's verdict. The
 headline then mentions it, and the run still counts for the history.
 """
 
@@ -23,7 +23,7 @@ from checklist.checks.host import facts_judge, limits_judge, settings_judge
 from checklist.checks.network import efa_judge, loss_judge, mesh_judge, network_judge, open_ports_judge
 from checklist.condensed import condensed
 from checklist.judging import coverage, unsound
-from checklist.judging.context import Judgement, JudgingContext
+from checklist.judging.context import Judgment, JudgingContext
 from checklist.judging.thresholds import Table, table
 from checklist.measurements import Measurements
 from checklist.open_failures import still_open
@@ -41,7 +41,7 @@ SPEED_UNKNOWN = (
     "GB/s of the largest all-reduce, or a row in --thresholds."
 )
 
-JUDGES: dict[str, Callable[[JudgingContext], Judgement]] = {
+JUDGES: dict[str, Callable[[JudgingContext], Judgment]] = {
     "ranks": facts_judge.ranks,
     "gpus": gpus_judge.gpus,
     "versions": facts_judge.versions,
@@ -136,18 +136,18 @@ def judge(
         reference_node=reference_node,
     )
     selected = tuple(checks)
-    judgements = [
+    judgments = [
         coverage.add(context, unsound.add(context, JUDGES[check.name](context))) for check in selected
     ]
-    results = tuple(judgement.result for judgement in judgements if isinstance(judgement.result, CheckResult))
-    findings = _sorted(fault for judgement in judgements for fault in judgement.findings)
+    results = tuple(judgment.result for judgment in judgments if isinstance(judgment.result, CheckResult))
+    findings = _sorted(fault for judgment in judgments for fault in judgment.findings)
     profile = _profile(measurements)
     standing = still_open(open_failures, results, profile, context.gpus)
-    # A failure of absent nodes stays open, but doesn't affect the verdict on the present ones
+    # A failure of absent nodes stays open, but does not affect the verdict on the present ones
     relevant = [item for item in standing if not item.nodes or set(item.nodes) & set(context.all_names)]
     verdict_of_run = overall_verdict(results, relevant)
     verdict = overall_verdict(results, relevant, speed_unknown=_speed_unknown(context, results))
-    records = _records(context, judgements, verdict)
+    records = _records(context, judgments, verdict)
     bad_nodes = {name for fault in findings if fault.verdict == "FAIL" for name in fault.nodes}
     bad_nodes |= {name for item in standing if item.blamed for name in item.nodes}
     measured = suspected.measured_suspects(suspects, results)
@@ -160,11 +160,11 @@ def judge(
         healthy_nodes=_healthy(context, verdict_of_run, results, findings, relevant, bad_nodes),
         bad_nodes=tuple(sorted(bad_nodes)),
         checks=results,
-        skipped=_skipped(selected, judgements),
+        skipped=_skipped(selected, judgments),
         findings=findings,
         standing=standing,
         diagnosis=next(
-            (judgement.diagnosis for judgement in judgements if judgement.diagnosis is not None), None
+            (judgment.diagnosis for judgment in judgments if judgment.diagnosis is not None), None
         ),
         fits=_fits(measurements),
         busbw_gbytes_per_s=_busbw(context),
@@ -278,11 +278,11 @@ def _headline(
     return f"{passed_count} checks passed." + (f" Not judged: {', '.join(unmeasured)}." if unmeasured else "")
 
 
-def _skipped(selected: tuple[Check, ...], judgements: Iterable[Judgement]) -> tuple[Skipped, ...]:
+def _skipped(selected: tuple[Check, ...], judgments: Iterable[Judgment]) -> tuple[Skipped, ...]:
     names = {check.name for check in selected}
     not_selected = [Skipped(check=name, reason="Not asked for.") for name in CHECKS if name not in names]
     return (
-        *(judgement.result for judgement in judgements if isinstance(judgement.result, Skipped)),
+        *(judgment.result for judgment in judgments if isinstance(judgment.result, Skipped)),
         *not_selected,
     )
 
@@ -321,7 +321,7 @@ def _busbw(context: JudgingContext) -> float | None:
 
 
 def _records(
-    context: JudgingContext, judgements: Collection[Judgement], verdict: Verdict
+    context: JudgingContext, judgments: Collection[Judgment], verdict: Verdict
 ) -> tuple[Record, ...]:
     """Build records for the history, none if the nodes share one machine.
 
@@ -329,37 +329,37 @@ def _records(
     """
     if context.local:
         return ()
-    unreliable = any(fault.code in EXPECTED_CODES for judgement in judgements for fault in judgement.findings)
+    unreliable = any(fault.code in EXPECTED_CODES for judgment in judgments for fault in judgment.findings)
     return tuple(
         Record(
             unix=context.finished_unix,
             verdict="NO-VERDICT"
-            if unreliable and _check_of(judgement) in OF_NETWORK
-            else _own_verdict(judgement.result, verdict),
+            if unreliable and _check_of(judgment) in OF_NETWORK
+            else _own_verdict(judgment.result, verdict),
             setting=context.setting,
             op=item.op,
             bytes=item.bytes,
             value=item.value,
             unit=item.unit,
             accepted=context.accept_baseline,
-            **({} if unreliable and _check_of(judgement) in OF_NETWORK else _parts(judgement, item.parts)),
+            **({} if unreliable and _check_of(judgment) in OF_NETWORK else _parts(judgment, item.parts)),
         )
-        for judgement in judgements
-        for item in judgement.records
+        for judgment in judgments
+        for item in judgment.records
     )
 
 
-def _check_of(judgement: Judgement) -> str:
-    return judgement.result.check
+def _check_of(judgment: Judgment) -> str:
+    return judgment.result.check
 
 
-def _parts(judgement: Judgement, parts: Mapping[str, float]) -> dict[str, Any]:
-    """Return the parts of a figure that didn't fail, and which of them have a warning.
+def _parts(judgment: Judgment, parts: Mapping[str, float]) -> dict[str, Any]:
+    """Return the parts of a figure that did not fail, and which of them have a warning.
 
     A failure without a named component may concern any part.
     """
     blamed: dict[str, set[str]] = {"FAIL": set(), "WARN": set()}
-    for fault in judgement.findings:
+    for fault in judgment.findings:
         names = {*fault.nodes, *fault.suspects}
         if fault.verdict == "FAIL" and not names:
             return {}

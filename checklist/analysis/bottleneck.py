@@ -156,7 +156,7 @@ def samples_of(first: dict[tuple[int, int], tuple[float, int]], spec: float | No
     """Build the samples and references of a pass that is not empty.
 
     The reference of a class is the median of the best bandwidth of each of its sides, or ``spec`` (specified
-    GB/s of one node's network) if higher. A few fast sides, or half of them being slow, don't move it. The
+    GB/s of one node's network) if higher. A few fast sides, or half of them being slow, do not move it. The
     reference within a leaf is at least the one across leaves for nodes of the same kinds.
     """
     endpoints = np.array(list(first), dtype=np.int64)
@@ -218,7 +218,7 @@ def _narrow_as_wide(references: dict[int, float], kinds: int) -> None:
             references[number] = max(references[number], wide_reference)
 
 
-def localise(samples: Samples, tau: float) -> Bounds:
+def localize(samples: Samples, tau: float) -> Bounds:
     """Compute all sides' bounds; flag sides with enough witnesses, then links, below ``tau`` of expected."""
     side_count = 2 * samples.nodes
     tx, rx = np.full(side_count, np.nan), np.full(side_count, np.nan)

@@ -141,7 +141,7 @@ def fit(points: Iterable[tuple[int, float]]) -> Fit:
 
 
 def _rate(points: list[tuple[int, float]]) -> float | None:
-    """Return GB/s from the slope of seconds over bytes; None if the slope isn't positive."""
+    """Return GB/s from the slope of seconds over bytes; None if the slope is not positive."""
     if _sizes(points) < 2:
         return None
     slope = statistics.linear_regression([size for size, _ in points], [t for _, t in points]).slope

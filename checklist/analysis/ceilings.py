@@ -36,7 +36,7 @@ class Ceilings:
     gpus: dict[int, str]
     """Driver's name of the GPU, by rank."""
     lines: dict[int, float]
-    """Line rate of the interface used by plain sockets, GB/s by node; empty if plain sockets aren't used."""
+    """Line rate of the interface used by plain sockets, GB/s by node; empty if plain sockets are not used."""
 
     @classmethod
     def of(cls, run: Measurements) -> Ceilings:

@@ -23,7 +23,7 @@ from checklist.analysis.bottleneck import (
     Ints,
     Samples,
     find_uneven,
-    localise,
+    localize,
     samples_of,
 )
 from checklist.analysis.paths import Paths
@@ -142,7 +142,7 @@ def diagnose(
         return _empty(nodes)
     paths = paths or Paths.uniform(nodes)
     samples = samples_of(first, spec_gbytes_per_s, paths)
-    bounds = localise(samples, tau)
+    bounds = localize(samples, tau)
     expected = ExpectedAlone(bounds, alone, spec_gbytes_per_s)
     faults = _faults(bounds, alone, expected, tau)
     undecided = [pair for pair in _slowest(bounds, bounds.undecided) if expected.share(pair) < tau]
@@ -183,11 +183,11 @@ def _uneven(bounds: Bounds, paths: Paths) -> tuple[UnevenPath, ...]:
 def _slight(
     samples: Samples, bounds: Bounds, alone: Alone, faults: list[Fault], undecided: set[tuple[int, int]]
 ) -> tuple[list[Fault], Bounds]:
-    """Return slightly slow faults (any status) that ``faults`` doesn't cover, and the bounds behind them."""
+    """Return slightly slow faults (any status) that ``faults`` does not cover, and the bounds behind them."""
     tau = bounds.slight_tau
     if tau is None:
         return [], bounds
-    refined = localise(samples, tau)
+    refined = localize(samples, tau)
     reported = {(fault.node, fault.src, fault.dst) for fault in faults if fault.status != "cleared"}
     slow = {fault.node for fault in faults if fault.node is not None and fault.status != "cleared"}
     slight_faults = [

@@ -68,7 +68,7 @@ class Wiring:
     link_gbytes_per_s: float | None = None
     """One GPU's rate to the others of its domain, one direction."""
     nvlink_sharp: bool = False
-    """Whether the GPUs and switches of the domain support NVLS and it isn't disabled."""
+    """Whether the GPUs and switches of the domain support NVLS and it is not disabled."""
     fabric: str | None = None
     """A key of the table of fabrics: "infiniband", "roce", "efa2", "tcp" ..."""
     ports: int | None = None

@@ -91,7 +91,7 @@ def _by_pair(pairs: Iterable[Pair]) -> dict[Ordered, list[Pair]]:
 
 
 def stall(pair: Pair) -> float:
-    """Return the delay of the pair's slow messages in seconds; 0 if it doesn't count as a stall."""
+    """Return the delay of the pair's slow messages in seconds; 0 if it does not count as a stall."""
     best, slow = pair.gbytes_per_s, pair.gbytes_per_s_p95
     if not best or not slow or not pair.bytes or slow >= STALLED * best:
         return 0.0
@@ -142,7 +142,7 @@ def _loss(
 ) -> Loss:
     worst = sorted(links, key=lambda pair: -(rate(first[pair]) or 0.0))
     remeasured = [pair for pair in worst if pair in isolated]
-    # Pooled, so that a single burst doesn't change the result
+    # Pooled, so that a single burst does not change the result
     repeats = [result for pair in remeasured for result in isolated[pair]]
     return Loss(
         kind=kind,

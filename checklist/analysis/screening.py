@@ -51,7 +51,7 @@ def slow_pairs(rate: Floats) -> list[tuple[int, int]]:
 
 
 def more_rounds(pairs: list[tuple[int, int]], limit: int = MORE_ROUNDS) -> tuple[Pairs, ...]:
-    """Pack pairs into at most ``limit`` rounds without repeated nodes; pairs that don't fit are dropped."""
+    """Pack pairs into at most ``limit`` rounds without repeated nodes; pairs that do not fit are dropped."""
     rounds: list[list[tuple[int, int]]] = []
     busy: list[set[int]] = []
     for a, b in pairs:

@@ -1,4 +1,4 @@
-"""Input of the judges (measurements and references) and constructors of their judgements."""
+"""Input of the judges (measurements and references) and constructors of their judgments."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Records = list[Measured]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judgement:
+class Judgment:
     """Result of one check, plus the figures it adds to the history."""
 
     result: CheckResult | Skipped
@@ -261,14 +261,14 @@ class JudgingContext:
         except UserError:
             return ""
 
-    # ---- judgements
+    # ---- judgments
 
     def ran(self, phase: PhaseName) -> bool:
         """Return whether the phase finished."""
         run = self.measurements.phase(phase)
         return run is not None and run.status == "done"
 
-    def unmeasured(self, check: str, phase: PhaseName) -> Judgement:
+    def unmeasured(self, check: str, phase: PhaseName) -> Judgment:
         """Return NO-VERDICT with the phase's own reason."""
         run = self.measurements.phase(phase)
         if run is None:
@@ -288,7 +288,7 @@ def decide(
     nodes: Iterable[str] = (),
     figures: Iterable[Figure] = (),
     records: Iterable[Measured] = (),
-) -> Judgement:
+) -> Judgment:
     """Return PASS with ``passed`` as the reason, or the worst finding."""
     all_findings = tuple(findings)
     worst = worst_of([finding.verdict for finding in all_findings])
@@ -299,7 +299,7 @@ def decide(
     result = CheckResult(
         check=check, verdict=worst, reason=reason, measured=True, nodes=tuple(nodes), figures=tuple(figures)
     )
-    return Judgement(result=result, findings=all_findings, records=tuple(records))
+    return Judgment(result=result, findings=all_findings, records=tuple(records))
 
 
 def no_verdict(
@@ -311,7 +311,7 @@ def no_verdict(
     figures: Iterable[Figure] = (),
     findings: Iterable[Finding] = (),
     records: Iterable[Measured] = (),
-) -> Judgement:
+) -> Judgment:
     """Return NO-VERDICT: not measured, or measured without a reference."""
     result = CheckResult(
         check=check,
@@ -321,12 +321,12 @@ def no_verdict(
         nodes=tuple(nodes),
         figures=tuple(figures),
     )
-    return Judgement(result=result, findings=tuple(findings), records=tuple(records))
+    return Judgment(result=result, findings=tuple(findings), records=tuple(records))
 
 
-def skipped(check: str, reason: str) -> Judgement:
-    """Return the judgement of a check that does not apply, for ``reason``."""
-    return Judgement(result=Skipped(check=check, reason=reason))
+def skipped(check: str, reason: str) -> Judgment:
+    """Return the judgment of a check that does not apply, for ``reason``."""
+    return Judgment(result=Skipped(check=check, reason=reason))
 
 
 def worst_of(verdicts: Iterable[Verdict]) -> Verdict:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from checklist.analysis.baseline import DAY_S
-from checklist.judging.context import Judgement, JudgingContext
+from checklist.judging.context import Judgment, JudgingContext
 from checklist.registry import BY_NODE, CHECKS, LOCALS
 from checklist.result import CheckResult, Coverage, Finding
 from checklist.round_robin import pairs_of
@@ -20,23 +20,23 @@ _WHEN = {"gpu-health": "after", "gpu-load": "loaded"}  # the record of GPU healt
 Link = tuple[int, int]
 
 
-def add(context: JudgingContext, judgement: Judgement) -> Judgement:
-    """Add the coverage to a judgement; a PASS that covers less than ``LEAST_SHARE`` becomes NO-VERDICT.
+def add(context: JudgingContext, judgment: Judgment) -> Judgment:
+    """Add the coverage to a judgment; a PASS that covers less than ``LEAST_SHARE`` becomes NO-VERDICT.
 
     Also records nodes whose ranks were all measured, pairs measured both ways, and the subjects of findings.
     Later runs use these to decide which earlier failures were measured again.
     """
-    result = judgement.result
+    result = judgment.result
     if not isinstance(result, CheckResult):
-        return judgement
-    findings = tuple(_with_gpus(context, fault) for fault in judgement.findings)
+        return judgment
+    findings = tuple(_with_gpus(context, fault) for fault in judgment.findings)
     suspect_names = {name for fault in findings for name in (*fault.nodes, *fault.suspects)}
     if any(not fault.nodes and not fault.suspects for fault in findings):
         suspect_names |= set(context.all_names)
     result = replace(result, doubted=tuple(sorted(suspect_names)))
     if result.measured:
         result = _covered(context, result)
-    return replace(judgement, result=result, findings=findings)
+    return replace(judgment, result=result, findings=findings)
 
 
 def _covered(context: JudgingContext, result: CheckResult) -> CheckResult:

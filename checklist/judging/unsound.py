@@ -1,4 +1,4 @@
-"""Findings for physically impossible figures, added to the judgement of each check."""
+"""Findings for physically impossible figures, added to the judgment of each check."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ from collections import defaultdict
 from dataclasses import replace
 
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, worst_of
+from checklist.judging.context import Judgment, JudgingContext, worst_of
 from checklist.measurements import Unsound
 from checklist.result import CheckResult, Finding
 
 CODE = "bad-figure"
 
 
-def add(context: JudgingContext, judgement: Judgement) -> Judgement:
-    """Add findings for impossible figures of the check to its judgement; it is no PASS then.
+def add(context: JudgingContext, judgment: Judgment) -> Judgment:
+    """Add findings for impossible figures of the check to its judgment; it is no PASS then.
 
     WARN, because the clock, the driver or this package may be at fault; a check without other figures stays
     NO-VERDICT.
     """
-    check = judgement.result.check
+    check = judgment.result.check
     unsound = [item for item in context.measurements.unsound if item.check == check]
-    if not unsound or not isinstance(judgement.result, CheckResult):
-        return judgement
+    if not unsound or not isinstance(judgment.result, CheckResult):
+        return judgment
     by_source: dict[tuple[int | None, int | None, int | None], list[Unsound]] = defaultdict(list)
     for item in unsound:
         by_source[item.node, item.rank, item.dst].append(item)
     findings = tuple(_finding(context, items) for items in by_source.values())
     suspect_names = {name for fault in findings for name in fault.suspects}
     result = replace(
-        judgement.result,
-        reason=judgement.result.reason if judgement.findings else findings[0].title,
-        nodes=tuple(name for name in judgement.result.nodes if name not in suspect_names),
+        judgment.result,
+        reason=judgment.result.reason if judgment.findings else findings[0].title,
+        nodes=tuple(name for name in judgment.result.nodes if name not in suspect_names),
     )
     if result.measured:
         result = replace(result, verdict=worst_of([result.verdict, "WARN"]))
-    return replace(judgement, result=result, findings=(*judgement.findings, *findings))
+    return replace(judgment, result=result, findings=(*judgment.findings, *findings))
 
 
 def _finding(context: JudgingContext, items: list[Unsound]) -> Finding:

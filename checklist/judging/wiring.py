@@ -98,12 +98,12 @@ def _machine(leaders: Sequence[Facts]) -> Instance | None:
     name = kinds.pop() if len(kinds) == 1 else None
     try:
         return None if name is None else hardware.instance(name)
-    except UserError:  # a machine type that the table doesn't have
+    except UserError:  # a machine type that the table does not have
         return None
 
 
 def _of_machine(machine: Instance, gpus: int) -> _Network | None:
-    """Return the network of a cloud's machine type, scaled to the GPUs in use; None if it isn't listed."""
+    """Return the network of a cloud's machine type, scaled to the GPUs in use; None if it is not listed."""
     fabric = machine.fabric
     efa, ports = _EFA.search(fabric), _PORTS.search(fabric)
     if efa is not None and machine.network_gbps is not None:

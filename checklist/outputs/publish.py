@@ -37,7 +37,7 @@ class Outputs:
     cloudwatch: str | None = None
     """File to append the line to; "-" for standard output."""
     mark: taint.How | None = None
-    """How to mark nodes of a Kubernetes cluster; None: don't mark them."""
+    """How to mark nodes of a Kubernetes cluster; None: do not mark them."""
     apply: bool = False
     """Mark the nodes; otherwise only print the intended changes."""
     most_share: float = MAX_SHARE

@@ -1,6 +1,6 @@
 """Taints or labels of bad Kubernetes nodes, which keep jobs away, and their removal after recovery.
 
-A taint repels pods that don't tolerate it. A label works the opposite way, because selectors test equality:
+A taint repels pods that do not tolerate it. A label works the opposite way, because selectors test equality:
 healthy nodes have fit=true, bad ones fit=false. Nothing is changed unless requested. The failures of a node
 are stored in an annotation, and its mark is removed only after a later run clears them
 (:func:`checklist.open_failures.still_open`).
@@ -312,7 +312,7 @@ def _node(item: Mapping[str, Any]) -> Node:
 
 
 def _reasons(text: str | None) -> tuple[OpenFailure, ...]:
-    """Parse the annotation; empty if this package didn't write it."""
+    """Parse the annotation; empty if this package did not write it."""
     try:
         return tuple(record(OpenFailure, item) for item in json.loads(text or "[]"))
     except (ValueError, TypeError, UserError):

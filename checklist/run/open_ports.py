@@ -5,7 +5,7 @@ from __future__ import annotations
 from checklist.measurements import OpenPorts, record
 from checklist.run.session import Session
 
-NEIGHBOURS = 2  # that try each node: one would leave open which of the two blocks
+NEIGHBORS = 2  # that try each node: one would leave open which of the two blocks
 _ROUNDS = 2  # in which a port is tried
 
 
@@ -33,7 +33,7 @@ def try_ports(run: Session) -> None:
                 "other_family": True,
             }
             targets.append({**base, **fallback})
-        for distance in range(1, min(NEIGHBOURS, len(order) - 1) + 1):
+        for distance in range(1, min(NEIGHBORS, len(order) - 1) + 1):
             requests.setdefault(leaders[order[(index + distance) % len(order)]], []).extend(targets)
     count = max((len(targets) for targets in requests.values()), default=0)
     outcome = run.request(

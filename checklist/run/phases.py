@@ -256,4 +256,4 @@ def _refuse_cut(run: Session) -> None:
     gloo = run.backend == "gloo"
     failed = [probe for probe in run.results.probes if not probe.connected or (gloo and not probe.bulk_ok)]
     if failed:
-        raise PhaseSkipped(f"a collective would hang: node {failed[0].src} can't reach node {failed[0].dst}")
+        raise PhaseSkipped(f"a collective would hang: node {failed[0].src} cannot reach node {failed[0].dst}")

@@ -29,7 +29,7 @@ from checklist.run.control import (
     WorkerReply,
 )
 
-_STOPPED = "tTDZX"  # states in which a process can't do its part: stopped, waiting for a device, dead
+_STOPPED = "tTDZX"  # states in which a process cannot do its part: stopped, waiting for a device, dead
 _CLOCK_ROUNDS = 5
 
 

@@ -88,7 +88,7 @@ FLAGS = {
 # Those of flows/rejection_flow.py alone, whose attributes for them are asked_score and asked_answers.
 REJECTION_FLAGS = {"score": "rejection.score", "answers": "rejection.answers"}
 LISTS = ("tracker", "eval_harness")  # flags with a comma-separated list
-# Flags without a value: where one isn't given, the file's setting holds
+# Flags without a value: where one is not given, the file's setting holds
 SWITCHES = ("from_catalogue", "spot", "adapter_only")
 
 

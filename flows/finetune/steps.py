@@ -90,7 +90,7 @@ class FinetuneRun(FinetuneParameters):
             self.rows_key = artifacts.keep_rows(datastore(), rows, work_dir / "rows")
 
     def _prepare(self, samples: Sequence[Sample] | None = None) -> None:
-        """Fetch the weights once for the cluster; tokenise the data once for all ranks.
+        """Fetch the weights once for the cluster; tokenize the data once for all ranks.
 
         ``samples``: rows that are trained on instead of those that were read.
         """

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, decide, shorten
+from checklist.judging.context import Judgment, JudgingContext, decide, shorten
 from checklist.result import Finding
 
 
-def corruption(context: JudgingContext) -> Judgement:
-    """FAIL for a rank whose matmul isn't bitwise equal on every repeat, or differs from the other ranks.
+def corruption(context: JudgingContext) -> Judgment:
+    """FAIL for a rank whose matmul is not bitwise equal on every repeat, or differs from the other ranks.
 
     The product of random operands is compared between repeats on one rank: cuBLAS gives the same bits on one
     stream of one GPU (its documentation, "Results Reproducibility"), oneDNN and MKL with the same threads.
@@ -18,7 +18,7 @@ def corruption(context: JudgingContext) -> Judgement:
     the bits of more than half of the ranks are the reference.
 
     Limits: none; a single bit fails. Fleets see such faults on a few of a thousand machines (Dixit et al.
-    2021, "Silent Data Corruptions at Scale"; Hochschild et al. 2021, "Cores that don't count").
+    2021, "Silent Data Corruptions at Scale"; Hochschild et al. 2021, "Cores that do not count").
 
     Not detected: faults at another temperature, clock or instruction; only bfloat16 (on CPUs fp32) matmuls
     are compared, for a fraction of the load's time. If the ranks split into two halves, all are suspects.

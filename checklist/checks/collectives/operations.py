@@ -21,7 +21,7 @@ _COMPARED = 1 << 16  # maximum number of compared elements, spread over the resu
 
 
 class Unavailable(RuntimeError):  # noqa: N818 - it is an answer
-    """The backend doesn't have this operation (for this type)."""
+    """The backend does not have this operation (for this type)."""
 
 
 @dataclass(frozen=True, kw_only=True)

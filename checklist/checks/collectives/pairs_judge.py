@@ -16,7 +16,7 @@ from checklist.checks.network.rails import rails, rails_between
 from checklist.judging.advice import finding
 from checklist.judging.comparison import Comparison, compare
 from checklist.judging.context import (
-    Judgement,
+    Judgment,
     JudgingContext,
     Measured,
     decide,
@@ -32,7 +32,7 @@ FEWEST_NODES = 4  # with fewer nodes, uniformly slow and healthy cannot be disti
 CROWDED_SHARE = 0.5  # minimum share of the rounds; fewer may be transient traffic of another job
 
 
-def pairs(context: JudgingContext) -> Judgement:
+def pairs(context: JudgingContext) -> Judgment:
     """FAIL for a node, direction or link that is slow even in isolation, WARN for suspects.
 
     The expected bandwidth is that of paths of the same class: within an NVLink domain, within a leaf or
@@ -74,7 +74,7 @@ def pairs(context: JudgingContext) -> Judgement:
     return replace(judge(context, diagnosis, threshold), diagnosis=diagnosis)
 
 
-def _local_pairs(context: JudgingContext, _: Diagnosis, threshold: Threshold | None) -> Judgement:
+def _local_pairs(context: JudgingContext, _: Diagnosis, threshold: Threshold | None) -> Judgment:
     """Judge nodes that are processes of one machine, where only failed pairs are meaningful."""
     figures = _median_pair(context, threshold)[2]
     failed = next((pair for pair in context.measurements.pairs if pair.error is not None), None)
@@ -87,7 +87,7 @@ def _local_pairs(context: JudgingContext, _: Diagnosis, threshold: Threshold | N
     return no_verdict("pairs", reason, measured=True, nodes=context.all_names, figures=figures)
 
 
-def _networked_pairs(context: JudgingContext, diagnosis: Diagnosis, threshold: Threshold | None) -> Judgement:
+def _networked_pairs(context: JudgingContext, diagnosis: Diagnosis, threshold: Threshold | None) -> Judgment:
     median, comparison, figures = _median_pair(context, threshold)
     size = context.measurements.pairs[0].bytes
     sides = {SENT: _sides(context, diagnosis.transmit), RECEIVED: _sides(context, diagnosis.receive)}

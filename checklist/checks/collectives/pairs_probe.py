@@ -16,7 +16,7 @@ from checklist.probing.context import Context
 
 _WARM_UP_BYTES = 256 << 10
 _LEAST_BYTES = 512 << 10  # smaller messages would measure the burst that a rate limiter allows
-_MESSAGE_S = 0.1  # a slow pair uses smaller messages, so that it doesn't delay the whole round
+_MESSAGE_S = 0.1  # a slow pair uses smaller messages, so that it does not delay the whole round
 _LEAST_S = 0.1  # minimum total duration of the messages
 _WARM_UPS = 2
 _TICK_S = 1e-9  # resolution of the clock

@@ -11,7 +11,7 @@ from checklist.analysis.paths import peers_of
 from checklist.judging.advice import finding
 from checklist.judging.comparison import Level, compare, compare_with_history
 from checklist.judging.context import (
-    Judgement,
+    Judgment,
     JudgingContext,
     Measured,
     Records,
@@ -56,7 +56,7 @@ def peers(values: Sequence[float]) -> list[Literal["PASS", "WARN", "FAIL"]] | No
     return verdicts
 
 
-def gemm(context: JudgingContext) -> Judgement:
+def gemm(context: JudgingContext) -> Judgment:
     """FAIL for a GPU whose matmuls are below the floor, its peers or its history; WARN for near it.
 
     If all GPUs are below the floor, no single node is reported.
@@ -79,7 +79,7 @@ def gemm(context: JudgingContext) -> Judgement:
     return _judge_node(context, "gemm")
 
 
-def hbm(context: JudgingContext) -> Judgement:
+def hbm(context: JudgingContext) -> Judgment:
     """FAIL for a GPU whose memory copies are below the floor, its peers or its history; WARN for near it.
 
     On CPUs host memory is measured instead (``memory_copy``), without a verdict. Peers, floors by rank and
@@ -95,7 +95,7 @@ def hbm(context: JudgingContext) -> Judgement:
     return _judge_node(context, "hbm")
 
 
-def host_copy(context: JudgingContext) -> Judgement:
+def host_copy(context: JudgingContext) -> Judgment:
     """FAIL for a GPU whose copies to or from pinned host memory are too slow; WARN for near it.
 
     Limits: the rows ``h2d`` and ``d2h`` of thresholds.csv (GB/s); with at least ``PEERS`` values, an
@@ -108,7 +108,7 @@ def host_copy(context: JudgingContext) -> Judgement:
     return _judge_node(context, "host-copy")
 
 
-def peer_copy(context: JudgingContext) -> Judgement:
+def peer_copy(context: JudgingContext) -> Judgment:
     """FAIL for a GPU whose copies to another GPU of its node are too slow; WARN for near it.
 
     Limits: the row ``peer_copy`` of thresholds.csv (GB/s); with at least ``PEERS`` values, an ``OUTLIER``
@@ -121,7 +121,7 @@ def peer_copy(context: JudgingContext) -> Judgement:
     return _judge_node(context, "peer-copy")
 
 
-def storage(context: JudgingContext) -> Judgement:
+def storage(context: JudgingContext) -> Judgment:
     """FAIL if the work directory cannot be written and read; otherwise PASS, regardless of speed.
 
     Limits: rows ``storage_write`` and ``storage_read`` (GB/s) and ``storage_files`` (files/s: create, stat
@@ -135,7 +135,7 @@ def storage(context: JudgingContext) -> Judgement:
     return _judge_node(context, "storage")
 
 
-def datastore(context: JudgingContext) -> Judgement:
+def datastore(context: JudgingContext) -> Judgment:
     """FAIL if the datastore cannot be written and read; otherwise PASS, regardless of speed.
 
     Limits: rows ``datastore_write`` and ``datastore_read`` that a user adds to thresholds.csv (GB/s); the
@@ -148,7 +148,7 @@ def datastore(context: JudgingContext) -> Judgement:
     return _judge_node(context, "datastore")
 
 
-def _judge_node(context: JudgingContext, check: str) -> Judgement:
+def _judge_node(context: JudgingContext, check: str) -> Judgment:
     """Judge one single-node check: all its figures on all ranks."""
     kinds = [kind for kind in LOCALS.values() if kind.check == check]
     locals_ = [local for local in context.measurements.locals if local.what in {kind.name for kind in kinds}]

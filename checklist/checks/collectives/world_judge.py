@@ -10,7 +10,7 @@ from checklist.analysis.busbw import OPS, SMALL_BYTES
 from checklist.judging.advice import finding
 from checklist.judging.comparison import compare, compare_with_history
 from checklist.judging.context import (
-    Judgement,
+    Judgment,
     JudgingContext,
     Measured,
     Records,
@@ -28,7 +28,7 @@ _ONE_PORT = (0.7, 1.5)  # multiples of one port's part of the expected figure th
 _HALF = (0.4, 0.62)  # share of the expected figure that counts as half
 
 
-def correctness(context: JudgingContext) -> Judgement:
+def correctness(context: JudgingContext) -> Judgment:
     """FAIL for an operation that failed or returned wrong values on any rank.
 
     Values differ by rank and position, so a partial or misplaced result is detected.
@@ -72,7 +72,7 @@ def _wrong(context: JudgingContext, op: str, failed: list[Collective]) -> Findin
     )
 
 
-def transport(context: JudgingContext) -> Judgement:
+def transport(context: JudgingContext) -> Judgment:
     """FAIL if NCCL's world differs from the job's, or if it uses sockets although RDMA devices exist.
 
     WARN if GPU Direct RDMA is off.
@@ -125,7 +125,7 @@ def _rdma(context: JudgingContext) -> str:
     return f"{ib} InfiniBand devices" if ib else ""
 
 
-def latency(context: JudgingContext) -> Judgement:
+def latency(context: JudgingContext) -> Judgment:
     """FAIL or WARN for small messages and barriers that take longer than in earlier runs.
 
     Limits: messages up to ``SMALL_BYTES``, 4 KiB, where latency dominates; ``WARN_SHARE`` and ``FAIL_SHARE``
@@ -156,7 +156,7 @@ def latency(context: JudgingContext) -> Judgement:
     return _of_world(context, "latency", figures, findings, records)
 
 
-def bandwidth(context: JudgingContext) -> Judgement:
+def bandwidth(context: JudgingContext) -> Judgment:
     """FAIL or WARN for a collective whose busbw is below that of healthy clusters, or below its history.
 
     The expected range follows from the rates of links and ports (checklist/analysis/expectation.py), or from
@@ -241,7 +241,7 @@ def _topology_suspect(context: JudgingContext) -> bool:
 
 def _of_world(
     context: JudgingContext, check: str, figures: list[Figure], findings: list[Finding], records: Records
-) -> Judgement:
+) -> Judgment:
     judged = [figure for figure in figures if figure.basis != "none"]
     if check == "bandwidth" and context.several_gpu_nodes and not findings and not _speed_known(figures):
         return no_verdict(

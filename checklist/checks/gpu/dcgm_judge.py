@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from checklist.effort import EFFORTS
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, decide, no_verdict, shorten, skipped
+from checklist.judging.context import Judgment, JudgingContext, decide, no_verdict, shorten, skipped
 from checklist.measurements import Diagnosed, DiagnosticFault
 from checklist.result import Finding, Gravity
 
@@ -14,7 +14,7 @@ from checklist.result import Finding, Gravity
 HARMLESS = (1, 5)
 
 
-def dcgm(context: JudgingContext) -> Judgement:
+def dcgm(context: JudgingContext) -> Judgment:
     """FAIL for a test of ``dcgmi diag`` that failed, WARN for one with a warning.
 
     WARN also for a failed test whose errors have severity monitor or configuration only, such as persistence

@@ -9,7 +9,7 @@ from checklist.checks.gpu import xids_judge
 from checklist.checks.gpu.nvlink_judge import nvlink
 from checklist.checks.gpu.peer_gpus import below_peers, kinds_of, load_s
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, decide, no_verdict, skipped
+from checklist.judging.context import Judgment, JudgingContext, decide, no_verdict, skipped
 from checklist.measurements import GpuHealth
 from checklist.result import Finding
 
@@ -20,12 +20,12 @@ NORMAL_THROTTLING = (
 PCIE_REPLAYS_PER_MINUTE = 8  # DCGM's dcgm_gpu_hardware_limits.h
 
 
-def gpus(context: JudgingContext) -> Judgement:
+def gpus(context: JudgingContext) -> Judgment:
     """FAIL for a node with fewer GPUs than expected, WARN if a GPU had processes of other users.
 
-    Expected is the count of most nodes or the requested count, whichever is higher. If a node's count doesn't
+    Expected is the count of most nodes or the requested count, whichever is higher. If it does not
     divide that of the machine type (estimator/data/instances.csv), the latter is expected: half of a machine
-    can be requested, 7 of 8 GPUs can't.
+    can be requested, 7 of 8 GPUs cannot.
 
     Limits: none; everything is counted.
 
@@ -56,7 +56,7 @@ def gpus(context: JudgingContext) -> Judgement:
     return decide("gpus", f"{common} GPUs on each node, {basis}.", findings, nodes=context.all_names)
 
 
-def gpu_health(context: JudgingContext) -> Judgement:
+def gpu_health(context: JudgingContext) -> Judgment:
     """Judge the health of each GPU by NVML and the kernel's log, before and after the load.
 
     FAIL for uncorrectable memory errors, pending row remaps, an XID that takes the GPU out of service, a

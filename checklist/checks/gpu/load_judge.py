@@ -10,14 +10,14 @@ from checklist.checks.collectives.speed_judge import peers
 from checklist.checks.gpu.gpus_judge import NORMAL_THROTTLING
 from checklist.checks.gpu.peer_gpus import below_peers, kinds_of
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, decide, no_verdict, skipped
+from checklist.judging.context import Judgment, JudgingContext, decide, no_verdict, skipped
 from checklist.measurements import GpuHealth
 from checklist.result import Figure, Finding, Gravity, Verdict
 
 CAPPED = 0.99  # share of the peers' power limit; firmware rounds limits
 
 
-def gpu_load(context: JudgingContext) -> Judgement:
+def gpu_load(context: JudgingContext) -> Judgment:
     """Judge what NVML reports for each GPU during the matmuls.
 
     FAIL for median SM clocks 10 % below the median of GPUs of its model, WARN for 5 %, if they are also an

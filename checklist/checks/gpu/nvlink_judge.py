@@ -60,7 +60,7 @@ def _fabric(context: JudgingContext, state: GpuHealth) -> list[Finding]:
         return []
     if state.fabric != _DONE:
         symptom = f"is not taken in by the fabric manager: {state.fabric}"
-        # A single GPU of a shared machine works without the fabric; with several, CUDA doesn't initialize
+        # A single GPU of a shared machine works without the fabric; with several, CUDA does not initialize
         single_gpu = context.measurements.gpus_per_node_asked == 1
         return [_of_gpu(context, state, "fabric-state", "WARN" if single_gpu else "FAIL", symptom)]
     if not state.fabric_faults:
@@ -77,7 +77,7 @@ def _of_gpu(context: JudgingContext, state: GpuHealth, code: str, verdict: Gravi
 
 
 def _cliques(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
-    """Report cliques within one domain, which can't reach each other over NVLink."""
+    """Report cliques within one domain, which cannot reach each other over NVLink."""
     domains: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for state in states:
         if state.fabric_clique is not None:

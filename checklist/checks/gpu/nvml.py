@@ -24,7 +24,7 @@ _KINDS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # nvm
 
 @contextlib.contextmanager
 def session() -> Iterator[Any]:
-    """Initialize NVML for the block; yield None if it is missing or doesn't respond."""
+    """Initialize NVML for the block; yield None if it is missing or does not respond."""
     try:
         import pynvml
 
@@ -46,7 +46,7 @@ def visible(nvml: Any) -> list[Any]:
 
 
 def optional(query: Callable[[], T], nvml: Any) -> T | None:
-    """Return the result of a query; None if the GPU, driver or library doesn't support it."""
+    """Return the result of a query; None if the GPU, driver or library does not support it."""
     try:
         return query()
     except (nvml.NVMLError, AttributeError):

@@ -82,7 +82,7 @@ def _ethtool(nic: str) -> str:
         done = subprocess.run(
             ["ethtool", "-S", nic], capture_output=True, text=True, timeout=_ETHTOOL_S, check=False
         )
-    except (OSError, subprocess.TimeoutExpired):  # not installed, or the driver doesn't respond
+    except (OSError, subprocess.TimeoutExpired):  # not installed, or the driver does not respond
         return ""
     return done.stdout
 

@@ -7,7 +7,7 @@ import statistics
 from collections import Counter, defaultdict
 
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, decide, no_verdict, shorten, skipped
+from checklist.judging.context import Judgment, JudgingContext, decide, no_verdict, shorten, skipped
 from checklist.result import Finding, Gravity
 from estimator.formatting import format_bytes
 
@@ -21,7 +21,7 @@ ONE_EVERYWHERE = ("torch", "cuda", "nccl", "driver")  # a mix of these can hang;
 TORCH_HANGS = ((2, 6, 0), (2, 7, 1))  # versions between the two, exclusive: pytorch#153960
 
 
-def ranks(context: JudgingContext) -> Judgement:
+def ranks(context: JudgingContext) -> Judgment:
     """FAIL if fewer ranks or nodes joined than requested, or if two of them are the same host or GPU.
 
     Two nodes are the same host if their kernels' boot ids are equal, two ranks share a GPU if the UUIDs are.
@@ -120,7 +120,7 @@ def _shared_gpus(context: JudgingContext) -> list[Finding]:
     ]
 
 
-def versions(context: JudgingContext) -> Judgement:
+def versions(context: JudgingContext) -> Judgment:
     """FAIL if a library of ``ONE_EVERYWHERE`` differs between ranks, WARN if any other does.
 
     WARN also for a version of torch that is known to hang with NCCL.
@@ -164,7 +164,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
-def shared_memory(context: JudgingContext) -> Judgement:
+def shared_memory(context: JudgingContext) -> Judgment:
     """FAIL (on CPUs WARN) for a node whose /dev/shm is smaller than NCCL and data loaders need.
 
     Limits: ``LEAST_SHM``, 1 GiB: NCCL uses tens of MB for each rank, loaders more; Docker gives 64 MB.
@@ -192,7 +192,7 @@ def shared_memory(context: JudgingContext) -> Judgement:
     )
 
 
-def memlock(context: JudgingContext) -> Judgement:
+def memlock(context: JudgingContext) -> Judgment:
     """FAIL for a node whose memlock limit is too low for RDMA, WARN for any other limit.
 
     Limits: ``LEAST_MEMLOCK``, 1 GiB: less is too small for a rank's registered buffers; the vendors of EFA
@@ -219,7 +219,7 @@ def memlock(context: JudgingContext) -> Judgement:
     return decide("memlock", "Unlimited on each node.", findings, nodes=context.all_names)
 
 
-def clock(context: JudgingContext) -> Judgement:
+def clock(context: JudgingContext) -> Judgment:
     """WARN for a node whose clock deviates from the others, FAIL if S3 would reject its requests.
 
     The reference is the median of all clocks, including rank 0's; with two nodes both are suspects. The
@@ -256,7 +256,7 @@ def clock(context: JudgingContext) -> Judgement:
     return decide("clock", f"Within {largest:.3f} s.", findings, nodes=context.all_names)
 
 
-def placement(context: JudgingContext) -> Judgement:
+def placement(context: JudgingContext) -> Judgment:
     """WARN if the nodes of this run are in several zones or placement groups.
 
     Limits: none.

@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, decide
+from checklist.judging.context import Judgment, JudgingContext, decide
 from checklist.measurements import Counters, Facts
 from checklist.reference import machine_of
 from checklist.result import Finding
@@ -19,7 +19,7 @@ BELOW_PEERS = 0.8  # share of the peers' median
 RANK_BYTES = 1 << 30  # torch and NCCL in one process take up to this
 
 
-def host_limits(context: JudgingContext) -> Judgement:
+def host_limits(context: JudgingContext) -> Judgment:
     """WARN for a node whose CPU quota or memory limit holds its ranks up.
 
     WARN if the CPU quota was used up in many of its periods during a phase, if there is less than one CPU for

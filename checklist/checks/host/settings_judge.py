@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, decide, no_verdict, shorten, skipped
+from checklist.judging.context import Judgment, JudgingContext, decide, no_verdict, shorten, skipped
 from checklist.measurements import Facts
 from checklist.reference import Reference, comparable, has_name, machine_of, majority, values_of
 from checklist.result import Finding
@@ -17,7 +17,7 @@ _MAX_NAMED = 4  # maximum number of settings in one title; the result lists all
 Differences = tuple[tuple[str, str, str], ...]  # name, own value, reference value
 
 
-def host_settings(context: JudgingContext) -> Judgement:
+def host_settings(context: JudgingContext) -> Judgment:
     """WARN for a node whose settings differ from the reference or, without one, from most nodes.
 
     The reference is a node of this run or a stored result. Nodes are compared only with nodes of the same
@@ -64,7 +64,7 @@ def _reference(context: JudgingContext, hosts: Iterable[Facts]) -> tuple[Referen
     return {machine_of(host): host.settings}, context.name(host.node)
 
 
-def _among_themselves(context: JudgingContext, hosts: list[Facts]) -> Judgement:
+def _among_themselves(context: JudgingContext, hosts: list[Facts]) -> Judgment:
     by_kind: dict[str, list[Facts]] = defaultdict(list)
     for fact in hosts:
         by_kind[machine_of(fact)].append(fact)

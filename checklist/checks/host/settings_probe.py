@@ -1,7 +1,7 @@
 """Host settings that affect training, read from /proc and /sys without root.
 
 Names are the kernel's, so they are easy to look up: ``net.core.rmem_max``, ``kernel parameter iommu``.
-Unreadable settings (a container shows only some) are omitted, which doesn't mean that they are off.
+Unreadable settings (a container shows only some) are omitted, which does not mean that they are off.
 Host-specific values, such as the boot disk, are omitted too.
 """
 

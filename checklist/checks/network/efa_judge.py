@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, decide, no_verdict, shorten, skipped
+from checklist.judging.context import Judgment, JudgingContext, decide, no_verdict, shorten, skipped
 from checklist.measurements import NO_TOOL
 from checklist.result import Figure
 
 
-def efa(context: JudgingContext) -> Judgement:
-    """FAIL for a node that can't send a message to itself over EFA.
+def efa(context: JudgingContext) -> Judgment:
+    """FAIL for a node that cannot send a message to itself over EFA.
 
     Limits: none. The bandwidth is shown without a verdict, because no reference values are published.
 
@@ -33,7 +33,7 @@ def efa(context: JudgingContext) -> Judgement:
     for local in completed:
         if local.value is None:
             name = context.name_of_rank(local.rank)
-            title = f"EFA doesn't get a message from {name} to itself: {local.error or 'no reason known'}."
+            title = f"EFA does not get a message from {name} to itself: {local.error or 'no reason known'}."
             findings.append(finding("efa", "efa-loopback", "FAIL", title, nodes=[name]))
     figures = [
         Figure(name="efa_loopback", value=local.value, unit="GB/s", verdict="NO-VERDICT", rank=local.rank)

@@ -9,7 +9,7 @@ from checklist.analysis.packet_loss import LOSSY, SERIOUS, Loss, find, rate
 from checklist.analysis.recurrence import NIGHTS, WITHIN_DAYS, Recurrence, Sightings
 from checklist.checks.network.ports import has_counters, nic_of, ports
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, decide, no_verdict, skipped
+from checklist.judging.context import Judgment, JudgingContext, decide, no_verdict, skipped
 from checklist.measurements import Counters
 from checklist.result import Figure, Finding, Gravity, Result, Verdict
 
@@ -17,7 +17,7 @@ CROWDED = 3  # minimum number of nodes or links with loss only under load: then 
 COMES_AND_GOES = ("loss-intermittent", "carrier")  # codes of intermittent findings kept for later runs
 
 
-def loss(context: JudgingContext) -> Judgement:
+def loss(context: JudgingContext) -> Judgment:
     """FAIL for a link or node that loses packets even in isolation, WARN for weaker signs.
 
     Signs are a pair's TCP retransmissions, messages of a pair that take far longer than its fastest, error

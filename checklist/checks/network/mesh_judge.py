@@ -10,7 +10,7 @@ from typing import Any
 
 from checklist.judging.advice import finding
 from checklist.judging.context import (
-    Judgement,
+    Judgment,
     JudgingContext,
     Measured,
     decide,
@@ -35,8 +35,8 @@ _CUT = {
 }
 
 
-def mesh(context: JudgingContext) -> Judgement:
-    """FAIL for each pair of nodes that can't connect, or connects and stalls within 256 KB (an MTU).
+def mesh(context: JudgingContext) -> Judgment:
+    """FAIL for each pair of nodes that cannot connect, or connects and stalls within 256 KB (an MTU).
 
     A node is at fault itself if it reaches no other while others are healthy, if no other reaches it, or if
     it only sends; both ends of a single bad pair are suspects.
@@ -75,7 +75,7 @@ def mesh(context: JudgingContext) -> Judgement:
         disconnected = any(not probe.connected for probe in probes_of_pair)
         arrow = "and" if len(probes_of_pair) == 2 else "to"
         first, other = (a, b) if probes_of_pair[0].src == a else (b, a)
-        symptom = "can't connect" if disconnected else "connect, but 256 KB stall"
+        symptom = "cannot connect" if disconnected else "connect, but 256 KB stall"
         reason = f": {probes_of_pair[0].error}" if probes_of_pair[0].error else ""
         title = f"{context.name(first)} {arrow} {context.name(other)} {symptom}{reason}."
         suspects = context.names(pair)

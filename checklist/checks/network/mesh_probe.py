@@ -1,7 +1,7 @@
 """Phase 1: connections and transfers of 256 KB between all pairs of nodes over plain sockets, in seconds.
 
 A cut pair fails to connect. If the MTU is too large for the path, small packets pass, so the connection
-succeeds but the 256 KB don't arrive.
+succeeds but the 256 KB do not arrive.
 """
 
 from __future__ import annotations

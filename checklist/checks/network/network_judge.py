@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from checklist.checks.network.rdma_ports import rates, rdma_ports
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, decide, no_verdict, shorten, skipped
+from checklist.judging.context import Judgment, JudgingContext, decide, no_verdict, shorten, skipped
 from checklist.measurements import Facts
 from checklist.result import Finding, Gravity
 
@@ -14,8 +14,8 @@ RESOLVE_S = 1.0
 UNREACHABLE = ("127.", "169.254.", "::1", "fe80")  # prefixes of loopback and link-local addresses
 
 
-def interface(context: JudgingContext) -> Judgement:
-    """FAIL for a node whose NCCL or gloo would use an interface that others can't reach.
+def interface(context: JudgingContext) -> Judgment:
+    """FAIL for a node whose NCCL or gloo would use an interface that others cannot reach.
 
     Such an interface is missing, is down, or has only a loopback or link-local address. FAIL also for an
     address that two hosts have on the interface in use. WARN if the interfaces of the nodes differ in line
@@ -143,7 +143,7 @@ def _nic_fault_of(addresses: tuple[str, ...]) -> str | None:
     return None if reachable else "which has no address that others can reach"
 
 
-def rdma(context: JudgingContext) -> Judgement:
+def rdma(context: JudgingContext) -> Judgment:
     """FAIL for a node with fewer EFA or InfiniBand devices than the others, or none where required.
 
     They are required if the machine type's row in estimator/data/instances.csv names EFA. FAIL also for a
@@ -190,8 +190,8 @@ def rdma(context: JudgingContext) -> Judgement:
     return decide("rdma", passed, findings, nodes=context.all_names)
 
 
-def hostname(context: JudgingContext) -> Judgement:
-    """FAIL (on one machine WARN) for a host that can't resolve its own name, WARN if it gets loopback.
+def hostname(context: JudgingContext) -> Judgment:
+    """FAIL (on one machine WARN) for a host that cannot resolve its own name, WARN if it gets loopback.
 
     WARN also for slow name resolution, and for two hosts with the same name, which name-based services
     confuse.

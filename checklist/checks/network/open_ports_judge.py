@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, decide, no_verdict, shorten, skipped
+from checklist.judging.context import Judgment, JudgingContext, decide, no_verdict, shorten, skipped
 from checklist.measurements import OpenPorts
 from checklist.result import Finding, Gravity
 
 Way = tuple[int, int]  # source and destination node
 
 
-def open_ports(context: JudgingContext) -> Judgement:
+def open_ports(context: JudgingContext) -> Judgment:
     """FAIL for a node with partly blocked ports, inbound or outbound; WARN for one blocked address family.
 
     Two other nodes connect to each node. A node that is reachable over only one of IPv4 and IPv6 is WARN if

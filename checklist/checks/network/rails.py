@@ -27,7 +27,7 @@ def rails_between(context: JudgingContext, src: int, dst: int) -> str:
 
 
 def _finding(context: JudgingContext, rail: SlowRail) -> Finding:
-    share = f"{rail.share:.0%} of what its neighbours carry"
+    share = f"{rail.share:.0%} of what its neighbors carry"
     names = context.names(rail.nodes)
     ranks = [fact.rank for fact in context.facts if fact.node in rail.nodes and fact.local_rank == rail.rail]
     if len(names) == 1:

@@ -69,7 +69,7 @@ class Transfer:
     seconds: tuple[float, ...] = ()
     bytes: int = 0
     segments: int | None = None
-    """TCP data segments including retransmissions; None if the kernel doesn't report them."""
+    """TCP data segments including retransmissions; None if the kernel does not report them."""
     retransmitted: int | None = None
     round_trip_s: float | None = None
     """Shortest of the pings: round trips of an empty message."""

@@ -163,7 +163,7 @@ def _uncached(path: Path) -> Iterator[tuple[int, bool]]:
 
 
 def _memory(directory: Path) -> str | None:
-    """Return a note if the file system is in memory; None if it isn't or is unknown."""
+    """Return a note if the file system is in memory; None if it is not or is unknown."""
     real_path = os.path.realpath(directory)
     best, file_system = "", ""
     try:

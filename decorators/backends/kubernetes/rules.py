@@ -136,7 +136,7 @@ def network_policy(preflight: Preflight, *, pod: Mapping[str, float]) -> None:  
     ]
     if blocking:
         detail = f"the namespace allows no {' and no '.join(blocking)} among pods"
-        consequence = "if the cluster enforces this, nodes can't reach each other"
+        consequence = "if the cluster enforces this, nodes cannot reach each other"
         preflight.findings.unknown("network policy", f"{detail}: {consequence}", OPEN_NETWORK)
 
 

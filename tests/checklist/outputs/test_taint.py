@@ -77,7 +77,7 @@ def test_more_than_the_share_marks_nobody_and_says_why(api: Api) -> None:
     assert api.marked() == ["host-1", "host-2", "host-3"]
 
 
-def test_nodes_that_are_marked_already_count_towards_the_share(api: Api) -> None:
+def test_nodes_that_are_marked_already_count_toward_the_share(api: Api) -> None:
     publish(slow(1, 2), apply=True)
     publish(slow(3), apply=True)
     assert api.marked() == ["host-1", "host-2"]
