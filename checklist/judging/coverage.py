@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from checklist.analysis.baseline import DAY_S
-from checklist.judging.context import Judgment, JudgingContext
+from checklist.judging.context import JudgingContext, Judgment
 from checklist.registry import BY_NODE, CHECKS, LOCALS
 from checklist.result import CheckResult, Coverage, Finding
 from checklist.round_robin import pairs_of

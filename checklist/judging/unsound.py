@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgment, JudgingContext, worst_of
+from checklist.judging.context import JudgingContext, Judgment, worst_of
 from checklist.measurements import Unsound
 from checklist.result import CheckResult, Finding
 

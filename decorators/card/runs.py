@@ -26,7 +26,7 @@ class RunRecord:
 
     run: str
     started: datetime
-    state: str  # "finished", "failed", "running or killed"
+    state: str  # "finished", "failed", "running", "killed", or "running or killed" if unknown
     plan: Plan
     settings: dict[str, str]  # by dotted names
     metrics: tuple[Metrics, ...] = ()

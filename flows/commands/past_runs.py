@@ -9,6 +9,7 @@ from typing import Any, get_args
 from metaflow import Run, namespace
 from metaflow.exception import MetaflowException
 
+from decorators import _metaflow
 from decorators.arguments import Role
 from decorators.backends.overrides import request_for
 from decorators.card.runs import RunRecord
@@ -146,9 +147,16 @@ def _record(run: Any) -> RunRecord | None:
 
 
 def _state(run: Any) -> str:
-    if run.successful:
-        return "finished"
-    return "failed" if run.finished else "running or killed"
+    if run.finished:
+        return "finished" if run.successful else "failed"
+    alive = _metaflow.is_alive(run)
+    if alive is None:
+        return "running or killed"
+    if alive:
+        return "running"
+    last_attempts = (attempt for step in run for task in step for attempt in attempts_of(task)[-1:])
+    failed = any(not attempt.succeeded and attempt.seconds is not None for attempt in last_attempts)
+    return "failed" if failed else "killed"
 
 
 def _outcome(run: Any) -> Any | None:

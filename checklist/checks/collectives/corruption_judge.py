@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgment, JudgingContext, decide, shorten
+from checklist.judging.context import JudgingContext, Judgment, decide, shorten
 from checklist.result import Finding
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgment, JudgingContext, decide, no_verdict
+from checklist.judging.context import JudgingContext, Judgment, decide, no_verdict
 from checklist.measurements import IDLE, PHASES, Hang, PhaseName
 
 # Only some profiles have that phase, and its program has a separate time limit

@@ -16,8 +16,8 @@ from checklist.checks.network.rails import rails, rails_between
 from checklist.judging.advice import finding
 from checklist.judging.comparison import Comparison, compare
 from checklist.judging.context import (
-    Judgment,
     JudgingContext,
+    Judgment,
     Measured,
     decide,
     no_verdict,

@@ -11,8 +11,8 @@ from checklist.analysis.paths import peers_of
 from checklist.judging.advice import finding
 from checklist.judging.comparison import Level, compare, compare_with_history
 from checklist.judging.context import (
-    Judgment,
     JudgingContext,
+    Judgment,
     Measured,
     Records,
     decide,

@@ -10,8 +10,8 @@ from checklist.analysis.busbw import OPS, SMALL_BYTES
 from checklist.judging.advice import finding
 from checklist.judging.comparison import compare, compare_with_history
 from checklist.judging.context import (
-    Judgment,
     JudgingContext,
+    Judgment,
     Measured,
     Records,
     decide,

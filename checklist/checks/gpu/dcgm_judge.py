@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from checklist.effort import EFFORTS
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgment, JudgingContext, decide, no_verdict, shorten, skipped
+from checklist.judging.context import JudgingContext, Judgment, decide, no_verdict, shorten, skipped
 from checklist.measurements import Diagnosed, DiagnosticFault
 from checklist.result import Finding, Gravity
 

@@ -9,7 +9,7 @@ from checklist.checks.gpu import xids_judge
 from checklist.checks.gpu.nvlink_judge import nvlink
 from checklist.checks.gpu.peer_gpus import below_peers, kinds_of, load_s
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgment, JudgingContext, decide, no_verdict, skipped
+from checklist.judging.context import JudgingContext, Judgment, decide, no_verdict, skipped
 from checklist.measurements import GpuHealth
 from checklist.result import Finding
 

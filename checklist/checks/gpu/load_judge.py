@@ -10,7 +10,7 @@ from checklist.checks.collectives.speed_judge import peers
 from checklist.checks.gpu.gpus_judge import NORMAL_THROTTLING
 from checklist.checks.gpu.peer_gpus import below_peers, kinds_of
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgment, JudgingContext, decide, no_verdict, skipped
+from checklist.judging.context import JudgingContext, Judgment, decide, no_verdict, skipped
 from checklist.measurements import GpuHealth
 from checklist.result import Figure, Finding, Gravity, Verdict
 

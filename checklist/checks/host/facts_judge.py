@@ -7,7 +7,7 @@ import statistics
 from collections import Counter, defaultdict
 
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgment, JudgingContext, decide, no_verdict, shorten, skipped
+from checklist.judging.context import JudgingContext, Judgment, decide, no_verdict, shorten, skipped
 from checklist.result import Finding, Gravity
 from estimator.formatting import format_bytes
 

@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgment, JudgingContext, decide
+from checklist.judging.context import JudgingContext, Judgment, decide
 from checklist.measurements import Counters, Facts
 from checklist.reference import machine_of
 from checklist.result import Finding

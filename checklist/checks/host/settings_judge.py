@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgment, JudgingContext, decide, no_verdict, shorten, skipped
+from checklist.judging.context import JudgingContext, Judgment, decide, no_verdict, shorten, skipped
 from checklist.measurements import Facts
 from checklist.reference import Reference, comparable, has_name, machine_of, majority, values_of
 from checklist.result import Finding

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgment, JudgingContext, decide, no_verdict, shorten, skipped
+from checklist.judging.context import JudgingContext, Judgment, decide, no_verdict, shorten, skipped
 from checklist.measurements import NO_TOOL
 from checklist.result import Figure
 

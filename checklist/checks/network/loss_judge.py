@@ -9,7 +9,7 @@ from checklist.analysis.packet_loss import LOSSY, SERIOUS, Loss, find, rate
 from checklist.analysis.recurrence import NIGHTS, WITHIN_DAYS, Recurrence, Sightings
 from checklist.checks.network.ports import has_counters, nic_of, ports
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgment, JudgingContext, decide, no_verdict, skipped
+from checklist.judging.context import JudgingContext, Judgment, decide, no_verdict, skipped
 from checklist.measurements import Counters
 from checklist.result import Figure, Finding, Gravity, Result, Verdict
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from checklist.judging.advice import finding
 from checklist.judging.context import (
-    Judgment,
     JudgingContext,
+    Judgment,
     Measured,
     decide,
     no_verdict,

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from checklist.checks.network.rdma_ports import rates, rdma_ports
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgment, JudgingContext, decide, no_verdict, shorten, skipped
+from checklist.judging.context import JudgingContext, Judgment, decide, no_verdict, shorten, skipped
 from checklist.measurements import Facts
 from checklist.result import Finding, Gravity
 
