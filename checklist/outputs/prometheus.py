@@ -124,7 +124,7 @@ def _fill(result: Result, registry: Any, cluster: str) -> None:
     _pairs(result, put)
 
 
-def _gpus(result: Result, put: Callable[..., None]) -> None:
+def _gpus(result: Result, set_gauge: Callable[..., None]) -> None:
     """Add the worst finding of each GPU."""
     worst: dict[str, float] = {}
     for finding in result.findings:
@@ -134,24 +134,26 @@ def _gpus(result: Result, put: Callable[..., None]) -> None:
     for fact in result.measurements.facts:
         for uuid in fact.gpu_uuids[fact.local_rank :][:1]:
             description = "Of each GPU, by what was found against it: 0 nothing, 1 warn, 2 fail"
-            put("gpu_verdict", description, worst.get(uuid, 0), node=names[fact.node], gpu=uuid)
+            set_gauge("gpu_verdict", description, worst.get(uuid, 0), node=names[fact.node], gpu=uuid)
 
 
-def _pairs(result: Result, put: Callable[..., None]) -> None:
+def _pairs(result: Result, set_gauge: Callable[..., None]) -> None:
     """Add each node's best pair by direction, and the slowest pairs."""
     names = dict(zip(result.measurements.nodes, result.nodes, strict=True))
     if result.diagnosis is not None:
-        ways = {"sent": result.diagnosis.transmit, "received": result.diagnosis.receive}
-        for way, best in ways.items():
+        directions = {"sent": result.diagnosis.transmit, "received": result.diagnosis.receive}
+        for direction, best in directions.items():
             for node, value in enumerate(best):
                 if value is not None and node in names:
                     description = "The best that the node sent to any other, or received, GB/s"
-                    put("node_pair_gbytes_per_second", description, value, node=names[node], way=way)
-    reached: dict[tuple[str, str], float] = {}
+                    set_gauge(
+                        "node_pair_gbytes_per_second", description, value, node=names[node], way=direction
+                    )
+    rates: dict[tuple[str, str], float] = {}
     for pair in result.measurements.pairs:
         if pair.src in names and pair.dst in names:
-            ends = names[pair.src], names[pair.dst]
-            reached[ends] = max(pair.gbytes_per_s or 0.0, reached.get(ends, 0.0))
-    for src, dst in sorted(reached, key=reached.__getitem__)[:MAX_PAIRS]:
+            names_of_pair = names[pair.src], names[pair.dst]
+            rates[names_of_pair] = max(pair.gbytes_per_s or 0.0, rates.get(names_of_pair, 0.0))
+    for src, dst in sorted(rates, key=rates.__getitem__)[:MAX_PAIRS]:
         description = f"The {MAX_PAIRS} slowest pairs of nodes, GB/s; 0: it failed"
-        put("pair_gbytes_per_second", description, reached[src, dst], src=src, dst=dst)
+        set_gauge("pair_gbytes_per_second", description, rates[src, dst], src=src, dst=dst)

@@ -39,7 +39,7 @@ class Outputs:
     cloudwatch: str | None = None
     """File to append the line to; "-" for standard output."""
     mark: taint.How | None = None
-    """How to mark nodes of a Kubernetes cluster; None: don't mark them."""
+    """How to mark nodes of a Kubernetes cluster; None: do not mark them."""
     apply: bool = False
     """Mark the nodes; otherwise only print the intended changes."""
     most_share: float = MAX_SHARE
@@ -132,7 +132,7 @@ def _check_webhook() -> str | None:
         raise UserError(
             f"--webhook: ${webhook.URL_VARIABLE} is no http(s) address.", "It begins with https://."
         )
-    return webhook.out_of_reach(url)
+    return webhook.unreachable_reason(url)
 
 
 def publish(result: Result, outputs: Outputs) -> tuple[Report, ...]:
@@ -202,9 +202,9 @@ def _cloudwatch(result: Result, where: str, cluster: str) -> tuple[str, ...]:
     return (f"Written for CloudWatch: {where}",)
 
 
-def _nodes(result: Result, outputs: Outputs, how: taint.How) -> tuple[str, ...]:
+def _nodes(result: Result, outputs: Outputs, method: taint.How) -> tuple[str, ...]:
     return taint.publish(
-        result, apply=outputs.apply, how=how, most_share=outputs.most_share, context=outputs.context
+        result, apply=outputs.apply, method=method, most_share=outputs.most_share, context=outputs.context
     )
 
 

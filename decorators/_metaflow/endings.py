@@ -148,8 +148,8 @@ def main(flow: type[Any], command_line: CommandLine | None = None) -> None:
     except SystemExit as ended:
         if ended.code == 1 and _ended_by_user_error and _would_be_retried():
             raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
-        began = system_context.run_id or system_context.is_task or system_context.is_trampoline
-        if ended.code == 1 and printed_errors and not began:
+        started = system_context.run_id or system_context.is_task or system_context.is_trampoline
+        if ended.code == 1 and printed_errors and not started:
             raise SystemExit(MISTAKE) from None
         raise
     finally:

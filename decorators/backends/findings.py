@@ -71,7 +71,7 @@ class Findings:
             print(f"{self.where} can run this.", file=sys.stderr)
         if problems := self.impossible:
             raise UserError(
-                f"{self.where} can't run this: "
+                f"{self.where} cannot run this: "
                 + "; ".join(f"{row.check}: {row.detail}" for row in problems)
                 + ".",
                 problems[0].fix or "See the table. --no-preflight submits the run anyway.",

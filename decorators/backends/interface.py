@@ -197,17 +197,17 @@ class ComputeBackend:
     """Return what the cluster took away from a failed job, once it has ended; None if it failed by itself."""
 
 
-def number_of(name: str, written: UserValue) -> float:
+def number_of(name: str, user_value: UserValue) -> float:
     """Return a size that the user set. Raises UserError unless it is a number, and a whole one for
     ``gpu``.
     """
     try:
-        value = float(written.value)
+        value = float(user_value.value)
         if name == "gpu" and not value.is_integer():
             raise ValueError
     except (TypeError, ValueError):
         raise UserError(
-            f"{written.by.rstrip('=')}: {name}={written.value!r} must be a "
+            f"{user_value.by.rstrip('=')}: {name}={user_value.value!r} must be a "
             f"{'whole ' * (name == 'gpu')}number.",
             f"Write {name}=8, for example.",
         ) from None

@@ -71,10 +71,10 @@ class Options:
         Raises UserError.
         """
         config = values.get("settings")
-        written = config.get("resources") if isinstance(config, Mapping) else None
+        configured = config.get("resources") if isinstance(config, Mapping) else None
         wishes = {
             name: value
-            for name, value in (written.items() if isinstance(written, Mapping) else ())
+            for name, value in (configured.items() if isinstance(configured, Mapping) else ())
             if name in _SETTINGS
         }
         flags = {f"resources.{name}": values[name] for name in _FLAGS if values.get(name) not in (None, "")}

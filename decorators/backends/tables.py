@@ -157,8 +157,8 @@ def disruptions() -> dict[str, str]:
 
 def quotas_of(instance_type: str, *, spot: bool) -> list[Quota]:
     """Return the limits that may apply to an AWS machine type, the most specific family first."""
-    named = re.match(r"([a-z]+)\d+", instance_type)
-    families = (named[0], named[1]) if named else ()  # "p5en.48xlarge": p5, p
+    match = re.match(r"([a-z]+)\d+", instance_type)
+    families = (match[0], match[1]) if match else ()  # "p5en.48xlarge": p5, p
     quotas = [
         Quota(
             family=row["family"],

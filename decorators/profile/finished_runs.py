@@ -78,10 +78,10 @@ def main(arguments: list[str]) -> str:
         )
     store = Store()
     stored = {run.run for run in store.read().finished}
-    new = [run for run in collect(arguments[0]) if run.run not in stored]
-    for run in reversed(new):
+    added = [run for run in collect(arguments[0]) if run.run not in stored]
+    for run in reversed(added):
         store.add(run)
-    return f"{len(new)} new run(s) of {arguments[0]} in {store.path}"
+    return f"{len(added)} new run(s) of {arguments[0]} in {store.path}"
 
 
 if __name__ == "__main__":

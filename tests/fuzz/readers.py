@@ -344,7 +344,7 @@ READERS: dict[str, Reader] = {
         seed=dumped({"version": measurements.SCHEMA_VERSION}),
     ),
     "thresholds": Reader(
-        read=lambda path: thresholds.read(path, own=True),
+        read=lambda path: thresholds.read(path, user=True),
         seed=thresholds.SHIPPED.read_bytes()[:600],
         file="a.csv",
     ),

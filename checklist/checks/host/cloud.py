@@ -110,10 +110,10 @@ def _answer(
     """Return the body of a successful response; None otherwise, including after the time limit."""
     try:
         connection.request(method, path, headers=headers)
-        answer = connection.getresponse()
-        text = answer.read().decode()
+        response = connection.getresponse()
+        text = response.read().decode()
     except (OSError, http.client.HTTPException, UnicodeDecodeError):
         return None
     finally:
         connection.close()
-    return text if answer.status == http.client.OK else None
+    return text if response.status == http.client.OK else None

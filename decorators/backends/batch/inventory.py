@@ -20,20 +20,20 @@ def read(destination: Destination) -> Cluster:
     """
     client = aws.clients()("batch")
     nodes: list[ClusterNodes] = []
-    aside: list[Aside] = []
+    skipped: list[Aside] = []
     queues = _queues(destination, client)
     for queue, gpus in queues.items():
         for environment in _environments(client, queue):
             refused = _refusal(environment)
             if refused is not None:
-                aside.append(Aside(reason=refused, names=(environment["computeEnvironmentName"],)))
+                skipped.append(Aside(reason=refused, names=(environment["computeEnvironmentName"],)))
                 continue
             nodes += [item for item in _machines(environment) if gpus is None or item.gpu.name in gpus]
     names = f"queue{'s' if len(queues) > 1 else ''} {', '.join(queues)}"
     return Cluster(
         context=", ".join(queues),
         nodes=tuple(nodes),
-        aside=tuple(aside),
+        aside=tuple(skipped),
         name=f"AWS Batch {names}",
         spot_queues=() if any(item.spot for item in nodes) else _spot_queues(client, queues),
     )

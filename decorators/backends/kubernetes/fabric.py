@@ -64,8 +64,8 @@ def fabric_of(request: Request, options: Options, facts: ClusterFacts) -> UsedFa
     for row in tables.pod_fabrics():
         if options.fabric == "auto" and row.machine not in {None, *machines}:
             continue
-        if options.fabric in ("auto", row.fabric) and (used := _used(row, offered, facts)) is not None:
-            return used
+        if options.fabric in ("auto", row.fabric) and (found := _used(row, offered, facts)) is not None:
+            return found
     if options.fabric not in ("auto", "efa") and facts.devices is not None:
         available = ", ".join(name for name in offered if _is_fabric(name)) or "none"
         rows = [row for row in tables.pod_fabrics() if row.fabric == options.fabric]

@@ -87,12 +87,12 @@ def fit(
     candidates, spot = _marked_alike(candidates, request)
     selected, labels = _by_selector(candidates, request)
     zones = Counter(item.node.labels[ZONE] for item in selected if ZONE in item.node.labels)
-    together = next((zone for zone, count in zones.most_common(1) if count >= request.nodes > 1), None)
-    inside = [item for item in selected if together in (None, item.node.labels.get(ZONE))]
+    one_zone = next((zone for zone, count in zones.most_common(1) if count >= request.nodes > 1), None)
+    in_zone = [item for item in selected if one_zone in (None, item.node.labels.get(ZONE))]
     return Fit(
         names=tuple(item.node.name for item in selected),
-        facts=replace(_facts(inside, labels, together, criteria.daemons), spot=spot)
-        if inside
+        facts=replace(_facts(in_zone, labels, one_zone, criteria.daemons), spot=spot)
+        if in_zone
         else ClusterFacts(),
         rejections=tuple(rejections.most_common()),
         zones=tuple(zones.most_common()),
@@ -109,8 +109,8 @@ def _judge(node: Node, criteria: _Criteria) -> _Candidate | str:
     nodes_of_gpu: ClusterNodes | None = None
     if request.gpus_per_node:
         catalogue, kind = hardware.current(), request.gpu_type
-        named = catalogue.gpu(kind) if kind and (request.gpu_on_trust or is_part(kind)) else None
-        cluster = group("", [node], catalogue, rules, named=named)
+        gpu = catalogue.gpu(kind) if kind and (request.gpu_on_trust or is_part(kind)) else None
+        cluster = group("", [node], catalogue, rules, named=gpu)
         if not cluster.nodes:
             return cluster.aside[0].reason if cluster.aside else "without GPUs"
         nodes_of_gpu = cluster.nodes[0]
@@ -135,9 +135,9 @@ def _sized(node: Node, group: ClusterNodes | None, criteria: _Criteria) -> _Cand
     for name, count in criteria.extended:
         if node.allocatable.get(name, 0.0) < count:
             return f"with {node.allocatable.get(name, 0.0):g} of {count:g} {name}"
-    used_tolerations, closed = criteria.rules.fence(node.taints, gpus=bool(request.gpus_per_node))
-    if closed:
-        return f"{UNTOLERATED} {closed[0]}"
+    used_tolerations, taint = criteria.rules.fence(node.taints, gpus=bool(request.gpus_per_node))
+    if taint:
+        return f"{UNTOLERATED} {taint[0]}"
     return _Candidate(node=node, group=group, tolerations=used_tolerations)
 
 
@@ -153,10 +153,10 @@ def _marked_alike(
     candidates: list[_Candidate], request: Request
 ) -> tuple[list[_Candidate], SpotLabel | None]:
     """Return the spot nodes with the most frequent label, as a selector names one, and that label."""
-    marks = Counter(tables.spot_label_on(item.node.labels) for item in candidates)
-    if not request.spot or not marks:
+    labels = Counter(tables.spot_label_on(item.node.labels) for item in candidates)
+    if not request.spot or not labels:
         return candidates, None
-    mark, _ = marks.most_common(1)[0]
+    mark, _ = labels.most_common(1)[0]
     return [item for item in candidates if tables.spot_label_on(item.node.labels) == mark], mark
 
 

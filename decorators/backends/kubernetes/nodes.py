@@ -130,14 +130,14 @@ def check_nodes(preflight: Preflight) -> ClusterFacts:
     if daemons is not None:
         fitting = judge(daemons=daemons)
     if len(fitting.names) >= preflight.request.nodes:
-        could = f"{len(fitting.names)} could run it, {preflight.request.nodes} needed"
-        idle = _idle(preflight, [node for node in nodes if node.name in set(fitting.names)])
-        if idle is not None and idle < preflight.request.nodes:
+        capacity = f"{len(fitting.names)} could run it, {preflight.request.nodes} needed"
+        idle_note = _idle(preflight, [node for node in nodes if node.name in set(fitting.names)])
+        if idle_note is not None and idle_note < preflight.request.nodes:
             preflight.findings.unknown(
-                "nodes", f"{could}, {idle} with free GPUs: the run will wait for others to end"
+                "nodes", f"{capacity}, {idle_note} with free GPUs: the run will wait for others to end"
             )
         else:
-            preflight.findings.ok("nodes", f"{could}; {daemon_note}")
+            preflight.findings.ok("nodes", f"{capacity}; {daemon_note}")
         _zones(preflight, fitting)
         growth = Growth(possible=False)
     else:
@@ -220,8 +220,8 @@ def _idle(preflight: Preflight, nodes: list[Node]) -> int | None:
         return None
     catalogue, request = hardware.current(), preflight.request
     kind = request.gpu_type
-    named = catalogue.gpu(kind) if kind and (request.gpu_on_trust or is_part(kind)) else None
-    grouped = group("", nodes, catalogue, preflight.pods, usage=usage, named=named)
+    gpu = catalogue.gpu(kind) if kind and (request.gpu_on_trust or is_part(kind)) else None
+    grouped = group("", nodes, catalogue, preflight.pods, usage=usage, named=gpu)
     return sum(group.count for group in grouped.nodes if group.free_gpus >= gpus)
 
 

@@ -77,8 +77,8 @@ def offered(step_request: StepRequest) -> ClusterFacts:
         return ClusterFacts()
     namespace, request = str(step_request.configured.get("namespace") or "default"), step_request.request
     facts = _read_once(namespace, request.gpus_per_node)
-    measured = request.nodes > 1 and request.gpus_per_node and step_request.options.fabric == "auto"
-    devices = unused_devices(facts) if measured else ()
+    by_fabric = request.nodes > 1 and request.gpus_per_node and step_request.options.fabric == "auto"
+    devices = unused_devices(facts) if by_fabric else ()
     if devices and fabric_of(request, step_request.options, facts) is None:
         problem, advice = describe_unused(devices)
         _report_once(f"Network: {problem}.\nTo change this, {advice}.")

@@ -94,7 +94,7 @@ def near(preflight: Preflight) -> str | None:
     shared = [
         level
         for level in (levels[0] if levels else [])
-        if level != HOSTNAME_LABEL and all(level in each for each in levels)
+        if level != HOSTNAME_LABEL and all(level in labels for labels in levels)
     ]
     return shared[-1] if shared else None
 
@@ -153,9 +153,11 @@ def _quota(preflight: Preflight, name: str, version: str, pod: Mapping[str, floa
     fix = f"kubectl edit clusterqueue {name}; infra/kubernetes/examples/eks-h100/quotas.yaml is an example"
     if missing := sorted(set(requested) - covered):
         preflight.findings.no("queue", f"ClusterQueue {name} has no quota of {', '.join(missing)}", fix)
-    lent = _lent(preflight, name, spec, version)
+    lent_amount = _lent(preflight, name, spec, version)
     for group in groups:
-        flavors = {str(item.get("name")): _flavor_limits(item, lent) for item in group.get("flavors") or []}
+        flavors = {
+            str(item.get("name")): _flavor_limits(item, lent_amount) for item in group.get("flavors") or []
+        }
         in_group = {
             what: requested[what] for what in group.get("coveredResources") or [] if what in requested
         }
@@ -164,8 +166,8 @@ def _quota(preflight: Preflight, name: str, version: str, pod: Mapping[str, floa
             continue
         borrowed = f", with what cohort {_cohort(spec)} lends" if _cohort(spec) else ""
         shortage = f"ClusterQueue {name}: {'; '.join(short)}{borrowed}"
-        together = {what: sum(limits.get(what, 0.0) for limits in flavors.values()) for what in in_group}
-        if any(together[what] < amount for what, amount in in_group.items()):
+        totals = {what: sum(limits.get(what, 0.0) for limits in flavors.values()) for what in in_group}
+        if any(totals[what] < amount for what, amount in in_group.items()):
             preflight.findings.no("queue", f"{shortage}: it can never admit the run", fix)
         else:  # the main pod and the worker pods may get different flavors
             preflight.findings.unknown(
@@ -186,14 +188,14 @@ def _lent(preflight: Preflight, name: str, spec: Json, version: str) -> _Lent:
     if not (cohort := _cohort(spec)):
         return lambda *_: 0.0
     try:
-        listed = preflight.api.get(f"/apis/{version}/clusterqueues").get("items") or []
+        queues = preflight.api.get(f"/apis/{version}/clusterqueues").get("items") or []
         cohort_spec = (preflight.find(f"/apis/{version}/cohorts/{cohort}") or {}).get("spec") or {}
     except ApiRefusedError:
         return lambda *_: math.inf
     if cohort_spec.get("resourceGroups") or cohort_spec.get("parentName"):
         return lambda *_: math.inf
     lent_amounts: Counter[tuple[str, str]] = Counter()
-    for other in listed:
+    for other in queues:
         other_spec = other.get("spec") or {}
         if _cohort(other_spec) == cohort and other["metadata"]["name"] != name:
             lent_amounts.update(_lends(other_spec))
@@ -221,8 +223,8 @@ def _flavor_limits(flavor: Json, lent: _Lent) -> dict[str, float]:
     }
 
 
-def _amount(item: Json, kind: str, absent: float) -> float:
-    return absent if item.get(kind) is None else quantity(str(item[kind]))
+def _amount(item: Json, kind: str, default: float) -> float:
+    return default if item.get(kind) is None else quantity(str(item[kind]))
 
 
 def _short(flavor: str, limits: Mapping[str, float], requested: Mapping[str, float]) -> str:

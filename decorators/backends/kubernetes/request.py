@@ -139,7 +139,7 @@ def lowered(step_request: StepRequest) -> tuple[Override, ...]:
     request, facts = step_request.request, step_request.facts
     limited_sizes = sizes(request, facts)
     node = "a node of this cluster" if facts.room is not None else "this machine type"
-    used = {
+    values = {
         "cpu": ("cpu", int(limited_sizes["cpu"])),
         "memory": ("memory_mib", round(limited_sizes["memory"] * MB / MIB)),
     }
@@ -150,7 +150,7 @@ def lowered(step_request: StepRequest) -> tuple[Override, ...]:
             used=str(value),
             given_by=f"allocatable on {node}",
         )
-        for attribute, (name, value) in used.items()
+        for attribute, (name, value) in values.items()
         if value < getattr(request, name) and attribute not in step_request.user_values
     )
 

@@ -116,8 +116,8 @@ def _expected(job: WaitedJob, spec: Json) -> int:
     return sum(int(item.get("replicas", 1)) for item in spec.get("replicatedJobs") or []) or 1
 
 
-def _listed(api: ClusterApi, job: WaitedJob, what: str, **query: str) -> list[Json]:
-    return api.get(f"/api/v1/namespaces/{job.namespace}/{what}", **query).get("items") or []
+def _listed(api: ClusterApi, job: WaitedJob, resource: str, **query: str) -> list[Json]:
+    return api.get(f"/api/v1/namespaces/{job.namespace}/{resource}", **query).get("items") or []
 
 
 def _of_containers(pod: Json) -> WaitState | None:
