@@ -19,6 +19,7 @@ from estimator import hardware
 from estimator.errors import UserError
 from estimator.hardware import local_machine
 from estimator.names import did_you_mean
+from estimator.terminal import print
 
 if TYPE_CHECKING:
     from estimator.cli.plan import GoalOptions, JobOptions
@@ -152,11 +153,11 @@ def fill(value: Any, parameters: Mapping[str, Any], where: str) -> Any:
     return _REFERENCE.sub(lambda reference: str(parameters[reference[1]]), value)
 
 
-def _plan(job: Job, target: Target, goals: Any, cluster: Cluster | None, known: Any, bandwidth: Any) -> Plan:
+def _plan(job: Job, target: Target, goals: Any, cluster: Cluster | None, prices: Any, bandwidth: Any) -> Plan:
     from estimator.planning import obstacles, planner
 
     try:
-        return planner.plan(job, target, goals, calibration=known, bandwidth=bandwidth)
+        return planner.plan(job, target, goals, calibration=prices, bandwidth=bandwidth)
     except UserError as error:
         raise error if cluster is None else obstacles.explain(error, job, target, cluster) from None
 

@@ -91,10 +91,10 @@ def load_model(run: Any = None, *, device: Literal["auto", "cuda", "cpu"] = "aut
     from launchers.inference.conversation import load_finetuned
 
     model = find(getattr(run, "pathspec", run))
-    chosen = memory.pick_device(device)
-    memory.check_conversation(model, chosen)
-    with tempfile.TemporaryDirectory(prefix="finetune-load-") as work:
-        loaded = load_finetuned(model, chosen, Path(work))
+    picked = memory.pick_device(device)
+    memory.check_conversation(model, picked)
+    with tempfile.TemporaryDirectory(prefix="finetune-load-") as folder:
+        loaded = load_finetuned(model, picked, Path(folder))
     return loaded.model, loaded.tokenizer
 
 
@@ -128,14 +128,14 @@ def _run(flows: Iterable[str], run_id: str) -> Any:
 def _all_namespaces() -> Iterator[None]:
     """Make the runs of all users visible to Metaflow's client in this block."""
     try:
-        before = get_namespace()
+        previous = get_namespace()
     except MetaflowException:  # no user name in the environment
-        before = None
+        previous = None
     namespace(None)
     try:
         yield
     finally:
-        namespace(before)
+        namespace(previous)
 
 
 def _of_run(run: Any) -> FinishedModel:

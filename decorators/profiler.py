@@ -201,7 +201,7 @@ class Profile:
             Part of it in which the loop waited for data. The card names it as the cause of idle GPUs.
         """
         now = time.time()
-        took = now - self._reported if seconds is None else seconds
+        elapsed = now - self._reported if seconds is None else seconds
         self._reported = now
         rank = int(os.environ.get("RANK", "0"))
         self.add(memory_now(rank, step))
@@ -214,7 +214,7 @@ class Profile:
                 grad_norm=None,
                 samples=samples,
                 tokens=tokens,
-                dt=took,
+                dt=elapsed,
                 dtf=None,
                 dtb=None,
                 loading=data_seconds,
@@ -372,7 +372,7 @@ class Profile:
                 total_bytes=info.total_bytes,
                 start_used_bytes=samples.gpu_start[i],
                 peak_used_bytes=samples.gpu_peak[i],
-                mean_utilisation=_ratio(*samples.gpu_utilisation[i]),
+                mean_utilization=_ratio(*samples.gpu_utilization[i]),
                 peak_power_watts=samples.gpu_power_peak[i],
                 peak_temperature_celsius=samples.gpu_temperature_peak[i],
             )
@@ -389,10 +389,10 @@ class Profile:
                 _log.info("Earlier tasks of the step could not be read: %s", error)
             pause = 0.0
         while not self._ending.wait(pause):
-            before = time.thread_time()
+            start = time.thread_time()
             self._draw(publish=True)
             self._card_seconds = time.thread_time()
-            cost = self._card_seconds - before
+            cost = self._card_seconds - start
             pause = max(cost / CARD_CPU_SHARE, (time.time() - self._started) * CARD_AGE_SHARE, CARD_SECONDS)
             pause = min(pause, MAX_CARD_SECONDS)
 

@@ -39,6 +39,7 @@ from decorators.packed_plan import STAGED_VARIABLE, pack
 from decorators.sizing import InferenceArguments, SizeArguments, StepSizing
 from estimator.errors import UserError
 from estimator.plan import MIB, Plan, Request
+from estimator.terminal import print
 
 Resolver = Callable[[dict[str, Any], Backend], Plan]
 _plan_once = Once()

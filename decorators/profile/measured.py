@@ -22,7 +22,7 @@ class GpuMeasured:
     total_bytes: int
     start_used_bytes: int  # in use at the start of the step, by other processes or an earlier step
     peak_used_bytes: int
-    mean_utilisation: float | None  # 0 to 1: share of the time in which a kernel ran
+    mean_utilization: float | None  # 0 to 1: share of the time in which a kernel ran
     peak_power_watts: float | None
     peak_temperature_celsius: int | None
 
@@ -85,7 +85,7 @@ class Measured:
                 name=gpu.name,
                 total_bytes=gpu.total_bytes,
                 peak_bytes=max(gpu.peak_used_bytes - gpu.start_used_bytes, 0),
-                utilisation=gpu.mean_utilisation,
+                utilisation=gpu.mean_utilization,
             )
             for gpu in self.gpus
         )

@@ -49,7 +49,7 @@ def compare_runs(
     first = next(iter(models.values()))
     with imported_quietly():
         device = memory.pick_device("auto")
-    found = side_by_side.compare(
+    comparison = side_by_side.compare(
         models,
         texts,
         Sampling(max_new_tokens=max_new_tokens, temperature=0),
@@ -59,8 +59,8 @@ def compare_runs(
         on_progress=lambda name: note(f"{name}: answering {len(texts):,} prompts"),
     )
     if key is None:
-        return found
-    blind = found.blind(seed=len(texts))
+        return comparison
+    blind = comparison.blind(seed=len(texts))
     key.write_text(blind.key_json())
     note(f"key of the blind columns: {key}")
     return blind

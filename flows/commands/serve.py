@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from estimator.errors import UserError
+from estimator.terminal import print, write_data
 from flows.commands.chat import ModelArgument, find
 
 if TYPE_CHECKING:
@@ -132,23 +133,23 @@ def _here(
         host=host, port=servers.free_port(host, port), model=name or finished.name.replace("/", "--")
     )
     with imported_quietly():
-        chosen = memory.pick_device(device)
-    selected = servers.choose(chosen, server, token=token)
-    free = memory.free_memory(chosen).free_bytes
+        picked = memory.pick_device(device)
+    selected = servers.choose(picked, server, token=token)
+    free = memory.free_memory(picked).free_bytes
     if selected == "vllm":
-        free = tuple(int(each * VLLM_SHARE) for each in free)
+        free = tuple(int(size * VLLM_SHARE) for size in free)
     serving = plan_serving(
-        finished.name, spec, device=chosen, free_bytes=free, context=context, requests=requests
+        finished.name, spec, device=picked, free_bytes=free, context=context, requests=requests
     )
     folder = cache_folder() / "serve"
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"{endpoint.port}.log"
     with sigterm_raises(), tempfile.TemporaryDirectory(prefix="finetune-serve-") as temporary:
-        work = Path(temporary)
-        command = _command(finished, selected, endpoint, serving, work)
+        work_dir = Path(temporary)
+        command = _command(finished, selected, endpoint, serving, work_dir)
         print(f"Starting {endpoint.model} with {selected}: {serving.text()}", file=sys.stderr, flush=True)
         with servers.running(
-            command, endpoint, work, log, on_cpu=chosen == "cpu", start_s=start_s
+            command, endpoint, work_dir, log, on_cpu=picked == "cpu", start_s=start_s
         ) as process:
             print(endpoint.usage(token=token), flush=True)
             print(f"log     {log}\nCtrl-C stops the server.", file=sys.stderr, flush=True)
@@ -158,7 +159,7 @@ def _here(
 
 
 def _command(
-    finished: FinishedModel, selected: ServerName, endpoint: Endpoint, serving: Serving, work: Path
+    finished: FinishedModel, selected: ServerName, endpoint: Endpoint, serving: Serving, work_dir: Path
 ) -> list[str]:
     """Prepare the files that the server loads, and return the command that starts it."""
     from launchers.base.imports import imported_quietly
@@ -172,8 +173,8 @@ def _command(
         print(f"Merging the adapter {finished.folder} into its base", file=sys.stderr, flush=True)
         with imported_quietly():
             from launchers.inference import merging
-        folder = merging.merged(finished, work / "merged")
-    return servers.local_command(selected, folder, endpoint, serving, adapter=adapter, work=work)
+        folder = merging.merged(finished, work_dir / "merged")
+    return servers.local_command(selected, folder, endpoint, serving, adapter=adapter, work=work_dir)
 
 
 def _kubernetes(
@@ -218,7 +219,7 @@ def _kubernetes(
     resource = manifests.resource_name(endpoint.model)
     if namespace is None:
         print(f"# {serving.text()}, {kind}")
-        print(yaml.safe_dump_all(objects, sort_keys=False), end="", flush=True)
+        write_data(yaml.safe_dump_all(objects, sort_keys=False))
     else:
         _apply(objects, namespace)
     steps = [f"kubectl port-forward service/{resource} {port}"]
@@ -238,8 +239,8 @@ def _source(finished: FinishedModel, volume: str | None) -> tuple[str, str | Non
     from launchers.inference.manifests import MODEL_FOLDER
 
     if volume is not None:
-        claim, _, path = volume.partition(":")
-        return str(Path(MODEL_FOLDER, path.lstrip("/"))), claim, None
+        volume_claim, _, path = volume.partition(":")
+        return str(Path(MODEL_FOLDER, path.lstrip("/"))), volume_claim, None
     pushed = finished.settings.export.push if finished.settings is not None else None
     if pushed and not finished.is_adapter:
         return pushed, None, None
@@ -247,7 +248,7 @@ def _source(finished: FinishedModel, volume: str | None) -> tuple[str, str | Non
     if stored is not None:
         return str(Path(MODEL_FOLDER, stored.path)), None, stored
     raise UserError(
-        f"Pods can't read {finished.folder}{' and its base' if finished.is_adapter else ''}.",
+        f"Pods cannot read {finished.folder}{' and its base' if finished.is_adapter else ''}.",
         "Name a PersistentVolumeClaim that holds the merged model (--volume CLAIM:PATH), or train without "
         "--adapter-only, with --push or with an S3 datastore.",
     )
@@ -257,11 +258,11 @@ def _apply(objects: list[dict[str, Any]], namespace: str) -> None:
     from estimator.hardware.cluster.api import ApiRefusedError, ClusterApi, UnreachableError, api_error
 
     with ClusterApi(purpose="Applying to Kubernetes") as api:
-        for each in objects:
-            name, kind = each["metadata"]["name"], each["kind"].lower()
+        for item in objects:
+            name, kind = item["metadata"]["name"], item["kind"].lower()
             root = "/apis/apps/v1" if kind == "deployment" else "/api/v1"
             try:
-                api.apply(f"{root}/namespaces/{namespace}/{kind}s/{name}", each)
+                api.apply(f"{root}/namespaces/{namespace}/{kind}s/{name}", item)
             except (ApiRefusedError, UnreachableError) as error:
                 rule = f"get, create and patch of {kind}s in {namespace}"
                 raise api_error(error, api.server, permission=rule) from None
