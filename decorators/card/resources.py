@@ -66,7 +66,7 @@ def idle_lines(state: CardState) -> list[str]:
     ]
 
 
-def utilisation_over_time(state: CardState) -> dict[str, Any] | None:
+def utilization_over_time(state: CardState) -> dict[str, Any] | None:
     """Return the chart of the GPUs' utilization, else of the cores in use; None without samples."""
     points = [
         _point(state, sample.at, f"GPU {index}", gpu.utilization)
