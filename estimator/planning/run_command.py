@@ -73,6 +73,8 @@ def _settings(plan: Plan, job: Job) -> Iterator[tuple[str, object]]:
         yield "seq_len", job.seq_len
     if job.task not in ("sft", IMAGE_TASK):
         yield "task", job.task
+    if job.vision is not None:
+        yield "vision", job.vision
     if plan.layout.global_batch_size != DEFAULT_BATCH:
         yield "global_batch_size", plan.layout.global_batch_size
     if job.micro_batch_size is not None:
