@@ -107,6 +107,7 @@ def in_one_op(
     return varlen_op(query, key, value, cu_seq, longest, options["scale"])
 
 
+@pytest.mark.slow
 def test_packed_batches_of_any_number_of_documents_are_served_by_one_compilation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
