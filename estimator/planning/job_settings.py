@@ -11,9 +11,10 @@ from estimator.vocabulary import ENGINES, IMAGE_TASK, METHODS, TASKS
 
 
 def changed_settings(job: Job) -> Iterator[tuple[str, object]]:
-    """Yield the settings of a job that differ from their defaults, except the batch size.
+    """Yield the settings of a job that differ from their defaults.
 
-    ``job``: with method and engine decided.
+    Not among them are the batch size, packing, compile and liger, which the plan contains. ``job``: with
+    method and engine decided.
     """
     if TASKS[job.task].images:
         yield "images.resolution", side_of(job.seq_len)
@@ -23,8 +24,6 @@ def changed_settings(job: Job) -> Iterator[tuple[str, object]]:
         yield "task", job.task
     if job.micro_batch_size is not None:
         yield "micro_batch_size", job.micro_batch_size
-    if job.packing:
-        yield "packing", True
     if job.precision != "auto":
         yield "precision", job.precision
     if job.optimizer != "adamw":
@@ -39,10 +38,6 @@ def changed_settings(job: Job) -> Iterator[tuple[str, object]]:
         yield "recompute.what", job.recompute
     if job.recompute_every != 1:
         yield "recompute.every", job.recompute_every
-    if job.compile:
-        yield "compile", True
-    if job.liger:
-        yield "liger", True
     if job.vision is not None:
         yield "vision", job.vision
     method = METHODS[job.method]

@@ -12,6 +12,7 @@ from estimator.hardware import VARIABLE
 from estimator.hardware.cluster.taints import opening
 from estimator.job import DEFAULT_BATCH
 from estimator.option_names import option_words
+from estimator.planning import automatic
 from estimator.planning.job_settings import changed_settings
 from estimator.planning.obstacles import taints_of
 from estimator.vocabulary import TASKS
@@ -65,11 +66,24 @@ def _machine(plan: Plan) -> tuple[str, str]:
     return ("--instance-type", kind) if kind and " " not in kind else ("--gpu", gpu)
 
 
+def _unlike_default(plan: Plan, job: Job) -> Iterator[tuple[str, object]]:
+    """Yield packing, compile and liger of the plan where the run would decide otherwise."""
+    decided = replace(job, engine=plan.engine, method=plan.method)  # type: ignore[arg-type]
+    default = replace(decided, packing=None, liger=None, compile=None)
+    if plan.layout.global_batch_size != DEFAULT_BATCH:
+        default = replace(default, packing=False)  # the command names the batch, in rows
+    decided, default = (automatic.decided(each, plan.layout.device) for each in (decided, default))
+    for choice in automatic.CHOICES:
+        if getattr(decided, choice) != getattr(default, choice):
+            yield choice, getattr(decided, choice)
+
+
 def _settings(plan: Plan, job: Job) -> Iterator[tuple[str, object]]:
     """Yield the settings with which ``finetune run`` makes this plan, if they differ from the defaults."""
     yield from changed_settings(replace(job, method=plan.method, engine=plan.engine))  # type: ignore[arg-type]
     if plan.layout.global_batch_size != DEFAULT_BATCH:
         yield "global_batch_size", plan.layout.global_batch_size
+    yield from _unlike_default(plan, job)
     if TASKS[job.task].draws_answers:
         yield "rl.reward", "my_rewards.py:reward"
     if plan.prediction.memory.tight:

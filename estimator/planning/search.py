@@ -12,6 +12,7 @@ from estimator.formatting import format_bytes
 from estimator.hardware import Gpu
 from estimator.job import Job, nearest_multiple
 from estimator.plan import Interruptions, Layout, MemoryEstimate, StartUp
+from estimator.planning import automatic
 from estimator.planning.engines import setup_of
 from estimator.planning.interruptions import foresee, wall_hours
 from estimator.planning.ladders import Ladder, Ladders
@@ -187,7 +188,8 @@ class Search:
         *,
         takes_tight: bool = False,
     ) -> None:
-        self.job = job
+        self.requested = job
+        self.job = job = automatic.decided(job, device)
         self.takes_tight = takes_tight
         self.ladders = Ladders(job, precision, device)
         self.evidence = evidence or Evidence()

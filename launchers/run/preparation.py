@@ -26,6 +26,7 @@ from estimator.plan import Plan
 from estimator.planning import planner
 from estimator.planning.job_settings import changed_settings
 from estimator.planning.search import precision_of
+from estimator.terminal import print
 from estimator.vocabulary import TASKS
 from launchers import run_config
 from launchers.dataset import mixture, preferences, prompts, rows, sources, stored, texts
@@ -106,7 +107,12 @@ def plan_run(
         job = dataclasses.replace(job, global_batch_size=batch, steps=steps)
         plan = choose(job, place, corrections)
     config = run_config.resolve(
-        settings, model.spec, method=plan.method, engine=plan.engine, batch=plan.layout.global_batch_size
+        settings,
+        model.spec,
+        method=plan.method,
+        engine=plan.engine,
+        batch=plan.layout.global_batch_size,
+        plan=plan,
     )
     _log.info("Engine %s (requested: %s), method %s", config.engine, settings.engine, config.method)
     checks.check_layout(config, plan, model.spec)
@@ -168,6 +174,9 @@ def _differences(plan: Plan, settings: Settings, spec: ModelSpec) -> Iterator[tu
         "micro_batch_size": layout.micro_batch_size,
         "activation_checkpointing": layout.activation_checkpointing,
         "precision": layout.precision,
+        "packing": plan.packing,
+        "liger": plan.liger,
+        "compile": plan.compile,
     }
     requested = {name: getattr(settings, name) for name in planned}
     for name, value in planned.items():
@@ -368,7 +377,15 @@ def tokenise(
     if settings.mixture:
         train = mixture.weighted(train, settings)
         print(mixture.summary(train, settings))
-    info = prepare.prepare(train, model_dir, settings, settings.seq_len, folder, held_out or split_off)
+    info = prepare.prepare(
+        train,
+        model_dir,
+        settings,
+        settings.seq_len,
+        folder,
+        held_out or split_off,
+        least_packed_steps=settings.least_packed_steps,
+    )
     print(prepare.summary(info, " + ".join(mixture.names(settings))))
     _warn_short_run(settings, info.total_steps)
     checks.check_window(settings, info.total_steps)
