@@ -22,7 +22,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -36,10 +36,11 @@ from checklist.checks.collectives.world_probe import WARM_UPS, mark, operations_
 from checklist.effort import EFFORTS
 from checklist.probing.progress import Progress
 from checklist.run.sweep import DTYPES, GROWTH, OPERATIONS, sizes
+from launchers.engines.gathering import gather_json
 
 RESULTS = Path(__file__).parent / "results"
 GOAL = 0.98
-PROFILE = "standard"
+PROFILE: Literal["standard"] = "standard"
 MOST_TURNS = 100  # of a cell in one run
 FEWEST_TURNS = 3  # of a cell that has begun, however slow
 START_S = 120.0  # for all ranks to be there
@@ -62,7 +63,7 @@ def measure(ranks: int, seconds: float) -> dict[ratios.Cell, ratios.Turns]:
     """One run of that many ranks on this machine: the turns of each cell, by the slowest rank."""
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks)))
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(_measure_as_rank, (ranks, folder, seconds), nprocs=ranks)  # type: ignore[no-untyped-call]
+        torch.multiprocessing.spawn(_measure_as_rank, (ranks, folder, seconds), nprocs=ranks)  # type: ignore[no-untyped-call,attr-defined]
         of_cells = json.loads((Path(folder) / "turns.json").read_text())
     return {(op, dtype, size): (ours, bare) for op, dtype, size, ours, bare in of_cells}
 
@@ -90,8 +91,7 @@ def _measure_as_rank(rank: int, ranks: int, folder: str, seconds: float) -> None
             break
         elements = busbw.buffer_elements(op, size, DTYPES[dtype], ranks)
         turns = list(_turns(f"{op} {dtype} {elements}", op, dtype, elements, device, progress.begin, share))
-        of_ranks: list[Any] = [None] * ranks
-        dist.all_gather_object(of_ranks, turns)
+        of_ranks = gather_json(turns, device)
         if turns:
             every_turn = zip(*of_ranks, strict=True)
             slowest = [tuple(map(max, zip(*of_turn, strict=True))) for of_turn in every_turn]

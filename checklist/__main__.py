@@ -23,6 +23,7 @@ from checklist.reference import read as read_reference
 from checklist.run.rendezvous import NO_SECRET, Rendezvous, from_environment
 from estimator import logs
 from estimator.errors import MISTAKE, UserError
+from estimator.terminal import print
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo

@@ -236,6 +236,8 @@ with warnings.catch_warnings():
         """Post the result to the address in $CHECKLIST_WEBHOOK_URL."""
         prometheus: File = None
         """Text file for node_exporter; its name ends in .prom."""
+        pushgateway: Text = None
+        """Address of a Prometheus Pushgateway, http://HOST:9091."""
         cloudwatch: Text = None
         """File to which to append a line of CloudWatch's embedded metrics; - prints it."""
         taint: bool = False

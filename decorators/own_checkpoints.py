@@ -12,6 +12,7 @@ from typing import Any
 from metaflow import current
 
 from decorators.storage import datastore, origin_run_ids
+from estimator.terminal import print
 from launchers.base.workdir import work_folder
 from launchers.store.synced_folder import SyncedFolder
 

@@ -39,6 +39,7 @@ from estimator.rightsizing import machines
 from estimator.rightsizing.machines import Needs, choose_machine, needs_of
 from estimator.rightsizing.recommend import Recommendation, recommend
 from estimator.rightsizing.usage import Sizes
+from estimator.terminal import print
 
 INFERENCE_GPUS = (1, 2, 4, 8)  # that share one copy of a model, layer by layer
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)B?", re.IGNORECASE)

@@ -15,16 +15,19 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from decorators import _metaflow
 from decorators._metaflow import StepView
 from decorators.profile.measured import Measured
 from decorators.storage import MetaflowStorage
 from estimator.plan import MIB
-from estimator.rightsizing.usage import Ending, GpuUsage, Sizes, Usage
+from estimator.rightsizing.usage import Ending, Sizes, Usage
 from launchers.gang.failures import GangFailed
 from launchers.store.bundles import Storage
+
+if TYPE_CHECKING:
+    from estimator.rightsizing.recommend import Recommendation
 
 SIZES_VARIABLE = "FINETUNE_SIZES"  # JSON: step -> its requested sizes
 PARAMETERS_VARIABLE = "FINETUNE_PARAMETERS"  # JSON: parameter -> number or digest, in the launching process
@@ -157,6 +160,7 @@ class UsageRecorder:
         self._identity, self._parameters = dict(identity), tuple(parameters.items())
         self.requested = requested_sizes(self._identity["step"])
         self._at = time.time()
+        self._history: list[Usage] = []
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -172,16 +176,29 @@ class UsageRecorder:
         self._ended.set()
         if self._thread is not None:
             self._thread.join(5)
-        self._write(measured, ending_of(exception))
+        keep(self._usage(measured, ending_of(exception)))
+
+    def read_history(self) -> None:
+        """Read the records of earlier tasks of the step, for :meth:`next_request`."""
+        identity = self._identity
+        earlier = with_killed(read_history(usage_storage(), identity["flow"], identity["step"]), time.time())
+        own = (identity["run"], identity["task"])
+        self._history = [usage for usage in earlier if (usage.run, usage.task) != own]
+
+    def next_request(self, measured: Measured, ending: Ending) -> Recommendation | None:
+        """Return what right-sizing would request next if the task ended like this."""
+        from estimator.rightsizing.recommend import recommend
+
+        return recommend([*self._history, self._usage(measured, ending)], dict(self._parameters))
 
     def _keep(self, measured: Any) -> None:
         pause = FIRST_RECORD_S
         while not self._ended.wait(pause):
-            self._write(measured(), "running")
+            keep(self._usage(measured(), "running"))
             pause = RECORD_S
 
-    def _write(self, measured: Measured, ending: Ending) -> None:
-        usage = Usage(
+    def _usage(self, measured: Measured, ending: Ending) -> Usage:
+        return Usage(
             **self._identity,
             at=self._at,
             seconds=measured.duration_seconds,
@@ -190,22 +207,8 @@ class UsageRecorder:
             parameters=self._parameters,
             memory_bytes=measured.host_peak_bytes,
             cpu=measured.busy_cpu_cores,
-            gpus=gpu_usage(measured),
+            gpus=measured.gpu_usage,
         )
-        keep(usage)
-
-
-def gpu_usage(measured: Measured) -> tuple[GpuUsage, ...]:
-    """Return what each GPU of a task was used for, from its measurements."""
-    return tuple(
-        GpuUsage(
-            name=gpu.name,
-            total_bytes=gpu.total_bytes,
-            peak_bytes=max(gpu.peak_used_bytes - gpu.start_used_bytes, 0),
-            utilisation=gpu.mean_utilization,
-        )
-        for gpu in measured.gpus
-    )
 
 
 def keep(usage: Usage) -> None:

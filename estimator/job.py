@@ -13,6 +13,7 @@ from estimator.names import unknown_choice
 from estimator.option_names import option_name
 from estimator.setup import check_start_layer
 from estimator.vocabulary import (
+    AUTOMATIC_METHODS,
     ENGINES,
     LAUNCHED_ENGINES,
     METHODS,
@@ -23,6 +24,7 @@ from estimator.vocabulary import (
     FsdpSharding,
     LaunchedEngine,
     LaunchedFp8,
+    LaunchedMethod,
     LaunchedOptimizer,
     LaunchedQuantization,
     Offload,
@@ -49,6 +51,7 @@ class Job:
 
     model: ModelSpec
     method: RequestedMethod = "full"
+    methods: tuple[LaunchedMethod, ...] = AUTOMATIC_METHODS  # that method "auto" may take
     engine: RequestedEngine = "torchtune"
     engines: tuple[LaunchedEngine, ...] = LAUNCHED_ENGINES  # that engine "auto" may take
     task: Task = "sft"
@@ -73,11 +76,11 @@ class Job:
     adapter_start_layer: int = 2  # the first block that has them
     trained_modules: tuple[str, ...] = ()  # of TRAINED_MODULES, trained in full next to LoRA adapters
     new_tokens: int = 0  # rows of the model's embedding and head that it was not published with
-    packing: bool = False
+    packing: bool | None = False
     longest_first: bool = True  # batches that vary in length begin with the longest
     expandable_segments: bool = True  # of the CUDA allocator: freed blocks of any size are used again
-    compile: bool = False
-    liger: bool = False  # Liger-Kernel's kernels in place of the model's own
+    compile: bool | None = False
+    liger: bool | None = False  # Liger-Kernel's kernels in place of the model's own
     vision: Vision | None = None  # how the tower of a vision-language model is trained; None: text alone
     images_per_row: int = 1  # where ``vision`` is set
     image_size: int = IMAGE_SIDE  # pixels of the side of a square image
@@ -283,6 +286,7 @@ class Target:
     cloud: str | None = None
     device: RequestedDevice = "auto"
     capacity: Capacity = "usual"  # usual: rank low on-demand availability last
+    tight: bool = False  # rank plans with a risk of 2 to 20 % of running out of memory like others
 
     def __post_init__(self) -> None:
         _one_of("target", self.kind, get_args(TargetKind))

@@ -24,6 +24,7 @@ from decorators.backends.cluster_name import cluster_name, current_cluster
 from decorators.card.writer import write_blocks
 from decorators.node_request import node_request, pod_failures
 from decorators.storage import datastore_root
+from estimator.terminal import print
 from flows.cluster_check import launch, steps, suspicions
 from flows.cluster_check.card import draw
 from flows.cluster_check.launch import FlowOptions
@@ -88,6 +89,7 @@ class ChecklistFlow(FlowSpec):
     priority_class = option("priority_class")
     webhook = option("webhook")
     prometheus = option("prometheus")
+    pushgateway = option("pushgateway")
     cloudwatch = option("cloudwatch")
     taint = option("taint")
     label = option("label")

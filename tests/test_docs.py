@@ -63,6 +63,7 @@ HOSTS = {"arxiv.org", "docs.metaflow.org", "huggingface.co", "keepachangelog.com
 HOSTS |= {"github.com", "helm.ngc.nvidia.com", "nvidia.github.io"}  # manifests and charts at a fixed version
 HOSTS |= {"ui.perfetto.dev", "pytorch.org"}  # viewers of traces
 HOSTS |= {"ACCOUNT.blob.core.windows.net", "127.0.0.1:8000"}  # the reader's own
+HOSTS |= {"HOST:9091", "127.0.0.1:8080", "pushgateway.finetune:9091", "metadata-service.metaflow:8080"}
 FLAGS_WITHOUT_VALUE = {
     "--adapter-only",
     "--plan-only",

@@ -1,17 +1,20 @@
-"""Output of the result as a Prometheus textfile, for node_exporter's textfile collector."""
+"""Output of the result to Prometheus: a textfile for node_exporter, or a request to a Pushgateway."""
 
 from __future__ import annotations
 
+import http.client
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from checklist.result import Result, Verdict
 from estimator.errors import UserError
 
 LEVELS: dict[Verdict, int] = {"PASS": 0, "WARN": 1, "FAIL": 2, "NO-VERDICT": 3}
 PREFIX = "training_checklist"
+PUSH_TIMEOUT_S = 10.0
 MAX_PAIRS = 64  # maximum number of pairs, because each is a separate series
 
 
@@ -31,15 +34,46 @@ def write(result: Result, file: Path, cluster: str = "default") -> None:
         ) from None
 
 
+def push(result: Result, gateway: str, cluster: str = "default") -> None:
+    """Replace the cluster's metrics on a Pushgateway. Raises UserError."""
+    check_gateway(gateway)
+    import prometheus_client as prometheus
+
+    registry = prometheus.CollectorRegistry()
+    _fill(result, registry, cluster)
+    key = {"cluster": cluster}
+    try:
+        prometheus.push_to_gateway(gateway, PREFIX, registry, grouping_key=key, timeout=PUSH_TIMEOUT_S)
+    except (OSError, http.client.HTTPException) as error:  # urllib's errors are OSErrors
+        raise UserError(
+            f"The Pushgateway {gateway} did not take the metrics: {error}.",
+            "Check its address; in the cluster: http://pushgateway.finetune:9091",
+        ) from None
+
+
 def check(file: Path) -> None:
     """Check in advance that the file can be written. Raises UserError."""
-    if importlib.util.find_spec("prometheus_client") is None:
-        raise UserError(
-            "A Prometheus textfile needs the prometheus_client library, which is not installed.",
-            "pip install prometheus_client",
-        )
+    _check_library("A Prometheus textfile")
     if file.suffix != ".prom":
         raise UserError(f"The Prometheus textfile is called {file.name!r}.", "Its name must end in .prom.")
+
+
+def check_gateway(gateway: str) -> None:
+    """Check in advance that the address can be one of a Pushgateway. Raises UserError."""
+    _check_library("A Pushgateway")
+    address = urlsplit(gateway)
+    if address.scheme not in ("http", "https") or not address.hostname or address.password:
+        raise UserError(
+            "--pushgateway is no http(s) address without a password.", "Write --pushgateway http://HOST:9091"
+        )
+
+
+def _check_library(what: str) -> None:
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise UserError(
+            f"{what} needs the prometheus_client library, which is not installed.",
+            "pip install prometheus_client",
+        )
 
 
 def _fill(result: Result, registry: Any, cluster: str) -> None:

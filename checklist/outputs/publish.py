@@ -23,7 +23,7 @@ from estimator.errors import UserError
 from estimator.hardware.cluster import api
 
 STANDARD_OUTPUT = "-"
-Output = Literal["prometheus", "cloudwatch", "nodes", "webhook"]
+Output = Literal["prometheus", "pushgateway", "cloudwatch", "nodes", "webhook"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +34,8 @@ class Outputs:
     """Post to the address in $CHECKLIST_WEBHOOK_URL, which is read when needed and never shown."""
     prometheus: Path | None = None
     """Textfile for node_exporter; its name ends in .prom."""
+    pushgateway: str | None = None
+    """Address of a Prometheus Pushgateway."""
     cloudwatch: str | None = None
     """File to append the line to; "-" for standard output."""
     mark: taint.How | None = None
@@ -63,6 +65,7 @@ def outputs_of(options: OutputOptions, *, cluster: str = "default", context: str
     return Outputs(
         webhook=options.webhook,
         prometheus=options.prometheus,
+        pushgateway=options.pushgateway,
         cloudwatch=options.cloudwatch,
         mark="taint" if options.taint else "label" if options.label else None,
         apply=options.apply,
@@ -92,6 +95,8 @@ def check(outputs: Outputs) -> tuple[str, ...]:
     if outputs.prometheus is not None:
         prometheus.check(outputs.prometheus)
         _check_folder("--prometheus", outputs.prometheus)
+    if outputs.pushgateway is not None:
+        prometheus.check_gateway(outputs.pushgateway)
     if outputs.cloudwatch not in (None, STANDARD_OUTPUT):
         _check_folder("--cloudwatch", Path(outputs.cloudwatch or ""))
     problems = [
@@ -139,6 +144,8 @@ def publish(result: Result, outputs: Outputs) -> tuple[Report, ...]:
     todo: list[tuple[Output, Callable[[], tuple[str, ...]]]] = []
     if outputs.prometheus is not None:
         todo.append(("prometheus", partial(_prometheus, result, outputs.prometheus, outputs.cluster)))
+    if outputs.pushgateway is not None:
+        todo.append(("pushgateway", partial(_pushgateway, result, outputs.pushgateway, outputs.cluster)))
     if outputs.cloudwatch is not None:
         todo.append(("cloudwatch", partial(_cloudwatch, result, outputs.cloudwatch, outputs.cluster)))
     if outputs.mark is not None:
@@ -173,6 +180,11 @@ def _problem(call: Callable[[], object]) -> str | None:
 def _prometheus(result: Result, file: Path, cluster: str) -> tuple[str, ...]:
     prometheus.write(result, file, cluster)
     return (f"Written for Prometheus: {file}",)
+
+
+def _pushgateway(result: Result, gateway: str, cluster: str) -> tuple[str, ...]:
+    prometheus.push(result, gateway, cluster)
+    return (f"Sent to the Pushgateway: {gateway}",)
 
 
 def _cloudwatch(result: Result, where: str, cluster: str) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from estimator.hardware.cluster.api import (
     list_all,
 )
 from estimator.hardware.cluster.nodes import NODES
+from estimator.untrusted import parse_json
 
 KEY = "training-checklist/unfit"  # key of the taint and the annotation
 LABEL = "training-checklist/fit"
@@ -314,7 +315,7 @@ def _node(item: Mapping[str, Any]) -> Node:
 def _reasons(text: str | None) -> tuple[OpenFailure, ...]:
     """Parse the annotation; empty if this package did not write it."""
     try:
-        return tuple(record(OpenFailure, item) for item in json.loads(text or "[]"))
+        return tuple(record(OpenFailure, item) for item in parse_json(text or "[]"))
     except (ValueError, TypeError, UserError):
         return ()
 

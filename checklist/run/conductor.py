@@ -26,6 +26,7 @@ from checklist.run.rendezvous import Rendezvous
 from checklist.run.session import Session
 from estimator.errors import UserError
 from estimator.formatting import format_clock
+from estimator.terminal import print
 
 SIGN_S = 10.0  # between progress lines
 _DOES: dict[PhaseName, str] = {

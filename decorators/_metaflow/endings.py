@@ -19,6 +19,7 @@ from decorators._metaflow.terminal import renew_steps
 from decorators._metaflow.users import ensure_user
 from estimator import logs
 from estimator.errors import MISTAKE, UserError
+from estimator.terminal import print
 from launchers.cluster.hangup import outlive_shell
 
 _TARGET_OPTIONS = ("--with", "--datastore", "--datastore-root", "--metadata", "--environment")

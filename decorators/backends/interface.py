@@ -28,6 +28,15 @@ class MinimumRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Network:
+    """Multus network whose pods request a device."""
+
+    name: str  # as pods refer to it: with the namespace if it is not the run's
+    resource: str  # extended resource
+    plugin: str = ""  # CNI plugin that attaches it: "sriov", "ib-sriov", "host-device", ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterFacts:
     """Properties of the planned machine as reported by a cluster's nodes; empty by default."""
 
@@ -39,7 +48,11 @@ class ClusterFacts:
     zone: str | None = None  # a zone that has enough nodes
     spot: SpotLabel | None = None  # label of spot nodes, for a spot request
     devices: tuple[tuple[str, int], ...] | None = None  # extended resources that every node offers
-    networks: tuple[tuple[str, str], ...] = ()  # Multus networks of the namespace: (name, extended resource)
+    networks: tuple[Network, ...] = ()  # Multus networks of the run's and the default namespace
+    arch: str | None = None  # CPU architecture that steps without GPUs select; None: any
+    archs: tuple[str, ...] = ()  # CPU architectures of the cluster's nodes
+    cpu_tolerations: tuple[Toleration, ...] = ()  # of steps without GPUs, where all nodes have GPU taints
+    queue_system: str | None = None  # what manages the run's queue: "kueue", "volcano" or "kai"
     near: str | None = None  # label of the topology level at which the queue keeps the nodes together
 
 

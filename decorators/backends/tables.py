@@ -52,7 +52,7 @@ class Level:
 class PodFabric:
     """Requirements of pods for one fabric on Kubernetes (pod_fabrics.yaml explains the fields)."""
 
-    fabric: Literal["efa", "infiniband", "roce", "tcpx"]
+    fabric: Literal["efa", "infiniband", "roce", "tcpx", "tcpxo"]
     resource: str
     count: Literal["all", "shared", "none"]
     network: Literal["host", "multus", "gke"]
@@ -60,6 +60,7 @@ class PodFabric:
     source: str
     first_interface: int = 1
     machine: str | None = None
+    plugin: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 from decorators.card import charts
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Log, Text, safe, size
 from decorators.card.memory import memory_bars, memory_over_time, memory_rows
+from decorators.card.resources import idle_lines, resource_rows, utilisation_over_time
 from decorators.card.state import CardState, Setting
 from decorators.card.window import window_blocks
 from estimator.formatting import format_clock
@@ -31,6 +32,9 @@ def draw(state: CardState) -> list[Block]:
     if state.run.late:
         late_ranks = "\n".join(f"- {safe(line)}" for line in state.run.late)
         blocks.append(Text(markdown=f"**Late ranks**\n\n{late_ranks}"))
+    idle = idle_lines(state)
+    if idle:
+        blocks.append(Text(markdown="**Idle GPUs**\n\n" + "\n".join(f"- {safe(line)}" for line in idle)))
     if state.exported:
         blocks.append(
             Text(markdown="\n".join(f"- {safe(f'{name}: {value}')}" for name, value in state.exported))
@@ -48,6 +52,9 @@ def draw(state: CardState) -> list[Block]:
     else:
         measured_rows = [(label, measured) for label, _, measured in comparison(state) if measured != UNKNOWN]
         blocks.append(Grid(headers=("", "measured"), rows=tuple(measured_rows)))
+    resources = resource_rows(state)
+    if resources:
+        blocks += [Text(markdown="### Requested and used"), *_resources(state, resources)]
     if state.trials:
         from decorators.card.trial import trial_rows
 
@@ -71,6 +78,9 @@ def draw(state: CardState) -> list[Block]:
     over_time = memory_over_time(state)
     if over_time is not None:
         blocks.append(Chart(spec=over_time))
+    utilisation = utilisation_over_time(state)
+    if utilisation is not None:
+        blocks.append(Chart(spec=utilisation))
     if state.plan is not None:
         blocks += _plan(state.plan)
     if state.measured.ranks:
@@ -278,10 +288,12 @@ def _curves(state: CardState) -> dict[str, Any]:
     losses = [(result.step, result.loss) for result in held_out if math.isfinite(result.loss)]
     views = [
         charts.line_with_held_out([(s.step, s.loss) for s in steps], losses, "loss", best_step, smooth=True),
-        charts.line([(s.step, s.lr) for s in steps], "learning rate", from_zero=True, number_format=".1e"),
         _speed_curve(state),
         charts.step_times([(s.step, s.dtf, s.dtb, s.dt) for s in steps]),
     ]
+    if any(s.lr is not None for s in steps):
+        rates = [(s.step, s.lr) for s in steps]
+        views.insert(1, charts.line(rates, "learning rate", from_zero=True, number_format=".1e"))
     for name in dict.fromkeys(name for step in steps for name in step.task):
         points = [(s.step, s.task.get(name)) for s in steps]
         held_out_metric = [
@@ -306,6 +318,20 @@ def _plan(plan: Plan) -> list[Block]:
             items = "\n".join(f"- {safe(text)}" for text in entries)
             blocks.append(Text(markdown=f"**{heading}**\n\n{items}"))
     return blocks
+
+
+def _resources(state: CardState, rows: list[tuple[str, str, str, str]]) -> list[Block]:
+    """Return the table of requested and used resources; with the next request if no plan decides it."""
+    if state.next_request is None:
+        cells = tuple(row[:3] for row in rows)
+        return [Grid(headers=("per node", "requested", "used"), rows=cells)]
+    tasks = state.next_request.tasks
+    basis = (
+        f"the {tasks} task{'s' * (tasks > 1)} that succeeded so far" if tasks else state.next_request.reason
+    )
+    basis = f"The next request is that of rightsize=True, by {basis}."
+    headers = ("per node", "requested", "used", "next request")
+    return [Grid(headers=headers, rows=tuple(rows)), Text(markdown=safe(basis))]
 
 
 def _settings(settings: Sequence[Setting]) -> list[Block]:

@@ -18,6 +18,7 @@ from decorators.profile.measured import Measured
 from estimator.calibration import Finished, Store
 from estimator.errors import MISTAKE, UserError
 from estimator.plan import Plan
+from estimator.terminal import print
 
 MAX_RUNS = 100  # number of newest runs of a flow to read
 
@@ -85,7 +86,7 @@ def main(arguments: list[str]) -> str:
 
 if __name__ == "__main__":
     try:
-        sys.stdout.write(main(sys.argv[1:]) + "\n")
+        print(main(sys.argv[1:]))
     except UserError as error:
         print(error, file=sys.stderr)
         sys.exit(MISTAKE)

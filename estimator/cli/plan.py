@@ -16,11 +16,14 @@ from estimator.cli.help import GROUPS, MORE
 from estimator.cli.options import expanded, one_of, tokens_of
 from estimator.errors import UserError
 from estimator.models.vision import IMAGE_SIDE
+from estimator.terminal import print
 from estimator.vocabulary import (
     METHODS,
     PLANNED_ENGINES,
     TASKS,
     TRAINED_MODULES,
+    LaunchedMethod,
+    automatic_methods,
 )
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from estimator.planning.goals import Goals
     from estimator.throughput import MeasuredBandwidth
 
+_OF_ADAPTERS = ("lora_rank", "lora_targets", "lora_experts", "adapter_only", "trained_modules")
 _TRAINING, _WHERE, _OUTPUT = GROUPS[2:]
 _ADAPT, _STEP, _SHARD, _PLACE = (
     MORE + name for name in ("model and adapters", "training step", "sharding and parallelism", "hardware")
@@ -95,7 +99,7 @@ class JobOptions:
         bool | None,
         common("activation_checkpointing"),
     ] = None
-    packing: Annotated[bool, common("packing")] = False
+    packing: Annotated[bool | None, common("packing")] = None
     recompute_what: Annotated[
         str,
         Option(
@@ -114,12 +118,21 @@ class JobOptions:
         ),
     ] = "none"
     compile: Annotated[
-        bool,
-        Option("--compile", help="Compile the model with torch.compile.", rich_help_panel=_STEP),
-    ] = False
+        bool | None,
+        Option(
+            "--compile/--no-compile",
+            help="Compile the model with torch.compile. Default: on GPUs where tested.",
+            rich_help_panel=_STEP,
+        ),
+    ] = None
     liger: Annotated[
-        bool, Option("--liger", help="Use the fused kernels of Liger-Kernel.", rich_help_panel=_STEP)
-    ] = False
+        bool | None,
+        Option(
+            "--liger/--no-liger",
+            help="Use the fused kernels of Liger-Kernel. Default: on GPUs where tested.",
+            rich_help_panel=_STEP,
+        ),
+    ] = None
     vision: Annotated[
         str | None,
         Option(
@@ -331,6 +344,7 @@ def job_from(job_options: JobOptions) -> Job:
     return Job(
         model=model,
         method=job_options.method,  # type: ignore[arg-type]
+        methods=_methods(job_options),
         engine=job_options.engine,  # type: ignore[arg-type]
         task=images.task_for(model, job_options.task),  # type: ignore[arg-type]
         seq_len=images.length_of(model, job_options.seq_len, job_options.resolution),
@@ -348,7 +362,7 @@ def job_from(job_options: JobOptions) -> Job:
         trained_modules=_names(job_options.trained_modules),
         adapter_prompt_length=job_options.adapter_prompt_length,
         adapter_start_layer=job_options.adapter_start_layer,
-        packing=job_options.packing,
+        packing=False if job_options.packing is None and batch is not None else job_options.packing,
         recompute=job_options.recompute_what,  # type: ignore[arg-type]
         recompute_every=job_options.recompute_every,
         fp8=job_options.fp8,  # type: ignore[arg-type]
@@ -372,6 +386,13 @@ def job_from(job_options: JobOptions) -> Job:
 def _offload(job_options: JobOptions) -> str:
     offloads = (job_options.zero_offload, job_options.fsdp_offload)
     return next((value for value in offloads if value != "none"), "none")
+
+
+def _methods(job_options: JobOptions) -> tuple[LaunchedMethod, ...]:
+    """Return the methods that "auto" may take: those to which all changed options apply."""
+    defaults = JobOptions(model=job_options.model)
+    changed = any(getattr(job_options, name) != getattr(defaults, name) for name in _OF_ADAPTERS)
+    return automatic_methods(low_rank=changed, quantized=job_options.quantization is not None)
 
 
 def _quantization(job_options: JobOptions) -> str:
@@ -412,6 +433,7 @@ def target_from(goal_options: GoalOptions) -> Target:
         gpus=goal_options.gpus,
         gpu=goal_options.gpu,
         capacity=goal_options.capacity,  # type: ignore[arg-type]
+        tight=goal_options.tight,
     )
 
 
@@ -456,7 +478,6 @@ def goals_from(goal_options: GoalOptions) -> Goals:
         cluster=_cluster(goal_options),
         max_nodes=goal_options.max_nodes,
         max_gpus=goal_options.max_gpus,
-        tight=goal_options.tight,
     )
 
 

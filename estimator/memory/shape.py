@@ -61,7 +61,7 @@ def _count(m: ModelSpec) -> Shape:
         dense_layers=m.mlp_blocks - m.expert_layers,
         bare_layers=m.layers - m.mlp_blocks,
         around=dense_block - mlp,
-        around_linear=parameters.mixer_weights(m) // m.layers,
+        around_linear=(parameters.mixer_weights(m) + parameters.wider_mlps(m)) // m.layers,
         beside_experts=shared + router,
         beside_experts_linear=parameters.mlp_weights(m, m.shared_ffn) if m.shared_ffn else 0,
         mlp=mlp,

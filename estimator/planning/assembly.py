@@ -7,11 +7,12 @@ from dataclasses import replace
 from estimator import throughput
 from estimator.job import Job, Target
 from estimator.plan import Interruptions, Plan, Prediction
-from estimator.planning import learning_rate
+from estimator.planning import automatic, learning_rate
 from estimator.planning.capacity import why_rare
 from estimator.planning.engines import setup_of
 from estimator.planning.goals import DISRUPTIONS
 from estimator.planning.interruptions import ends_well, expected, in_words, untold
+from estimator.planning.job_settings import changed_settings
 from estimator.planning.search import Candidate
 from estimator.planning.step_requests import for_evaluation, for_preparation, for_training
 from estimator.planning.support import planned_only
@@ -31,6 +32,7 @@ def assemble(
 
     ``why`` and ``rejected``: lines for users; ``tokens``: of the complete job, for its hours and price.
     """
+    job = automatic.decided(job, candidate.layout.device)
     setup = setup_of(job, candidate.layout)
     request = for_training(job, target, candidate)
     layout, place = candidate.layout, candidate.place
@@ -77,6 +79,10 @@ def assemble(
         rejected=rejected,
         learning_rates=learning_rate.hints(job),
         task=job.task,
+        packing=bool(job.packing),
+        liger=bool(job.liger),
+        compile=bool(job.compile),
+        settings=tuple((name, str(value)) for name, value in changed_settings(job)),
         planned_only=planned_only(job, layout.world_size),
         prepare=None if target.at_hand else for_preparation(job, request),
         evaluate=None if target.at_hand else for_evaluation(job, candidate, request),

@@ -12,7 +12,7 @@ from estimator.memory.generation import drawn_batch, kv_cache_bytes
 from estimator.memory.states import computing
 from estimator.models import DiffusionSpec, ModelSpec, weight_formats
 from estimator.plan import Layout
-from estimator.planning import varlen, vision
+from estimator.planning import automatic, varlen, vision
 from estimator.planning.capacity import why_rare
 from estimator.planning.engines import setup_of
 from estimator.planning.goals import Goals
@@ -35,6 +35,7 @@ def of_layout(search: Search, candidate: Candidate) -> list[str]:
         *_parallelism(job, layout),
         _micro_batch(search, candidate),
         _checkpointing(search, candidate),
+        *automatic.reason(search.requested, layout.device),
         *_documents_apart(job, candidate),
         *_varying_lengths(job, candidate),
         *vision.reasons(job),
@@ -61,12 +62,12 @@ def _conversion(model: ModelSpec, *, vision: bool) -> list[str]:
 
 
 def _precision(job: Job, layout: Layout) -> str:
-    if job.precision != "auto":
-        return f"precision {layout.precision}, as requested"
     if layout.precision == "fp32":
+        if job.precision == "fp32":
+            return "precision fp32, as requested"
         return f"precision fp32: {'CPUs' if layout.device == 'cpu' else 'this GPU'} without fast bf16"
     if layout.precision == "bf16":
-        return "precision bf16, including weights and optimizer, as in torchtune's recipes"
+        return "precision bf16, including weights and optimizer states"
     if job.engine == "trl" and job.adapters:
         return "precision bf16 for the frozen base, adapters in fp32, as in PEFT with autocast"
     engine = "autocast" if job.engine == "trl" else ENGINES[job.engine].title
@@ -133,6 +134,8 @@ def _sharding(job: Job, layout: Layout) -> str:
     setup = setup_of(job, layout)
     if layout.sharding == "none":
         return "no sharding: one process" if layout.world_size == 1 else "no sharding: one copy of the model"
+    if layout.sharding == "ddp":
+        return f"DDP: each of {layout.world_size} processes holds the complete model"
     if job.engine == "megatron":
         return f"distributed optimizer: states sharded over {setup.shard} processes"
     stage = setup.zero_stage

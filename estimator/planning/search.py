@@ -12,6 +12,7 @@ from estimator.formatting import format_bytes
 from estimator.hardware import Gpu
 from estimator.job import Job, nearest_multiple
 from estimator.plan import Interruptions, Layout, MemoryEstimate, StartUp
+from estimator.planning import automatic
 from estimator.planning.engines import setup_of
 from estimator.planning.interruptions import foresee, wall_hours
 from estimator.planning.ladders import Ladder, Ladders
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from estimator.throughput import MeasuredBandwidth
 
 MOST_WEIGHED = 8  # layouts per number of GPUs that are compared to report the smallest shortage
-# Relative differences below this are ties: four fifths of published speeds are from 22 % below the predicted
-# one to 28 % above it (data/efficiency.csv, range), and part of the error is common to all plans of a job, as
+# Relative differences below this are ties: four fifths of published speeds are from 15 % below the predicted
+# one to 19 % above it (data/efficiency.csv, range), and part of the error is common to all plans of a job, as
 # are model and engine.
 INDISTINCT = 0.2
 # From an out-of-memory failure to the next request: the steps up to the peak, and the reaction of a person or
@@ -187,7 +188,8 @@ class Search:
         *,
         takes_tight: bool = False,
     ) -> None:
-        self.job = job
+        self.requested = job
+        self.job = job = automatic.decided(job, device)
         self.takes_tight = takes_tight
         self.ladders = Ladders(job, precision, device)
         self.evidence = evidence or Evidence()

@@ -41,6 +41,7 @@ from estimator import hardware, untrusted
 from estimator.errors import UserError
 from estimator.hardware.cluster.taints import Toleration
 from estimator.plan import Request
+from estimator.terminal import print
 from launchers.base import workdir
 
 SCHEMA_FILE = Path(__file__).with_name("options.schema.json")
@@ -111,7 +112,7 @@ class FlowOptions(OutputOptions, CheckOptions):
     """Maximum minutes that a step waits for its nodes."""
     priority_class: Text = None
     """Kubernetes PriorityClass of the pods. Default: the lowest of the cluster."""
-    fabric: Literal["auto", "efa", "infiniband", "roce", "tcpx", "none"] = "auto"
+    fabric: Literal["auto", "efa", "infiniband", "roce", "tcpx", "tcpxo", "none"] = "auto"
     """Network between Kubernetes nodes: auto uses what the nodes offer, none is TCP."""
     pod_template: Text = None
     """YAML file that is merged into the Kubernetes pod template, as for training."""
@@ -156,7 +157,7 @@ def ask(values: Mapping[str, Any], backend: Backend, gpus: int | None) -> NodeRe
     if backend == "local":
         local.split_gpus(_run_options(options))
         for line in publish.check(outputs):
-            sys.stderr.write(line + "\n")
+            print(line, file=sys.stderr)
         _check_writable(result_file(options, local=True))
         gpus_per_node = options.gpus_per_node
     else:

@@ -29,6 +29,7 @@ from decorators.node_request import store_pod_failures
 from decorators.past_runs import NeverRunError, ended_tasks, read_for, runs_of
 from decorators.storage import datastore
 from estimator.errors import UserError
+from estimator.terminal import print
 from flows.cluster_check import suspicions
 from flows.cluster_check.launch import RunConfig, table_of
 from flows.cluster_check.suspicions import Suspicion

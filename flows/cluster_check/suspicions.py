@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from checklist.result import Result
 from decorators.storage import datastore
+from estimator.terminal import print
 from launchers.report.stragglers import describe
 from launchers.report.telemetry import Straggling
 from launchers.store.bundles import Storage

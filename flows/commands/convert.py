@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from estimator.formatting import printable
+from estimator.terminal import print, write_data
+
 if TYPE_CHECKING:
     from launchers.settings.convert import Conversion
 
@@ -38,9 +41,11 @@ def convert(
     if plan and output is None:
         raise UserError("--plan needs a settings file.", "Give --output my.yaml too.")
     conversion = conversions.convert(conversions.read(file), gpus=gpus, task=task)
-    text = f"# {file.name} of {conversion.tool}\n" + yaml.safe_dump(conversion.nested(), sort_keys=False)
+    text = f"# {' '.join(printable(file.name).split())} of {conversion.tool}\n" + yaml.safe_dump(
+        conversion.nested(), sort_keys=False
+    )
     if output is None:
-        print(text, end="", flush=True)
+        write_data(text)
     else:
         output.write_text(text)
     print(report(conversion), file=sys.stderr, flush=True)

@@ -36,7 +36,10 @@ def runs(
     ] = None,
     score: Annotated[
         str | None,
-        typer.Option(metavar="FILE.py:FUNCTION", help="Score each answer: function(prompt, answer)."),
+        typer.Option(
+            metavar="FILE.py:FUNCTION|FOLDER",
+            help="Score each answer by function(prompt, answer), or by the reward model in a folder.",
+        ),
     ] = None,
     blind: Annotated[
         Path | None,

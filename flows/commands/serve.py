@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from estimator.errors import UserError
+from estimator.terminal import print, write_data
 from flows.commands.chat import ModelArgument, find
 
 if TYPE_CHECKING:
     from estimator.planning.serving import Serving
     from launchers.inference.finished import FinishedModel
+    from launchers.inference.manifests import Stored
     from launchers.inference.servers import Endpoint, ServerName
 
 LOOPBACK = "127.0.0.1"
@@ -64,7 +66,8 @@ def serve(
         str | None,
         typer.Option(
             metavar="CLAIM[:PATH]",
-            help="PersistentVolumeClaim with the model's folder. [default: the model on the Hub]",
+            help="PersistentVolumeClaim with the model's folder. "
+            "[default: the model on the Hub, or the run's in S3]",
         ),
     ] = None,
 ) -> None:
@@ -199,7 +202,7 @@ def _kubernetes(
         raise UserError(
             f"{finished.name} was trained without a GPU, so the GPU for serving is unknown.", "Use --gpu L4."
         )
-    source, claim = _source(finished, volume)
+    source, claim, stored = _source(finished, volume)
     usable = int(hardware.gpu(kind).usable_bytes * VLLM_SHARE)
     serving = plan_serving(
         finished.name,
@@ -210,11 +213,13 @@ def _kubernetes(
         requests=requests,
     )
     endpoint = servers.Endpoint(host=ANY, port=port, model=name or finished.name.replace("/", "--"))
-    objects = manifests.manifests(endpoint, serving, gpu=kind, source=source, claim=claim, token=token)
+    objects = manifests.manifests(
+        endpoint, serving, gpu=kind, source=source, claim=claim, stored=stored, token=token
+    )
     resource = manifests.resource_name(endpoint.model)
     if namespace is None:
         print(f"# {serving.text()}, {kind}")
-        print(yaml.safe_dump_all(objects, sort_keys=False), end="", flush=True)
+        write_data(yaml.safe_dump_all(objects, sort_keys=False))
     else:
         _apply(objects, namespace)
     steps = [f"kubectl port-forward service/{resource} {port}"]
@@ -225,19 +230,27 @@ def _kubernetes(
         print(f"next: {step}", file=sys.stderr)
 
 
-def _source(finished: FinishedModel, volume: str | None) -> tuple[str, str | None]:
-    """Return (model for vLLM in a pod, claim that holds it). Raises UserError if pods cannot read it."""
+def _source(finished: FinishedModel, volume: str | None) -> tuple[str, str | None, Stored | None]:
+    """Return (model for vLLM in a pod, claim that holds it, S3 that it is fetched from).
+
+    Raises UserError if pods cannot read it.
+    """
+    from decorators.finished_models import stored_in_s3
     from launchers.inference.manifests import MODEL_FOLDER
 
     if volume is not None:
         volume_claim, _, path = volume.partition(":")
-        return str(Path(MODEL_FOLDER, path.lstrip("/"))), volume_claim
+        return str(Path(MODEL_FOLDER, path.lstrip("/"))), volume_claim, None
     pushed = finished.settings.export.push if finished.settings is not None else None
     if pushed and not finished.is_adapter:
-        return pushed, None
+        return pushed, None, None
+    stored = None if finished.is_adapter else stored_in_s3(finished)
+    if stored is not None:
+        return str(Path(MODEL_FOLDER, stored.path)), None, stored
     raise UserError(
-        f"Pods cannot read {finished.folder}.",
-        "Name a PersistentVolumeClaim that holds the folder (--volume CLAIM:PATH), or train with --push.",
+        f"Pods cannot read {finished.folder}{' and its base' if finished.is_adapter else ''}.",
+        "Name a PersistentVolumeClaim that holds the merged model (--volume CLAIM:PATH), or train without "
+        "--adapter-only, with --push or with an S3 datastore.",
     )
 
 

@@ -12,6 +12,7 @@ from estimator.cli import output
 from estimator.errors import UserError
 from estimator.names import did_you_mean
 from estimator.option_names import option_name, setting_for_alias
+from estimator.terminal import print
 from launchers.settings import default_of, dotted_names, help_of, type_of
 
 WIDTH = 80

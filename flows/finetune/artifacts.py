@@ -23,6 +23,7 @@ from estimator.errors import UserError
 from estimator.formatting import format_bytes
 from estimator.models import ModelRef, ModelSource
 from estimator.plan import Plan
+from estimator.terminal import print
 from estimator.vocabulary import IMAGE_TASK
 from flows.commands.flow_commands import command_line
 from launchers import engines

@@ -24,6 +24,7 @@ from decorators.profile.measured import Measured
 from decorators.storage import MetaflowStorage, origin_run_ids
 from estimator.models import ModelRef
 from estimator.plan import Plan
+from estimator.terminal import print
 from flows.cluster_check import suspicions
 from flows.finetune.artifacts import fetch_bundle, fetch_model
 from launchers.cluster.endpoint import NodeAddress, Secret

@@ -25,6 +25,7 @@ from estimator.planning.places import WAITS
 from estimator.planning.planner import CannotFit
 from estimator.planning.report import render
 from estimator.planning.summary import MORE, render_cannot_fit, render_summary
+from estimator.terminal import print
 from flows.commands import run_help
 from flows.commands.flow_commands import command_line, split_arguments
 from flows.commands.run_logs import recorded_launch
@@ -169,14 +170,14 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
     if rejection:
         run = replace(run, plan=rejection.planned(run))
     if run.plan.prediction.price_source and run.plan.request.instance_type:
-        sys.stderr.write(f"{hardware.old_prices([run.plan.request.instance_type])}\n".lstrip())
+        print(f"{hardware.old_prices([run.plan.request.instance_type])}\n".lstrip(), end="", file=sys.stderr)
     text = render(run.plan) if params.get("verbose") else render_summary(run.plan)
     if rejection:
         text += f"\n\n{rejection.text(run.plan)}"
     if params.get("plan_only"):
-        sys.stdout.write(text + ("\n" if params.get("verbose") else f"\n\n{MORE}\n"))
+        print(text if params.get("verbose") else f"{text}\n\n{MORE}")
         raise SystemExit(0)
-    sys.stderr.write(text + "\n\n")  # not to standard output, where deployments print JSON
+    print(text + "\n", file=sys.stderr)  # not to standard output, where deployments print JSON
     hub_push.check(run.settings, must_reach=backend == "local")
     if backend == "local":
         used_settings = run.settings
@@ -239,7 +240,7 @@ def _choose_plan(
             plan = replace(replanned, why=(*replanned.why, reason)) if reason else replanned
     exclusion = gate.exclude_nodes(checked, backend)
     for line in exclusion.lines:
-        sys.stderr.write(line + "\n")
+        print(line, file=sys.stderr)
     return replace(plan, request=replace(plan.request, node_labels=exclusion.labels))
 
 
@@ -271,10 +272,10 @@ def _plan_for_place(
     except UserError as error:
         raise obstacles.explain(error, job, target, cluster) from None
     if plan.layout.device == "cpu":
-        sys.stderr.write(f"No GPUs in {cluster.where}: planned on its CPUs, as with --device cpu.\n")
+        print(f"No GPUs in {cluster.where}: planned on its CPUs, as with --device cpu.", file=sys.stderr)
     waits = [line for line in plan.why if line.startswith(WAITS)]
     for line in waits:
-        sys.stderr.write(f"{line}; it gives up after {resources.pending_timeout:g} minutes.\n")
+        print(f"{line}; it gives up after {resources.pending_timeout:g} minutes.", file=sys.stderr)
     return plan, goals
 
 

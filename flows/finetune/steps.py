@@ -14,6 +14,7 @@ from decorators._metaflow import in_container, shell_path, user_errors
 from decorators.backends import disruptions
 from decorators.gpu_profile import current_plan, current_profile
 from decorators.storage import datastore
+from estimator.terminal import print
 from estimator.vocabulary import TASKS
 from flows.commands.flow_commands import command_line, console_script
 from flows.commands.run_logs import recorded_task
@@ -73,13 +74,14 @@ class FinetuneRun(FinetuneParameters):
             settings = planning.settings_from(self.settings, planning.flags_of(self))
             self.base_model = artifacts.carried_model(settings.model)
             settings = preparation.with_vision(settings, self.base_model.spec)
-            self.plan = preparation.check_matches(current_plan(), settings)
+            self.plan = preparation.check_matches(current_plan(), settings, self.base_model.spec)
             self.used_settings = run_config.resolve(
                 settings,
                 self.base_model.spec,
                 method=self.plan.method,
                 engine=self.plan.engine,
                 batch=self.plan.layout.global_batch_size,
+                plan=self.plan,
             )
             if self.plan.target != "local":  # else the launching process has just printed it
                 print(preparation.summarise_plan(self.plan))

@@ -9,6 +9,7 @@ from metaflow import current
 
 from decorators.card.writer import write_blocks
 from decorators.storage import datastore
+from estimator.terminal import print
 from flows.finetune import artifacts, scorers
 from flows.finetune.steps import FinetuneRun, task_folder
 from flows.rejection import card, node

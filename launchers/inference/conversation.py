@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any
 from estimator.errors import UserError
 from launchers.base.imports import imported_quietly
 from launchers.base.tokenizer import tokenizer_in
+from launchers.dataset import render
 from launchers.engines.new_tokens import with_new_tokens
 from launchers.evaluation.evaluate import load_model, precision_on
 from launchers.inference.finished import FinishedModel, fetch_cached
@@ -106,8 +108,10 @@ def load_base(loaded: LoadedModel, finished: FinishedModel, device: str) -> Load
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Load a model without libraries' warnings and progress bars."""
-    with imported_quietly():
+    with imported_quietly(), warnings.catch_warnings():
         from transformers.utils import logging
+
+        warnings.simplefilter("ignore", FutureWarning)  # of transformers about its own names
 
         logging.disable_progress_bar()
         try:
@@ -178,7 +182,17 @@ class Conversation:
             tokens = tokenizer(messages[-1]["content"]).input_ids
             return tokens
         system = [{"role": "system", "content": self.system}] if self.system else []
-        text = tokenizer.apply_chat_template([*system, *messages], add_generation_prompt=True, tokenize=False)
+        chat = [*system, *messages]
+        try:
+            with render.template_limits():
+                text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+            render.checked_length(text, chat)
+        except Exception as error:  # noqa: BLE001 - a template is a program, which can fail in any way
+            reason = render.one_line(error).removesuffix(".")
+            raise UserError(
+                f"The model's chat template refuses the conversation: {reason}.",
+                "Use /reset, or another model.",
+            ) from None
         tokens = tokenizer(text, add_special_tokens=False).input_ids  # the template has written them
         return tokens
 

@@ -33,10 +33,12 @@ from estimator.vocabulary import (
     TASKS,
     LaunchedEngine,
     LaunchedFp8,
+    LaunchedMethod,
     RequestedMethod,
     RequestedPrecision,
     Task,
     Vision,
+    automatic_methods,
 )
 from launchers.settings import deepspeed_file
 from launchers.settings.handover_sections import Export, Harness
@@ -107,8 +109,10 @@ class Settings(Section):
     """Train a vision-language model on rows with images (task sft). frozen: the vision tower is not trained;
     the projector is with method full. lora: adapters in the tower, too. full: the tower is trained in full.
     Empty: frozen if the rows of a local dataset have images and the model sees them, else text alone."""
-    packing: bool = False
-    """Pack several short rows into one sequence (attention stays within each row)."""
+    packing: bool | Auto = "auto"
+    """Pack several short rows into one sequence (attention stays within each row). auto: on GPUs for tasks
+    sft and pretrain, where it is tested for the engine and the model family, neither `global_batch_size` nor
+    `group_by_length` is set and the packed run has at least 100 steps."""
     group_by_length: bool = False
     """Group rows of similar length into a batch to reduce padding. Rows move by at most 50 steps; the order
     of the batches stays random."""
@@ -145,19 +149,20 @@ class Settings(Section):
     """Sequences per GPU and forward pass. Empty: the largest that fits."""
     precision: RequestedPrecision = "auto"
     """Training precision. auto: fp32 on CPUs; on GPUs bf16 with torchtune, bf16 with fp32 master weights
-    with the other engines."""
+    with the other engines where that fits."""
     fp8: LaunchedFp8 = "none"
     """Matrix products in float8, with one scale per tensor or per row (fsdp2)."""
     activation_checkpointing: bool | Auto = "auto"
     """Recompute activations in the backward pass. auto: only if memory requires it."""
     recompute: Recompute = Recompute()
     """Activations that activation checkpointing recomputes."""
-    compile: bool = False
-    """torch.compile the model's blocks (torchtune, fsdp2)."""
-    liger: bool = False
+    compile: bool | Auto = "auto"
+    """torch.compile the model's blocks (torchtune, fsdp2). auto: on GPUs, where it is tested for the engine
+    and the model family."""
+    liger: bool | Auto = "auto"
     """Use Liger-Kernel's kernels for norms, MLPs, rotary embeddings and the loss, which avoids
     materializing the logits (deepspeed, fsdp2, on GPUs; needs the package liger-kernel). With `compile` or
-    `fp8`: for the loss only."""
+    `fp8`: for the loss only. auto: on GPUs, where it is tested for the engine and the model family."""
     clip_grad_norm: float | None = Field(default=1.0, gt=0)
     """Maximum gradient norm. Empty: no clipping."""
     seed: int = Field(default=0, ge=0, lt=2**32)
@@ -234,6 +239,14 @@ class Settings(Section):
         elif not method.quantized and self.lora.quantization != Lora().quantization:
             unused = ["lora.quantization"]
         return (*unused, *(() if method.llama_adapter else self._changed_adapter_settings()))
+
+    @property
+    def automatic_methods(self) -> tuple[LaunchedMethod, ...]:
+        """Methods that "auto" may take: those to which all changed settings of ``lora`` apply."""
+        changed = {name for name, default in Lora() if getattr(self.lora, name) != default}
+        return automatic_methods(
+            low_rank=bool(changed) or self.export.adapter_only, quantized="quantization" in changed
+        )
 
     def _changed_adapter_settings(self) -> list[str]:
         return [f"adapter.{name}" for name, each in Adapter() if getattr(self.adapter, name) != each]
@@ -330,7 +343,7 @@ class Settings(Section):
             raise ValueError(
                 "tokens: unknown in advance for grpo, which samples answers; set max_steps or epochs"
             )
-        if self.group_by_length and self.packing:
+        if self.group_by_length and self.packing is True:
             raise ValueError(
                 "group_by_length and packing: packed sequences have no padding to reduce; remove one of them"
             )

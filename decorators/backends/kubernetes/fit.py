@@ -10,9 +10,10 @@ from decorators.backends.interface import ClusterFacts, MinimumRequest
 from decorators.backends.kubernetes.offered import devices_of
 from estimator import hardware
 from estimator.formatting import format_bytes
+from estimator.hardware.catalogue.parts import is_part
 from estimator.hardware.cluster import ClusterNodes, tables
-from estimator.hardware.cluster.machines import group
-from estimator.hardware.cluster.nodes import DISK, EFA, HUGEPAGES, INSTANCE_TYPE, ZONE, Node, clouds_of
+from estimator.hardware.cluster.machines import LABELS_OF_PARTS, group
+from estimator.hardware.cluster.nodes import ARCH, DISK, EFA, HUGEPAGES, INSTANCE_TYPE, ZONE, Node, clouds_of
 from estimator.hardware.cluster.pods import PodRules
 from estimator.hardware.cluster.tables import Room, SpotLabel
 from estimator.hardware.cluster.taints import Toleration
@@ -108,7 +109,7 @@ def _judge(node: Node, criteria: _Criteria) -> _Candidate | str:
     nodes_of_gpu: ClusterNodes | None = None
     if request.gpus_per_node:
         catalogue, kind = hardware.current(), request.gpu_type
-        gpu = catalogue.gpu(kind) if kind and request.gpu_on_trust else None
+        gpu = catalogue.gpu(kind) if kind and (request.gpu_on_trust or is_part(kind)) else None
         cluster = group("", [node], catalogue, rules, named=gpu)
         if not cluster.nodes:
             return cluster.aside[0].reason if cluster.aside else "without GPUs"
@@ -168,7 +169,7 @@ def _by_selector(
     if not request.gpus_per_node:
         return candidates, None
     exact = [item for item in candidates if item.node.labels.get(INSTANCE_TYPE) == request.instance_type]
-    if request.instance_type and exact:
+    if request.instance_type and exact and not is_part(request.gpu_type):
         return exact, ((INSTANCE_TYPE, request.instance_type),)
     selectors = Counter(selector for item in candidates for selector in _selectors(item))
     if not selectors:
@@ -180,6 +181,9 @@ def _by_selector(
 def _selectors(item: _Candidate) -> list[tuple[tuple[str, str], ...]]:
     """Return label sets of the node that identify its GPU type, those of the table first."""
     node_labels = item.node.labels.items()
+    if item.group is not None and is_part(item.group.gpu.name):  # all that sets its nodes apart from others
+        named = tuple((key, value) for key, value in node_labels if key in LABELS_OF_PARTS)
+        return [named or ((INSTANCE_TYPE, item.node.labels.get(INSTANCE_TYPE, "")),)]
     table_labels = [
         row.labels
         for row in tables.gpu_labels()
@@ -191,6 +195,11 @@ def _selectors(item: _Candidate) -> list[tuple[tuple[str, str], ...]]:
     keys = {row.labels[0][0] for row in tables.gpu_labels() if len(row.labels) == 1}
     keys.add(INSTANCE_TYPE)
     return [((key, value),) for key, value in node_labels if key in keys]
+
+
+def archs_of(nodes: Iterable[Node]) -> tuple[str, ...]:
+    """Return the CPU architectures of nodes, by their labels."""
+    return tuple(sorted({node.labels[ARCH] for node in nodes if ARCH in node.labels}))
 
 
 def _facts(
@@ -209,4 +218,5 @@ def _facts(
         hugepages_bytes=min(int(node.allocatable.get(HUGEPAGES, 0)) for node in nodes),
         zone=zone,
         devices=devices_of(nodes),
+        arch=archs[0] if len(archs := archs_of(nodes)) == 1 else None,
     )

@@ -1,4 +1,4 @@
-"""Preflight checks of Kueue queues: whether the queue exists and could ever admit the run."""
+"""Preflight checks of queues, above all of Kueue's: whether the queue could ever admit the run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from decorators.backends import tables
+from decorators.backends.kubernetes import scheduler_queues
 from decorators.backends.kubernetes.affinity import HOSTNAME_LABEL
 from decorators.backends.kubernetes.nodes import Preflight
+from decorators.backends.kubernetes.schedulers import APIS, NAMES
 from estimator.hardware.cluster.api import ApiRefusedError, Json
 from estimator.hardware.cluster.quantities import format_amount, quantity
 
@@ -21,6 +23,14 @@ def queue(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
     """Check that the queue exists, accepts jobs, and that its ClusterQueue could admit all pods at once."""
     name = preflight.options.queue_for(preflight.request.gpu_type)
     if not name:
+        return
+    system, other = manager(preflight, name)
+    if system != "kueue":
+        if other is None:
+            listing = f"kubectl get queues.{APIS[system].partition('/')[0]}"
+            preflight.findings.no("queue", f"{NAMES[system]} has no queue {name!r}", listing)
+        else:
+            scheduler_queues.check(preflight, system, other, pod)
         return
     group = preflight.find(f"/apis/{KUEUE}")
     if group is None:
@@ -37,6 +47,26 @@ def queue(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
     else:
         _state(preflight, name, local_queue)
         _quota(preflight, str(local_queue.get("spec", {}).get("clusterQueue", "")), version, pod)
+
+
+def manager(preflight: Preflight, name: str) -> tuple[str, Json | None]:
+    """Return (what manages a queue, the queue if it is one of Volcano or KAI).
+
+    Unless the user has chosen, it is the first that has a queue of this name, otherwise Kueue.
+    """
+    chosen = preflight.options.queue_system
+    if chosen == "auto":
+        group = preflight.find(f"/apis/{KUEUE}")
+        version = group["preferredVersion"]["groupVersion"] if group else ""
+        if group and preflight.find(preflight.namespaced("localqueues", name, version)) is not None:
+            return "kueue", None
+        for system in APIS:
+            if preflight.find(f"/apis/{APIS[system].partition('/')[0]}") is None:
+                continue  # not installed, so this login may lack the right to read it
+            if (queue := scheduler_queues.find(preflight, system, name)) is not None:
+                return system, queue
+        return "kueue", None
+    return chosen, scheduler_queues.find(preflight, chosen, name) if chosen in APIS else None
 
 
 def near(preflight: Preflight) -> str | None:

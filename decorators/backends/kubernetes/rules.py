@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 
 from decorators.backends.interface import ClusterFacts
 from decorators.backends.kubernetes.nodes import Preflight
-from decorators.backends.kubernetes.request import MB, efa_interfaces, sizes
+from decorators.backends.kubernetes.request import MB, efa_interfaces, gpu_resource, sizes
 from decorators.backends.kubernetes.security import ENFORCE, option
 from estimator.hardware.cluster.api import Json
-from estimator.hardware.cluster.nodes import DISK, EFA, GPUS
+from estimator.hardware.cluster.nodes import DISK, EFA
 from estimator.hardware.cluster.priorities import read_priority_classes
 from estimator.hardware.cluster.quantities import format_amount, quantities
 from estimator.hardware.cluster.quotas import Quota, read_quotas
@@ -32,7 +32,7 @@ def amounts(preflight: Preflight, facts: ClusterFacts) -> dict[str, float]:
         "cpu": float(size["cpu"]),
         "memory": float(size["memory"] * MB),
         DISK: float(size["disk"] * MB),
-        GPUS: float(request.gpus_per_node),
+        gpu_resource(request, facts): float(request.gpus_per_node),
     }
     extended = dict(preflight.pods.extended) or {EFA: float(efa_interfaces(request, facts))}
     return {name: amount for name, amount in {**pod, **extended}.items() if amount}
