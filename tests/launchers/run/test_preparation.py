@@ -267,7 +267,7 @@ def test_a_disk_that_is_too_small_is_named() -> None:
         ({"lora": {}}, "planned with --lora-rank 16; the run requests the default"),
         ({"packing": True}, "planned with --packing False; the run requests True"),
         ({"precision": "bf16"}, "planned with --precision fp32; the run requests bf16"),
-        ({"task": "dpo"}, "planned without --task; the run requests dpo"),
+        ({"task": "dpo"}, "planned with the default --task; the run requests dpo"),
     ],
 )
 def test_a_deployment_started_for_another_job_is_refused(given: dict[str, Any], message: str) -> None:
