@@ -345,7 +345,7 @@ def test_a_packed_plan_is_decompressed_to_a_limit() -> None:
 
 @pytest.mark.parametrize("word", ["", "eJ", "not base64", b64encode(zlib.compress(b"{}")[:-4]).decode()])
 def test_a_damaged_plan_is_one_line(word: str) -> None:
-    with pytest.raises(UserError, match=r"^The plan in FINETUNE_PLAN can't be read: "):
+    with pytest.raises(UserError, match=r"^The plan in FINETUNE_PLAN cannot be read: "):
         unpack(word)
 
 
