@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from estimator.rightsizing.usage import GpuUsage
 from launchers.report.peak import MemoryPeak, largest_process
 from launchers.report.state import RankMeasured
 
@@ -21,7 +22,7 @@ class GpuMeasured:
     total_bytes: int
     start_used_bytes: int  # in use at the start of the step, by other processes or an earlier step
     peak_used_bytes: int
-    mean_utilisation: float | None  # 0 to 1: share of the time in which a kernel ran
+    mean_utilization: float | None  # 0 to 1: share of the time in which a kernel ran
     peak_power_watts: float | None
     peak_temperature_celsius: int | None
 
@@ -75,6 +76,19 @@ class Measured:
     def memory_peak_bytes(self) -> int | None:
         """Bytes of :attr:`memory_peak`."""
         return self.memory_peak.size_bytes if self.memory_peak else None
+
+    @property
+    def gpu_usage(self) -> tuple[GpuUsage, ...]:
+        """What each GPU was used for, beyond what was in use before the step."""
+        return tuple(
+            GpuUsage(
+                name=gpu.name,
+                total_bytes=gpu.total_bytes,
+                peak_bytes=max(gpu.peak_used_bytes - gpu.start_used_bytes, 0),
+                utilization=gpu.mean_utilization,
+            )
+            for gpu in self.gpus
+        )
 
     @property
     def host_peak_bytes(self) -> int | None:

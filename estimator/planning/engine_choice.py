@@ -26,13 +26,16 @@ def keeps_masters(job: Job) -> bool:
 def by_preference(jobs: Sequence[Job]) -> list[list[Job]]:
     """Group the engines of a job: those with fp32 master weights first, the simplest of each group first.
 
-    An engine of a later group is used only if no engine of an earlier one has a plan.
+    An engine of a later group is used only if no engine of an earlier one has a plan. The last group is of
+    engines that can also train in pure bf16, if no other engine does.
     """
     with_masters = [job for job in jobs if keeps_masters(job)]
     # FSDP2, which is part of torch, before DeepSpeed
     with_masters.sort(key=lambda job: ENGINES[job.engine].sharding_options == "zero")
-    groups = (with_masters, [job for job in jobs if not keeps_masters(job)])
-    return [group for group in groups if group]
+    without = [job for job in jobs if not keeps_masters(job)] or [
+        replace(job, precision="bf16") for job in with_masters if "bf16" in ENGINES[job.engine].precisions
+    ]
+    return [group for group in (with_masters, without) if group]
 
 
 def faster_than(engine: str, speeds: Speeds) -> str | None:
@@ -93,9 +96,8 @@ def reason(engine: str, speeds: Speeds, *, passed_over: str = "") -> str:
     absent = [name for name, speed in speeds.items() if not speed and name != engine]
     own = speeds[engine]
     if not others or not own:
-        rest = (
-            f"{format_list(absent)} would not fit on these GPUs" if absent else "no other engine supports it"
-        )
+        alone = "weights and optimizer states are in bf16" if passed_over else "no other engine supports it"
+        rest = f"{format_list(absent)} would not fit on these GPUs" if absent else alone
         return f"engine {engine}: {lean}{rest}"
     second = max(others, key=lambda name: others[name])
     more = others[second] / own - 1

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from estimator import hardware
 from estimator.errors import UserError
 from estimator.hardware import Gpu, Instance
+from estimator.hardware.catalogue.parts import is_part
 from estimator.hardware.cluster.nodes import GPUS
 from estimator.hardware.cluster.taints import opening
 from estimator.job import Job, Target
@@ -306,7 +307,11 @@ def _of_nodes(
         ram_bytes=int(min(memory for _, memory in rooms) * FREE),
         allocatable=1.0,  # allocatable resources exclude system reservations
         rdma=place.rdma and (min(n.efa for n in members) > 0 or "EFA" not in first.instance.fabric),
-        most_nodes=None if None in may_come else count + sum(number or 0 for number in may_come),
+        most_nodes=1
+        if is_part(first.gpu.name)  # NCCL uses no two slices or replicas for one job
+        else None
+        if None in may_come
+        else count + sum(number or 0 for number in may_come),
         there=0 if waits else count,
         tier=tier,
         disk_bytes=None if None in disks else min(disk for disk in disks if disk is not None),
@@ -378,6 +383,12 @@ def _none_left(job: Job, target: Target, goals: Goals) -> UserError:
     if goals.cluster is not None:
         has = goals.cluster.in_words or "no usable NVIDIA GPU"
         what = goals.cluster.where
+        if goals.spot and goals.cluster.spot_queues:
+            queues = " or ".join(goals.cluster.spot_queues[:MOST_NAMED])
+            return UserError(
+                f"No node of {what} matches {requested}: it has {has}.",
+                f"Use a queue with spot machines: --queue {queues}",
+            )
         on_cpus = ", or use --device cpu" if job.model.parameters <= LARGEST_MODEL_ON_CPU else ""
         return UserError(
             f"No node of {what} matches {requested or 'the job'}: it has {has}.",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from estimator.formatting import MIB, format_bytes
+from estimator.untrusted import parse_json
 
 SCHEMA_VERSION = 1
 IDLE_BYTES = 64 * MIB  # of a GPU: a CUDA context alone takes more
@@ -42,12 +43,12 @@ class GpuUsage:
     name: str
     total_bytes: int
     peak_bytes: int  # beyond what was in use before the task
-    utilisation: float | None  # 0 to 1: share of the time in which some kernel ran
+    utilization: float | None  # 0 to 1: share of the time in which some kernel ran
 
     @property
     def in_use(self) -> bool:
         """Whether the task used it at all."""
-        return self.peak_bytes >= IDLE_BYTES or (self.utilisation or 0.0) >= 0.01
+        return self.peak_bytes >= IDLE_BYTES or (self.utilization or 0.0) >= 0.01
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +78,7 @@ class Usage:
     def from_json(cls, text: str) -> Usage:
         """Deserialize. Raises ValueError for anything that :meth:`to_json` has not written."""
         try:
-            values = json.loads(text)
+            values = parse_json(text)
             if values.pop("schema") != SCHEMA_VERSION:
                 raise ValueError("a record of another version")
             values["requested"] = Sizes(**values["requested"])

@@ -10,7 +10,7 @@ from typing import Any
 from checklist.result import Verdict
 from decorators.card.charts import PAIR_WIDTH, SCHEMA, thin
 
-COLOURS: dict[Verdict, str] = {
+COLORS: dict[Verdict, str] = {
     "PASS": "#54a24b",
     "WARN": "#e4b93c",
     "FAIL": "#e45756",
@@ -58,7 +58,7 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Then:
+class HistoryPoint:
     """One point of a figure's history: its value and that run's verdict."""
 
     unix: float
@@ -111,7 +111,7 @@ def heat_map(cells: Sequence[Cell], names: Sequence[str]) -> dict[str, Any]:
         },
         "y": {"field": "from", "type": "nominal", "scale": {"domain": list(names)}, "axis": label},
     }
-    colour = {
+    color = {
         "field": "GB/s",
         "type": "quantitative",
         "scale": {"scheme": "viridis", "zero": True},
@@ -125,7 +125,7 @@ def heat_map(cells: Sequence[Cell], names: Sequence[str]) -> dict[str, Any]:
             {
                 "data": {"values": measured_cells},
                 "mark": {"type": "rect", "tooltip": True},
-                "encoding": {**axes, "color": colour},
+                "encoding": {**axes, "color": color},
             },
             {
                 "data": {"values": failed},
@@ -154,7 +154,7 @@ def sweep(title: str, points: Sequence[Point]) -> dict[str, Any]:
         "axis": {"labelExpr": _BYTES, "tickCount": 6, "grid": False},
     }
     y = {"field": "GB/s", "type": "quantitative", "title": None, "scale": {"zero": True}}
-    both = {"x": x, "y": y}
+    axes_encoding = {"x": x, "y": y}
     return {
         "width": PAIR_WIDTH,
         "height": 130,
@@ -163,23 +163,23 @@ def sweep(title: str, points: Sequence[Point]) -> dict[str, Any]:
             {
                 "data": {"values": rows("expected")},
                 "mark": {"type": "line", "color": _EXPECTED, "strokeDash": [5, 3]},
-                "encoding": both,
+                "encoding": axes_encoding,
             },
             {
                 "data": {"values": rows("measured")},
                 "mark": {"type": "line", "color": _MEASURED, "point": True, "tooltip": True},
-                "encoding": both,
+                "encoding": axes_encoding,
             },
             {
                 "data": {"values": rows("floor")},
                 "mark": {"type": "tick", "color": _FLOOR, "thickness": 3, "tooltip": True},
-                "encoding": both,
+                "encoding": axes_encoding,
             },
         ],
     }
 
 
-def over_time(title: str, runs: Sequence[Then]) -> dict[str, Any]:
+def over_time(title: str, runs: Sequence[HistoryPoint]) -> dict[str, Any]:
     """Return the chart of one figure over the runs, colored by verdict."""
     values = [
         {"time": _time(run.unix), "value": run.value, "verdict": run.verdict}
@@ -208,7 +208,7 @@ def _verdicts() -> dict[str, Any]:
         "field": "verdict",
         "type": "nominal",
         "title": None,
-        "scale": {"domain": list(COLOURS), "range": list(COLOURS.values())},
+        "scale": {"domain": list(COLORS), "range": list(COLORS.values())},
         "legend": {"orient": "top", "symbolType": "square"},
     }
 

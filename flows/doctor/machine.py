@@ -15,7 +15,7 @@ CUDA_BUILD = "Install a CUDA build of torch: pip install --force-reinstall torch
 
 def gpus() -> list[Line]:
     """Check the GPUs that this process may use, and their driver."""
-    gpu_state = nvml.look()
+    gpu_state = nvml.list_gpus()
     if not gpu_state.names:
         if gpu_state.driver is not None:
             found = f"driver {gpu_state.driver}, but no GPU that this process may use"
@@ -41,17 +41,17 @@ def torch() -> list[Line]:
         return []  # reported with the packages
     import torch as framework
 
-    gpu_state, build = nvml.look(), framework.version.cuda
+    gpu_state, build = nvml.list_gpus(), framework.version.cuda
     found = f"{framework.__version__}, built for {f'CUDA {build}' if build else 'CPUs'}"
     if not gpu_state.names:
         nccl = Line(check="NCCL", state="unknown", found="not tried: no GPU (CPUs talk by gloo)", fix=NO_GPU)
         return [Line(check="torch build", state="ok", found=found), nccl]
     if build is None:
         fix = CUDA_BUILD
-        found += ": it can't use the GPUs"
+        found += ": it cannot use the GPUs"
     elif not framework.cuda.is_available():
         fix = "A newer driver, or torch for an older CUDA; `nvidia-smi` shows the driver's newest"
-        found += f": it can't use the GPUs with driver {gpu_state.driver}"
+        found += f": it cannot use the GPUs with driver {gpu_state.driver}"
     else:
         return [Line(check="torch build", state="ok", found=found), _nccl(framework)]
     nccl = Line(check="NCCL", state="unknown", found="not tried: torch has no GPU", fix=fix)

@@ -258,7 +258,7 @@ def test_an_image_that_is_not_there_is_named_and_not_waited_for_for_ever(
 ) -> None:
     absent = {"METAFLOW_KUBERNETES_CONTAINER_IMAGE": "registry.example/absent:1"}
     run = _launch(cluster, tmp_path, "--pending-timeout=0.25", **absent)
-    _ends(run, r"registry\.example/absent:1", r"had not started after 15 s|can't start")
+    _ends(run, r"registry\.example/absent:1", r"had not started after 15 s|cannot start")
     assert 1 <= len(re.findall(r"waits: (ErrImagePull|ImagePullBackOff)", run.log)) <= 2, run.log
 
 

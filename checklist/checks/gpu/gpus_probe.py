@@ -23,7 +23,7 @@ _RECOVERIES = {  # nvml.h, nvmlDeviceGpuRecoveryAction_t
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class VisibleGpus:
     """GPUs available to this process, in CUDA's order."""
 
     uuids: tuple[str, ...] = ()
@@ -35,14 +35,14 @@ class Seen:
     """Number of processes on each GPU, by UUID."""
 
 
-def look() -> Seen:
+def list_gpus() -> VisibleGpus:
     """List all visible GPUs; empty without a driver."""
     with session() as nvml:
         if nvml is None:
-            return Seen()
+            return VisibleGpus()
         handles = visible(nvml)
         uuids = tuple(text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles)
-        return Seen(
+        return VisibleGpus(
             uuids=uuids,
             names=tuple(text(nvml.nvmlDeviceGetName(handle)) for handle in handles),
             driver=text(nvml.nvmlSystemGetDriverVersion()),
@@ -50,7 +50,7 @@ def look() -> Seen:
             busy={
                 name: count
                 for name, handle in zip(uuids, handles, strict=True)
-                if (count := _others(nvml, handle))
+                if (count := _foreign_processes(nvml, handle))
             },
         )
 
@@ -62,37 +62,39 @@ def health(context: Context, when: str) -> list[dict[str, Any]]:
         if nvml is None or context.local_rank >= len(handles):
             return []
         handle = handles[context.local_rank]
-        place = optional(lambda: nvml.nvmlDeviceGetPciInfo(handle), nvml)
-        address = None if place is None else text(place.busId)
-        seen = xids_probe.look(context, when, address, nvml, handle)
-        now = replace(_health(nvml, handle, context.rank, when), **seen)
+        pci = optional(lambda: nvml.nvmlDeviceGetPciInfo(handle), nvml)
+        address = None if pci is None else text(pci.busId)
+        xids = xids_probe.read_xids(context, when, address, nvml, handle)
+        current = replace(_health(nvml, handle, context.rank, when), **xids)
         loaded = context.kept.pop("loaded", None)  # by gpu_load.watched
-        return [to_dict(state) for state in (loaded, now) if state is not None]
+        return [to_dict(state) for state in (loaded, current) if state is not None]
 
 
 def _health(nvml: Any, handle: Any, rank: int, when: Any) -> GpuHealth:
-    def ask(name: str, *arguments: Any) -> Any:
+    def query(name: str, *arguments: Any) -> Any:
         return optional(lambda: getattr(nvml, name)(handle, *arguments), nvml)
 
-    remapped = ask("nvmlDeviceGetRemappedRows")
-    power = ask("nvmlDeviceGetPowerUsage")
+    remapped = query("nvmlDeviceGetRemappedRows")
+    power = query("nvmlDeviceGetPowerUsage")
     volatile = nvml.NVML_VOLATILE_ECC
     return GpuHealth(
         rank=rank,
         uuid=text(nvml.nvmlDeviceGetUUID(handle)),
         when=when,
-        ecc_uncorrected=ask("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, volatile),
-        ecc_corrected=ask("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, volatile),
+        ecc_uncorrected=query(
+            "nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, volatile
+        ),
+        ecc_corrected=query("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, volatile),
         remap_pending=None if remapped is None else bool(remapped[2]),
         remap_failed=None if remapped is None else bool(remapped[3]),
         throttle_reasons=throttle_reasons(nvml, handle),
-        temperature_c=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+        temperature_c=query("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
         power_w=None if power is None else power / 1000,
-        sm_clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
-        pcie_generation=ask("nvmlDeviceGetCurrPcieLinkGeneration"),
-        pcie_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
-        pcie_width_most=ask("nvmlDeviceGetMaxPcieLinkWidth"),
-        pcie_replays=ask("nvmlDeviceGetPcieReplayCounter"),
+        sm_clock_mhz=query("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+        pcie_generation=query("nvmlDeviceGetCurrPcieLinkGeneration"),
+        pcie_width=query("nvmlDeviceGetCurrPcieLinkWidth"),
+        pcie_width_most=query("nvmlDeviceGetMaxPcieLinkWidth"),
+        pcie_replays=query("nvmlDeviceGetPcieReplayCounter"),
         **nvlink_probe.links(nvml, handle),
         **nvlink_probe.fabric(nvml, handle),
         recovery_action=_recovery(nvml, handle),
@@ -107,6 +109,6 @@ def _recovery(nvml: Any, handle: Any) -> str | None:
     return None if number is None else _RECOVERIES.get(number, f"action {number}")
 
 
-def _others(nvml: Any, handle: Any) -> int:
+def _foreign_processes(nvml: Any, handle: Any) -> int:
     """Count compute processes on a GPU, before this package starts any."""
     return len(optional(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), nvml) or ())

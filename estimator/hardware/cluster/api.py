@@ -97,8 +97,8 @@ def failure_of(error: BaseException) -> ApiRefusedError | UnreachableError:
     if origin is None:
         return UnreachableError(plain(error))
     try:
-        words = str(json.loads(origin.body or "{}")["message"])
-    except (ValueError, KeyError):
+        words = str(parse_json(origin.body or "{}")["message"])
+    except (ValueError, KeyError, TypeError):
         words = str(origin.reason or origin)
     words = " ".join(words.split())
     return ApiRefusedError(origin.status, words) if origin.status else UnreachableError(words)

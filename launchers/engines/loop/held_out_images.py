@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from launchers.dataset.measured import MAX_ROWS
+from launchers.engines.gathering import gather_json
 from launchers.engines.loop.images import QUARTERS, LatentBatch, NoiseSchedule, noise_errors, noisy_quarters
 from launchers.engines.loop.outcome import Outcome
 from launchers.engines.loop.sharding import Answering
@@ -66,11 +66,8 @@ class HeldOutImages:
             picture = self._picture(model.module, vae, row)
             if counts:
                 found[row] = picture
-        of_all: list[dict[int, str] | None] = [found]
-        if dist.is_initialized() and self._env.world_size > 1:
-            of_all = [None] * self._env.world_size
-            dist.all_gather_object(of_all, found)
-        by_row = {row: picture for some in of_all for row, picture in (some or {}).items()}
+        of_all = gather_json(list(found.items()), model.device)
+        by_row = {row: picture for of_rank in of_all for row, picture in of_rank}
         return tuple(picture for _, picture in sorted(by_row.items()))
 
     def _picture(self, unet: Any, vae: nn.Module, row: int) -> str:
