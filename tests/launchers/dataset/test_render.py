@@ -259,7 +259,9 @@ class TestWeights:
         assert counted_text(self.row, tokenizer) == " See you\n"
 
 
-SPECIAL = re.compile(r"<[|\uff5c][\w\u2581|\uff5c]*[|\uff5c]>|<(?:start|end)_of_turn>|<\|[a-z_]+>|<[a-z_]+\|>")
+SPECIAL = re.compile(
+    r"<[|\uff5c][\w\u2581|\uff5c]*[|\uff5c]>|<(?:start|end)_of_turn>|<\|[a-z_]+>|<[a-z_]+\|>"
+)
 CHAT = [
     {"role": "user", "content": "Hi"},
     {"role": "assistant", "content": "<b>Hello</b>", "reasoning_content": "Greet?"},
