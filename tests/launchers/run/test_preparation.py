@@ -74,6 +74,18 @@ def test_packing_liger_and_compile_are_those_of_the_plan_unless_they_are_given()
     assert preparation.plan_run(settings.build({}), HERE).settings.packing is False
 
 
+def test_what_is_not_installed_here_is_off_unless_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("launchers.run.job.shutil.which", lambda _: None)
+    monkeypatch.setattr("launchers.run.job.importlib.util.find_spec", lambda _: None)
+    spec, auto = find("llama-8b"), settings.build({})
+    here, elsewhere = (build_job(auto, spec, None, installed=installed) for installed in (True, False))
+    assert (here.liger, here.compile) == (False, False)
+    assert (elsewhere.liger, elsewhere.compile) == (None, None)
+    given = build_job(settings.build({"liger": True, "compile": True}), spec, None, installed=True)
+    assert (given.liger, given.compile) == (True, True)
+
+
 def test_support_tickets_are_evaluated_by_their_test_split_and_other_data_as_the_settings_say() -> None:
     def evaluation(**values: object) -> Evaluation:
         return config(values).evaluation
