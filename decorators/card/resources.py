@@ -51,8 +51,8 @@ def idle_lines(state: CardState) -> list[str]:
     for number, (gpu, usage) in enumerate(zip(measured.gpus, measured.gpu_usage, strict=True)):
         if not usage.in_use:
             same.setdefault("not used. Request fewer GPUs", []).append(gpu.index)
-        elif usage.utilisation is not None and 1 - usage.utilization >= IDLE_SHARE:
-            text = f"idle {1 - usage.utilisation:.0%} of the time"
+        elif usage.utilization is not None and 1 - usage.utilization >= IDLE_SHARE:
+            text = f"idle {1 - usage.utilization:.0%} of the time"
             # Ranks of a node are its GPUs in order; with another number of ranks the slowest one counts
             ranks = sorted(waits)
             one_each = len(ranks) == len(measured.gpus)
@@ -66,7 +66,7 @@ def idle_lines(state: CardState) -> list[str]:
     ]
 
 
-def utilisation_over_time(state: CardState) -> dict[str, Any] | None:
+def utilization_over_time(state: CardState) -> dict[str, Any] | None:
     """Return the chart of the GPUs' utilization, else of the cores in use; None without samples."""
     points = [
         _point(state, sample.at, f"GPU {index}", gpu.utilization)

@@ -13,7 +13,7 @@ from typing import Any
 from decorators.card import charts
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Log, Text, safe, size
 from decorators.card.memory import memory_bars, memory_over_time, memory_rows
-from decorators.card.resources import idle_lines, resource_rows, utilisation_over_time
+from decorators.card.resources import idle_lines, resource_rows, utilization_over_time
 from decorators.card.state import CardState, Setting
 from decorators.card.window import window_blocks
 from estimator.formatting import format_clock
@@ -78,9 +78,9 @@ def draw(state: CardState) -> list[Block]:
     over_time = memory_over_time(state)
     if over_time is not None:
         blocks.append(Chart(spec=over_time))
-    utilisation = utilisation_over_time(state)
-    if utilisation is not None:
-        blocks.append(Chart(spec=utilisation))
+    utilization = utilization_over_time(state)
+    if utilization is not None:
+        blocks.append(Chart(spec=utilization))
     if state.plan is not None:
         blocks += _plan(state.plan)
     if state.measured.ranks:

@@ -85,7 +85,7 @@ class Measured:
                 name=gpu.name,
                 total_bytes=gpu.total_bytes,
                 peak_bytes=max(gpu.peak_used_bytes - gpu.start_used_bytes, 0),
-                utilisation=gpu.mean_utilization,
+                utilization=gpu.mean_utilization,
             )
             for gpu in self.gpus
         )

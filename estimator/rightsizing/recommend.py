@@ -134,7 +134,7 @@ def _gpus(tasks: Sequence[Usage]) -> tuple[int | None, float | None]:
         asked = [usage.requested.gpus for usage in tasks if usage.requested.gpus]
         return (max(asked) if asked else 0), None  # requested, and not measured: they stay
     busy = [[gpu for gpu in usage.gpus if gpu.in_use] for usage in measured]
-    shares = [gpu.utilisation for gpus in busy for gpu in gpus if gpu.utilisation is not None]
+    shares = [gpu.utilization for gpus in busy for gpu in gpus if gpu.utilization is not None]
     return max(len(gpus) for gpus in busy), max(shares, default=None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from decorators.card.resources import idle_lines, resource_rows, utilisation_over_time
+from decorators.card.resources import idle_lines, resource_rows, utilization_over_time
 from decorators.card.state import CardState
 from decorators.card.step import Text, draw
 from estimator.rightsizing.recommend import Recommendation
@@ -17,7 +17,7 @@ GIB = 2**30
 
 
 def with_gpus(state: CardState, **changes: dict[int, Any]) -> CardState:
-    """Return the state with other figures of some GPUs: ``mean_utilisation={3: 0.38}``."""
+    """Return the state with other figures of some GPUs: ``mean_utilization={3: 0.38}``."""
     gpus = tuple(
         dataclasses.replace(
             gpu, **{name: values[gpu.index] for name, values in changes.items() if gpu.index in values}
@@ -44,7 +44,7 @@ def loading(rank: int, seconds: float, dt: float) -> list[Step]:
 def test_a_busy_gpu_is_not_named_and_an_idle_one_is_with_the_time_that_loading_data_takes() -> None:
     assert idle_lines(make_state()) == []
     more = [step for rank in range(8) for step in loading(rank, 0.4 if rank == 3 else 0.01, 0.6)]
-    state = with_gpus(make_state(more=more), mean_utilisation={3: 0.38, 5: 0.5})
+    state = with_gpus(make_state(more=more), mean_utilization={3: 0.38, 5: 0.5})
     assert idle_lines(state) == [
         "GPU 3 idle 62% of the time: data loading takes 0.4 s of a 0.6 s step.",
         "GPU 5 idle 50% of the time.",
@@ -54,7 +54,7 @@ def test_a_busy_gpu_is_not_named_and_an_idle_one_is_with_the_time_that_loading_d
 
 def test_gpus_that_the_step_never_used_are_named_together() -> None:
     unused = {6: 0.0, 7: 0.0}
-    state = with_gpus(make_state(), mean_utilisation=unused, peak_used_bytes={6: GIB // 2, 7: GIB // 2})
+    state = with_gpus(make_state(), mean_utilization=unused, peak_used_bytes={6: GIB // 2, 7: GIB // 2})
     assert idle_lines(state) == ["GPUs 6, 7 not used. Request fewer GPUs."]
     young = dataclasses.replace(state.measured, duration_seconds=5.0)
     assert idle_lines(dataclasses.replace(state, measured=young)) == []
@@ -64,7 +64,7 @@ def test_requested_used_and_next_request_stand_side_by_side() -> None:
     found = Recommendation(
         sizes=Sizes(cpu=12, memory_mib=80 * 1024, gpus=8, gpu_type="L40S"),
         gpu_memory_bytes=40 * GIB,
-        gpu_utilisation=0.97,
+        gpu_utilization=0.97,
         tasks=3,
         reason="used in 3 earlier tasks",
     )
@@ -80,7 +80,7 @@ def test_requested_used_and_next_request_stand_side_by_side() -> None:
 
 def test_utilization_is_that_of_the_gpus_else_the_cores_in_use() -> None:
     def sources(state: CardState) -> set[str]:
-        spec = utilisation_over_time(state)
+        spec = utilization_over_time(state)
         return {row["who"] for row in spec["layer"][0]["data"]["values"]} if spec is not None else set()
 
     assert sources(make_state()) == {f"GPU {number}" for number in range(8)}
