@@ -65,8 +65,8 @@ def get(name: str) -> Engine:
 
 def needs(name: str) -> Needs:
     """Look up what the processes of an engine import."""
-    of_engine: Needs = import_module(f"launchers.engines.{name}.engine").NEEDS
-    return of_engine
+    needs: Needs = import_module(f"launchers.engines.{name}.engine").NEEDS
+    return needs
 
 
 def generic_targets(settings: Settings) -> tuple[str, ...]:

@@ -186,7 +186,7 @@ class _Judged(_Scorer):
         import torch
 
         from launchers.dataset.batches import summed_log_probabilities
-        from launchers.engines.loop.preference_losses import kto_loss, told_right
+        from launchers.engines.loop.preference_losses import kto_loss, reward_accuracy
 
         log_probabilities, labels = dict[int, float](), 0
         for indices, batch, logits in self._logits(model):
@@ -198,7 +198,7 @@ class _Judged(_Scorer):
         ratios = torch.tensor([log_probabilities[index] - self._reference[index] for index in self._rows])
         good = torch.tensor([self._data.row(index).desirable for index in self._rows])
         rewards = beta * ratios
-        metrics = {"accuracy": told_right(rewards, good).mean().item()}
+        metrics = {"accuracy": reward_accuracy(rewards, good).mean().item()}
         for name, kind in (("reward_good", good), ("reward_bad", ~good)):
             if kind.any():
                 metrics[name] = rewards[kind].mean().item()

@@ -49,4 +49,4 @@ def _has_tokenizer(values: dict[str, Any]) -> bool:
     from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
     name = str(values.get("tokenizer_class") or "").removesuffix("Fast")
-    return any(tokenizer_class_from_name(each) is not None for each in (name, f"{name}Fast"))
+    return any(tokenizer_class_from_name(candidate) is not None for candidate in (name, f"{name}Fast"))

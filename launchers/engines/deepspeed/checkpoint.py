@@ -80,21 +80,21 @@ def needs_conversion(job: TrainJob) -> bool:
             f"{job.resume_dir}: not a whole checkpoint of the DeepSpeed engine (no engine.json).",
             "Resume from an earlier checkpoint, with the engine that wrote it.",
         )
-    then, now = WrittenBy(**json.loads(path.read_text())), WrittenBy.of(job)
+    saved, current = WrittenBy(**json.loads(path.read_text())), WrittenBy.of(job)
     for field in ("stage", "method", "precision", "optimizer", "quantization"):
-        if getattr(then, field) != getattr(now, field):
+        if getattr(saved, field) != getattr(current, field):
             raise UserError(
-                f"the checkpoint was written with {field} {getattr(then, field)},"
-                f" this run has {getattr(now, field)}.",
+                f"the checkpoint was written with {field} {getattr(saved, field)},"
+                f" this run has {getattr(current, field)}.",
                 "DeepSpeed goes on only with the same ZeRO stage, method, precision and optimizer.",
             )
-    if now.stage == 0 or then.world_size == now.world_size:
+    if current.stage == 0 or saved.world_size == current.world_size:
         return False  # without ZeRO nothing is sharded
-    if now.optimizer != "adamw":
+    if current.optimizer != "adamw":
         raise UserError(
-            f"the checkpoint was written by {then.world_size} processes, this run has {now.world_size}:"
+            f"the checkpoint was written by {saved.world_size} processes, this run has {current.world_size}:"
             " DeepSpeed can reshard AdamW's states only.",
-            f"Resume with {then.world_size} processes or with --set zero.stage=0 from the start.",
+            f"Resume with {saved.world_size} processes or with --set zero.stage=0 from the start.",
         )
     return True
 
@@ -132,12 +132,12 @@ def _run_conversion(source: Path, destination: Path) -> str | None:
     command += ["--input_folder", str(source), "--output_folder", str(destination), "--inject_missing_state"]
     command += ["--num_extract_workers", "1", "--num_merge_workers", "1"]
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command, capture_output=True, text=True, timeout=CONVERSION_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
         return f"not done after {CONVERSION_TIMEOUT_S} s"
-    return None if done.returncode == 0 else (done.stderr or f"exit status {done.returncode}")
+    return None if result.returncode == 0 else (result.stderr or f"exit status {result.returncode}")
 
 
 def plain_classes() -> tuple[Any, ...]:

@@ -55,7 +55,7 @@ class Zero:
         converted = checkpoint.convert(job, env) if universal else None
         generators.seed(job.settings.seed)
         network = _load(job, config.configuration(job), device)
-        named = [(name, each) for name, each in network.named_parameters() if each.requires_grad]
+        named = [(name, weight) for name, weight in network.named_parameters() if weight.requires_grad]
         trained = [parameter for _, parameter in named]
         # with ZeRO-3 a parameter holds a shard; ds_numel is what it was
         size = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
@@ -159,17 +159,17 @@ def _weights_read_by_first_rank() -> Iterator[None]:
     """
     from transformers import modeling_utils
 
-    read = modeling_utils.load_state_dict
+    load_state_dict = modeling_utils.load_state_dict
 
     def read_shapes(file: Any, *_: Any, **options: Any) -> Any:
-        return read(file, **(options | {"map_location": "meta"}))
+        return load_state_dict(file, **(options | {"map_location": "meta"}))
 
     if dist.get_rank() != 0:
         modeling_utils.load_state_dict = read_shapes
     try:
         yield
     finally:
-        modeling_utils.load_state_dict = read
+        modeling_utils.load_state_dict = load_state_dict
 
 
 def _fetch_expert_blocks_whole(network: Any) -> None:

@@ -30,12 +30,12 @@ def check_mergeable(network: Any, job: TrainJob) -> None:
 
     transformers renames tensors of some families as it reads them; recorded before training.
     """
-    held = {
+    base_names = {
         name for path in hf_layout.weight_files(job.model_dir) for name in hf_layout.safetensors_header(path)
     }
     adapted = [name for name, module in network.named_modules() if hasattr(module, "lora_A")]
     names = _names_in_files(network, [f"{name.removeprefix(_ADAPTER_PREFIX)}.weight" for name in adapted])
-    if missing := [name for name in names.values() if name not in held]:
+    if missing := [name for name in names.values() if name not in base_names]:
         raise UserError(
             f"{job.settings.model}: its files have no {missing[0]}, which its adapter is to be merged into.",
             "Use --method full.",
@@ -148,11 +148,11 @@ def _updates(adapter: Path) -> dict[str, Update | _Whole]:
     for name in [name for name in tensors if name.endswith(".lora_A.weight")]:
         layer = name.removesuffix(".lora_A.weight")
         updates[layer.removeprefix(_ADAPTER_PREFIX) + ".weight"] = Update(
-            down=tensors.pop(name),
-            up=tensors.pop(f"{layer}.lora_B.weight"),
+            lora_a=tensors.pop(name),
+            lora_b=tensors.pop(f"{layer}.lora_B.weight"),
             scale=scale,
             magnitudes=tensors.pop(f"{layer}.lora_magnitude_vector", None),
         )
-    if strangers := sorted(name for name in tensors if "lora_" in name):
-        raise RuntimeError(f"the adapter holds what can't be merged: {', '.join(strangers[:3])}")
+    if unmerged := sorted(name for name in tensors if "lora_" in name):
+        raise RuntimeError(f"the adapter holds what can't be merged: {', '.join(unmerged[:3])}")
     return updates | {name.removeprefix(_ADAPTER_PREFIX): _Whole(trained=tensors[name]) for name in tensors}

@@ -37,8 +37,8 @@ class HeldOutImages:
         self._latents = Latents(job.held_out_reference)
         self._schedule = NoiseSchedule(self._latents.noise["scheduler"])
         self.count = self.divisor = min(MAX_ROWS, len(self._data))
-        drawn = range(min(job.settings.evaluation.answers, self.count))
-        self.captions = tuple(self._data.caption(row) for row in drawn)
+        rows = range(min(job.settings.evaluation.answers, self.count))
+        self.captions = tuple(self._data.caption(row) for row in rows)
         self.passes = -(-self.count // env.world_size)
 
     def batches(self) -> Iterator[tuple[LatentBatch, bool]]:
@@ -56,21 +56,23 @@ class HeldOutImages:
 
     def outcome(self, model: Answering, batch: LatentBatch, /) -> Outcome:
         # one at a time, so that it needs no more memory than training does
-        errors = torch.cat([noise_errors(model.module, each, self._schedule) for each in batch.split()])
+        errors = torch.cat([noise_errors(model.module, part, self._schedule) for part in batch.split()])
         return Outcome(loss=errors.mean(), metrics=dict(zip(QUARTERS, errors, strict=True)))
 
     def draw(self, model: Answering, /) -> tuple[str, ...]:
-        found: dict[int, str] = {}
+        pictures: dict[int, str] = {}
         vae = drawing.decoder(self._job.model_dir, model.device)
         for row, counts in self._dealt(len(self.captions)):
             picture = self._picture(model.module, vae, row)
             if counts:
-                found[row] = picture
-        of_all: list[dict[int, str] | None] = [found]
+                pictures[row] = picture
+        gathered: list[dict[int, str] | None] = [pictures]
         if dist.is_initialized() and self._env.world_size > 1:
-            of_all = [None] * self._env.world_size
-            dist.all_gather_object(of_all, found)
-        by_row = {row: picture for some in of_all for row, picture in (some or {}).items()}
+            gathered = [None] * self._env.world_size
+            dist.all_gather_object(gathered, pictures)
+        by_row = {
+            row: picture for rank_pictures in gathered for row, picture in (rank_pictures or {}).items()
+        }
         return tuple(picture for _, picture in sorted(by_row.items()))
 
     def _picture(self, unet: Any, vae: nn.Module, row: int) -> str:
@@ -78,7 +80,7 @@ class HeldOutImages:
         latent = self._latents.row(row)
         text, summary = latent.text, latent.summary
         if has_texts(unet):
-            text, summary = (each[0] for each in unet(tokens=latent.tokens[None].to(unet.device)))
+            text, summary = (output[0] for output in unet(tokens=latent.tokens[None].to(unet.device)))
         image = drawing.draw(
             unet,
             vae,

@@ -138,20 +138,20 @@ def adapted_layers(model: Any, settings: Settings) -> list[str]:
     """
     targets = settings.lora.targets
     linear = {name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
-    everything = (*PROJECTIONS, *LATENT_PROJECTIONS, *RECURRENT_PROJECTIONS)
-    generic = everything if settings.lora.all_linear else targets
+    all_targets = (*PROJECTIONS, *LATENT_PROJECTIONS, *RECURRENT_PROJECTIONS)
+    generic = all_targets if settings.lora.all_linear else targets
     model_type = model.config.get_text_config().model_type
     usable = linear - _names_of_experts(model_type)
     if architectures.family_of(model_type).recurrence == "mamba2":
         usable -= {"out_proj"}  # the fused kernel reads its weight, past an adapter
-    found = [name for name in own_names(model_type, generic) if name in usable]
-    if not found:
+    modules = [name for name in own_names(model_type, generic) if name in usable]
+    if not modules:
         names = targets if isinstance(targets, str) else ", ".join(targets)
         raise UserError(
             f"lora.targets = {names}: {settings.model} has no such linear layers.",
             f"Its linear layers are {', '.join(sorted(usable))}.",
         )
-    return found
+    return modules
 
 
 def _names_of_experts(model_type: str) -> set[str]:

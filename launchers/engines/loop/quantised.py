@@ -59,14 +59,17 @@ def packed(weight: torch.Tensor, kind: LaunchedQuantization) -> tuple[torch.Tens
 
 
 def unpacked(
-    words: torch.Tensor, scales: Mapping[str, torch.Tensor], kind: LaunchedQuantization, shape: torch.Size
+    packed_weight: torch.Tensor,
+    scales: Mapping[str, torch.Tensor],
+    kind: LaunchedQuantization,
+    shape: torch.Size,
 ) -> torch.Tensor:
     """Invert :func:`packed` for a matrix of that shape, in the words' type."""
     count = prod(shape)
-    values = words.reshape(-1).view(torch.uint8)
+    values = packed_weight.reshape(-1).view(torch.uint8)
     if kind == "int8":
-        whole = values[:count].view(torch.int8).view(shape).to(words.dtype)
-        return whole.mul_(scales["absmax"].view(torch.float32)[:, None] / LARGEST_INT8)
+        int8 = values[:count].view(torch.int8).view(shape).to(packed_weight.dtype)
+        return int8.mul_(scales["absmax"].view(torch.float32)[:, None] / LARGEST_INT8)
     from bitsandbytes import functional
 
     absmax = scales["absmax"]
@@ -77,9 +80,11 @@ def unpacked(
         ).add_(absmax2[0])
     else:
         absmax = absmax.view(torch.float32)
-    state = functional.QuantState(absmax, shape=shape, dtype=words.dtype, blocksize=BLOCK, quant_type="nf4")
-    found: torch.Tensor = functional.dequantize_4bit(values[: -(-count // 2)], state)
-    return found
+    state = functional.QuantState(
+        absmax, shape=shape, dtype=packed_weight.dtype, blocksize=BLOCK, quant_type="nf4"
+    )
+    dequantized: torch.Tensor = functional.dequantize_4bit(values[: -(-count // 2)], state)
+    return dequantized
 
 
 def _int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,8 +130,8 @@ class QuantisedLinear(nn.Linear):
         self.bias = like.bias
         old = like.weight
         count, size = old.numel(), old.element_size()
-        words = -(-(count if kind == "int8" else -(-count // 2)) // size)
-        empty = torch.empty((words, 1), dtype=old.dtype, device=old.device)
+        packed_count = -(-(count if kind == "int8" else -(-count // 2)) // size)
+        empty = torch.empty((packed_count, 1), dtype=old.dtype, device=old.device)
         self.weight = nn.Parameter(empty, requires_grad=False)
         device = torch.device("cpu") if old.is_meta else old.device
         for name, length in _scale_bytes(like.out_features, count, kind).items():
@@ -177,8 +182,8 @@ def replace_layers(network: Any, kind: LaunchedQuantization) -> None:
 def round_layers(network: Any, kind: LaunchedQuantization) -> None:
     """Give each of these layers the base weight of its adapter, unsharded and dequantized."""
     for _, layer in _quantised_layers(network):
-        words, scales = packed(layer.weight.detach(), kind)
-        layer.weight.data = unpacked(words, scales, kind, layer.weight.shape)
+        packed_weight, scales = packed(layer.weight.detach(), kind)
+        layer.weight.data = unpacked(packed_weight, scales, kind, layer.weight.shape)
 
 
 def _quantised_layers(network: Any) -> list[tuple[str, nn.Linear]]:
@@ -205,8 +210,8 @@ def as_trained_on(network: nn.Module, device: torch.device) -> Change:
         layer = layers.get(name.removesuffix(".weight"))
         if layer is None:
             return weight
-        words, scales = packed(weight.to(device, layer.weight.dtype), layer.kind)
-        return unpacked(words, scales, layer.kind, weight.shape).cpu()
+        packed_weight, scales = packed(weight.to(device, layer.weight.dtype), layer.kind)
+        return unpacked(packed_weight, scales, layer.kind, weight.shape).cpu()
 
     return change
 

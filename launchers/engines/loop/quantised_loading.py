@@ -72,11 +72,11 @@ class _Pack(ConversionOps):  # type: ignore[misc,unused-ignore]
     def convert(
         self, input_dict: dict[str, Any], full_layer_name: str = "", **_: Any
     ) -> dict[str, nn.Parameter]:
-        (found,) = input_dict.values()
-        weight = found[0] if isinstance(found, list) else found
-        asked = self._quantizer.quantization_config
-        words, scales = packed(weight.to(asked.device), asked.kind)
+        (tensors,) = input_dict.values()
+        weight = tensors[0] if isinstance(tensors, list) else tensors
+        config = self._quantizer.quantization_config
+        packed_weight, scales = packed(weight.to(config.device), config.kind)
         self._quantizer.scales[full_layer_name.removesuffix(".weight")] = {
             name: values.to(weight.device) for name, values in scales.items()
         }
-        return {full_layer_name: nn.Parameter(words.to(weight.device), requires_grad=False)}
+        return {full_layer_name: nn.Parameter(packed_weight.to(weight.device), requires_grad=False)}

@@ -96,7 +96,7 @@ def _world_size() -> int:
 
 def _states(model: torch.nn.Module, optimizers: Optimizers) -> Iterator[tuple[str, dict[str, Any]]]:
     """The plain name of each trained weight, and its optimizer's states."""
-    states = {parameter: state for each in optimizers for parameter, state in each.state.items()}
+    states = {parameter: state for optimizer in optimizers for parameter, state in optimizer.state.items()}
     for name, parameter in model.named_parameters():
         if parameter in states:
             yield plain_name(name), states[parameter]

@@ -28,9 +28,9 @@ _CHECKPOINTERS = {"qwen2": "launchers.engines.torchtune.qwen2.Qwen2Checkpointer"
 
 def recipe_name(job: TrainJob) -> str:
     method = "lora" if job.plan.adapters else "full"
-    where = "distributed" if job.plan.layout.world_size > 1 else "single_device"
+    recipe_kind = "distributed" if job.plan.layout.world_size > 1 else "single_device"
     kind = "dpo" if job.settings.trains_on_pairs else "finetune"
-    return f"{method}_{kind}_{where}"
+    return f"{method}_{kind}_{recipe_kind}"
 
 
 def recipe_config(job: TrainJob) -> dict[str, Any]:
@@ -111,9 +111,9 @@ def _misfit(job: TrainJob, spec: ModelSpec, data: Prepared) -> str | None:
 
 def _incomplete(config_json: dict[str, Any], spec: ModelSpec) -> str | None:
     """torchtune's checkpointer reads these from config.json and knows no defaults for them."""
-    needed = ["hidden_size", "num_attention_heads", "num_key_value_heads"]
-    needed += ["tie_word_embeddings"] if spec.family == "qwen2" else []
-    missing = [name for name in needed if name not in config_json]
+    fields = ["hidden_size", "num_attention_heads", "num_key_value_heads"]
+    fields += ["tie_word_embeddings"] if spec.family == "qwen2" else []
+    missing = [name for name in fields if name not in config_json]
     return f"the model's config.json has no {missing[0]}, which torchtune reads" if missing else None
 
 
@@ -194,13 +194,13 @@ def _schedule(settings: RunConfig) -> dict[str, Any]:
     return {"_component_": f"{_PARTS}.schedule", **settings.schedule.model_dump()}
 
 
-def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """``over`` laid over ``base``, section by section; naming another component replaces its section."""
+def merge(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """``overrides`` laid over ``base``, section by section; naming another component replaces its section."""
     result = dict(base)
-    for key, value in over.items():
+    for key, value in overrides.items():
         old = result.get(key)
-        both = isinstance(old, dict) and isinstance(value, dict)
-        result[key] = merge(old, value) if both and "_component_" not in value else value  # type: ignore[arg-type]
+        nested = isinstance(old, dict) and isinstance(value, dict)
+        result[key] = merge(old, value) if nested and "_component_" not in value else value  # type: ignore[arg-type]
     return result
 
 
