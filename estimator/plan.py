@@ -185,7 +185,7 @@ class Request:
     instance_type: str | None = None
     cloud: str | None = None
     spot: bool = False  # on nodes that may be interrupted at any time
-    gpu_on_trust: bool = False  # GPU named by the user, not by a node label
+    gpu_assumed: bool = False  # GPU named by the user, not by a node label
     node_labels: tuple[tuple[str, str], ...] = ()
     """Labels that a node must carry, as (name, value); what can't select by them ignores them."""
 
@@ -294,7 +294,7 @@ class Prediction:
     step_kernels: tuple[tuple[str, float], ...] = ()
     """Seconds of "forward and backward" among ``step_parts``, by kernels: throughput.Parts.of_compute."""
     evaluation_hours: float = 0.0  # of `hours`, at most, for evaluations while it trains
-    rarely_had: str = ""  # reason for low on-demand availability; "": usually available
+    low_availability: str = ""  # reason for low on-demand availability; "": usually available
     checkpoint_bytes: int | None = None  # of one node
     interruptions: Interruptions | None = None  # None: not on spot nodes, or no one knows how often
     step_collectives: tuple[tuple[str, float], ...] = ()

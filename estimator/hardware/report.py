@@ -162,7 +162,7 @@ def cluster_record(cluster: Cluster) -> dict[str, Any]:
                 "zones": list(group.zones),
                 "taints": list(group.taints),
                 "free_gpus": None if group.free is None else group.free_gpus,
-                "may_come": group.may_come,
+                "max_new_nodes": group.max_new_nodes,
                 "added_by": group.added_by or None,
                 "guessed": group.guessed,
                 "names": list(group.names),

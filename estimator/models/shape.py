@@ -155,9 +155,9 @@ class ModelShape:
             )
         latent_dims = {name: getattr(self, name) for name in _LATENT}
         if not self.latent_attention:
-            stray = [name for name in ("q_lora_rank", *_LATENT[:2]) if getattr(self, name)]
-            if stray:
-                raise self._wrong(f"{stray[0]} = {getattr(self, stray[0])} needs a kv_lora_rank")
+            unexpected = [name for name in ("q_lora_rank", *_LATENT[:2]) if getattr(self, name)]
+            if unexpected:
+                raise self._wrong(f"{unexpected[0]} = {getattr(self, unexpected[0])} needs a kv_lora_rank")
             return
         for name, value in latent_dims.items():
             if not value:
@@ -169,10 +169,10 @@ class ModelShape:
             )
 
     def _check_experts(self) -> None:
-        used, experts = self.experts_per_token, self.experts
-        if used > experts or bool(experts) != bool(used):
+        active, experts = self.experts_per_token, self.experts
+        if active > experts or bool(experts) != bool(active):
             raise self._wrong(
-                f"experts_per_token = {used} does not go with experts = {experts}",
+                f"experts_per_token = {active} does not go with experts = {experts}",
                 "A dense model has 0 of both; with experts, each token uses between 1 and all of them.",
             )
         if not experts and (self.shared_ffn or self.dense_layers):

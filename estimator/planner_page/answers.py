@@ -107,7 +107,7 @@ def _shown(ranking: Ranking, job: Job, name: str, goals: Goals) -> list[dict[str
         row_of(rank, plan)
         | {
             "categories": _categories(plan, categories),
-            "text": render(plan, WIDTH, everything=True),
+            "text": render(plan, WIDTH, hints=True),
             "run": run_command(plan, job, name, goals.cluster),
         }
         for rank, plan in enumerate(ranking.plans, 1)

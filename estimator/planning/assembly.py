@@ -22,14 +22,14 @@ def assemble(
     job: Job,
     target: Target,
     candidate: Candidate,
-    why: list[str],
+    reasons: list[str],
     rejected: tuple[str, ...],
     tokens: int | None = None,
     max_disruptions: int = DISRUPTIONS,
 ) -> Plan:
     """Build the Plan of a candidate.
 
-    ``why`` and ``rejected``: lines for users; ``tokens``: of the complete job, for its hours and price.
+    ``reasons`` and ``rejected``: lines for users; ``tokens``: of the complete job, for its hours and price.
     """
     setup = setup_of(job, candidate.layout)
     request = for_training(job, target, candidate)
@@ -39,9 +39,9 @@ def assemble(
         peak = candidate.gpu.peak_flops("fp32" if layout.precision == "fp32" else "bf16")
     interruptions = _interruptions(job, candidate, tokens, max_disruptions)
     if interruptions is not None:
-        why = [*why, *in_words(interruptions)]
+        reasons = [*reasons, *in_words(interruptions)]
     elif place is not None and place.spot:
-        why = [*why, untold(place.interruptions)]
+        reasons = [*reasons, untold(place.interruptions)]
     plan = Plan(
         model=job.model.name,
         parameters=job.model.parameters,
@@ -69,11 +69,11 @@ def assemble(
             step_parts=candidate.speed.parts.kinds if candidate.speed.parts else (),
             step_kernels=candidate.speed.parts.of_compute if candidate.speed.parts else (),
             step_collectives=candidate.speed.parts.collectives if candidate.speed.parts else (),
-            rarely_had=why_rare(place),
+            low_availability=why_rare(place),
             checkpoint_bytes=candidate.checkpoint_bytes,
             interruptions=interruptions,
         ),
-        why=tuple(why),
+        why=tuple(reasons),
         rejected=rejected,
         learning_rates=learning_rate.hints(job),
         task=job.task,
@@ -89,19 +89,19 @@ def assemble(
 
 def _interruptions(job: Job, candidate: Candidate, tokens: int | None, budget: int) -> Interruptions | None:
     """Predict the effect of interruptions on the complete run; None if speed or length are unknown."""
-    found = candidate.interruptions
+    interruptions = candidate.interruptions
     speed = candidate.speed.tokens_per_second
-    if found is None or speed is None:
-        return found
-    steps = max(1, round(found.interval_seconds * speed / job.tokens_per_step))
+    if interruptions is None or speed is None:
+        return interruptions
+    steps = max(1, round(interruptions.interval_seconds * speed / job.tokens_per_step))
     hours, trained = candidate.hours(tokens), candidate.training_hours(tokens)
     if hours is None or trained is None:
-        return replace(found, steps=steps)
+        return replace(interruptions, steps=steps)
     start = candidate.start_up.hours if candidate.start_up is not None else 0.0
     return replace(
-        found,
+        interruptions,
         steps=steps,
-        expected=expected(hours, found),
+        expected=expected(hours, interruptions),
         lost_hours=hours - start - trained,
-        ends_well=ends_well(hours, found, budget),
+        ends_well=ends_well(hours, interruptions, budget),
     )

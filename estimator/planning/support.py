@@ -49,13 +49,13 @@ def unsupported(engine: str, model: ModelSpec, training: Training) -> str | None
 def _not_in_record(engine: str, training: Training) -> str | None:
     """Reason that an engine's record in estimator/vocabulary.py rules out the training, or None."""
     spec = ENGINES[engine]
-    for what, value, known in (
+    for field, value, supported in (
         ("task", training.task, spec.tasks),
         ("method", training.method, spec.methods),
         ("optimizer", training.optimizer, spec.optimizers),
     ):
-        if value not in known:
-            return f"{what} {value}: engine {engine} has {', '.join(known)} here"
+        if value not in supported:
+            return f"{field} {value}: engine {engine} has {', '.join(supported)} here"
     return None
 
 
@@ -77,9 +77,9 @@ def planned_only(job: Job, processes: int = 1) -> str | None:
     if reason is None:
         return None
     training = _training(job, processes, engine="auto")
-    able = [name for name in engine_order(job.task) if unsupported(name, job.model, training) is None]
-    if able:
-        return f"{reason}; this package can launch it with engine {able[0]}"
+    engines = [name for name in engine_order(job.task) if unsupported(name, job.model, training) is None]
+    if engines:
+        return f"{reason}; this package can launch it with engine {engines[0]}"
     if job.engine not in LAUNCHED_ENGINES:
         reason = unsupported(_stand_in(training), job.model, training)
     return f"no engine of this package can train it: {reason}"
@@ -90,8 +90,8 @@ def unsupported_gpu(job: Job, gpu: Gpu) -> str | None:
     if job.fp8 == "none" or gpu.compute_capability is None:
         return None
     major, minor = FP8_CAPABILITY[job.fp8]
-    has = tuple(int(part) for part in gpu.compute_capability.split("."))
-    if has >= (major, minor):
+    capability = tuple(int(part) for part in gpu.compute_capability.split("."))
+    if capability >= (major, minor):
         return None
     return (
         f"{job.fp8} needs GPUs of compute capability {major}.{minor} or above, and {gpu.name} has "
@@ -116,12 +116,12 @@ def with_engines(job: Job) -> list[Job]:
     """
     if job.engine != "auto":
         return [job]
-    able = [
+    engines = [
         name
         for name in engine_order(job.task)
         if name in job.engines and unsupported(name, job.model, _training(job, 1, engine=name)) is None
     ]
-    return [replace(job, engine=name) for name in able or [_stand_in(_training(job, 1))]]
+    return [replace(job, engine=name) for name in engines or [_stand_in(_training(job, 1))]]
 
 
 def with_engine(job: Job) -> Job:
@@ -191,8 +191,8 @@ def _torchtune_model(model: ModelSpec) -> str | None:
         present = "biases" if model.qkv_bias else "no biases"
         return f"torchtune 0.6.1 can't build a {model.family} model with {present} on q, k and v"
     if model.o_bias or model.mlp_bias:
-        where = "attention's output" if model.o_bias else "the MLP"
-        return f"torchtune 0.6.1 can't build a {model.family} model with biases on {where}"
+        projection = "attention's output" if model.o_bias else "the MLP"
+        return f"torchtune 0.6.1 can't build a {model.family} model with biases on {projection}"
     if model.tied_embeddings and model.family == "mistral":
         return "torchtune 0.6.1 can't build a mistral model with tied embeddings"
     if model.hidden_act != "silu":
@@ -223,9 +223,9 @@ def _torchtune_rope(model: ModelSpec) -> str | None:
         return None
     if kind != "llama3" or model.family != "llama":
         return f"torchtune 0.6.1 can't scale the rotary embeddings of a {model.family} model the {kind} way"
-    found = (model.rope_low_freq_factor, model.rope_high_freq_factor, model.rope_original_max_seq_len)
-    if found != LLAMA3_ROPE:
-        return f"torchtune 0.6.1 scales rotary embeddings with {LLAMA3_ROPE}, and {model.name} has {found}"
+    scaling = (model.rope_low_freq_factor, model.rope_high_freq_factor, model.rope_original_max_seq_len)
+    if scaling != LLAMA3_ROPE:
+        return f"torchtune 0.6.1 scales rotary embeddings with {LLAMA3_ROPE}, and {model.name} has {scaling}"
     return None
 
 
@@ -304,8 +304,8 @@ def _optimizer_of_torchtune(training: Training) -> str | None:
 
 
 def _fp8_elsewhere(training: Training) -> str:
-    able = " and ".join(name for name in LAUNCHED_ENGINES if ENGINES[name].fp8)
-    return f"fp8 {training.fp8}: here it is {able}'s"
+    engines = " and ".join(name for name in LAUNCHED_ENGINES if ENGINES[name].fp8)
+    return f"fp8 {training.fp8}: here it is {engines}'s"
 
 
 def _undivided(optimizer: str, processes: int) -> str | None:
@@ -347,10 +347,10 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
         return reason
     if training.vision is not None and (reason := vision.unsupported(model, training)) is not None:
         return reason
-    if training.packing and (seen := family_of(model.family).sees_packed):
+    if training.packing and (packing_reason := family_of(model.family).sees_packed):
         return (
             f"packing: in transformers' {model.family} code a document may see those before it in its row "
-            f"({seen}), and {model.name} is such a model"
+            f"({packing_reason}), and {model.name} is such a model"
         )
     if method.quantized and model.experts:
         return (
@@ -376,8 +376,10 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
         return reason
     if method.llama_adapter:
         if training.compile or training.fp8 != "none":
-            what = "compile" if training.compile else f"fp8 {training.fp8}"
-            return f"{what}: LLaMA-Adapters change what a block and its linear layers run, and are left out"
+            setting = "compile" if training.compile else f"fp8 {training.fp8}"
+            return (
+                f"{setting}: LLaMA-Adapters change what a block and its linear layers run, and are left out"
+            )
         return trained_parts.llama_adapter(model, training.method)
     if training.trained_modules and method.adapters:
         reason = trained_parts.whole_modules(model)
@@ -405,8 +407,8 @@ def _task_of_loop(model: ModelSpec, training: Training) -> str | None:
 
 
 def _pairs_apart(training: Training) -> str:
-    what = "an answer that is judged" if TASKS[training.task].judged else "a pair of answers"
-    return f"packing: a row of {training.task} is {what}, and not put into one sequence with others"
+    row_kind = "an answer that is judged" if TASKS[training.task].judged else "a pair of answers"
+    return f"packing: a row of {training.task} is {row_kind}, and not put into one sequence with others"
 
 
 def _loop_model(engine: str, model: ModelSpec) -> str | None:
@@ -448,8 +450,8 @@ def _experts(engine: str, model: ModelSpec, training: Training) -> str | None:
     if training.compile:
         return "compile: PEFT inserts adapters on experts at each forward pass"
     if training.task == "reward" or training.new_tokens:
-        what = "task reward" if training.task == "reward" else "new_tokens"
-        return f"lora.experts with {what}: its adapter is not merged, and its base would lack the new rows"
+        setting = "task reward" if training.task == "reward" else "new_tokens"
+        return f"lora.experts with {setting}: its adapter is not merged, and its base would lack the new rows"
     return _experts_alone(model, training)
 
 

@@ -92,7 +92,7 @@ def choose_machine(needs: Needs, target: Target, goals: Goals) -> Request:
         instance_type=place.name or None,
         cloud=place.cloud,
         spot=place.spot,
-        gpu_on_trust=place.gpu_on_trust,
+        gpu_assumed=place.gpu_assumed,
     )
 
 

@@ -126,6 +126,6 @@ def _machine(item: Instance, count: int | None, spot: bool, environment: str) ->
         zones=(),
         taints=(),
         names=(),
-        may_come=count,
+        max_new_nodes=count,
         added_by=f"compute environment {environment}",
     )

@@ -108,7 +108,7 @@ def _judge(node: Node, criteria: _Criteria) -> _Candidate | str:
     nodes_of_gpu: ClusterNodes | None = None
     if request.gpus_per_node:
         catalogue, kind = hardware.current(), request.gpu_type
-        named = catalogue.gpu(kind) if kind and request.gpu_on_trust else None
+        named = catalogue.gpu(kind) if kind and request.gpu_assumed else None
         cluster = group("", [node], catalogue, rules, named=named)
         if not cluster.nodes:
             return cluster.aside[0].reason if cluster.aside else "without GPUs"

@@ -187,7 +187,7 @@ def _idle(preflight: Preflight, nodes: list[Node]) -> int | None:
     if usage is None:
         return None
     catalogue, request = hardware.current(), preflight.request
-    named = catalogue.gpu(request.gpu_type) if request.gpu_type and request.gpu_on_trust else None
+    named = catalogue.gpu(request.gpu_type) if request.gpu_type and request.gpu_assumed else None
     grouped = group("", nodes, catalogue, preflight.pods, usage=usage, named=named)
     return sum(group.count for group in grouped.nodes if group.free_gpus >= gpus)
 
@@ -216,7 +216,7 @@ def _too_few(preflight: Preflight, fitting: Fit) -> Growth:
     else:
         fix = LARGER_NODE
         if request.gpus_per_node:
-            taints = fitting.blocking_taints or growth.fences
+            taints = fitting.blocking_taints or growth.untolerated_taints
             fix = opening(taints) if taints else OTHER_GPUS
         preflight.findings.no("nodes", f"{summary}; {growth.why}", fix)
     return growth

@@ -40,16 +40,16 @@ class ClusterNodes:
     names: tuple[str, ...]
     free: Free | None = None  # per node; None: unknown, assumed to be everything
     holders: tuple[str, ...] = ()  # pods with GPUs of these nodes, "namespace/name"
-    fences: tuple[str, ...] = ()  # taints that the run's pods do not tolerate
-    may_come: int | None = 0  # nodes that may be added; None: unlimited
+    untolerated_taints: tuple[str, ...] = ()  # taints that the run's pods do not tolerate
+    max_new_nodes: int | None = 0  # nodes that may be added; None: unlimited
     added_by: str = ""  # description of the autoscaler that would add them
-    gpu_on_trust: bool = False  # no label names the GPU: it was named by the user
+    gpu_assumed: bool = False  # no label names the GPU: it was named by the user
     guessed: bool = False  # assumed: the instance type of added nodes is unknown
 
     @property
     def could_be_spot(self) -> bool:
         """Whether a label marks spot nodes, or added nodes could be spot nodes."""
-        return bool(self.spot) or (self.spot is None and not self.count and self.may_come != 0)
+        return bool(self.spot) or (self.spot is None and not self.count and self.max_new_nodes != 0)
 
     @property
     def free_gpus(self) -> int:
@@ -92,7 +92,9 @@ class Cluster:
             gpus, what = f"{nodes.instance.gpu_count}x {nodes.gpu.name}", nodes.instance.name
             what = what if what == gpus else f"{what} ({gpus})"
             before = counts.get(what, 0)
-            more = None if nodes.may_come is None or before is None else nodes.count + nodes.may_come
+            more = (
+                None if nodes.max_new_nodes is None or before is None else nodes.count + nodes.max_new_nodes
+            )
             counts[what] = None if more is None or before is None else before + more
         kinds = [f"any number of {what}" if n is None else f"{n} of {what}" for what, n in counts.items()]
         return ", ".join(kinds[:MOST_NAMED]) + (
@@ -104,12 +106,12 @@ class Cluster:
         """The cluster without nodes with untolerated taints, which are skipped."""
         fenced: dict[str, list[str]] = {}
         for nodes in self.nodes:
-            if nodes.fences:
-                reason = f"untolerated taint {', '.join(nodes.fences)}"
+            if nodes.untolerated_taints:
+                reason = f"untolerated taint {', '.join(nodes.untolerated_taints)}"
                 fenced.setdefault(reason, []).extend(nodes.names or (nodes.added_by,))
         return replace(
             self,
-            nodes=tuple(nodes for nodes in self.nodes if not nodes.fences),
+            nodes=tuple(nodes for nodes in self.nodes if not nodes.untolerated_taints),
             aside=(
                 *self.aside,
                 *(Aside(reason=why, names=tuple(dict.fromkeys(names))) for why, names in fenced.items()),

@@ -149,17 +149,17 @@ def _machines(catalogue: Catalogue, clouds: Iterable[str]) -> list[Instance]:
 
 def _of_pool(pool: NodePool, machines: list[Instance], rules: PodRules) -> Iterator[ClusterNodes]:
     """Yield the instance types that a NodePool may start for the run's pods."""
-    fences = rules.fence(pool.taints)[1]
+    untolerated = rules.fence(pool.taints)[1]
     for item in machines:
         room = pool.room_for(item)
         if room != 0 and pool.refuses({**machine_labels(item), **rules.labels}) is None:
             yield replace(
                 _new(item),
-                may_come=room,
+                max_new_nodes=room,
                 added_by=f"Karpenter's NodePool {pool.name}",
                 spot=pool.spot,
                 taints=pool.taints,
-                fences=fences,
+                untolerated_taints=untolerated,
             )
 
 
@@ -195,11 +195,12 @@ def _with_groups(
         same = next((n for n, kind in enumerate(kinds) if members & set(kind.names)), None)
         if same is not None:
             kinds[same] = replace(
-                kinds[same], may_come=(kinds[same].may_come or 0) + room, added_by=f"the {said}"
+                kinds[same], max_new_nodes=(kinds[same].max_new_nodes or 0) + room, added_by=f"the {said}"
             )
         elif not members:
             kinds += [
-                replace(_new(item), may_come=room, added_by=f"the {said}", guessed=True) for item in machines
+                replace(_new(item), max_new_nodes=room, added_by=f"the {said}", guessed=True)
+                for item in machines
             ]
     return replace(there, nodes=tuple(kinds))
 

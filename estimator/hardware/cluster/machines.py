@@ -58,14 +58,14 @@ def group(
         except _UnusableNodeError as reason:
             aside.setdefault(str(reason), []).append(node.name)
             continue
-        one = replace(one, fences=rules.fence(one.taints)[1])
+        one = replace(one, untolerated_taints=rules.fence(one.taints)[1])
         machine = (
             one.instance.name,
             one.gpu.name,
             one.instance.gpu_count,
             one.efa,
             one.spot,
-            one.gpu_on_trust,
+            one.gpu_assumed,
         )
         key = (*machine, one.taints, one.free_gpus)
         usable.setdefault(key, []).append(one)
@@ -148,7 +148,7 @@ def _usable(node: Node, catalogue: Catalogue, named: Gpu | None) -> ClusterNodes
         zones=(labels[ZONE],) if ZONE in labels else (),
         taints=node.taints,
         names=(node.name,),
-        gpu_on_trust=found is None,
+        gpu_assumed=found is None,
     )
 
 

@@ -131,7 +131,7 @@ class Growth:
     why: str = ""
     command: str = ""
     tolerations: tuple[Toleration, ...] = ()  # of the taints of added nodes
-    fences: tuple[str, ...] = ()  # all taints of a pool that would fit except for its taints
+    untolerated_taints: tuple[str, ...] = ()  # all taints of a pool that would fit except for its taints
     by_karpenter: bool = False
 
 
@@ -174,7 +174,7 @@ def could_grow(
     return Growth(
         possible=False,
         why=f"no NodePool of Karpenter's would add one ({reasons})",
-        fences=next(fenced, ()),
+        untolerated_taints=next(fenced, ()),
     )
 
 

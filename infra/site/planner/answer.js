@@ -76,7 +76,7 @@ function planOf(plan, longest, timed) {
     plan.layout,
     `batch ${plan.micro_batch_size} x ${plan.accumulation}`,
     plan.activation_checkpointing ? "checkpointing" : null,
-    plan.rarely_had ? `rarely to be had: ${plan.rarely_had}` : null,
+    plan.low_availability ? `low availability: ${plan.low_availability}` : null,
   ].filter(Boolean).join(", ");
   const speed = plan.tokens_per_second;
   const figures = [

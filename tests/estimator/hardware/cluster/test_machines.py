@@ -280,7 +280,7 @@ def test_a_node_without_gpu_labels_is_known_by_its_machine_type(api: Api) -> Non
         "unknown GPU: no label names it (nvidia.com/gpu.product is missing); set it with --gpu NAME": ("odd",)
     }
     named = read_cluster(gpu="H100-80GB").nodes
-    assert {(group.gpu.name, group.gpu_on_trust) for group in named} == {
+    assert {(group.gpu.name, group.gpu_assumed) for group in named} == {
         ("A10G", False),
         ("H100 PCIe", True),  # the slower of those that the name stands for
     }
