@@ -92,8 +92,8 @@ class Chart:
     def shown_capacity_bytes(self) -> int | None:
         """Capacity, or None if bars next to it would be too short to read."""
         capacity = self.capacity_bytes
-        near = capacity is not None and capacity <= MAX_CAPACITY_RATIO * self.longest_bytes
-        return capacity if near else None
+        is_in_range = capacity is not None and capacity <= MAX_CAPACITY_RATIO * self.longest_bytes
+        return capacity if is_in_range else None
 
 
 def ordered(names: object) -> tuple[str, ...]:
@@ -113,8 +113,8 @@ def appearance(category: str, categories: Sequence[str] = ()) -> tuple[str, str]
 
 def svg(chart: Chart) -> str:
     """Draw the chart as a standalone SVG that follows the light or dark mode of the reader."""
-    shown = chart.shown_capacity_bytes
-    end = 1.04 * max(chart.longest_bytes, shown or 0)
+    capacity = chart.shown_capacity_bytes
+    end = 1.04 * max(chart.longest_bytes, capacity or 0)
     scale = (_WIDTH - _LEFT - _RIGHT) / end
     bottom = _TOP + len(chart.bars) * (_BAR + _GAP)
     legend, legend_height = _legend(chart.categories, bottom + 44)
@@ -130,8 +130,8 @@ def svg(chart: Chart) -> str:
     ]
     for number, bar in enumerate(chart.bars):
         parts += _bar(bar, chart.categories, _TOP + number * (_BAR + _GAP), scale)
-    if shown is not None:
-        parts += _capacity(shown, chart.capacity_name, scale, bottom)
+    if capacity is not None:
+        parts += _capacity(capacity, chart.capacity_name, scale, bottom)
     return "\n".join([*parts, *legend, "</svg>"]) + "\n"
 
 
@@ -169,15 +169,15 @@ def stacked(chart: Chart, console: Console) -> Iterator[Text]:
     names = max(len(bar.name) for bar in chart.bars)
     endings = [_ending(bar, chart.capacity_bytes) for bar in chart.bars]
     width = max(console.width - names - 3 - max(len(ending) for ending in endings), 20)
-    shown = chart.shown_capacity_bytes
-    end = max(chart.longest_bytes, shown or 0)
-    if shown is not None:
-        label = f"{chart.capacity_name} {format_bytes(shown)}"
-        column = names + 2 + round((width - 1) * shown / end)
+    capacity = chart.shown_capacity_bytes
+    end = max(chart.longest_bytes, capacity or 0)
+    if capacity is not None:
+        label = f"{chart.capacity_name} {format_bytes(capacity)}"
+        column = names + 2 + round((width - 1) * capacity / end)
         yield Text(f"{label:>{column - 1}} ▼" if len(label) < column else f"{'':{column}}▼ {label}")
     for bar, ending in zip(chart.bars, endings, strict=True):
         line = Text(f"{bar.name:>{names}}  ")
-        line.append_text(_cells(bar, chart.categories, width, end, shown, colours))
+        line.append_text(_cells(bar, chart.categories, width, end, capacity, colours))
         line.append(f" {ending}")
         yield line
     yield Text("")
@@ -200,10 +200,10 @@ def _cells(
     sizes, total = dict(bar.parts), 0
     for number, name in enumerate(categories):
         total += sizes.get(name, 0)
-        until = round((width - 1) * total / end)
+        end_column = round((width - 1) * total / end)
         colour, pattern = appearance(name, categories)
         mark = _BLOCKS[pattern] if colours else _LETTERS[number % len(_LETTERS)]
-        marks += [(mark, colour)] * (until - len(marks))
+        marks += [(mark, colour)] * (end_column - len(marks))
     upper = round((width - 1) * bar.upper_bytes / end)
     marks += [("─", "")] * (upper - len(marks))
     marks += [(" ", "")] * (width - len(marks))
@@ -278,12 +278,14 @@ def _fill(name: str, categories: Sequence[str]) -> str:
 
 def _axis(end: float, scale: float, bottom: int) -> list[str]:
     step = _tick(end / GIB)
-    lines, at = [], 0.0
-    while at <= end / GIB:
-        x = _LEFT + at * GIB * scale
+    lines, tick = [], 0.0
+    while tick <= end / GIB:
+        x = _LEFT + tick * GIB * scale
         lines.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 8}" y2="{bottom}"/>')
-        lines.append(f'<text class="small" x="{x:.1f}" y="{bottom + 14}" text-anchor="middle">{at:g}</text>')
-        at = round(at + step, 6)
+        lines.append(
+            f'<text class="small" x="{x:.1f}" y="{bottom + 14}" text-anchor="middle">{tick:g}</text>'
+        )
+        tick = round(tick + step, 6)
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
     lines.append(f'<text class="small" x="{middle}" y="{bottom + 30}" text-anchor="middle">GiB</text>')
     return lines

@@ -110,9 +110,9 @@ def _explain_hub(error: Exception, kind: str, name: str) -> UserError:
         return UserError(f"{title}: the Hugging Face Hub answers HTTP {status}.", "Try again later.")
     offline = isinstance(error, OfflineModeIsEnabled) or bool(os.environ.get("HF_HUB_OFFLINE"))
     if offline or isinstance(error, LocalEntryNotFoundError):
-        why = "HF_HUB_OFFLINE is set" if offline else "the Hugging Face Hub can't be reached"
+        reason = "HF_HUB_OFFLINE is set" if offline else "the Hugging Face Hub can't be reached"
         return UserError(
-            f"{title} is not in the local cache, and {why}.",
+            f"{title} is not in the local cache, and {reason}.",
             f"Fetch it where there is a network, or give a local path instead of the {kind}'s id.",
         )
     return UserError(

@@ -132,9 +132,9 @@ class Setup:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UserError(f"{name} = {value!r} must be a whole number above 0.")
         self._check_parallelism()
-        if strangers := set(self.trained_modules) - set(TRAINED_MODULES):
+        if unknown := set(self.trained_modules) - set(TRAINED_MODULES):
             raise UserError(
-                f"trained_modules = {', '.join(sorted(strangers))} is not known.",
+                f"trained_modules = {', '.join(sorted(unknown))} is not known.",
                 f"Name some of {', '.join(TRAINED_MODULES)}.",
             )
         if self.prompts:

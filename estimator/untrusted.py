@@ -80,9 +80,9 @@ def check_depth(value: Any) -> Any:
     for _ in range(MAX_DEPTH + 1):
         level = [
             child
-            for each in level
-            if isinstance(each, dict | list)
-            for child in (each.values() if isinstance(each, dict) else each)
+            for node in level
+            if isinstance(node, dict | list)
+            for child in (node.values() if isinstance(node, dict) else node)
             if isinstance(child, dict | list)
         ]
         if not level:
@@ -117,11 +117,11 @@ def pack(text: str) -> str:
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
-def unpack(word: str) -> str:
+def unpack(packed: str) -> str:
     """Restore the text of :func:`pack`; raises ValueError with a clause for damaged or excessive data."""
     stream = zlib.decompressobj()
     try:
-        data = stream.decompress(base64.b64decode(word, validate=True), MAX_PACKED_BYTES)
+        data = stream.decompress(base64.b64decode(packed, validate=True), MAX_PACKED_BYTES)
     except zlib.error as error:
         raise ValueError(f"its compressed data is damaged ({error})") from None
     if not stream.eof:

@@ -22,8 +22,8 @@ def console() -> Console:
     """Return a console on standard output, with colors only in a terminal."""
     from rich.console import Console
 
-    plain = Console(highlight=False, soft_wrap=False)
-    return plain if plain.width >= NARROWEST else Console(highlight=False, width=NARROWEST)
+    console = Console(highlight=False, soft_wrap=False)
+    return console if console.width >= NARROWEST else Console(highlight=False, width=NARROWEST)
 
 
 def print_json(value: Any) -> None:

@@ -90,11 +90,11 @@ def _against(row: dict[str, Any], first: dict[str, Any]) -> str:
     if row is first:
         return ""
     parts = []
-    for name, more, less in (
+    for name, if_higher, if_lower in (
         ("usd_per_million_tokens", "dearer", "cheaper"),
         ("tokens_per_second", "faster", "slower"),
     ):
         if row[name] is not None and first[name] is not None:
             change = row[name] / first[name] - 1
-            parts.append(f"{abs(change):.0%} {more if change >= 0 else less}")
+            parts.append(f"{abs(change):.0%} {if_higher if change >= 0 else if_lower}")
     return ", ".join(parts) or "price or speed unknown"

@@ -161,7 +161,7 @@ def disk_bytes(setup: Setup, *, keeps_checkpoints: bool = True) -> int:
     """
     weights = 2 * setup.model.stored_parameters
     checkpoint = checkpoint_bytes(setup)  # on resuming, every node holds all ranks' parts
-    held = setup.keep_checkpoints + 1 if keeps_checkpoints else 1 + 2 / setup.nodes
+    checkpoints = setup.keep_checkpoints + 1 if keeps_checkpoints else 1 + 2 / setup.nodes
     nvme = share(16 * setup.trainable_parameters, setup.nodes) if setup.offload_to == "nvme" else 0
     result = 4 * setup.trainable_parameters if setup.adapter_only else weights
-    return weights + result + math.ceil(held * checkpoint) + nvme * offloads_states(setup) + GIB
+    return weights + result + math.ceil(checkpoints * checkpoint) + nvme * offloads_states(setup) + GIB

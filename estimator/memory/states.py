@@ -33,8 +33,8 @@ def states(setup: Setup, stage: str | None = None) -> dict[str, int]:
     arXiv:2106.09685, section 4.2), except in FSDP1's flat parameters: :func:`gradient_bytes`.
     """
     if stage is None:
-        of_stages = [states(setup, name) for name in stages(setup)]
-        return max(of_stages, key=lambda sizes: sum(sizes.values()))
+        stage_states = [states(setup, name) for name in stages(setup)]
+        return max(stage_states, key=lambda sizes: sum(sizes.values()))
     part = part_of(setup, stage)
     weight, master, moments = state_bytes(setup)
     trained = trained_parameters(setup, part)
@@ -42,8 +42,8 @@ def states(setup: Setup, stage: str | None = None) -> dict[str, int]:
     result["reward model"] = setup.reward_parameters * computing(setup)  # whole in each process
     base = base_bytes(setup, part, weight)
     if not (offloads_weights(setup)):
-        whole = setup.undivided_base and setup.zero_stage == 3
-        result["weights"] = base if whole else shared(setup, part, base, "weights")
+        is_undivided = setup.undivided_base and setup.zero_stage == 3
+        result["weights"] = base if is_undivided else shared(setup, part, base, "weights")
         if not divides_scales(setup):
             result["weights"] += scale_bytes(setup, part)
         if setup.adapters:
@@ -156,12 +156,12 @@ def base_bytes(setup: Setup, part: Part, weight: int) -> int:
 
     Without norms trained next to adapters, which count as adapters.
     """
-    kept = part.parameters - setup.trained_norm_parameters * part.layers // setup.model.layers
+    frozen_parameters = part.parameters - setup.trained_norm_parameters * part.layers // setup.model.layers
     if setup.quantization == "none":
-        return kept * (weight if not setup.adapters else _frozen_size(setup))
+        return frozen_parameters * (weight if not setup.adapters else _frozen_size(setup))
     size = 4 if setup.upcast_frozen else _frozen_size(setup)
-    rest = kept - _quantised(setup, part)
-    total = packed_bytes(setup, part) + rest * size
+    unquantized = frozen_parameters - _quantised(setup, part)
+    total = packed_bytes(setup, part) + unquantized * size
     if setup.engine == "litgpt":
         # finetune/lora.py replaces the embedding by bitsandbytes' StableEmbedding; the old one stays
         # referenced. Runs of before that (2023-10) hold as much, by what is not known.
@@ -272,8 +272,8 @@ def partial_gradient_bytes(setup: Setup, part: Part) -> int:
 
 def unreduced(setup: Setup) -> bool:
     """Return whether whole gradients pile up over a pipeline's micro batches."""
-    many = setup.pipeline > 1 and setup.accumulation > 1
-    return many and SHARDINGS[setup.sharding].fsdp and setup.shard > 1
+    accumulates = setup.pipeline > 1 and setup.accumulation > 1
+    return accumulates and SHARDINGS[setup.sharding].fsdp and setup.shard > 1
 
 
 def flat(setup: Setup) -> bool:
@@ -298,30 +298,30 @@ def gradient_size(setup: Setup) -> int:
     return _weight_size(setup)
 
 
-def divisor(setup: Setup, what: str) -> int:
+def divisor(setup: Setup, state: str) -> int:
     """By how many processes "weights", "gradients" or "optimizer" are divided."""
     sharding = SHARDINGS[setup.sharding]
     divided = {
         "weights": sharding.weights,
         "gradients": sharding.gradients,
         "optimizer": sharding.optimizer,
-    }[what]
+    }[state]
     return setup.shard if divided else 1
 
 
-def shared(setup: Setup, part: Part, total: int, what: str) -> int:
+def shared(setup: Setup, part: Part, total: int, state: str) -> int:
     """Return one process's share of ``total`` bytes of "weights", "gradients" or "optimizer" of a stage.
 
     The bytes are spread evenly over the stage's weights. Processes that hold different experts share the rest
     of the weights alone (DeepSpeed-MoE, arXiv:2201.05596, section 5.1; torchtitan and Megatron-Core do
     alike).
     """
-    among = divisor(setup, what)
-    trained_adapters = setup.adapters and what != "weights"  # a small part, shared out like any other
-    if trained_adapters or part.expert_ways >= among or not part.experts:
-        return share(total, among)
+    parts = divisor(setup, state)
+    trained_adapters = setup.adapters and state != "weights"  # a small part, shared out like any other
+    if trained_adapters or part.expert_ways >= parts or not part.experts:
+        return share(total, parts)
     experts = total * part.experts // part.parameters
-    return share(total - experts, among) + share(experts, part.expert_ways)
+    return share(total - experts, parts) + share(experts, part.expert_ways)
 
 
 def offloads_states(setup: Setup) -> bool:
@@ -339,6 +339,6 @@ def offloads_weights(setup: Setup) -> bool:
     return offloads_states(setup) and setup.offload == "all" and setup.sharding in ("zero3", "fsdp")
 
 
-def share(total: int, among: int) -> int:
-    """Return one of ``among`` equal parts of ``total``, rounded up."""
-    return -(-total // among)
+def share(total: int, parts: int) -> int:
+    """Return one of ``parts`` equal parts of ``total``, rounded up."""
+    return -(-total // parts)

@@ -110,7 +110,7 @@ class Survey:
         """
         if candidate.layout.nodes == 1 or self.target.gpus:
             return False
-        return any(_does_as_much(considered, candidate) for considered in self.candidates)
+        return any(_is_dominated(considered, candidate) for considered in self.candidates)
 
     def _look_at(self, place: Place) -> None:
         """Search all node and GPU counts of one instance type, until larger ones can only be worse."""
@@ -167,7 +167,7 @@ class Survey:
         return self.target.kind == "catalogue" or self.goals != Goals()
 
 
-def _does_as_much(first: Candidate, second: Candidate) -> bool:
+def _is_dominated(first: Candidate, second: Candidate) -> bool:
     """Return whether ``first`` has as many GPUs on fewer nodes of the same cloud as ``second``."""
     first_place, second_place = first.place, second.place
     if first_place is None or second_place is None or first_place.cloud != second_place.cloud:

@@ -160,7 +160,7 @@ def _batch(plan: Plan, model: ModelSpec, drawing: Drawing, base: Request) -> tup
             gpus=gpus if on_gpus else 1,
             device=device,
             top_p=drawing.top_p,
-            most=max(max_sequences, drawing.answers),
+            max_sequences=max(max_sequences, drawing.answers),
         )
         if batch >= drawing.answers:
             whole_groups = batch // drawing.answers * drawing.answers

@@ -10,7 +10,7 @@ from decorators.backends.interface import Destination
 from estimator import hardware
 from estimator.errors import UserError
 from estimator.hardware import Instance
-from estimator.hardware.cluster import Aside, Cluster, ClusterNodes
+from estimator.hardware.cluster import Cluster, ClusterNodes, SkippedNodes
 
 
 def read(destination: Destination) -> Cluster:
@@ -20,18 +20,18 @@ def read(destination: Destination) -> Cluster:
     """
     client = aws.clients()("batch")
     nodes: list[ClusterNodes] = []
-    aside: list[Aside] = []
+    aside: list[SkippedNodes] = []
     queues = _queues(destination, client)
     for queue, gpus in queues.items():
         for environment in _environments(client, queue):
             refused = _refusal(environment)
             if refused is not None:
-                aside.append(Aside(reason=refused, names=(environment["computeEnvironmentName"],)))
+                aside.append(SkippedNodes(reason=refused, names=(environment["computeEnvironmentName"],)))
                 continue
             nodes += [item for item in _machines(environment) if gpus is None or item.gpu.name in gpus]
     names = f"queue{'s' if len(queues) > 1 else ''} {', '.join(queues)}"
     return Cluster(
-        context=", ".join(queues), nodes=tuple(nodes), aside=tuple(aside), name=f"AWS Batch {names}"
+        context=", ".join(queues), nodes=tuple(nodes), skipped=tuple(aside), name=f"AWS Batch {names}"
     )
 
 

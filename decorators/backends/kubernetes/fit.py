@@ -111,7 +111,7 @@ def _judge(node: Node, criteria: _Criteria) -> _Candidate | str:
         named = catalogue.gpu(kind) if kind and request.gpu_assumed else None
         cluster = group("", [node], catalogue, rules, named=named)
         if not cluster.nodes:
-            return cluster.aside[0].reason if cluster.aside else "without GPUs"
+            return cluster.skipped[0].reason if cluster.skipped else "without GPUs"
         nodes_of_gpu = cluster.nodes[0]
         if request.gpu_type and nodes_of_gpu.gpu.name != hardware.current().gpu(request.gpu_type).name:
             return f"with {nodes_of_gpu.instance.gpu_count} {nodes_of_gpu.gpu.name}"

@@ -59,9 +59,9 @@ class PodSettings(PodRules):
         Equal settings make repeated checks of a cluster hit the cache.
         """
         values, selector = destination.configured, destination.user_values.get("node_selector")
-        of_table = "tolerations" not in destination.user_values
+        tolerate_gpu_taints = "tolerations" not in destination.user_values
         tolerations = tuple(Toleration.of(item) for item in values.get("tolerations") or ())
-        if gpus and of_table:  # some tolerations of the table may have been set by this package
+        if gpus and tolerate_gpu_taints:  # some tolerations of the table may have been set by this package
             tolerations = tuple(item for item in tolerations if not is_of_table(item))
         extended = (
             values.get("extended_resources") if "extended_resources" in destination.user_values else None
@@ -74,9 +74,9 @@ class PodSettings(PodRules):
             pull_secrets=tuple(values.get("image_pull_secrets") or ()),
             node_selector=tuple(labels.items()),
             tolerations=tolerations,
-            of_table=of_table,
+            tolerate_gpu_taints=tolerate_gpu_taints,
             zone=destination.options.zone,
-            in_quotas=quota_pod(destination.options),
+            quota_pod=quota_pod(destination.options),
             extended=tuple((name, float(count)) for name, count in (extended or {}).items()),
             guaranteed=str(values.get("qos") or "").lower() == "guaranteed",
             restricted=is_restricted(values.get("security_context") or {}),

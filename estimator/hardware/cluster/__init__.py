@@ -60,7 +60,7 @@ class ClusterNodes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Aside:
+class SkippedNodes:
     """Nodes that cannot be used, and the reason."""
 
     reason: str
@@ -73,10 +73,10 @@ class Cluster:
 
     context: str  # of the kubeconfig; "in-cluster" in a pod; the queue of AWS Batch
     nodes: tuple[ClusterNodes, ...]
-    aside: tuple[Aside, ...] = ()
-    without_gpu: int = 0  # nodes without GPUs and labels of GPUs
+    skipped: tuple[SkippedNodes, ...] = ()
+    nodes_without_gpu: int = 0  # nodes without GPUs and labels of GPUs
     quotas: tuple[Quota, ...] = ()
-    untold: tuple[str, ...] = ()  # unknown facts, one clause each
+    unknown: tuple[str, ...] = ()  # unknown facts, one clause each
     name: str = ""  # for messages; empty: use the context
 
     @property
@@ -89,14 +89,14 @@ class Cluster:
         """Summary of its GPUs: "4 of p5.48xlarge (8x H100 SXM)"; empty without usable ones."""
         counts: dict[str, int | None] = {}
         for nodes in self.nodes:
-            gpus, what = f"{nodes.instance.gpu_count}x {nodes.gpu.name}", nodes.instance.name
-            what = what if what == gpus else f"{what} ({gpus})"
-            before = counts.get(what, 0)
-            more = (
-                None if nodes.max_new_nodes is None or before is None else nodes.count + nodes.max_new_nodes
+            gpus, name = f"{nodes.instance.gpu_count}x {nodes.gpu.name}", nodes.instance.name
+            name = name if name == gpus else f"{name} ({gpus})"
+            earlier = counts.get(name, 0)
+            added = (
+                None if nodes.max_new_nodes is None or earlier is None else nodes.count + nodes.max_new_nodes
             )
-            counts[what] = None if more is None or before is None else before + more
-        kinds = [f"any number of {what}" if n is None else f"{n} of {what}" for what, n in counts.items()]
+            counts[name] = None if added is None or earlier is None else earlier + added
+        kinds = [f"any number of {name}" if n is None else f"{n} of {name}" for name, n in counts.items()]
         return ", ".join(kinds[:MOST_NAMED]) + (
             f" and {len(kinds) - MOST_NAMED} other kinds" if len(kinds) > MOST_NAMED else ""
         )
@@ -104,17 +104,20 @@ class Cluster:
     @property
     def open(self) -> Cluster:
         """The cluster without nodes with untolerated taints, which are skipped."""
-        fenced: dict[str, list[str]] = {}
+        tainted: dict[str, list[str]] = {}
         for nodes in self.nodes:
             if nodes.untolerated_taints:
                 reason = f"untolerated taint {', '.join(nodes.untolerated_taints)}"
-                fenced.setdefault(reason, []).extend(nodes.names or (nodes.added_by,))
+                tainted.setdefault(reason, []).extend(nodes.names or (nodes.added_by,))
         return replace(
             self,
             nodes=tuple(nodes for nodes in self.nodes if not nodes.untolerated_taints),
-            aside=(
-                *self.aside,
-                *(Aside(reason=why, names=tuple(dict.fromkeys(names))) for why, names in fenced.items()),
+            skipped=(
+                *self.skipped,
+                *(
+                    SkippedNodes(reason=cause, names=tuple(dict.fromkeys(names)))
+                    for cause, names in tainted.items()
+                ),
             ),
         )
 
@@ -126,15 +129,15 @@ class Cluster:
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes about the cluster, shown before the plan."""
-        lines = [f"Skipped, {aside.reason}: {_few(aside.names)}" for aside in self.open.aside]
-        if self.untold:
-            lines.append(f"Unknown about {self.where}: {'; '.join(self.untold)}.")
+        lines = [f"Skipped, {skipped.reason}: {_few(skipped.names)}" for skipped in self.open.skipped]
+        if self.unknown:
+            lines.append(f"Unknown about {self.where}: {'; '.join(self.unknown)}.")
         return tuple(lines)
 
     @property
     def has_gpus(self) -> bool:
         """Whether it has GPU nodes or can certainly add some, usable or not."""
-        return bool(self.aside) or any(not nodes.guessed for nodes in self.nodes)
+        return bool(self.skipped) or any(not nodes.guessed for nodes in self.nodes)
 
     @property
     def instances(self) -> tuple[Instance, ...]:
@@ -157,5 +160,5 @@ class Cluster:
 
 
 def _few(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
+    suffix = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + suffix

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from estimator.hardware.catalogue import Catalogue, Gpu, Instance
-from estimator.hardware.cluster import Aside, Cluster, ClusterNodes, Free, tables
+from estimator.hardware.cluster import Cluster, ClusterNodes, Free, SkippedNodes, tables
 from estimator.hardware.cluster.nodes import CLOUDS, DISK, EFA, GPUS, INSTANCE_TYPE, REGION, ZONE, Node
 from estimator.hardware.cluster.pods import PodRules, Usage
 from estimator.plan import MIB
@@ -45,35 +45,35 @@ def group(
     a label of it, named by the user.
     """
     usable: dict[tuple[object, ...], list[ClusterNodes]] = {}
-    aside: dict[str, list[str]] = {}
-    without = 0
+    skipped: dict[str, list[str]] = {}
+    without_gpu = 0
     for node in sorted(nodes, key=lambda node: node.name):
         if not _has_accelerator(node):
-            without += 1
+            without_gpu += 1
             continue
         try:
-            one = _usable(node, catalogue, named)
+            group = _usable(node, catalogue, named)
             if usage is not None:
-                one = _beside(one, usage.get(node.name))
+                group = _subtract_usage(group, usage.get(node.name))
         except _UnusableNodeError as reason:
-            aside.setdefault(str(reason), []).append(node.name)
+            skipped.setdefault(str(reason), []).append(node.name)
             continue
-        one = replace(one, untolerated_taints=rules.fence(one.taints)[1])
+        group = replace(group, untolerated_taints=rules.fence(group.taints)[1])
         machine = (
-            one.instance.name,
-            one.gpu.name,
-            one.instance.gpu_count,
-            one.efa,
-            one.spot,
-            one.gpu_assumed,
+            group.instance.name,
+            group.gpu.name,
+            group.instance.gpu_count,
+            group.efa,
+            group.spot,
+            group.gpu_assumed,
         )
-        key = (*machine, one.taints, one.free_gpus)
-        usable.setdefault(key, []).append(one)
+        key = (*machine, group.taints, group.free_gpus)
+        usable.setdefault(key, []).append(group)
     return Cluster(
         context=context,
         nodes=tuple(_together(members) for members in usable.values()),
-        aside=tuple(Aside(reason=reason, names=tuple(names)) for reason, names in aside.items()),
-        without_gpu=without,
+        skipped=tuple(SkippedNodes(reason=reason, names=tuple(names)) for reason, names in skipped.items()),
+        nodes_without_gpu=without_gpu,
     )
 
 
@@ -85,43 +85,43 @@ def _has_accelerator(node: Node) -> bool:
 
 
 def _together(members: list[ClusterNodes]) -> ClusterNodes:
-    ephemeral = [one.ephemeral_bytes for one in members if one.ephemeral_bytes is not None]
-    sizes = [one.gpu for one in members]
+    ephemeral = [member.ephemeral_bytes for member in members if member.ephemeral_bytes is not None]
+    sizes = [member.gpu for member in members]
     return replace(
         members[0],
         gpu=min(sizes, key=lambda gpu: gpu.vram_bytes),
         count=len(members),
-        cpu=min(one.cpu for one in members),
-        memory_bytes=min(one.memory_bytes for one in members),
+        cpu=min(member.cpu for member in members),
+        memory_bytes=min(member.memory_bytes for member in members),
         ephemeral_bytes=min(ephemeral) if len(ephemeral) == len(members) else None,
-        zones=tuple(sorted({zone for one in members for zone in one.zones})),
-        names=tuple(name for one in members for name in one.names),
-        free=_least([one.free for one in members]),
-        holders=tuple(sorted({pod for one in members for pod in one.holders})),
+        zones=tuple(sorted({zone for member in members for zone in member.zones})),
+        names=tuple(name for member in members for name in member.names),
+        free=_least([member.free for member in members]),
+        holders=tuple(sorted({pod for member in members for pod in member.holders})),
     )
 
 
 def _least(parts: list[Free | None]) -> Free | None:
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts):
+    known_parts = [part for part in parts if part is not None]
+    if len(known_parts) < len(parts):
         return None
     return Free(
-        gpus=min(part.gpus for part in known),
-        cpu=min(part.cpu for part in known),
-        memory_bytes=min(part.memory_bytes for part in known),
+        gpus=min(part.gpus for part in known_parts),
+        cpu=min(part.cpu for part in known_parts),
+        memory_bytes=min(part.memory_bytes for part in known_parts),
     )
 
 
-def _beside(one: ClusterNodes, used: Usage | None) -> ClusterNodes:
+def _subtract_usage(node: ClusterNodes, used: Usage | None) -> ClusterNodes:
     """Subtract usage from one node; an unused node will run the usual daemon pods."""
     daemons = tables.daemons()
     gpus, cpu, memory = (used.gpus, used.cpu, used.memory_bytes) if used else (0, 0.0, 0)
     return replace(
-        one,
+        node,
         free=Free(
-            gpus=max(one.instance.gpu_count - gpus, 0),
-            cpu=max(one.cpu - max(cpu, daemons.cpu), 0.0),
-            memory_bytes=max(one.memory_bytes - max(memory, daemons.memory_bytes), 0),
+            gpus=max(node.instance.gpu_count - gpus, 0),
+            cpu=max(node.cpu - max(cpu, daemons.cpu), 0.0),
+            memory_bytes=max(node.memory_bytes - max(memory, daemons.memory_bytes), 0),
         ),
         holders=used.holders if used else (),
     )
@@ -133,8 +133,8 @@ def _usable(node: Node, catalogue: Catalogue, named: Gpu | None) -> ClusterNodes
         raise _UnusableNodeError(node.unavailable)
     _whole_gpus(node)
     count = int(node.allocatable.get(GPUS, 0))
-    found = _gpu(node, catalogue)
-    gpu = _sized(node, found or _named(node, named))
+    table_gpu = _gpu(node, catalogue)
+    gpu = _sized(node, table_gpu or _named(node, named))
     labels = node.labels
     return ClusterNodes(
         instance=_instance(node, gpu, count, catalogue),
@@ -148,7 +148,7 @@ def _usable(node: Node, catalogue: Catalogue, named: Gpu | None) -> ClusterNodes
         zones=(labels[ZONE],) if ZONE in labels else (),
         taints=node.taints,
         names=(node.name,),
-        gpu_assumed=found is None,
+        gpu_assumed=table_gpu is None,
     )
 
 
@@ -163,13 +163,13 @@ def _whole_gpus(node: Node) -> None:
     shared = product.endswith("-SHARED") or labels.get(SHARING, "none") not in ("none", "")
     if shared or (replicas.isdigit() and int(replicas) > 1):
         named = labels.get(SHARING, "none")
-        how = named if named != "none" else "time-slicing"
-        raise _UnusableNodeError(f"GPUs are shared ({how}, {REPLICAS}={replicas})")
+        strategy = named if named != "none" else "time-slicing"
+        raise _UnusableNodeError(f"GPUs are shared ({strategy}, {REPLICAS}={replicas})")
     if labels.get(GKE_CLIENTS, "1") not in ("", "0", "1"):
         raise _UnusableNodeError(f"GPUs are shared ({GKE_CLIENTS}={labels[GKE_CLIENTS]})")
     if "-MIG-" in product or GKE_PARTITION in labels:
-        what = product or f"{GKE_PARTITION}={labels[GKE_PARTITION]}"
-        raise _UnusableNodeError(f"GPUs are partitioned into MIG slices ({what})")
+        label = product or f"{GKE_PARTITION}={labels[GKE_PARTITION]}"
+        raise _UnusableNodeError(f"GPUs are partitioned into MIG slices ({label})")
     if not node.allocatable.get(GPUS, 0):
         slices = sorted(name for name, value in node.allocatable.items() if name.startswith(MIG) and value)
         if slices:
@@ -189,9 +189,9 @@ def _named(node: Node, gpu: Gpu | None) -> Gpu:
     if gpu is not None:
         return gpu
     kind = node.labels.get(INSTANCE_TYPE, "")
-    also = f", and {INSTANCE_TYPE}={kind} is in no table" if kind else ""
+    type_hint = f", and {INSTANCE_TYPE}={kind} is in no table" if kind else ""
     raise _UnusableNodeError(
-        f"unknown GPU: no label names it ({PRODUCT} is missing){also}; set it with --gpu NAME"
+        f"unknown GPU: no label names it ({PRODUCT} is missing){type_hint}; set it with --gpu NAME"
     )
 
 
@@ -227,12 +227,17 @@ def _instance(node: Node, gpu: Gpu, count: int, catalogue: Catalogue) -> Instanc
     """Return the instance type of the table with that GPU, otherwise one derived from the labels."""
     kind = node.labels.get(INSTANCE_TYPE, "")
     cloud = node.cloud or ON_PREMISES
-    known = catalogue.find_instance(kind or f"{count}x {gpu.name}")
-    if known is not None and cloud != known.cloud in CLOUDS.values():
-        known = None  # same name as an instance type of another cloud: its price does not apply
+    table_instance = catalogue.find_instance(kind or f"{count}x {gpu.name}")
+    if table_instance is not None and cloud != table_instance.cloud in CLOUDS.values():
+        table_instance = None  # same name as an instance type of another cloud: its price does not apply
     vcpu, ram = _whole(node.capacity.get("cpu")), _whole(node.capacity.get("memory"))
-    if known is not None and known.gpu == gpu.name:
-        return replace(known, gpu_count=count, vcpu=known.vcpu or vcpu, ram_bytes=known.ram_bytes or ram)
+    if table_instance is not None and table_instance.gpu == gpu.name:
+        return replace(
+            table_instance,
+            gpu_count=count,
+            vcpu=table_instance.vcpu or vcpu,
+            ram_bytes=table_instance.ram_bytes or ram,
+        )
     return Instance(
         cloud=cloud,
         name=kind or f"{count}x {gpu.name}",

@@ -210,7 +210,7 @@ def test_a_clusters_nodes_are_shown_instead_of_the_clouds_machines(monkeypatch: 
     assert record["cluster"]["context"] == "training"
     (group,) = record["cluster"]["nodes"]
     assert (group["count"], group["allocatable_gpus"], group["allocatable_cpu_cores"]) == (2, 8, 191.45)
-    (aside,) = record["cluster"]["left_aside"]
+    (aside,) = record["cluster"]["skipped"]
     assert aside["names"] == ["c"]
     text = run("--from-cluster").stdout
     assert "Skipped, GPUs are shared" in text

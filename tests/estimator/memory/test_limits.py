@@ -84,7 +84,7 @@ def test_each_schedule_holds_its_micro_batches(
 
 
 def test_what_streams_reserve_is_never_negative_and_weights_count_for_more_than_gradients() -> None:
-    moment = Moment({"activations": 60, "gradients": 40}, apart=40)
+    moment = Moment({"activations": 60, "gradients": 40}, other_streams=40)
     assert [moment.reserved_extra(streams) for streams in (99, 100, 130)] == [0, 0, 30]
     assert moment.weighed(2.0, 0) == (160.0, 100)
     assert moment.weighed(2.0, 130) == (190.0, 100)
@@ -400,7 +400,7 @@ def test_the_largest_batch_fills_the_memory_exactly() -> None:
     needed = sum(generation.generation_bytes(LLAMA, batch).values())
     assert generation.largest_batch(LLAMA, needed, **lengths) == 7
     assert generation.largest_batch(LLAMA, needed - 1, **lengths) == 6
-    assert generation.largest_batch(LLAMA, needed, **lengths, most=3) == 3
+    assert generation.largest_batch(LLAMA, needed, **lengths, max_sequences=3) == 3
     assert generation.largest_batch(LLAMA, GIB, **lengths) == 0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from estimator import Job, Target, UserError, hardware
-from estimator.hardware.cluster import Aside, Cluster, ClusterNodes, Free
+from estimator.hardware.cluster import Cluster, ClusterNodes, Free, SkippedNodes
 from estimator.hardware.cluster.quotas import Quota
 from estimator.models import find
 from estimator.plan import GIB
@@ -105,13 +105,13 @@ def test_quotas_on_cores_and_memory_bound_what_all_nodes_ask_for() -> None:
 
 
 def test_a_small_model_goes_to_the_cpus_of_a_cluster_without_gpus() -> None:
-    made = plan(TINY, KUBERNETES, Goals(cluster=cluster_of(without_gpu=3)))
+    made = plan(TINY, KUBERNETES, Goals(cluster=cluster_of(nodes_without_gpu=3)))
     assert made.layout.device == "cpu"
     assert any(
         "the cluster of context training has no GPU, and the model is small" in line for line in made.why
     )
     for goals in (
-        Goals(cluster=cluster_of(aside=(Aside(reason="cordoned", names=("a",)),))),
+        Goals(cluster=cluster_of(skipped=(SkippedNodes(reason="cordoned", names=("a",)),))),
         Goals(cluster=cluster_of(), instance_types=("p5.48xlarge",)),
     ):
         with pytest.raises(UserError, match="No node of the cluster") as caught:

@@ -79,7 +79,7 @@ def test_the_queue_of_the_step_goes_before_all_others(queue: Queue) -> None:
 def test_a_disabled_environment_is_left_aside_and_a_queue_that_is_not_there_is_named(queue: Queue) -> None:
     found = _read(queue(environment="DISABLED"))
     assert found.nodes == ()
-    assert found.aside[0].names == ("gpus-environment",)
+    assert found.skipped[0].names == ("gpus-environment",)
     with pytest.raises(UserError, match="There is no AWS Batch queue reserch in us-east-1"):
         _read("reserch")
 

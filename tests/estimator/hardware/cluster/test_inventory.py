@@ -76,11 +76,11 @@ def test_a_fence_is_what_neither_the_pods_nor_the_table_tolerate() -> None:
     (group,) = offers(state(node)).nodes
     assert group.untolerated_taints == ("team=vision:NoSchedule",)
     assert offers(state(node)).open.nodes == ()
-    assert offers(state(node)).open.aside[0].names == ("karpenter-1",)
+    assert offers(state(node)).open.skipped[0].names == ("karpenter-1",)
     own = Toleration(key="team", effect="NoSchedule", value="vision")
     assert offers(state(node), tolerations=(own,)).nodes[0].untolerated_taints == ()
     # Tolerations of the user's own stand instead of the table's
-    only = offers(state(node), tolerations=(own,), of_table=False)
+    only = offers(state(node), tolerations=(own,), tolerate_gpu_taints=False)
     assert only.nodes[0].untolerated_taints == ("nvidia.com/gpu=true:NoSchedule",)
 
 
@@ -161,9 +161,9 @@ def test_machines_of_a_node_group_without_nodes_are_a_guess_of_the_same_cloud() 
 
 
 def test_what_is_not_told_of_node_groups_is_said_where_a_cloud_may_have_some() -> None:
-    hidden = Autoscalers(untold="this login may not read it")
+    hidden = Autoscalers(unknown="this login may not read it")
     assert "node groups may grow" in offers(state(eks_p5(1), autoscalers=hidden)).notes[0]
-    assert offers(state(bare_metal("a", {}), autoscalers=hidden)).untold == ()
+    assert offers(state(bare_metal("a", {}), autoscalers=hidden)).unknown == ()
 
 
 @pytest.mark.parametrize(

@@ -217,13 +217,13 @@ def write_kubeconfig(home: Path, current: str = "training", **servers: str) -> N
 
 
 def reasons(cluster: Cluster) -> dict[str, tuple[str, ...]]:
-    return {aside.reason: aside.names for aside in cluster.aside}
+    return {aside.reason: aside.names for aside in cluster.skipped}
 
 
 def test_equal_nodes_of_eks_are_one_group_with_what_can_be_allocated(api: Api) -> None:
     api.nodes = [eks_p5(1), CPU_NODE, eks_p5(2)]
     cluster = read_cluster()
-    assert (cluster.context, cluster.without_gpu, cluster.aside) == ("training", 1, ())
+    assert (cluster.context, cluster.nodes_without_gpu, cluster.skipped) == ("training", 1, ())
     (group,) = cluster.nodes
     assert (group.count, group.instance.name, group.instance.gpu_count) == (2, "p5.48xlarge", 8)
     assert (group.gpu.name, group.gpu.vram_bytes) == ("H100 SXM", 81559 * MIB)
@@ -324,14 +324,14 @@ def test_gpus_that_are_not_whole_or_not_known_are_told_and_never_guessed(
     api.nodes = [eks_p5(1, labels=labels, resources=resources)]
     cluster = read_cluster()
     assert cluster.nodes == ()
-    (aside,) = cluster.aside
+    (aside,) = cluster.skipped
     assert says in aside.reason
     assert aside.names == ("ip-10-0-0-1.ec2.internal",)
 
 
 def test_karpenters_name_beside_a_size_that_does_not_fit_is_unknown(api: Api) -> None:
     api.nodes = [karpenter_a100(1, mib="163840")]
-    (aside,) = read_cluster().aside
+    (aside,) = read_cluster().skipped
     assert "karpenter.k8s.aws/instance-gpu-name=a100 of 163840 MiB" in aside.reason
 
 
