@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -109,7 +109,7 @@ def _said(home: Home, *words: str) -> str:
     return next((line for line in _log(home).splitlines() if all(word in line for word in words)), "")
 
 
-def text(result: dict[str, object], rows: list[Measurement]) -> str:
+def text(result: Mapping[str, object], rows: list[Measurement]) -> str:
     table = "\n".join(
         f"| {row.others} | {row.work_seconds:.0f} | {row.pages} | {row.longest_without_page_seconds:.1f} "
         f"| {row.ended_after_seconds:.1f} |"

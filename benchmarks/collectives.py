@@ -22,7 +22,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -39,7 +39,7 @@ from checklist.run.sweep import DTYPES, GROWTH, OPERATIONS, sizes
 
 RESULTS = Path(__file__).parent / "results"
 GOAL = 0.98
-PROFILE = "standard"
+PROFILE: Literal["standard"] = "standard"
 MOST_TURNS = 100  # of a cell in one run
 FEWEST_TURNS = 3  # of a cell that has begun, however slow
 START_S = 120.0  # for all ranks to be there
@@ -62,7 +62,7 @@ def measure(ranks: int, seconds: float) -> dict[ratios.Cell, ratios.Turns]:
     """One run of that many ranks on this machine: the turns of each cell, by the slowest rank."""
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks)))
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(_measure_as_rank, (ranks, folder, seconds), nprocs=ranks)  # type: ignore[no-untyped-call]
+        torch.multiprocessing.spawn(_measure_as_rank, (ranks, folder, seconds), nprocs=ranks)  # type: ignore[no-untyped-call,attr-defined]
         of_cells = json.loads((Path(folder) / "turns.json").read_text())
     return {(op, dtype, size): (ours, bare) for op, dtype, size, ours, bare in of_cells}
 

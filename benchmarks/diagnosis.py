@@ -485,7 +485,8 @@ def main() -> None:
     chosen = parser.parse_args()
     start = time.perf_counter()
     if chosen.first_night:
-        report = {"command": _command(f"{COMMAND} --first-night", chosen.share), "machine": describe()}
+        command = _command(f"{COMMAND} --first-night", chosen.share)
+        report: dict[str, Any] = {"command": command, "machine": describe()}
         report |= {"rows": first_nights(chosen.share), "seconds": time.perf_counter() - start}
         (chosen.out / "first_night.json").write_text(json.dumps(report, indent=1) + "\n")
         (chosen.out / "first_night.md").write_text(first_night_markdown(report))

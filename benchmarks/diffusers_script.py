@@ -55,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("script", type=Path, help="train_text_to_image_sdxl.py of diffusers' examples")
     script: Path = parser.parse_args().script
-    rows = []
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as temporary:
         images = prepared(Path(temporary))
         for name, values in CASES.items():

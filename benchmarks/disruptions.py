@@ -107,7 +107,11 @@ def cases(deletions: tuple[int, ...]) -> list[Case]:
 
 def once() -> list[Case]:
     return [
-        Case(what="control pod deleted", times=1, take=lambda *of: _deleted(*of, "control")),
+        Case(
+            what="control pod deleted",
+            times=1,
+            take=lambda cluster, launch: _deleted(cluster, launch, "control"),
+        ),
         Case(what="worker deleted (SIGTERM) in a checkpoint", times=1, take=_deleted_in_a_checkpoint),
         Case(
             what="worker's node drained (eviction API)",

@@ -11,7 +11,7 @@ import io
 import json
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +211,7 @@ def proved_tasks() -> str:
     return "\n\n".join(tables)
 
 
-def _proved(title: str, found: dict[tuple[str, str, int], str], names: list[str] = ANSWERING) -> str:
+def _proved(title: str, found: dict[tuple[str, str, int], str], names: Sequence[str] = ANSWERING) -> str:
     """A table of (name, engine, nodes) -> result of the engines with these names, and the reasons below."""
     heads = [(engine, nodes) for engine in names for nodes in (1, 2)]
     titles = [f"{engine}, {nodes} node{'s' * (nodes > 1)}" for engine, nodes in heads]

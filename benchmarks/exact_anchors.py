@@ -53,8 +53,9 @@ def norm_of_torchtune_04() -> Iterator[None]:
 
     def forward(norm: Any, x: torch.Tensor) -> torch.Tensor:
         fp32 = x.float()
-        normed = (fp32 * torch.rsqrt(fp32.pow(2).mean(-1, keepdim=True) + norm.eps)).type_as(x)
-        return normed * norm.scale
+        normed: torch.Tensor = (fp32 * torch.rsqrt(fp32.pow(2).mean(-1, keepdim=True) + norm.eps)).type_as(x)
+        scale: torch.Tensor = norm.scale
+        return normed * scale
 
     with mock.patch.object(RMSNorm, "forward", forward):
         yield
@@ -65,7 +66,7 @@ def logits_alive() -> Iterator[None]:
     """torchtitan's first train.py kept ``pred``, the fp32 logits, through the backward pass."""
     from torch.nn import functional
 
-    held = []
+    held: list[Any] = []
     plain = functional.cross_entropy
 
     def cross_entropy(logits: Any, labels: Any) -> Any:
@@ -113,7 +114,7 @@ def anchor(row: PublishedRow) -> Anchor:
 
 
 def _peak(answer: dict[str, Any]) -> float:
-    return max(sum(parts.values()) for parts in answer["moments"].values()) / GIB
+    return float(max(sum(parts.values()) for parts in answer["moments"].values()) / GIB)
 
 
 def main() -> None:

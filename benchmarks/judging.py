@@ -156,8 +156,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of judging.json and judging.md")
     chosen = parser.parse_args()
     if chosen.only:
+        nodes, gpus = chosen.only
         with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(measure(*chosen.only, Path(folder))))
+            print(json.dumps(measure(nodes, gpus, Path(folder))))
         return
     rows = []
     for nodes, gpus in SIZES:

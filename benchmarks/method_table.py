@@ -64,7 +64,7 @@ def table() -> str:
     lines.append("|---" * (2 + len(MODELS)) + "|")
     for count, gpu in GPUS:
         plans = [first_plan(model, count, gpu) for model in MODELS]
-        (memory, *_) = (plan.prediction.memory.capacity_bytes for plan in plans if plan)
+        (memory, *_) = (plan.prediction.memory.capacity_bytes or 0 for plan in plans if plan)
         cells = [
             f"{plan.method}, {plan.prediction.memory.needs_bytes / GIB:.1f}" if plan else "-"
             for plan in plans

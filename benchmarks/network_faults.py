@@ -127,6 +127,11 @@ def _says(words: str, *bad: str) -> Callable[[Result], bool]:
     return lambda result: result.bad_nodes == bad and any(words in fault.title for fault in result.findings)
 
 
+def _each(*faults: Callable[[Bed], object]) -> Callable[[Bed], object]:
+    """Make all these faults."""
+    return lambda made: [fault(made) for fault in faults]
+
+
 def _renamed(made: Bed) -> None:
     made.called[2] = "h1"
     made.names(2, f"127.0.0.1 localhost\n{made.address(2)} h1\n{made.address(0)} h0\n")
@@ -246,7 +251,7 @@ CASES = (
         name="link that loses 4 %",
         hosts=4,
         right=_loses("h1", "h3"),
-        fault=lambda b: (b.lose(1, 0.04, sender=3), b.lose(3, 0.04, sender=1)),
+        fault=_each(lambda b: b.lose(1, 0.04, sender=3), lambda b: b.lose(3, 0.04, sender=1)),
     ),
     Case(
         name="carrier that comes and goes",
@@ -314,7 +319,7 @@ MANY = (
         name="slow host, and another that sends slowly",
         hosts=34,
         right=lambda r: r.bad_nodes == ("h20", "h5") and sorted(_kinds(r)) == ["node", "transmit"],
-        fault=lambda b: (b.slow(5, "50mbit"), b.slow(20, "50mbit", receives=False)),
+        fault=_each(lambda b: b.slow(5, "50mbit"), lambda b: b.slow(20, "50mbit", receives=False)),
         limit_s=MANY_LIMIT_S,
     ),
 )

@@ -2,7 +2,7 @@
 
     python -m benchmarks.padding [DATASET]    # python-docs, by default; needs no GPU
 
-tokenises the dataset for tiny-llama and prints a line for each micro batch and number of processes: the share
+tokenizes the dataset for tiny-llama and prints a line for each micro batch and number of processes: the share
 of all positions that is padding, over one epoch in global batches of 32.
 """
 
@@ -12,12 +12,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
 from estimator import models
 from launchers.dataset import sources
 from launchers.dataset.order import padding_share
 from launchers.dataset.prepared import Prepared
 from launchers.models import weights
 from launchers.run import preparation
+from launchers.run_config import resolve
 from launchers.settings import Settings
 
 BATCH = 32
@@ -33,9 +36,10 @@ def main(dataset: str) -> None:
         orders = {}
         for grouped in (False, True):
             chosen = settings.model_copy(update={"group_by_length": grouped})
-            preparation.tokenise(rows, None, chosen, model, folder / str(grouped))
+            config = resolve(chosen, models.find("tiny-llama"), method="full", engine="torchtune")
+            preparation.tokenise(rows, None, config, model, folder / str(grouped))
             data = Prepared(folder / str(grouped))
-            orders[grouped] = data.order, data.row_lengths
+            orders[grouped] = data.order, data.row_lengths.astype(np.int64)
         print("\nprocesses  micro batch  drawn  grouped")
         for processes, micro_batch in SHAPES:
             drawn, together = (

@@ -9,6 +9,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 SIDE = {"cuda": 8192, "cpu": 512}
@@ -22,7 +23,7 @@ def measure(device: str) -> dict[str, Any]:
     side = SIDE[device]
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     left, right = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    wait: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else lambda: None
     rates, end = [], time.perf_counter() + SECONDS[device]
     while time.perf_counter() < end:
         wait()

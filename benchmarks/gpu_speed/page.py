@@ -64,7 +64,7 @@ def _row(run: Run, results: Results) -> Row:
         share_of_limit=share,
         tokens_per_s_predicted=plan.prediction.tokens_per_second if plan else None,
         reserved_gib=reserved / GIB if reserved else None,
-        reserved_gib_predicted=predicted / GIB if predicted else None,
+        reserved_gib_predicted=predicted.likely_bytes / GIB if predicted else None,
         ended=outcome.ended if outcome else "not measured",
         message=outcome.message if outcome else "",
     )

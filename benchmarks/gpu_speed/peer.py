@@ -118,7 +118,7 @@ def _train(peer: Peer, folder: Path, *, checkpointing: bool) -> Outcome:
         options["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
     network, adapters = _network(peer)
     if peer.engine == TRL:
-        from trl import SFTConfig, SFTTrainer
+        from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]
 
         trainer: Any = SFTTrainer(
             model=network,

@@ -6,6 +6,7 @@ Registered with transformers under :data:`ATTENTION`. On CUDA it is FlashAttenti
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Any
 
@@ -18,6 +19,9 @@ from launchers.gang.job import TrainJob
 
 ATTENTION = "varlen"  # name in transformers' registries
 OLDEST_CAPABILITY = (8, 0)  # FlashAttention-2 needs Ampere
+# torch 2.11 takes fewer heads of keys without being told, and has no such argument
+_TAKEN = inspect.signature(kernel.varlen_attn).parameters
+_GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in _TAKEN else {}
 
 
 def applies(job: TrainJob) -> bool:
@@ -70,7 +74,7 @@ def attention(
         max_length_q,
         scale=scaling,
         window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
-        enable_gqa=key.shape[1] != query.shape[1],
+        **_GROUPED,
     )
     return output.view(query.shape[0], query.shape[2], *output.shape[1:]), None
 

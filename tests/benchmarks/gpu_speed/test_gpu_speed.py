@@ -46,13 +46,20 @@ def test_a_row_is_compared_with_the_fastest_peer_of_its_case() -> None:
     assert all(row.ratio is None and row.tokens_per_s is None for row in rest)
 
 
-def test_the_share_of_the_limit_is_of_the_models_flops() -> None:
+def test_speed_and_memory_measured_on_a_gpu_are_beside_those_of_the_plan() -> None:
     run = cases.in_order(ON_GPU)[0]
     results = measured(ours=9000.0)
     memory_case = memory_cases.in_order(memory_cases.ON_GPUS, H200, "llama-3.1-8b")[0]
     plan = plan_of(memory_case, memory_cases.ON_GPUS, H200)
-    results.outcomes[run.name] = Outcome(ended="ran", tokens_per_second=9000.0, plan=plan.to_json())
+    results.outcomes[run.name] = Outcome(
+        ended="ran", tokens_per_second=9000.0, reserved_bytes=60 * 2**30, plan=plan.to_json()
+    )
     row = page.rows([run], results)[0]
+    reserved = plan.prediction.memory.counted("reserved")
+    assert reserved is not None
+    assert row.reserved_gib == 60
+    assert row.reserved_gib_predicted == pytest.approx(reserved.likely_bytes / 2**30)
+    assert f"| 60.0 | {row.reserved_gib_predicted:.1f} |" in page.render([run], results, HEADING)
     assert row.share_of_limit == pytest.approx(9000 * plan.prediction.flops_per_token / 8e14)
     assert row.tokens_per_s_predicted == plan.prediction.tokens_per_second
 

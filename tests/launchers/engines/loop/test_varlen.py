@@ -20,42 +20,9 @@ from launchers.engines.loop import varlen
 from launchers.engines.loop.recompute import recompute
 from launchers.engines.loop.tasks import text_task_of
 from tests.launchers.engines.loop import families, runs
+from tests.launchers.engines.loop.varlen_kernel import reference
 
 WINDOW = 6  # shorter than the documents
-
-
-def reference(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cu_seq_q: torch.Tensor,
-    cu_seq_k: torch.Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
-    enable_gqa: bool = False,
-) -> torch.Tensor:
-    """Compute what ``torch.nn.attention.varlen.varlen_attn`` documents, one document at a time."""
-    assert (cu_seq_q.dtype, cu_seq_k.dtype) == (torch.int32, torch.int32)
-    assert int(cu_seq_q[-1]) == len(query) == len(key) == len(value)
-    assert max_q >= int(cu_seq_q.diff().max())
-    assert max_q == max_k
-    assert enable_gqa or query.shape[1] == key.shape[1]
-    left, right = window_size
-    assert right == 0, "training is causal"
-    outputs = []
-    for first, last in itertools.pairwise(cu_seq_q.tolist()):
-        place = torch.arange(last - first)
-        distance = place[:, None] - place[None, :]
-        seen = distance >= 0 if left < 0 else (distance >= 0) & (distance <= left)
-        parts = [each[first:last].transpose(0, 1) for each in (query, key, value)]
-        output = torch.nn.functional.scaled_dot_product_attention(
-            *parts, attn_mask=seen, scale=scale, enable_gqa=enable_gqa
-        )
-        outputs.append(output.transpose(0, 1))
-    return torch.cat(outputs)
 
 
 @pytest.fixture
