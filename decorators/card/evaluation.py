@@ -127,7 +127,7 @@ def _figure(score: Score | None, name: str) -> str:
 
 def calibration_chart(bins: tuple[CalibrationBin, ...]) -> dict[str, Any]:
     """Calibration chart: ranking accuracy over predicted probability, equal on the diagonal."""
-    values = [{"sure": each.sure, "right": each.right, "pairs": each.pairs} for each in bins]
+    values = [{"sure": each.confidence, "right": each.right, "pairs": each.pairs} for each in bins]
     share = {"type": "quantitative", "axis": {"format": "%"}}
     return {
         "$schema": SCHEMA,

@@ -78,7 +78,7 @@ class Chunk:
         """Write a file atomically."""
         temporary = path.with_suffix(".part")
         with temporary.open("wb") as file:
-            np.savez(file, **{each.name: getattr(self, each.name) for each in dataclasses.fields(self)})
+            np.savez(file, **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
         temporary.rename(path)
 
     @classmethod
@@ -299,17 +299,21 @@ def chunk_of(rows: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len
         if exceeds and attached:
             _check_images_fit(sample, documents[0][0], tokenizer, seq_len)
         if splits:
-            kept = [[piece] for document in documents for piece in _pieces(*document, seq_len)]
+            documents_of_row = [[piece] for document in documents for piece in _pieces(*document, seq_len)]
         else:
-            kept = [[(ids[:seq_len], counts[:seq_len]) for ids, counts in documents]]
-        kept = [row_documents for row_documents in kept if all(counts.any() for _, counts in row_documents)]
-        if not kept:
+            documents_of_row = [[(ids[:seq_len], counts[:seq_len]) for ids, counts in documents]]
+        documents_of_row = [
+            row_documents
+            for row_documents in documents_of_row
+            if all(counts.any() for _, counts in row_documents)
+        ]
+        if not documents_of_row:
             dropped += 1
             continue
         if exceeds and splits:
             split += 1
-            split_into += len(kept)
-        for row_documents in kept:
+            split_into += len(documents_of_row)
+        for row_documents in documents_of_row:
             tokens += [ids for ids, _ in row_documents]
             counted += [counts for _, counts in row_documents]
             desirable.append(desirable_row)
@@ -349,20 +353,20 @@ def _image_arrays(images: Sequence[tuple[bytes, ...]]) -> dict[str, Any]:
     return {
         "images": np.frombuffer(b"".join(files), dtype=np.uint8),
         "image_sizes": np.array([len(file) for file in files], dtype=np.int64),
-        "image_counts": np.array([len(each) for each in images], dtype=np.int32),
+        "image_counts": np.array([len(row_images) for row_images in images], dtype=np.int32),
     }
 
 
 def _chunk_of_prompts(rows: Sequence[Sample], tokenizer: Any, seq_len: int) -> Chunk:
     """Convert rows to prompts; long prompts keep their end, which contains the question."""
     tokenized = [ids for _, ids in prompts.tokenised(map(asked_of, rows), tokenizer)]
-    kept = [ids[-seq_len:] for ids in tokenized]
-    tokens = np.fromiter(itertools.chain.from_iterable(kept), dtype=np.int32)
+    truncated = [ids[-seq_len:] for ids in tokenized]
+    tokens = np.fromiter(itertools.chain.from_iterable(truncated), dtype=np.int32)
     return Chunk(
         tokens=tokens,
         counted=np.zeros(len(tokens), dtype=np.bool_),
-        lengths=np.array([len(ids) for ids in kept], dtype=np.int32),
-        desirable=np.ones(len(kept), dtype=np.bool_),
+        lengths=np.array([len(ids) for ids in truncated], dtype=np.int32),
+        desirable=np.ones(len(truncated), dtype=np.bool_),
         full_lengths=np.array([len(ids) for ids in tokenized], dtype=np.int32),
         rows=len(rows),
         truncated=sum(len(ids) > seq_len for ids in tokenized),
@@ -386,8 +390,8 @@ def _rendered(
         conversations, tokenizer, train_on_prompt=prompt_counts, last_turn_only=single
     )
     for sample in samples:
-        good = sample.desirable if isinstance(sample, Judged) else True
-        yield [next(documents) for _ in range(2 if pairs else 1)], good
+        desirable = sample.desirable if isinstance(sample, Judged) else True
+        yield [next(documents) for _ in range(2 if pairs else 1)], desirable
 
 
 def _pieces(
@@ -423,7 +427,7 @@ class _Request:
 
     def save(self, process: int, processes: int) -> Path:
         """Write the input file of one process, which tokenizes every ``processes``-th chunk."""
-        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values |= {"settings": self.settings.model_dump(mode="json"), "share": [process, processes]}
         path = self.folder / f"request-{process}.json"
         path.write_text(json.dumps(values, default=str))
@@ -485,9 +489,9 @@ def _from_processes(request: _Request, processes: int, progress: Progress) -> It
 
 def _worker_error(worker: subprocess.Popen[bytes], log: Path) -> UserError:
     status = worker.returncode
-    how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"failed (status {status})"
+    outcome = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"failed (status {status})"
     advice = "The usual cause of a killed process is insufficient memory."
-    return UserError(f"A process that tokenizes {how}. {tail(log, 1)}".strip(), tail(log, 30) or advice)
+    return UserError(f"A process that tokenizes {outcome}. {tail(log, 1)}".strip(), tail(log, 30) or advice)
 
 
 def main(path: Path) -> None:

@@ -63,8 +63,8 @@ def parse(row: Any, line: int = 0) -> Conversation:
         return Conversation(messages=_asked(row), tools=tools_of(row), line=line)
     name = row.first(("messages", "conversations"))
     if name is not None and ends_with_question(row[name]):
-        turns = chat(row[name], name, row, ends_with="user")
-        return Conversation(messages=turns, tools=tools_of(row), line=line)
+        messages = chat(row[name], name, row, ends_with="user")
+        return Conversation(messages=messages, tools=tools_of(row), line=line)
     if not row.keys() & {"prompt", "messages", "conversations", "instruction", "text"}:
         names = ", ".join(f"`{key}`" for key in list(row)[:6]) or "none"
         reason = f"keys {names}: no `prompt`, and none of `messages`, `instruction`, `text`"
@@ -100,10 +100,15 @@ def _prompt(index: int, conversation: Conversation, text: str, tokens: int) -> P
     if conversation.text is not None:
         prefix = render.beginning_of(conversation.text)
         return Prompt(index=index, text=text, shown=prefix, tokens=tokens, prefix=prefix)
-    asked = conversation.asked
-    shown = "\n\n".join(message.content for message in asked)
+    messages = conversation.asked
+    text_for_scoring = "\n\n".join(message.content for message in messages)
     return Prompt(
-        index=index, text=text, shown=shown, tokens=tokens, messages=asked, tools=conversation.tools
+        index=index,
+        text=text,
+        shown=text_for_scoring,
+        tokens=tokens,
+        messages=messages,
+        tools=conversation.tools,
     )
 
 

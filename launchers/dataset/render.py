@@ -110,10 +110,10 @@ def _tokenise(
 ) -> Iterator[Tokens]:
     ending = _Ending(tokenizer)
     marked = _is_marked(tokenizer)
-    turns_by_row = [_turns_to_find(each, train_on_prompt, last_turn_only) for each in conversations]
+    turns_by_row = [_turns_to_find(item, train_on_prompt, last_turn_only) for item in conversations]
     rendered = [
-        _with_images(each, tokenizer, *_render(each, tokenizer, turns))
-        for each, turns in zip(conversations, turns_by_row, strict=True)
+        _with_images(item, tokenizer, *_render(item, tokenizer, turns))
+        for item, turns in zip(conversations, turns_by_row, strict=True)
     ]
     chats = [text for (text, _), c in zip(rendered, conversations, strict=True) if c.messages]
     texts = [c.text for c in conversations if c.text is not None]
@@ -122,9 +122,9 @@ def _tokenise(
     prefixes = iter(_ids(tokenizer, [text[:cut] for text, cuts in rendered for cut in cuts], special=False))
     for conversation, (text, cuts) in zip(conversations, rendered, strict=True):
         ids = next(chat_ids) if conversation.messages else _trim_part(next(text_ids), conversation, tokenizer)
-        before = [next(prefixes) for _ in cuts]
-        bounds = [len(prefix) for prefix in before]
-        if any(ids[: len(prefix)] != prefix for prefix in before):
+        prefix_ids = [next(prefixes) for _ in cuts]
+        bounds = [len(prefix) for prefix in prefix_ids]
+        if any(ids[: len(prefix)] != prefix for prefix in prefix_ids):
             ids, bounds = _by_turns(conversation, tokenizer, text, cuts)
         counted = np.zeros(len(ids) + 1, dtype=np.bool_)
         count_all = train_on_prompt or not conversation.messages
@@ -308,7 +308,7 @@ def _check_tools(conversation: Conversation, text: str) -> None:
     functions = json.loads(conversation.tools or "[]")
     for message in conversation.messages:
         functions += json.loads(message.tool_calls or "[]")
-    names = [each["function"]["name"] for each in functions]
+    names = [function["function"]["name"] for function in functions]
     missing = next((name for name in names if name not in text), None)
     if missing is not None:
         raise UserError(
@@ -373,12 +373,12 @@ def prompt_of(conversation: Conversation, tokenizer: Any) -> tuple[str, str]:
     The reference is empty for a chat that ends with a question.
     """
     if conversation.text is None:
-        asked = replace(conversation, messages=conversation.asked)
-        messages = [message.as_template() for message in asked.messages]
-        prompt = _apply(tokenizer, messages, asked, prompt=True)
-        _check_contents(asked, prompt)
-        _check_tools(asked, prompt)
-        answered = len(asked.messages) < len(conversation.messages)
+        prompt_conversation = replace(conversation, messages=conversation.asked)
+        messages = [message.as_template() for message in prompt_conversation.messages]
+        prompt = _apply(tokenizer, messages, prompt_conversation, prompt=True)
+        _check_contents(prompt_conversation, prompt)
+        _check_tools(prompt_conversation, prompt)
+        answered = len(prompt_conversation.messages) < len(conversation.messages)
         return prompt, conversation.messages[-1].content if answered else ""
     beginning = beginning_of(conversation.text)
     prompt = (tokenizer.bos_token if _adds_bos(tokenizer) else "") + beginning
@@ -392,10 +392,10 @@ def beginning_of(text: str) -> str:
     return text[:cut]
 
 
-def _merged_tokens(conversation: Conversation, before: str, after: str) -> UserError:
+def _merged_tokens(conversation: Conversation, first: str, second: str) -> UserError:
     return UserError(
         f"{_name(conversation)}: the tokenizer melts the end of one turn and the beginning of the next into "
-        f"one token ({before!r} and {after!r}), so what counts in the loss can't be told apart.",
+        f"one token ({first!r} and {second!r}), so what counts in the loss can't be told apart.",
         "Remove white space there: at the beginning of the answer, or at the end of the template's prompt.",
     )
 
@@ -405,8 +405,8 @@ class _Ending:
 
     def __init__(self, tokenizer: Any) -> None:
         self.eos: int | None = tokenizer.eos_token_id
-        added = tokenizer.added_tokens_decoder.items()
-        self._ends = {token for token, value in added if value.special} | {self.eos}
+        added_tokens = tokenizer.added_tokens_decoder.items()
+        self._ends = {token for token, value in added_tokens if value.special} | {self.eos}
         self._blank = {ids[0] for ids in _ids(tokenizer, ["\n", "\n\n", " "], special=False) if len(ids) == 1}
 
     def end_of_turn(self, ids: list[int], first: int, last: int) -> int:
@@ -422,7 +422,7 @@ class _Ending:
 
     def of(self, ids: list[int]) -> int | None:
         """Return the token that ends the row's last turn, ignoring white space; None if there is none."""
-        last = next((each for each in reversed(ids) if each not in self._blank), None)
+        last = next((token for token in reversed(ids) if token not in self._blank), None)
         return last if last in self._ends else None
 
 

@@ -45,8 +45,8 @@ def kind_of(dataset: str) -> Kind:
         return "s3"
     name, _ = split_of(dataset)
     path = Path(name).expanduser()
-    looks_local = path.is_absolute() or dataset.startswith(".") or path.suffix.lower() in SUFFIXES
-    if looks_local or path.exists():
+    is_path = path.is_absolute() or dataset.startswith(".") or path.suffix.lower() in SUFFIXES
+    if is_path or path.exists():
         return "path"
     return "hub" if _HUB_ID.fullmatch(name) else "path"
 
@@ -79,7 +79,7 @@ def _generated(dataset: str, folder: Path) -> Path:
     if split and split not in splits:
         raise UserError(
             f"Dataset {name} has no split {split}.",
-            f"Use {', or '.join(f'{name}#{each}' for each in splits)}.",
+            f"Use {', or '.join(f'{name}#{option}' for option in splits)}.",
         )
     if name == IMAGES_BUILT_IN:
         return drawn_shapes.write(folder / name)

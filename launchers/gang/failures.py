@@ -110,8 +110,8 @@ class GangFailed(RuntimeError):  # noqa: N818 named for the event
     """Error of a run that has ended on all nodes because of ``failure`` on one of them."""
 
     def __init__(self, failure: Failure) -> None:
-        when = datetime.fromtimestamp(failure.at).astimezone().strftime("%H:%M:%S")
-        text = f"{failure.message} (node {failure.node}, {when})"
+        clock = datetime.fromtimestamp(failure.at).astimezone().strftime("%H:%M:%S")
+        text = f"{failure.message} (node {failure.node}, {clock})"
         if failure.traceback:
             text += f"\n\n{failure.traceback.rstrip()}\n"
             if failure.traceback.startswith(LOG_END):  # unlike a traceback, a log need not end with the cause

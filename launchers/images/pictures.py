@@ -111,7 +111,7 @@ class _Parser:
         name = row.get(MEMBER)
         key = row.first(_FILES)
         if key is None:
-            reason = f"no image: {' or '.join(f'`{each}`' for each in _FILES)} is missing or empty"
+            reason = f"no image: {' or '.join(f'`{option}`' for option in _FILES)} is missing or empty"
             raise UnknownColumns(reason, row, ["image"])
         value = row[key]
         name = value if name is None and isinstance(value, str) else name
@@ -147,7 +147,7 @@ class _Parser:
 def _caption(row: Fields) -> str:
     name = row.first(CAPTIONS)
     if name is None:
-        raise BadRow(f"no caption: {', '.join(f'`{each}`' for each in CAPTIONS)} are missing or empty")
+        raise BadRow(f"no caption: {', '.join(f'`{key}`' for key in CAPTIONS)} are missing or empty")
     value = row[name]
     if not isinstance(value, str):
         raise BadRow(f"the caption `{name}` is not text")

@@ -48,8 +48,8 @@ class Endpoint:
 
     def usage(self, *, token: bool) -> str:
         """A curl command and three lines of Python that send a first request."""
-        question = [{"role": "user", "content": "Hello"}]
-        body = json.dumps({"model": self.model, "messages": question})
+        messages = [{"role": "user", "content": "Hello"}]
+        body = json.dumps({"model": self.model, "messages": messages})
         header = f'-H "Authorization: Bearer ${TOKEN_VARIABLE}" ' if token else ""
         key = f'os.environ["{TOKEN_VARIABLE}"]' if token else '"none"'
         imports = "import os; from openai import OpenAI" if token else "from openai import OpenAI"
@@ -60,7 +60,7 @@ class Endpoint:
                 f"-d {shlex.quote(body)}",
                 f"Python  {imports}",
                 f'        client = OpenAI(base_url="{self.url}", api_key={key})',
-                f'        print(client.chat.completions.create(model="{self.model}", messages={question!r})'
+                f'        print(client.chat.completions.create(model="{self.model}", messages={messages!r})'
                 ".choices[0].message.content)",
             ]
         )
@@ -116,7 +116,7 @@ def vllm_arguments(
     """Arguments of ``vllm``. ``model``: folder or Hugging Face id; with an adapter, of its base."""
     named = ["--served-model-name", endpoint.model]
     if adapter is not None:
-        rank = next(each for each in LORA_RANKS if each >= _lora_rank(adapter))
+        rank = next(size for size in LORA_RANKS if size >= _lora_rank(adapter))
         named = [
             "--enable-lora",
             "--lora-modules",
@@ -170,8 +170,8 @@ def free_port(host: str, port: int) -> int:
                 f"Port {port} of {host} can't be used: {error.strerror or error}.",
                 "Give another one with --port, or --port 0 for any that is free.",
             ) from None
-        found: int = probe.getsockname()[1]
-        return found
+        number: int = probe.getsockname()[1]
+        return number
 
 
 @contextlib.contextmanager

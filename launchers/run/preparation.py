@@ -233,10 +233,10 @@ def read_data(
     with stored.Writer(folder / "rows" / "train") as writer:
         for number, name in enumerate(mixture.names(settings)):
             path = fetch(name, folder / (f"mixture-{number}" if number else "dataset"))
-            before = len(writer)
+            count_before = len(writer)
             for sample in _samples_of(settings, name, path):
                 writer.add(sample.of_source(number) if number else sample)
-            print(f"{name}: {len(writer) - before:,} rows, all well-formed", flush=True)
+            print(f"{name}: {len(writer) - count_before:,} rows, all well-formed", flush=True)
     if settings.evaluation.dataset:
         with stored.Writer(folder / "rows" / "held-out") as writer:
             path = fetch(settings.evaluation.dataset, folder / "held_out")

@@ -194,7 +194,7 @@ def _export(request: SchedulerRun, place: Allocation, start: Start, trained: Tra
     facts += scored.value.facts() if scored.value else []
     # The user's output_dir is recorded, as this node's absolute path would not repeat the run elsewhere
     recorded = settings.model_copy(update={"output_dir": request.settings.output_dir})
-    write_records(finished, plan, recorded, facts, model=start.model, again=AGAIN)
+    write_records(finished, plan, recorded, facts, model=start.model, command=AGAIN)
     memory_predicted, memory_measured = _memory(plan, trained.memory_peak)
     values = {
         "job": place.job,
@@ -214,7 +214,7 @@ def _export(request: SchedulerRun, place: Allocation, start: Start, trained: Tra
         "evaluation": evaluated.value.to_dict() if evaluated.value else None,
         "evaluation_failed": evaluated.error,
         "exported_step": trained.exported_step,
-        "evaluations": [each.to_dict() for each in trained.evaluations],
+        "evaluations": [evaluation.to_dict() for evaluation in trained.evaluations],
         "harness": scored.value.to_dict() if scored.value else None,
         "harness_failed": scored.error,
         "steps": [metrics.to_dict() for metrics in trained.metrics],

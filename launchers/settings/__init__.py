@@ -220,7 +220,11 @@ class Settings(Section):
         if not TASKS[self.task].draws_answers:
             unused += [f"rl.{name}" for name, default in Rl() if getattr(self.rl, name) != default]
         if not TASKS[self.task].images:
-            unused += [f"images.{name}" for name, each in Images() if getattr(self.images, name) != each]
+            unused += [
+                f"images.{name}"
+                for name, default_value in Images()
+                if getattr(self.images, name) != default_value
+            ]
         return tuple(unused)
 
     @property
@@ -236,7 +240,7 @@ class Settings(Section):
         return (*unused, *(() if method.llama_adapter else self._changed_adapter_settings()))
 
     def _changed_adapter_settings(self) -> list[str]:
-        return [f"adapter.{name}" for name, each in Adapter() if getattr(self.adapter, name) != each]
+        return [f"adapter.{name}" for name, default in Adapter() if getattr(self.adapter, name) != default]
 
     def sequence_length(self, spec: ModelSpec) -> int:
         """Maximum sequence length in tokens; for images, latent positions of a square image."""
@@ -308,8 +312,8 @@ class Settings(Section):
     @model_validator(mode="after")
     def _check(self) -> Settings:
         if self.tokens is not None and (self.max_steps is not None or (self.epochs or 1) > 1):
-            other = "epochs" if self.max_steps is None else "max_steps"
-            raise ValueError(f"tokens and {other} both limit the training: set one of them")
+            limit = "epochs" if self.max_steps is None else "max_steps"
+            raise ValueError(f"tokens and {limit} both limit the training: set one of them")
         if self.batch_size % self.batch_multiple:
             raise ValueError(
                 f"global_batch_size {self.batch_size} (answers) must be a multiple of "
@@ -318,9 +322,9 @@ class Settings(Section):
         window = self.profile.window
         if window is not None and self.max_steps is not None and window[1] > self.max_steps:
             raise ValueError(f"profile.steps {self.profile.steps}: max_steps is {self.max_steps}")
-        every = self.evaluation.every_steps
-        if every is not None and self.max_steps is not None and every > self.max_steps:
-            raise ValueError(f"evaluation.every_steps {every}: max_steps is {self.max_steps}")
+        interval = self.evaluation.every_steps
+        if interval is not None and self.max_steps is not None and interval > self.max_steps:
+            raise ValueError(f"evaluation.every_steps {interval}: max_steps is {self.max_steps}")
         if TASKS[self.task].draws_answers and self.evaluation.in_training:
             raise ValueError(
                 "evaluation.every_steps: grpo is evaluated only before and after the run; its mean reward is "
@@ -462,8 +466,8 @@ def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in top.items():
         below = merged.get(key)
-        both = isinstance(below, dict) and isinstance(value, dict)
-        merged[key] = overlay(below, value) if both else value  # type: ignore[arg-type]
+        nested = isinstance(below, dict) and isinstance(value, dict)
+        merged[key] = overlay(below, value) if nested else value  # type: ignore[arg-type]
     return merged
 
 
@@ -566,9 +570,9 @@ def _scalar(override: str, text: str) -> Any:
     try:
         value = _PlainLoader(text).get_single_data() if text.strip() else None
     except yaml.YAMLError as error:
-        what = " ".join(str(getattr(error, "problem", error)).split())
+        problem = " ".join(str(getattr(error, "problem", error)).split())
         raise UserError(
-            f"--set {override}: the value is not valid YAML: {what}.",
+            f"--set {override}: the value is not valid YAML: {problem}.",
             "Close its brackets, or put quotes around text.",
         ) from None
     if isinstance(value, str):  # YAML 1.1 reads 2e-5 as text
@@ -589,7 +593,7 @@ def _assign(values: dict[str, Any], path: list[str], value: Any) -> None:
 
 def _explain(error: ValidationError) -> tuple[str, str]:
     """Convert pydantic's errors to one problem line and advice."""
-    wrong: dict[str, list[str]] = {}  # rules by name and value; a union has one error per type
+    rules_by_name: dict[str, list[str]] = {}  # rules by name and value; a union has one error per type
     advice = ""
     for item in error.errors():
         path = list(map(str, item["loc"]))
@@ -599,23 +603,26 @@ def _explain(error: ValidationError) -> tuple[str, str]:
         if item["type"] == "extra_forbidden":
             name = ".".join(path)
             suggestion = setting_for_alias(name)
-            wrong[f"unknown setting `{name}`"] = []
+            rules_by_name[f"unknown setting `{name}`"] = []
             advice = f"Did you mean {suggestion}?" if suggestion else did_you_mean(name, dotted_names())
         elif item["type"] == "missing":  # an item of a list, as no setting is required
-            wrong[f"{name.rpartition('.')[0]} = {item['input']!r} has too few values"] = []
+            rules_by_name[f"{name.rpartition('.')[0]} = {item['input']!r} has too few values"] = []
         elif not name or (
             item["type"] == "value_error" and isinstance(item["input"], dict)
         ):  # a rule of a section
-            wrong[f"{name}: {item['msg']}".removeprefix(": ").replace("Value error, ", "")] = []
+            rules_by_name[f"{name}: {item['msg']}".removeprefix(": ").replace("Value error, ", "")] = []
         else:
             message = item["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
             if item["type"] in ("model_type", "dataclass_type"):
-                keys = [each for each in dotted_names() if each.startswith(f"{name}.")]
+                keys = [key for key in dotted_names() if key.startswith(f"{name}.")]
                 message = f"a section, with {', '.join(keys)}"
             elif item["type"] == "string_too_short":
                 message = "text that is not empty"
-            wrong.setdefault(f"{name} = {item['input']!r}", []).append(message.split(", unable")[0])
-    lines = [f"{what}: should be {' or '.join(rules)}" if rules else what for what, rules in wrong.items()]
+            rules_by_name.setdefault(f"{name} = {item['input']!r}", []).append(message.split(", unable")[0])
+    lines = [
+        f"{subject}: should be {' or '.join(rules)}" if rules else subject
+        for subject, rules in rules_by_name.items()
+    ]
     return f"settings: {'; '.join(lines)}.", advice
 
 

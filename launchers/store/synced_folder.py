@@ -65,23 +65,23 @@ class SyncedFolder:
         """Store the folder whenever it has changed and come to rest."""
         self._thread.start()
 
-    def stop(self, *, settled: bool) -> None:
-        """Store the last state and stop; ``settled``: the script ended well, so every file is complete."""
+    def stop(self, *, complete: bool) -> None:
+        """Store the last state and stop; ``complete``: the script ended well, so every file is complete."""
         self._ending.set()
         self._thread.join()
-        self.poll(settled=settled)
+        self.poll(complete=complete)
 
-    def poll(self, *, settled: bool = False) -> bool:
+    def poll(self, *, complete: bool = False) -> bool:
         """Store the folder if it has changed, and not since the last poll; return whether it was stored."""
-        now = self._own(self._snapshot())
-        at_rest = settled or now == self._previous
-        self._previous = now
-        if now == self._stored or not at_rest:
+        snapshot = self._own(self._snapshot())
+        unchanged = complete or snapshot == self._previous
+        self._previous = snapshot
+        if snapshot == self._stored or not unchanged:
             return False
-        stored = put_bundle(self._storage, self._key, self.folder, include=now.__contains__)
-        self._stored = now
-        kept = {f"{self._key}/{MANIFEST}", *(f"{self._key}/{file.key}" for file in stored.files)}
-        self._storage.delete([key for key in self._storage.keys(self._key) if key not in kept])
+        stored = put_bundle(self._storage, self._key, self.folder, include=snapshot.__contains__)
+        self._stored = snapshot
+        current_keys = {f"{self._key}/{MANIFEST}", *(f"{self._key}/{file.key}" for file in stored.files)}
+        self._storage.delete([key for key in self._storage.keys(self._key) if key not in current_keys])
         return True
 
     def _snapshot(self) -> Snapshot:

@@ -47,7 +47,7 @@ def test_what_an_attempt_has_left_holds_for_all_later_ones(plans: Replanning, la
     following = after(launched)
     plans.keep(0, following)
     said: list[str] = []
-    assert choose_plan(plans, 1, launched, say=said.append) == following.plan
+    assert choose_plan(plans, 1, launched, report=said.append) == following.plan
     assert choose_plan(plans, 2, launched) == following.plan  # attempt 1 failed for another reason
     assert following.change in said[0]
     then = after(following.plan, 1)

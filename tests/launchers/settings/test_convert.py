@@ -152,4 +152,4 @@ def test_the_command_writes_a_file_that_repeats_the_values_and_prints_what_it_le
 
 def test_every_rule_names_a_setting_that_exists() -> None:
     names = set(settings.dotted_names())
-    assert {rule.to for rules in RULES.values() for rule in rules.values()} - {""} <= names
+    assert {rule.setting for rules in RULES.values() for rule in rules.values()} - {""} <= names
