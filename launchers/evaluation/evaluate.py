@@ -181,7 +181,7 @@ class EvaluationResult:
                 f"message   {_one_line(answer.question or answer.prompt)}",
                 f"expected  {_one_line(answer.reference)}",
                 f"before    {_one_line(answer.base, 80)}",
-                f"after     {_one_line(answer.finetuned)}{'  (right)' * right}{'  (is_wrong)' * is_wrong}",
+                f"after     {_one_line(answer.finetuned)}{'  (right)' * right}{'  (wrong)' * is_wrong}",
             ]
         return "\n".join(lines)
 
