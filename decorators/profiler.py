@@ -347,7 +347,7 @@ class Profile:
                 total_bytes=info.total_bytes,
                 start_used_bytes=samples.gpu_start[i],
                 peak_used_bytes=samples.gpu_peak[i],
-                mean_utilisation=_ratio(*samples.gpu_utilisation[i]),
+                mean_utilization=_ratio(*samples.gpu_utilization[i]),
                 peak_power_watts=samples.gpu_power_peak[i],
                 peak_temperature_celsius=samples.gpu_temperature_peak[i],
             )

@@ -202,7 +202,7 @@ def gpu_usage(measured: Measured) -> tuple[GpuUsage, ...]:
             name=gpu.name,
             total_bytes=gpu.total_bytes,
             peak_bytes=max(gpu.peak_used_bytes - gpu.start_used_bytes, 0),
-            utilisation=gpu.mean_utilisation,
+            utilization=gpu.mean_utilization,
         )
         for gpu in measured.gpus
     )

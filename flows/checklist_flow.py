@@ -168,7 +168,7 @@ class ChecklistFlow(FlowSpec):
         judged = steps.judge_run(self.run_config, measured, past, self.suspicions)
         self.result = steps.to_plain(judged)
         self.healthy_nodes, self.bad_nodes = list(judged.healthy_nodes), list(judged.bad_nodes)
-        self.kept = steps.summarise(judged)
+        self.kept = steps.summarize(judged)
         show(judged)
         write_blocks(current.card[CARD_ID], draw(judged, past.runs, self.cluster))
         self.next(self.end)

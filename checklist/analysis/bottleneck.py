@@ -211,7 +211,7 @@ def _narrow_as_wide(references: dict[int, float], kinds: int) -> None:
             references[number] = max(references[number], across)
 
 
-def localise(samples: Samples, tau: float) -> Bounds:
+def localize(samples: Samples, tau: float) -> Bounds:
     """Compute all sides' bounds; flag sides with enough witnesses, then links, below ``tau`` of expected."""
     sides = 2 * samples.nodes
     tx, rx = np.full(sides, np.nan), np.full(sides, np.nan)

@@ -22,7 +22,7 @@ from checklist.analysis.bottleneck import (
     Flags,
     Ints,
     Samples,
-    localise,
+    localize,
     samples_of,
     uneven,
 )
@@ -142,7 +142,7 @@ def diagnose(
         return _nothing(nodes)
     paths = paths or Paths.uniform(nodes)
     samples = samples_of(first, spec_gbytes_per_s, paths)
-    bounds = localise(samples, tau)
+    bounds = localize(samples, tau)
     expected = ExpectedAlone(bounds, alone, spec_gbytes_per_s)
     faults = _faults(bounds, alone, expected, tau)
     undecided = [pair for pair in _worst(bounds, bounds.undecided) if expected.share(pair) < tau]
@@ -187,7 +187,7 @@ def _slight(
     tau = bounds.slight_tau
     if tau is None:
         return [], bounds
-    closer = localise(samples, tau)
+    closer = localize(samples, tau)
     reported = {(fault.node, fault.src, fault.dst) for fault in faults if fault.status != "cleared"}
     slow = {fault.node for fault in faults if fault.node is not None and fault.status != "cleared"}
     found = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from checklist.outputs import figures
 from checklist.result import Result, Verdict
 
-COLOURS: dict[Verdict, str] = {"PASS": "green", "WARN": "yellow", "FAIL": "bold red", "NO-VERDICT": "magenta"}
+COLORS: dict[Verdict, str] = {"PASS": "green", "WARN": "yellow", "FAIL": "bold red", "NO-VERDICT": "magenta"}
 MAX_RANKS = 16  # GPUs of two machines; with more ranks only ranges are shown
 
 
@@ -18,7 +18,7 @@ def show(result: Result) -> None:
     console = Console(highlight=False)
     lines = Table("Check", "Verdict", "Why", "Measured", box=None, pad_edge=False)
     for check in result.checks:
-        verdict = Text(check.verdict, style=COLOURS[check.verdict])
+        verdict = Text(check.verdict, style=COLORS[check.verdict])
         lines.add_row(check.check, verdict, Text(check.reason), Text(figures.of_check(check)))
     console.print(lines)
     headers, rows = figures.by_rank(result)
@@ -30,7 +30,7 @@ def show(result: Result) -> None:
         console.print(ranks)
     for finding in result.findings:
         console.print()
-        console.print(Text(f"{finding.verdict}: {finding.title}", style=COLOURS[finding.verdict]))
+        console.print(Text(f"{finding.verdict}: {finding.title}", style=COLORS[finding.verdict]))
         for line in finding.advice:
             console.print(Text(f"  {line}"))
         if finding.command:
@@ -43,7 +43,7 @@ def show(result: Result) -> None:
     console.print()
     seconds = result.measurements.seconds
     console.print(
-        Text(f"{result.verdict}: {result.headline} ({seconds:.0f} s)", style=COLOURS[result.verdict])
+        Text(f"{result.verdict}: {result.headline} ({seconds:.0f} s)", style=COLORS[result.verdict])
     )
     if result.next_commands:
         console.print(Text("On two nodes, by a launcher or as a flow, which judges the network:"))

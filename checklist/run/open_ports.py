@@ -5,7 +5,7 @@ from __future__ import annotations
 from checklist.measurements import OpenPorts, record
 from checklist.run.session import Session
 
-NEIGHBOURS = 2  # that try each node: one would leave open which of the two blocks
+NEIGHBORS = 2  # that try each node: one would leave open which of the two blocks
 _ROUNDS = 2  # in which a port is tried
 
 
@@ -32,7 +32,7 @@ def try_ports(run: Session) -> None:
                 "other_family": True,
             }
             ways.append({**door, **other})
-        for away in range(1, min(NEIGHBOURS, len(order) - 1) + 1):
+        for away in range(1, min(NEIGHBORS, len(order) - 1) + 1):
             asked.setdefault(leaders[order[(place + away) % len(order)]], []).extend(ways)
     most = max((len(ways) for ways in asked.values()), default=0)
     outcome = run.ask(

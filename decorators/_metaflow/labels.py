@@ -26,12 +26,12 @@ def label_jobs(labels_of: LabelsOf) -> None:
         for name in ("create_job_object", "create_jobset"):
             original = getattr(Kubernetes, name)
             if not hasattr(original, "__wrapped__"):
-                setattr(Kubernetes, name, _labelled(original, labels_of))
+                setattr(Kubernetes, name, _labeled(original, labels_of))
     elif deployer() == "argo-workflows":
         _label_workflows(labels_of)
 
 
-def _labelled(original: Callable[..., Any], labels_of: LabelsOf) -> Callable[..., Any]:
+def _labeled(original: Callable[..., Any], labels_of: LabelsOf) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     @functools.wraps(original)

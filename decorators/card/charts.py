@@ -13,8 +13,8 @@ MAX_POINTS = 500  # points per line, to limit the size of a card
 MIN_SMOOTHED_POINTS = 40  # shorter lines are not smoothed
 PAIR_WIDTH = 290  # width in pixels of one of two charts side by side; a card's column is about 720 wide
 SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"  # identifies the grammar; nothing is downloaded
-_CATEGORY_COLOURS = ("#4c78a8", "#72b7b2", "#f58518", "#e4b93c", "#9d755d", "#b279a2", "#bab0ac", "#8cb36a")
-_MEASURED_COLOURS = ("#54a24b", "#a7d9a0")
+_CATEGORY_COLORS = ("#4c78a8", "#72b7b2", "#f58518", "#e4b93c", "#9d755d", "#b279a2", "#bab0ac", "#8cb36a")
+_MEASURED_COLORS = ("#54a24b", "#a7d9a0")
 _LINE, _LINE_2, _BAND, _UPPER, _CAPACITY = "#4c78a8", "#f58518", "#c9d8ea", "#e45756", "#333333"
 _LEGEND_ABOVE = {"orient": "top", "direction": "horizontal", "offset": 2, "title": None, "symbolOpacity": 1}
 T = TypeVar("T")
@@ -66,18 +66,18 @@ def memory_bars(
         for i, part in enumerate(measured)
     ]
     names = [name for name, _ in parts]
-    colours = [_CATEGORY_COLOURS[i % len(_CATEGORY_COLOURS)] for i in range(len(parts))]
+    colors = [_CATEGORY_COLORS[i % len(_CATEGORY_COLORS)] for i in range(len(parts))]
     unpredicted = [part.name for part in measured if part.name not in names]  # each name has one color
     names += unpredicted
-    colours += [_MEASURED_COLOURS[i % len(_MEASURED_COLOURS)] for i in range(len(unpredicted))]
+    colors += [_MEASURED_COLORS[i % len(_MEASURED_COLORS)] for i in range(len(unpredicted))]
     marks = []
     axis = [f"GiB of a {unit}"]  # one line per item, to fit on a phone
     if predicted:
         highest = predicted.upper_bytes or predicted.likely_bytes
         if predicted.upper_bytes is not None:
-            marks.append({"gib": gib(highest), "mark": "upper bound", "colour": _UPPER})
+            marks.append({"gib": gib(highest), "mark": "upper bound", "color": _UPPER})
         if capacity is not None and capacity <= MAX_CAPACITY_RATIO * highest:
-            marks.append({"gib": gib(capacity), "mark": "capacity", "colour": _CAPACITY})
+            marks.append({"gib": gib(capacity), "mark": "capacity", "color": _CAPACITY})
         elif capacity is not None:
             axis.append(f"(capacity: {gib(capacity):.1f} GiB, far to the right)")
     x = {"field": "gib", "type": "quantitative", "title": axis}
@@ -103,7 +103,7 @@ def memory_bars(
                         "field": "part",
                         "type": "nominal",
                         "title": None,
-                        "scale": {"domain": names, "range": colours},
+                        "scale": {"domain": names, "range": colors},
                         "legend": {"orient": "bottom", "columns": 2, "symbolType": "square"},
                     },
                     "order": {"field": "order", "type": "quantitative"},
@@ -112,7 +112,7 @@ def memory_bars(
             {
                 "data": {"values": marks},
                 "mark": {"type": "rule", "strokeWidth": 2, "strokeDash": [5, 3], "tooltip": True},
-                "encoding": {"x": x, "color": {"field": "colour", "type": "nominal", "scale": None}},
+                "encoding": {"x": x, "color": {"field": "color", "type": "nominal", "scale": None}},
             },
             {
                 "data": {"values": marks},
@@ -121,7 +121,7 @@ def memory_bars(
                     "x": x,
                     "y": {"value": 0},
                     "text": {"field": "mark"},
-                    "color": {"field": "colour", "type": "nominal", "scale": None},
+                    "color": {"field": "color", "type": "nominal", "scale": None},
                 },
             },
         ],
@@ -261,7 +261,7 @@ def step_times(rows: Sequence[tuple[int, float | None, float | None, float]]) ->
                 "title": None,
                 "scale": {
                     "domain": ["forward", "backward", "rest"],
-                    "range": [_CATEGORY_COLOURS[0], _CATEGORY_COLOURS[2], _CATEGORY_COLOURS[6]],
+                    "range": [_CATEGORY_COLORS[0], _CATEGORY_COLORS[2], _CATEGORY_COLORS[6]],
                 },
                 "legend": {"orient": "top", "direction": "horizontal", "offset": 2},
             },

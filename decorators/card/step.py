@@ -242,7 +242,7 @@ def node_rows(state: CardState) -> tuple[tuple[str, str], ...]:
             f"GPU {gpu.index}: {gpu.name}",
             f"{size(gpu.peak_used_bytes)} of {size(gpu.total_bytes)} peak "
             f"({size(gpu.start_used_bytes)} before the step), "
-            f"{_percent(gpu.mean_utilisation)} busy, {_watts(gpu.peak_power_watts)}",
+            f"{_percent(gpu.mean_utilization)} busy, {_watts(gpu.peak_power_watts)}",
         )
         for gpu in m.gpus
     ]

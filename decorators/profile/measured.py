@@ -21,7 +21,7 @@ class GpuMeasured:
     total_bytes: int
     start_used_bytes: int  # in use at the start of the step, by other processes or an earlier step
     peak_used_bytes: int
-    mean_utilisation: float | None  # 0 to 1: share of the time in which a kernel ran
+    mean_utilization: float | None  # 0 to 1: share of the time in which a kernel ran
     peak_power_watts: float | None
     peak_temperature_celsius: int | None
 

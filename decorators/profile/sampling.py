@@ -47,7 +47,7 @@ class GpuSample:
     """Sample of one GPU. None: not sampled at this time, or not supported by the device."""
 
     used_bytes: int
-    utilisation: float | None = None  # 0 to 1
+    utilization: float | None = None  # 0 to 1
     power_watts: float | None = None
     temperature_celsius: int | None = None
 
@@ -122,7 +122,7 @@ class Gpus:
         return tuple(
             replace(
                 sample,
-                utilisation=self._query(
+                utilization=self._query(
                     lambda h=handle: self._nvml.nvmlDeviceGetUtilizationRates(h).gpu / 100
                 ),
                 power_watts=self._query(lambda h=handle: self._nvml.nvmlDeviceGetPowerUsage(h) / 1000),
@@ -141,7 +141,7 @@ class Gpus:
     def _query(call: Any) -> Any:
         try:
             return call()
-        except Exception:  # noqa: BLE001  # a figure that this device hasn't got, as MIG has no utilisation
+        except Exception:  # noqa: BLE001  # a figure that this device hasn't got, as MIG has no utilization
             return None
 
 
@@ -196,7 +196,7 @@ class Samples:
     gpu_peak: tuple[int, ...] = ()
     gpu_power_peak: list[float | None] = field(default_factory=list)
     gpu_temperature_peak: list[int | None] = field(default_factory=list)
-    gpu_utilisation: list[list[float]] = field(default_factory=list)  # [sum, seconds] per GPU
+    gpu_utilization: list[list[float]] = field(default_factory=list)  # [sum, seconds] per GPU
 
     @property
     def count(self) -> int:
@@ -220,14 +220,14 @@ class Samples:
         if len(gpus) != len(self.gpu_peak):
             self.gpu_start = self.gpu_peak = tuple(gpu.used_bytes for gpu in gpus)
             self.gpu_power_peak, self.gpu_temperature_peak = [None] * len(gpus), [None] * len(gpus)
-            self.gpu_utilisation = [[0.0, 0.0] for _ in gpus]
+            self.gpu_utilization = [[0.0, 0.0] for _ in gpus]
         self.gpu_peak = tuple(max(a, gpu.used_bytes) for a, gpu in zip(self.gpu_peak, gpus, strict=True))
         for i, gpu in enumerate(gpus):
             self.gpu_power_peak[i] = _maximum(self.gpu_power_peak[i], gpu.power_watts)
             self.gpu_temperature_peak[i] = _maximum(self.gpu_temperature_peak[i], gpu.temperature_celsius)
-            if gpu.utilisation is not None:
-                self.gpu_utilisation[i][0] += gpu.utilisation * seconds
-                self.gpu_utilisation[i][1] += seconds
+            if gpu.utilization is not None:
+                self.gpu_utilization[i][0] += gpu.utilization * seconds
+                self.gpu_utilization[i][1] += seconds
 
     @property
     def busy_cpu_cores(self) -> float | None:

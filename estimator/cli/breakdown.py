@@ -56,7 +56,7 @@ WHAT_IT_IS = {
     "logits and loss": "scores over the vocabulary per token, and copies in the cross-entropy",
     "communication buffers": "gathered weights and gradients being reduced",
     "optimizer temporaries": "temporary tensors of the optimizer step",
-    "quantisation overhead": "scales of quantized weights, and the layer being dequantized",
+    "quantization overhead": "scales of quantized weights, and the layer being dequantized",
     "runtime": "CUDA context and NCCL; on a CPU, Python and torch",
     "allocator": "fragmentation of the caching allocator when memory is short",
     "calibration": "memory that earlier runs needed beyond the formulas",

@@ -33,7 +33,7 @@ class Part(str, Enum):
     LOGITS = "logits and loss"
     COMMUNICATION = "communication buffers"
     OPTIMIZER_TEMPORARIES = "optimizer temporaries"
-    NF4 = "quantisation overhead"
+    NF4 = "quantization overhead"
     BUFFERS = "buffers"  # tables of rotary positions
 
 

@@ -35,7 +35,7 @@ def build(setup: Setup) -> BuiltModel:
     blocks = max((m for m in base.children() if isinstance(m, nn.ModuleList)), key=len)
     last_norm = [m for name, m in base.named_children() if "norm" in name or name.startswith("ln")][-1]
     if setup.quantization != "none":
-        _quantise(blocks)
+        _quantize(blocks)
     if setup.checkpointing == "full":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     wrapped = _with_adapters(setup, model) if setup.adapters else model
@@ -81,7 +81,7 @@ class Nf4Linear(nn.Linear):
         return product if self.bias is None else product + self.bias
 
 
-def _quantise(blocks: nn.ModuleList) -> None:
+def _quantize(blocks: nn.ModuleList) -> None:
     for parent in list(blocks.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:

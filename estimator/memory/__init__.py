@@ -40,7 +40,7 @@ CATEGORIES = (
     "logits and loss",
     "communication buffers",
     "optimizer temporaries",
-    "quantisation overhead",
+    "quantization overhead",
     RUNTIME,
     ALLOCATOR,
 )

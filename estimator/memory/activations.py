@@ -181,7 +181,7 @@ def _mlp(setup: Setup, width: int) -> float:
     """Return the bytes that an MLP of that width saves for one token.
 
     Gated: gate, its activation, up and their product (8f in 16 bits); the product only where down_proj trains
-    or has an adapter. Else: the activation's input and result (4f). A quantised base with fp32 norms computes
+    or has an adapter. Else: the activation's input and result (4f). A quantized base with fp32 norms computes
     its MLP in fp32 (bitsandbytes' Linear4bit returns its input's type).
     """
     size = computing(setup)

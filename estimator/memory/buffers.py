@@ -237,11 +237,11 @@ def _foreach_bytes(setup: Setup, part: Part, trained: int) -> int:
     return shared(setup, part, int(trained * size), "optimizer")
 
 
-def dequantised_bytes(setup: Setup) -> int:
-    """Return the bytes of the largest quantised matrix in the computing type, unpacked for its product.
+def dequantized_bytes(setup: Setup) -> int:
+    """Return the bytes of the largest quantized matrix in the computing type, unpacked for its product.
 
-    bitsandbytes, MatMul4Bit; launchers/engines/loop/quantised.py, which does so with 8 bits, too. 0 where
-    products are made of quantised weights.
+    bitsandbytes, MatMul4Bit; launchers/engines/loop/quantized.py, which does so with 8 bits, too. 0 where
+    products are made of quantized weights.
     """
     if setup.quantization == "none" or (setup.quantization == "int8" and not setup.runs_loop):
         return 0

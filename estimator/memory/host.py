@@ -84,7 +84,7 @@ def _loading_bytes(setup: Setup, ranks: int) -> int:
     the GPU. With ZeRO-3 a node's first rank alone reads the weights, and puts experts together on the host
     (measured, two processes on CPUs, transformers 5.4, DeepSpeed 0.19.8: of a dense model nothing but its
     shards, of a mixture of experts one copy of the model in rank 0). With FSDP2 the first rank holds a
-    quantised base there, packed on its GPU a matrix at a time, until it is handed out.
+    quantized base there, packed on its GPU a matrix at a time, until it is handed out.
     """
     model = setup.model
     if setup.engine == "torchtune":

@@ -39,7 +39,7 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
     12 B a logit; 2 more where the caller still holds the 16-bit logits (``data/implementations.csv``). Those
     2 B per logit cannot be reused for a 4 B copy when freed, so the allocator reserves both.
     litgpt with adapters: Lightning turns the logits to fp32 while the last step's are still referenced: 4 +
-    2 + 4. A quantised head is dequantised for each piece of the logits, before they are turned.
+    2 + 4. A quantized head is dequantized for each piece of the logits, before they are turned.
     chunked (torchtune): the logits and the fp32 log-softmax of every chunk stay, one chunk has an fp32 copy
     more: 6 + 4 / chunks. Compiled: 2 + 2 / chunks (torchtune), or 4 (torchtitan compiles the whole loss).
     When the head's gradients of the first two chunks are added up, there are three of it and the other

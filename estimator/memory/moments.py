@@ -22,7 +22,7 @@ from estimator.memory.activations import (
 from estimator.memory.buffers import (
     buffers,
     cached_bytes,
-    dequantised_bytes,
+    dequantized_bytes,
     optimizer_temporary_bytes,
 )
 from estimator.memory.generation import ACTIVATIONS, CACHE, CACHE_HELD, LOGITS, drawn_batch, live_bytes
@@ -187,7 +187,7 @@ def _stage_moments(setup: Setup, stage: str) -> StageMoments:
     if isinstance(setup.model, DiffusionSpec):
         return _of_unet(setup, setup.model, part, constant, gradients)
     if divides_scales(setup):  # else they are with the weights
-        constant["quantisation overhead"] = scale_bytes(setup, part)
+        constant["quantization overhead"] = scale_bytes(setup, part)
     logits = loss_bytes(setup, part, setup.tokens)
     block_per_token = block_bytes(setup)
     moments = _moments(setup, part, gradients, logits, block_per_token)
@@ -246,7 +246,7 @@ def _moments(
     held_gradients = _held_gradients(setup, gradients)
     head = _head_gradient(setup, part)
     late = late_gradient_bytes(setup, part)
-    dequantised = dequantised_bytes(setup)
+    dequantized = dequantized_bytes(setup)
     streams = (setup.shard > 1 or setup.sharded_alone) and setup.device == "cuda"
     early = held_gradients if setup.optimizer_in_backward else max(held_gradients, min(head, gradients))
     recomputed = block if checkpointed(setup) else 0
@@ -287,7 +287,7 @@ def _moments(
                 if communication.waiting
                 else max(early, head),
                 "communication buffers": communication.backward + communication.reduced,
-                "quantisation overhead": dequantised,
+                "quantization overhead": dequantized,
             },
             communication.reduced_total + (early if streams else 0),
         ),
@@ -297,7 +297,7 @@ def _moments(
                 "logits and loss": logits.held,
                 "gradients": max(gradients - late + communication.waiting, head, held_gradients),
                 "communication buffers": communication.backward + communication.reduced,
-                "quantisation overhead": dequantised,
+                "quantization overhead": dequantized,
             },
             communication.reduced_total + (gradients if streams else 0),
         ),

@@ -85,7 +85,7 @@ def class_of(setup: Setup, counter: str) -> str:
     if counter == "live":
         if several_ranks:
             return "several GPUs"
-        return "one GPU, quantised" if setup.quantization != "none" else "one GPU"
+        return "one GPU, quantized" if setup.quantization != "none" else "one GPU"
     if not several_ranks:
         return "one GPU"
     if setup.compile:

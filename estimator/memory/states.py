@@ -11,7 +11,7 @@ from estimator.vocabulary import ENGINES, OPTIMIZERS, SHARDINGS
 VISION = "vision tower"
 
 # NF4: 4 bits a weight and a scale for each block of 64 weights, in fp32, or in 8 bits with an fp32 scale for
-# each 256 of those where they are quantised again. Dettmers et al. 2023, QLoRA (arXiv:2305.14314), section 3.
+# each 256 of those where they are quantized again. Dettmers et al. 2023, QLoRA (arXiv:2305.14314), section 3.
 NF4_WEIGHT_BYTES = 0.5
 NF4_PLAIN_SCALE_BYTES = 4 / 64
 NF4_SCALE_BYTES = 1 / 64 + 4 / (64 * 256)
@@ -77,7 +77,7 @@ def _vision_bytes(setup: Setup, part: Part) -> int:
 def loaded_bytes(setup: Setup, part: Part) -> int:
     """Weights in bytes, with their scales, that one process has loaded before any are given away.
 
-    transformers leaves a quantised model out of ZeRO-3's partitioned construction (integrations/deepspeed.py
+    transformers leaves a quantized model out of ZeRO-3's partitioned construction (integrations/deepspeed.py
     and modeling_utils.py, is_deepspeed_zero3_enabled and not is_quantized), so every process has all of it on
     its GPU until deepspeed.initialize divides it. 0 where no more is loaded than is kept.
     """
@@ -125,7 +125,7 @@ def _moments(setup: Setup, size: int) -> float:
     """Return the bytes of optimizer states per parameter; ``size``: bytes of an unquantized element.
 
     Paged states are in managed memory, which leaves the GPU where it is short (bitsandbytes,
-    functional.get_paged). litgpt trains a quantised base with them (litgpt/utils.py,
+    functional.get_paged). litgpt trains a quantized base with them (litgpt/utils.py,
     instantiate_bnb_optimizer). Adafactor: a row and a column for each matrix (Shazeer and Stern 2018,
     arXiv:1804.04235, section 4). Muon: one moment for matrices, AdamW for the rest (Keller Jordan 2024).
     """
@@ -160,7 +160,7 @@ def base_bytes(setup: Setup, part: Part, weight: int) -> int:
     if setup.quantization == "none":
         return frozen_parameters * (weight if not setup.adapters else _frozen_size(setup))
     size = 4 if setup.upcast_frozen else _frozen_size(setup)
-    unquantized = frozen_parameters - _quantised(setup, part)
+    unquantized = frozen_parameters - _quantized(setup, part)
     total = packed_bytes(setup, part) + unquantized * size
     if setup.engine == "litgpt":
         # finetune/lora.py replaces the embedding by bitsandbytes' StableEmbedding; the old one stays
@@ -172,19 +172,19 @@ def base_bytes(setup: Setup, part: Part, weight: int) -> int:
 def packed_bytes(setup: Setup, part: Part) -> int:
     """Return the bytes of quantized weights of a part without scales, before sharding."""
     bytes_each = 1.0 if setup.quantization == "int8" else NF4_WEIGHT_BYTES
-    return int(_quantised(setup, part) * bytes_each)
+    return int(_quantized(setup, part) * bytes_each)
 
 
-def _quantised(setup: Setup, part: Part) -> int:
-    """Count the weights of a part that are quantised; Lightning's plugin replaces every linear layer."""
+def _quantized(setup: Setup, part: Part) -> int:
+    """Count the weights of a part that are quantized; Lightning's plugin replaces every linear layer."""
     return part.blocks_linear + (part.own_head if setup.engine == "litgpt" else 0)
 
 
 def scale_bytes(setup: Setup, part: Part) -> int:
-    """Return the bytes of the scales of quantised weights in one process.
+    """Return the bytes of the scales of quantized weights in one process.
 
     torchtune's are a part of the weight (torchao, NF4Tensor) and divided with it. The loop's lie next to it
-    (launchers/engines/loop/quantised.py), where neither FSDP nor ZeRO divides them; its int8 has one in fp32
+    (launchers/engines/loop/quantized.py), where neither FSDP nor ZeRO divides them; its int8 has one in fp32
     for each row.
     """
     if setup.quantization == "none":
@@ -194,12 +194,12 @@ def scale_bytes(setup: Setup, part: Part) -> int:
         return INT8_SCALE_BYTES * rows * part.layers // setup.model.layers
     scale_size = NF4_SCALE_BYTES if setup.quantization == "nf4-double" else NF4_PLAIN_SCALE_BYTES
     return share(
-        int(_quantised(setup, part) * scale_size), divisor(setup, "weights") if divides_scales(setup) else 1
+        int(_quantized(setup, part) * scale_size), divisor(setup, "weights") if divides_scales(setup) else 1
     )
 
 
 def divides_scales(setup: Setup) -> bool:
-    """Return whether the scales of quantised weights are divided and gathered with them."""
+    """Return whether the scales of quantized weights are divided and gathered with them."""
     return not setup.runs_loop
 
 
@@ -213,8 +213,8 @@ def gradient_bytes(setup: Setup, part: Part) -> int:
     """Return the bytes of gradients that one process holds at the end of its last backward pass.
 
     FSDP1 puts a block's weights in one flat parameter; where any of them is trained the whole has a gradient,
-    and steps that do not synchronise keep it whole (torch/distributed/fsdp/_flat_param.py; Fabric's
-    no_backward_sync skips the synchronisation of all but the last micro batch). FSDP2 in a pipeline keeps
+    and steps that do not synchronize keep it whole (torch/distributed/fsdp/_flat_param.py; Fabric's
+    no_backward_sync skips the synchronization of all but the last micro batch). FSDP2 in a pipeline keeps
     unreduced fp32 gradients over the micro batches
     (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py).
     """

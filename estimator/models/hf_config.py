@@ -148,7 +148,7 @@ def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
         attention_dropout=reader.number("attention_dropout", or_zero=True) or 0.0,
         sees_images="text_config" in config,
         vision=vision.from_config(config, shape["hidden"]),
-        quantised_weights=quantization_of(reader) or "",
+        quantized_weights=quantization_of(reader) or "",
         source=f"config.json of {name}",
     )
 
@@ -172,9 +172,9 @@ def _refuse(reader: ConfigReader) -> None:
     method = quantization_of(reader)
     if method is not None and method not in FORMATS:
         raise UserError(
-            f"Model {reader.name}: its weights are already quantised (quantization_config in config.json, "
+            f"Model {reader.name}: its weights are already quantized (quantization_config in config.json, "
             f"quant_method {method or 'not given'}). Supported formats: {', '.join(FORMATS)}.",
-            "Start from the unquantised model; --method qlora quantises it on loading.",
+            "Start from the unquantized model; --method qlora quantizes it on loading.",
         )
 
 

@@ -58,7 +58,7 @@ class ModelShape:
     causal: bool = True  # False: an encoder such as BERT
     sees_images: bool = False  # the shape is that of the language part of a larger model
     vision: VisionShape | None = None  # its tower; None: it has none, or its shape is unknown
-    quantised_weights: str = ""  # the published files' quant_method ("mxfp4", "fp8"); blank: none
+    quantized_weights: str = ""  # the published files' quant_method ("mxfp4", "fp8"); blank: none
     norm: Norm = "rms"
     norm_bias: bool = False
     norms_per_layer: int = 2  # over the hidden size

@@ -120,8 +120,8 @@ def _categories(plan: Plan, order: tuple[str, ...]) -> list[dict[str, Any]]:
     bars = []
     for name in order:
         if sizes.get(name):
-            colour, pattern = appearance(name, order)
-            bars.append({"name": name, "bytes": sizes[name], "colour": colour, "pattern": pattern})
+            color, pattern = appearance(name, order)
+            bars.append({"name": name, "bytes": sizes[name], "color": color, "pattern": pattern})
     return bars
 
 

@@ -287,17 +287,17 @@ def as_qlora(job: Job) -> Job | None:
     """Return the job with QLoRA, on its engine or another one that supports it; None if none does."""
     if METHODS[job.method].quantized or job.model.experts:
         return None
-    quantised = replace(job, method="qlora")
-    if job.engine not in LAUNCHED_ENGINES or unsupported_job(quantised) is None:
-        return quantised
+    quantized = replace(job, method="qlora")
+    if job.engine not in LAUNCHED_ENGINES or unsupported_job(quantized) is None:
+        return quantized
     if job.precision == "bf16-mixed":
         return None  # the engines with QLoRA cannot train this model
     lean = replace(
-        quantised, engine="auto", zero_stage=None, offload="none", fsdp_sharding=None, replicas=None
+        quantized, engine="auto", zero_stage=None, offload="none", fsdp_sharding=None, replicas=None
     )
-    quantised = with_engine(lean)
+    quantized = with_engine(lean)
     # A model that no engine can train is planned only, with any method
-    return quantised if unsupported_job(quantised) is None or unsupported_job(job) is not None else None
+    return quantized if unsupported_job(quantized) is None or unsupported_job(job) is not None else None
 
 
 __all__ = ["CannotFit", "Survey", "as_qlora", "best_or_none", "rank_plans", "survey_places"]

@@ -253,9 +253,9 @@ def _leaner(job: Job) -> Iterator[tuple[Suggestion, Callable[[Job], Job]]]:
     yield from _on_the_loop(job)
     if not job.adapters:
         yield _LORA, lambda job: replace(job, method="lora")
-    quantised = as_qlora(job)
-    if quantised is not None:
-        yield _differences(job, quantised), lambda job: as_qlora(job) or job
+    quantized = as_qlora(job)
+    if quantized is not None:
+        yield _differences(job, quantized), lambda job: as_qlora(job) or job
 
 
 def _on_the_loop(job: Job) -> Iterator[tuple[Suggestion, Callable[[Job], Job]]]:
@@ -288,12 +288,12 @@ def _has(job: Job, engine: str, fields: dict[str, object]) -> bool:
     return engine in LAUNCHED_ENGINES and unsupported_job(changed) is None
 
 
-def _differences(job: Job, quantised: Job) -> Suggestion:
+def _differences(job: Job, quantized: Job) -> Suggestion:
     """Return the changes from one job to the other; options of the old engine are removed."""
-    suggestion: Suggestion = {"method": quantised.method}
-    if quantised.engine == job.engine:
+    suggestion: Suggestion = {"method": quantized.method}
+    if quantized.engine == job.engine:
         return suggestion
-    suggestion["engine"] = quantised.engine
+    suggestion["engine"] = quantized.engine
     if job.zero_stage is not None:
         suggestion["zero.stage"] = None
     if job.fsdp_sharding is not None:

@@ -60,7 +60,7 @@ def _where(plan: Plan) -> str:
 def _request(plan: Plan) -> str:
     request = plan.request
     kind = "spot node(s)" if request.spot else "node(s)"
-    labels = "".join(f", labelled {name}={value}" for name, value in request.node_labels)
+    labels = "".join(f", labeled {name}={value}" for name, value in request.node_labels)
     return (
         f"{request.nodes} {kind}, each: {request.gpus}, {request.cpu} CPU, "
         f"{format_bytes(request.memory_mib * MIB)} memory, "

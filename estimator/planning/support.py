@@ -21,7 +21,7 @@ from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, OPTIMIZERS,
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = frozenset({"gate_proj", "up_proj", "down_proj"})
-# NF4 keeps one scale for 64 values and quantises the scales in blocks of 256 (torchao.dtypes.nf4tensor).
+# NF4 keeps one scale for 64 values and quantizes the scales in blocks of 256 (torchao.dtypes.nf4tensor).
 NF4_MULTIPLE = 64 * 256
 # Fixed in torchtune/models/llama3_1/_position_embeddings.py: low and high frequency factor, original length.
 LLAMA3_ROPE = (1.0, 4.0, 8192)

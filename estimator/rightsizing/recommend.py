@@ -35,7 +35,7 @@ class Recommendation:
 
     sizes: Sizes
     gpu_memory_bytes: int | None  # that each GPU needs, with headroom
-    gpu_utilisation: float | None  # 0 to 1, the highest mean of a GPU in use
+    gpu_utilization: float | None  # 0 to 1, the highest mean of a GPU in use
     tasks: int  # that it rests on
     reason: str
 
@@ -52,7 +52,7 @@ def recommend(history: Sequence[Usage], parameters: Mapping[str, str] | None = N
     if not succeeded and not out_of_memory and not out_of_gpu_memory:
         return None
     memory = _memory_mib(succeeded, out_of_memory)
-    gpus, utilisation = _gpus(succeeded or tasks)
+    gpus, utilization = _gpus(succeeded or tasks)
     newest = max(tasks, key=lambda usage: usage.at)
     sizes = Sizes(
         cpu=_cpu(succeeded or tasks),
@@ -68,7 +68,7 @@ def recommend(history: Sequence[Usage], parameters: Mapping[str, str] | None = N
     return Recommendation(
         sizes=sizes,
         gpu_memory_bytes=_gpu_memory_bytes(succeeded, out_of_gpu_memory),
-        gpu_utilisation=utilisation,
+        gpu_utilization=utilization,
         tasks=len(succeeded),
         reason="; ".join(reasons),
     )
@@ -134,7 +134,7 @@ def _gpus(tasks: Sequence[Usage]) -> tuple[int | None, float | None]:
         requested = [usage.requested.gpus for usage in tasks if usage.requested.gpus]
         return (max(requested) if requested else 0), None  # requested, and not measured: they stay
     busy = [[gpu for gpu in usage.gpus if gpu.in_use] for usage in measured]
-    shares = [gpu.utilisation for gpus in busy for gpu in gpus if gpu.utilisation is not None]
+    shares = [gpu.utilization for gpus in busy for gpu in gpus if gpu.utilization is not None]
     return max(len(gpus) for gpus in busy), max(shares, default=None)
 
 

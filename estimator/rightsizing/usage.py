@@ -42,12 +42,12 @@ class GpuUsage:
     name: str
     total_bytes: int
     peak_bytes: int  # beyond what was in use before the task
-    utilisation: float | None  # 0 to 1: share of the time in which some kernel ran
+    utilization: float | None  # 0 to 1: share of the time in which some kernel ran
 
     @property
     def in_use(self) -> bool:
         """Whether the task used it at all."""
-        return self.peak_bytes >= IDLE_BYTES or (self.utilisation or 0.0) >= 0.01
+        return self.peak_bytes >= IDLE_BYTES or (self.utilization or 0.0) >= 0.01
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

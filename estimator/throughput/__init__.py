@@ -1,4 +1,4 @@
-"""Speed and price: seconds of a training step, tokens a second, model FLOPs utilisation, hours and money.
+"""Speed and price: seconds of a training step, tokens a second, model FLOPs utilization, hours and money.
 
 A step is computing, what of the communication it can't hide, the pipeline's bubble and the optimizer. The
 work is counted in ``flops``, the volumes in ``communication``; what GPUs and kernels make of them are the
@@ -263,7 +263,7 @@ def kernel_seconds(setup: Setup, load: Work, gpu: Gpu, table: Efficiency) -> Ker
     if setup.document_mask and setup.attention == "flash":
         attention_rate *= table.of("masked attention")
     memory_bound = (load.moved + load.copied) * table.of("moved", kind) / bandwidth
-    memory_bound += load.dequantised * table.of("dequantised", f"{setup.engine} {kind}", kind) / bandwidth
+    memory_bound += load.dequantized * table.of("dequantized", f"{setup.engine} {kind}", kind) / bandwidth
     return KernelTimes(
         products=products, attention=load.attention / attention_rate, memory_bound=memory_bound
     )

@@ -58,7 +58,7 @@ class Links:
     def ring(self, volume: float, group: int, stride: int = 1) -> float | None:
         """Seconds until ``volume`` bytes are gathered or reduced over ``group`` processes; None if unknown.
 
-        ``stride`` is the distance between neighbours of the group in the order of processes. A ring enters
+        ``stride`` is the distance between neighbors of the group in the order of processes. A ring enters
         and leaves each domain once, independent of the number of members in it; a domain holds members of as
         many rings as the stride. A ring moves (n - 1) / n of the volume over its slowest link.
         """
@@ -223,7 +223,7 @@ class Times:
 def communication_seconds(setup: Setup, wires: Links) -> Times | None:
     """Seconds that the volumes take over the links; None where a link is needed whose rate is unknown.
 
-    Neighbours in the order of processes: tensor parallel first, then context and data, then stages.
+    Neighbors in the order of processes: tensor parallel first, then context and data, then stages.
     """
     volume = volumes(setup)
     tensor, shard = setup.tensor, setup.shard

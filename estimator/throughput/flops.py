@@ -61,7 +61,7 @@ class Work:
 
     ``linear``, ``expert``, ``head`` and ``attention`` are FLOPs with recomputation; ``linear`` and
     ``expert`` may run in 8 or 4 bits. ``moved`` are bytes between products as eager kernels move them;
-    ``weights`` bytes of weights read (and, where they are sharded, copied); ``dequantised`` weights unpacked;
+    ``weights`` bytes of weights read (and, where they are sharded, copied); ``dequantized`` weights unpacked;
     ``copied`` bytes of weights and gradients that the engine copies for each micro batch, ``copied_once`` for
     each step.
     ``layers`` counts passes through a layer, forward and backward together being one; ``offloaded`` are bytes
@@ -74,7 +74,7 @@ class Work:
     attention: float
     moved: float
     weights: float
-    dequantised: float
+    dequantized: float
     copied: float
     copied_once: float
     layers: float
@@ -175,7 +175,7 @@ def work(setup: Setup) -> Work:
         moved=tokens / setup.tensor * (stage * model.layers * _moved(setup) * rest_passes + _logits(setup)),
         weights=weight_bytes * passes
         + COPY_MOVES * copied * split * size * (1 + repeat_products + reference),
-        dequantised=unpacked * passes,
+        dequantized=unpacked * passes,
         copied=_copied(setup),
         copied_once=DEEPSPEED_STEP * _trained(setup) if _wrapped(setup) else 0.0,
         layers=stage * model.layers * (1 + (repeat_rest + reference) / 3),

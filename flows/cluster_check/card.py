@@ -227,7 +227,7 @@ def _history(result: Result, runs: Sequence[PastRun]) -> list[Block]:
     elif not histories:
         text = "Earlier runs have no figures with the same setting (hardware, software, nodes, ranks)."
     else:
-        text = "Runs with the same hardware, software, nodes and ranks. The colour is the check's verdict."
+        text = "Runs with the same hardware, software, nodes and ranks. The color is the check's verdict."
     blocks: list[Block] = [Text(markdown=f"### History\n\n{text}")]
     if histories:
         views = [charts.over_time(title, points) for title, points in histories[:MAX_HISTORIES]]

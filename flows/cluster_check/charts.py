@@ -10,7 +10,7 @@ from typing import Any
 from checklist.result import Verdict
 from decorators.card.charts import PAIR_WIDTH, SCHEMA, thin
 
-COLOURS: dict[Verdict, str] = {
+COLORS: dict[Verdict, str] = {
     "PASS": "#54a24b",
     "WARN": "#e4b93c",
     "FAIL": "#e45756",
@@ -111,7 +111,7 @@ def heat_map(cells: Sequence[Cell], names: Sequence[str]) -> dict[str, Any]:
         },
         "y": {"field": "from", "type": "nominal", "scale": {"domain": list(names)}, "axis": label},
     }
-    colour = {
+    color = {
         "field": "GB/s",
         "type": "quantitative",
         "scale": {"scheme": "viridis", "zero": True},
@@ -125,7 +125,7 @@ def heat_map(cells: Sequence[Cell], names: Sequence[str]) -> dict[str, Any]:
             {
                 "data": {"values": measured_cells},
                 "mark": {"type": "rect", "tooltip": True},
-                "encoding": {**axes, "color": colour},
+                "encoding": {**axes, "color": color},
             },
             {
                 "data": {"values": failed},
@@ -208,7 +208,7 @@ def _verdicts() -> dict[str, Any]:
         "field": "verdict",
         "type": "nominal",
         "title": None,
-        "scale": {"domain": list(COLOURS), "range": list(COLOURS.values())},
+        "scale": {"domain": list(COLORS), "range": list(COLORS.values())},
         "legend": {"orient": "top", "symbolType": "square"},
     }
 

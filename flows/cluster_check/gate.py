@@ -200,14 +200,14 @@ def exclude_nodes(checked: Checked, backend: Backend) -> NodeExclusion:
     if tainted:
         lines.append(f"Excluded by their taint {KEY}: {', '.join(sorted(tainted))}.")
     untainted = {node.name for node in failed_nodes} - tainted
-    labelled = untainted - fit if fit else set()
-    if labelled:
-        lines.append(f"Excluded by requiring the label {LABEL}=true: {', '.join(sorted(labelled))}.")
+    labeled = untainted - fit if fit else set()
+    if labeled:
+        lines.append(f"Excluded by requiring the label {LABEL}=true: {', '.join(sorted(labeled))}.")
     lines += [
         f"Not excluded: {name}. To exclude it: kubectl taint nodes {name} {KEY}=true:NoSchedule"
-        for name in sorted(untainted - labelled)
+        for name in sorted(untainted - labeled)
     ]
-    return NodeExclusion(labels=((LABEL, "true"),) if labelled else (), lines=tuple(lines))
+    return NodeExclusion(labels=((LABEL, "true"),) if labeled else (), lines=tuple(lines))
 
 
 def explain_bandwidth(plan: Plan, bandwidth: MeasuredBandwidth) -> str | None:

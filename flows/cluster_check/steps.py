@@ -261,7 +261,7 @@ def from_plain(values: Mapping[str, Any]) -> Result:
     return measurements.record(Result, dict(values))
 
 
-def summarise(result: Result) -> dict[str, Any]:
+def summarize(result: Result) -> dict[str, Any]:
     """Return the part of a result that later runs read."""
     values: dict[str, Any] = json.loads(json.dumps(asdict(past_runs.run_of(result))))
     return values

@@ -103,7 +103,7 @@ def train_on_node(
     weights:
         A folder on this machine, or the key of a bundle.
     data:
-        The key of the bundle of tokenised data.
+        The key of the bundle of tokenized data.
     launch:
         The launch number of the step.
     store:

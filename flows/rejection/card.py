@@ -13,7 +13,7 @@ from launchers.rejection.selection import Distribution, Overview, Selection
 
 MAX_CHARACTERS = 300  # length of an answer or a prompt in a table
 EXAMPLES = 5  # number of prompts shown with their answers on the card of the generation
-_COLOURS = {"drawn": "#bab0ac", "kept": "#54a24b"}
+_COLORS = {"drawn": "#bab0ac", "kept": "#54a24b"}
 
 
 def draw_answers(
@@ -90,7 +90,7 @@ def histogram(distributions: dict[str, Distribution]) -> dict[str, Any]:
                 "field": "which",
                 "type": "nominal",
                 "title": None,
-                "scale": {"domain": list(distributions), "range": [_COLOURS[name] for name in distributions]},
+                "scale": {"domain": list(distributions), "range": [_COLORS[name] for name in distributions]},
             },
         },
     }

@@ -204,7 +204,7 @@ class Packing:
         return Packing(members=self.members[rows], starts=self.starts)
 
 
-def tokenise(
+def tokenize(
     rows: Sequence[Sample], model_dir: Path, tokenizer: Any, settings: Settings, seq_len: int, folder: Path
 ) -> Documents:
     """Convert rows to documents, truncated (or split) at ``seq_len`` tokens, in an empty ``folder``.
@@ -214,7 +214,7 @@ def tokenise(
     """
     shutil.rmtree(folder, ignore_errors=True)
     documents = Documents(folder, 2 if settings.trains_on_pairs else 1)
-    progress = Progress("tokenising", len(rows))
+    progress = Progress("tokenizing", len(rows))
     stored = _Stored.of(rows)
     borders = _borders(np.zeros(len(rows)) if stored is None else stored.sizes)
     processes = min(len(os.sched_getaffinity(0)), MAX_PROCESSES, len(borders) - 1)
@@ -359,7 +359,7 @@ def _image_arrays(images: Sequence[tuple[bytes, ...]]) -> dict[str, Any]:
 
 def _chunk_of_prompts(rows: Sequence[Sample], tokenizer: Any, seq_len: int) -> Chunk:
     """Convert rows to prompts; long prompts keep their end, which contains the question."""
-    tokenized = [ids for _, ids in prompts.tokenised(map(asked_of, rows), tokenizer)]
+    tokenized = [ids for _, ids in prompts.tokenized(map(asked_of, rows), tokenizer)]
     truncated = [ids[-seq_len:] for ids in tokenized]
     tokens = np.fromiter(itertools.chain.from_iterable(truncated), dtype=np.int32)
     return Chunk(
@@ -386,7 +386,7 @@ def _rendered(
             conversations.append(asked_of(sample))
     single = pairs or TASKS[settings.task].judged  # the loss covers one answer per conversation
     prompt_counts = settings.train_on_prompt and not single
-    documents = render.tokenise(
+    documents = render.tokenize(
         conversations, tokenizer, train_on_prompt=prompt_counts, last_turn_only=single
     )
     for sample in samples:

@@ -202,7 +202,7 @@ def _answers(row: Fields) -> tuple[Any, Any]:
             raise BadRow(f"`output` holds {len(output)} answers, not the better and the worse")
         return output[0], output[1]
     keys = ", ".join(f"`{key}`" for key in list(row)[:6]) or "nothing"
-    reason = f"no `chosen` and `rejected`, but {keys}: preferences are learnt from pairs"
+    reason = f"no `chosen` and `rejected`, but {keys}: preferences are learned from pairs"
     raise UnknownColumns(reason, row, ["chosen", "rejected"])
 
 

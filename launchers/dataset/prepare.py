@@ -20,7 +20,7 @@ from estimator.errors import UserError
 from estimator.vocabulary import TASKS
 from launchers.dataset import prepared, prompts, render, texts
 from launchers.dataset.asking import Asking
-from launchers.dataset.documents import Documents, Packing, tokenise
+from launchers.dataset.documents import Documents, Packing, tokenize
 from launchers.dataset.order import grouped_by_length, longest_first
 from launchers.dataset.preferences import Sample, asked_of
 from launchers.dataset.prepared import IGNORE, Prepared, PreparedInfo
@@ -118,7 +118,7 @@ def prepare(
     _clear(folder)
     if TASKS[settings.task].draws_answers:  # the remaining tokens are for the answer
         seq_len -= settings.rl.answer_tokens(seq_len)
-    with _tokenised(train, model, settings, seq_len, folder / "documents") as documents:
+    with _tokenized(train, model, settings, seq_len, folder / "documents") as documents:
         if not len(documents):
             raise UserError(
                 f"Nothing is left to train on: none of {len(train):,} rows has a token that counts in the "
@@ -137,11 +137,11 @@ def prepare(
 
 
 @contextlib.contextmanager
-def _tokenised(
+def _tokenized(
     rows: Sequence[Sample], model: _Model, settings: Settings, seq_len: int, folder: Path
 ) -> Iterator[Documents]:
     """Tokenize the rows; the documents are deleted afterwards."""
-    documents = tokenise(rows, model.folder, model.tokenizer, settings, seq_len, folder)
+    documents = tokenize(rows, model.folder, model.tokenizer, settings, seq_len, folder)
     try:
         yield documents
     finally:
@@ -273,7 +273,7 @@ def _prepare_held_out(
     single_row = settings.model_copy(
         update={"packing": False, "global_batch_size": 1, "epochs": 1, "rl": single_answer}
     )
-    with _tokenised(held_out, model, settings, seq_len, folder / "documents-held-out") as documents:
+    with _tokenized(held_out, model, settings, seq_len, folder / "documents-held-out") as documents:
         if not len(documents):
             return
         packing = documents.unpacked()

@@ -83,10 +83,10 @@ def _asked(row: Fields) -> tuple[Message, ...]:
 
 def prompts_of(conversations: Iterable[Conversation], tokenizer: Any) -> Iterator[Prompt]:
     """Iterate over the rows' prompts in order: a chat up to its last answer, or the beginning of a text."""
-    return (prompt for prompt, _ in tokenised(conversations, tokenizer))
+    return (prompt for prompt, _ in tokenized(conversations, tokenizer))
 
 
-def tokenised(conversations: Iterable[Conversation], tokenizer: Any) -> Iterator[tuple[Prompt, list[int]]]:
+def tokenized(conversations: Iterable[Conversation], tokenizer: Any) -> Iterator[tuple[Prompt, list[int]]]:
     """Iterate over the rows' prompts with their tokens."""
     numbered = enumerate(conversations)
     while batch := list(itertools.islice(numbered, _BATCH)):

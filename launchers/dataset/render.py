@@ -84,7 +84,7 @@ Tokens = tuple[
 ]  # tokens of one row, and the mask of those that count in the loss
 
 
-def tokenise(
+def tokenize(
     conversations: Sequence[Conversation],
     tokenizer: Any,
     *,
@@ -102,10 +102,10 @@ def tokenise(
     """
     for start in range(0, len(conversations), _BATCH):
         batch = conversations[start : start + _BATCH]
-        yield from _tokenise(batch, tokenizer, train_on_prompt, last_turn_only)
+        yield from _tokenize(batch, tokenizer, train_on_prompt, last_turn_only)
 
 
-def _tokenise(
+def _tokenize(
     conversations: Sequence[Conversation], tokenizer: Any, train_on_prompt: bool, last_turn_only: bool
 ) -> Iterator[Tokens]:
     ending = _Ending(tokenizer)
@@ -172,7 +172,7 @@ def _by_turns(
 
 def end_of_answers(tokenizer: Any, messages: Sequence[Message]) -> int | None:
     """Return the token that ends a chat's last turn in training; None if the tokenizer has none."""
-    ids, _ = next(tokenise([Conversation(messages=tuple(messages))], tokenizer))
+    ids, _ = next(tokenize([Conversation(messages=tuple(messages))], tokenizer))
     return _Ending(tokenizer).of(ids.tolist())
 
 

@@ -129,7 +129,7 @@ AREAS: dict[str, Area] = {
         training=(
             "I want to send the {p} back.",
             "how do I return my {p}?",
-            "I would like to exchange the {p} for another colour.",
+            "I would like to exchange the {p} for another color.",
             "I changed my mind about the {p}.",
             "the return label for the {p} is missing.",
             "I sent the {p} back and got no reply.",
@@ -159,7 +159,7 @@ AREAS: dict[str, Area] = {
             "will the new {p} be in stock soon?",
             "which size of {p} is suitable for two people?",
             "does the warranty of the {p} hold abroad?",
-            "what colours of the {p} do you have?",
+            "what colors of the {p} do you have?",
             "is the new {p} better than the old one?",
         ),
         held_out=(

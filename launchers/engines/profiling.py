@@ -230,7 +230,7 @@ def _addresses(values: Iterable[Any]) -> dict[int, int]:
             continue
         if hasattr(
             tensor, "__tensor_flatten__"
-        ):  # a DTensor, or a quantised tensor: those that it is made of
+        ):  # a DTensor, or a quantized tensor: those that it is made of
             names, _ = tensor.__tensor_flatten__()
             sizes |= _addresses(getattr(tensor, name) for name in names)
             continue

@@ -389,9 +389,9 @@ def load_model(
 
         network = causal.load(base, **options)
         if settings is not None and METHODS[settings.method].quantized:
-            from launchers.engines.loop import quantised
+            from launchers.engines.loop import quantized
 
-            quantised.round_layers(network, settings.lora.quantization)
+            quantized.round_layers(network, settings.lora.quantization)
         return PeftModel.from_pretrained(network, str(folder)).eval()
     return causal.load(folder, **options).eval()
 

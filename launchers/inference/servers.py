@@ -143,7 +143,7 @@ def local_command(
 ) -> list[str]:
     """The command that starts the server in ``work``.
 
-    transformers serve accepts requests only for the model spelt as on its command line, so there ``work``
+    transformers serve accepts requests only for the model spelled as on its command line, so there ``work``
     gets a link of the model's name.
     """
     if server == "vllm":

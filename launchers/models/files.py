@@ -186,7 +186,7 @@ def read_header(path: Path, *, quantized: bool = False) -> dict[str, tuple[int, 
     if untrained is not None and not quantized:
         raise UserError(
             f"{path}: {untrained} is of type {kinds[untrained]}, which is not trained.",
-            "Start from the unquantised model; --method qlora quantises it on loading.",
+            "Start from the unquantized model; --method qlora quantizes it on loading.",
         )
     if size > expected:
         raise UserError(

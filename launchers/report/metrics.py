@@ -88,7 +88,7 @@ class Summary:
     mfu: float | None
 
 
-def summarise(metrics: Sequence[Metrics]) -> Summary:
+def summarize(metrics: Sequence[Metrics]) -> Summary:
     """Summarize a run's steps by medians; raises ValueError if there are none."""
     if not metrics:
         raise ValueError("no step was trained")

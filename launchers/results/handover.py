@@ -155,11 +155,11 @@ def _loading(settings: RunConfig, method: str, base: str) -> list[str]:
         extra_lines = ["base.config.pad_token_id = tokenizer.pad_token_id"]
     if settings.new_tokens:
         extra_lines.append("base.resize_token_embeddings(max(len(tokenizer), base.config.vocab_size))")
-    quantised = []
+    quantized = []
     if METHODS[method].quantized:
         names, options = [*names, "BitsAndBytesConfig"], f"{options}, quantization_config=nf4"
         double = settings.lora.quantization == "nf4-double"
-        quantised = [
+        quantized = [
             "nf4 = BitsAndBytesConfig(",
             f'    load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant={double}',
             ")",
@@ -169,7 +169,7 @@ def _loading(settings: RunConfig, method: str, base: str) -> list[str]:
         f"from transformers import {', '.join(names)}",
         "",
         tokenizer,
-        *quantised,
+        *quantized,
         f'base = {kind}.from_pretrained("{base}"{options})',
         *extra_lines,
         'model = PeftModel.from_pretrained(base, "this/folder")  # not merged into its base',

@@ -71,8 +71,8 @@ class UnreachedError(UserError):
 def _check_rights(account: dict[str, Any], repo: str) -> None:
     """Raise UserError if the token's account, or the token itself, is known to lack write access."""
     owner, name = repo.split("/")
-    organisations = {organization.get("name"): organization for organization in account.get("orgs", [])}
-    if owner != account.get("name") and owner not in organisations:
+    organizations = {organization.get("name"): organization for organization in account.get("orgs", [])}
+    if owner != account.get("name") and owner not in organizations:
         raise UserError(
             f"export.push: the token belongs to {account.get('name')}, who is not a member of {owner}.",
             f"Use --push {account.get('name')}/{name}, or another token.",
@@ -90,7 +90,7 @@ def _check_rights(account: dict[str, Any], repo: str) -> None:
             f"HF_TOKEN: this token may not write to {owner}.",
             f"Create one with write access at {_TOKENS}",
         )
-    if organisations.get(owner, {}).get("roleInOrg") == "read":
+    if organizations.get(owner, {}).get("roleInOrg") == "read":
         raise UserError(
             f"export.push: {account.get('name')} has only read access to {owner}.",
             f"Ask its administrators for write access, or push to {account.get('name')}.",

@@ -209,7 +209,7 @@ def apply_resources(settings: Settings, target: Target) -> Target:
     )
 
 
-def summarise_plan(plan: Plan) -> str:
+def summarize_plan(plan: Plan) -> str:
     """Summarize the plan in one line for the log of a task."""
     layout, memory = plan.layout, plan.prediction.memory
     machine = f"{plan.request.gpus_per_node}x {plan.request.gpu_type}" if plan.request.gpu_type else "CPU"
@@ -311,7 +311,7 @@ def fetch_weights(model: ModelSource, folder: Path, *, rewards: bool = False, vi
     return path
 
 
-def tokenise(
+def tokenize(
     samples: Sequence[Sample],
     held_out: Sequence[Sample] | None,
     settings: RunConfig,

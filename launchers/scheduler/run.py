@@ -33,7 +33,7 @@ from launchers.gang.departure import Grace
 from launchers.gang.job import TrainJob
 from launchers.harness.result import HarnessResult
 from launchers.harness.run import HarnessRequest
-from launchers.report.metrics import summarise
+from launchers.report.metrics import summarize
 from launchers.report.peak import MemoryPeak
 from launchers.results import handover
 from launchers.results.model_card import closing_facts, hub_page, write_records
@@ -189,7 +189,7 @@ def _export(request: SchedulerRun, place: Allocation, start: Start, trained: Tra
     handover.collect(trained.job, finished)
     evaluated = _evaluate(start, plan, engines.result_of(finished), work / "evaluation")
     scored = _score_tasks(start, plan, engines.result_of(finished), work / "harness")
-    summary = summarise(trained.metrics)
+    summary = summarize(trained.metrics)
     facts = closing_facts(plan, summary, trained.memory_peak, evaluated.value, trained.exported)
     facts += scored.value.facts() if scored.value else []
     # The user's output_dir is recorded, as this node's absolute path would not repeat the run elsewhere

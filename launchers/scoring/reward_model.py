@@ -42,7 +42,7 @@ class RewardModel:
         """Return the reward of each conversation. Raises UserError if one is not finite."""
         from launchers.dataset import render
 
-        tokens = [ids[-self._longest :] for ids, _ in render.tokenise(conversations, self._tokenizer)]
+        tokens = [ids[-self._longest :] for ids, _ in render.tokenize(conversations, self._tokenizer)]
         order = sorted(range(len(tokens)), key=lambda index: -len(tokens[index]))
         rewards = [0.0] * len(tokens)
         max_tokens = MAX_BATCH_TOKENS[self._model.device.type]

@@ -29,7 +29,7 @@ _TOOLS = ("ip", "tc", "iptables", "unshare")
 _BURST = ("burst", "64kb", "latency", "100ms")
 _NETNS = Path("/etc/netns")
 _SYN_BYTES = 60  # over IPv4, with the options that Linux sends
-_NEIGHBOURS = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")  # the most entries of the ARP table
+_NEIGHBORS = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")  # the most entries of the ARP table
 
 
 def missing() -> str | None:
@@ -97,10 +97,10 @@ class Bed:
         self._bridge, self._second_bridge = f"ckb{self._id}", f"ckc{self._id}"
         self._jobs: list[Job] = []
         self._flapping: list[subprocess.Popen[bytes]] = []
-        self._neighbours = _NEIGHBOURS.read_text()
+        self._neighbors = _NEIGHBORS.read_text()
         try:
-            if hosts * hosts > int(self._neighbours):  # all hosts share one kernel's table of neighbours
-                _NEIGHBOURS.write_text(str(2 * hosts * hosts))
+            if hosts * hosts > int(self._neighbors):  # all hosts share one kernel's table of neighbors
+                _NEIGHBORS.write_text(str(2 * hosts * hosts))
             do("ip", "link", "add", self._bridge, "type", "bridge")
             do("ip", "link", "set", self._bridge, "up")
             for host in range(hosts):
@@ -323,7 +323,7 @@ class Bed:
         commands += [("ip", "link", "del", bridge) for bridge in (self._bridge, self._second_bridge)]
         for command in commands:
             subprocess.run(command, capture_output=True, check=False)
-        _NEIGHBOURS.write_text(self._neighbours)
+        _NEIGHBORS.write_text(self._neighbors)
         for host in range(self.hosts):
             shutil.rmtree(_NETNS / self.name(host), ignore_errors=True)
 

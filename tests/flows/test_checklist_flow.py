@@ -327,9 +327,9 @@ def _looks_after(process: psutil.Process, home: Path, node: int) -> bool:
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_only_what_is_of_this_cluster_and_schema_is_read_of_the_past(tmp_path: Path) -> None:
-    good = steps.summarise(judge(gpu_run(2)))
+    good = steps.summarize(judge(gpu_run(2)))
     wrong = gpu_run(2, started_unix=2_000.0, probes=())
-    failed = steps.summarise(judge(wrong))
+    failed = steps.summarize(judge(wrong))
     newer = {**good, "version": 99}
     for name, kept, cluster in (
         ("good", good, "here"),

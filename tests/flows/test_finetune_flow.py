@@ -162,7 +162,7 @@ def test_a_task_on_pairs_ranks_held_out_pairs_better(
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_plain_text_is_learnt_within_a_budget_of_tokens_and_measured_as_perplexity(
+def test_plain_text_is_learned_within_a_budget_of_tokens_and_measured_as_perplexity(
     flow: Callable[..., FlowRun], tmp_path: Path
 ) -> None:
     sentences = [f"The sum of {a} and {b} is {a + b}." for a in range(30) for b in range(30)]

@@ -166,7 +166,7 @@ def test_judged_answers_that_are_all_good_are_refused_before_the_run(
         ("book.txt", b"Once.", ["--task", "sft"], ["plain text", "--task pretrain"]),
     ],
 )
-def test_plain_text_that_can_not_be_learnt_is_refused_before_the_run(
+def test_plain_text_that_can_not_be_learned_is_refused_before_the_run(
     launch: Callable[..., FlowRun],
     tmp_path: Path,
     name: str,

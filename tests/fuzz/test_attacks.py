@@ -327,7 +327,7 @@ def test_a_tokenizer_that_panics_is_one_line(tiny: Path, tmp_path: Path) -> None
     (folder / "tokenizer.json").write_text(json.dumps(values))
     tokenizer = render.load_tokenizer(folder, settings.Settings())
     with pytest.raises(UserError, match="tokenizer fails on a text of the dataset"):
-        list(render.tokenise([rows.Conversation(text="a" * 40 + "c")], tokenizer))
+        list(render.tokenize([rows.Conversation(text="a" * 40 + "c")], tokenizer))
 
 
 # The terminal

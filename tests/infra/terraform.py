@@ -51,7 +51,7 @@ def missing() -> str | None:
 
 @dataclass(frozen=True)
 class Stack:
-    """A copy of infra/aws that has been initialised."""
+    """A copy of infra/aws that has been initialized."""
 
     folder: Path  # of the .tf files
     endpoint: str  # moto's

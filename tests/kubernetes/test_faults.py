@@ -225,7 +225,7 @@ def _losses(run: Launched) -> list[float]:
 
 
 def _stop(run: Launched) -> None:
-    """It alone, as a cancelled CI job does: what comes after the training is tested elsewhere."""
+    """It alone, as a canceled CI job does: what comes after the training is tested elsewhere."""
     run.process.terminate()
     run.wait(END_S)
     assert "Resume the run" in run.log, run.log

@@ -27,7 +27,7 @@ def rails_between(context: JudgingContext, src: int, dst: int) -> str:
 
 
 def _finding(context: JudgingContext, one: SlowRail) -> Finding:
-    share = f"{one.share:.0%} of what its neighbours carry"
+    share = f"{one.share:.0%} of what its neighbors carry"
     names = context.names(one.nodes)
     ranks = [fact.rank for fact in context.facts if fact.node in one.nodes and fact.local_rank == one.rail]
     if len(names) == 1:

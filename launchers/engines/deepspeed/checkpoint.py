@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from estimator.errors import UserError
 from launchers.engines.deepspeed.config import zero_stage
-from launchers.engines.loop import generators, quantised
+from launchers.engines.loop import generators, quantized
 from launchers.engines.tensors_only import tensors_only
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, mark_part_complete
@@ -49,7 +49,7 @@ class WrittenBy:
             method=job.plan.method,
             precision=job.plan.layout.precision,
             optimizer=job.settings.optimizer.name,
-            quantization=quantised.kind_of(job) or "none",
+            quantization=quantized.kind_of(job) or "none",
         )
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from launchers.base.imports import collector_paused
 from launchers.engines import _merge
 from launchers.engines.deepspeed import checkpoint, config
-from launchers.engines.loop import generators, liger, model, optimizer, quantised
+from launchers.engines.loop import generators, liger, model, optimizer, quantized
 from launchers.engines.loop.families import expert_blocks
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
@@ -114,7 +114,7 @@ class ZeroModel:
         return float(self._engine.get_lr()[0])
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()  # images alone are learnt with an average, and not by DeepSpeed
+        return contextlib.nullcontext()  # images alone are learned with an average, and not by DeepSpeed
 
     def save_checkpoint(self, job: TrainJob, env: RankEnv, step: int) -> None:
         checkpoint.save(self._engine, job, env, step)
@@ -132,9 +132,9 @@ def _load(job: TrainJob, values: dict[str, Any], device: torch.device) -> Any:
     """The job's model with its weights, in training mode; with ZeRO-3 each rank holds its shard only.
 
     The HfDeepSpeedConfig that makes transformers load sharded has to outlive the loading; it is kept on
-    the model. transformers loads no quantised base that way: it is whole until deepspeed.initialize.
+    the model. transformers loads no quantized base that way: it is whole until deepspeed.initialize.
     """
-    sharded = config.zero_stage(job) == 3 and quantised.kind_of(job) is None
+    sharded = config.zero_stage(job) == 3 and quantized.kind_of(job) is None
     options, hf_config = dict[str, Any](), None
     if sharded:
         from transformers.integrations import HfDeepSpeedConfig

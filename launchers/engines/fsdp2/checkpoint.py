@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from estimator.errors import UserError
-from launchers.engines.loop import generators, quantised
+from launchers.engines.loop import generators, quantized
 from launchers.engines.loop.moving_average import MovingAverage
 from launchers.engines.tensors_only import load_distributed
 from launchers.gang.job import TrainJob
@@ -52,7 +52,7 @@ class WrittenBy:
             method=job.plan.method,
             precision=job.plan.layout.precision,
             optimizer=job.settings.optimizer.name,
-            quantization=quantised.kind_of(job) or "none",
+            quantization=quantized.kind_of(job) or "none",
             average=str(job.settings.images.ema_decay or "none"),
         )
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from launchers.base.imports import collector_paused
 from launchers.engines import _merge
 from launchers.engines.fsdp2 import checkpoint, kernels
-from launchers.engines.loop import generators, liger, model, optimizer, quantised, unet
+from launchers.engines.loop import generators, liger, model, optimizer, quantized, unet
 from launchers.engines.loop.families import blocks
 from launchers.engines.loop.moving_average import MovingAverage
 from launchers.gang.job import TrainJob
@@ -178,8 +178,8 @@ def _without_weights(job: TrainJob) -> Any:
     if not unet.is_unet(network):
         network.tie_weights()  # registration creates a separate parameter for each name
     with init_empty_weights(include_buffers=False):
-        if kind := quantised.kind_of(job):
-            quantised.replace_layers(network, kind)
+        if kind := quantized.kind_of(job):
+            quantized.replace_layers(network, kind)
         return _made_trainable(network, job)
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from estimator.errors import UserError
 from launchers.engines import _merge
 from launchers.engines._merge import Update
-from launchers.engines.loop import quantised, unet, unet_export
+from launchers.engines.loop import quantized, unet, unet_export
 from launchers.engines.loop.sharding import TrainedModel
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
@@ -87,7 +87,7 @@ def save(model: TrainedModel, job: TrainJob, env: RankEnv) -> None:
         job.model_dir,
         adapter,
         job.output_dir / "model",
-        quantised.as_trained_on(model.module, model.device),
+        quantized.as_trained_on(model.module, model.device),
         lambda names: _names_in_files(model.module, names),
     )
 
@@ -96,7 +96,7 @@ def merge(
     base: Path,
     adapter: Path,
     destination: Path,
-    base_of: quantised.Change = quantised.unchanged,
+    base_of: quantized.Change = quantized.unchanged,
     names_in_files: Callable[[Iterable[str]], dict[str, str]] | None = None,
 ) -> None:
     """Base weights plus adapter on the CPU, in the base's own files, names and types; sums are in fp32.

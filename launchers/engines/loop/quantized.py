@@ -23,7 +23,7 @@ from launchers.gang.job import TrainJob
 Scales = dict[str, torch.Tensor]
 Change = Callable[[str, torch.Tensor], torch.Tensor]
 
-# One scale for 64 weights, quantised in turn in groups of 256: Dettmers et al. 2023, QLoRA
+# One scale for 64 weights, quantized in turn in groups of 256: Dettmers et al. 2023, QLoRA
 # (arXiv:2305.14314), section 3; estimator/memory/states.py counts them.
 BLOCK, SCALES_BLOCK = 64, 256
 LARGEST_INT8 = 127
@@ -113,7 +113,7 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(torch.uint8)
 
 
-class QuantisedLinear(nn.Linear):
+class QuantizedLinear(nn.Linear):
     """A frozen linear layer that is made whole for each product, and again for the product's gradient.
 
     ``weight`` holds the words of :func:`packed`, the buffers ``absmax`` and ``absmax2`` the scales' bytes;
@@ -164,7 +164,7 @@ class _Product(torch.autograd.Function):
     """inputs @ weight.T for a weight that isn't trained; the layer's, as it is gathered at each time."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: torch.Tensor, layer: QuantisedLinear) -> torch.Tensor:
+    def forward(ctx: Any, inputs: torch.Tensor, layer: QuantizedLinear) -> torch.Tensor:
         ctx.layer = layer
         return nn.functional.linear(inputs, layer.whole())
 
@@ -174,19 +174,19 @@ class _Product(torch.autograd.Function):
 
 
 def replace_layers(network: Any, kind: LaunchedQuantization) -> None:
-    """Put a :class:`QuantisedLinear` in the place of each linear layer but the head, of whatever kind."""
-    for name, layer in _quantised_layers(network):
-        network.set_submodule(name, QuantisedLinear(layer, kind))
+    """Put a :class:`QuantizedLinear` in the place of each linear layer but the head, of whatever kind."""
+    for name, layer in _quantized_layers(network):
+        network.set_submodule(name, QuantizedLinear(layer, kind))
 
 
 def round_layers(network: Any, kind: LaunchedQuantization) -> None:
     """Give each of these layers the base weight of its adapter, unsharded and dequantized."""
-    for _, layer in _quantised_layers(network):
+    for _, layer in _quantized_layers(network):
         packed_weight, scales = packed(layer.weight.detach(), kind)
         layer.weight.data = unpacked(packed_weight, scales, kind, layer.weight.shape)
 
 
-def _quantised_layers(network: Any) -> list[tuple[str, nn.Linear]]:
+def _quantized_layers(network: Any) -> list[tuple[str, nn.Linear]]:
     heads = (network.get_output_embeddings(), getattr(network, HEAD, None))
     linear = [(name, m) for name, m in network.named_modules() if isinstance(m, nn.Linear)]
     return [(name, m) for name, m in linear if all(m is not head for head in heads)]
@@ -203,7 +203,7 @@ def as_trained_on(network: nn.Module, device: torch.device) -> Change:
 
     Weights are packed again, on the device that has packed them, as a rank may hold a part of each only.
     """
-    modules = ((name, m) for name, m in network.named_modules() if isinstance(m, QuantisedLinear))
+    modules = ((name, m) for name, m in network.named_modules() if isinstance(m, QuantizedLinear))
     layers = {base_name(name): layer for name, layer in modules}
 
     def change(name: str, weight: torch.Tensor) -> torch.Tensor:

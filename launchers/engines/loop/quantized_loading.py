@@ -1,7 +1,7 @@
-"""Loads a model with its linear layers quantised one by one, by transformers' interface for quantisers.
+"""Loads a model with its linear layers quantized one by one, by transformers' interface for quantizers.
 
-So at most one matrix exists in 16 bits at a time. transformers' own quantisers make bitsandbytes'
-layers, which ``quantised.py`` says more of.
+So at most one matrix exists in 16 bits at a time. transformers' own quantizers make bitsandbytes'
+layers, which ``quantized.py`` says more of.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from transformers.quantizers import HfQuantizer, register_quantization_config, r
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from estimator.vocabulary import LaunchedQuantization
-from launchers.engines.loop.quantised import QuantisedLinear, Scales, packed, replace_layers
+from launchers.engines.loop.quantized import QuantizedLinear, Scales, packed, replace_layers
 
 METHOD = "metaflow-finetune"
 
@@ -44,7 +44,7 @@ class LoopQuantizer(HfQuantizer):  # type: ignore[misc,unused-ignore]
 
     def param_needs_quantization(self, model: nn.Module, param_name: str, **_: Any) -> bool:
         owner, _dot, name = param_name.rpartition(".")
-        return name == "weight" and isinstance(model.get_submodule(owner), QuantisedLinear)
+        return name == "weight" and isinstance(model.get_submodule(owner), QuantizedLinear)
 
     def _process_model_before_weight_loading(self, model: nn.Module, **_: Any) -> None:
         replace_layers(model, self.quantization_config.kind)

@@ -1,6 +1,6 @@
 """Loss and metrics of a run's task on a batch.
 
-Normalised over the whole global batch, so that micro batches and ranks don't change the result: next-token
+Normalized over the whole global batch, so that micro batches and ranks don't change the result: next-token
 training over the labels that count, preferences over pairs.
 """
 

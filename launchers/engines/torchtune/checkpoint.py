@@ -111,7 +111,7 @@ def _tensors(model: torch.nn.Module, optimizers: Optimizers) -> dict[str, torch.
     """Trained weights and optimizer states, by name; DTensors where the model is sharded.
 
     get_state_dict of torch.distributed.checkpoint would do, but for QLoRA it first makes a whole
-    dequantised copy of the base that it then drops.
+    dequantized copy of the base that it then drops.
     """
     tensors: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():

@@ -132,8 +132,8 @@ class _Change:
             return cast("torch.Tensor", state[name])
         # Here it holds a shard of what each rank made of the whole tensor on loading: made again.
         sizes = {"block_size": local_tensor.block_size, "scaler_block_size": local_tensor.scaler_block_size}
-        quantised: torch.Tensor = to_nf4(weight.to(self._dtype).to(self._device), **sizes)
-        return quantised.to(self._dtype).cpu()
+        quantized: torch.Tensor = to_nf4(weight.to(self._dtype).to(self._device), **sizes)
+        return quantized.to(self._dtype).cpu()
 
 
 def _added(weight: torch.Tensor, scaled_lora_b: torch.Tensor, lora_a: torch.Tensor) -> torch.Tensor:

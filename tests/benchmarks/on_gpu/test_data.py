@@ -1,4 +1,4 @@
-"""The rows that are trained on: their lengths, as the launchers' own tokenisation finds them."""
+"""The rows that are trained on: their lengths, as the launchers' own tokenization finds them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def prepared(folder: Path, model: Path, **values: object) -> tuple[PreparedInfo,
         {"dataset": str(file), "seq_len": LONGEST, "evaluation": {"fraction": 0}, "max_steps": 4, **values}
     )
     conversations, held_out = preparation.read_data(given, folder)
-    info = preparation.tokenise(conversations, held_out, given, model, folder / "data")
+    info = preparation.tokenize(conversations, held_out, given, model, folder / "data")
     return info, Prepared(folder / "data")
 
 

@@ -194,8 +194,8 @@ def test_the_stages_of_rejection_sampling_ask_for_what_was_planned_of_them() -> 
         prompts=5000, held_out=9, answers=4, prompt_tokens=256, new_tokens=256, by_function=True
     )
     made = replace(made, generation=plan_generation(made, model, drawing))
-    labelled = replace(made, request=replace(made.request, node_labels=(("good", "yes"),)))
-    generate, score, compare = (request_for(labelled, role) for role in ("generate", "score", "compare"))
+    labeled = replace(made, request=replace(made.request, node_labels=(("good", "yes"),)))
+    generate, score, compare = (request_for(labeled, role) for role in ("generate", "score", "compare"))
     assert (generate.nodes, generate.gpus_per_node, generate.gpu_type) == (1, 1, "H100 SXM")
     assert (generate.instance_type, compare) == ("p5.48xlarge", generate)
     assert (score.gpus_per_node, score.gpu_type, score.instance_type) == (0, None, None)

@@ -40,7 +40,7 @@ def make_state(
             total_bytes=80 * GIB,
             start_used_bytes=GIB // 2,
             peak_used_bytes=33 * GIB,
-            mean_utilisation=0.97,
+            mean_utilization=0.97,
             peak_power_watts=390.0,
             peak_temperature_celsius=64,
         )
@@ -73,7 +73,7 @@ def make_state(
             gpus=tuple(
                 GpuSample(
                     used_bytes=min(second + 1, 33) * GIB,
-                    utilisation=0.97,
+                    utilization=0.97,
                     power_watts=380.0,
                     temperature_celsius=60,
                 )

@@ -124,12 +124,12 @@ def test_peaks_that_are_forgotten_begin_anew_from_what_gpus_held_at_the_start() 
     assert (samples.gpu_start, samples.gpu_peak) == ((10,), (20,))
 
 
-def test_utilisation_is_weighted_by_the_time_since_it_was_last_asked_for() -> None:
+def test_utilization_is_weighted_by_the_time_since_it_was_last_asked_for() -> None:
     samples = Samples()
-    for utilisation, seconds in ((0.0, 1.0), (None, 0.0), (None, 0.0), (0.8, 3.0)):
-        gpu = GpuSample(used_bytes=1, utilisation=utilisation)
+    for utilization, seconds in ((0.0, 1.0), (None, 0.0), (None, 0.0), (0.8, 3.0)):
+        gpu = GpuSample(used_bytes=1, utilization=utilization)
         samples.add_gpus(GpusSample(at=0.0, gpus=(gpu,)), seconds)
-    total, seconds = samples.gpu_utilisation[0]
+    total, seconds = samples.gpu_utilization[0]
     assert (total / seconds, seconds) == (pytest.approx(0.6), 4.0)
 
 
@@ -186,7 +186,7 @@ def test_the_last_look_has_gpus_and_host(monkeypatch: pytest.MonkeyPatch) -> Non
     gpus.used = 77
     sampler.stop()
     last = sampler.samples.gpus.samples[-1].gpus[0]
-    assert (last.used_bytes, last.utilisation) == (77, 0.5)
+    assert (last.used_bytes, last.utilization) == (77, 0.5)
     assert sampler.samples.host.count >= 2
     assert sampler.own_cpu_seconds > 0.05
 
@@ -233,7 +233,7 @@ def test_gpus_are_read_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [info.name for info in gpus.infos] == ["Test GPU"] * 3
     assert gpus.memory()[2] == GpuSample(used_bytes=2 * MIB)
     assert gpus.with_figures(gpus.memory())[2] == GpuSample(
-        used_bytes=2 * MIB, utilisation=0.5, power_watts=250.0, temperature_celsius=60
+        used_bytes=2 * MIB, utilization=0.5, power_watts=250.0, temperature_celsius=60
     )
 
 
@@ -258,7 +258,7 @@ def test_what_a_gpu_doesnt_tell_is_unknown_and_not_zero(monkeypatch: pytest.Monk
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     gpus = Gpus()
     sample = gpus.with_figures(gpus.memory())[0]
-    assert sample.utilisation is None
+    assert sample.utilization is None
     assert sample.power_watts is None
     assert sample.temperature_celsius == 60
 
@@ -311,7 +311,7 @@ class _RisingGpus(Gpus):
     def with_figures(self, samples: tuple[GpuSample, ...]) -> tuple[GpuSample, ...]:
         self.asked += 1
         _burn(self._dear_figures)
-        return tuple(dataclasses.replace(sample, utilisation=0.5) for sample in samples)
+        return tuple(dataclasses.replace(sample, utilization=0.5) for sample in samples)
 
 
 def _started(monkeypatch: pytest.MonkeyPatch, gpus: _RisingGpus) -> Sampler:

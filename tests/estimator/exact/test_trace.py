@@ -89,7 +89,7 @@ def test_4_bit_weights_take_half_a_byte_and_their_scales() -> None:
     states = dict(traced(replace(TORCHTUNE, method="lora", quantization="nf4-double")).states)
     rest = LLAMA.parameters - LLAMA.linear_parameters
     assert states["weights"] == LLAMA.linear_parameters // 2 + 2 * rest
-    assert states["quantisation overhead"] == pytest.approx(
+    assert states["quantization overhead"] == pytest.approx(
         LLAMA.linear_parameters * (1 / 64 + 4 / 64 / 256), rel=0.01
     )
 

@@ -185,7 +185,7 @@ def test_dora_takes_more_than_lora_and_rslora_the_same() -> None:
     assert magnitudes == lora.model.layers * outputs
 
 
-def test_quantised_weights_are_not_planned_over_processes_that_do_not_divide_them() -> None:
+def test_quantized_weights_are_not_planned_over_processes_that_do_not_divide_them() -> None:
     job = Job(model=find("llama-8b"), method="qlora", global_batch_size=48)
     reason = unsupported_shards(job.model, 3)
     assert reason is not None

@@ -30,6 +30,6 @@ def usage(memory_mib: float = 1000, *, at: float = 0.0, **values: Any) -> Usage:
     return replace(given, **values)
 
 
-def gpu(peak_gib: float, *, name: str = "NVIDIA A100-SXM4-80GB", utilisation: float = 0.5) -> GpuUsage:
+def gpu(peak_gib: float, *, name: str = "NVIDIA A100-SXM4-80GB", utilization: float = 0.5) -> GpuUsage:
     """One GPU of a task."""
-    return GpuUsage(name=name, total_bytes=80 * GIB, peak_bytes=int(peak_gib * GIB), utilisation=utilisation)
+    return GpuUsage(name=name, total_bytes=80 * GIB, peak_bytes=int(peak_gib * GIB), utilization=utilization)

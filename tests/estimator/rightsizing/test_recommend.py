@@ -74,7 +74,7 @@ def test_a_saturated_cpu_is_not_taken_away() -> None:
 
 def test_idle_gpus_are_dropped_and_unmeasured_ones_stay() -> None:
     asked = Sizes(cpu=4, memory_mib=8000, gpus=2)
-    idle = replace(gpu(0), utilisation=0.0)
+    idle = replace(gpu(0), utilization=0.0)
     found = recommend([usage(gpus=(gpu(20), idle), requested=asked)], SAME)
     assert found is not None
     assert found.sizes.gpus == 1
@@ -97,7 +97,7 @@ def test_the_report_prices_what_is_wasted_and_writes_the_line() -> None:
     assert report.usd == pytest.approx(5 * 0.17, rel=0.01)  # c6i: 4 CPU and 8 GiB
     assert report.wasted_share == pytest.approx(0.5, rel=0.01)
     asked = Sizes(cpu=8, memory_mib=64_000, gpus=1, gpu_type="A100-80GB")
-    smaller = report_step([usage(gpus=(gpu(10, utilisation=0.1),), requested=asked)])
+    smaller = report_step([usage(gpus=(gpu(10, utilization=0.1),), requested=asked)])
     assert smaller.next_request is not None
     assert smaller.next_request.gpu_type in ("A10G", "L4")
     assert (smaller.wasted_share or 0.0) > 0.5

@@ -210,13 +210,13 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         yield served
 
 
-def labelled(api: Api, **values: str) -> None:
+def labeled(api: Api, **values: str) -> None:
     for name, node in api.nodes.items():
         node["metadata"]["labels"][LABEL] = values.get(name.replace("-", ""), "true")
 
 
 def test_bad_nodes_are_kept_out_by_the_label_of_fit_ones_however_old_the_failure(api: Api) -> None:
-    labelled(api, host2="false")
+    labeled(api, host2="false")
     found = gate.exclude_nodes(checked(slow(90 * DAY)), "kubernetes")
     assert found.labels == ((LABEL, "true"),)
     assert found.lines == (f"Excluded by requiring the label {LABEL}=true: host-2.",)
@@ -229,12 +229,12 @@ def test_a_tainted_node_needs_no_label(api: Api) -> None:
     assert found.lines == (f"Excluded by their taint {KEY}: host-2.",)
 
 
-@pytest.mark.parametrize("marks", [{}, {"host2": "true"}], ids=["unlabelled", "called fit"])
+@pytest.mark.parametrize("marks", [{}, {"host2": "true"}], ids=["unlabeled", "called fit"])
 def test_a_node_that_nothing_keeps_out_is_told_with_the_command_for_it(
     api: Api, marks: dict[str, str]
 ) -> None:
     if marks:
-        labelled(api, **marks)
+        labeled(api, **marks)
     found = gate.exclude_nodes(checked(slow()), "kubernetes")
     assert found.labels == ()
     assert found.lines == (
@@ -328,7 +328,7 @@ def test_a_run_stops_at_a_failed_checklist_of_its_cluster_before_anything_is_sub
 
 @pytest.mark.slow
 def test_the_plan_takes_the_measured_bandwidth_and_asks_for_fit_nodes(tmp_path: Path, api: Api) -> None:
-    labelled(api, host2="false")
+    labeled(api, host2="false")
     asked = ("--with", "kubernetes", "run", "--plan-only", "--verbose", "--model", "llama-70b")
     asked += (
         "--method",
@@ -359,7 +359,7 @@ def test_the_plan_takes_the_measured_bandwidth_and_asks_for_fit_nodes(tmp_path: 
         flat,
     )
     assert f"Excluded by requiring the label {LABEL}=true: host-2." in flat
-    assert f"disk, labelled {LABEL}=true" in flat
+    assert f"disk, labeled {LABEL}=true" in flat
 
 
 def speed(text: str) -> float:

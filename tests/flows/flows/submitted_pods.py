@@ -16,7 +16,7 @@ from typing import Any
 from metaflow.plugins.kubernetes.kubernetes import Kubernetes
 from metaflow.runtime import NativeRuntime
 
-from decorators._metaflow.labels import _labelled
+from decorators._metaflow.labels import _labeled
 from decorators.backends.job_labels import labels_of
 
 RENAMED = {"image": "docker_image", "image_pull_policy": "docker_image_pull_policy"}
@@ -69,7 +69,7 @@ def print_manifests(runtime: Any) -> None:
 if __name__ == "__main__":
     NativeRuntime.execute = print_manifests
     for name in ("create_job_object", "create_jobset"):  # as in the process that submits
-        setattr(Kubernetes, name, _labelled(getattr(Kubernetes, name), labels_of))
+        setattr(Kubernetes, name, _labeled(getattr(Kubernetes, name), labels_of))
     flow, *options = sys.argv[1:]
     sys.argv = [flow, *options]
     runpy.run_path(flow, run_name="__main__")

@@ -52,7 +52,7 @@ class TestRead:
     def test_a_long_document_comes_in_sections_of_the_same_tokens(
         self, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """They break between words, and are stored and tokenised as what they are."""
+        """They break between words, and are stored and tokenized as what they are."""
         monkeypatch.setattr(texts, "SECTION", 1000)
         monkeypatch.setattr(texts, "_BREAK_WINDOW", 100)
         monkeypatch.setattr(texts, "_BLOCK", 7)  # characters of several bytes are cut by it
@@ -70,8 +70,8 @@ class TestRead:
         ]
         model = tiny_llama.make(tmp_path / "model")
         tokenizer = render.load_tokenizer(model, settings.build({}))
-        [(whole, _)] = render.tokenise([Conversation(text=book)], tokenizer)
-        parts = [tokens for tokens, _ in render.tokenise(found, tokenizer)]
+        [(whole, _)] = render.tokenize([Conversation(text=book)], tokenizer)
+        parts = [tokens for tokens, _ in render.tokenize(found, tokenizer)]
         assert np.concatenate(parts).tolist() == whole.tolist()
 
     def test_bytes_that_are_not_utf_8_are_counted_over_the_blocks(

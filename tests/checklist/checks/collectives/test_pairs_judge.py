@@ -198,7 +198,7 @@ def test_a_slow_rail_of_a_node_is_named_with_its_gpu_and_not_as_a_slow_node() ->
     (fault,) = result.findings
     assert fault.title == (
         "Rail 5 of host-2 (GPU 5 and its network card) is slow in both directions: 50% of what its "
-        "neighbours carry."
+        "neighbors carry."
     )
     assert (fault.code, fault.verdict, fault.nodes, fault.ranks) == ("slow-rail", "FAIL", ("host-2",), (21,))
     assert result.bad_nodes == ("host-2",)

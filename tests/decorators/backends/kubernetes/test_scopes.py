@@ -30,8 +30,8 @@ def test_a_patch_of_the_pods_decides_in_which_scopes_they_are() -> None:
     rule = "requiredDuringSchedulingIgnoredDuringExecution"
     near = _patched(affinity={"podAffinity": {rule: [FOREIGN]}})
     assert quota_pod(near) == QuotaPod(across_namespaces=True)
-    labelled = {"topologyKey": "zone", "namespaceSelector": {}}
-    assert quota_pod(_patched(affinity={"podAntiAffinity": {rule: [labelled]}})).across_namespaces
+    labeled = {"topologyKey": "zone", "namespaceSelector": {}}
+    assert quota_pod(_patched(affinity={"podAntiAffinity": {rule: [labeled]}})).across_namespaces
     own = {"topologyKey": "zone", "labelSelector": {"matchLabels": {"a": "b"}}}
     assert not quota_pod(_patched(affinity={"podAffinity": {rule: [own]}})).across_namespaces
 
