@@ -195,7 +195,7 @@ class Result:
     suspects_measured: tuple[str, ...] = ()
     """Of the nodes that were to be looked at first, those that the run has measured."""
     next_commands: tuple[str, ...] = ()
-    """What judges what a run on one machine can't."""
+    """What judges what a run on one machine cannot."""
     measurements: Measurements
     """Condensed for large runs (checklist/condensed.py); ``notes`` list what was left out."""
 

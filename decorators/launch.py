@@ -162,7 +162,7 @@ def check_deployable(step: StepView) -> None:
     gangs = [other.name for other in step.steps() if other.has("parallel")]
     if gangs:
         raise FinetuneError(
-            f"Step Functions can't run step {gangs[0]}: Metaflow does not support @parallel there.",
+            f"Step Functions cannot run step {gangs[0]}: Metaflow does not support @parallel there.",
             "Deploy to Argo Workflows (argo-workflows create), or deploy a flow for one node: "
             "`finetune flow linear`; for the checklist, see docs/checklist.md.",
         )

@@ -26,6 +26,6 @@ def unpack(text: str) -> Plan:
         return Plan.from_json(untrusted.unpack(text))
     except ValueError as error:
         raise UserError(
-            f"The plan in {PLAN_VARIABLE} can't be read: {error}.",
+            f"The plan in {PLAN_VARIABLE} cannot be read: {error}.",
             "Launch the run again, or deploy the flow again.",
         ) from None

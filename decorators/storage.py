@@ -168,7 +168,7 @@ class _OtherStorage:
         if list(keys) and not _OtherStorage._warned:
             _OtherStorage._warned = True
             _metaflow.print_line(
-                f"Metaflow can't delete files from a {self._storage.TYPE} datastore: "
+                f"Metaflow cannot delete files from a {self._storage.TYPE} datastore: "
                 f"old checkpoints are kept in {self.describe('')}"
             )
         return False

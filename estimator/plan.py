@@ -187,7 +187,7 @@ class Request:
     spot: bool = False  # on nodes that may be interrupted at any time
     gpu_assumed: bool = False  # GPU named by the user, not by a node label
     node_labels: tuple[tuple[str, str], ...] = ()
-    """Labels that a node must carry, as (name, value); what can't select by them ignores them."""
+    """Labels that a node must carry, as (name, value); what cannot select by them ignores them."""
 
     @property
     def gpus(self) -> str:
@@ -371,7 +371,7 @@ class Plan:
     prepare: Request | None = None  # of the step that fetches weights and data; None: as the whole request
     evaluate: Request | None = None  # of the step that compares base and result; None: as the whole request
     generation: Generation | None = None  # of rejection sampling
-    planned_only: str | None = None  # why this package can't launch the plan, as a clause; None: it can
+    planned_only: str | None = None  # why this package cannot launch the plan, as a clause; None: it can
     schema: int = field(default=SCHEMA_VERSION)
 
     @property

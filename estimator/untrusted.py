@@ -71,7 +71,7 @@ def parse_yaml(text: str, loader: type[Any] | None = None) -> Any:
                 raise yaml.YAMLError(f"line {line}: aliases (*name) are not supported")
         return yaml.load(text, Loader=loader)  # noqa: S506 - a SafeLoader
     except (ValueError, TypeError, OverflowError) as error:  # of its dates, numbers and keys
-        raise yaml.YAMLError(f"a value can't be read ({error})") from None
+        raise yaml.YAMLError(f"a value cannot be read ({error})") from None
 
 
 def check_depth(value: Any) -> Any:
@@ -104,7 +104,7 @@ def read_json_object(path: Path, advice: str = "Fetch it again.") -> dict[str, A
     try:
         values = parse_json(read_text(path))
     except OSError as error:
-        raise UserError(f"{path} can't be read: {error.strerror}.", advice) from None
+        raise UserError(f"{path} cannot be read: {error.strerror}.", advice) from None
     except ValueError as error:
         raise UserError(f"{path} is not JSON: {error}.", advice) from None
     if not isinstance(values, dict):
@@ -179,7 +179,7 @@ def _resolved(folder: Path, path: Path) -> Path:
     try:
         target, root = path.resolve(), folder.resolve()
     except (OSError, RuntimeError) as error:  # RuntimeError: links that form a loop
-        raise ValueError(f"a path that can't be read ({error})") from None
+        raise ValueError(f"a path that cannot be read ({error})") from None
     blobs = root.parent.parent / _BLOBS if root.parent.name == _SNAPSHOTS else root
     if not (target.is_relative_to(root) or target.parent == blobs):
         raise ValueError("a link that leads outside of the folder")

@@ -189,7 +189,7 @@ def _data_parallel(
     world = gpus or (shard or 1) * replicate * model_parallel * context
     rest, remainder = divmod(world, model_parallel)
     if remainder or rest < 1:
-        raise UnsupportedRow(f"{world} GPUs can't be divided by tensor x pipeline parallel {model_parallel}")
+        raise UnsupportedRow(f"{world} GPUs cannot be divided by tensor x pipeline parallel {model_parallel}")
     if engine == "deepspeed":
         return world, _zero(stage), rest if stage else 1, 1 if stage else rest
     if engine == "megatron":

@@ -413,7 +413,7 @@ def _with_sinks(run: Session) -> dict[int, int]:
         outcome = run.ask("listen", without_sink, limit_s=run.limits.operation)
         run.sinks.update(outcome.replies)
         for rank, error in outcome.errors.items():
-            run.notes.append(f"Rank {rank} can't listen on {run.addresses[rank]}: {error}.")
+            run.notes.append(f"Rank {rank} cannot listen on {run.addresses[rank]}: {error}.")
     return {node: rank for node, rank in run.leaders.items() if rank in run.sinks}
 
 

@@ -247,4 +247,4 @@ def _refuse_cut(run: Session) -> None:
     gloo = run.backend == "gloo"
     bad = [probe for probe in run.got.probes if not probe.connected or (gloo and not probe.bulk_ok)]
     if bad:
-        raise PhaseSkipped(f"a collective would hang: node {bad[0].src} can't reach node {bad[0].dst}")
+        raise PhaseSkipped(f"a collective would hang: node {bad[0].src} cannot reach node {bad[0].dst}")

@@ -29,7 +29,7 @@ from checklist.run.control import (
     Where,
 )
 
-_STOPPED = "tTDZX"  # states in which a process can't do its part: stopped, waiting for a device, dead
+_STOPPED = "tTDZX"  # states in which a process cannot do its part: stopped, waiting for a device, dead
 _CLOCK_ROUNDS = 5
 
 
@@ -320,7 +320,7 @@ def _behind(at: Mapping[int, Position], alive: list[int], others_failed: bool) -
 
 
 def _stuck(at: Mapping[int, Position], alive: list[int]) -> list[int]:
-    """Ranks that can't run, else those whose supervisors don't answer."""
+    """Ranks that cannot run, else those whose supervisors don't answer."""
     stopped = [rank for rank in alive if rank in at and at[rank][2] in _STOPPED]
     return stopped or [rank for rank in alive if rank not in at]
 

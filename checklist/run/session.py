@@ -57,7 +57,7 @@ class Session(Requests):
         self.addresses: dict[int, str] = {}  # by rank: where others reach its host
         self.hosts: dict[int, str] = {}  # by node: what it calls itself when it joins
         self.callers: dict[int, str] = {}  # by node: from which address it has joined
-        self.unusable: dict[int, str] = {}  # by rank: why its backend can't talk to others
+        self.unusable: dict[int, str] = {}  # by rank: why its backend cannot talk to others
         self.device, self.backend = "cpu", "gloo"
         self.scratch = secrets.token_hex(6)  # in the name of whatever is written and removed again
         self.began_unix, self._begin = time.time(), time.monotonic()

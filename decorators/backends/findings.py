@@ -70,7 +70,7 @@ class Findings:
             sys.stderr.write(f"{self.where} can run this.\n")
         if problems := self.impossible:
             raise UserError(
-                f"{self.where} can't run this: "
+                f"{self.where} cannot run this: "
                 + "; ".join(f"{row.check}: {row.detail}" for row in problems)
                 + ".",
                 problems[0].fix or "See the table. --no-preflight submits the run anyway.",

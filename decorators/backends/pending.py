@@ -106,7 +106,7 @@ class Watch:
             return
         since = self._failing_since.setdefault(state.permanent_failure.kind, now)
         if now - since >= state.permanent_failure.grace_period_s:
-            self._give_up(job, f"{job.what} can't start: {state.reason}", state.permanent_failure.advice)
+            self._give_up(job, f"{job.what} cannot start: {state.reason}", state.permanent_failure.advice)
 
     def _give_up(self, job: WaitedJob, problem: str, advice: str) -> None:
         self._finished = True

@@ -26,7 +26,7 @@ FP8_EAGER_BYTES = 3.5
 # each key channel repeated for its value heads, each key channel, each head. Traced (transformers 5.23, torch
 # 2.13, bf16, full training) at widths of 128 to 512, Mamba 2 in chunks of 128 tokens.
 RECURRENT_BYTES = {"gated-delta": (36, 34, 8, 1254), "mamba2": (50.5, 22.4, 8.2, 1480)}
-# Scores that are capped before the softmax, which flash kernels of torch can't do (Gemma team 2024,
+# Scores that are capped before the softmax, which flash kernels of torch cannot do (Gemma team 2024,
 # arXiv:2408.00118, section 2).
 SOFT_CAPPED = ("gemma2",)
 # transformers computes the scores of these explicitly: with sinks, or as their code has no other way

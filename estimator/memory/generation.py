@@ -135,7 +135,7 @@ def generation_bytes(
 ) -> dict[str, int]:
     """Return the memory of a generating process by category: of the fullest GPU, or of the CPU process.
 
-    Several GPUs share one copy of the model layer by layer, which can't cut a block; each holds the cache of
+    Several GPUs share one copy of the model layer by layer, which cannot cut a block; each holds the cache of
     its layers.
     """
     size, on_gpus = WEIGHT_BYTES[device], device == "cuda"

@@ -43,7 +43,7 @@ from estimator.memory.states import (
 from estimator.models import DiffusionSpec
 from estimator.setup import Setup
 
-# Activations whose copy to the host can't keep up stay for a while: of a run without checkpointing half left
+# Activations whose copy to the host cannot keep up stay for a while: of a run without checkpointing half left
 # the GPU (torchtitan@9dc418a8b); with checkpointing torchtune keeps the last blocks' (training/
 # _activation_offloading.py, OffloadActivations).
 OFFLOADED_WITHOUT_CHECKPOINTING = 0.5

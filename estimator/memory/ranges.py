@@ -27,7 +27,7 @@ ALLOCATOR_EXPANDABLE = 1.05
 # The reservation of the driver is excluded (data/gpus.csv, vram_cuda_GiB).
 CONTEXT_NEEDED_BYTES = GIB // 2
 
-# NCCL's share of what a run can't do without. Its buffers take up to 1.5 GiB where there is room
+# NCCL's share of what a run cannot do without. Its buffers take up to 1.5 GiB where there is room
 # (host.NCCL_BYTES); of the published runs that fill their GPU none leaves more than this.
 NCCL_NEEDED_BYTES = GIB // 2
 

@@ -205,5 +205,5 @@ def part_of(setup: Setup, stage: str) -> Part:
 
 
 def _head_apart(setup: Setup, stage: str) -> bool:
-    """Return whether tied embeddings are two matrices after all: litgpt never ties them, a pipeline can't."""
+    """Return whether tied embeddings are two matrices: litgpt never ties them, a pipeline cannot."""
     return setup.engine == "litgpt" or stage == "last"

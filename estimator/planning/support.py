@@ -189,12 +189,12 @@ def _torchtune_model(model: ModelSpec) -> str | None:
         )
     if model.qkv_bias != (model.family == "qwen2"):
         present = "biases" if model.qkv_bias else "no biases"
-        return f"torchtune 0.6.1 can't build a {model.family} model with {present} on q, k and v"
+        return f"torchtune 0.6.1 cannot build a {model.family} model with {present} on q, k and v"
     if model.o_bias or model.mlp_bias:
         projection = "attention's output" if model.o_bias else "the MLP"
-        return f"torchtune 0.6.1 can't build a {model.family} model with biases on {projection}"
+        return f"torchtune 0.6.1 cannot build a {model.family} model with biases on {projection}"
     if model.tied_embeddings and model.family == "mistral":
-        return "torchtune 0.6.1 can't build a mistral model with tied embeddings"
+        return "torchtune 0.6.1 cannot build a mistral model with tied embeddings"
     if model.hidden_act != "silu":
         return f"torchtune 0.6.1 has SiLU in every MLP, and {model.name} has hidden_act {model.hidden_act}"
     if model.attention_dropout:
@@ -222,7 +222,7 @@ def _torchtune_rope(model: ModelSpec) -> str | None:
     if kind is None:
         return None
     if kind != "llama3" or model.family != "llama":
-        return f"torchtune 0.6.1 can't scale the rotary embeddings of a {model.family} model the {kind} way"
+        return f"torchtune 0.6.1 cannot scale the rotary embeddings of a {model.family} model the {kind} way"
     scaling = (model.rope_low_freq_factor, model.rope_high_freq_factor, model.rope_original_max_seq_len)
     if scaling != LLAMA3_ROPE:
         return f"torchtune 0.6.1 scales rotary embeddings with {LLAMA3_ROPE}, and {model.name} has {scaling}"
@@ -311,7 +311,7 @@ def _fp8_elsewhere(training: Training) -> str:
 def _undivided(optimizer: str, processes: int) -> str | None:
     if not OPTIMIZERS[optimizer].bitsandbytes or processes == 1:
         return None
-    return f"optimizer {optimizer} is bitsandbytes', which can't step what FSDP2 divides"
+    return f"optimizer {optimizer} is bitsandbytes', which cannot step what FSDP2 divides"
 
 
 def unlaunchable_processes(job: Job, processes: int) -> str | None:
@@ -446,7 +446,7 @@ def _experts(engine: str, model: ModelSpec, training: Training) -> str | None:
     if training.method != "lora":
         return f"lora.experts with method {training.method}: PEFT's adapters on experts are LoRA's alone"
     if ENGINES[engine].sharding_options == "zero":
-        return "lora.experts: PEFT can't make them of weights that ZeRO-3 has divided; fsdp2 trains them"
+        return "lora.experts: PEFT cannot make them of weights that ZeRO-3 has divided; fsdp2 trains them"
     if training.compile:
         return "compile: PEFT inserts adapters on experts at each forward pass"
     if training.task == "reward" or training.new_tokens:
@@ -483,11 +483,11 @@ def _optimizer_of_loop(engine: str, training: Training) -> str | None:
             return f"optimizer {name} needs whole matrices, and ZeRO hands out flat pieces of them"
         return None
     if OPTIMIZERS[name].paged:
-        return f"optimizer {name} is bitsandbytes', which can't step what FSDP2 divides"
+        return f"optimizer {name} is bitsandbytes', which cannot step what FSDP2 divides"
     if name == "adafactor" and training.processes > 1:
-        return f"optimizer {name}: torch 2.13's squares norms in place, which weights divided by FSDP2 can't"
+        return f"optimizer {name}: torch 2.13's squares norms in place, which weights divided by FSDP2 cannot"
     if name == "adafactor" and training.precision not in ("bf16", "fp32"):
-        return f"optimizer {name} can't step FSDP2's fp32 copies of the weights; precision bf16 has none"
+        return f"optimizer {name} cannot step FSDP2's fp32 copies of the weights; precision bf16 has none"
     return None
 
 

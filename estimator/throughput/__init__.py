@@ -1,6 +1,6 @@
 """Speed and price: seconds of a training step, tokens a second, model FLOPs utilization, hours and money.
 
-A step is computing, what of the communication it can't hide, the pipeline's bubble and the optimizer. The
+A step is computing, what of the communication it cannot hide, the pipeline's bubble and the optimizer. The
 work is counted in ``flops``, the volumes in ``communication``; what GPUs and kernels make of them are the
 coefficients of ``efficiency``. A GPU without a sourced peak or measured product, and a CPU, have no
 predicted speed. docs/throughput.md has the formulas in full.

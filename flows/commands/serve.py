@@ -236,7 +236,7 @@ def _source(finished: FinishedModel, volume: str | None) -> tuple[str, str | Non
     if pushed and not finished.is_adapter:
         return pushed, None
     raise UserError(
-        f"Pods can't read {finished.folder}.",
+        f"Pods cannot read {finished.folder}.",
         "Name a PersistentVolumeClaim that holds the folder (--volume CLAIM:PATH), or train with --push.",
     )
 

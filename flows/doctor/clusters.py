@@ -51,7 +51,7 @@ def batch() -> list[Line]:
         except UserError as error:
             return _none((*names, "step-functions"), error)
         if nodes > 1 and configured.metadata == "local":
-            detail.no("metadata", "local, which several nodes of Batch can't share", _REMOTE_METADATA)
+            detail.no("metadata", "local, which several nodes of Batch cannot share", _REMOTE_METADATA)
         lines += _lines(name, detail, local)
     role = Findings(where="Step Functions")
     if not configured.step_functions_role:
@@ -94,7 +94,7 @@ def _local_datastore() -> list[tuple[str, str]]:
     """Return (problem, fix) if pods and jobs could not reach the datastore."""
     if _metaflow.configuration().datastore != "local":
         return []
-    return [("the datastore is local, which its nodes can't reach", DATASTORES)]
+    return [("the datastore is local, which its nodes cannot reach", DATASTORES)]
 
 
 def _none(names: tuple[str, ...], error: UserError) -> list[Line]:

@@ -52,7 +52,7 @@ def doctor(
 
 
 def obstacles_of(lines: list[Line]) -> list[Line]:
-    """The lines because of which the default job can't run on this machine, or isn't known to."""
+    """The lines because of which the default job cannot run on this machine, or isn't known to."""
     job = [line for line in lines if line.check == DEFAULT_JOB]
     needed = {name for line in job for name in line.needs}
     return [line for line in lines if line.state != "ok" and (line in job or line.check in needed)]
@@ -61,7 +61,7 @@ def obstacles_of(lines: list[Line]) -> list[Line]:
 def _verdict(obstacles: list[Line]) -> str:
     if not obstacles:
         return f"The default job can run here: {RUN}"
-    return f"The default job can't run here: {', '.join(line.check for line in obstacles)} (see above)."
+    return f"The default job cannot run here: {', '.join(line.check for line in obstacles)} (see above)."
 
 
 def _table(section: str, lines: list[Line]) -> Table:

@@ -48,10 +48,10 @@ def torch() -> list[Line]:
         return [Line(check="torch build", state="ok", found=found), nccl]
     if build is None:
         fix = CUDA_BUILD
-        found += ": it can't use the GPUs"
+        found += ": it cannot use the GPUs"
     elif not framework.cuda.is_available():
         fix = "A newer driver, or torch for an older CUDA; `nvidia-smi` shows the driver's newest"
-        found += f": it can't use the GPUs with driver {gpu_state.driver}"
+        found += f": it cannot use the GPUs with driver {gpu_state.driver}"
     else:
         return [Line(check="torch build", state="ok", found=found), _nccl(framework)]
     nccl = Line(check="NCCL", state="unknown", found="not tried: torch has no GPU", fix=fix)

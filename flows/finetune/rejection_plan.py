@@ -47,7 +47,7 @@ class PlannedRejection:
         """The run's plan with the stages of generation, scoring and comparison in it.
 
         Raises UserError where several nodes are asked for and the machine is available, and where vLLM is to
-        draw and can't.
+        draw and cannot.
         """
         plan, drawing = run.plan, self._drawing(run)
         self._check_generator(run)

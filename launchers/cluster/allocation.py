@@ -230,7 +230,7 @@ def _pbs(environment: Mapping[str, str], hostname: str) -> Allocation:
     hosts = _node_file(environment)
     if hosts is None:
         raise UserError(
-            f"PBS_NODEFILE ({environment.get('PBS_NODEFILE') or 'not set'}) can't be read on {hostname}.",
+            f"PBS_NODEFILE ({environment.get('PBS_NODEFILE') or 'not set'}) cannot be read on {hostname}.",
             "PBS keeps it only on the first node: copy it to a shared folder, and set it to the copy.",
         )
     if len(hosts) == 1:

@@ -340,7 +340,7 @@ def _check_images_fit(row: Sample, tokens: NDArray[np.int32], tokenizer: Any, se
     if len(places) and places[-1] >= seq_len:
         raise UserError(
             f"Dataset, line {row.line}: its images end at token {places[-1] + 1:,}, and seq_len is "
-            f"{seq_len:,}; an image can't be cut.",
+            f"{seq_len:,}; an image cannot be cut.",
             f"Use --seq-len {len(tokens)}, or scale the images down.",
         )
 

@@ -70,7 +70,7 @@ def open_rows(path: Path, columns: Sequence[str] | None = None) -> Rows:
         with path.open("rb") as file:
             beginning = file.read(4096)
     except OSError as error:
-        raise UserError(f"Dataset {path} can't be read: {error.strerror}.") from None
+        raise UserError(f"Dataset {path} cannot be read: {error.strerror}.") from None
     check_readable(path, beginning)
     if beginning.startswith(b"PAR1") or suffix == ".parquet":
         return _Parquet(path, columns)
@@ -341,7 +341,7 @@ class _Parquet(Rows):
                         yield number, row
         except (OSError, ValueError, pyarrow.ArrowException) as error:
             reason = str(error).strip().partition("\n")[0]
-            raise UserError(f"Dataset {self.path} can't be read as Parquet: {reason}") from None
+            raise UserError(f"Dataset {self.path} cannot be read as Parquet: {reason}") from None
 
     def _check_compression(self, metadata: Any) -> None:
         """Raise UserError if a few bytes of the file would expand to a large value in each row."""
@@ -399,7 +399,7 @@ class _Saved(Rows):
                 yield self._done, row
         except (OSError, ValueError, KeyError, TypeError, OverflowError, ArrowException) as error:
             reason = str(error).strip().partition("\n")[0]
-            raise UserError(f"Dataset {self.path} can't be read: {reason}") from None
+            raise UserError(f"Dataset {self.path} cannot be read: {reason}") from None
 
     def share(self) -> float:
         return self._done / max(1, self._total)

@@ -53,7 +53,7 @@ def load_tokenizer(model_dir: Path, settings: Settings) -> Any:
             raise
         # tokenizers may raise anything for broken files
         raise UserError(
-            f"The tokenizer in {model_dir} can't be loaded: {one_line(error)}",
+            f"The tokenizer in {model_dir} cannot be loaded: {one_line(error)}",
             "Use the tokenizer's files that were published with the weights.",
         ) from None
     tokenizer.add_tokens(list(settings.new_tokens))  # existing tokens are not changed
@@ -231,7 +231,7 @@ def _render(conversation: Conversation, tokenizer: Any, turns: list[int]) -> tup
             if span is None:
                 raise UserError(
                     f"{_name(conversation)}: the chat template renders the beginning of this chat otherwise "
-                    f"than the whole, so the assistant's turn {index + 1} can't be found in it.",
+                    f"than the whole, so the assistant's turn {index + 1} cannot be found in it.",
                     "Set chat_template to one that only appends (or split such chats into single answers).",
                 )
             spans.append(span)
@@ -249,7 +249,7 @@ def _with_images(
         expanded: tuple[str, list[int]] = tokenizer.expanded(conversation.images, text, cuts)
     except ValueError as error:  # of each family's own processor
         raise UserError(
-            f"{_name(conversation)}: its images can't be processed: {one_line(error).removesuffix('.')}.",
+            f"{_name(conversation)}: its images cannot be processed: {one_line(error).removesuffix('.')}.",
             "Change the row, or its images.",
         ) from None
     return expanded
@@ -395,7 +395,7 @@ def beginning_of(text: str) -> str:
 def _merged_tokens(conversation: Conversation, first: str, second: str) -> UserError:
     return UserError(
         f"{_name(conversation)}: the tokenizer melts the end of one turn and the beginning of the next into "
-        f"one token ({first!r} and {second!r}), so what counts in the loss can't be told apart.",
+        f"one token ({first!r} and {second!r}), so what counts in the loss cannot be told apart.",
         "Remove white space there: at the beginning of the answer, or at the end of the template's prompt.",
     )
 

@@ -141,7 +141,7 @@ def read_rows(
                 unused.update(fields.unused)
                 yield parsed
     except OSError as error:
-        raise UserError(f"Dataset {path} can't be read: {error.strerror}.") from None
+        raise UserError(f"Dataset {path} cannot be read: {error.strerror}.") from None
     if column_counts:
         check_present(columns, column_counts, str(path))
     if failures.count:
@@ -296,7 +296,7 @@ class _Failures:
             advice = f"Name its columns: {self._unknown.option}"
         if self.count == 1:
             return UserError(f"Dataset {path}, {unit} {number}: {reason}.", advice or "Fix or remove it.")
-        problem = f"Dataset {path}: {self.count:,} of {total:,} rows can't be used"
+        problem = f"Dataset {path}: {self.count:,} of {total:,} rows cannot be used"
         if self._unknown is not None:
             return UserError(f"{problem}: {reason}.", advice)
         lines = [f"  {unit} {number}: {reason}" for number, reason in self._first]

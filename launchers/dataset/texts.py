@@ -162,7 +162,7 @@ def _text_of_file(path: Path) -> Iterator[str]:
                     break
                 bytes_read += len(block)
     except OSError as error:
-        raise UserError(f"Dataset {path} can't be read: {error.strerror}.") from None
+        raise UserError(f"Dataset {path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
         place = bytes_read - partial_bytes + error.start + 1
         raise UserError(f"Dataset {path} is not UTF-8 (byte {place:,}).", conversion_advice(path)) from None

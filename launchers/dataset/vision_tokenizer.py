@@ -47,7 +47,7 @@ def load_processor(folder: Path, tokenizer: Any) -> Any:
     except Exception as error:  # noqa: BLE001 - files of any origin, read by each family's own code
         reason = " ".join(str(error).split())[:300]
         raise UserError(
-            f"The image processor in {folder} can't be loaded: {reason}",
+            f"The image processor in {folder} cannot be loaded: {reason}",
             "Use the processor's files that were published with the weights.",
         ) from None
 

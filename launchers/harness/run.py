@@ -210,7 +210,7 @@ def _explained(task: str) -> Iterator[None]:
         offline = isinstance(error, OSError)  # includes ConnectionError and errors of the Hub's client
         advice = "Check that the Hugging Face Hub, which has its data, is reachable." if offline else ""
         raise UserError(
-            f"Task {task} can't be loaded: {problem}", advice or "Fix it, or remove it from harness.tasks."
+            f"Task {task} cannot be loaded: {problem}", advice or "Fix it, or remove it from harness.tasks."
         ) from None
 
 

@@ -116,7 +116,7 @@ def files_of(file: Path) -> list[Path]:
     try:
         includes += _data(file, values)
     except (OSError, ValueError, NotImplementedError) as error:  # e.g. a name that is too long, a bad pattern
-        raise _invalid(file, f"its data files can't be looked for ({error!s:.200})") from None
+        raise _invalid(file, f"its data files cannot be looked for ({error!s:.200})") from None
     for function in _functions(values):
         module = file.parent / f"{function.rpartition('.')[0].replace('.', '/')}.py"
         if module.is_file():  # else it is a module that is installed
@@ -190,7 +190,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _invalid(file: Path, problem: str) -> UserError:
-    return UserError(f"Task {file} can't be used: {problem}.", f"How to write one: {_EXAMPLES}.")
+    return UserError(f"Task {file} cannot be used: {problem}.", f"How to write one: {_EXAMPLES}.")
 
 
 def portable(task: str) -> dict[str, Path]:
@@ -206,7 +206,7 @@ def portable(task: str) -> dict[str, Path]:
             absolute = source.resolve()
             if not absolute.is_relative_to(root):
                 raise UserError(
-                    f"Task {file} needs {source}, which is outside of {root} and can't be sent with the run.",
+                    f"Task {file} needs {source}, which is outside {root} and cannot be sent with the run.",
                     "Move it into the folder of the task's file, and use a relative name.",
                 )
             files[str(absolute.relative_to(root))] = absolute

@@ -125,7 +125,7 @@ class Reader:
             raise BadRow(f"{name}: {reason}") from None
         except (OSError, ValueError) as error:  # ValueError: a null byte
             raise BadRow(
-                f"{name[:80]!r} can't be read ({getattr(error, 'strerror', None) or error})"
+                f"{name[:80]!r} cannot be read ({getattr(error, 'strerror', None) or error})"
             ) from None
 
 
@@ -215,7 +215,7 @@ def _fetched(url: str) -> bytes:
     except urllib.error.HTTPError as error:
         raise BadRow(f"{short_url}: the server answers {error.code}") from None
     except (OSError, ValueError) as error:  # URLError and timeouts are OSErrors
-        raise BadRow(f"{short_url} can't be fetched ({getattr(error, 'reason', None) or error})") from None
+        raise BadRow(f"{short_url} cannot be fetched ({getattr(error, 'reason', None) or error})") from None
     if not data:
         raise BadRow(f"{short_url}: an empty file")
     return data

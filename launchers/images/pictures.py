@@ -141,7 +141,7 @@ class _Parser:
         except FileNotFoundError:
             raise BadRow("there is no such file") from None
         except (OSError, ValueError) as error:  # ValueError: a null byte
-            raise BadRow(f"can't be read ({getattr(error, 'strerror', None) or error})") from None
+            raise BadRow(f"cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
 
 def _caption(row: Fields) -> str:

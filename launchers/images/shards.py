@@ -42,7 +42,7 @@ class CaptionFiles(Rows):
         except BadRow as reason:
             return BadRow(f"{caption_file}: {reason}")
         except (OSError, UnicodeDecodeError) as error:
-            return BadRow(f"{caption_file}: can't be read ({error})")
+            return BadRow(f"{caption_file}: cannot be read ({error})")
         return {"file_name": str(name), "text": caption}
 
     def share(self) -> float:
@@ -128,7 +128,7 @@ def _row(tar: Path, key: str, sample: dict[str, bytes]) -> Any:
             captions = {name: values.get(name) for name in CAPTIONS} if isinstance(values, dict) else {}
             return row | captions
     except ValueError as error:
-        return BadRow(f"{location}: its caption can't be read ({error})")
+        return BadRow(f"{location}: its caption cannot be read ({error})")
     return BadRow(f"{location}: no caption (.txt or .json)")
 
 

@@ -149,5 +149,5 @@ def _read_settings(path: Path) -> RunConfig | None:
     except (OSError, UnicodeDecodeError, ValidationError, yaml.YAMLError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(
-            f"{path} can't be read: {reason}", "Move it away to use the model without it."
+            f"{path} cannot be read: {reason}", "Move it away to use the model without it."
         ) from None

@@ -167,7 +167,7 @@ def free_port(host: str, port: int) -> int:
             probe.bind((host, port))
         except OSError as error:
             raise UserError(
-                f"Port {port} of {host} can't be used: {error.strerror or error}.",
+                f"Port {port} of {host} cannot be used: {error.strerror or error}.",
                 "Give another one with --port, or --port 0 for any that is free.",
             ) from None
         number: int = probe.getsockname()[1]

@@ -85,7 +85,7 @@ def read_prompts(path: Path) -> list[str]:
         lines = path.expanduser().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"Prompts {path} can't be read: {error}.", "Give a text or JSON Lines file."
+            f"Prompts {path} cannot be read: {error}.", "Give a text or JSON Lines file."
         ) from None
     numbered = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:

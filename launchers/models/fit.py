@@ -62,7 +62,7 @@ def _check(folder: Path, shapes: Mapping[str, tuple[int, ...]], rewards: bool) -
     except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
-            f"{folder / 'config.json'}: transformers can't build a model of it: {reason}",
+            f"{folder / 'config.json'}: transformers cannot build a model of it: {reason}",
             "Use the config.json that was published with the weights.",
         ) from None
     # If the files contain both of two tied weights, transformers compares values, which headers lack

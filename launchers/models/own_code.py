@@ -23,7 +23,7 @@ def check_model(folder: Path) -> None:
         values = read_json_object(path) if path.is_file() else {}
         if values.get("auto_map") and importlib.util.find_spec("transformers") and not has_class(values):
             raise UserError(
-                f"{path} needs code of that folder (auto_map), and transformers can't load it without.",
+                f"{path} needs code of that folder (auto_map), and transformers cannot load it without.",
                 "Code in a model's folder is never run: use a model that transformers has a class for.",
             )
 

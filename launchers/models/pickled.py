@@ -96,7 +96,7 @@ def _memory_limited(size: int) -> Iterator[None]:
 
 def _unreadable(path: Path, reason: str) -> UserError:
     return UserError(
-        f"{path} can't be read as a model's weights: {reason}.",
+        f"{path} cannot be read as a model's weights: {reason}.",
         "Delete it and fetch it again, or use the model's *.safetensors.",
     )
 
@@ -107,7 +107,7 @@ def _torch(path: Path) -> Any:
             import torch
     except ImportError:
         raise UserError(
-            f"{path} can't be read here: torch is not installed.", "pip install 'metaflow-finetune[train]'"
+            f"{path} cannot be read here: torch is not installed.", "pip install 'metaflow-finetune[train]'"
         ) from None
     return torch
 

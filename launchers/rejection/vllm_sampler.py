@@ -158,7 +158,7 @@ def _import(device: str) -> Any:
         from vllm.platforms import current_platform
     except ImportError as error:
         raise UserError(
-            f"rejection.generator vllm: it can't be imported here: {error}.",
+            f"rejection.generator vllm: it cannot be imported here: {error}.",
             "Reinstall it (docs/rejection.md#vllm).",
         ) from None
     build_device = current_platform.device_type or "no device of this machine"

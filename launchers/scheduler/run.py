@@ -332,6 +332,6 @@ def _create_shared_folder(folder: Path, option: str) -> None:
         probe.unlink()
     except OSError as error:
         raise UserError(
-            f"{folder} can't be written on {socket.gethostname()}: {error.strerror}.",
+            f"{folder} cannot be written on {socket.gethostname()}: {error.strerror}.",
             f"Set {option} to a folder on a file system that all nodes share.",
         ) from None

@@ -56,7 +56,7 @@ def load_function(function: str, name: str) -> ScoringFunction:
             else _module_of(Path(scorer.file).expanduser())
         )
     except Exception as error:  # noqa: BLE001 - user code may raise anything
-        raise UserError(f"Scoring function {name} can't be imported: {_in_a_line(error)}.") from None
+        raise UserError(f"Scoring function {name} cannot be imported: {_in_a_line(error)}.") from None
     attribute = getattr(module, scorer.function or "", None)
     if not callable(attribute):
         raise UserError(f"Scoring function {name}: there is no function {scorer.function} in it.")

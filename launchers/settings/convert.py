@@ -161,7 +161,7 @@ def _targets(value: Any) -> list[str] | str:
         return "all-linear"
     names = [_PROJECTION_NAMES.get(str(name), str(name)) for name in names]
     if unknown := [name for name in names if name not in PROJECTIONS]:
-        raise UntranslatableError(f"{', '.join(unknown)} can't be a target here")
+        raise UntranslatableError(f"{', '.join(unknown)} cannot be a target here")
     return names
 
 
@@ -402,7 +402,7 @@ def read(path: Path) -> dict[str, Any]:
         config = parse_yaml(read_text(path.expanduser(), MAX_YAML_BYTES))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(
-            f"{path} can't be read: {' '.join(str(error).split())}.", "Give a YAML file."
+            f"{path} cannot be read: {' '.join(str(error).split())}.", "Give a YAML file."
         ) from None
     if not isinstance(config, dict):
         raise UserError(f"{path} has no keys.", "Give a YAML file that one of the tools trains with.")

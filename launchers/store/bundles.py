@@ -237,7 +237,7 @@ def put_files(storage: Storage, key: str, files: Mapping[str, Path]) -> Manifest
             )
         )
     except ValueError as reason:
-        raise UserError(f"{storage.describe(key)} can't be stored: {reason}.", "Rename the file.") from None
+        raise UserError(f"{storage.describe(key)} cannot be stored: {reason}.", "Rename the file.") from None
     sent: list[str] = []
     try:
         for file in manifest.files:

@@ -152,7 +152,7 @@ def test_files_are_removed_where_that_is_possible_and_else_it_is_said_once(
     if store.kind in ("gs", "other"):
         assert removed == [False, False]
         assert store.size("old/a") == 1
-        assert capsys.readouterr().err.count("can't delete files") == 1
+        assert capsys.readouterr().err.count("cannot delete files") == 1
     else:
         assert removed == [True, True]
         assert store.size("old/a") is None

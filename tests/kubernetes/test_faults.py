@@ -258,14 +258,14 @@ def test_an_image_that_is_not_there_is_named_and_not_waited_for_for_ever(
 ) -> None:
     absent = {"METAFLOW_KUBERNETES_CONTAINER_IMAGE": "registry.example/absent:1"}
     run = _launch(cluster, tmp_path, "--pending-timeout=0.25", **absent)
-    _ends(run, r"registry\.example/absent:1", r"had not started after 15 s|can't start")
+    _ends(run, r"registry\.example/absent:1", r"had not started after 15 s|cannot start")
     assert 1 <= len(re.findall(r"waits: (ErrImagePull|ImagePullBackOff)", run.log)) <= 2, run.log
 
 
 def test_a_run_whose_gpus_are_nowhere_says_so_once_and_ends_without_a_pod(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """A node group that may grow, but doesn't: the preflight can't refuse, so the wait must end."""
+    """A node group that may grow, but doesn't: the preflight cannot refuse, so the wait must end."""
     status = "autoscalerStatus: Running\nnodeGroups:\n- name: gpus\n  health: {maxSize: 4}\n"
     path = "/api/v1/namespaces/kube-system/configmaps"
     cluster.api.create(path, {"metadata": {"name": "cluster-autoscaler-status"}, "data": {"status": status}})

@@ -43,7 +43,7 @@ def hangs(context: JudgingContext) -> Judgement:
         return no_verdict("hangs", f"A phase ended early and no rank can be named: {reasons_text}.")
     if not context.measurements.phases:
         return no_verdict("hangs", "Not measured: no phase ran.")
-    # A run that skips phases can't clear a hang in one of them, so it covers no node
+    # A run that skips phases cannot clear a hang in one of them, so it covers no node
     done = {phase.name for phase in context.measurements.phases if phase.status == "done"}
     whole = done >= set(PHASES) - {_DEEP_ALONE}
     return answer("hangs", "Every phase ended in time.", findings, nodes=context.all_names if whole else ())

@@ -25,7 +25,7 @@ def gpus(context: JudgingContext) -> Judgement:
 
     Expected is the count of most nodes or the requested count, whichever is higher. If a node's count doesn't
     divide that of the machine type (estimator/data/instances.csv), the latter is expected: half of a machine
-    can be requested, 7 of 8 GPUs can't.
+    can be requested, 7 of 8 GPUs cannot.
 
     Limits: none; everything is counted.
 

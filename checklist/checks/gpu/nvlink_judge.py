@@ -77,7 +77,7 @@ def _of_gpu(context: JudgingContext, state: GpuHealth, code: str, verdict: Gravi
 
 
 def _cliques(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
-    """Report cliques within one domain, which can't reach each other over NVLink."""
+    """Report cliques within one domain, which cannot reach each other over NVLink."""
     domains: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for state in states:
         if state.fabric_clique is not None:

@@ -9,7 +9,7 @@ from checklist.result import Figure
 
 
 def efa(context: JudgingContext) -> Judgement:
-    """FAIL for a node that can't send a message to itself over EFA.
+    """FAIL for a node that cannot send a message to itself over EFA.
 
     Limits: none. The bandwidth is shown without a verdict, because no reference values are published.
 

@@ -28,7 +28,7 @@ _CUT = {
 
 
 def mesh(context: JudgingContext) -> Judgement:
-    """FAIL for each pair of nodes that can't connect, or connects and stalls within 256 KB (an MTU).
+    """FAIL for each pair of nodes that cannot connect, or connects and stalls within 256 KB (an MTU).
 
     A node is at fault itself if it reaches no other while others are healthy, if no other reaches it, or if
     it only sends; both ends of a single bad pair are suspects.
@@ -65,7 +65,7 @@ def mesh(context: JudgingContext) -> Judgement:
         cut = any(not probe.connected for probe in ways)
         arrow = "and" if len(ways) == 2 else "to"
         first, second = (a, b) if ways[0].src == a else (b, a)
-        what = "can't connect" if cut else "connect, but 256 KB stall"
+        what = "cannot connect" if cut else "connect, but 256 KB stall"
         reason = f": {ways[0].error}" if ways[0].error else ""
         title = f"{context.name(first)} {arrow} {context.name(second)} {what}{reason}."
         suspects = context.names(pair)

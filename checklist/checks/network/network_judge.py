@@ -15,7 +15,7 @@ UNREACHABLE = ("127.", "169.254.", "::1", "fe80")  # prefixes of loopback and li
 
 
 def interface(context: JudgingContext) -> Judgement:
-    """FAIL for a node whose NCCL or gloo would use an interface that others can't reach.
+    """FAIL for a node whose NCCL or gloo would use an interface that others cannot reach.
 
     Such an interface is missing, is down, or has only a loopback or link-local address. FAIL also for an
     address that two hosts have on the interface in use. WARN if the interfaces of the nodes differ in line
@@ -190,7 +190,7 @@ def rdma(context: JudgingContext) -> Judgement:
 
 
 def hostname(context: JudgingContext) -> Judgement:
-    """FAIL (on one machine WARN) for a host that can't resolve its own name, WARN if it gets loopback.
+    """FAIL (on one machine WARN) for a host that cannot resolve its own name, WARN if it gets loopback.
 
     WARN also for slow name resolution, and for two hosts with the same name, which name-based services
     confuse.

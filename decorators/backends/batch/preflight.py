@@ -96,7 +96,7 @@ def inspect(
     if not job.iam_role:
         preflight.findings.unknown(
             "role",
-            "the jobs have no IAM role, so they can't read S3",
+            "the jobs have no IAM role, so they cannot read S3",
             "METAFLOW_ECS_S3_ACCESS_IAM_ROLE=ARN",
         )
     images.check(job.image, preflight.findings, preflight.clock, gpus=bool(request.gpus_per_node))

@@ -136,7 +136,7 @@ def network_policy(preflight: Preflight, *, pod: Mapping[str, float]) -> None:  
     ]
     if closed:
         detail = f"the namespace allows no {' and no '.join(closed)} among pods"
-        means = "if the cluster enforces this, nodes can't reach each other"
+        means = "if the cluster enforces this, nodes cannot reach each other"
         preflight.findings.unknown("network policy", f"{detail}: {means}", OPEN_NETWORK)
 
 

@@ -56,7 +56,7 @@ def read_rows(file: Path) -> list[HardwareRow]:
             ]
     except OSError as error:
         raise UserError(
-            f"{file} can't be read: {error.strerror or error}.", "Use a CSV file (docs/hardware.md)."
+            f"{file} cannot be read: {error.strerror or error}.", "Use a CSV file (docs/hardware.md)."
         ) from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{file} is not a CSV file in UTF-8: {error}.", "Save it as CSV, UTF-8.") from None

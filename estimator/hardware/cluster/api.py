@@ -63,15 +63,15 @@ def api_error(
     """
     api = f"The Kubernetes API of {server}" if server else "The Kubernetes API"
     if isinstance(error, NoKubernetesError):
-        return UserError(f"{api} can't be reached: {error}.", "Check `server:` in the kubeconfig.")
+        return UserError(f"{api} cannot be reached: {error}.", "Check `server:` in the kubeconfig.")
     if isinstance(error, UntrustedError):
         return UserError(
-            f"{api} can't be reached: {error}.",
+            f"{api} cannot be reached: {error}.",
             "Check `server:` and `certificate-authority-data:` in the kubeconfig.",
         )
     if isinstance(error, UnreachableError):
         return UserError(
-            f"{api} can't be reached: {error}.",
+            f"{api} cannot be reached: {error}.",
             "Check cluster and VPN, such as with `kubectl cluster-info`.",
         )
     if error.status == 401:
@@ -289,7 +289,7 @@ def access(context: str | None) -> tuple[str, Any]:
             config.load_kube_config(_kubeconfig(), context=name, client_configuration=configuration)
     except (config.ConfigException, YAMLError, OSError, TypeError, KeyError, AttributeError) as error:
         raise UserError(
-            f"The kubeconfig {_kubeconfig()} can't be used: {plain(error)}",
+            f"The kubeconfig {_kubeconfig()} cannot be used: {plain(error)}",
             "`kubectl config view` shows what is in it.",
         ) from None
     if not name:

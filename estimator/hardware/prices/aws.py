@@ -239,7 +239,7 @@ def _fault(error: Exception, permission: str) -> str:
     """Describe a failed call in one clause."""
     failure = failure_of(error)
     if failure.kind == "unreachable":
-        return "can't be reached"
+        return "cannot be reached"
     if failure.kind == "denied":
         return f"not allowed, needs {permission}"
     return failure.message if failure.kind == "other" else f"{failure.code}: {failure.message}"

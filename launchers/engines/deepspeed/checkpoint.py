@@ -70,7 +70,7 @@ def save(engine: Any, job: TrainJob, env: RankEnv, step: int) -> None:
 def needs_conversion(job: TrainJob) -> bool:
     """Whether the checkpoint to resume from was sharded over another number of processes.
 
-    Raises UserError where DeepSpeed can't take it at all.
+    Raises UserError where DeepSpeed cannot take it at all.
     """
     if job.resume_dir is None:
         return False

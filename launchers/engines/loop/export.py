@@ -154,5 +154,5 @@ def _updates(adapter: Path) -> dict[str, Update | _Whole]:
             magnitudes=tensors.pop(f"{layer}.lora_magnitude_vector", None),
         )
     if unmerged := sorted(name for name in tensors if "lora_" in name):
-        raise RuntimeError(f"the adapter holds what can't be merged: {', '.join(unmerged[:3])}")
+        raise RuntimeError(f"the adapter holds what cannot be merged: {', '.join(unmerged[:3])}")
     return updates | {name.removeprefix(_ADAPTER_PREFIX): _Whole(trained=tensors[name]) for name in tensors}

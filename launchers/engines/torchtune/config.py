@@ -36,14 +36,14 @@ def recipe_name(job: TrainJob) -> str:
 def recipe_config(job: TrainJob) -> dict[str, Any]:
     """The recipe's whole configuration; ``settings.engine_options`` is laid over it last.
 
-    Raises UserError where torchtune can't do what is asked.
+    Raises UserError where torchtune cannot do what is asked.
     """
     config_json = json.loads((job.model_dir / "config.json").read_text())
     spec = hf_config.to_spec(config_json, job.model.name)
     settings, layout, data = job.settings, job.plan.layout, Prepared(job.data_dir)
     reason = _misfit(job, spec, data) or _incomplete(config_json, spec)
     if reason:
-        raise UserError(f"torchtune can't run this: {reason}.", "Try --set engine=deepspeed.")
+        raise UserError(f"torchtune cannot run this: {reason}.", "Try --set engine=deepspeed.")
     in_backward = settings.optimizer.in_backward
     values = {
         "output_dir": str(job.output_dir),

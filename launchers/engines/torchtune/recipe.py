@@ -419,7 +419,7 @@ def _load(name: str) -> ModuleType:
     path = Path(origin.origin).parent.parent / "recipes" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"torchtune_recipe_{name}", path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"torchtune's recipe {path} can't be loaded")
+        raise ImportError(f"torchtune's recipe {path} cannot be loaded")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

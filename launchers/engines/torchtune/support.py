@@ -33,5 +33,5 @@ def unsupported_settings(settings: Settings) -> str | None:
     """Return the reason why torchtune 0.6.1 rejects these settings for any model, as one clause, or None."""
     for key in _PLANNED_KEYS.keys() & settings.engine_options.keys():
         advice = f"; set {_PLANNED_KEYS[key]} instead" if _PLANNED_KEYS[key] else ""
-        return f"engine_options.{key} can't be set by hand, the run's own accounting depends on it{advice}"
+        return f"engine_options.{key} cannot be set by hand, the run's own accounting depends on it{advice}"
     return None

@@ -101,7 +101,7 @@ def test_a_registry_that_hiccups_is_forgiven_but_not_for_ever() -> None:
     bed.run(1000)
     assert bed.ended == []
     stuck = _Bed(lambda now: _waits("ErrImagePull", "ErrImagePull" if now % 2 else "ImagePullBackOff"))
-    with pytest.raises(UserError, match="can't start: ErrImagePull"):
+    with pytest.raises(UserError, match="cannot start: ErrImagePull"):
         stuck.run(1000)
     assert stuck.now <= 130
 

@@ -153,7 +153,7 @@ def test_a_file_of_ones_own_is_shown(tmp_path: Path) -> None:
     record = answer("--gpu", "h100", "--hardware", str(file))
     (item,) = (item for item in record["instances"] if item["name"] == "p5.48xlarge")
     assert (item["on_demand_usd_per_hour"], item["price_source"]) == (31.5, str(file))
-    assert "can't be read" in refusal("--hardware", str(tmp_path / "none.csv")).problem
+    assert "cannot be read" in refusal("--hardware", str(tmp_path / "none.csv")).problem
 
 
 def test_refreshed_prices_are_shown_at_once_and_what_happened_on_stderr(

@@ -1,4 +1,4 @@
-"""The order of plans: what can't be told apart counts as equal, by one rule that is stable."""
+"""The order of plans: what cannot be told apart counts as equal, by one rule that is stable."""
 
 from __future__ import annotations
 

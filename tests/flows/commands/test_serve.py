@@ -82,7 +82,7 @@ def test_manifests_are_printed_for_a_gpu_and_a_claim_and_refused_without_either(
 ) -> None:
     with pytest.raises(UserError, match="the GPU for serving is unknown"):
         serve.serve(str(model_dir), with_="kubernetes")
-    with pytest.raises(UserError, match="Pods can't read"):
+    with pytest.raises(UserError, match="Pods cannot read"):
         serve.serve(str(model_dir), with_="kubernetes", gpu="L4")
     with pytest.raises(UserError, match="--apply requires"):
         serve.serve(str(model_dir), apply=True)

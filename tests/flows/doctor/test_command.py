@@ -82,7 +82,7 @@ def test_where_it_can_not_the_text_says_why_with_status_1_and_is_80_columns_wide
     rows = [row.rstrip() for row in done.stdout.splitlines()]
     assert max(map(len, rows)) <= 80
     assert "\x1b" not in done.stdout
-    assert rows[-1] == "The default job can't run here: datastore (see above)."
+    assert rows[-1] == "The default job cannot run here: datastore (see above)."
     (row,) = (row for row in rows if row.split()[:3] == ["no", "Backends", "datastore"])
     assert "local," in row
     assert any("fix: Set the root." in row for row in rows)

@@ -185,7 +185,7 @@ class TestTemplates:
         (tmp_path / "model" / name).unlink()
         if content is not None:
             (tmp_path / "model" / name).write_bytes(content)
-        with pytest.raises(UserError, match="can't be loaded") as refused:
+        with pytest.raises(UserError, match="cannot be loaded") as refused:
             load_tokenizer(tmp_path / "model", Settings())
         assert refused.value.advice
 

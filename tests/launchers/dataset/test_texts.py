@@ -104,7 +104,7 @@ class TestRead:
             ),
             ("d.jsonl", b'{"text": 7}', "line 1: `text` is not text but int"),
             ("d.jsonl", b"{}", "line 1: nothing, but task pretrain"),
-            ("d.parquet", b"no such thing", "can't be read as Parquet"),
+            ("d.parquet", b"no such thing", "cannot be read as Parquet"),
         ],
     )
     def test_what_can_not_be_used_is_named_in_a_line(
@@ -145,7 +145,7 @@ class TestRead:
 
     def test_a_file_that_is_gone_is_a_line(self, tmp_path: Path) -> None:
         for name in ("gone.txt", "gone.parquet", "gone.jsonl"):
-            with pytest.raises(UserError, match="can't be read"):
+            with pytest.raises(UserError, match="cannot be read"):
                 list(texts.read(tmp_path / name))
 
     def test_chats_become_text_turn_below_turn(self) -> None:

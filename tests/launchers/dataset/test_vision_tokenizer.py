@@ -122,5 +122,5 @@ def test_a_folder_without_an_image_processor_is_refused(folder: Path, tmp_path: 
         if path.suffix == ".json" and "processor" not in path.name:
             (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "chat_template.jinja").write_bytes((folder / "chat_template.jinja").read_bytes())
-    with pytest.raises(UserError, match=r"The image processor in .* can't be loaded"):
+    with pytest.raises(UserError, match=r"The image processor in .* cannot be loaded"):
         list(tokenize([ONE], load_tokenizer(tmp_path, build({"vision": "frozen"}))))

@@ -47,7 +47,7 @@ def test_a_queue_that_there_is_not_is_refused_with_those_that_there_are(queue: C
     queue("research")
     findings = _look("reserch")
     assert _found(findings, "queue") == ["no: not found in us-east-1"]
-    with pytest.raises(UserError, match="AWS Batch queue reserch can't run this") as caught:
+    with pytest.raises(UserError, match="AWS Batch queue reserch cannot run this") as caught:
         findings.report_and_check()
     assert caught.value.advice == "--queue research"
 

@@ -115,7 +115,7 @@ def test_a_step_that_only_handles_files_needs_a_node_of_its_own_with_their_disk(
     [row] = refused.impossible
     assert row.check == "nodes"
     assert re.search(r"1 with 20\S* .*of disk", row.detail)
-    with pytest.raises(UserError, match=r"For step prepare, .* lab can't run this: nodes") as caught:
+    with pytest.raises(UserError, match=r"For step prepare, .* lab cannot run this: nodes") as caught:
         refused.report_and_check()
     assert "--with kubernetes:disk=MB" in caught.value.advice
     nodes("cpu-b", labels=bare, resources={**small, "ephemeral-storage": "4000Gi"}, provider="")
@@ -133,7 +133,7 @@ def test_too_few_nodes_on_premises_are_refused_with_what_is_there(
     assert state == "no"
     assert found.startswith("1 of 2 nodes could run it")
     assert "1 with 8 A100 SXM 80GB" in found
-    with pytest.raises(UserError, match=r"context lab.* can't run this: nodes: 1 of 2"):
+    with pytest.raises(UserError, match=r"context lab.* cannot run this: nodes: 1 of 2"):
         findings.report_and_check()
     assert "Can Kubernetes context lab" in capsys.readouterr().err
 
@@ -278,7 +278,7 @@ def test_an_api_that_is_not_there_or_knows_nobody_is_one_line_in_time(
         return caught.value
 
     gone = refused(server="https://127.0.0.1:9")
-    assert "context 'lab' (https://127.0.0.1:9) can't be reached" in gone.problem
+    assert "context 'lab' (https://127.0.0.1:9) cannot be reached" in gone.problem
     assert "kubectl" in gone.advice
     assert "does not accept this login" in refused(token="expired").problem
     monkeypatch.setenv("KUBECONFIG", "/nowhere")

@@ -394,18 +394,18 @@ def test_a_kubeconfig_without_a_current_context_asks_for_one(tmp_path: Path) -> 
     error = refused()
     assert "has no current context" in error.problem
     assert error.advice == "Choose one: --context NAME (training)."
-    assert "can't be reached" in refused("training").problem  # that one is found
+    assert "cannot be reached" in refused("training").problem  # that one is found
 
 
 def test_a_broken_kubeconfig_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "kubeconfig"
     monkeypatch.setenv("KUBECONFIG", str(file))
     for text, says in (
-        ("contexts: [", "can't be used"),
-        ("[]", "can't be used"),
+        ("contexts: [", "cannot be used"),
+        ("[]", "cannot be used"),
         ("", "file is empty"),
         ("contexts: []\ncurrent-context: a\n", "There is no context 'a'"),
-        ("contexts: [{name: a, context: {cluster: b, user: c}}]\ncurrent-context: a\n", "can't be used"),
+        ("contexts: [{name: a, context: {cluster: b, user: c}}]\ncurrent-context: a\n", "cannot be used"),
     ):
         file.write_text(text)
         assert says in refused().problem
@@ -438,7 +438,7 @@ def test_other_answers_are_told_by_their_status(api: Api, status: int, body: byt
 def test_an_api_that_is_down_is_told_at_once(api: Api) -> None:
     start = time.monotonic()
     error = refused("away")
-    assert "context 'away' (http://127.0.0.1:9) can't be reached" in error.problem
+    assert "context 'away' (http://127.0.0.1:9) cannot be reached" in error.problem
     assert time.monotonic() - start < 5
 
 

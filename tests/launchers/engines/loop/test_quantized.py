@@ -9,13 +9,13 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from launchers.engines.loop.quantized import QuantizedLinear, packed, unpacked
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from estimator.vocabulary import LaunchedQuantization
 from launchers import engines
 from launchers.engines.loop import quantized
+from launchers.engines.loop.quantized import QuantizedLinear, packed, unpacked
 from launchers.gang.job import TrainJob
 from tests.launchers.engines.loop import runs
 
@@ -238,9 +238,10 @@ def test_the_merged_model_answers_as_the_quantized_base_with_its_adapter(
     tmp_path: Path, model: Path, data: Path, kind: LaunchedQuantization, sharding: str
 ) -> None:
     """The base as transformers' BitsAndBytesConfig quantizes it, too, but for its 8 bits' rounding."""
-    from launchers.engines.loop.quantized_loading import LoopQuantization
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    from launchers.engines.loop.quantized_loading import LoopQuantization
 
     job = qlora(tmp_path / "work", model, data, sharding, kind)
     runs.run(job)
