@@ -12,8 +12,8 @@ from benchmarks.on_gpu.cases import Case
 from benchmarks.on_gpu.session import Measured
 from benchmarks.published import rows as published
 from estimator import models
+from estimator.engines.setups import dense_mask
 from estimator.plan import GIB, Layout, Plan
-from estimator.planning.engines import dense_mask
 from launchers.settings import Settings
 
 DIGITS = 4  # of GiB

@@ -325,8 +325,8 @@ def plan(
 
 def job_from(job_options: JobOptions) -> Job:
     from estimator import models
+    from estimator.engines import images
     from estimator.job import DEFAULT_BATCH, Job
-    from estimator.planning import images
 
     batch = job_options.global_batch_size
     model = models.resolve(job_options.model).spec

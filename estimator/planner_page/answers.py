@@ -8,13 +8,13 @@ from typing import Any
 
 from estimator import hardware, models
 from estimator.charts import appearance, ordered
+from estimator.engines import images
 from estimator.errors import CannotFit, UserError
 from estimator.job import DEFAULT_BATCH, Job, Target
 from estimator.models import ModelSpec
 from estimator.option_names import option_name
 from estimator.plan import Plan
 from estimator.planner_page import fields, pasted
-from estimator.planning import images
 from estimator.planning.goals import Goals
 from estimator.planning.obstacles import explain
 from estimator.planning.planner import plans

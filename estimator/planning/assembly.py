@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from estimator import throughput
+from estimator.engines.setups import setup_of
+from estimator.engines.support import planned_only
 from estimator.job import Job, Target
 from estimator.plan import Interruptions, Plan, Prediction
 from estimator.planning import learning_rate
 from estimator.planning.capacity import why_rare
-from estimator.planning.engines import setup_of
 from estimator.planning.goals import DISRUPTIONS
 from estimator.planning.interruptions import ends_well, expected, in_words, untold
 from estimator.planning.search import Candidate
 from estimator.planning.step_requests import for_evaluation, for_preparation, for_training
-from estimator.planning.support import planned_only
 from estimator.vocabulary import LAUNCHED_ENGINES
 
 

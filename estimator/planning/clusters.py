@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from estimator.engines.support import unsupported_job, with_engine
 from estimator.errors import CannotFit, UserError
 from estimator.hardware import Gpu
 from estimator.job import Job, Target
@@ -29,7 +30,6 @@ from estimator.planning.ranking import (
 )
 from estimator.planning.search import Candidate, Evidence, Miss, Search, precision_of, shape
 from estimator.planning.step_requests import disk_of
-from estimator.planning.support import unsupported_job, with_engine
 from estimator.vocabulary import LAUNCHED_ENGINES, METHODS
 
 MOST_REJECTIONS = 10

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from estimator.engines.support import unsupported_job
 from estimator.errors import CannotFit, UserError
 from estimator.formatting import format_duration, format_usd
 from estimator.job import Job, Target
@@ -17,7 +18,6 @@ from estimator.planning.clusters import Survey, as_qlora, best_or_none, build_pl
 from estimator.planning.goals import Goals
 from estimator.planning.ranking import Rejection
 from estimator.planning.search import Candidate, title
-from estimator.planning.support import unsupported_job
 from estimator.suggestions import Suggestion
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, LaunchedOptimizer
 

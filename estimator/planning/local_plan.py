@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from estimator import hardware
+from estimator.engines.liger import refuse_cpu
+from estimator.engines.support import refuse_gpu
 from estimator.errors import CannotFit, UserError
 from estimator.formatting import format_bytes, format_duration
 from estimator.job import Job, Machine, Target
@@ -14,7 +16,6 @@ from estimator.planning.assembly import assemble
 from estimator.planning.clusters import best_or_none
 from estimator.planning.failures import smaller, with_lean_states
 from estimator.planning.goals import Goals
-from estimator.planning.liger import refuse_cpu
 from estimator.planning.places import LARGEST_MODEL_ON_CPU
 from estimator.planning.search import (
     Evidence,
@@ -25,7 +26,6 @@ from estimator.planning.search import (
     precision_of,
     title,
 )
-from estimator.planning.support import refuse_gpu
 from estimator.suggestions import Suggestion
 
 # Maximum request of a CPU process on a cluster, which nearly every cluster can meet. General-purpose

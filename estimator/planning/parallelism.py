@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
+from estimator.engines.support import unlaunchable_processes
 from estimator.job import Job, divides_heads, divides_sequence, divisors
-from estimator.planning.support import unlaunchable_processes
 from estimator.vocabulary import ENGINES, PARALLEL_ENGINES, LaunchedSchedule, Sharding
 
 # Limits of the search: no published configuration of Megatron-LM or torchtitan has deeper pipelines or wider

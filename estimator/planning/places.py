@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from estimator import hardware
+from estimator.engines.support import refuse_gpu, unsupported_gpu
 from estimator.errors import UserError
 from estimator.hardware import Gpu, Instance
 from estimator.hardware.cluster.nodes import GPUS
@@ -16,7 +17,6 @@ from estimator.job import Job, Target
 from estimator.names import did_you_mean
 from estimator.planning.goals import Goals
 from estimator.planning.interruption_rates import NO_RATE, Rate, rate_of
-from estimator.planning.support import refuse_gpu, unsupported_gpu
 
 if TYPE_CHECKING:
     from estimator.hardware.cluster import Cluster, ClusterNodes

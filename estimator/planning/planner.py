@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from estimator import hardware
+from estimator.engines.support import unlaunchable_processes, unsupported_job, with_engines
 from estimator.errors import CannotFit, UserError
 from estimator.formatting import format_list
 from estimator.job import DEFAULT_BATCH, Job, Target
@@ -38,7 +39,6 @@ from estimator.planning.measured_gpus import UNMEASURED
 from estimator.planning.places import LARGEST_MODEL_ON_CPU
 from estimator.planning.ranking import Ranking, Rejection
 from estimator.planning.search import Evidence, divides, indivisible
-from estimator.planning.support import unlaunchable_processes, unsupported_job, with_engines
 from estimator.vocabulary import AUTOMATIC_METHODS, METHODS, PARALLEL_ENGINES
 
 if TYPE_CHECKING:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from estimator.engines import varlen, vision
+from estimator.engines.setups import setup_of
+from estimator.engines.support import untried_line
 from estimator.formatting import format_bytes, format_duration, format_usd
 from estimator.job import DEGREES, Job, Target
 from estimator.memory import latents
@@ -12,16 +15,13 @@ from estimator.memory.generation import drawn_batch, kv_cache_bytes
 from estimator.memory.states import computing
 from estimator.models import DiffusionSpec, ModelSpec, weight_formats
 from estimator.plan import Layout
-from estimator.planning import varlen, vision
 from estimator.planning.capacity import why_rare
-from estimator.planning.engines import setup_of
 from estimator.planning.goals import Goals
 from estimator.planning.ladders import LARGEST_MICRO_BATCH
 from estimator.planning.measured_gpus import UNMEASURED
 from estimator.planning.ranking import compared
 from estimator.planning.search import INDISTINCT, Candidate, Search
 from estimator.planning.step_requests import PREPARE_CPU
-from estimator.planning.support import untried_line
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, QUANTIZATIONS, TASKS
 
 

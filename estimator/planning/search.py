@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from estimator import memory, throughput
+from estimator.engines.setups import setup_of
 from estimator.errors import UserError
 from estimator.formatting import format_bytes
 from estimator.hardware import Gpu
 from estimator.job import Job, nearest_multiple
 from estimator.plan import Interruptions, Layout, MemoryEstimate, StartUp
-from estimator.planning.engines import setup_of
 from estimator.planning.interruptions import foresee, wall_hours
 from estimator.planning.ladders import Ladder, Ladders
 from estimator.planning.parallelism import Spread, spreads, unshared

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from estimator import memory
+from estimator.engines.setups import setup_of
 from estimator.job import Job, Target
 from estimator.memory.evaluation import inference_gpus, inference_host_bytes
 from estimator.models import weight_formats
 from estimator.plan import GIB, MIB, Layout, Request
-from estimator.planning.engines import setup_of
 from estimator.planning.search import Candidate
 
 SHARED_MEMORY_PER_GPU = 8 * GIB

@@ -6,9 +6,9 @@ import dataclasses
 from dataclasses import replace
 
 from estimator import hardware, throughput
+from estimator.engines.setups import setup_of
 from estimator.job import Job
 from estimator.plan import Layout, Override, Plan
-from estimator.planning.engines import setup_of
 from estimator.planning.search import Evidence, Search
 
 TRIED = 3  # plans of one trial

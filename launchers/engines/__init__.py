@@ -34,7 +34,7 @@ class Engine(Protocol):
     def unsupported_settings(self, settings: Settings) -> str | None:
         """Return the reason why this engine rejects these settings for any model, as one clause, or None.
 
-        What depends on the model is in estimator/planning/support.py.
+        What depends on the model is in estimator/engines/support.py.
         """
 
     def train(self, job: TrainJob) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from estimator.errors import UserError
-from estimator.planning.serving import Serving
+from estimator.inference.serving import Serving
 from launchers.cluster.processes import is_loopback, relevant_tail, started
 from launchers.inference.finished import ADAPTER_CONFIG, FinishedModel
 

@@ -6,11 +6,11 @@ import importlib.util
 from typing import Any
 
 from estimator import models
+from estimator.engines import support
+from estimator.engines.support import engine_order
 from estimator.errors import UserError
 from estimator.job import Job
 from estimator.models import DiffusionSpec, ModelSpec
-from estimator.planning import support
-from estimator.planning.support import engine_order
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, TASKS, LaunchedEngine, RequestedEngine
 from launchers import engines
 from launchers.dataset.measured import MAX_ROWS

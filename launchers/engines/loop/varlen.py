@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.attention import varlen as kernel
 
-from estimator.planning import varlen
+from estimator.engines import varlen
 from estimator.vocabulary import METHODS
 from launchers.gang.job import TrainJob
 

@@ -10,10 +10,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from estimator.engines.support import MLP, unsupported_shards
 from estimator.errors import UserError
 from estimator.models import ModelSpec, hf_config
 from estimator.plan import Layout
-from estimator.planning.support import MLP, unsupported_shards
 from estimator.vocabulary import METHODS, OPTIMIZERS
 from launchers.dataset.prepared import Prepared
 from launchers.engines import generic_targets

@@ -1,6 +1,6 @@
 """Limits of torchtune 0.6.1, each as one clause. Imports neither torch nor torchtune.
 
-What follows from the model and the method is in ``estimator/planning/support.py``, by which plans choose
+What follows from the model and the method is in ``estimator/engines/support.py``, by which plans choose
 engines.
 """
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from estimator import Job, Target, UserError, hardware, memory
+from estimator.engines.setups import setup_of
+from estimator.inference.generation import Drawing, _batches, _can_share, _with_gpus
 from estimator.models import find
 from estimator.plan import GIB, MIB, Interruptions, Layout, StartUp
-from estimator.planning.engines import setup_of
-from estimator.planning.generation import Drawing, _batches, _can_share, _with_gpus
 from estimator.planning.goals import Goals
 from estimator.planning.interruption_rates import Rate
 from estimator.planning.interruptions import against_budget, ends_well, expected, foresee, wall_hours

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from estimator import throughput
+from estimator.engines.setups import setup_of
 from estimator.job import Job
 from estimator.models import find
-from estimator.planning.engines import setup_of
 from estimator.setup import Setup
 from estimator.throughput.flops import weights_of, work
 from tests.estimator.memory.test_memory import layout_of

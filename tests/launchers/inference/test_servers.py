@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from estimator.errors import UserError
-from estimator.planning.serving import Serving
+from estimator.inference.serving import Serving
 from launchers.inference import finished, merging, servers
 from launchers.inference.servers import Endpoint
 from tests.lab.configs import config

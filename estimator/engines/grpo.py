@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from estimator.engines.training import Training
 from estimator.models import ModelSpec
 from estimator.models.architectures import family_of
-from estimator.planning.training import Training
 from estimator.vocabulary import ENGINES, METHODS, TASKS
 
 ELSEWHERE = "task grpo generates completions in every step, which engine trl supports"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from estimator.engines.training import Training
 from estimator.job import Job
 from estimator.models import ModelSpec
-from estimator.planning.training import Training
 
 METHODS = ("full", "lora")  # with which a vision-language model is trained
 

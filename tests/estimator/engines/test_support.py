@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from estimator import CannotFit, Job, Target, UserError, hardware
+from estimator.engines.support import unsupported_job, unsupported_shards, with_engine
 from estimator.job import Machine
 from estimator.models import find, names
 from estimator.planning.planner import plan, plans
-from estimator.planning.support import unsupported_job, unsupported_shards, with_engine
 from estimator.setup import Setup
 
 ANY = Target(kind="catalogue")

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from estimator import hardware
 from estimator.errors import UserError
 from estimator.hardware import Gpu
+from estimator.inference.serving import heads_divide
 from estimator.memory.evaluation import inference_gpus
 from estimator.memory.generation import Batch, Device, largest_batch
 from estimator.models import ModelSpec
 from estimator.plan import MIB, Generation, Plan, Request, Stage
-from estimator.planning.serving import heads_divide
 from estimator.planning.step_requests import BESIDE_RANKS
 from estimator.throughput.generation import balanced_sequences, forward_seconds, generation_speed
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from estimator.engines import grpo, images, liger, trained_parts, vision
+from estimator.engines.grpo import ELSEWHERE
+from estimator.engines.training import Training
 from estimator.errors import UserError
 from estimator.hardware import Gpu
 from estimator.job import Job
 from estimator.models import DiffusionSpec, ModelSpec, untried
 from estimator.models.architectures import family_of
-from estimator.planning import grpo, images, liger, trained_parts, vision
-from estimator.planning.grpo import ELSEWHERE
-from estimator.planning.training import Training
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, OPTIMIZERS, TASKS, LaunchedEngine
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from estimator.engines.training import Training
 from estimator.errors import UserError
 from estimator.models import PROJECTIONS, DiffusionSpec, ModelSpec
 from estimator.models.diffusion import positions_of
 from estimator.models.unet import ADAPTED
-from estimator.planning.training import Training
 from estimator.setup import default_seq_len
 from estimator.vocabulary import ENGINES, IMAGE_TASK, LAUNCHED_ENGINES, TASKS
 
