@@ -73,11 +73,11 @@ class Job:
     adapter_start_layer: int = 2  # the first block that has them
     trained_modules: tuple[str, ...] = ()  # of TRAINED_MODULES, trained in full next to LoRA adapters
     new_tokens: int = 0  # rows of the model's embedding and head that it was not published with
-    packing: bool = False
+    packing: bool | None = False
     longest_first: bool = True  # batches that vary in length begin with the longest
     expandable_segments: bool = True  # of the CUDA allocator: freed blocks of any size are used again
-    compile: bool = False
-    liger: bool = False  # Liger-Kernel's kernels in place of the model's own
+    compile: bool | None = False
+    liger: bool | None = False  # Liger-Kernel's kernels in place of the model's own
     vision: Vision | None = None  # how the tower of a vision-language model is trained; None: text alone
     images_per_row: int = 1  # where ``vision`` is set
     image_size: int = IMAGE_SIDE  # pixels of the side of a square image

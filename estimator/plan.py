@@ -371,6 +371,9 @@ class Plan:
     prepare: Request | None = None  # of the step that fetches weights and data; None: as the whole request
     evaluate: Request | None = None  # of the step that compares base and result; None: as the whole request
     generation: Generation | None = None  # of rejection sampling
+    packing: bool = False  # several rows are packed into one sequence
+    liger: bool = False  # Liger-Kernel's kernels
+    compile: bool = False  # torch.compile
     planned_only: str | None = None  # why this package cannot launch the plan, as a clause; None: it can
     schema: int = field(default=SCHEMA_VERSION)
 
@@ -378,6 +381,12 @@ class Plan:
     def adapters(self) -> bool:
         """Whether adapters are trained and the base model is frozen."""
         return METHODS[self.method].adapters
+
+    @property
+    def accelerations(self) -> tuple[str, ...]:
+        """Words for packing, Liger's kernels and torch.compile, as far as the plan has them."""
+        choices = {"packed": self.packing, "Liger": self.liger, "compiled": self.compile}
+        return tuple(word for word, on in choices.items() if on)
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain values, tuples included, with risk, headroom and verdict of the memory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from estimator.engines import automatic
 from estimator.models import DiffusionSpec, ModelSpec
 from estimator.plan import Plan
 from estimator.vocabulary import LAUNCHED_METHODS, METHODS, TASKS, LaunchedEngine, LaunchedMethod
@@ -9,7 +10,7 @@ from launchers.dataset import sources, support_tickets
 from launchers.images import runs
 from launchers.models import weights
 from launchers.settings import Settings
-from launchers.settings.sections import Evaluation, Optimizer, Positive, PositiveFloat
+from launchers.settings.sections import Evaluation, NonNegative, Optimizer, Positive, PositiveFloat
 
 # tiny-llama starts from random weights and needs far larger learning rates than a pretrained model. For
 # LLaMA-Adapters, whose gates start at 0, litgpt@26857050's finetune_adapter and finetune_adapter_v2 use AdamW
@@ -26,6 +27,10 @@ _REWARD_RATES = {"full": 1e-5, **dict.fromkeys(_LOW_RANK, 1e-4)}
 # Full fine-tuning: TRL 1.16's GRPOConfig, and Shao et al. 2024 (arXiv:2402.03300), section 4.2
 _GRPO_RATES = {"full": 1e-6, **dict.fromkeys(_LOW_RANK, 1e-5)}
 _TINY_PREFERENCE_RATES = {"full": 5e-4, **dict.fromkeys(_LOW_RANK, 2e-3), **_TINY_LLAMA_ADAPTER_RATES}
+
+
+# A packed sequence holds many short rows: a small dataset would end after a few optimizer steps. A choice.
+LEAST_PACKED_STEPS = 100
 
 
 class RunOptimizer(Optimizer):
@@ -48,6 +53,11 @@ class RunConfig(Settings):
     ``images.resolution``."""
     optimizer: RunOptimizer
     global_batch_size: Positive
+    packing: bool
+    least_packed_steps: NonNegative = 0
+    """Rows are not packed if the packed run would have fewer optimizer steps. 0: pack in any case."""
+    liger: bool
+    compile: bool
 
     def with_checkpoint_interval(self, total_steps: int, plan: Plan | None = None) -> RunConfig:
         """Resolve ``checkpoint_every`` for a run of ``total_steps``, unless the user has set it.
@@ -88,9 +98,17 @@ def evaluate_on_test_split(settings: Settings) -> Settings:
 
 
 def resolve(
-    settings: Settings, spec: ModelSpec, *, method: str, engine: str, batch: int | None = None
+    settings: Settings,
+    spec: ModelSpec,
+    *,
+    method: str,
+    engine: str,
+    batch: int | None = None,
+    plan: Plan | None = None,
 ) -> RunConfig:
     """Resolve every default of ``settings`` for this model, with the plan's method, engine and global batch.
+
+    ``plan`` decides packing, Liger and torch.compile where they are ``auto``; None: they are off.
 
     ``checkpoint_every`` may stay 0 until the number of steps is known
     (:meth:`RunConfig.with_checkpoint_interval`).
@@ -107,6 +125,11 @@ def resolve(
         "optimizer": optimizer,
         "global_batch_size": batch or settings.batch_size,
     }
+    for name in automatic.CHOICES:
+        if values[name] == "auto":
+            values[name] = plan is not None and getattr(plan, name)
+            if name == "packing" and values[name]:
+                values["least_packed_steps"] = LEAST_PACKED_STEPS
     return RunConfig.model_validate(values)
 
 

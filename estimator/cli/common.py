@@ -101,7 +101,11 @@ COMMON: dict[str, CommonOption] = {
         text="Recompute activations",
         unset="if memory needs it",
     ),
-    "packing": CommonOption(group=_TRAINING, text="Pack short samples into full sequences"),
+    "packing": CommonOption(
+        group=_TRAINING,
+        text="Pack short samples into full sequences",
+        unset="on GPUs where tested",
+    ),
     "gpu": CommonOption(group=_WHERE, metavar="GPU", text="GPU model, by a name from `finetune gpus`"),
     "gpus": CommonOption(group=_WHERE, metavar="N", text="GPUs per node"),
     "nodes": CommonOption(group=_WHERE, metavar="N", text="Number of nodes"),

@@ -95,7 +95,7 @@ class JobOptions:
         bool | None,
         common("activation_checkpointing"),
     ] = None
-    packing: Annotated[bool, common("packing")] = False
+    packing: Annotated[bool | None, common("packing")] = None
     recompute_what: Annotated[
         str,
         Option(
@@ -114,12 +114,21 @@ class JobOptions:
         ),
     ] = "none"
     compile: Annotated[
-        bool,
-        Option("--compile", help="Compile the model with torch.compile.", rich_help_panel=_STEP),
-    ] = False
+        bool | None,
+        Option(
+            "--compile/--no-compile",
+            help="Compile the model with torch.compile. Default: on GPUs where tested.",
+            rich_help_panel=_STEP,
+        ),
+    ] = None
     liger: Annotated[
-        bool, Option("--liger", help="Use the fused kernels of Liger-Kernel.", rich_help_panel=_STEP)
-    ] = False
+        bool | None,
+        Option(
+            "--liger/--no-liger",
+            help="Use the fused kernels of Liger-Kernel. Default: on GPUs where tested.",
+            rich_help_panel=_STEP,
+        ),
+    ] = None
     vision: Annotated[
         str | None,
         Option(
@@ -350,7 +359,7 @@ def job_from(job_options: JobOptions) -> Job:
         trained_modules=_names(job_options.trained_modules),
         adapter_prompt_length=job_options.adapter_prompt_length,
         adapter_start_layer=job_options.adapter_start_layer,
-        packing=job_options.packing,
+        packing=False if job_options.packing is None and batch is not None else job_options.packing,
         recompute=job_options.recompute_what,  # type: ignore[arg-type]
         recompute_every=job_options.recompute_every,
         fp8=job_options.fp8,  # type: ignore[arg-type]

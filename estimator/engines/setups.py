@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from estimator.engines import liger, varlen
+from estimator.engines import automatic, liger, varlen
 from estimator.job import Job
 from estimator.models import ModelSpec
 from estimator.plan import Layout
@@ -44,9 +44,10 @@ def _precision(job: Job, layout: Layout) -> Precision:
 
 def setup_of(job: Job, layout: Layout) -> Setup:
     """Return the training step of a job's engine in a layout."""
+    job = automatic.decided(job, layout.device)
     engine, task, method = ENGINES[job.engine], TASKS[job.task], METHODS[job.method]
     shared = SHARDINGS[layout.sharding].divides
-    fixed_length = job.packing or engine.streams or task.images
+    fixed_length = bool(job.packing) or engine.streams or task.images
     # With context parallelism, states are sharded over its processes as well
     processes = layout.world_size // (layout.tensor_parallel * layout.pipeline_parallel)
     return Setup(
@@ -78,12 +79,12 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         fixed_length=fixed_length,
         longest_first=job.longest_first and not fixed_length,
         expandable_segments=job.expandable_segments,
-        document_mask=job.packing and dense_mask(job.engine, layout.device, job.model, job.task),
+        document_mask=bool(job.packing) and dense_mask(job.engine, layout.device, job.model, job.task),
         checkpointing=job.recompute if layout.activation_checkpointing else "none",
         recompute_every=job.recompute_every,
         fp8=job.fp8,
         average=job.average,
-        compile=job.compile,
+        compile=bool(job.compile),
         engine_version=liger.VERSION if job.liger else "",
         loss="fused" if job.liger else engine.loss,
         optimizer_in_backward=layout.optimizer_in_backward,

@@ -62,7 +62,15 @@ def _planned(form: Mapping[str, str]) -> dict[str, Any]:
         lora_targets=tuple(model.projections),
         offload="cpu" if "cpu" in (values.get("zero_offload"), values.get("fsdp_offload")) else "none",
         batch_multiple=None if "global_batch_size" in values else 1,
-        **{"method": "auto", "engine": "auto", "global_batch_size": DEFAULT_BATCH, **_some(values, _OF_JOB)},
+        **{
+            "method": "auto",
+            "engine": "auto",
+            "global_batch_size": DEFAULT_BATCH,
+            "packing": False if "global_batch_size" in values else None,
+            "compile": None,
+            "liger": None,
+            **_some(values, _OF_JOB),
+        },
     )
     cluster = pasted.cluster(values["cluster"], values.get("gpu")) if "cluster" in values else None
     target = Target(kind="catalogue" if cluster is None else "kubernetes", **_some(values, _OF_TARGET))

@@ -84,7 +84,7 @@ GROUPS: Mapping[str, tuple[Field, ...]] = {
         Field("activation_checkpointing", "Activation checkpointing", "choice", GIVEN, "as planned"),
         Field("zero_offload", "Offload with DeepSpeed", "choice", get_args(Offload), "none"),
         Field("fsdp_offload", "Offload with FSDP2", "choice", get_args(Offload), "none"),
-        Field("packing", "Packing", "flag"),
+        Field("packing", "Packing", "choice", GIVEN, "as planned"),
     ),
 }
 FIELDS = tuple(field for group in GROUPS.values() for field in group)

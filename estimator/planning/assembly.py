@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from estimator import throughput
+from estimator.engines import automatic
 from estimator.engines.setups import setup_of
 from estimator.engines.support import planned_only
 from estimator.job import Job, Target
@@ -31,6 +32,7 @@ def assemble(
 
     ``reasons`` and ``rejected``: lines for users; ``tokens``: of the complete job, for its hours and price.
     """
+    job = automatic.decided(job, candidate.layout.device)
     setup = setup_of(job, candidate.layout)
     request = for_training(job, target, candidate)
     layout, place = candidate.layout, candidate.place
@@ -77,6 +79,9 @@ def assemble(
         rejected=rejected,
         learning_rates=learning_rate.hints(job),
         task=job.task,
+        packing=bool(job.packing),
+        liger=bool(job.liger),
+        compile=bool(job.compile),
         planned_only=planned_only(job, layout.world_size),
         prepare=None if target.at_hand else for_preparation(job, request),
         evaluate=None if target.at_hand else for_evaluation(job, candidate, request),

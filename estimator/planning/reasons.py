@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from estimator.engines import varlen, vision
+from estimator.engines import automatic, varlen, vision
 from estimator.engines.setups import setup_of
 from estimator.engines.support import untried_line
 from estimator.formatting import format_bytes, format_duration, format_usd
@@ -35,6 +35,7 @@ def of_layout(search: Search, candidate: Candidate) -> list[str]:
         *_parallelism(job, layout),
         _micro_batch(search, candidate),
         _checkpointing(search, candidate),
+        *automatic.reason(search.requested, layout.device),
         *_documents_apart(job, candidate),
         *_varying_lengths(job, candidate),
         *vision.reasons(job),

@@ -90,6 +90,7 @@ def _layout(plan: Plan) -> str:
         layout.precision,
         layout.optimizer,
         f"checkpointing {'on' if layout.activation_checkpointing else 'off'}",
+        *plan.accelerations,
     ]
     if layout.offload != "none":
         parts.append(f"optimizer offloaded to the {layout.offload.upper()}")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from estimator.engines import automatic
 from estimator.hardware import VARIABLE
 from estimator.hardware.cluster.taints import opening
 from estimator.job import DEFAULT_BATCH
@@ -65,6 +67,18 @@ def _machine(plan: Plan) -> tuple[str, str]:
     return ("--instance-type", kind) if kind and " " not in kind else ("--gpu", gpu)
 
 
+def _unlike_default(plan: Plan, job: Job) -> Iterator[tuple[str, object]]:
+    """Yield packing, compile and liger of the plan where the run would decide otherwise."""
+    decided = replace(job, engine=plan.engine, method=plan.method)  # type: ignore[arg-type]
+    default = replace(decided, packing=None, liger=None, compile=None)
+    if plan.layout.global_batch_size != DEFAULT_BATCH:
+        default = replace(default, packing=False)  # the command names the batch, in rows
+    decided, default = (automatic.decided(each, plan.layout.device) for each in (decided, default))
+    for choice in automatic.CHOICES:
+        if getattr(decided, choice) != getattr(default, choice):
+            yield choice, getattr(decided, choice)
+
+
 def _settings(plan: Plan, job: Job) -> Iterator[tuple[str, object]]:
     """Yield the settings of the job that differ from their defaults."""
     if TASKS[job.task].images:
@@ -77,8 +91,7 @@ def _settings(plan: Plan, job: Job) -> Iterator[tuple[str, object]]:
         yield "global_batch_size", plan.layout.global_batch_size
     if job.micro_batch_size is not None:
         yield "micro_batch_size", job.micro_batch_size
-    if job.packing:
-        yield "packing", True
+    yield from _unlike_default(plan, job)
     if job.precision != "auto":
         yield "precision", job.precision
     if TASKS[job.task].draws_answers:
@@ -95,10 +108,6 @@ def _settings(plan: Plan, job: Job) -> Iterator[tuple[str, object]]:
         yield "recompute.what", job.recompute
     if job.recompute_every != 1:
         yield "recompute.every", job.recompute_every
-    if job.compile:
-        yield "compile", True
-    if job.liger:
-        yield "liger", True
     method = METHODS[plan.method]
     if method.llama_adapter:
         if job.adapter_prompt_length != 10:

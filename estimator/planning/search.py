@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from estimator import memory, throughput
+from estimator.engines import automatic
 from estimator.engines.setups import setup_of
 from estimator.errors import UserError
 from estimator.formatting import format_bytes
@@ -187,7 +188,8 @@ class Search:
         *,
         takes_tight: bool = False,
     ) -> None:
-        self.job = job
+        self.requested = job
+        self.job = job = automatic.decided(job, device)
         self.takes_tight = takes_tight
         self.ladders = Ladders(job, precision, device)
         self.evidence = evidence or Evidence()

@@ -133,7 +133,7 @@ def _step(plan: Plan) -> str:
     checkpointing = f"{'with' if layout.activation_checkpointing else 'without'} activation checkpointing"
     return (
         f"{processes}, {describe_layout(layout)}, batch {layout.global_batch_size} = {factors}, {length}, "
-        f"{layout.precision}, {checkpointing}"
+        + ", ".join([layout.precision, checkpointing, *plan.accelerations])
     )
 
 

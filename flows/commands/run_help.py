@@ -61,7 +61,10 @@ def _default(setting: str) -> str:
     value = default_of(setting)
     if value in (None, False, "", (), {}):
         return ""
-    if setting in ("activation_checkpointing", "optimizer.lr", "checkpoint_every") and value in ("auto", 0):
+    if setting in ("activation_checkpointing", "packing", "optimizer.lr", "checkpoint_every") and value in (
+        "auto",
+        0,
+    ):
         return ""  # the help in COMMON describes the default
     return value if isinstance(value, str) else json.dumps(value, default=str)
 

@@ -68,7 +68,7 @@ class FinetuneParameters(FlowSpec):
     dataset = knob("dataset")
     seq_len = knob("seq_len", int)
     resolution = knob("resolution", int)
-    packing = knob("packing", bool)
+    packing = text_knob("packing")
     tokens = text_knob("tokens")
 
     # Method and engine

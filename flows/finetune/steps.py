@@ -80,6 +80,7 @@ class FinetuneRun(FinetuneParameters):
                 method=self.plan.method,
                 engine=self.plan.engine,
                 batch=self.plan.layout.global_batch_size,
+                plan=self.plan,
             )
             if self.plan.target != "local":  # else the launching process has just printed it
                 print(preparation.summarize_plan(self.plan))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import bisect
 import contextlib
 import hashlib
 import json
@@ -105,8 +106,12 @@ def prepare(
     seq_len: int,
     folder: Path,
     held_out: Sequence[Sample] = (),
+    *,
+    least_packed_steps: int = 0,
 ) -> PreparedInfo:
     """Write ``folder`` (see prepared.py), with heldout/ and heldout.jsonl if there are held-out rows.
+
+    Rows are packed only if that leaves ``least_packed_steps`` optimizer steps.
 
     ``folder``/heldout has the same form; heldout.jsonl has ``{"prompt", "reference", "messages", "line"}``
     per row, with ``prompt`` as rendered for the model, special tokens included.
@@ -125,7 +130,15 @@ def prepare(
                 f"loss within {seq_len:,} tokens.",
                 "Raise --seq-len, or use --train-on-prompt.",
             )
-        packing = _pack(documents, seq_len, settings.seed) if settings.packing else documents.unpacked()
+        packing = _pack(documents, seq_len, settings.seed) if settings.packing is True else None
+        if packing is not None and _steps_of_pass(packing, seq_len, settings) < least_packed_steps:
+            packing = None
+            print(
+                f"packing is off: the packed rows would be fewer than {least_packed_steps} optimizer steps; "
+                "--packing true packs them anyway"
+            )
+        settings = settings.model_copy(update={"packing": packing is not None})
+        packing = packing or documents.unpacked()
         order = _order(_Lengths.of(documents, packing), settings)
         if held_out:
             _prepare_held_out(held_out, model, settings, seq_len, folder)
@@ -209,31 +222,32 @@ def summary(info: PreparedInfo, dataset: str) -> str:
     return "\n".join(lines)
 
 
-def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Pack by first fit: each length, in order, goes into the first bin with enough space.
+def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Pack by best fit, longest first: each length goes into the bin with the least space that is enough.
 
-    Returns bins of indices. The bins are the leaves of a binary tree (the children of node n are 2n and 2n +
-    1), whose nodes store the largest free space of the bins below: a million lengths take seconds.
+    Returns bins of indices; equal lengths keep their order.
     """
-    leaves = 1 << max(len(lengths) - 1, 0).bit_length()
-    free = [capacity] * (2 * leaves)
     bins: list[list[int]] = []
+    with_space: dict[int, list[int]] = {}  # numbers of the bins with this much space left
+    spaces: list[int] = []  # the keys of ``with_space`` that have bins, in order
     progress = Progress("packing", len(lengths), "documents")
-    for index, length in enumerate(lengths):
-        progress.at(index)
-        node = 1
-        while node < leaves:
-            node *= 2
-            if free[node] < length:
-                node += 1
-        # Empty bins have the full capacity, so the first that fits is in use, or the next empty one
-        if node - leaves == len(bins):
+    for done, index in enumerate(sorted(range(len(lengths)), key=lambda index: -lengths[index])):
+        progress.at(done)
+        place = bisect.bisect_left(spaces, lengths[index])
+        if place == len(spaces):
             bins.append([])
-        bins[node - leaves].append(index)
-        free[node] -= length
-        while node > 1:
-            node //= 2
-            free[node] = max(free[2 * node], free[2 * node + 1])
+            number, space = len(bins) - 1, capacity
+        else:
+            space = spaces[place]
+            number = with_space[space].pop()
+            if not with_space[space]:
+                del spaces[place]
+        bins[number].append(index)
+        left = space - lengths[index]
+        if left and not with_space.setdefault(left, []):
+            bisect.insort(spaces, left)
+        if left:
+            with_space[left].append(number)
     return bins
 
 
@@ -321,9 +335,17 @@ class _Lengths:
         return cls(tokens=tokens, widths=widths)
 
 
+def _steps_of_pass(packing: Packing, seq_len: int, settings: Settings) -> int:
+    """Return the optimizer steps of the epochs or the token budget of a packed run."""
+    sequences = len(packing) * (settings.epochs or 1)
+    if settings.tokens is not None:
+        sequences = settings.tokens // seq_len
+    return sequences // settings.rows_per_step
+
+
 def _pack(documents: Documents, seq_len: int, seed: int) -> Packing:
     shuffled = random_stream(seed, "pack").permutation(len(documents.lengths))
-    bins = first_fit(documents.lengths[shuffled].tolist(), seq_len)
+    bins = best_fit(documents.lengths[shuffled].tolist(), seq_len)
     sizes = np.fromiter((len(members) for members in bins), dtype=np.int64, count=len(bins))
     members = np.fromiter(chain.from_iterable(bins), dtype=np.int64, count=len(shuffled))
     return Packing(members=shuffled[members], starts=np.concatenate([[0], np.cumsum(sizes)]))
@@ -408,7 +430,7 @@ def _write(
         truncated_rows=documents.truncated,
         longest_row=int(lengths.widths.max()),
         seq_len=seq_len,
-        packed=settings.packing,
+        packed=settings.packing is True,
         pad_id=model.pad_id,
         vocab_size=model.vocab_size,
         global_batch_size=settings.rows_per_step,

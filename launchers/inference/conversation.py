@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -106,8 +107,10 @@ def load_base(loaded: LoadedModel, finished: FinishedModel, device: str) -> Load
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Load a model without libraries' warnings and progress bars."""
-    with imported_quietly():
+    with imported_quietly(), warnings.catch_warnings():
         from transformers.utils import logging
+
+        warnings.simplefilter("ignore", FutureWarning)  # of transformers about its own names
 
         logging.disable_progress_bar()
         try:

@@ -129,6 +129,7 @@ def vllm_arguments(
         *("--host", endpoint.host, "--port", str(endpoint.port)),
         *("--max-model-len", str(serving.context), "--max-num-seqs", str(serving.requests)),
         *(("--tensor-parallel-size", str(serving.gpus)) if serving.gpus > 1 else ()),
+        *(("--dtype", "float32") if serving.device == "cpu" else ()),
     ]
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from launchers.base.imports import collector_paused
+from launchers.base.imports import imported_quietly
 
 
 def configuration(folder: Path) -> Any:
     """Return the model's configuration, with an attention implementation that supports all its options."""
-    with collector_paused():
+    with imported_quietly():
         from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -26,7 +26,7 @@ def configuration(folder: Path) -> Any:
 def load(folder: Path, **options: Any) -> Any:
     """Load the model with its weights; ``options`` are passed to from_pretrained."""
     config = configuration(folder)
-    with collector_paused():
+    with imported_quietly():
         kind = class_of(config)  # imports transformers' module of that family
         return kind.from_pretrained(folder, config=config, trust_remote_code=False, **options)
 
@@ -34,7 +34,7 @@ def load(folder: Path, **options: Any) -> Any:
 def build(folder: Path, **options: Any) -> Any:
     """Build the model without its weights; ``options`` are passed to from_config."""
     config = configuration(folder)
-    with collector_paused():
+    with imported_quietly():
         return class_of(config).from_config(config, trust_remote_code=False, **options)
 
 

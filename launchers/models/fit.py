@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from estimator.errors import UserError
-from launchers.base.imports import collector_paused
+from launchers.base.imports import imported_quietly
 from launchers.models import causal
 from launchers.models.files import tensor_shapes, weight_files
 
@@ -32,7 +32,7 @@ def check_fits(folder: Path, *, rewards: bool = False) -> None:
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Suppress transformers' progress bar and table of differences, and torchao's messages on import."""
-    with collector_paused():
+    with imported_quietly():
         from transformers.utils import logging as transformers_logging
 
     torchao = logging.getLogger("torchao")
@@ -57,7 +57,7 @@ def _check(folder: Path, shapes: Mapping[str, tuple[int, ...]], rewards: bool) -
     try:
         config = causal.configuration(folder)
         kind = causal.class_of(config, rewards=rewards)
-        with torch.device("meta"):
+        with imported_quietly(), torch.device("meta"):
             empty = kind.from_config(config, trust_remote_code=False)
     except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())

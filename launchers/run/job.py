@@ -16,6 +16,7 @@ from launchers import engines
 from launchers.dataset.measured import MAX_ROWS
 from launchers.scoring.functions import scorer_of
 from launchers.settings import Settings
+from launchers.settings.sections import Auto
 
 
 def unsupported(engine: str, settings: Settings, spec: ModelSpec) -> str | None:
@@ -104,11 +105,11 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, install
         new_tokens=len(settings.new_tokens),
         adapter_prompt_length=settings.adapter.prompt_length,
         adapter_start_layer=settings.adapter.start_layer,
-        packing=settings.packing,
+        packing=_packing(settings),
         longest_first=settings.longest_first,
         expandable_segments=settings.expandable_segments,
-        compile=settings.compile,
-        liger=settings.liger,
+        compile=_or_none(settings.compile),
+        liger=_liger(settings, installed=installed),
         vision=settings.vision,
         zero_stage=None if stage == "auto" else stage,
         fsdp_sharding=None if settings.fsdp.sharding == "auto" else settings.fsdp.sharding,
@@ -119,6 +120,31 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, install
         adapter_only=settings.export.adapter_only,
         **_generation_fields(settings, seq_len),
     )
+
+
+def _or_none(value: bool | Auto) -> bool | None:
+    """Return None, the planner's word for its own choice, for ``auto``."""
+    return None if value == "auto" else value
+
+
+def _packing(settings: Settings) -> bool | None:
+    """Return whether rows are packed; None: the planner decides.
+
+    A batch size that the user gives counts rows, which packed sequences would multiply.
+    """
+    if settings.packing == "auto" and (settings.global_batch_size is not None or settings.group_by_length):
+        return False
+    return _or_none(settings.packing)
+
+
+def _liger(settings: Settings, *, installed: bool) -> bool | None:
+    """Return whether Liger's kernels are used; None: the planner decides.
+
+    ``installed``: the job runs here, and cannot use what is not installed.
+    """
+    if settings.liger == "auto" and installed and importlib.util.find_spec("liger_kernel") is None:
+        return False
+    return _or_none(settings.liger)
 
 
 def _trained_spec(spec: ModelSpec, settings: Settings) -> ModelSpec:

@@ -103,7 +103,12 @@ def plan_run(
         job = dataclasses.replace(job, global_batch_size=batch, steps=steps)
         plan = choose(job, place, corrections)
     config = run_config.resolve(
-        settings, model.spec, method=plan.method, engine=plan.engine, batch=plan.layout.global_batch_size
+        settings,
+        model.spec,
+        method=plan.method,
+        engine=plan.engine,
+        batch=plan.layout.global_batch_size,
+        plan=plan,
     )
     _log.info("Engine %s (requested: %s), method %s", config.engine, settings.engine, config.method)
     checks.check_layout(config, plan, model.spec)
@@ -334,7 +339,15 @@ def tokenize(
     if settings.mixture:
         train = mixture.weighted(train, settings)
         print(mixture.summary(train, settings))
-    info = prepare.prepare(train, model_dir, settings, settings.seq_len, folder, held_out or split_off)
+    info = prepare.prepare(
+        train,
+        model_dir,
+        settings,
+        settings.seq_len,
+        folder,
+        held_out or split_off,
+        least_packed_steps=settings.least_packed_steps,
+    )
     print(prepare.summary(info, " + ".join(mixture.names(settings))))
     _warn_short_run(settings, info.total_steps)
     checks.check_window(settings, info.total_steps)

@@ -89,8 +89,10 @@ class Settings(Section):
     """Train a vision-language model on rows with images (task sft). frozen: the vision tower is not trained;
     the projector is with method full. lora: adapters in the tower, too. full: the tower is trained in full.
     Empty: frozen if the rows of a local dataset have images and the model sees them, else text alone."""
-    packing: bool = False
-    """Pack several short rows into one sequence (attention stays within each row)."""
+    packing: bool | Auto = "auto"
+    """Pack several short rows into one sequence (attention stays within each row). auto: on GPUs for tasks
+    sft and pretrain, where it is tested for the engine and the model family, neither `global_batch_size` nor
+    `group_by_length` is set and the packed run has at least 100 steps."""
     group_by_length: bool = False
     """Group rows of similar length into a batch to reduce padding. Rows move by at most 50 steps; the order
     of the batches stays random."""
@@ -134,12 +136,13 @@ class Settings(Section):
     """Recompute activations in the backward pass. auto: only if memory requires it."""
     recompute: Recompute = Recompute()
     """Activations that activation checkpointing recomputes."""
-    compile: bool = False
-    """torch.compile the model's blocks (torchtune, fsdp2)."""
-    liger: bool = False
+    compile: bool | Auto = "auto"
+    """torch.compile the model's blocks (torchtune, fsdp2). auto: on GPUs, where it is tested for the engine
+    and the model family."""
+    liger: bool | Auto = "auto"
     """Use Liger-Kernel's kernels for norms, MLPs, rotary embeddings and the loss, which avoids
     materializing the logits (deepspeed, fsdp2, on GPUs; needs the package liger-kernel). With `compile` or
-    `fp8`: for the loss only."""
+    `fp8`: for the loss only. auto: on GPUs, where it is tested for the engine and the model family."""
     clip_grad_norm: float | None = Field(default=1.0, gt=0)
     """Maximum gradient norm. Empty: no clipping."""
     seed: int = Field(default=0, ge=0, lt=2**32)
@@ -316,7 +319,7 @@ class Settings(Section):
             raise ValueError(
                 "tokens: unknown in advance for grpo, which samples answers; set max_steps or epochs"
             )
-        if self.group_by_length and self.packing:
+        if self.group_by_length and self.packing is True:
             raise ValueError(
                 "group_by_length and packing: packed sequences have no padding to reduce; remove one of them"
             )

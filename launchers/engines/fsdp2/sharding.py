@@ -13,9 +13,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from estimator.vocabulary import TASKS
 from launchers.base.imports import collector_paused
 from launchers.engines import _merge
 from launchers.engines.fsdp2 import checkpoint, kernels
+from launchers.engines.fsdp2.master_weights import MasterWeights
 from launchers.engines.loop import generators, liger, model, optimizer, quantized, unet
 from launchers.engines.loop.families import blocks
 from launchers.engines.loop.moving_average import MovingAverage
@@ -44,6 +46,7 @@ class FullyShard:
         trained = [
             (name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad
         ]
+        masters = None if _is_divided(job) or not _is_mixed(job) else MasterWeights(network)
         steps = optimizer.build(job, trained)
         decay = job.settings.images.ema_decay
         average = None if decay is None else MovingAverage(trained, decay, job.start_step)
@@ -52,7 +55,7 @@ class FullyShard:
         generators.seed_rank(job, env)
         if job.resume_dir is not None:
             generators.restore(job.resume_dir, env)
-        return FsdpModel(network, steps, average, job, device)
+        return FsdpModel(network, steps, average, masters, job, device)
 
 
 class FsdpModel:
@@ -63,12 +66,13 @@ class FsdpModel:
         network: nn.Module,
         steps: list[torch.optim.Optimizer],
         average: MovingAverage | None,
+        masters: MasterWeights | None,
         job: TrainJob,
         device: torch.device,
     ) -> None:
         self.device = device
         self.module: Any = network
-        self._steps, self._average = steps, average
+        self._steps, self._average, self._masters = steps, average, masters
         self._schedules = [optimizer.schedule(job, job.start_step)(step) for step in steps]
         self._trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self._averaged_over = job.plan.layout.data_parallel  # by the reduction of the gradients
@@ -93,6 +97,7 @@ class FsdpModel:
         scaled.backward()
 
     def update(self) -> torch.Tensor | None:
+        self._release()
         norm = nn.utils.get_total_norm(
             [parameter.grad for parameter in self._trained if parameter.grad is not None]
         )
@@ -109,14 +114,21 @@ class FsdpModel:
     def lr(self) -> float:
         return float(self._schedules[0].get_last_lr()[0])
 
+    def _release(self) -> None:
+        """Let the parameters hold the weights that are trained, not their 16-bit copies."""
+        if self._masters is not None:
+            self._masters.release()
+
     def averaged(self) -> AbstractContextManager[None]:
         return nullcontext() if self._average is None else self._average.in_place()
 
     def save_checkpoint(self, job: TrainJob, env: RankEnv, step: int) -> None:
+        self._release()
         checkpoint.save(self.module, self._steps, self._average, job, env, step)
 
     def trained_state(self, job: TrainJob) -> dict[str, Any] | None:
         if not _is_divided(job):
+            self._release()
             return None
         options = StateDictOptions(
             full_state_dict=True, cpu_offload=True, ignore_frozen_params=job.plan.adapters
@@ -131,15 +143,27 @@ class FsdpModel:
 
 
 def _is_divided(job: TrainJob) -> bool:
-    """Whether the model is under fully_shard: on several processes, or for what its policies do."""
+    """Whether the model is under fully_shard: on several processes, for states in host memory, or for the
+    several networks that generate images, in mixed precision.
+    """
     layout = job.plan.layout
-    return layout.sharding != "none" or layout.precision == "bf16-mixed" or layout.offload == "cpu"
+    several = TASKS[job.settings.task].images and _is_mixed(job)
+    return layout.sharding != "none" or layout.offload == "cpu" or several
+
+
+def _is_mixed(job: TrainJob) -> bool:
+    return job.plan.layout.precision == "bf16-mixed"
 
 
 def _load(job: TrainJob, env: RankEnv, device: torch.device) -> Any:
-    """The job's model in training mode, divided. Rank 0 alone reads the weights, on the CPU."""
+    """The job's model in training mode, divided. Rank 0 alone reads the weights, on the CPU.
+
+    A model that is not divided is read into the GPU's memory.
+    """
     if not _is_divided(job):
-        network = _made_trainable(_pretrained(job, device), job).to(device)
+        read = device.type == "cuda" and not TASKS[job.settings.task].images and not quantized.kind_of(job)
+        options = {"device_map": device} if read else {}
+        network = _made_trainable(_pretrained(job, device, **options), job).to(device)
         kernels.set_up(network, job)
         return network
     full_model = _made_trainable(_pretrained(job, device), job) if env.rank == 0 else None
@@ -155,17 +179,15 @@ def _load(job: TrainJob, env: RankEnv, device: torch.device) -> Any:
 
 def _storage_dtype(job: TrainJob) -> torch.dtype:
     """The type of the weights of the base: fp32 where they are trained next to their 16-bit copies."""
-    mixed = job.plan.layout.precision == "bf16-mixed" and not job.plan.adapters
-    return torch.float32 if mixed else model.dtype_of(job)
+    return torch.float32 if _is_mixed(job) and not job.plan.adapters else model.dtype_of(job)
 
 
-def _pretrained(job: TrainJob, device: torch.device) -> Any:
-    return model.pretrained(job, dtype=_storage_dtype(job), device=device)
+def _pretrained(job: TrainJob, device: torch.device, **options: Any) -> Any:
+    return model.pretrained(job, dtype=_storage_dtype(job), device=device, **options)
 
 
 def _made_trainable(network: Any, job: TrainJob) -> Any:
-    mixed = job.plan.layout.precision == "bf16-mixed"
-    return model.made_trainable(network, job, adapters_in_fp32=mixed)
+    return model.made_trainable(network, job, adapters_in_fp32=_is_mixed(job))
 
 
 def _without_weights(job: TrainJob) -> Any:
@@ -208,7 +230,7 @@ def _mesh(job: TrainJob, device: torch.device) -> DeviceMesh:
 
 def _policy(job: TrainJob) -> MixedPrecisionPolicy:
     """bf16-mixed: weights are gathered in bf16 and gradients summed in fp32. Else one type throughout."""
-    if job.plan.layout.precision != "bf16-mixed":
+    if not _is_mixed(job):
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 

@@ -317,7 +317,7 @@ def text_task_of(
         return Reward(None)
     if settings.trains_on_pairs:
         return Preferences(settings, reference, padding_free=padding_free)
-    return NextToken(fused=settings.liger, padding_free=padding_free, images=images)
+    return NextToken(fused=settings.liger is True, padding_free=padding_free, images=images)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import signal
 import subprocess
@@ -30,17 +31,33 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "server",
+    [
+        "transformers",
+        pytest.param(
+            "vllm",
+            marks=[
+                pytest.mark.nightly,
+                pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM"),
+            ],
+        ),
+    ],
+)
 def test_openai_s_client_gets_the_answers_of_generate_and_sigterm_ends_all_processes(
-    model_dir: Path, tmp_path: Path
+    server: str, model_dir: Path, tmp_path: Path
 ) -> None:
-    from openai import BadRequestError, OpenAI
+    from openai import APIStatusError, OpenAI
 
     from launchers.inference.conversation import Conversation, Sampling, load_finetuned
 
     process = subprocess.Popen(
-        [sys.executable, "-m", "estimator.cli.app", "serve", str(model_dir), "--port=0", "--name=mine"],
+        [
+            *(sys.executable, "-m", "estimator.cli.app", "serve", str(model_dir)),
+            *("--port=0", "--name=mine", f"--server={server}", "--device=cpu"),
+        ],
         cwd=tmp_path,
-        env={**environment(tmp_path), "PYTHONPATH": str(ROOT)},
+        env={**environment(tmp_path), "PYTHONPATH": str(ROOT), "VLLM_CPU_KVCACHE_SPACE": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -58,7 +75,7 @@ def test_openai_s_client_gets_the_answers_of_generate_and_sigterm_ends_all_proce
             answer = client.chat.completions.create(
                 model="mine", messages=QUESTION, max_tokens=12, temperature=0
             )
-            with pytest.raises(BadRequestError):
+            with pytest.raises(APIStatusError, match="other"):
                 client.chat.completions.create(model="other", messages=QUESTION, max_tokens=1)
             pieces = client.chat.completions.create(
                 model="mine", messages=QUESTION, max_tokens=12, temperature=0, stream=True

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from estimator.errors import UserError
 from launchers.dataset.preferences import Pair
-from launchers.dataset.prepare import first_fit, prepare, sample_view, split, summary
+from launchers.dataset.prepare import best_fit, prepare, sample_view, split, summary
 from launchers.dataset.prepared import IGNORE, Prepared
 from launchers.dataset.render import prompt_of, tokenize
 from launchers.dataset.rows import Conversation
@@ -287,15 +287,34 @@ class TestPacking:
     def test_bins_hold_every_document_once_and_none_overflows(
         self, lengths: list[int], capacity: int
     ) -> None:
-        bins = first_fit(lengths, capacity)
+        bins = best_fit(lengths, capacity)
         assert sorted(index for members in bins for index in members) == list(range(len(lengths)))
         assert all(0 < sum(lengths[i] for i in members) <= capacity for members in bins)
-        # First fit: nothing in a later bin would have fitted into an earlier one when it came.
-        for later, members in enumerate(bins):
-            for index in members:
-                for earlier in bins[:later]:
-                    filled = sum(lengths[i] for i in earlier if i < index)
-                    assert filled + lengths[index] > capacity
+        came = {
+            index: place for place, index in enumerate(sorted(range(len(lengths)), key=lambda i: -lengths[i]))
+        }
+        for index, length in enumerate(lengths):  # no other bin had less space that was enough when it came
+            spaces = [capacity - sum(lengths[i] for i in bin_ if came[i] < came[index]) for bin_ in bins]
+            (own,) = (space for space, bin_ in zip(spaces, bins, strict=True) if index in bin_)
+            assert own == min(space for space in spaces if space >= length)
+
+    @pytest.mark.parametrize(("least", "packed"), [(2, True), (50, False)])
+    def test_a_small_dataset_is_packed_only_if_enough_steps_are_left(
+        self, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, least: int, packed: bool
+    ) -> None:
+        settings = build({"global_batch_size": 4, "packing": True, "epochs": 2, "max_steps": 60})
+        info = prepare(some(40), model, settings, 128, tmp_path, least_packed_steps=least)
+        assert (info.packed, info.rows < 40) == (packed, packed)
+        assert ("--packing true packs them anyway" in capsys.readouterr().out) != packed
+
+    def test_the_seed_decides_which_documents_share_a_row(self, model: Path, tmp_path: Path) -> None:
+        def tokens(seed: int, name: str) -> list[list[int]]:
+            settings = build({"global_batch_size": 1, "packing": True, "seed": seed})
+            prepare(some(40), model, settings, 128, tmp_path / name)
+            data = Prepared(tmp_path / name)
+            return [data.row(index).tokens.tolist() for index in range(len(data))]
+
+        assert tokens(1, "first") == tokens(1, "again") != tokens(2, "other")
 
     def test_no_token_and_no_label_is_lost_or_joined_wrongly(self, model: Path, tmp_path: Path) -> None:
         rows = [*some(30), *(chat("Say it", "word " * n) for n in range(1, 20))]

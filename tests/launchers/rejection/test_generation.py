@@ -33,7 +33,12 @@ CHATS = [
 ]
 
 
-SMALL = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16, "num_attention_heads": 4}
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "head_dim": 32,
+    "num_attention_heads": 4,
+}
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from estimator.models import find
 from estimator.plan import GIB
 from estimator.setup import DEFAULT_SEQ_LEN, TINY_SEQ_LEN
 from estimator.vocabulary import LAUNCHED_ENGINES, LAUNCHED_METHODS, TASKS
-from launchers import settings
+from launchers import run_config, settings
 from launchers.engines.deepspeed import engine as deepspeed
 from launchers.run import checks, preparation
 from launchers.run.job import build_job, unsupported
@@ -44,9 +44,33 @@ def test_what_is_automatic_is_decided_from_model_and_method() -> None:
         "seq_len": 64,
         "dataset": "org/name",
         "global_batch_size": 8,
+        "packing": True,
+        "liger": False,
+        "compile": True,
     }
     decided = config(given, "llama-8b").with_checkpoint_interval(200)
-    assert decided.model_dump() == settings.build(given).model_dump()
+    assert decided.model_dump() == settings.build(given).model_dump() | {"least_packed_steps": 0}
+
+
+def test_packing_liger_and_compile_are_those_of_the_plan_unless_they_are_given() -> None:
+    values = {
+        "model": "llama-8b",
+        "method": "lora",
+        "engine": "fsdp2",
+        "resources": {"gpu": "H100", "gpus": 1},
+    }
+    cloud = Target(kind="kubernetes")
+
+    def decided(**more: object) -> tuple[bool, bool, bool, int]:
+        chosen = preparation.plan_run(settings.build(values | more), cloud).settings
+        return chosen.packing, chosen.liger, chosen.compile, chosen.least_packed_steps
+
+    assert decided() == (True, True, True, run_config.LEAST_PACKED_STEPS)
+    assert decided(packing=True) == (True, True, True, 0)
+    assert decided(liger=False, compile=False)[1:3] == (False, False)
+    assert decided(global_batch_size=32)[0] is False, "it counts rows"
+    assert decided(group_by_length=True)[0] is False
+    assert preparation.plan_run(settings.build({}), HERE).settings.packing is False
 
 
 def test_support_tickets_are_evaluated_by_their_test_split_and_other_data_as_the_settings_say() -> None:
@@ -121,7 +145,7 @@ def test_a_method_left_open_is_decided_with_the_plan_and_its_engine_and_learning
     large = {"model": "llama-70b", "method": "auto", "resources": {"gpu": "A100 SXM 80GB", "nodes": 1}}
     run = preparation.plan_run(settings.build(large), Target(kind="kubernetes"))
     assert run.plan.method in ("lora", "qlora")
-    assert (run.settings.method, run.settings.engine) == (run.plan.method, "torchtune")
+    assert (run.settings.method, run.settings.engine) == (run.plan.method, run.plan.engine)
     assert run.settings.optimizer.lr == 2e-4
     assert preparation.check_matches(run.plan, settings.build(large)) == run.plan
 

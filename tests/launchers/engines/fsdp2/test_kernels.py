@@ -1,16 +1,22 @@
-"""Which layers compute in float8."""
+"""Layers that compute in float8, and compiled blocks."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from estimator.engines.automatic import PROVEN
 from estimator.models import PROJECTIONS
+from launchers.dataset.batches import MicroBatch, collate, summed_cross_entropy
 from launchers.engines.fsdp2 import kernels
 from launchers.engines.loop import model
-from tests.launchers.engines.loop import runs
+from launchers.engines.loop.families import blocks
+from launchers.engines.loop.recompute import recompute
+from tests.launchers.engines.loop import families, runs
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
@@ -30,3 +36,42 @@ def test_products_of_blocks_are_in_float8_and_no_heads_or_adapters(tmp_path: Pat
     }
     assert names == set(PROJECTIONS)
     assert not any("lora_" in name and isinstance(m, Float8Linear) for name, m in network.named_modules())
+
+
+def compiled_families() -> tuple[str, ...]:
+    [families] = [row.families for row in PROVEN if (row.choice, row.engine) == ("compile", "fsdp2")]
+    return families
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("family", "checkpointing"), [*zip(compiled_families(), itertools.cycle([False, True]), strict=False)]
+)
+def test_compiled_blocks_have_the_loss_and_gradients_of_eager_ones(
+    tmp_path: Path,
+    family: str,
+    checkpointing: bool,
+) -> None:
+    folder = runs.make_model(tmp_path)
+    values = {"compile": True, "activation_checkpointing": checkpointing}
+    job = runs.make_job(tmp_path, folder, tmp_path, steps=1, settings=values)
+    network = families.network(family).train()
+    rows = runs.documents(4, seed=3)
+    batch = collate([runs.joined(rows[:2]), runs.joined(rows[2:])], 0)  # packed
+    eager = loss_and_gradients(network, batch)
+    recompute(blocks(network), job)
+    kernels.set_up(network, job)
+    compiled = loss_and_gradients(network, batch)
+    assert compiled[0] == pytest.approx(eager[0], rel=1e-5)
+    for name, gradient in eager[1].items():
+        assert torch.allclose(compiled[1][name], gradient, atol=2e-5, rtol=1e-3), name
+
+
+def loss_and_gradients(network: Any, batch: MicroBatch) -> tuple[float, dict[str, torch.Tensor]]:
+    network.zero_grad()
+    loss = summed_cross_entropy(network(**batch.inputs, use_cache=False).logits, batch.labels)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.item(), {
+        name: each.grad for name, each in network.named_parameters() if each.grad is not None
+    }

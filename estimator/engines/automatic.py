@@ -1,0 +1,98 @@
+"""Packing, Liger's kernels and torch.compile where a job leaves them to the planner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from estimator.engines import liger, support, varlen
+from estimator.job import Job
+from estimator.vocabulary import Device, LaunchedEngine
+
+Choice = Literal["packing", "liger", "compile"]
+CHOICES: tuple[Choice, ...] = get_args(Choice)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proven:
+    """A choice that is on by default on GPUs, for the model families of one engine that tests cover."""
+
+    choice: Choice
+    engine: LaunchedEngine
+    families: tuple[str, ...]
+    test: str  # file in tests/ that compares results with and without it
+
+
+_VARLEN_TEST = "launchers/engines/loop/test_varlen.py"
+_LIGER_TEST = "launchers/engines/loop/test_liger.py"
+PROVEN = (
+    # torchtune 0.6.1 separates packed documents by flex attention; one run on an H200 is in
+    # benchmarks/results/on_gpu_1x_nvidia_h200.md
+    Proven(
+        choice="packing",
+        engine="torchtune",
+        families=("llama", "mistral", "qwen2"),
+        test="launchers/engines/test_engines.py",
+    ),
+    Proven(choice="packing", engine="deepspeed", families=varlen.FAMILIES, test=_VARLEN_TEST),
+    Proven(choice="packing", engine="fsdp2", families=varlen.FAMILIES, test=_VARLEN_TEST),
+    Proven(choice="liger", engine="deepspeed", families=liger.FAMILIES, test=_LIGER_TEST),
+    Proven(choice="liger", engine="fsdp2", families=liger.FAMILIES, test=_LIGER_TEST),
+    Proven(
+        choice="compile",
+        engine="fsdp2",
+        families=("llama", "mistral", "qwen2", "qwen3"),
+        test="launchers/engines/fsdp2/test_kernels.py",
+    ),
+)
+
+
+def decided(job: Job, device: Device) -> Job:
+    """Return the job with packing, Liger and compile decided; its engine and method are decided before."""
+    return _decide(job, device)[0]
+
+
+def reason(job: Job, device: Device) -> list[str]:
+    """Explain in one line what was decided for a job on GPUs, if anything was left open."""
+    objections = _decide(job, device)[1]
+    if not objections or device == "cpu":
+        return []
+    on = [choice for choice, objection in objections.items() if objection is None]
+    parts = [f"{', '.join(on)} on (tested with {job.engine} and {job.model.family} models)"] if on else []
+    parts += [f"{choice} off ({objection})" for choice, objection in objections.items() if objection]
+    return ["automatic: " + "; ".join(parts)]
+
+
+def _decide(job: Job, device: Device) -> tuple[Job, dict[Choice, str | None]]:
+    """Decide the open choices; return, for each of these, why it is off, or None."""
+    objections = {}
+    for choice in CHOICES:
+        if getattr(job, choice) is None:
+            objections[choice] = _objection(choice, job, device)
+            job = _with(job, choice, on=objections[choice] is None)
+    return job, objections
+
+
+def _with(job: Job, choice: Choice, *, on: bool) -> Job:
+    values: dict[str, Any] = {choice: on}
+    return replace(job, **values)
+
+
+def _objection(choice: Choice, job: Job, device: Device) -> str | None:
+    """Return why a choice is off, as a clause; None if it is on."""
+    if device == "cpu":
+        return "on CPUs"
+    # Later choices that are open are left out here
+    alone = replace(job, packing=bool(job.packing), liger=bool(job.liger), compile=bool(job.compile))
+    if support.unsupported_job(alone) is not None:
+        return "this package does not launch the job"
+    objection = support.unsupported_job(_with(alone, choice, on=True))
+    if objection is not None:
+        return objection.removeprefix(f"{choice}: ")
+    if choice == "compile" and not job.packing:
+        return "batches vary in length"
+    tested = (
+        row.choice == choice and row.engine == job.engine and job.model.family in row.families
+        for row in PROVEN
+    )
+    return None if any(tested) else f"not tested with {job.engine} and {job.model.family} models"

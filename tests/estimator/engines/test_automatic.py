@@ -1,0 +1,81 @@
+"""Packing, Liger and torch.compile where a job leaves them open."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tests
+from estimator import Job, Target, plan
+from estimator.engines.automatic import CHOICES, PROVEN, decided
+from estimator.models import find
+from estimator.planning.run_command import run_command
+
+OPEN: dict[str, Any] = dict.fromkeys(CHOICES)
+JOB = Job(model=find("llama-8b"), method="lora", engine="fsdp2", global_batch_size=16, **OPEN)
+ONE = Target(kind="catalogue", nodes=1, gpus=1, gpu="H100 SXM")
+
+
+def on(job: Job, device: Any = "cuda") -> set[str]:
+    made = decided(job, device)
+    assert all(isinstance(getattr(made, choice), bool) for choice in CHOICES)
+    return {choice for choice in CHOICES if getattr(made, choice)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, {"packing", "liger", "compile"}),
+        ({"engine": "deepspeed"}, {"packing", "liger"}),
+        ({"engine": "torchtune"}, {"packing"}),
+        ({"model": find("gemma-2-9b")}, set()),
+        ({"model": find("mixtral-8x7b")}, {"packing"}),
+        ({"task": "dpo"}, set()),
+        ({"method": "adapter-v1"}, {"packing"}),
+        ({"trained_modules": ("lm_head",)}, {"packing", "compile"}),
+    ],
+)
+def test_they_are_on_where_engine_and_family_are_tested_and_off_on_cpus(
+    fields: dict[str, Any], expected: set[str]
+) -> None:
+    assert on(replace(JOB, **fields)) == expected
+    assert on(replace(JOB, **fields), "cpu") == set()
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_given_value_wins_over_the_table(choice: str) -> None:
+    assert choice not in on(replace(JOB, **{choice: False}))
+    small = replace(JOB, model=find("tiny-llama"), seq_len=128)
+    assert choice in on(replace(small, **{choice: True}), "cpu")
+
+
+def test_the_plan_says_what_was_chosen_and_carries_it() -> None:
+    made = plan(JOB, ONE)
+    assert (made.packing, made.liger, made.compile) == (True, True, True)
+    assert [line for line in made.why if line.startswith("automatic: ")] == [
+        "automatic: packing, liger, compile on (tested with fsdp2 and llama models)"
+    ]
+    partly = plan(replace(JOB, compile=False, engine="deepspeed", task="dpo"), ONE)
+    [line] = [line for line in partly.why if line.startswith("automatic: ")]
+    assert "packing off (a row of dpo is a pair of answers" in line
+    assert "compile" not in line, "it was given"
+    fixed = plan(replace(JOB, **dict.fromkeys(CHOICES, False)), ONE)
+    assert not any(line.startswith("automatic: ") for line in fixed.why)
+
+
+def test_the_command_of_a_plan_repeats_only_what_the_run_would_decide_otherwise() -> None:
+    assert not any(f"--{choice}" in command_of(JOB) for choice in CHOICES)
+    assert command_of(replace(JOB, compile=False, liger=False)).endswith("--no-liger --no-compile")
+    assert "--packing" in command_of(replace(JOB, global_batch_size=32)), "its batch would count rows"
+
+
+def command_of(job: Job) -> str:
+    return run_command(plan(job, ONE), job, "llama-8b", None)
+
+
+def test_every_row_names_a_test_that_exists() -> None:
+    for row in PROVEN:
+        assert (Path(tests.__file__).parent / row.test).is_file(), row

@@ -1,0 +1,95 @@
+"""One process in mixed precision: without a sharding wrapper it trains as with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from launchers.dataset.batches import collate, summed_cross_entropy
+from launchers.engines.fsdp2 import sharding
+from launchers.gang.rank import RankEnv
+from tests.launchers.engines.loop import runs
+
+CPU = torch.device("cpu")
+STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def loaded(folder: Path, method: str, **options: Any) -> sharding.FsdpModel:
+    job = runs.make_job(
+        folder,
+        folder / "model",
+        folder,
+        steps=STEPS,
+        world=1,
+        engine="fsdp2",
+        sharding="none",
+        precision="bf16-mixed",
+        settings={"method": method},
+        **options,
+    )
+    return sharding.FullyShard().load(job, RankEnv.read(), CPU)
+
+
+def trained(model: sharding.FsdpModel) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and gradient norms of steps of two micro batches, and the weights after them."""
+    figures = []
+    for step in range(STEPS):
+        for micro in (0, 1):
+            batch = collate(runs.documents(2, seed=2 * step + micro), 0)
+            loss = summed_cross_entropy(model.logits(**batch.inputs), batch.labels)
+            model.backward(loss, 40, last=micro == 1)
+            figures.append(loss.item())
+        norm = model.update()
+        assert norm is not None
+        figures.append(norm.item())
+    weights = {name: each for name, each in model.module.named_parameters() if each.requires_grad}
+    return figures, {
+        name: (each.full_tensor() if isinstance(each, DTensor) else each).detach().clone()
+        for name, each in weights.items()
+    }
+
+
+@pytest.mark.parametrize(("method", "activation_checkpointing"), [("full", True), ("lora", False)])
+def test_losses_norms_and_weights_are_those_under_fully_shard_to_the_last_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, *, activation_checkpointing: bool
+) -> None:
+    runs.make_model(tmp_path / "model")
+    alone = loaded(tmp_path, method, activation_checkpointing=activation_checkpointing)
+    assert not any(isinstance(each, FSDPModule) for each in alone.module.modules())
+    figures, weights = trained(alone)
+    assert {each.dtype for each in weights.values()} == {torch.float32}
+    monkeypatch.setattr(sharding, "_is_divided", lambda _: True)
+    wrapped = loaded(tmp_path, method, activation_checkpointing=activation_checkpointing)
+    assert any(isinstance(each, FSDPModule) for each in wrapped.module.modules())
+    expected, expected_weights = trained(wrapped)
+    assert figures == expected
+    assert weights.keys() == expected_weights.keys()
+    assert all(torch.equal(weights[name], expected_weights[name]) for name in weights)
+
+
+def test_products_are_in_bf16_and_the_optimizer_keeps_fp32(tmp_path: Path) -> None:
+    runs.make_model(tmp_path / "model")
+    model = loaded(tmp_path, "full")
+    batch = collate(runs.documents(2), 0)
+    logits = model.logits(**batch.inputs)
+    assert logits.dtype == torch.bfloat16
+    assert {each.dtype for each in model.module.parameters()} == {torch.bfloat16}
+    model.backward(summed_cross_entropy(logits, batch.labels), 40, last=True)
+    model.update()
+    assert {each.dtype for each in model.module.parameters()} == {torch.float32}
+    [steps] = model._steps
+    assert {state["exp_avg"].dtype for state in steps.state.values()} == {torch.float32}
