@@ -54,7 +54,14 @@ class Choice:
         if plan is None:
             return f"nothing: {self.refused}"
         nodes = f"{plan['nodes']} " if plan["nodes"] > 1 else ""
-        return f"{plan['nodes'] * plan['gpus_per_node']}x {plan['gpu_type']} ({nodes}{plan['instance_type']})"
+        gpus = f"{plan['nodes'] * plan['gpus_per_node']}x {plan['gpu_type']}"
+        return f"{gpus} ({nodes}{plan['instance_type'] or 'own'})"
+
+    @property
+    def speed(self) -> str:
+        """Predicted tokens per second, or "" if unknown."""
+        rate = self.plan["tokens_per_second"] if self.plan else None
+        return "" if rate is None else f"{rate:,.0f}"
 
     @property
     def layout(self) -> str:
@@ -63,7 +70,8 @@ class Choice:
         if plan is None:
             return ""
         recomputed = ", checkpointing" if plan["activation_checkpointing"] else ""
-        return f"{plan['layout']}, batch {plan['micro_batch_size']} x {plan['accumulation']}{recomputed}"
+        batch = f"batch {plan['micro_batch_size']} x {plan['accumulation']}"
+        return f"{plan['engine']}: {plan['layout']}, {batch}{recomputed}"
 
 
 def choices() -> list[Choice]:
@@ -107,8 +115,8 @@ def page(made: list[Choice]) -> str:
         f"{sum(not choice.differs for choice in made)} of {len(made)} plans take the GPUs that the source",
         "takes; of the others the last column says why.",
         "",
-        "| Model | Method | Options | Plan | Layout | $ an hour | Practice | Where ours differs |",
-        "|---|---|---|---|---|---|---|---|",
+        "| Model | Method | Options | Plan | Layout | Tokens/s | $ an hour | Practice | Where ours differs |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for choice in made:
         price = choice.plan["usd_per_hour"] if choice.plan else None
@@ -118,6 +126,7 @@ def page(made: list[Choice]) -> str:
             f"`{choice.options}`" if choice.options else "",
             choice.machine,
             choice.layout,
+            choice.speed,
             "" if price is None else f"{price:,.2f}",
             f"{choice.says} ({choice.source})",
             choice.difference if choice.differs else "",

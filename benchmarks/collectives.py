@@ -36,6 +36,7 @@ from checklist.checks.collectives.world_probe import WARM_UPS, mark, operations_
 from checklist.effort import EFFORTS
 from checklist.probing.progress import Progress
 from checklist.run.sweep import DTYPES, GROWTH, OPERATIONS, sizes
+from launchers.engines.gathering import gather_json
 
 RESULTS = Path(__file__).parent / "results"
 GOAL = 0.98
@@ -90,8 +91,7 @@ def _measure_as_rank(rank: int, ranks: int, folder: str, seconds: float) -> None
             break
         elements = busbw.buffer_elements(op, size, DTYPES[dtype], ranks)
         turns = list(_turns(f"{op} {dtype} {elements}", op, dtype, elements, device, progress.begin, share))
-        of_ranks: list[Any] = [None] * ranks
-        dist.all_gather_object(of_ranks, turns)
+        of_ranks = gather_json(turns, device)
         if turns:
             every_turn = zip(*of_ranks, strict=True)
             slowest = [tuple(map(max, zip(*of_turn, strict=True))) for of_turn in every_turn]

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from benchmarks.published_speeds import Point, points
 from benchmarks.throughput_coefficients import SPECS
-from benchmarks.throughput_scores import markdown, scores, spread, summary
+from benchmarks.throughput_scores import covered, markdown, scores, spread, summary
 from estimator import throughput
 from estimator.throughput.efficiency import (
     TABLE,
@@ -181,12 +181,12 @@ def held_out(data: Sequence[Point], fitted: Array, group: Callable[[Point], str]
 
 
 def write_table(
-    data: Sequence[Point], values: Array, known: tuple[float, float], unseen: tuple[float, float]
+    data: Sequence[Point], values: Array, known: dict[float, float], unseen: dict[float, float]
 ) -> None:
-    """efficiency.csv, with the evidence behind each coefficient.
+    """Write efficiency.csv, with the evidence behind each coefficient.
 
-    ``known`` and ``unseen``: the 10th and 90th percentile of measured over predicted, of sources and of GPU
-    architectures that the fit never saw.
+    ``known`` and ``unseen``: percentiles of measured over predicted, of sources and of GPU architectures that
+    the fit never saw.
     """
     theta = np.log(values)
     every = list(range(len(SPECS)))
@@ -209,10 +209,12 @@ def write_table(
             ["runs", scope, "1", str(len(evidence)), _sources(evidence), "published runs of this kind"]
         )
     for prefix, what, spans in (("", "source", known), ("unseen ", "GPU architecture", unseen)):
-        for scope, side, value in zip(("p10", "p90"), ("below", "above"), spans, strict=True):
-            text = f"tokens/s over predicted that a tenth of the runs lie {side}, their {what} left out"
+        for percentile, value in spans.items():
+            share = f"{percentile:g} % of the runs lie below" if percentile < 50 else ""
+            share = share or f"{100 - percentile:g} % of the runs lie above"
+            text = f"tokens/s over predicted that {share}, their {what} left out"
             page = f"benchmarks/{RESULTS.name}/{PAGE}"
-            lines.append(["range", prefix + scope, f"{value:.3f}", str(len(data)), page, text])
+            lines.append(["range", f"{prefix}p{percentile:g}", f"{value:.3f}", str(len(data)), page, text])
     with TABLE.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["coefficient", "scope", "value", "rows", "source", "meaning"])
@@ -242,6 +244,8 @@ def main() -> None:
     errors["architecture held out"] = held_out(data, values, lambda point: point.gpu.architecture or "")
     write_table(data, values, spread(errors["source held out"]), spread(errors["architecture held out"]))
     found = scores(data, errors)
+    held, sources = errors["source held out"], [point.row.source for point in data]
+    found["all"]["source held out"]["covered"] = covered(held, sources)  # type: ignore[index]
     found["rows"] = {
         point.row.id: [
             None if error[index] is None else round(math.expm1(error[index] or 0.0), 3)

@@ -92,11 +92,11 @@ def nights(change: Callable[[int, Measurements], Measurements]) -> list[Result]:
                     thresholds=Table(()),
                     history=past.records,
                     open_failures=past.open_failures,
-                    looks=past.looks,
+                    sightings=past.looks,
                     pairs_seen=past.pairs_seen,
                 )
             )
-            past_runs.keep(results[-1], place)
+            past_runs.append(results[-1], place)
     return results
 
 

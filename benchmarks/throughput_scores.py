@@ -110,8 +110,21 @@ def _percent(value: float | None) -> str:
     return "" if value is None else f"{value * 100:.1f} %"
 
 
-def spread(errors: Iterable[float | None]) -> tuple[float, float]:
-    """Measured over predicted at the 10th and 90th percentile."""
+PERCENTILES = (2.5, 10, 90, 97.5)  # the outer two are the ends of the stated range
+
+
+def spread(errors: Iterable[float | None]) -> dict[float, float]:
+    """Return measured over predicted at each of :data:`PERCENTILES`."""
     ratios = [math.exp(-error) for error in errors if error is not None]
-    low, high = np.percentile(ratios, [10, 90])
-    return float(low), float(high)
+    return dict(zip(PERCENTILES, map(float, np.percentile(ratios, PERCENTILES)), strict=True))
+
+
+def covered(errors: Sequence[float | None], groups: Sequence[str]) -> float:
+    """Return the share of rows inside the range that the errors of the other groups give."""
+    pairs = [(error, group) for error, group in zip(errors, groups, strict=True) if error is not None]
+    inside = 0
+    for name in set(groups):
+        ends = spread(error for error, group in pairs if group != name)
+        low, high = ends[PERCENTILES[0]], ends[PERCENTILES[-1]]
+        inside += sum(low <= math.exp(-error) <= high for error, group in pairs if group == name)
+    return round(inside / len(pairs), 4)

@@ -23,6 +23,7 @@ from checklist.reference import read as read_reference
 from checklist.run.rendezvous import NO_SECRET, Rendezvous, from_environment
 from estimator import logs
 from estimator.errors import MISTAKE, UserError
+from estimator.terminal import print
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -40,7 +41,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def _command(function: Callable[[CommandOptions, set[str]], None]) -> Callable[..., None]:
-    """The function as a command with a flag for each option; it gets them, and which of them have a value."""
+    """Convert the function to a command with a flag per option; pass it the options and the names of the
+    given ones.
+    """
 
     def command(**values: Any) -> None:
         try:
@@ -72,56 +75,56 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
 
 @app.command()
 @_command
-def checklist(options: CommandOptions, given: set[str]) -> None:
-    """Is this cluster fit to train on, and if not, which node, link, direction or GPU is at fault?"""
+def checklist(options: CommandOptions, given_options: set[str]) -> None:
+    """Test whether this cluster is fit for training, and name the node, link, direction or GPU at fault."""
     from checklist.outputs.publish import outputs_of
 
     try:
-        place = from_environment()
-        leads = place is None or place.leads
-        if place is not None and leads and not place.secret:
-            _say(NO_SECRET)
-        nodes = place.nodes if place and "nodes" not in given else options.nodes
-        asked = options.options(nodes=nodes, directory=options.directory, datastore=options.datastore)
-        run = asked.of_nodes()
+        rendezvous = from_environment()
+        leads = rendezvous is None or rendezvous.is_leader
+        if rendezvous is not None and leads and not rendezvous.secret:
+            _print_errors(NO_SECRET)
+        nodes = rendezvous.nodes if rendezvous and "nodes" not in given_options else options.nodes
+        check_options = options.options(nodes=nodes, directory=options.directory, datastore=options.datastore)
+        run = check_options.of_nodes()
         outputs = outputs_of(options, cluster=options.cluster, context=options.context)
-        conclude = _Conclude(asked, _before(outputs, options.json, options.history)) if leads else None
-        status = _measure(run, place, options.keep, options.node_name, conclude)
+        conclude = _Judge(check_options, _prepare(outputs, options.json, options.history)) if leads else None
+        status = _measure(run, rendezvous, options.keep, options.node_name, conclude)
     except UserError as error:
         logs.show_traceback(error)
         print(error, file=sys.stderr)
         raise typer.Exit(COULD_NOT_RUN) from None
     except KeyboardInterrupt:
-        _say("Ended by Ctrl-C, without a verdict.")
+        _print_errors("Ended by Ctrl-C, without a verdict.")
         raise typer.Exit(INTERRUPTED) from None
     if conclude is not None:
-        _after(conclude.result, outputs, options.json, options.history)
+        _publish(conclude.result, outputs, options.json, options.history)
     raise typer.Exit(status)
 
 
-class _Conclude:
-    """Judges, where rank 0 is: no one else knows the past. Raises UserError for files that cannot be read."""
+class _Judge:
+    """Judge the run next to rank 0, where the history is. Raises UserError if a file cannot be read."""
 
     result: Result
 
-    def __init__(self, options: Options, past: History) -> None:
+    def __init__(self, options: Options, history: History) -> None:
         from checklist.judging.thresholds import table
 
-        self._options, self._past, self._table = options.of_nodes(), past, table(options.thresholds)
+        self._options, self._past, self._table = options.of_nodes(), history, table(options.thresholds)
         file = options.reference_settings
         self._reference = None if file is None else read_reference(file, options.reference_node)
 
-    def __call__(self, measured: Measurements) -> int:
-        """Judge what was measured and publish the result. Returns the exit status."""
+    def __call__(self, measurements: Measurements) -> int:
+        """Judge the measurements and publish the result. Returns the exit status."""
         from checklist.verdict import judge
 
         result = judge(
-            measured,
+            measurements,
             checks=self._options.checks,
             thresholds=self._table,
             history=self._past.records,
             open_failures=self._past.open_failures,
-            looks=self._past.looks,
+            sightings=self._past.looks,
             pairs_seen=self._past.pairs_seen,
             accept_baseline=self._options.accept_baseline,
             system=self._options.system,
@@ -134,30 +137,30 @@ class _Conclude:
         return result.exit_code
 
 
-def _before(outputs: Outputs, json: Path | None, history: Path | None) -> History:
+def _prepare(outputs: Outputs, json: Path | None, history: Path | None) -> History:
     """Check files and outputs before the run. Raises UserError."""
     from checklist import past_runs
     from checklist.outputs.publish import check
 
     if json is not None and (json.is_dir() or not os.access(json.absolute().parent, os.W_OK)):
         raise UserError(f"{json} cannot be written.", "Give --json a file in a folder that exists.")
-    past = past_runs.History()
+    runs = past_runs.History()
     if history is not None:
-        past_runs.check_place(history)
-        past = past_runs.read(history)
-    _say(*check(outputs), *past.problems)
-    return past
+        past_runs.check_writable(history)
+        runs = past_runs.read(history)
+    _print_errors(*check(outputs), *runs.problems)
+    return runs
 
 
 def _measure(
     options: Options,
-    place: Rendezvous | None,
+    rendezvous: Rendezvous | None,
     keep: Path | None,
     node_name: str | None,
-    conclude: _Conclude | None,
+    conclude: _Judge | None,
 ) -> int:
-    """The exit status, rank 0's on every rank."""
-    if place is None:
+    """Run the checks; return rank 0's exit status on every rank."""
+    if rendezvous is None:
         from checklist.run.local import run_local
 
         if node_name is not None:
@@ -165,19 +168,19 @@ def _measure(
                 "--node-name names one host, and all nodes of this run are local.",
                 "Leave it out, or use a launcher.",
             )
-        measured = run_local(options, directory=keep)
-        return COULD_NOT_RUN if conclude is None else conclude(measured)
+        measurements = run_local(options, directory=keep)
+        return COULD_NOT_RUN if conclude is None else conclude(measurements)
     from checklist.run.supervisor import take_part
 
     if node_name is not None:
         os.environ[NODE_NAME] = node_name
-    end = take_part(_with_gpus(options, place), place, directory=keep, conclude=conclude)
+    end = take_part(_set_gpus(options, rendezvous), rendezvous, directory=keep, conclude=conclude)
     return COULD_NOT_RUN if end.status is None else end.status
 
 
-def _with_gpus(options: Options, place: Rendezvous) -> Options:
+def _set_gpus(options: Options, rendezvous: Rendezvous) -> Options:
     """Return the options with the number of GPUs per node: the option, else that of the launcher."""
-    started = max(1, place.world // place.nodes)
+    started = max(1, rendezvous.world // rendezvous.nodes)
     return (
         options
         if options.gpus_per_node is not None
@@ -185,19 +188,19 @@ def _with_gpus(options: Options, place: Rendezvous) -> Options:
     )
 
 
-def _after(result: Result, outputs: Outputs, json: Path | None, history: Path | None) -> None:
-    """Keep the result first, then hand it on; whatever fails is a line on standard error."""
+def _publish(result: Result, outputs: Outputs, json: Path | None, history: Path | None) -> None:
+    """Store the result, then publish it; report each failure as a line on standard error."""
     from checklist import past_runs
     from checklist.outputs.publish import publish
     from checklist.outputs.terminal import show
 
     if json is not None:
-        _keep(result, json)
+        _write_result(result, json)
     if history is not None:
         try:
-            past_runs.keep(result, history)
+            past_runs.append(result, history)
         except UserError as error:
-            _say(error.problem)
+            _print_errors(error.problem)
     reports = publish(result, outputs)
     show(result)
     for item in reports:
@@ -205,23 +208,23 @@ def _after(result: Result, outputs: Outputs, json: Path | None, history: Path | 
             print(line, file=sys.stderr if item.failed else sys.stdout)
 
 
-def _keep(result: Result, json: Path) -> None:
-    """Write the result; where that fails after all, into the machine's temporary folder."""
+def _write_result(result: Result, json: Path) -> None:
+    """Write the result, or, if that fails, write it to the temporary folder."""
     from checklist.result import write
 
     try:
         write(result, json)
     except UserError as error:
-        spare = Path(tempfile.mkdtemp(prefix="checklist-")) / json.name
+        fallback = Path(tempfile.mkdtemp(prefix="checklist-")) / json.name
         try:
-            write(result, spare)
+            write(result, fallback)
         except UserError:
-            _say(error.problem)
+            _print_errors(error.problem)
         else:
-            _say(f"{error.problem} It is in {spare} instead.")
+            _print_errors(f"{error.problem} It is in {fallback} instead.")
 
 
-def _say(*lines: str) -> None:
+def _print_errors(*lines: str) -> None:
     for line in lines:
         print(line, file=sys.stderr, flush=True)
 

@@ -41,7 +41,7 @@ def condensed(result: Result) -> Result:
 
 
 def condensed_run(run: Measurements) -> Measurements:
-    """Reduce the measurements, which cannot be judged afterwards."""
+    """Reduce the measurements, which cannot be judged afterward."""
     if len(run.probes) > MAX_PROBES:
         run = replace(run, probes=_probes(run.probes))
     return _ranks(run) if len(run.facts) > MAX_RANKS else run
@@ -58,12 +58,12 @@ def _figures(figures: Iterable[Figure]) -> tuple[Figure, ...]:
     for figure in figures:
         by_name[figure.name, figure.bytes].append(figure)
     kept: list[Figure] = []
-    for same in by_name.values():
-        low_first = sorted(same, key=lambda figure: figure.value)
+    for figures_of_name in by_name.values():
+        low_first = sorted(figures_of_name, key=lambda figure: figure.value)
         # Keep the highest besides the lowest, so displayed ranges stay correct
-        chosen = dict.fromkeys((*low_first[:MAX_FIGURES], low_first[-1]))
-        chosen |= dict.fromkeys(figure for figure in same if figure.verdict in ("WARN", "FAIL"))
-        kept += [figure for figure in same if figure in chosen]
+        selected = dict.fromkeys((*low_first[:MAX_FIGURES], low_first[-1]))
+        selected |= dict.fromkeys(figure for figure in figures_of_name if figure.verdict in ("WARN", "FAIL"))
+        kept += [figure for figure in figures_of_name if figure in selected]
     return tuple(kept)
 
 
@@ -71,7 +71,7 @@ def _ranks(run: Measurements) -> Measurements:
     first: dict[int, Facts] = {}
     for fact in sorted(run.facts, key=lambda fact: fact.rank):
         first.setdefault(fact.node, fact)
-    after = {state.rank for state in run.health if state.when == "after"}
+    ranks_after = {state.rank for state in run.health if state.when == "after"}
     first_with_ports = next((fact for fact in run.facts if fact.rdma_ports), None)
     return replace(
         run,
@@ -81,7 +81,9 @@ def _ranks(run: Measurements) -> Measurements:
         ),
         # Values after the load are equal to or worse than before
         health=tuple(
-            _well(state) for state in run.health if state.when == "after" or state.rank not in after
+            _shortened(state)
+            for state in run.health
+            if state.when == "after" or state.rank not in ranks_after
         ),
         locals=_locals(run.locals),
     )
@@ -104,7 +106,7 @@ def _without_repeats(fact: Facts, first: Facts) -> Facts:
     )
 
 
-def _well(state: GpuHealth) -> GpuHealth:
+def _shortened(state: GpuHealth) -> GpuHealth:
     """Remove fields from a GPU's health that are common to all, or covered by findings."""
     return replace(
         state,
@@ -139,15 +141,15 @@ def _settings_once(facts: Iterable[Facts]) -> tuple[Facts, ...]:
     return tuple(kept)
 
 
-def _locals(every: Iterable[Local]) -> tuple[Local, ...]:
+def _locals(results: Iterable[Local]) -> tuple[Local, ...]:
     """Keep one figure per kind and rank (for copies to several peers the slowest), and all failures."""
     slowest: dict[tuple[int, str], Local] = {}
     failed = []
-    for local in every:
+    for local in results:
         if local.value is None:
             failed.append(local)
             continue
-        known = slowest.get((local.rank, local.what))
-        if known is None or local.value < (known.value or 0.0):
+        current = slowest.get((local.rank, local.what))
+        if current is None or local.value < (current.value or 0.0):
             slowest[local.rank, local.what] = local
     return (*(replace(local, samples=()) for local in slowest.values()), *failed)

@@ -59,8 +59,8 @@ def _fields(kind: type) -> tuple[tuple[str, Any], ...]:
     """Names and defaults; a field that has none is never its default."""
     fields_shown = []
     for field in dataclasses.fields(kind):
-        made = field.default
+        default = field.default
         if field.default_factory is not dataclasses.MISSING:
-            made = field.default_factory()
-        fields_shown.append((field.name, made))
+            default = field.default_factory()
+        fields_shown.append((field.name, default))
     return tuple(fields_shown)

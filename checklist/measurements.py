@@ -47,7 +47,7 @@ class Nic:
     addresses: tuple[str, ...] = ()
     mtu: int | None = None
     gbps: float | None = None
-    """Line rate in 10^9 bits a second; None if the kernel doesn't know it."""
+    """Line rate in 10^9 bits a second; None if the kernel does not know it."""
     up: bool | None = None
 
 
@@ -212,7 +212,7 @@ class OpenPorts:
     address: str
     """Address of ``dst`` on the interface in use."""
     other_family: bool = False
-    """Whether the address is of the family (IPv4, IPv6) that the run doesn't use."""
+    """Whether the address is of the family (IPv4, IPv6) that the run does not use."""
     low: int
     high: int
     """Bounds of the ephemeral port range of ``dst``'s kernel."""

@@ -20,11 +20,11 @@ def headline(run: Measurements, checks: Iterable[CheckResult]) -> str | None:
     verdicts = {check.check: check.verdict for check in checks}
     if not is_one(run) or verdicts.get("correctness") != "PASS":
         return None
-    judged = [name for name in SPEED if verdicts.get(name) == "PASS"]
+    passed = [name for name in SPEED if verdicts.get(name) == "PASS"]
     where = "all nodes are on this one machine" if run.local else "there is one node"
-    if not judged:
+    if not passed:
         return f"Software works; speed not judged: {where}."
-    return f"Software works; {', '.join(judged)} as fast as expected; network not judged: {where}."
+    return f"Software works; {', '.join(passed)} as fast as expected; network not judged: {where}."
 
 
 def next_commands(run: Measurements) -> tuple[str, ...]:

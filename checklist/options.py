@@ -1,7 +1,7 @@
-"""What a user asks of the checklist: one typed model, which flags, parameters and YAML follow from.
+"""Options of the checklist: typed models from which flags, flow parameters and YAML files derive.
 
-:class:`Options` is what a run is given, :class:`CommandOptions` what ``python -m checklist`` takes; the flow
-adds what its backends need (flows/cluster_check/launch.py). Every field's text is the help of its flag.
+:class:`Options` are the inputs of a run, :class:`CommandOptions` those of ``python -m checklist``; the flow
+adds the options of its backends (flows/cluster_check/launch.py). The text of a field is the help of its flag.
 """
 
 from __future__ import annotations
@@ -43,24 +43,26 @@ _KINDS = {  # expected value, by the beginning of pydantic's error type
 M = TypeVar("M", bound="_Model")
 
 
-def names(given: Any) -> Any:
-    """Names as people give them: "mesh,pairs", several flags, or both. What is neither is left as it is."""
-    if not isinstance(given, str | list | tuple):
-        return given
-    parts = [given] if isinstance(given, str) else map(str, given)
-    return tuple(name.strip() for part in parts for name in part.split(",") if name.strip())
+def names(value: Any) -> Any:
+    """Split names as users write them ("mesh,pairs", several flags, or both). Return other types
+    unchanged.
+    """
+    if not isinstance(value, str | list | tuple):
+        return value
+    items = [value] if isinstance(value, str) else map(str, value)
+    return tuple(name.strip() for part in items for name in part.split(",") if name.strip())
 
 
-def _nothing_if_empty(given: Any) -> Any:
-    return None if given == "" else given
+def _none_if_empty(value: Any) -> Any:
+    return None if value == "" else value
 
 
-def _path(given: Any) -> Any:
-    return Path(given) if isinstance(given, str) and given else _nothing_if_empty(given)
+def _path(value: Any) -> Any:
+    return Path(value) if isinstance(value, str) and value else _none_if_empty(value)
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(names)]
-Text = Annotated[str | None, BeforeValidator(_nothing_if_empty)]
+Text = Annotated[str | None, BeforeValidator(_none_if_empty)]
 File = Annotated[Path | None, BeforeValidator(_path)]
 
 
@@ -76,36 +78,36 @@ class _Model(BaseModel):
 
 
 class CheckOptions(_Model):
-    """What is checked and how hard, wherever it is started from."""
+    """Selection and depth of checks, the same for the command and the flow."""
 
     nodes: int = 2
     """Nodes to test."""
     gpus_per_node: int | None = None
-    """GPUs of each node, one rank for each. Here: all that there are; on CPUs 1 rank."""
+    """GPUs per node, one rank each. (default: all GPUs of this node; on CPUs 1 rank)"""
     profile: Profile = "quick"
     """quick, standard or deep."""
     only: Names = ()
-    """Checks to do, with commas."""
+    """Checks to run, separated by commas."""
     skip: Names = ()
-    """Checks to leave out, with commas."""
+    """Checks to skip, separated by commas."""
     device: Device = "auto"
-    """auto (GPUs where there are any), cpu or cuda."""
+    """auto (GPUs if there are any), cpu or cuda."""
     timeout: float | None = None
-    """Seconds for each phase, instead of the profile's."""
+    """Time limit of each phase in seconds, instead of the profile's."""
     op_timeout: float | None = None
     """Seconds after which one operation counts as hung, instead of the profile's."""
     thresholds: File = None
-    """A CSV file of your own thresholds, above the shipped ones."""
+    """CSV file with your own thresholds, which take precedence over the shipped ones."""
     system: Text = None
     """Name of this system in the thresholds, if machine type and GPU do not identify it."""
     expect: float | None = Field(default=None, gt=0)
     """Expected bus bandwidth of the largest all-reduce over all nodes, GB/s. (default: from the ports)"""
     suspects: Names = ()
-    """Nodes to look at first, and alone, with commas: such as one that held up a training."""
+    """Nodes to measure first and alone, separated by commas, e.g. one that delayed a training run."""
     reference_node: Text = None
-    """The node whose settings are right: of this run, or of the result behind --reference-settings."""
+    """Node with the correct settings: of this run, or of the result given by --reference-settings."""
     reference_settings: File = None
-    """A result.json of an earlier run, whose nodes' settings are right."""
+    """result.json of an earlier run whose nodes have the correct settings."""
     accept_baseline: bool = False
     """Ignore earlier runs: the history of the figures restarts with this run."""
 
@@ -125,30 +127,33 @@ class CheckOptions(_Model):
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """The checks to do, in order."""
+        """Selected checks, in order."""
         return select(self.only, self.skip)
 
-    def options(self, **more: Any) -> Options:
-        """What a run is given: these, and what only its caller knows."""
-        return build(Options, {**{name: getattr(self, name) for name in CheckOptions.model_fields}, **more})
+    def options(self, **extra: Any) -> Options:
+        """Build the inputs of a run from these options and the caller's ``extra`` ones."""
+        return build(Options, {**{name: getattr(self, name) for name in CheckOptions.model_fields}, **extra})
 
 
 class Options(CheckOptions):
-    """One run of the checklist, the same on every node."""
+    """Options of one run, the same on every node."""
 
     directory: File = None
-    """Folder of each node whose speed is measured. (default: the one for temporary files)"""
+    """Folder on each node to measure. (default: the one for temporary files)"""
     datastore: Text = None
-    """Store to measure: a folder of every node, or s3://bucket/prefix (at METAFLOW_S3_ENDPOINT_URL or
-    AWS_ENDPOINT_URL of each node)."""
+    """Store to measure: a folder on every node, or s3://bucket/prefix (at METAFLOW_S3_ENDPOINT_URL or
+    AWS_ENDPOINT_URL of each node).
+    """
     start_timeout: float | None = Field(default=None, json_schema_extra=_NO_FLAG)
-    """Seconds for all ranks to be there: 60; on a cluster nodes and images may first have to come."""
+    """Seconds that all ranks may take to join: 60; more on a cluster, where nodes and images may have to
+    start.
+    """
     phase_timeouts: dict[PhaseName, float] = Field(default_factory=dict, json_schema_extra=_NO_FLAG)
-    """Seconds for single phases, before `timeout`."""
+    """Time limit in seconds by phase, which takes precedence over `timeout`."""
     storage_bytes: int | None = Field(default=None, json_schema_extra=_NO_FLAG)
-    """What is written and read in the folder and the store, instead of the profile's size."""
+    """Bytes to write and read in the folder and the store, instead of the profile's size."""
     seed: int = Field(default=0, json_schema_extra=_NO_FLAG)
-    """Of the rounds of pairs above 32 nodes."""
+    """Seed of the rounds of pairs above 32 nodes."""
 
     @model_validator(mode="after")
     def _check_run(self) -> Options:
@@ -165,7 +170,9 @@ class Options(CheckOptions):
         return self
 
     def of_nodes(self) -> Options:
-        """As the nodes get them: a reference that is kept in a file is whoever judges' affair."""
+        """Return the options sent to the nodes, without the reference file, which only the judging
+        process reads.
+        """
         if self.reference_settings is None:
             return self
         return self.model_copy(update={"reference_settings": None, "reference_node": None})
@@ -176,19 +183,19 @@ class Options(CheckOptions):
 
     @property
     def phases(self) -> tuple[PhaseName, ...]:
-        """The phases that its checks need, in order."""
-        needed = phases_of(self.checks)
-        return tuple(phase for phase in needed if phase != "diag" or self.effort.dcgm_level)
+        """Phases required by the checks, in order."""
+        names = phases_of(self.checks)
+        return tuple(phase for phase in names if phase != "diag" or self.effort.dcgm_level)
 
     def limit_s(self, phase: PhaseName) -> float:
-        """Seconds after which a phase is ended."""
+        """Return the time limit of a phase in seconds."""
         limit = self.phase_timeouts.get(phase, self.timeout)
         if limit is not None:
             return limit
         limit = float(self.effort.phase_limits_s[phase])
         if phase == "pairs":
-            more = MORE_ROUNDS if self.nodes > ALL_PAIRS_UP_TO else 0
-            limit *= max(1.0, (len(schedule(self.nodes, seed=self.seed)) + more) / ROUNDS_WITHIN_LIMIT)
+            extra = MORE_ROUNDS if self.nodes > ALL_PAIRS_UP_TO else 0
+            limit *= max(1.0, (len(schedule(self.nodes, seed=self.seed)) + extra) / ROUNDS_WITHIN_LIMIT)
         return limit
 
     @property
@@ -198,11 +205,11 @@ class Options(CheckOptions):
 
     @property
     def start_limit_s(self) -> float:
-        """Seconds that all ranks may take to be there."""
+        """Seconds that all ranks may take to join."""
         return START_S if self.start_timeout is None else self.start_timeout
 
     def processes_per_node(self, visible_gpus: int) -> int:
-        """Ranks of each node, given the GPUs of this one. Raises UserError where there are too few."""
+        """Return the ranks per node for this node's number of GPUs. Raises UserError if there are too few."""
         if self.device == "cpu" or (self.device == "auto" and not visible_gpus):
             return self.gpus_per_node or 1
         if not visible_gpus:
@@ -221,24 +228,26 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message='Field name "json"')
 
     class OutputOptions(_Model):
-        """Where the result goes."""
+        """Destinations of the result."""
 
         json: File = None  # type: ignore[assignment]
-        """Where to write the result. (default: nowhere; a flow on this machine: checklist-result.json)"""
+        """File for the result. (default: none; for a flow on this machine checklist-result.json)"""
         webhook: bool = False
         """Post the result to the address in $CHECKLIST_WEBHOOK_URL."""
         prometheus: File = None
-        """A textfile for node_exporter; its name ends in .prom."""
+        """Text file for node_exporter; its name ends in .prom."""
+        pushgateway: Text = None
+        """Address of a Prometheus Pushgateway, http://HOST:9091."""
         cloudwatch: Text = None
-        """A file to add a line of CloudWatch's embedded metrics to; - prints it."""
+        """File to which to append a line of CloudWatch's embedded metrics; - prints it."""
         taint: bool = False
         """Taint bad nodes in Kubernetes; without --apply, only print what would change."""
         label: bool = False
         """Label nodes in Kubernetes as fit or unfit; without --apply, only print what would change."""
         apply: bool = False
-        """Really mark the nodes; otherwise it is only said what would be done."""
+        """Mark the nodes; without it, only print what would change."""
         most_share: float = MAX_SHARE
-        """Share of the cluster's nodes that may be marked in all."""
+        """Maximum share of the cluster's nodes that may be marked in total."""
 
         @model_validator(mode="after")
         def _check_outputs(self) -> OutputOptions:
@@ -248,27 +257,27 @@ with warnings.catch_warnings():
 
 
 class CommandOptions(OutputOptions, Options):
-    """What ``python -m checklist`` takes."""
+    """Options of ``python -m checklist``."""
 
     nodes: int = 2
-    """Nodes that there should be. (default: the launcher's, else 2 local)"""
+    """Expected number of nodes. (default: the launcher's, else 2 local)"""
     node_name: Text = None  # torchrun would take a mere --node for its own --node-rank
-    """What the cluster calls this host. (default: $NODE_NAME, the instance, the host)"""
+    """Name of this host in the cluster. (default: $NODE_NAME, the instance, the host)"""
     cluster: str = "default"
-    """What messages and metrics call this cluster."""
+    """Name of this cluster in messages and metrics."""
     keep: File = None
-    """Folder in which logs and journals are kept."""
+    """Folder for logs and journals."""
     history: File = None
-    """Earlier runs, to compare with and to add this one to: a file, or a folder."""
+    """File or folder of earlier runs to compare with; this run is added to it."""
     context: Text = None
-    """Of the kubeconfig. (default: the current)"""
+    """Context of the kubeconfig. (default: the current one)"""
 
 
 # ---- from people's values to a model, and from a model to flags
 
 
 def build(kind: type[M], values: Mapping[str, Any]) -> M:
-    """The options from values by name; None is: not given. Raises UserError for the first mistake."""
+    """Build the options from values by name; None means not given. Raises UserError for the first mistake."""
     try:
         return kind.model_validate({name: value for name, value in values.items() if value is not None})
     except ValidationError as error:
@@ -276,7 +285,7 @@ def build(kind: type[M], values: Mapping[str, Any]) -> M:
 
 
 def parse_yaml(kind: type[M], text: str) -> M:
-    """The options of a YAML file over the defaults. Raises UserError."""
+    """Parse a YAML file of options, with defaults for the others. Raises UserError."""
     try:
         values = parse_yaml_text(text) or {}
     except yaml.YAMLError as error:
@@ -289,14 +298,14 @@ def parse_yaml(kind: type[M], text: str) -> M:
 
 
 def flags(kind: type[_Model]) -> dict[str, FieldInfo]:
-    """The fields that are flags, by name."""
+    """Return the fields that are flags, by name."""
     return {name: field for name, field in kind.model_fields.items() if field.json_schema_extra != _NO_FLAG}
 
 
 def type_of(field: FieldInfo) -> type:
-    """Return the type of one word of the option: bool (no word at all), int, float, Path or str.
+    """Return the type of one value of the option: bool (a flag), int, float, Path or str.
 
-    tuple: names with commas between.
+    tuple: names separated by commas.
     """
     kinds: Sequence[Any] = [field.annotation]
     if get_origin(field.annotation) in (Union, UnionType):
@@ -312,7 +321,7 @@ def help_of(field: FieldInfo) -> str:
 
 
 def flat(options: _Model) -> dict[str, Any]:
-    """The values as single words, as a parameter of a flow holds them; "" for a text that is none."""
+    """Return the values as strings, as parameters of a flow hold them; "" for None."""
 
     def word(value: Any, kind: type) -> Any:
         if kind is tuple:
@@ -327,7 +336,7 @@ def flat(options: _Model) -> dict[str, Any]:
 
 
 def json_schema(kind: type[_Model]) -> dict[str, Any]:
-    """The JSON Schema of a YAML file of these options, for editors."""
+    """Return the JSON Schema of a YAML file of these options, for editors."""
     schema = kind.model_json_schema()
     for name in ("only", "skip"):  # in a file also as one text
         names_ = schema["properties"][name]
@@ -336,29 +345,29 @@ def json_schema(kind: type[_Model]) -> dict[str, Any]:
 
 
 def measurable(datastore: str) -> bool:
-    """Whether that store is of a kind that can be measured: a folder, or S3 with a bucket."""
-    scheme, separator, rest = datastore.partition("://")
-    return bool(rest.split("/")[0]) and scheme == "s3" if separator else bool(datastore)
+    """Return whether the store can be measured: a folder, or S3 with a bucket."""
+    scheme, separator, path = datastore.partition("://")
+    return bool(path.split("/")[0]) and scheme == "s3" if separator else bool(datastore)
 
 
 def _explain(error: ValidationError, kind: type[_Model]) -> UserError:
     first = error.errors()[0]
-    place, value, wrong = first["loc"], first["input"], first["type"]
-    name = str(place[0]) if place else ""
-    if wrong == "extra_forbidden":
-        known: Iterable[str] = kind.model_fields
+    location, value, kind_of_error = first["loc"], first["input"], first["type"]
+    name = str(location[0]) if location else ""
+    if kind_of_error == "extra_forbidden":
+        choices: Iterable[str] = kind.model_fields
         return UserError(
             f"There is no option {name!r}.",
-            f"{did_you_mean(name, known)} It takes {', '.join(known)}.".lstrip(),
+            f"{did_you_mean(name, choices)} It takes {', '.join(choices)}.".lstrip(),
         )
-    if wrong == "literal_error":
-        phase = place[-1] == "[key]"
-        what, known = ("phase", PHASES) if phase else (name, get_args(kind.model_fields[name].annotation))
+    if kind_of_error == "literal_error":
+        phase = location[-1] == "[key]"
+        noun, choices = ("phase", PHASES) if phase else (name, get_args(kind.model_fields[name].annotation))
         return UserError(
-            f"There is no {what} {value!r}.",
-            f"{did_you_mean(value, known)} It takes {', '.join(known)}.".lstrip(),
+            f"There is no {noun} {value!r}.",
+            f"{did_you_mean(value, choices)} It takes {', '.join(choices)}.".lstrip(),
         )
-    expected = next((words for start, words in _KINDS.items() if wrong.startswith(start)), None)
+    expected = next((text for start, text in _KINDS.items() if kind_of_error.startswith(start)), None)
     if expected is None:
         return UserError(f"{name} is {value!r}: {first['msg']}.", "Correct the value.")
     return UserError(
@@ -366,6 +375,6 @@ def _explain(error: ValidationError, kind: type[_Model]) -> UserError:
     )
 
 
-def _check_limit(what: str, limit: float | None) -> None:
+def _check_limit(name: str, limit: float | None) -> None:
     if limit is not None and not (math.isfinite(limit) and limit > 0):
-        raise UserError(f"A time limit of {limit:g} s for {what} is not possible.", "Give seconds above 0.")
+        raise UserError(f"A time limit of {limit:g} s for {name} is not possible.", "Give seconds above 0.")

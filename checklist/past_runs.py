@@ -19,12 +19,12 @@ from pathlib import Path
 
 from checklist import result as results
 from checklist.analysis.baseline import Record
-from checklist.analysis.recurrence import Look
-from checklist.checks.network.loss_judge import look_of
+from checklist.analysis.recurrence import Sightings
+from checklist.checks.network.loss_judge import sightings_of
 from checklist.measurements import STRICT, record
 from checklist.open_failures import still_open
 from checklist.registry import Profile
-from checklist.result import CheckResult, Result, Standing, Verdict
+from checklist.result import CheckResult, OpenFailure, Result, Verdict
 from estimator import json_lines
 from estimator.errors import UserError
 from estimator.untrusted import parse_json
@@ -48,12 +48,12 @@ class PastRun:
     profile: Profile
     checks: tuple[CheckResult, ...]
     """Results of the checks, without figures."""
-    standing: tuple[Standing, ...]
+    standing: tuple[OpenFailure, ...]
     """Failures of earlier runs that this run has not cleared."""
-    failures: tuple[Standing, ...]
+    failures: tuple[OpenFailure, ...]
     """Failures of this run."""
     records: tuple[Record, ...]
-    look: Look | None = None
+    look: Sightings | None = None
     """Intermittent faults it observed; None if it did not check for them."""
     gpus: dict[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     """UUIDs of the GPUs it used, by node."""
@@ -64,8 +64,8 @@ class History:
     """History as input of :func:`checklist.verdict.judge`, plus the reasons for unusable parts."""
 
     records: tuple[Record, ...] = ()
-    open_failures: tuple[Standing, ...] = ()
-    looks: tuple[Look, ...] = ()
+    open_failures: tuple[OpenFailure, ...] = ()
+    looks: tuple[Sightings, ...] = ()
     pairs_seen: dict[tuple[str, str], float] = field(default_factory=dict)
     """Time of the last measurement of each pair within the newest ``RUNS_OF_PAIRS`` runs, Unix time."""
     problems: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ def run_of(result: Result) -> PastRun:
         standing=result.standing,
         failures=result.open_failures()[len(result.standing) :],
         records=result.records,
-        look=look_of(result),
+        look=sightings_of(result),
         gpus=result.gpus,
     )
 
@@ -97,45 +97,45 @@ def fold(runs: Iterable[PastRun], problems: Iterable[str] = ()) -> History:
     ordered = sorted(dict.fromkeys(runs), key=lambda run: run.finished_unix)[-MAX_RUNS:]
     standing = ordered[0].standing if ordered else ()
     for run in ordered:
-        began = run.finished_unix if run.started_unix is None else run.started_unix
-        kept = still_open(standing, run.checks, run.profile, run.gpus, began)
-        standing = _with_new(kept, run.failures)
+        started = run.finished_unix if run.started_unix is None else run.started_unix
+        open_items = still_open(standing, run.checks, run.profile, run.gpus, started)
+        standing = _merge(open_items, run.failures)
     records = tuple(item for run in ordered for item in run.records)
-    looks = tuple(run.look for run in ordered if run.look is not None)
+    sightings = tuple(run.look for run in ordered if run.look is not None)
     return History(
         records=records,
         open_failures=standing,
-        looks=looks,
+        looks=sightings,
         pairs_seen=_pairs_seen(ordered[-RUNS_OF_PAIRS:]),
         problems=tuple(problems),
     )
 
 
-def _with_new(known: Iterable[Standing], failures: Iterable[Standing]) -> tuple[Standing, ...]:
+def _merge(existing: Iterable[OpenFailure], failures: Iterable[OpenFailure]) -> tuple[OpenFailure, ...]:
     """Merge open failures with a run's own; a known one keeps its first time and gains new pairs."""
-    by_key = {_key(item): item for item in known}
+    by_key = {_key(item): item for item in existing}
     for item in failures:
         old = by_key.setdefault(_key(item), item)
         links = tuple(dict.fromkeys((*old.links, *item.links)))
-        seen = max(old.seen_unix, item.seen_unix)
-        by_key[_key(item)] = dataclasses.replace(old, links=links, seen_unix=seen)
+        seen_unix = max(old.seen_unix, item.seen_unix)
+        by_key[_key(item)] = dataclasses.replace(old, links=links, seen_unix=seen_unix)
     return tuple(by_key.values())
 
 
-def _key(item: Standing) -> tuple[object, ...]:
+def _key(item: OpenFailure) -> tuple[object, ...]:
     return item.check, item.profile, item.nodes, item.over_nodes, item.blamed, item.gpus
 
 
 def _pairs_seen(runs: Iterable[PastRun]) -> dict[tuple[str, str], float]:
     """Return the time of each pair's last measurement; all pairs for small runs."""
-    seen: dict[tuple[str, str], float] = {}
+    last_seen: dict[tuple[str, str], float] = {}
     for run in runs:
         for check in run.checks:
             if check.check == "pairs" and check.coverage is not None:
                 nodes = check.nodes
-                places = combinations(range(len(nodes)), 2) if check.links is None else check.links
-                seen |= {_ordered(nodes[a], nodes[b]): run.finished_unix for a, b in places}
-    return seen
+                indexes = combinations(range(len(nodes)), 2) if check.links is None else check.links
+                last_seen |= {_ordered(nodes[a], nodes[b]): run.finished_unix for a, b in indexes}
+    return last_seen
 
 
 def _ordered(a: str, b: str) -> tuple[str, str]:
@@ -145,57 +145,57 @@ def _ordered(a: str, b: str) -> tuple[str, str]:
 # ---- storage in files
 
 
-def check_place(place: Path) -> None:
+def check_writable(path: Path) -> None:
     """Check that a history can be stored there: an existing folder, else a file. Raises UserError."""
-    if place.is_dir():
-        writable = os.access(place, os.W_OK | os.X_OK)
+    if path.is_dir():
+        writable = os.access(path, os.W_OK | os.X_OK)
     else:
-        writable = os.access(place if place.exists() else place.absolute().parent, os.W_OK)
+        writable = os.access(path if path.exists() else path.absolute().parent, os.W_OK)
     if not writable:
-        raise UserError(f"--history {place} cannot be written.", "Name an existing folder, or a file in one.")
-    if place.is_dir():
+        raise UserError(f"--history {path} cannot be written.", "Name an existing folder, or a file in one.")
+    if path.is_dir():
         return
-    lines = _lines(place)
+    lines = _lines(path)
     if lines and not any(line.startswith(_BEGINNING) for line in lines):
         raise UserError(
-            f"--history {place} is no history of the checklist: nothing is added to it.",
+            f"--history {path} is no history of the checklist: nothing is added to it.",
             "Name a file started by such a run, a new file, or a folder of results.",
         )
 
 
-def read(place: Path) -> History:
+def read(path: Path) -> History:
     """Read earlier runs, and a line for each reason why some are unreadable. Raises UserError if all are."""
     runs: list[PastRun] = []
-    wrong: Counter[str] = Counter()
-    for text in _texts(place):
+    problems: Counter[str] = Counter()
+    for text in _texts(path):
         try:
-            runs.append(run_of(results.from_json(text)) if place.is_dir() else from_json(text))
+            runs.append(run_of(results.from_json(text)) if path.is_dir() else from_json(text))
         except UserError as error:  # noqa: PERF203 - errors are handled per run
-            wrong[error.problem] += 1
-    return fold(runs, (_told(place, problem, count) for problem, count in wrong.items()))
+            problems[error.problem] += 1
+    return fold(runs, (_problem_text(path, problem, count) for problem, count in problems.items()))
 
 
-def keep(result: Result, place: Path) -> None:
+def append(result: Result, path: Path) -> None:
     """Append a run atomically. Raises UserError on failure."""
-    if place.is_dir():
-        ended = datetime.datetime.fromtimestamp(result.finished_unix, datetime.timezone.utc)
-        results.write(result, place / f"checklist-{ended:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}.json")
+    if path.is_dir():
+        finished = datetime.datetime.fromtimestamp(result.finished_unix, datetime.timezone.utc)
+        results.write(result, path / f"checklist-{finished:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}.json")
         return
     try:
-        json_lines.append(place, json.dumps(dataclasses.asdict(run_of(result)), allow_nan=False))
+        json_lines.append(path, json.dumps(dataclasses.asdict(run_of(result)), allow_nan=False))
     except OSError as error:
-        raise _file_error(place, "This run cannot be added to", error) from None
+        raise _file_error(path, "This run cannot be added to", error) from None
 
 
-def _texts(place: Path) -> list[str]:
+def _texts(path: Path) -> list[str]:
     """Return the text of each run: the folder's newest JSON files, or the file's lines."""
     try:
-        if not place.is_dir():
-            return _lines(place)[-MAX_RUNS:]
-        files = sorted(place.glob("*.json"), key=lambda file: file.stat().st_mtime)
+        if not path.is_dir():
+            return _lines(path)[-MAX_RUNS:]
+        files = sorted(path.glob("*.json"), key=lambda file: file.stat().st_mtime)
         return [file.read_text(errors="replace") for file in files[-MAX_RUNS:]]
     except OSError as error:
-        raise _file_error(place, "Earlier runs cannot be read from", error) from None
+        raise _file_error(path, "Earlier runs cannot be read from", error) from None
 
 
 def _lines(file: Path) -> list[str]:
@@ -219,12 +219,12 @@ def from_json(text: str) -> PastRun:
     return record(PastRun, values)
 
 
-def _told(place: Path, problem: str, count: int) -> str:
-    what = "1 earlier run" if count == 1 else f"{count} earlier runs"
-    return f"{what} of {place} cannot be used, and may contain an open failure. {problem}"
+def _problem_text(path: Path, problem: str, count: int) -> str:
+    subject = "1 earlier run" if count == 1 else f"{count} earlier runs"
+    return f"{subject} of {path} cannot be used, and may contain an open failure. {problem}"
 
 
-def _file_error(place: Path, what: str, error: OSError) -> UserError:
+def _file_error(path: Path, action: str, error: OSError) -> UserError:
     return UserError(
-        f"{what} {place}: {error.strerror or error}.", "Name a file that may be read and written."
+        f"{action} {path}: {error.strerror or error}.", "Name a file that may be read and written."
     )

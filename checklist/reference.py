@@ -25,7 +25,7 @@ def machine_of(fact: Facts) -> str:
     return ", ".join([*gpus, fact.settings.get(CPU, "a processor that is not known")])
 
 
-def compared(settings: Settings, names: Iterable[str]) -> dict[str, str]:
+def comparable(settings: Settings, names: Iterable[str]) -> dict[str, str]:
     """Return the known ones of the named settings; a kernel parameter that was not passed is unset."""
     reported = {}
     for name in names:
@@ -39,16 +39,16 @@ def compared(settings: Settings, names: Iterable[str]) -> dict[str, str]:
 
 def values_of(hosts: Iterable[Settings]) -> dict[str, Counter[str]]:
     """Count the hosts with each value, by setting."""
-    every = list(hosts)
-    names = sorted({name for settings in every for name in settings})
+    facts = list(hosts)
+    names = sorted({name for settings in facts for name in settings})
     values: dict[str, Counter[str]] = defaultdict(Counter)
-    for settings in every:
-        for name, value in compared(settings, names).items():
+    for settings in facts:
+        for name, value in comparable(settings, names).items():
             values[name][value] += 1
     return values
 
 
-def most_have(counts: Counter[str]) -> str | None:
+def majority(counts: Counter[str]) -> str | None:
     """Return the value of more than half of the hosts (at least ``MIN_HOSTS``) or of all; else None."""
     value, count = counts.most_common(1)[0]
     enough = counts.total() >= MIN_HOSTS and 2 * count > counts.total()
@@ -68,44 +68,44 @@ def read(file: Path, node: str | None = None) -> Reference:
         if fact.settings
     ]
     if node is not None:
-        hosts = [fact for fact in hosts if is_called(fact, node)][:1]
+        hosts = [fact for fact in hosts if has_name(fact, node)][:1]
     if not hosts:
-        whose = "any node" if node is None else node
-        known = dict.fromkeys(fact.node_name or fact.hostname for fact in reported if fact.settings)
+        owner = "any node" if node is None else node
+        names = dict.fromkeys(fact.node_name or fact.hostname for fact in reported if fact.settings)
         raise UserError(
-            f"{file} has no settings of {whose}.",
-            f"It has those of {_few(known)}."
-            if known
+            f"{file} has no settings of {owner}.",
+            f"It has those of {_shorten(names)}."
+            if names
             else "Create it again with --json: an older one has none.",
         )
     by_kind: dict[str, list[dict[str, str]]] = defaultdict(list)
     for fact in hosts:
         by_kind[machine_of(fact)].append(fact.settings)
-    return {kind: _profile(same) for kind, same in by_kind.items()}
+    return {kind: _profile(facts) for kind, facts in by_kind.items()}
 
 
 def _profile(hosts: list[dict[str, str]]) -> dict[str, str]:
     """Return the settings of most hosts."""
-    reported = {name: value for name, counts in values_of(hosts).items() if (value := most_have(counts))}
+    reported = {name: value for name, counts in values_of(hosts).items() if (value := majority(counts))}
     return reported | {COMMAND_LINE: "read"} if any(COMMAND_LINE in host for host in hosts) else reported
 
 
-def is_called(fact: Facts, name: str) -> bool:
+def has_name(fact: Facts, name: str) -> bool:
     return name in (fact.node_name, fact.hostname)
 
 
 def check_node(name: str | None, facts: Iterable[Facts]) -> None:
     """Check that a node of this run has the name. Raises UserError if none does."""
     reported = sorted(facts, key=lambda fact: fact.rank)
-    if name is None or not reported or any(is_called(fact, name) for fact in reported):
+    if name is None or not reported or any(has_name(fact, name) for fact in reported):
         return
-    known = dict.fromkeys(fact.node_name or fact.hostname for fact in reported)
+    names = dict.fromkeys(fact.node_name or fact.hostname for fact in reported)
     raise UserError(
-        f"There is no node {name!r} among those of this run, {_few(known)}.",
+        f"There is no node {name!r} among those of this run, {_shorten(names)}.",
         "Give --reference-node one of them.",
     )
 
 
-def _few(names: Iterable[str]) -> str:
-    every = list(names)
-    return ", ".join(every[:8]) + (f" and {len(every) - 8} more" if len(every) > 8 else "")
+def _shorten(names: Iterable[str]) -> str:
+    items = list(names)
+    return ", ".join(items[:8]) + (f" and {len(items) - 8} more" if len(items) > 8 else "")

@@ -263,17 +263,17 @@ def find(name: str) -> Check:
 
 def select(only: Iterable[str] = (), skip: Iterable[str] = ()) -> tuple[Check, ...]:
     """Return the selected checks in order. "hangs" is always included, because it ends a run in time."""
-    chosen = {find(name).name for name in only} or set(CHECKS)
-    chosen -= {find(name).name for name in skip}
-    if not chosen - {"hangs"}:
+    selected = {find(name).name for name in only} or set(CHECKS)
+    selected -= {find(name).name for name in skip}
+    if not selected - {"hangs"}:
         raise UserError("No check is selected.", "Give fewer names to --skip, or others to --only.")
-    return tuple(check for check in CHECKS.values() if check.name in chosen | {"hangs"})
+    return tuple(check for check in CHECKS.values() if check.name in selected | {"hangs"})
 
 
 def phases_of(checks: Iterable[Check]) -> tuple[PhaseName, ...]:
     """Return the phases that the checks need, in order. Facts are always included: they name the nodes."""
-    needed = {check.phase for check in checks} | {"facts"}
-    return tuple(phase for phase in PHASES if phase in needed)
+    phases = {check.phase for check in checks} | {"facts"}
+    return tuple(phase for phase in PHASES if phase in phases)
 
 
 def clears(

@@ -1,4 +1,4 @@
-"""The result of one run: verdicts, findings with advice, all that was measured. JSON both ways, versioned.
+"""Result of one run: verdicts, findings with advice, and all measurements. Versioned JSON.
 
 ``python -m checklist.result`` renews ``result.schema.json``, which ships with the package.
 """
@@ -28,7 +28,7 @@ EXIT_CODES: dict[Verdict, int] = {"PASS": 0, "WARN": 0, "FAIL": 1, "NO-VERDICT":
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One thing that is wrong, whose it is, and what to do about it."""
+    """One fault: its location, evidence and remedy."""
 
     __pydantic_config__ = STRICT
     check: str
@@ -36,25 +36,25 @@ class Finding:
     """Key of an advice.yaml in checklist/checks/ or checklist/judging/."""
     verdict: Gravity
     title: str
-    """One line: what is wrong with whom, in figures."""
+    """One line: the fault, its location and figures."""
     nodes: tuple[str, ...] = ()
     """Nodes at fault. A slow link's ends are not."""
     suspects: tuple[str, ...] = ()
     """Nodes of which at least one may be at fault, if the faulty one is undecided."""
     ranks: tuple[int, ...] = ()
     links: tuple[tuple[str, str], ...] = ()
-    """Pairs of nodes that it is about, where it is of what lies between them."""
+    """Affected pairs of nodes, if the fault lies between nodes."""
     gpus: tuple[str, ...] = ()
-    """UUIDs of the GPUs that it is about, where it is of single ones."""
+    """UUIDs of the affected GPUs, if the fault concerns single ones."""
     advice: tuple[str, ...] = ()
-    """What to do, one or two lines."""
+    """Remedy, one or two lines."""
     command: str | None = None
-    """To copy and paste; None: nothing can be typed against it."""
+    """Command to copy; None if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """One number that was judged, or would have been."""
+    """One figure, with its reference if there is one."""
 
     __pydantic_config__ = STRICT
     name: str
@@ -74,44 +74,44 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coverage:
-    """What of a check was measured."""
+    """Measured part of a check's subjects."""
 
     __pydantic_config__ = STRICT
     what: Literal["GPUs", "ranks", "nodes", "pairs"]
     measured: int
     of: int
     earlier: int = 0
-    """Number of the others that earlier runs measured."""
+    """Number of the other subjects that earlier runs measured."""
     oldest_days: float | None = None
-    """How long ago that was for the one that was not looked at for the longest time."""
+    """Age in days of the oldest of these measurements."""
 
     @property
     def words(self) -> str:
-        """As text, such as "240 of 4,950 pairs; 1,200 of the others up to 3 days ago, the rest never."."""
+        """Description such as "240 of 4,950 pairs; 1,200 of the others up to 3 days ago, the rest never."."""
         text = f"{self.measured:,} of {self.of:,} {self.what}"
         never = self.of - self.measured - self.earlier
         if self.oldest_days is not None:
-            rest = ", the rest never" if never else ""
-            text += f"; {self.earlier:,} of the others up to {self.oldest_days:.0f} days ago{rest}"
+            remainder = ", the rest never" if never else ""
+            text += f"; {self.earlier:,} of the others up to {self.oldest_days:.0f} days ago{remainder}"
         return f"{text}."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckResult:
-    """The answer to one check."""
+    """Result of one check."""
 
     __pydantic_config__ = STRICT
     check: str
     verdict: Verdict
     reason: str
-    """One line: why."""
+    """Reason for the verdict, one line."""
     measured: bool
     """False: NO-VERDICT because nothing was measured; true with NO-VERDICT: nothing to compare with."""
     nodes: tuple[str, ...] = ()
-    """Nodes that it was measured on, with all their ranks."""
+    """Nodes on which all ranks were measured."""
     coverage: Coverage | None = None
     links: tuple[tuple[int, int], ...] | None = None
-    """Pairs that were measured both ways, as places in ``nodes``; None: all pairs of those."""
+    """Pairs measured in both directions, as indexes into ``nodes``; None: all pairs of these nodes."""
     doubted: tuple[str, ...] | None = None
     """Nodes named by its findings; all nodes if a finding names none; None in results of older versions."""
     figures: tuple[Figure, ...] = ()
@@ -119,7 +119,7 @@ class CheckResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Skipped:
-    """A check that was not asked for, or that does not apply here."""
+    """A check that was not selected, or does not apply to this run."""
 
     __pydantic_config__ = STRICT
     check: str
@@ -127,34 +127,34 @@ class Skipped:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
+class OpenFailure:
     """An earlier FAIL that no later run has cleared."""
 
     __pydantic_config__ = STRICT
     check: str
     profile: Profile
-    """It was found with; only as hard a check clears it."""
+    """Profile of the run that found it; only a check of at least this depth clears it."""
     since_unix: float
     seen_unix: float = 0.0
-    """When it was found last."""
+    """Time of the last run that found it."""
     title: str
     nodes: tuple[str, ...] = ()
-    """Whom a clearing check must cover; none: the cluster as a whole."""
+    """Nodes that a clearing check must cover; empty: the cluster as a whole."""
     over_nodes: int = 0
-    """How many nodes a clearing check must cover, whichever they are."""
+    """Minimum number of nodes that a clearing check must cover, whichever they are."""
     blamed: bool = False
-    """Whether those nodes are at fault, and so bad ones."""
+    """Whether these nodes are at fault and therefore count as bad."""
     links: tuple[tuple[str, str], ...] = ()
-    """Pairs that a clearing check must have measured, too."""
+    """Pairs that a clearing check must have measured as well."""
     gpus: tuple[str, ...] = ()
-    """UUIDs of GPUs that a clearing check must have measured, or must have found replaced."""
+    """UUIDs of GPUs that a clearing check must have measured, or found replaced."""
     over_gpus: int = 0
-    """How many GPUs of that node a clearing check must cover."""
+    """Minimum number of GPUs of the node that a clearing check must cover."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FitResult:
-    """alpha and beta of one operation (formulas.Fit)."""
+    """Latency (alpha) and bandwidth (beta) of one operation (analysis/busbw.py)."""
 
     __pydantic_config__ = STRICT
     op: str
@@ -166,51 +166,53 @@ class FitResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """All that one run says."""
+    """Complete result of one run."""
 
     __pydantic_config__ = STRICT
     version: int = SCHEMA_VERSION
     verdict: Verdict
     headline: str
-    """One line for people."""
+    """Summary, one line."""
     finished_unix: float
     profile: Profile
     nodes: tuple[str, ...]
-    """All that took part, in the order of the ranks."""
+    """All nodes of the run, in the order of the ranks."""
     healthy_nodes: tuple[str, ...]
     bad_nodes: tuple[str, ...]
-    """Named by a FAIL of this run, or by an earlier one that still stands."""
+    """Nodes named by a FAIL of this run, or by an earlier open one."""
     checks: tuple[CheckResult, ...]
     skipped: tuple[Skipped, ...]
     findings: tuple[Finding, ...]
-    standing: tuple[Standing, ...] = ()
+    standing: tuple[OpenFailure, ...] = ()
     """Earlier failures that this run has not cleared."""
     diagnosis: Diagnosis | None = None
     fits: tuple[FitResult, ...] = ()
     busbw_gbytes_per_s: float | None = None
-    """all_reduce's at the largest size over all nodes, for estimates; None: not measured over a network."""
+    """busbw of all_reduce at the largest size over all nodes, for estimates; None: not measured over a
+    network.
+    """
     records: tuple[Record, ...] = ()
-    """For the history of later runs."""
+    """Figures for the history of later runs."""
     notes: tuple[str, ...] = ()
     suspects_measured: tuple[str, ...] = ()
-    """Of the nodes that were to be looked at first, those that the run has measured."""
+    """Nodes listed as suspects that this run has measured."""
     next_commands: tuple[str, ...] = ()
-    """What judges what a run on one machine cannot."""
+    """Commands for checks that a run on one machine cannot make."""
     measurements: Measurements
-    """Condensed for large runs (checklist/condensed.py); ``notes`` list what was left out."""
+    """Condensed for large runs (checklist/condensed.py); ``notes`` list the omitted data."""
 
     @property
     def exit_code(self) -> int:
-        """0 pass or warn, 1 fail, 3 no verdict."""
+        """Exit status: 0 pass or warn, 1 fail, 3 no verdict."""
         return EXIT_CODES[self.verdict]
 
     def check(self, name: str) -> CheckResult | None:
-        """The answer to that check; None where it was not asked."""
+        """Return the result of a check; None if it was not selected."""
         return next((check for check in self.checks if check.check == name), None)
 
-    def open_failures(self) -> tuple[Standing, ...]:
-        """What a later run has to clear: this run's failures, and the earlier ones that still stand."""
-        new: list[Standing] = []
+    def open_failures(self) -> tuple[OpenFailure, ...]:
+        """Failures that a later run has to clear: this run's and the earlier open ones."""
+        failures: list[OpenFailure] = []
         by_node = self.gpus if any(finding.gpus for finding in self.findings) else {}
         for finding in self.findings:
             if finding.verdict != "FAIL":
@@ -224,34 +226,38 @@ class Result:
             }
             # Each node by itself, so that one can be cleared without the other
             for node in finding.nodes:
-                own = tuple(uuid for uuid in finding.gpus if uuid in by_node.get(node, ()))
-                over = len(by_node[node]) if own else 0
-                new.append(Standing(**common, nodes=(node,), blamed=True, gpus=own, over_gpus=over))
+                uuids = tuple(uuid for uuid in finding.gpus if uuid in by_node.get(node, ()))
+                gpu_count = len(by_node[node]) if uuids else 0
+                failures.append(
+                    OpenFailure(**common, nodes=(node,), blamed=True, gpus=uuids, over_gpus=gpu_count)
+                )
             if not finding.nodes:
-                few = len(finding.links) <= MAX_LINKS
-                over = 0 if finding.suspects and few else len(self.nodes)
-                links = finding.links if few else ()
-                new.append(Standing(**common, nodes=finding.suspects, over_nodes=over, links=links))
-        return (*self.standing, *new)
+                is_few = len(finding.links) <= MAX_LINKS
+                gpu_count = 0 if finding.suspects and is_few else len(self.nodes)
+                links = finding.links if is_few else ()
+                failures.append(
+                    OpenFailure(**common, nodes=finding.suspects, over_nodes=gpu_count, links=links)
+                )
+        return (*self.standing, *failures)
 
     @property
     def gpus(self) -> dict[str, tuple[str, ...]]:
-        """By node, the UUIDs of the GPUs that ranks of this run have used."""
+        """UUIDs of the GPUs used by this run's ranks, by node."""
         names = dict(zip(self.measurements.nodes, self.nodes, strict=True))
         by_node: dict[str, tuple[str, ...]] = {}
         for fact in self.measurements.facts:
-            own = fact.gpu_uuids[fact.local_rank :][:1]
-            by_node[names[fact.node]] = (*by_node.get(names[fact.node], ()), *own)
+            uuids = fact.gpu_uuids[fact.local_rank :][:1]
+            by_node[names[fact.node]] = (*by_node.get(names[fact.node], ()), *uuids)
         return by_node
 
 
 def to_json(result: Result) -> str:
-    """As JSON text with a newline at its end; see :mod:`checklist.json_text`."""
+    """Convert to JSON text with a final newline; see :mod:`checklist.json_text`."""
     return json_text.text(result)
 
 
 def from_json(text: str) -> Result:
-    """From JSON text. Raises UserError where it is none, or is of another schema version."""
+    """Parse JSON text. Raises UserError if it is invalid or of another schema version."""
     try:
         values = parse_json(text)
     except ValueError as error:
@@ -266,7 +272,7 @@ def from_json(text: str) -> Result:
 
 
 def read(file: Path) -> Result:
-    """The result in a file. Raises UserError."""
+    """Read a result file. Raises UserError."""
     try:
         return from_json(file.read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -275,7 +281,7 @@ def read(file: Path) -> Result:
 
 
 def write(result: Result, file: Path) -> None:
-    """Writes it whole or not at all. Raises UserError where the file cannot be written."""
+    """Write the file atomically. Raises UserError if the file cannot be written."""
     part = file.with_name(f".{file.name}.part")
     try:
         part.write_text(to_json(result))
@@ -288,7 +294,7 @@ def write(result: Result, file: Path) -> None:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of result.json, made from the classes."""
+    """Return the JSON Schema of result.json, derived from the classes."""
     from pydantic import TypeAdapter  # heavy to import
 
     described = TypeAdapter(Result).json_schema(mode="validation")  # what is the default may be left out

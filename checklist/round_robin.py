@@ -22,15 +22,15 @@ def rounds(nodes: int) -> tuple[Pairs, ...]:
     ring: list[int | None] = list(range(nodes))
     if nodes % 2:
         ring.append(None)  # the partner of None is idle
-    every_round = []
+    schedule_rounds = []
     for _ in range(len(ring) - 1):
         half = len(ring) // 2
-        opposite = zip(ring[:half], reversed(ring[half:]), strict=True)
-        every_round.append(
-            tuple((min(a, b), max(a, b)) for a, b in opposite if a is not None and b is not None)
+        pairs = zip(ring[:half], reversed(ring[half:]), strict=True)
+        schedule_rounds.append(
+            tuple((min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None)
         )
         ring = [ring[0], ring[-1], *ring[1:-1]]
-    return tuple(every_round)
+    return tuple(schedule_rounds)
 
 
 def pairs_of(nodes: int) -> int:
@@ -45,15 +45,16 @@ def schedule(nodes: int, *, seed: int = 0, night: int = 0, count: int | None = N
     after the rounds of the previous one, so that all pairs are measured after (nodes - 1) / 16 nights if the
     order of the nodes is constant. ``count``: number of rounds, whatever the number of nodes.
     """
-    every = rounds(nodes)
-    number = count if count is not None else (len(every) if nodes <= ALL_PAIRS_UP_TO else ROUNDS_ABOVE)
-    if number >= len(every):
-        return every
+    all_rounds = rounds(nodes)
+    number = count if count is not None else (len(all_rounds) if nodes <= ALL_PAIRS_UP_TO else ROUNDS_ABOVE)
+    if number >= len(all_rounds):
+        return all_rounds
     shuffle = random.Random(seed)
-    seats = shuffle.sample(range(nodes), nodes)
-    every = tuple(shuffle.sample(every, len(every)))
-    begin = night * number
-    chosen = [every[(begin + place) % len(every)] for place in range(number)]
+    positions = shuffle.sample(range(nodes), nodes)
+    all_rounds = tuple(shuffle.sample(all_rounds, len(all_rounds)))
+    offset = night * number
+    selected = [all_rounds[(offset + index) % len(all_rounds)] for index in range(number)]
     return tuple(
-        tuple((min(seats[a], seats[b]), max(seats[a], seats[b])) for a, b in pairs) for pairs in chosen
+        tuple((min(positions[a], positions[b]), max(positions[a], positions[b])) for a, b in pairs)
+        for pairs in selected
     )

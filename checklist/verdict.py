@@ -1,7 +1,7 @@
 """Judging of measurements: a verdict for each check, then for the run; earlier failures stay open.
 
 Unmeasured is never PASS: a check without measurements is NO-VERDICT, and so is the run if the check is
-decisive. A measured figure without a reference is NO-VERDICT too, but doesn't affect the run's verdict. The
+decisive. A measured figure without a reference is NO-VERDICT too, but does not affect the run's verdict. The
 headline then mentions it, and the run still counts for the history.
 """
 
@@ -14,7 +14,7 @@ from checklist import one_machine
 from checklist import suspects as suspected
 from checklist.analysis.baseline import STEADY_NIGHTS, Record, baseline, part_of
 from checklist.analysis.busbw import fit
-from checklist.analysis.recurrence import Look
+from checklist.analysis.recurrence import Sightings
 from checklist.analysis.soundness import sound, sound_records
 from checklist.checks.collectives import corruption_judge, hangs_judge, pairs_judge, speed_judge, world_judge
 from checklist.checks.collectives.world_judge import EXPECTED_CODES
@@ -23,13 +23,13 @@ from checklist.checks.host import facts_judge, limits_judge, settings_judge
 from checklist.checks.network import efa_judge, loss_judge, mesh_judge, network_judge, open_ports_judge
 from checklist.condensed import condensed
 from checklist.judging import coverage, unsound
-from checklist.judging.context import Judgement, JudgingContext
+from checklist.judging.context import JudgingContext, Judgment
 from checklist.judging.thresholds import Table, table
 from checklist.measurements import Measurements
 from checklist.open_failures import still_open
 from checklist.reference import Reference
 from checklist.registry import CHECKS, PROFILES, Check, Profile
-from checklist.result import CheckResult, Finding, FitResult, Result, Skipped, Standing, Verdict
+from checklist.result import CheckResult, Finding, FitResult, OpenFailure, Result, Skipped, Verdict
 
 # Checks that must pass before training is known to work; others may be unavailable on healthy clusters
 DECISIVE = ("ranks", "mesh", "gemm", "correctness", "bandwidth", "pairs", "hangs")
@@ -41,7 +41,7 @@ SPEED_UNKNOWN = (
     "GB/s of the largest all-reduce, or a row in --thresholds."
 )
 
-JUDGES: dict[str, Callable[[JudgingContext], Judgement]] = {
+JUDGES: dict[str, Callable[[JudgingContext], Judgment]] = {
     "ranks": facts_judge.ranks,
     "gpus": gpus_judge.gpus,
     "versions": facts_judge.versions,
@@ -83,8 +83,8 @@ def judge(
     checks: Iterable[Check] = CHECKS.values(),
     thresholds: Table | None = None,
     history: Iterable[Record] = (),
-    open_failures: Iterable[Standing] = (),
-    looks: Iterable[Look] = (),
+    open_failures: Iterable[OpenFailure] = (),
+    sightings: Iterable[Sightings] = (),
     pairs_seen: Mapping[tuple[str, str], float] | None = None,
     accept_baseline: bool = False,
     system: str | None = None,
@@ -105,7 +105,7 @@ def judge(
         Records of earlier runs, of any setting.
     open_failures:
         Open failures of earlier runs (:meth:`Result.open_failures`).
-    looks:
+    sightings:
         Records of intermittent faults from earlier runs (:mod:`checklist.analysis.recurrence`).
     pairs_seen:
         Time of each pair's last measurement in earlier runs, Unix time; gives the age of unmeasured pairs.
@@ -127,7 +127,7 @@ def judge(
         measurements=measurements,
         table=thresholds or table(),
         history=sound_records(history),
-        looks=tuple(looks),
+        looks=tuple(sightings),
         pairs_seen=pairs_seen or {},
         accept_baseline=accept_baseline,
         system=system,
@@ -135,50 +135,54 @@ def judge(
         reference=reference,
         reference_node=reference_node,
     )
-    asked = tuple(checks)
-    answers = [coverage.add(context, unsound.add(context, JUDGES[check.name](context))) for check in asked]
-    results = tuple(answer.result for answer in answers if isinstance(answer.result, CheckResult))
-    findings = _sorted(fault for answer in answers for fault in answer.findings)
+    selected = tuple(checks)
+    judgments = [
+        coverage.add(context, unsound.add(context, JUDGES[check.name](context))) for check in selected
+    ]
+    results = tuple(judgment.result for judgment in judgments if isinstance(judgment.result, CheckResult))
+    findings = _sorted(fault for judgment in judgments for fault in judgment.findings)
     profile = _profile(measurements)
     standing = still_open(open_failures, results, profile, context.gpus)
-    # A failure of absent nodes stays open, but doesn't affect the verdict on the present ones
-    concerned = [item for item in standing if not item.nodes or set(item.nodes) & set(context.all_names)]
-    known = overall(results, concerned)
-    verdict = overall(results, concerned, speed_unknown=_speed_unknown(context, results))
-    records = _records(context, answers, verdict)
-    bad = {name for fault in findings if fault.verdict == "FAIL" for name in fault.nodes}
-    bad |= {name for item in standing if item.blamed for name in item.nodes}
-    seen = suspected.measured(suspects, results)
+    # A failure of absent nodes stays open, but does not affect the verdict on the present ones
+    relevant = [item for item in standing if not item.nodes or set(item.nodes) & set(context.all_names)]
+    verdict_of_run = overall_verdict(results, relevant)
+    verdict = overall_verdict(results, relevant, speed_unknown=_speed_unknown(context, results))
+    records = _records(context, judgments, verdict)
+    bad_nodes = {name for fault in findings if fault.verdict == "FAIL" for name in fault.nodes}
+    bad_nodes |= {name for item in standing if item.blamed for name in item.nodes}
+    measured = suspected.measured_suspects(suspects, results)
     result = Result(
         verdict=verdict,
-        headline=_headline(context, verdict, results, findings, concerned),
+        headline=_headline(context, verdict, results, findings, relevant),
         finished_unix=context.finished_unix,
         profile=profile,
         nodes=context.all_names,
-        healthy_nodes=_healthy(context, known, results, findings, concerned, bad),
-        bad_nodes=tuple(sorted(bad)),
+        healthy_nodes=_healthy(context, verdict_of_run, results, findings, relevant, bad_nodes),
+        bad_nodes=tuple(sorted(bad_nodes)),
         checks=results,
-        skipped=_skipped(asked, answers),
+        skipped=_skipped(selected, judgments),
         findings=findings,
         standing=standing,
-        diagnosis=next((answer.diagnosis for answer in answers if answer.diagnosis is not None), None),
+        diagnosis=next(
+            (judgment.diagnosis for judgment in judgments if judgment.diagnosis is not None), None
+        ),
         fits=_fits(measurements),
         busbw_gbytes_per_s=_busbw(context),
         records=records,
         notes=(
             *measurements.notes,
-            *suspected.describe_suspects(suspects, context.all_names, seen, findings),
+            *suspected.describe_suspects(suspects, context.all_names, measured, findings),
             *_notes(context, records),
         ),
-        suspects_measured=seen,
+        suspects_measured=measured,
         next_commands=one_machine.next_commands(measurements),
         measurements=measurements,
     )
     return condensed(result)
 
 
-def overall(
-    checks: Iterable[CheckResult], standing: Iterable[Standing] = (), *, speed_unknown: bool = False
+def overall_verdict(
+    checks: Iterable[CheckResult], standing: Iterable[OpenFailure] = (), *, speed_unknown: bool = False
 ) -> Verdict:
     """Return the run's verdict: FAIL before NO-VERDICT before WARN before PASS.
 
@@ -218,28 +222,28 @@ def _healthy(
     verdict: Verdict,
     checks: Iterable[CheckResult],
     findings: Iterable[Finding],
-    standing: Iterable[Standing],
-    bad: set[str],
+    standing: Iterable[OpenFailure],
+    bad_nodes: set[str],
 ) -> tuple[str, ...]:
     """Return nodes that were measured and to which no finding applies or may apply."""
     if verdict == "NO-VERDICT":
         return ()
-    doubtful = set(bad)
+    excluded = set(bad_nodes)
     for fault in findings:
         if fault.code in (unsound.CODE, *NOT_CLEARED):  # the state of that node is unknown
-            doubtful |= set(fault.suspects)
+            excluded |= set(fault.suspects)
         elif fault.verdict == "FAIL":
-            doubtful |= set(fault.suspects)
+            excluded |= set(fault.suspects)
             if not fault.nodes and not fault.suspects:
                 return ()  # a cluster-wide fault, which may involve any node
     for check in checks:
         if check.check in DECISIVE and check.check not in ("ranks", "hangs"):
-            doubtful |= set(context.all_names) - set(check.nodes)  # unmeasured nodes
+            excluded |= set(context.all_names) - set(check.nodes)  # unmeasured nodes
     for item in standing:
         if not item.nodes:
             return ()
-        doubtful |= set(item.nodes)
-    return tuple(name for name in context.all_names if name not in doubtful)
+        excluded |= set(item.nodes)
+    return tuple(name for name in context.all_names if name not in excluded)
 
 
 def _headline(
@@ -247,9 +251,9 @@ def _headline(
     verdict: Verdict,
     checks: tuple[CheckResult, ...],
     findings: tuple[Finding, ...],
-    standing: list[Standing],
+    standing: list[OpenFailure],
 ) -> str:
-    open_ones = [check.check for check in checks if check.verdict == "NO-VERDICT"]
+    unmeasured = [check.check for check in checks if check.verdict == "NO-VERDICT"]
     if verdict == "NO-VERDICT":
         missing = next(
             (c for c in checks if c.verdict == "NO-VERDICT" and not c.measured and c.check in DECISIVE), None
@@ -259,25 +263,28 @@ def _headline(
         return "No verdict" + (
             f" on {missing.check}: {missing.reason}" if missing else ": nothing could be judged."
         )
-    serious = [fault for fault in findings if fault.verdict == verdict]
-    if serious:
-        more = f" And {len(serious) - 1} more." if len(serious) > 1 else ""
-        return serious[0].title + more
+    worst = [fault for fault in findings if fault.verdict == verdict]
+    if worst:
+        rest = f" And {len(worst) - 1} more." if len(worst) > 1 else ""
+        return worst[0].title + rest
     if standing:
         return f"Still open from an earlier run: {standing[0].title}"
-    alone = one_machine.headline(context.measurements, checks)
-    if alone is not None:
-        return alone
-    if "bandwidth" in open_ones:
+    single_machine = one_machine.headline(context.measurements, checks)
+    if single_machine is not None:
+        return single_machine
+    if "bandwidth" in unmeasured:
         return SPEED_UNKNOWN
-    passed = sum(check.verdict == "PASS" for check in checks)
-    return f"{passed} checks passed." + (f" Not judged: {', '.join(open_ones)}." if open_ones else "")
+    passed_count = sum(check.verdict == "PASS" for check in checks)
+    return f"{passed_count} checks passed." + (f" Not judged: {', '.join(unmeasured)}." if unmeasured else "")
 
 
-def _skipped(asked: tuple[Check, ...], answers: Iterable[Judgement]) -> tuple[Skipped, ...]:
-    names = {check.name for check in asked}
-    unasked = [Skipped(check=name, reason="Not asked for.") for name in CHECKS if name not in names]
-    return (*(answer.result for answer in answers if isinstance(answer.result, Skipped)), *unasked)
+def _skipped(selected: tuple[Check, ...], judgments: Iterable[Judgment]) -> tuple[Skipped, ...]:
+    names = {check.name for check in selected}
+    not_selected = [Skipped(check=name, reason="Not asked for.") for name in CHECKS if name not in names]
+    return (
+        *(judgment.result for judgment in judgments if isinstance(judgment.result, Skipped)),
+        *not_selected,
+    )
 
 
 def _fits(measurements: Measurements) -> tuple[FitResult, ...]:
@@ -285,11 +292,11 @@ def _fits(measurements: Measurements) -> tuple[FitResult, ...]:
     for item in measurements.collectives:
         if item.seconds_median is not None and item.error is None and item.bytes > 0:
             points.setdefault((item.op, item.dtype), []).append((item.bytes, item.seconds_median))
-    fits = []
+    results = []
     for (op, dtype), times in points.items():
         fitted = fit(times)
         if fitted.alpha_s is not None or fitted.beta_gbytes_per_s is not None:
-            fits.append(
+            results.append(
                 FitResult(
                     op=op,
                     dtype=dtype,
@@ -298,7 +305,7 @@ def _fits(measurements: Measurements) -> tuple[FitResult, ...]:
                     half_bytes=fitted.half_bytes,
                 )
             )
-    return tuple(fits)
+    return tuple(results)
 
 
 def _busbw(context: JudgingContext) -> float | None:
@@ -313,61 +320,65 @@ def _busbw(context: JudgingContext) -> float | None:
     return sizes[max(sizes)] if sizes else None
 
 
-def _records(context: JudgingContext, answers: Collection[Judgement], verdict: Verdict) -> tuple[Record, ...]:
+def _records(
+    context: JudgingContext, judgments: Collection[Judgment], verdict: Verdict
+) -> tuple[Record, ...]:
     """Build records for the history, none if the nodes share one machine.
 
     If a figure is below what is expected, no figure of the network counts for a baseline.
     """
     if context.local:
         return ()
-    contradicted = any(fault.code in EXPECTED_CODES for answer in answers for fault in answer.findings)
+    unreliable = any(fault.code in EXPECTED_CODES for judgment in judgments for fault in judgment.findings)
     return tuple(
         Record(
             unix=context.finished_unix,
             verdict="NO-VERDICT"
-            if contradicted and _check_of(answer) in OF_NETWORK
-            else _counts_as(answer.result, verdict),
+            if unreliable and _check_of(judgment) in OF_NETWORK
+            else _own_verdict(judgment.result, verdict),
             setting=context.setting,
             op=item.op,
             bytes=item.bytes,
             value=item.value,
             unit=item.unit,
             accepted=context.accept_baseline,
-            **({} if contradicted and _check_of(answer) in OF_NETWORK else _parts(answer, item.parts)),
+            **({} if unreliable and _check_of(judgment) in OF_NETWORK else _parts(judgment, item.parts)),
         )
-        for answer in answers
-        for item in answer.records
+        for judgment in judgments
+        for item in judgment.records
     )
 
 
-def _check_of(answer: Judgement) -> str:
-    return answer.result.check
+def _check_of(judgment: Judgment) -> str:
+    return judgment.result.check
 
 
-def _parts(answer: Judgement, parts: Mapping[str, float]) -> dict[str, Any]:
-    """Return the parts of a figure that didn't fail, and which of them have a warning.
+def _parts(judgment: Judgment, parts: Mapping[str, float]) -> dict[str, Any]:
+    """Return the parts of a figure that did not fail, and which of them have a warning.
 
     A failure without a named component may concern any part.
     """
-    graves: dict[str, set[str]] = {"FAIL": set(), "WARN": set()}
-    for fault in answer.findings:
+    blamed: dict[str, set[str]] = {"FAIL": set(), "WARN": set()}
+    for fault in judgment.findings:
         names = {*fault.nodes, *fault.suspects}
         if fault.verdict == "FAIL" and not names:
             return {}
-        graves[fault.verdict] |= names
-    failed, warned = ({name for name in parts if _whose(name) & graves[grave]} for grave in ("FAIL", "WARN"))
+        blamed[fault.verdict] |= names
+    failed, warned = (
+        {name for name in parts if _nodes_of_part(name) & blamed[level]} for level in ("FAIL", "WARN")
+    )
     return {
         "parts": {name: value for name, value in parts.items() if name not in failed},
         "warned": tuple(sorted(warned - failed)),
     }
 
 
-def _whose(part: str) -> set[str]:
+def _nodes_of_part(part: str) -> set[str]:
     """Return the nodes of a part: a GPU's name starts with its node's name, a pair's joins two names."""
     return {part, part.rpartition(" ")[0], *part.split(" > ")}
 
 
-def _counts_as(result: CheckResult | Skipped, run: Verdict) -> Verdict:
+def _own_verdict(result: CheckResult | Skipped, run: Verdict) -> Verdict:
     """Return the check's own verdict, independent of other failures.
 
     A figure without a reference starts a history unless something failed, which may have affected it.
@@ -383,15 +394,17 @@ def _notes(context: JudgingContext, records: Iterable[Record]) -> tuple[str, ...
         return ("The history of these figures is discarded and restarts with this run (--accept-baseline).",)
     notes = []
     for record in records:
-        same = (*context.same(record), record)
+        history = (*context.same(record), record)
         # A part on a new level has a warning until that level becomes the baseline
-        named = {record.op: same} | {f"{record.op} of {name}": part_of(same, name) for name in record.warned}
+        records_by_name = {record.op: history} | {
+            f"{record.op} of {name}": part_of(history, name) for name in record.warned
+        }
         notes += [
-            f"{name}: {STEADY_NIGHTS} steady nights at {after.median:.4g} {record.unit} are the new "
-            f"baseline, instead of {after.before:.4g}."
-            for name, its in named.items()
-            if (after := baseline(its)) is not None
-            and after.before is not None
-            and after.since_unix == record.unix
+            f"{name}: {STEADY_NIGHTS} steady nights at {current.median:.4g} {record.unit} are the new "
+            f"baseline, instead of {current.before:.4g}."
+            for name, series in records_by_name.items()
+            if (current := baseline(series)) is not None
+            and current.before is not None
+            and current.since_unix == record.unix
         ]
     return tuple(notes)

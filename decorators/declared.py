@@ -19,6 +19,7 @@ from estimator import hardware
 from estimator.errors import UserError
 from estimator.hardware import local_machine
 from estimator.names import did_you_mean
+from estimator.terminal import print
 
 if TYPE_CHECKING:
     from estimator.cli.plan import GoalOptions, JobOptions
@@ -57,13 +58,14 @@ class DeclaredPlan:
         from estimator.cli import plan as command
 
         job_options, goal_options = self._resolve(parameters)
+        device = self._device(parameters)
         if gpus is not None:
             goal_options = dataclasses.replace(goal_options, gpus=gpus)
         with hardware.using(hardware.catalogue(goal_options.hardware)):
             records, problems = calibration.load() if goal_options.calibration else (None, ())
             for problem in problems:
                 print(problem, file=sys.stderr)
-            cluster = find_cluster(backend, goal_options.gpu)
+            cluster = find_cluster(backend, goal_options.gpu) if device != "cpu" else None
             goals = dataclasses.replace(
                 command.goals_from(goal_options), cluster=cluster.open if cluster is not None else None
             )
@@ -71,9 +73,15 @@ class DeclaredPlan:
                 command.target_from(goal_options),
                 kind=backend,
                 machine=local_machine.here() if backend == "local" else None,
+                device=device,
             )
             job = command.job_from(job_options)
             return _plan(job, target, goals, cluster, records, command.bandwidth_from(goal_options))
+
+    def _device(self, parameters: Mapping[str, Any]) -> Any:
+        """Return where to train, unchecked: "cuda", "cpu", or "auto" for GPUs if there are any."""
+        device = self.options.get("device", "auto")
+        return fill(device, parameters, f"@gpu_profile(device={device!r})")
 
     def _resolve(self, parameters: Mapping[str, Any]) -> tuple[JobOptions, GoalOptions]:
         """Return the options with the parameters' values in them, converted to their types."""
@@ -84,7 +92,7 @@ class DeclaredPlan:
         kinds = (JobOptions, GoalOptions)
         hints = {name: hint for kind in kinds for name, hint in get_type_hints(kind).items()}
         hints = {name: hint for name, hint in hints.items() if name not in _COMMAND_LINE_ONLY}
-        check_names(self.options, [*OWN_ARGUMENTS, *hints])
+        check_names(self.options, [*OWN_ARGUMENTS, *hints, "device"])
         if "model" not in self.options:
             raise UserError(
                 f"@gpu_profile({', '.join(f'{name}=' for name in self.options)}) names no model.",
@@ -93,6 +101,8 @@ class DeclaredPlan:
             )
         values: dict[str, Any] = {}
         for name, argument in self.options.items():
+            if name == "device":
+                continue
             value = fill(argument, parameters, f"@gpu_profile({name}={argument!r})")
             if isinstance(value, str) and list[str] in get_args(hints[name]):
                 value = [value]
@@ -143,11 +153,11 @@ def fill(value: Any, parameters: Mapping[str, Any], where: str) -> Any:
     return _REFERENCE.sub(lambda reference: str(parameters[reference[1]]), value)
 
 
-def _plan(job: Job, target: Target, goals: Any, cluster: Cluster | None, known: Any, bandwidth: Any) -> Plan:
+def _plan(job: Job, target: Target, goals: Any, cluster: Cluster | None, prices: Any, bandwidth: Any) -> Plan:
     from estimator.planning import obstacles, planner
 
     try:
-        return planner.plan(job, target, goals, calibration=known, bandwidth=bandwidth)
+        return planner.plan(job, target, goals, calibration=prices, bandwidth=bandwidth)
     except UserError as error:
         raise error if cluster is None else obstacles.explain(error, job, target, cluster) from None
 
@@ -160,11 +170,9 @@ def summarize(plan: Plan) -> str:
     hardware_text = f"{request.gpus_per_node}x {request.gpu_type}" if request.gpus_per_node else "CPUs"
     nodes = f"{request.nodes} nodes of " if request.nodes > 1 else ""
     machine = f" ({request.instance_type})" if request.instance_type else ""
-    facts = [f"{format_bytes(memory.needs_bytes)} of memory needed per process"]
-    if memory.capacity_bytes is not None:
-        facts[0] = (
-            f"{format_bytes(memory.needs_bytes)} of {format_bytes(memory.capacity_bytes)} needed per GPU"
-        )
+    capacity = f" of {format_bytes(memory.capacity_bytes)}" if memory.capacity_bytes is not None else ""
+    unit = "GPU" if plan.layout.device == "cuda" else "process"
+    facts = [f"{format_bytes(memory.needs_bytes)}{capacity} memory needed per {unit}"]
     if prediction.tokens_per_second is not None:
         facts.append(f"{prediction.tokens_per_second:,.0f} tokens/s")
     if prediction.usd_per_hour is not None:

@@ -5,19 +5,24 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any, Literal
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Literal
 
 from metaflow import Run, get_namespace, namespace
 from metaflow.exception import MetaflowException
 
+from decorators import _metaflow
 from decorators.past_runs import NeverRunError, ended_tasks, runs_of
-from decorators.storage import fetch_model
+from decorators.storage import MetaflowStorage, fetch_model
 from estimator import models
 from estimator.errors import UserError
 from launchers.inference import finished
 from launchers.inference.finished import FinishedModel
 from launchers.results.model_card import cache_folder
+from launchers.store.bundles import read_manifest
+
+if TYPE_CHECKING:
+    from launchers.inference.manifests import Stored
 
 FLOWS = ("FinetuneFlow", "LinearFinetuneFlow", "RejectionFlow")  # flows whose runs export a model
 _EXPORT = "export"  # the step that stores the artifact model_path
@@ -39,6 +44,29 @@ def find(name: str | None) -> FinishedModel:
         with _all_namespaces():
             return _of_run(_run((flow,) if flow else FLOWS, run_id))
     return finished.from_name(name)
+
+
+def stored_in_s3(model: FinishedModel) -> Stored | None:
+    """Return where pods find a run's model; None if it is in no S3 datastore."""
+    if model.run is None:
+        return None
+    flow, _, run_id = model.run.rpartition("/")
+    storage = MetaflowStorage(_metaflow.configured_storage(), f"{flow}/finetune")
+    manifest = read_manifest(storage, f"models/{run_id}") if storage.kind == "s3" else None
+    names = [PurePosixPath(file.name) for file in (manifest.files if manifest is not None else ())]
+    configs = [name for name in names if name.name == "config.json"]
+    if not configs:  # no model, or an adapter without its base
+        return None
+    from launchers.inference.manifests import Stored
+
+    configuration = _metaflow.configuration()
+    return Stored(
+        address=storage.describe(f"models/{run_id}"),
+        path=min(configs, key=lambda name: len(name.parts)).parent.as_posix(),
+        endpoint=configuration.s3_endpoint,
+        service_account=configuration.kubernetes_service_account,
+        secrets=configuration.kubernetes_secrets,
+    )
 
 
 def load_model(run: Any = None, *, device: Literal["auto", "cuda", "cpu"] = "auto") -> tuple[Any, Any]:
@@ -63,10 +91,10 @@ def load_model(run: Any = None, *, device: Literal["auto", "cuda", "cpu"] = "aut
     from launchers.inference.conversation import load_finetuned
 
     model = find(getattr(run, "pathspec", run))
-    chosen = memory.pick_device(device)
-    memory.check_conversation(model, chosen)
-    with tempfile.TemporaryDirectory(prefix="finetune-load-") as work:
-        loaded = load_finetuned(model, chosen, Path(work))
+    picked = memory.pick_device(device)
+    memory.check_conversation(model, picked)
+    with tempfile.TemporaryDirectory(prefix="finetune-load-") as folder:
+        loaded = load_finetuned(model, picked, Path(folder))
     return loaded.model, loaded.tokenizer
 
 
@@ -100,14 +128,14 @@ def _run(flows: Iterable[str], run_id: str) -> Any:
 def _all_namespaces() -> Iterator[None]:
     """Make the runs of all users visible to Metaflow's client in this block."""
     try:
-        before = get_namespace()
+        previous = get_namespace()
     except MetaflowException:  # no user name in the environment
-        before = None
+        previous = None
     namespace(None)
     try:
         yield
     finally:
-        namespace(before)
+        namespace(previous)
 
 
 def _of_run(run: Any) -> FinishedModel:

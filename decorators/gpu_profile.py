@@ -37,6 +37,7 @@ from decorators.profiler import NO_PROFILE, Profile, RankProfile
 from decorators.storage import remember_origin
 from estimator.errors import MISTAKE, UserError
 from estimator.plan import Plan
+from estimator.terminal import print
 from launchers.cluster.processes import die_with_parent
 from launchers.gang.failures import GangFailed
 from launchers.report.telemetry import TELEMETRY_VARIABLE
@@ -49,8 +50,8 @@ _active: Profile | None = None
 
 def current_plan() -> Plan | None:
     """Return the plan of the running step, or the one that the flow's steps share; None without a plan."""
-    own = os.environ.get(variable_of(current.step_name)) if current.is_running_flow else None
-    text = own or os.environ.get(PLAN_VARIABLE)
+    packed = os.environ.get(variable_of(current.step_name)) if current.is_running_flow else None
+    text = packed or os.environ.get(PLAN_VARIABLE)
     return unpack(text) if text else None
 
 
@@ -119,8 +120,8 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
                 f"@gpu_profile takes either plan= or {', '.join(f'{name}=' for name in options)}.",
                 "Give a planning function, or options of `finetune plan`.",
             )
-        own = INFERENCE_ARGUMENTS if kwargs.get("request") == "inference" else SIZE_ARGUMENTS
-        sizes = {} if set(options) - set(own) else options
+        allowed = INFERENCE_ARGUMENTS if kwargs.get("request") == "inference" else SIZE_ARGUMENTS
+        sizes = {} if set(options) - set(allowed) else options
         self.options: dict[str, Any] = {} if sizes else options
         self.rightsize = _switch("rightsize", kwargs.get("rightsize", False))
         self.sizes: dict[str, Any] | None = sizes if sizes or self.rightsize else None
@@ -185,7 +186,6 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
             index=foreach_index(flow),
         )
         _metaflow.set_current("gpu_profile", _active)
-        _active.start()
         self._recorder = usage.UsageRecorder(
             {
                 "flow": current.flow_name,
@@ -196,6 +196,8 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
             },
             usage.digest_parameters({name: getattr(flow, own) for name, own in self._parameters.items()}),
         )
+        _active.compare_requests(self._recorder)
+        _active.start()
         self._recorder.start(_active.measured)
 
     def post_step(
@@ -206,7 +208,7 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
     ) -> tuple[Exception | None, None]:
         """Called by Metaflow in the task, after the step's code has succeeded or failed."""
         if _active is not None:
-            _active.stop(failed=_headline(exception))
+            _active.stop(failed=_headline(exception), ending=usage.ending_of(exception))
             self._recorder.stop(_active.measured(), exception)
             if exception is None:
                 _store_measurements(_active)

@@ -12,6 +12,7 @@ from typing import Any
 from metaflow import current
 
 from decorators.storage import datastore, origin_run_ids
+from estimator.terminal import print
 from launchers.base.workdir import work_folder
 from launchers.store.synced_folder import SyncedFolder
 
@@ -41,11 +42,11 @@ class OwnCheckpoints:
             )
 
         self._place = contextlib.ExitStack()
-        work = self._place.enter_context(
+        folder = self._place.enter_context(
             work_folder(str(current.run_id), f"{step}-checkpoints", str(current.task_id))
         )
         self._synced = SyncedFolder(
-            datastore(), prefix(current.run_id), work / "checkpoints", node=where.node_index if where else 0
+            datastore(), prefix(current.run_id), folder / "checkpoints", node=where.node_index if where else 0
         )
         self.folder: Path = self._synced.folder
         if self._synced.restore([prefix(run) for run in origin_run_ids()]):

@@ -59,8 +59,10 @@ def torchrun(
     launch = disruptions.of_run(current.run_id).launch(current.step_name, current.retry_count)
     name = f"{current.run_id}/{current.step_name}/{launch}/{_calls}"
     timeout_s = CLUSTER_JOIN_S if _metaflow.in_container() else LOCAL_JOIN_S
-    with work_folder(str(current.run_id), f"{current.step_name}-script", f"{current.task_id}") as work:
-        job = _job(plan, script, arguments, keywords or {}, work, nodes, processes_per_node, hang_timeout_s)
+    with work_folder(str(current.run_id), f"{current.step_name}-script", f"{current.task_id}") as work_dir:
+        job = _job(
+            plan, script, arguments, keywords or {}, work_dir, nodes, processes_per_node, hang_timeout_s
+        )
         job = replace(job, checkpoint_dir=checkpoint_dir)
         first_rank = node * job.layout.processes_per_node
         with _rendezvous(f"runs/{name}/rendezvous.json", node, nodes, timeout_s) as (ports, secret):
@@ -82,7 +84,7 @@ def _job(
     script: str | Path | Callable[..., Any],
     arguments: Sequence[Any],
     keywords: Mapping[str, Any],
-    work: Path,
+    work_dir: Path,
     nodes: int,
     processes_per_node: int | None,
     hang_timeout_s: float,
@@ -99,7 +101,7 @@ def _job(
     function = call = None
     if callable(script):
         file, function = _importable(script)
-        call = work / "call.pickle"
+        call = work_dir / "call.pickle"
         call.write_bytes(values_of(*arguments, **keywords))
         arguments = ()
     else:
@@ -111,7 +113,7 @@ def _job(
         arguments=tuple(str(argument) for argument in arguments),
         function=function,
         call=call,
-        work_dir=work / "node",
+        work_dir=work_dir / "node",
         layout=Processes(
             nodes=nodes, processes_per_node=max(processes, 1), device="cuda" if machine.gpus else "cpu"
         ),
@@ -168,22 +170,22 @@ def _published(key: str, timeout_s: float) -> tuple[tuple[int, ...], Secret]:
 @contextlib.contextmanager
 def _following(logs: Path, rank: int) -> Iterator[None]:
     """Copy the output of this node's first rank to the task's output while it runs."""
-    ended = threading.Event()
+    stop = threading.Event()
     streams = ((logs / f"rank-{rank:05d}.out", sys.stdout), (logs / f"rank-{rank:05d}.err", sys.stderr))
-    thread = threading.Thread(target=_copy, args=(streams, ended), name="script-output", daemon=True)
+    thread = threading.Thread(target=_copy, args=(streams, stop), name="script-output", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        ended.set()
+        stop.set()
         thread.join(10)
 
 
-def _copy(streams: Sequence[tuple[Path, TextIO]], ended: threading.Event) -> None:
+def _copy(streams: Sequence[tuple[Path, TextIO]], stop: threading.Event) -> None:
     offsets = [0] * len(streams)
     decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in streams]
     while True:
-        last = ended.is_set()
+        is_last = stop.is_set()
         for number, (path, output) in enumerate(streams):
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # until the rank starts
                 file.seek(offsets[number])
@@ -191,6 +193,6 @@ def _copy(streams: Sequence[tuple[Path, TextIO]], ended: threading.Event) -> Non
                     offsets[number] += len(data)
                     output.write(decoders[number].decode(data))
                     output.flush()
-        if last:
+        if is_last:
             return
-        ended.wait(_POLL_S)
+        stop.wait(_POLL_S)

@@ -60,13 +60,13 @@ def attempts_of(task: Any) -> list[Attempt]:
     begins = [int(item.created_at) for item in noted if item.name == "attempt"]
     ends = [(int(item.created_at), item.value == "True") for item in noted if item.name == "attempt_ok"]
     attempts = []
-    for number, begin in enumerate(begins):
+    for number, started in enumerate(begins):
         following = begins[number + 1] if number + 1 < len(begins) else None
         ends_of_attempt = [
-            end for end in ends if begin <= end[0] and (following is None or end[0] < following)
+            end for end in ends if started <= end[0] and (following is None or end[0] < following)
         ]
         until = ends_of_attempt[0][0] if ends_of_attempt else following
-        seconds = None if until is None else (until - begin) / 1000
+        seconds = None if until is None else (until - started) / 1000
         attempts.append(Attempt(seconds=seconds, succeeded=bool(ends_of_attempt) and ends_of_attempt[0][1]))
     return attempts
 
@@ -77,14 +77,14 @@ def read_for(limit_s: float, read: Callable[[threading.Event], None]) -> bool:
     ``read`` runs in a separate thread and must stop when its event is set, after the limit. It stores its
     results itself; its exceptions are dropped.
     """
-    over = threading.Event()
-    reader = threading.Thread(target=read, args=(over,), name="past-runs", daemon=True)
-    before = get_namespace()
+    stop = threading.Event()
+    reader = threading.Thread(target=read, args=(stop,), name="past-runs", daemon=True)
+    previous = get_namespace()
     namespace(None)  # scheduled runs are in the namespace of their deployment
     try:
         reader.start()
         reader.join(limit_s)
     finally:
-        over.set()
-        namespace(before)
+        stop.set()
+        namespace(previous)
     return not reader.is_alive()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import threading
@@ -22,10 +23,15 @@ from launchers.report.state import RunState
 from launchers.report.telemetry import CHECKPOINTS_VARIABLE, Event, Step, Writer, memory_now
 
 if TYPE_CHECKING:
+    from decorators import usage
     from decorators.own_checkpoints import OwnCheckpoints
+    from estimator.rightsizing.recommend import Recommendation
+    from estimator.rightsizing.usage import Ending
     from launchers.evaluation.evaluate import EvaluationResult
     from launchers.harness.result import HarnessResult
     from launchers.run.trial import TrialResult
+
+_log = logging.getLogger(__name__)
 
 FIRST_CARD_SECONDS = 2.0
 CARD_SECONDS = 5.0  # minimum interval between card updates
@@ -77,6 +83,8 @@ class Profile:
         self._index = index
         self._checkpoints: OwnCheckpoints | None = None
         self._exported: tuple[tuple[str, str], ...] = ()
+        self._usage: usage.UsageRecorder | None = None
+        self._outcome: Ending = "succeeded"  # if the step ended now
         self._task_metrics: HarnessResult | None = None
         self._sampler = Sampler(interval_s, foreign=_metaflow.local_node_command())
         self._started = self._reported = time.time()
@@ -92,8 +100,9 @@ class Profile:
         if self._card is not None:
             self._drawer.start()
 
-    def stop(self, failed: str | None = None) -> None:
+    def stop(self, failed: str | None = None, ending: Ending = "succeeded") -> None:
         """Stop sampling and draw the last state of the card; ``failed``: text of the error."""
+        self._outcome = ending
         if self._checkpoints is not None:
             self._checkpoints.end(succeeded=failed is None)
         self._sampler.stop()
@@ -147,6 +156,10 @@ class Profile:
         """
         self._run.total_steps, self._run.tokens_of_steps = total_steps, tokens_of_steps
 
+    def compare_requests(self, recorder: usage.UsageRecorder) -> None:
+        """Show on the card what was requested, and what right-sizing would request next."""
+        self._usage = recorder
+
     def note(self, text: str) -> None:
         """Add a line to the card."""
         self._sampler.note(text)
@@ -168,6 +181,7 @@ class Profile:
         samples: int = 0,
         lr: float | None = None,
         seconds: float | None = None,
+        data_seconds: float | None = None,
     ) -> None:
         """Report one optimizer step of a training loop in this process, for the card and the measurements.
 
@@ -183,9 +197,11 @@ class Profile:
             Learning rate.
         seconds:
             Duration of the step. By default the time since the last report, or since the task's start.
+        data_seconds:
+            Part of it in which the loop waited for data. The card names it as the cause of idle GPUs.
         """
         now = time.time()
-        took = now - self._reported if seconds is None else seconds
+        elapsed = now - self._reported if seconds is None else seconds
         self._reported = now
         rank = int(os.environ.get("RANK", "0"))
         self.add(memory_now(rank, step))
@@ -198,9 +214,10 @@ class Profile:
                 grad_norm=None,
                 samples=samples,
                 tokens=tokens,
-                dt=took,
+                dt=elapsed,
                 dtf=None,
                 dtb=None,
+                loading=data_seconds,
             )
         )
 
@@ -290,9 +307,10 @@ class Profile:
             self._log_tail = self._log() or self._log_tail
         run = self._run.snapshot()
         with self._lock, self._sampler.lock:
+            measured = self._measured(run)
             return CardState(
                 run=run,
-                measured=self._measured(run),
+                measured=measured,
                 gpu_samples=tuple(self._sampler.samples.gpus.samples),
                 host_samples=tuple(self._sampler.samples.host.samples),
                 started=self._started,
@@ -305,7 +323,14 @@ class Profile:
                 settings=self._settings,
                 log_tail=self._log_tail,
                 exported=self._exported,
+                requested=self._usage.requested if self._usage is not None else None,
+                next_request=self._next_request(measured),
             )
+
+    def _next_request(self, measured: Measured) -> Recommendation | None:
+        if self._usage is None or self._about is not None or self._run.plan is not None:
+            return None  # a plan decides
+        return self._usage.next_request(measured, self._outcome)
 
     def _measured(self, run: RunState) -> Measured:
         samples, sampler = self._sampler.samples, self._sampler
@@ -357,11 +382,17 @@ class Profile:
     def _draw_in_turn(self) -> None:
         """Body of the card's thread: draw as often as the CPU budget allows."""
         pause = FIRST_CARD_SECONDS
+        if self._usage is not None and not self._ending.wait(pause):
+            try:
+                self._usage.read_history()
+            except Exception as error:  # noqa: BLE001 - the next request then rests on this task alone
+                _log.info("Earlier tasks of the step could not be read: %s", error)
+            pause = 0.0
         while not self._ending.wait(pause):
-            before = time.thread_time()
+            start = time.thread_time()
             self._draw(publish=True)
             self._card_seconds = time.thread_time()
-            cost = self._card_seconds - before
+            cost = self._card_seconds - start
             pause = max(cost / CARD_CPU_SHARE, (time.time() - self._started) * CARD_AGE_SHARE, CARD_SECONDS)
             pause = min(pause, MAX_CARD_SECONDS)
 

@@ -84,24 +84,24 @@ class OutageWait:
         ``since``: time of the datastore's last response, by ``clock``; None: now. Even if it was long ago,
         requests are retried for a few seconds.
         """
-        began, last_trouble = self.clock(), ""
+        start, last_trouble = self.clock(), ""
         if since is not None:
-            began = max(since, began - self.away_s + min(FIRST_S, self.away_s / 2))
+            start = max(since, start - self.away_s + min(FIRST_S, self.away_s / 2))
         while True:
             try:
-                answer = operation()
+                response = operation()
             except Exception as error:
                 trouble = trouble_of(error)
                 self.answered = self.answered or trouble is None
                 if trouble is None:
                     raise
-                waited = self.clock() - began
+                waited = self.clock() - start
                 limit = self._limit(trouble)
                 if waited >= limit:
                     raise self._end(trouble.error(where, waited)) from None
             else:
                 self.answered = True
-                return answer
+                return response
             if trouble.text != last_trouble:
                 last_trouble = trouble.text
                 self.report(f"The datastore {where} {last_trouble}; retrying for {format_duration(limit)}.")
@@ -181,8 +181,8 @@ class S3Storage:
 
     def get_bytes(self, key: str) -> bytes:
         def read() -> bytes:
-            answer = self._client.get_object(Bucket=self._bucket, Key=self._key(key))
-            return bytes(answer["Body"].read())
+            response = self._client.get_object(Bucket=self._bucket, Key=self._key(key))
+            return bytes(response["Body"].read())
 
         try:
             return self._call(read)

@@ -39,6 +39,7 @@ from estimator.rightsizing import machines
 from estimator.rightsizing.machines import Needs, choose_machine, needs_of
 from estimator.rightsizing.recommend import Recommendation, recommend
 from estimator.rightsizing.usage import Sizes
+from estimator.terminal import print
 
 INFERENCE_GPUS = (1, 2, 4, 8)  # that share one copy of a model, layer by layer
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)B?", re.IGNORECASE)
@@ -62,8 +63,8 @@ class SizeArguments:
     def needs(self, parameters: Mapping[str, Any]) -> tuple[Needs, str | None]:
         """Return the needs and the GPU's name. Raises UserError for a value that is not a size."""
         values = {
-            each.name: fill(getattr(self, each.name), parameters, f"@gpu_profile({each.name}=)")
-            for each in fields(self)
+            item.name: fill(getattr(self, item.name), parameters, f"@gpu_profile({item.name}=)")
+            for item in fields(self)
         }
         memory, gpu_memory = (_bytes(name, values[name]) for name in ("memory", "gpu_memory"))
         needs_gpu = values["gpu"] is not None or gpu_memory is not None
@@ -94,8 +95,8 @@ class InferenceArguments:
         Raises UserError for an unknown model.
         """
         values = {
-            each.name: fill(getattr(self, each.name), parameters, f"@gpu_profile({each.name}=)")
-            for each in fields(self)
+            item.name: fill(getattr(self, item.name), parameters, f"@gpu_profile({item.name}=)")
+            for item in fields(self)
         }
         if values["model"] is None:
             return [], None
@@ -147,12 +148,12 @@ class StepSizing:
         sizes = _sizes_of(step_request.request)
         usage.set_sizes(step.name, sizes)
         if recommendation is not None:
-            before = (
+            previous = (
                 f" instead of {current_sizes.describe()}"
                 if current_sizes.cpu or current_sizes.memory_mib
                 else ""
             )
-            print(f"{step.name}: {sizes.describe()}{before} ({recommendation.reason})", file=sys.stderr)
+            print(f"{step.name}: {sizes.describe()}{previous} ({recommendation.reason})", file=sys.stderr)
         else:
             machine = f" ({request.instance_type})" if request.instance_type else ""
             print(f"{step.name}: {sizes.describe()}{machine}", file=sys.stderr)
@@ -210,7 +211,7 @@ class NextAttempt:
     def prepare(self, run_id: str, attempt: int) -> dict[str, str]:  # noqa: ARG002
         """Return the variables of the next attempt. Called before each attempt except the first."""
         history = _history(self.step.name)
-        out_of_memory = [each for each in history if each.run == run_id and each.ending.startswith("out of")]
+        out_of_memory = [item for item in history if item.run == run_id and item.ending.startswith("out of")]
         recommendation = recommend(history, dict(out_of_memory[-1].parameters)) if out_of_memory else None
         if recommendation is None:
             return {}

@@ -37,7 +37,9 @@ from decorators.launch import (
 )
 from decorators.packed_plan import STAGED_VARIABLE, pack
 from decorators.sizing import InferenceArguments, SizeArguments, StepSizing
+from estimator.errors import UserError
 from estimator.plan import MIB, Plan, Request
+from estimator.terminal import print
 
 Resolver = Callable[[dict[str, Any], Backend], Plan]
 _plan_once = Once()
@@ -144,7 +146,15 @@ def _plan_with_user_values(resolver: Resolver, lead: StepView, options: Options)
         declared = values
 
         def resolve(parameters: dict[str, Any]) -> Plan:
-            return _plan_once(resolver, parameters, backend)
+            plan: Any = _plan_once(resolver, parameters, backend)  # the user's function may return anything
+            if not isinstance(plan, Plan):
+                name = getattr(resolver, "__name__", repr(resolver))
+                raise UserError(
+                    f"@gpu_profile(plan={name}) returned {type(plan).__name__}, which is no Plan.",
+                    "Return what estimator.planning.planner.plan(...) returns.",
+                )
+            result: Plan = plan
+            return result
 
     return with_user_values(resolve, declared, user_values_of(lead), backend, options)
 

@@ -15,16 +15,19 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from decorators import _metaflow
 from decorators._metaflow import StepView
 from decorators.profile.measured import Measured
 from decorators.storage import MetaflowStorage
 from estimator.plan import MIB
-from estimator.rightsizing.usage import Ending, GpuUsage, Sizes, Usage
+from estimator.rightsizing.usage import Ending, Sizes, Usage
 from launchers.gang.failures import GangFailed
 from launchers.store.bundles import Storage
+
+if TYPE_CHECKING:
+    from estimator.rightsizing.recommend import Recommendation
 
 SIZES_VARIABLE = "FINETUNE_SIZES"  # JSON: step -> its requested sizes
 PARAMETERS_VARIABLE = "FINETUNE_PARAMETERS"  # JSON: parameter -> number or digest, in the launching process
@@ -53,10 +56,10 @@ def key_of(usage: Usage) -> str:
     return f"{_FLOWS}/{usage.flow}/{usage.step}/{name}"
 
 
-def read_history(storage: Storage, flow: str, step: str, most: int = MOST_RECORDS) -> list[Usage]:
+def read_history(storage: Storage, flow: str, step: str, limit: int = MOST_RECORDS) -> list[Usage]:
     """Read the newest records of a step, oldest first; records of other versions are left out."""
     records = []
-    for key in storage.keys(f"{_FLOWS}/{flow}/{step}")[-most:]:
+    for key in storage.keys(f"{_FLOWS}/{flow}/{step}")[-limit:]:
         try:
             records.append(Usage.from_json(storage.get_bytes(key).decode()))
         except (FileNotFoundError, ValueError) as error:  # noqa: PERF203 - each is a separate request
@@ -134,10 +137,10 @@ def ending_of(exception: BaseException | None) -> Ending:
     if exception is None:
         return "succeeded"
     text = f"{type(exception).__module__}.{type(exception).__name__}: {exception}"
-    lacking = isinstance(exception, MemoryError) or "OutOfMemoryError" in type(exception).__name__
+    out_of_memory = isinstance(exception, MemoryError) or "OutOfMemoryError" in type(exception).__name__
     if isinstance(exception, GangFailed):
-        lacking = exception.failure.out_of_memory
-    if not lacking:
+        out_of_memory = exception.failure.out_of_memory
+    if not out_of_memory:
         return "failed"
     return "out of GPU memory" if _GPU_MEMORY.search(text) else "out of memory"
 
@@ -157,6 +160,7 @@ class UsageRecorder:
         self._identity, self._parameters = dict(identity), tuple(parameters.items())
         self.requested = requested_sizes(self._identity["step"])
         self._at = time.time()
+        self._history: list[Usage] = []
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -172,16 +176,29 @@ class UsageRecorder:
         self._ended.set()
         if self._thread is not None:
             self._thread.join(5)
-        self._write(measured, ending_of(exception))
+        keep(self._usage(measured, ending_of(exception)))
+
+    def read_history(self) -> None:
+        """Read the records of earlier tasks of the step, for :meth:`next_request`."""
+        identity = self._identity
+        earlier = with_killed(read_history(usage_storage(), identity["flow"], identity["step"]), time.time())
+        own = (identity["run"], identity["task"])
+        self._history = [usage for usage in earlier if (usage.run, usage.task) != own]
+
+    def next_request(self, measured: Measured, ending: Ending) -> Recommendation | None:
+        """Return what right-sizing would request next if the task ended like this."""
+        from estimator.rightsizing.recommend import recommend
+
+        return recommend([*self._history, self._usage(measured, ending)], dict(self._parameters))
 
     def _keep(self, measured: Any) -> None:
         pause = FIRST_RECORD_S
         while not self._ended.wait(pause):
-            self._write(measured(), "running")
+            keep(self._usage(measured(), "running"))
             pause = RECORD_S
 
-    def _write(self, measured: Measured, ending: Ending) -> None:
-        usage = Usage(
+    def _usage(self, measured: Measured, ending: Ending) -> Usage:
+        return Usage(
             **self._identity,
             at=self._at,
             seconds=measured.duration_seconds,
@@ -190,22 +207,8 @@ class UsageRecorder:
             parameters=self._parameters,
             memory_bytes=measured.host_peak_bytes,
             cpu=measured.busy_cpu_cores,
-            gpus=gpu_usage(measured),
+            gpus=measured.gpu_usage,
         )
-        keep(usage)
-
-
-def gpu_usage(measured: Measured) -> tuple[GpuUsage, ...]:
-    """Return what each GPU of a task was used for, from its measurements."""
-    return tuple(
-        GpuUsage(
-            name=gpu.name,
-            total_bytes=gpu.total_bytes,
-            peak_bytes=max(gpu.peak_used_bytes - gpu.start_used_bytes, 0),
-            utilization=gpu.mean_utilization,
-        )
-        for gpu in measured.gpus
-    )
 
 
 def keep(usage: Usage) -> None:
@@ -220,9 +223,9 @@ def note_kill(run: str, step: str, task: str, attempt: int) -> None:
     """Record that a task's container was ended for lack of memory, in the process that waited for it."""
     storage, flow = usage_storage(), _metaflow.flow_name()
     suffix = f"-{run}-{task}-{attempt}.json"
-    known = next((key for key in storage.keys(f"{_FLOWS}/{flow}/{step}") if key.endswith(suffix)), None)
+    record_key = next((key for key in storage.keys(f"{_FLOWS}/{flow}/{step}") if key.endswith(suffix)), None)
     requested = requested_sizes(step)
-    seen = Usage.from_json(storage.get_bytes(known).decode()) if known is not None else None
+    usage = Usage.from_json(storage.get_bytes(record_key).decode()) if record_key is not None else None
     limit = (requested.memory_mib or 0) * MIB
     parameters = json.loads(os.environ.get(PARAMETERS_VARIABLE) or "{}")
     keep(
@@ -232,14 +235,14 @@ def note_kill(run: str, step: str, task: str, attempt: int) -> None:
             run=run,
             task=task,
             attempt=attempt,
-            at=seen.at if seen is not None else time.time(),
-            seconds=seen.seconds if seen is not None else 0.0,
+            at=usage.at if usage is not None else time.time(),
+            seconds=usage.seconds if usage is not None else 0.0,
             ending="out of memory",
             requested=requested,
-            parameters=seen.parameters if seen is not None else tuple(parameters.items()),
-            memory_bytes=max(limit, (seen.memory_bytes or 0) if seen is not None else 0) or None,
-            cpu=seen.cpu if seen is not None else None,
-            gpus=seen.gpus if seen is not None else (),
+            parameters=usage.parameters if usage is not None else tuple(parameters.items()),
+            memory_bytes=max(limit, (usage.memory_bytes or 0) if usage is not None else 0) or None,
+            cpu=usage.cpu if usage is not None else None,
+            gpus=usage.gpus if usage is not None else (),
         )
     )
 
@@ -249,13 +252,13 @@ def with_killed(history: Sequence[Usage], now: float) -> list[Usage]:
 
     A task that was killed leaves its last record as "running". Others of that kind are left out.
     """
-    settled = []
+    result = []
     for usage in history:
         if usage.ending != "running":
-            settled.append(usage)
+            result.append(usage)
         elif now - usage.at - usage.seconds > 2 * RECORD_S and _at_limit(usage):
-            settled.append(replace(usage, ending="out of memory"))
-    return settled
+            result.append(replace(usage, ending="out of memory"))
+    return result
 
 
 def _at_limit(usage: Usage) -> bool:

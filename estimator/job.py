@@ -13,6 +13,7 @@ from estimator.names import unknown_choice
 from estimator.option_names import option_name
 from estimator.setup import check_start_layer
 from estimator.vocabulary import (
+    AUTOMATIC_METHODS,
     ENGINES,
     LAUNCHED_ENGINES,
     METHODS,
@@ -23,6 +24,7 @@ from estimator.vocabulary import (
     FsdpSharding,
     LaunchedEngine,
     LaunchedFp8,
+    LaunchedMethod,
     LaunchedOptimizer,
     LaunchedQuantization,
     Offload,
@@ -49,6 +51,7 @@ class Job:
 
     model: ModelSpec
     method: RequestedMethod = "full"
+    methods: tuple[LaunchedMethod, ...] = AUTOMATIC_METHODS  # that method "auto" may take
     engine: RequestedEngine = "torchtune"
     engines: tuple[LaunchedEngine, ...] = LAUNCHED_ENGINES  # that engine "auto" may take
     task: Task = "sft"
@@ -283,6 +286,7 @@ class Target:
     cloud: str | None = None
     device: RequestedDevice = "auto"
     capacity: Capacity = "usual"  # usual: rank low on-demand availability last
+    tight: bool = False  # rank plans with a risk of 2 to 20 % of running out of memory like others
 
     def __post_init__(self) -> None:
         _one_of("target", self.kind, get_args(TargetKind))

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from estimator.errors import UserError
+from estimator.formatting import printable
 from estimator.masking import mask_secrets
+from estimator.terminal import print
 
 LEVEL_VARIABLE = "FINETUNE_LOG"
 TRACEBACK_VARIABLE = "FINETUNE_TRACEBACK"
@@ -31,16 +33,16 @@ _log = logging.getLogger(__name__)
 
 
 class SecretFilter(logging.Filter):
-    """Filter of a handler that masks secrets in a record's message, traceback and stack."""
+    """Filter of a handler that masks secrets and escapes control characters in message and traceback."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Mask the record in place and accept it."""
-        record.msg, record.args = mask_secrets(record.getMessage()), None
+        record.msg, record.args = printable(mask_secrets(record.getMessage())), None
         if record.exc_info:
             record.exc_text = logging.Formatter().formatException(record.exc_info)
             record.exc_info = None
         if record.exc_text:
-            record.exc_text = mask_secrets(record.exc_text)
+            record.exc_text = printable(mask_secrets(record.exc_text))
         if record.stack_info:
             record.stack_info = mask_secrets(record.stack_info)
         return True

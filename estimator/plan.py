@@ -368,6 +368,8 @@ class Plan:
     rejected: tuple[str, ...] = ()  # nearest alternatives and why they were not taken
     learning_rates: tuple[LearningRate, ...] = ()  # hints
     task: str = "sft"
+    settings: tuple[tuple[str, str], ...] | None = None
+    """Settings that the plan was made for, where they differ from their defaults. None: not recorded."""
     prepare: Request | None = None  # of the step that fetches weights and data; None: as the whole request
     evaluate: Request | None = None  # of the step that compares base and result; None: as the whole request
     generation: Generation | None = None  # of rejection sampling

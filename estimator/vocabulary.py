@@ -110,6 +110,18 @@ AUTOMATIC_METHODS = tuple(name for name in LAUNCHED_METHODS if METHODS[name].aut
 weights."""
 
 
+def automatic_methods(*, low_rank: bool = False, quantized: bool = False) -> tuple[LaunchedMethod, ...]:
+    """Return the methods that "auto" tries, in order.
+
+    ``low_rank``: only those with LoRA adapters; ``quantized``: only those with a quantized base model.
+    """
+    return tuple(
+        name
+        for name in AUTOMATIC_METHODS
+        if METHODS[name].low_rank >= low_rank and METHODS[name].quantized >= quantized
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskSpec:
     """Properties of a training task: the rows of its data, and what its loss needs."""

@@ -5,7 +5,7 @@
 from metaflow import FlowSpec, Parameter, current, current_profile, gpu_profile, parallel, retry, step
 
 
-def train(steps):
+def train(steps, checkpoint_every):
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -25,6 +25,7 @@ def train(steps):
         state = torch.load(saved[-1], weights_only=True)
         model.module.load_state_dict(state["model"])
         first = state["step"] + 1
+        print(f"resumes at step {first}", flush=True)
 
     torch.manual_seed(rank)
     for number in range(first, steps + 1):
@@ -34,7 +35,7 @@ def train(steps):
         loss.backward()
         optimizer.step()
         current_profile().report(step=number, loss=loss.item(), samples=32)
-        if rank == 0 and number % 50 == 0:
+        if rank == 0 and number % checkpoint_every == 0:
             torch.save({"model": model.module.state_dict(), "step": number}, folder / f"step-{number:06d}.pt")
     dist.destroy_process_group()
 
@@ -42,6 +43,7 @@ def train(steps):
 class DdpFlow(FlowSpec):
     nodes = Parameter("nodes", default=2)
     steps = Parameter("steps", default=200)
+    checkpoint_every = Parameter("checkpoint-every", default=50)
 
     @step
     def start(self):
@@ -52,7 +54,7 @@ class DdpFlow(FlowSpec):
     @parallel
     @step
     def train(self):
-        current.gpu_profile.torchrun(train, [self.steps])
+        current.gpu_profile.torchrun(train, [self.steps, self.checkpoint_every])
         self.measured = current.gpu_profile.measured()
         self.next(self.join)
 

@@ -24,6 +24,7 @@ from decorators.backends.cluster_name import cluster_name, current_cluster
 from decorators.card.writer import write_blocks
 from decorators.node_request import node_request, pod_failures
 from decorators.storage import datastore_root
+from estimator.terminal import print
 from flows.cluster_check import launch, steps, suspicions
 from flows.cluster_check.card import draw
 from flows.cluster_check.launch import FlowOptions
@@ -88,6 +89,7 @@ class ChecklistFlow(FlowSpec):
     priority_class = option("priority_class")
     webhook = option("webhook")
     prometheus = option("prometheus")
+    pushgateway = option("pushgateway")
     cloudwatch = option("cloudwatch")
     taint = option("taint")
     label = option("label")
@@ -164,13 +166,13 @@ class ChecklistFlow(FlowSpec):
         stored = steps.read_stored(self.key) if lost else None
         pods = pod_failures(current.run_id) if lost else ()
         measured = steps.merge(self.run_config, parts, lost=lost, stored=stored, endings=pods)
-        past = steps.read_past_runs(current.flow_name, self.cluster, current.run_id)
-        judged = steps.judge_run(self.run_config, measured, past, self.suspicions)
+        past_runs = steps.read_past_runs(current.flow_name, self.cluster, current.run_id)
+        judged = steps.judge_run(self.run_config, measured, past_runs, self.suspicions)
         self.result = steps.to_plain(judged)
         self.healthy_nodes, self.bad_nodes = list(judged.healthy_nodes), list(judged.bad_nodes)
         self.kept = steps.summarize(judged)
         show(judged)
-        write_blocks(current.card[CARD_ID], draw(judged, past.runs, self.cluster))
+        write_blocks(current.card[CARD_ID], draw(judged, past_runs.runs, self.cluster))
         self.next(self.end)
 
     @node_request(decide=launch.ask, role="small")
@@ -183,7 +185,7 @@ class ChecklistFlow(FlowSpec):
         steps.publish_result(
             judged,
             outputs_of(options, cluster=self.cluster),
-            launch.result_file(options, here=self.run_config.local),
+            launch.result_file(options, local=self.run_config.local),
         )
         task = f"{current.run_id}/verdict"
         print(f"card: finetune flow checklist card view {task} --id {CARD_ID}")
@@ -195,7 +197,7 @@ class ChecklistFlow(FlowSpec):
         self, *, node: int, nodes: int, main_host: str, ports: tuple[int, ...], secret: Secret
     ) -> None:
         self.node = node
-        with work_folder(current.run_id, "check", current.task_id) as work, recorded_task(work):
+        with work_folder(current.run_id, "check", current.task_id) as work_dir, recorded_task(work_dir):
             self.part, self.problem = steps.check_node(
                 self.run_config,
                 NodeAddress(
@@ -206,7 +208,7 @@ class ChecklistFlow(FlowSpec):
                     secret=secret,
                     run=f"{current.run_id}/{current.step_name}/{current.retry_count}",
                 ),
-                work,
+                work_dir,
                 self.key,
             )
 

@@ -22,7 +22,7 @@ import typer
 
 from estimator import logs
 from estimator.errors import MISTAKE, UserError
-from estimator.formatting import printable
+from estimator.terminal import print
 from launchers import settings
 from launchers.base.workdir import work_folder
 from launchers.cluster.allocation import Allocation, node_address
@@ -115,7 +115,7 @@ def _run(request: SchedulerRun, place: Allocation) -> int:
         return STOPPED
     except GangFailed as error:
         text = str(error) if place.node == 0 else str(error).partition("\n")[0]
-        print(f"Training failed:\n{printable(text)}", file=sys.stderr, flush=True)
+        print(f"Training failed:\n{text}", file=sys.stderr, flush=True)
         return FAILED
     return 0
 

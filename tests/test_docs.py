@@ -63,6 +63,7 @@ HOSTS = {"arxiv.org", "docs.metaflow.org", "huggingface.co", "keepachangelog.com
 HOSTS |= {"github.com", "helm.ngc.nvidia.com", "nvidia.github.io"}  # manifests and charts at a fixed version
 HOSTS |= {"ui.perfetto.dev", "pytorch.org"}  # viewers of traces
 HOSTS |= {"ACCOUNT.blob.core.windows.net", "127.0.0.1:8000"}  # the reader's own
+HOSTS |= {"HOST:9091", "127.0.0.1:8080", "pushgateway.finetune:9091", "metadata-service.metaflow:8080"}
 FLAGS_WITHOUT_VALUE = {
     "--adapter-only",
     "--plan-only",
@@ -336,7 +337,7 @@ def test_every_checklist_command_is_one_that_the_command_line_takes(place: Path)
         assert not context.args, where
     (example,) = (block for block in blocks("csv") if block.where.startswith("docs/checklist.md"))
     (place / "own.csv").write_text(example.text)
-    assert len(thresholds.read(place / "own.csv", own=True)) == 2
+    assert len(thresholds.read(place / "own.csv", user=True)) == 2
 
 
 @pytest.mark.parametrize(("file", "least"), [("checklist_flow.py", 5), ("rejection_flow.py", 3)])
@@ -497,3 +498,27 @@ def test_the_map_names_files_that_are_there() -> None:
     packages = "estimator|launchers|decorators|checklist|flows|benchmarks|tests|docs"
     named = re.findall(rf"`((?:{packages})/[\w./-]+)`", text)
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+# Placeholders of quoted messages: NAME, N, figures, paths, and omissions
+_PLACEHOLDER = re.compile(r"\.\.\.|[:;]|\S*\d\S*|\b(?:GPU\(s\)|GiB|[A-Z][A-Z_]*\b)")
+_OF_METAFLOW = ("The @kubernetes decorator requires",)
+
+
+def test_messages_in_tables_of_symptoms_are_those_that_the_code_prints() -> None:
+    packages = ("checklist", "decorators", "estimator", "flows", "launchers", "metaflow_extensions")
+    files = [file.read_text() for package in packages for file in (ROOT / package).rglob("*.py")]
+    source = re.sub(r'"\s*\n\s*f?"', "", "".join(files))  # joins the parts of a literal
+    rows = [
+        line.split("|")[1]
+        for page in ("troubleshooting.md", "serve.md")
+        for line in (ROOT / "docs" / page).read_text().splitlines()
+        if line.startswith("|")
+    ]
+    quotes = [quote for row in rows for quote in re.findall(r"`([^`]+)`", row)]
+    longest = [
+        max((words.strip(" ,.()") for words in _PLACEHOLDER.split(quote)), key=len) for quote in quotes
+    ]
+    phrases = [words for words in longest if len(words.split()) >= 3 and words not in _OF_METAFLOW]
+    assert len(phrases) > 40
+    assert [words for words in phrases if words not in source] == [], "no code prints these"

@@ -101,8 +101,8 @@ class Baseline:
     @property
     def sigma(self) -> float:
         """Standard deviation (from the MAD) relative to the median."""
-        off = statistics.median(abs(value - self.median) for value in self.values)
-        return MAD_TO_SIGMA * off / self.median
+        deviation = statistics.median(abs(value - self.median) for value in self.values)
+        return MAD_TO_SIGMA * deviation / self.median
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,38 +147,40 @@ def compare_with_past(
 
     5 % worse than the median is a warning, 10 % a failure, provided it is also outside the baseline's spread.
     """
-    same = [r for r in records if (r.setting, r.op, r.bytes) == (setting, op, size_bytes)]
-    return _past(baseline(same), value, OWN_PAST, less_is_better=less_is_better)
+    comparable = [r for r in records if (r.setting, r.op, r.bytes) == (setting, op, size_bytes)]
+    return _past(baseline(comparable), value, OWN_PAST, less_is_better=less_is_better)
 
 
-def worse_parts(same: Iterable[Record], values: Mapping[str, float], limits: PartLimits) -> dict[str, Past]:
+def worse_parts(
+    records: Iterable[Record], values: Mapping[str, float], limits: PartLimits
+) -> dict[str, Past]:
     """Return GPUs, nodes or pairs that are worse than their own baseline; higher is better.
 
-    ``same``: records of the figure from earlier runs; ``values``: this run's figure by part. Empty if more
+    ``records``: records of the figure from earlier runs; ``values``: this run's figure by part. Empty if more
     than half of the parts are worse: then the cause is common, and the figure of the whole run reports it.
     """
-    every = sorted(same, key=lambda record: record.unix)
-    most: dict[str, float] = {}
-    for record in every:
+    ordered = sorted(records, key=lambda record: record.unix)
+    worst_change: dict[str, float] = {}
+    for record in ordered:
         for name, value in record.parts.items():
-            most[name] = max(value, most.get(name, value))
+            worst_change[name] = max(value, worst_change.get(name, value))
     worse = {}
     for name, value in values.items():
         # The median is at most the maximum, which clears most parts without reading every night
-        if name not in most or value >= (1 - limits.warn_share) * most[name]:
+        if name not in worst_change or value >= (1 - limits.warn_share) * worst_change[name]:
             continue
-        own = part_of(every, name)
-        latest = own[len(own) - limits.in_a_row + 1 :] if len(own) >= limits.in_a_row else None
-        if latest is None:
+        history = part_of(ordered, name)
+        recent = history[len(history) - limits.in_a_row + 1 :] if len(history) >= limits.in_a_row else None
+        if recent is None:
             continue
-        against = baseline(own[: len(own) - len(latest)])
-        pasts = [_past(against, one, limits) for one in (*(record.value for record in latest), value)]
+        reference = baseline(history[: len(history) - len(recent)])
+        pasts = [_past(reference, each, limits) for each in (*(record.value for record in recent), value)]
         if (newest := pasts[-1]) and all(past and past.verdict != "PASS" for past in pasts):
             worse[name] = newest
     return worse if 2 * len(worse) <= len(values) else {}
 
 
-def part_of(same: Iterable[Record], name: str) -> list[Record]:
+def part_of(records: Iterable[Record], name: str) -> list[Record]:
     """Return the records of one part. A run in which the part failed contributes none."""
     return [
         replace(
@@ -188,38 +190,38 @@ def part_of(same: Iterable[Record], name: str) -> list[Record]:
             parts={},
             warned=(),
         )
-        for record in same
+        for record in records
         if name in record.parts
     ]
 
 
 def _past(
-    against: Baseline | None, value: float, limits: PartLimits, *, less_is_better: bool = False
+    reference: Baseline | None, value: float, limits: PartLimits, *, less_is_better: bool = False
 ) -> Past | None:
-    if against is None or len(against.values) < LEAST:
+    if reference is None or len(reference.values) < LEAST:
         return None
-    worse = (value - against.median) if less_is_better else (against.median - value)
-    change = -worse / against.median
+    worse = (value - reference.median) if less_is_better else (reference.median - value)
+    change = -worse / reference.median
     verdict: Literal["PASS", "WARN", "FAIL"] = "PASS"
-    if -change > SPREADS * against.sigma and -change > limits.warn_share:
+    if -change > SPREADS * reference.sigma and -change > limits.warn_share:
         fails = limits.fail_share is not None and -change > limits.fail_share
         verdict = "FAIL" if fails else "WARN"
-    return Past(median=against.median, runs=len(against.values), change=change, verdict=verdict)
+    return Past(median=reference.median, runs=len(reference.values), change=change, verdict=verdict)
 
 
-def baseline(same: Iterable[Record]) -> Baseline | None:
+def baseline(records: Iterable[Record]) -> Baseline | None:
     """Derive the baseline from the records of one figure, in order of time; None if no record qualifies."""
     current: Baseline | None = None
-    steady: list[Record] = []
-    for record in sorted(same, key=lambda record: record.unix):
+    window: list[Record] = []
+    for record in sorted(records, key=lambda record: record.unix):
         if record.accepted:
-            current, steady = None, []
+            current, window = None, []
         if record.verdict not in ("PASS", "WARN"):
-            steady = []  # a failure never becomes the new level
+            window = []  # a failure never becomes the new level
             continue
-        steady = _nights([*steady, record])
-        if current is not None and len(current.values) >= LEAST and _settled(steady, current):
-            values = tuple(one.value for one in steady)
+        window = _nights([*window, record])
+        if current is not None and len(current.values) >= LEAST and _settled(window, current):
+            values = tuple(item.value for item in window)
             current = Baseline(values=values, since_unix=record.unix, before=current.median)
         elif record.verdict == "PASS" and (current is None or len(current.values) < MAX_RUNS):
             current = _with(current, record)
@@ -241,8 +243,8 @@ def _nights(records: list[Record]) -> list[Record]:
 def _settled(nights: list[Record], current: Baseline) -> bool:
     """Return whether the nights form a steady level that differs from the baseline by at least a warning."""
     values = [night.value for night in nights]
-    middle = statistics.median(values)
-    if len(nights) < STEADY_NIGHTS or max(values) - min(values) > STEADY * middle:
+    median = statistics.median(values)
+    if len(nights) < STEADY_NIGHTS or max(values) - min(values) > STEADY * median:
         return False
-    away = abs(middle / current.median - 1)
-    return away > max(WARN_SHARE, SPREADS * current.sigma)
+    change = abs(median / current.median - 1)
+    return change > max(WARN_SHARE, SPREADS * current.sigma)

@@ -85,16 +85,16 @@ class Bounds:
     @property
     def well(self) -> Flags:
         """Samples between two healthy ends over a healthy link."""
-        ends = self.good_tx[self.samples.sender] & self.good_rx[self.samples.receiver]
-        return ends & ~self.slow_link
+        usable = self.good_tx[self.samples.sender] & self.good_rx[self.samples.receiver]
+        return usable & ~self.slow_link
 
     @property
     def spread(self) -> float:
         """Standard deviation (from the MAD) of the links' measured / expected shares."""
-        reached = self.samples.share[self.expected > 0] / self.expected[self.expected > 0]
-        if not reached.size:
+        ratios = self.samples.share[self.expected > 0] / self.expected[self.expected > 0]
+        if not ratios.size:
             return 0.0
-        return MAD_TO_SIGMA * float(np.median(np.abs(reached - np.median(reached))))
+        return MAD_TO_SIGMA * float(np.median(np.abs(ratios - np.median(ratios))))
 
     @property
     def slight_tau(self) -> float | None:
@@ -114,46 +114,53 @@ class Uneven:
     most_gbytes_per_s: float
 
 
-def uneven(bounds: Bounds, paths: Paths) -> tuple[Uneven, ...]:
+def find_uneven(bounds: Bounds, paths: Paths) -> tuple[Uneven, ...]:
     """Return classes with sides above ``UNEVEN`` times the reference and outside the run's spread.
 
     A fast path is fast both ways: if the reverse direction was measured, it must exceed the reference by at
     least half as much. A single fast direction is noise, e.g. a burst that passes after its sender was held
     up.
     """
-    samples, found = bounds.samples, []
+    samples, classes = bounds.samples, []
     limit = max(UNEVEN, 1 + SPREADS * bounds.spread)
     expected = samples.due_gbytes_per_s
     forward_above = samples.value > limit * expected
     reverse_above = _flags_of_reverse(samples, samples.value > (1 + limit) / 2 * expected)
     for number, reference in samples.references.items():
-        inside = samples.classes == number
-        nodes = np.union1d(samples.src[inside], samples.dst[inside])
-        above = inside & forward_above & reverse_above
-        if not paths.one_kind(number) or inside.sum() < LEAST_SAMPLES or not above.any() or not reference:
+        members = samples.classes == number
+        nodes = np.union1d(samples.src[members], samples.dst[members])
+        fast_mask = members & forward_above & reverse_above
+        if (
+            not paths.one_kind(number)
+            or members.sum() < LEAST_SAMPLES
+            or not fast_mask.any()
+            or not reference
+        ):
             continue
-        fast = np.union1d(samples.src[above], samples.dst[above])
-        found.append(Uneven(number, tuple(fast.tolist()), nodes.size, float(samples.value[above].max())))
-    return tuple(found)
+        fast = np.union1d(samples.src[fast_mask], samples.dst[fast_mask])
+        classes.append(
+            Uneven(number, tuple(fast.tolist()), nodes.size, float(samples.value[fast_mask].max()))
+        )
+    return tuple(classes)
 
 
 def _flags_of_reverse(samples: Samples, flags: Flags) -> Flags:
     """Return the flag of each sample's reverse direction; True if that was not measured."""
-    ends = zip(samples.src.tolist(), samples.dst.tolist(), strict=True)
-    by_ends = dict(zip(ends, flags.tolist(), strict=True))
-    ends = zip(samples.dst.tolist(), samples.src.tolist(), strict=True)
-    return np.array([by_ends.get(pair, True) for pair in ends], dtype=np.bool_)
+    directions = zip(samples.src.tolist(), samples.dst.tolist(), strict=True)
+    by_ends = dict(zip(directions, flags.tolist(), strict=True))
+    directions = zip(samples.dst.tolist(), samples.src.tolist(), strict=True)
+    return np.array([by_ends.get(pair, True) for pair in directions], dtype=np.bool_)
 
 
 def samples_of(first: dict[tuple[int, int], tuple[float, int]], spec: float | None, paths: Paths) -> Samples:
     """Build the samples and references of a pass that is not empty.
 
     The reference of a class is the median of the best bandwidth of each of its sides, or ``spec`` (specified
-    GB/s of one node's network) if higher. A few fast sides, or half of them being slow, don't move it. The
+    GB/s of one node's network) if higher. A few fast sides, or half of them being slow, do not move it. The
     reference within a leaf is at least the one across leaves for nodes of the same kinds.
     """
-    ends = np.array(list(first), dtype=np.int64)
-    src, dst = ends[:, 0], ends[:, 1]
+    endpoints = np.array(list(first), dtype=np.int64)
+    src, dst = endpoints[:, 0], endpoints[:, 1]
     columns = np.array(list(first.values()), dtype=np.float64)
     value, rounds = columns[:, 0], columns[:, 1].astype(np.int64)
     nodes = len(paths.kinds)
@@ -165,8 +172,8 @@ def samples_of(first: dict[tuple[int, int], tuple[float, int]], spec: float | No
     ]
     over_nvlink = nodes * (paths.path(src, dst) == DOMAIN)
     sender, receiver = src + over_nvlink, dst + over_nvlink
-    most = np.zeros(2 * nodes)
-    np.fmax.at(most, np.concatenate([sender, receiver]), np.concatenate([expected, expected]))
+    best_share = np.zeros(2 * nodes)
+    np.fmax.at(best_share, np.concatenate([sender, receiver]), np.concatenate([expected, expected]))
     share = np.divide(value, expected, out=np.zeros_like(value), where=expected > 0)
     return Samples(
         nodes,
@@ -180,8 +187,8 @@ def samples_of(first: dict[tuple[int, int], tuple[float, int]], spec: float | No
         share,
         sender,
         receiver,
-        expected >= TAU * most[sender],
-        expected >= TAU * most[receiver],
+        expected >= TAU * best_share[sender],
+        expected >= TAU * best_share[receiver],
     )
 
 
@@ -190,12 +197,12 @@ def _references(
 ) -> dict[int, float]:
     references = {}
     for number in np.unique(classes).tolist():
-        inside = classes == number
-        sides = np.full(2 * nodes, np.nan)
-        np.fmax.at(sides, src[inside], value[inside])
-        np.fmax.at(sides, nodes + dst[inside], value[inside])
-        middle = float(np.percentile(sides[~np.isnan(sides)], 50, method="higher"))
-        references[number] = max(middle, spec or 0.0)
+        in_class = classes == number
+        best_per_side = np.full(2 * nodes, np.nan)
+        np.fmax.at(best_per_side, src[in_class], value[in_class])
+        np.fmax.at(best_per_side, nodes + dst[in_class], value[in_class])
+        reference = float(np.percentile(best_per_side[~np.isnan(best_per_side)], 50, method="higher"))
+        references[number] = max(reference, spec or 0.0)
     return references
 
 
@@ -204,26 +211,26 @@ def _narrow_as_wide(references: dict[int, float], kinds: int) -> None:
 
     Every path across leaves includes one within a leaf, and pairs within a leaf are too few for a reference.
     """
-    each = kinds * kinds
+    class_count = kinds * kinds
     for number in references:
-        if number // each == LEAF:
-            across = references.get(number - (LEAF - ACROSS) * each, 0.0)
-            references[number] = max(references[number], across)
+        if number // class_count == LEAF:
+            wide_reference = references.get(number - (LEAF - ACROSS) * class_count, 0.0)
+            references[number] = max(references[number], wide_reference)
 
 
 def localize(samples: Samples, tau: float) -> Bounds:
     """Compute all sides' bounds; flag sides with enough witnesses, then links, below ``tau`` of expected."""
-    sides = 2 * samples.nodes
-    tx, rx = np.full(sides, np.nan), np.full(sides, np.nan)
-    sent, received = samples.tells_sender, samples.tells_receiver
-    np.fmax.at(tx, samples.sender[sent], samples.share[sent])
-    np.fmax.at(rx, samples.receiver[received], samples.share[received])
+    side_count = 2 * samples.nodes
+    tx, rx = np.full(side_count, np.nan), np.full(side_count, np.nan)
+    informs_sender, informs_receiver = samples.tells_sender, samples.tells_receiver
+    np.fmax.at(tx, samples.sender[informs_sender], samples.share[informs_sender])
+    np.fmax.at(rx, samples.receiver[informs_receiver], samples.share[informs_receiver])
     good_tx, good_rx = tx >= tau, rx >= tau
-    seen_tx = np.bincount(samples.sender, good_rx[samples.receiver] & sent, sides)
-    seen_rx = np.bincount(samples.receiver, good_tx[samples.sender] & received, sides)
+    seen_tx = np.bincount(samples.sender, good_rx[samples.receiver] & informs_sender, side_count)
+    seen_rx = np.bincount(samples.receiver, good_tx[samples.sender] & informs_receiver, side_count)
     blamed_tx, blamed_rx = (tx < tau) & (seen_tx >= WITNESSES), (rx < tau) & (seen_rx >= WITNESSES)
     ability = _ability(samples, tx, rx)
-    crowding, crowded = _crowding(samples.share, ability, samples.rounds, tau)
+    crowding, crowded_rounds = _crowding(samples.share, ability, samples.rounds, tau)
     expected = ability * crowding
     slow_link = samples.share < tau * expected
     # Between two healthy ends the rule for links has already decided
@@ -242,7 +249,7 @@ def localize(samples: Samples, tau: float) -> Bounds:
         expected,
         slow_link,
         undecided,
-        crowded,
+        crowded_rounds,
     )
 
 
@@ -251,13 +258,13 @@ def _ability(samples: Samples, tx: Floats, rx: Floats) -> Floats:
 
     A side's bound is a share of its best class; on a path of lower capacity the same bound may suffice.
     """
-    most = np.zeros(len(tx))
-    both = np.concatenate([samples.sender, samples.receiver])
-    np.fmax.at(most, both, np.tile(samples.due_gbytes_per_s, 2))
-    known = samples.due_gbytes_per_s > 0
+    best = np.zeros(len(tx))
+    sides = np.concatenate([samples.sender, samples.receiver])
+    np.fmax.at(best, sides, np.tile(samples.due_gbytes_per_s, 2))
+    has_expectation = samples.due_gbytes_per_s > 0
     times = np.ones((2, samples.value.size))
-    for row, ends in enumerate((samples.sender, samples.receiver)):
-        np.divide(most[ends], samples.due_gbytes_per_s, out=times[row], where=known)
+    for row, side in enumerate((samples.sender, samples.receiver)):
+        np.divide(best[side], samples.due_gbytes_per_s, out=times[row], where=has_expectation)
     send, receive = tx[samples.sender] * times[0], rx[samples.receiver] * times[1]
     ability: Floats = np.minimum(1.0, np.minimum(send, receive))
     return ability
@@ -270,12 +277,12 @@ def _crowding(value: Floats, ability: Floats, rounds: Ints, tau: float) -> tuple
     before links are suspected. Small rounds are not corrected, because one slow link would move their median.
     """
     share = np.ones_like(value)
-    crowded = []
+    crowded_rounds = []
     for number in np.unique(rounds):
-        inside = rounds == number
-        reached = value[inside & (ability > 0)] / ability[inside & (ability > 0)]
-        if reached.size >= ROUND_SAMPLES:
-            share[inside] = min(1.0, float(np.median(reached)))
-            if share[inside][0] < tau:
-                crowded.append(int(number))
-    return share, tuple(crowded)
+        in_round = rounds == number
+        ratios = value[in_round & (ability > 0)] / ability[in_round & (ability > 0)]
+        if ratios.size >= ROUND_SAMPLES:
+            share[in_round] = min(1.0, float(np.median(ratios)))
+            if share[in_round][0] < tau:
+                crowded_rounds.append(int(number))
+    return share, tuple(crowded_rounds)

@@ -65,8 +65,8 @@ def uneven_parts(elements: int, ranks: int) -> list[int]:
     Models tokens routed to experts: every other rank gets three times as much. All ranks send and receive the
     same total and keep half a part, so the traffic on the wires is known.
     """
-    few, many = elements // 2, 2 * elements - elements // 2
-    return [elements if 2 * (place // 2) + 1 == ranks else (few, many)[place % 2] for place in range(ranks)]
+    small, large = elements // 2, 2 * elements - elements // 2
+    return [elements if 2 * (rank // 2) + 1 == ranks else (small, large)[rank % 2] for rank in range(ranks)]
 
 
 def algbw(size_bytes: int, seconds: float) -> float:
@@ -85,8 +85,8 @@ def buffer_elements(op: str, size_bytes: int, element_bytes: int, ranks: int) ->
     If S counts all ranks together, it is rounded down to a multiple of the ranks; :func:`actual_bytes`
     returns the resulting size.
     """
-    parts = ranks if OPS[op].counts == "total" else 1
-    return max(1, size_bytes // (element_bytes * parts))
+    shards = ranks if OPS[op].counts == "total" else 1
+    return max(1, size_bytes // (element_bytes * shards))
 
 
 def actual_bytes(op: str, elements: int, element_bytes: int, ranks: int) -> int:
@@ -141,7 +141,7 @@ def fit(points: Iterable[tuple[int, float]]) -> Fit:
 
 
 def _rate(points: list[tuple[int, float]]) -> float | None:
-    """Return GB/s from the slope of seconds over bytes; None if the slope isn't positive."""
+    """Return GB/s from the slope of seconds over bytes; None if the slope is not positive."""
     if _sizes(points) < 2:
         return None
     slope = statistics.linear_regression([size for size, _ in points], [t for _, t in points]).slope

@@ -36,13 +36,13 @@ class Ceilings:
     gpus: dict[int, str]
     """Driver's name of the GPU, by rank."""
     lines: dict[int, float]
-    """Line rate of the interface used by plain sockets, GB/s by node; empty if plain sockets aren't used."""
+    """Line rate of the interface used by plain sockets, GB/s by node; empty if plain sockets are not used."""
 
     @classmethod
     def of(cls, run: Measurements) -> Ceilings:
         """Derive the ceilings of a run."""
-        over = None if run.transport is None else run.transport.network
-        sockets = not run.local and (run.backend == "gloo" or over == "socket")
+        network = None if run.transport is None else run.transport.network
+        sockets = not run.local and (run.backend == "gloo" or network == "socket")
         return cls.by_facts(run.facts, sockets=sockets)
 
     @classmethod
@@ -72,13 +72,13 @@ class Ceilings:
 
     def pair(self, src: int, dst: int) -> Ceiling | None:
         """Return the ceiling of the bandwidth from one node to another."""
-        known = [self.lines[node] for node in (src, dst) if node in self.lines]
-        return _of_line(min(known)) if known else none_above("GB/s")
+        line_rates = [self.lines[node] for node in (src, dst) if node in self.lines]
+        return _of_line(min(line_rates)) if line_rates else none_above("GB/s")
 
     def world(self, item: Collective) -> Ceiling | None:
         """Return the ceiling of a collective's busbw."""
-        across = item.nodes > 1 and len(self.lines) >= item.nodes
-        return _of_line(min(self.lines.values())) if across else none_above("GB/s")
+        across_nodes = item.nodes > 1 and len(self.lines) >= item.nodes
+        return _of_line(min(self.lines.values())) if across_nodes else none_above("GB/s")
 
 
 def _of_line(gbytes_per_s: float) -> Ceiling:

@@ -22,9 +22,9 @@ from checklist.analysis.bottleneck import (
     Flags,
     Ints,
     Samples,
+    find_uneven,
     localize,
     samples_of,
-    uneven,
 )
 from checklist.analysis.paths import Paths
 from checklist.analysis.second_pass import MAX_RERUNS, RERUNS_ABOVE, Alone, ExpectedAlone, best_of
@@ -139,15 +139,15 @@ def diagnose(
     first = best_of(pair for pair in measured if pair.first)
     alone = Alone([pair for pair in measured if pair.alone], nodes)
     if not first:
-        return _nothing(nodes)
+        return _empty(nodes)
     paths = paths or Paths.uniform(nodes)
     samples = samples_of(first, spec_gbytes_per_s, paths)
     bounds = localize(samples, tau)
     expected = ExpectedAlone(bounds, alone, spec_gbytes_per_s)
     faults = _faults(bounds, alone, expected, tau)
-    undecided = [pair for pair in _worst(bounds, bounds.undecided) if expected.share(pair) < tau]
+    undecided = [pair for pair in _slowest(bounds, bounds.undecided) if expected.share(pair) < tau]
     settled = alone.settled(undecided, 1)
-    slight, closer = _slight(samples, bounds, alone, faults, set(undecided))
+    slight, refined = _slight(samples, bounds, alone, faults, set(undecided))
     reported = [fault for fault in slight if fault.status == "confirmed"]
     return Diagnosis(
         nodes=nodes,
@@ -159,8 +159,8 @@ def diagnose(
         faults=(*faults, *reported),
         undecided=tuple(undecided),
         undecided_settled=settled,
-        why=_why(bounds) if undecided else None,
-        again=_again([(bounds, faults), (closer, slight)], [] if settled else undecided),
+        why=_undecided_reason(bounds) if undecided else None,
+        again=_pairs_to_repeat([(bounds, faults), (refined, slight)], [] if settled else undecided),
         crowded_rounds=bounds.crowded,
         uneven=_uneven(bounds, paths),
     )
@@ -170,59 +170,59 @@ def _uneven(bounds: Bounds, paths: Paths) -> tuple[UnevenPath, ...]:
     references = bounds.samples.references
     return tuple(
         UnevenPath(
-            path=paths.words(one.number),
-            fast=one.fast,
-            nodes=one.nodes,
-            most_gbytes_per_s=one.most_gbytes_per_s,
-            reference_gbytes_per_s=references[one.number],
+            path=paths.words(path.number),
+            fast=path.fast,
+            nodes=path.nodes,
+            most_gbytes_per_s=path.most_gbytes_per_s,
+            reference_gbytes_per_s=references[path.number],
         )
-        for one in uneven(bounds, paths)
+        for path in find_uneven(bounds, paths)
     )
 
 
 def _slight(
     samples: Samples, bounds: Bounds, alone: Alone, faults: list[Fault], undecided: set[tuple[int, int]]
 ) -> tuple[list[Fault], Bounds]:
-    """Return slightly slow faults (any status) that ``faults`` doesn't cover, and the bounds behind them."""
+    """Return slightly slow faults (any status) that ``faults`` does not cover, and the bounds behind them."""
     tau = bounds.slight_tau
     if tau is None:
         return [], bounds
-    closer = localize(samples, tau)
+    refined = localize(samples, tau)
     reported = {(fault.node, fault.src, fault.dst) for fault in faults if fault.status != "cleared"}
     slow = {fault.node for fault in faults if fault.node is not None and fault.status != "cleared"}
-    found = [
+    slight_faults = [
         dataclasses.replace(fault, slight=True)
-        for fault in _faults(closer, alone, ExpectedAlone(closer, alone, None, typical=True), tau)
+        for fault in _faults(refined, alone, ExpectedAlone(refined, alone, None, typical=True), tau)
         if (fault.node, fault.src, fault.dst) not in reported
         and not slow & {fault.src, fault.dst}
         and (fault.src, fault.dst) not in undecided
     ]
-    return found, closer
+    return slight_faults, refined
 
 
-def without_lost(pairs: Iterable[Pair], lost: Collection[int]) -> tuple[Pair, ...]:
+def without_lost(pairs: Iterable[Pair], lost_nodes: Collection[int]) -> tuple[Pair, ...]:
     """Drop pairs that failed with a lost node, or in the same round as one.
 
     Losing a node aborts the request for all participants, so their failures say nothing about their links.
     """
-    every, gone = tuple(pairs), set(lost)
-    failed = [pair for pair in every if pair.error is not None]
-    broken = {pair.round for pair in failed if gone & {pair.src, pair.dst}}
+    all_pairs, lost_set = tuple(pairs), set(lost_nodes)
+    failed = [pair for pair in all_pairs if pair.error is not None]
+    broken_rounds = {pair.round for pair in failed if lost_set & {pair.src, pair.dst}}
     return tuple(
         pair
-        for pair in every
-        if pair.error is None or not (gone & {pair.src, pair.dst} or pair.round in broken)
+        for pair in all_pairs
+        if pair.error is None or not (lost_set & {pair.src, pair.dst} or pair.round in broken_rounds)
     )
 
 
-def _nothing(nodes: int) -> Diagnosis:
-    unknown = (None,) * nodes
+def _empty(nodes: int) -> Diagnosis:
+    no_values = (None,) * nodes
     return Diagnosis(
         nodes=nodes,
         reference_gbytes_per_s=None,
         basis="median",
-        transmit=unknown,
-        receive=unknown,
+        transmit=no_values,
+        receive=no_values,
         faults=(),
         undecided=(),
         undecided_settled=False,
@@ -232,13 +232,13 @@ def _nothing(nodes: int) -> Diagnosis:
     )
 
 
-def _why(bounds: Bounds) -> Why:
+def _undecided_reason(bounds: Bounds) -> Why:
     if len(np.union1d(bounds.samples.src, bounds.samples.dst)) == 2:
         return "two-nodes"
     return "too-few-witnesses" if bounds.well.any() else "no-good-pair"
 
 
-def _again(
+def _pairs_to_repeat(
     looks: list[tuple[Bounds, list[Fault]]], undecided: list[tuple[int, int]]
 ) -> tuple[tuple[int, int], ...]:
     """Return ordered pairs to measure in isolation: controls, then suspect nodes, then links, worst first.
@@ -247,82 +247,84 @@ def _again(
     passing traffic than can be measured again; nodes are first so that links never crowd them out. All
     suspect nodes are measured again, links only up to ``MAX_RERUNS``.
     """
-    chosen: list[tuple[int, int]] = []
-    most = MAX_RERUNS
+    selected: list[tuple[int, int]] = []
+    budget = MAX_RERUNS
     for pair in undecided[:RERUN_PARTNERS]:
-        chosen += [pair, pair[::-1]]
-    for of_nodes in (True, False):
+        selected += [pair, pair[::-1]]
+    for node_faults_first in (True, False):
         for bounds, faults in looks:
             for fault in sorted(faults, key=lambda fault: fault.ratio):
-                if fault.status == "suspect" and (fault.node is not None) == of_nodes:
-                    chosen += _pairs_for(bounds, fault)
-        if of_nodes:
-            most = max(most, len(set(chosen)) + CONTROLS * len(looks[0][0].samples.references))
-    if not chosen:
+                if fault.status == "suspect" and (fault.node is not None) == node_faults_first:
+                    selected += _pairs_for(bounds, fault)
+        if node_faults_first:
+            budget = max(budget, len(set(selected)) + CONTROLS * len(looks[0][0].samples.references))
+    if not selected:
         return ()
-    return tuple(dict.fromkeys([*_controls(looks[0][0], chosen), *chosen]))[:most]
+    return tuple(dict.fromkeys([*_controls(looks[0][0], selected), *selected]))[:budget]
 
 
 def _pairs_for(bounds: Bounds, fault: Fault) -> list[tuple[int, int]]:
     """Return the pairs whose isolated measurement decides whether one suspect is at fault."""
     if fault.node is None:
-        there = (int(fault.src or 0), int(fault.dst or 0))
-        return [there, there[::-1]] if fault.both_ways else [there]
+        link = (int(fault.src or 0), int(fault.dst or 0))
+        return [link, link[::-1]] if fault.both_ways else [link]
     side = fault.node + (bounds.samples.nodes if fault.over == "nvlink" else 0)
-    chosen = []
+    selected = []
     if fault.kind in ("node", "transmit"):
-        chosen += _witnessed(bounds, side, sends=True)
+        selected += _pairs_of_side(bounds, side, sends=True)
     if fault.kind in ("node", "receive"):
-        chosen += _witnessed(bounds, side, sends=False)
-    return chosen
+        selected += _pairs_of_side(bounds, side, sends=False)
+    return selected
 
 
-def _controls(bounds: Bounds, chosen: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _controls(bounds: Bounds, suspect_pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return healthy pairs of the same classes as the chosen pairs."""
-    selected = set(chosen)
+    selected = set(suspect_pairs)
     pairs = zip(bounds.samples.src.tolist(), bounds.samples.dst.tolist(), strict=True)
-    number_of = zip(pairs, bounds.samples.classes.tolist(), strict=True)
-    classes = dict.fromkeys(number for pair, number in number_of if pair in selected)
-    each = (_some(bounds, bounds.well & (bounds.samples.classes == number), CONTROLS) for number in classes)
-    found = [pair for pairs_of_class in each for pair in pairs_of_class]
-    return found or _some(bounds, bounds.well, CONTROLS)
+    classified = zip(pairs, bounds.samples.classes.tolist(), strict=True)
+    classes = dict.fromkeys(number for pair, number in classified if pair in selected)
+    candidates = (
+        _fastest(bounds, bounds.well & (bounds.samples.classes == number), CONTROLS) for number in classes
+    )
+    controls = [pair for pairs_of_class in candidates for pair in pairs_of_class]
+    return controls or _fastest(bounds, bounds.well, CONTROLS)
 
 
-def _worst(bounds: Bounds, among: Flags) -> list[tuple[int, int]]:
+def _slowest(bounds: Bounds, mask: Flags) -> list[tuple[int, int]]:
     """Return the flagged samples as ordered pairs, slowest first."""
-    return _some(bounds, among, int(among.sum()))[::-1]
+    return _fastest(bounds, mask, int(mask.sum()))[::-1]
 
 
-def _witnessed(bounds: Bounds, side: int, *, sends: bool) -> list[tuple[int, int]]:
+def _pairs_of_side(bounds: Bounds, side: int, *, sends: bool) -> list[tuple[int, int]]:
     """Return the fastest pairs of one side with healthy partners over healthy links."""
     samples = bounds.samples
     own_samples = samples.sender == side if sends else samples.receiver == side
-    others = bounds.good_rx[samples.receiver] if sends else bounds.good_tx[samples.sender]
+    peers_good = bounds.good_rx[samples.receiver] if sends else bounds.good_tx[samples.sender]
     informative = samples.tells_sender if sends else samples.tells_receiver
-    return _some(bounds, own_samples & others & informative & ~bounds.slow_link, RERUN_PARTNERS)
+    return _fastest(bounds, own_samples & peers_good & informative & ~bounds.slow_link, RERUN_PARTNERS)
 
 
-def _some(bounds: Bounds, among: Flags, count: int) -> list[tuple[int, int]]:
+def _fastest(bounds: Bounds, mask: Flags, count: int) -> list[tuple[int, int]]:
     """Return up to ``count`` flagged samples as ordered pairs, fastest first."""
     samples = bounds.samples
-    index = np.flatnonzero(among)
+    index = np.flatnonzero(mask)
     index = index[np.argsort(-samples.share[index], kind="stable")][:count]
     return list(zip(samples.src[index].tolist(), samples.dst[index].tolist(), strict=True))
 
 
 def _faults(bounds: Bounds, alone: Alone, expected: ExpectedAlone, tau: float) -> list[Fault]:
     sides: dict[tuple[int, Status], dict[str, float]] = {}
-    for side, blamed, bound in (
+    for side, mask, bound in (
         ("transmit", bounds.blamed_tx, bounds.tx),
         ("receive", bounds.blamed_rx, bounds.rx),
     ):
-        for place in np.flatnonzero(blamed).tolist():
-            seen = _witnessed(bounds, place, sends=side == "transmit")
-            reached = expected.of(seen)
-            ratio = float(bound[place] if reached is None else reached)
-            settled = alone.settled(seen, min(WITNESSES, len(seen)))
-            status = _status(ratio, tau, measured=reached is not None, settled=settled)
-            sides.setdefault((place, status), {})[side] = ratio
+        for side_index in np.flatnonzero(mask).tolist():
+            evidence = _pairs_of_side(bounds, side_index, sends=side == "transmit")
+            alone_ratio = expected.of(evidence)
+            ratio = float(bound[side_index] if alone_ratio is None else alone_ratio)
+            settled = alone.settled(evidence, min(WITNESSES, len(evidence)))
+            status = _status(ratio, tau, measured=alone_ratio is not None, settled=settled)
+            sides.setdefault((side_index, status), {})[side] = ratio
     return [*_nodes(sides, bounds.samples.nodes), *_links(bounds, alone, expected, tau)]
 
 
@@ -335,11 +337,11 @@ def _status(ratio: float, tau: float, *, measured: bool, settled: bool) -> Statu
 
 def _nodes(sides: dict[tuple[int, Status], dict[str, float]], nodes: int) -> list[Fault]:
     faults = []
-    for (place, status), ratios in sides.items():
+    for (side_index, status), ratios in sides.items():
         kind: Any = "node" if len(ratios) == 2 else next(iter(ratios))
-        over: Over = "network" if place < nodes else "nvlink"
+        medium: Over = "network" if side_index < nodes else "nvlink"
         ratio = min(ratios.values())
-        faults.append(Fault(kind=kind, node=place % nodes, ratio=ratio, status=status, over=over))
+        faults.append(Fault(kind=kind, node=side_index % nodes, ratio=ratio, status=status, over=medium))
     return faults
 
 
@@ -348,27 +350,27 @@ def _links(bounds: Bounds, alone: Alone, expected: ExpectedAlone, tau: float) ->
     slow: dict[tuple[int, int], tuple[float, Status, Over]] = {}
     for index in np.flatnonzero(bounds.slow_link).tolist():
         pair = (int(samples.src[index]), int(samples.dst[index]))
-        over: Over = "network" if samples.sender[index] < samples.nodes else "nvlink"
-        reached = expected.of([pair])
+        medium: Over = "network" if samples.sender[index] < samples.nodes else "nvlink"
+        alone_ratio = expected.of([pair])
         ratio = float(samples.share[index] / bounds.expected[index])
-        if reached is not None:
-            ratio = reached / float(bounds.ability[index])
+        if alone_ratio is not None:
+            ratio = alone_ratio / float(bounds.ability[index])
         settled = alone.settled([pair], 1)
-        slow[pair] = (ratio, _status(ratio, tau, measured=reached is not None, settled=settled), over)
+        slow[pair] = (ratio, _status(ratio, tau, measured=alone_ratio is not None, settled=settled), medium)
     faults = []
-    for (i, j), (ratio, status, over) in slow.items():
-        back = slow.get((j, i))
-        if back is None or back[1] != status:
-            faults.append(Fault(kind="link", src=i, dst=j, ratio=ratio, status=status, over=over))
+    for (i, j), (ratio, status, medium) in slow.items():
+        reverse = slow.get((j, i))
+        if reverse is None or reverse[1] != status:
+            faults.append(Fault(kind="link", src=i, dst=j, ratio=ratio, status=status, over=medium))
         elif i < j:
-            both = min(ratio, back[0])
+            worst = min(ratio, reverse[0])
             faults.append(
-                Fault(kind="link", src=i, dst=j, both_ways=True, ratio=both, status=status, over=over)
+                Fault(kind="link", src=i, dst=j, both_ways=True, ratio=worst, status=status, over=medium)
             )
     return faults
 
 
-def _best_of_sides(samples: Samples, ends: Ints) -> tuple[float | None, ...]:
+def _best_of_sides(samples: Samples, side_of_sample: Ints) -> tuple[float | None, ...]:
     best = np.full(samples.nodes, np.nan)
-    np.fmax.at(best, ends, samples.value)
+    np.fmax.at(best, side_of_sample, samples.value)
     return tuple(None if np.isnan(value) else float(value) for value in best)

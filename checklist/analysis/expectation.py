@@ -68,7 +68,7 @@ class Wiring:
     link_gbytes_per_s: float | None = None
     """One GPU's rate to the others of its domain, one direction."""
     nvlink_sharp: bool = False
-    """Whether the GPUs and switches of the domain support NVLS and it isn't disabled."""
+    """Whether the GPUs and switches of the domain support NVLS and it is not disabled."""
     fabric: str | None = None
     """A key of the table of fabrics: "infiniband", "roce", "efa2", "tcp" ..."""
     ports: int | None = None
@@ -99,9 +99,9 @@ class Wiring:
         """Return the arithmetic of the network's rate: "8 ports x 400 Gbit/s (InfiniBand) = 400 GB/s"."""
         rate = self.network_gbytes_per_s or 0
         ports = f"{self.used_ports} ports x " if self.used_ports != 1 else ""
-        whose = "node" if self.gpus <= HOST_GPUS else "rack"
+        owner = "node" if self.gpus <= HOST_GPUS else "rack"
         return (
-            f"{ports}{self.port_gbps:g} Gbit/s ({FABRICS[self.fabric or 'tcp']}) = {rate:.4g} GB/s a {whose}"
+            f"{ports}{self.port_gbps:g} Gbit/s ({FABRICS[self.fabric or 'tcp']}) = {rate:.4g} GB/s a {owner}"
         )
 
     def describe_link(self) -> str:
@@ -176,7 +176,7 @@ class Expectation:
 Ranges = Mapping[str, Shares]
 
 
-def given(busbw_gbytes_per_s: float) -> Expectation:
+def user_expectation(busbw_gbytes_per_s: float) -> Expectation:
     """Return the range around a figure that the user expects."""
     return Expectation(
         low=MARGIN * busbw_gbytes_per_s,
@@ -198,10 +198,10 @@ def expect(
     terms = _terms(wiring, op, algorithm)
     if terms is None or size_bytes * 1.001 < SMALLEST_BYTES:  # messages are cut to a multiple of the ranks
         return None
-    known = published_ranges() if ranges is None else ranges
-    found = [(term, _shares(term.kind, known)) for term in terms]
-    usable = [(term, shares) for term, shares in found if shares is not None]
-    if len(usable) < len(found):
+    known_ranges = published_ranges() if ranges is None else ranges
+    term_shares = [(term, _shares(term.kind, known_ranges)) for term in terms]
+    usable = [(term, shares) for term, shares in term_shares if shares is not None]
+    if len(usable) < len(term_shares):
         return None
     low = min(term.at(shares.low, size_bytes) for term, shares in usable)
     typical = min(term.at(shares.typical, size_bytes) for term, shares in usable)
@@ -213,7 +213,7 @@ def expect(
     return Expectation(
         low=low,
         typical=typical,
-        most=_most(wiring, op, terms),
+        most=_upper_bound(wiring, op, terms),
         fail_below=fail_below,
         arithmetic=_arithmetic(wiring, terms),
         sources=min(shares.sources for _, shares in usable),
@@ -276,9 +276,9 @@ def _network_kind(wiring: Wiring) -> str:
 
 def _shares(kind: str, ranges: Ranges) -> Shares | None:
     """Return the shares of a kind, or those of its family if few sources cover the kind."""
-    own, of_family = ranges.get(kind), ranges.get(_family(kind) or "")
-    few = own is None or own.sources < MANY_SOURCES
-    return of_family if few and of_family is not None else own
+    exact, family = ranges.get(kind), ranges.get(_family(kind) or "")
+    few_sources = exact is None or exact.sources < MANY_SOURCES
+    return family if few_sources and family is not None else exact
 
 
 def _family(kind: str) -> str | None:
@@ -288,7 +288,7 @@ def _family(kind: str) -> str | None:
     return "nvls" if kind.startswith("nvls-") else None
 
 
-def _most(wiring: Wiring, op: str, terms: Iterable[Term]) -> float:
+def _upper_bound(wiring: Wiring, op: str, terms: Iterable[Term]) -> float:
     """Return the upper bound for any algorithm."""
     ranks, limits = wiring.ranks, []
     for term in terms:
@@ -314,8 +314,8 @@ def _arithmetic(wiring: Wiring, terms: Iterable[Term]) -> str:
 @cache
 def published() -> tuple[Published, ...]:
     """Read checklist/data/busbw.csv."""
-    with FILE.open(newline="", encoding="utf-8") as opened:
-        return tuple(_row(cells) for cells in csv.DictReader(opened))
+    with FILE.open(newline="", encoding="utf-8") as stream:
+        return tuple(_row(cells) for cells in csv.DictReader(stream))
 
 
 def _row(cells: Mapping[str, str]) -> Published:
@@ -371,21 +371,21 @@ def ranges_of(rows: Iterable[Published]) -> Ranges:
         if row.condition == "bad" or not terms:
             continue
         limit = min(terms, key=lambda term: term.at(_ASSUMED[term.name], row.bytes))
-        reached = row.busbw_gbytes_per_s / limit.at(1.0, row.bytes)
+        efficiency = row.busbw_gbytes_per_s / limit.at(1.0, row.bytes)
         target = by_kind if row.condition == "healthy" else gates
         for kind in {limit.kind, _family(limit.kind) or limit.kind}:
-            target.setdefault(kind, []).append((row.source, reached))
-    for kind, figures in gates.items():
-        by_kind.setdefault(kind, figures)
-    return {kind: _range(figures) for kind, figures in by_kind.items()}
+            target.setdefault(kind, []).append((row.source, efficiency))
+    for kind, samples in gates.items():
+        by_kind.setdefault(kind, samples)
+    return {kind: _range(samples) for kind, samples in by_kind.items()}
 
 
 # Shares assumed only to decide which term limits a published figure
 _ASSUMED = {"link": 0.8, "network": 0.9}
 
 
-def _range(figures: list[tuple[str, float]]) -> Shares:
-    sources = len({source for source, _ in figures})
-    reached = [value for _, value in figures]
+def _range(samples: list[tuple[str, float]]) -> Shares:
+    sources = len({source for source, _ in samples})
+    efficiencies = [value for _, value in samples]
     margin = MARGIN if sources >= MANY_SOURCES else MARGIN_OF_FEW
-    return Shares(low=margin * min(reached), typical=statistics.median(reached), sources=sources)
+    return Shares(low=margin * min(efficiencies), typical=statistics.median(efficiencies), sources=sources)

@@ -61,25 +61,25 @@ class Loss:
 
 def find(pairs: Iterable[Pair]) -> tuple[Loss, ...]:
     """Localize packet loss, worst first. Loss that occurs only under other traffic has ``alone`` False."""
-    every = tuple(pairs)
-    first = _by_pair(pair for pair in every if pair.first)
-    again = _by_pair(pair for pair in every if pair.alone)
-    bad = {key for key, measured in first.items() if _bad(measured)}
-    losses = [_loss(kind, node, chosen, first, again) for kind, node, chosen in _blame(bad, set(first))]
+    all_pairs = tuple(pairs)
+    first = _by_pair(pair for pair in all_pairs if pair.first)
+    isolated = _by_pair(pair for pair in all_pairs if pair.alone)
+    lossy = {key for key, results in first.items() if _bad(results)}
+    losses = [_loss(kind, node, links, first, isolated) for kind, node, links in _blame(lossy, set(first))]
     return tuple(sorted(losses, key=lambda loss: -loss.rate))
 
 
 def suspects(pairs: Iterable[Pair]) -> tuple[Ordered, ...]:
     """Return pairs to measure again in isolation before a fault is reported."""
-    unsure = [pair for loss in find(pairs) if loss.alone is None for pair in loss.pairs[:RERUN]]
-    return tuple(dict.fromkeys(unsure))
+    unresolved = [pair for loss in find(pairs) if loss.alone is None for pair in loss.pairs[:RERUN]]
+    return tuple(dict.fromkeys(unresolved))
 
 
 def rate(pairs: Iterable[Pair]) -> float | None:
     """Return the share of retransmitted segments; None if no socket reported it."""
     counted = [pair for pair in pairs if pair.segments and pair.retransmitted is not None]
-    sent = sum(pair.segments or 0 for pair in counted)
-    return sum(pair.retransmitted or 0 for pair in counted) / sent if sent else None
+    segments = sum(pair.segments or 0 for pair in counted)
+    return sum(pair.retransmitted or 0 for pair in counted) / segments if segments else None
 
 
 def _by_pair(pairs: Iterable[Pair]) -> dict[Ordered, list[Pair]]:
@@ -91,42 +91,42 @@ def _by_pair(pairs: Iterable[Pair]) -> dict[Ordered, list[Pair]]:
 
 
 def stall(pair: Pair) -> float:
-    """Return the delay of the pair's slow messages in seconds; 0 if it doesn't count as a stall."""
+    """Return the delay of the pair's slow messages in seconds; 0 if it does not count as a stall."""
     best, slow = pair.gbytes_per_s, pair.gbytes_per_s_p95
     if not best or not slow or not pair.bytes or slow >= STALLED * best:
         return 0.0
-    held = pair.bytes / GB * (1 / slow - 1 / best)
-    return held if held >= STALL_S else 0.0
+    stalled_s = pair.bytes / GB * (1 / slow - 1 / best)
+    return stalled_s if stalled_s >= STALL_S else 0.0
 
 
-def _bad(measured: list[Pair]) -> bool:
-    lost = rate(measured)
-    if any(stall(pair) for pair in measured):
+def _bad(results: list[Pair]) -> bool:
+    loss_rate = rate(results)
+    if any(stall(pair) for pair in results):
         return True
-    if lost is not None:
-        return lost >= LOSSY and sum(pair.retransmitted or 0 for pair in measured) >= LEAST_SEGMENTS
-    rated = [pair for pair in measured if pair.gbytes_per_s_p95 is not None and pair.gbytes_per_s]
+    if loss_rate is not None:
+        return loss_rate >= LOSSY and sum(pair.retransmitted or 0 for pair in results) >= LEAST_SEGMENTS
+    rated = [pair for pair in results if pair.gbytes_per_s_p95 is not None and pair.gbytes_per_s]
     return bool(rated) and all(
         (pair.gbytes_per_s_p95 or 0) < UNEVEN * (pair.gbytes_per_s or 0) for pair in rated
     )
 
 
-def _blame(bad: set[Ordered], measured: set[Ordered]) -> list[tuple[Kind, int | None, list[Ordered]]]:
+def _blame(lossy: set[Ordered], measured: set[Ordered]) -> list[tuple[Kind, int | None, list[Ordered]]]:
     """Return the fewest sides that explain the bad pairs, then links for the remaining pairs."""
-    blamed: list[tuple[Kind, int | None, list[Ordered]]] = []
-    every = Counter(side for pair in measured for side in _sides(pair))
-    left = set(bad)
-    while left:
-        hit = Counter(side for pair in left for side in _sides(pair))
-        guilty = {s: count for s, count in hit.items() if count >= max(WITNESSES, SIDE_SHARE * every[s])}
-        if not guilty:
+    losses: list[tuple[Kind, int | None, list[Ordered]]] = []
+    total = Counter(side for pair in measured for side in _sides(pair))
+    rest = set(lossy)
+    while rest:
+        counts = Counter(side for pair in rest for side in _sides(pair))
+        suspects = {s: count for s, count in counts.items() if count >= max(WITNESSES, SIDE_SHARE * total[s])}
+        if not suspects:
             break
-        side = max(guilty, key=lambda side: (guilty[side], side))
-        chosen = [pair for pair in left if side in _sides(pair)]
-        blamed.append((*side, chosen))
-        left -= set(chosen)
-    links = sorted({(min(pair), max(pair)) for pair in left})
-    return [*blamed, *(("link", None, [pair for pair in left if set(pair) == set(link)]) for link in links)]
+        side = max(suspects, key=lambda side: (suspects[side], side))
+        chosen = [pair for pair in rest if side in _sides(pair)]
+        losses.append((*side, chosen))
+        rest -= set(chosen)
+    links = sorted({(min(pair), max(pair)) for pair in rest})
+    return [*losses, *(("link", None, [pair for pair in rest if set(pair) == set(link)]) for link in links)]
 
 
 def _sides(pair: Ordered) -> tuple[tuple[Kind, int], tuple[Kind, int]]:
@@ -136,19 +136,19 @@ def _sides(pair: Ordered) -> tuple[tuple[Kind, int], tuple[Kind, int]]:
 def _loss(
     kind: Kind,
     node: int | None,
-    chosen: list[Ordered],
+    links: list[Ordered],
     first: dict[Ordered, list[Pair]],
-    again: dict[Ordered, list[Pair]],
+    isolated: dict[Ordered, list[Pair]],
 ) -> Loss:
-    worst = sorted(chosen, key=lambda pair: -(rate(first[pair]) or 0.0))
-    tried = [pair for pair in worst if pair in again]
-    # Pooled, so that a single burst doesn't change the result
-    repeated = [one for pair in tried for one in again[pair]]
+    worst = sorted(links, key=lambda pair: -(rate(first[pair]) or 0.0))
+    remeasured = [pair for pair in worst if pair in isolated]
+    # Pooled, so that a single burst does not change the result
+    repeats = [result for pair in remeasured for result in isolated[pair]]
     return Loss(
         kind=kind,
         node=node,
         pairs=tuple(worst),
-        rate=rate(one for pair in worst for one in first[pair]) or 0.0,
-        alone=_bad(repeated) if repeated else None,
-        stall_s=max(stall(one) for pair in worst for one in (*first[pair], *again.get(pair, ()))),
+        rate=rate(result for pair in worst for result in first[pair]) or 0.0,
+        alone=_bad(repeats) if repeats else None,
+        stall_s=max(stall(result) for pair in worst for result in (*first[pair], *isolated.get(pair, ()))),
     )

@@ -50,12 +50,12 @@ class Paths:
         for fact in sorted(facts, key=lambda fact: fact.rank):
             first.setdefault(fact.node, fact)
         reported = [kind_of(first[node]) if node in first else None for node in range(nodes)]
-        usual = Counter(kind for kind in reported if kind).most_common(1)
-        named = [kind or (usual[0][0] if usual else "") for kind in reported]
-        kinds = tuple(dict.fromkeys(named))
+        most_common = Counter(kind for kind in reported if kind).most_common(1)
+        labels = [kind or (most_common[0][0] if most_common else "") for kind in reported]
+        kinds = tuple(dict.fromkeys(labels))
         leaf_of = _leaves(first)
         return cls(
-            kinds=tuple(kinds.index(name) for name in named),
+            kinds=tuple(kinds.index(name) for name in labels),
             leaves=_numbers([leaf_of.get(node) for node in range(nodes)]),
             domains=_numbers([first[node].nvlink_domain if node in first else None for node in range(nodes)]),
             names=kinds or ("",),
@@ -102,16 +102,16 @@ def kind_of(fact: Facts) -> str | None:
 
 def peers_of(fact: Facts) -> tuple[str | None, str | None]:
     """Return the key shared by a rank's peers: model of its GPU, and NVLink domain."""
-    own = fact.gpu_names[fact.local_rank] if fact.local_rank < len(fact.gpu_names) else None
-    return own or kind_of(fact), fact.nvlink_domain
+    model = fact.gpu_names[fact.local_rank] if fact.local_rank < len(fact.gpu_names) else None
+    return model or kind_of(fact), fact.nvlink_domain
 
 
 def _leaves(first: dict[int, Facts]) -> dict[int, tuple[str, ...]]:
     """Return, by node, the smallest network unit shared by at least two nodes; smaller ones are hosts."""
-    known = {node: fact.network_nodes for node, fact in first.items() if fact.network_nodes}
-    depth = min((len(layers) for layers in known.values()), default=0)
+    leaves_by_node = {node: fact.network_nodes for node, fact in first.items() if fact.network_nodes}
+    depth = min((len(layers) for layers in leaves_by_node.values()), default=0)
     for layers in range(depth, 0, -1):
-        units = {node: names[:layers] for node, names in known.items()}
+        units = {node: names[:layers] for node, names in leaves_by_node.items()}
         if len(set(units.values())) < len(units):
             return units
     return {}

@@ -37,29 +37,29 @@ def slow_rails(pairs: Iterable[Pair]) -> list[SlowRail]:
     In a run of two nodes one partner is enough.
     """
     # {(rail, node, whether it sends): {partner: best share}}
-    seen: dict[tuple[int, int, bool], dict[int, float]] = defaultdict(dict)
+    best_share: dict[tuple[int, int, bool], dict[int, float]] = defaultdict(dict)
     nodes: set[int] = set()
     for pair in pairs:
         if len(pair.rails) < 2:
             continue
         nodes |= {pair.src, pair.dst}
-        usual = statistics.median_high(pair.rails)
-        for rail, carried in enumerate(pair.rails):
+        typical = statistics.median_high(pair.rails)
+        for rail, gbytes in enumerate(pair.rails):
             for sends, node, partner in ((True, pair.src, pair.dst), (False, pair.dst, pair.src)):
-                best = seen[rail, node, sends]
-                best[partner] = max(best.get(partner, 0.0), carried / usual)
-    found: list[SlowRail] = []
-    for rail in sorted({rail for rail, _, _ in seen}):
+                best = best_share[rail, node, sends]
+                best[partner] = max(best.get(partner, 0.0), gbytes / typical)
+    faults: list[SlowRail] = []
+    for rail in sorted({rail for rail, _, _ in best_share}):
         slow = {
             sends: {
                 node: max(best.values())
-                for (its, node, way), best in seen.items()
-                if (its, way) == (rail, sends) and len(best) >= min(WITNESSES, len(nodes) - 1)
+                for (rail_key, node, sending), best in best_share.items()
+                if (rail_key, sending) == (rail, sends) and len(best) >= min(WITNESSES, len(nodes) - 1)
             }
             for sends in (True, False)
         }
-        found += _of_rail(rail, {way: _below(shares) for way, shares in slow.items()}, nodes)
-    return found
+        faults += _of_rail(rail, {sending: _below(shares) for sending, shares in slow.items()}, nodes)
+    return faults
 
 
 def slow_between(pairs: Iterable[Pair], src: int, dst: int) -> tuple[int, ...]:
@@ -67,9 +67,9 @@ def slow_between(pairs: Iterable[Pair], src: int, dst: int) -> tuple[int, ...]:
     shares: dict[int, float] = {}
     for pair in pairs:
         if (pair.src, pair.dst) == (src, dst) and len(pair.rails) > 1:
-            usual = statistics.median_high(pair.rails)
-            for rail, carried in enumerate(pair.rails):
-                shares[rail] = max(shares.get(rail, 0.0), carried / usual)
+            typical = statistics.median_high(pair.rails)
+            for rail, gbytes in enumerate(pair.rails):
+                shares[rail] = max(shares.get(rail, 0.0), gbytes / typical)
     return tuple(sorted(_below(shares)))
 
 
@@ -82,11 +82,11 @@ def _of_rail(rail: int, slow: dict[bool, dict[int, float]], nodes: set[int]) -> 
     shares = [*sends.values(), *receives.values()]
     if sends.keys() == receives.keys() == nodes or (len(nodes) == 2 and shares):
         return [SlowRail(rail=rail, nodes=tuple(sorted(nodes)), kind="node", share=min(shares))]
-    found = []
+    faults = []
     for node in sorted(sends.keys() | receives.keys()):
-        own = [way[node] for way in (sends, receives) if node in way]
+        both = [shares_by_node[node] for shares_by_node in (sends, receives) if node in shares_by_node]
         kind: Literal["node", "transmit", "receive"] = "transmit" if node in sends else "receive"
-        found.append(
-            SlowRail(rail=rail, nodes=(node,), kind="node" if len(own) == 2 else kind, share=min(own))
+        faults.append(
+            SlowRail(rail=rail, nodes=(node,), kind="node" if len(both) == 2 else kind, share=min(both))
         )
-    return found
+    return faults

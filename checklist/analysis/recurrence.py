@@ -19,7 +19,7 @@ _DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
+class Sightings:
     """One run that checked for intermittent faults."""
 
     __pydantic_config__ = STRICT
@@ -52,54 +52,56 @@ class Recurrence:
         return f"on {len(self.nights)} of {self.looked} nights ({', '.join(self.nights)})"
 
 
-def recent(looks: Iterable[Look], now_unix: float) -> tuple[Look, ...]:
+def recent(looks: Iterable[Sightings], now_unix: float) -> tuple[Sightings, ...]:
     """Return the runs of the last ``WITHIN_DAYS`` days."""
     return tuple(look for look in looks if now_unix - WITHIN_DAYS * _DAY_S < look.unix <= now_unix)
 
 
-def of(names: Iterable[str], looks: Iterable[Look]) -> Recurrence:
+def count_nights(names: Iterable[str], looks: Iterable[Sightings]) -> Recurrence:
     """Count how often any of the named nodes had a fault."""
-    names_of_group, every = set(names), tuple(looks)
-    seen = [look for look in every if any(names_of_group & set(group) for group in look.seen)]
-    looked = [look for look in every if names_of_group & set(look.nodes)]
+    names_of_group, all_runs = set(names), tuple(looks)
+    affected = [look for look in all_runs if any(names_of_group & set(group) for group in look.seen)]
+    measured = [look for look in all_runs if names_of_group & set(look.nodes)]
     return Recurrence(
-        names=tuple(sorted(names_of_group)), nights=_nights(seen), looked=len(_nights([*seen, *looked]))
+        names=tuple(sorted(names_of_group)),
+        nights=_nights(affected),
+        looked=len(_nights([*affected, *measured])),
     )
 
 
-def recurring(looks: Iterable[Look]) -> tuple[Recurrence, ...]:
+def recurring(looks: Iterable[Sightings]) -> tuple[Recurrence, ...]:
     """Return nodes and links seen on at least ``NIGHTS`` nights, most frequent first.
 
     Each sighting is attributed to only one of them.
     """
-    every = tuple(looks)
-    left = {(look.unix, group) for look in every for group in look.seen}
-    found = []
-    while left:
+    all_runs = tuple(looks)
+    unexplained = {(look.unix, group) for look in all_runs for group in look.seen}
+    recurrences = []
+    while unexplained:
         nights: dict[str, set[str]] = defaultdict(set)
-        for unix, group in left:
+        for unix, group in unexplained:
             for name in group:
                 nights[name].add(_night(unix))
-        most = max(sorted(nights), key=lambda name: len(nights[name]))
-        if len(nights[most]) < NIGHTS:
+        worst_name = max(sorted(nights), key=lambda name: len(nights[name]))
+        if len(nights[worst_name]) < NIGHTS:
             break
-        own = {(unix, group) for unix, group in left if most in group}
-        groups = {frozenset(group) for _, group in own}
+        explained = {(unix, group) for unix, group in unexplained if worst_name in group}
+        groups = {frozenset(group) for _, group in explained}
         # Always the same other end: either end or the cable between them may be the cause
-        names = next(iter(groups)) if len(groups) == 1 else frozenset((most,))
-        left -= own
-        looked = [look for look in every if names <= set(look.nodes)]
-        found.append(
+        names = next(iter(groups)) if len(groups) == 1 else frozenset((worst_name,))
+        unexplained -= explained
+        measured = [look for look in all_runs if names <= set(look.nodes)]
+        recurrences.append(
             Recurrence(
                 names=tuple(sorted(names)),
-                nights=tuple(sorted(nights[most])),
-                looked=len({_night(look.unix) for look in looked} | nights[most]),
+                nights=tuple(sorted(nights[worst_name])),
+                looked=len({_night(look.unix) for look in measured} | nights[worst_name]),
             )
         )
-    return tuple(found)
+    return tuple(recurrences)
 
 
-def _nights(looks: Iterable[Look]) -> tuple[str, ...]:
+def _nights(looks: Iterable[Sightings]) -> tuple[str, ...]:
     return tuple(sorted({_night(look.unix) for look in looks}))
 
 

@@ -47,20 +47,20 @@ def slow_pairs(rate: Floats) -> list[tuple[int, int]]:
         share = np.fmin(share, share.T)
     low, high = np.nonzero(np.triu(share < SUSPECT, 1))
     order = np.argsort(share[low, high])
-    return [(int(low[one]), int(high[one])) for one in order]
+    return [(int(low[index]), int(high[index])) for index in order]
 
 
-def more_rounds(pairs: list[tuple[int, int]], most: int = MORE_ROUNDS) -> tuple[Pairs, ...]:
-    """Pack pairs into at most ``most`` rounds without repeated nodes; pairs that don't fit are dropped."""
+def more_rounds(pairs: list[tuple[int, int]], limit: int = MORE_ROUNDS) -> tuple[Pairs, ...]:
+    """Pack pairs into at most ``limit`` rounds without repeated nodes; pairs that do not fit are dropped."""
     rounds: list[list[tuple[int, int]]] = []
     busy: list[set[int]] = []
     for a, b in pairs:
-        place = next((n for n, nodes in enumerate(busy) if a not in nodes and b not in nodes), len(rounds))
-        if place == most:
+        index = next((n for n, nodes in enumerate(busy) if a not in nodes and b not in nodes), len(rounds))
+        if index == limit:
             continue
-        if place == len(rounds):
+        if index == len(rounds):
             rounds.append([])
             busy.append(set())
-        rounds[place].append((a, b))
-        busy[place] |= {a, b}
-    return tuple(tuple(one) for one in rounds)
+        rounds[index].append((a, b))
+        busy[index] |= {a, b}
+    return tuple(tuple(round_pairs) for round_pairs in rounds)

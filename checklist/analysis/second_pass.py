@@ -23,7 +23,7 @@ Directed = tuple[int, int]
 
 
 def measure_again(
-    again: Sequence[Directed],
+    pairs_to_repeat: Sequence[Directed],
     nodes: int,
     alone: Callable[[Directed], float | None],
     group: Callable[[Pairs], Mapping[Directed, float]],
@@ -36,7 +36,7 @@ def measure_again(
 
     Parameters
     ----------
-    again:
+    pairs_to_repeat:
         Ordered pairs, the most important first.
     alone:
         Measures and records one pair with nothing else running; returns GB/s, or None if time ran out.
@@ -45,27 +45,27 @@ def measure_again(
     accept:
         Records grouped figures of these pairs as if they had been measured alone.
     """
-    if len(again) <= MAX_RERUNS:
-        return _one_by_one(again, alone)
+    if len(pairs_to_repeat) <= MAX_RERUNS:
+        return _one_by_one(pairs_to_repeat, alone)
     grouped: dict[Directed, float] = {}
-    for batch in batches(again, max(2, nodes // NODES_PER_PAIR)):
-        measured = group(batch)
-        if not measured:
+    for batch in batches(pairs_to_repeat, max(2, nodes // NODES_PER_PAIR)):
+        results = group(batch)
+        if not results:
             return False
-        grouped.update(measured)
+        grouped.update(results)
     slowest = sorted(grouped, key=lambda pair: grouped[pair])
     for pair in slowest[:: max(1, len(slowest) // (2 * GROUP_CHECKS))][:GROUP_CHECKS]:
         value = alone(pair)
         if value is None:
             return False
         if value > FASTER_ALONE * grouped[pair]:
-            return _one_by_one(again[:MAX_RERUNS], alone)
+            return _one_by_one(pairs_to_repeat[:MAX_RERUNS], alone)
     accept(grouped)
     return True
 
 
-def _one_by_one(again: Iterable[Directed], alone: Callable[[Directed], float | None]) -> bool:
-    return all(alone(pair) is not None for pair in again)
+def _one_by_one(pairs_to_repeat: Iterable[Directed], alone: Callable[[Directed], float | None]) -> bool:
+    return all(alone(pair) is not None for pair in pairs_to_repeat)
 
 
 def batches(pairs: Sequence[Directed], size: int) -> tuple[Pairs, ...]:
@@ -76,13 +76,13 @@ def batches(pairs: Sequence[Directed], size: int) -> tuple[Pairs, ...]:
     packed: list[list[Directed]] = [[] for _ in range(-(-len(pairs) // size))]
     busy: list[set[int]] = [set() for _ in packed]
     for number, pair in enumerate(pairs):
-        turns = (*range(number % len(packed), len(packed)), *range(number % len(packed)))
-        place = next((n for n in turns if len(packed[n]) < size and not busy[n] & set(pair)), len(packed))
-        if place == len(packed):
+        order = (*range(number % len(packed), len(packed)), *range(number % len(packed)))
+        index = next((n for n in order if len(packed[n]) < size and not busy[n] & set(pair)), len(packed))
+        if index == len(packed):
             packed.append([])
             busy.append(set())
-        packed[place].append(pair)
-        busy[place] |= set(pair)
+        packed[index].append(pair)
+        busy[index] |= set(pair)
     return tuple(tuple(batch) for batch in packed if batch)
 
 
@@ -94,9 +94,9 @@ class Alone:
         self.best = {key: value for key, (value, _) in best_of(pairs).items()}
         self.times = Counter((pair.src, pair.dst) for pair in pairs)
 
-    def settled(self, pairs: Iterable[tuple[int, int]], needed: int) -> bool:
-        """Return whether at least ``needed`` of the pairs were measured often enough to confirm a fault."""
-        return sum(self.times[pair] >= self.enough for pair in pairs) >= needed
+    def settled(self, pairs: Iterable[tuple[int, int]], minimum: int) -> bool:
+        """Return whether at least ``minimum`` of the pairs were measured often enough to confirm a fault."""
+        return sum(self.times[pair] >= self.enough for pair in pairs) >= minimum
 
 
 class ExpectedAlone:
@@ -115,10 +115,10 @@ class ExpectedAlone:
             strict=True,
         )
         self._class, self._well = {}, set()
-        for pair, number, well in columns:
+        for pair, number, in_order in columns:
             if pair in alone.best:
                 self._class[pair] = number
-                if well:
+                if in_order:
                     self._well.add(pair)
         self._references, self._spec = samples.references, spec or 0.0
         self._by_class: dict[int, float] = {}
@@ -140,14 +140,14 @@ class ExpectedAlone:
         """Return a class's expected GB/s, scaled from its healthy pairs, any healthy pairs, or any pairs."""
         if number not in self._by_class:
             reference = self._references[number]
-            same = [pair for pair in self._well if self._class[pair] == number]
-            controls = same or list(self._well) or list(self._class)
-            reached = [
+            class_pairs = [pair for pair in self._well if self._class[pair] == number]
+            controls = class_pairs or list(self._well) or list(self._class)
+            rates = [
                 self._alone.best[pair] / self._references[self._class[pair]]
                 for pair in controls
                 if self._references[self._class[pair]]
             ]
-            scale = float(np.median(reached)) if self._typical else max(reached, default=1.0)
+            scale = float(np.median(rates)) if self._typical else max(rates, default=1.0)
             self._by_class[number] = max((scale or 1.0) * reference, self._spec)
         return self._by_class[number]
 

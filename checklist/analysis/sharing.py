@@ -42,38 +42,38 @@ class Shared:
 
 def repeat(pairs: Iterable[Pair]) -> Repeat | None:
     """Select the round with the most couples slow only in that round, and controls from a healthy round."""
-    every = tuple(pairs)
-    isolated = _Isolated(every)
+    all_pairs = tuple(pairs)
+    isolated = _Isolated(all_pairs)
     shared: list[Link] = []
     controls: list[Link] = []
-    for shares in _rounds(every, isolated):
-        slow = [couple for couple, share in shares.items() if share < TAU and isolated.is_known(couple)]
-        well = [couple for couple, share in shares.items() if share >= TAU]
+    for shares in _rounds(all_pairs, isolated):
+        slow = [link for link, share in shares.items() if share < TAU and isolated.is_known(link)]
+        unaffected = [link for link, share in shares.items() if share >= TAU]
         shared = max(shared, slow, key=len)
-        controls = max(controls, [] if slow else well, key=len)
+        controls = max(controls, [] if slow else unaffected, key=len)
     count = min(len(shared), len(controls))
     return Repeat(tuple(shared[:count]), tuple(controls[:count])) if count >= FEWEST else None
 
 
 def find(pairs: Iterable[Pair]) -> Shared | None:
     """Evaluate the repeated rounds; None if nothing is shared or a control was slow too."""
-    every = tuple(pairs)
-    isolated = _Isolated(every)
-    if any(isolated.share(pair) < TAU for pair in every if pair.repeat == "control"):
+    all_pairs = tuple(pairs)
+    isolated = _Isolated(all_pairs)
+    if any(isolated.share(pair) < TAU for pair in all_pairs if pair.repeat == "control"):
         return None
     at_once: dict[int, dict[Link, float]] = defaultdict(dict)
-    for pair in every:
+    for pair in all_pairs:
         if pair.repeat == "shared":
             at_once[pair.round][pair.src, pair.dst] = isolated.share(pair)
-    ways: dict[frozenset[Link], list[dict[Link, float]]] = defaultdict(list)
+    shares_by_cut: dict[frozenset[Link], list[dict[Link, float]]] = defaultdict(list)
     for shares in at_once.values():
-        ways[frozenset(shares)].append(shares)
+        shares_by_cut[frozenset(shares)].append(shares)
     slow: dict[Link, float] = {}
-    for links, times in ways.items():
+    for links, times in shares_by_cut.items():
         best = {link: max(shares[link] for shares in times) for link in links}
-        below = {link: share for link, share in best.items() if share < TAU}
-        if len(times) >= REPEATS and len(below) >= FEWEST:
-            slow |= below
+        slow_links = {link: share for link, share in best.items() if share < TAU}
+        if len(times) >= REPEATS and len(slow_links) >= FEWEST:
+            slow |= slow_links
     return Shared(tuple(sorted(slow)), statistics.median(slow.values())) if slow else None
 
 
@@ -89,9 +89,9 @@ class _Isolated:
         isolated = self._by_link.get((pair.src, pair.dst), self._middle)
         return (pair.gbytes_per_s or 0.0) / isolated if isolated > 0 else 1.0
 
-    def is_known(self, couple: Link) -> bool:
+    def is_known(self, ends: Link) -> bool:
         """Return whether a direction of the couple was measured in isolation and carried data."""
-        return any(self._by_link.get(link, 0.0) > 0 for link in (couple, couple[::-1]))
+        return any(self._by_link.get(link, 0.0) > 0 for link in (ends, ends[::-1]))
 
 
 def _rounds(pairs: tuple[Pair, ...], isolated: _Isolated) -> list[dict[Link, float]]:
@@ -100,11 +100,11 @@ def _rounds(pairs: tuple[Pair, ...], isolated: _Isolated) -> list[dict[Link, flo
     for pair in pairs:
         if pair.first:
             at_once[pair.round][pair.src, pair.dst] = isolated.share(pair)
-    found: dict[frozenset[frozenset[int]], dict[Link, float]] = {}
+    shares_by_round: dict[frozenset[frozenset[int]], dict[Link, float]] = {}
     for number in sorted(at_once):
         members = frozenset(frozenset(link) for link in at_once[number])
-        lower = found.setdefault(members, dict(at_once[number]))
+        lower = shares_by_round.setdefault(members, dict(at_once[number]))
         for link, share in at_once[number].items():
-            couple = link if link in lower else link[::-1]
-            lower[couple] = min(lower[couple], share)
-    return list(found.values())
+            oriented = link if link in lower else link[::-1]
+            lower[oriented] = min(lower[oriented], share)
+    return list(shares_by_round.values())

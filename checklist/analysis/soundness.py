@@ -46,11 +46,11 @@ T = TypeVar("T")
 
 def sound(measurements: Measurements) -> Measurements:
     """Remove physically impossible values and list each of them in ``unsound``."""
-    run, found = measurements, list(measurements.unsound)
+    run, unsound = measurements, list(measurements.unsound)
     ceilings, nodes = Ceilings.of(run), run.nodes_by_rank
 
-    def kept(items: Iterable[T], look: Callable[[T], tuple[T | None, Iterable[Unsound]]]) -> tuple[T, ...]:
-        return _kept(items, look, found)
+    def kept(items: Iterable[T], check: Callable[[T], tuple[T | None, Iterable[Unsound]]]) -> tuple[T, ...]:
+        return _filter(items, check, unsound)
 
     return replace(
         run,
@@ -61,30 +61,30 @@ def sound(measurements: Measurements) -> Measurements:
         collectives=kept(run.collectives, lambda item: _collective(item, ceilings)),
         pairs=kept(run.pairs, lambda pair: _pair(pair, ceilings)),
         counters=kept(run.counters, _counters),
-        unsound=tuple(dict.fromkeys(found)),
+        unsound=tuple(dict.fromkeys(unsound)),
     )
 
 
 def sound_pairs(pairs: Iterable[Pair], ceilings: Ceilings) -> tuple[Pair, ...]:
     """Return the pairs whose values are physically possible."""
-    return _kept(pairs, lambda pair: _pair(pair, ceilings), [])
+    return _filter(pairs, lambda pair: _pair(pair, ceilings), [])
 
 
 def sound_records(records: Iterable[Record]) -> tuple[Record, ...]:
     """Return the records of earlier runs whose values are physically possible."""
-    return tuple(item for item in records if not wrong(item.value, item.unit, none_above(item.unit)))
+    return tuple(item for item in records if not why_impossible(item.value, item.unit, none_above(item.unit)))
 
 
-def wrong(value: float | None, unit: str = "s", most: Ceiling | None = None) -> str | None:
-    """Return why a time or rate (with ceiling ``most``) is impossible; None if it is possible or missing."""
+def why_impossible(value: float | None, unit: str = "s", ceiling: Ceiling | None = None) -> str | None:
+    """Return why a time, or a rate with a ceiling, is impossible; None if it is possible or missing."""
     if value is None:
         return None
     if not math.isfinite(value):
         return "no number"
     if value <= 0:
-        return "negative" if value < 0 else "no rate" if most else "no time at all"
-    if most is not None and value > most.value:
-        return f"more than {most.value:.4g} {unit}, {most.words}"
+        return "negative" if value < 0 else "no rate" if ceiling else "no time at all"
+    if ceiling is not None and value > ceiling.value:
+        return f"more than {ceiling.value:.4g} {unit}, {ceiling.words}"
     return None
 
 
@@ -92,20 +92,20 @@ def unsound_times(
     seconds: Sequence[float], *, check: str, what: str, node: int, rank: int, dst: int | None = None
 ) -> list[Unsound]:
     """Report the first impossible time of a rank; empty if all are possible."""
-    bad = next(((one, why) for one in seconds if (why := wrong(one))), None)
+    bad = next(((value, reason) for value in seconds if (reason := why_impossible(value))), None)
     return [] if bad is None else _Source(check, node, rank, dst).bad(what, bad[0], "s", bad[1])
 
 
-def _kept(
-    items: Iterable[T], look: Callable[[T], tuple[T | None, Iterable[Unsound]]], found: list[Unsound]
+def _filter(
+    items: Iterable[T], check: Callable[[T], tuple[T | None, Iterable[Unsound]]], unsound: list[Unsound]
 ) -> tuple[T, ...]:
-    kept = []
+    accepted = []
     for item in items:
-        left, bad = look(item)
-        found += bad
-        if left is not None:
-            kept.append(left)
-    return tuple(kept)
+        cleaned, problems = check(item)
+        unsound += problems
+        if cleaned is not None:
+            accepted.append(cleaned)
+    return tuple(accepted)
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ class _Source:
     rank: int | None = None
     dst: int | None = None
 
-    def bad(self, what: str, value: object, unit: str, why: str | None) -> list[Unsound]:
-        if why is None:
+    def bad(self, what: str, value: object, unit: str, reason: str | None) -> list[Unsound]:
+        if reason is None:
             return []
         text = f"{value:.4g}" if isinstance(value, float) else str(value)
         return [
@@ -127,7 +127,7 @@ class _Source:
                 what=what,
                 value=text,
                 unit=unit,
-                why=why,
+                why=reason,
                 node=self.node,
                 rank=self.rank,
                 dst=self.dst,
@@ -147,38 +147,39 @@ def _not_finite(value: float | None) -> str | None:
 
 def _facts(fact: Facts) -> tuple[Facts, list[Unsound]]:
     changes: dict[str, Any] = {}
-    found: list[Unsound] = []
-    for check, field, unit, why in (
+    unsound: list[Unsound] = []
+    for check, field, unit, reason in (
         ("clock", "clock_offset_s", "s", _not_finite(fact.clock_offset_s)),
-        ("clock", "clock_offset_error_s", "s", _wrong_or_zero(fact.clock_offset_error_s)),
+        ("clock", "clock_offset_error_s", "s", _why_impossible_or_zero(fact.clock_offset_error_s)),
         ("shared-memory", "shm_bytes", "bytes", _negative(fact.shm_bytes)),
         ("memlock", "memlock_bytes", "bytes", _negative_limit(fact.memlock_bytes)),
     ):
-        if why:
-            found += _Source(check, fact.node, fact.rank).bad(field, getattr(fact, field), unit, why)
+        if reason:
+            unsound += _Source(check, fact.node, fact.rank).bad(field, getattr(fact, field), unit, reason)
             changes[field] = None
     if "clock_offset_error_s" in changes:  # an offset of unknown error is useless
         changes["clock_offset_s"] = None
     nics = tuple(
-        replace(nic, gbps=None) if nic.gbps is not None and wrong(nic.gbps) else nic for nic in fact.nics
+        replace(nic, gbps=None) if nic.gbps is not None and why_impossible(nic.gbps) else nic
+        for nic in fact.nics
     )
     for nic in fact.nics:
-        why = None if nic.gbps is None else wrong(nic.gbps)
-        found += _Source("interface", fact.node, fact.rank).bad(
-            f"rate of {nic.name}", nic.gbps, "Gbit/s", why
+        reason = None if nic.gbps is None else why_impossible(nic.gbps)
+        unsound += _Source("interface", fact.node, fact.rank).bad(
+            f"rate of {nic.name}", nic.gbps, "Gbit/s", reason
         )
     ports = fact.rdma_ports and tuple(
-        replace(port, gbps=None) if wrong(port.gbps) else port for port in fact.rdma_ports
+        replace(port, gbps=None) if why_impossible(port.gbps) else port for port in fact.rdma_ports
     )
     for port in fact.rdma_ports or ():
         source = _Source("rdma", fact.node, fact.rank)
-        found += source.bad(f"rate of {port.name}", port.gbps, "Gbit/s", wrong(port.gbps))
-    return (replace(fact, nics=nics, rdma_ports=ports, **changes) if found else fact), found
+        unsound += source.bad(f"rate of {port.name}", port.gbps, "Gbit/s", why_impossible(port.gbps))
+    return (replace(fact, nics=nics, rdma_ports=ports, **changes) if unsound else fact), unsound
 
 
-def _wrong_or_zero(value: float | None) -> str | None:
+def _why_impossible_or_zero(value: float | None) -> str | None:
     """Return as :func:`wrong`, but allow zero."""
-    return None if value == 0 else wrong(value)
+    return None if value == 0 else why_impossible(value)
 
 
 def _negative_limit(value: int | None) -> str | None:
@@ -187,33 +188,39 @@ def _negative_limit(value: int | None) -> str | None:
 
 def _health(state: GpuHealth, node: int | None) -> tuple[GpuHealth, list[Unsound]]:
     source = _Source("gpu-health", node, state.rank)
-    whys = {field: _negative(getattr(state, field)) for field in _COUNTS}
-    whys |= {field: _not_finite(getattr(state, field)) for field in _FLOATS}
-    found = [one for name, why in whys.items() for one in source.bad(name, getattr(state, name), "", why)]
-    changes: dict[str, Any] = {field: None for field, why in whys.items() if why}
+    reasons = {field: _negative(getattr(state, field)) for field in _COUNTS}
+    reasons |= {field: _not_finite(getattr(state, field)) for field in _FLOATS}
+    unsound = [
+        each
+        for name, reason in reasons.items()
+        for each in source.bad(name, getattr(state, name), "", reason)
+    ]
+    changes: dict[str, Any] = {field: None for field, reason in reasons.items() if reason}
     errors = state.nvlink_errors or {}
     for kind, number in errors.items():
-        found += source.bad(f"NVLink {kind}", number, "", _negative(number))
+        unsound += source.bad(f"NVLink {kind}", number, "", _negative(number))
     if any(number < 0 for number in errors.values()):
         changes["nvlink_errors"] = {kind: number for kind, number in errors.items() if number >= 0}
-    return replace(state, **changes), found
+    return replace(state, **changes), unsound
 
 
 def _probe(probe: Probe) -> tuple[Probe, list[Unsound]]:
-    why = wrong(probe.seconds)
-    if why is None:
+    reason = why_impossible(probe.seconds)
+    if reason is None:
         return probe, []
     source = _Source("mesh", probe.src, dst=probe.dst)
-    return replace(probe, seconds=None), source.bad("seconds", probe.seconds, "s", why)
+    return replace(probe, seconds=None), source.bad("seconds", probe.seconds, "s", reason)
 
 
 def _local(local: Local, node: int | None, ceilings: Ceilings) -> tuple[Local | None, list[Unsound]]:
     kind = LOCALS.get(local.what)
     if kind is None or local.value is None:
         return local, []
-    most = ceilings.local(local.rank, local.what)
+    ceiling = ceilings.local(local.rank, local.what)
     values = (local.value, *local.samples)
-    bad = next(((value, why) for value in values if (why := wrong(value, kind.unit, most))), None)
+    bad = next(
+        ((value, reason) for value in values if (reason := why_impossible(value, kind.unit, ceiling))), None
+    )
     if bad is None:
         return local, []
     return None, _Source(kind.check, node, local.rank).bad(local.what, bad[0], kind.unit, bad[1])
@@ -221,50 +228,52 @@ def _local(local: Local, node: int | None, ceilings: Ceilings) -> tuple[Local | 
 
 def _collective(item: Collective, ceilings: Ceilings) -> tuple[Collective, list[Unsound]]:
     """Drop impossible times and rates; the result of the check for correct values stays."""
-    rate, most = item.busbw_gbytes_per_s, ceilings.world(item)
+    rate, ceiling = item.busbw_gbytes_per_s, ceilings.world(item)
     values = (
-        (item.seconds_median, "s", wrong(item.seconds_median)),
-        (item.seconds_p95, "s", wrong(item.seconds_p95)),
-        (rate, "GB/s", wrong(rate, "GB/s", most) if item.ranks > 1 else _not_finite(rate)),
+        (item.seconds_median, "s", why_impossible(item.seconds_median)),
+        (item.seconds_p95, "s", why_impossible(item.seconds_p95)),
+        (rate, "GB/s", why_impossible(rate, "GB/s", ceiling) if item.ranks > 1 else _not_finite(rate)),
     )
-    bad = next(((value, unit, why) for value, unit, why in values if why), None)
+    bad = next(((value, unit, reason) for value, unit, reason in values if reason), None)
     if bad is None:
         return item, []
     small = item.op == "barrier" or item.bytes <= SMALL_BYTES
     source = _Source("latency" if small else "bandwidth")
-    cleared = replace(
+    cleaned = replace(
         item, seconds_median=None, seconds_p95=None, algbw_gbytes_per_s=None, busbw_gbytes_per_s=None
     )
-    return cleared, source.bad(f"{item.op} of {item.bytes} bytes ({item.dtype})", *bad)
+    return cleaned, source.bad(f"{item.op} of {item.bytes} bytes ({item.dtype})", *bad)
 
 
 def _pair(pair: Pair, ceilings: Ceilings) -> tuple[Pair | None, list[Unsound]]:
-    most = ceilings.pair(pair.src, pair.dst)
+    ceiling = ceilings.pair(pair.src, pair.dst)
     for rate in (pair.gbytes_per_s, pair.gbytes_per_s_p95, *pair.rails):
-        if why := wrong(rate, "GB/s", most):
-            return None, _Source("pairs", pair.src, dst=pair.dst).bad("bandwidth", rate, "GB/s", why)
-    again, sent = pair.retransmitted, pair.segments
-    why = _negative(again) or _negative(sent)
-    if why is None and again is not None and sent is not None and again > sent:
-        why = "more than were sent"
-    if why is None:
+        if reason := why_impossible(rate, "GB/s", ceiling):
+            return None, _Source("pairs", pair.src, dst=pair.dst).bad("bandwidth", rate, "GB/s", reason)
+    retransmitted, segments = pair.retransmitted, pair.segments
+    reason = _negative(retransmitted) or _negative(segments)
+    if reason is None and retransmitted is not None and segments is not None and retransmitted > segments:
+        reason = "more than were sent"
+    if reason is None:
         return pair, []
-    found = _Source("loss", pair.src, dst=pair.dst).bad("segments sent again", f"{again} of {sent}", "", why)
-    return replace(pair, segments=None, retransmitted=None), found
+    unsound = _Source("loss", pair.src, dst=pair.dst).bad(
+        "segments sent again", f"{retransmitted} of {segments}", "", reason
+    )
+    return replace(pair, segments=None, retransmitted=None), unsound
 
 
-def _counters(counted: Counters) -> tuple[Counters, list[Unsound]]:
-    source = _Source("loss", counted.node)
-    found: list[Unsound] = []
+def _counters(counters: Counters) -> tuple[Counters, list[Unsound]]:
+    source = _Source("loss", counters.node)
+    unsound: list[Unsound] = []
     changes: dict[str, Any] = {}
     for name in ("tcp_segments", "tcp_retransmitted", "carrier_changes"):
-        if why := _negative(getattr(counted, name)):
-            found += source.bad(name, getattr(counted, name), "", why)
+        if reason := _negative(getattr(counters, name)):
+            unsound += source.bad(name, getattr(counters, name), "", reason)
             changes[name] = None
     for name in ("rdma_errors", "port_errors"):
-        errors: dict[str, int] = getattr(counted, name) or {}
-        for port, grown in errors.items():
-            found += source.bad(port, grown, "", _negative(grown))
-        if any(grown < 0 for grown in errors.values()):
-            changes[name] = {port: grown for port, grown in errors.items() if grown >= 0}
-    return (replace(counted, **changes) if changes else counted), found
+        errors: dict[str, int] = getattr(counters, name) or {}
+        for port, increase in errors.items():
+            unsound += source.bad(port, increase, "", _negative(increase))
+        if any(increase < 0 for increase in errors.values()):
+            changes[name] = {port: increase for port, increase in errors.items() if increase >= 0}
+    return (replace(counters, **changes) if changes else counters), unsound

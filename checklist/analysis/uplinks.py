@@ -14,11 +14,11 @@ def uplinks(slow: Collection[Link], measured: Iterable[Link]) -> tuple[tuple[int
     The order of a link's ends is irrelevant. A group is a connected component of the graph of healthy pairs,
     so no topology labels are needed. A group of one is a node fault, which the diagnosis reports.
     """
-    broken = {(min(link), max(link)) for link in slow}
-    seen = {(min(link), max(link)) for link in measured}
-    if len(broken) < FEWEST_LINKS:
+    slow_links = {(min(link), max(link)) for link in slow}
+    measured_links = {(min(link), max(link)) for link in measured}
+    if len(slow_links) < FEWEST_LINKS:
         return ()
-    group: dict[int, int] = {node: node for link in seen for node in link}
+    group: dict[int, int] = {node: node for link in measured_links for node in link}
 
     def head(node: int) -> int:
         while group[node] != node:
@@ -26,12 +26,12 @@ def uplinks(slow: Collection[Link], measured: Iterable[Link]) -> tuple[tuple[int
             node = group[node]
         return node
 
-    for a, b in seen - broken:
+    for a, b in measured_links - slow_links:
         group[head(a)] = head(b)
     members: dict[int, list[int]] = {}
     for node in sorted(group):
         members.setdefault(head(node), []).append(node)
-    groups = sorted((tuple(one) for one in members.values()), key=lambda one: (len(one), one))
-    if len(groups) < 2 or len(groups[0]) < 2 or any(head(a) == head(b) for a, b in broken):
+    groups = sorted((tuple(nodes) for nodes in members.values()), key=lambda one: (len(one), one))
+    if len(groups) < 2 or len(groups[0]) < 2 or any(head(a) == head(b) for a, b in slow_links):
         return ()
     return tuple(groups)

@@ -38,7 +38,7 @@ def table() -> dict[str, Advice]:
     }
 
 
-class _Known(dict[str, Any]):
+class _Placeholders(dict[str, Any]):
     def __missing__(self, key: str) -> str:
         return f"<{key}>"
 
@@ -58,11 +58,11 @@ def finding(
     """Build a finding with its advice. ``known`` fills the placeholders; the rest are shown unfilled."""
     advice = table()[code]
     names, maybe, numbers = tuple(nodes), tuple(suspects), tuple(ranks)
-    values = _Known(known) | {
+    values = _Placeholders(known) | {
         "nodes": " ".join(names) or " ".join(maybe) or "<node>",
         "ranks": ", ".join(map(str, numbers)),
     }
-    values = _Known(values)
+    values = _Placeholders(values)
     return Finding(
         check=check,
         code=code,

@@ -68,16 +68,16 @@ def compare(
     A threshold replaces the expectation; peers are given as (verdict, median).
     """
     comparisons = [
-        each
-        for each in (
+        result
+        for result in (
             _compare_with_floor(value, threshold),
             _compare_with_expectation(value, expectation if threshold is None else None),
             _compare_with_peers(value, against_peers),
             compare_with_history(past),
         )
-        if each.level is not None
+        if result.level is not None
     ]
-    at_fault = (each for each in comparisons if each.level != "PASS")
+    at_fault = (result for result in comparisons if result.level != "PASS")
     return next(at_fault, comparisons[0] if comparisons else Comparison())
 
 

@@ -1,4 +1,4 @@
-"""Input of the judges (measurements and references) and constructors of their judgements."""
+"""Input of the judges (measurements and references) and constructors of their judgments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from checklist.analysis.baseline import (
 from checklist.analysis.diagnosis import Diagnosis
 from checklist.analysis.expectation import Expectation, Wiring
 from checklist.analysis.paths import Paths
-from checklist.analysis.recurrence import Look
+from checklist.analysis.recurrence import Sightings
 from checklist.judging.thresholds import Key, Table, Threshold
 from checklist.judging.wiring import wiring_of
 from checklist.measurements import Facts, Measurements, PhaseName
@@ -49,7 +49,7 @@ Records = list[Measured]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judgement:
+class Judgment:
     """Result of one check, plus the figures it adds to the history."""
 
     result: CheckResult | Skipped
@@ -70,7 +70,7 @@ class JudgingContext:
     """Whether the history is discarded and restarts with this run."""
     pairs_seen: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """Time of the last measurement of each pair of nodes in earlier runs, Unix time."""
-    looks: tuple[Look, ...] = ()
+    looks: tuple[Sightings, ...] = ()
     """Records of intermittent faults from earlier runs."""
     system: str | None = None
     """User's name for this system, looked up first in the table of thresholds."""
@@ -94,14 +94,14 @@ class JudgingContext:
         for fact in sorted(run.facts, key=lambda fact: fact.rank):
             first.setdefault(fact.node, fact)
         names = run.names
-        same = Counter(names.values())
+        counts = Counter(names.values())
         identity = {
             "setting": setting_of(run),
             "leaders": tuple(first[node] for node in sorted(first)),
             "wiring": wiring_of(run, tuple(first[node] for node in sorted(first))),
             "nodes_by_rank": run.nodes_by_rank,
             "paths": Paths.of(first.values(), max((run.nodes_asked - 1, *first)) + 1),
-            "_names": {n: f"{name} (node {n})" if same[name] > 1 else name for n, name in names.items()},
+            "_names": {n: f"{name} (node {n})" if counts[name] > 1 else name for n, name in names.items()},
         }
         for name, value in identity.items():
             object.__setattr__(self, name, value)
@@ -144,8 +144,8 @@ class JudgingContext:
         """Return the UUIDs of the GPUs used by each node's ranks."""
         by_node: dict[str, tuple[str, ...]] = {}
         for fact in self.facts:
-            name, own = self._names[fact.node], fact.gpu_uuids[fact.local_rank :][:1]
-            by_node[name] = (*by_node.get(name, ()), *own)
+            name, uuids = self._names[fact.node], fact.gpu_uuids[fact.local_rank :][:1]
+            by_node[name] = (*by_node.get(name, ()), *uuids)
         return by_node
 
     # ---- references
@@ -171,7 +171,7 @@ class JudgingContext:
         if self.local or size_bytes is None or not self.leaders:
             return None
         if self.expect is not None and op == "all_reduce" and largest:
-            return expectation.given(self.expect)
+            return expectation.user_expectation(self.expect)
         if not self.cuda and op != expectation.PAIR:
             return None  # no figures of gloo's collectives are published
         return expectation.expect(self.wiring, op, size_bytes, algorithm)
@@ -183,21 +183,25 @@ class JudgingContext:
         """
         kinds = dict.fromkeys((fact.instance_type, fact.gpu_names) for fact in self.leaders)
         rows = [self._row(self.systems(*kind), op, size_bytes, algorithm) for kind in kinds]
-        known = [row for row in rows if row is not None]
-        return min(known, key=lambda row: row.floor) if known and len(known) == len(rows) else None
+        applicable = [row for row in rows if row is not None]
+        return (
+            min(applicable, key=lambda row: row.floor)
+            if applicable and len(applicable) == len(rows)
+            else None
+        )
 
     def thresholds_by_rank(self, op: str) -> dict[int, Threshold]:
         """Return the threshold of each rank's own figure, by its machine and GPU."""
         rows: dict[tuple[str | None, tuple[str, ...]], Threshold | None] = {}
-        found = {}
+        thresholds = {}
         for fact in self.facts:
             kind = (fact.instance_type, fact.gpu_names[fact.local_rank :][:1])
             if kind not in rows:
                 rows[kind] = self._row(self.systems(*kind), op, None)
             row = rows[kind]
             if row is not None:
-                found[fact.rank] = row
-        return found
+                thresholds[fact.rank] = row
+        return thresholds
 
     def _row(
         self, systems: tuple[str, ...], op: str, size_bytes: int | None, algorithm: str | None = None
@@ -231,7 +235,7 @@ class JudgingContext:
 
     def _of(self, *key: object) -> tuple[Record, ...]:
         """Return the records of one figure (setting, op, bytes) from earlier runs."""
-        return tuple(one for one in self.history if (one.setting, one.op, one.bytes) == key)
+        return tuple(record for record in self.history if (record.setting, record.op, record.bytes) == key)
 
     def same(self, record: Record) -> tuple[Record, ...]:
         """Return the records of the same figure from earlier runs."""
@@ -257,43 +261,45 @@ class JudgingContext:
         except UserError:
             return ""
 
-    # ---- judgements
+    # ---- judgments
 
     def ran(self, phase: PhaseName) -> bool:
         """Return whether the phase finished."""
         run = self.measurements.phase(phase)
         return run is not None and run.status == "done"
 
-    def unmeasured(self, check: str, phase: PhaseName) -> Judgement:
+    def unmeasured(self, check: str, phase: PhaseName) -> Judgment:
         """Return NO-VERDICT with the phase's own reason."""
         run = self.measurements.phase(phase)
         if run is None:
-            why = f"phase {phase} did not run"
+            reason = f"phase {phase} did not run"
         elif run.status == "done":
-            why = f"phase {phase} has measured nothing of it"
+            reason = f"phase {phase} has measured nothing of it"
         else:
-            why = f"phase {phase} {run.status}" + (f": {run.reason}" if run.reason else "")
-        return no_verdict(check, f"Not measured: {why}.")
+            reason = f"phase {phase} {run.status}" + (f": {run.reason}" if run.reason else "")
+        return no_verdict(check, f"Not measured: {reason}.")
 
 
-def answer(
+def decide(
     check: str,
-    good: str,
+    passed: str,
     findings: Iterable[Finding] = (),
     *,
     nodes: Iterable[str] = (),
     figures: Iterable[Figure] = (),
     records: Iterable[Measured] = (),
-) -> Judgement:
-    """Return PASS with ``good`` as the reason, or the worst finding."""
-    given = tuple(findings)
-    worst = worst_of([finding.verdict for finding in given])
-    titles = [finding.title for finding in given if finding.verdict == worst]
-    reason = good if not titles else titles[0] + (f" And {len(titles) - 1} more." if len(titles) > 1 else "")
+) -> Judgment:
+    """Return PASS with ``passed`` as the reason, or the worst finding."""
+    all_findings = tuple(findings)
+    worst = worst_of([finding.verdict for finding in all_findings])
+    titles = [finding.title for finding in all_findings if finding.verdict == worst]
+    reason = (
+        passed if not titles else titles[0] + (f" And {len(titles) - 1} more." if len(titles) > 1 else "")
+    )
     result = CheckResult(
         check=check, verdict=worst, reason=reason, measured=True, nodes=tuple(nodes), figures=tuple(figures)
     )
-    return Judgement(result=result, findings=given, records=tuple(records))
+    return Judgment(result=result, findings=all_findings, records=tuple(records))
 
 
 def no_verdict(
@@ -305,7 +311,7 @@ def no_verdict(
     figures: Iterable[Figure] = (),
     findings: Iterable[Finding] = (),
     records: Iterable[Measured] = (),
-) -> Judgement:
+) -> Judgment:
     """Return NO-VERDICT: not measured, or measured without a reference."""
     result = CheckResult(
         check=check,
@@ -315,12 +321,12 @@ def no_verdict(
         nodes=tuple(nodes),
         figures=tuple(figures),
     )
-    return Judgement(result=result, findings=tuple(findings), records=tuple(records))
+    return Judgment(result=result, findings=tuple(findings), records=tuple(records))
 
 
-def skipped(check: str, reason: str) -> Judgement:
-    """Return the judgement of a check that does not apply, for ``reason``."""
-    return Judgement(result=Skipped(check=check, reason=reason))
+def skipped(check: str, reason: str) -> Judgment:
+    """Return the judgment of a check that does not apply, for ``reason``."""
+    return Judgment(result=Skipped(check=check, reason=reason))
 
 
 def worst_of(verdicts: Iterable[Verdict]) -> Verdict:
@@ -328,7 +334,7 @@ def worst_of(verdicts: Iterable[Verdict]) -> Verdict:
     return max(verdicts, key=ORDER.index, default="PASS")
 
 
-def few(names: tuple[str, ...]) -> str:
+def shorten(names: tuple[str, ...]) -> str:
     """Format names, shortened to the first few if there are many."""
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     return ", ".join(names[:_MAX_NAMES]) + more

@@ -135,9 +135,9 @@ class Table:
         )
 
 
-def table(own: Path | None = None) -> Table:
+def table(user_file: Path | None = None) -> Table:
     """Load the user's rows followed by the shipped ones. Raises UserError for a bad file."""
-    rows = () if own is None else read(own, own=True)
+    rows = () if user_file is None else read(user_file, user=True)
     return Table((*rows, *_shipped()))
 
 
@@ -146,11 +146,11 @@ def _shipped() -> tuple[Threshold, ...]:
     return read(SHIPPED)
 
 
-def read(file: Path, *, own: bool = False) -> tuple[Threshold, ...]:
+def read(file: Path, *, user: bool = False) -> tuple[Threshold, ...]:
     """Read the rows of a CSV file. Raises UserError with line, column and value of the first mistake."""
     try:
-        with file.open(newline="", encoding="utf-8-sig") as opened:
-            lines = csv.DictReader(opened, restkey="", restval="", strict=True)
+        with file.open(newline="", encoding="utf-8-sig") as stream:
+            lines = csv.DictReader(stream, restkey="", restval="", strict=True)
             _check_header(file, lines.fieldnames)
             rows = [(lines.line_num, cells) for cells in lines]
     except OSError as error:
@@ -160,7 +160,7 @@ def read(file: Path, *, own: bool = False) -> tuple[Threshold, ...]:
         ) from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{file} is not a CSV file in UTF-8: {error}.", "Save it as CSV, UTF-8.") from None
-    return tuple(_Line(file, number, cells).threshold(own=own) for number, cells in rows)
+    return tuple(_Line(file, number, cells).threshold(user=user) for number, cells in rows)
 
 
 def _check_header(file: Path, names: Iterable[str] | None) -> None:
@@ -191,7 +191,7 @@ class _Line:
         self.where = f"{file}, line {number}"
         self.cells = {name: value.strip() for name, value in cells.items()}
 
-    def threshold(self, *, own: bool) -> Threshold:
+    def threshold(self, *, user: bool) -> Threshold:
         op = self._one_of("op", (*OPS, *LOCALS, PAIR)) or ""
         unit = LOCALS[op].unit if op in LOCALS else "GB/s"
         if self.cells.get("unit", unit) not in ("", unit):
@@ -201,14 +201,14 @@ class _Line:
             raise self._bad("floor", "is missing")
         if warn is not None and warn < floor:
             raise self._bad("warn", f"is below the floor {floor:g}")
-        least, most = self._number("min_bytes"), self._number("max_bytes")
-        if least is not None and most is not None and most < least:
-            raise self._bad("max_bytes", f"is below min_bytes {least:g}")
+        low, high = self._number("min_bytes"), self._number("max_bytes")
+        if low is not None and high is not None and high < low:
+            raise self._bad("max_bytes", f"is below min_bytes {low:g}")
         kind = self._one_of("kind", KINDS) or "proposal"
         return Threshold(
             system=self._text("system"),
             op=op,
-            sizes=Span(low=int(least or 0), high=None if most is None else int(most)),
+            sizes=Span(low=int(low or 0), high=None if high is None else int(high)),
             algorithm=self.cells.get("algorithm") or None,
             gpus=self._span("gpus"),
             nodes=self._span("nodes"),
@@ -218,7 +218,7 @@ class _Line:
             kind="published" if kind == "published" else "proposal",
             measured=self._number("measured"),
             source=self._text("source"),
-            own=own,
+            own=user,
         )
 
     def _bad(self, column: str, rule: str, advice: str = "") -> UserError:
@@ -234,11 +234,11 @@ class _Line:
             raise self._bad(column, "is missing")
         return value
 
-    def _one_of(self, column: str, known: tuple[str, ...]) -> str | None:
+    def _one_of(self, column: str, choices: tuple[str, ...]) -> str | None:
         value = self.cells.get(column, "")
-        if value in known or (not value and column not in NEEDED):
+        if value in choices or (not value and column not in NEEDED):
             return value or None
-        advice = f"{did_you_mean(value, known)} It takes {', '.join(known)}.".lstrip()
+        advice = f"{did_you_mean(value, choices)} It takes {', '.join(choices)}.".lstrip()
         raise self._bad(column, "is not known", advice)
 
     def _number(self, column: str) -> float | None:

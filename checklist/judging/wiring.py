@@ -50,15 +50,15 @@ def _link(run: Measurements, leaders: Sequence[Facts], gpus: int) -> tuple[str |
     """Return kind and rate (GB/s, one direction) of a GPU's link, and whether NVLS is supported."""
     names = {name for fact in leaders for name in fact.gpu_names}
     models = [hardware.find_gpu_by_nvml_name(name) for name in sorted(names)]
-    known = [model for model in models if model is not None and model.interconnect_gbps is not None]
-    if not known or len(known) < len(models):
+    with_rate = [model for model in models if model is not None and model.interconnect_gbps is not None]
+    if not with_rate or len(with_rate) < len(models):
         return None, None, False
-    slowest = min(known, key=lambda model: model.interconnect_gbps or 0)
+    slowest = min(with_rate, key=lambda model: model.interconnect_gbps or 0)
     kind = _kind(slowest)
     bridges = _bridges(run) if kind == "pcie" and gpus == 2 else None
     if bridges is not None:
         return "nvlink", bridges, False
-    sharp = kind == "nvlink" and all(nvlink_sharp(model.architecture) for model in known)
+    sharp = kind == "nvlink" and all(nvlink_sharp(model.architecture) for model in with_rate)
     return kind, (slowest.interconnect_gbps or 0) / 2, sharp  # the table counts both directions
 
 
@@ -83,13 +83,13 @@ def _bridges(run: Measurements) -> float | None:
 def _network(run: Measurements, leaders: Sequence[Facts], gpus: int) -> _Network | None:
     """Return the GPU network of a node: its machine type's, else its RDMA ports, else its Ethernet."""
     machine = _machine(leaders)
-    of_type = None if machine is None else _of_machine(machine, gpus)
-    if of_type is not None:
-        return of_type
-    plain = machine is not None and machine.fabric.startswith(("ENA", "gVNIC", "Ethernet"))
-    found = None if plain else _of_ports(leaders, run.environment)
-    if found is not None or any(fact.rdma_ports for fact in leaders if not plain):
-        return found
+    machine_network = None if machine is None else _of_machine(machine, gpus)
+    if machine_network is not None:
+        return machine_network
+    no_rdma = machine is not None and machine.fabric.startswith(("ENA", "gVNIC", "Ethernet"))
+    ports = None if no_rdma else _of_ports(leaders, run.environment)
+    if ports is not None or any(fact.rdma_ports for fact in leaders if not no_rdma):
+        return ports
     return _ethernet(leaders)
 
 
@@ -98,12 +98,12 @@ def _machine(leaders: Sequence[Facts]) -> Instance | None:
     name = kinds.pop() if len(kinds) == 1 else None
     try:
         return None if name is None else hardware.instance(name)
-    except UserError:  # a machine type that the table doesn't have
+    except UserError:  # a machine type that the table does not have
         return None
 
 
 def _of_machine(machine: Instance, gpus: int) -> _Network | None:
-    """Return the network of a cloud's machine type, scaled to the GPUs in use; None if it isn't listed."""
+    """Return the network of a cloud's machine type, scaled to the GPUs in use; None if it is not listed."""
     fabric = machine.fabric
     efa, ports = _EFA.search(fabric), _PORTS.search(fabric)
     if efa is not None and machine.network_gbps is not None:
@@ -119,24 +119,24 @@ def _of_machine(machine: Instance, gpus: int) -> _Network | None:
     return None
 
 
-def _share(ports: int, gpus: int, of: int) -> int:
+def _share(ports: int, gpus: int, total: int) -> int:
     """Return the ports next to the GPUs in use."""
-    return max(1, round(ports * min(1.0, gpus / of))) if of else ports
+    return max(1, round(ports * min(1.0, gpus / total))) if total else ports
 
 
 def _of_ports(leaders: Sequence[Facts], environment: Mapping[str, str]) -> _Network | None:
     """Return the network of the fastest active RDMA ports that NCCL may use, as most nodes have it."""
     networks: Counter[_Network] = Counter()
     for fact in leaders:
-        usable = [
+        active = [
             port
             for port in fact.rdma_ports or ()
             if port.state in (None, "ACTIVE") and port.gbps and _chosen(port, environment.get("NCCL_IB_HCA"))
         ]
-        if usable:
-            rate = max(port.gbps or 0 for port in usable)
-            same = [port for port in usable if port.gbps == rate]
-            networks[_fabric(fact, same, rate), len(same), rate] += 1
+        if active:
+            rate = max(port.gbps or 0 for port in active)
+            at_rate = [port for port in active if port.gbps == rate]
+            networks[_fabric(fact, at_rate, rate), len(at_rate), rate] += 1
     return networks.most_common(1)[0][0] if networks else None
 
 
@@ -161,9 +161,9 @@ def _chosen(port: RdmaPort, setting: str | None) -> bool:
     exact, names = names.startswith("="), names.lstrip("=")
     device, _, number = port.name.partition("/")
     for name in filter(None, names.split(",")):
-        wanted_device, _, wanted_port = name.partition(":")
-        same = device == wanted_device if exact else device.startswith(wanted_device)
-        if same and wanted_port in ("", number):
+        device_name, _, port_number = name.partition(":")
+        matches = device == device_name if exact else device.startswith(device_name)
+        if matches and port_number in ("", number):
             return not exclude
     return exclude
 

@@ -18,9 +18,9 @@ def of_check(check: CheckResult) -> str:
     by_name: dict[str, list[Figure]] = defaultdict(list)
     for figure in check.figures:
         by_name[figure.name].append(figure)
-    words = [f"{name} {_span(_largest(same))}" for name, same in by_name.items()]
-    more = len(words) - MAX_NAMES
-    return ", ".join(words[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+    texts = [f"{name} {_span(_largest(figures_of_name))}" for name, figures_of_name in by_name.items()]
+    omitted = len(texts) - MAX_NAMES
+    return ", ".join(texts[:MAX_NAMES]) + (f" and {omitted} more" if omitted > 0 else "")
 
 
 def by_rank(result: Result) -> tuple[Row, tuple[Row, ...]]:
@@ -30,9 +30,7 @@ def by_rank(result: Result) -> tuple[Row, tuple[Row, ...]]:
         if local.value is not None:
             values_by_rank[local.rank][local.what].append(local.value)
     loaded = {state.rank: state for state in result.measurements.health if state.when == "loaded"}
-    of_gpus = [
-        field for field in LOADED if any(getattr(state, field) is not None for state in loaded.values())
-    ]
+    units = [field for field in LOADED if any(getattr(state, field) is not None for state in loaded.values())]
     kinds = [
         kind for kind in LOCALS.values() if any(kind.name in figures for figures in values_by_rank.values())
     ]
@@ -41,17 +39,14 @@ def by_rank(result: Result) -> tuple[Row, tuple[Row, ...]]:
         "rank",
         "node",
         *(f"{kind.name}, {kind.unit}" for kind in kinds),
-        *(LOADED[field] for field in of_gpus),
+        *(LOADED[field] for field in units),
     )
     rows = tuple(
         (
             str(rank),
             names.get(nodes.get(rank, -1), ""),
             *(_cell(values_by_rank[rank][kind.name]) for kind in kinds),
-            *(
-                _cell([value] if (value := getattr(loaded.get(rank), field, None)) else [])
-                for field in of_gpus
-            ),
+            *(_cell([value] if (value := getattr(loaded.get(rank), field, None)) else []) for field in units),
         )
         for rank in sorted(values_by_rank)
     )
@@ -71,15 +66,15 @@ def amount(value: float, unit: str) -> str:
     )
 
 
-def _largest(same: Sequence[Figure]) -> list[Figure]:
-    most = max(figure.bytes or 0 for figure in same)
-    return [figure for figure in same if (figure.bytes or 0) == most]
+def _largest(figures: Sequence[Figure]) -> list[Figure]:
+    largest = max(figure.bytes or 0 for figure in figures)
+    return [figure for figure in figures if (figure.bytes or 0) == largest]
 
 
-def _span(same: Sequence[Figure]) -> str:
-    least, most = (pick(figure.value for figure in same) for pick in (min, max))
-    low, high = amount(least, same[0].unit), amount(most, same[0].unit)
-    return high if low == high else f"{low.removesuffix(f' {same[0].unit}')} to {high}"
+def _span(figures: Sequence[Figure]) -> str:
+    low_value, high_value = (pick(figure.value for figure in figures) for pick in (min, max))
+    low, high = amount(low_value, figures[0].unit), amount(high_value, figures[0].unit)
+    return high if low == high else f"{low.removesuffix(f' {figures[0].unit}')} to {high}"
 
 
 def _cell(values: Sequence[float]) -> str:

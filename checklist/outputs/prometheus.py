@@ -1,17 +1,20 @@
-"""Output of the result as a Prometheus textfile, for node_exporter's textfile collector."""
+"""Output of the result to Prometheus: a textfile for node_exporter, or a request to a Pushgateway."""
 
 from __future__ import annotations
 
+import http.client
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from checklist.result import Result, Verdict
 from estimator.errors import UserError
 
 LEVELS: dict[Verdict, int] = {"PASS": 0, "WARN": 1, "FAIL": 2, "NO-VERDICT": 3}
 PREFIX = "training_checklist"
+PUSH_TIMEOUT_S = 10.0
 MAX_PAIRS = 64  # maximum number of pairs, because each is a separate series
 
 
@@ -31,15 +34,46 @@ def write(result: Result, file: Path, cluster: str = "default") -> None:
         ) from None
 
 
+def push(result: Result, gateway: str, cluster: str = "default") -> None:
+    """Replace the cluster's metrics on a Pushgateway. Raises UserError."""
+    check_gateway(gateway)
+    import prometheus_client as prometheus
+
+    registry = prometheus.CollectorRegistry()
+    _fill(result, registry, cluster)
+    key = {"cluster": cluster}
+    try:
+        prometheus.push_to_gateway(gateway, PREFIX, registry, grouping_key=key, timeout=PUSH_TIMEOUT_S)
+    except (OSError, http.client.HTTPException) as error:  # urllib's errors are OSErrors
+        raise UserError(
+            f"The Pushgateway {gateway} did not take the metrics: {error}.",
+            "Check its address; in the cluster: http://pushgateway.finetune:9091",
+        ) from None
+
+
 def check(file: Path) -> None:
     """Check in advance that the file can be written. Raises UserError."""
-    if importlib.util.find_spec("prometheus_client") is None:
-        raise UserError(
-            "A Prometheus textfile needs the prometheus_client library, which is not installed.",
-            "pip install prometheus_client",
-        )
+    _check_library("A Prometheus textfile")
     if file.suffix != ".prom":
         raise UserError(f"The Prometheus textfile is called {file.name!r}.", "Its name must end in .prom.")
+
+
+def check_gateway(gateway: str) -> None:
+    """Check in advance that the address can be one of a Pushgateway. Raises UserError."""
+    _check_library("A Pushgateway")
+    address = urlsplit(gateway)
+    if address.scheme not in ("http", "https") or not address.hostname or address.password:
+        raise UserError(
+            "--pushgateway is no http(s) address without a password.", "Write --pushgateway http://HOST:9091"
+        )
+
+
+def _check_library(what: str) -> None:
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise UserError(
+            f"{what} needs the prometheus_client library, which is not installed.",
+            "pip install prometheus_client",
+        )
 
 
 def _fill(result: Result, registry: Any, cluster: str) -> None:
@@ -90,7 +124,7 @@ def _fill(result: Result, registry: Any, cluster: str) -> None:
     _pairs(result, put)
 
 
-def _gpus(result: Result, put: Callable[..., None]) -> None:
+def _gpus(result: Result, set_gauge: Callable[..., None]) -> None:
     """Add the worst finding of each GPU."""
     worst: dict[str, float] = {}
     for finding in result.findings:
@@ -100,24 +134,26 @@ def _gpus(result: Result, put: Callable[..., None]) -> None:
     for fact in result.measurements.facts:
         for uuid in fact.gpu_uuids[fact.local_rank :][:1]:
             description = "Of each GPU, by what was found against it: 0 nothing, 1 warn, 2 fail"
-            put("gpu_verdict", description, worst.get(uuid, 0), node=names[fact.node], gpu=uuid)
+            set_gauge("gpu_verdict", description, worst.get(uuid, 0), node=names[fact.node], gpu=uuid)
 
 
-def _pairs(result: Result, put: Callable[..., None]) -> None:
+def _pairs(result: Result, set_gauge: Callable[..., None]) -> None:
     """Add each node's best pair by direction, and the slowest pairs."""
     names = dict(zip(result.measurements.nodes, result.nodes, strict=True))
     if result.diagnosis is not None:
-        ways = {"sent": result.diagnosis.transmit, "received": result.diagnosis.receive}
-        for way, best in ways.items():
+        directions = {"sent": result.diagnosis.transmit, "received": result.diagnosis.receive}
+        for direction, best in directions.items():
             for node, value in enumerate(best):
                 if value is not None and node in names:
                     description = "The best that the node sent to any other, or received, GB/s"
-                    put("node_pair_gbytes_per_second", description, value, node=names[node], way=way)
-    reached: dict[tuple[str, str], float] = {}
+                    set_gauge(
+                        "node_pair_gbytes_per_second", description, value, node=names[node], way=direction
+                    )
+    rates: dict[tuple[str, str], float] = {}
     for pair in result.measurements.pairs:
         if pair.src in names and pair.dst in names:
-            ends = names[pair.src], names[pair.dst]
-            reached[ends] = max(pair.gbytes_per_s or 0.0, reached.get(ends, 0.0))
-    for src, dst in sorted(reached, key=reached.__getitem__)[:MAX_PAIRS]:
+            names_of_pair = names[pair.src], names[pair.dst]
+            rates[names_of_pair] = max(pair.gbytes_per_s or 0.0, rates.get(names_of_pair, 0.0))
+    for src, dst in sorted(rates, key=rates.__getitem__)[:MAX_PAIRS]:
         description = f"The {MAX_PAIRS} slowest pairs of nodes, GB/s; 0: it failed"
-        put("pair_gbytes_per_second", description, reached[src, dst], src=src, dst=dst)
+        set_gauge("pair_gbytes_per_second", description, rates[src, dst], src=src, dst=dst)

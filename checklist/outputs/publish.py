@@ -23,7 +23,7 @@ from estimator.errors import UserError
 from estimator.hardware.cluster import api
 
 STANDARD_OUTPUT = "-"
-Output = Literal["prometheus", "cloudwatch", "nodes", "webhook"]
+Output = Literal["prometheus", "pushgateway", "cloudwatch", "nodes", "webhook"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,10 +34,12 @@ class Outputs:
     """Post to the address in $CHECKLIST_WEBHOOK_URL, which is read when needed and never shown."""
     prometheus: Path | None = None
     """Textfile for node_exporter; its name ends in .prom."""
+    pushgateway: str | None = None
+    """Address of a Prometheus Pushgateway."""
     cloudwatch: str | None = None
     """File to append the line to; "-" for standard output."""
     mark: taint.How | None = None
-    """How to mark nodes of a Kubernetes cluster; None: don't mark them."""
+    """How to mark nodes of a Kubernetes cluster; None: do not mark them."""
     apply: bool = False
     """Mark the nodes; otherwise only print the intended changes."""
     most_share: float = MAX_SHARE
@@ -63,6 +65,7 @@ def outputs_of(options: OutputOptions, *, cluster: str = "default", context: str
     return Outputs(
         webhook=options.webhook,
         prometheus=options.prometheus,
+        pushgateway=options.pushgateway,
         cloudwatch=options.cloudwatch,
         mark="taint" if options.taint else "label" if options.label else None,
         apply=options.apply,
@@ -92,6 +95,8 @@ def check(outputs: Outputs) -> tuple[str, ...]:
     if outputs.prometheus is not None:
         prometheus.check(outputs.prometheus)
         _check_folder("--prometheus", outputs.prometheus)
+    if outputs.pushgateway is not None:
+        prometheus.check_gateway(outputs.pushgateway)
     if outputs.cloudwatch not in (None, STANDARD_OUTPUT):
         _check_folder("--cloudwatch", Path(outputs.cloudwatch or ""))
     problems = [
@@ -127,7 +132,7 @@ def _check_webhook() -> str | None:
         raise UserError(
             f"--webhook: ${webhook.URL_VARIABLE} is no http(s) address.", "It begins with https://."
         )
-    return webhook.out_of_reach(url)
+    return webhook.unreachable_reason(url)
 
 
 def publish(result: Result, outputs: Outputs) -> tuple[Report, ...]:
@@ -139,6 +144,8 @@ def publish(result: Result, outputs: Outputs) -> tuple[Report, ...]:
     todo: list[tuple[Output, Callable[[], tuple[str, ...]]]] = []
     if outputs.prometheus is not None:
         todo.append(("prometheus", partial(_prometheus, result, outputs.prometheus, outputs.cluster)))
+    if outputs.pushgateway is not None:
+        todo.append(("pushgateway", partial(_pushgateway, result, outputs.pushgateway, outputs.cluster)))
     if outputs.cloudwatch is not None:
         todo.append(("cloudwatch", partial(_cloudwatch, result, outputs.cloudwatch, outputs.cluster)))
     if outputs.mark is not None:
@@ -175,6 +182,11 @@ def _prometheus(result: Result, file: Path, cluster: str) -> tuple[str, ...]:
     return (f"Written for Prometheus: {file}",)
 
 
+def _pushgateway(result: Result, gateway: str, cluster: str) -> tuple[str, ...]:
+    prometheus.push(result, gateway, cluster)
+    return (f"Sent to the Pushgateway: {gateway}",)
+
+
 def _cloudwatch(result: Result, where: str, cluster: str) -> tuple[str, ...]:
     if where == STANDARD_OUTPUT:
         cloudwatch.write(result, sys.stdout, cluster=cluster)
@@ -190,9 +202,9 @@ def _cloudwatch(result: Result, where: str, cluster: str) -> tuple[str, ...]:
     return (f"Written for CloudWatch: {where}",)
 
 
-def _nodes(result: Result, outputs: Outputs, how: taint.How) -> tuple[str, ...]:
+def _nodes(result: Result, outputs: Outputs, method: taint.How) -> tuple[str, ...]:
     return taint.publish(
-        result, apply=outputs.apply, how=how, most_share=outputs.most_share, context=outputs.context
+        result, apply=outputs.apply, method=method, most_share=outputs.most_share, context=outputs.context
     )
 
 

@@ -1,6 +1,6 @@
 """Taints or labels of bad Kubernetes nodes, which keep jobs away, and their removal after recovery.
 
-A taint repels pods that don't tolerate it. A label works the opposite way, because selectors test equality:
+A taint repels pods that do not tolerate it. A label works the opposite way, because selectors test equality:
 healthy nodes have fit=true, bad ones fit=false. Nothing is changed unless requested. The failures of a node
 are stored in an annotation, and its mark is removed only after a later run clears them
 (:func:`checklist.open_failures.still_open`).
@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 from checklist.measurements import record
 from checklist.open_failures import still_open
 from checklist.options import MAX_SHARE
-from checklist.result import Result, Standing
+from checklist.result import OpenFailure, Result
 from estimator.errors import UserError
 from estimator.hardware.cluster.api import (
     ApiRefusedError,
@@ -30,6 +30,7 @@ from estimator.hardware.cluster.api import (
     list_all,
 )
 from estimator.hardware.cluster.nodes import NODES
+from estimator.untrusted import parse_json
 
 KEY = "training-checklist/unfit"  # key of the taint and the annotation
 LABEL = "training-checklist/fit"
@@ -50,7 +51,7 @@ class Node:
     """resourceVersion: the server rejects changes based on an older one."""
     taints: tuple[Mapping[str, Any], ...] = ()
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    reasons: tuple[Standing, ...] = ()
+    reasons: tuple[OpenFailure, ...] = ()
     """Failures it was marked for; () for a marked node: marked by another party, so it is never changed."""
 
     @property
@@ -65,7 +66,7 @@ class NodeChange:
     node: Node
     kind: Literal["mark", "unmark", "fit"]
     """"fit": label a healthy node as fit (labels only)."""
-    reasons: tuple[Standing, ...] = ()
+    reasons: tuple[OpenFailure, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +100,7 @@ def check_share(most_share: float) -> None:
 
 
 def changes(
-    result: Result, nodes: tuple[Node, ...], *, how: How = "taint", most_share: float = MAX_SHARE
+    result: Result, nodes: tuple[Node, ...], *, method: How = "taint", most_share: float = MAX_SHARE
 ) -> Changes:
     """Derive the changes of the cluster's nodes from a result. Raises UserError for an invalid share.
 
@@ -107,53 +108,62 @@ def changes(
     common cause is more likely than that number of bad nodes.
     """
     check_share(most_share)
-    why = _failures(result)
-    known = {node.name: node for node in nodes}
-    refused = [f"{name} is no node of this cluster: it is not marked." for name in why if name not in known]
-    todo = [change for node in nodes if (change := _change(node, result, why.get(node.name, []), how))]
+    problems = _failures(result)
+    node_by_name = {node.name: node for node in nodes}
+    refused = [
+        f"{name} is no node of this cluster: it is not marked."
+        for name in problems
+        if name not in node_by_name
+    ]
+    todo = [
+        change for node in nodes if (change := _change(node, result, problems.get(node.name, []), method))
+    ]
     marked = {node.name for node in nodes if node.marked}
     marked |= {change.node.name for change in todo if change.kind == "mark"}
     marked -= {change.node.name for change in todo if change.kind == "unmark"}
-    allowed = math.floor(most_share * len(nodes))
-    new = [change for change in todo if change.kind == "mark" and not change.node.marked]
-    if new and len(marked) > allowed:
-        names = ", ".join(change.node.name for change in new)
+    limit = math.floor(most_share * len(nodes))
+    added = [change for change in todo if change.kind == "mark" and not change.node.marked]
+    if added and len(marked) > limit:
+        names = ", ".join(change.node.name for change in added)
         refused.append(
             f"{names}: not marked, as {len(marked)} of {len(nodes)} nodes would be, "
             f"more than {most_share:.0%}"
-            f" ({allowed}). Look for a common cause first."
+            f" ({limit}). Look for a common cause first."
         )
-        todo = [change for change in todo if change not in new]
+        todo = [change for change in todo if change not in added]
     return Changes(changes=tuple(todo), refused=tuple(refused))
 
 
-def _failures(result: Result) -> dict[str, list[Standing]]:
+def _failures(result: Result) -> dict[str, list[OpenFailure]]:
     """Return the open failures attributed to each node."""
-    by_node: dict[str, list[Standing]] = {}
+    by_node: dict[str, list[OpenFailure]] = {}
     for item in result.open_failures():
         for name in item.nodes if item.blamed else ():
             by_node.setdefault(name, []).append(item)
     return by_node
 
 
-def _change(node: Node, result: Result, failures: list[Standing], how: How) -> NodeChange | None:
+def _change(node: Node, result: Result, failures: list[OpenFailure], method: How) -> NodeChange | None:
     """Decide the change of a node from its open failures."""
     # Earlier reasons for the mark also count until they are cleared
-    began = result.measurements.started_unix
-    before = still_open(node.reasons, result.checks, result.profile, result.gpus, began)
-    reasons = (*before, *(item for item in failures if _key(item) not in {_key(old) for old in before}))
+    started = result.measurements.started_unix
+    still_failing = still_open(node.reasons, result.checks, result.profile, result.gpus, started)
+    reasons = (
+        *still_failing,
+        *(item for item in failures if _key(item) not in {_key(old) for old in still_failing}),
+    )
     if failures:
-        same = node.marked and {_key(item) for item in reasons} == {_key(item) for item in node.reasons}
-        return None if same else NodeChange(node=node, kind="mark", reasons=reasons)
+        unchanged = node.marked and {_key(item) for item in reasons} == {_key(item) for item in node.reasons}
+        return None if unchanged else NodeChange(node=node, kind="mark", reasons=reasons)
     if node.marked:
         # A mark without stored reasons belongs to another party
-        return NodeChange(node=node, kind="unmark") if node.reasons and not before else None
-    if how == "label" and node.name in result.healthy_nodes and node.labels.get(LABEL) != "true":
+        return NodeChange(node=node, kind="unmark") if node.reasons and not still_failing else None
+    if method == "label" and node.name in result.healthy_nodes and node.labels.get(LABEL) != "true":
         return NodeChange(node=node, kind="fit")
     return None
 
 
-def _key(item: Standing) -> tuple[str, str]:
+def _key(item: OpenFailure) -> tuple[str, str]:
     return item.check, item.profile
 
 
@@ -161,7 +171,7 @@ def publish(
     result: Result,
     *,
     apply: bool = False,
-    how: How = "taint",
+    method: How = "taint",
     most_share: float = MAX_SHARE,
     context: str | None = None,
 ) -> tuple[str, ...]:
@@ -171,54 +181,54 @@ def publish(
     NotAllMarkedError if that, or unchangeable nodes, left some nodes unmarked.
     """
     cluster = Cluster(context)
-    todo = changes(result, cluster.nodes(), how=how, most_share=most_share)
+    todo = changes(result, cluster.nodes(), method=method, most_share=most_share)
     if not apply:
         return (
             *todo.refused,
-            *(_line(change, "would be {} ({}), but this is a dry run.", how) for change in todo.changes),
+            *(_line(change, "would be {} ({}), but this is a dry run.", method) for change in todo.changes),
         )
     lines = list(todo.refused)
-    whole = True
+    complete = True
     for number, change in enumerate(todo.changes):
         try:
-            done = _carry_out(cluster, change, result, how)
+            done = _carry_out(cluster, change, result, method)
         except NodeError as error:  # noqa: PERF203 - errors are handled per node
             lines.append(f"{change.node.name}: left as it is. {error.problem} {error.advice}")
-            whole = False
+            complete = False
         except UserError as error:  # the other nodes would fail too
             if number == 0:
                 raise
-            names = ", ".join(each.node.name for each in todo.changes[number:])
+            names = ", ".join(change_left.node.name for change_left in todo.changes[number:])
             raise NotAllMarkedError(
                 (*lines, f"{names}: left as it is. {error.problem} {error.advice}")
             ) from None
         else:
-            lines += [] if done is None else [_line(done, "{} ({}).", how)]
-    if not whole:
+            lines += [] if done is None else [_line(done, "{} ({}).", method)]
+    if not complete:
         raise NotAllMarkedError(tuple(lines))
     return tuple(lines)
 
 
-def _line(change: NodeChange, text: str, how: How) -> str:
-    what = {"mark": "marked as unfit", "unmark": "no longer marked", "fit": "marked as fit"}[change.kind]
+def _line(change: NodeChange, text: str, method: How) -> str:
+    action = {"mark": "marked as unfit", "unmark": "no longer marked", "fit": "marked as fit"}[change.kind]
     reasons = " ".join(item.title for item in change.reasons)
-    return f"{change.node.name}: {text.format(what, how)} {reasons}".rstrip()
+    return f"{change.node.name}: {text.format(action, method)} {reasons}".rstrip()
 
 
-def _carry_out(cluster: Cluster, change: NodeChange, result: Result, how: How) -> NodeChange | None:
+def _carry_out(cluster: Cluster, change: NodeChange, result: Result, method: How) -> NodeChange | None:
     """Change a node, read again after a conflict; return None if no change is necessary any more."""
     todo: NodeChange | None = change
     for attempt in range(1, ATTEMPTS + 1):
         if todo is None:
             break
         try:
-            cluster.patch(todo, how)
+            cluster.patch(todo, method)
             break
         except NodeChangedError:
             if attempt == ATTEMPTS:
                 raise
             node = cluster.node(change.node.name)
-            todo = _change(node, result, _failures(result).get(node.name, []), how)
+            todo = _change(node, result, _failures(result).get(node.name, []), method)
     return todo
 
 
@@ -238,7 +248,7 @@ def check(context: str | None = None, *, apply: bool = False) -> None:
     """
     cluster = Cluster(context)
     for verb in ("list", "patch") if apply else ("list",):
-        cluster.ask_leave(verb)
+        cluster.check_permission(verb)
 
 
 class Cluster:
@@ -256,12 +266,12 @@ class Cluster:
         """Read the current state of one node. Raises UserError."""
         return _node(self._ask("get", self._api.get, f"/api/v1/nodes/{name}"))
 
-    def patch(self, change: NodeChange, how: How) -> None:
+    def patch(self, change: NodeChange, method: How) -> None:
         """Mark or unmark one node. Raises UserError, or NodeError if only this node is affected."""
         path = f"/api/v1/nodes/{change.node.name}"
-        self._ask("patch", self._api.patch, path, patch_of(change, how))
+        self._ask("patch", self._api.patch, path, patch_of(change, method))
 
-    def ask_leave(self, verb: str) -> None:
+    def check_permission(self, verb: str) -> None:
         """Check that this account may use ``verb`` on nodes. Raises UserError if not."""
         if not self._ask(verb, self._api.may, verb, "nodes"):
             raise _not_allowed(verb)
@@ -275,19 +285,19 @@ class Cluster:
             raise api_error(error, self._api.server) from None
 
 
-def patch_of(change: NodeChange, how: How) -> dict[str, Any]:
+def patch_of(change: NodeChange, method: How) -> dict[str, Any]:
     """Build the body of the patch. Kubernetes replaces the list of taints, so other taints are included."""
     node, mark = change.node, change.kind == "mark"
     reasons = json.dumps([dataclasses.asdict(item) for item in change.reasons]) if mark else None
     metadata: dict[str, Any] = {"resourceVersion": node.version, "annotations": {KEY: reasons}}
-    if how == "label" or (not mark and LABEL in node.labels):
+    if method == "label" or (not mark and LABEL in node.labels):
         metadata["labels"] = {LABEL: "false" if mark else "true"}
     body: dict[str, Any] = {"metadata": metadata}
-    others = [dict(taint) for taint in node.taints if taint.get("key") != KEY]
-    if mark and how == "taint":
-        body["spec"] = {"taints": [*others, {"key": KEY, "value": "true", "effect": EFFECT}]}
-    elif not mark and len(others) < len(node.taints):
-        body["spec"] = {"taints": others or None}
+    kept_taints = [dict(taint) for taint in node.taints if taint.get("key") != KEY]
+    if mark and method == "taint":
+        body["spec"] = {"taints": [*kept_taints, {"key": KEY, "value": "true", "effect": EFFECT}]}
+    elif not mark and len(kept_taints) < len(node.taints):
+        body["spec"] = {"taints": kept_taints or None}
     return body
 
 
@@ -302,10 +312,10 @@ def _node(item: Mapping[str, Any]) -> Node:
     )
 
 
-def _reasons(text: str | None) -> tuple[Standing, ...]:
-    """Parse the annotation; empty if this package didn't write it."""
+def _reasons(text: str | None) -> tuple[OpenFailure, ...]:
+    """Parse the annotation; empty if this package did not write it."""
     try:
-        return tuple(record(Standing, item) for item in json.loads(text or "[]"))
+        return tuple(record(OpenFailure, item) for item in parse_json(text or "[]"))
     except (ValueError, TypeError, UserError):
         return ()
 

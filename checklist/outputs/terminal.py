@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from checklist.outputs import figures
 from checklist.result import Result, Verdict
+from estimator import terminal
 
 COLORS: dict[Verdict, str] = {"PASS": "green", "WARN": "yellow", "FAIL": "bold red", "NO-VERDICT": "magenta"}
 MAX_RANKS = 16  # GPUs of two machines; with more ranks only ranges are shown
@@ -11,11 +12,10 @@ MAX_RANKS = 16  # GPUs of two machines; with more ranks only ranges are shown
 
 def show(result: Result) -> None:
     """Format verdicts with figures, advice for each finding, and the next commands."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
+    console = terminal.console()
     lines = Table("Check", "Verdict", "Why", "Measured", box=None, pad_edge=False)
     for check in result.checks:
         verdict = Text(check.verdict, style=COLORS[check.verdict])

@@ -31,9 +31,9 @@ SYMBOLS = {"PASS": ":white_check_mark:", "WARN": ":warning:", "FAIL": ":x:", "NO
 def message(result: Result, *, title: str = "Checklist") -> dict[str, Any]:
     """Build the body: ``text`` for notifications, ``blocks`` for the message."""
     nodes = f"{len(result.healthy_nodes)} of {len(result.nodes)} nodes healthy"
-    bad = f", bad: {', '.join(result.bad_nodes)}" if result.bad_nodes else ""
-    head = f"{SYMBOLS[result.verdict]} *{_plain(title)}: {result.verdict}*\n{_plain(result.headline)}"
-    blocks = [_section(head), _section(_plain(f"{nodes}{bad}."))]
+    bad_nodes = f", bad: {', '.join(result.bad_nodes)}" if result.bad_nodes else ""
+    header = f"{SYMBOLS[result.verdict]} *{_plain(title)}: {result.verdict}*\n{_plain(result.headline)}"
+    blocks = [_section(header), _section(_plain(f"{nodes}{bad_nodes}."))]
     blocks += [_section(_finding(finding)) for finding in result.findings[:MAX_FINDINGS]]
     if len(result.findings) > MAX_FINDINGS:
         blocks.append(_section(f"And {len(result.findings) - MAX_FINDINGS} more findings."))
@@ -73,30 +73,30 @@ def send(
 
 def _call(url: str, body: bytes, timeout_s: float, left_s: float) -> str | None:
     """Post with retries; return the reason for a failure, None on success."""
-    for tried in range(1, TRIES + 1):
-        answer = _within(url, body, timeout_s)
-        if not answer.later:
-            return answer.problem
-        wait_s = WAIT_S * 2 ** (tried - 1) if answer.wait_s is None else answer.wait_s
+    for attempt in range(1, TRIES + 1):
+        reply = _post_with_limit(url, body, timeout_s)
+        if not reply.later:
+            return reply.problem
+        wait_s = WAIT_S * 2 ** (attempt - 1) if reply.wait_s is None else reply.wait_s
         if wait_s > left_s:
             next_try = f"the next attempt would be in {wait_s:g} s, and only {left_s:g} s are left"
-            return f"{answer.problem}, {next_try}"
-        if tried < TRIES:
+            return f"{reply.problem}, {next_try}"
+        if attempt < TRIES:
             time.sleep(wait_s)
             left_s -= wait_s
-    return f"{answer.problem}, {TRIES} times"
+    return f"{reply.problem}, {TRIES} times"
 
 
-def _within(url: str, body: bytes, timeout_s: float) -> _Answer:
+def _post_with_limit(url: str, body: bytes, timeout_s: float) -> _Answer:
     """Send one request with a total time limit; urlopen's limit applies only to each read."""
-    answers: list[_Answer] = []
-    worker = threading.Thread(target=lambda: answers.append(_post(url, body, timeout_s)), daemon=True)
+    replies: list[_Answer] = []
+    worker = threading.Thread(target=lambda: replies.append(_post(url, body, timeout_s)), daemon=True)
     worker.start()
     worker.join(timeout_s)
-    return answers[0] if answers else _Answer(f"no answer within {timeout_s:g} s")
+    return replies[0] if replies else _Answer(f"no answer within {timeout_s:g} s")
 
 
-def asked_wait(headers: Message) -> float | None:
+def retry_delay_s(headers: Message) -> float | None:
     """Parse the delay in seconds from Retry-After (number or date); None without one.
 
     A date is compared with the server's Date header if present, because clocks may differ.
@@ -104,10 +104,10 @@ def asked_wait(headers: Message) -> float | None:
     retry_after = (headers.get("Retry-After") or "").strip()
     if retry_after.isascii() and retry_after.isdigit():
         return float(retry_after)
-    until, now = _date(retry_after), _date(headers.get("Date") or "")
+    until, server_time = _date(retry_after), _date(headers.get("Date") or "")
     if until is None:
         return None
-    return max(0.0, until - (time.time() if now is None else now))
+    return max(0.0, until - (time.time() if server_time is None else server_time))
 
 
 def _date(text: str) -> float | None:
@@ -120,14 +120,14 @@ def _date(text: str) -> float | None:
     return (date if date.tzinfo else date.replace(tzinfo=datetime.timezone.utc)).timestamp()
 
 
-def out_of_reach(url: str, *, timeout_s: float = TIMEOUT_S) -> str | None:
+def unreachable_reason(url: str, *, timeout_s: float = TIMEOUT_S) -> str | None:
     """Return why the webhook is unreachable, without sending anything; None if it accepts connections."""
     if not is_address(url):
         return f"${URL_VARIABLE} is no http(s) address."
-    parts = urlsplit(url)
+    url_parts = urlsplit(url)
     try:
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        socket.create_connection((parts.hostname or "", port), timeout=timeout_s).close()
+        port = url_parts.port or (443 if url_parts.scheme == "https" else 80)
+        socket.create_connection((url_parts.hostname or "", port), timeout=timeout_s).close()
     except (OSError, ValueError) as error:  # error texts may contain the address
         return f"The webhook in ${URL_VARIABLE} cannot be reached: no connection ({type(error).__name__})."
     return None
@@ -136,10 +136,10 @@ def out_of_reach(url: str, *, timeout_s: float = TIMEOUT_S) -> str | None:
 def is_address(url: str) -> bool:
     """Return whether the address is valid for a webhook."""
     try:
-        parts = urlsplit(url)
+        url_parts = urlsplit(url)
     except ValueError:
         return False
-    return parts.scheme in ("http", "https") and bool(parts.hostname)
+    return url_parts.scheme in ("http", "https") and bool(url_parts.hostname)
 
 
 def _post(url: str, body: bytes, timeout_s: float) -> _Answer:
@@ -151,9 +151,9 @@ def _post(url: str, body: bytes, timeout_s: float) -> _Answer:
         with urllib.request.urlopen(request, timeout=timeout_s):  # noqa: S310
             return _Answer()
     except urllib.error.HTTPError as error:
-        later = error.code in LATER
-        wait_s = asked_wait(error.headers) if later else None
-        return _Answer(f"it answers with status {error.code}", later, wait_s)
+        retry = error.code in LATER
+        wait_s = retry_delay_s(error.headers) if retry else None
+        return _Answer(f"it answers with status {error.code}", retry, wait_s)
     except TimeoutError:
         return _Answer(f"no answer within {timeout_s:g} s")
     except urllib.error.URLError as error:
@@ -165,8 +165,8 @@ def _post(url: str, body: bytes, timeout_s: float) -> _Answer:
 
 
 def _section(text: str) -> dict[str, Any]:
-    cut = text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 1] + "…"
-    return {"type": "section", "text": {"type": "mrkdwn", "text": cut}}
+    shortened = text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 1] + "…"
+    return {"type": "section", "text": {"type": "mrkdwn", "text": shortened}}
 
 
 def _finding(finding: Finding) -> str:

@@ -12,7 +12,7 @@ _NAME_BYTES = 56
 _BYTES = _SEQUENCE.size + _NAME_BYTES
 
 
-class At(NamedTuple):
+class OperationCount(NamedTuple):
     """Name of an operation, and the number of operations started in the phase including this one."""
 
     operation: str
@@ -44,7 +44,7 @@ class Progress:
         self._sequence = 0
         _SEQUENCE.pack_into(self._map, 0, 0)
 
-    def read(self) -> At:
+    def read(self) -> OperationCount:
         """Read the worker's current or last operation and its number."""
         name = self._map[_SEQUENCE.size : _BYTES].rstrip(b"\0").decode(errors="replace")
-        return At(name, _SEQUENCE.unpack_from(self._map, 0)[0])
+        return OperationCount(name, _SEQUENCE.unpack_from(self._map, 0)[0])

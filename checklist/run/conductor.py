@@ -1,4 +1,4 @@
-"""Rank 0's side of a run: one phase after the other, and what they have measured together."""
+"""Coordinator of a run next to rank 0: runs the phases in order and collects their measurements."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from checklist.run.rendezvous import Rendezvous
 from checklist.run.session import Session
 from estimator.errors import UserError
 from estimator.formatting import format_clock
+from estimator.terminal import print
 
 SIGN_S = 10.0  # between progress lines
 _DOES: dict[PhaseName, str] = {
@@ -39,11 +40,11 @@ _DOES: dict[PhaseName, str] = {
 _TOLD = ("NCCL_", "GLOO_", "FI_", "TORCH_NCCL_", "OMP_", "CUDA_VISIBLE_DEVICES")
 
 
-class Conductor(Session):
-    """One run, from rank 0's supervisor.
+class Coordinator(Session):
+    """Coordinator of one run, in rank 0's supervisor.
 
-    ``on_measured`` gets all that there is whenever that may be the last; ``conclude`` makes the exit status
-    of it.
+    ``on_measured`` receives the measurements so far whenever they may be the last; ``conclude`` derives the
+    exit status from them.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Conductor(Session):
 
     def run(self) -> None:
         """Execute the run; send the outcome to every supervisor, and progress to standard error."""
-        threading.Thread(target=self._give_signs, name="checklist-signs", daemon=True).start()
+        threading.Thread(target=self._report_progress, name="checklist-signs", daemon=True).start()
         try:
             self._conduct()
         finally:
@@ -75,11 +76,11 @@ class Conductor(Session):
             for name in phases.PHASES:
                 self._phase(name)
                 self._show(BROKEN_OFF)
-            measured = self.measurements()
-            self.measured = measured
-            status = None if self._conclude is None else self._conclude(measured)
+            measurements = self.measurements()
+            self.measured = measurements
+            status = None if self._conclude is None else self._conclude(measurements)
             # Only this process judges the run; other nodes do not need each of a million connections
-            end = End(measurements=to_dict(condensed_run(measured)), status=status)
+            end = End(measurements=to_dict(condensed_run(measurements)), status=status)
         except UserError as error:
             end = End(error=error.problem, advice=error.advice)
         except Exception as error:  # noqa: BLE001 - other nodes wait for any outcome
@@ -89,7 +90,7 @@ class Conductor(Session):
             )
         self.hub.send(end)
 
-    def _give_signs(self) -> None:
+    def _report_progress(self) -> None:
         while not self._over.wait(SIGN_S):
             print(f"checklist: {self.stage()}", file=sys.stderr, flush=True)
 
@@ -99,14 +100,14 @@ class Conductor(Session):
         if self._phase_began is None:
             waited = f"{format_clock(now - self._begin)} of at most {format_clock(self.limits.rendezvous)}"
             return f"{len(self.ranks)} of {self.rendezvous.world} ranks are here, {waited}"
-        began, name = self._phase_began, self.phase
-        so_far = f"{format_clock(now - began)} of at most {format_clock(self.phase_ends - began)}"
-        counted = {"world": len(self.got.collectives), "pairs": len(self.got.pairs)}.get(name)
-        return f"{_DOES[name]}, {so_far}" + ("" if counted is None else f", {counted} measured")
+        started, name = self._phase_began, self.phase
+        elapsed = f"{format_clock(now - started)} of at most {format_clock(self.phase_ends - started)}"
+        count = {"world": len(self.results.collectives), "pairs": len(self.results.pairs)}.get(name)
+        return f"{_DOES[name]}, {elapsed}" + ("" if count is None else f", {count} measured")
 
     def measurements(self) -> Measurements:
-        """All that there is now, as far as it can be."""
-        got = self.got
+        """Return the measurements so far."""
+        collected = self.results
         measurements = Measurements(
             started_unix=self.began_unix,
             seconds=time.monotonic() - self._begin,
@@ -117,31 +118,33 @@ class Conductor(Session):
             gpus_per_node_asked=self.options.gpus_per_node
             or max(1, self.rendezvous.world // max(1, self.rendezvous.nodes)),
             local=self.rendezvous.simulated,
-            facts=tuple(got.facts[rank] for rank in sorted(got.facts)),
-            health=tuple(got.health),
-            probes=tuple(got.probes),
-            open_ports=tuple(got.open_ports),
-            locals=tuple(got.locals),
-            diagnosed=tuple(got.diagnosed),
-            repeated=tuple(got.repeated),
-            collectives=tuple(got.collectives),
-            pairs=tuple(got.pairs),
-            counters=tuple(got.counters),
+            facts=tuple(collected.facts[rank] for rank in sorted(collected.facts)),
+            health=tuple(collected.health),
+            probes=tuple(collected.probes),
+            open_ports=tuple(collected.open_ports),
+            locals=tuple(collected.locals),
+            diagnosed=tuple(collected.diagnosed),
+            repeated=tuple(collected.repeated),
+            collectives=tuple(collected.collectives),
+            pairs=tuple(collected.pairs),
+            counters=tuple(collected.counters),
             hangs=tuple(self.hangs),
-            phases=tuple(got.phases),
-            transport=got.transport,
+            phases=tuple(collected.phases),
+            transport=collected.transport,
             environment={key: value for key, value in sorted(os.environ.items()) if key.startswith(_TOLD)},
             notes=tuple(self.notes),
-            unsound=tuple(got.unsound),
+            unsound=tuple(collected.unsound),
             hosts=dict(sorted(self.hosts.items())),
             callers=dict(sorted(self.callers.items())),
         )
         return sound(measurements)
 
     def lost(self, event: Event) -> None:
-        """Show what there is: with one node's pod a cluster may end all of them, this one within seconds."""
+        """Report the measurements so far: a cluster may end all pods, this one too, seconds after
+        losing one.
+        """
         request = event.peer.request
-        asked = tuple(rank for rank in request.ranks if rank in self._asked)  # others are noted already
+        ranks = tuple(rank for rank in request.ranks if rank in self._asked)  # others are noted already
         hangs = [
             Hang(
                 rank=rank,
@@ -153,25 +156,31 @@ class Conductor(Session):
                 kind="lost",
                 detail=event.lost,
             )
-            for rank in asked
+            for rank in ranks
         ]
-        why = f"it had not ended when node {request.node} ({request.host}) was lost"
-        self._show(why, hangs)
+        reason = f"it had not ended when node {request.node} ({request.host}) was lost"
+        self._show(reason, hangs)
 
-    def _show(self, why: str, hangs: list[Hang] | None = None) -> None:
+    def _show(self, reason: str, hangs: list[Hang] | None = None) -> None:
         """Report what is known if nothing more arrives, and why the remaining phases did not end."""
         if self._on_measured is None:
             return
-        known = self.measurements()
-        done = {phase.name for phase in known.phases}
-        left = tuple(
-            Phase(name=name, status="failed", reason=why)
+        measurements = self.measurements()
+        done = {phase.name for phase in measurements.phases}
+        unreported = tuple(
+            Phase(name=name, status="failed", reason=reason)
             if name in self.options.phases
             else Phase(name=name, status="skipped", reason="not asked for")
             for name in phases.PHASES
             if name not in done
         )
-        self._on_measured(replace(known, phases=(*known.phases, *left), hangs=(*known.hangs, *(hangs or ()))))
+        self._on_measured(
+            replace(
+                measurements,
+                phases=(*measurements.phases, *unreported),
+                hangs=(*measurements.hangs, *(hangs or ())),
+            )
+        )
 
     # -- phases ----------------------------------------------------------------------------------------
 
@@ -192,21 +201,21 @@ class Conductor(Session):
                 f"Rank {ranks} did not join within {self.limits.rendezvous:g} s at ports {ports[0]} to "
                 f"{ports[-1]} of this host: its own output says whether these are blocked, if it was started."
             )
-        self.notes += [f"Not taken in: {why}." for why in self.hub.refused()]
+        self.notes += [f"Not taken in: {reason}." for reason in self.hub.refused()]
 
     def _phase(self, name: PhaseName) -> None:
-        begin = time.monotonic()
-        self.phase, self.phase_ends, self._phase_began = name, begin + self.options.limit_s(name), begin
+        start = time.monotonic()
+        self.phase, self.phase_ends, self._phase_began = name, start + self.options.limit_s(name), start
         if self.stopped.is_set() or name not in self.options.phases:
-            self.got.phases.append(Phase(name=name, status="skipped", reason="not asked for"))
+            self.results.phases.append(Phase(name=name, status="skipped", reason="not asked for"))
             return
         self.send(self.ranks, "count")
         try:
-            problem = phases.counted(self, name)
+            problem = phases.with_counters(self, name)
             status = "done" if problem is None else "failed"
         except phases.PhaseSkipped as why:
             problem, status = str(why), "skipped"
-        seconds = time.monotonic() - begin
-        self.got.phases.append(
+        seconds = time.monotonic() - start
+        self.results.phases.append(
             Phase(name=name, status=status, seconds=seconds, reason=problem)  # type: ignore[arg-type]
         )

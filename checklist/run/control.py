@@ -40,7 +40,7 @@ Position = tuple[str, int, str]  # operation, sequence, and the process's state 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """The limits of every wait, in seconds."""
+    """Time limits of every wait, in seconds."""
 
     rendezvous: float = 60.0  # until all ranks have joined
     operation: float = 30.0  # one collective, or one other thing that a worker is asked to do
@@ -64,7 +64,7 @@ class RanksRequest(JoinRequest):
         return self.ranks
 
 
-class Do(Message):
+class WorkerCommand(Message):
     """A command for the worker of a rank."""
 
     kind: Literal["do"] = "do"
@@ -76,13 +76,13 @@ class Do(Message):
 
 
 class Restart(Message):
-    """Rank 0 to a supervisor: end those ranks' workers and start new ones."""
+    """Request to a supervisor: end the workers of these ranks and start new ones."""
 
     kind: Literal["restart"] = "restart"
     ranks: tuple[int, ...]
 
 
-class Where(Message):
+class PositionQuery(Message):
     """Query the state of the workers of these ranks."""
 
     kind: Literal["where"] = "where"
@@ -90,15 +90,15 @@ class Where(Message):
     ranks: tuple[int, ...]
 
 
-class At(Message):
-    """A supervisor's answer to ``Where``: each worker's operation and its number, by rank."""
+class Positions(Message):
+    """Reply to ``PositionQuery``: each worker's operation and its number, by rank."""
 
     kind: Literal["at"] = "at"
     ranks: dict[int, Position]
 
 
-class Clock(Message):
-    """Asks a host's clock, and answers with ``now``."""
+class ClockQuery(Message):
+    """Query of a host's clock; the reply has ``now``."""
 
     kind: Literal["clock"] = "clock"
     round: int
@@ -116,7 +116,7 @@ class Reply(Message):
     record: dict[str, Any] | None = None
 
 
-class FromWorker(Message):
+class WorkerReply(Message):
     """Reply of a rank's worker."""
 
     kind: Literal["from"] = "from"
@@ -124,8 +124,8 @@ class FromWorker(Message):
     reply: Reply
 
 
-class Ended(Message):
-    """The worker of a rank has ended by itself."""
+class WorkerEnded(Message):
+    """Notification that the worker of a rank has ended by itself."""
 
     kind: Literal["ended"] = "ended"
     rank: int
@@ -143,7 +143,9 @@ class End(Message):
     advice: str = ""
 
 
-RunMessage = Beat | Do | Restart | Where | At | Clock | FromWorker | Ended | End
+RunMessage = (
+    Beat | WorkerCommand | Restart | PositionQuery | Positions | ClockQuery | WorkerReply | WorkerEnded | End
+)
 MESSAGES: TypeAdapter[Any] = TypeAdapter(Annotated[RunMessage, Field(discriminator="kind")])
 
 
@@ -157,7 +159,7 @@ class Event:
 
 
 class Hub(Server[RanksRequest]):
-    """Rank 0's end: admits supervisors and puts their messages into one queue."""
+    """Rank 0's end of the channel: admits supervisors and puts their messages into one queue."""
 
     def __init__(self, rendezvous: Rendezvous, limits: Limits) -> None:
         self._world, self._lost_after_s = rendezvous.world, limits.lost_after
@@ -182,7 +184,7 @@ class Hub(Server[RanksRequest]):
         return list(self._refused)
 
     def _receive(self, peer: Peer[RanksRequest], message: RunMessage) -> None:
-        if isinstance(message, FromWorker | Ended) and message.rank not in peer.request.ranks:
+        if isinstance(message, WorkerReply | WorkerEnded) and message.rank not in peer.request.ranks:
             raise BadMessage(f"a message of rank {message.rank}, which it has not")
         self.events.put(Event(peer=peer, message=message))
 
@@ -208,14 +210,14 @@ class Hub(Server[RanksRequest]):
         if not all(0 <= rank < world for rank in request.ranks):
             return f"{host} claims rank {max(request.ranks)} of {world}"
         peers = self.peers()
-        taken = sorted(set(request.ranks) & set(peers))
-        if taken:
-            return f"{host} claims rank {taken[0]}, and so does {peers[taken[0]].request.host}"
+        duplicate = sorted(set(request.ranks) & set(peers))
+        if duplicate:
+            return f"{host} claims rank {duplicate[0]}, and so does {peers[duplicate[0]].request.host}"
         return None
 
 
 def join(rendezvous: Rendezvous, limits: Limits) -> Connection[RunMessage]:
-    """A supervisor's end: find rank 0's hub. Raises UserError when it cannot be reached, or says no."""
+    """Connect a supervisor to rank 0's hub. Raises UserError if it is unreachable or refuses."""
     request = RanksRequest(
         ranks=rendezvous.ranks, node=rendezvous.node, world=rendezvous.world, host=socket.gethostname()
     )
@@ -249,8 +251,12 @@ def _why_unreachable(rendezvous: Rendezvous, limit_s: float) -> str:
             "The host responds, but no process of this run listens there: is rank 0 running, does a firewall "
             "refuse these ports, and is CHECKLIST_SECRET the same on all?"
         )
-    others = (rendezvous.ports[0] - PORT_OFFSET, rendezvous.ports[-1] + 1, _SSH)  # the first a launcher's own
-    elsewhere = next((port for port in others if _answers(rendezvous.host, port, limit_s)), None)
+    other_ports = (
+        rendezvous.ports[0] - PORT_OFFSET,
+        rendezvous.ports[-1] + 1,
+        _SSH,
+    )  # the first a launcher's own
+    elsewhere = next((port for port in other_ports if _answers(rendezvous.host, port, limit_s)), None)
     if elsewhere is not None:
         return (
             f"The host answers on port {elsewhere}, so a firewall drops these: open them, or give others by "

@@ -1,4 +1,4 @@
-"""Nodes as processes: those of this machine where there is no launcher, or the one that a flow's task is."""
+"""Nodes as processes: all nodes of a run on this machine, or the node of a flow's task."""
 
 from __future__ import annotations
 
@@ -36,37 +36,37 @@ _LAST_S = 60.0  # for a node's process to start and end, beyond the run's own li
 
 def run_local(options: Options, *, directory: Path | None = None) -> Measurements:
     """Run ``options.nodes`` nodes on this machine. Raises UserError where it has too few GPUs for them."""
-    options, shares = shared_out(options)
+    options, shares = split_gpus(options)
     nodes, processes = options.nodes, options.gpus_per_node or 1
     secret, port = Secret.make(), 20_000 + secrets.randbelow(10_000)
-    others = []
+    started = []
     try:
         for node in range(1, nodes):
-            place = _place(node, nodes, processes, port, secret)
-            others.append(_start(options, place, shares[node], directory))
-        _take(shares[0])
-        return run(options, _place(0, nodes, processes, port, secret), directory=directory)
+            rendezvous = _rendezvous(node, nodes, processes, port, secret)
+            started.append(_start(options, rendezvous, shares[node], directory))
+        _select_gpus(shares[0])
+        return run(options, _rendezvous(0, nodes, processes, port, secret), directory=directory)
     finally:
-        for other in others:
+        for process in started:
             try:
-                other.wait(timeout=_END_S)
+                process.wait(timeout=_END_S)
             except subprocess.TimeoutExpired:  # noqa: PERF203 - each has its own
-                other.kill()  # its workers end with it
-                other.wait(timeout=_END_S)
+                process.kill()  # its workers end with it
+                process.wait(timeout=_END_S)
 
 
-def shared_out(options: Options) -> tuple[Options, list[tuple[str, ...]]]:
-    """The options as they are for nodes of this machine, and the UUIDs of each node's GPUs.
+def split_gpus(options: Options) -> tuple[Options, list[tuple[str, ...]]]:
+    """Return the options for nodes of this machine, and the UUIDs of each node's GPUs.
 
-    The number of processes and the device are decided then. Raises UserError where there are too few GPUs, or
-    where one of several hosts is meant.
+    Sets the number of processes and the device. Raises UserError if there are too few GPUs, or if the options
+    need several hosts.
     """
     if options.reference_node is not None:
         raise UserError(
             f"--reference-node {options.reference_node} is one of several hosts, and all nodes are here.",
             "Name a result by --reference-settings, too, or run it on a cluster.",
         )
-    visible = gpus_probe.look().uuids if options.device != "cpu" else ()
+    visible = gpus_probe.list_gpus().uuids if options.device != "cpu" else ()
     share = len(visible) // options.nodes
     if visible and options.device == "auto" and not share:
         options = options.model_copy(update={"device": "cpu"})  # one GPU cannot be two nodes
@@ -80,37 +80,36 @@ def shared_out(options: Options) -> tuple[Options, list[tuple[str, ...]]]:
 
 def run_node(
     options: Options,
-    place: Rendezvous,
+    rendezvous: Rendezvous,
     uuids: tuple[str, ...],
     directory: Path,
     on_measured: Callable[[Measurements], None] = lambda _: None,
 ) -> Measurements:
-    """One node's part of a run in a separate process, which the waiting process outlives.
+    """Run one node in a separate process, which the waiting process outlives.
 
-    ``on_measured`` is called on node 0 with what has been measured so far, within seconds.
-
-    Raises UserError where the process has failed, or was killed, or did not end in time.
+    ``on_measured`` is called on node 0 with the measurements so far, within seconds. Raises UserError if the
+    process failed, was killed or exceeded its time limit.
     """
-    answer = directory / "answer.json"
+    result_file = directory / "answer.json"
     limits = limits_of(options)
     limit = limits.rendezvous + limits.run + _LAST_S
-    process = _start(options, place, uuids, directory, answer)
+    process = _start(options, rendezvous, uuids, directory, result_file)
     try:
         status = _wait(process, limit, directory / _SO_FAR, on_measured)
     finally:
         _end(process)
     if status is None:
         raise UserError(
-            f"The checklist's process of node {place.node} did not end within {limit:.0f} s.",
+            f"The checklist's process of node {rendezvous.node} did not end within {limit:.0f} s.",
             "Look at that node: something there blocks even what no collective can block.",
         )
-    if not answer.exists():
-        how = f"was ended by signal {-status}" if status < 0 else f"has failed with status {status}"
+    if not result_file.exists():
+        ending = f"was ended by signal {-status}" if status < 0 else f"has failed with status {status}"
         raise UserError(
-            f"The checklist's process {how}.",
+            f"The checklist's process {ending}.",
             "Signal 9 is often the node's memory limit; the node's log may say more.",
         )
-    outcome = json.loads(answer.read_text())
+    outcome = json.loads(result_file.read_text())
     if "problem" in outcome:
         raise UserError(outcome["problem"], outcome["advice"])
     return measurements.record(Measurements, outcome["measurements"])
@@ -119,19 +118,21 @@ def run_node(
 def _wait(
     process: subprocess.Popen[bytes], limit_s: float, file: Path, on_measured: Callable[[Measurements], None]
 ) -> int | None:
-    """The exit status; None: it did not end in time. Meanwhile whatever is new in the file is handed on."""
-    deadline, known = time.monotonic() + limit_s, None
+    """Wait for the process; return its exit status, or None at the time limit. Passes on new content of
+    the file.
+    """
+    deadline, status = time.monotonic() + limit_s, None
     while time.monotonic() < deadline:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(timeout=_LOOK_S)
         changed = file.stat().st_mtime_ns if file.exists() else None
-        if changed != known:
-            known = changed
+        if changed != status:
+            status = changed
             on_measured(measurements.from_json(file.read_text()))
     return None
 
 
-def _place(node: int, nodes: int, processes: int, port: int, secret: Secret) -> Rendezvous:
+def _rendezvous(node: int, nodes: int, processes: int, port: int, secret: Secret) -> Rendezvous:
     return of_node(
         node=node,
         nodes=nodes,
@@ -143,25 +144,25 @@ def _place(node: int, nodes: int, processes: int, port: int, secret: Secret) -> 
     )
 
 
-def _take(uuids: tuple[str, ...]) -> None:
+def _select_gpus(uuids: tuple[str, ...]) -> None:
     if uuids:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
 
 
 def _start(
     options: Options,
-    place: Rendezvous,
+    rendezvous: Rendezvous,
     uuids: tuple[str, ...],
     directory: Path | None,
-    answer: Path | None = None,
+    result_file: Path | None = None,
 ) -> subprocess.Popen[bytes]:
     job = {
-        "rendezvous": place.to_dict(),
+        "rendezvous": rendezvous.to_dict(),
         "options": options.model_dump(mode="json", exclude={"thresholds"}),  # which no node needs
         "directory": str(directory) if directory else None,
-        "answer": str(answer) if answer else None,
+        "answer": str(result_file) if result_file else None,
     }
-    environment = {**os.environ, _NODE: str(place.node), PARENT: str(os.getpid())}
+    environment = {**os.environ, _NODE: str(rendezvous.node), PARENT: str(os.getpid())}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
     if uuids:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
@@ -170,7 +171,7 @@ def _start(
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        stderr=None if answer else subprocess.DEVNULL,
+        stderr=None if result_file else subprocess.DEVNULL,
     )
     # Through its standard input: the run's secret is in it, and command lines and environments can be read
     if process.stdin is not None:
@@ -183,7 +184,7 @@ def _start(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """First so that it can tidy up; its workers end with it."""
+    """End the process: interrupt it so that it cleans up, then kill it; its workers end with it."""
     process.terminate()
     try:
         process.wait(timeout=_END_S)
@@ -193,29 +194,29 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> int:
-    """One node; its answer goes into the file that the job names, if it names one."""
+    """Run one node; write its result to the file named by the job, if any."""
     die_with_parent(int(os.environ[PARENT]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the affair of whoever waits for this
     job = json.loads(sys.stdin.buffer.read())
     outcome: dict[str, Any]
-    answer = Path(job["answer"]) if job["answer"] else None
+    result_file = Path(job["answer"]) if job["answer"] else None
 
     def on_measured(found: Measurements) -> None:
-        if answer is not None:
-            _write(answer.with_name(_SO_FAR), measurements.to_json(found))
+        if result_file is not None:
+            _write(result_file.with_name(_SO_FAR), measurements.to_json(found))
 
     try:
-        measured = run(
+        final = run(
             build(Options, job["options"]),
             Rendezvous.from_dict(job["rendezvous"]),
             directory=Path(job["directory"]) if job["directory"] else None,
             on_measured=on_measured,
         )
-        outcome = {"measurements": measurements.to_dict(measured)}
+        outcome = {"measurements": measurements.to_dict(final)}
     except UserError as error:
         outcome = {"problem": error.problem, "advice": error.advice}
-    if answer is not None:
-        _write(answer, json.dumps(outcome))
+    if result_file is not None:
+        _write(result_file, json.dumps(outcome))
     return 2 if "problem" in outcome else 0  # otherwise node 0 reports
 
 

@@ -34,13 +34,13 @@ _NEED_TORCH = {"gemm", "gpu-load", "hbm", "host-copy", "peer-copy"}  # only thes
 
 
 def measure(
-    context: Context, device: str, checks: list[str], load_s: float, places: dict[str, Any]
+    context: Context, device: str, checks: list[str], load_s: float, folders: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Measure the requested checks among gemm, hbm, host-copy, peer-copy and efa, plus storage, as Locals.
 
     The load of gemm also serves check gpu-load.
 
-    ``places``: arguments of :func:`checklist.checks.storage.storage_probe.measure` on each node's first rank.
+    ``folders``: arguments of :func:`checklist.checks.storage.storage_probe.measure` on a node's first rank.
     """
     figures: list[Local] = []
 
@@ -77,8 +77,8 @@ def measure(
     if context.local_rank == 0:
         if "efa" in checks and efa_probe.devices():
             noted("efa_loopback", lambda: efa_probe.loopback(context.progress.begin))
-        storage_probe.measure(noted, **places)
-    return [to_dict(one) for one in figures]
+        storage_probe.measure(noted, **folders)
+    return [to_dict(item) for item in figures]
 
 
 def _compute(
@@ -96,7 +96,7 @@ def _compute(
         figure("gemm_fp32", partial(_load, where, torch.float32, _CPU_S))
     if "hbm" in checks:
         size = _CUDA_COPY_BYTES if on_gpu else _CPU_COPY_BYTES
-        figure("hbm_copy" if on_gpu else "memory_copy", lambda: _copies(where, where, size, both=True))
+        figure("hbm_copy" if on_gpu else "memory_copy", lambda: _copies(where, where, size, both_ways=True))
     if on_gpu and "host-copy" in checks:
         host = torch.device("cpu")
         figure("h2d", lambda: _copies(host, where, _HOST_COPY_BYTES))
@@ -105,8 +105,8 @@ def _compute(
         for other in range(torch.cuda.device_count()):
             if other != context.local_rank:
                 peer = context.rank - context.local_rank + other
-                there = torch.device("cuda", other)
-                figure("peer_copy", partial(_copies, where, there, _HOST_COPY_BYTES), peer)
+                peer_device = torch.device("cuda", other)
+                figure("peer_copy", partial(_copies, where, peer_device, _HOST_COPY_BYTES), peer)
 
 
 def _burst(where: torch.device, dtype: torch.dtype) -> list[float]:
@@ -138,13 +138,13 @@ def _product(where: torch.device, dtype: torch.dtype) -> Callable[[], float]:
     import torch
 
     order = _CUDA_ORDER if where.type == "cuda" else _CPU_ORDER
-    left = torch.randn(order, order, device=where, dtype=dtype)
-    right = torch.randn(order, order, device=where, dtype=dtype)
+    a = torch.randn(order, order, device=where, dtype=dtype)
+    b = torch.randn(order, order, device=where, dtype=dtype)
     out = torch.empty(order, order, device=where, dtype=dtype)
     flops = 2 * order**3
 
     def product() -> float:
-        took = _timed(where, lambda: torch.matmul(left, right, out=out))
+        took = _timed(where, lambda: torch.matmul(a, b, out=out))
         return flops / took / 1e12 if took else math.inf
 
     for _ in range(_WARM_UP):
@@ -152,31 +152,31 @@ def _product(where: torch.device, dtype: torch.dtype) -> Callable[[], float]:
     return product
 
 
-def _copies(source: torch.device, target: torch.device, size: int, *, both: bool = False) -> list[float]:
-    """Measure GB/s of copies; ``both`` counts bytes read and written, like BabelStream."""
+def _copies(source: torch.device, target: torch.device, size: int, *, both_ways: bool = False) -> list[float]:
+    """Measure GB/s of copies; ``both_ways`` counts bytes read and written, like BabelStream."""
     import torch
 
     def buffer(device: torch.device) -> torch.Tensor:
         pinned = device.type == "cpu" and "cuda" in (source.type, target.type)
         return torch.ones(size, dtype=torch.uint8, device=device, pin_memory=pinned)
 
-    give, take = buffer(source), buffer(target)
+    outgoing, incoming = buffer(source), buffer(target)
     where = source if source.type == "cuda" else target
-    take.copy_(give)
-    factor = 2 if both else 1
+    incoming.copy_(outgoing)
+    factor = 2 if both_ways else 1
     return [
-        algbw(factor * size, _timed(where, lambda: take.copy_(give, non_blocking=True)))
+        algbw(factor * size, _timed(where, lambda: incoming.copy_(outgoing, non_blocking=True)))
         for _ in range(_COPIES)
     ]
 
 
-def _timed(where: torch.device, work: Callable[[], Any]) -> float:
+def _timed(where: torch.device, operation: Callable[[], Any]) -> float:
     import torch
 
     if where.type == "cuda":
         torch.cuda.synchronize(where)
-    begin = time.perf_counter()
-    work()
+    start = time.perf_counter()
+    operation()
     if where.type == "cuda":
         torch.cuda.synchronize(where)
-    return time.perf_counter() - begin
+    return time.perf_counter() - start

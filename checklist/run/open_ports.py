@@ -10,51 +10,54 @@ _ROUNDS = 2  # in which a port is tried
 
 
 def try_ports(run: Session) -> None:
-    """Have some nodes listen on all parts of their ranges, and others connect."""
+    """Have nodes listen on ports sampled from their ranges, and their neighbors connect."""
     leaders = {node: rank for node, rank in run.leaders.items() if run.addresses.get(rank)}
     if len(leaders) < 2:
         return
     limits = run.limits
     addresses = {
-        rank: {"address": run.addresses[rank], "other": other_family(run, rank)} for rank in leaders.values()
+        rank: {"address": run.addresses[rank], "other_address": other_family(run, rank)}
+        for rank in leaders.values()
     }
-    doors = run.ask("open", addresses, limit_s=limits.operation).replies
-    order = [node for node, rank in sorted(leaders.items()) if rank in doors]
-    asked: dict[int, list[dict[str, object]]] = {}
-    for place, dst in enumerate(order):
+    listeners = run.request("open", addresses, limit_s=limits.operation).replies
+    order = [node for node, rank in sorted(leaders.items()) if rank in listeners]
+    requests: dict[int, list[dict[str, object]]] = {}
+    for index, dst in enumerate(order):
         rank = leaders[dst]
-        door = {"dst": dst, "low": doors[rank]["low"], "high": doors[rank]["high"]}
-        ways = [{**door, "address": addresses[rank]["address"], "tried": doors[rank]["ports"]}]
-        if doors[rank]["others"]:
-            other = {
-                "address": addresses[rank]["other"],
-                "tried": doors[rank]["others"],
+        base = {"dst": dst, "low": listeners[rank]["low"], "high": listeners[rank]["high"]}
+        targets = [{**base, "address": addresses[rank]["address"], "tried": listeners[rank]["ports"]}]
+        if listeners[rank]["others"]:
+            fallback = {
+                "address": addresses[rank]["other_address"],
+                "tried": listeners[rank]["others"],
                 "other_family": True,
             }
-            ways.append({**door, **other})
-        for away in range(1, min(NEIGHBORS, len(order) - 1) + 1):
-            asked.setdefault(leaders[order[(place + away) % len(order)]], []).extend(ways)
-    most = max((len(ways) for ways in asked.values()), default=0)
-    outcome = run.ask(
+            targets.append({**base, **fallback})
+        for distance in range(1, min(NEIGHBORS, len(order) - 1) + 1):
+            requests.setdefault(leaders[order[(index + distance) % len(order)]], []).extend(targets)
+    count = max((len(targets) for targets in requests.values()), default=0)
+    outcome = run.request(
         "knock",
-        {rank: {"doors": ways, "connect_s": limits.connect} for rank, ways in asked.items()},
-        limit_s=limits.operation + most * _ROUNDS * limits.connect,
+        {rank: {"targets": targets, "connect_s": limits.connect} for rank, targets in requests.items()},
+        limit_s=limits.operation + count * _ROUNDS * limits.connect,
     )
     for reply in outcome.replies.values():
-        run.got.open_ports += [record(OpenPorts, one) for one in reply]
-    run.ask("close", {rank: {} for rank in doors if rank in run.ranks}, limit_s=limits.operation)
+        run.results.open_ports += [record(OpenPorts, item) for item in reply]
+    run.request("close", {rank: {} for rank in listeners if rank in run.ranks}, limit_s=limits.operation)
 
 
 def other_family(run: Session, rank: int) -> str | None:
-    """The host's address of the other family on the interface in use; None: it has one family alone."""
-    fact, here = run.got.facts.get(rank), run.addresses[rank]
+    """Return the host's address of the other family on the interface in use; None if it has only one
+    family.
+    """
+    fact, own_address = run.results.facts.get(rank), run.addresses[rank]
     nic = None if fact is None else next((nic for nic in fact.nics if nic.name == fact.nic), None)
-    every = () if nic is None else nic.addresses
+    addresses = () if nic is None else nic.addresses
     return next(
         (
             address
-            for address in every
-            if (":" in address) != (":" in here) and not address.startswith(("fe80", "169.254."))
+            for address in addresses
+            if (":" in address) != (":" in own_address) and not address.startswith(("fe80", "169.254."))
         ),
         None,
     )

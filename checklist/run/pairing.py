@@ -45,47 +45,47 @@ def mesh(run: Session) -> str | None:
         raise PhaseSkipped(f"it takes two nodes, and {len(leaders)} can be reached")
     limits = run.limits
     arguments = {
-        rank: _reach(run, {other: there for other, there in leaders.items() if other != node})
+        rank: _reach(run, {peer: address for peer, address in leaders.items() if peer != node})
         for node, rank in leaders.items()
     }
     waves = 1 + len(leaders) // 16
     limit = waves * (limits.connect + limits.bulk) + limits.operation
-    outcome = run.ask("reach", arguments, limit_s=limit)
+    outcome = run.request("reach", arguments, limit_s=limit)
     for reply in outcome.replies.values():
-        run.got.probes += [record(Probe, probe) for probe in reply]
-    _second_look(run)
-    return trouble(outcome)
+        run.results.probes += [record(Probe, probe) for probe in reply]
+    _retry(run)
+    return failure_reason(outcome)
 
 
-def _second_look(run: Session) -> None:
-    """Pairs that failed are tried again, few at a time: all of many nodes at once may just be too much.
+def _retry(run: Session) -> None:
+    """Retry failed pairs a few at a time, because connecting all nodes at once may overload a host.
 
-    Only a few are waited for: if most pairs are cut, the first pass is conclusive.
+    The time is limited: if most pairs are cut, the first pass is conclusive.
     """
-    left = [probe for probe in run.got.probes if not _reached(probe)]
-    ends = min(run.phase_ends, time.monotonic() + _SECOND_LOOK_S)
-    cleared: dict[tuple[int, int], Probe] = {}
-    while left and time.monotonic() < ends:
+    failed = [probe for probe in run.results.probes if not _reached(probe)]
+    deadline = min(run.phase_ends, time.monotonic() + _SECOND_LOOK_S)
+    reachable: dict[tuple[int, int], Probe] = {}
+    while failed and time.monotonic() < deadline:
         leaders = _with_sinks(run)
-        turn: dict[int, int] = {}  # destinations by source, each node once on either side
-        for probe in left:
-            if probe.src not in turn and probe.dst not in turn.values():
-                turn[probe.src] = probe.dst
-        left = [probe for probe in left if turn.get(probe.src) != probe.dst]
+        batch: dict[int, int] = {}  # destinations by source, each node once on either side
+        for probe in failed:
+            if probe.src not in batch and probe.dst not in batch.values():
+                batch[probe.src] = probe.dst
+        failed = [probe for probe in failed if batch.get(probe.src) != probe.dst]
         arguments = {
             leaders[src]: _reach(run, {dst: leaders[dst]})
-            for src, dst in turn.items()
+            for src, dst in batch.items()
             if src in leaders and dst in leaders
         }
         limits = run.limits
-        outcome = run.ask("reach", arguments, limit_s=limits.connect + limits.bulk + limits.operation)
+        outcome = run.request("reach", arguments, limit_s=limits.connect + limits.bulk + limits.operation)
         for reply in outcome.replies.values():
-            again = record(Probe, reply[0])
-            if _reached(again):
-                cleared[again.src, again.dst] = replace(again, tries=2)
-    if cleared:
-        run.got.probes = [cleared.get((probe.src, probe.dst), probe) for probe in run.got.probes]
-        run.notes.append(f"Connections that succeeded only on the second try: {len(cleared)}.")
+            repeated = record(Probe, reply[0])
+            if _reached(repeated):
+                reachable[repeated.src, repeated.dst] = replace(repeated, tries=2)
+    if reachable:
+        run.results.probes = [reachable.get((probe.src, probe.dst), probe) for probe in run.results.probes]
+        run.notes.append(f"Connections that succeeded only on the second try: {len(reachable)}.")
 
 
 def _reach(run: Session, peers: dict[int, int]) -> dict[str, Any]:
@@ -102,37 +102,37 @@ def _reached(probe: Probe) -> bool:
 
 
 def pairs(run: Session) -> str | None:
-    """Phase 4: rounds of pairs, each direction alone; then what was slow again, with nothing else running."""
+    """Phase 4: rounds of pairs, one direction at a time; then slow pairs again, with nothing else running."""
     refuse_busy(run)
     leaders = _with_sinks(run)
     if len(leaders) < 2:
         raise PhaseSkipped(f"it takes two nodes, and {len(leaders)} can be reached")
     order = _by_name(run, leaders)
     problem = _suspects(run, order)
-    number = 2 * len(run.got.pairs)
-    found = _screened(run, order)
-    problem = found.problem or problem
-    for one in (*schedule(len(order), seed=run.options.seed, night=_night(run)), *found.rounds):
-        couples = [(order[a], order[b]) for a, b in one]
+    number = 2 * len(run.results.pairs)
+    screened = _screened(run, order)
+    problem = screened.problem or problem
+    for pairs_of_round in (*schedule(len(order), seed=run.options.seed, night=_night(run)), *screened.rounds):
+        node_pairs = [(order[a], order[b]) for a, b in pairs_of_round]
         if time.monotonic() > run.phase_ends:
             return "the time for the phase was over before all pairs were measured"
-        problem = _round(run, couples, number, alone=False) or problem
+        problem = _round(run, node_pairs, number, alone=False) or problem
         number += 2
     count = max(leaders) + 1
     sockets = run.backend != "nccl" and not run.rendezvous.simulated
-    ceilings = Ceilings.by_facts(run.got.facts.values(), sockets=sockets)
-    paths = Paths.of(run.got.facts.values(), count)
+    ceilings = Ceilings.by_facts(run.results.facts.values(), sockets=sockets)
+    paths = Paths.of(run.results.facts.values(), count)
     for _ in range(PASSES):
-        lost = {hang.node for hang in run.hangs}
-        known = without_lost(sound_pairs(run.got.pairs, ceilings), lost)
-        again = tuple(dict.fromkeys((*diagnose(known, count, paths=paths).again, *suspects(known))))
-        if not again:
+        lost_nodes = {hang.node for hang in run.hangs}
+        sound = without_lost(sound_pairs(run.results.pairs, ceilings), lost_nodes)
+        to_repeat = tuple(dict.fromkeys((*diagnose(sound, count, paths=paths).again, *suspects(sound))))
+        if not to_repeat:
             break
-        second = _SecondPass(run=run, number=number)
-        if not measure_again(again, count, second.alone, second.group, second.accept):
+        second_pass = _SecondPass(run=run, number=number)
+        if not measure_again(to_repeat, count, second_pass.alone, second_pass.group, second_pass.accept):
             return "the time for the phase was over before the suspects were measured again"
-        number, problem = second.number, second.problem or problem
-    return _repeated(run, ceilings, number) or problem
+        number, problem = second_pass.number, second_pass.problem or problem
+    return _repeat_shared(run, ceilings, number) or problem
 
 
 @dataclass(kw_only=True)
@@ -149,56 +149,58 @@ class _SecondPass:
 
     def group(self, pairs: Pairs) -> dict[tuple[int, int], float]:
         """Measure disjoint pairs at once; empty if the phase's time ran out."""
-        before = len(self.run.got.pairs)
-        measured = self._measure(list(pairs))
-        self.run.got.pairs[before:] = [
-            replace(pair, alone=False, repeat="group") for pair in self.run.got.pairs[before:]
+        count = len(self.run.results.pairs)
+        results = self._measure(list(pairs))
+        self.run.results.pairs[count:] = [
+            replace(pair, alone=False, repeat="group") for pair in self.run.results.pairs[count:]
         ]
-        return measured
+        return results
 
     def accept(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Let this pass's grouped figures of these pairs count as alone."""
+        """Count this pass's grouped figures of these pairs as isolated."""
         accepted = set(pairs)
-        self.run.got.pairs = [
+        self.run.results.pairs = [
             replace(pair, alone=True)
             if pair.repeat == "group" and not pair.alone and (pair.src, pair.dst) in accepted
             else pair
-            for pair in self.run.got.pairs
+            for pair in self.run.results.pairs
         ]
 
     def _measure(self, pairs: list[tuple[int, int]]) -> dict[tuple[int, int], float]:
         if time.monotonic() > self.run.phase_ends:
             return {}
-        before = len(self.run.got.pairs)
+        count = len(self.run.results.pairs)
         self.problem = _round(self.run, pairs, self.number, alone=True) or self.problem
         self.number += 1
-        recorded = self.run.got.pairs[before:]
+        recorded = self.run.results.pairs[count:]
         return dict.fromkeys(pairs, 0.0) | {(p.src, p.dst): p.gbytes_per_s or 0.0 for p in recorded}
 
 
-def _repeated(run: Session, ceilings: Ceilings, number: int) -> str | None:
-    """Couples that were slow together and well alone, once more together; between them as many good ones."""
-    lost = {hang.node for hang in run.hangs}
-    found = sharing.repeat(without_lost(sound_pairs(run.got.pairs, ceilings), lost))
-    if found is None:
+def _repeat_shared(run: Session, ceilings: Ceilings, number: int) -> str | None:
+    """Measure pairs again that were slow together and healthy alone, alternating with as many healthy
+    pairs.
+    """
+    lost_nodes = {hang.node for hang in run.hangs}
+    shared = sharing.repeat(without_lost(sound_pairs(run.results.pairs, ceilings), lost_nodes))
+    if shared is None:
         return None
     problem = None
     for _ in range(sharing.REPEATS):
-        turns: tuple[tuple[Literal["shared", "control"], Pairs], ...]
-        turns = (("control", found.controls), ("shared", found.shared))
-        for kind, couples in turns:
+        rounds_to_run: tuple[tuple[Literal["shared", "control"], Pairs], ...]
+        rounds_to_run = (("control", shared.controls), ("shared", shared.shared))
+        for kind, node_pairs in rounds_to_run:
             if time.monotonic() > run.phase_ends:
                 return "the time for the phase was over before crowded rounds were repeated"
-            before = len(run.got.pairs)
-            problem = _round(run, list(couples), number, alone=False) or problem
-            run.got.pairs[before:] = [replace(pair, repeat=kind) for pair in run.got.pairs[before:]]
+            count = len(run.results.pairs)
+            problem = _round(run, list(node_pairs), number, alone=False) or problem
+            run.results.pairs[count:] = [replace(pair, repeat=kind) for pair in run.results.pairs[count:]]
             number += 2
     return problem
 
 
 def _by_name(run: Session, leaders: Collection[int]) -> list[int]:
-    """The nodes in an order that is the same every night, wherever the launcher has put rank 0."""
-    names = {fact.node: fact.node_name or fact.hostname for fact in run.got.facts.values()}
+    """Sort the nodes by name, so that the order is the same every night wherever rank 0 runs."""
+    names = {fact.node: fact.node_name or fact.hostname for fact in run.results.facts.values()}
     return sorted(leaders, key=lambda node: (names.get(node, ""), node))
 
 
@@ -209,14 +211,14 @@ def _night(run: Session) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Screened:
-    """Rounds of what was slow when all sent at once."""
+    """Rounds of pairs that were slow when all nodes sent at once."""
 
     rounds: tuple[Pairs, ...] = ()
     problem: str | None = None
 
 
 def _screened(run: Session, order: Sequence[int]) -> _Screened:
-    """Above 32 nodes, all pairs at once within seconds; see checklist.analysis.screening."""
+    """Screen all pairs at once within seconds, above 32 nodes; see checklist.analysis.screening."""
     if len(order) <= ALL_PAIRS_UP_TO or (run.backend != "nccl" and run.rendezvous.simulated):
         return _Screened()
     store = sweep.store(run)
@@ -225,60 +227,60 @@ def _screened(run: Session, order: Sequence[int]) -> _Screened:
     by_node: dict[int, list[int]] = {}
     for rank in run.ranks:
         by_node.setdefault(run.nodes[rank], []).append(rank)
-    over = run.backend == "nccl"
-    columns = min(len(by_node[node]) for node in order) if over else 1
+    on_gpu = run.backend == "nccl"
+    columns = min(len(by_node[node]) for node in order) if on_gpu else 1
     arguments = {
         by_node[node][column]: {
             "store": store,
             "group": f"screen/{column}",
             "backend": run.backend,
-            "place": place,
+            "position": index,
             "count": len(order),
-            "size": SCREEN_CUDA_BYTES if over else SCREEN_BYTES,
+            "size": SCREEN_CUDA_BYTES if on_gpu else SCREEN_BYTES,
             "passes": SCREEN_PASSES,
             "limit_s": run.limits.operation,
         }
         for column in range(columns)
-        for place, node in enumerate(order)
+        for index, node in enumerate(order)
     }
-    begin = time.monotonic()
-    outcome = run.ask("screen", arguments, limit_s=run.limits.operation + len(order) * SCREEN_TURN_S)
+    start = time.monotonic()
+    outcome = run.request("screen", arguments, limit_s=run.limits.operation + len(order) * SCREEN_TURN_S)
     best = np.full((len(order), len(order) - 1), np.nan)
-    for place, node in enumerate(order):
+    for index, node in enumerate(order):
         replies = [outcome.replies.get(rank) for rank in by_node[node][:columns]]
         if all(reply is not None and all(math.isfinite(s) and s > 0 for s in reply) for reply in replies):
-            best[place] = np.array(replies, dtype=float).max(axis=0)  # of a node the slowest GPU
-    slow = slow_pairs(rates(best, SCREEN_CUDA_BYTES if over else SCREEN_BYTES))
+            best[index] = np.array(replies, dtype=float).max(axis=0)  # of a node the slowest GPU
+    slow = slow_pairs(rates(best, SCREEN_CUDA_BYTES if on_gpu else SCREEN_BYTES))
     rounds = more_rounds(slow)
-    ordered, seconds = len(order) * (len(order) - 1), time.monotonic() - begin
+    ordered, seconds = len(order) * (len(order) - 1), time.monotonic() - start
     run.notes.append(
         f"All {ordered:,} ordered pairs were timed at once in {seconds:.0f} s; of {len(slow):,} pairs that "
         f"were slow then {sum(map(len, rounds)):,} are measured again in rounds."
     )
-    return _Screened(rounds=rounds, problem=trouble(outcome))
+    return _Screened(rounds=rounds, problem=failure_reason(outcome))
 
 
 def _suspects(run: Session, order: Sequence[int]) -> str | None:
     """Measure the nodes that were suspected before the run, first and alone."""
-    names = {fact.node: (fact.node_name, fact.hostname) for fact in run.got.facts.values()}
+    names = {fact.node: (fact.node_name, fact.hostname) for fact in run.results.facts.values()}
     suspects = {node for node in order if set(names.get(node, ())) & set(run.options.suspects)}
     problem = None
-    for number, couple in enumerate(first_pairs(suspects, order)):
-        problem = _round(run, [couple], number, alone=True) or problem
+    for number, node_pair in enumerate(first_pairs(suspects, order)):
+        problem = _round(run, [node_pair], number, alone=True) or problem
     return problem
 
 
 def refuse_busy(run: Session) -> None:
-    busy = [fact for fact in run.got.facts.values() if run.device == "cuda" and fact.gpu_processes]
-    if busy:
-        first = busy[0]
+    occupied = [fact for fact in run.results.facts.values() if run.device == "cuda" and fact.gpu_processes]
+    if occupied:
+        first = occupied[0]
         raise PhaseSkipped(
             f"the GPU of rank {first.rank} on {first.node_name or first.hostname} is used by "
             f"{first.gpu_processes} other processes"
         )
 
 
-def trouble(outcome: Outcome) -> str | None:
+def failure_reason(outcome: Outcome) -> str | None:
     """Return the reason why not all ranks replied to a request; None if all did."""
     if outcome.why is not None:
         return outcome.why
@@ -288,19 +290,21 @@ def trouble(outcome: Outcome) -> str | None:
 # -- their parts ---------------------------------------------------------------------------------------
 
 
-def _round(run: Session, couples: list[tuple[int, int]], number: int, *, alone: bool) -> str | None:
-    """All couples at once; unless ``alone``, first one direction and then the other."""
+def _round(run: Session, node_pairs: list[tuple[int, int]], number: int, *, alone: bool) -> str | None:
+    """Measure all pairs at once; unless ``alone``, first one direction and then the other."""
     if run.backend == "nccl":
-        return _exchange(run, couples, number, alone=alone)
+        return _exchange(run, node_pairs, number, alone=alone)
     problem = None
     # What the mesh has seen fail is tried again, but no one waits long for it.
-    known = {(probe.src, probe.dst) for probe in run.got.probes if not probe.bulk_ok}
-    for turn, directed in enumerate([couples] if alone else [couples, [(b, a) for a, b in couples]]):
+    blocked = {(probe.src, probe.dst) for probe in run.results.probes if not probe.bulk_ok}
+    for index, directed in enumerate(
+        [node_pairs] if alone else [node_pairs, [(b, a) for a, b in node_pairs]]
+    ):
         leaders = _with_sinks(run)
         size = run.options.effort.pair_cpu
-        there = [(src, dst) for src, dst in directed if src in leaders and dst in leaders]
+        present = [(src, dst) for src, dst in directed if src in leaders and dst in leaders]
         arguments = {}
-        for src, dst in there:
+        for src, dst in present:
             address, port = _sink(run, leaders[dst])
             arguments[leaders[src]] = {
                 "address": address,
@@ -308,17 +312,17 @@ def _round(run: Session, couples: list[tuple[int, int]], number: int, *, alone: 
                 "size": size,
                 "repetitions": PAIR_REPETITIONS,
                 "connect_s": run.limits.connect,
-                "limit_s": run.limits.bulk if (src, dst) in known else run.limits.operation / 2,
+                "limit_s": run.limits.bulk if (src, dst) in blocked else run.limits.operation / 2,
             }
-        outcome = run.ask("send", arguments, limit_s=run.limits.operation)
+        outcome = run.request("send", arguments, limit_s=run.limits.operation)
         for src, dst in directed:
             reply = outcome.replies.get(leaders[src]) if src in leaders else None
             error = (
                 "the node is gone" if src not in leaders else outcome.errors.get(leaders[src], outcome.why)
             )
             if reply is None or not _unsound(run, src, dst, {leaders[src]: reply["seconds"]}):
-                _pair(run, src, dst, number + turn, reply, error, alone)
-        problem = problem or trouble(outcome)
+                _pair(run, src, dst, number + index, reply, error, alone)
+        problem = problem or failure_reason(outcome)
     return problem
 
 
@@ -328,7 +332,7 @@ def _pair(run: Session, src: int, dst: int, number: int, reply: Any, error: str 
         error = reply.get("error")
         if reply["seconds"]:
             best, slow = summary(reply["seconds"], reply["bytes"])
-    run.got.pairs.append(
+    run.results.pairs.append(
         Pair(
             src=src,
             dst=dst,
@@ -346,50 +350,52 @@ def _pair(run: Session, src: int, dst: int, number: int, reply: Any, error: str 
 
 
 def _unsound(run: Session, src: int, dst: int, reported: Mapping[int, Sequence[float]]) -> list[Unsound]:
-    """Ranks of ``src`` whose seconds cannot be: noted, and nothing is made of them."""
-    found = [
-        one
+    """Record impossible times of the ranks of ``src``, and return them."""
+    unsound = [
+        item
         for rank, seconds in reported.items()
-        for one in unsound_times(seconds, check="pairs", what="seconds", node=src, rank=rank, dst=dst)
+        for item in unsound_times(seconds, check="pairs", what="seconds", node=src, rank=rank, dst=dst)
     ]
-    run.got.unsound += found
-    return found
+    run.results.unsound += unsound
+    return unsound
 
 
-def _exchange(run: Session, couples: list[tuple[int, int]], number: int, *, alone: bool) -> str | None:
-    """Over NCCL: each GPU with its counterpart, in groups of two; a node's rate is its GPUs' together."""
+def _exchange(run: Session, node_pairs: list[tuple[int, int]], number: int, *, alone: bool) -> str | None:
+    """Measure over NCCL: each GPU with its counterpart, in groups of two; a node's rate is the sum of its
+    GPUs.
+    """
     store = sweep.store(run)
     if store is None:
         return "rank 0 could not serve the store through which groups find each other"
     by_node: dict[int, list[int]] = {}
     for rank in run.ranks:
-        by_node.setdefault(run.got.facts[rank].node, []).append(rank)
+        by_node.setdefault(run.results.facts[rank].node, []).append(rank)
     limit = run.limits.operation
     arguments: dict[int, dict[str, Any]] = {}
-    for a, b in couples:
-        for left, right in zip(by_node.get(a, ()), by_node.get(b, ()), strict=False):
+    for a, b in node_pairs:
+        for src_rank, dst_rank in zip(by_node.get(a, ()), by_node.get(b, ()), strict=False):
             common = {
                 "store": store,
-                "group": f"{number}/{left}-{right}",
+                "group": f"{number}/{src_rank}-{dst_rank}",
                 "size": run.options.effort.pair_cuda,
                 "repetitions": PAIR_REPETITIONS,
                 "limit_s": limit,
             }
-            arguments[left] = {**common, "first": True}
-            arguments[right] = {**common, "first": False}
-    outcome = run.ask("exchange", arguments, limit_s=limit)
-    for a, b in couples:
-        for turn, (src, dst) in enumerate([(a, b)] if alone else [(a, b), (b, a)]):
+            arguments[src_rank] = {**common, "first": True}
+            arguments[dst_rank] = {**common, "first": False}
+    outcome = run.request("exchange", arguments, limit_s=limit)
+    for a, b in node_pairs:
+        for index, (src, dst) in enumerate([(a, b)] if alone else [(a, b), (b, a)]):
             replies = {rank: outcome.replies.get(rank) for rank in by_node.get(src, ())}
             reported = {rank: reply["there"] for rank, reply in replies.items() if reply is not None}
             if not _unsound(run, src, dst, reported):
-                together, why = _together([*replies.values()]), outcome.why or "a GPU of the pair failed"
-                _pair(run, src, dst, number + turn, together, why, alone)
-    return trouble(outcome)
+                error, reason = _combine([*replies.values()]), outcome.why or "a GPU of the pair failed"
+                _pair(run, src, dst, number + index, error, reason, alone)
+    return failure_reason(outcome)
 
 
-def _together(replies: list[Any]) -> dict[str, Any] | None:
-    """The GPUs of a node as one sender: all bytes, in the time of the slowest."""
+def _combine(replies: list[Any]) -> dict[str, Any] | None:
+    """Combine the GPUs of a node into one sender: all bytes, in the time of the slowest."""
     if not replies or any(reply is None for reply in replies):
         return None
     seconds = [max(times) for times in zip(*(reply["there"] for reply in replies), strict=False)]
@@ -403,14 +409,14 @@ def _together(replies: list[Any]) -> dict[str, Any] | None:
 
 
 def _with_sinks(run: Session) -> dict[int, int]:
-    """Each node's first rank, where it takes what others send."""
+    """Return the address of each node's sink, by first rank."""
     without_sink = {
         rank: {"address": run.addresses[rank]}
         for rank in run.leaders.values()
         if run.addresses.get(rank) and rank not in run.sinks
     }
     if without_sink:
-        outcome = run.ask("listen", without_sink, limit_s=run.limits.operation)
+        outcome = run.request("listen", without_sink, limit_s=run.limits.operation)
         run.sinks.update(outcome.replies)
         for rank, error in outcome.errors.items():
             run.notes.append(f"Rank {rank} cannot listen on {run.addresses[rank]}: {error}.")

@@ -27,7 +27,7 @@ from checklist.round_robin import ALL_PAIRS_UP_TO
 from checklist.run import pairing, sweep
 from checklist.run.control import Limits
 from checklist.run.open_ports import try_ports
-from checklist.run.pairing import PhaseSkipped, pairs, refuse_busy, trouble
+from checklist.run.pairing import PhaseSkipped, failure_reason, pairs, refuse_busy
 from checklist.run.session import Session
 
 __all__ = ["DO", "PHASES", "PhaseSkipped", "limits_of"]
@@ -37,7 +37,7 @@ _LOST_S, _LOST_OF_MANY_S = 10.0, 30.0  # of silence
 
 
 def limits_of(options: Options) -> Limits:
-    """The control channel's limits for a run with those options."""
+    """Return the control channel's time limits for these options."""
     run = sum(options.limit_s(phase) for phase in options.phases)
     # Every node sends to rank 0 twice a second; with many nodes, a message may be late without a lost node
     lost_after = _LOST_S if options.nodes <= ALL_PAIRS_UP_TO else _LOST_OF_MANY_S
@@ -47,26 +47,26 @@ def limits_of(options: Options) -> Limits:
 
 
 def facts(run: Session) -> str | None:
-    """Phase 0: what each rank says of itself; and how its GPU is before the load."""
-    if run.options.device == "cuda" or (run.options.device == "auto" and gpus_probe.look().uuids):
+    """Phase 0: facts of each rank, and the health of its GPU before the load."""
+    if run.options.device == "cuda" or (run.options.device == "auto" and gpus_probe.list_gpus().uuids):
         run.device, run.backend = "cuda", "nccl"
     arguments = {"backend": run.backend, "route_to": run.rendezvous.host}
-    outcome = run.ask("facts", dict.fromkeys(run.ranks, arguments), limit_s=run.limits.operation)
+    outcome = run.request("facts", dict.fromkeys(run.ranks, arguments), limit_s=run.limits.operation)
     for rank, reply in outcome.replies.items():
-        run.got.facts[rank] = record(Facts, reply["facts"])
+        run.results.facts[rank] = record(Facts, reply["facts"])
         run.addresses[rank] = reply["address"] or ""
         if not reply["usable"]:
             run.unusable[rank] = reply["facts"]["nic_reason"]
     for rank, (offset, error) in run.clocks().items():
-        if rank in run.got.facts:
+        if rank in run.results.facts:
             run.fact(rank, clock_offset_s=offset, clock_offset_error_s=error)
-    check_node(run.options.reference_node, run.got.facts.values())
+    check_node(run.options.reference_node, run.results.facts.values())
     _health(run, "before")
-    return trouble(outcome)
+    return failure_reason(outcome)
 
 
 def diag(run: Session) -> str | None:
-    """After phase 1: NVIDIA's own diagnostic, by one rank of each node, its GPUs idle."""
+    """Run NVIDIA's diagnostic after phase 1, by one rank per node, while the GPUs are idle."""
     if run.device != "cuda":
         raise PhaseSkipped("the run uses no GPUs")
     refuse_busy(run)
@@ -75,13 +75,13 @@ def diag(run: Session) -> str | None:
         rank: {"gpus": _gpus_of(run, node), "level": run.options.effort.dcgm_level, "limit_s": left_s}
         for node, rank in run.leaders.items()
     }
-    outcome = run.ask("diagnose", arguments, limit_s=left_s + _LEAVE_S)
-    run.got.diagnosed += [record(Diagnosed, reply) for reply in outcome.replies.values()]
-    return trouble(outcome)
+    outcome = run.request("diagnose", arguments, limit_s=left_s + _LEAVE_S)
+    run.results.diagnosed += [record(Diagnosed, reply) for reply in outcome.replies.values()]
+    return failure_reason(outcome)
 
 
 def mesh(run: Session) -> str | None:
-    """Phase 1: every node connects to every other; then to ports all over the ranges of some."""
+    """Phase 1: every node connects to every other, then to ports all over the ranges of some."""
     problem = pairing.mesh(run)
     if any(check.name == "open-ports" for check in run.options.checks) and not run.rendezvous.simulated:
         try_ports(run)
@@ -89,7 +89,7 @@ def mesh(run: Session) -> str | None:
 
 
 def node(run: Session) -> str | None:
-    """Phase 2: each rank alone, all at once, as in training; and how its GPU is after that load."""
+    """Phase 2: each rank by itself, all at once as in training; then the health of its GPU."""
     refuse_busy(run)
     effort = run.options.effort
     arguments = {
@@ -99,18 +99,18 @@ def node(run: Session) -> str | None:
     }
     limit = effort.load_s + 3 * run.limits.operation
     size = run.options.storage_bytes or effort.storage_bytes
-    places = {rank: _places(run, rank) for rank in run.ranks}
-    by_rank = {rank: {**arguments, "places": {**places[rank], "size": size}} for rank in run.ranks}
-    outcome = run.ask("local", by_rank, limit_s=limit)
+    folders = {rank: _folders(run, rank) for rank in run.ranks}
+    by_rank = {rank: {**arguments, "folders": {**folders[rank], "size": size}} for rank in run.ranks}
+    outcome = run.request("local", by_rank, limit_s=limit)
     for reply in outcome.replies.values():
-        run.got.locals += [record(Local, local) for local in reply]
+        run.results.locals += [record(Local, local) for local in reply]
     if outcome.unfinished:  # killed, perhaps in the middle of a file
-        left = {rank: places[rank] for rank in outcome.unfinished if rank in run.ranks}
+        unfinished = {rank: folders[rank] for rank in outcome.unfinished if rank in run.ranks}
         _grant(run)
-        run.ask("remove", left, limit_s=_LEAVE_S)
-    again = _repeat(run)
+        run.request("remove", unfinished, limit_s=_LEAVE_S)
+    error = _repeat(run)
     _health(run, "after")
-    return trouble(outcome) or again
+    return failure_reason(outcome) or error
 
 
 def _repeat(run: Session) -> str | None:
@@ -120,10 +120,10 @@ def _repeat(run: Session) -> str | None:
     seconds = REPEAT_SHARE * run.options.effort.load_s
     arguments = {"device": run.device, "seconds": seconds}
     limit = seconds + run.limits.operation
-    outcome = run.ask("repeat", dict.fromkeys(run.ranks, arguments), limit_s=limit)
+    outcome = run.request("repeat", dict.fromkeys(run.ranks, arguments), limit_s=limit)
     for reply in outcome.replies.values():
-        run.got.repeated += [record(Repeated, one) for one in reply]
-    return trouble(outcome)
+        run.results.repeated += [record(Repeated, one) for one in reply]
+    return failure_reason(outcome)
 
 
 def world(run: Session) -> str | None:
@@ -143,27 +143,29 @@ def world(run: Session) -> str | None:
         problem = sweep.correctness(run, ranks) or sweep.sweep(run, ranks)
     if problem is None and run.backend == "nccl":
         _transport(run, ranks)
-    left = problem or trouble(run.ask("leave", {rank: {} for rank in ranks}, limit_s=_LEAVE_S, together=True))
-    if left is not None:
+    leave_error = problem or failure_reason(
+        run.request("leave", {rank: {} for rank in ranks}, limit_s=_LEAVE_S, collective=True)
+    )
+    if leave_error is not None:
         run.restart(tuple(rank for rank in ranks if rank in run.ranks))  # their group cannot be used any more
     return problem
 
 
-def counted(run: Session, name: PhaseName) -> str | None:
-    """Do the phase; where it loads the network, note what the hosts have counted meanwhile."""
-    before = _counters(run) if name in ("node", "world", "pairs") else {}
+def with_counters(run: Session, name: PhaseName) -> str | None:
+    """Run the phase; if it loads the network, record the growth of the hosts' counters."""
+    counters_before = _counters(run) if name in ("node", "world", "pairs") else {}
     try:
         return DO[name](run)
     finally:
         _grant(run)
-        after = _counters(run) if before else {}
-        for rank, reading in after.items():
-            if rank in before:
-                grown = growth(before[rank], reading)
+        counters_after = _counters(run) if counters_before else {}
+        for rank, reading in counters_after.items():
+            if rank in counters_before:
+                increase = growth(counters_before[rank], reading)
                 if name == "node":  # the network is not under test, e.g. uploads to the datastore
-                    grown = {counter: grown[counter] for counter in OF_CPU}
-                grown = {"node": run.nodes[rank], "phase": name, **grown}
-                run.got.counters.append(record(Counters, grown))
+                    increase = {counter: increase[counter] for counter in OF_CPU}
+                increase = {"node": run.nodes[rank], "phase": name, **increase}
+                run.results.counters.append(record(Counters, increase))
 
 
 DO: dict[PhaseName, Callable[[Session], str | None]] = {
@@ -180,7 +182,7 @@ DO: dict[PhaseName, Callable[[Session], str | None]] = {
 
 
 def _grant(run: Session) -> None:
-    """Time to put things in order, also where the phase has used up its own."""
+    """Time for cleaning up, also if the phase used up its own."""
     run.phase_ends = max(run.phase_ends, time.monotonic() + _LEAVE_S)
 
 
@@ -196,55 +198,62 @@ def _join(run: Session, ranks: tuple[int, ...]) -> str | None:
         "limit_s": run.limits.operation,
     }
     limit = 2 * run.limits.operation  # torch is imported by this, on all cores at once
-    outcome = run.ask("join", dict.fromkeys(ranks, arguments), limit_s=limit, together=True)
-    return trouble(outcome)
+    outcome = run.request("join", dict.fromkeys(ranks, arguments), limit_s=limit, collective=True)
+    return failure_reason(outcome)
 
 
 def _gpus_of(run: Session, node: int) -> list[str]:
-    """The UUIDs of the GPUs that a node's ranks use."""
-    own = [fact for fact in run.got.facts.values() if fact.node == node]
-    return [uuid for fact in own for uuid in fact.gpu_uuids[fact.local_rank :][:1]]
+    """Return the UUIDs of the GPUs that a node's ranks use."""
+    facts = [fact for fact in run.results.facts.values() if fact.node == node]
+    return [uuid for fact in facts for uuid in fact.gpu_uuids[fact.local_rank :][:1]]
 
 
-def _places(run: Session, rank: int) -> dict[str, Any]:
+def _folders(run: Session, rank: int) -> dict[str, Any]:
     """Return the folder of a rank for writing and reading, by name; None: not requested."""
-    asked = {check.name for check in run.options.checks}
-    work = str(run.options.directory or tempfile.gettempdir())
+    check_names = {check.name for check in run.options.checks}
+    work_folder = str(run.options.directory or tempfile.gettempdir())
     return {
         "name": f".checklist-{run.scratch}-{rank}.tmp",
-        "directory": work if "storage" in asked else None,
-        "datastore": run.options.datastore if "datastore" in asked else None,
+        "directory": work_folder if "storage" in check_names else None,
+        "datastore": run.options.datastore if "datastore" in check_names else None,
     }
 
 
 def _transport(run: Session, ranks: tuple[int, ...]) -> None:
     """Read the transport from NCCL's logs; the slowest network that any rank uses."""
-    outcome = run.ask("transport", {rank: {} for rank in ranks}, limit_s=run.limits.operation)
+    outcome = run.request("transport", {rank: {} for rank in ranks}, limit_s=run.limits.operation)
     transports = [record(Transport, reply) for _, reply in sorted(outcome.replies.items())]
-    slow = [one for one in transports if one.network == "socket"]
-    between = [one for one in transports if one.network not in (None, "shm")]
-    run.got.transport = next(iter([*slow, *between, *transports]), None)
+    slow = [item for item in transports if item.network == "socket"]
+    networked = [item for item in transports if item.network not in (None, "shm")]
+    run.results.transport = next(iter([*slow, *networked, *transports]), None)
 
 
 def _counters(run: Session) -> dict[int, Any]:
     """Return the host counters that each node's first rank reads, by rank."""
-    nics = {rank: run.got.facts[rank].nic if rank in run.got.facts else None for rank in run.leaders.values()}
-    return run.ask("counters", {rank: {"nic": nic} for rank, nic in nics.items()}, limit_s=_LEAVE_S).replies
+    nics = {
+        rank: run.results.facts[rank].nic if rank in run.results.facts else None
+        for rank in run.leaders.values()
+    }
+    return run.request(
+        "counters", {rank: {"nic": nic} for rank, nic in nics.items()}, limit_s=_LEAVE_S
+    ).replies
 
 
 def _health(run: Session, when: str) -> None:
     if run.device != "cuda":
         return
-    outcome = run.ask("health", {rank: {"when": when} for rank in run.ranks}, limit_s=run.limits.operation)
-    run.got.health += [record(GpuHealth, state) for reply in outcome.replies.values() for state in reply]
+    outcome = run.request(
+        "health", {rank: {"when": when} for rank in run.ranks}, limit_s=run.limits.operation
+    )
+    run.results.health += [record(GpuHealth, state) for reply in outcome.replies.values() for state in reply]
 
 
 def _refuse_cut(run: Session) -> None:
     """Skip collectives over hosts that cannot reach each other: they would hang and show nothing new."""
     if run.unusable:
-        rank, why = next(iter(sorted(run.unusable.items())))
-        raise PhaseSkipped(f"a collective would hang: on rank {rank}, {why}")
+        rank, reason = next(iter(sorted(run.unusable.items())))
+        raise PhaseSkipped(f"a collective would hang: on rank {rank}, {reason}")
     gloo = run.backend == "gloo"
-    bad = [probe for probe in run.got.probes if not probe.connected or (gloo and not probe.bulk_ok)]
-    if bad:
-        raise PhaseSkipped(f"a collective would hang: node {bad[0].src} cannot reach node {bad[0].dst}")
+    failed = [probe for probe in run.results.probes if not probe.connected or (gloo and not probe.bulk_ok)]
+    if failed:
+        raise PhaseSkipped(f"a collective would hang: node {failed[0].src} cannot reach node {failed[0].dst}")

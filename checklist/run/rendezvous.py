@@ -1,4 +1,4 @@
-"""Place of one process in the job: its ranks, the number of ranks, and rank 0's address."""
+"""Rendezvous data of one process: its ranks, the number of ranks, and rank 0's address."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Rendezvous:
     node: int
     nodes: int
     host: str
-    """Name or address of rank 0's host, as the others reach it."""
+    """Name or address of rank 0's host, reachable from the other nodes."""
     ports: tuple[int, ...]
-    """Where rank 0's control channel may listen."""
+    """Candidate ports of rank 0's control channel."""
     secret: Secret
-    """What only this run's processes know; empty: no launcher has handed one out."""
+    """Secret shared by this run's processes; empty if the launcher provides none."""
     run: str
-    """The job's name, which is proven along with the secret: another job is not joined."""
+    """Name of the job, verified along with the secret so that another job is refused."""
     simulated: bool = False
     """Whether the "nodes" are process groups of one machine."""
 
@@ -59,8 +59,8 @@ class Rendezvous:
             raise ValueError("ports: give at least one")
 
     @property
-    def leads(self) -> bool:
-        """Whether rank 0 is here, which decides and collects."""
+    def is_leader(self) -> bool:
+        """Whether rank 0, which coordinates the run, belongs to this process."""
         return 0 in self.ranks
 
     @property
@@ -70,12 +70,12 @@ class Rendezvous:
         return Endpoint(host=host, ports=self.ports, secret=self.secret, run=f"checklist/{self.run}")
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for a child process."""
+        """Convert to plain values, for a child process."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Rendezvous:
-        """From what :meth:`to_dict` gave."""
+        """Restore from the values of :meth:`to_dict`."""
         tuples = {key: tuple(values[key]) for key in ("ranks", "local_ranks", "ports")}
         return cls(**{**values, **tuples, "secret": Secret(**values["secret"])})
 
@@ -91,7 +91,7 @@ def of_node(
     run: str = "checklist",
     simulated: bool = False,
 ) -> Rendezvous:
-    """A process that looks after all ``processes`` ranks of its node, as a flow's task does."""
+    """Build the data of a process that supervises all ``processes`` ranks of its node, like a flow's task."""
     return Rendezvous(
         ranks=tuple(range(node * processes, (node + 1) * processes)),
         local_ranks=tuple(range(processes)),
@@ -107,7 +107,9 @@ def of_node(
 
 
 def control_ports(port: int, environment: Mapping[str, str] = os.environ) -> tuple[int, ...]:
-    """The control channel's ports: from $CHECKLIST_PORT on, else next to a launcher's. Raises UserError."""
+    """Return the control channel's ports: from $CHECKLIST_PORT on, else next to a launcher's. Raises
+    UserError.
+    """
     first = port + PORT_OFFSET
     if environment.get(PORT_VARIABLE):
         first = read_number(environment, PORT_VARIABLE)
@@ -122,7 +124,7 @@ def control_ports(port: int, environment: Mapping[str, str] = os.environ) -> tup
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Rendezvous | None:
-    """Read the place from the variables of torchrun (or a compatible launcher) or srun; None without a
+    """Read the data from the variables of torchrun (or a compatible launcher) or srun; None without a
     launcher.
     """
     if "RANK" in environment and "WORLD_SIZE" in environment:

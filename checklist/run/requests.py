@@ -1,4 +1,4 @@
-"""Requests to workers: each ends in bounded time, and where it does not end well, someone is named.
+"""Requests to workers. Each ends in bounded time; a failure is attributed to ranks.
 
 A request ends when all ranks have responded, soon after a failure of a rank that the others need, or at its
 limit. Then the state of every rank is queried over the control channel, which does not hang.
@@ -16,17 +16,17 @@ from typing import Any, Literal
 from checklist.checks.collectives import flight
 from checklist.measurements import IDLE, Hang, PhaseName
 from checklist.run.control import (
-    At,
-    Clock,
-    Do,
-    Ended,
+    ClockQuery,
     Event,
-    FromWorker,
     Hub,
     Limits,
     Position,
+    PositionQuery,
+    Positions,
     Restart,
-    Where,
+    WorkerCommand,
+    WorkerEnded,
+    WorkerReply,
 )
 
 _STOPPED = "tTDZX"  # states in which a process cannot do its part: stopped, waiting for a device, dead
@@ -34,15 +34,15 @@ _CLOCK_ROUNDS = 5
 
 
 @dataclass(frozen=True)
-class _Gone:
+class _Lost:
     """Reason why a rank cannot reply any more."""
 
     why: str
     kind: Literal["died", "lost"]
     at: Position | None = None
-    """Where it was then, if that is known."""
+    """Last position of the rank, if known."""
     recorded: bool = False
-    """Whether there is a Hang of it already."""
+    """Whether a Hang of this rank has been recorded."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Outcome:
 
 
 class Requests:
-    """Rank 0's hub, and who of those that it knows is to blame for what."""
+    """Requests through rank 0's hub, with attribution of hangs and failures to ranks."""
 
     def __init__(self, hub: Hub, limits: Limits) -> None:
         self.limits = limits
@@ -74,7 +74,7 @@ class Requests:
         self.hub = hub
         self.stopped = threading.Event()
         self._asked: set[int] = set()  # ranks that have yet to answer
-        self._dead: dict[int, _Gone] = {}  # ranks that died with nothing to answer, until they are restarted
+        self._dead: dict[int, _Lost] = {}  # ranks that died with nothing to answer, until they are restarted
         self._operation = ""  # what they were asked for
         self._ids = 0
 
@@ -83,57 +83,57 @@ class Requests:
         """Ranks whose supervisors are connected."""
         return tuple(sorted(self.hub.peers()))
 
-    def ask(
+    def request(
         self,
-        what: str,
+        kind: str,
         arguments: Mapping[int, Mapping[str, Any]],
         *,
         limit_s: float,
-        together: bool = False,
+        collective: bool = False,
         operation: str | None = None,
     ) -> Outcome:
-        """Ask those ranks, each with its arguments.
+        """Send each rank a command with its arguments, and wait for the replies.
 
-        ``together``: they need each other, so when one has failed the others are not waited for. Ranks that
-        hang or die are recorded, and their workers started again.
+        ``collective``: the ranks need each other, so the others are not waited for after a failure. Ranks
+        that hang or die are recorded, and their workers restarted.
         """
         self._ids += 1
-        begin = time.monotonic()
-        deadline = min(begin + limit_s, self.phase_ends)
+        start = time.monotonic()
+        deadline = min(start + limit_s, self.phase_ends)
         outcome, pending = Outcome(), set(arguments)
-        self._asked, self._operation = pending, operation or what
-        died = {rank: _Gone("its supervisor is gone", "lost") for rank in pending - set(self.ranks)}
-        died |= {rank: gone for rank, gone in self._dead.items() if rank in pending}
+        self._asked, self._operation = pending, operation or kind
+        dead = {rank: _Lost("its supervisor is gone", "lost") for rank in pending - set(self.ranks)}
+        dead |= {rank: cause for rank, cause in self._dead.items() if rank in pending}
         for rank in arguments:
-            self.send([rank], what, arguments[rank], operation)
-        while pending - set(died) and time.monotonic() < deadline:
+            self.send([rank], kind, arguments[rank], operation)
+        while pending - set(dead) and time.monotonic() < deadline:
             event = self._next(min(0.5, deadline - time.monotonic()))
             if event is None:
                 if self.stopped.is_set():
                     break
                 continue
-            failed = self._note(event, outcome, pending, died)
-            if failed and together:
+            failed = self._note(event, outcome, pending, dead)
+            if failed and collective:
                 deadline = min(deadline, time.monotonic() + self.limits.settle)
         if pending:
-            waited = time.monotonic() - begin
-            patient = bool(died) or bool(outcome.errors) or waited >= 0.9 * limit_s
-            self._blame(set(pending), died, self._operation, waited, outcome, patient=patient)
+            waited = time.monotonic() - start
+            at_deadline = bool(dead) or bool(outcome.errors) or waited >= 0.9 * limit_s
+            self._blame(set(pending), dead, self._operation, waited, outcome, at_deadline=at_deadline)
         self._asked = set()
         return outcome
 
-    def _note(self, event: Event, outcome: Outcome, pending: set[int], died: dict[int, _Gone]) -> bool:
-        """Take in what a supervisor has said; whether someone has failed."""
+    def _note(self, event: Event, outcome: Outcome, pending: set[int], dead: dict[int, _Lost]) -> bool:
+        """Process a supervisor's message; return whether a rank failed."""
         if event.lost is not None:
-            gone = pending.intersection(event.peer.request.ranks)
-            died.update(dict.fromkeys(gone, _Gone(event.lost, "lost")))
-            return bool(gone)
+            lost_ranks = pending.intersection(event.peer.request.ranks)
+            dead.update(dict.fromkeys(lost_ranks, _Lost(event.lost, "lost")))
+            return bool(lost_ranks)
         message = event.message
-        if isinstance(message, Ended) and message.rank in pending:
-            died[message.rank] = _Gone(message.why, "died", message.at)
+        if isinstance(message, WorkerEnded) and message.rank in pending:
+            dead[message.rank] = _Lost(message.why, "died", message.at)
             return True
         if (
-            not isinstance(message, FromWorker)
+            not isinstance(message, WorkerReply)
             or message.rank not in pending
             or message.reply.id != self._ids
         ):
@@ -148,40 +148,52 @@ class Requests:
     def _blame(
         self,
         pending: set[int],
-        died: dict[int, _Gone],
-        what: str,
+        dead: dict[int, _Lost],
+        kind: str,
         waited_s: float,
         outcome: Outcome,
         *,
-        patient: bool,
+        at_deadline: bool,
     ) -> None:
-        """Say who is at fault, and start the workers of all that did not finish again."""
+        """Determine the ranks at fault, and restart the workers of all unfinished ranks."""
         outcome.unfinished = tuple(sorted(pending))
-        alive = sorted(pending - set(died))
-        for rank, gone in died.items():
-            if gone.recorded:
+        alive = sorted(pending - set(dead))
+        for rank, cause in dead.items():
+            if cause.recorded:
                 continue
-            sequence = gone.at[1] if gone.at else None
-            self._hang(rank, what, sequence, waited_s, gone.kind, alive, gone.why)
+            sequence = cause.at[1] if cause.at else None
+            self._hang(rank, kind, sequence, waited_s, cause.kind, alive, cause.why)
         behind: list[int] = []
-        if not patient:  # the phase's time was over: whoever is merely slow is not to blame
-            outcome.why = f"the time for the phase was over in {what}"
-        at = self._where(alive)
-        records = self._traces(alive) if not died else {}
-        if not died and alive:
-            behind = _behind(at, alive, bool(outcome.errors)) if patient else _stuck(at, alive)
-            behind = behind or (flight.behind(records) if patient else [])
+        if not at_deadline:  # the phase's time was over: whoever is merely slow is not to blame
+            outcome.why = f"the time for the phase was over in {kind}"
+        positions = self._where(alive)
+        records = self._traces(alive) if not dead else {}
+        if not dead and alive:
+            behind = (
+                _lagging(positions, alive, bool(outcome.errors)) if at_deadline else _stuck(positions, alive)
+            )
+            behind = behind or (flight.lagging(records) if at_deadline else [])
             for rank in behind:
-                waiting = [other for other in alive if other not in behind]
-                details = (_state_words(at.get(rank)), flight.words(records, rank))
+                blocked = [peer for peer in alive if peer not in behind]
+                details = (_state_words(positions.get(rank)), flight.describe(records, rank))
                 detail = "; ".join(filter(None, details)) or None
-                self._hang(rank, what, at[rank][1] if rank in at else None, waited_s, "hang", waiting, detail)
-            if not behind and patient:
-                outcome.why = f"{what}: all of ranks {_some(alive)} wait in it, none is behind"
-        if outcome.why is None and died:
-            outcome.why = f"rank {_some(sorted(died))} was lost or died in {what}"
+                self._hang(
+                    rank,
+                    kind,
+                    positions[rank][1] if rank in positions else None,
+                    waited_s,
+                    "hang",
+                    blocked,
+                    detail,
+                )
+            if not behind and at_deadline:
+                outcome.why = f"{kind}: all of ranks {_format_ranks(alive)} wait in it, none is behind"
+        if outcome.why is None and dead:
+            outcome.why = f"rank {_format_ranks(sorted(dead))} was lost or died in {kind}"
         elif outcome.why is None:
-            outcome.why = f"{what} was ended after {waited_s:.1f} s: it waited for rank {_some(behind)}"
+            outcome.why = (
+                f"{kind} was ended after {waited_s:.1f} s: it waited for rank {_format_ranks(behind)}"
+            )
         self.restart(outcome.unfinished)
 
     def _hang(
@@ -191,7 +203,7 @@ class Requests:
         sequence: int | None,
         waited_s: float,
         kind: Any,
-        waiting: list[int],
+        blocked: list[int],
         detail: str | None,
     ) -> None:
         self.hangs.append(
@@ -203,13 +215,13 @@ class Requests:
                 sequence=sequence,
                 waited_s=waited_s,
                 kind=kind,
-                waiting=tuple(waiting),
+                waiting=tuple(blocked),
                 detail=detail,
             )
         )
 
     def restart(self, ranks: tuple[int, ...]) -> None:
-        """Start new workers for those ranks."""
+        """Restart the workers of these ranks."""
         for rank in ranks:
             self.sinks.pop(rank, None)
             self._dead.pop(rank, None)
@@ -218,68 +230,66 @@ class Requests:
                 peer.connection.send(Restart(ranks=(rank,)))
 
     def _where(self, ranks: list[int]) -> dict[int, Position]:
-        """Return the positions of those ranks, from their supervisors."""
+        """Query the positions of these ranks from their supervisors."""
         for rank in ranks:
             peer = self.hub.peers().get(rank)
             if peer is not None:
-                peer.connection.send(Where(id=self._ids, ranks=(rank,)))
+                peer.connection.send(PositionQuery(id=self._ids, ranks=(rank,)))
         positions: dict[int, Position] = {}
         deadline = time.monotonic() + self.limits.settle
         while len(positions) < len(ranks) and time.monotonic() < deadline:
             event = self._next(0.2)
-            if event is not None and isinstance(event.message, At):
+            if event is not None and isinstance(event.message, Positions):
                 positions.update(event.message.ranks)
         return positions
 
     def _traces(self, ranks: list[int]) -> dict[int, flight.Record]:
-        """Return torch's newest flight recorder entries of those ranks, if there are any and they can
-        reply.
-        """
+        """Query torch's newest flight recorder entries of these ranks, where available."""
         self.send(ranks, "trace")
         records: dict[int, flight.Record] = {}
-        answered = 0
+        dumps = 0
         deadline = time.monotonic() + self.limits.settle
-        while answered < len(ranks) and time.monotonic() < deadline:
+        while dumps < len(ranks) and time.monotonic() < deadline:
             event = self._next(0.2)
             message = event.message if event else None
-            if isinstance(message, FromWorker) and message.reply.kind == "trace":
-                answered += 1
+            if isinstance(message, WorkerReply) and message.reply.kind == "trace":
+                dumps += 1
                 if message.reply.record:
                     records[message.rank] = message.reply.record
         return records
 
     def clocks(self) -> dict[int, tuple[float, float]]:
-        """By rank: its clock minus this host's, and how wrong that can be, from the shortest round trip."""
+        """Return each rank's clock minus this host's, and the error bound, from the shortest round trip."""
         best: dict[int, tuple[float, float]] = {}
         for number in range(_CLOCK_ROUNDS):
-            self.hub.send(Clock(round=number, at=time.time()))
-            waiting = set(self.ranks)
+            self.hub.send(ClockQuery(round=number, at=time.time()))
+            outstanding = set(self.ranks)
             deadline = time.monotonic() + 1.0
-            while waiting and time.monotonic() < deadline:
+            while outstanding and time.monotonic() < deadline:
                 event = self._next(0.2)
                 message = event.message if event else None
-                if event is None or not isinstance(message, Clock) or message.round != number:
+                if event is None or not isinstance(message, ClockQuery) or message.round != number:
                     continue
                 if message.now is None:
                     continue
                 trip = time.time() - message.at
                 for rank in event.peer.request.ranks:
-                    waiting.discard(rank)
+                    outstanding.discard(rank)
                     if rank not in best or trip / 2 < best[rank][1]:
                         best[rank] = (message.now - message.at - trip / 2, trip / 2)
         return best
 
     def send(
-        self, ranks: Any, what: str, arguments: Mapping[str, Any] | None = None, operation: str | None = None
+        self, ranks: Any, kind: str, arguments: Mapping[str, Any] | None = None, operation: str | None = None
     ) -> None:
         peers = self.hub.peers()
         for rank in ranks:
             if rank in peers:
                 peers[rank].connection.send(
-                    Do(
+                    WorkerCommand(
                         rank=rank,
                         id=self._ids,
-                        what=what,
+                        what=kind,
                         operation=operation,
                         arguments=dict(arguments or {}),
                     )
@@ -296,42 +306,42 @@ class Requests:
             for rank in set(request.ranks) - self._asked:
                 self._hang(rank, IDLE, None, 0.0, "lost", [], event.lost)
             self.lost(event)
-        elif isinstance(event.message, Ended) and event.message.rank not in self._asked:
-            rank, why = event.message.rank, event.message.why
-            self._hang(rank, IDLE, None, 0.0, "died", [], why)
-            self._dead[rank] = _Gone(why, "died", event.message.at, recorded=True)
+        elif isinstance(event.message, WorkerEnded) and event.message.rank not in self._asked:
+            rank, reason = event.message.rank, event.message.why
+            self._hang(rank, IDLE, None, 0.0, "died", [], reason)
+            self._dead[rank] = _Lost(reason, "died", event.message.at, recorded=True)
         return event
 
     def lost(self, event: Event) -> None:
-        """A node has just been lost; for whoever has something to save then."""
+        """Hook that is called when a node is lost, for saving data."""
 
 
-def _behind(at: Mapping[int, Position], alive: list[int], others_failed: bool) -> list[int]:
-    """Return the ranks that hold the others up: those that cannot run, else those with the fewest started
+def _lagging(positions: Mapping[int, Position], alive: list[int], others_failed: bool) -> list[int]:
+    """Return the ranks that block the others: those that cannot run, else those with the fewest started
     operations.
     """
-    if stuck := _stuck(at, alive):
+    if stuck := _stuck(positions, alive):
         return stuck
-    fewest = min(at[rank][1] for rank in alive)
-    behind = [rank for rank in alive if at[rank][1] == fewest]
+    fewest = min(positions[rank][1] for rank in alive)
+    behind = [rank for rank in alive if positions[rank][1] == fewest]
     if len(behind) < len(alive) or len(alive) == 1 or others_failed:
         return behind
     return []
 
 
-def _stuck(at: Mapping[int, Position], alive: list[int]) -> list[int]:
-    """Ranks that cannot run, else those whose supervisors don't answer."""
-    stopped = [rank for rank in alive if rank in at and at[rank][2] in _STOPPED]
-    return stopped or [rank for rank in alive if rank not in at]
+def _stuck(positions: Mapping[int, Position], alive: list[int]) -> list[int]:
+    """Return ranks that cannot run, else those whose supervisors do not reply."""
+    stopped = [rank for rank in alive if rank in positions and positions[rank][2] in _STOPPED]
+    return stopped or [rank for rank in alive if rank not in positions]
 
 
-def _state_words(at: Position | None) -> str | None:
-    if at is None:
+def _state_words(position: Position | None) -> str | None:
+    if position is None:
         return "its supervisor did not report its state"
-    words = {"T": "stopped", "t": "stopped", "D": "waits in the kernel, for a device or a disk", "Z": "dead"}
-    state = words.get(at[2])
+    texts = {"T": "stopped", "t": "stopped", "D": "waits in the kernel, for a device or a disk", "Z": "dead"}
+    state = texts.get(position[2])
     return f"the process is {state}" if state else None
 
 
-def _some(ranks: list[int]) -> str:
+def _format_ranks(ranks: list[int]) -> str:
     return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")

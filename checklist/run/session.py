@@ -48,12 +48,12 @@ class Collected:
 
 
 class Session(Requests):
-    """One run as its phases see it, in rank 0's supervisor."""
+    """State of one run for its phases, in rank 0's supervisor."""
 
     def __init__(self, options: Options, rendezvous: Rendezvous, hub: Hub, limits: Limits) -> None:
         super().__init__(hub, limits)
         self.options, self.rendezvous = options, rendezvous
-        self.got = Collected()
+        self.results = Collected()
         self.addresses: dict[int, str] = {}  # by rank: where others reach its host
         self.hosts: dict[int, str] = {}  # by node: what it calls itself when it joins
         self.callers: dict[int, str] = {}  # by node: from which address it has joined
@@ -71,9 +71,9 @@ class Session(Requests):
         return {node: rank for node, rank in first.items() if node >= 0}
 
     def stop(self) -> None:
-        """End the run soon: no request is waited for any longer, and no phase is started."""
+        """End the run: stop waiting for requests and start no further phase."""
         self.stopped.set()
 
     def fact(self, rank: int, **changes: Any) -> None:
-        """Add to what is known of a rank."""
-        self.got.facts[rank] = replace(self.got.facts[rank], **changes)
+        """Update the facts of a rank."""
+        self.results.facts[rank] = replace(self.results.facts[rank], **changes)

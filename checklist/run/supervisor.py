@@ -21,17 +21,17 @@ from checklist import measurements
 from checklist.measurements import Measurements
 from checklist.options import Options
 from checklist.run import control
-from checklist.run.conductor import Conductor
+from checklist.run.conductor import Coordinator
 from checklist.run.control import (
     BEAT_S,
-    At,
-    Clock,
-    Do,
+    ClockQuery,
     Hub,
     Limits,
+    PositionQuery,
+    Positions,
     Restart,
     RunMessage,
-    Where,
+    WorkerCommand,
 )
 from checklist.run.phases import limits_of
 from checklist.run.rendezvous import Rendezvous
@@ -50,7 +50,7 @@ class End:
 
     measurements: Measurements
     status: int | None
-    """The exit status that rank 0 has settled on; None: it was not asked to."""
+    """Exit status decided by rank 0; None if it was not to decide."""
 
 
 def run(
@@ -72,55 +72,54 @@ def take_part(
     on_measured: Callable[[Measurements], None] | None = None,
     conclude: Callable[[Measurements], int] | None = None,
 ) -> End:
-    """Take part in one run of the checklist; returns on every node with what all have measured.
+    """Take part in one run; return all measurements on every node.
 
-    Of large runs node 0 has it whole, the others the condensed form (checklist/condensed.py).
+    In large runs only node 0 has all, the others the condensed form (checklist/condensed.py).
 
-    It ends in bounded time whatever hangs or dies, and leaves no process behind.
+    Ends in bounded time whatever hangs or dies, and leaves no process behind.
 
     Parameters
     ----------
     options:
         The same on every node.
     rendezvous:
-        Which ranks this process looks after, and where rank 0 can be met.
+        Ranks supervised by this process, and rank 0's address.
     directory:
-        Where logs and journals are kept. None: a temporary one, which is removed.
+        Folder for logs and journals. None: a temporary one, which is removed.
     on_measured:
-        Where rank 0 is, called in another thread with what has been measured so far: after each phase, and
-        when a node is lost.
+        Called next to rank 0, in another thread, with the measurements so far: after each phase, and when a
+        node is lost.
     conclude:
-        Where rank 0 is, called in another thread at the end: makes every node's exit status of what all have
-        measured.
+        Called next to rank 0, in another thread, with all measurements; returns every node's exit status.
 
     Raises
     ------
     UserError
-        When rank 0 cannot be reached, does not take this process in, or is lost before the end.
+        If rank 0 is unreachable, refuses this process, or is lost before the end.
     """
-    kept = directory is not None
-    place = directory or Path(tempfile.mkdtemp(prefix="checklist-"))
-    place.mkdir(parents=True, exist_ok=True)
+    keep_folder = directory is not None
+    folder = directory or Path(tempfile.mkdtemp(prefix="checklist-"))
+    folder.mkdir(parents=True, exist_ok=True)
     limits = limits_of(options)
-    hub = Hub(rendezvous, limits) if rendezvous.leads else None
+    hub = Hub(rendezvous, limits) if rendezvous.is_leader else None
     conductor = (
-        Conductor(options, rendezvous, hub, limits, on_measured, conclude) if hub is not None else None
+        Coordinator(options, rendezvous, hub, limits, on_measured, conclude) if hub is not None else None
     )
     try:
         if conductor is not None:
             threading.Thread(target=conductor.run, name="checklist-conductor", daemon=True).start()
         connection = control.join(rendezvous, limits)
         with sigterm_raises():
-            end = _Supervisor(rendezvous, limits, connection, place).serve()
-            whole = None if conductor is None else conductor.measured
-            return end if whole is None else replace(end, measurements=whole)
+            end = _NodeAgent(rendezvous, limits, connection, folder).serve()
+            measurements = None if conductor is None else conductor.measured
+            return end if measurements is None else replace(end, measurements=measurements)
     finally:
         if conductor is not None:
             conductor.stop()
         if hub is not None:
             hub.close()
-        if not kept:
-            shutil.rmtree(place, ignore_errors=True)
+        if not keep_folder:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +129,7 @@ class _Rank0Lost:
     why: str
 
 
-class _Supervisor:
+class _NodeAgent:
     def __init__(
         self,
         rendezvous: Rendezvous,
@@ -160,11 +159,11 @@ class _Supervisor:
         """Execute rank 0's messages until the run ends."""
         deadline = time.monotonic() + self._limits.rendezvous + self._limits.run + _END_S
         threading.Thread(target=self._listen, name="checklist-link", daemon=True).start()
-        next_beat = 0.0
+        next_heartbeat = 0.0
         try:
             while time.monotonic() < deadline:
-                if time.monotonic() >= next_beat:
-                    next_beat = time.monotonic() + BEAT_S
+                if time.monotonic() >= next_heartbeat:
+                    next_heartbeat = time.monotonic() + BEAT_S
                     self._connection.send(Beat())
                 with contextlib.suppress(queue.Empty):
                     message = self._heard.get(timeout=BEAT_S)
@@ -176,13 +175,13 @@ class _Supervisor:
             self._close()
 
     def _handle(self, message: RunMessage | _Rank0Lost) -> None:
-        if isinstance(message, Do):
+        if isinstance(message, WorkerCommand):
             self._workers[message.rank].send(message)
         elif isinstance(message, Restart):
             for rank in message.ranks:
                 self._workers[rank].restart()
-        elif isinstance(message, Where):
-            self._connection.send(At(ranks={rank: self._workers[rank].at() for rank in message.ranks}))
+        elif isinstance(message, PositionQuery):
+            self._connection.send(Positions(ranks={rank: self._workers[rank].at() for rank in message.ranks}))
         elif isinstance(message, _Rank0Lost):
             raise UserError(
                 f"The connection to rank 0 was lost: {message.why}.",
@@ -193,8 +192,8 @@ class _Supervisor:
         self._heard.put(_Rank0Lost(str(receive_all(self._connection, self._receive))))
 
     def _receive(self, message: RunMessage) -> None:
-        if isinstance(message, Clock):  # answered in this thread, at once
-            self._connection.send(Clock(round=message.round, at=message.at, now=time.time()))
+        if isinstance(message, ClockQuery):  # answered in this thread, at once
+            self._connection.send(ClockQuery(round=message.round, at=message.at, now=time.time()))
         else:
             self._heard.put(message)
 
@@ -207,8 +206,8 @@ class _Supervisor:
 def _result(message: control.End) -> End:
     if message.error is not None or message.measurements is None:
         raise UserError(message.error or "Rank 0 has ended the run without a word.", message.advice)
-    measured = measurements.record(Measurements, message.measurements)
-    return End(measurements=measured, status=message.status)
+    record = measurements.record(Measurements, message.measurements)
+    return End(measurements=record, status=message.status)
 
 
 def _environment(rendezvous: Rendezvous) -> dict[str, str]:

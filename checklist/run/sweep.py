@@ -1,4 +1,4 @@
-"""Phase 3's content: which collectives, of which sizes and types, how often; what is made of the times."""
+"""Collectives of phase 3: operations, sizes, types and iterations, and evaluation of their times."""
 
 from __future__ import annotations
 
@@ -42,25 +42,27 @@ def store(run: Session) -> tuple[str, int] | None:
     if 0 not in run.ranks:
         return None
     address = run.rendezvous.host
-    outcome = run.ask("store", {0: {"address": address}}, limit_s=run.limits.operation)
+    outcome = run.request("store", {0: {"address": address}}, limit_s=run.limits.operation)
     return (address, int(outcome.replies[0])) if 0 in outcome.replies else None
 
 
 def correctness(run: Session, ranks: tuple[int, ...]) -> str | None:
-    """Every operation once for each type, with values that a wrong result cannot have."""
-    if not _asked_for(run, "correctness"):
+    """Run every operation once per type, with values that a wrong result cannot match."""
+    if not _is_selected(run, "correctness"):
         return None
     for op in busbw.OPS:
         for dtype in DTYPES if op != "barrier" else ("float32",):
-            problem = _one(run, ranks, "correct", op, dtype, _CHECKED, 0)
+            problem = _run_collective(run, ranks, "correct", op, dtype, _CHECKED, 0)
             if problem is not None:
                 return problem
     return None
 
 
 def sweep(run: Session, ranks: tuple[int, ...]) -> str | None:
-    """Times over sizes, smallest first, until the largest that fits in memory and in the phase's time."""
-    if not (_asked_for(run, "latency") or _asked_for(run, "bandwidth")):
+    """Time the operations over sizes, from the smallest to the largest that fits in memory and in the
+    phase's time.
+    """
+    if not (_is_selected(run, "latency") or _is_selected(run, "bandwidth")):
         return None
     profile = run.options.profile
     cases = [
@@ -68,70 +70,70 @@ def sweep(run: Session, ranks: tuple[int, ...]) -> str | None:
         for op in OPERATIONS[profile]
         for dtype in (DTYPES if op != "barrier" and profile != "quick" else ("float32",))
     ]
-    ends = time.monotonic() + _SHARE * (run.phase_ends - time.monotonic())
+    deadline = time.monotonic() + _SHARE * (run.phase_ends - time.monotonic())
     for number, (op, dtype) in enumerate(cases):
         # An equal part of what is left for each: the first must not take the time of the last.
-        share = (ends - time.monotonic()) / (len(cases) - number)
+        share = (deadline - time.monotonic()) / (len(cases) - number)
         problem = _sizes(run, ranks, op, dtype, time.monotonic() + share)
         if problem is not None:
             return problem
     return None
 
 
-def _sizes(run: Session, ranks: tuple[int, ...], op: str, dtype: str, ends: float) -> str | None:
-    """One operation and type over all sizes, until ``ends``."""
+def _sizes(run: Session, ranks: tuple[int, ...], op: str, dtype: str, deadline: float) -> str | None:
+    """Time one operation and type over all sizes, until ``deadline``."""
     effort, growth = run.options.effort, GROWTH[run.options.profile]
     largest = effort.largest_cuda if run.device == "cuda" else effort.largest_cpu
     expected = 0.0  # seconds of one iteration, from the size before
     for size in sizes(op, largest, growth):
-        left = ends - time.monotonic()
-        if left < 0 or expected * (_FEWEST + 2) > left:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s < 0 or expected * (_FEWEST + 2) > remaining_s:
             run.notes.append(f"{op} ({dtype}) was not timed from {size} bytes on: out of time.")
             return None
         iterations = effort.iterations
         if expected:
-            iterations *= _MORE_WHERE_FAST if _apart(run) and expected < _FAST_S else 1
-            iterations = max(_FEWEST, min(iterations, int(left / 3 / expected)))
+            iterations *= _MORE_WHERE_FAST if _paced(run) and expected < _FAST_S else 1
+            iterations = max(_FEWEST, min(iterations, int(remaining_s / 3 / expected)))
         elements = busbw.buffer_elements(op, size, DTYPES[dtype], len(ranks))
-        problem = _one(run, ranks, "time", op, dtype, elements, iterations)
+        problem = _run_collective(run, ranks, "time", op, dtype, elements, iterations)
         if problem == "memory":
             run.notes.append(f"{op} ({dtype}) of {size} bytes does not fit into memory.")
             return None
         if problem is not None:
             return problem
-        timed = [item for item in run.got.collectives if (item.op, item.dtype) == (op, dtype)]
-        expected = (timed[-1].seconds_median or 0.0) * growth if timed else 0.0
+        results = [item for item in run.results.collectives if (item.op, item.dtype) == (op, dtype)]
+        expected = (results[-1].seconds_median or 0.0) * growth if results else 0.0
     return None
 
 
 def sizes(op: str, largest: int, growth: int) -> list[int]:
-    """From 8 B up to ``largest``, which is always among them."""
+    """Return the sizes from 8 B to ``largest``, which is always included."""
     if busbw.OPS[op].counts == "nothing":
         return [0]
     steps = math.ceil(math.log(largest / _SMALLEST, growth))
     return [*(_SMALLEST * growth**step for step in range(steps)), largest]
 
 
-def _apart(run: Session) -> bool:
-    """Whether each timing begins on all ranks together, after a barrier, for which quick has no time."""
+def _paced(run: Session) -> bool:
+    """Return whether each timing starts on all ranks together, after a barrier; quick has no time for it."""
     return run.options.profile != "quick"
 
 
-def _asked_for(run: Session, check: str) -> bool:
-    return any(one.name == check for one in run.options.checks)
+def _is_selected(run: Session, check: str) -> bool:
+    return any(item.name == check for item in run.options.checks)
 
 
-def _one(
-    run: Session, ranks: tuple[int, ...], what: str, op: str, dtype: str, elements: int, iterations: int
+def _run_collective(
+    run: Session, ranks: tuple[int, ...], kind: str, op: str, dtype: str, elements: int, iterations: int
 ) -> str | None:
     arguments: dict[str, Any] = {"op": op, "dtype": dtype, "elements": elements}
-    if what == "time":
-        arguments |= {"iterations": iterations, "apart": _apart(run)}
-    outcome = run.ask(
-        what,
+    if kind == "time":
+        arguments |= {"iterations": iterations, "paced": _paced(run)}
+    outcome = run.request(
+        kind,
         dict.fromkeys(ranks, arguments),
         limit_s=run.limits.operation,
-        together=True,
+        collective=True,
         operation=op,
     )
     size = busbw.actual_bytes(op, elements, DTYPES[dtype], len(ranks))
@@ -140,23 +142,25 @@ def _one(
         if "OutOfMemory" in errors and not outcome.unfinished:
             return "memory"
         error = outcome.why or next(iter(outcome.errors.values()))
-        run.got.collectives.append(_collective(run, op, dtype, size, ranks, error=error))
+        run.results.collectives.append(_collective(run, op, dtype, size, ranks, error=error))
         return error
     if any("unavailable" in reply for reply in outcome.replies.values()):
         run.notes.append(f"{op} ({dtype}) is not available with {run.backend}.")
         return None
-    run.got.collectives.append(_measured(run, op, dtype, size, ranks, outcome))
+    run.results.collectives.append(_measured(run, op, dtype, size, ranks, outcome))
     return None
 
 
 def _measured(
     run: Session, op: str, dtype: str, size: int, ranks: tuple[int, ...], outcome: Outcome
 ) -> Collective:
-    """The slowest rank's time of each iteration, if all can be; the wrong values of all ranks."""
+    """Record the slowest rank's time of each iteration and the wrong values of all ranks; impossible
+    times are dropped.
+    """
     unsound = [
-        one
+        item
         for rank, reply in sorted(outcome.replies.items())
-        for one in unsound_times(
+        for item in unsound_times(
             reply["seconds"],
             check="latency" if size <= busbw.SMALL_BYTES else "bandwidth",
             what=f"{op} of {size} bytes ({dtype})",
@@ -164,7 +168,7 @@ def _measured(
             rank=rank,
         )
     ]
-    run.got.unsound += unsound
+    run.results.unsound += unsound
     wrong = {rank: int(reply["wrong"]) for rank, reply in outcome.replies.items() if reply["wrong"]}
     return _collective(
         run,
@@ -183,7 +187,7 @@ def _measured(
 def _slowest(outcome: Outcome) -> list[float]:
     """Return the seconds of the slowest rank of each iteration."""
     times = zip(*(reply["seconds"] for reply in outcome.replies.values()), strict=True)
-    return [max(of_ranks) for of_ranks in times]
+    return [max(seconds) for seconds in times]
 
 
 def _collective(
@@ -221,6 +225,6 @@ def _collective(
 
 
 def p95(seconds: list[float]) -> float:
-    """The time that 95 % of the iterations did not exceed."""
+    """Return the time that 95 % of the iterations did not exceed."""
     ordered = sorted(seconds)
     return ordered[max(0, math.ceil(0.95 * len(ordered)) - 1)]

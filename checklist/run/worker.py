@@ -1,8 +1,8 @@
-"""Worker process of one rank: executes its supervisor's commands, and may hang or die in one.
+"""Worker process of one rank: executes its supervisor's commands, during which it may hang or die.
 
-Commands come as JSON lines on standard input, ``{"id", "what", "arguments"}``; answers go to the pipe whose
+Commands are JSON lines on standard input, ``{"id", "what", "arguments"}``; replies go to the pipe whose
 number is in CHECKLIST_PIPE: ``{"kind": "done", "id", "reply"}``, or ``"failed"`` with the error. Libraries
-may print what they like to standard output, which is a log file.
+may print to standard output, which is a log file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from launchers.cluster.processes import die_with_parent
 Message = dict[str, Any]
 
 
-class Answers:
+class ReplyPipe:
     """Pipe to the supervisor, written by two threads: commands and traces."""
 
     def __init__(self, pipe: int) -> None:
@@ -37,18 +37,18 @@ class Answers:
             self._pipe.write(json.dumps(message).encode() + b"\n")
 
 
-def run(context: Context, answers: Answers, command: Message) -> None:
+def run(context: Context, channel: ReplyPipe, command: Message) -> None:
     """Execute one command and always send a reply."""
-    what = command["what"]
-    context.progress.name(str(command.get("operation") or what))
+    kind = command["what"]
+    context.progress.name(str(command.get("operation") or kind))
     try:
-        reply = _commands()[what](context, **command.get("arguments", {}))
+        reply = _commands()[kind](context, **command.get("arguments", {}))
     except Exception as error:  # noqa: BLE001 - reported to the supervisor
         lines = str(error).strip().splitlines() or [""]
         text = f"{type(error).__name__}: {lines[0][:500]}"
-        answers.send({"kind": "failed", "id": command["id"], "error": text})
+        channel.send({"kind": "failed", "id": command["id"], "error": text})
     else:
-        answers.send({"kind": "done", "id": command["id"], "reply": reply})
+        channel.send({"kind": "done", "id": command["id"], "reply": reply})
 
 
 def _commands() -> dict[str, Callable[..., Any]]:
@@ -89,21 +89,21 @@ def main() -> None:
     """Serve until standard input ends."""
     die_with_parent(int(os.environ[PARENT]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor handles Ctrl-C
-    context, answers = Context(Path(os.environ[DIRECTORY])), Answers(int(os.environ[PIPE]))
+    context, channel = Context(Path(os.environ[DIRECTORY])), ReplyPipe(int(os.environ[PIPE]))
     commands: queue.Queue[Message | None] = queue.Queue()
     threading.Thread(
-        target=_read, args=(context, answers, commands), name="checklist-read", daemon=True
+        target=_read, args=(context, channel, commands), name="checklist-read", daemon=True
     ).start()
     while (command := commands.get()) is not None:
-        run(context, answers, command)
+        run(context, channel, command)
     os._exit(0)  # skips the clean-up of libraries, which may wait for other ranks
 
 
-def _read(context: Context, answers: Answers, commands: queue.Queue[Message | None]) -> None:
+def _read(context: Context, channel: ReplyPipe, commands: queue.Queue[Message | None]) -> None:
     for line in sys.stdin.buffer:
         command = json.loads(line)
         if command["what"] == "trace":  # asked while the main thread is stuck
-            answers.send({"kind": "trace", "record": flight.read()})
+            channel.send({"kind": "trace", "record": flight.read()})
         elif command["what"] == "count":
             context.progress.restart()
         else:

@@ -1,4 +1,4 @@
-"""Worker process of one rank, for its supervisor: start, send commands, watch, kill with all children."""
+"""Handle of one rank's worker process: start, send commands, watch, kill with all children."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from checklist.probing.context import DIRECTORY, PARENT, PIPE
 from checklist.probing.progress import Progress
-from checklist.run.control import Do, Ended, FromWorker, Position, Reply
+from checklist.run.control import Position, Reply, WorkerCommand, WorkerEnded, WorkerReply
 from checklist.run.rendezvous import SHARED_VARIABLE
 
 _ROOT = Path(__file__).resolve().parents[2]  # holds the import packages
@@ -22,7 +22,7 @@ _LOG_LINES = 3
 
 
 class WorkerProcess:
-    """Start it from a thread that lives as long as it should: the kernel ends it with that thread."""
+    """Worker process. Start it from a long-lived thread: the kernel ends it with that thread."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class WorkerProcess:
         node: int,
         directory: Path,
         environment: dict[str, str],
-        report: Callable[[FromWorker | Ended], object],  # called from a thread of the worker's own
+        report: Callable[[WorkerReply | WorkerEnded], object],  # called from a thread of the worker's own
     ) -> None:
         self.rank, self.directory = rank, directory
         self._own = {
@@ -85,8 +85,8 @@ class WorkerProcess:
             target=self._read, args=(reader, self._started), name=f"checklist-rank{self.rank}", daemon=True
         ).start()
 
-    def send(self, command: Do) -> None:
-        """Give it a command; whether it takes it shows in what it says."""
+    def send(self, command: WorkerCommand) -> None:
+        """Send a command; the reply shows whether it was executed."""
         process = self._process
         if process is None or process.stdin is None:
             return
@@ -95,7 +95,7 @@ class WorkerProcess:
             process.stdin.flush()
 
     def restart(self) -> None:
-        """Kill it, with all that it has started, and begin again."""
+        """Kill the process with all its children, and start a new one."""
         self.kill()
         self.start()
 
@@ -131,7 +131,7 @@ class WorkerProcess:
             return "X"
 
     def _read(self, reader: int, started: int) -> None:
-        """Pass on what the worker says, then why it has ended."""
+        """Forward the worker's messages, then the reason why it ended."""
         process = self._process
         with os.fdopen(reader, "rb") as lines:
             for line in lines:
@@ -141,13 +141,13 @@ class WorkerProcess:
                     continue  # a last line that is not whole
                 with contextlib.suppress(ValueError, OSError):  # the journal is closed because the run ended
                     self._journal.write(line)
-                self._report(FromWorker(rank=self.rank, reply=reply))
+                self._report(WorkerReply(rank=self.rank, reply=reply))
         if process is None or self._process is not process or started != self._started:
             return  # it was killed by us
         code = process.wait()
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        outcome = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         last_words = "" if code < 0 else self._last_words()
-        self._report(Ended(rank=self.rank, why=how + last_words, at=self.at()))
+        self._report(WorkerEnded(rank=self.rank, why=outcome + last_words, at=self.at()))
 
     def _last_words(self) -> str:
         try:

@@ -43,6 +43,7 @@ The internals used, and why no public interface is enough:
   and ``MetaflowInternalError.headline`` is reworded.
 * ``MetaflowCodeContentV1._module_files``: Metaflow also packs the ``.pyc`` files of installed packages.
   ``distribution_support._cached_distributions``: Metaflow reads the file lists of all distributions.
+* The record behind a client's ``Run``, ``_object``: it has the last heartbeat, which tells a killed run.
 * ``metaflow.cli``'s ``print_metaflow_exception`` and ``start.main``: a user error before anything starts must
   exit with 2, while Metaflow always exits with 1; and the help must name the command that was typed.
 * ``NativeRuntime._logger``: on a terminal, progress lines of training steps are updated in place.
@@ -100,6 +101,7 @@ from decorators._metaflow.jobs import (
     watch_waiting,
 )
 from decorators._metaflow.labels import label_jobs
+from decorators._metaflow.liveness import is_alive
 from decorators._metaflow.pods import shape_pods
 from decorators._metaflow.resubmitting import leave_no_record, submit_again
 from decorators._metaflow.retries import retry_deployed
@@ -147,6 +149,7 @@ __all__ = [
     "flow_name",
     "give_up_datastore",
     "in_container",
+    "is_alive",
     "label_jobs",
     "leave_no_record",
     "limit_datastore",

@@ -32,18 +32,18 @@ def retry_outages(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
         from kubernetes.client import ApiException
         from urllib3.exceptions import HTTPError
 
-        began, last_problem = time.monotonic(), ""
+        start, last_problem = time.monotonic(), ""
         while True:
             try:
-                answer = fetch(self)
+                response = fetch(self)
                 self._answered = True
-                return answer
+                return response
             except (HTTPError, ApiException) as error:
                 status = getattr(error, "status", None)
                 unavailable = not status or status in (401, 429) or status >= 500
                 # A server that has just started returns 403 until it has loaded the roles.
                 unavailable = unavailable or (status == 403 and hasattr(self, "_answered"))
-                if not unavailable or time.monotonic() - began >= _retry_limit_s:
+                if not unavailable or time.monotonic() - start >= _retry_limit_s:
                     raise
             problem = _PROBLEMS.get(status or 0, "does not respond")
             if problem != last_problem:

@@ -80,9 +80,9 @@ def _forbid_overlaps() -> None:
         workflow = self.get_cronworkflow(name)
         if workflow is not None and workflow["spec"].get("concurrencyPolicy") != "Forbid":
             workflow["spec"]["concurrencyPolicy"] = "Forbid"
-            place = {"group": self._group, "version": self._version, "namespace": self._namespace}
+            location = {"group": self._group, "version": self._version, "namespace": self._namespace}
             api = self._client.get().CustomObjectsApi()
-            api.replace_namespaced_custom_object(**place, plural="cronworkflows", name=name, body=workflow)
+            api.replace_namespaced_custom_object(**location, plural="cronworkflows", name=name, body=workflow)
 
     ArgoClient.schedule_workflow_template = schedule
 

@@ -43,12 +43,12 @@ def before_retry(step: StepView, backend: Backend, prepare: Callable[[str, int],
     the attempt's command. It returns environment variables for the process that waits for the container.
     """
     decorator = step._find(backend)
-    begin = decorator.runtime_step_cli
+    original = decorator.runtime_step_cli
 
-    def runtime_step_cli(cli_args: Any, retry_count: int, *rest: Any) -> None:
+    def runtime_step_cli(cli_args: Any, retry_count: int, *args: Any) -> None:
         if retry_count > 0:
             with user_errors():
                 cli_args.env.update(prepare(str(cli_args.task.run_id), retry_count))
-        begin(cli_args, retry_count, *rest)
+        original(cli_args, retry_count, *args)
 
     decorator.runtime_step_cli = runtime_step_cli

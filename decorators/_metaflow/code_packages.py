@@ -32,7 +32,7 @@ class _Distributions(dict[str, list[metadata.Distribution]]):
     """
 
     def __missing__(self, name: str) -> list[metadata.Distribution]:
-        self[name] = [each for each in metadata.distributions() if _contains(each, name)]
+        self[name] = [item for item in metadata.distributions() if _contains(item, name)]
         return self[name]
 
     def get(self, name: str, default: Any = None) -> Any:  # noqa: ARG002 - as that of a dictionary

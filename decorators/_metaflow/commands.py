@@ -80,12 +80,10 @@ def configured_target(backend: Backend) -> dict[str, Any]:
     from metaflow import metaflow_config as config
 
     if backend == "kubernetes":
-        secrets = str(config.KUBERNETES_IMAGE_PULL_SECRETS or "")
         return {
             "namespace": config.KUBERNETES_NAMESPACE,
             "service_account": config.KUBERNETES_SERVICE_ACCOUNT,
             "image": config.KUBERNETES_CONTAINER_IMAGE,
-            "image_pull_secrets": [name.strip() for name in secrets.split(",") if name.strip()],
         }
     if backend == "batch":
         return {

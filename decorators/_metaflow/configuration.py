@@ -15,11 +15,22 @@ class Configuration:
     metadata: str  # "local", "service"
     service_url: str | None  # of the metadata service
     step_functions_role: str | None
+    s3_endpoint: str | None
+    kubernetes_service_account: str | None
+    kubernetes_secrets: tuple[str, ...]  # names of Secrets that become environment variables of pods
 
 
 def configuration() -> Configuration:
     """Read the configuration from Metaflow's profile and the environment. Creates no folder."""
-    from metaflow.metaflow_config import DEFAULT_DATASTORE, DEFAULT_METADATA, SERVICE_URL, SFN_IAM_ROLE
+    from metaflow.metaflow_config import (
+        DEFAULT_DATASTORE,
+        DEFAULT_METADATA,
+        KUBERNETES_SECRETS,
+        KUBERNETES_SERVICE_ACCOUNT,
+        S3_ENDPOINT_URL,
+        SERVICE_URL,
+        SFN_IAM_ROLE,
+    )
     from metaflow.plugins import DATASTORES
 
     kind = next(kind for kind in DATASTORES if kind.TYPE == DEFAULT_DATASTORE)
@@ -32,4 +43,7 @@ def configuration() -> Configuration:
         metadata=str(DEFAULT_METADATA),
         service_url=SERVICE_URL,
         step_functions_role=SFN_IAM_ROLE,
+        s3_endpoint=S3_ENDPOINT_URL,
+        kubernetes_service_account=KUBERNETES_SERVICE_ACCOUNT,
+        kubernetes_secrets=tuple(filter(None, (KUBERNETES_SECRETS or "").split(","))),
     )

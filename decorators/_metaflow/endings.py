@@ -19,6 +19,7 @@ from decorators._metaflow.terminal import renew_steps
 from decorators._metaflow.users import ensure_user
 from estimator import logs
 from estimator.errors import MISTAKE, UserError
+from estimator.terminal import print
 from launchers.cluster.hangup import outlive_shell
 
 _TARGET_OPTIONS = ("--with", "--datastore", "--datastore-root", "--metadata", "--environment")
@@ -147,8 +148,8 @@ def main(flow: type[Any], command_line: CommandLine | None = None) -> None:
     except SystemExit as ended:
         if ended.code == 1 and _ended_by_user_error and _would_be_retried():
             raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
-        began = system_context.run_id or system_context.is_task or system_context.is_trampoline
-        if ended.code == 1 and printed_errors and not began:
+        started = system_context.run_id or system_context.is_task or system_context.is_trampoline
+        if ended.code == 1 and printed_errors and not started:
             raise SystemExit(MISTAKE) from None
         raise
     finally:

@@ -24,7 +24,7 @@ def renew_steps() -> Callable[[], None]:
     line, init = StepProgress(), NativeRuntime.__init__
 
     def log_of(show: Callable[..., None]) -> Callable[..., None]:
-        def log(body: Any = "", *rest: Any, system_msg: bool = False, **options: Any) -> None:
+        def log(body: Any = "", *args: Any, system_msg: bool = False, **options: Any) -> None:
             text = str(body)
             prefix = _OF_A_POD.match(text)
             text = text[prefix.end() :] if prefix else text
@@ -32,7 +32,7 @@ def renew_steps() -> Callable[[], None]:
                 line.update(text)
             else:
                 line.close()
-                show(body, *rest, system_msg=system_msg, **options)
+                show(body, *args, system_msg=system_msg, **options)
 
         return log
 

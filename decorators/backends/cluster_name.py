@@ -57,9 +57,9 @@ def decide_cluster_name(step: StepView, queue: str | None = None) -> str:
     are not part of the name.
     """
     global _decided_name
-    carried = current_cluster()
-    if carried is not None and carried != _decided_name:
-        return carried
+    inherited = current_cluster()
+    if inherited is not None and inherited != _decided_name:
+        return inherited
     backend = step.backend()
     values = step.values(backend)
     if queue and backend == "batch":
@@ -79,8 +79,8 @@ def lowest_priority_class() -> str | None:
             classes = read_priority_classes(api.get)
     except (UserError, ApiRefusedError, UnreachableError):
         return None
-    usual = next((item.value for item in classes if item.is_default), 0)
-    return next((item.name for item in classes if item.value < usual), None)
+    default = next((item.value for item in classes if item.is_default), 0)
+    return next((item.name for item in classes if item.value < default), None)
 
 
 def _api_server() -> str:

@@ -13,6 +13,7 @@ from decorators.backends.interface import Destination
 from decorators.backends.registry import BACKENDS
 from estimator.errors import UserError
 from estimator.hardware.cluster import Cluster
+from estimator.terminal import print
 
 _current: ContextVar[Destination | None] = ContextVar("destination", default=None)
 

@@ -6,7 +6,9 @@ import sys
 from dataclasses import dataclass, field
 from typing import Literal
 
+from estimator import terminal
 from estimator.errors import UserError
+from estimator.terminal import print
 
 State = Literal["ok", "unknown", "no"]
 _STYLE = {"ok": "green", "unknown": "yellow", "no": "bold red"}
@@ -50,7 +52,6 @@ class Findings:
     def show(self) -> None:
         """Print the table to standard error; standard output may hold a deployment's JSON."""
         from rich.box import SIMPLE
-        from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
@@ -60,14 +61,14 @@ class Findings:
         for row in self.rows:
             mark = {"ok": "ok", "unknown": "?", "no": "NO"}[row.state]
             table.add_row(row.check, Text(mark, style=_STYLE[row.state]), Text(row.detail), Text(row.fix))
-        Console(file=sys.stderr, width=None if sys.stderr.isatty() else 160).print(table)
+        terminal.console(file=sys.stderr, width=None if sys.stderr.isatty() else 160).print(table)
 
     def report_and_check(self) -> None:
         """Print the table, and raise UserError if a row shows that the run can never start."""
         if any(row.state != "ok" for row in self.rows):
             self.show()
         else:
-            sys.stderr.write(f"{self.where} can run this.\n")
+            print(f"{self.where} can run this.", file=sys.stderr)
         if problems := self.impossible:
             raise UserError(
                 f"{self.where} cannot run this: "

@@ -28,6 +28,15 @@ class MinimumRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Network:
+    """Multus network whose pods request a device."""
+
+    name: str  # as pods refer to it: with the namespace if it is not the run's
+    resource: str  # extended resource
+    plugin: str = ""  # CNI plugin that attaches it: "sriov", "ib-sriov", "host-device", ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterFacts:
     """Properties of the planned machine as reported by a cluster's nodes; empty by default."""
 
@@ -39,7 +48,11 @@ class ClusterFacts:
     zone: str | None = None  # a zone that has enough nodes
     spot: SpotLabel | None = None  # label of spot nodes, for a spot request
     devices: tuple[tuple[str, int], ...] | None = None  # extended resources that every node offers
-    networks: tuple[tuple[str, str], ...] = ()  # Multus networks of the namespace: (name, extended resource)
+    networks: tuple[Network, ...] = ()  # Multus networks of the run's and the default namespace
+    arch: str | None = None  # CPU architecture that steps without GPUs select; None: any
+    archs: tuple[str, ...] = ()  # CPU architectures of the cluster's nodes
+    cpu_tolerations: tuple[Toleration, ...] = ()  # of steps without GPUs, where all nodes have GPU taints
+    queue_system: str | None = None  # what manages the run's queue: "kueue", "volcano" or "kai"
     near: str | None = None  # label of the topology level at which the queue keeps the nodes together
 
 
@@ -184,17 +197,17 @@ class ComputeBackend:
     """Return what the cluster took away from a failed job, once it has ended; None if it failed by itself."""
 
 
-def number_of(name: str, written: UserValue) -> float:
+def number_of(name: str, user_value: UserValue) -> float:
     """Return a size that the user set. Raises UserError unless it is a number, and a whole one for
     ``gpu``.
     """
     try:
-        value = float(written.value)
+        value = float(user_value.value)
         if name == "gpu" and not value.is_integer():
             raise ValueError
     except (TypeError, ValueError):
         raise UserError(
-            f"{written.by.rstrip('=')}: {name}={written.value!r} must be a "
+            f"{user_value.by.rstrip('=')}: {name}={user_value.value!r} must be a "
             f"{'whole ' * (name == 'gpu')}number.",
             f"Write {name}=8, for example.",
         ) from None

@@ -21,7 +21,7 @@ _BATCH = "OutOfMemoryError"  # prefix of ECS's reason for a stopped container
 
 def container_ends(pod: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the ``terminated`` states of a Kubernetes pod's containers."""
-    states = [each.get("state") or {} for each in (pod.get("status") or {}).get("containerStatuses") or []]
+    states = [item.get("state") or {} for item in (pod.get("status") or {}).get("containerStatuses") or []]
     return [state["terminated"] for state in states if state.get("terminated")]
 
 
@@ -46,9 +46,9 @@ def in_batch_job(job: WaitedJob) -> str | None:
     for record in records:
         containers = [
             record.get("container"),
-            *(each.get("container") for each in record.get("attempts", ())),
+            *(attempt.get("container") for attempt in record.get("attempts", ())),
         ]
-        if any(str((each or {}).get("reason", "")).startswith(_BATCH) for each in containers):
+        if any(str((item or {}).get("reason", "")).startswith(_BATCH) for item in containers):
             return f"batch job {record['jobId']}"
     return None
 

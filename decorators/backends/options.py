@@ -26,7 +26,7 @@ _FLAGS = (
     "max_disruptions",
     "fabric",
 )
-_SETTINGS = (*_FLAGS, "queues", "termination_grace_s", "pod_template")
+_SETTINGS = (*_FLAGS, "queues", "queue_system", "termination_grace_s", "pod_template")
 _RESOURCE_SETTING = re.compile(rf"resources\.({'|'.join(_SETTINGS)})\b")  # an item of --set
 
 
@@ -34,8 +34,9 @@ _RESOURCE_SETTING = re.compile(rf"resources\.({'|'.join(_SETTINGS)})\b")  # an i
 class Options:
     """Options for the target. Raises UserError for a queue of an unknown GPU."""
 
-    queue: str | None = None  # a Batch job queue, or a Kueue LocalQueue
+    queue: str | None = None  # a Batch job queue, or a queue of Kueue, Volcano or KAI
     queues: tuple[tuple[str, str], ...] = ()  # (GPU, queue), used if no queue is named
+    queue_system: str = "auto"  # what manages the queue on Kubernetes
     zone: str | None = None
     priority: str | None = None  # a Kueue WorkloadPriorityClass
     priority_class: str | None = None  # Kubernetes PriorityClass of all pods of a run
@@ -70,10 +71,10 @@ class Options:
         Raises UserError.
         """
         config = values.get("settings")
-        written = config.get("resources") if isinstance(config, Mapping) else None
+        configured = config.get("resources") if isinstance(config, Mapping) else None
         wishes = {
             name: value
-            for name, value in (written.items() if isinstance(written, Mapping) else ())
+            for name, value in (configured.items() if isinstance(configured, Mapping) else ())
             if name in _SETTINGS
         }
         flags = {f"resources.{name}": values[name] for name in _FLAGS if values.get(name) not in (None, "")}
@@ -87,6 +88,7 @@ class Options:
         return cls(
             queue=resources.queue,
             queues=tuple(queues.items()),
+            queue_system=resources.queue_system,
             zone=resources.zone,
             priority=resources.priority,
             priority_class=resources.priority_class,

@@ -86,23 +86,23 @@ def apply_user_values(
     notes: list[Override] = []
     for name, field in _FIELDS.items():
         planned = getattr(request, field)
-        if name in user_values and (used := _amount(name, user_values[name], backend)) != planned:
-            fields[field] = used
+        if name in user_values and (amount := _amount(name, user_values[name], backend)) != planned:
+            fields[field] = amount
             notes.append(
-                Override(name=field, planned=str(planned), used=str(used), given_by=user_values[name].by)
+                Override(name=field, planned=str(planned), used=str(amount), given_by=user_values[name].by)
             )
-    chosen = next((user_values[name] for name in PLACEMENT if name in user_values), None)
-    if chosen is not None and request.instance_type is not None:
-        labels = chosen.value if isinstance(chosen.value, dict) else {}
+    placement = next((user_values[name] for name in PLACEMENT if name in user_values), None)
+    if placement is not None and request.instance_type is not None:
+        labels = placement.value if isinstance(placement.value, dict) else {}
         machine = fields["instance_type"] = labels.get(INSTANCE_TYPE)
         if machine != request.instance_type:
-            matching_nodes = f"any node that matches {_selector_text(chosen.value)}"
+            matching_nodes = f"any node that matches {_selector_text(placement.value)}"
             notes.append(
                 Override(
                     name="instance_type",
                     planned=request.instance_type,
                     used=machine or matching_nodes,
-                    given_by=chosen.by,
+                    given_by=placement.by,
                 )
             )
     return dataclasses.replace(request, **fields), tuple(notes)
@@ -166,9 +166,9 @@ def _selector_text(value: Any) -> str:
     return str(value)
 
 
-def _amount(name: str, written: UserValue, backend: Backend) -> int:
+def _amount(name: str, user_value: UserValue, backend: Backend) -> int:
     """Return an amount in the unit of the request's field."""
-    value = number_of(name, written)
+    value = number_of(name, user_value)
     if backend == "kubernetes" and name in ("memory", "disk"):
         value = value * _MB / MIB
     return math.floor(value)

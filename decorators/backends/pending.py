@@ -68,14 +68,14 @@ class Watch:
         if now - self._progress_at >= self.timeout_s:
             reason = self._reason or "no reason reported"
             limit = format_duration(self.timeout_s)
-            late = (
+            overdue = (
                 f"{self._running} of {state.nodes} nodes have started, no further node within {limit}"
                 if self._running
                 else f"had not started after {limit}"
             )
             self._give_up(
                 job,
-                f"{job.what}{':' if self._running else ''} {late} ({reason})",
+                f"{job.what}{':' if self._running else ''} {overdue} ({reason})",
                 "Wait longer (--pending-timeout MINUTES), or request GPUs that the cluster has.",
             )
 
@@ -85,8 +85,8 @@ class Watch:
         self._reason = state.reason
         # Counts and names in a reason change with every pod in the cluster, so they are ignored in the
         # comparison
-        plain = re.sub(r'"[^"]*"|\d+', "#", state.reason)
-        if plain == self._last_reason and now - self._reported_at < REPORT_EVERY_S:
+        pattern = re.sub(r'"[^"]*"|\d+', "#", state.reason)
+        if pattern == self._last_reason and now - self._reported_at < REPORT_EVERY_S:
             return
         progress = ""
         if self._running:
@@ -95,8 +95,8 @@ class Watch:
                 f" ({self._running} of {state.nodes} nodes running{'; waiting for ' if names else ''}{names})"
             )
         waited = format_duration(0 if self._began is None else now - self._began)
-        duration = f" for {waited}" if plain == self._last_reason else ""
-        self._last_reason, self._reported_at = plain, now
+        duration = f" for {waited}" if pattern == self._last_reason else ""
+        self._last_reason, self._reported_at = pattern, now
         self.report(f"{job.what} is waiting{duration}{progress}: {state.reason}")
 
     def _fail_early(self, job: WaitedJob, state: WaitState, now: float) -> None:

@@ -68,16 +68,16 @@ def note_lowered_sizes(plan: Plan, step_request: StepRequest) -> Plan:
     return replace(plan, overrides=(*plan.overrides, *notes)) if notes else plan
 
 
-def apply_launch(step: StepView, ended: Callable[[list[str]], None] = lambda _: None) -> None:
+def apply_launch(step: StepView, on_end: Callable[[list[str]], None] = lambda _: None) -> None:
     """Set the container's variables and watch the wait, in the process that waits for a remote step.
 
-    ``ended`` receives one line per failed pod of a step, or the reason why the wait was given up.
+    ``on_end`` receives one line per failed pod of a step, or the reason why the wait was given up.
     """
     add_variables(step, _remembered().get(step.name, {}) | _metaflow.datastore_variables())
-    pending.install(lambda reason: ended([f"The nodes of step {step.name} did not start: {reason}"]))
+    pending.install(lambda reason: on_end([f"The nodes of step {step.name} did not start: {reason}"]))
     resubmitting.install()
     for backend in BACKENDS.values():
-        backend.install(ended)
+        backend.install(on_end)
 
 
 def values_for(step_request: StepRequest) -> StepValues:
@@ -100,12 +100,12 @@ def note_replaced(plan: Plan, step_request: StepRequest) -> Plan:
         computed, user_value = planned.get(name), step_request.user_values.get(name)
         if not computed or user_value is None:
             continue
-        used = user_value.value
-        if name == "labels" and isinstance(used, dict):  # further labels of the user are merged
-            used = {**computed, **used}
-            used = {key: used[key] for key in computed}
-        if used != computed:
-            note = Override(name=name, planned=_text(computed), used=_text(used), given_by=user_value.by)
+        value = user_value.value
+        if name == "labels" and isinstance(value, dict):  # further labels of the user are merged
+            value = {**computed, **value}
+            value = {key: value[key] for key in computed}
+        if value != computed:
+            note = Override(name=name, planned=_text(computed), used=_text(value), given_by=user_value.by)
             plan = replace(plan, overrides=(*plan.overrides, note))
     return plan
 

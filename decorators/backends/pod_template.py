@@ -64,12 +64,12 @@ def _check(value: Any, kind: str, path: str, where: str) -> None:
         return
     if item := re.fullmatch(r"[lL]ist\[(.+)\]", kind):
         _check_list(value, item[1], path, where)
-    elif of := re.fullmatch(r"[dD]ict[\[(]str, (.+)[\])]", kind):
+    elif value_type := re.fullmatch(r"[dD]ict[\[(]str, (.+)[\])]", kind):
         if not isinstance(value, Mapping):
             raise _wrong(where, path, "a mapping", value)
         for name, item in value.items():
             if not (path.rpartition(".")[2] in _QUANTITIES and isinstance(item, int | float)):
-                _check(item, of[1], f"{path}.{name}", where)
+                _check(item, value_type[1], f"{path}.{name}", where)
     elif kind in _PLAIN:
         bool_for_number = isinstance(value, bool) and kind != "bool"
         if not isinstance(value, _PLAIN[kind]) or bool_for_number:
@@ -101,12 +101,12 @@ def _check_list(value: Any, kind: str, path: str, where: str) -> None:
         raise _wrong(where, path, "a list", value)
     key = tables.merge_keys().get(path.rpartition(".")[2])
     for number, item in enumerate(value):
-        place = f"{path}[{number}]"
-        _check(item, kind, place, where)
+        item_path = f"{path}[{number}]"
+        _check(item, kind, item_path, where)
         if key and item != {DIRECTIVE: "replace"} and key not in (item or {}):
             main = path == "spec.containers"
             advice = "The training container is called main." if main else "It identifies the item."
-            raise UserError(f"{where}: {place} has no {key}.", advice)
+            raise UserError(f"{where}: {item_path} has no {key}.", advice)
 
 
 def _wrong(where: str, path: str, expected: str, value: Any) -> UserError:

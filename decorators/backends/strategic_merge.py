@@ -24,8 +24,8 @@ def merge(original: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
         if value is None or (isinstance(value, dict) and value.get(DIRECTIVE) == "delete"):
             merged.pop(name, None)
         elif isinstance(value, dict):
-            below = merged.get(name)
-            merged[name] = merge(below if isinstance(below, dict) else {}, value)
+            current = merged.get(name)
+            merged[name] = merge(current if isinstance(current, dict) else {}, value)
         elif isinstance(value, list) and (key := tables.merge_keys().get(name)):
             merged[name] = _items(merged.get(name) or [], value, key)
         else:

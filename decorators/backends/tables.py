@@ -52,7 +52,7 @@ class Level:
 class PodFabric:
     """Requirements of pods for one fabric on Kubernetes (pod_fabrics.yaml explains the fields)."""
 
-    fabric: Literal["efa", "infiniband", "roce", "tcpx"]
+    fabric: Literal["efa", "infiniband", "roce", "tcpx", "tcpxo"]
     resource: str
     count: Literal["all", "shared", "none"]
     network: Literal["host", "multus", "gke"]
@@ -60,6 +60,7 @@ class PodFabric:
     source: str
     first_interface: int = 1
     machine: str | None = None
+    plugin: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,8 +157,8 @@ def disruptions() -> dict[str, str]:
 
 def quotas_of(instance_type: str, *, spot: bool) -> list[Quota]:
     """Return the limits that may apply to an AWS machine type, the most specific family first."""
-    named = re.match(r"([a-z]+)\d+", instance_type)
-    families = (named[0], named[1]) if named else ()  # "p5en.48xlarge": p5, p
+    match = re.match(r"([a-z]+)\d+", instance_type)
+    families = (match[0], match[1]) if match else ()  # "p5en.48xlarge": p5, p
     quotas = [
         Quota(
             family=row["family"],

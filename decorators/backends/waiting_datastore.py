@@ -45,12 +45,12 @@ class DatastoreWatch:
         """Probe the datastore. Raises UserError after it was unavailable for too long; the job is removed
         first.
         """
-        now, last = self.clock(), self._answered_at
-        if self._over or (last is not None and now - last < PROBE_EVERY_S):
+        now, answered_at = self.clock(), self._answered_at
+        if self._over or (answered_at is not None and now - answered_at < PROBE_EVERY_S):
             return
         try:
             # Metaflow's reads of the step's log may have failed since then
-            self.outage_wait.call(self.root, self.probe, since=last)
+            self.outage_wait.call(self.root, self.probe, since=answered_at)
         except UserError as error:
             self._over = True
             self.remove(job)

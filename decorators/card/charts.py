@@ -37,6 +37,15 @@ class MemoryPoint:
     used_bytes: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimePoint:
+    """Another figure at one time."""
+
+    minutes: float
+    source: str
+    value: float
+
+
 def thin(values: Sequence[T], limit: int = MAX_POINTS) -> list[T]:
     """Return at most ``most`` of the values, evenly spaced, always with the last one."""
     if len(values) <= limit:
@@ -164,12 +173,12 @@ def line(
         {"step": step, "value": value, "smoothed": round(smoothed, 6)}
         for (step, value), smoothed in thin([*zip(values, smoothed_values(values), strict=True)])
     ]
-    over = {"x": _steps_axis(), "y": {"field": "smoothed", **y}}
+    curve_encoding = {"x": _steps_axis(), "y": {"field": "smoothed", **y}}
     return {
         **view,
         "layer": [
             {"mark": {**mark, "opacity": 0.3, "strokeWidth": 1}, "encoding": encoding},
-            {"mark": {**mark, "strokeWidth": 2}, "encoding": over},
+            {"mark": {**mark, "strokeWidth": 2}, "encoding": curve_encoding},
         ],
     }
 
@@ -312,34 +321,53 @@ def memory_over_time(
                     "encoding": {"y": {**y, "field": "gib"}},
                 }
             )
-    values: list[dict[str, Any]] = []
-    for source in dict.fromkeys(point.source for point in points):
-        values += [
-            {"minutes": round(p.minutes, 4), "who": source, "gib": gib(p.used_bytes)}
-            for p in thin([p for p in points if p.source == source])
-        ]
-    layers.append(
-        {
-            "data": {"values": values},
-            "mark": {"type": "line", "tooltip": True, "interpolate": "step-after"},
-            "encoding": {
-                "x": {
-                    "field": "minutes",
-                    "type": "quantitative",
-                    "title": "minutes since the step started",
-                    "scale": {"zero": True},
-                },
-                "y": {**y, "field": "gib"},
-                "color": {"field": "who", "type": "nominal", "title": None, "legend": {"orient": "right"}},
-            },
-        }
-    )
+    used = [TimePoint(minutes=p.minutes, source=p.source, value=gib(p.used_bytes)) for p in points]
+    layers.append(_lines_over_time(used, y, "gib"))
+    return _over_time("memory over time", layers, 190)
+
+
+def over_time(points: Sequence[TimePoint], title: str, *, number_format: str = "~s") -> dict[str, Any]:
+    """Line chart of another figure of each GPU or process, from zero."""
+    y = {
+        "type": "quantitative",
+        "title": None,
+        "scale": {"zero": True, **({"domain": [0, 1]} if number_format == "%" else {})},
+        "axis": {"format": number_format},
+    }
+    return _over_time(title, [_lines_over_time(points, y, "value")], 130)
+
+
+def _over_time(title: str, layers: list[dict[str, Any]], height: int) -> dict[str, Any]:
     return {
         "$schema": SCHEMA,
         "width": "container",
-        "height": 190,
-        "title": {"text": "memory over time", "fontSize": 12, "anchor": "start"},
+        "height": height,
+        "title": {"text": title, "fontSize": 12, "anchor": "start"},
         "layer": layers,
+    }
+
+
+def _lines_over_time(points: Sequence[TimePoint], y: dict[str, Any], field: str) -> dict[str, Any]:
+    """Layer with one line for each source."""
+    values: list[dict[str, Any]] = []
+    for source in dict.fromkeys(point.source for point in points):
+        values += [
+            {"minutes": round(p.minutes, 4), "who": source, field: p.value}
+            for p in thin([p for p in points if p.source == source])
+        ]
+    return {
+        "data": {"values": values},
+        "mark": {"type": "line", "tooltip": True, "interpolate": "step-after"},
+        "encoding": {
+            "x": {
+                "field": "minutes",
+                "type": "quantitative",
+                "title": "minutes since the step started",
+                "scale": {"zero": True},
+            },
+            "y": {**y, "field": field},
+            "color": {"field": "who", "type": "nominal", "title": None, "legend": {"orient": "right"}},
+        },
     }
 
 

@@ -32,26 +32,27 @@ def evaluation_blocks(result: EvaluationResult) -> list[Block]:
         blocks.append(Text(markdown="### Held-out captions, from the same seed before and after"))
         drawn: tuple[tuple[Any, ...], ...] = tuple(
             (
-                _shown(each.prompt),
-                Picture(png=each.base, label="before"),
-                Picture(png=each.finetuned, label="after"),
+                _shown(image.prompt),
+                Picture(png=image.base, label="before"),
+                Picture(png=image.finetuned, label="after"),
             )
-            for each in result.pictures
+            for image in result.pictures
         )
         blocks.append(Grid(headers=("caption", "before", "after"), rows=drawn))
     if result.answers:
         blocks.append(Text(markdown="### Answers to held-out prompts"))
-        for each in result.examples:
-            numbered = enumerate(each.images, 1)
+        for example in result.examples:
+            numbered = enumerate(example.images, 1)
             cells = (
-                ("message", each.question or each.prompt),  # in the first column, because headers do not wrap
-                ("expected", each.reference),
-                ("before", each.base),
-                ("after", each.finetuned),
+                # In the first column, because headers do not wrap
+                ("message", example.question or example.prompt),
+                ("expected", example.reference),
+                ("before", example.base),
+                ("after", example.finetuned),
             )
             rows: tuple[tuple[Any, ...], ...] = tuple((name, _shown(text)) for name, text in cells)
             rows = (*((f"image {number}", Picture(png=png, label="")) for number, png in numbered), *rows)
-            blocks.append(Grid(headers=("", f"row {result.answers.index(each) + 1}"), rows=rows))
+            blocks.append(Grid(headers=("", f"row {result.answers.index(example) + 1}"), rows=rows))
     return blocks
 
 
@@ -59,13 +60,13 @@ def drawn_blocks(drawn: Sequence[Drawn]) -> list[Block]:
     """Return images drawn of held-out captions during training, one row per caption, first by the base
     model.
     """
-    names = [f"after step {each.step}" if each.step else "base model" for each in drawn]
+    names = [f"after step {image.step}" if image.step else "base model" for image in drawn]
     rows: tuple[tuple[Any, ...], ...] = tuple(
         (
             _shown(caption),
             *(
-                Picture(png=each.pictures[number], label=name)
-                for name, each in zip(names, drawn, strict=True)
+                Picture(png=image.pictures[number], label=name)
+                for name, image in zip(names, drawn, strict=True)
             ),
         )
         for number, caption in enumerate(drawn[-1].captions)
@@ -89,30 +90,30 @@ def _shown(text: str) -> str:
     """Shorten and escape a text for a narrow cell, without template markup."""
     text = _SPEAKER.sub(r" \1: ", text)
     text = " ".join(_CHAT_TOKENS.sub(" ", text).split()).removesuffix(" assistant:").removesuffix(" model:")
-    cut = text[:_SHOWN_CHARS] + ("..." if len(text) > _SHOWN_CHARS else "")
-    return breaking(cut) or "(nothing)"
+    shortened = text[:_SHOWN_CHARS] + ("..." if len(text) > _SHOWN_CHARS else "")
+    return breaking(shortened) or "(nothing)"
 
 
 def _figures(result: EvaluationResult) -> Grid:
-    both = (result.base, result.finetuned)
-    rows = [("held-out loss", *(_figure(score, "loss") for score in both))]
+    results = (result.base, result.finetuned)
+    rows = [("held-out loss", *(_figure(score, "loss") for score in results))]
     if TASKS[result.task].draws_answers:  # only its metrics are computed
         rows = []
     if result.finetuned is None:
         return Grid(headers=("", "before", "after"), rows=tuple(rows))
     if not result.finetuned.metrics:
-        before = UNKNOWN if result.base is None else f"{result.base.perplexity:,.4g}"
-        rows.append(("perplexity", before, f"{result.finetuned.perplexity:,.4g}"))
+        base_value = UNKNOWN if result.base is None else f"{result.base.perplexity:,.4g}"
+        rows.append(("perplexity", base_value, f"{result.finetuned.perplexity:,.4g}"))
     for name in result.finetuned.metrics:
         title = _NAMES.get(name, name.replace("_", " "))
-        rows.append((title, *(_figure(score, name) for score in both)))
+        rows.append((title, *(_figure(score, name) for score in results)))
     if result.exact_match is not None:
         match = result.exact_match
         counts = (f"{count:,} of {match.answers:,}" for count in (match.base, match.finetuned))
         rows.append((f"{EXACT_MATCH} (exact match)", *counts))
-    of = "pairs" if result.finetuned.metrics else "rows"
-    of = {"grpo": "prompts", IMAGE_TASK: "images"}.get(result.task, of)
-    rows.append((f"held-out {of}", f"{result.finetuned.rows:,}", f"{result.finetuned.rows:,}"))
+    unit = "pairs" if result.finetuned.metrics else "rows"
+    unit = {"grpo": "prompts", IMAGE_TASK: "images"}.get(result.task, unit)
+    rows.append((f"held-out {unit}", f"{result.finetuned.rows:,}", f"{result.finetuned.rows:,}"))
     return Grid(headers=("", "before", "after"), rows=tuple(rows))
 
 
@@ -127,7 +128,7 @@ def _figure(score: Score | None, name: str) -> str:
 
 def calibration_chart(bins: tuple[CalibrationBin, ...]) -> dict[str, Any]:
     """Calibration chart: ranking accuracy over predicted probability, equal on the diagonal."""
-    values = [{"sure": each.confidence, "right": each.right, "pairs": each.pairs} for each in bins]
+    values = [{"sure": bucket.confidence, "right": bucket.right, "pairs": bucket.pairs} for bucket in bins]
     share = {"type": "quantitative", "axis": {"format": "%"}}
     return {
         "$schema": SCHEMA,

@@ -94,10 +94,10 @@ def memory_points(state: CardState) -> list[MemoryPoint]:
     rank by torch or resident; else of the step.
     """
     if state.gpu_samples:
-        before = [gpu.used_bytes for gpu in state.gpu_samples[0].gpus]
-        count_of = len(before)
+        used_at_start = [gpu.used_bytes for gpu in state.gpu_samples[0].gpus]
+        count_of = len(used_at_start)
         per_time = [
-            (s.at, [max(g.used_bytes - b, 0) for g, b in zip(s.gpus, before, strict=False)])
+            (s.at, [max(g.used_bytes - b, 0) for g, b in zip(s.gpus, used_at_start, strict=False)])
             for s in state.gpu_samples
         ]
         if count_of > MAX_LINES:

@@ -26,7 +26,7 @@ class RunRecord:
 
     run: str
     started: datetime
-    state: str  # "finished", "failed", "running or killed"
+    state: str  # "finished", "failed", "running", "killed", or "running or killed" if unknown
     plan: Plan
     settings: dict[str, str]  # by dotted names
     metrics: tuple[Metrics, ...] = ()
@@ -45,7 +45,7 @@ class RunRecord:
             "metrics": [metrics.to_dict() for metrics in self.metrics],
             "measured": measured.to_dict() if measured else None,
             "evaluation": evaluation.to_dict() if evaluation else None,
-            "evaluations": [each.to_dict() for each in self.evaluations],
+            "evaluations": [result.to_dict() for result in self.evaluations],
         }
 
 
@@ -83,10 +83,10 @@ def draw_runs(flow: str, records: Sequence[RunRecord]) -> list[Block]:
         Text(markdown=f"## {safe(flow)}: {len(records)} run{'s' if len(records) > 1 else ''}"),
         Grid(headers=("", *heads), rows=tuple((name, *cells) for name, cells in figures(records))),
     ]
-    differing = differing_settings(records)
-    if differing:
+    settings = differing_settings(records)
+    if settings:
         blocks.append(Text(markdown="### Settings that differ"))
-        blocks.append(Grid(headers=("", *heads), rows=tuple((name, *cells) for name, cells in differing)))
+        blocks.append(Grid(headers=("", *heads), rows=tuple((name, *cells) for name, cells in settings)))
     elif len(records) > 1:
         blocks.append(Text(markdown="All settings are equal."))
     trained = [record for record in records if record.metrics]
@@ -101,10 +101,10 @@ def curves(records: Sequence[RunRecord], title: str, field: str) -> dict[str, An
     values = []
     for record in records:
         points = [(m.step, value) for m in record.metrics if (value := getattr(m, field)) is not None]
-        drawn = [value for _, value in points] if field == "lr" else smoothed_values(points)
+        smoothed = [value for _, value in points] if field == "lr" else smoothed_values(points)
         values += [
             {"run": record.run, "step": step, "value": value}
-            for step, value in thin([*zip((step for step, _ in points), drawn, strict=True)], _POINTS)
+            for step, value in thin([*zip((step for step, _ in points), smoothed, strict=True)], _POINTS)
         ]
     return {
         "$schema": SCHEMA,
@@ -152,8 +152,8 @@ def _held_out(record: RunRecord) -> str:
     result = record.evaluation
     if result is None or result.finetuned is None:
         return "-"
-    before = UNKNOWN if result.base is None else f"{result.base.loss:.4f}"
-    return f"{before} -> {result.finetuned.loss:.4f}"
+    base_loss = UNKNOWN if result.base is None else f"{result.base.loss:.4f}"
+    return f"{base_loss} -> {result.finetuned.loss:.4f}"
 
 
 def _while_training(record: RunRecord) -> str:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from decorators.profile.measured import Measured
 from decorators.profile.sampling import GpusSample, HostSample
 from estimator.plan import Plan
+from estimator.rightsizing.usage import Sizes
 from launchers.report.state import RunState
 
 if TYPE_CHECKING:  # what every profiled step would otherwise import
+    from estimator.rightsizing.recommend import Recommendation
     from launchers.evaluation.evaluate import EvaluationResult
     from launchers.harness.result import HarnessResult
     from launchers.run.trial import TrialResult
@@ -43,6 +45,8 @@ class CardState:
     settings: tuple[Setting, ...] = ()
     log_tail: str = ""
     exported: tuple[tuple[str, str], ...] = ()  # rows of (name, value) on the exported step
+    requested: Sizes | None = None  # None: not known
+    next_request: Recommendation | None = None  # by right-sizing; None for a planned step
 
     @property
     def plan(self) -> Plan | None:

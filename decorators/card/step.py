@@ -13,6 +13,7 @@ from typing import Any
 from decorators.card import charts
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Log, Text, safe, size
 from decorators.card.memory import memory_bars, memory_over_time, memory_rows
+from decorators.card.resources import idle_lines, resource_rows, utilization_over_time
 from decorators.card.state import CardState, Setting
 from decorators.card.window import window_blocks
 from estimator.formatting import format_clock
@@ -31,6 +32,9 @@ def draw(state: CardState) -> list[Block]:
     if state.run.late:
         late_ranks = "\n".join(f"- {safe(line)}" for line in state.run.late)
         blocks.append(Text(markdown=f"**Late ranks**\n\n{late_ranks}"))
+    idle = idle_lines(state)
+    if idle:
+        blocks.append(Text(markdown="**Idle GPUs**\n\n" + "\n".join(f"- {safe(line)}" for line in idle)))
     if state.exported:
         blocks.append(
             Text(markdown="\n".join(f"- {safe(f'{name}: {value}')}" for name, value in state.exported))
@@ -46,8 +50,11 @@ def draw(state: CardState) -> list[Block]:
         blocks.append(Chart(spec=memory_bars(state)))
         blocks.append(Grid(headers=("", "predicted", "measured"), rows=tuple(comparison(state))))
     else:
-        measured_rows = [(what, measured) for what, _, measured in comparison(state) if measured != UNKNOWN]
+        measured_rows = [(label, measured) for label, _, measured in comparison(state) if measured != UNKNOWN]
         blocks.append(Grid(headers=("", "measured"), rows=tuple(measured_rows)))
+    resources = resource_rows(state)
+    if resources:
+        blocks += [Text(markdown="### Requested and used"), *_resources(state, resources)]
     if state.trials:
         from decorators.card.trial import trial_rows
 
@@ -71,6 +78,9 @@ def draw(state: CardState) -> list[Block]:
     over_time = memory_over_time(state)
     if over_time is not None:
         blocks.append(Chart(spec=over_time))
+    utilization = utilization_over_time(state)
+    if utilization is not None:
+        blocks.append(Chart(spec=utilization))
     if state.plan is not None:
         blocks += _plan(state.plan)
     if state.measured.ranks:
@@ -117,24 +127,24 @@ def status(state: CardState) -> str:
     progress = f"step {done}" + (f" of {run.total_steps}" if run.total_steps else "") if done else ""
     newest = run.steps[-1].loss if run.steps else None
     loss = "" if newest is None else f"loss {newest:.4f}"
-    took = format_clock(state.measured.duration_seconds)
+    duration = format_clock(state.measured.duration_seconds)
     if state.failed is not None:
         first = next(iter(state.failed.strip().splitlines()), "")
-        return _join(f"**Failed** after {took}", progress, loss) + f"\n\n> {safe(first[:300])}"
+        return _join(f"**Failed** after {duration}", progress, loss) + f"\n\n> {safe(first[:300])}"
     if state.ended is not None:
-        return _join(f"**Finished** in {took}", progress, loss)
+        return _join(f"**Finished** in {duration}", progress, loss)
     phase, remaining_s = run.phase, run.eta_seconds
     phase = "" if phase == "train" else phase
     eta = f"ETA {format_clock(remaining_s)}" if remaining_s is not None else ""
     if state.plan is not None:
         eta = eta or "ETA unknown"
-    return _join(f"**Running** for {took}", phase, progress, loss, eta)
+    return _join(f"**Running** for {duration}", phase, progress, loss, eta)
 
 
 def comparison(state: CardState) -> list[tuple[str, str, str]]:
     """Rows of (quantity, predicted, measured) as text."""
     measured, plan = state.measured, state.plan
-    so_far = "" if state.ended else " so far"
+    suffix = "" if state.ended else " so far"
     prediction = plan.prediction if plan else None
     memory = prediction.memory if prediction else None
     on_gpu = plan.layout.device == "cuda" if plan else bool(measured.gpus)
@@ -162,12 +172,12 @@ def comparison(state: CardState) -> list[tuple[str, str, str]]:
         (
             "time",
             format_clock(prediction.hours * 3600) if prediction and prediction.hours is not None else UNKNOWN,
-            format_clock(measured.duration_seconds) + so_far,
+            format_clock(measured.duration_seconds) + suffix,
         ),
         (
             "USD",
             f"{prediction.usd:,.2f}" if prediction and prediction.usd is not None else UNKNOWN,
-            f"{measured.usd:,.2f}{so_far}" if measured.usd is not None else UNKNOWN,
+            f"{measured.usd:,.2f}{suffix}" if measured.usd is not None else UNKNOWN,
         ),
     ]
     return rows
@@ -275,17 +285,21 @@ def _curves(state: CardState) -> dict[str, Any]:
     steps, held_out = state.run.steps, state.run.evaluations
     best = best_of(held_out)
     best_step = None if best is None else best.step
-    losses = [(each.step, each.loss) for each in held_out if math.isfinite(each.loss)]
+    losses = [(result.step, result.loss) for result in held_out if math.isfinite(result.loss)]
     views = [
         charts.line_with_held_out([(s.step, s.loss) for s in steps], losses, "loss", best_step, smooth=True),
-        charts.line([(s.step, s.lr) for s in steps], "learning rate", from_zero=True, number_format=".1e"),
         _speed_curve(state),
         charts.step_times([(s.step, s.dtf, s.dtb, s.dt) for s in steps]),
     ]
+    if any(s.lr is not None for s in steps):
+        rates = [(s.step, s.lr) for s in steps]
+        views.insert(1, charts.line(rates, "learning rate", from_zero=True, number_format=".1e"))
     for name in dict.fromkeys(name for step in steps for name in step.task):
-        figures = [(s.step, s.task.get(name)) for s in steps]
-        held_out_metric = [(each.step, each.metrics[name]) for each in held_out if name in each.metrics]
-        views.append(charts.line_with_held_out(figures, held_out_metric, name.replace("_", " "), best_step))
+        points = [(s.step, s.task.get(name)) for s in steps]
+        held_out_metric = [
+            (result.step, result.metrics[name]) for result in held_out if name in result.metrics
+        ]
+        views.append(charts.line_with_held_out(points, held_out_metric, name.replace("_", " "), best_step))
     if any(s.mfu is not None for s in steps):
         views.append(charts.line([(s.step, s.mfu) for s in steps], "MFU", from_zero=True, number_format="%"))
     if any(s.grad_norm is not None for s in steps):
@@ -301,22 +315,38 @@ def _plan(plan: Plan) -> list[Block]:
         blocks.append(Grid(headers=("name", "planned", "used", "set by"), rows=rows))
     for heading, entries in (("Why", plan.why), ("Alternatives", plan.rejected)):
         if entries:
-            listed = "\n".join(f"- {safe(text)}" for text in entries)
-            blocks.append(Text(markdown=f"**{heading}**\n\n{listed}"))
+            items = "\n".join(f"- {safe(text)}" for text in entries)
+            blocks.append(Text(markdown=f"**{heading}**\n\n{items}"))
     return blocks
+
+
+def _resources(state: CardState, rows: list[tuple[str, str, str, str]]) -> list[Block]:
+    """Return the table of requested and used resources; with the next request if no plan decides it."""
+    if state.next_request is None:
+        cells = tuple(row[:3] for row in rows)
+        return [Grid(headers=("per node", "requested", "used"), rows=cells)]
+    tasks = state.next_request.tasks
+    basis = (
+        f"the {tasks} task{'s' * (tasks > 1)} that succeeded so far" if tasks else state.next_request.reason
+    )
+    basis = f"The next request is that of rightsize=True, by {basis}."
+    headers = ("per node", "requested", "used", "next request")
+    return [Grid(headers=headers, rows=tuple(rows)), Text(markdown=safe(basis))]
 
 
 def _settings(settings: Sequence[Setting]) -> list[Block]:
     """List all hyperparameters, starting with those that differ from the defaults."""
     blocks: list[Block] = []
-    changed = [each for each in settings if each.value != each.default]
+    changed = [setting for setting in settings if setting.value != setting.default]
     if changed:
-        rows = tuple((each.name, each.value, each.default) for each in changed)
+        rows = tuple((setting.name, setting.value, setting.default) for setting in changed)
         blocks += [
             Text(markdown="### Settings of this run"),
             Grid(headers=("", "used", "default"), rows=rows),
         ]
-    defaults = ", ".join(f"{safe(each.name)} {safe(each.value)}" for each in settings if each not in changed)
+    defaults = ", ".join(
+        f"{safe(setting.name)} {safe(setting.value)}" for setting in settings if setting not in changed
+    )
     if defaults:
         blocks.append(Text(markdown=f"**Defaults:** {defaults}"))
     return blocks

@@ -9,7 +9,7 @@ from estimator.plan import Plan
 from launchers.run.trial import TrialResult, describe_layout
 
 
-def trial_rows(trials: Sequence[TrialResult], kept: Plan | None) -> tuple[tuple[str, str, str], ...]:
+def trial_rows(trials: Sequence[TrialResult], chosen: Plan | None) -> tuple[tuple[str, str, str], ...]:
     """One row per tried plan: speed and memory of a process, predicted and measured."""
     rows = []
     for trial in trials:
@@ -18,7 +18,7 @@ def trial_rows(trials: Sequence[TrialResult], kept: Plan | None) -> tuple[tuple[
         measured = f"{_rate(trial.tokens_per_second)}, {size(peak.size_bytes if peak else None)}"
         if trial.failure is not None:
             measured = "ran out of memory" if trial.out_of_memory else trial.failure
-        mark = " (selected)" if kept is not None and kept.layout == trial.plan.layout else ""
+        mark = " (selected)" if chosen is not None and chosen.layout == trial.plan.layout else ""
         rows.append(
             (
                 describe_layout(trial.plan) + mark,

@@ -30,12 +30,12 @@ def window_blocks(window: Window, plan: Plan | None) -> list[Block]:
     )
     operators = tuple(
         (
-            _BREAKS.sub(rf"\1{MAY_BREAK}", each.name),
-            milliseconds(each.seconds),
-            f"{each.seconds / window.split.step_seconds:.1%}",
-            _calls(each.calls),
+            _BREAKS.sub(rf"\1{MAY_BREAK}", operator.name),
+            milliseconds(operator.seconds),
+            f"{operator.seconds / window.split.step_seconds:.1%}",
+            _calls(operator.calls),
         )
-        for each in window.split.operators
+        for operator in window.split.operators
     )
     blocks: list[Block] = [Text(markdown=f"### Profiled: {safe(window.steps)}, rank {window.rank}")]
     if prediction is not None and not prediction.step_parts:
@@ -43,12 +43,12 @@ def window_blocks(window: Window, plan: Plan | None) -> list[Block]:
     blocks.append(_by_kind("share", rows))
     moved = tuple(
         (
-            _BREAKS.sub(rf"\1{MAY_BREAK}", each.kind),
-            NOT_PREDICTED if each.predicted is None else milliseconds(each.predicted),
-            "" if each.measured is None else milliseconds(each.measured),
-            milliseconds(each.hidden) if each.hidden else "",
+            _BREAKS.sub(rf"\1{MAY_BREAK}", operator.kind),
+            NOT_PREDICTED if operator.predicted is None else milliseconds(operator.predicted),
+            "" if operator.measured is None else milliseconds(operator.measured),
+            milliseconds(operator.hidden) if operator.hidden else "",
         )
-        for each in collectives(window, prediction)
+        for operator in collectives(window, prediction)
     )
     if moved:
         blocks.append(
@@ -73,12 +73,12 @@ def window_blocks(window: Window, plan: Plan | None) -> list[Block]:
     return blocks
 
 
-def _by_kind(last: str, rows: tuple[tuple[str, str, str, str], ...]) -> Grid:
+def _by_kind(last_column: str, rows: tuple[tuple[str, str, str, str], ...]) -> Grid:
     """Table of a step's times by kind; without predictions (as on a CPU) their column is omitted."""
     if any(row[1] != NOT_PREDICTED for row in rows):
-        return Grid(headers=("a step", "predicted", "measured", last), rows=rows)
+        return Grid(headers=("a step", "predicted", "measured", last_column), rows=rows)
     measured = tuple((kind, *figures) for kind, _, *figures in rows)
-    return Grid(headers=("a step", "measured", last), rows=measured)
+    return Grid(headers=("a step", "measured", last_column), rows=measured)
 
 
 def _calls(calls: float) -> str:

@@ -18,6 +18,7 @@ from decorators.profile.measured import Measured
 from estimator.calibration import Finished, Store
 from estimator.errors import MISTAKE, UserError
 from estimator.plan import Plan
+from estimator.terminal import print
 
 MAX_RUNS = 100  # number of newest runs of a flow to read
 
@@ -77,15 +78,15 @@ def main(arguments: list[str]) -> str:
         )
     store = Store()
     stored = {run.run for run in store.read().finished}
-    new = [run for run in collect(arguments[0]) if run.run not in stored]
-    for run in reversed(new):
+    added = [run for run in collect(arguments[0]) if run.run not in stored]
+    for run in reversed(added):
         store.add(run)
-    return f"{len(new)} new run(s) of {arguments[0]} in {store.path}"
+    return f"{len(added)} new run(s) of {arguments[0]} in {store.path}"
 
 
 if __name__ == "__main__":
     try:
-        sys.stdout.write(main(sys.argv[1:]) + "\n")
+        print(main(sys.argv[1:]))
     except UserError as error:
         print(error, file=sys.stderr)
         sys.exit(MISTAKE)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from estimator.rightsizing.usage import GpuUsage
 from launchers.report.peak import MemoryPeak, largest_process
 from launchers.report.state import RankMeasured
 
@@ -75,6 +76,19 @@ class Measured:
     def memory_peak_bytes(self) -> int | None:
         """Bytes of :attr:`memory_peak`."""
         return self.memory_peak.size_bytes if self.memory_peak else None
+
+    @property
+    def gpu_usage(self) -> tuple[GpuUsage, ...]:
+        """What each GPU was used for, beyond what was in use before the step."""
+        return tuple(
+            GpuUsage(
+                name=gpu.name,
+                total_bytes=gpu.total_bytes,
+                peak_bytes=max(gpu.peak_used_bytes - gpu.start_used_bytes, 0),
+                utilization=gpu.mean_utilization,
+            )
+            for gpu in self.gpus
+        )
 
     @property
     def host_peak_bytes(self) -> int | None:

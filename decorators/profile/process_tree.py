@@ -39,15 +39,15 @@ class ProcessTree:
         self._cpu = cpu
         return rss
 
-    def pss(self, between: Callable[[], None] = lambda: None) -> int | None:
+    def pss(self, on_read: Callable[[], None] = lambda: None) -> int | None:
         """Return the proportional set size of the tree; None if the kernel does not report it.
 
-        For a process with gigabytes of pages the kernel may need a second, so ``between`` is called before
+        For a process with gigabytes of pages the kernel may need a second, so ``on_read`` is called before
         each process, for work that cannot wait for all of them.
         """
         total = 0
         for process in self.processes():
-            between()
+            on_read()
             try:
                 text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
             except (FileNotFoundError, ProcessLookupError):

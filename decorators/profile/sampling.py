@@ -141,7 +141,7 @@ class Gpus:
     def _query(call: Any) -> Any:
         try:
             return call()
-        except Exception:  # noqa: BLE001  # a figure that this device hasn't got, as MIG has no utilization
+        except Exception:  # noqa: BLE001  # a figure that this device has not got, as MIG has no utilization
             return None
 
 
@@ -210,8 +210,8 @@ class Samples:
         if sample.pss_bytes is not None and sample.pss_bytes > (self.pss_peak or 0):
             self.pss_peak, self.rss_at_pss_peak = sample.pss_bytes, sample.rss_bytes
         self.shared_memory_peak = _maximum(self.shared_memory_peak, sample.shared_memory_bytes)
-        measured = [free for free in (self.disk_free_min, sample.disk_free_bytes) if free is not None]
-        self.disk_free_min = min(measured, default=None)
+        minima = [free for free in (self.disk_free_min, sample.disk_free_bytes) if free is not None]
+        self.disk_free_min = min(minima, default=None)
 
     def add_gpus(self, sample: GpusSample, seconds: float) -> None:
         """Add a sample of the GPUs; its utilization, if any, applies to the last ``seconds``."""
@@ -254,8 +254,8 @@ class Samples:
 
 
 def _maximum(a: Any, b: Any) -> Any:
-    measured = [value for value in (a, b) if value is not None]
-    return max(measured) if measured else None
+    values = [value for value in (a, b) if value is not None]
+    return max(values) if values else None
 
 
 class _Turn:
@@ -272,11 +272,11 @@ class _Turn:
     @contextmanager
     def timed(self) -> Iterator[None]:
         """Time a sample in this block: its cost, also on failure, determines the time of the next one."""
-        before = time.thread_time()
+        start = time.thread_time()
         try:
             yield
         finally:
-            cost = time.thread_time() - before
+            cost = time.thread_time() - start
             self.next_at = time.monotonic() + max(self._interval, cost / self._budget)
 
 
@@ -373,14 +373,14 @@ class Sampler:
             with self.lock:
                 self.samples.add_gpus(GpusSample(at=at, gpus=samples), seconds)
 
-    def _sample_host(self, between: Callable[[], None]) -> None:
-        """Sample the host; ``between`` is called between the processes whose pages are counted."""
+    def _sample_host(self, on_read: Callable[[], None]) -> None:
+        """Sample the host; ``on_read`` is called between the processes whose pages are counted."""
         rss, pss, now = self._tree.sample(), None, time.monotonic()
-        grown = rss > GROWN * self._rss_at_pss and now >= self._next_pss_if_grown
-        if now >= self._next_pss or grown:
-            before = time.thread_time()
-            pss = self._tree.pss(between)
-            cost = time.thread_time() - before
+        has_grown = rss > GROWN * self._rss_at_pss and now >= self._next_pss_if_grown
+        if now >= self._next_pss or has_grown:
+            start = time.thread_time()
+            pss = self._tree.pss(on_read)
+            cost = time.thread_time() - start
             self._rss_at_pss = rss
             self._next_pss = now + max(PSS_SECONDS, cost / PSS_CPU_BUDGET)
             self._next_pss_if_grown = now + cost / (10 * PSS_CPU_BUDGET)
@@ -410,8 +410,8 @@ def highest_resident_bytes() -> int:
         status = Path("/proc/self/status").read_text()
     except OSError:
         return 0
-    own = next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")), 0)
-    return 1024 * max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+    peak = next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")), 0)
+    return 1024 * max(peak, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 
 
 def _used(path: Path) -> int | None:

@@ -8,9 +8,7 @@ measurement. Runs of the same engine, method and GPU that were predicted by the 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
-import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -107,7 +105,11 @@ class Calibration:
     def checkpoint_rate(self, engine: str, gpu: str) -> float | None:
         """Return the median rate of checkpoint writes in bytes per second and node, or None without runs."""
         rates = self._checkpoints.get((engine, gpu))
-        return statistics.median(rates) if rates else None
+        if not rates:
+            return None
+        import statistics  # 5 ms, and most plans have no finished runs
+
+        return statistics.median(rates)
 
     def of(self, setup: Setup, gpu: str | None) -> Correction | None:
         """Return the correction for a training step on this GPU, or None if GPU or runs are unknown."""
@@ -125,6 +127,8 @@ def _shrunk(ratios: list[float]) -> float:
     """Return the shrunk factor of these ratios; 1 without any."""
     if not ratios:
         return 1.0
+    import statistics
+
     n = len(ratios)
     return math.exp(n / (n + PRIOR_RUNS) * statistics.median(math.log(ratio) for ratio in ratios))
 
@@ -246,4 +250,6 @@ def formulas(engine: Engine, method: str) -> str:
         )
         estimate = memory.estimate(setup)
         sizes += [estimate.needs_bytes, estimate.shows_bytes]
+    import hashlib
+
     return hashlib.sha256(repr(sizes).encode()).hexdigest()[:12]

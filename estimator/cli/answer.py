@@ -20,7 +20,7 @@ from estimator.plan import MemoryEstimate
 from estimator.planning.places import RDMA_FABRICS
 from estimator.setup import Setup
 from estimator.throughput import MeasuredBandwidth, Speed
-from estimator.vocabulary import AUTOMATIC_METHODS
+from estimator.vocabulary import automatic_methods
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,7 +151,11 @@ def estimate_configuration(options: SetupOptions, place: PlaceOptions) -> Answer
     instance = hardware.instance(place.instance_type) if place.instance_type else None
     gpus = options.gpus if options.gpus is not None else (instance.gpu_count if instance else 1)
     model = models.resolve(options.model).spec
-    methods = AUTOMATIC_METHODS if options.method == "auto" else (options.method,)
+    methods = (
+        automatic_methods(low_rank=options.lora_rank is not None)
+        if options.method == "auto"
+        else (options.method,)
+    )
     for method in methods:  # the first that fits, otherwise the last
         setup = setup_from(dataclasses.replace(options, method=method), model, gpus)
         answer = estimate_setup(setup, site_of(place, setup, instance))

@@ -16,6 +16,7 @@ from estimator import logs
 from estimator.cli.help import PlainHelp
 from estimator.errors import MISTAKE, CannotFit, UserError
 from estimator.names import check_options, did_you_mean
+from estimator.terminal import print
 
 # To add a command, add a line here and a file estimator/cli/NAME.py with a function NAME; a command that
 # needs Metaflow goes into flows/. --help lists the commands in this order, under the headings of GROUPS.

@@ -124,13 +124,16 @@ def _exact_dict(traced: ExactEstimate) -> dict[str, Any]:
 
 def _print(answer: Answer, options: SetupOptions, traced: ExactEstimate | None) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     console = output.console()
     setup = answer.setup
-    console.print(
-        f"[bold]{setup.model.name}[/bold], {calibration.method_of(setup)} with {setup.engine}: "
-        f"{setup.model.parameters / 1e9:.2f} B parameters, {_trained(answer)}"
+    title = Text.assemble(
+        (setup.model.name, "bold"),
+        f", {calibration.method_of(setup)} with {setup.engine}: "
+        f"{setup.model.parameters / 1e9:.2f} B parameters, {_trained(answer)}",
     )
+    console.print(title)
     facts = Table.grid(padding=(0, 2))
     facts.add_column(min_width=10)
     facts.add_column(overflow="fold")
@@ -257,11 +260,13 @@ def _with_range(size: int, limits: tuple[int, int]) -> str:
 
 
 def _print_verdict(console: Console, answer: Answer) -> None:
+    from rich.text import Text
+
     peak, gpu = answer.memory, answer.site.gpu
     place = f" ({gpu.name})" if gpu else ""
     colors = {"fits": "green", "tight": "yellow", "does not fit": "red"}
     color = colors[peak.verdict] if peak.verdict else "default"
-    console.print(f"[bold]Memory[/bold] [{color}]{peak.describe()}[/{color}]{place}")
+    console.print(Text.assemble(("Memory", "bold"), " ", (peak.describe(), color), place))
     console.print(f"Needs {_with_range(peak.needs_bytes, peak.needs_range)}")
     console.print(f"range {peak.needs_basis}")
     counter = "nvidia-smi" if answer.setup.device == "cuda" else "the system"

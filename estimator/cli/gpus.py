@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from estimator import terminal
+from estimator.cli import output
 from estimator.errors import UserError
 
 if TYPE_CHECKING:
@@ -75,7 +77,7 @@ def gpus(
     refreshed = _refresh(hardware_file) if refresh else ()
     catalogue, cluster = hardware.catalogue(hardware_file), None
     for line in (*refreshed, *catalogue.warnings):
-        typer.echo(line, err=True)
+        output.note(line)
     if from_cluster:
         from estimator.hardware.cluster.inventory import read_cluster
 
@@ -90,7 +92,7 @@ def gpus(
     if as_json:
         _print_json(cards, machines, cluster, refreshed)
     elif as_csv:
-        typer.echo(report.as_csv(cards, machines), nl=False)
+        terminal.write_data(report.as_csv(cards, machines))
     else:
         _print_tables(cards, machines, cluster)
 
@@ -125,11 +127,9 @@ def _print_json(
 def _print_tables(cards: tuple[Gpu, ...], machines: tuple[Instance, ...], cluster: Cluster | None) -> None:
     from datetime import date
 
-    from rich.console import Console
-
     from estimator.hardware.view import cluster_table, gpu_table, instance_table, price_sources
 
-    console = Console(soft_wrap=True)
+    console = terminal.console(soft_wrap=True)
     if cluster is not None:
         console.print(
             f"Cluster of context {cluster.context}; nodes without a GPU: {cluster.nodes_without_gpu}"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from estimator import terminal
+from estimator.cli import output
 from estimator.errors import UserError
 from estimator.models import FAMILIES, aliases, find, names, resolve
 from estimator.models.diffusion import STABLE_DIFFUSION_XL, DiffusionSpec
@@ -172,20 +173,13 @@ def _print_json(rows: Iterable[ModelRow]) -> None:
 
 
 def _print_csv(rows: list[ModelRow]) -> None:
-    import csv
-
-    writer = csv.DictWriter(sys.stdout, list(rows[0].values()), lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow(row.values() | {"aliases": " ".join(row.aliases)})
+    output.print_csv([row.values() | {"aliases": " ".join(row.aliases)} for row in rows])
 
 
 def _print_tables(rows: list[ModelRow]) -> None:
-    from rich.console import Console
-
-    console = Console()
+    console = terminal.console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(width=WIDE)  # a pipe has no width
+        console = terminal.console(width=WIDE)  # a pipe has no width
     if len(rows) == 1:
         console.print(_details(rows[0]))
         return

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from estimator import terminal
 from estimator.errors import UserError
-from estimator.formatting import printable
+from estimator.terminal import print
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,10 +22,8 @@ NARROWEST = 80  # columns, for narrower terminals and for pipes
 
 def console() -> Console:
     """Return a console on standard output, with colors only in a terminal."""
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=False)
-    return console if console.width >= NARROWEST else Console(highlight=False, width=NARROWEST)
+    plain = terminal.console(soft_wrap=False)
+    return plain if plain.width >= NARROWEST else terminal.console(width=NARROWEST)
 
 
 def print_json(value: Any) -> None:
@@ -37,14 +37,16 @@ def print_csv(rows: Sequence[Mapping[str, Any]]) -> None:
     The header has all columns of all rows, in order of first appearance; None is an empty cell.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
-    writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
+    terminal.write_data(text.getvalue())
 
 
 def note(text: str) -> None:
     """Write a line to standard error, to keep it out of JSON and CSV output."""
-    print(printable(text), file=sys.stderr)
+    print(text, file=sys.stderr)
 
 
 def one_format(**formats: bool) -> None:

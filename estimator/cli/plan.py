@@ -16,11 +16,14 @@ from estimator.cli.help import GROUPS, MORE
 from estimator.cli.options import expanded, one_of, tokens_of
 from estimator.errors import UserError
 from estimator.models.vision import IMAGE_SIDE
+from estimator.terminal import print
 from estimator.vocabulary import (
     METHODS,
     PLANNED_ENGINES,
     TASKS,
     TRAINED_MODULES,
+    LaunchedMethod,
+    automatic_methods,
 )
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from estimator.planning.goals import Goals
     from estimator.throughput import MeasuredBandwidth
 
+_OF_ADAPTERS = ("lora_rank", "lora_targets", "lora_experts", "adapter_only", "trained_modules")
 _TRAINING, _WHERE, _OUTPUT = GROUPS[2:]
 _ADAPT, _STEP, _SHARD, _PLACE = (
     MORE + name for name in ("model and adapters", "training step", "sharding and parallelism", "hardware")
@@ -342,6 +346,7 @@ def job_from(job_options: JobOptions) -> Job:
     return Job(
         model=model,
         method=job_options.method,  # type: ignore[arg-type]
+        methods=_methods(job_options),
         engine=job_options.engine,  # type: ignore[arg-type]
         task=images.task_for(model, job_options.task),  # type: ignore[arg-type]
         seq_len=images.length_of(model, job_options.seq_len, job_options.resolution),
@@ -385,6 +390,13 @@ def _offload(job_options: JobOptions) -> str:
     return next((value for value in offloads if value != "none"), "none")
 
 
+def _methods(job_options: JobOptions) -> tuple[LaunchedMethod, ...]:
+    """Return the methods that "auto" may take: those to which all changed options apply."""
+    defaults = JobOptions(model=job_options.model)
+    changed = any(getattr(job_options, name) != getattr(defaults, name) for name in _OF_ADAPTERS)
+    return automatic_methods(low_rank=changed, quantized=job_options.quantization is not None)
+
+
 def _quantization(job_options: JobOptions) -> str:
     if (
         job_options.quantization
@@ -423,6 +435,7 @@ def target_from(goal_options: GoalOptions) -> Target:
         gpus=goal_options.gpus,
         gpu=goal_options.gpu,
         capacity=goal_options.capacity,  # type: ignore[arg-type]
+        tight=goal_options.tight,
     )
 
 
@@ -467,7 +480,6 @@ def goals_from(goal_options: GoalOptions) -> Goals:
         cluster=_cluster(goal_options),
         max_nodes=goal_options.max_nodes,
         max_gpus=goal_options.max_gpus,
-        tight=goal_options.tight,
     )
 
 

@@ -13,6 +13,8 @@ OTHER_NAMES: dict[str, dict[str, str]] = {
 }
 
 
+# Have latent attention and experts in DeepSeek's names
+LIKE_DEEPSEEK = ("deepseek_v2", "deepseek_v3", "mistral4", "glm4_moe")
 WITHOUT_HEAD_DIM = ("phi", "gpt_neox", "falcon", "granite", "olmo3", "smollm3", "ernie4_5_moe")
 # Have attention_bias for queries, keys and values
 WITH_ATTENTION_BIAS = ("glm4", "glm4_moe", "seed_oss")
@@ -56,9 +58,42 @@ def _particular(spec: ModelSpec) -> dict[str, Any]:
         return {"expansion_ratio": spec.ffn // spec.hidden, "no_bias": not spec.mlp_bias}
     if spec.family == "glm4_moe":
         return {"use_qk_norm": spec.qk_norm == "head"}
+    if spec.family == "gemma4_text":
+        return _gemma4(spec)
     if spec.family == "falcon":
         return {"multi_query": spec.kv_heads == 1, "parallel_attn": True, "bias": False}
     return {}
+
+
+def _gemma4(spec: ModelSpec) -> dict[str, Any]:
+    """Return Gemma 4's kinds of blocks; of each group those with the window come first."""
+    kinds: list[str] = []
+    full = spec.layers - spec.sliding_layers
+    reused_full = spec.reused_kv_layers - spec.reused_kv_sliding
+    for sliding, others in (
+        (spec.sliding_layers - spec.reused_kv_sliding, full - reused_full),
+        (spec.reused_kv_sliding, reused_full),
+    ):
+        kinds += ["sliding_attention"] * sliding + ["full_attention"] * others
+    config: dict[str, Any] = {
+        "layer_types": kinds,
+        "global_head_dim": spec.global_head_dim,
+        "num_global_key_value_heads": spec.global_kv_heads or None,
+        "attention_k_eq_v": spec.global_keys_are_values,
+        "num_kv_shared_layers": spec.reused_kv_layers,
+        "use_double_wide_mlp": bool(spec.reused_kv_ffn),
+        "hidden_size_per_layer_input": spec.layer_embedding,
+        "vocab_size_per_layer_input": spec.layer_vocab or spec.vocab,
+    }
+    if spec.experts:
+        config |= {
+            "enable_moe_block": True,
+            "num_experts": spec.experts,
+            "top_k_experts": spec.experts_per_token,
+            "moe_intermediate_size": spec.ffn,
+            "intermediate_size": spec.shared_ffn,
+        }
+    return config
 
 
 def _window(spec: ModelSpec) -> dict[str, Any]:
@@ -87,6 +122,12 @@ def _recurrent(spec: ModelSpec) -> dict[str, Any]:
             "linear_key_head_dim": spec.recurrent_state,
             "linear_conv_kernel_dim": spec.conv_kernel,
         }
+    elif spec.family == "lfm3":
+        kinds = ["conv"] * spec.recurrent_layers + ["sliding_attention"] * spec.sliding_layers
+        kinds += ["full_attention"] * (spec.attention_layers - spec.sliding_layers)
+        window = {"sliding_window": spec.sliding_window, "use_sandwich_norm": spec.norms_per_layer == 4}
+        gates = {"use_attention_gate": spec.head_gates}
+        return {"conv_L_cache": spec.conv_kernel, "layer_types": kinds} | window | gates
     elif spec.recurrence == "short-conv":
         kinds = ["conv"] * spec.recurrent_layers + ["full_attention"] * spec.attention_layers
         return {"conv_L_cache": spec.conv_kernel, "block_auto_adjust_ff_dim": False, "layer_types": kinds}
@@ -143,13 +184,13 @@ def _experts(spec: ModelSpec) -> dict[str, Any]:
             "intermediate_size": spec.dense_ffn,
         }
     config: dict[str, Any] = {"num_experts_per_tok": spec.experts_per_token}
-    if spec.family == "glm4_moe" or spec.family.startswith("deepseek"):
+    if spec.family in LIKE_DEEPSEEK:
         return config | {
             "n_routed_experts": spec.experts,
             "n_shared_experts": spec.shared_ffn // spec.ffn,
             "moe_intermediate_size": spec.ffn,
             "first_k_dense_replace": spec.dense_layers,
-            "intermediate_size": spec.dense_ffn,
+            "intermediate_size": spec.dense_ffn or spec.ffn,
             "n_group": 1,
             "topk_group": 1,
         }

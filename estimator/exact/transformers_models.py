@@ -23,9 +23,11 @@ def build(setup: Setup) -> BuiltModel:
 
     Raises UserError if transformers cannot build the shape, or builds another number of parameters.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    model = AutoModelForCausalLM.from_config(configuration(setup), dtype=torch.get_default_dtype())
+    # transformers 5.23 lists Mistral 4's language model under the latter alone
+    factory = AutoModelForImageTextToText if setup.model.family == "mistral4" else AutoModelForCausalLM
+    model = factory.from_config(configuration(setup), dtype=torch.get_default_dtype())
     if sum(parameter.numel() for parameter in model.parameters()) != setup.model.parameters:
         raise UserError(
             f"transformers cannot build a {setup.model.family} model of the shape of {setup.model.name}.",
@@ -33,7 +35,9 @@ def build(setup: Setup) -> BuiltModel:
         )
     base = model.model if hasattr(model, "model") else model.base_model  # Llama 4 has another prefix
     blocks = max((m for m in base.children() if isinstance(m, nn.ModuleList)), key=len)
-    last_norm = [m for name, m in base.named_children() if "norm" in name or name.startswith("ln")][-1]
+    norms = {name: m for name, m in base.named_children() if "norm" in name or name.startswith("ln")}
+    norms.pop("per_layer_projection_norm", None)  # Gemma 4's, before the blocks
+    last_norm = list(norms.values())[-1]
     if setup.quantization != "none":
         _quantize(blocks)
     if setup.checkpointing == "full":

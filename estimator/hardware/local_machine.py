@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+import sys
 from pathlib import Path
 
 from estimator.hardware.visible_gpus import VARIABLE, whole_gpus
@@ -33,6 +35,8 @@ def has_gpus() -> bool:
 
 def _gpus() -> tuple[tuple[str, int], ...]:
     """Return (name, memory) of the GPUs that CUDA_VISIBLE_DEVICES allows, in its order."""
+    if sys.platform == "linux" and not _has_driver_library():  # importing pynvml takes 25 ms
+        return ()
     try:
         import pynvml
     except ImportError:
@@ -53,6 +57,15 @@ def _gpus() -> tuple[tuple[str, int], ...]:
         pynvml.nvmlShutdown()
     visible = whole_gpus(os.environ.get(VARIABLE), [uuid for _, _, uuid in gpus])
     return tuple(gpus[place][:2] for place in visible)
+
+
+def _has_driver_library() -> bool:
+    """Return whether NVML, which is part of NVIDIA's driver, is installed under the name pynvml loads."""
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def _memory_limit() -> int | None:

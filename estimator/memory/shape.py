@@ -61,7 +61,7 @@ def _count(m: ModelSpec) -> Shape:
         dense_layers=m.mlp_blocks - m.expert_layers,
         bare_layers=m.layers - m.mlp_blocks,
         attention=dense_block - mlp,
-        attention_linear=parameters.mixer_weights(m) // m.layers,
+        attention_linear=(parameters.mixer_weights(m) + parameters.wider_mlps(m)) // m.layers,
         shared_mlp=shared + router,
         shared_mlp_linear=parameters.mlp_weights(m, m.shared_ffn) if m.shared_ffn else 0,
         mlp=mlp,

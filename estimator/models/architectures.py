@@ -59,6 +59,10 @@ class Family:
         The query projection is twice as wide, and its other half gates attention's result.
     one_part_blocks:
         A block is attention, recurrence or MLP alone, with one norm.
+    head_gates:
+        A gate for each head, computed from the block's input, scales attention's result.
+    router_scales:
+        Learned factors of the router's input and of each expert's weight.
     free_head_dim:
         Whether heads * head_dim may differ from the hidden size.
     partial_rotary:
@@ -100,6 +104,8 @@ class Family:
     recurrence: Recurrence = ""
     gated_attention: bool = False
     one_part_blocks: bool = False
+    head_gates: bool = False
+    router_scales: bool = False
     free_head_dim: bool = True
     partial_rotary: bool = False
     sees_packed: str = ""
@@ -195,6 +201,14 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
     "gemma3_text": Family(
         norms_per_layer=4, qk_norm="head", hidden_act="gelu_pytorch_tanh", source=_transformers("gemma3")
     ),
+    "gemma4_text": Family(
+        scores_texts=False,
+        norms_per_layer=4,
+        qk_norm="head",
+        hidden_act="gelu_pytorch_tanh",
+        router_scales=True,
+        source=_transformers("gemma4", _NEW),
+    ),
     "olmo2": Family(scores_texts=False, qk_norm="all", source=_transformers("olmo2")),
     "phi": Family(
         norm="layer",
@@ -219,6 +233,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
     ),
     "deepseek_v2": Family(mlp_names_are_experts=True, source=_transformers("deepseek_v2")),
     "deepseek_v3": Family(mlp_names_are_experts=True, source=_transformers("deepseek_v3")),
+    "mistral4": Family(mlp_names_are_experts=True, source=_transformers("mistral4", _NEW)),
     "gpt_oss": Family(
         qkv_bias=True,
         o_bias=True,
@@ -301,6 +316,22 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
             "w3": (("up_proj",),),
         },
         source=_transformers("lfm2", _NEW),
+    ),
+    "lfm3": Family(
+        scores_texts=False,
+        norms_per_layer=4,
+        qk_norm="head",
+        recurrence="short-conv",
+        sees_packed=_RECURRENT,
+        head_gates=True,
+        linears={
+            "in_proj": (("conv_in_proj",),),
+            "out_proj": (("conv_out_proj",),),
+            "w1": (("gate_proj",),),
+            "w2": (("down_proj",),),
+            "w3": (("up_proj",),),
+        },
+        source=_transformers("lfm3", _NEW),
     ),
     "nemotron_h": Family(
         scores_texts=False,

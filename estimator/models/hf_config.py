@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from estimator.errors import UserError
-from estimator.models import recurrent, untried, vision
+from estimator.models import recurrent, two_kinds, untried, vision
 from estimator.models.architectures import FAMILIES, family_of
 from estimator.models.config_reader import ConfigReader
 from estimator.models.spec import ModelSpec
@@ -20,7 +20,7 @@ _FIELDS = {
     "vocab": ("vocab_size",),
     "max_seq_len": ("max_position_embeddings", "max_seq_len", "n_positions"),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
-    "experts_per_token": ("num_experts_per_tok", "moe_k"),
+    "experts_per_token": ("num_experts_per_tok", "moe_k", "top_k_experts"),
     "shared_experts": ("n_shared_experts", "moe_num_shared_experts"),
 }
 # What config.json leaves out because it is the default of the family's configuration class
@@ -34,6 +34,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 131_072,
         "rope_theta": 1_000_000.0,
     },
+    "gemma4_text": {"sliding_window": 512},
+    "lfm3": {"head_dim": 128, "conv_L_cache": 7, "sliding_window": 256, "rope_theta": 1_000_000.0},
     "gpt_oss": {"attention_bias": True, "max_position_embeddings": 131_072},
     "falcon": {"max_position_embeddings": 2048, "multi_query": True, "parallel_attn": True},
     "mpt": {"expansion_ratio": 4, "no_bias": True},
@@ -52,6 +54,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 _SAME_CODE = {
     "kimi_k2": "deepseek_v3",  # its model_type in transformers
     "qwen3_vl_text": "qwen3",  # positions of images and of video apart
+    "gemma4_unified_text": "gemma4_text",  # without its own embeddings for each block
 }
 _TIED = (  # unless config.json says otherwise
     "gemma",
@@ -64,6 +67,8 @@ _TIED = (  # unless config.json says otherwise
     "ernie4_5",
     "ernie4_5_moe",
     "lfm2",
+    "gemma4_text",
+    "lfm3",
 )
 _FFN = {
     "falcon": "ffn_hidden_size",
@@ -91,18 +96,20 @@ _EXPERT_WIDTH = (
     "qwen3_moe",
     "deepseek_v2",
     "deepseek_v3",
+    "mistral4",
     "glm4_moe",
     "ernie4_5_moe",
     "qwen3_next",
     "qwen3_5_moe_text",
 )
 _SHARED_EXPERT_WIDTH = ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text")  # shared_expert_intermediate_size
-_MAYBE_EXPERTS = ("granitemoehybrid", "nemotron_h")
+_MAYBE_EXPERTS = ("granitemoehybrid", "nemotron_h", "gemma4_text")
 _EXPERTS = (*_EXPERT_WIDTH, *_MAYBE_EXPERTS, "mixtral", "llama4_text", "gpt_oss", "minimax_m2")
 _NO_O_BIAS = ("glm4", "glm4_moe", "seed_oss")  # attention_bias is that of queries, keys and values
 _ACTIVATION = {  # what others call hidden_act
     "gemma2": "hidden_activation",
     "gemma3_text": "hidden_activation",
+    "gemma4_text": "hidden_activation",
     "nemotron_h": "mlp_hidden_act",
     "gptj": "activation_function",
     "falcon": "activation",
@@ -136,6 +143,7 @@ def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
     shape = _widths(reader, family)
     shape |= _experts(reader, family) | _latent(reader, shape) | _window(reader, family, shape["layers"])
     shape |= recurrent.fields(reader, family, shape["layers"])
+    shape |= two_kinds.fields(reader, family, shape["layers"], reader.whole("intermediate_size", default=1))
     return ModelSpec(
         name=name,
         family=family,
@@ -221,7 +229,7 @@ def _kv_heads(reader: ConfigReader, family: str, heads: int) -> int:
         if reader.get("new_decoder_architecture"):
             return reader.whole("num_kv_heads", default=heads)
         return 1 if reader.get("multi_query") else heads
-    if family in ("deepseek_v2", "deepseek_v3"):  # the latent is expanded to keys for every head
+    if family in ("deepseek_v2", "deepseek_v3", "mistral4"):  # the latent is expanded to keys for every head
         return heads
     optional = family in _KV_HEADS_OPTIONAL
     return reader.whole("num_key_value_heads", default=heads if optional else None)
@@ -230,6 +238,8 @@ def _kv_heads(reader: ConfigReader, family: str, heads: int) -> int:
 def _ffn(reader: ConfigReader, family: str, hidden: int) -> int:
     """Return the width of the MLP, or of one expert."""
     if family in _EXPERT_WIDTH or (untried.is_untried(family) and reader.get("moe_intermediate_size")):
+        return reader.whole("moe_intermediate_size")
+    if family == "gemma4_text" and reader.get("enable_moe_block"):
         return reader.whole("moe_intermediate_size")
     if family == "mpt":
         return reader.whole("expansion_ratio") * hidden
@@ -270,6 +280,8 @@ def _shared_width(reader: ConfigReader, family: str) -> int:
         return reader.whole("intermediate_size")
     if family == "granitemoehybrid":
         return reader.whole("shared_intermediate_size")
+    if family == "gemma4_text":  # a dense MLP beside the experts
+        return reader.whole("intermediate_size")
     if family == "nemotron_h":
         width = reader.whole("moe_shared_expert_intermediate_size", "moe_intermediate_size")
         return reader.whole("n_shared_experts", default=1, least=0) * width
@@ -321,7 +333,11 @@ def _window(reader: ConfigReader, family: str, layers: int) -> dict[str, int | N
     if not window or (reader.get("use_sliding_window") is False) or family in _NO_WINDOW:
         return {}
     kinds = reader.items("layer_types")
-    if kinds:
+    if family in two_kinds.FAMILIES:
+        count = two_kinds.kinds(reader, layers).count("sliding_attention")
+    elif family == "lfm3" and not kinds:
+        count = recurrent.lfm3_kinds(layers).count("sliding_attention")
+    elif kinds:
         count = sum(kind in ("sliding_attention", "chunked_attention") for kind in kinds)
     elif family in ("gemma2", "gpt_oss"):  # every second block, from the first
         count = (layers + 1) // 2
@@ -347,6 +363,7 @@ _NO_WINDOW = (
     "gemma",
     "deepseek_v2",
     "deepseek_v3",
+    "mistral4",
     "granite",
     "smollm3",
     "minimax_m2",
@@ -379,6 +396,12 @@ def _traits(reader: ConfigReader, family: str) -> dict[str, Any]:
             changed["o_bias"] = bool(reader.get("attention_out_bias"))
     if family in ("ernie4_5", "ernie4_5_moe"):
         changed |= dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias"), bool(reader.get("use_bias")))
+    if family == "gemma4_text":
+        changed["norms_per_layer"] = 4 + (3 if reader.get("enable_moe_block") else 0)
+        changed["norms_per_layer"] += bool(reader.whole("hidden_size_per_layer_input", default=256, least=0))
+    if family == "lfm3":
+        changed["norms_per_layer"] = 2 if reader.get("use_sandwich_norm") is False else 4
+        changed["head_gates"] = reader.get("use_attention_gate") is not False
     if family == "glm4_moe" and reader.get("use_qk_norm"):
         changed["qk_norm"] = "head"
     for name, field in (

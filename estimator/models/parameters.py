@@ -35,6 +35,29 @@ def attention_shapes(m: ModelShape) -> dict[str, tuple[int, int]]:
     }
 
 
+def attention_kinds(m: ModelShape) -> list[tuple[int, dict[str, tuple[int, int]], int]]:
+    """Return (how many, linear layers, other parameters) of each kind of attention block."""
+    if not m.global_head_dim:
+        return [(m.attention_layers, attention_shapes(m), attention_extras(m))]
+    kinds = []
+    for head_dim, kv_heads, whole, reused, one in (
+        (m.head_dim, m.kv_heads, m.sliding_layers, m.reused_kv_sliding, False),
+        (
+            m.wide_head_dim,
+            m.wide_kv_heads,
+            m.attention_layers - m.sliding_layers,
+            m.reused_kv_layers - m.reused_kv_sliding,
+            m.global_keys_are_values,
+        ),
+    ):
+        queries, keys = m.heads * head_dim, kv_heads * head_dim
+        ends = {"q_proj": (queries, m.hidden), "o_proj": (m.hidden, queries)}
+        own = {"k_proj": (keys, m.hidden)} | ({} if one else {"v_proj": (keys, m.hidden)})
+        norm = head_dim if m.qk_norm == "head" else 0
+        kinds += [(whole - reused, ends | own, 2 * norm), (reused, ends, norm)]
+    return [kind for kind in kinds if kind[0]]
+
+
 def recurrent_shapes(m: ModelShape) -> dict[str, tuple[int, int]]:
     """Return one recurrent block's linear layers that can have adapters: each one's name -> (out, in).
 
@@ -80,14 +103,15 @@ def recurrent_extras(m: ModelShape) -> int:
 
 
 def mixer_weights(m: ModelShape) -> int:
-    """Count the weights of the linear layers of all blocks' attention and recurrence."""
+    """Count the weights of the linear layers of all blocks' attention, recurrence, per-layer embeddings."""
     recurrent = m.recurrent_layers * recurrent_weights(m) if m.recurrent_layers else 0
-    return m.attention_layers * attention_weights(m) + recurrent
+    attention = sum(count * _weights(shapes) for count, shapes, _ in attention_kinds(m))
+    return attention + recurrent + m.layers * 2 * m.layer_embedding * m.hidden
 
 
 def _mixers(m: ModelShape) -> int:
     recurrent = m.recurrent_layers * recurrent_extras(m) if m.recurrent_layers else 0
-    return mixer_weights(m) + m.attention_layers * attention_extras(m) + recurrent
+    return mixer_weights(m) + sum(count * extras for count, _, extras in attention_kinds(m)) + recurrent
 
 
 def mlp_shapes(m: ModelShape, width: int) -> dict[str, tuple[int, int]]:
@@ -108,7 +132,7 @@ def attention_weights(m: ModelShape) -> int:
 def attention_extras(m: ModelShape) -> int:
     """Count the other parameters of attention: biases, sinks, norms of queries, keys and latents."""
     count = (m.q_dim + m.kv_dim + m.v_dim) * m.qkv_bias + m.hidden * m.o_bias
-    count += m.heads * m.attention_sinks
+    count += m.heads * m.attention_sinks + m.heads * m.hidden * m.head_gates
     count += {"": 0, "head": 2 * m.head_dim, "all": m.q_dim + m.kv_dim}[m.qk_norm]
     return count + m.q_lora_rank + m.kv_lora_rank
 
@@ -125,8 +149,9 @@ def mlp(m: ModelShape, width: int) -> int:
 
 
 def router(m: ModelShape) -> int:
-    """Count the parameters of one block's router: hE, its biases, and the gate of the shared experts."""
-    return m.experts * (m.hidden + m.router_bias) + (m.hidden if m.shared_expert_gate else 0)
+    """Count the parameters of one block's router: hE, its biases or scales, the gate of shared experts."""
+    scales = m.hidden + m.experts if m.router_scales else 0
+    return m.experts * (m.hidden + m.router_bias) + (m.hidden if m.shared_expert_gate else 0) + scales
 
 
 def norm(m: ModelShape) -> int:
@@ -147,7 +172,14 @@ def dense_layer(m: ModelShape) -> int:
 
 def _around_mlp(m: ModelShape) -> int:
     """Parameters of a block without its MLP; the mean over blocks with attention and with a recurrence."""
-    return _mixers(m) // m.layers + m.norms_per_layer * norm(m)
+    return (_mixers(m) + wider_mlps(m)) // m.layers + m.norms_per_layer * norm(m)
+
+
+def wider_mlps(m: ModelShape) -> int:
+    """Count the weights that blocks with a wider MLP have beyond those of the others."""
+    if not m.reused_kv_ffn:
+        return 0
+    return m.reused_kv_layers * (mlp_weights(m, m.reused_kv_ffn) - mlp_weights(m, m.ffn))
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -155,14 +187,20 @@ def _around_mlp(m: ModelShape) -> int:
 
 
 def embeddings(m: ModelShape) -> int:
-    """Count the parameters of the embeddings: tokens, learned positions, token types."""
-    return (m.vocab + m.position_embeddings + m.token_types) * m.hidden
+    """Count the parameters of the embeddings: tokens, of each block too, learned positions, token types."""
+    of_blocks = m.layer_vocab * m.layers * m.layer_embedding
+    return (m.vocab + m.position_embeddings + m.token_types) * m.hidden + of_blocks
 
 
 def head(m: ModelShape) -> int:
     """Count the parameters of the output head if it is a separate matrix; an encoder has none."""
     weight = 0 if m.tied_embeddings or not m.causal else m.vocab * m.hidden
     return weight + m.vocab * m.head_bias
+
+
+def layer_inputs(m: ModelShape) -> int:
+    """Count the parameters that make per-layer inputs from the token embedding: projection and norm."""
+    return m.layer_embedding * (m.layers * m.hidden + 1)
 
 
 def pooler(m: ModelShape) -> int:
@@ -178,8 +216,8 @@ def model(m: ModelShape) -> int:
     shared = mlp(m, m.shared_ffn) if m.shared_ffn else 0
     routed = m.expert_layers * (m.experts * mlp(m, m.ffn) + shared + router(m))
     dense = (m.mlp_blocks - m.expert_layers) * mlp(m, (m.dense_ffn or m.ffn) if m.experts else m.ffn)
-    blocks = _mixers(m) + m.layers * m.norms_per_layer * norm(m) + routed + dense
-    return embeddings(m) + blocks + norm(m) + head(m) + pooler(m)
+    blocks = _mixers(m) + wider_mlps(m) + m.layers * m.norms_per_layer * norm(m) + routed + dense
+    return embeddings(m) + layer_inputs(m) + blocks + norm(m) + head(m) + pooler(m)
 
 
 def idle(m: ModelShape) -> int:
@@ -197,6 +235,8 @@ def mlps(m: ModelShape, *, experts: bool = True) -> list[tuple[int, int]]:
 
     ``experts`` False leaves out those of which a token is sent to some only.
     """
+    if m.reused_kv_ffn:
+        return [(m.mlp_blocks - m.reused_kv_layers, m.ffn), (m.reused_kv_layers, m.reused_kv_ffn)]
     expert_layers = m.mlp_blocks - m.dense_layers
     groups = [
         (expert_layers * max(m.experts, 1) * (experts or not m.experts), m.ffn),
@@ -221,7 +261,10 @@ def prompts(m: ModelShape, *, length: int, start_layer: int, gates: int) -> int:
 
 def outputs(m: ModelShape) -> int:
     """Outputs of all linear layers: of the blocks with routers, and of the head, tied or not."""
-    blocks = m.attention_layers * sum(out_features for out_features, _ in attention_shapes(m).values())
+    blocks = sum(
+        count * sum(out_features for out_features, _ in shapes.values())
+        for count, shapes, _ in attention_kinds(m)
+    )
     blocks += m.recurrent_layers * sum(out_features for out_features, _ in recurrent_shapes(m).values())
     blocks += sum(
         count * sum(out_features for out_features, _ in mlp_shapes(m, width).values())
@@ -242,7 +285,7 @@ def adapted(m: ModelShape, group: tuple[str, ...], *, experts: bool) -> list[tup
     """
     if group == ("pooler",):
         return [(1, m.hidden, m.hidden)]
-    blocks = [(m.attention_layers, attention_shapes(m))]
+    blocks = [(count, shapes) for count, shapes, _ in attention_kinds(m) if group[0] in shapes]
     if group[0] in RECURRENT_PROJECTIONS:
         blocks = [(m.recurrent_layers, recurrent_shapes(m))]
     if group[0] in MLP_PROJECTIONS:

@@ -42,7 +42,7 @@ def fields(reader: ConfigReader, family: str, layers: int) -> dict[str, Any]:
     recurrence = family_of(family).recurrence
     if not recurrence:
         return {}
-    listed = kinds(reader)
+    listed = kinds(reader) or (lfm3_kinds(layers) if family == "lfm3" else [])
     if listed:
         count = sum(kind not in (*_ATTENTION, "mlp", "moe") for kind in listed)
     elif family == "lfm2":
@@ -59,10 +59,18 @@ def fields(reader: ConfigReader, family: str, layers: int) -> dict[str, Any]:
     return shape
 
 
+def lfm3_kinds(layers: int) -> list[str]:
+    """Kinds of LFM3's blocks where config.json lists none (Lfm3Config, transformers 5.23.0)."""
+    period = ["sliding_attention", "conv", "full_attention", "conv"]
+    return ["conv", *(period * layers)[1:layers]]
+
+
 def has_experts(reader: ConfigReader, family: str) -> bool:
     """Whether a model of a family with and without experts has them."""
     if family == "nemotron_h":
         return "moe" in kinds(reader)
+    if family == "gemma4_text":
+        return bool(reader.get("enable_moe_block"))
     return bool(reader.get("num_local_experts"))
 
 

@@ -31,7 +31,15 @@ _AT_LEAST_0 = (
     "recurrent_state",
     "conv_kernel",
     "mlp_layers",
+    "global_head_dim",
+    "global_kv_heads",
+    "reused_kv_layers",
+    "reused_kv_sliding",
+    "reused_kv_ffn",
+    "layer_embedding",
+    "layer_vocab",
 )
+_MOST_NORMS = 8  # Gemma 4 with experts and per-layer embeddings
 _LATENT = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
@@ -100,6 +108,17 @@ class ModelShape:
     gated_attention: bool = False  # the query projection makes a gate of the result, too
     one_part_blocks: bool = False  # a block is attention, recurrence or MLP alone
     mlp_layers: int = 0  # blocks with an MLP or experts; 0: all
+    # attention of two kinds: blocks without the window may have other heads than those with it
+    global_head_dim: int = 0  # 0: as head_dim
+    global_kv_heads: int = 0  # 0: as kv_heads
+    global_keys_are_values: bool = False  # without the window one projection makes keys and values
+    reused_kv_layers: int = 0  # last blocks, which attend to keys and values of earlier ones
+    reused_kv_sliding: int = 0  # of them, blocks with the window
+    reused_kv_ffn: int = 0  # MLP width of these blocks; 0: as ffn
+    layer_embedding: int = 0  # width of each block's own embedding of the tokens; 0: none
+    layer_vocab: int = 0  # rows of these embeddings
+    head_gates: bool = False  # one gate for each head scales attention's result
+    router_scales: bool = False
     # positions
     rope_theta: float = 10_000.0
     rope_scaling_type: str | None = None  # "llama3", "linear", "yarn"...
@@ -126,6 +145,7 @@ class ModelShape:
         self._check_attention()
         self._check_experts()
         self._check_recurrence()
+        self._check_kinds()
 
     def _check_numbers(self) -> None:
         for names, least, rule in ((_AT_LEAST_1, 1, "above 0"), (_AT_LEAST_0, 0, "of at least 0")):
@@ -133,8 +153,10 @@ class ModelShape:
                 value = getattr(self, field)
                 if not isinstance(value, int) or isinstance(value, bool) or value < least:
                     raise self._wrong(f"{field} = {value!r} must be a whole number {rule}")
-        if self.norms_per_layer not in (1, 2, 4):
-            raise self._wrong(f"norms_per_layer = {self.norms_per_layer!r} must be 1, 2 or 4")
+        if not 1 <= self.norms_per_layer <= _MOST_NORMS:
+            raise self._wrong(
+                f"norms_per_layer = {self.norms_per_layer!r} must be between 1 and {_MOST_NORMS}"
+            )
         if bool(self.sliding_window) != bool(self.sliding_layers) or self.sliding_layers > self.layers:
             raise self._wrong(
                 f"sliding_window = {self.sliding_window!r} does not go with sliding_layers = "
@@ -166,6 +188,23 @@ class ModelShape:
             raise self._wrong(
                 f"head_dim = {self.head_dim} must be qk_nope_head_dim + qk_rope_head_dim = "
                 f"{self.qk_nope_head_dim + self.qk_rope_head_dim}"
+            )
+
+    def _check_kinds(self) -> None:
+        if self.heads % (self.global_kv_heads or self.kv_heads):
+            raise self._wrong(
+                f"{self.heads} attention heads are not divisible by {self.global_kv_heads} key/value heads "
+                "of blocks without the window"
+            )
+        reused, sliding = self.reused_kv_layers, self.reused_kv_sliding
+        if not sliding <= reused < self.layers or sliding > self.sliding_layers:
+            raise self._wrong(
+                f"reused_kv_layers = {reused} with reused_kv_sliding = {sliding} does not go with "
+                f"{self.layers} layers, {self.sliding_layers} of them with a window"
+            )
+        if bool(self.layer_embedding) != bool(self.layer_vocab):
+            raise self._wrong(
+                f"layer_embedding = {self.layer_embedding} does not go with layer_vocab = {self.layer_vocab}"
             )
 
     def _check_experts(self) -> None:
@@ -226,20 +265,46 @@ class ModelShape:
 
     @property
     def q_dim(self) -> int:
-        """Width of all query heads together; equals ``hidden`` in most models."""
-        return self.heads * self.head_dim
+        """Width of all query heads together; equals ``hidden`` in most models.
+
+        Where blocks differ, this and the following widths are the mean over all attention blocks.
+        """
+        return self._mean(self.heads * self.head_dim, self.heads * self.wide_head_dim)
 
     @property
     def kv_dim(self) -> int:
         """Width of all key heads together, as attention uses them."""
-        return self.kv_heads * self.head_dim
+        return self._mean(self.kv_heads * self.head_dim, self.wide_kv_heads * self.wide_head_dim)
 
     @property
     def v_dim(self) -> int:
         """Width of all value heads together, as attention uses them; differs from ``kv_dim`` in MLA."""
-        return self.kv_heads * (self.v_head_dim or self.head_dim)
+        return self.kv_heads * self.v_head_dim if self.v_head_dim else self.kv_dim
 
     @property
     def attention_out_dim(self) -> int:
         """Width of what attention gives to its output projection."""
-        return self.heads * (self.v_head_dim or self.head_dim)
+        return self.heads * self.v_head_dim if self.v_head_dim else self.q_dim
+
+    @property
+    def wide_head_dim(self) -> int:
+        """Head size of attention blocks without the window."""
+        return self.global_head_dim or self.head_dim
+
+    @property
+    def wide_kv_heads(self) -> int:
+        """Key/value heads of attention blocks without the window."""
+        return self.global_kv_heads or self.kv_heads
+
+    @property
+    def mean_ffn(self) -> int:
+        """Width of the MLP, or of one expert; the mean over all blocks where they differ."""
+        wider = self.reused_kv_layers * (self.reused_kv_ffn - self.ffn) if self.reused_kv_ffn else 0
+        return self.ffn + wider // self.layers
+
+    def _mean(self, sliding: int, others: int) -> int:
+        """Mean of a width over attention blocks with and without the window."""
+        if sliding == others or not self.attention_layers:
+            return sliding
+        count = self.attention_layers - self.sliding_layers
+        return (self.sliding_layers * sliding + count * others) // self.attention_layers

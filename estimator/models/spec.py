@@ -143,6 +143,7 @@ class ModelSpec(ModelShape):
         """Return this model with ``layers`` blocks, with dense and sliding-window ones in proportion."""
         dense = min(self.dense_layers, max(layers - 1, 0)) if self.dense_layers < self.layers else layers
         sliding = self.sliding_layers and max(1, round(layers * self.sliding_layers / self.layers))
+        reused = min(layers * self.reused_kv_layers // self.layers, layers - 1)
         return replace(
             self,
             layers=layers,
@@ -150,6 +151,8 @@ class ModelSpec(ModelShape):
             mlp_layers=layers * self.mlp_layers // self.layers,
             dense_layers=dense,
             sliding_layers=sliding,
+            reused_kv_layers=reused,
+            reused_kv_sliding=min(sliding, layers * self.reused_kv_sliding // self.layers, reused),
             published_parameters=None,
             published_active_parameters=None,
         )

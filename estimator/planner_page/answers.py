@@ -23,6 +23,7 @@ from estimator.planning.report import render
 from estimator.planning.rows import row_of
 from estimator.planning.run_command import run_command
 from estimator.suggestions import Suggestion, contradicting, format_suggestion
+from estimator.vocabulary import automatic_methods
 
 TOP = 5  # plans, as `finetune plan` shows
 WIDTH = 88  # columns of a plan in full
@@ -60,6 +61,7 @@ def _planned(form: Mapping[str, str]) -> dict[str, Any]:
         task=images.task_for(model, values.get("task", "sft")),  # type: ignore[arg-type]
         seq_len=images.length_of(model, values.get("seq_len"), values.get("resolution")),
         lora_targets=tuple(model.projections),
+        methods=automatic_methods(low_rank="lora_rank" in values),
         offload="cpu" if "cpu" in (values.get("zero_offload"), values.get("fsdp_offload")) else "none",
         batch_multiple=None if "global_batch_size" in values else 1,
         **{

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ from estimator.hardware.cluster.nodes import node_of
 from estimator.hardware.cluster.pods import PodRules, Usage, read_usage
 from estimator.models import ModelSpec, hf_config
 from estimator.planner_page.fields import KUBECTL
+from estimator.untrusted import parse_json
 
 _ENDED = ("Succeeded", "Failed")
 
@@ -42,16 +42,18 @@ def cluster(text: str, gpu: str | None = None) -> Cluster:
             items_of_kind[item["kind"]].append(item)
     if not items_of_kind["Node"]:
         raise UserError("There are no nodes in the pasted text.", f"Paste all that `{KUBECTL}` prints.")
-    usage = _usage(items_of_kind["Pod"]) if items_of_kind["Pod"] else None
     unknown = ["quotas", "autoscalers"]
-    if usage is None:
+    if not items_of_kind["Pod"]:
         unknown.insert(0, "usage of the nodes (paste the pods too)")
     try:
+        usage = _usage(items_of_kind["Pod"]) if items_of_kind["Pod"] else None
         nodes = tuple(node_of(item) for item in items_of_kind["Node"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"A pasted node is incomplete: {error}.", f"Paste what `{KUBECTL}` prints.") from None
-    state = ClusterState(context="pasted", nodes=nodes, usage=usage, unknown=tuple(unknown))
-    return replace(offered(state, hardware.current(), PodRules(), gpu=gpu), name="the pasted cluster")
+        state = ClusterState(context="pasted", nodes=nodes, usage=usage, unknown=tuple(unknown))
+        return replace(offered(state, hardware.current(), PodRules(), gpu=gpu), name="the pasted cluster")
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise UserError(
+            f"A pasted node or pod is incomplete or damaged: {error}.", f"Paste what `{KUBECTL}` prints."
+        ) from None
 
 
 def _usage(pods: Sequence[Mapping[str, Any]]) -> dict[str, Usage]:
@@ -62,6 +64,6 @@ def _usage(pods: Sequence[Mapping[str, Any]]) -> dict[str, Usage]:
 
 def _json(text: str, name: str, advice: str) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError as error:
         raise UserError(f"{name} is not JSON: {error}.", advice) from None

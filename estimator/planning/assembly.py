@@ -14,6 +14,7 @@ from estimator.planning import learning_rate
 from estimator.planning.capacity import why_rare
 from estimator.planning.goals import DISRUPTIONS
 from estimator.planning.interruptions import ends_well, expected, in_words, untold
+from estimator.planning.job_settings import changed_settings
 from estimator.planning.search import Candidate
 from estimator.planning.step_requests import for_evaluation, for_preparation, for_training
 from estimator.vocabulary import LAUNCHED_ENGINES
@@ -82,6 +83,7 @@ def assemble(
         packing=bool(job.packing),
         liger=bool(job.liger),
         compile=bool(job.compile),
+        settings=tuple((name, str(value)) for name, value in changed_settings(job)),
         planned_only=planned_only(job, layout.world_size),
         prepare=None if target.at_hand else for_preparation(job, request),
         evaluate=None if target.at_hand else for_evaluation(job, candidate, request),

@@ -59,7 +59,7 @@ class Survey:
         precision = precision_of(self.job, "cuda", place.gpu)
         if precision not in self.searches:
             self.searches[precision] = Search(
-                self.job, precision, "cuda", self.evidence, takes_tight=self.goals.tight
+                self.job, precision, "cuda", self.evidence, takes_tight=self.target.tight
             )
         return self.searches[precision]
 
@@ -78,7 +78,7 @@ class Survey:
             [candidate for candidate in self.candidates if candidate not in scattered],
             self.goals,
             tokens=self.tokens,
-            capacity=self.target.capacity,
+            target=self.target,
         )
         return self
 

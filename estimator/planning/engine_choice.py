@@ -26,13 +26,16 @@ def keeps_masters(job: Job) -> bool:
 def by_preference(jobs: Sequence[Job]) -> list[list[Job]]:
     """Group the engines of a job: those with fp32 master weights first, the simplest of each group first.
 
-    An engine of a later group is used only if no engine of an earlier one has a plan.
+    An engine of a later group is used only if no engine of an earlier one has a plan. The last group is of
+    engines that can also train in pure bf16, if no other engine does.
     """
     fp32_masters = [job for job in jobs if keeps_masters(job)]
     # FSDP2, which is part of torch, before DeepSpeed
     fp32_masters.sort(key=lambda job: ENGINES[job.engine].sharding_options == "zero")
-    groups = (fp32_masters, [job for job in jobs if not keeps_masters(job)])
-    return [group for group in groups if group]
+    without = [job for job in jobs if not keeps_masters(job)] or [
+        replace(job, precision="bf16") for job in fp32_masters if "bf16" in ENGINES[job.engine].precisions
+    ]
+    return [group for group in (fp32_masters, without) if group]
 
 
 def faster_than(engine: str, speeds: Speeds) -> str | None:
@@ -93,9 +96,8 @@ def reason(engine: str, speeds: Speeds, *, skipped: str = "") -> str:
     absent = [name for name, speed in speeds.items() if not speed and name != engine]
     chosen_speed = speeds[engine]
     if not other_speeds or not chosen_speed:
-        explanation = (
-            f"{format_list(absent)} would not fit on these GPUs" if absent else "no other engine supports it"
-        )
+        alone = "weights and optimizer states are in bf16" if skipped else "no other engine supports it"
+        explanation = f"{format_list(absent)} would not fit on these GPUs" if absent else alone
         return f"engine {engine}: {lean}{explanation}"
     second = max(other_speeds, key=lambda name: other_speeds[name])
     gain = other_speeds[second] / chosen_speed - 1

@@ -146,7 +146,7 @@ _DISK = " Weights, checkpoints and the result need ephemeral storage: use nodes 
 
 def _memory_missed(survey: Survey, problem: str) -> CannotFit:
     job, target, goals = survey.job, survey.target, survey.goals
-    free = Target(kind=target.kind, capacity=target.capacity)
+    free = Target(kind=target.kind, capacity=target.capacity, tight=target.tight)
     unlimited = Goals(cluster=goals.cluster)
     example_plan = best_or_none(job, free, unlimited) if (free, unlimited) != (target, goals) else None
     suggestions: list[Suggestion] = []
@@ -217,8 +217,9 @@ def smaller(job: Job, fits: Callable[[Job], bool]) -> list[Suggestion]:
 def with_lean_states(job: Job, fits: Callable[[Job], bool]) -> Iterator[Suggestion]:
     """Suggest smaller AdamW states with which full training would fit, the cheapest first.
 
-    8-bit states, with the job's engine or FSDP2 in bf16; or an optimizer in the backward pass, as in
-    torchtune's recipes, which excludes gradient accumulation: with the largest batch that fits.
+    8-bit states, with the job's engine or FSDP2 in bf16; Adafactor in bf16 for a task that no engine trains
+    with 8-bit states (grpo); or an optimizer in the backward pass, as in torchtune's recipes, which excludes
+    gradient accumulation: with the largest batch that fits.
     """
     if job.adapters or job.optimizer != "adamw":
         return
@@ -227,6 +228,9 @@ def with_lean_states(job: Job, fits: Callable[[Job], bool]) -> Iterator[Suggesti
     if unsupported_job(lean) is not None:
         lean = replace(lean, engine="fsdp2", precision="bf16")
         suggestion |= {"engine": "fsdp2", "precision": "bf16"}
+    if unsupported_job(lean) is not None:
+        lean = replace(job, optimizer="adafactor", precision="bf16")
+        suggestion = {"optimizer.name": "adafactor", "precision": "bf16"}
     if unsupported_job(lean) is None and fits(lean):
         yield suggestion
         return

@@ -41,7 +41,6 @@ class Goals:
     cluster: Cluster | None = None  # plan for its present and possible nodes instead of a catalogue
     max_nodes: int | None = None
     max_gpus: int | None = None  # of all nodes
-    tight: bool = False  # plans with a risk of 2 to 20 % of running out of memory rank like others
 
     def __post_init__(self) -> None:
         for name in ("deadline_hours", "budget_usd"):

@@ -11,6 +11,7 @@ from estimator import hardware
 from estimator.engines.support import refuse_gpu, unsupported_gpu
 from estimator.errors import UserError
 from estimator.hardware import Gpu, Instance
+from estimator.hardware.catalogue.parts import is_part
 from estimator.hardware.cluster.nodes import GPUS
 from estimator.hardware.cluster.taints import opening
 from estimator.job import Job, Target
@@ -316,7 +317,11 @@ def _of_nodes(
         ram_bytes=int(min(memory for _, memory in rooms) * FREE),
         allocatable=1.0,  # allocatable resources exclude system reservations
         rdma=place.rdma and (min(n.efa for n in members) > 0 or "EFA" not in first.instance.fabric),
-        max_nodes=None if None in growth else count + sum(number or 0 for number in growth),
+        max_nodes=1
+        if is_part(first.gpu.name)  # NCCL uses no two slices or replicas for one job
+        else None
+        if None in growth
+        else count + sum(number or 0 for number in growth),
         free_nodes=0 if waits else count,
         tier=tier,
         disk_bytes=None if None in disks else min(disk for disk in disks if disk is not None),
@@ -388,6 +393,12 @@ def _none_left(job: Job, target: Target, goals: Goals) -> UserError:
     if goals.cluster is not None:
         inventory = goals.cluster.in_words or "no usable NVIDIA GPU"
         cluster = goals.cluster.where
+        if goals.spot and goals.cluster.spot_queues:
+            queues = " or ".join(goals.cluster.spot_queues[:MOST_NAMED])
+            return UserError(
+                f"No node of {cluster} matches {requested}: it has {inventory}.",
+                f"Use a queue with spot machines: --queue {queues}",
+            )
         cpu_advice = ", or use --device cpu" if job.model.parameters <= LARGEST_MODEL_ON_CPU else ""
         return UserError(
             f"No node of {cluster} matches {requested or 'the job'}: it has {inventory}.",

@@ -118,7 +118,7 @@ def _plans(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence)
     for engines in jobs:
         outcome = _of_method(engines, target, goals, top, evidence)
         if isinstance(outcome, Ranking):
-            return _explained(outcome, rejections) if job.method == "auto" else outcome
+            return _explained(outcome, job, rejections) if job.method == "auto" else outcome
         failures.append(outcome)
         rejections.append(outcome.rejection)
     raise min(failures, key=lambda failure: failure.distance).error()
@@ -145,6 +145,8 @@ def _of_method(
     failures: list[Failure] = []
     skipped, uncertain = "", None
     for group in [jobs[:1]] if on_cpu else by_preference(jobs):
+        if uncertain is not None and group[0].precision != jobs[0].precision:
+            break  # pure bf16 only if fp32 master weights fit nowhere
         if machine is not None:
             outcome = _of_engines_here(group, target, goals, evidence, skipped)
         else:
@@ -185,7 +187,8 @@ def _of_engines_here(
     engine = faster_than(simplest, speeds) or simplest
     chosen = plans[engine]
     if len(jobs) > 1 or skipped:
-        chosen = replace(chosen, why=(*chosen.why, reason(engine, speeds, skipped=skipped)))
+        why = reason(engine, speeds, skipped=skipped)
+        chosen = replace(chosen, why=(why, *chosen.why) if skipped else (*chosen.why, why))
     return Ranking(plans=(chosen,), rejected=(), order=describe_place(target))
 
 
@@ -216,7 +219,8 @@ def _of_engines(
     speeds = speeds_on_best(survey, jobs, target, evidence)
     ranking = rank_plans(survey, top)
     engine_reason = reason(survey.job.engine, speeds, skipped=skipped)
-    best = replace(ranking.best, why=(*ranking.best.why, engine_reason))
+    reasons = ranking.best.why
+    best = replace(ranking.best, why=(engine_reason, *reasons) if skipped else (*reasons, engine_reason))
     return replace(ranking, plans=(best, *ranking.plans[1:]))
 
 
@@ -264,7 +268,7 @@ def _jobs(job: Job, rejections: list[Rejection]) -> list[list[Job]]:
     """
     if job.method != "auto":
         return [with_engines(job)]
-    jobs = [with_engines(replace(job, method=method)) for method in AUTOMATIC_METHODS]
+    jobs = [with_engines(replace(job, method=method)) for method in job.methods]
     reasons = [unsupported_job(group[0]) for group in jobs]
     if all(reasons):
         reasons = [
@@ -281,13 +285,14 @@ def _jobs(job: Job, rejections: list[Rejection]) -> list[list[Job]]:
     return [group for group, reason in zip(jobs, reasons, strict=True) if reason is None]
 
 
-def _explained(ranking: Ranking, rejections: list[Rejection]) -> Ranking:
+def _explained(ranking: Ranking, job: Job, rejections: list[Rejection]) -> Ranking:
     """Return the ranking of method "auto", with the reason for the method."""
     method = ranking.best.method
-    skipped = AUTOMATIC_METHODS[: AUTOMATIC_METHODS.index(method)]
+    skipped = job.methods[: job.methods.index(method)]
     skipped_first = [line for line in rejections if line.what.split()[0] in skipped]
     reason = "".join(f"; {line}" for line in skipped_first)
-    method_reason = f"method {method}: the first of {', '.join(AUTOMATIC_METHODS)} that fits{reason}"
+    adapters = "" if job.methods == AUTOMATIC_METHODS else ", as options of adapters are set"
+    method_reason = f"method {method}: the first of {', '.join(job.methods)} that fits{adapters}{reason}"
     plans = tuple(replace(plan, why=(method_reason, *plan.why)) for plan in ranking.plans)
     return replace(ranking, plans=plans, rejected=(*skipped_first, *ranking.rejected))
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from estimator.formatting import format_bytes, format_duration, format_usd
+from estimator.job import Target
 from estimator.plan import Plan
 from estimator.planning.capacity import why_rare
 from estimator.planning.goals import Goals
@@ -105,12 +106,12 @@ def _trade(plans: tuple[Plan, ...]) -> str:
 
 
 def in_order(
-    candidates: list[Candidate], goals: Goals, *, tokens: int | None, capacity: str
+    candidates: list[Candidate], goals: Goals, *, tokens: int | None, target: Target
 ) -> list[Candidate]:
     """Sort candidates, best first, by a total order.
 
-    First by group: memory not tight (unless the goals accept that), host memory known to suffice, all paid
-    GPUs used, good availability (capacity ``usual``), GPUs with a measured run, price and speed known. A
+    First by group: memory not tight (unless the target accepts that), host memory known to suffice, all paid
+    GPUs used, GPUs with a measured run, good availability (capacity ``usual``), price and speed known. A
     machine never ranks before a clearly cheaper one with the same GPUs. Within a group, by price: of the
     complete job with start-up and expected out-of-memory restarts if ``tokens`` is known, otherwise per
     token; by GPU-hours if no price is known; by time with a budget or if speed is preferred. Ties are formed
@@ -118,22 +119,22 @@ def in_order(
     Within a band, by lower price per hour, fewer GPUs, simpler layout, fewer nodes.
     """
     groups: dict[tuple[bool, ...], list[tuple[float, Candidate]]] = {}
-    keys = _behind_cheaper(candidates, [_group(candidate, goals, capacity) for candidate in candidates])
+    keys = _behind_cheaper(candidates, [_group(candidate, goals, target) for candidate in candidates])
     for candidate, key in zip(candidates, keys, strict=True):
         groups.setdefault(key, []).append((figure(candidate, goals, tokens), candidate))
     return [candidate for key in sorted(groups) for candidate in _banded(groups[key])]
 
 
-def _group(candidate: Candidate, goals: Goals, capacity: str) -> tuple[bool, ...]:
+def _group(candidate: Candidate, goals: Goals, target: Target) -> tuple[bool, ...]:
     """Return the criteria that are compared before any figure; False ranks first."""
-    tight = candidate.memory.tight and not goals.tight
+    tight = candidate.memory.tight and not target.tight
     # Candidates with unknown host memory rank after those known to fit
     host = candidate.place is not None and candidate.place.ram_bytes is None
-    low_availability = capacity == "usual" and bool(why_rare(candidate.place))
+    low_availability = target.capacity == "usual" and bool(why_rare(candidate.place))
     unpriced, unmeasured = candidate.usd_per_hour is None, candidate.speed.tokens_per_second is None
     unknown_figures = (unmeasured, unpriced) if goals.by_speed else (unpriced, unmeasured)
     # The first three also define comparable instance types (_behind_cheaper)
-    return (tight, host, candidate.idle_gpus > 0, low_availability, candidate.unmeasured, *unknown_figures)
+    return (tight, host, candidate.idle_gpus > 0, candidate.unmeasured, low_availability, *unknown_figures)
 
 
 def _behind_cheaper(candidates: list[Candidate], keys: list[tuple[bool, ...]]) -> list[tuple[bool, ...]]:

@@ -62,12 +62,12 @@ def _conversion(model: ModelSpec, *, vision: bool) -> list[str]:
 
 
 def _precision(job: Job, layout: Layout) -> str:
-    if job.precision != "auto":
-        return f"precision {layout.precision}, as requested"
     if layout.precision == "fp32":
+        if job.precision == "fp32":
+            return "precision fp32, as requested"
         return f"precision fp32: {'CPUs' if layout.device == 'cpu' else 'this GPU'} without fast bf16"
     if layout.precision == "bf16":
-        return "precision bf16, including weights and optimizer, as in torchtune's recipes"
+        return "precision bf16, including weights and optimizer states"
     if job.engine == "trl" and job.adapters:
         return "precision bf16 for the frozen base, adapters in fp32, as in PEFT with autocast"
     engine = "autocast" if job.engine == "trl" else ENGINES[job.engine].title
@@ -134,6 +134,8 @@ def _sharding(job: Job, layout: Layout) -> str:
     setup = setup_of(job, layout)
     if layout.sharding == "none":
         return "no sharding: one process" if layout.world_size == 1 else "no sharding: one copy of the model"
+    if layout.sharding == "ddp":
+        return f"DDP: each of {layout.world_size} processes holds the complete model"
     if job.engine == "megatron":
         return f"distributed optimizer: states sharded over {setup.shard} processes"
     stage = setup.zero_stage

@@ -12,11 +12,10 @@ from estimator.engines import automatic
 from estimator.hardware import VARIABLE
 from estimator.hardware.cluster.taints import opening
 from estimator.job import DEFAULT_BATCH
-from estimator.models import PROJECTIONS
-from estimator.models.diffusion import side_of
 from estimator.option_names import option_words
+from estimator.planning.job_settings import changed_settings
 from estimator.planning.obstacles import taints_of
-from estimator.vocabulary import ENGINES, IMAGE_TASK, METHODS, TASKS
+from estimator.vocabulary import TASKS
 
 if TYPE_CHECKING:
     from estimator.hardware.cluster import Cluster
@@ -80,58 +79,12 @@ def _unlike_default(plan: Plan, job: Job) -> Iterator[tuple[str, object]]:
 
 
 def _settings(plan: Plan, job: Job) -> Iterator[tuple[str, object]]:
-    """Yield the settings of the job that differ from their defaults."""
-    if TASKS[job.task].images:
-        yield "images.resolution", side_of(job.seq_len)
-    else:
-        yield "seq_len", job.seq_len
-    if job.task not in ("sft", IMAGE_TASK):
-        yield "task", job.task
+    """Yield the settings with which ``finetune run`` makes this plan, if they differ from the defaults."""
+    yield from changed_settings(replace(job, method=plan.method, engine=plan.engine))  # type: ignore[arg-type]
     if plan.layout.global_batch_size != DEFAULT_BATCH:
         yield "global_batch_size", plan.layout.global_batch_size
-    if job.micro_batch_size is not None:
-        yield "micro_batch_size", job.micro_batch_size
     yield from _unlike_default(plan, job)
-    if job.precision != "auto":
-        yield "precision", job.precision
     if TASKS[job.task].draws_answers:
         yield "rl.reward", "my_rewards.py:reward"
-    if job.optimizer != "adamw":
-        yield "optimizer.name", job.optimizer
-    if job.optimizer_in_backward:
-        yield "optimizer.in_backward", True
-    if job.activation_checkpointing is not None:
-        yield "activation_checkpointing", job.activation_checkpointing
-    if job.fp8 != "none":
-        yield "fp8", job.fp8
-    if job.recompute != "full":
-        yield "recompute.what", job.recompute
-    if job.recompute_every != 1:
-        yield "recompute.every", job.recompute_every
-    method = METHODS[plan.method]
-    if method.llama_adapter:
-        if job.adapter_prompt_length != 10:
-            yield "adapter.prompt_length", job.adapter_prompt_length
-        if job.adapter_start_layer != 2:
-            yield "adapter.start_layer", job.adapter_start_layer
-    low_rank = method.low_rank
-    if low_rank and job.lora_rank != 8:
-        yield "lora.rank", job.lora_rank
-    targets = set(job.lora_targets)
-    if low_rank and targets != set(PROJECTIONS):
-        is_all_linear = targets in (set(job.model.projections), set(job.model.all_linear))
-        yield "lora.targets", "all-linear" if is_all_linear else tuple(job.lora_targets)
-    if low_rank and job.lora_experts:
-        yield "lora.experts", True
-    if method.adapters and job.adapter_only:
-        yield "export.adapter_only", True
-    if low_rank and job.trained_modules:
-        yield "lora.modules_to_save", tuple(job.trained_modules)
-    if job.zero_stage is not None:
-        yield "zero.stage", job.zero_stage
-    if job.fsdp_sharding is not None:
-        yield "fsdp.sharding", job.fsdp_sharding
-    if job.replicas is not None:
-        yield "fsdp.replicas", job.replicas
-    if job.offload != "none":
-        yield f"{ENGINES[plan.engine].sharding_options}.offload", job.offload
+    if plan.prediction.memory.tight:
+        yield "resources.tight", True

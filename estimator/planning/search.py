@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from estimator.throughput import MeasuredBandwidth
 
 MOST_WEIGHED = 8  # layouts per number of GPUs that are compared to report the smallest shortage
-# Relative differences below this are ties: four fifths of published speeds are from 22 % below the predicted
-# one to 28 % above it (data/efficiency.csv, range), and part of the error is common to all plans of a job, as
+# Relative differences below this are ties: four fifths of published speeds are from 15 % below the predicted
+# one to 19 % above it (data/efficiency.csv, range), and part of the error is common to all plans of a job, as
 # are model and engine.
 INDISTINCT = 0.2
 # From an out-of-memory failure to the next request: the steps up to the peak, and the reaction of a person or

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from estimator.formatting import MIB, format_bytes
+from estimator.untrusted import parse_json
 
 SCHEMA_VERSION = 1
 IDLE_BYTES = 64 * MIB  # of a GPU: a CUDA context alone takes more
@@ -77,7 +78,7 @@ class Usage:
     def from_json(cls, text: str) -> Usage:
         """Deserialize. Raises ValueError for anything that :meth:`to_json` has not written."""
         try:
-            values = json.loads(text)
+            values = parse_json(text)
             if values.pop("schema") != SCHEMA_VERSION:
                 raise ValueError("a record of another version")
             values["requested"] = Sizes(**values["requested"])

@@ -120,7 +120,7 @@ class Speed:
     """Predicted speed over all processes; None where something that it follows from is unknown.
 
     ``mfu`` is model FLOPs (``flops_per_token``) over the dense bf16 peak, whatever the precision.
-    ``tokens_per_second_range`` holds four fifths of the published runs when their source is left out of
+    ``tokens_per_second_range`` holds 95 % of the published runs when their source is left out of
     the fit; on an architecture without a published run, when their architecture is.
     """
 
@@ -198,7 +198,7 @@ def speed(
     peak = gpu.peak_flops("bf16") or 0.0
     mfu = rate * load.model_flops_per_token / (peak * setup.world_size) if peak else None
     prefix = "" if ("runs", gpu.architecture or "") in table.table else "unseen "
-    low, high = table.get("range", f"{prefix}p10"), table.get("range", f"{prefix}p90")
+    low, high = table.get("range", f"{prefix}p2.5"), table.get("range", f"{prefix}p97.5")
     basis = _basis(setup, gpu, table, wires, parts)
     if drawing is not None:
         basis += f"; answers are drawn at the middle of a range: {drawing.basis}"

@@ -12,7 +12,7 @@ from checklist.measurements import Collective, Facts, Measurements
 from checklist.outputs.figures import by_rank, of_check
 from checklist.past_runs import PastRun
 from checklist.registry import CHECKS
-from checklist.result import CheckResult, Finding, FitResult, Result, Standing
+from checklist.result import CheckResult, Finding, FitResult, OpenFailure, Result
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Text, safe, size
 from decorators.card.charts import side_by_side
 from flows.cluster_check import charts
@@ -57,8 +57,8 @@ def draw(result: Result, runs: Sequence[PastRun], cluster: str) -> list[Block]:
         rows = tuple((item.check, item.reason) for item in result.skipped)
         blocks += [Text(markdown="### Skipped"), Grid(headers=("check", "why"), rows=rows)]
     if result.notes:
-        listed = "\n".join(f"- {safe(note)}" for note in result.notes)
-        blocks.append(Text(markdown=f"### Notes\n\n{listed}"))
+        notes = "\n".join(f"- {safe(note)}" for note in result.notes)
+        blocks.append(Text(markdown=f"### Notes\n\n{notes}"))
     return blocks
 
 
@@ -67,11 +67,11 @@ def heading(result: Result, cluster: str) -> str:
     run = result.measurements
     nodes = "1 node" if len(result.nodes) == 1 else f"{len(result.nodes)} nodes"
     where = f"{nodes} of {safe(cluster)}, {run.backend} on {'GPUs' if run.device == 'cuda' else 'CPUs'}"
-    ended = _time(result.finished_unix)
+    finished = _time(result.finished_unix)
     lines = [
         f"## {result.verdict}: {_verdict_text(result)}",
         f"**{safe(result.headline)}**",
-        f"{where} · profile {result.profile} · {run.seconds:.0f} s · {ended}",
+        f"{where} · profile {result.profile} · {run.seconds:.0f} s · {finished}",
     ]
     if result.bad_nodes:
         lines.append(f"Bad nodes: **{safe(', '.join(result.bad_nodes))}**")
@@ -110,7 +110,7 @@ def check_rows(checks: Sequence[CheckResult]) -> tuple[tuple[str, ...], ...]:
     )
 
 
-def _standing_row(item: Standing) -> tuple[str, ...]:
+def _standing_row(item: OpenFailure) -> tuple[str, ...]:
     return _time(item.since_unix), item.check, ", ".join(item.nodes) or "the cluster", item.title
 
 
@@ -119,8 +119,8 @@ def _ranks(result: Result) -> list[Block]:
     headers, rows = by_rank(result)
     if not rows:
         return []
-    named = {str(rank) for finding in result.findings for rank in finding.ranks}
-    first = sorted(rows, key=lambda row: row[0] not in named)[:MAX_RANKS]
+    ranks_with_findings = {str(rank) for finding in result.findings for rank in finding.ranks}
+    first = sorted(rows, key=lambda row: row[0] not in ranks_with_findings)[:MAX_RANKS]
     text = "### Rank by rank" + (f"\n\nand {len(rows) - MAX_RANKS} more" if len(rows) > MAX_RANKS else "")
     return [Text(markdown=text), Grid(headers=headers, rows=tuple(first))]
 
@@ -132,20 +132,20 @@ def _pairs(result: Result) -> list[Block]:
     run = result.measurements
     if not run.pairs:
         return []
-    shown, omitted = _nodes_to_show(result)
+    nodes, omitted = _nodes_to_show(result)
     text = "### Every pair of nodes, each direction\n\nGB/s from the node of the row to that of the column."
     if omitted:
         text += f" {omitted} nodes without findings are omitted."
-    names = [run.names[node] for node in shown]
-    return [Text(markdown=text), Chart(spec=charts.heat_map(pair_cells(run, shown), names))]
+    names = [run.names[node] for node in nodes]
+    return [Text(markdown=text), Chart(spec=charts.heat_map(pair_cells(run, nodes), names))]
 
 
 def pair_cells(run: Measurements, nodes: Sequence[int]) -> list[Cell]:
     """Return one cell per ordered pair; isolated measurements take precedence."""
     best: dict[tuple[int, int], Cell] = {}
-    shown, names = set(nodes), run.names
+    node_set, names = set(nodes), run.names
     for pair in sorted(run.pairs, key=lambda pair: (pair.alone, pair.gbytes_per_s or 0.0)):
-        if {pair.src, pair.dst} <= shown:
+        if {pair.src, pair.dst} <= node_set:
             best[pair.src, pair.dst] = Cell(
                 src=names.get(pair.src, f"node {pair.src}"),
                 dst=names.get(pair.dst, f"node {pair.dst}"),
@@ -160,10 +160,10 @@ def _nodes_to_show(result: Result) -> tuple[list[int], int]:
     nodes = list(run.nodes)
     if len(nodes) <= MAX_NODES:
         return nodes, 0
-    named = {name for finding in result.findings for name in (*finding.nodes, *finding.suspects)}
+    with_findings = {name for finding in result.findings for name in (*finding.nodes, *finding.suspects)}
     names = run.names
-    first = [node for node in nodes if names[node] in named]
-    rest = [node for node in nodes if names[node] not in named]
+    first = [node for node in nodes if names[node] in with_findings]
+    rest = [node for node in nodes if names[node] not in with_findings]
     return sorted((first + rest)[:MAX_NODES]), len(nodes) - MAX_NODES
 
 
@@ -175,15 +175,15 @@ def _sweeps(result: Result) -> list[Block]:
     for item in result.measurements.collectives:
         if item.busbw_gbytes_per_s is not None and item.bytes > 0:
             groups[item.op, item.dtype].append(item)
-    drawn = {key: items for key, items in groups.items() if len({item.bytes for item in items}) > 1}
-    if not drawn:
+    sweeps = {key: items for key, items in groups.items() if len({item.bytes for item in items}) > 1}
+    if not sweeps:
         return []
     text = (
         "### Bandwidth over message size\n\nBlue: measured. Dashed: alpha + S / beta, fitted to the smallest "
         "and the largest messages. Red: what healthy clusters usually reach, or your floor."
     )
     views = [
-        charts.sweep(f"{op} {dtype}", sweep_points(result, items)) for (op, dtype), items in drawn.items()
+        charts.sweep(f"{op} {dtype}", sweep_points(result, items)) for (op, dtype), items in sweeps.items()
     ]
     return [Text(markdown=text), Chart(spec=side_by_side(views))]
 
@@ -242,14 +242,13 @@ def _history(result: Result, runs: Sequence[PastRun]) -> list[Block]:
 def figure_histories(current: Sequence[Record], runs: Sequence[PastRun]) -> list[tuple[str, list[Then]]]:
     """Return the history of each figure that earlier runs with the same setting also have."""
     histories = []
-    earlier = [record for run in runs for record in run.records]
+    past: dict[tuple[object, ...], list[Record]] = defaultdict(list)
+    for record in (record for run in runs for record in run.records):
+        past[record.setting, record.op, record.bytes].append(record)
     for now in current:
-        earlier = [
-            old for old in earlier if (old.setting, old.op, old.bytes) == (now.setting, now.op, now.bytes)
-        ]
-        if earlier:
+        if records := past[now.setting, now.op, now.bytes]:
             label = now.op if now.bytes is None else f"{now.op}, {message(now.bytes)}"
-            points = [Then(unix=r.unix, value=r.value, verdict=r.verdict) for r in (*earlier, now)]
+            points = [Then(unix=r.unix, value=r.value, verdict=r.verdict) for r in (*records, now)]
             histories.append((f"{label}, {now.unit}", points))
     return histories
 
@@ -259,9 +258,9 @@ def figure_histories(current: Sequence[Record], runs: Sequence[PastRun]) -> list
 
 def _facts(result: Result) -> list[Block]:
     run = result.measurements
-    shown, omitted = _nodes_to_show(result)
+    nodes, omitted = _nodes_to_show(result)
     leaders = {fact.node: fact for fact in sorted(run.facts, key=lambda fact: -fact.rank)}
-    rows = tuple(fact_row(leaders[node]) for node in shown if node in leaders)
+    rows = tuple(fact_row(leaders[node]) for node in nodes if node in leaders)
     headers = ("node", "host", "GPUs", "interface", "zone", "shared memory", "clock", "software")
     blocks: list[Block] = [Text(markdown="### Nodes"), Grid(headers=headers, rows=rows)]
     if omitted:

@@ -154,7 +154,7 @@ def sweep(title: str, points: Sequence[Point]) -> dict[str, Any]:
         "axis": {"labelExpr": _BYTES, "tickCount": 6, "grid": False},
     }
     y = {"field": "GB/s", "type": "quantitative", "title": None, "scale": {"zero": True}}
-    both = {"x": x, "y": y}
+    axes_encoding = {"x": x, "y": y}
     return {
         "width": PAIR_WIDTH,
         "height": 130,
@@ -163,17 +163,17 @@ def sweep(title: str, points: Sequence[Point]) -> dict[str, Any]:
             {
                 "data": {"values": rows("expected")},
                 "mark": {"type": "line", "color": _EXPECTED, "strokeDash": [5, 3]},
-                "encoding": both,
+                "encoding": axes_encoding,
             },
             {
                 "data": {"values": rows("measured")},
                 "mark": {"type": "line", "color": _MEASURED, "point": True, "tooltip": True},
-                "encoding": both,
+                "encoding": axes_encoding,
             },
             {
                 "data": {"values": rows("floor")},
                 "mark": {"type": "tick", "color": _FLOOR, "thickness": 3, "tooltip": True},
-                "encoding": both,
+                "encoding": axes_encoding,
             },
         ],
     }

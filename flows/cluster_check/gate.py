@@ -56,15 +56,15 @@ class Checked:
         if self.result.verdict != "FAIL" or self.age_s >= STOPS_S:
             return None
         failed = [finding for finding in self.result.findings if finding.verdict == "FAIL"]
-        bad = f" Bad nodes: {', '.join(self.result.bad_nodes)}." if self.result.bad_nodes else ""
+        bad_nodes = f" Bad nodes: {', '.join(self.result.bad_nodes)}." if self.result.bad_nodes else ""
         advice = [" ".join(finding.advice) for finding in failed[:1]]
         remote = "" if backend == "local" else f" --with {backend}"
         rerun = f"Then run the checklist again: finetune check{remote}"
         # resume takes no parameters, but Metaflow reads them from the environment
-        anyway = f"{IGNORE_VARIABLE}=1 before the command" if resumes else "--ignore-checklist"
+        override = f"{IGNORE_VARIABLE}=1 before the command" if resumes else "--ignore-checklist"
         return UserError(
-            f"The checklist of this cluster failed {self.ago}: {self.result.headline}{bad}",
-            "\n".join((*advice, rerun, f"To train anyway: {anyway}")),
+            f"The checklist of this cluster failed {self.ago}: {self.result.headline}{bad_nodes}",
+            "\n".join((*advice, rerun, f"To train anyway: {override}")),
         )
 
     def remarks(self) -> tuple[str, ...]:
@@ -81,17 +81,17 @@ class Checked:
         largest = _largest_all_reduce(self.result)
         if run.local or run.backend != "nccl" or self.age_s >= BANDWIDTH_S or largest is None:
             return None
-        among = len(run.nodes)
-        inter = self.result.busbw_gbytes_per_s if among > 1 else None
-        intra = largest.busbw_gbytes_per_s if among == 1 and largest.ranks > 1 else None
+        count = len(run.nodes)
+        inter = self.result.busbw_gbytes_per_s if count > 1 else None
+        intra = largest.busbw_gbytes_per_s if count == 1 and largest.ranks > 1 else None
         if inter is None and intra is None:
             return None
         size = format_bytes(largest.bytes)
-        over = f"{among} nodes" if among > 1 else f"the {largest.ranks} GPUs of a node"
+        scope = f"{count} nodes" if count > 1 else f"the {largest.ranks} GPUs of a node"
         return MeasuredBandwidth(
             inter_node_gbytes_per_s=inter,
             intra_node_gbytes_per_s=intra,
-            source=f"{self.run}, all_reduce of {size} over {over}",
+            source=f"{self.run}, all_reduce of {size} over {scope}",
             date=time.strftime("%Y-%m-%d", time.gmtime(self.result.finished_unix)),
         )
 
@@ -155,10 +155,10 @@ def newest(cluster: str, *, limit_s: float = LIMIT_S) -> tuple[Checked | None, s
     return None, search.problem
 
 
-def _search_runs(cluster: str, search: _Search, over: threading.Event) -> None:
+def _search_runs(cluster: str, search: _Search, stop: threading.Event) -> None:
     try:
         for task in ended_tasks(runs_of(FLOW, limit=MAX_RUNS), STEP, ("cluster", "result")):
-            if over.is_set():
+            if stop.is_set():
                 return
             if task["cluster"].data != cluster:
                 continue
@@ -183,17 +183,17 @@ def exclude_nodes(checked: Checked, backend: Backend) -> NodeExclusion:
     """Return how failed nodes are avoided, regardless of the result's age: by a taint, else by a label of
     healthy nodes.
     """
-    bad = checked.result.bad_nodes
-    if not bad or backend == "local":
+    bad_nodes = checked.result.bad_nodes
+    if not bad_nodes or backend == "local":
         return NodeExclusion()
-    failed = f"Nodes that failed the checklist: {', '.join(bad)}."
+    failed = f"Nodes that failed the checklist: {', '.join(bad_nodes)}."
     if backend != "kubernetes":
         return NodeExclusion(lines=(f"{failed} {backend} cannot avoid them: terminate those machines.",))
     try:
         _, nodes = cluster_nodes.fetch()
     except UserError as error:
         return NodeExclusion(lines=(f"{failed} Their taints could not be read: {error.problem}",))
-    failed_nodes = [node for node in nodes if node.name in bad]
+    failed_nodes = [node for node in nodes if node.name in bad_nodes]
     tainted = {node.name for node in failed_nodes if any(taint.startswith(KEY) for taint in node.taints)}
     fit = {node.name for node in nodes if node.labels.get(LABEL) == "true"}
     lines = []

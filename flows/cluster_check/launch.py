@@ -41,6 +41,7 @@ from estimator import hardware, untrusted
 from estimator.errors import UserError
 from estimator.hardware.cluster.taints import Toleration
 from estimator.plan import Request
+from estimator.terminal import print
 from launchers.base import workdir
 
 SCHEMA_FILE = Path(__file__).with_name("options.schema.json")
@@ -111,7 +112,7 @@ class FlowOptions(OutputOptions, CheckOptions):
     """Maximum minutes that a step waits for its nodes."""
     priority_class: Text = None
     """Kubernetes PriorityClass of the pods. Default: the lowest of the cluster."""
-    fabric: Literal["auto", "efa", "infiniband", "roce", "tcpx", "none"] = "auto"
+    fabric: Literal["auto", "efa", "infiniband", "roce", "tcpx", "tcpxo", "none"] = "auto"
     """Network between Kubernetes nodes: auto uses what the nodes offer, none is TCP."""
     pod_template: Text = None
     """YAML file that is merged into the Kubernetes pod template, as for training."""
@@ -138,11 +139,11 @@ def options_of(values: Mapping[str, Any]) -> FlowOptions:
     return build(FlowOptions, {name: values[name] for name in DEFAULTS if name in values})
 
 
-def result_file(options: FlowOptions, *, here: bool) -> Path | None:
+def result_file(options: FlowOptions, *, local: bool) -> Path | None:
     """Return the file for a copy of the result; None if only the datastore has it."""
     if options.json is not None:
         return options.json.expanduser()
-    return Path(RESULT_FILE) if here else None
+    return Path(RESULT_FILE) if local else None
 
 
 def ask(values: Mapping[str, Any], backend: Backend, gpus: int | None) -> NodeRequest:
@@ -154,10 +155,10 @@ def ask(values: Mapping[str, Any], backend: Backend, gpus: int | None) -> NodeRe
     outputs = outputs_of(options)
     table = _read_thresholds(options.thresholds)
     if backend == "local":
-        local.shared_out(_run_options(options))
+        local.split_gpus(_run_options(options))
         for line in publish.check(outputs):
-            sys.stderr.write(line + "\n")
-        _check_writable(result_file(options, here=True))
+            print(line, file=sys.stderr)
+        _check_writable(result_file(options, local=True))
         gpus_per_node = options.gpus_per_node
     else:
         gpus_per_node = _gpus_of_node(options, gpus)
@@ -230,7 +231,7 @@ def resolve(requested: FlowOptions, launch: Launch, *, datastore: str) -> RunCon
             "Deploy the flow again: its tasks cannot read files of another machine.",
         )
     if launch.backend == "local":
-        options, uuids = local.shared_out(options)
+        options, uuids = local.split_gpus(options)
         return RunConfig(
             options=options,
             thresholds=launch.thresholds,
@@ -285,7 +286,7 @@ def _read_thresholds(file: Path | None) -> str | None:
     if file is None:
         return None
     file = file.expanduser()
-    thresholds.read(file, own=True)  # raises for the first error
+    thresholds.read(file, user=True)  # raises for the first error
     return file.read_text(encoding="utf-8-sig")
 
 
@@ -306,8 +307,8 @@ def _files(options: FlowOptions) -> str:
         ("--thresholds", options.thresholds),
         ("--reference-settings", options.reference_settings),
     )
-    named = [f"{flag} {file}" for flag, file in file_options if file is not None]
-    return f"{' and '.join(named)} {'are' if len(named) > 1 else 'is'}"
+    texts = [f"{flag} {file}" for flag, file in file_options if file is not None]
+    return f"{' and '.join(texts)} {'are' if len(texts) > 1 else 'is'}"
 
 
 def _check_writable(file: Path | None) -> None:
@@ -315,20 +316,20 @@ def _check_writable(file: Path | None) -> None:
         raise UserError(f"{file} cannot be written.", "Give --json a file in an existing folder.")
 
 
-def _gpus_of_node(options: FlowOptions, given: int | None) -> int | None:
+def _gpus_of_node(options: FlowOptions, detected: int | None) -> int | None:
     """Return the GPUs to request per node of a cluster; None if the checks run on CPUs."""
     if options.device == "cpu":
         return None
-    asked = options.gpus_per_node
-    if asked and given and asked != given:
+    requested = options.gpus_per_node
+    if requested and detected and requested != detected:
         raise UserError(
-            f"--gpus-per-node {asked} and gpu={given} contradict each other.",
+            f"--gpus-per-node {requested} and gpu={detected} contradict each other.",
             "Give the number of GPUs per node once.",
         )
-    if options.instance_type and not (asked or given):
-        given = hardware.instance(options.instance_type).gpu_count or None
-    if asked or given:
-        return asked or given
+    if options.instance_type and not (requested or detected):
+        detected = hardware.instance(options.instance_type).gpu_count or None
+    if requested or detected:
+        return requested or detected
     if options.device == "cuda":
         raise UserError("The number of GPUs per node is unknown.", "Give it, for example --gpus-per-node 8.")
     sys.stderr.write("No GPUs are requested, so CPUs are checked; --gpus-per-node 8 requests 8 per node.\n")

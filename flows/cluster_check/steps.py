@@ -29,6 +29,7 @@ from decorators.node_request import store_pod_failures
 from decorators.past_runs import NeverRunError, ended_tasks, read_for, runs_of
 from decorators.storage import datastore
 from estimator.errors import UserError
+from estimator.terminal import print
 from flows.cluster_check import suspicions
 from flows.cluster_check.launch import RunConfig, table_of
 from flows.cluster_check.suspicions import Suspicion
@@ -41,7 +42,7 @@ FAILURES = ("FAIL", "NO-VERDICT")
 
 
 def check_node(
-    run_config: RunConfig, place: NodeAddress, work: Path, key: str
+    run_config: RunConfig, rendezvous: NodeAddress, work_dir: Path, key: str
 ) -> tuple[dict[str, Any] | None, str | None]:
     """Run the checks of one node. Returns (measurements of all nodes as plain values, problem).
 
@@ -52,32 +53,32 @@ def check_node(
     if not in_container():
         die_with_parent(os.getppid(), signal.SIGTERM)
     node_options = of_node(
-        node=place.node,
-        nodes=place.nodes,
+        node=rendezvous.node,
+        nodes=rendezvous.nodes,
         processes=run_config.options.gpus_per_node or 1,
-        host=place.main_host,
-        secret=place.secret,
-        run=place.run,
+        host=rendezvous.main_host,
+        secret=rendezvous.secret,
+        run=rendezvous.run,
         simulated=run_config.local,
     )
     try:
-        uuids = run_config.shares[place.node]
+        uuids = run_config.shares[rendezvous.node]
         measured = local.run_node(
             run_config.options,
-            replace(node_options, ports=place.ports),
+            replace(node_options, ports=rendezvous.ports),
             uuids,
-            work,
+            work_dir,
             lambda so_far: _store(key, so_far),
         )
-        if place.node == 0:
+        if rendezvous.node == 0:
             _store(key, measured)
     except UserError as error:
-        print(f"node {place.node}: {error.problem}\n{error.advice}", flush=True)
+        print(f"node {rendezvous.node}: {error.problem}\n{error.advice}", flush=True)
         return None, error.problem
     except Exception as error:  # noqa: BLE001 - the others' measurements must still reach the verdict
         traceback.print_exc()
-        return None, f"The checklist failed on node {place.node}: {type(error).__name__}."
-    if place.node == 0:
+        return None, f"The checklist failed on node {rendezvous.node}: {type(error).__name__}."
+    if rendezvous.node == 0:
         _end_here_without(measured)
     return measurements.to_dict(measured), None
 
@@ -140,8 +141,8 @@ def merge(
     return replace(merged, notes=(*merged.notes, *problems))
 
 
-def _explained(phase: Phase, why: str) -> Phase:
-    return replace(phase, reason=why.rstrip(".")) if phase.reason == BROKEN_OFF else phase
+def _explained(phase: Phase, reason: str) -> Phase:
+    return replace(phase, reason=reason.rstrip(".")) if phase.reason == BROKEN_OFF else phase
 
 
 def _taken(hang: Hang) -> Hang:
@@ -151,7 +152,7 @@ def _taken(hang: Hang) -> Hang:
 def _nothing(run_config: RunConfig, problems: tuple[str, ...]) -> Measurements:
     """Return the measurements of a run without results; every phase has the reason."""
     options = run_config.options
-    why = problems[0] if problems else "no node responded"
+    reason = problems[0] if problems else "no node responded"
     return Measurements(
         started_unix=time.time(),
         seconds=0.0,
@@ -161,7 +162,7 @@ def _nothing(run_config: RunConfig, problems: tuple[str, ...]) -> Measurements:
         nodes_asked=options.nodes,
         gpus_per_node_asked=options.gpus_per_node or 1,
         local=run_config.local,
-        phases=tuple(Phase(name=name, status="failed", reason=why.rstrip(".")) for name in PHASES),
+        phases=tuple(Phase(name=name, status="failed", reason=reason.rstrip(".")) for name in PHASES),
         notes=problems,
     )
 
@@ -200,12 +201,12 @@ def _read_past(
     run_id: str,
     runs: list[past_runs.PastRun],
     problems: list[str],
-    over: threading.Event,
+    stop: threading.Event,
 ) -> None:
     try:
         other_runs = (run for run in runs_of(flow) if run.id != run_id)
         for task in ended_tasks(other_runs, "verdict", ("cluster", "kept")):
-            if over.is_set():
+            if stop.is_set():
                 return
             if task["cluster"].data != cluster:
                 continue
@@ -221,15 +222,15 @@ def _read_past(
         problems.append(f"The history could not be read completely: {type(error).__name__}: {error}")
 
 
-def with_suspects(run_config: RunConfig, left: Iterable[Suspicion]) -> RunConfig:
+def with_suspects(run_config: RunConfig, suspicions: Iterable[Suspicion]) -> RunConfig:
     """Return the configuration with the nodes that trainings reported as late measured first."""
     options = run_config.options
-    names = tuple(dict.fromkeys((*options.suspects, *(each.node for each in left))))
+    names = tuple(dict.fromkeys((*options.suspects, *(suspicion.node for suspicion in suspicions))))
     return replace(run_config, options=options.model_copy(update={"suspects": names}))
 
 
 def judge_run(
-    run_config: RunConfig, measured: Measurements, past: PastRuns, left: Iterable[Suspicion] = ()
+    run_config: RunConfig, measured: Measurements, past: PastRuns, open_suspicions: Iterable[Suspicion] = ()
 ) -> Result:
     """Return the run's result, compared with its history."""
     result = judge(
@@ -238,7 +239,7 @@ def judge_run(
         thresholds=table_of(run_config.thresholds),
         history=past.history.records,
         open_failures=past.history.open_failures,
-        looks=past.history.looks,
+        sightings=past.history.looks,
         pairs_seen=past.history.pairs_seen,
         accept_baseline=run_config.options.accept_baseline,
         system=run_config.options.system,
@@ -247,7 +248,7 @@ def judge_run(
         reference=run_config.reference,
         reference_node=run_config.options.reference_node,
     )
-    return replace(result, notes=(*result.notes, *suspicions.notes(left), *past.notes))
+    return replace(result, notes=(*result.notes, *suspicions.notes(open_suspicions), *past.notes))
 
 
 def to_plain(result: Result) -> dict[str, Any]:
@@ -287,9 +288,9 @@ def explain_refusal(result: Result) -> UserError | None:
         return None
     advice = next((" ".join(finding.advice) for finding in result.findings if finding.advice), "")
     if not result.findings and result.standing:
-        open_ones = ",".join(dict.fromkeys(item.check for item in result.standing))
+        open_checks = ",".join(dict.fromkeys(item.check for item in result.standing))
         advice = (
             "It clears when the same check with the same effort measures it again without findings: "
-            f"--only {open_ones}"
+            f"--only {open_checks}"
         )
     return UserError(f"{result.verdict}: {result.headline}", advice)

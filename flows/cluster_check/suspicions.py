@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from checklist.result import Result
 from decorators.storage import datastore
+from estimator.terminal import print
 from launchers.report.stragglers import describe
 from launchers.report.telemetry import Straggling
 from launchers.store.bundles import Storage
@@ -50,26 +51,26 @@ def leave(event: Straggling, *, cluster: str, run: str, on_gpus: bool, store: St
 
 def read(cluster: str, store: Storage | None = None) -> tuple[Suspicion, ...]:
     """Read the suspicions of runs on this cluster, oldest first. Unreadable ones are reported in a line."""
-    found = []
+    suspicions = []
     try:
         store = store or datastore(shared=True)
         for key in store.keys(_folder(cluster))[:MAX_SUSPICIONS]:
             values = json.loads(store.get_bytes(key))
-            found.append(Suspicion(**{**values, "key": key}))
+            suspicions.append(Suspicion(**{**values, "key": key}))
     except Exception as error:  # noqa: BLE001 - a checklist is made without them
         print(f"Suspicions of earlier training runs cannot be read: {type(error).__name__}: {error}")
-    return tuple(sorted(found, key=lambda each: each.at))
+    return tuple(sorted(suspicions, key=lambda each: each.at))
 
 
 def notes(suspicions: Iterable[Suspicion]) -> tuple[str, ...]:
     """Return one line per suspicion for the checklist's result."""
-    return tuple(f"Training run {each.run} reported: {each.words}." for each in suspicions)
+    return tuple(f"Training run {suspicion.run} reported: {suspicion.words}." for suspicion in suspicions)
 
 
 def settle(suspicions: Iterable[Suspicion], result: Result, store: Storage | None = None) -> None:
     """Remove the suspicions of nodes that this checklist has measured; its findings replace them."""
-    measured = set(result.suspects_measured)
-    keys = [each.key for each in suspicions if each.node in measured]
+    measured_nodes = set(result.suspects_measured)
+    keys = [suspicion.key for suspicion in suspicions if suspicion.node in measured_nodes]
     if keys:
         try:
             (store or datastore(shared=True)).delete(keys)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,18 @@ from rich.text import Text
 
 from decorators import finished_models
 from decorators.card import blocks
+from estimator import models
 from estimator.cli.output import note
 from estimator.errors import UserError
 from estimator.formatting import printable
 from launchers.base.imports import imported_quietly
+from launchers.dataset.prompts import Prompt
+from launchers.dataset.turns import Message
 from launchers.inference import memory, side_by_side
 from launchers.inference.conversation import Sampling
 from launchers.inference.side_by_side import BASE, LETTERS, Comparison
-from launchers.scoring.functions import load_function, score_by
+from launchers.scoring.functions import load_function, scorer_of
+from launchers.scoring.rewards import rewards_of
 
 
 def compare_runs(
@@ -34,7 +39,8 @@ def compare_runs(
     texts = side_by_side.read_prompts(prompts)
     if len(runs) >= len(LETTERS):
         raise UserError(f"{len(runs)} runs are too many to compare.", f"Name at most {len(LETTERS) - 1}.")
-    function = None if score is None else load_function(score, score)
+    if score is not None:
+        _check_scorer(score)
     models = {run: finished_models.find(f"{flow}/{run.rpartition('/')[2]}") for run in runs if run != BASE}
     if not models:
         raise UserError("There is no run to compare with base.", "Name a run before base.")
@@ -43,23 +49,54 @@ def compare_runs(
     first = next(iter(models.values()))
     with imported_quietly():
         device = memory.pick_device("auto")
-    found = side_by_side.compare(
+    comparison = side_by_side.compare(
         models,
         texts,
         Sampling(max_new_tokens=max_new_tokens, temperature=0),
         device,
         base_of=first if BASE in runs or len(models) == 1 else None,
-        score=None
-        if function is None
-        else lambda prompt, answer: score_by(function, str(score), prompt, answer),
+        score=None if score is None else _scores_by(score, device),
         on_progress=lambda name: note(f"{name}: answering {len(texts):,} prompts"),
     )
     if key is None:
-        return found
-    blind = found.blind(seed=len(texts))
+        return comparison
+    blind = comparison.blind(seed=len(texts))
     key.write_text(blind.key_json())
     note(f"key of the blind columns: {key}")
     return blind
+
+
+def _check_scorer(score: str) -> None:
+    """Raise UserError if there is no such function, or the folder is not a reward model."""
+    from launchers.scoring.reward_model import check_reward_model
+
+    if scorer_of(score).function is not None:
+        load_function(score, score)
+    else:
+        check_reward_model(Path(score), "score", score)
+
+
+def _scores_by(score: str, device: memory.Device) -> Callable[[Sequence[str], Sequence[str]], list[float]]:
+    """Return the function that scores answers to prompts; it loads a reward model at its first call."""
+
+    @cache
+    def rewards() -> Callable[[Sequence[Prompt], Sequence[str]], list[float]]:
+        if scorer_of(score).function is None:
+            spec = models.resolve(score).spec
+            batch = memory.conversation_batch(spec, memory.CONTEXT, 1)
+            memory.check_memory(score, spec, batch, memory.free_memory(device))
+            note(f"{score}: scoring")
+        return rewards_of(score, score, device, bf16=device == "cuda")
+
+    def scores(prompts: Sequence[str], answers: Sequence[str]) -> list[float]:
+        asked = [
+            Prompt(index=i, text=text, shown=text, tokens=0, messages=(Message(role="user", content=text),))
+            for i, text in enumerate(prompts)
+        ]
+        with imported_quietly():
+            return rewards()(asked, answers)
+
+    return scores
 
 
 def terminal_table(comparison: Comparison) -> Table:

@@ -58,8 +58,8 @@ def chat(
     with imported_quietly():
         from launchers.inference import conversation, memory, terminal
 
-    chosen = memory.pick_device(device)
-    memory.check_conversation(finished, chosen, new_tokens=max_new_tokens, with_base=with_base)
+    picked = memory.pick_device(device)
+    memory.check_conversation(finished, picked, new_tokens=max_new_tokens, with_base=with_base)
     sampling = conversation.Sampling(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -68,10 +68,10 @@ def chat(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
-    with tempfile.TemporaryDirectory(prefix="finetune-chat-") as work:
-        loaded = [conversation.load_finetuned(finished, chosen, Path(work))]
+    with tempfile.TemporaryDirectory(prefix="finetune-chat-") as folder:
+        loaded = [conversation.load_finetuned(finished, picked, Path(folder))]
         if with_base:
-            loaded.append(conversation.load_base(loaded[0], finished, chosen))
+            loaded.append(conversation.load_base(loaded[0], finished, picked))
         conversations = [
             conversation.Conversation(loaded=each, sampling=sampling, system=system) for each in loaded
         ]

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from estimator.formatting import printable
+from estimator.terminal import print, write_data
+
 if TYPE_CHECKING:
     from launchers.settings.convert import Conversion
 
@@ -37,13 +40,15 @@ def convert(
 
     if plan and output is None:
         raise UserError("--plan needs a settings file.", "Give --output my.yaml too.")
-    found = conversions.convert(conversions.read(file), gpus=gpus, task=task)
-    text = f"# {file.name} of {found.tool}\n" + yaml.safe_dump(found.nested(), sort_keys=False)
+    conversion = conversions.convert(conversions.read(file), gpus=gpus, task=task)
+    text = f"# {' '.join(printable(file.name).split())} of {conversion.tool}\n" + yaml.safe_dump(
+        conversion.nested(), sort_keys=False
+    )
     if output is None:
-        print(text, end="", flush=True)
+        write_data(text)
     else:
         output.write_text(text)
-    print(report(found), file=sys.stderr, flush=True)
+    print(report(conversion), file=sys.stderr, flush=True)
     if output is not None:
         print(f"next: finetune run {output}", file=sys.stderr, flush=True)
     if plan:
@@ -52,15 +57,15 @@ def convert(
         run([str(output), "--plan-only"])
 
 
-def report(found: Conversion) -> str:
+def report(conversion: Conversion) -> str:
     """Format the result of each key."""
-    lines = [f"Translated from {found.tool}:"]
-    lines += [f"  {each.key} -> {each.setting} = {each.result}" for each in found.translated]
-    if found.unneeded:
+    lines = [f"Translated from {conversion.tool}:"]
+    lines += [f"  {item.key} -> {item.setting} = {item.result}" for item in conversion.translated]
+    if conversion.unneeded:
         lines.append("No setting needed:")
-        lines += [f"  {key}: {why}" for key, why in found.unneeded]
-    if found.missing:
+        lines += [f"  {key}: {reason}" for key, reason in conversion.unneeded]
+    if conversion.missing:
         lines.append("NOT translated:")
-        lines += [f"  {key}  ({why})" for key, why in found.missing]
+        lines += [f"  {key}  ({reason})" for key, reason in conversion.missing]
     lines.append("All other settings have this package's defaults.")
     return "\n".join(lines)

@@ -35,20 +35,20 @@ def costs(
     from estimator.errors import UserError
 
     one_format(json=as_json, csv=as_csv)
-    chosen = next((name for name in BY if name == by), None)
-    if chosen is None:
+    column = next((name for name in BY if name == by), None)
+    if column is None:
         raise UserError(f"--by {by} is not known.", f"Choose one of {', '.join(BY)}.")
     started = begin_of(since, datetime.now(timezone.utc))
     from flows.commands.past_runs import read_costs
 
-    found = read_costs(flow or FLOWS, started)
-    rows = [*add_up(found, chosen), total(ALL, found)]
+    report = read_costs(flow or FLOWS, started)
+    rows = [*add_up(report, column), total(ALL, report)]
     if as_json:
         print_json([row.to_dict() for row in rows])
     elif as_csv:
-        print_csv([_named(row, chosen) for row in rows])
+        print_csv([_named(row, column) for row in rows])
     else:
-        console().print(_table(rows, chosen))
+        console().print(_table(rows, column))
 
 
 def _named(row: Total, by: str) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class FlowCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Accept all arguments unparsed, including ``--``, ``--help`` and values that look like options."""
-        ctx.params["words"] = list(args)
+        ctx.params["args"] = list(args)
         ctx.args = []
         return []
 
@@ -78,77 +78,79 @@ FlowWords = Annotated[
 ]
 
 
-def run(words: Words = None) -> None:
+def run(args: Words = None) -> None:
     """Fine-tune a model: plan, train, measure, evaluate, export. Takes every option of the flow's run.
 
     The first word may be a YAML file of settings; options override it: finetune run FILE.yaml --lr 1e-4
     """
-    if {"--help", "-h", "--help-all"} & set(words or ()):
+    if {"--help", "-h", "--help-all"} & set(args or ()):
         from flows.commands.run_help import help_page
 
-        typer.echo(help_page("finetune run", everything="--help-all" in (words or ())))
+        typer.echo(help_page("finetune run", everything="--help-all" in (args or ())))
         return
-    _become(*flow_arguments("run", words or ()))
+    _become(*flow_arguments("run", args or ()))
 
 
-def check(words: Words = None) -> None:
+def check(args: Words = None) -> None:
     """Test a cluster's nodes and the network between them. Takes every option of the flow's run.
 
     The first word may be a YAML file of options.
     """
-    _become(*flow_arguments("check", words or ()))
+    _become(*flow_arguments("check", args or ()))
 
 
-def flow(words: FlowWords = None) -> None:
+def flow(args: FlowWords = None) -> None:
     """Any command of a flow: resume, card, logs, argo-workflows create.
 
     The first word may be the flow: finetune (as without it), linear, rejection or checklist.
     """
-    _become(*flow_arguments("flow", words or ()))
+    _become(*flow_arguments("flow", args or ()))
 
 
-def flow_arguments(command: str, words: Sequence[str]) -> tuple[str, list[str]]:
+def flow_arguments(command: str, args: Sequence[str]) -> tuple[str, list[str]]:
     """Return (file of the flow, its arguments) for the arguments of ``finetune run``, ``check`` or
     ``flow``.
     """
     if command in RUNS:
-        return FLOWS[RUNS[command]], _run_arguments(words, CONFIGS[command])
-    named = bool(words) and words[0] in FLOWS
-    return FLOWS[words[0] if named else DEFAULT], list(words[named:]) or ["--help"]
+        return FLOWS[RUNS[command]], _run_arguments(args, CONFIGS[command])
+    has_name = bool(args) and args[0] in FLOWS
+    return FLOWS[args[0] if has_name else DEFAULT], list(args[has_name:]) or ["--help"]
 
 
-def _run_arguments(words: Sequence[str], config: str) -> list[str]:
+def _run_arguments(args: Sequence[str], config: str) -> list[str]:
     """Move the options that Metaflow expects before its command to the front; a leading YAML file becomes the
     value of ``config``.
     """
-    if words and words[0].endswith((".yaml", ".yml")):
-        words = ["--config", config, *words]
-    before, after = split_arguments(words)
-    return [*before, "run", *after]
+    if args and args[0].endswith((".yaml", ".yml")):
+        args = ["--config", config, *args]
+    options, run_options = split_arguments(args)
+    return [*options, "run", *run_options]
 
 
-def split_arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_arguments(args: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split arguments into those that Metaflow expects before its command and the others."""
-    before: list[str] = []
-    after: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        name, given, _ = word.partition("=")
+    options: list[str] = []
+    run_options: list[str] = []
+    remaining = iter(args)
+    for arg in remaining:
+        name, has_value, _ = arg.partition("=")
         if name in BEFORE_COMMAND:
-            values = BEFORE_COMMAND[name] - bool(given)
-            before += [word, *(value for _, value in zip(range(values), rest, strict=False))]
+            values = BEFORE_COMMAND[name] - bool(has_value)
+            options += [arg, *(value for _, value in zip(range(values), remaining, strict=False))]
         else:
-            after.append(word)
-    return before, after
+            run_options.append(arg)
+    return options, run_options
 
 
-def config_file(words: Sequence[str], config: str) -> Path:
+def config_file(args: Sequence[str], config: str) -> Path:
     """Return the path of ``--config CONFIG PATH`` on a flow's command line, or an empty path.
 
     Metaflow passes only the file's content to a config's parser.
     """
-    given = (words[at + 2] for at in range(len(words) - 2) if words[at : at + 2] == ["--config", config])
-    return Path(next(given, ""))
+    files = (
+        args[index + 2] for index in range(len(args) - 2) if args[index : index + 2] == ["--config", config]
+    )
+    return Path(next(files, ""))
 
 
 def console_script(path: str | None = None) -> str:
@@ -159,21 +161,21 @@ def console_script(path: str | None = None) -> str:
     return os.path.relpath(script_path) if script_path.is_relative_to(Path.cwd()) else str(script_path)
 
 
-def command_line(script: str, words: Sequence[str], program: str = "finetune") -> str:
+def command_line(script: str, args: Sequence[str], program: str = "finetune") -> str:
     """Format the ``finetune`` command that is equivalent to a flow's file with these arguments."""
     name = next((name for name, file in FLOWS.items() if file == Path(script).name), None)
     if name is None:
-        return join(["python", script, *words])  # a user's copy of a flow
-    before, rest = split_arguments(words)
+        return join(["python", script, *args])  # a user's copy of a flow
+    options, run_options = split_arguments(args)
     for command, run_flow in RUNS.items():
-        if run_flow == name and rest[:1] == ["run"]:
-            return join([program, command, *before, *rest[1:]])
-    return join([program, "flow", *([] if name == DEFAULT else [name]), *words])
+        if run_flow == name and run_options[:1] == ["run"]:
+            return join([program, command, *options, *run_options[1:]])
+    return join([program, "flow", *([] if name == DEFAULT else [name]), *args])
 
 
-def _become(file: str, words: Sequence[str]) -> NoReturn:
+def _become(file: str, args: Sequence[str]) -> NoReturn:
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, str(Path(__file__).parents[1] / file), *words])  # noqa: S606
+    os.execv(sys.executable, [sys.executable, str(Path(__file__).parents[1] / file), *args])  # noqa: S606
 
 
 def _completions(name: str) -> set[str]:
@@ -194,6 +196,6 @@ def flow_class(name: str) -> Any:
     from metaflow import FlowSpec
 
     module = import_module(f"flows.{FLOWS[name].removesuffix('.py')}")
-    own: list[Any] = [each for each in vars(module).values() if isinstance(each, type)]
-    (kind,) = (each for each in own if issubclass(each, FlowSpec) and each.__module__ == module.__name__)
+    classes: list[Any] = [item for item in vars(module).values() if isinstance(item, type)]
+    (kind,) = (item for item in classes if issubclass(item, FlowSpec) and item.__module__ == module.__name__)
     return kind

@@ -9,6 +9,7 @@ from typing import Any, get_args
 from metaflow import Run, namespace
 from metaflow.exception import MetaflowException
 
+from decorators import _metaflow
 from decorators.arguments import Role
 from decorators.backends.overrides import request_for
 from decorators.card.runs import RunRecord
@@ -24,17 +25,17 @@ _WITH_GPUS |= {role: role for role in get_args(Role) if role in ("evaluate", "ge
 _ADVICE = "Run this in the folder where the runs were started, or with the same Metaflow configuration."
 
 
-def read_runs(flow: str, chosen: Sequence[str], last: int) -> list[RunRecord]:
-    """Return the records of the chosen runs, or of the ``last`` newest ones, newest first.
+def read_runs(flow: str, names: Sequence[str], count: int) -> list[RunRecord]:
+    """Return the records of the chosen runs, or of the ``count`` newest ones, newest first.
 
     Raises UserError if there is none, or a chosen run does not exist.
     """
     namespace(None)  # runs of all users
-    if chosen:
-        found = [_run(flow, name) for name in chosen]
+    if names:
+        found = [_run(flow, name) for name in names]
     else:
         try:
-            found = list(runs_of(flow, limit=last))
+            found = list(runs_of(flow, limit=count))
         except NeverRunError as error:
             raise UserError(str(error), _ADVICE) from None
     records = [record for run in found if (record := _record(run)) is not None]
@@ -98,10 +99,10 @@ def _cost(run: Any) -> RunCost:
 def _readable(run: Any, step: str, name: str) -> Any | None:
     """Return an artifact; None if there is none, or if another version of this package pickled it."""
     try:
-        found = _artifacts(run, step, name)
+        artifacts = _artifacts(run, step, name)
     except (AttributeError, ImportError, TypeError, ValueError):
         return None
-    return found[name] if found is not None else None
+    return artifacts[name] if artifacts is not None else None
 
 
 def _span(attempt: Attempt, plan: Plan | None, role: Role) -> Span:
@@ -122,10 +123,10 @@ def _run(flow: str, name: str) -> Run:
 
 def _record(run: Any) -> RunRecord | None:
     """Return the record of a run; None if it ended before its settings and plan were stored."""
-    begin = _artifacts(run, "start", "used_settings", "plan")
-    if begin is None:
+    start = _artifacts(run, "start", "used_settings", "plan")
+    if start is None:
         return None
-    settings, plan = begin["used_settings"], begin["plan"]
+    settings, plan = start["used_settings"], start["plan"]
     outcome = _outcome(run)
     evaluated = _artifacts(run, "evaluate", "evaluation")
     if outcome is not None:
@@ -146,9 +147,16 @@ def _record(run: Any) -> RunRecord | None:
 
 
 def _state(run: Any) -> str:
-    if run.successful:
-        return "finished"
-    return "failed" if run.finished else "running or killed"
+    if run.finished:
+        return "finished" if run.successful else "failed"
+    alive = _metaflow.is_alive(run)
+    if alive is None:
+        return "running or killed"
+    if alive:
+        return "running"
+    last_attempts = (attempt for step in run for task in step for attempt in attempts_of(task)[-1:])
+    failed = any(not attempt.succeeded and attempt.seconds is not None for attempt in last_attempts)
+    return "failed" if failed else "killed"
 
 
 def _outcome(run: Any) -> Any | None:

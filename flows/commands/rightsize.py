@@ -34,10 +34,10 @@ def rightsize(
     from estimator.rightsizing.report import report_step
 
     storage = usage.configured_usage_storage()
-    known = usage.steps_with_records(storage)
-    chosen = [names for names in known if flow in (None, names[0])]
-    if not chosen:
-        flows = sorted({name for name, _ in known})
+    recorded = usage.steps_with_records(storage)
+    selected = [names for names in recorded if flow in (None, names[0])]
+    if not selected:
+        flows = sorted({name for name, _ in recorded})
         problem = (
             f"No step of {flow} has a record of its usage." if flow else "No flow has a record of its usage."
         )
@@ -47,7 +47,7 @@ def rightsize(
             or "Run it with --with gpu_profile first, and call this in the same folder or configuration.",
         )
     reports = []
-    for name, step in chosen:
+    for name, step in selected:
         history = usage.with_killed(usage.read_history(storage, name, step), time.time())
         if history:
             reports.append(report_step(history))

@@ -41,12 +41,12 @@ def recorded_launch() -> Iterator[None]:
 
 
 @contextmanager
-def recorded_task(work: Path) -> Iterator[None]:
+def recorded_task(work_dir: Path) -> Iterator[None]:
     """Record the log of this attempt of a task in its work folder; store it when the block ends.
 
     A task that is being stopped by a signal stores nothing: it has seconds left, and checkpoints need them.
     """
-    file = work / _NAME
+    file = work_dir / _NAME
     key = f"{current.step_name}/{current.task_id}-{current.retry_count}.log"
     try:
         with logs.recording(file):

@@ -36,7 +36,10 @@ def runs(
     ] = None,
     score: Annotated[
         str | None,
-        typer.Option(metavar="FILE.py:FUNCTION", help="Score each answer: function(prompt, answer)."),
+        typer.Option(
+            metavar="FILE.py:FUNCTION|FOLDER",
+            help="Score each answer by function(prompt, answer), or by the reward model in a folder.",
+        ),
     ] = None,
     blind: Annotated[
         Path | None,
@@ -56,14 +59,14 @@ def runs(
 
     if prompts is None and (score is not None or blind is not None):
         raise UserError("--score and --blind need answers.", "Give --prompts FILE too.")
-    named = [run for run in chosen or () if run != BASE]
-    records = read_runs(flow, named, 1 if prompts is not None and not named else last)
-    answers = None
+    run_names = [run for run in chosen or () if run != BASE]
+    records = read_runs(flow, run_names, 1 if prompts is not None and not run_names else last)
+    comparison = None
     if prompts is not None:
         from flows.commands import answers as finetune_answers
 
         shown = [record.run for record in records] + [BASE] * (BASE in (chosen or ()))
-        answers = finetune_answers.compare_runs(
+        comparison = finetune_answers.compare_runs(
             flow, shown, prompts=prompts, score=score, key=blind, max_new_tokens=max_new_tokens
         )
     if html is not None:
@@ -72,21 +75,21 @@ def runs(
         from decorators.card.writer import components
 
         blocks = draw_runs(flow, records)
-        if answers is not None:
-            blocks += finetune_answers.page_blocks(answers)
+        if comparison is not None:
+            blocks += finetune_answers.page_blocks(comparison)
         write_text(html, standalone_page(f"Runs of {flow}", components(blocks)))
         note(f"written: {html}")
     if as_json:
         rows = [record.to_dict() for record in records]
-        print_json(rows if answers is None else {"runs": rows, "answers": asdict(answers)})
+        print_json(rows if comparison is None else {"runs": rows, "answers": asdict(comparison)})
     elif html is None:
-        out = console()
-        out.print(_figures(records))
-        differing = _settings(records)
-        if differing is not None:
-            out.print(differing)
-        if answers is not None:
-            out.print(finetune_answers.terminal_table(answers))
+        terminal = console()
+        terminal.print(_figures(records))
+        settings = _settings(records)
+        if settings is not None:
+            terminal.print(settings)
+        if comparison is not None:
+            terminal.print(finetune_answers.terminal_table(comparison))
 
 
 def _figures(records: list[RunRecord]) -> Table:

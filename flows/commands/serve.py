@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from estimator.errors import UserError
+from estimator.terminal import print, write_data
 from flows.commands.chat import ModelArgument, find
 
 if TYPE_CHECKING:
     from estimator.inference.serving import Serving
     from launchers.inference.finished import FinishedModel
+    from launchers.inference.manifests import Stored
     from launchers.inference.servers import Endpoint, ServerName
 
 LOOPBACK = "127.0.0.1"
@@ -64,7 +66,8 @@ def serve(
         str | None,
         typer.Option(
             metavar="CLAIM[:PATH]",
-            help="PersistentVolumeClaim with the model's folder. [default: the model on the Hub]",
+            help="PersistentVolumeClaim with the model's folder. "
+            "[default: the model on the Hub, or the run's in S3]",
         ),
     ] = None,
 ) -> None:
@@ -130,23 +133,23 @@ def _here(
         host=host, port=servers.free_port(host, port), model=name or finished.name.replace("/", "--")
     )
     with imported_quietly():
-        chosen = memory.pick_device(device)
-    selected = servers.choose(chosen, server, token=token)
-    free = memory.free_memory(chosen).free_bytes
+        picked = memory.pick_device(device)
+    selected = servers.choose(picked, server, token=token)
+    free = memory.free_memory(picked).free_bytes
     if selected == "vllm":
-        free = tuple(int(each * VLLM_SHARE) for each in free)
+        free = tuple(int(size * VLLM_SHARE) for size in free)
     serving = plan_serving(
-        finished.name, spec, device=chosen, free_bytes=free, context=context, requests=requests
+        finished.name, spec, device=picked, free_bytes=free, context=context, requests=requests
     )
     folder = cache_folder() / "serve"
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"{endpoint.port}.log"
     with sigterm_raises(), tempfile.TemporaryDirectory(prefix="finetune-serve-") as temporary:
-        work = Path(temporary)
-        command = _command(finished, selected, endpoint, serving, work)
+        work_dir = Path(temporary)
+        command = _command(finished, selected, endpoint, serving, work_dir)
         print(f"Starting {endpoint.model} with {selected}: {serving.text()}", file=sys.stderr, flush=True)
         with servers.running(
-            command, endpoint, work, log, on_cpu=chosen == "cpu", start_s=start_s
+            command, endpoint, work_dir, log, on_cpu=picked == "cpu", start_s=start_s
         ) as process:
             print(endpoint.usage(token=token), flush=True)
             print(f"log     {log}\nCtrl-C stops the server.", file=sys.stderr, flush=True)
@@ -156,7 +159,7 @@ def _here(
 
 
 def _command(
-    finished: FinishedModel, selected: ServerName, endpoint: Endpoint, serving: Serving, work: Path
+    finished: FinishedModel, selected: ServerName, endpoint: Endpoint, serving: Serving, work_dir: Path
 ) -> list[str]:
     """Prepare the files that the server loads, and return the command that starts it."""
     from launchers.base.imports import imported_quietly
@@ -170,8 +173,8 @@ def _command(
         print(f"Merging the adapter {finished.folder} into its base", file=sys.stderr, flush=True)
         with imported_quietly():
             from launchers.inference import merging
-        folder = merging.merged(finished, work / "merged")
-    return servers.local_command(selected, folder, endpoint, serving, adapter=adapter, work=work)
+        folder = merging.merged(finished, work_dir / "merged")
+    return servers.local_command(selected, folder, endpoint, serving, adapter=adapter, work=work_dir)
 
 
 def _kubernetes(
@@ -199,7 +202,7 @@ def _kubernetes(
         raise UserError(
             f"{finished.name} was trained without a GPU, so the GPU for serving is unknown.", "Use --gpu L4."
         )
-    source, claim = _source(finished, volume)
+    source, claim, stored = _source(finished, volume)
     usable = int(hardware.gpu(kind).usable_bytes * VLLM_SHARE)
     serving = plan_serving(
         finished.name,
@@ -210,11 +213,13 @@ def _kubernetes(
         requests=requests,
     )
     endpoint = servers.Endpoint(host=ANY, port=port, model=name or finished.name.replace("/", "--"))
-    objects = manifests.manifests(endpoint, serving, gpu=kind, source=source, claim=claim, token=token)
+    objects = manifests.manifests(
+        endpoint, serving, gpu=kind, source=source, claim=claim, stored=stored, token=token
+    )
     resource = manifests.resource_name(endpoint.model)
     if namespace is None:
         print(f"# {serving.text()}, {kind}")
-        print(yaml.safe_dump_all(objects, sort_keys=False), end="", flush=True)
+        write_data(yaml.safe_dump_all(objects, sort_keys=False))
     else:
         _apply(objects, namespace)
     steps = [f"kubectl port-forward service/{resource} {port}"]
@@ -225,19 +230,27 @@ def _kubernetes(
         print(f"next: {step}", file=sys.stderr)
 
 
-def _source(finished: FinishedModel, volume: str | None) -> tuple[str, str | None]:
-    """Return (model for vLLM in a pod, claim that holds it). Raises UserError if pods cannot read it."""
+def _source(finished: FinishedModel, volume: str | None) -> tuple[str, str | None, Stored | None]:
+    """Return (model for vLLM in a pod, claim that holds it, S3 that it is fetched from).
+
+    Raises UserError if pods cannot read it.
+    """
+    from decorators.finished_models import stored_in_s3
     from launchers.inference.manifests import MODEL_FOLDER
 
     if volume is not None:
-        claim, _, path = volume.partition(":")
-        return str(Path(MODEL_FOLDER, path.lstrip("/"))), claim
+        volume_claim, _, path = volume.partition(":")
+        return str(Path(MODEL_FOLDER, path.lstrip("/"))), volume_claim, None
     pushed = finished.settings.export.push if finished.settings is not None else None
     if pushed and not finished.is_adapter:
-        return pushed, None
+        return pushed, None, None
+    stored = None if finished.is_adapter else stored_in_s3(finished)
+    if stored is not None:
+        return str(Path(MODEL_FOLDER, stored.path)), None, stored
     raise UserError(
-        f"Pods cannot read {finished.folder}.",
-        "Name a PersistentVolumeClaim that holds the folder (--volume CLAIM:PATH), or train with --push.",
+        f"Pods cannot read {finished.folder}{' and its base' if finished.is_adapter else ''}.",
+        "Name a PersistentVolumeClaim that holds the merged model (--volume CLAIM:PATH), or train without "
+        "--adapter-only, with --push or with an S3 datastore.",
     )
 
 
@@ -245,11 +258,11 @@ def _apply(objects: list[dict[str, Any]], namespace: str) -> None:
     from estimator.hardware.cluster.api import ApiRefusedError, ClusterApi, UnreachableError, api_error
 
     with ClusterApi(purpose="Applying to Kubernetes") as api:
-        for each in objects:
-            name, kind = each["metadata"]["name"], each["kind"].lower()
+        for item in objects:
+            name, kind = item["metadata"]["name"], item["kind"].lower()
             root = "/apis/apps/v1" if kind == "deployment" else "/api/v1"
             try:
-                api.apply(f"{root}/namespaces/{namespace}/{kind}s/{name}", each)
+                api.apply(f"{root}/namespaces/{namespace}/{kind}s/{name}", item)
             except (ApiRefusedError, UnreachableError) as error:
                 rule = f"get, create and patch of {kind}s in {namespace}"
                 raise api_error(error, api.server, permission=rule) from None

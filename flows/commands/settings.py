@@ -12,6 +12,7 @@ from estimator.cli import output
 from estimator.errors import UserError
 from estimator.names import did_you_mean
 from estimator.option_names import option_name, setting_for_alias
+from estimator.terminal import print
 from launchers.settings import default_of, dotted_names, help_of, type_of
 
 WIDTH = 80
@@ -33,17 +34,17 @@ def settings(
 
 def _search(word: str) -> list[str]:
     """Names of the settings that match: by name first, else by description. UserError if none does."""
-    sought = word.replace("-", "_").strip("_").lower()
+    normalized = word.replace("-", "_").strip("_").lower()
     names = dotted_names()
-    found = [name for name in names if sought in name.replace(".", "_") or sought in name]
-    found += [name for name in names if name not in found and word.lower() in help_of(name).lower()]
-    other = setting_for_alias(word)
-    if other is not None and other in names:
-        found = [other, *(name for name in found if name != other)]
-    if not found:
-        advice = did_you_mean(sought, names) or "`finetune settings` lists all of them."
+    matches = [name for name in names if normalized in name.replace(".", "_") or normalized in name]
+    matches += [name for name in names if name not in matches and word.lower() in help_of(name).lower()]
+    setting = setting_for_alias(word)
+    if setting is not None and setting in names:
+        matches = [setting, *(name for name in matches if name != setting)]
+    if not matches:
+        advice = did_you_mean(normalized, names) or "`finetune settings` lists all of them."
         raise UserError(f"No setting contains {word!r}.", advice)
-    return found
+    return matches
 
 
 def _record(name: str) -> dict[str, object]:
@@ -58,7 +59,7 @@ def _record(name: str) -> dict[str, object]:
 
 def _lines(name: str) -> list[str]:
     default = default_of(name)
-    shown = "none" if default is None else default if isinstance(default, str) else json.dumps(default)
-    head = f"{name} ({option_name(name)}): {type_of(name)} [default: {shown or 'empty'}]"
+    default_text = "none" if default is None else default if isinstance(default, str) else json.dumps(default)
+    heading = f"{name} ({option_name(name)}): {type_of(name)} [default: {default_text or 'empty'}]"
     meaning = textwrap.indent(textwrap.fill(help_of(name), WIDTH - 4), "    ")
-    return [*textwrap.wrap(head, WIDTH, subsequent_indent="    "), meaning]
+    return [*textwrap.wrap(heading, WIDTH, subsequent_indent="    "), meaning]

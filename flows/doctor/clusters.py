@@ -34,7 +34,9 @@ def kubernetes() -> list[Line]:
     except UserError as error:
         return _none(names, error)
     local = _local_datastore()
-    return [line for name, each in zip(names, detail, strict=True) for line in _lines(name, each, local)]
+    return [
+        line for name, findings in zip(names, detail, strict=True) for line in _lines(name, findings, local)
+    ]
 
 
 def batch() -> list[Line]:
@@ -43,10 +45,10 @@ def batch() -> list[Line]:
     local, configured, clock = _local_datastore(), _metaflow.configuration(), Clock()
     lines = []
     for nodes, name in enumerate(names, 1):
-        asked = _request("batch", nodes=nodes)
+        request = _request("batch", nodes=nodes)
         try:
             detail = batch_preflight.inspect(
-                asked.request, job=batch_preflight.JobSettings.of(asked), clock=clock
+                request.request, job=batch_preflight.JobSettings.of(request), clock=clock
             )
         except UserError as error:
             return _none((*names, "step-functions"), error)
@@ -78,8 +80,8 @@ def slurm() -> list[Line]:
     output = (done.stdout or done.stderr).strip().partition("\n")[0]
     if done.returncode != 0:
         return [Line(check="slurm", state="no", found=output or "scontrol ping has failed", fix=fix)]
-    inside = "SLURM_JOB_ID" in os.environ
-    return [Line(check="slurm", state="ok", found=f"{output}{' (in a job of it)' if inside else ''}")]
+    in_job = "SLURM_JOB_ID" in os.environ
+    return [Line(check="slurm", state="ok", found=f"{output}{' (in a job of it)' if in_job else ''}")]
 
 
 def _request(backend: _metaflow.Backend, nodes: int) -> StepRequest:
@@ -106,17 +108,17 @@ def _none(names: tuple[str, ...], error: UserError) -> list[Line]:
     ]
 
 
-def _lines(name: str, findings: Findings, more: list[tuple[str, str]]) -> list[Line]:
+def _lines(name: str, findings: Findings, extra: list[tuple[str, str]]) -> list[Line]:
     """Return one line on whether it works, and one per unknown check."""
-    wrong = [(f"{row.check}: {row.detail}", row.fix) for row in findings.impossible] + more
+    problems = [(f"{row.check}: {row.detail}", row.fix) for row in findings.impossible] + extra
     unknown = [
         Line(check=name, state="unknown", found=f"{row.check}: {row.detail}", fix=row.fix)
         for row in findings.rows
         if row.state == "unknown"
     ]
-    if wrong:
-        fixes = dict.fromkeys(fix for _, fix in wrong if fix)
-        detail = "; ".join(text for text, _ in wrong)
+    if problems:
+        fixes = dict.fromkeys(fix for _, fix in problems if fix)
+        detail = "; ".join(text for text, _ in problems)
         return [Line(check=name, state="no", found=detail, fix="; ".join(fixes)), *unknown]
-    fine = ", ".join(f"{row.check} {row.detail}" for row in findings.rows if row.state == "ok")
-    return [Line(check=name, state="ok", found=f"{findings.where} {fine}".strip()), *unknown]
+    passed = ", ".join(f"{row.check} {row.detail}" for row in findings.rows if row.state == "ok")
+    return [Line(check=name, state="ok", found=f"{findings.where} {passed}".strip()), *unknown]

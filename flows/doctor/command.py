@@ -33,13 +33,13 @@ def doctor(
     from flows.doctor.probes import PROBES
     from flows.doctor.processes import run_probes
 
-    out = console()
+    terminal = console()
     found: dict[Probe, list[Line]] = {}
     for probe, lines in run_probes(PROBES, time_limit):
         found[probe] = lines
         if not as_json:
-            out.print(_table(probe.section, lines))
-            out.file.flush()
+            terminal.print(_table(probe.section, lines))
+            terminal.file.flush()
     obstacles = obstacles_of([line for lines in found.values() for line in lines])
     if as_json:
         rows = [{"section": probe.section, **asdict(line)} for probe in PROBES for line in found[probe]]
@@ -47,15 +47,15 @@ def doctor(
             del row["needs"]
         print_json({"default_job": not obstacles, "lines": rows})
     else:
-        out.print(_verdict(obstacles), markup=False)
+        terminal.print(_verdict(obstacles), markup=False)
     raise typer.Exit(1 if obstacles else 0)
 
 
 def obstacles_of(lines: list[Line]) -> list[Line]:
-    """The lines because of which the default job cannot run on this machine, or isn't known to."""
+    """The lines because of which the default job cannot run on this machine, or is not known to."""
     job = [line for line in lines if line.check == DEFAULT_JOB]
-    needed = {name for line in job for name in line.needs}
-    return [line for line in lines if line.state != "ok" and (line in job or line.check in needed)]
+    names = {name for line in job for name in line.needs}
+    return [line for line in lines if line.state != "ok" and (line in job or line.check in names)]
 
 
 def _verdict(obstacles: list[Line]) -> str:

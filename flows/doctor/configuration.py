@@ -60,13 +60,13 @@ def datastore() -> list[Line]:
         return [Line(check="datastore", state="ok", found=f"{root} answers; writing was not tried")]
     try:
         storage.put_bytes(_KEY, _CONTENT)
-        back = storage.get_bytes(_KEY)
+        read_back = storage.get_bytes(_KEY)
         storage.delete([_KEY])
     except Exception as error:  # noqa: BLE001 - each datastore has its own error types
         message = getattr(error, "problem", None) or f"{type(error).__name__}: {error}"
         advice = getattr(error, "advice", "") or "Look at its address, the login and its bucket policy"
         return [Line(check="datastore", state="no", found=f"{root}: {message}", fix=advice)]
-    if back != _CONTENT:
+    if read_back != _CONTENT:
         return [
             Line(check="datastore", state="no", found=f"{root} returned a different file than was written")
         ]
@@ -102,8 +102,8 @@ def metadata() -> list[Line]:
         "Look at METAFLOW_SERVICE_URL, the network and the VPN; METAFLOW_DEFAULT_METADATA=local does without"
     )
     try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/ping", timeout=_ASK_S) as answer:  # noqa: S310
-            answer.read(1)
+        with urllib.request.urlopen(f"{url.rstrip('/')}/ping", timeout=_ASK_S) as response:  # noqa: S310
+            response.read(1)
     except HTTPError as error:
         return [Line(check="metadata", state="no", found=f"service {url} answers {error.code}", fix=fix)]
     except (URLError, OSError, ValueError) as error:

@@ -31,13 +31,15 @@ def engine(name: str) -> list[Line]:
         with collector_paused(), torchtune_imports() if name == "torchtune" else nullcontext():
             for module in (*needs.packages, *needs.modules):
                 import_module(module)
-    except Exception as error:  # noqa: BLE001 - releases that don't go together fail in any way
+    except Exception as error:  # noqa: BLE001 - releases that do not go together fail in any way
         message = (str(error).strip() or type(error).__name__).splitlines()[0]
         fix = f"pip install '{US}[{needs.extra}]'; docs/pins.md has the releases that go together"
         return [Line(check=name, state="no", found=f"import failed: {message}", fix=fix)]
-    only = f", for task {tasks[0]} alone" if len(tasks) == 1 else ""
+    limitation = f", for task {tasks[0]} alone" if len(tasks) == 1 else ""
     return [
-        Line(check=name, state="ok", found=f"works: {_version(needs.distribution)} can be imported{only}")
+        Line(
+            check=name, state="ok", found=f"works: {_version(needs.distribution)} can be imported{limitation}"
+        )
     ]
 
 

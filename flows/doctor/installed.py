@@ -18,8 +18,8 @@ _NOT_FOR_USERS = ("dev",)
 
 def packages() -> list[Line]:
     """Check that installed versions meet the requirements of this package."""
-    own = [item for item in _requirements() if item.marker is None]
-    wrong = _wrong(own)
+    requirements = [item for item in _requirements() if item.marker is None]
+    wrong = _wrong(requirements)
     fix = f"pip install '{US}'"
     state = Line(check=US, state="ok", found=version(US))
     if wrong:
@@ -84,11 +84,11 @@ def _of_extra(extra: str) -> Iterator[Requirement]:
 
 def _wrong(requirements: list[Requirement]) -> list[str]:
     """List the requirements that are missing or installed in another version."""
-    found = {item.name: _version(item.name) for item in requirements}
-    missing = [name for name, installed in found.items() if installed is None]
+    versions = {item.name: _version(item.name) for item in requirements}
+    missing = [name for name, installed in versions.items() if installed is None]
     problems = [f"not installed: {', '.join(missing)}"] if missing else []
     for item in requirements:
-        installed = found[item.name]
+        installed = versions[item.name]
         if installed is not None and not item.specifier.contains(installed, prereleases=True):
             problems.append(f"{item.name} is {installed}, required is {item.specifier}")
     return problems

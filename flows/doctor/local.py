@@ -19,10 +19,10 @@ def default_job() -> list[Line]:
     values = {"settings": settings.parse_yaml(""), "no_calibration": True}
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         plan = planning.plan_from_parameters(values, "local")
-    work = workdir.root()
-    why_not = not_writable(work)
+    work_dir = workdir.root()
+    why_not = not_writable(work_dir)
     if why_not:
-        found = f"work folder {work}: {why_not}"
+        found = f"work folder {work_dir}: {why_not}"
         return [Line(check="local", state="no", found=found, fix=workdir.PLACE_ADVICE)]
     gpus = plan.layout.processes_per_node if plan.layout.device == "cuda" else 0
     found = f"{plan.model}, {plan.method} with {plan.engine} on {f'{gpus} GPU(s)' if gpus else 'CPUs'}"
@@ -34,9 +34,9 @@ def not_writable(folder: Path) -> str:
     one can.
     """
     folder = folder.absolute()
-    place = next(path for path in (folder, *folder.parents) if path.exists())
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
     try:
-        with tempfile.TemporaryFile(dir=place) as file:
+        with tempfile.TemporaryFile(dir=existing) as file:
             file.write(b"finetune doctor")
     except OSError as error:
         return error.strerror or str(error)

@@ -15,7 +15,7 @@ CUDA_BUILD = "Install a CUDA build of torch: pip install --force-reinstall torch
 
 def gpus() -> list[Line]:
     """Check the GPUs that this process may use, and their driver."""
-    gpu_state = nvml.look()
+    gpu_state = nvml.list_gpus()
     if not gpu_state.names:
         if gpu_state.driver is not None:
             found = f"driver {gpu_state.driver}, but no GPU that this process may use"
@@ -41,7 +41,7 @@ def torch() -> list[Line]:
         return []  # reported with the packages
     import torch as framework
 
-    gpu_state, build = nvml.look(), framework.version.cuda
+    gpu_state, build = nvml.list_gpus(), framework.version.cuda
     found = f"{framework.__version__}, built for {f'CUDA {build}' if build else 'CPUs'}"
     if not gpu_state.names:
         nccl = Line(check="NCCL", state="unknown", found="not tried: no GPU (CPUs talk by gloo)", fix=NO_GPU)

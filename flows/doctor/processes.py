@@ -25,10 +25,10 @@ _PAUSE_S = 0.05
 
 def run_probes(probes: Sequence[Probe], limit_s: float | None = None) -> Iterator[tuple[Probe, list[Line]]]:
     """Yield each probe with its lines as soon as it ends. ``limit_s`` replaces the probes' own limits."""
-    over = threading.Event()
+    stop = threading.Event()
 
     def one(probe: Probe) -> list[Line]:
-        return [without_secrets(line) for line in _lines(probe, limit_s or probe.limit_s, over)]
+        return [without_secrets(line) for line in _lines(probe, limit_s or probe.limit_s, stop)]
 
     with (
         sigterm_raises(),
@@ -36,26 +36,27 @@ def run_probes(probes: Sequence[Probe], limit_s: float | None = None) -> Iterato
     ):
         try:
             quickest_first = sorted(probes, key=lambda probe: probe.limit_s)
-            waiting = {pool.submit(one, probe): probe for probe in quickest_first}
-            for done in as_completed(waiting):
-                yield waiting[done], done.result()
+            futures = {pool.submit(one, probe): probe for probe in quickest_first}
+            for done in as_completed(futures):
+                yield futures[done], done.result()
         except BaseException:
-            over.set()
+            stop.set()
             raise
 
 
-def _lines(probe: Probe, limit_s: float, over: threading.Event) -> list[Line]:
+def _lines(probe: Probe, limit_s: float, stop: threading.Event) -> list[Line]:
     with tempfile.TemporaryDirectory(prefix="finetune-doctor-") as name:
         request, log = Path(name, "request.json"), Path(name, "log")
         request.write_text(json.dumps(asdict(probe)))
         with started(WORKER, request, log, on_cpu=False) as process:
-            ended = _ended(process, limit_s, over)
-        answer = request.with_name(ANSWER)
-        if answer.is_file():
+            finished = _ended(process, limit_s, stop)
+        result_file = request.with_name(ANSWER)
+        if result_file.is_file():
             return [
-                Line(**{**line, "needs": tuple(line["needs"])}) for line in json.loads(answer.read_text())
+                Line(**{**line, "needs": tuple(line["needs"])})
+                for line in json.loads(result_file.read_text())
             ]
-        if not ended:
+        if not finished:
             found = f"no result within {limit_s:g} s"
             fix = "Check disk, network and login, or increase --time-limit."
             return [Line(check=probe.name, state="unknown", found=found, fix=fix)]
@@ -64,11 +65,11 @@ def _lines(probe: Probe, limit_s: float, over: threading.Event) -> list[Line]:
         return [Line(check=probe.name, state="no", found=": ".join([ending, *output[-1:]]))]
 
 
-def _ended(process: subprocess.Popen[bytes], limit_s: float, over: threading.Event) -> bool:
-    """Wait for the process and return whether it ended in time; stops waiting when ``over`` is set."""
+def _ended(process: subprocess.Popen[bytes], limit_s: float, stop: threading.Event) -> bool:
+    """Wait for the process and return whether it ended in time; stops waiting when ``stop`` is set."""
     deadline = time.monotonic() + limit_s
     while process.poll() is None:
-        if over.is_set() or time.monotonic() > deadline:
+        if stop.is_set() or time.monotonic() > deadline:
             return False
         time.sleep(_PAUSE_S)
     return True

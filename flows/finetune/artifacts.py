@@ -23,6 +23,7 @@ from estimator.errors import UserError
 from estimator.formatting import format_bytes
 from estimator.models import ModelRef, ModelSource
 from estimator.plan import Plan
+from estimator.terminal import print
 from estimator.vocabulary import IMAGE_TASK
 from flows.commands.flow_commands import command_line
 from launchers import engines
@@ -141,16 +142,16 @@ def fetch_dataset(dataset: str, folder: Path) -> Path:
     if key is None:
         return sources.fetch(dataset, folder)
     get_bundle(datastore(shared=True), key, folder)
-    named = folder / Path(sources.split_of(dataset)[0]).name
-    if named.is_file():  # alone, or together with the images that it names
-        return named
+    target = folder / Path(sources.split_of(dataset)[0]).name
+    if target.is_file():  # alone, or together with the images that it names
+        return target
     is_dataset_folder = files.is_saved(folder) or sources.holds_images(folder)
     return folder if is_dataset_folder else next(path for path in folder.iterdir() if path.is_file())
 
 
 def keep_rows(store: MetaflowStorage, rows: Sequence[StoredRows | None], folder: Path) -> str:
     """Store checked rows from ``folder`` in the datastore; return the bundle's key."""
-    names = " ".join(each.fingerprint for each in rows if each is not None)
+    names = " ".join(stored.fingerprint for stored in rows if stored is not None)
     key = f"rows/{hashlib.sha256(names.encode()).hexdigest()[:32]}"
     if not has_bundle(store, key):
         put_bundle(store, key, folder)
@@ -163,7 +164,9 @@ def staged_key(name: str) -> str | None:
     return key
 
 
-def fetch_weights_once(model: ModelSource, work: Path, *, rewards: bool = False, vision: bool = False) -> str:
+def fetch_weights_once(
+    model: ModelSource, work_dir: Path, *, rewards: bool = False, vision: bool = False
+) -> str:
     """Fetch and check a model's weights; returns a folder of this machine or a bundle's key (shared).
 
     With a local datastore the weights stay in place (or in this machine's cache). With a shared one this task
@@ -180,7 +183,7 @@ def fetch_weights_once(model: ModelSource, work: Path, *, rewards: bool = False,
     if has_bundle(store, key):
         print(f"weights of {model.name}: already in {store.describe(key)}")
         return key
-    fetched = preparation.fetch_weights(model, work / slug(model.name), rewards=rewards, vision=vision)
+    fetched = preparation.fetch_weights(model, work_dir / slug(model.name), rewards=rewards, vision=vision)
     manifest = put_bundle(store, key, fetched)
     print(f"weights of {model.name}: {format_bytes(manifest.total_bytes)} in {store.describe(key)}")
     return key

@@ -28,18 +28,18 @@ def stage_tasks(settings: Settings) -> dict[str, str]:
 
 def fetch_tasks(settings: Settings, folder: Path) -> Settings:
     """Return the settings with the tasks' files on this machine, downloaded if the launch stored them."""
-    found = []
+    paths = []
     for number, task in enumerate(settings.harness.tasks):
-        key, place = artifacts.staged_key(task), folder / str(number)
+        key, target = artifacts.staged_key(task), folder / str(number)
         if key is not None:
-            get_bundle(datastore(shared=True), key, place)
-            place = place / Path(task).name if task.endswith(tasks.SUFFIXES) else place
-        found.append(task if key is None else str(place))
-    harness = settings.harness.model_copy(update={"tasks": tuple(found)})
+            get_bundle(datastore(shared=True), key, target)
+            target = target / Path(task).name if task.endswith(tasks.SUFFIXES) else target
+        paths.append(task if key is None else str(target))
+    harness = settings.harness.model_copy(update={"tasks": tuple(paths)})
     return settings.model_copy(update={"harness": harness})
 
 
-def run_tasks(settings: Settings, plan: Plan, *, base: str, finished: str, work: Path) -> HarnessResult:
+def run_tasks(settings: Settings, plan: Plan, *, base: str, finished: str, work_dir: Path) -> HarnessResult:
     """Score base and finished model, except models that an earlier attempt has scored.
 
     ``base`` names the weights (:func:`finetune_artifacts.fetch_weights_once`), ``finished`` is the key of the
@@ -47,11 +47,11 @@ def run_tasks(settings: Settings, plan: Plan, *, base: str, finished: str, work:
     """
     store, prefix = datastore(), f"harness/{finished}"
     request = HarnessRequest(
-        settings=fetch_tasks(settings, work / "tasks"),
-        work_dir=work / "scores",
+        settings=fetch_tasks(settings, work_dir / "tasks"),
+        work_dir=work_dir / "scores",
         models={
-            "base": as_trained(artifacts.fetch_model(base, work / "base"), settings, work),
-            "finetuned": _finished_model(finished, work / "finished"),
+            "base": as_trained(artifacts.fetch_model(base, work_dir / "base"), settings, work_dir),
+            "finetuned": _finished_model(finished, work_dir / "finished"),
         },
         device=plan.layout.device,
     )

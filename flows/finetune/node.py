@@ -24,6 +24,7 @@ from decorators.profile.measured import Measured
 from decorators.storage import MetaflowStorage, origin_run_ids
 from estimator.models import ModelRef
 from estimator.plan import Plan
+from estimator.terminal import print
 from flows.cluster_check import suspicions
 from flows.finetune.artifacts import fetch_bundle, fetch_model
 from launchers.cluster.endpoint import NodeAddress, Secret
@@ -93,7 +94,7 @@ def train_on_node(
     address: NodeAddress,
     launch: int,
     store: MetaflowStorage,
-    work: Path,
+    work_dir: Path,
     reward: str | None = None,
 ) -> Outcome:
     """Train as one node of the gang; returns when all nodes are done, raises when any has failed.
@@ -112,20 +113,20 @@ def train_on_node(
         Scorer of answers on this machine: see flows/finetune/scorers.py.
     """
     profile = current_profile()
-    job = _job(plan, settings, model, weights, data, store, work, reward=reward)
+    job = _job(plan, settings, model, weights, data, store, work_dir, reward=reward)
     state = RunState(plan, total_steps=job.total_steps)
     profile.follow(state)
     profile.describe(_setting_texts(settings), lambda: rank_log_tail(job.logs_dir))
     attempt = _this_attempt(store, node=address.node, number=launch)
     disrupted = disruptions.Disruptions(storage=store, run=attempt.run)
-    for each in disrupted.of_step(current.step_name):
-        profile.note(f"Disrupted: {each.text}")
-    tried: list[TrialResult] = []
+    for disruption in disrupted.of_step(current.step_name):
+        profile.note(f"Disrupted: {disruption.text}")
+    trials: list[TrialResult] = []
 
     def note_trial(result: TrialResult) -> None:
-        tried.append(result)
+        trials.append(result)
         profile.trial(result)
-        run_name = f"{current.pathspec}/trial-{len(tried)}"
+        run_name = f"{current.pathspec}/trial-{len(trials)}"
         if problem := keep_trial(result, run=run_name, in_container=in_container()):
             print(problem, file=sys.stderr, flush=True)
 
@@ -146,7 +147,7 @@ def train_on_node(
                 attempt,
                 address,
                 store,
-                work,
+                work_dir,
                 state=state,
                 on_event=note_event,
                 on_trial=note_trial,
@@ -162,8 +163,8 @@ def train_on_node(
     output = None
     if address.node == 0:
         output = f"models/{attempt.run}"
-        handover.collect(trained.job, work / "finished")
-        put_bundle(store, output, work / "finished")
+        handover.collect(trained.job, work_dir / "finished")
+        put_bundle(store, output, work_dir / "finished")
     return Outcome(
         plan=trained.job.plan,
         measured=profile.measured(),
@@ -171,7 +172,7 @@ def train_on_node(
         resumed_from=trained.resumed_from,
         output=output,
         logs=attempt.logs,
-        tried=tuple(tried),
+        tried=tuple(trials),
         windows=trained.windows,
         evaluations=trained.evaluations,
         exported=tuple(trained.exported),
@@ -186,15 +187,15 @@ def encode_on_node(
     weights: str,
     data: str,
     store: MetaflowStorage,
-    work: Path,
+    work_dir: Path,
 ) -> None:
     """Compute latents and text embeddings of a run's images on this machine, and store them in ``store``.
 
     Parameters as for :func:`train_on_node`.
     """
-    job = _job(plan, settings, model, weights, data, store, work)
-    alone = NodeAddress(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Secret(""), run="encode")
-    with_reference(job, alone, store, work)
+    job = _job(plan, settings, model, weights, data, store, work_dir)
+    address = NodeAddress(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Secret(""), run="encode")
+    with_reference(job, address, store, work_dir)
 
 
 def _job(
@@ -204,19 +205,19 @@ def _job(
     weights: str,
     data: str,
     store: MetaflowStorage,
-    work: Path,
+    work_dir: Path,
     *,
     reward: str | None = None,
 ) -> TrainJob:
     """Build the training job, with weights and data on this machine."""
-    data_dir = fetch_bundle(store, data, work / "data")
+    data_dir = fetch_bundle(store, data, work_dir / "data")
     return TrainJob(
         plan=plan,
         settings=settings,
         model=model,
-        model_dir=as_trained(fetch_model(weights, work / "model"), settings, work),
+        model_dir=as_trained(fetch_model(weights, work_dir / "model"), settings, work_dir),
         data_dir=data_dir,
-        work_dir=work / "node",
+        work_dir=work_dir / "node",
         total_steps=Prepared(data_dir).info.total_steps,
         reward=reward,
     )

@@ -25,6 +25,7 @@ from estimator.planning.places import WAITS
 from estimator.planning.planner import CannotFit
 from estimator.planning.report import render
 from estimator.planning.summary import MORE, render_cannot_fit, render_summary
+from estimator.terminal import print
 from flows.commands import run_help
 from flows.commands.flow_commands import command_line, split_arguments
 from flows.commands.run_logs import recorded_launch
@@ -88,7 +89,7 @@ FLAGS = {
 # Those of flows/rejection_flow.py alone, whose attributes for them are asked_score and asked_answers.
 REJECTION_FLAGS = {"score": "rejection.score", "answers": "rejection.answers"}
 LISTS = ("tracker", "eval_harness")  # flags with a comma-separated list
-# Flags without a value: where one isn't given, the file's setting holds
+# Flags without a value: where one is not given, the file's setting holds
 SWITCHES = ("from_catalogue", "spot", "adapter_only")
 
 
@@ -104,21 +105,21 @@ def run_flow(flow: type[Any]) -> None:
         main(flow, command_line)
 
 
-def _translated(flow: type[Any], words: Sequence[str]) -> list[str]:
+def _translated(flow: type[Any], args: Sequence[str]) -> list[str]:
     """The command line with options of settings as the flow takes them; only ``run`` has such options."""
-    before, rest = split_arguments(words)
-    if rest[:1] != ["run"]:
-        return list(words)
-    if {"--help", "--help-all"} & set(rest):
+    options, run_options = split_arguments(args)
+    if run_options[:1] != ["run"]:
+        return list(args)
+    if {"--help", "--help-all"} & set(run_options):
         name = command_line(sys.argv[0], ["run"])
-        sys.stdout.write(run_help.help_page(name, everything="--help-all" in rest) + "\n")
+        sys.stdout.write(run_help.help_page(name, everything="--help-all" in run_options) + "\n")
         raise SystemExit(0)
-    _typed[:] = words
+    _typed[:] = args
     parameters, switches = run_parameters(flow)
     return [
-        *before,
+        *options,
         "run",
-        *translate(rest[1:], parameters, {*switches, *OF_METAFLOW}),
+        *translate(run_options[1:], parameters, {*switches, *OF_METAFLOW}),
     ]
 
 
@@ -169,21 +170,21 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
     if rejection:
         run = replace(run, plan=rejection.planned(run))
     if run.plan.prediction.price_source and run.plan.request.instance_type:
-        sys.stderr.write(f"{hardware.old_prices([run.plan.request.instance_type])}\n".lstrip())
-    shown = render(run.plan) if params.get("verbose") else render_summary(run.plan)
+        print(f"{hardware.old_prices([run.plan.request.instance_type])}\n".lstrip(), end="", file=sys.stderr)
+    text = render(run.plan) if params.get("verbose") else render_summary(run.plan)
     if rejection:
-        shown += f"\n\n{rejection.text(run.plan)}"
+        text += f"\n\n{rejection.text(run.plan)}"
     if params.get("plan_only"):
-        sys.stdout.write(shown + ("\n" if params.get("verbose") else f"\n\n{MORE}\n"))
+        print(text if params.get("verbose") else f"{text}\n\n{MORE}")
         raise SystemExit(0)
-    sys.stderr.write(shown + "\n\n")  # not to standard output, where deployments print JSON
+    print(text + "\n", file=sys.stderr)  # not to standard output, where deployments print JSON
     hub_push.check(run.settings, must_reach=backend == "local")
     if backend == "local":
-        chosen = run.settings
-        checks.check_installed(chosen.engine, chosen.method, liger=chosen.liger)
-        tasks.check_installed(chosen)
+        used_settings = run.settings
+        checks.check_installed(used_settings.engine, used_settings.method, liger=used_settings.liger)
+        tasks.check_installed(used_settings)
         checks.check_disks(run.plan, [_work_disk()])
-        checks.check_output(chosen)
+        checks.check_output(used_settings)
         artifacts.carry(run.model)
     else:
         model, staged = artifacts.stage(run.settings, run.model)
@@ -239,7 +240,7 @@ def _choose_plan(
             plan = replace(replanned, why=(*replanned.why, reason)) if reason else replanned
     exclusion = gate.exclude_nodes(checked, backend)
     for line in exclusion.lines:
-        sys.stderr.write(line + "\n")
+        print(line, file=sys.stderr)
     return replace(plan, request=replace(plan.request, node_labels=exclusion.labels))
 
 
@@ -252,9 +253,9 @@ def _plan_for_place(
     it is the only one.
     """
     if command() == "resume" and backend != "local":
-        earlier = resumed_artifact("start", "plan")
-        if isinstance(earlier, Plan):
-            return earlier, None
+        previous = resumed_artifact("start", "plan")
+        if isinstance(previous, Plan):
+            return previous, None
     skipped = "--from-catalogue" if resources.from_catalogue else None
     cluster = (
         None
@@ -271,10 +272,10 @@ def _plan_for_place(
     except UserError as error:
         raise obstacles.explain(error, job, target, cluster) from None
     if plan.layout.device == "cpu":
-        sys.stderr.write(f"No GPUs in {cluster.where}: planned on its CPUs, as with --device cpu.\n")
+        print(f"No GPUs in {cluster.where}: planned on its CPUs, as with --device cpu.", file=sys.stderr)
     waits = [line for line in plan.why if line.startswith(WAITS)]
     for line in waits:
-        sys.stderr.write(f"{line}; it gives up after {resources.pending_timeout:g} minutes.\n")
+        print(f"{line}; it gives up after {resources.pending_timeout:g} minutes.", file=sys.stderr)
     return plan, goals
 
 
@@ -309,5 +310,5 @@ def _work_disk() -> tuple[str, int]:
 def flags_of(flow: Any) -> dict[str, Any]:
     """Return a running flow's parameters in the form of :func:`settings_from`."""
     flags = {flag: getattr(flow, flag) for flag in FLAGS} | {"overrides": flow.overrides}
-    own = [flag for flag in REJECTION_FLAGS if hasattr(flow, f"asked_{flag}")]
-    return flags | {flag: getattr(flow, f"asked_{flag}") for flag in own}
+    rejection_flags = [flag for flag in REJECTION_FLAGS if hasattr(flow, f"asked_{flag}")]
+    return flags | {flag: getattr(flow, f"asked_{flag}") for flag in rejection_flags}

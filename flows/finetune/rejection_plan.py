@@ -152,31 +152,31 @@ def check(settings: Settings) -> PlannedRejection:
         source = models.locate(score)
         if source.kind == "folder":
             check_reward_model(Path(source.location), "rejection.score", score)
-    found = _read_prompts(settings)
-    if found is None:
+    prompts_found = _read_prompts(settings)
+    if prompts_found is None:
         return PlannedRejection(
             settings=settings, trained=settings, prompts=None, held_out=None, longest=None
         )
-    prompts = len(found)
-    kept = math.ceil(prompts * settings.rejection.top_share)
+    prompts = len(prompts_found)
+    selected = math.ceil(prompts * settings.rejection.top_share)
     held_out = 0
     evaluation = run_config.evaluate_on_test_split(settings).evaluation
-    if evaluation.fraction and evaluation.dataset is None and kept > 1:
-        held_out = min(max(1, round(evaluation.fraction * kept)), 256, kept - 1)
-    settings = settings.fitted_to(kept - held_out)
-    if kept - held_out < settings.batch_size:
+    if evaluation.fraction and evaluation.dataset is None and selected > 1:
+        held_out = min(max(1, round(evaluation.fraction * selected)), 256, selected - 1)
+    settings = settings.fitted_to(selected - held_out)
+    if selected - held_out < settings.batch_size:
         raise UserError(
-            f"global_batch_size {settings.batch_size} is more than the {kept - held_out:,} answers "
+            f"global_batch_size {settings.batch_size} is more than the {selected - held_out:,} answers "
             f"that can be kept to train on, of {prompts:,} prompts.",
-            f"Give --global-batch-size {max(1, kept - held_out)} or less, or more prompts.",
+            f"Give --global-batch-size {max(1, selected - held_out)} or less, or more prompts.",
         )
-    trained = settings.model_copy(update={"max_steps": settings.steps_of(kept - held_out)})
+    trained = settings.model_copy(update={"max_steps": settings.steps_of(selected - held_out)})
     return PlannedRejection(
         settings=settings,
         trained=trained,
         prompts=prompts,
         held_out=held_out,
-        longest=max(map(_most_tokens, found), default=None),
+        longest=max(map(_most_tokens, prompts_found), default=None),
     )
 
 
@@ -187,7 +187,7 @@ def _read_prompts(settings: Settings) -> list[Conversation] | None:
         return None
     with tempfile.TemporaryDirectory() as folder:
         samples = preparation.read_samples(settings, sources.fetch(settings.dataset, Path(folder)))
-        rows = (each for each in samples if isinstance(each, Conversation))
+        rows = (sample for sample in samples if isinstance(sample, Conversation))
         return list(itertools.islice(rows, settings.rejection.prompts))
 
 
@@ -214,8 +214,8 @@ def _placement(plan: Plan, stage: Stage) -> str:
 
 
 def _batch(plan: Plan, planned: Generation) -> str:
-    each = planned.batch_tokens
-    text = f"up to {planned.batch_sequences:,} answers and {each:,} tokens at once, padding included"
+    tokens = planned.batch_tokens
+    text = f"up to {planned.batch_sequences:,} answers and {tokens:,} tokens at once, padding included"
     capacity = plan.prediction.memory.capacity_bytes
     if planned.fits is False and capacity is not None:
         text += (
@@ -233,8 +233,8 @@ def _takes(plan: Plan, stage: Stage) -> str:
 def _total(plan: Plan) -> str:
     """Format the sum of known times and costs, and name the missing stages."""
     hours, usd, missing = generation.total(plan)
-    without = f", without {' and '.join(missing)}" if missing else ""
-    return _figures(plan, hours, usd) + (without if hours is not None else "")
+    exception = f", without {' and '.join(missing)}" if missing else ""
+    return _figures(plan, hours, usd) + (exception if hours is not None else "")
 
 
 def _row(name: str, text: str) -> str:
@@ -249,6 +249,6 @@ def _figures(plan: Plan, hours: Range | None, usd: Range | None) -> str:
     return f"{time}, {'price unknown' if usd is None else _range(usd, format_usd)}"
 
 
-def _range(values: Range, words: Callable[[float], str]) -> str:
-    low, high = (words(value) for value in values)
+def _range(values: Range, format_value: Callable[[float], str]) -> str:
+    low, high = (format_value(value) for value in values)
     return low if low == high else f"{low} to {high}"

@@ -26,7 +26,7 @@ def stage_scorer(score: str | None) -> dict[str, str]:
     return {}
 
 
-def fetch_reward_model_once(score: str, setting: str, work: Path) -> str | None:
+def fetch_reward_model_once(score: str, setting: str, work_dir: Path) -> str | None:
     """Fetch a reward model once for the cluster: a folder or a bundle's key; None where a function scores.
 
     ``setting``: the name of the one that has named it. Raises UserError where it is no reward model.
@@ -35,32 +35,32 @@ def fetch_reward_model_once(score: str, setting: str, work: Path) -> str | None:
         return None
     reference = artifacts.staged_key(score)
     if reference is None:
-        reference = artifacts.fetch_weights_once(models.locate(score), work, rewards=True)
-    check_reward_model(artifacts.fetch_tokenizer(reference, work / "reward"), setting, score)
+        reference = artifacts.fetch_weights_once(models.locate(score), work_dir, rewards=True)
+    check_reward_model(artifacts.fetch_tokenizer(reference, work_dir / "reward"), setting, score)
     return reference
 
 
-def fetch_scorer(score: str, reward_model: str | None, work: Path) -> str:
+def fetch_scorer(score: str, reward_model: str | None, work_dir: Path) -> str:
     """Return the scorer on this machine: ``file.py:function``, ``module:function`` or a reward model's
     folder.
 
     ``reward_model``: what :func:`fetch_reward_model_once` has said.
     """
     if reward_model is not None:
-        return str(artifacts.fetch_model(reward_model, work / "reward").resolve())
+        return str(artifacts.fetch_model(reward_model, work_dir / "reward").resolve())
     scorer = scorer_of(score)
     if scorer.file is None:
         return score
-    return f"{_scoring_file(score, scorer.file, work / 'function')}:{scorer.function}"
+    return f"{_scoring_file(score, scorer.file, work_dir / 'function')}:{scorer.function}"
 
 
-def _scoring_file(named: str, file: str, folder: Path) -> Path:
+def _scoring_file(name: str, file: str, folder: Path) -> Path:
     """The user's file on this machine: put there by the launch, or still where it was."""
-    key = artifacts.staged_key(named)
+    key = artifacts.staged_key(name)
     if key is None:
         path = Path(file).expanduser().resolve()
         if not path.is_file():
-            raise UserError(f"Scoring function {named}: there is no file {path} here.")
+            raise UserError(f"Scoring function {name}: there is no file {path} here.")
         return path
     artifacts.fetch_bundle(datastore(shared=True), key, folder)
     return next(path for path in folder.iterdir() if path.suffix == ".py")

@@ -14,6 +14,7 @@ from decorators._metaflow import in_container, shell_path, user_errors
 from decorators.backends import disruptions
 from decorators.gpu_profile import current_plan, current_profile
 from decorators.storage import datastore
+from estimator.terminal import print
 from estimator.vocabulary import TASKS
 from flows.commands.flow_commands import command_line, console_script
 from flows.commands.run_logs import recorded_task
@@ -43,10 +44,10 @@ T = TypeVar("T")
 def task_folder(step_name: str) -> Iterator[Path]:
     """Create an empty work folder for this attempt."""
     with (
-        work_folder(current.run_id, step_name, current.task_id) as work,
-        recorded_task(work),
+        work_folder(current.run_id, step_name, current.task_id) as work_dir,
+        recorded_task(work_dir),
     ):
-        yield work
+        yield work_dir
 
 
 def next_steps(train: str, model_path: str, task: str) -> list[str]:
@@ -69,11 +70,11 @@ class FinetuneRun(FinetuneParameters):
 
     def _start(self) -> None:
         """Resolve the settings against the plan; fetch and check the data."""
-        with task_folder("start") as work:
+        with task_folder("start") as work_dir:
             settings = planning.settings_from(self.settings, planning.flags_of(self))
             self.base_model = artifacts.carried_model(settings.model)
             settings = preparation.with_vision(settings, self.base_model.spec)
-            self.plan = preparation.check_matches(current_plan(), settings)
+            self.plan = preparation.check_matches(current_plan(), settings, self.base_model.spec)
             self.used_settings = run_config.resolve(
                 settings,
                 self.base_model.spec,
@@ -85,38 +86,42 @@ class FinetuneRun(FinetuneParameters):
             if self.plan.target != "local":  # else the launching process has just printed it
                 print(preparation.summarize_plan(self.plan))
             hub_push.check(self.used_settings, must_reach=True)
-            try_tasks(harness.fetch_tasks(self.used_settings, work / "tasks"), work / "try")
+            try_tasks(harness.fetch_tasks(self.used_settings, work_dir / "tasks"), work_dir / "try")
             print(f"reading {', '.join(mixture.names(self.used_settings))}", flush=True)
-            rows = preparation.read_data(self.used_settings, work, fetch=artifacts.fetch_dataset)
-            self.rows_key = artifacts.keep_rows(datastore(), rows, work / "rows")
+            rows = preparation.read_data(self.used_settings, work_dir, fetch=artifacts.fetch_dataset)
+            self.rows_key = artifacts.keep_rows(datastore(), rows, work_dir / "rows")
 
-    def _prepare(self, kept: Sequence[Sample] | None = None) -> None:
+    def _prepare(self, samples: Sequence[Sample] | None = None) -> None:
         """Fetch the weights once for the cluster; tokenize the data once for all ranks.
 
-        ``kept``: rows that are trained on instead of those that were read.
+        ``samples``: rows that are trained on instead of those that were read.
         """
-        with task_folder("prepare") as work:
+        with task_folder("prepare") as work_dir:
             print(f"fetching {self.base_model.name}", flush=True)
             self.model_reference = artifacts.fetch_weights_once(
-                self.base_model, work, vision=self.used_settings.vision is not None
+                self.base_model, work_dir, vision=self.used_settings.vision is not None
             )
             if TASKS[self.used_settings.task].draws_answers:
                 self.reward_model = scorers.fetch_reward_model_once(
-                    self.used_settings.rl.reward or "", "rl.reward", work
+                    self.used_settings.rl.reward or "", "rl.reward", work_dir
                 )
-            model_dir = artifacts.fetch_tokenizer(self.model_reference, work / "model")
-            rows, held_out = self._rows(work)
+            model_dir = artifacts.fetch_tokenizer(self.model_reference, work_dir / "model")
+            rows, held_out = self._rows(work_dir)
             info = preparation.tokenize(
-                rows if kept is None else kept, held_out, self.used_settings, model_dir, work / "data"
+                rows if samples is None else samples,
+                held_out,
+                self.used_settings,
+                model_dir,
+                work_dir / "data",
             )
             self.data_key = f"data/{info.fingerprint}"
             if not has_bundle(datastore(), self.data_key):
-                put_bundle(datastore(), self.data_key, work / "data")
+                put_bundle(datastore(), self.data_key, work_dir / "data")
         self.used_settings = self.used_settings.with_checkpoint_interval(info.total_steps, self.plan)
 
     def _encode(self) -> None:
         """Compute what a UNet is trained on, and store it where the nodes that train look for it."""
-        with task_folder("encode") as work:
+        with task_folder("encode") as work_dir:
             encode_on_node(
                 plan=self.plan,
                 settings=self.used_settings,
@@ -124,13 +129,13 @@ class FinetuneRun(FinetuneParameters):
                 weights=self.model_reference,
                 data=self.data_key,
                 store=datastore(),
-                work=work,
+                work_dir=work_dir,
             )
 
-    def _rows(self, work: Path) -> tuple[StoredRows, StoredRows | None]:
+    def _rows(self, work_dir: Path) -> tuple[StoredRows, StoredRows | None]:
         """The rows that were read, and those of a held-out file of the user's own."""
-        get_bundle(datastore(), self.rows_key, work / "rows")
-        return preparation.stored_data(work / "rows")
+        get_bundle(datastore(), self.rows_key, work_dir / "rows")
+        return preparation.stored_data(work_dir / "rows")
 
     def _train_alone(self) -> None:
         """Train on one node."""
@@ -165,31 +170,31 @@ class FinetuneRun(FinetuneParameters):
         """Measure base and finished model on what was held out."""
         self.metrics = [metrics.to_dict() for metrics in self.outcome.metrics]
         self.stage_errors: dict[str, str] = {}
-        with task_folder("evaluate") as work:
-            self.evaluation = self._attempt(stages.EVALUATION, lambda: self._evaluated(work))
+        with task_folder("evaluate") as work_dir:
+            self.evaluation = self._attempt(stages.EVALUATION, lambda: self._evaluated(work_dir))
         if self.evaluation is not None:
             current_profile().evaluated(self.evaluation)
 
-    def _evaluated(self, work: Path) -> EvaluationResult:
-        get_bundle(datastore(), self.outcome.finished_model, work / "finished")
+    def _evaluated(self, work_dir: Path) -> EvaluationResult:
+        get_bundle(datastore(), self.outcome.finished_model, work_dir / "finished")
         return stages.evaluate(
             self.used_settings,
             self.plan,
             base_dir=as_trained(
-                artifacts.fetch_model(self.model_reference, work / "base"), self.used_settings, work
+                artifacts.fetch_model(self.model_reference, work_dir / "base"), self.used_settings, work_dir
             ),
-            model_dir=engines.result_of(work / "finished"),
-            data_dir=artifacts.fetch_bundle(datastore(), self.data_key, work / "data"),
-            work=work / "evaluation",
-            reward=self._reward(work),
+            model_dir=engines.result_of(work_dir / "finished"),
+            data_dir=artifacts.fetch_bundle(datastore(), self.data_key, work_dir / "data"),
+            work=work_dir / "evaluation",
+            reward=self._reward(work_dir),
         )
 
-    def _attempt(self, stage: str, work: Callable[[], T]) -> T | None:
+    def _attempt(self, stage: str, function: Callable[[], T]) -> T | None:
         """Return the value of a stage, or None after an error.
 
         Errors go into the artifact ``stage_errors``, the step of the first one into ``failed_step``.
         """
-        result = stages.attempt(stage, work)
+        result = stages.attempt(stage, function)
         if result.error is not None:
             if not self.stage_errors:
                 self.failed_step = current.step_name
@@ -198,7 +203,7 @@ class FinetuneRun(FinetuneParameters):
 
     def _run_tasks(self) -> None:
         """Score base and finished model on the tasks; what an earlier attempt has scored is kept."""
-        with task_folder("harness") as work:
+        with task_folder("harness") as work_dir:
             self.task_metrics = self._attempt(
                 stages.HARNESS,
                 lambda: harness.run_tasks(
@@ -206,7 +211,7 @@ class FinetuneRun(FinetuneParameters):
                     self.plan,
                     base=self.model_reference,
                     finished=self.outcome.finished_model,
-                    work=work,
+                    work_dir=work_dir,
                 ),
             )
         if self.task_metrics is not None:
@@ -232,21 +237,21 @@ class FinetuneRun(FinetuneParameters):
 
     def _push(self) -> None:
         """Send the finished model to the Hub."""
-        with user_errors(), task_folder("push") as work:
-            get_bundle(datastore(), self.outcome.finished_model, work / "finished")
+        with user_errors(), task_folder("push") as work_dir:
+            get_bundle(datastore(), self.outcome.finished_model, work_dir / "finished")
             settings = self.used_settings
-            page = hub_page(work / "finished", self.plan, settings, self.facts, model=self.base_model)
+            page = hub_page(work_dir / "finished", self.plan, settings, self.facts, model=self.base_model)
             self.model_url = self._attempt(
                 stages.PUSH,
-                lambda: stages.push(work / "finished", page, settings, model_dir=Path(self.model_path)),
+                lambda: stages.push(work_dir / "finished", page, settings, model_dir=Path(self.model_path)),
             )
 
-    def _reward(self, work: Path) -> str | None:
+    def _reward(self, work_dir: Path) -> str | None:
         """Return the scorer of answers for task grpo, on this machine; None for other tasks."""
         settings = self.used_settings
         if not TASKS[settings.task].draws_answers:
             return None
-        return scorers.fetch_scorer(settings.rl.reward or "", self.reward_model, work)
+        return scorers.fetch_scorer(settings.rl.reward or "", self.reward_model, work_dir)
 
     def _train(
         self, *, node: int, nodes: int, main_host: str, ports: tuple[int, ...], secret: Secret
@@ -258,7 +263,7 @@ class FinetuneRun(FinetuneParameters):
             f"node {node}: starting {layout.processes_per_node} process(es) with {self.plan.engine}",
             flush=True,
         )
-        with task_folder("train") as work:
+        with task_folder("train") as work_dir:
             self.outcome = train_on_node(
                 plan=self.plan,
                 settings=self.used_settings,
@@ -276,8 +281,8 @@ class FinetuneRun(FinetuneParameters):
                 ),
                 launch=launch,
                 store=datastore(),
-                work=work,
-                reward=self._reward(work),
+                work_dir=work_dir,
+                reward=self._reward(work_dir),
             )
         self.measured = self.outcome.measured
         self.plan = self.outcome.plan
@@ -294,6 +299,6 @@ class FinetuneRun(FinetuneParameters):
         train = "train_nodes" if self.plan.layout.nodes > 1 else "train"
         lines += next_steps(train, self.model_path, self.used_settings.task)
         if self.stage_errors:
-            words = ["resume", self.failed_step, "--origin-run-id", current.run_id]
-            lines.append(f"Try again:      {command_line(sys.argv[0], words, console_script(shell_path()))}")
+            args = ["resume", self.failed_step, "--origin-run-id", current.run_id]
+            lines.append(f"Try again:      {command_line(sys.argv[0], args, console_script(shell_path()))}")
         print("\n".join(lines))

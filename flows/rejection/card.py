@@ -20,14 +20,14 @@ def draw_answers(
     facts: Sequence[tuple[str, str]], prompts: Sequence[Prompt], answers: Sequence[Answers]
 ) -> list[Block]:
     """Return the card of the generation: statistics, and all answers to the first prompts."""
-    shown = {prompt.index: prompt.shown for prompt in prompts}
+    prompt_texts = {prompt.index: prompt.shown for prompt in prompts}
     first = sorted(answers, key=lambda each: each.index)[:EXAMPLES]
     rows = [
         row
-        for each in first
+        for item in first
         for row in (
-            ("prompt", cell(shown[each.index])),
-            *((f"{answer.tokens} tokens", cell(answer.text)) for answer in each.answers),
+            ("prompt", cell(prompt_texts[item.index])),
+            *((f"{answer.tokens} tokens", cell(answer.text)) for answer in item.answers),
         )
     ]
     return [
@@ -72,10 +72,10 @@ def histogram(distributions: dict[str, Distribution]) -> dict[str, Any]:
     """Return the histogram of scores, one color per distribution."""
     values = []
     for name, distribution in distributions.items():
-        for each in distribution.bins:
-            aside = 0.5 if each.high == each.low else 0.0  # a bar needs a width
-            place = {"low": each.low - aside, "high": each.high + aside}
-            values.append({**place, "answers": each.answers, "which": name})
+        for bar in distribution.bins:
+            half_width = 0.5 if bar.high == bar.low else 0.0  # a bar needs a width
+            position = {"low": bar.low - half_width, "high": bar.high + half_width}
+            values.append({**position, "answers": bar.answers, "which": name})
     return {
         "$schema": SCHEMA,
         "width": "container",
@@ -109,8 +109,8 @@ def _examples(overview: Overview) -> list[Block]:
         # Two columns, which a narrow page has room for
         rows = [
             row
-            for each in examples
-            for row in (("prompt", cell(each.prompt)), (f"{each.score:.4g}", cell(each.answer)))
+            for example in examples
+            for row in (("prompt", cell(example.prompt)), (f"{example.score:.4g}", cell(example.answer)))
         ]
         blocks += [
             Text(markdown=f"### {title}, each with its score"),

@@ -14,6 +14,7 @@ from metaflow import current
 from decorators.storage import datastore, origin_run_ids
 from estimator.inference.generation import CPU_BATCH_TOKENS, CPU_SEQUENCES
 from estimator.plan import Plan
+from estimator.terminal import print
 from flows.finetune import scorers
 from launchers.dataset import render
 from launchers.dataset.preferences import Sample
@@ -46,11 +47,11 @@ class Shards:
 
     def answers(self, folder: Path) -> list[Answers]:
         """Return the answers in the shards."""
-        return [each for file in self.fetch(folder) for each in rows.read_answers(file)]
+        return [item for file in self.fetch(folder) for item in rows.read_answers(file)]
 
     def scores(self, folder: Path) -> list[Scores]:
         """Return the scores in the shards."""
-        return [each for file in self.fetch(folder) for each in rows.read_scores(file)]
+        return [item for file in self.fetch(folder) for item in rows.read_scores(file)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +110,7 @@ def draw(
     base_dir: Path,
     model_dir: Path,
     model_name: str,
-    work: Path,
+    work_dir: Path,
     node: int = 0,
     nodes: int = 1,
 ) -> Drawn:
@@ -122,14 +123,14 @@ def draw(
     model_dir, model_name:
         The model that generates, or an adapter of the one in ``base_dir``; and its unique name.
     """
-    work.mkdir(parents=True, exist_ok=True)
-    rows.write_rows(work / "prompts.jsonl", prompts)
+    work_dir.mkdir(parents=True, exist_ok=True)
+    rows.write_rows(work_dir / "prompts.jsonl", prompts)
     request = generation.GenerationRequest(
         base_dir=base_dir,
         model_dir=model_dir,
-        prompts=work / "prompts.jsonl",
-        work_dir=work / "generation",
-        shards_dir=work / "answers",
+        prompts=work_dir / "prompts.jsonl",
+        work_dir=work_dir / "generation",
+        shards_dir=work_dir / "answers",
         settings=settings,
         device=plan.layout.device,
         limit=batch_limit(plan),
@@ -148,31 +149,31 @@ def draw(
         dataclasses.asdict(request.limit),
         sha256_of(request.prompts),
     )
-    answered, count = request.shards(), request.count()
-    keeper = _Keeper(f"{name}-{answers_key}", tuple(answered), count, request.shards_dir, "answers")
-    began = time.monotonic()
+    own_shards, count = request.shards(), request.count()
+    keeper = _Keeper(f"{name}-{answers_key}", tuple(own_shards), count, request.shards_dir, "answers")
+    start = time.monotonic()
     generation.generate(request, keeper.keep)
-    seconds = time.monotonic() - began
-    drawn = {shard: answers_in(request.shards_dir, [shard]) for shard in answered}
-    generated = [answer for each in drawn.values() for answers in each for answer in answers.answers]
+    seconds = time.monotonic() - start
+    drawn = {shard: answers_in(request.shards_dir, [shard]) for shard in own_shards}
+    generated = [answer for items in drawn.values() for answers in items for answer in answers.answers]
     new_tokens = [
-        answer.tokens for shard in keeper.new_shards for each in drawn[shard] for answer in each.answers
+        answer.tokens for shard in keeper.new_shards for items in drawn[shard] for answer in items.answers
     ]
     return Drawn(
         shards=Shards(key=keeper.key, count=count),
-        prompts=sum(map(len, answered.values())),
+        prompts=sum(map(len, own_shards.values())),
         answers=len(generated),
         tokens=sum(answer.tokens for answer in generated),
         cut=sum(not answer.ended for answer in generated),
-        own=len(answered),
-        earlier=len(answered) - len(keeper.new_shards),
+        own=len(own_shards),
+        earlier=len(own_shards) - len(keeper.new_shards),
         tokens_per_second=sum(new_tokens) / seconds if new_tokens else None,
     )
 
 
 def answers_in(folder: Path, shards: Iterable[int]) -> list[Answers]:
     """Read the answers of these shards from a folder."""
-    return [each for shard in shards for each in rows.read_answers(folder / rows.shard_name(shard))]
+    return [item for shard in shards for item in rows.read_answers(folder / rows.shard_name(shard))]
 
 
 def drawing_nodes(plan: Plan) -> list[int]:
@@ -207,26 +208,26 @@ def score(
     plan: Plan,
     settings: Settings,
     reward_model: str | None,
-    work: Path,
+    work_dir: Path,
 ) -> Shards:
     """Score the answers that are not scored yet. ``reward_model``: see flows/finetune/scorers.py."""
-    work.mkdir(parents=True, exist_ok=True)
-    rows.write_rows(work / "prompts.jsonl", prompts)
-    drawn.shards.fetch(work / "answers")
-    named = settings.rejection.score or ""
-    found = scorers.fetch_scorer(named, reward_model, work)
-    identity = reward_model or named
-    if reward_model is None and (file := scorer_of(found).file) is not None:
-        identity = f"{scorer_of(found).function} {sha256_of(Path(file))}"
+    work_dir.mkdir(parents=True, exist_ok=True)
+    rows.write_rows(work_dir / "prompts.jsonl", prompts)
+    drawn.shards.fetch(work_dir / "answers")
+    function = settings.rejection.score or ""
+    scorer_file = scorers.fetch_scorer(function, reward_model, work_dir)
+    identity = reward_model or function
+    if reward_model is None and (file := scorer_of(scorer_file).file) is not None:
+        identity = f"{scorer_of(scorer_file).function} {sha256_of(Path(file))}"
     request = scoring.ScoringRequest(
-        score=named,
-        function=None if reward_model else found,
-        model_dir=Path(found) if reward_model else None,
-        prompts=work / "prompts.jsonl",
-        answers_dir=work / "answers",
-        shards_dir=work / "scores",
+        score=function,
+        function=None if reward_model else scorer_file,
+        model_dir=Path(scorer_file) if reward_model else None,
+        prompts=work_dir / "prompts.jsonl",
+        answers_dir=work_dir / "answers",
+        shards_dir=work_dir / "scores",
         shards=drawn.shards.count,
-        work_dir=work / "scoring",
+        work_dir=work_dir / "scoring",
         settings=settings,
         device=plan.layout.device,
     )
@@ -243,14 +244,14 @@ class _Keeper:
     ``shards`` are the node's own, by their number among all ``count``.
     """
 
-    def __init__(self, name: str, shards: Sequence[int], count: int, folder: Path, what: str) -> None:
+    def __init__(self, name: str, shards: Sequence[int], count: int, folder: Path, content: str) -> None:
         self.key = f"rejection/{current.run_id}/{name}"
         self.new_shards: list[int] = []
-        self._store, self._count, self._what = datastore(), count, what
+        self._store, self._count, self._what = datastore(), count, content
         folder.mkdir(parents=True, exist_ok=True)
-        found = sum(self._fetch(name, folder / rows.shard_name(shard)) for shard in shards)
-        if found:
-            print(f"{what}: {found} of {len(shards)} shards exist already", flush=True)
+        fetched = sum(self._fetch(name, folder / rows.shard_name(shard)) for shard in shards)
+        if fetched:
+            print(f"{content}: {fetched} of {len(shards)} shards exist already", flush=True)
 
     def _fetch(self, name: str, file: Path) -> bool:
         """Fetch a shard of this run or of a run that it was resumed from; return whether it exists."""

@@ -9,6 +9,7 @@ from metaflow import current
 
 from decorators.card.writer import write_blocks
 from decorators.storage import datastore
+from estimator.terminal import print
 from flows.finetune import artifacts, scorers
 from flows.finetune.steps import FinetuneRun, task_folder
 from flows.rejection import card, node
@@ -27,23 +28,23 @@ class RejectionRun(FinetuneRun):
 
     def _prepare_prompts(self) -> None:
         """Fetch the weights, and those of a reward model; make prompts of the rows."""
-        with task_folder("prepare") as work:
-            self.model_reference = artifacts.fetch_weights_once(self.base_model, work)
+        with task_folder("prepare") as work_dir:
+            self.model_reference = artifacts.fetch_weights_once(self.base_model, work_dir)
             self.reward_model = scorers.fetch_reward_model_once(
-                self.used_settings.rejection.score or "", "rejection.score", work
+                self.used_settings.rejection.score or "", "rejection.score", work_dir
             )
             self.prompts = node.prepare_prompts(
-                self._rows(work)[0],
+                self._rows(work_dir)[0],
                 self.used_settings,
-                artifacts.fetch_tokenizer(self.model_reference, work / "model"),
+                artifacts.fetch_tokenizer(self.model_reference, work_dir / "model"),
             )
         self.drawing_nodes = node.drawing_nodes(self.plan)
 
     def _generate(self) -> None:
         """Draw answers to this task's share of the prompts."""
-        with task_folder("generate") as work:
+        with task_folder("generate") as work_dir:
             base = as_trained(
-                artifacts.fetch_model(self.model_reference, work / "base"), self.used_settings, work
+                artifacts.fetch_model(self.model_reference, work_dir / "base"), self.used_settings, work_dir
             )
             self.drawn = node.draw(
                 "drawn",
@@ -53,12 +54,12 @@ class RejectionRun(FinetuneRun):
                 base_dir=base,
                 model_dir=base,
                 model_name=self.model_reference,
-                work=work / "drawn",
+                work_dir=work_dir / "drawn",
                 node=self.input,
                 nodes=len(self.drawing_nodes),
             )
-            own = range(self.input, self.drawn.shards.count, len(self.drawing_nodes))
-            answers = node.answers_in(work / "drawn" / "answers", own)
+            own_shards = range(self.input, self.drawn.shards.count, len(self.drawing_nodes))
+            answers = node.answers_in(work_dir / "drawn" / "answers", own_shards)
         for name, value in self.drawn.facts():
             print(f"{name}: {value}")
         blocks = card.draw_answers(self.drawn.facts(), self.prompts, answers)
@@ -68,27 +69,27 @@ class RejectionRun(FinetuneRun):
         """Merge the answers of the tasks of ``generate``, and score them."""
         self.merge_artifacts(inputs, exclude=["drawn"])
         self.drawn = node.gather([task.drawn for task in inputs])
-        with task_folder("score") as work:
-            self.scored = self._score("scores", self.prompts, self.drawn, work)
-            seen = overview(
-                self.prompts, self.drawn.shards.answers(work / "a"), self.scored.scores(work / "s")
+        with task_folder("score") as work_dir:
+            self.scored = self._score("scores", self.prompts, self.drawn, work_dir)
+            summary = overview(
+                self.prompts, self.drawn.shards.answers(work_dir / "a"), self.scored.scores(work_dir / "s")
             )
-        print(f"scores of {seen.drawn.answers:,} answers: {seen.drawn.text()}")
+        print(f"scores of {summary.drawn.answers:,} answers: {summary.drawn.text()}")
         scored_by = self.used_settings.rejection.score
-        write_blocks(current.card[CARD_ID], card.draw_scores(str(scored_by), seen))
+        write_blocks(current.card[CARD_ID], card.draw_scores(str(scored_by), summary))
 
     def _select(self) -> None:
         """Keep the best answers, and tokenize them as the training data."""
-        with task_folder("select") as work:
-            answers = self.drawn.shards.answers(work / "answers")
-            self.scores = self.scored.scores(work / "scores")
+        with task_folder("select") as work_dir:
+            answers = self.drawn.shards.answers(work_dir / "answers")
+            self.scores = self.scored.scores(work_dir / "scores")
             self.kept, self.selection = select(
                 self.prompts, answers, self.scores, self.used_settings.rejection
             )
         print(self.selection.text())
         scored_by = self.used_settings.rejection.score
         write_blocks(current.card[CARD_ID], card.draw_selection(str(scored_by), self.selection))
-        self._prepare([each.conversation for each in self.kept])
+        self._prepare([item.conversation for item in self.kept])
 
     def _compare(self) -> None:
         """Draw and score answers of the finished model to held-out prompts, as before training."""
@@ -100,23 +101,25 @@ class RejectionRun(FinetuneRun):
 
     def _score_after(self, prompts: list[Prompt]) -> float | None:
         """Return the mean score of the finished model's answers to ``prompts``."""
-        with task_folder("compare") as work:
-            get_bundle(datastore(), self.outcome.finished_model, work / "finished")
-            base = artifacts.fetch_model(self.model_reference, work / "base")
+        with task_folder("compare") as work_dir:
+            get_bundle(datastore(), self.outcome.finished_model, work_dir / "finished")
+            base = artifacts.fetch_model(self.model_reference, work_dir / "base")
             drawn = node.draw(
                 "compared",
                 prompts,
                 plan=self.plan,
                 settings=self.used_settings,
-                base_dir=as_trained(base, self.used_settings, work),
-                model_dir=engines.result_of(work / "finished"),
+                base_dir=as_trained(base, self.used_settings, work_dir),
+                model_dir=engines.result_of(work_dir / "finished"),
                 model_name=self.outcome.finished_model,
-                work=work / "drawn",
+                work_dir=work_dir / "drawn",
             )
-            scores = self._score("compared-scores", prompts, drawn, work / "scored").scores(work / "s")
+            scores = self._score("compared-scores", prompts, drawn, work_dir / "scored").scores(
+                work_dir / "s"
+            )
             return mean_of(scores, {prompt.index for prompt in prompts})
 
-    def _score(self, name: str, prompts: list[Prompt], drawn: node.Drawn, work: Path) -> node.Shards:
+    def _score(self, name: str, prompts: list[Prompt], drawn: node.Drawn, work_dir: Path) -> node.Shards:
         return node.score(
             name,
             prompts,
@@ -124,5 +127,5 @@ class RejectionRun(FinetuneRun):
             plan=self.plan,
             settings=self.used_settings,
             reward_model=self.reward_model,
-            work=work / "scored",
+            work_dir=work_dir / "scored",
         )

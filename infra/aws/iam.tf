@@ -80,17 +80,6 @@ data "aws_iam_policy_document" "launcher" {
     ]
   }
   statement {
-    # A privileged container is root on its machine, and has the machine's role. No condition key of Batch covers
-    # mounted host paths and the container's user, so launchers can be root by these (SECURITY.md).
-    actions   = ["batch:RegisterJobDefinition"]
-    resources = ["arn:${local.partition}:batch:${local.region}:${local.account}:job-definition/metaflow_*"]
-    condition {
-      test     = "BoolIfExists"
-      variable = "batch:Privileged"
-      values   = ["false"]
-    }
-  }
-  statement {
     # Metaflow's configuration (outputs.tf) gives jobs this tag, so those of other stacks are safe.
     actions   = ["batch:TagResource"]
     resources = ["arn:${local.partition}:batch:${local.region}:${local.account}:job/*"]
@@ -137,4 +126,25 @@ data "aws_iam_policy_document" "launcher" {
 resource "aws_iam_policy" "launcher" {
   name   = "${var.name}-launcher"
   policy = data.aws_iam_policy_document.launcher.json
+}
+
+data "aws_iam_policy_document" "definitions" {
+  statement {
+    # A privileged container is root on its machine, and has the machine's role. No condition key of Batch covers
+    # mounted host paths, so whoever has this policy can be root on the machines (SECURITY.md).
+    actions   = ["batch:RegisterJobDefinition"]
+    resources = ["arn:${local.partition}:batch:${local.region}:${local.account}:job-definition/metaflow_*"]
+    condition {
+      test     = "BoolIfExists"
+      variable = "batch:Privileged"
+      values   = ["false"]
+    }
+  }
+}
+
+# Metaflow derives a definition's name from its content and registers it only if it does not exist, so launchers
+# can run without this policy what someone with it has run before.
+resource "aws_iam_policy" "definitions" {
+  name   = "${var.name}-definitions"
+  policy = data.aws_iam_policy_document.definitions.json
 }

@@ -19,11 +19,12 @@ resource "aws_iam_role" "nightly" {
 }
 
 resource "aws_iam_role_policy_attachment" "nightly" {
-  for_each = { for pair in setproduct(keys(local.nightly), ["datastore", "launcher"]) : pair[1] => pair[0] }
+  for_each = { for pair in setproduct(keys(local.nightly), ["datastore", "launcher", "definitions"]) : pair[1] => pair[0] }
   role     = aws_iam_role.nightly[each.value].name
   policy_arn = {
-    datastore = aws_iam_policy.datastore.arn
-    launcher  = aws_iam_policy.launcher.arn
+    datastore   = aws_iam_policy.datastore.arn
+    launcher    = aws_iam_policy.launcher.arn
+    definitions = aws_iam_policy.definitions.arn
   }[each.key]
 }
 

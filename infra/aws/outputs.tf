@@ -52,8 +52,16 @@ output "repositories" {
 }
 
 output "launcher_policies" {
-  description = "What somebody needs who launches runs."
-  value       = [aws_iam_policy.launcher.arn, aws_iam_policy.datastore.arn]
+  description = "For people who launch runs. Without launchers_register_definitions they run registered definitions only."
+  value = concat(
+    [aws_iam_policy.launcher.arn, aws_iam_policy.datastore.arn],
+    var.launchers_register_definitions ? [aws_iam_policy.definitions.arn] : [],
+  )
+}
+
+output "definitions_policy" {
+  description = "For the people who, in addition to launcher_policies, may register job definitions."
+  value       = aws_iam_policy.definitions.arn
 }
 
 output "datastore_policy" {

@@ -187,6 +187,12 @@ variable "kms_key_arn" {
   }
 }
 
+variable "launchers_register_definitions" {
+  description = "Whether launcher_policies include definitions_policy, by which launchers can be root on the machines. false: somebody with definitions_policy launches each image, number of nodes and size of shared memory once before others can."
+  type        = bool
+  default     = true
+}
+
 variable "nightly_check" {
   description = "Runs flows/checklist_flow.py on the nodes of a pool. The schedule is EventBridge's: cron with six fields, in UTC."
   type = object({

@@ -9,6 +9,7 @@ import socket
 from dataclasses import dataclass, field
 
 CLUSTER_PORTS = tuple(range(29400, 29408))  # a pod has its own network, where these are free
+STORE_PORTS = tuple(range(29408, 29440))  # candidates for torch's store on a cluster (network-policy.yaml)
 MAGIC = b"finetune-channel/1\n"  # protocol of launchers.cluster.greeting
 
 

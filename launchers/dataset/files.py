@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from typing import Any, TextIO
 
 from estimator.errors import UserError
 from estimator.untrusted import MAX_DEPTH, DeepError, check_depth, parse_json, plain_name, read_text
+from launchers.dataset.parquet_limits import BATCH_BYTES, ParquetLimits
 from launchers.dataset.readable import NOT_UTF_8, check_readable
 
 FORMS = (
@@ -29,9 +31,8 @@ FORMS = (
 )
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")  # of files of rows
 _SAVED = "state.json"  # file of a folder with one split; a folder with several has dataset_dict.json
-_PARQUET_BATCH = 16  # rows decoded at a time: a few bytes of a file may encode a large value for each
-_MAX_COMPRESSION = 100  # text is compressed to a twentieth at most, by what writes Parquet in practice
 _CHUNK = 1 << 20  # characters of a JSON list read at a time
+_TOO_LARGE = f"its lists have more than {BATCH_BYTES // 2**20} MiB of text"
 _BLANK = re.compile(r"[ \t\r\n]*")
 _CUT = 16  # an error this near to the end of the buffer may be caused by a value that continues after it
 
@@ -330,30 +331,22 @@ class _Parquet(Rows):
             with parquet.ParquetFile(self.path) as file:
                 total, number = file.metadata.num_rows, 0
                 present = file.schema_arrow.names
-                columns = (
-                    None if self._columns is None else [name for name in self._columns if name in present]
+                limits = ParquetLimits(self.path, file)
+            columns = None if self._columns is None else [name for name in self._columns if name in present]
+            with parquet.ParquetFile(self.path, read_dictionary=limits.encoded) as file:
+                batches = (  # nested dictionaries may not continue in another row group
+                    batch
+                    for group in range(file.metadata.num_row_groups)
+                    for batch in file.iter_batches(limits.batch, row_groups=[group], columns=columns or None)
                 )
-                self._check_compression(file.metadata)
-                for batch in file.iter_batches(batch_size=_PARQUET_BATCH, columns=columns or None):
-                    for row in _converted(batch):
+                for part in itertools.chain.from_iterable(map(limits.rows, batches)):
+                    for row in [BadRow(_TOO_LARGE)] if part is None else _converted(part):
                         number += 1
                         self._share = number / total
                         yield number, row
         except (OSError, ValueError, pyarrow.ArrowException) as error:
             reason = str(error).strip().partition("\n")[0]
             raise UserError(f"Dataset {self.path} cannot be read as Parquet: {reason}") from None
-
-    def _check_compression(self, metadata: Any) -> None:
-        """Raise UserError if a few bytes of the file would expand to a large value in each row."""
-        for group in map(metadata.row_group, range(metadata.num_row_groups)):
-            for column in map(group.column, range(group.num_columns)):
-                expanded, stored = column.total_uncompressed_size, column.total_compressed_size
-                if expanded > max(2**20, _MAX_COMPRESSION * stored):
-                    raise UserError(
-                        f"Dataset {self.path}: {column.path_in_schema} has {expanded:,} bytes, compressed to "
-                        f"{stored:,}: more than {_MAX_COMPRESSION} times, as decompression bombs have.",
-                        "If the rows are meant to be so alike, write the file without compression.",
-                    )
 
     def share(self) -> float:
         return self._share

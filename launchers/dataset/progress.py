@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from estimator.formatting import format_duration
+from estimator.terminal import print
 
 EVERY_S = 5.0
 

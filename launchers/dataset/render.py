@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from estimator.errors import UserError
 from launchers.base.tokenizer import tokenizer_in
 from launchers.dataset.answer_spans import Messages, Span, has_marks, marked_spans, turn_span
-from launchers.dataset.cpu_limit import cpu_limit
+from launchers.dataset.cpu_limit import cpu_limit, memory_limit
 from launchers.dataset.rows import Conversation
 from launchers.dataset.turns import IMAGE, Message
 from launchers.dataset.vision_tokenizer import VisionTokenizer, in_parts
@@ -26,6 +27,8 @@ from launchers.settings import Settings
 _BATCH = 1024  # conversations tokenized at a time
 _PROMPT_CHARS = 200  # maximum length of a text that the model continues
 TEMPLATE_LIMIT_S = 10.0  # processor time for rendering one chat, which usually takes less than a millisecond
+TEMPLATE_LIMIT_BYTES = 2**29  # memory for it
+_MAX_EXPANSION, _FREE_CHARS = 20, 2**20  # rendered characters over those of the chat, and always allowed
 _REFERENCE_CHARS = 2000  # maximum length of that text's real continuation, shown for comparison
 
 # For base models, whose tokenizers have no chat template; with the section names of Stanford Alpaca
@@ -327,9 +330,27 @@ def _apply(
             tokenize=False,
             add_generation_prompt=prompt,
         )
-        return rendered
+        return checked_length(rendered, messages, conversation.tools)
 
     return _with_either_arguments(text, messages, conversation)
+
+
+@contextmanager
+def template_limits() -> Iterator[None]:
+    """Limit time and memory of a chat template; raises TimeoutError, or MemoryError with a clause."""
+    try:
+        with cpu_limit(TEMPLATE_LIMIT_S), memory_limit(TEMPLATE_LIMIT_BYTES):
+            yield
+    except MemoryError:
+        raise MemoryError(f"it needs more than {TEMPLATE_LIMIT_BYTES // 2**20} MiB") from None
+
+
+def checked_length(rendered: str, messages: Sequence[Mapping[str, Any]], tools: str = "") -> str:
+    """Return the rendered text; raises ValueError if the template has made it much longer than the chat."""
+    given = len(tools) + sum(len(str(message)) for message in messages)
+    if len(rendered) > _FREE_CHARS + _MAX_EXPANSION * given:
+        raise ValueError(f"it makes {len(rendered):,} characters of a chat of {given:,}")
+    return rendered
 
 
 def _with_either_arguments(
@@ -342,7 +363,7 @@ def _with_either_arguments(
     Raises UserError if the template refuses both.
     """
     try:
-        with cpu_limit(TEMPLATE_LIMIT_S):
+        with template_limits():
             return render(messages)
     except Exception as error:  # noqa: BLE001 - a template is a program, which can fail in any way
         if any(isinstance(arguments, dict) for arguments in _arguments_of(messages)):  # DeepSeek's take text

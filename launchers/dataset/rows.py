@@ -26,8 +26,8 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from estimator.errors import UserError
-from estimator.formatting import printable
 from estimator.names import close_matches
+from estimator.terminal import print
 from launchers.dataset.columns import UnknownColumns, check_present, renamed
 from launchers.dataset.files import FORMS, BadRow, Rows, open_rows
 from launchers.dataset.progress import Progress
@@ -149,7 +149,7 @@ def read_rows(
     if not total:
         raise UserError(f"Dataset {path} is empty.", f"Use {forms}.")
     if unused:
-        print(printable(_unused(path, unused)), file=sys.stderr, flush=True)
+        print(_unused(path, unused), file=sys.stderr, flush=True)
 
 
 def parse(row: Any, line: int = 0) -> Conversation:

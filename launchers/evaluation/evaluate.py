@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from estimator.errors import UserError
 from estimator.formatting import format_clock, printable
+from estimator.terminal import print
 from estimator.vocabulary import IMAGE_TASK, METHODS, TASKS
 from launchers.base.imports import collector_paused
 from launchers.cluster.processes import PARENT, die_with_parent, started, tail

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from estimator.errors import UserError
+from estimator.formatting import printable
 
 Kind = Literal["rank", "agent", "node", "left", "hang", "task", "user"]
 
@@ -116,7 +117,7 @@ class GangFailed(RuntimeError):  # noqa: N818 named for the event
             text += f"\n\n{failure.traceback.rstrip()}\n"
             if failure.traceback.startswith(LOG_END):  # unlike a traceback, a log need not end with the cause
                 text += f"\n{failure.message}\n"
-        super().__init__(text)
+        super().__init__(printable(text))  # Metaflow prints it, and ranks raise what files contain
         self.failure = failure
 
     def __reduce__(self) -> tuple[type[GangFailed], tuple[Failure]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import secrets
+import random
 import socket
 import time
 from collections import defaultdict
 
 from estimator.errors import UserError
-from launchers.cluster.endpoint import NodeAddress
+from launchers.cluster.endpoint import CLUSTER_PORTS, STORE_PORTS, NodeAddress
 from launchers.cluster.listener import bind
 from launchers.cluster.rendezvous import Goodbye, Peer, Server
 from launchers.gang.control import (
@@ -40,6 +40,8 @@ from launchers.gang.failures import Failure, root_cause
 from launchers.report.telemetry import Pace
 
 _LOG_INTERVAL_S = 60.0
+_LOCAL_STORE_PORTS = range(20_000, 32_000)  # below Linux's ephemeral ports
+_PORTS_TRIED = 200
 _log = logging.getLogger(__name__)
 
 
@@ -214,9 +216,12 @@ class Hub(Control):
 
 
 def free_port(address: NodeAddress) -> int:
-    """Find a port for torch's store, below the kernel's range of ephemeral ports."""
-    for _ in range(200):
-        port = 20_000 + secrets.randbelow(12_000)
+    """Find a port for torch's store, below the kernel's range of ephemeral ports.
+
+    On a cluster it is one of ``STORE_PORTS``, because a network policy opens no others.
+    """
+    candidates = STORE_PORTS if address.ports == CLUSTER_PORTS else _LOCAL_STORE_PORTS
+    for port in random.SystemRandom().sample(candidates, min(len(candidates), _PORTS_TRIED)):
         if port not in address.ports:
             try:
                 bind(address.main_host, port).close()
@@ -224,5 +229,6 @@ def free_port(address: NodeAddress) -> int:
                 continue
             return port
     raise UserError(
-        "No free port between 20000 and 31999 on this machine.", "End the processes that use them."
+        f"No free port between {candidates[0]} and {candidates[-1]} on this machine.",
+        "End the processes that use them.",
     )

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from estimator.errors import UserError
+from estimator.terminal import print
 from launchers.base.imports import collector_paused
 from launchers.base.request_process import PROBLEM, serve
 from launchers.base.tokenizer import tokenizer_in

@@ -15,6 +15,7 @@ import yaml
 
 from estimator.errors import UserError
 from estimator.names import did_you_mean
+from estimator.terminal import print
 from estimator.untrusted import MAX_YAML_BYTES, parse_yaml, read_text, yaml_loader
 from launchers.settings import Settings
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from estimator.errors import UserError
+from estimator.terminal import print
 from launchers.dataset.columns import UnknownColumns
 from launchers.dataset.files import BadRow, Rows, open_rows
 from launchers.dataset.picture import Picture

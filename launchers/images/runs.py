@@ -11,6 +11,7 @@ from estimator.engines.images import task_for
 from estimator.errors import UserError
 from estimator.models import DiffusionSpec, ModelSpec
 from estimator.models.diffusion import TINY, positions_of
+from estimator.terminal import print
 from estimator.vocabulary import IMAGE_TASK, LAUNCHED_METHODS, TASKS
 from launchers.dataset import mixture, sources
 from launchers.dataset.picture import Picture

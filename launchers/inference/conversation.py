@@ -13,6 +13,7 @@ from typing import Any
 from estimator.errors import UserError
 from launchers.base.imports import imported_quietly
 from launchers.base.tokenizer import tokenizer_in
+from launchers.dataset import render
 from launchers.engines.new_tokens import with_new_tokens
 from launchers.evaluation.evaluate import load_model, precision_on
 from launchers.inference.finished import FinishedModel, fetch_cached
@@ -181,7 +182,17 @@ class Conversation:
             tokens = tokenizer(messages[-1]["content"]).input_ids
             return tokens
         system = [{"role": "system", "content": self.system}] if self.system else []
-        text = tokenizer.apply_chat_template([*system, *messages], add_generation_prompt=True, tokenize=False)
+        chat = [*system, *messages]
+        try:
+            with render.template_limits():
+                text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+            render.checked_length(text, chat)
+        except Exception as error:  # noqa: BLE001 - a template is a program, which can fail in any way
+            reason = render.one_line(error).removesuffix(".")
+            raise UserError(
+                f"The model's chat template refuses the conversation: {reason}.",
+                "Use /reset, or another model.",
+            ) from None
         tokens = tokenizer(text, add_special_tokens=False).input_ids  # the template has written them
         return tokens
 

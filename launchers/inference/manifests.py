@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from estimator import hardware
@@ -10,12 +12,24 @@ from estimator.hardware.cluster.tables import labels_of
 from estimator.inference.serving import Serving
 from estimator.memory.host import GPU_PROCESS_HOST_BYTES
 from estimator.plan import GIB
+from launchers.inference import fetch_in_pod
 from launchers.inference.servers import TOKEN_VARIABLE, Endpoint, vllm_arguments
 
 IMAGE = "vllm/vllm-openai:v0.32.0"  # of the version in pyproject.toml, extra vllm
 GPU_RESOURCE = "nvidia.com/gpu"
 MODEL_FOLDER = "/model"
 Json = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stored:
+    """A model in an S3 datastore, which the pod fetches before it serves."""
+
+    address: str  # s3://BUCKET/KEY of the bundle
+    path: str  # of the model's folder in the bundle
+    endpoint: str | None = None  # URL of an S3 that is not AWS's
+    service_account: str | None = None  # that may read the bucket
+    secrets: tuple[str, ...] = ()  # whose values become environment variables, such as an access key
 
 
 def resource_name(model: str) -> str:
@@ -30,6 +44,7 @@ def manifests(
     gpu: str,
     source: str,
     claim: str | None,
+    stored: Stored | None = None,
     image: str = IMAGE,
     token: bool,
 ) -> list[Json]:
@@ -41,6 +56,8 @@ def manifests(
         What vLLM loads: a Hugging Face id, or a path below ``MODEL_FOLDER``.
     claim:
         A PersistentVolumeClaim that is mounted, read only, at ``MODEL_FOLDER``.
+    stored:
+        A model in an S3 datastore; an init container fetches it to ``MODEL_FOLDER``.
     token:
         Whether requests need the token in the Secret NAME-token, key ``token``.
     """
@@ -52,6 +69,9 @@ def manifests(
     mounts: list[Json] = [{"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108 - of the container
     if claim is not None:
         volumes.append({"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
+        mounts.append({"name": "model", "mountPath": MODEL_FOLDER, "readOnly": True})
+    if stored is not None:
+        volumes.append({"name": "model", "emptyDir": {}})
         mounts.append({"name": "model", "mountPath": MODEL_FOLDER, "readOnly": True})
     environment = [_secret("HF_TOKEN", "hf-token", optional=True)]
     if token:
@@ -75,6 +95,10 @@ def manifests(
         "volumeMounts": mounts,
     }
     pod: Json = {"containers": [container], "volumes": volumes, "terminationGracePeriodSeconds": 60}
+    if stored is not None:
+        pod["initContainers"] = [_fetching(stored, image)]
+        if stored.service_account is not None:
+            pod["serviceAccountName"] = stored.service_account
     if selector := _node_selector(gpu):
         pod["nodeSelector"] = selector
     deployment = {
@@ -97,6 +121,23 @@ def manifests(
         },
     }
     return [deployment, service]
+
+
+def _fetching(stored: Stored, image: str) -> Json:
+    """The init container; vLLM's image has boto3."""
+    container: Json = {
+        "name": "fetch",
+        "image": image,
+        "command": ["python3", "-c", inspect.getsource(fetch_in_pod), stored.address, MODEL_FOLDER],
+        "resources": {"requests": {"cpu": "1", "memory": "1Gi"}},
+        "securityContext": {"allowPrivilegeEscalation": False},
+        "volumeMounts": [{"name": "model", "mountPath": MODEL_FOLDER}],
+    }
+    if stored.endpoint is not None:
+        container["env"] = [{"name": "AWS_ENDPOINT_URL_S3", "value": stored.endpoint}]
+    if stored.secrets:
+        container["envFrom"] = [{"secretRef": {"name": name}} for name in stored.secrets]
+    return container
 
 
 def _node_selector(gpu: str) -> dict[str, str]:

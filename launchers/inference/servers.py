@@ -21,6 +21,7 @@ from typing import Literal
 
 from estimator.errors import UserError
 from estimator.inference.serving import Serving
+from estimator.untrusted import read_json_object
 from launchers.cluster.processes import is_loopback, relevant_tail, started
 from launchers.inference.finished import ADAPTER_CONFIG, FinishedModel
 
@@ -97,7 +98,7 @@ def serves_adapter(finished: FinishedModel) -> bool:
     path = finished.folder / ADAPTER_CONFIG
     if not path.is_file():
         return False
-    values = json.loads(path.read_text())
+    values = read_json_object(path)
     unsupported = ("use_dora", "lora_bias", "modules_to_save", "layer_replication", "trainable_token_indices")
     quantized = finished.settings is not None and finished.settings.method.startswith("q")
     return (
@@ -235,5 +236,11 @@ def warning(endpoint: Endpoint, *, token: bool) -> str | None:
 
 
 def _lora_rank(folder: Path) -> int:
-    values = json.loads((folder / ADAPTER_CONFIG).read_text())
-    return max([int(values.get("r", 8)), *map(int, (values.get("rank_pattern") or {}).values())])
+    path = folder / ADAPTER_CONFIG
+    values = read_json_object(path)
+    try:
+        return max([int(values.get("r", 8)), *map(int, (values.get("rank_pattern") or {}).values())])
+    except (AttributeError, OverflowError, TypeError, ValueError):
+        raise UserError(
+            f"{path}: r or rank_pattern is not a rank.", "Use the adapter as it was saved."
+        ) from None

@@ -120,7 +120,7 @@ def compare(
     device: Device,
     *,
     base_of: FinishedModel | None = None,
-    score: Callable[[str, str], float] | None = None,
+    score: Callable[[Sequence[str], Sequence[str]], Sequence[float]] | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
     """Generate and score all answers, with one model after the other in memory.
@@ -132,7 +132,7 @@ def compare(
     base_of:
         A finished model whose base answers in a last column, with that model's template.
     score:
-        Maps a prompt and an answer to a number.
+        Maps prompts and one answer to each to numbers. Called when no model is in memory any more.
     """
     columns: dict[str, list[str]] = {}
     for name, model in models.items():
@@ -141,10 +141,11 @@ def compare(
     if base_of is not None:
         on_progress(BASE)
         columns[BASE] = _answers(base_of, prompts, sampling, device, of_base=True)
+    scored = None if score is None else [score(prompts, answers) for answers in columns.values()]
     rows = []
     for place, prompt in enumerate(prompts):
         answers = tuple(column[place] for column in columns.values())
-        scores = None if score is None else tuple(score(prompt, answer) for answer in answers)
+        scores = None if scored is None else tuple(column[place] for column in scored)
         rows.append(Row(prompt=prompt, answers=answers, scores=scores))
     return Comparison(columns=tuple(columns), rows=tuple(rows))
 

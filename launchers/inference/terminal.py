@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from estimator.errors import UserError
 from estimator.formatting import printable
+from estimator.terminal import print
 from launchers.inference.conversation import Conversation, Reply
 
 COMMANDS = {

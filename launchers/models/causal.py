@@ -10,6 +10,9 @@ from typing import Any
 
 from launchers.base.imports import imported_quietly
 
+# Language models that transformers 5.23 lists under AutoModelForImageTextToText alone
+_OTHER_MAPPING = ("mistral4",)
+
 
 def configuration(folder: Path) -> Any:
     """Return the model's configuration, with an attention implementation that supports all its options."""
@@ -61,4 +64,6 @@ def class_of(config: Any, *, rewards: bool | None = None) -> Any:
 
     if gives_rewards(config) if rewards is None else rewards:
         return AutoModelForSequenceClassification
-    return AutoModelForImageTextToText if sees_images(config) else AutoModelForCausalLM
+    if sees_images(config) or config.model_type in _OTHER_MAPPING:
+        return AutoModelForImageTextToText
+    return AutoModelForCausalLM

@@ -17,6 +17,7 @@ from estimator import remote
 from estimator.errors import UserError
 from estimator.formatting import format_bytes, format_duration
 from estimator.models import ModelSource
+from estimator.terminal import print
 from estimator.untrusted import files_inside
 from launchers.base.workdir import full_disk_explained
 from launchers.models import conversion, pickled, pipelines, published

@@ -23,8 +23,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from estimator.errors import UserError
 from estimator.memory.latents import MOST_AT_ONCE, images_at_once
 from estimator.models import DiffusionSpec
+from estimator.untrusted import read_json_object
 from launchers.base.imports import collector_paused
 from launchers.cluster.endpoint import NodeAddress
 from launchers.cluster.processes import PARENT, die_with_parent
@@ -99,9 +101,12 @@ def _at_once(job: TrainJob) -> int:
 
 
 def _noise(model_dir: Path) -> dict[str, Any]:
-    scheduler = json.loads((model_dir / "scheduler" / "scheduler_config.json").read_text())
-    vae = json.loads((model_dir / "vae" / "config.json").read_text())
-    return {"scheduler": scheduler, "scaling_factor": vae["scaling_factor"]}
+    scheduler = read_json_object(model_dir / "scheduler" / "scheduler_config.json")
+    path = model_dir / "vae" / "config.json"
+    factor = read_json_object(path).get("scaling_factor")
+    if not isinstance(factor, int | float):
+        raise UserError(f"{path}: scaling_factor is {factor!r}, not a number.", "Fetch it again.")
+    return {"scheduler": scheduler, "scaling_factor": factor}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from estimator.errors import UserError
+from estimator.terminal import print
 from launchers.cluster.endpoint import NodeAddress
 from launchers.cluster.processes import started, tail
 from launchers.gang.failures import LOG_END, Failure, RankFailed

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from estimator.errors import UserError
 from estimator.formatting import format_clock
+from estimator.terminal import print
 from launchers.base.request_process import PROBLEM
 from launchers.cluster.processes import started, tail
 from launchers.rejection.answers import shard_name

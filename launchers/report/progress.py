@@ -6,6 +6,7 @@ import sys
 import time
 from typing import Literal
 
+from estimator.terminal import print
 from launchers.report.metrics import Metrics, step_line
 from launchers.report.terminal import StepProgress
 

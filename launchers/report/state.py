@@ -196,6 +196,23 @@ class RunState:
         return self._eta_after(self.last_step)
 
     @property
+    def data_waits(self) -> dict[int, tuple[float, float]]:
+        """Median seconds that each rank waited for data in a step, and of the step; of ranks that report it.
+
+        The first step counts only if there is no other: it warms up.
+        """
+        waits: dict[int, list[tuple[float, float]]] = {}
+        for _, ranks in sorted(self._steps.items()):
+            for rank, step in ranks.items():
+                if step.loading is not None:
+                    waits.setdefault(rank, []).append((step.loading, step.dt))
+        medians = {}
+        for rank, steps in sorted(waits.items()):
+            loading, dt = (median(column) or 0.0 for column in zip(*(steps[1:] or steps), strict=True))
+            medians[rank] = (loading, dt)
+        return medians
+
+    @property
     def checkpoint_seconds(self) -> float | None:
         """Median time for which a checkpoint interrupts training; None before the first."""
         return median(self._checkpoints_s)

@@ -54,6 +54,7 @@ class Step:
     metrics: dict[str, float] | None = None  # task-specific, over all ranks; rank 0 only
     all_tokens: int | None = None  # of all ranks, if the prepared data does not determine it; rank 0 only
     in_collectives: float | None = None  # part of dt in collectives, including the wait for other ranks
+    loading: float | None = None  # part of dt in which the rank waited for data
     at: float = field(default_factory=time.time)
     kind: str = "step"
 

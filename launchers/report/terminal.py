@@ -6,6 +6,8 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
+from estimator import terminal
+
 if TYPE_CHECKING:
     from rich.live import Live
 
@@ -25,14 +27,13 @@ class StepProgress:
 
     def update(self, line: str) -> None:
         """Show a line of ``metrics.step_line``, truncated at the terminal's width."""
-        from rich.console import Console
         from rich.live import Live
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
 
         if self._live is None:
-            console = Console(file=sys.stdout, highlight=False)
+            console = terminal.console(file=sys.stdout)
             self._live = Live(console=console, auto_refresh=False)
             self._live.start()
         step, total = map(int, match.groups()) if (match := STEP_LINE.match(line)) else (0, 1)

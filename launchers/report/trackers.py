@@ -17,6 +17,7 @@ from threading import Thread
 from typing import Any
 
 from estimator.errors import UserError
+from estimator.terminal import print
 from launchers.settings import Settings
 
 _CREDENTIALS = re.compile(r"://[^/@\s]*@")  # user and password in a server's URL

@@ -70,7 +70,7 @@ def _write_generation_config(folder: Path, model_dir: Path, asking: Asking) -> N
     else:
         config = {name: values[name] for name in ("bos_token_id", "eos_token_id") if name in values}
     end_ids = config.get("eos_token_id", values.get("eos_token_id"))
-    end_list = end_ids if isinstance(end_ids, list) else [end_ids]
+    end_list = [end for end in (end_ids if isinstance(end_ids, list) else [end_ids]) if isinstance(end, int)]
     config["eos_token_id"] = list(dict.fromkeys(end for end in (*end_list, asking.end_id) if end is not None))
     config.setdefault("pad_token_id", asking.pad_id)
     path.write_text(json.dumps(config, indent=2) + "\n")

@@ -19,6 +19,7 @@ from typing import Any
 from estimator.errors import UserError
 from estimator.formatting import format_bytes
 from estimator.remote import hub_token
+from estimator.terminal import print
 from estimator.untrusted import files_inside
 from launchers import engines
 from launchers.results.handover import PAGE

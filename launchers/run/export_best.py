@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from estimator.errors import UserError
+from estimator.terminal import print
 from launchers.cluster.endpoint import NodeAddress
 from launchers.gang.job import TrainJob
 from launchers.gang.node import run_node

@@ -22,14 +22,14 @@ from launchers.settings.sections import Auto
 def unsupported(engine: str, settings: Settings, spec: ModelSpec) -> str | None:
     """Return the reason why an engine cannot train this model with these settings, as one clause, or None.
 
-    Method ``auto`` counts as ``full``.
+    Method ``auto`` counts as the first method that it may take.
     """
     reason = engines.get(engine).unsupported_settings(settings)
     if reason is not None:
         return reason
     values = {
         "engine": engine,
-        "method": "full" if settings.method == "auto" else settings.method,
+        "method": settings.automatic_methods[0] if settings.method == "auto" else settings.method,
         "rl": settings.rl.model_copy(update={"reward": None}),  # its size is irrelevant here
     }
     try:
@@ -81,6 +81,7 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, install
     return Job(
         model=_trained_spec(spec, settings),
         method=settings.method,
+        methods=settings.automatic_methods,
         engine=engine,
         engines=_with_sharding_options(settings, installed_engines() if installed else LAUNCHED_ENGINES),
         task=settings.task,

@@ -21,8 +21,12 @@ from estimator.calibration import Calibration
 from estimator.errors import UserError
 from estimator.job import Job, Target
 from estimator.models import DiffusionSpec, ModelRef, ModelSource, ModelSpec, untried
+from estimator.option_names import option_name
 from estimator.plan import Plan
 from estimator.planning import planner
+from estimator.planning.job_settings import changed_settings
+from estimator.planning.search import precision_of
+from estimator.terminal import print
 from estimator.vocabulary import TASKS
 from launchers import run_config
 from launchers.dataset import mixture, preferences, prompts, rows, sources, stored, texts
@@ -143,20 +147,53 @@ def _check_files(settings: Settings, model: ModelRef) -> None:
             pass
 
 
-def check_matches(plan: Plan | None, settings: Settings) -> Plan:
-    """Return the plan that a run was launched with; raise UserError if the settings describe another job."""
+def check_matches(plan: Plan | None, settings: Settings, spec: ModelSpec) -> Plan:
+    """Return the plan that a run was launched with; raise UserError if the settings describe another job.
+
+    Values that the planner may choose match if the settings leave them open. ``spec``: the model's.
+    """
     if plan is None:
         raise UserError("This run has no plan.", "Start it with `run`, or redeploy the flow.")
-    planned = (plan.model, plan.method, plan.engine)
-    requested = (settings.model, settings.method, settings.engine)
-    differs = any(a not in ("auto", p) for a, p in zip(requested[1:], planned[1:], strict=True))
-    if differs or settings.global_batch_size not in (None, plan.layout.global_batch_size):
+    for name, requested, planned in _differences(plan, settings, spec):
+        option = option_name(name)
+        was = f"without {option}" if planned is None else f"with {option} {planned}"
         raise UserError(
-            f"This deployment was planned for {planned}, batch {plan.layout.global_batch_size}; "
-            f"the run requests {requested}, batch {settings.global_batch_size}.",
-            "Redeploy the flow with these values: a deployment's resources are fixed.",
+            f"This deployment was planned {was}; the run requests {requested or 'the default'}.",
+            "Redeploy the flow with this value: a deployment's resources are fixed.",
         )
     return plan
+
+
+def _differences(plan: Plan, settings: Settings, spec: ModelSpec) -> Iterator[tuple[str, object, object]]:
+    """Yield the name, the requested and the planned value of each setting that differs from the plan's."""
+    layout = plan.layout
+    planned: dict[str, object] = {
+        "method": plan.method,
+        "engine": plan.engine,
+        "global_batch_size": layout.global_batch_size,
+        "micro_batch_size": layout.micro_batch_size,
+        "activation_checkpointing": layout.activation_checkpointing,
+        "precision": layout.precision,
+        "packing": plan.packing,
+        "liger": plan.liger,
+        "compile": plan.compile,
+    }
+    requested = {name: getattr(settings, name) for name in planned}
+    for name, value in planned.items():
+        if requested[name] not in (None, "auto", value) and name != "precision":
+            yield name, requested[name], value
+    config = run_config.resolve(
+        settings, spec, method=plan.method, engine=plan.engine, batch=layout.global_batch_size
+    )
+    without_reward = config.rl.model_copy(update={"reward": None})  # fetched later; no setting here reads it
+    job = build_job(config.model_copy(update={"rl": without_reward}), spec, None)
+    if job.precision != "auto" and precision_of(job, layout.device, None) != layout.precision:
+        yield "precision", job.precision, layout.precision
+    now = {name: str(value) for name, value in changed_settings(job) if name not in planned}
+    then = now if plan.settings is None else dict(plan.settings)
+    for name in {**now, **then}:
+        if name not in planned and now.get(name) != then.get(name):
+            yield name, now.get(name), then.get(name)
 
 
 def count_rows(settings: Settings) -> int | None:
@@ -211,6 +248,7 @@ def apply_resources(settings: Settings, target: Target) -> Target:
         cloud=resources.cloud,
         device=resources.device,
         capacity=resources.capacity,
+        tight=resources.tight,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 
 from estimator.errors import UserError
 from estimator.plan import Plan
+from estimator.terminal import print
 from launchers.evaluation.evaluate import EvaluationRequest, EvaluationResult
 from launchers.evaluation.evaluate import evaluate as run_evaluation
 from launchers.harness.result import HarnessResult

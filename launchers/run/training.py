@@ -9,6 +9,7 @@ from typing import Any
 
 from estimator.errors import UserError
 from estimator.plan import Plan
+from estimator.terminal import print
 from estimator.vocabulary import TASKS
 from launchers.cluster.endpoint import NodeAddress
 from launchers.dataset.measured import MAX_ROWS

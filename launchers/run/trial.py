@@ -18,6 +18,7 @@ from estimator.errors import UserError
 from estimator.formatting import format_bytes
 from estimator.plan import Counted, Plan
 from estimator.planning.trials import trial_plans
+from estimator.terminal import print
 from launchers.cluster.endpoint import NodeAddress
 from launchers.dataset.prepared import Prepared
 from launchers.gang.failures import Failure, GangFailed

@@ -19,6 +19,7 @@ from estimator.job import Machine, Target
 from estimator.models import ModelRef
 from estimator.plan import Plan
 from estimator.planning.report import render
+from estimator.terminal import print
 from estimator.vocabulary import TASKS
 from launchers.engines.reward_head import as_trained
 from launchers.harness import tasks

@@ -23,6 +23,7 @@ from pathlib import Path
 from estimator.errors import UserError
 from estimator.hardware import local_machine
 from estimator.plan import Counter, Plan
+from estimator.terminal import print
 from launchers import engines
 from launchers.base.workdir import full_disk_explained
 from launchers.cluster.allocation import Allocation

@@ -18,10 +18,12 @@ from estimator.vocabulary import (
     TASKS,
     LaunchedEngine,
     LaunchedFp8,
+    LaunchedMethod,
     RequestedMethod,
     RequestedPrecision,
     Task,
     Vision,
+    automatic_methods,
 )
 from launchers.settings.handover_sections import Export, Harness
 from launchers.settings.image_sections import Images
@@ -129,7 +131,7 @@ class Settings(Section):
     """Sequences per GPU and forward pass. Empty: the largest that fits."""
     precision: RequestedPrecision = "auto"
     """Training precision. auto: fp32 on CPUs; on GPUs bf16 with torchtune, bf16 with fp32 master weights
-    with the other engines."""
+    with the other engines where that fits."""
     fp8: LaunchedFp8 = "none"
     """Matrix products in float8, with one scale per tensor or per row (fsdp2)."""
     activation_checkpointing: bool | Auto = "auto"
@@ -223,6 +225,14 @@ class Settings(Section):
         elif not method.quantized and self.lora.quantization != Lora().quantization:
             unused = ["lora.quantization"]
         return (*unused, *(() if method.llama_adapter else self._changed_adapter_settings()))
+
+    @property
+    def automatic_methods(self) -> tuple[LaunchedMethod, ...]:
+        """Methods that "auto" may take: those to which all changed settings of ``lora`` apply."""
+        changed = {name for name, default in Lora() if getattr(self.lora, name) != default}
+        return automatic_methods(
+            low_rank=bool(changed) or self.export.adapter_only, quantized="quantization" in changed
+        )
 
     def _changed_adapter_settings(self) -> list[str]:
         return [f"adapter.{name}" for name, default in Adapter() if getattr(self.adapter, name) != default]

@@ -509,6 +509,8 @@ class Resources(Section):
     """Plan for the instance types of the catalogue, without querying Kubernetes or AWS Batch."""
     capacity: Capacity = "usual"
     """Rank instance types with poor on-demand availability last (usual), or treat all equally (any)."""
+    tight: bool = False
+    """Rank plans with a risk of 2 to 20 % of running out of memory like others."""
     spot: bool = False
     """Use spot instances on Kubernetes or AWS Batch, at spot prices."""
     interruption_rate: PositiveFloat | None = None
@@ -517,10 +519,12 @@ class Resources(Section):
     device: RequestedDevice = "auto"
     """Training device. auto: GPUs if there are any; CPUs only for models up to 0.5 billion parameters."""
     queue: str | None = None
-    """AWS Batch job queue, or Kueue LocalQueue on Kubernetes. Empty: by GPU model from `queues`, else the
-    queue in Metaflow's configuration."""
+    """AWS Batch job queue, or on Kubernetes a queue of Kueue, Volcano or KAI. Empty: by GPU model from
+    `queues`, else the queue in Metaflow's configuration."""
     queues: dict[str, str] = Field(default_factory=dict)
     """Queue per GPU model, used if `queue` is not set."""
+    queue_system: Literal["auto", "kueue", "volcano", "kai"] = "auto"
+    """What manages the queue on Kubernetes. auto: the one that has a queue of this name, else Kueue."""
     team: str | None = None
     """Team of the run: a label of its jobs and pods, a tag on AWS Batch, and a group of
     `finetune costs --by team`."""
@@ -532,7 +536,7 @@ class Resources(Section):
     """Availability zone of all nodes. Empty: on Kubernetes, a zone with enough nodes, if there is one."""
     pending_timeout: PositiveFloat = 30.0
     """Minutes that a step waits for its next node, or for its image, before the run fails."""
-    fabric: Literal["auto", "efa", "infiniband", "roce", "tcpx", "none"] = "auto"
+    fabric: Literal["auto", "efa", "infiniband", "roce", "tcpx", "tcpxo", "none"] = "auto"
     """Network fabric between nodes on Kubernetes. auto: what the nodes offer. none: TCP."""
     pod_template: dict[str, Any] | str | None = None
     """Strategic merge patch of the training pods on Kubernetes, inline or as the path of a YAML file. The

@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from checklist import past_runs
-from checklist.__main__ import _keep, app
+from checklist.__main__ import _write_result, app
 from checklist.checks.gpu import gpus_probe
 from checklist.measurements import PHASES
 from checklist.outputs.webhook import URL_VARIABLE
@@ -25,7 +25,9 @@ from tests.checklist.runs import collective, gpu_run, with_pairs
 from tests.checklist.servers import Api, hook, kubeconfig, nodes_api
 
 ROOT = Path(__file__).resolve().parents[2]
-NO_GPUS = "--gpus-per-node 64 is more than" if gpus_probe.look().uuids else "There is no GPU on this machine."
+NO_GPUS = (
+    "--gpus-per-node 64 is more than" if gpus_probe.list_gpus().uuids else "There is no GPU on this machine."
+)
 _LAUNCHER = (
     "RANK",
     "WORLD_SIZE",
@@ -110,7 +112,7 @@ def test_under_torchrun_each_process_takes_part_in_one_job_and_one_of_them_publi
 def test_every_rank_ends_with_the_status_of_rank_0_who_alone_knows_the_past(tmp_path: Path) -> None:
     history = tmp_path / "history.jsonl"
     broken = collective("all_reduce", 1024, 1.0, 16, 2, error="it broke")
-    past_runs.keep(judge(gpu_run(collectives=(broken,))), history)  # of no node, so that it concerns any
+    past_runs.append(judge(gpu_run(collectives=(broken,))), history)  # of no node, so that it concerns any
     port = str(20_000 + os.getpid() % 9_000)
     command = [sys.executable, "-m", "checklist", "--only", "ranks", "--device", "cpu", "--history"]
     job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -171,7 +173,7 @@ def test_a_failure_stays_open_in_the_history_until_the_check_that_found_it_passe
 def test_a_node_that_an_earlier_run_has_blamed_is_tainted_when_that_is_asked_for(tmp_path: Path) -> None:
     history = tmp_path / "history.jsonl"
     share = {2: 0.25}
-    past_runs.keep(
+    past_runs.append(
         judge(with_pairs(gpu_run(8), Cluster(nodes=8, speed=45, transmit=share, receive=share))), history
     )
     api = Api(8)
@@ -191,7 +193,7 @@ def test_a_result_that_can_not_be_written_after_all_is_put_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    _keep(judge(gpu_run()), tmp_path / "gone" / "out.json")
+    _write_result(judge(gpu_run()), tmp_path / "gone" / "out.json")
     said = capsys.readouterr().err
     assert "out.json: No such file or directory. It is in " in said
     assert read(Path(said.split(" It is in ")[1].split(" instead")[0])).verdict == "PASS"

@@ -43,9 +43,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_a_run_is_judged_by_the_figures_of_the_runs_before_it(place: Path) -> None:
-    past_runs.check_place(place)
+    past_runs.check_writable(place)
     for day in range(4):
-        past_runs.keep(healthy(at=1_000.0 + day), place)
+        past_runs.append(healthy(at=1_000.0 + day), place)
     past = past_runs.read(place)
 
     assert past.problems == ()
@@ -64,14 +64,14 @@ def test_a_run_is_judged_by_the_figures_of_the_runs_before_it(place: Path) -> No
 
 
 def test_a_failure_is_open_until_the_same_check_passes_on_that_node(place: Path) -> None:
-    past_runs.keep(slow(2), place)
-    past_runs.keep(healthy(at=2_000.0, profile="quick"), place)
+    past_runs.append(slow(2), place)
+    past_runs.append(healthy(at=2_000.0, profile="quick"), place)
     found = past_runs.read(place)
     assert [(item.check, item.nodes) for item in found.open_failures] == [("pairs", ("host-2",))]
 
     again = judge(gpu_run(2, started_unix=3_000.0), open_failures=found.open_failures)
     assert again.bad_nodes == ("host-2",)
-    past_runs.keep(healthy(at=4_000.0, profile="deep"), place)
+    past_runs.append(healthy(at=4_000.0, profile="deep"), place)
     assert past_runs.read(place).open_failures == ()
 
 
@@ -99,21 +99,21 @@ def test_the_first_run_that_is_looked_at_hands_on_what_was_open_before_it(
 
 def test_a_run_that_lies_there_twice_counts_once(tmp_path: Path) -> None:
     made = healthy()
-    past_runs.keep(made, tmp_path)
+    past_runs.append(made, tmp_path)
     result.write(made, tmp_path / "copy.json")
     assert len(past_runs.read(tmp_path).records) == len(made.records)
 
 
 def test_runs_of_another_schema_version_are_one_line_and_are_left_as_they_are(place: Path) -> None:
     for at in (1_000.0, 2_000.0):
-        past_runs.keep(healthy(at=at), place)
+        past_runs.append(healthy(at=at), place)
     for file in [place] if place.is_file() else sorted(place.iterdir()):
         text = file.read_text()
         begins = re.compile(r'^(\{\s*"version": )\d', re.MULTILINE)
         file.write_text(begins.sub(r"\g<1>7", text))
 
-    past_runs.check_place(place)
-    past_runs.keep(healthy(at=3_000.0), place)
+    past_runs.check_writable(place)
+    past_runs.append(healthy(at=3_000.0), place)
     found = past_runs.read(place)
 
     (line,) = found.problems
@@ -126,10 +126,10 @@ def test_runs_of_another_schema_version_are_one_line_and_are_left_as_they_are(pl
 
 def test_a_line_of_a_killed_writer_is_told_and_the_next_run_begins_a_new_one(tmp_path: Path) -> None:
     place = tmp_path / "history.jsonl"
-    past_runs.keep(healthy(), place)
+    past_runs.append(healthy(), place)
     place.write_text(place.read_text() + '{"version": 1, "finished_un')
-    past_runs.check_place(place)
-    past_runs.keep(healthy(at=2_000.0), place)
+    past_runs.check_writable(place)
+    past_runs.append(healthy(at=2_000.0), place)
     found = past_runs.read(place)
     assert {item.unix for item in found.records} == {1_060.0, 2_060.0}
     assert [line.partition(". ")[2] for line in found.problems] == [
@@ -142,15 +142,15 @@ def test_a_file_that_is_no_history_is_refused_and_not_touched(tmp_path: Path, te
     place = tmp_path / "notes"
     place.write_text(text)
     with pytest.raises(UserError, match="is no history of the checklist"):
-        past_runs.check_place(place)
+        past_runs.check_writable(place)
     assert place.read_text() == text
 
 
 def test_a_place_that_can_not_be_written_is_refused() -> None:
     with pytest.raises(UserError, match=r"--history /nowhere/a\.jsonl cannot be written"):
-        past_runs.check_place(Path("/nowhere/a.jsonl"))
+        past_runs.check_writable(Path("/nowhere/a.jsonl"))
     with pytest.raises(UserError, match="This run cannot be added to /dev/full: No space left"):
-        past_runs.keep(healthy(), Path("/dev/full"))
+        past_runs.append(healthy(), Path("/dev/full"))
 
 
 def test_a_line_of_the_history_is_small_beside_the_result() -> None:
@@ -160,7 +160,7 @@ def test_a_line_of_the_history_is_small_beside_the_result() -> None:
 
 def _add(place: str, first: int) -> None:
     for number in range(5):
-        past_runs.keep(healthy(2, at=float(first + number)), Path(place))
+        past_runs.append(healthy(2, at=float(first + number)), Path(place))
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ def nights(
                 accept_baseline=night == accept,
             )
         )
-        past_runs.keep(results[-1], place)
+        past_runs.append(results[-1], place)
     return results
 
 
@@ -52,7 +52,7 @@ def nights_of(
         results.append(
             judge(run, thresholds=Table(()), history=past.records, open_failures=past.open_failures)
         )
-        past_runs.keep(results[-1], place)
+        past_runs.append(results[-1], place)
     return results
 
 

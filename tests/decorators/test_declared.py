@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from decorators.declared import DeclaredPlan, fill
+from decorators.declared import DeclaredPlan, fill, summarize
 from estimator.errors import UserError
 from estimator.hardware import local_machine
 from estimator.job import Machine
 from tests.decorators.conftest import FLOWS, Home
+from tests.decorators.flows.plans import make_plan
 from tests.warm_python import WarmPython
 
 GIB = 2**30
@@ -43,6 +44,12 @@ def test_options_and_parameters_decide_the_plan(workstation: None) -> None:
     assert resolver({"model": "llama-8b", "length": 1024}, "local", 2).layout.processes_per_node == 2
 
 
+def test_processes_on_cpus_are_planned_next_to_gpus(workstation: None) -> None:
+    options = {"model": "tiny-llama", "device": "{device}", "gpus": 2, "seq_len": 128}
+    layout = DeclaredPlan(options)({"device": "cpu"}, "local").layout
+    assert (layout.device, layout.processes_per_node) == ("cpu", 2)
+
+
 @pytest.mark.parametrize(
     ("options", "named", "advised"),
     [
@@ -52,6 +59,7 @@ def test_options_and_parameters_decide_the_plan(workstation: None) -> None:
         ({"model": "llama-8c"}, "llama-8c", "llama-8b"),
         ({"model": "llama-8b", "method": "loraa"}, "loraa", "lora"),
         ({"seq_len": 128}, "model", 'model="'),
+        ({"model": "llama-8b", "device": "tpu"}, "tpu", "cpu"),
         ({"model": "llama-70b", "method": "full", "gpus": 1}, "llama-70b", "method"),
     ],
 )
@@ -116,3 +124,21 @@ def test_below_step_it_is_refused_in_one_line(home: Home, written: str) -> None:
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "train" in done.stderr
+
+
+def test_a_planning_function_that_returns_no_plan_is_named(home: Home, warm: WarmPython) -> None:
+    text = (FLOWS / "plain.py").read_text()
+    assert text.count("    @step\n    def start") == 1
+    text = text.replace("    @step\n    def start", "    @gpu_profile(plan=chosen)\n    @step\n    def start")
+    function = "from metaflow import gpu_profile\n\n\ndef chosen(parameters, backend):\n    return 3\n"
+    flow = home.path / "wrong.py"
+    flow.write_text(text.replace("\n\nclass ", f"\n\n{function}\n\nclass ", 1))
+    done = Home(home.path, warm).run(str(flow), "run")
+    assert done.returncode == 1
+    assert "@gpu_profile(plan=chosen) returned int, which is no Plan." in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_the_summary_on_cpus_speaks_of_processes() -> None:
+    assert "needed per process" in summarize(make_plan({}, "local"))
+    assert "needed per GPU" in summarize(make_plan({}, "kubernetes"))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import signal
 from pathlib import Path
 
 import pytest
 
 from launchers.models import tiny_llama
-from tests.decorators.conftest import Home
+from tests.decorators.conftest import Home, wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.slow
@@ -15,9 +19,11 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    """A folder with a datastore of its own, and a tiny model."""
+    """A folder with a datastore of its own, a tiny model and texts."""
     (tmp_path / ".metaflow").mkdir()
     tiny_llama.make(tmp_path / "tiny", config={**tiny_llama.CONFIG, "num_hidden_layers": 1})
+    texts = [{"text": f"Ticket {number}: the printer does not print."} for number in range(64)]
+    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps(row) for row in texts))
     return Home(tmp_path)
 
 
@@ -46,6 +52,35 @@ def test_batch_inference_answers_every_prompt_and_continues_where_it_stopped(hom
     assert len(parts) == 1, "each batch is kept for a retry or a resumed run"
 
 
+@pytest.mark.nightly
+def test_interrupted_batch_inference_answers_only_the_rest_when_it_is_resumed(home: Home) -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    prompts = [f"Say {number}." for number in range(400)]
+    pq.write_table(pa.table({"prompt": prompts}), home.path / "prompts.parquet")
+    flow = str(EXAMPLES / "batch_inference_flow.py")
+    words = ("--model", "tiny", "--prompts", "prompts.parquet", "--max-new-tokens", "48")
+    stored = home.path / ".metaflow" / "BatchInferenceFlow" / "finetune" / "runs"
+    process = home.start(flow, "run", *words)
+    try:
+        (first,) = wait_until(lambda: list(stored.rglob("*000000.parquet")), 120)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        assert process.wait() != 0, "it was interrupted"
+    early = pq.read_table(first).to_pydict()["answer"]
+
+    shutil.rmtree(home.path / "tiny")  # another model tells the answers apart
+    tiny_llama.make(home.path / "tiny", seed=1, config={**tiny_llama.CONFIG, "num_hidden_layers": 1})
+    done = home.python(flow, "resume")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Checkpoints of an earlier attempt" in done.stdout
+    answers = pq.read_table(home.path / "answers.parquet").to_pydict()
+    assert answers["prompt"] == prompts
+    assert answers["answer"][: len(early)] == early
+    assert answers["answer"][-len(early) :] != early
+
+
 def test_plain_ddp_trains_on_two_nodes(home: Home) -> None:
     assert "steps on each node: [20, 20]" in run(home, "ddp_flow.py", "--steps", "20")
 
@@ -53,3 +88,23 @@ def test_plain_ddp_trains_on_two_nodes(home: Home) -> None:
 def test_a_data_flow_is_right_sized_by_its_second_run(home: Home) -> None:
     assert "no comparable earlier task" in run(home, "rightsized_flow.py")
     assert "used in 1 earlier task" in run(home, "rightsized_flow.py")
+
+
+@pytest.mark.nightly
+def test_trl_trains_on_two_nodes(home: Home) -> None:
+    pytest.importorskip("trl")
+    words = ("--model", str(home.path / "tiny"), "--data", str(home.path / "texts.jsonl"), "--steps", "4")
+    assert "steps: 4" in run(home, "trl_flow.py", *words)
+
+
+@pytest.mark.nightly
+def test_accelerate_trains_with_deepspeed_in_two_processes(home: Home) -> None:
+    pytest.importorskip("deepspeed")
+    words = ("--model", str(home.path / "tiny"), "--steps", "3", "--gpus", "2", "--device", "cpu")
+    assert "steps: 3" in run(home, "accelerate_flow.py", *words)
+
+
+@pytest.mark.nightly
+def test_lightning_trains(home: Home) -> None:
+    pytest.importorskip("lightning")
+    assert "steps: 3" in run(home, "lightning_flow.py", "--model", str(home.path / "tiny"), "--steps", "3")

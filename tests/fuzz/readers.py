@@ -12,29 +12,36 @@ from typing import Any
 
 from checklist import measurements, options, past_runs, result
 from checklist.checks.gpu import dcgm_probe
+from checklist.checks.host import cloud
 from checklist.judging import thresholds
 from checklist.measurements import Diagnosed
+from checklist.outputs import taint
 from decorators.backends import pod_template
+from decorators.backends.kubernetes import images
 from decorators.packed_plan import pack, unpack
 from estimator import untrusted
 from estimator.calibration.finished import Store
 from estimator.errors import UserError
 from estimator.hardware.catalogue import csv_files
-from estimator.hardware.cluster.api import ApiRefusedError
+from estimator.hardware.cluster.api import ApiRefusedError, failure_of
+from estimator.hardware.cluster.nodes import hami_gpus
 from estimator.hardware.cluster.pools import read_autoscalers
 from estimator.hardware.cluster.quantities import quantity
 from estimator.models import hf_files
+from estimator.planner_page import pasted
+from estimator.rightsizing.usage import Sizes, Usage
 from launchers import settings
 from launchers.cluster.allocation import expand_hosts
 from launchers.dataset import files, preferences, prompts, rows, sources, texts
 from launchers.harness import tasks
 from launchers.images import clip_score, decoding, pictures
-from launchers.inference import finished, side_by_side
+from launchers.inference import finished, servers, side_by_side
 from launchers.models import files as model_files
 from launchers.models import own_code, pipelines
+from launchers.precompute import latents
 from launchers.settings import convert, deepspeed_file
 from launchers.store.bundles import LocalStorage, get_bundle
-from tests.decorators.backends.plans import planned
+from tests.decorators.backends.plans import node_object, planned
 
 CHAT = {
     "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello", "weight": 1}]
@@ -58,6 +65,30 @@ HEADER = {
     "__metadata__": {"format": "pt"},
     "a.weight": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]},
 }
+NODE = node_object("a")
+POD = {
+    "kind": "Pod",
+    "metadata": {"name": "p", "namespace": "n"},
+    "spec": {
+        "nodeName": "a",
+        "containers": [{"resources": {"requests": {"cpu": "500m", "memory": "1Gi", "nvidia.com/gpu": "1"}}}],
+    },
+    "status": {"phase": "Running"},
+}
+USAGE = Usage(
+    flow="F",
+    step="train",
+    run="1",
+    task="2",
+    attempt=0,
+    at=1.0,
+    seconds=2.0,
+    ending="succeeded",
+    requested=Sizes(cpu=2),
+    parameters=(("a", "1"),),
+    memory_bytes=1,
+    cpu=0.5,
+).to_json()
 PLAN = planned("llama-8b", "lora", "H100", 1)
 
 
@@ -98,6 +129,14 @@ def autoscalers(path: Path) -> object:
         return {"data": {"status": text_of(path)}}
 
     return read_autoscalers(get, lambda *_, **__: True)
+
+
+def api_error(path: Path) -> object:
+    from kubernetes.client import ApiException
+
+    error = ApiException(status=403, reason="Forbidden")
+    error.body = path.read_bytes().decode(errors="replace")
+    return failure_of(error)
 
 
 def bundle(path: Path) -> object:
@@ -305,7 +344,7 @@ READERS: dict[str, Reader] = {
         seed=dumped({"version": measurements.SCHEMA_VERSION}),
     ),
     "thresholds": Reader(
-        read=lambda path: thresholds.read(path, own=True),
+        read=lambda path: thresholds.read(path, user=True),
         seed=thresholds.SHIPPED.read_bytes()[:600],
         file="a.csv",
     ),
@@ -326,6 +365,41 @@ READERS: dict[str, Reader] = {
     "status of the autoscaler": Reader(
         read=autoscalers,
         seed=dumped({"nodeGroups": [{"name": "a", "health": {"cloudProviderTarget": 1, "maxSize": 4}}]}),
+    ),
+    "pasted config.json": Reader(read=lambda path: pasted.model(text_of(path)), seed=dumped(LLAMA)),
+    "pasted nodes and pods": Reader(
+        read=lambda path: pasted.cluster(text_of(path)), seed=dumped({"items": [NODE, POD]})
+    ),
+    "error of the API server": Reader(read=api_error, seed=dumped({"message": "forbidden", "code": 403})),
+    "marks of a node": Reader(
+        read=lambda path: taint._reasons(text_of(path)),
+        seed=dumped([{"check": "gemm", "verdict": "FAIL", "reason": "slow", "at": 1.0}]),
+    ),
+    "labels of a node": Reader(
+        read=lambda path: cloud._labels(text_of(path)), seed=dumped({"metadata": {"labels": {"a": "b"}}})
+    ),
+    "usage of a task": Reader(
+        read=lambda path: Usage.from_json(text_of(path)), seed=USAGE.encode(), refusals=(ValueError,)
+    ),
+    "rank of an adapter": Reader(
+        read=lambda path: servers._lora_rank(path.parent),
+        seed=dumped({"peft_type": "LORA", "r": 8, "rank_pattern": {"q_proj": 16}}),
+        file="adapter_config.json",
+    ),
+    "noise of a pipeline": Reader(
+        read=lambda path: latents._noise(path.parent.parent),
+        seed=dumped({"scaling_factor": 0.13}),
+        file="vae/config.json",
+        others={"scheduler/scheduler_config.json": dumped({"num_train_timesteps": 1000})},
+    ),
+    "manifest of an image": Reader(
+        read=lambda path: images.architectures_in(path.read_bytes(), lambda _: b"{}"),
+        seed=dumped({"manifests": [{"platform": {"architecture": "amd64"}}]}),
+        refusals=images.UNREADABLE,
+    ),
+    "GPUs of HAMi": Reader(
+        read=lambda path: hami_gpus(text_of(path)),
+        seed=dumped([{"id": "GPU-a", "devmem": 81000}]),
     ),
     "Kubernetes amount": Reader(read=lambda path: quantity(text_of(path)), seed=b"96Gi"),
     "node list of Slurm": Reader(read=lambda path: expand_hosts(text_of(path)), seed=b"gpu[03-05,9],login"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import resource
 import tarfile
+import time
 import zlib
 from base64 import b64encode
 from pathlib import Path
@@ -190,6 +192,28 @@ def test_a_chat_template_that_never_ends_is_stopped(
         render.written(chat.messages, tokenizer)
 
 
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ 'a' * 10**11 }}", "more than 512 MiB"),
+        ("{% for i in range(99999) %}{{ 'a' * 10**6 }}{% endfor %}", "more than 512 MiB"),
+        ("{{ messages[0]['content'] }}{{ 'a' * 10**8 }}", "100,000,002 characters of a chat of"),
+    ],
+)
+def test_a_chat_template_takes_neither_the_memory_nor_makes_a_text_without_end(
+    tiny: Path, template: str, reason: str
+) -> None:
+    pytest.importorskip("transformers")
+    chat = (rows.Message(role="user", content="Hi"),)
+    tokenizer = render.load_tokenizer(tiny, settings.build({"chat_template": template}))
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    before = reset_peak()
+    with pytest.raises(UserError, match=reason):
+        render.written(chat, tokenizer)
+    assert resident_peak() - before < 600 * MIB
+    assert resource.getrlimit(resource.RLIMIT_DATA) == limits
+
+
 # Memory
 
 
@@ -222,16 +246,85 @@ def test_parquet_that_stands_for_gigabytes_is_refused(tmp_path: Path) -> None:
         list(files.open_rows(file))
 
 
-def test_parquet_is_read_in_batches_of_few_rows(tmp_path: Path) -> None:
+def repeated_value(tmp_path: Path, rows: int, *, nested: bool, size: int = MIB) -> Path:
+    """Write a file that has one random value of ``size`` bytes, which all rows repeat."""
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    value = b64encode(os.urandom(MIB // 2)).decode()
-    table = pyarrow.table({"text": pyarrow.array([value] * 200).dictionary_encode()})
-    parquet.write_table(table, tmp_path / "a.parquet", store_schema=False)
+    value = b64encode(os.urandom(size * 3 // 4)).decode()
+    values = pyarrow.array([value]).dictionary_encode().dictionary
+    repeated = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * rows, pyarrow.int32()), values)
+    if nested:  # all in one row
+        repeated = pyarrow.ListArray.from_arrays(pyarrow.array([0, rows], pyarrow.int32()), repeated)
+    table = pyarrow.table({"text": repeated})
+    limit = {"dictionary_pagesize_limit": 2 * size, "store_schema": False}
+    parquet.write_table(table, tmp_path / "a.parquet", **limit)
+    return tmp_path / "a.parquet"
+
+
+def test_parquet_is_decoded_in_batches_by_bytes(tmp_path: Path) -> None:
+    file = repeated_value(tmp_path, 100, nested=False, size=8 * MIB)
     before = reset_peak()
-    assert sum(1 for _ in files.open_rows(tmp_path / "a.parquet")) == 200
-    assert resident_peak() - before < 100 * MIB
+    assert sum(len(row["text"]) for _, row in files.open_rows(file)) == 100 * 8 * MIB
+    assert resident_peak() - before < 250 * MIB  # 16 rows of it would be 1 GiB
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_parquet_may_not_repeat_one_value_without_end(tmp_path: Path, nested: bool) -> None:
+    """A file of 1 MiB whose rows, or whose only row, have 20 GiB."""
+    file = repeated_value(tmp_path, 20_000, nested=nested)
+    assert file.stat().st_size < 2 * MIB
+    before, began = reset_peak(), time.process_time()
+    with pytest.raises(UserError, match="decompression bombs"):
+        for _ in files.open_rows(file):
+            pass
+    assert resident_peak() - before < 250 * MIB
+    assert time.process_time() - began < 10
+
+
+def test_a_row_of_parquet_whose_lists_are_too_large_is_a_bad_row(tmp_path: Path) -> None:
+    before = reset_peak()
+    ((_, row),) = files.open_rows(repeated_value(tmp_path, 100, nested=True))
+    assert "more than 64 MiB of text" in str(row)
+    assert resident_peak() - before < 50 * MIB
+
+
+@pytest.mark.slow  # pyarrow writes 100 million values
+def test_a_run_of_empty_values_in_parquet_is_refused(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    count = 100_000_000
+    values = pyarrow.ListArray.from_arrays(
+        pyarrow.array([0, count], pyarrow.int32()), pyarrow.nulls(count, pyarrow.int8())
+    )
+    parquet.write_table(pyarrow.table({"text": values}), tmp_path / "a.parquet")
+    assert (tmp_path / "a.parquet").stat().st_size < MIB
+    with held_to(MIB), pytest.raises(UserError, match="100,000,000 values"):
+        list(files.open_rows(tmp_path / "a.parquet"))
+
+
+def test_nested_rows_of_parquet_are_read_as_they_are(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows: list[dict[str, Any]] = [
+        {
+            "messages": [{"role": "user", "content": f"q{n % 7}"}, {"role": "assistant", "content": None}][
+                : n % 3
+            ],
+            "tags": ["a", "b"] if n % 2 else None,
+            "scores": [0.5, float(n)],
+            "image": {"bytes": b"x", "path": None},
+            "n": n,
+        }
+        for n in range(300)
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=77)
+    assert [row for _, row in files.open_rows(tmp_path / "a.parquet")] == rows
+    assert [row for _, row in files.open_rows(tmp_path / "a.parquet", ["messages"])] == [
+        {"messages": row["messages"]} for row in rows
+    ]
 
 
 def test_aliases_of_yaml_are_refused() -> None:

@@ -500,6 +500,12 @@ def test_roles_may_do_what_they_are_for_and_on_nothing_else(stack: Stack, made: 
     needed = {"batch:SubmitJob", "batch:RegisterJobDefinition", "batch:TerminateJob", "iam:PassRole"}
     assert needed <= set(conditions)
     assert conditions["batch:RegisterJobDefinition"] == {"BoolIfExists": {"batch:Privileged": "false"}}
+    registering = [
+        arn.rpartition("/")[2]
+        for arn, version in zip(made["launcher_policies"], versions, strict=True)
+        if "batch:RegisterJobDefinition" in json.dumps(version["PolicyVersion"]["Document"])
+    ]
+    assert registering == ["finetune-definitions"]
     own = {"StringEquals": {"aws:ResourceTag/Project": "finetune"}}
     assert conditions["batch:TerminateJob"] == own  # which Metaflow gives all jobs:
     assert json.loads(json.loads(made["metaflow_config"])["METAFLOW_BATCH_DEFAULT_TAGS"]) == {
@@ -511,6 +517,17 @@ def test_roles_may_do_what_they_are_for_and_on_nothing_else(stack: Stack, made: 
     }
     attached = iam.list_attached_role_policies(RoleName=job["RoleName"])["AttachedPolicies"]
     assert [item["PolicyName"] for item in attached] == ["finetune-datastore"]
+
+
+def test_launchers_may_be_left_without_the_right_to_register_job_definitions(stack: Stack) -> None:
+    numbers = []
+    for register in (True, False):
+        values = {**VALUES, "launchers_register_definitions": register}
+        assert stack.run("plan", "-input=false", "-out=rights", values=values).status == 0
+        shown = json.loads(stack.run("show", "-json", "rights").stdout)
+        change = shown["output_changes"]["launcher_policies"]
+        numbers.append(len(change.get("after") or change["after_unknown"]))  # ARNs are known after apply only
+    assert numbers == [3, 2]
 
 
 def _listed(value: str | list[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,19 @@ from decorators.backends.kubernetes import security
 from decorators.backends.kubernetes.request import EFA, HUGEPAGES
 from estimator import hardware
 from estimator.hardware.cluster import tables as cluster_tables
+from launchers.cluster.endpoint import CLUSTER_PORTS, STORE_PORTS
 from tests.checklist.runs import gpu_run
 from tests.infra.manifests import KUBERNETES, Json, everything, needs_kubectl, of_kind, queues, render
 
 pytestmark = needs_kubectl
-CUSTOM = {"ClusterQueue", "LocalQueue", "ResourceFlavor", "WorkloadPriorityClass", "PrometheusRule"}
+CUSTOM = {
+    "ClusterQueue",
+    "LocalQueue",
+    "ResourceFlavor",
+    "WorkloadPriorityClass",
+    "PrometheusRule",
+    "ServiceMonitor",
+}
 API = "1.34"  # of the EKS cluster in clusters/eks.yaml
 FOLDERS = sorted(
     path.parent for path in KUBERNETES.rglob("kustomization.yaml") if "components" not in path.parts
@@ -159,8 +168,24 @@ def test_efas_plugin_has_no_more_rights_than_the_kubelets_folder_needs(objects: 
     assert set(container["resources"]["limits"]) == {"cpu", "memory"}
 
 
+def test_efas_plugin_runs_only_by_a_digest_that_the_user_sets(objects: Objects, tmp_path: Path) -> None:
+    (daemons,) = of_kind(objects, "DaemonSet")
+    image = daemons["spec"]["template"]["spec"]["containers"][0]["image"]
+    name, _, digest = image.partition("@sha256:")
+    assert not re.fullmatch("[0-9a-f]{64}", digest)  # an invalid reference, so no node pulls anything
+    chosen = {
+        "components": [os.path.relpath(KUBERNETES / "components" / "efa-device-plugin", tmp_path.resolve())],
+        "images": [{"name": name, "digest": f"sha256:{'a' * 64}"}],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(chosen))
+    (daemons,) = of_kind(render(tmp_path), "DaemonSet")
+    assert daemons["spec"]["template"]["spec"]["containers"][0]["image"] == f"{name}@sha256:{'a' * 64}"
+    assert name in (KUBERNETES / "README.md").read_text()
+
+
 def test_nobody_reaches_a_flows_pods_but_nodes_of_several_each_other(objects: Objects) -> None:
-    policies = of_kind(objects, "NetworkPolicy")
+    found = of_kind(objects, "NetworkPolicy")
+    policies = [item for item in found if item["metadata"]["name"] != "pushgateway"]  # no pod of a flow
     assert {item["metadata"]["namespace"] for item in policies} == {"finetune", "finetune-check"}
     of_jobsets = {"matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}]}
     for item in policies:
@@ -168,7 +193,11 @@ def test_nobody_reaches_a_flows_pods_but_nodes_of_several_each_other(objects: Ob
         assert set(spec["policyTypes"]) == {"Ingress", "Egress"}
         if spec["podSelector"]:
             assert spec["podSelector"] == of_jobsets
-            ports = [{"protocol": "TCP", "port": 29400, "endPort": 65535}]
+            assert set(CLUSTER_PORTS + STORE_PORTS) == set(range(29400, 29440))
+            ports = [
+                {"protocol": "TCP", "port": 29400, "endPort": 29439},
+                {"protocol": "TCP", "port": 32768, "endPort": 60999},  # net.ipv4.ip_local_port_range of a pod
+            ]
             assert spec["ingress"] == [{"from": [{"podSelector": of_jobsets}], "ports": ports}]
             assert spec["egress"] == [{"to": [{"podSelector": of_jobsets}], "ports": ports}]
         else:
@@ -218,6 +247,40 @@ def _place(metadata: dict[str, str]) -> tuple[str, str]:
     return metadata["namespace"], metadata["name"]
 
 
+# -- metadata ---------------------------------------------------------------------------------------------
+
+
+def test_the_metadata_service_reaches_its_database_and_only_runs_and_people_reach_it() -> None:
+    objects = render(KUBERNETES / "examples" / "metadata-service")
+    for item in objects:
+        kubernetes_validate.validate(item, API, strict=True)
+        assert item["metadata"]["namespace"] == "metaflow"
+    (database,), (service,) = of_kind(objects, "StatefulSet"), of_kind(objects, "Deployment")
+    pods = {item["metadata"]["name"]: item["spec"]["template"] for item in (database, service)}
+    for found in of_kind(objects, "Service"):
+        name = found["metadata"]["name"]
+        assert found["spec"]["selector"] == pods[name]["metadata"]["labels"]
+        ports = {port["name"]: port["containerPort"] for port in pods[name]["spec"]["containers"][0]["ports"]}
+        (port,) = found["spec"]["ports"]
+        assert ports[port["targetPort"]] == port["port"]
+    spec = pods["metadata-service"]["spec"]
+    for container in (*spec["initContainers"], *spec["containers"]):
+        variables = {item["name"]: item.get("value") for item in container["env"]}
+        assert (variables["MF_METADATA_DB_HOST"], variables["MF_METADATA_DB_PORT"]) == ("metadata-db", "5432")
+    policies = {
+        item["metadata"]["name"]: item["spec"]["ingress"][0] for item in of_kind(objects, "NetworkPolicy")
+    }
+    (expression,) = policies["metadata-service"]["from"][0]["namespaceSelector"]["matchExpressions"]
+    assert expression["values"] == ["finetune", "finetune-check"]
+    allowed = policies["metadata-db"]["from"][0]["podSelector"]["matchLabels"]
+    assert allowed == pods["metadata-service"]["metadata"]["labels"]
+    guide = (KUBERNETES.parents[1] / "docs" / "kubernetes.md").read_text()
+    assert "METAFLOW_SERVICE_INTERNAL_URL=http://metadata-service.metaflow:8080" in guide
+    (role,) = of_kind(objects, "Role")
+    assert not any(set(rule["verbs"]) - {"get", "list", "create"} for rule in role["rules"])
+    assert not any("secrets" in rule["resources"] for rule in role["rules"])
+
+
 # -- monitoring ------------------------------------------------------------------------------------------
 
 
@@ -231,11 +294,37 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Samples:
 
 
 def test_the_alerts_have_the_shape_of_the_prometheus_operator(objects: Objects) -> None:
-    from cloudcoil.models.prometheus_operator.v1 import PrometheusRule  # here: its import takes seconds
+    from cloudcoil.models.prometheus_operator import v1  # here: its import takes seconds
 
-    (rule,) = of_kind(objects, "PrometheusRule")
-    read = PrometheusRule.model_validate(rule).model_dump(mode="json", by_alias=True, exclude_unset=True)
-    assert read["spec"] == rule["spec"]  # what the model doesn't know, it would drop
+    for model in (v1.PrometheusRule, v1.ServiceMonitor):
+        (found,) = of_kind(objects, model.__name__)
+        read = model.model_validate(found).model_dump(mode="json", by_alias=True, exclude_unset=True)
+        assert read["spec"] == found["spec"]  # what the model doesn't know, it would drop
+
+
+def test_prometheus_finds_the_gateway_to_which_the_checklist_sends_its_metrics(objects: Objects) -> None:
+    (service,), (monitor,) = of_kind(objects, "Service"), of_kind(objects, "ServiceMonitor")
+    (gateway,) = of_kind(objects, "Deployment")
+    labels = gateway["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (port,), (endpoint,) = service["spec"]["ports"], monitor["spec"]["endpoints"]
+    assert endpoint == {"port": port["name"], "honorLabels": True}
+    metadata = service["metadata"]
+    address = f"http://{metadata['name']}.{metadata['namespace']}:{port['port']}"
+    assert address in (KUBERNETES / "examples" / "nightly.yaml").read_text()
+    prometheus.check_gateway(address)
+    policies = {item["metadata"]["name"]: item["spec"] for item in of_kind(objects, "NetworkPolicy")}
+    assert policies["pushgateway"]["ingress"] == [{"ports": [{"protocol": "TCP", "port": port["port"]}]}]
+    outwards = [
+        item["spec"]
+        for item in of_kind(objects, "NetworkPolicy")
+        if item["metadata"]["namespace"] == "finetune-check" and not item["spec"]["podSelector"]
+    ]
+    allowed = [
+        entry["port"] for spec in outwards for rule in spec.get("egress", ()) for entry in rule["ports"]
+    ]
+    assert port["port"] in allowed
 
 
 def test_alerts_ask_for_metrics_that_the_checklist_writes(objects: Objects, written: Samples) -> None:

@@ -31,6 +31,7 @@ DEFINED = [
     ("kueue.x-k8s.io", "v1beta2", "WorkloadPriorityClass", "workloadpriorityclasses", "Cluster"),
     ("kueue.x-k8s.io", "v1beta2", "LocalQueue", "localqueues", "Namespaced"),
     ("monitoring.coreos.com", "v1", "PrometheusRule", "prometheusrules", "Namespaced"),
+    ("monitoring.coreos.com", "v1", "ServiceMonitor", "servicemonitors", "Namespaced"),
 ]
 LAUNCHER = ("somebody", "finetune-launchers")  # user, group
 DEPLOYER = ("somebody", "finetune-deployers")

@@ -84,11 +84,11 @@ class Cluster:
         """The output of every pod so far."""
         return {pod.folder.name: pod.log.read_text(errors="replace") for pod in self.hub.pods}
 
-    def launch(self, flow: str, home: Path, *arguments: str, **more: str) -> Launched:
-        """``python flows/FLOW.py ARGUMENTS`` in the folder ``home``."""
+    def launch(self, flow: str, home: Path, *arguments: str, folder: str = "flows", **more: str) -> Launched:
+        """``python FOLDER/FLOW.py ARGUMENTS`` in the folder ``home``."""
         # A shell's background jobs ignore a Ctrl-C, and so would this if pytest were one.
         command = ["env", "--default-signal=INT", sys.executable]
-        command += [str(ROOT / "flows" / f"{flow}.py"), *arguments]
+        command += [str(ROOT / folder / f"{flow}.py"), *arguments]
         own = self.environment(home, **more)
         home.mkdir(parents=True, exist_ok=True)
         (home / "run_id").unlink(missing_ok=True)

@@ -19,7 +19,7 @@ import json, sys
 words = list(getattr(sys, "orig_argv", ()))
 if "launchers.run.worker" in words:
     job = next(word for word in words if word.endswith("job.json"))
-    if "step_s" in json.load(open(job))["settings"]["engine_options"]:
+    if "step_s" in json.load(open(job)).get("settings", {}).get("engine_options", ()):
         sys.argv += ["--engine", "small_engine_of_tests:Steps"]
 """
 

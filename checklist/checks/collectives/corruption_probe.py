@@ -30,8 +30,8 @@ def repeat(context: Context, device: str, seconds: float) -> list[dict[str, Any]
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # partial sums stay exact
     where = torch.device("cuda", context.local_rank) if device == "cuda" else torch.device("cpu")
     return [
-        to_dict(_repeated(context, where, whole=whole, seconds=seconds / 2, make=make))
-        for whole, make in ((False, _random), (True, _whole))
+        to_dict(_repeated(context, where, integers=integers, seconds=seconds / 2, make=make))
+        for integers, make in ((False, _random), (True, _integers))
     ]
 
 
@@ -41,13 +41,15 @@ def _random(shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
     return torch.randn(shape, generator=generator)
 
 
-def _whole(shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
+def _integers(shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
     import torch
 
     return torch.randint(-_LARGEST, _LARGEST + 1, shape, generator=generator).float()
 
 
-def _repeated(context: Context, where: torch.device, *, whole: bool, seconds: float, make: Any) -> Repeated:
+def _repeated(
+    context: Context, where: torch.device, *, integers: bool, seconds: float, make: Any
+) -> Repeated:
     import torch
 
     cuda = where.type == "cuda"
@@ -58,8 +60,8 @@ def _repeated(context: Context, where: torch.device, *, whole: bool, seconds: fl
     out = torch.empty_like(first)
     bits = torch.int16 if cuda else torch.int32
     differing = times = 0
-    ends = time.perf_counter() + seconds
-    while times < _FEWEST or time.perf_counter() < ends:
+    deadline = time.perf_counter() + seconds
+    while times < _FEWEST or time.perf_counter() < deadline:
         context.progress.begin()
         torch.matmul(left, right, out=out)
         differing += int((out.view(bits) != first.view(bits)).sum())
@@ -67,7 +69,7 @@ def _repeated(context: Context, where: torch.device, *, whole: bool, seconds: fl
     values = first.cpu().view(bits).numpy().tobytes()
     return Repeated(
         rank=context.rank,
-        whole=whole,
+        whole=integers,
         times=times,
         differing=differing,
         digest=hashlib.sha256(values).hexdigest()[:16],

@@ -31,12 +31,12 @@ def _dumped(name: str, arguments: tuple[Any, ...]) -> Record | None:
         import torch
 
         dump = getattr(torch._C._distributed_c10d, name)
-        return last(json.loads(dump(*arguments)))
+        return newest_entry(json.loads(dump(*arguments)))
     except Exception:  # noqa: BLE001 - private API in an unknown format; optional, so never a failure
         return None
 
 
-def last(trace: Mapping[str, Any]) -> Record | None:
+def newest_entry(trace: Mapping[str, Any]) -> Record | None:
     """Return the newest collective of a dump, without sends and receives, which are numbered per pair."""
     entries = [entry for entry in trace.get("entries", ()) if not entry.get("is_p2p")]
     if not entries:
@@ -55,26 +55,26 @@ def last(trace: Mapping[str, Any]) -> Record | None:
     }
 
 
-def behind(records: Mapping[int, Record]) -> list[int]:
+def lagging(records: Mapping[int, Record]) -> list[int]:
     """Return ranks whose newest collective is older than that of others; empty if all are equal."""
     if not records:
         return []
     newest = max(record["sequence"] for record in records.values())
-    late = sorted(rank for rank, record in records.items() if record["sequence"] < newest)
-    return late if len(late) < len(records) else []
+    ranks = sorted(rank for rank, record in records.items() if record["sequence"] < newest)
+    return ranks if len(ranks) < len(records) else []
 
 
-def words(records: Mapping[int, Record], culprit: int) -> str | None:
+def describe(records: Mapping[int, Record], culprit: int) -> str | None:
     """Describe the position of the blocking rank and of the waiting ranks; None without records."""
-    waiting: dict[str, list[int]] = {}
+    ranks_by_call: dict[str, list[int]] = {}
     for rank, record in sorted(records.items()):
         if rank != culprit and record["waits"]:
-            waiting.setdefault(_collective(record), []).append(rank)
+            ranks_by_call.setdefault(_collective(record), []).append(rank)
     parts = []
     if culprit in records:
         record = records[culprit]
         parts.append(f"it {'waits in' if record['waits'] else 'has ended'} {_collective(record)}")
-    parts += [f"rank {', '.join(map(str, ranks[:8]))} in {where}" for where, ranks in waiting.items()]
+    parts += [f"rank {', '.join(map(str, ranks[:8]))} in {where}" for where, ranks in ranks_by_call.items()]
     return f"flight recorder: {'; '.join(parts)}" if parts else None
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, answer, no_verdict
+from checklist.judging.context import JudgingContext, Judgment, decide, no_verdict
 from checklist.measurements import IDLE, PHASES, Hang, PhaseName
 
 # Only some profiles have that phase, and its program has a separate time limit
 _DEEP_ALONE: PhaseName = "diag"
 
 
-def hangs(context: JudgingContext) -> Judgement:
+def hangs(context: JudgingContext) -> Judgment:
     """FAIL for each rank that hung, died or was lost, as observed by the control channel.
 
     Limits: the profile's ``op_limit_s`` (checklist/effort.py), or --op-timeout, for one operation.
@@ -45,8 +45,10 @@ def hangs(context: JudgingContext) -> Judgement:
         return no_verdict("hangs", "Not measured: no phase ran.")
     # A run that skips phases cannot clear a hang in one of them, so it covers no node
     done = {phase.name for phase in context.measurements.phases if phase.status == "done"}
-    whole = done >= set(PHASES) - {_DEEP_ALONE}
-    return answer("hangs", "Every phase ended in time.", findings, nodes=context.all_names if whole else ())
+    complete = done >= set(PHASES) - {_DEEP_ALONE}
+    return decide(
+        "hangs", "Every phase ended in time.", findings, nodes=context.all_names if complete else ()
+    )
 
 
 def _hang_title(context: JudgingContext, hang: Hang) -> str:

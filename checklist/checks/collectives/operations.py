@@ -21,7 +21,7 @@ _COMPARED = 1 << 16  # maximum number of compared elements, spread over the resu
 
 
 class Unavailable(RuntimeError):  # noqa: N818 - it is an answer
-    """The backend doesn't have this operation (for this type)."""
+    """The backend does not have this operation (for this type)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Work:
 
 def prepare(op: str, dtype: torch.dtype, elements: int, rank: int, world: int, device: torch.device) -> Work:
     """Prepare an operation; ``elements``: one rank's buffer, or its part if the size counts all ranks."""
-    maker = _Maker(dtype, elements, rank, world, device)
+    maker = _Builder(dtype, elements, rank, world, device)
     work: Work = getattr(maker, op)()
 
     def run() -> None:
@@ -55,16 +55,16 @@ def wrong_values(work: Work) -> int:
     """Count the wrong values among the compared ones."""
     import torch
 
-    wrong = 0
-    for piece, got in enumerate(work.result()):
-        count = got.numel()
+    errors = 0
+    for piece, received in enumerate(work.result()):
+        count = received.numel()
         step = max(1, count // _COMPARED)
-        indexes = torch.arange(0, count, step, device=got.device)
+        indexes = torch.arange(0, count, step, device=received.device)
         right = work.expected(piece, indexes)
-        wrong += int((got.flatten()[::step].to(torch.int64) != right).sum())
-        if not bool(torch.isfinite(got.flatten()[::step]).all()):
-            wrong = max(wrong, 1)
-    return wrong
+        errors += int((received.flatten()[::step].to(torch.int64) != right).sum())
+        if not bool(torch.isfinite(received.flatten()[::step]).all()):
+            errors = max(errors, 1)
+    return errors
 
 
 def _unavailable(text: str) -> bool:
@@ -75,7 +75,7 @@ def _unavailable(text: str) -> bool:
     )
 
 
-class _Maker:
+class _Builder:
     """Builder of buffers and calls. The root is the last rank, because faulty code tends to use rank 0."""
 
     def __init__(
@@ -86,9 +86,9 @@ class _Maker:
 
     def values(self, rank: int, indexes: torch.Tensor, largest: int = _LARGEST) -> torch.Tensor:
         """Return values from 1 to ``largest``, by rank and index."""
-        mixed = (indexes.to(dtype=_int64()) + 1) * 40_503 + (rank + 1) * 2_654_435_761
-        mixed = (mixed ^ (mixed >> 13)) * 1_274_126_177 & 0x7FFF_FFFF
-        return (mixed >> 7) % largest + 1
+        hashed = (indexes.to(dtype=_int64()) + 1) * 40_503 + (rank + 1) * 2_654_435_761
+        hashed = (hashed ^ (hashed >> 13)) * 1_274_126_177 & 0x7FFF_FFFF
+        return (hashed >> 7) % largest + 1
 
     def summed(self, indexes: torch.Tensor) -> torch.Tensor:
         total = self.values(0, indexes, self.addend)
@@ -140,8 +140,8 @@ class _Maker:
                 first.append(target.clone())
                 target.zero_()
 
-        got = first if self.rank == self.root else []
-        return Work(run=run, result=lambda: got, expected=lambda _, i: self.summed(i))
+        results = first if self.rank == self.root else []
+        return Work(run=run, result=lambda: results, expected=lambda _, i: self.summed(i))
 
     def broadcast(self) -> Work:
         import torch.distributed as dist
@@ -156,10 +156,10 @@ class _Maker:
     def all_gather(self) -> Work:
         import torch.distributed as dist
 
-        source, whole = self.filled(self.rank, self.elements), self.buffer(self.elements * self.world)
+        source, gathered = self.filled(self.rank, self.elements), self.buffer(self.elements * self.world)
         return Work(
-            run=lambda: dist.all_gather_into_tensor(whole, source),
-            result=lambda: list(whole.chunk(self.world)),
+            run=lambda: dist.all_gather_into_tensor(gathered, source),
+            result=lambda: list(gathered.chunk(self.world)),
             expected=lambda piece, i: self.values(piece, i),
         )
 
@@ -167,21 +167,21 @@ class _Maker:
         import torch.distributed as dist
 
         source = self.filled(self.rank, self.elements)
-        parts = [self.buffer(self.elements) for _ in range(self.world)] if self.rank == self.root else None
+        outputs = [self.buffer(self.elements) for _ in range(self.world)] if self.rank == self.root else None
         return Work(
-            run=lambda: dist.gather(source, parts, self.root),
-            result=lambda: parts or [],
+            run=lambda: dist.gather(source, outputs, self.root),
+            result=lambda: outputs or [],
             expected=lambda piece, i: self.values(piece, i),
         )
 
     def scatter(self) -> Work:
         import torch.distributed as dist
 
-        target, parts = self.buffer(self.elements), None
+        target, inputs = self.buffer(self.elements), None
         if self.rank == self.root:
-            parts = [self.filled(rank, self.elements) for rank in range(self.world)]
+            inputs = [self.filled(rank, self.elements) for rank in range(self.world)]
         return Work(
-            run=lambda: dist.scatter(target, parts, self.root),
+            run=lambda: dist.scatter(target, inputs, self.root),
             result=lambda: [target],
             expected=lambda _, i: self.values(self.rank, i),
         )
@@ -213,16 +213,16 @@ class _Maker:
         import torch
         import torch.distributed as dist
 
-        parts = uneven_parts(self.elements, self.world)
+        row = uneven_parts(self.elements, self.world)
         # By rank: what it sends to each, and where in its buffer the part for this rank begins
-        sent = [[parts[(to - of) % self.world] for to in range(self.world)] for of in range(self.world)]
-        begins = [sum(sizes[: self.rank]) for sizes in sent]
-        sizes, got = sent[self.rank], [sizes[self.rank] for sizes in sent]
+        splits = [[row[(dst - src) % self.world] for dst in range(self.world)] for src in range(self.world)]
+        begins = [sum(sizes[: self.rank]) for sizes in splits]
+        sizes, receive_sizes = splits[self.rank], [sizes[self.rank] for sizes in splits]
         source = self.filled(self.rank, sum(sizes))
-        target = self.buffer(sum(got))
+        target = self.buffer(sum(receive_sizes))
         return Work(
-            run=lambda: dist.all_to_all_single(target, source, got, sizes),
-            result=lambda: list(torch.split(target, got)),
+            run=lambda: dist.all_to_all_single(target, source, receive_sizes, sizes),
+            result=lambda: list(torch.split(target, receive_sizes)),
             expected=lambda piece, i: self.values(piece, i + begins[piece]),
         )
 
@@ -237,8 +237,8 @@ class _Maker:
             if self.world == 1:
                 target.copy_(source)
                 return
-            both = [dist.P2POp(dist.isend, source, after), dist.P2POp(dist.irecv, target, before)]
-            for request in dist.batch_isend_irecv(both):
+            transfers = [dist.P2POp(dist.isend, source, after), dist.P2POp(dist.irecv, target, before)]
+            for request in dist.batch_isend_irecv(transfers):
                 request.wait()
 
         return Work(run=run, result=lambda: [target], expected=lambda _, i: self.values(before, i))

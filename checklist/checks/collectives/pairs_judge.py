@@ -15,7 +15,15 @@ from checklist.checks.network.mesh_judge import cut_off, unreached
 from checklist.checks.network.rails import rails, rails_between
 from checklist.judging.advice import finding
 from checklist.judging.comparison import Comparison, compare
-from checklist.judging.context import Judgement, JudgingContext, Measured, answer, few, no_verdict, skipped
+from checklist.judging.context import (
+    JudgingContext,
+    Judgment,
+    Measured,
+    decide,
+    no_verdict,
+    shorten,
+    skipped,
+)
 from checklist.judging.thresholds import PAIR, Threshold
 from checklist.result import Figure, Finding, Gravity
 
@@ -24,7 +32,7 @@ FEWEST_NODES = 4  # with fewer nodes, uniformly slow and healthy cannot be disti
 CROWDED_SHARE = 0.5  # minimum share of the rounds; fewer may be transient traffic of another job
 
 
-def pairs(context: JudgingContext) -> Judgement:
+def pairs(context: JudgingContext) -> Judgment:
     """FAIL for a node, direction or link that is slow even in isolation, WARN for suspects.
 
     The expected bandwidth is that of paths of the same class: within an NVLink domain, within a leaf or
@@ -49,8 +57,8 @@ def pairs(context: JudgingContext) -> Judgement:
     Not detected: anything but failed pairs between nodes of one machine; with two nodes, whether the sender,
     the receiver or the link is slow.
     """
-    lost = {hang.node for hang in context.measurements.hangs}
-    measured = without_lost(context.measurements.pairs, lost)
+    lost_nodes = {hang.node for hang in context.measurements.hangs}
+    measured = without_lost(context.measurements.pairs, lost_nodes)
     if context.measurements.nodes_asked < 2:
         return skipped("pairs", "There is one node only.")
     if not measured or not context.measurements.nodes:
@@ -66,51 +74,51 @@ def pairs(context: JudgingContext) -> Judgement:
     return replace(judge(context, diagnosis, threshold), diagnosis=diagnosis)
 
 
-def _local_pairs(context: JudgingContext, _: Diagnosis, threshold: Threshold | None) -> Judgement:
+def _local_pairs(context: JudgingContext, _: Diagnosis, threshold: Threshold | None) -> Judgment:
     """Judge nodes that are processes of one machine, where only failed pairs are meaningful."""
     figures = _median_pair(context, threshold)[2]
     failed = next((pair for pair in context.measurements.pairs if pair.error is not None), None)
     if failed is not None:
-        ends = (failed.src, failed.dst)
+        link = (failed.src, failed.dst)
         title = f"{context.name(failed.src)} to {context.name(failed.dst)} failed: {failed.error}."
-        fault = finding("pairs", "slow-undecided", "FAIL", title, suspects=context.names(ends))
-        return answer("pairs", "", [fault], nodes=context.all_names, figures=figures)
-    why = "Measured, with nothing to compare with: all nodes are on one machine."
-    return no_verdict("pairs", why, measured=True, nodes=context.all_names, figures=figures)
+        fault = finding("pairs", "slow-undecided", "FAIL", title, suspects=context.names(link))
+        return decide("pairs", "", [fault], nodes=context.all_names, figures=figures)
+    reason = "Measured, with nothing to compare with: all nodes are on one machine."
+    return no_verdict("pairs", reason, measured=True, nodes=context.all_names, figures=figures)
 
 
-def _networked_pairs(context: JudgingContext, diagnosis: Diagnosis, threshold: Threshold | None) -> Judgement:
-    middle, comparison, figures = _median_pair(context, threshold)
+def _networked_pairs(context: JudgingContext, diagnosis: Diagnosis, threshold: Threshold | None) -> Judgment:
+    median, comparison, figures = _median_pair(context, threshold)
     size = context.measurements.pairs[0].bytes
-    kept = {SENT: _sides(context, diagnosis.transmit), RECEIVED: _sides(context, diagnosis.receive)}
-    kept[PAIR] = _best_by_pair(context)
+    sides = {SENT: _sides(context, diagnosis.transmit), RECEIVED: _sides(context, diagnosis.receive)}
+    sides[PAIR] = _best_by_pair(context)
     records = [
-        Measured(op, size, middle if op == PAIR else min(parts.values()), "GB/s", parts)
-        for op, parts in kept.items()
+        Measured(op, size, median if op == PAIR else min(parts.values()), "GB/s", parts)
+        for op, parts in sides.items()
         if parts
     ]
     common = comparison.basis == "expectation" and diagnosis.why == "no-good-pair"
     undecided = [] if common else _undecided(context, diagnosis)  # the median pair shows by how much
     findings = [*_faults(context, diagnosis), *undecided, *_crowded(context, diagnosis)]
-    cut = unreached(context)
-    if cut and not findings:
-        why = f"{len(cut)} pairs could not be measured (see check mesh); the others are in order."
-        return no_verdict("pairs", why, measured=True, nodes=context.all_names, figures=figures)
+    unmeasured = unreached(context)
+    if unmeasured and not findings:
+        reason = f"{len(unmeasured)} pairs could not be measured (see check mesh); the others are in order."
+        return no_verdict("pairs", reason, measured=True, nodes=context.all_names, figures=figures)
     if comparison.level in ("WARN", "FAIL") and not findings:
         separator = " " if comparison.basis == "expectation" else ", "
-        title = f"The median pair reaches {middle:.4g} GB/s{separator}{comparison.words}."
+        title = f"The median pair reaches {median:.4g} GB/s{separator}{comparison.words}."
         findings.append(finding("pairs", comparison.code, comparison.level, title))
-    findings = findings or _below_own_past(context, size, kept) or _uneven(context, diagnosis)
+    findings = findings or _below_own_past(context, size, sides) or _uneven(context, diagnosis)
     if len(context.measurements.nodes) < FEWEST_NODES and comparison.level is None and not findings:
-        why = "Measured, no outlier; with fewer than 4 nodes a verdict needs a threshold or a history."
+        reason = "Measured, no outlier; with fewer than 4 nodes a verdict needs a threshold or a history."
         return no_verdict(
-            "pairs", why, measured=True, nodes=context.all_names, figures=figures, records=records
+            "pairs", reason, measured=True, nodes=context.all_names, figures=figures, records=records
         )
-    cleared = len(diagnosis.with_status("cleared"))
+    cleared_count = len(diagnosis.with_status("cleared"))
     count = sum(pair.first for pair in context.measurements.pairs)
-    good = f"No node, direction or link is slow among {count} measurements."
-    good += f" {cleared} were slow at first, but not when measured alone." if cleared else ""
-    return answer("pairs", good, findings, nodes=context.all_names, figures=figures, records=records)
+    passed = f"No node, direction or link is slow among {count} measurements."
+    passed += f" {cleared_count} were slow at first, but not when measured alone." if cleared_count else ""
+    return decide("pairs", passed, findings, nodes=context.all_names, figures=figures, records=records)
 
 
 def _median_pair(
@@ -119,11 +127,11 @@ def _median_pair(
     """Return the median first-pass GB/s, its comparison with floor and history, and its figure."""
     size = context.measurements.pairs[0].bytes
     first = [float(pair.gbytes_per_s or 0) for pair in context.measurements.pairs if pair.first]
-    middle = statistics.median(first) if first else 0.0
-    past = None if context.local else context.past(PAIR, size, middle)
+    median = statistics.median(first) if first else 0.0
+    past = None if context.local else context.past(PAIR, size, median)
     expected = context.expectation(PAIR, size)
-    comparison = compare(middle, threshold, past=past, expectation=expected)
-    return middle, comparison, (comparison.figure("pairs, median", middle, "GB/s", size_bytes=size),)
+    comparison = compare(median, threshold, past=past, expectation=expected)
+    return median, comparison, (comparison.figure("pairs, median", median, "GB/s", size_bytes=size),)
 
 
 def _sides(context: JudgingContext, best: tuple[float | None, ...]) -> dict[str, float]:
@@ -141,23 +149,25 @@ def _best_by_pair(context: JudgingContext) -> dict[str, float]:
 
 
 def _below_own_past(
-    context: JudgingContext, size: int | None, kept: dict[str, dict[str, float]]
+    context: JudgingContext, size: int | None, sides: dict[str, dict[str, float]]
 ) -> list[Finding]:
     """Report nodes (by their best pair) and pairs that are slower than their own history."""
     findings = []
-    ways: tuple[tuple[str, str, PartLimits], ...] = (
+    kinds: tuple[tuple[str, str, PartLimits], ...] = (
         (SENT, "sends", OWN_NETWORK),
         (RECEIVED, "receives", OWN_NETWORK),
         (PAIR, "reaches", OWN_PAIR),
     )
-    for op, verb, limits in ways:
-        for name, past in context.worse_parts(op, size, kept[op], limits).items():
-            often = "" if limits.in_a_row == 1 else f", {limits.in_a_row} times in a row"
-            title = f"{name} {verb} {kept[op][name]:.4g} GB/s at best, {-past.change:.0%} worse than its own "
-            title += f"past, {past.median:.4g}{often}."
+    for op, verb, limits in kinds:
+        for name, past in context.worse_parts(op, size, sides[op], limits).items():
+            streak = "" if limits.in_a_row == 1 else f", {limits.in_a_row} times in a row"
+            title = (
+                f"{name} {verb} {sides[op][name]:.4g} GB/s at best, {-past.change:.0%} worse than its own "
+            )
+            title += f"past, {past.median:.4g}{streak}."
             level: Gravity = "FAIL" if past.verdict == "FAIL" else "WARN"
-            ends = name.split(" > ")
-            blamed, suspects = (ends, []) if op != PAIR else ([], ends)
+            names = name.split(" > ")
+            blamed, suspects = (names, []) if op != PAIR else ([], names)
             findings.append(finding("pairs", "below-history", level, title, nodes=blamed, suspects=suspects))
     return findings
 
@@ -165,36 +175,36 @@ def _below_own_past(
 def _uneven(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
     """Report classes where either a few nodes are faster or most are slow, which cannot be distinguished."""
     findings = []
-    for one in diagnosis.uneven:
-        title = f"{len(one.fast)} of {one.nodes} nodes reach up to {one.most_gbytes_per_s:.4g} GB/s "
+    for path in diagnosis.uneven:
+        title = f"{len(path.fast)} of {path.nodes} nodes reach up to {path.most_gbytes_per_s:.4g} GB/s "
         title += (
-            f"{one.path}, most of them {one.reference_gbytes_per_s:.4g}: some have a faster path, or most "
+            f"{path.path}, most of them {path.reference_gbytes_per_s:.4g}: some have a faster path, or most "
         )
         title += "are slow."
-        findings.append(finding("pairs", "uneven", "WARN", title, suspects=context.names(one.fast)))
+        findings.append(finding("pairs", "uneven", "WARN", title, suspects=context.names(path.fast)))
     return findings
 
 
 def _faults(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
-    cut = unreached(context)
-    lost = cut_off(cut, context.measurements.nodes)
+    unmeasured = unreached(context)
+    lost_nodes = cut_off(unmeasured, context.measurements.nodes)
     faults = [
         fault
         for fault in diagnosis.faults
         if fault.status != "cleared"
-        and fault.node not in lost
-        and not {(fault.src, fault.dst), (fault.dst, fault.src)} & cut
+        and fault.node not in lost_nodes
+        and not {(fault.src, fault.dst), (fault.dst, fault.src)} & unmeasured
     ]
-    of_rails = rails(context)
+    on_rails = rails(context)
     links = [fault for fault in faults if fault.node is None and fault.status == "confirmed"]
     uplink = _uplink(context, links)
-    rest = [fault for fault in faults if uplink is None or fault not in links]
-    whole = [fault for fault in rest if (fault.node,) not in of_rails]  # else a slow rail explains it
+    others = [fault for fault in faults if uplink is None or fault not in links]
+    unexplained = [fault for fault in others if (fault.node,) not in on_rails]  # else a slow rail explains it
     found = [uplink] if uplink else []
     return [
         *found,
-        *(one for same in of_rails.values() for one in same),
-        *(_fault(context, one) for one in whole),
+        *(finding for group in on_rails.values() for finding in group),
+        *(_fault(context, finding) for finding in unexplained),
     ]
 
 
@@ -207,12 +217,12 @@ def _uplink(context: JudgingContext, links: list[Fault]) -> Finding | None:
         return None
     shares = sorted(fault.ratio for fault in links)
     share = f"{shares[0]:.0%}" if shares[-1] - shares[0] < 0.01 else f"{shares[0]:.0%} to {shares[-1]:.0%}"
-    sides = [few(context.names(group)) for group in groups]
-    between = " and ".join(sides)
-    if len(sides) > 2:
-        between = f"{len(sides)} groups, the smallest of them {sides[0]},"
+    labels = [shorten(context.names(group)) for group in groups]
+    label = " and ".join(labels)
+    if len(labels) > 2:
+        label = f"{len(labels)} groups, the smallest of them {labels[0]},"
     paths = len({(min(pair), max(pair)) for pair in slow})
-    title = f"The uplink between {between} is slow: each of the {paths} paths over it has {share} of what it "
+    title = f"The uplink between {label} is slow: each of the {paths} paths over it has {share} of what it "
     title += "should."
     return finding(
         "pairs",
@@ -228,15 +238,15 @@ def _uplink(context: JudgingContext, links: list[Fault]) -> Finding | None:
 
 def _fault(context: JudgingContext, fault: Fault) -> Finding:
     share = f"{fault.ratio:.0%} of what it should be"
-    sure = fault.status == "confirmed"
-    grave: Gravity = "WARN" if fault.slight else "FAIL"
+    confirmed = fault.status == "confirmed"
+    gravity: Gravity = "WARN" if fault.slight else "FAIL"
     nvlink = " over NVLink" if fault.over == "nvlink" else ""
     if fault.node is not None:
         name = context.name(fault.node)
-        how = {"transmit": "sends slowly", "receive": "receives slowly"}.get(
+        direction = {"transmit": "sends slowly", "receive": "receives slowly"}.get(
             fault.kind, "is slow in both directions"
         )
-        title, code = f"{name} {how}{nvlink}: {share}.", f"slow-{fault.kind}"
+        title, code = f"{name} {direction}{nvlink}: {share}.", f"slow-{fault.kind}"
         names: tuple[str, ...] = (name,)
     else:
         src, dst = context.name(int(fault.src or 0)), context.name(int(fault.dst or 0))
@@ -251,31 +261,31 @@ def _fault(context: JudgingContext, fault: Fault) -> Finding:
             title = f"The link between {src} and {dst} is slow{nvlink}: {share}."
         if not fault.ratio:
             title = f"Nothing gets {'between' if fault.both_ways else 'from'} {src} {arrow} {dst}."
-    if not sure:
+    if not confirmed:
         return finding("pairs", "slow-suspect", "WARN", f"{title} Not measured again alone.", suspects=names)
     if fault.node is None:
         link = (names[0], names[1])
-        return finding("pairs", code, grave, title, suspects=names, links=[link], src=link[0], dst=link[1])
+        return finding("pairs", code, gravity, title, suspects=names, links=[link], src=link[0], dst=link[1])
     nic = next((fact.nic for fact in context.leaders if fact.node == fault.node), None)
-    return finding("pairs", code, grave, title, nodes=names, nic=nic or "<interface>")
+    return finding("pairs", code, gravity, title, nodes=names, nic=nic or "<interface>")
 
 
 def _undecided(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
-    cut = unreached(context)
-    undecided = [pair for pair in diagnosis.undecided if pair not in cut]
-    if not undecided:
+    unmeasured = unreached(context)
+    pairs = [pair for pair in diagnosis.undecided if pair not in unmeasured]
+    if not pairs:
         return []
-    involved = context.names({node for pair in undecided for node in pair})
-    src, dst = undecided[0]
-    more = f" and {len(undecided) - 1} more" if len(undecided) > 1 else ""
+    involved = context.names({node for pair in pairs for node in pair})
+    src, dst = pairs[0]
+    more = f" and {len(pairs) - 1} more" if len(pairs) > 1 else ""
     slow = f"{context.name(src)} to {context.name(dst)}{more}"
-    why = {
+    reasons = {
         "two-nodes": "two nodes do not show whether the sender, the receiver or the link is at fault",
         "no-good-pair": "no pair is well, so it is the network as a whole or nearly every node",
         "too-few-witnesses": "too few nodes that are well have seen it to name one",
         None: "",
     }[diagnosis.why]
-    title = f"Slow: {slow}; {why}."
+    title = f"Slow: {slow}; {reasons}."
     return [
         finding(
             "pairs",
@@ -283,7 +293,7 @@ def _undecided(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
             "FAIL" if diagnosis.undecided_settled else "WARN",
             title,
             suspects=involved,
-            links=dict.fromkeys((context.name(min(pair)), context.name(max(pair))) for pair in undecided),
+            links=dict.fromkeys((context.name(min(pair)), context.name(max(pair))) for pair in pairs),
             more=diagnosis.nodes + 1,
         )
     ]
@@ -305,8 +315,8 @@ def _shared(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
     if shared is None or any({link, link[::-1]} & slow for link in shared.links):
         return []  # pairs that are slow in isolation have their own finding
     links = [(context.name(src), context.name(dst)) for src, dst in shared.links]
-    ways = few(tuple(f"{src} to {dst}" for src, dst in links))
-    title = f"{ways} reach {shared.share:.0%} of what each does alone when they send at once: "
+    directions = shorten(tuple(f"{src} to {dst}" for src, dst in links))
+    title = f"{directions} reach {shared.share:.0%} of what each does alone when they send at once: "
     title += "they share a path that carries less than they do."
     return [finding("pairs", "crowded", "WARN", title, links=links)]
 
@@ -314,9 +324,9 @@ def _shared(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
 def _narrow_uplinks(diagnosis: Diagnosis) -> list[Finding]:
     """Report paths across leaves with far less bandwidth than within a leaf, for nodes of the same kinds."""
     findings = []
-    for words, within in diagnosis.references.items():
-        across = diagnosis.references.get(words.replace(WITHIN_LEAF, ACROSS_LEAVES), within)
-        if words.startswith(WITHIN_LEAF) and across < TAU * within:
+    for path, within in diagnosis.references.items():
+        across = diagnosis.references.get(path.replace(WITHIN_LEAF, ACROSS_LEAVES), within)
+        if path.startswith(WITHIN_LEAF) and across < TAU * within:
             title = f"Pairs across leaves reach {across:.4g} GB/s, those within a leaf {within:.4g}."
             findings.append(finding("pairs", "crowded", "WARN", title))
     return findings

@@ -16,7 +16,7 @@ from checklist.probing.context import Context
 
 _WARM_UP_BYTES = 256 << 10
 _LEAST_BYTES = 512 << 10  # smaller messages would measure the burst that a rate limiter allows
-_MESSAGE_S = 0.1  # a slow pair uses smaller messages, so that it doesn't delay the whole round
+_MESSAGE_S = 0.1  # a slow pair uses smaller messages, so that it does not delay the whole round
 _LEAST_S = 0.1  # minimum total duration of the messages
 _WARM_UPS = 2
 _TICK_S = 1e-9  # resolution of the clock
@@ -31,22 +31,22 @@ def send(
     def fitting(warm_up_s: float) -> int:
         return min(size, max(_LEAST_BYTES, int(_WARM_UP_BYTES / max(warm_up_s, _TICK_S) * _MESSAGE_S)))
 
-    sent = deliver(
+    result = deliver(
         address,
         port,
         first=_WARM_UP_BYTES,
-        then=fitting,
+        choose=fitting,
         repetitions=repetitions,
         least_s=_LEAST_S,
         connect_s=connect_s,
         limit_s=limit_s,
     )
     return {
-        "seconds": sent.seconds[1:],
-        "bytes": sent.bytes,
-        "error": sent.error,
-        "segments": sent.segments,
-        "retransmitted": sent.retransmitted,
+        "seconds": result.seconds[1:],
+        "bytes": result.bytes,
+        "error": result.error,
+        "segments": result.segments,
+        "retransmitted": result.retransmitted,
     }
 
 
@@ -78,14 +78,14 @@ def exchange(
             context.progress.begin()
             dist.barrier(device_ids=[context.local_rank])
             torch.cuda.synchronize(device)
-            begin = time.perf_counter()
+            start = time.perf_counter()
             if sends:
                 dist.send(payload, 1 if first else 0)
             else:
                 dist.recv(payload, 1 if first else 0)
             torch.cuda.synchronize(device)
             if repetition >= _WARM_UPS:
-                times[sends].append(time.perf_counter() - begin)
+                times[sends].append(time.perf_counter() - start)
     end_group(context)
     return {"there": times[True], "back": times[False], "bytes": size}
 

@@ -18,7 +18,7 @@ def screen(
     store: tuple[str, int],
     group: str,
     backend: str,
-    place: int,
+    position: int,
     count: int,
     size: int,
     passes: int,
@@ -31,24 +31,24 @@ def screen(
     from checklist.checks.collectives.world_probe import client, end_group, start_group, wait
 
     end_group(context)
-    start_group(context, backend, client(store, group, limit_s), place, count, limit_s)
+    start_group(context, backend, client(store, group, limit_s), position, count, limit_s)
     device = torch.device("cuda", context.local_rank) if backend == "nccl" else torch.device("cpu")
-    there, back = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
+    outgoing, incoming = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
     best = [float("inf")] * (count - 1)
     order = list(range(1, count))
-    for turn in range(passes + 1):  # the first pass sets up connections
-        random.Random(turn).shuffle(order)
+    for index in range(passes + 1):  # the first pass sets up connections
+        random.Random(index).shuffle(order)
         for distance in order:
             context.progress.begin()
-            begin = time.perf_counter()
-            ends = [
-                dist.P2POp(dist.isend, there, (place + distance) % count),
-                dist.P2POp(dist.irecv, back, (place - distance) % count),
+            start = time.perf_counter()
+            transfers = [
+                dist.P2POp(dist.isend, outgoing, (position + distance) % count),
+                dist.P2POp(dist.irecv, incoming, (position - distance) % count),
             ]
-            for work in dist.batch_isend_irecv(ends):
-                work.wait()
+            for transfer in dist.batch_isend_irecv(transfers):
+                transfer.wait()
             wait(device)
-            if turn:
-                best[distance - 1] = min(best[distance - 1], time.perf_counter() - begin)
+            if index:
+                best[distance - 1] = min(best[distance - 1], time.perf_counter() - start)
     end_group(context)
     return best

@@ -11,11 +11,11 @@ from checklist.analysis.paths import peers_of
 from checklist.judging.advice import finding
 from checklist.judging.comparison import Level, compare, compare_with_history
 from checklist.judging.context import (
-    Judgement,
     JudgingContext,
+    Judgment,
     Measured,
     Records,
-    answer,
+    decide,
     no_verdict,
     skipped,
 )
@@ -56,7 +56,7 @@ def peers(values: Sequence[float]) -> list[Literal["PASS", "WARN", "FAIL"]] | No
     return verdicts
 
 
-def gemm(context: JudgingContext) -> Judgement:
+def gemm(context: JudgingContext) -> Judgment:
     """FAIL for a GPU whose matmuls are below the floor, its peers or its history; WARN for near it.
 
     If all GPUs are below the floor, no single node is reported.
@@ -79,7 +79,7 @@ def gemm(context: JudgingContext) -> Judgement:
     return _judge_node(context, "gemm")
 
 
-def hbm(context: JudgingContext) -> Judgement:
+def hbm(context: JudgingContext) -> Judgment:
     """FAIL for a GPU whose memory copies are below the floor, its peers or its history; WARN for near it.
 
     On CPUs host memory is measured instead (``memory_copy``), without a verdict. Peers, floors by rank and
@@ -95,7 +95,7 @@ def hbm(context: JudgingContext) -> Judgement:
     return _judge_node(context, "hbm")
 
 
-def host_copy(context: JudgingContext) -> Judgement:
+def host_copy(context: JudgingContext) -> Judgment:
     """FAIL for a GPU whose copies to or from pinned host memory are too slow; WARN for near it.
 
     Limits: the rows ``h2d`` and ``d2h`` of thresholds.csv (GB/s); with at least ``PEERS`` values, an
@@ -108,7 +108,7 @@ def host_copy(context: JudgingContext) -> Judgement:
     return _judge_node(context, "host-copy")
 
 
-def peer_copy(context: JudgingContext) -> Judgement:
+def peer_copy(context: JudgingContext) -> Judgment:
     """FAIL for a GPU whose copies to another GPU of its node are too slow; WARN for near it.
 
     Limits: the row ``peer_copy`` of thresholds.csv (GB/s); with at least ``PEERS`` values, an ``OUTLIER``
@@ -121,7 +121,7 @@ def peer_copy(context: JudgingContext) -> Judgement:
     return _judge_node(context, "peer-copy")
 
 
-def storage(context: JudgingContext) -> Judgement:
+def storage(context: JudgingContext) -> Judgment:
     """FAIL if the work directory cannot be written and read; otherwise PASS, regardless of speed.
 
     Limits: rows ``storage_write`` and ``storage_read`` (GB/s) and ``storage_files`` (files/s: create, stat
@@ -135,7 +135,7 @@ def storage(context: JudgingContext) -> Judgement:
     return _judge_node(context, "storage")
 
 
-def datastore(context: JudgingContext) -> Judgement:
+def datastore(context: JudgingContext) -> Judgment:
     """FAIL if the datastore cannot be written and read; otherwise PASS, regardless of speed.
 
     Limits: rows ``datastore_write`` and ``datastore_read`` that a user adds to thresholds.csv (GB/s); the
@@ -148,46 +148,46 @@ def datastore(context: JudgingContext) -> Judgement:
     return _judge_node(context, "datastore")
 
 
-def _judge_node(context: JudgingContext, check: str) -> Judgement:
+def _judge_node(context: JudgingContext, check: str) -> Judgment:
     """Judge one single-node check: all its figures on all ranks."""
     kinds = [kind for kind in LOCALS.values() if kind.check == check]
     locals_ = [local for local in context.measurements.locals if local.what in {kind.name for kind in kinds}]
     if not locals_:
-        why = _does_not_apply(context, check)
+        reason = _does_not_apply(context, check)
         if check == "datastore" and context.ran("node"):
             return no_verdict(check, "Not measured: no folder or S3 was given as the datastore.")
-        return skipped(check, why) if why else context.unmeasured(check, "node")
+        return skipped(check, reason) if reason else context.unmeasured(check, "node")
     stores = check in ("storage", "datastore")
     findings = _failed(context, check, [local for local in locals_ if local.value is None], stores=stores)
     figures: list[Figure] = []
     records: Records = []
     for kind in kinds:
-        same = [local for local in locals_ if local.what == kind.name and local.value is not None]
-        if same:
-            figures += _judge_locals(context, check, same, findings)
+        results = [local for local in locals_ if local.what == kind.name and local.value is not None]
+        if results:
+            figures += _judge_locals(context, check, results, findings)
             # The slowest rank limits a job over all of them and shows a single bad one
-            least = min(float(local.value or 0) for local in same)
-            parts = {} if stores or not context.cuda else _by_gpu(context, same)
-            records.append(Measured(kind.name, None, least, kind.unit, parts))
+            minimum = min(float(local.value or 0) for local in results)
+            by_gpu = {} if stores or not context.cuda else _by_gpu(context, results)
+            records.append(Measured(kind.name, None, minimum, kind.unit, by_gpu))
     nodes = context.names(
         node for local in locals_ if (node := context.nodes_by_rank.get(local.rank)) is not None
     )
     # Successful writes and reads are a result by themselves, regardless of speed
     if findings or stores or any(figure.basis != "none" for figure in figures):
         names = ", ".join(dict.fromkeys(figure.name for figure in figures if "," not in figure.name))
-        good = f"{names}: {'done without error' if stores else 'as expected'}."
-        good += "".join(
+        passed = f"{names}: {'done without error' if stores else 'as expected'}."
+        passed += "".join(
             f" Note: {note}." for note in dict.fromkeys(local.note for local in locals_ if local.note)
         )
-        return answer(check, good, findings, nodes=nodes, figures=figures, records=records)
-    why = (
+        return decide(check, passed, findings, nodes=nodes, figures=figures, records=records)
+    reason = (
         "on CPUs it depends on what else runs"
         if not context.cuda
         else "no threshold, fewer than 4 peers, no history"
     )
     return no_verdict(
         check,
-        f"Measured, with nothing to compare with: {why}.",
+        f"Measured, with nothing to compare with: {reason}.",
         measured=True,
         nodes=nodes,
         figures=figures,
@@ -208,14 +208,14 @@ def _failed(context: JudgingContext, check: str, failed: list[Local], *, stores:
             f"{local.what} could not be measured by rank {local.rank} ({name}): "
             f"{local.error or 'no reason known'}."
         )
-        code, blamed, suspects = ("storage-failed", [], [name]) if stores else ("local-failed", [name], [])
+        code, nodes, suspects = ("storage-failed", [], [name]) if stores else ("local-failed", [name], [])
         findings.append(
-            finding(check, code, "FAIL", title, nodes=blamed, suspects=suspects, ranks=[local.rank])
+            finding(check, code, "FAIL", title, nodes=nodes, suspects=suspects, ranks=[local.rank])
         )
-    for folder, without in missing.items():
-        names = list(dict.fromkeys(context.name_of_rank(local.rank) for local in without))
+    for folder, affected in missing.items():
+        names = list(dict.fromkeys(context.name_of_rank(local.rank) for local in affected))
         title = f"The folder {folder} ({check}) is not there on {', '.join(names)}."
-        ranks = [local.rank for local in without]
+        ranks = [local.rank for local in affected]
         findings.append(
             finding(check, "no-folder", "FAIL", title, suspects=names, ranks=ranks, folder=folder)
         )
@@ -231,74 +231,74 @@ def _does_not_apply(context: JudgingContext, check: str) -> str | None:
 
 
 def _judge_locals(
-    context: JudgingContext, check: str, same: list[Local], findings: list[Finding]
+    context: JudgingContext, check: str, results: list[Local], findings: list[Finding]
 ) -> list[Figure]:
     """Judge one kind of figure over all ranks, plus each GPU's and the slowest one's history.
 
     Appends to ``findings``.
     """
-    what, unit = same[0].what, same[0].unit
-    floors = context.thresholds_by_rank(what)
+    kind, unit = results[0].what, results[0].unit
+    floors = context.thresholds_by_rank(kind)
     # A file system is shared, so one rank's speed says little about its node
-    alone = context.cuda and check not in ("storage", "datastore")
-    against_peers = _compare_peers(context, same) if alone else {}
-    common = _all_below(check, same, floors, findings)
+    on_gpu = context.cuda and check not in ("storage", "datastore")
+    against_peers = _compare_peers(context, results) if on_gpu else {}
+    common = _all_below(check, results, floors, findings)
     figures = []
-    for index, local in enumerate(same):
+    for index, local in enumerate(results):
         value, name = float(local.value or 0), context.name_of_rank(local.rank)
         comparison = compare(value, floors.get(local.rank), against_peers.get(index))
-        figures.append(comparison.figure(what, value, unit, node=name, rank=local.rank))
+        figures.append(comparison.figure(kind, value, unit, node=name, rank=local.rank))
         if comparison.level in ("WARN", "FAIL") and floors.get(local.rank) not in common:
             peer = "" if local.peer is None else f" to rank {local.peer}"
-            title = f"{what} of rank {local.rank}{peer} ({name}): {value:.4g} {unit}, {comparison.words}."
+            title = f"{kind} of rank {local.rank}{peer} ({name}): {value:.4g} {unit}, {comparison.words}."
             code = "peer-copy-slow" if check == "peer-copy" else comparison.code
             findings.append(finding(check, code, comparison.level, title, nodes=[name], ranks=[local.rank]))
-    blamed = any(figure.verdict in ("WARN", "FAIL") for figure in figures)
-    if alone and not blamed:
-        blamed = _below_own_past(context, check, same, findings)
-    if alone and not blamed and check in GPU_ALONE:
-        findings += _uneven(context, check, same)
-    figures += _slowest_over_time(context, check, same, findings, blamed=blamed)
+    worse = any(figure.verdict in ("WARN", "FAIL") for figure in figures)
+    if on_gpu and not worse:
+        worse = _below_own_past(context, check, results, findings)
+    if on_gpu and not worse and check in GPU_ALONE:
+        findings += _uneven(context, check, results)
+    figures += _slowest_over_time(context, check, results, findings, blamed=worse)
     return figures
 
 
-def _compare_peers(context: JudgingContext, same: list[Local]) -> dict[int, tuple[Level, float]]:
-    """Return, by index in ``same``, the verdict against the peers and their median."""
+def _compare_peers(context: JudgingContext, results: list[Local]) -> dict[int, tuple[Level, float]]:
+    """Return, by index in ``results``, the verdict against the peers and their median."""
     facts = {fact.rank: fact for fact in context.facts}
     groups: dict[tuple[str | None, str | None], list[int]] = defaultdict(list)
-    for index, local in enumerate(same):
+    for index, local in enumerate(results):
         model, domain = peers_of(facts[local.rank]) if local.rank in facts else (None, None)
         groups[model, domain].append(index)
     by_model: dict[str | None, list[int]] = defaultdict(list)
-    for (model, _), places in groups.items():
-        by_model[model] += places
+    for (model, _), indexes in groups.items():
+        by_model[model] += indexes
     against_peers: dict[int, tuple[Level, float]] = {}
-    for (model, _), places in groups.items():
+    for (model, _), indexes in groups.items():
         # GPUs of a domain with too few peers are compared with all GPUs of the model
-        wide = by_model[model] if len(places) < PEERS else places
-        values = [float(same[place].value or 0) for place in wide]
+        wide = by_model[model] if len(indexes) < PEERS else indexes
+        values = [float(results[member].value or 0) for member in wide]
         verdicts = peers(values)
         if verdicts is not None:
             levels, median = dict(zip(wide, verdicts, strict=True)), statistics.median(values)
-            against_peers |= {place: (levels[place], median) for place in places}
+            against_peers |= {member: (levels[member], median) for member in indexes}
     return against_peers
 
 
 def _all_below(
-    check: str, same: list[Local], floors: dict[int, Threshold], findings: list[Finding]
+    check: str, results: list[Local], floors: dict[int, Threshold], findings: list[Finding]
 ) -> list[Threshold]:
     """Return floors that all ranks of a kind miss, which no single node causes."""
     by_floor: dict[Threshold, list[float]] = defaultdict(list)
-    for local in same:
+    for local in results:
         if local.rank in floors:
             by_floor[floors[local.rank]].append(float(local.value or 0))
     common = []
     for threshold, values in by_floor.items():
         if len(values) > 1 and max(values) < threshold.floor:
-            floor = f"the floor {threshold.floor:g} {same[0].unit} ({threshold.kind})"
-            whose = "" if len(by_floor) == 1 else f" of {threshold.system}"
+            floor = f"the floor {threshold.floor:g} {results[0].unit} ({threshold.kind})"
+            suffix = "" if len(by_floor) == 1 else f" of {threshold.system}"
             title = (
-                f"{same[0].what} of all {len(values)} ranks{whose} is below {floor}; "
+                f"{results[0].what} of all {len(values)} ranks{suffix} is below {floor}; "
                 f"the fastest reaches {max(values):.4g}."
             )
             code = "peer-copy-slow" if check == "peer-copy" else "below-floor"
@@ -307,11 +307,11 @@ def _all_below(
     return common
 
 
-def _by_gpu(context: JudgingContext, same: list[Local]) -> dict[str, float]:
+def _by_gpu(context: JudgingContext, results: list[Local]) -> dict[str, float]:
     """Return each GPU's figure by its name in the history; for copies, the slowest peer's."""
     names = {fact.rank: _gpu(context, fact) for fact in context.facts}
     figures: dict[str, float] = {}
-    for local in same:
+    for local in results:
         if local.rank in names:
             name, value = names[local.rank], float(local.value or 0)
             figures[name] = min(value, figures.get(name, value))
@@ -320,19 +320,21 @@ def _by_gpu(context: JudgingContext, same: list[Local]) -> dict[str, float]:
 
 def _gpu(context: JudgingContext, fact: Facts) -> str:
     """Name a GPU in the history; a replacement GPU starts a new history."""
-    known = fact.gpu_uuids[fact.local_rank :][:1]
-    return f"{context.name(fact.node)} {known[0][:_UUID_LETTERS] if known else f'GPU{fact.local_rank}'}"
+    uuids = fact.gpu_uuids[fact.local_rank :][:1]
+    return f"{context.name(fact.node)} {uuids[0][:_UUID_LETTERS] if uuids else f'GPU{fact.local_rank}'}"
 
 
-def _below_own_past(context: JudgingContext, check: str, same: list[Local], findings: list[Finding]) -> bool:
+def _below_own_past(
+    context: JudgingContext, check: str, results: list[Local], findings: list[Finding]
+) -> bool:
     """Report GPUs slower than their own history in ``findings``; return whether there are any."""
-    what, unit = same[0].what, same[0].unit
-    figures = _by_gpu(context, same)
-    worse = context.worse_parts(what, None, figures)
+    kind, unit = results[0].what, results[0].unit
+    figures = _by_gpu(context, results)
+    worse = context.worse_parts(kind, None, figures)
     holders = {_gpu(context, fact): fact for fact in context.facts} if worse else {}
     for name, past in worse.items():
         fact = holders[name]
-        title = f"{what} of rank {fact.rank} ({name}): {figures[name]:.4g} {unit}, "
+        title = f"{kind} of rank {fact.rank} ({name}): {figures[name]:.4g} {unit}, "
         title += f"{-past.change:.0%} worse than its own past, {past.median:.4g}."
         level: Gravity = "FAIL" if past.verdict == "FAIL" else "WARN"
         nodes = [context.name(fact.node)]
@@ -340,39 +342,39 @@ def _below_own_past(context: JudgingContext, check: str, same: list[Local], find
     return bool(worse)
 
 
-def _uneven(context: JudgingContext, check: str, same: list[Local]) -> list[Finding]:
+def _uneven(context: JudgingContext, check: str, results: list[Local]) -> list[Finding]:
     """Report GPUs of one model and machine type that differ too much without any outlier."""
     types = {fact.rank: (peers_of(fact)[0], fact.instance_type) for fact in context.facts}
     groups: dict[tuple[str | None, ...], list[Local]] = defaultdict(list)
-    for local in same:
+    for local in results:
         groups[types.get(local.rank, (None, None))].append(local)
     findings = []
     for (model, _), ranks in groups.items():
         values = sorted(float(local.value or 0) for local in ranks)
-        left_out = len(values) // EXTREMES
-        least, most = values[left_out], values[-1 - left_out]
-        if most <= UNEVEN * least:
+        excluded = len(values) // EXTREMES
+        low, high = values[excluded], values[-1 - excluded]
+        if high <= UNEVEN * low:
             continue
-        slow = [local.rank for local in ranks if float(local.value or 0) * UNEVEN < most]
-        title = f"{same[0].what} of {len(ranks)} ranks ({model}) is uneven: from {least:.4g} to {most:.4g} "
-        title += f"{same[0].unit}; {len(slow)} of them may be slow."
+        slow = [local.rank for local in ranks if float(local.value or 0) * UNEVEN < high]
+        title = f"{results[0].what} of {len(ranks)} ranks ({model}) is uneven: from {low:.4g} to {high:.4g} "
+        title += f"{results[0].unit}; {len(slow)} of them may be slow."
         suspects = dict.fromkeys(context.name_of_rank(rank) for rank in slow)
         findings.append(finding(check, "uneven", "WARN", title, suspects=suspects, ranks=slow))
     return findings
 
 
 def _slowest_over_time(
-    context: JudgingContext, check: str, same: list[Local], findings: list[Finding], *, blamed: bool
+    context: JudgingContext, check: str, results: list[Local], findings: list[Finding], *, blamed: bool
 ) -> list[Figure]:
     """Compare the slowest rank with its history; adds a finding only if no rank was reported yet."""
-    what, unit = same[0].what, same[0].unit
-    slowest = min(same, key=lambda local: float(local.value or 0))
-    least = float(slowest.value or 0)
-    past = compare_with_history(context.past(what, None, least) if context.cuda else None)
+    kind, unit = results[0].what, results[0].unit
+    slowest = min(results, key=lambda local: float(local.value or 0))
+    minimum = float(slowest.value or 0)
+    past = compare_with_history(context.past(kind, None, minimum) if context.cuda else None)
     if past.level is None:
         return []
     if past.level != "PASS" and not blamed:
-        title = f"The slowest {what}, {least:.4g} {unit}, is {past.words}."
+        title = f"The slowest {kind}, {minimum:.4g} {unit}, is {past.words}."
         name = context.name_of_rank(slowest.rank)
         findings.append(finding(check, past.code, past.level, title, suspects=[name], ranks=[slowest.rank]))
-    return [past.figure(f"{what}, slowest", least, unit)]
+    return [past.figure(f"{kind}, slowest", minimum, unit)]

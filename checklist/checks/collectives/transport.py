@@ -27,41 +27,41 @@ _NCCL_NAMES = {  # other operations consist of sends and receives, without a cho
 }
 
 
-def chosen(text: str, op: str) -> tuple[str, str] | None:
+def algorithm_of(text: str, op: str) -> tuple[str, str] | None:
     """Return the algorithm and protocol of ``op``'s largest message in the log; None if not logged.
 
     NCCL logs them on rank 0 if NCCL_DEBUG_SUBSYS includes TUNING.
     """
     choices = [
-        (int(size), _of(_ALGORITHMS, algorithm), _of(_PROTOCOLS, protocol))
+        (int(size), _name(_ALGORITHMS, algorithm), _name(_PROTOCOLS, protocol))
         for name, size, algorithm, protocol in _CHOICE.findall(text)
         if op in _NCCL_NAMES and name in ("", _NCCL_NAMES[op])
     ]
     return max(choices)[1:] if choices else None
 
 
-def _of(names: tuple[str, ...], number: str) -> str:
+def _name(names: tuple[str, ...], number: str) -> str:
     return names[int(number)] if number.isdigit() and int(number) < len(names) else number.upper()
 
 
 def parse(text: str) -> dict[str, Any]:
     """Return the fields of :class:`~checklist.measurements.Transport`; None for those not logged."""
-    ways = _VIA.findall(text)
-    networks = [way for way in ways if way.startswith("NET/")]
-    named = _last(_NETWORK, text) or ""
+    channels = _VIA.findall(text)
+    networks = [channel for channel in channels if channel.startswith("NET/")]
+    announced = _last(_NETWORK, text) or ""
     provider = _last(_PROVIDER, text)
     direct: bool | None = None
     if networks:
-        direct = any("GDRDMA" in way for way in networks)
+        direct = any("GDRDMA" in channel for channel in networks)
     elif "GPU Direct RDMA Disabled" in text:
         direct = False
     nodes, ranks = _last(_NODES, text), _last(_RANKS, text)
-    lines = [line.strip() for line in text.splitlines() if any(one.search(line) for one in _TELLING)]
+    lines = [line.strip() for line in text.splitlines() if any(pattern.search(line) for pattern in _TELLING)]
     return {
         "backend": "nccl",
         "nodes_seen": int(nodes) if nodes else None,
         "ranks_seen": int(ranks) if ranks else None,
-        "network": _network(networks, ways, named.strip(), provider),
+        "network": _network(networks, channels, announced.strip(), provider),
         "interface": _last(_SOCKET, text),
         "plugin": _last(_PLUGIN, text),
         "gpu_direct": direct,
@@ -69,9 +69,9 @@ def parse(text: str) -> dict[str, Any]:
     }
 
 
-def _network(networks: list[str], ways: list[str], named: str, provider: str | None) -> str | None:
+def _network(networks: list[str], channels: list[str], announced: str, provider: str | None) -> str | None:
     """Determine the network from channels between nodes if there are any, else from the selected network."""
-    network = " ".join(dict.fromkeys(networks)) if networks else ("" if ways else named)
+    network = " ".join(dict.fromkeys(networks)) if networks else ("" if channels else announced)
     if "Socket" in network:  # a single socket channel slows down all
         return "socket"
     if "Libfabric" in network or "OFI" in network:
@@ -80,7 +80,7 @@ def _network(networks: list[str], ways: list[str], named: str, provider: str | N
         return "ib"
     if network:
         return "other"
-    return "shm" if ways else None
+    return "shm" if channels else None
 
 
 def _last(pattern: re.Pattern[str], text: str) -> str | None:

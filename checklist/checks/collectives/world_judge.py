@@ -10,11 +10,11 @@ from checklist.analysis.busbw import OPS, SMALL_BYTES
 from checklist.judging.advice import finding
 from checklist.judging.comparison import compare, compare_with_history
 from checklist.judging.context import (
-    Judgement,
     JudgingContext,
+    Judgment,
     Measured,
     Records,
-    answer,
+    decide,
     no_verdict,
     skipped,
 )
@@ -28,7 +28,7 @@ _ONE_PORT = (0.7, 1.5)  # multiples of one port's part of the expected figure th
 _HALF = (0.4, 0.62)  # share of the expected figure that counts as half
 
 
-def correctness(context: JudgingContext) -> Judgement:
+def correctness(context: JudgingContext) -> Judgment:
     """FAIL for an operation that failed or returned wrong values on any rank.
 
     Values differ by rank and position, so a partial or misplaced result is detected.
@@ -38,33 +38,33 @@ def correctness(context: JudgingContext) -> Judgement:
     Not detected: the rank that produced a wrong value; ranks that received one are suspects. NO-VERDICT if
     the values of an operation were not compared.
     """
-    tried = context.measurements.collectives
-    if not tried:
+    results = context.measurements.collectives
+    if not results:
         return context.unmeasured("correctness", "world")
     findings = []
-    for op in dict.fromkeys(item.op for item in tried):
-        same = [item for item in tried if item.op == op]
-        wrong = [item for item in same if item.correct is False]
-        failed = [item for item in same if item.error is not None]
-        if wrong:
-            findings.append(_wrong(context, op, wrong))
+    for op in dict.fromkeys(item.op for item in results):
+        results_of_op = [item for item in results if item.op == op]
+        incorrect = [item for item in results_of_op if item.correct is False]
+        failed = [item for item in results_of_op if item.error is not None]
+        if incorrect:
+            findings.append(_wrong(context, op, incorrect))
         elif failed:
             title = f"{op} of {failed[0].bytes} bytes ({failed[0].dtype}) failed: {failed[0].error}."
             findings.append(finding("correctness", "collective-failed", "FAIL", title))
-    checked = {item.op for item in tried if item.correct is not None}
+    checked = {item.op for item in results if item.correct is not None}
     missing = sorted(set(OPS) - checked)
     if missing and not findings:
         return no_verdict("correctness", f"The values of {', '.join(missing)} were not compared.")
-    return answer(
+    return decide(
         "correctness", f"{len(checked)} operations gave the right values.", findings, nodes=context.all_names
     )
 
 
-def _wrong(context: JudgingContext, op: str, wrong: list[Collective]) -> Finding:
-    ranks = sorted({rank for item in wrong for rank in item.wrong_ranks})
-    values = sum(item.wrong_values or 0 for item in wrong)
+def _wrong(context: JudgingContext, op: str, failed: list[Collective]) -> Finding:
+    ranks = sorted({rank for item in failed for rank in item.wrong_ranks})
+    values = sum(item.wrong_values or 0 for item in failed)
     where = f" on rank {', '.join(map(str, ranks))}" if ranks else ""
-    title = f"{op} gave {values or 'some'} wrong values{where} ({wrong[0].dtype}, {wrong[0].bytes} bytes)."
+    title = f"{op} gave {values or 'some'} wrong values{where} ({failed[0].dtype}, {failed[0].bytes} bytes)."
     # The rank that receives a wrong value did not necessarily produce it
     suspects = [context.name_of_rank(rank) for rank in ranks]
     return finding(
@@ -72,7 +72,7 @@ def _wrong(context: JudgingContext, op: str, wrong: list[Collective]) -> Finding
     )
 
 
-def transport(context: JudgingContext) -> Judgement:
+def transport(context: JudgingContext) -> Judgment:
     """FAIL if NCCL's world differs from the job's, or if it uses sockets although RDMA devices exist.
 
     WARN if GPU Direct RDMA is off.
@@ -81,8 +81,8 @@ def transport(context: JudgingContext) -> Judgement:
 
     Not detected: anything with gloo, which writes no log, or if the log names no network (NO-VERDICT).
     """
-    seen = context.measurements.transport
-    if seen is None:
+    used = context.measurements.transport
+    if used is None:
         if context.measurements.backend == "gloo":
             return skipped("transport", "gloo has one transport and keeps no log of it.")
         return context.unmeasured("transport", "world")
@@ -91,29 +91,29 @@ def transport(context: JudgingContext) -> Judgement:
     findings = []
     nodes = len(context.measurements.nodes)
     world = context.measurements.nodes_asked * context.measurements.gpus_per_node_asked
-    if seen.nodes_seen is not None and seen.nodes_seen != nodes and not context.local:
-        title = f"NCCL saw {seen.nodes_seen} nodes, the launcher {nodes}."
-        network = f"{seen.nodes_seen} of {nodes} nodes"
+    if used.nodes_seen is not None and used.nodes_seen != nodes and not context.local:
+        title = f"NCCL saw {used.nodes_seen} nodes, the launcher {nodes}."
+        network = f"{used.nodes_seen} of {nodes} nodes"
         findings.append(finding("transport", "separate-world", "FAIL", title, seen=network))
-    elif seen.ranks_seen not in (None, world) and len(context.facts) == world:  # else check ranks reports it
-        title = f"NCCL's world has {seen.ranks_seen} ranks, the job's {world}."
-        network = f"{seen.ranks_seen} of {world} ranks"
+    elif used.ranks_seen not in (None, world) and len(context.facts) == world:  # else check ranks reports it
+        title = f"NCCL's world has {used.ranks_seen} ranks, the job's {world}."
+        network = f"{used.ranks_seen} of {world} ranks"
         findings.append(finding("transport", "separate-world", "FAIL", title, seen=network))
     devices = _rdma(context)
-    if devices and seen.network == "socket" and nodes > 1:
+    if devices and used.network == "socket" and nodes > 1:
         title = f"NCCL uses plain sockets although there are {devices}."
         findings.append(finding("transport", "rdma-unused", "FAIL", title, devices=devices))
-    if seen.gpu_direct is False and seen.network in ("ib", "efa"):
+    if used.gpu_direct is False and used.network in ("ib", "efa"):
         title = "GPU Direct RDMA is off: data between nodes goes through host memory."
         findings.append(finding("transport", "gdr-off", "WARN", title))
     if not findings and (
-        seen.nodes_seen is None or (seen.network is None and nodes > 1 and not context.local)
+        used.nodes_seen is None or (used.network is None and nodes > 1 and not context.local)
     ):
         return no_verdict("transport", "The log names neither the network in use nor the number of nodes.")
-    network = f"{seen.network or 'within one machine'}" + (
-        f" over {seen.interface}" if seen.interface else ""
+    network = f"{used.network or 'within one machine'}" + (
+        f" over {used.interface}" if used.interface else ""
     )
-    return answer("transport", f"{seen.nodes_seen} nodes, {network}.", findings, nodes=context.all_names)
+    return decide("transport", f"{used.nodes_seen} nodes, {network}.", findings, nodes=context.all_names)
 
 
 def _rdma(context: JudgingContext) -> str:
@@ -125,7 +125,7 @@ def _rdma(context: JudgingContext) -> str:
     return f"{ib} InfiniBand devices" if ib else ""
 
 
-def latency(context: JudgingContext) -> Judgement:
+def latency(context: JudgingContext) -> Judgment:
     """FAIL or WARN for small messages and barriers that take longer than in earlier runs.
 
     Limits: messages up to ``SMALL_BYTES``, 4 KiB, where latency dominates; ``WARN_SHARE`` and ``FAIL_SHARE``
@@ -156,7 +156,7 @@ def latency(context: JudgingContext) -> Judgement:
     return _of_world(context, "latency", figures, findings, records)
 
 
-def bandwidth(context: JudgingContext) -> Judgement:
+def bandwidth(context: JudgingContext) -> Judgment:
     """FAIL or WARN for a collective whose busbw is below that of healthy clusters, or below its history.
 
     The expected range follows from the rates of links and ports (checklist/analysis/expectation.py), or from
@@ -180,7 +180,7 @@ def bandwidth(context: JudgingContext) -> Judgement:
     for item in large:
         name, value = f"{item.op} {item.dtype}", float(item.busbw_gbytes_per_s or 0)
         largest = item.bytes == max(
-            other.bytes for other in large if (other.op, other.dtype) == (item.op, item.dtype)
+            peer.bytes for peer in large if (peer.op, peer.dtype) == (item.op, item.dtype)
         )
         if largest:
             records.append(Measured(name, item.bytes, value, "GB/s"))
@@ -200,22 +200,22 @@ def bandwidth(context: JudgingContext) -> Judgement:
             if comparison.basis in ("floor", "expectation") and _topology_suspect(context):
                 code = "topology-file"
             elif comparison.basis == "expectation" and expected is not None:
-                code, pattern = _pattern(context, value / expected.typical)
+                code, pattern = _advice_for(context, value / expected.typical)
             topology = context.measurements.environment.get(_TOPOLOGY, "")
             title += f"; {pattern}." if pattern else "."
             findings.append(finding("bandwidth", code, comparison.level, title, file=topology))
     return _of_world(context, "bandwidth", figures, _worst_sizes(findings), records)
 
 
-def _pattern(context: JudgingContext, share: float) -> tuple[str, str]:
+def _advice_for(context: JudgingContext, share: float) -> tuple[str, str]:
     """Return the advice for a share of the expected figure, and its description."""
     ports = context.wiring.used_ports or 1
-    within = context.wiring.domains == 1
-    if within:
+    one_domain = context.wiring.domains == 1
+    if one_domain:
         return "below-expected", ""
     if context.wiring.fabric not in (None, "tcp"):
-        over = context.measurements.transport
-        if (over is not None and over.network == "socket") or share * ports < _ONE_PORT[0]:
+        used = context.measurements.transport
+        if (used is not None and used.network == "socket") or share * ports < _ONE_PORT[0]:
             return "speed-of-tcp", "about the speed of TCP"
     if ports > 2 and _ONE_PORT[0] <= share * ports <= _ONE_PORT[1]:
         return "speed-of-one-port", f"about the part of one of {ports} ports"
@@ -241,7 +241,7 @@ def _topology_suspect(context: JudgingContext) -> bool:
 
 def _of_world(
     context: JudgingContext, check: str, figures: list[Figure], findings: list[Finding], records: Records
-) -> Judgement:
+) -> Judgment:
     judged = [figure for figure in figures if figure.basis != "none"]
     if check == "bandwidth" and context.several_gpu_nodes and not findings and not _speed_known(figures):
         return no_verdict(
@@ -253,14 +253,16 @@ def _of_world(
             records=records,
         )
     if judged:
-        good = (
+        passed = (
             f"{len(judged)} of {len(figures)} figures had something to be held against, and are as expected."
         )
-        return answer(check, good, findings, nodes=context.all_names, figures=figures, records=records)
-    why = "all nodes are on one machine" if context.local else "no expectation for this network, no history"
+        return decide(check, passed, findings, nodes=context.all_names, figures=figures, records=records)
+    reason = (
+        "all nodes are on one machine" if context.local else "no expectation for this network, no history"
+    )
     return no_verdict(
         check,
-        f"Measured, with nothing to compare with: {why}.",
+        f"Measured, with nothing to compare with: {reason}.",
         measured=True,
         nodes=context.all_names,
         figures=figures,
@@ -275,9 +277,9 @@ def _speed_known(figures: Iterable[Figure]) -> bool:
 
 def _unknown_speed(context: JudgingContext, judged: list[Figure]) -> str:
     wiring = context.wiring
-    unknown = "the rate of the network's ports is" if wiring.network_gbytes_per_s is None else "the range is"
-    steady = " It is as fast as in earlier runs, which may have been slow too." if judged else ""
-    return f"Measured; {unknown} unknown, so there is no expected speed.{steady}"
+    missing = "the rate of the network's ports is" if wiring.network_gbytes_per_s is None else "the range is"
+    note = " It is as fast as in earlier runs, which may have been slow too." if judged else ""
+    return f"Measured; {missing} unknown, so there is no expected speed.{note}"
 
 
 def _timed(context: JudgingContext) -> Sequence[Collective]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from checklist.checks.collectives.operations import Unavailable, prepare, wrong_values
-from checklist.checks.collectives.transport import chosen, parse
+from checklist.checks.collectives.transport import algorithm_of, parse
 from checklist.probing.context import Context
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def join(
     return dist.get_world_size()
 
 
-def start_group(context: Context, backend: str, place: Store, rank: int, world: int, limit_s: float) -> None:
+def start_group(context: Context, backend: str, store: Store, rank: int, world: int, limit_s: float) -> None:
     """Join a group of ``world`` ranks as ``rank``."""
     import torch
     import torch.distributed as dist
@@ -60,7 +60,7 @@ def start_group(context: Context, backend: str, place: Store, rank: int, world: 
         torch.cuda.set_device(context.local_rank)
     dist.init_process_group(
         backend,
-        store=place,
+        store=store,
         rank=rank,
         world_size=world,
         # Exceeds the supervisor's limit, so that it identifies a hung rank before the others time out.
@@ -84,21 +84,21 @@ def leave(context: Context) -> None:
 
 def correct(context: Context, op: str, dtype: str, elements: int) -> dict[str, Any]:
     """Run ``op`` once with values that differ by rank and position; return the number of wrong values."""
-    return _do(context, op, dtype, elements, iterations=0)
+    return _measure(context, op, dtype, elements, iterations=0)
 
 
 def timed(
-    context: Context, op: str, dtype: str, elements: int, iterations: int, apart: bool
+    context: Context, op: str, dtype: str, elements: int, iterations: int, paced: bool
 ) -> dict[str, Any]:
     """Run ``op`` repeatedly; return the seconds of each run and the wrong values of the last.
 
-    ``apart``: start each turn on all ranks together, so no rank waits for earlier work of another.
+    ``paced``: start each turn on all ranks together, so no rank waits for earlier work of another.
     """
-    return _do(context, op, dtype, elements, iterations, apart=apart)
+    return _measure(context, op, dtype, elements, iterations, paced=paced)
 
 
-def _do(
-    context: Context, op: str, dtype: str, elements: int, iterations: int, *, apart: bool = False
+def _measure(
+    context: Context, op: str, dtype: str, elements: int, iterations: int, *, paced: bool = False
 ) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
@@ -106,25 +106,29 @@ def _do(
     backend = context.kept["backend"]
     device = torch.device("cuda", context.local_rank) if backend == "nccl" else torch.device("cpu")
     rank, world = dist.get_rank(), dist.get_world_size()
-    work = prepare(op, getattr(torch, dtype), elements, rank, world, device)
-    begin, logged = context.progress.begin, len(_log())
+    operation = prepare(op, getattr(torch, dtype), elements, rank, world, device)
+    start, log_offset = context.progress.begin, len(_log())
     try:
         for _ in range(WARM_UPS if iterations else 1):
-            begin()
-            work.run()
+            start()
+            operation.run()
         wait(device)
     except Unavailable as error:
         return {"unavailable": str(error)}
     seconds: list[float] = []
-    if apart and iterations:
-        together = operations_of_turn(device)
-        for _ in range(max(1, iterations // together)):
+    if paced and iterations:
+        count = operations_of_turn(device)
+        for _ in range(max(1, iterations // count)):
             dist.barrier(**_barrier_options(context))
             wait(device)
-            seconds += seconds_of_each(work.run, together, begin, device)
+            seconds += seconds_of_each(operation.run, count, start, device)
     else:
-        seconds = seconds_of_each(work.run, iterations, begin, device)
-    return {"seconds": seconds, "chosen": chosen(_log()[logged:], op), "wrong": wrong_values(work)}
+        seconds = seconds_of_each(operation.run, iterations, start, device)
+    return {
+        "seconds": seconds,
+        "chosen": algorithm_of(_log()[log_offset:], op),
+        "wrong": wrong_values(operation),
+    }
 
 
 def operations_of_turn(device: torch.device) -> int:
@@ -133,21 +137,21 @@ def operations_of_turn(device: torch.device) -> int:
 
 
 def seconds_of_each(
-    run: Callable[[], Any], count: int, begin: Callable[[], None], device: torch.device
+    run: Callable[[], Any], count: int, time_origin: Callable[[], None], device: torch.device
 ) -> list[float]:
     """Measure the seconds of each operation; on a GPU by events, so launches overlap as in training."""
     if device.type == "cuda":
-        marks = [mark() for _ in range(count + 1)]
-        marks[0].record()
-        for each in marks[1:]:
-            begin()
+        events = [mark() for _ in range(count + 1)]
+        events[0].record()
+        for event in events[1:]:
+            time_origin()
             run()
-            each.record()
+            event.record()
         wait(device)
-        return [a.elapsed_time(b) / 1000 for a, b in pairwise(marks)]
+        return [a.elapsed_time(b) / 1000 for a, b in pairwise(events)]
     seconds = []
     for _ in range(count):
-        begin()  # not timed: after a wait it costs 2 to 4 % of 128 KiB over gloo
+        time_origin()  # not timed: after a wait it costs 2 to 4 % of 128 KiB over gloo
         start = time.perf_counter()
         run()
         seconds.append(time.perf_counter() - start)

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from checklist.effort import EFFORTS
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, answer, few, no_verdict, skipped
+from checklist.judging.context import JudgingContext, Judgment, decide, no_verdict, shorten, skipped
 from checklist.measurements import Diagnosed, DiagnosticFault
 from checklist.result import Finding, Gravity
 
@@ -14,7 +14,7 @@ from checklist.result import Finding, Gravity
 HARMLESS = (1, 5)
 
 
-def dcgm(context: JudgingContext) -> Judgement:
+def dcgm(context: JudgingContext) -> Judgment:
     """FAIL for a test of ``dcgmi diag`` that failed, WARN for one with a warning.
 
     WARN also for a failed test whose errors have severity monitor or configuration only, such as persistence
@@ -27,30 +27,30 @@ def dcgm(context: JudgingContext) -> Judgement:
     """
     if not context.cuda:
         return skipped("dcgm", "The run uses no GPUs.")
-    profile = next((one for one in EFFORTS if one == context.measurements.profile), None)
+    profile = next((effort for effort in EFFORTS if effort == context.measurements.profile), None)
     diagnosed = context.measurements.diagnosed
     if not diagnosed and profile is not None and not EFFORTS[profile].dcgm_level:
         return skipped("dcgm", f"Profile {profile} does not run DCGM's diagnostic; deep does.")
     if not diagnosed:
         return context.unmeasured("dcgm", "diag")
-    if not any(one.installed for one in diagnosed):
+    if not any(report.installed for report in diagnosed):
         return skipped("dcgm", "dcgmi is on no node's path.")
-    findings = [fault for one in diagnosed for fault in _faults(context, one)]
-    answered = [one for one in diagnosed if one.error is None and (one.passed or one.faults)]
-    nodes = context.names(one.node for one in answered)
-    silent = [one for one in diagnosed if one not in answered]
-    if silent and not findings:
-        first = silent[0]
-        why = first.error or f"it has left out all its tests ({few(first.left_out)})"
-        names = few(context.names(one.node for one in silent))
+    findings = [fault for report in diagnosed for fault in _faults(context, report)]
+    done = [report for report in diagnosed if report.error is None and (report.passed or report.faults)]
+    nodes = context.names(report.node for report in done)
+    incomplete = [report for report in diagnosed if report not in done]
+    if incomplete and not findings:
+        first = incomplete[0]
+        reason = first.error or f"it has left out all its tests ({shorten(first.left_out)})"
+        names = shorten(context.names(report.node for report in incomplete))
         return no_verdict(
-            "dcgm", f"No answer of DCGM's diagnostic on {names}: {why}.", measured=bool(answered), nodes=nodes
+            "dcgm", f"No answer of DCGM's diagnostic on {names}: {reason}.", measured=bool(done), nodes=nodes
         )
-    passed = len({name for one in answered for name in one.passed})
-    left_out = tuple(sorted({name for one in answered for name in one.left_out}))
-    good = f"DCGM's diagnostic at level {diagnosed[0].level}: {passed} tests passed"
-    good += f", left out {few(left_out)}." if left_out else "."
-    return answer("dcgm", good, findings, nodes=nodes)
+    passed_count = len({name for report in done for name in report.passed})
+    omitted = tuple(sorted({name for report in done for name in report.left_out}))
+    message = f"DCGM's diagnostic at level {diagnosed[0].level}: {passed_count} tests passed"
+    message += f", left out {shorten(omitted)}." if omitted else "."
+    return decide("dcgm", message, findings, nodes=nodes)
 
 
 def _faults(context: JudgingContext, diagnosed: Diagnosed) -> list[Finding]:
@@ -67,13 +67,13 @@ def _faults(context: JudgingContext, diagnosed: Diagnosed) -> list[Finding]:
     name = context.name(diagnosed.node)
     findings = []
     for (test, verdict), faults in groups.items():
-        of_ranks = [ranks[fault.gpu] for fault in faults if fault.gpu in ranks]
-        whose = "the GPU of rank" if len(of_ranks) == 1 else "the GPUs of ranks"
-        gpus = f" for {whose} {few(tuple(map(str, of_ranks)))}" if of_ranks else ""
-        what = "fails" if any(fault.failed for fault in faults) else "warns"
+        affected = [ranks[fault.gpu] for fault in faults if fault.gpu in ranks]
+        owner = "the GPU of rank" if len(affected) == 1 else "the GPUs of ranks"
+        gpus = f" for {owner} {shorten(tuple(map(str, affected)))}" if affected else ""
+        outcome = "fails" if any(fault.failed for fault in faults) else "warns"
         text = next((fault.text for fault in faults if fault.text), "it says no more").rstrip(".")
-        title = f"DCGM's test {test} {what}{gpus} ({name}): {text}."
-        findings.append(finding("dcgm", "dcgm", verdict, title, nodes=[name], ranks=of_ranks, test=test))
+        title = f"DCGM's test {test} {outcome}{gpus} ({name}): {text}."
+        findings.append(finding("dcgm", "dcgm", verdict, title, nodes=[name], ranks=affected, test=test))
     return findings
 
 

@@ -50,20 +50,20 @@ class _Done:
 
 def diagnose(context: Context, gpus: Sequence[str], level: int, limit_s: float) -> dict[str, Any]:
     """Run the diagnostic on idle GPUs (UUIDs) of this node, from one rank per node; return a Diagnosed."""
-    begin = time.monotonic()
-    reported = _diagnose(Diagnosed(node=context.node, level=level), gpus, begin + limit_s)
-    return to_dict(replace(reported, seconds=time.monotonic() - begin))
+    start = time.monotonic()
+    reported = _diagnose(Diagnosed(node=context.node, level=level), gpus, start + limit_s)
+    return to_dict(replace(reported, seconds=time.monotonic() - start))
 
 
 def _diagnose(blank: Diagnosed, gpus: Sequence[str], until: float) -> Diagnosed:
     if shutil.which(_PROGRAM) is None:
         return replace(blank, installed=False, error=f"{_PROGRAM} is not on the path")
-    found = _run(["discovery", "-l"], min(_DISCOVERY_S, until - time.monotonic()))
-    ids = ids_of(found.output)
+    reply = _run(["discovery", "-l"], min(_DISCOVERY_S, until - time.monotonic()))
+    ids = ids_of(reply.output)
     selected = [number for number, uuid in ids.items() if uuid in gpus]
     if len(selected) < len(gpus) or not selected:
-        why = "no answer in time" if found.ended else "other ones alone" if ids else _last(found.output)
-        return replace(blank, error=f"DCGM does not list the GPUs of this node: {why}")
+        reason = "no answer in time" if reply.ended else "other ones alone" if ids else _last(reply.output)
+        return replace(blank, error=f"DCGM does not list the GPUs of this node: {reason}")
     # Without a selection it loads all GPUs, including those of other jobs
     choice = [] if len(selected) == len(ids) else ["-i", ",".join(map(str, selected))]
     left_s = until - time.monotonic()
@@ -123,15 +123,15 @@ def _faults(test: str, results: Iterable[Mapping[str, Any]], ids: Mapping[int, s
         status = str(result["status"]).lower()
         if status not in ("fail", "warn"):
             continue
-        warnings = [_warning(one) for one in _listed(result.get("warnings"))]
-        known = [severity for _, severity in warnings if severity is not None]
+        warnings = [_warning(item) for item in _listed(result.get("warnings"))]
+        severities = [severity for _, severity in warnings if severity is not None]
         faults.append(
             DiagnosticFault(
                 test=test,
                 failed=status == "fail",
                 gpu=_gpu(result, ids),
                 text=_short("; ".join(text for text, _ in warnings)),
-                severities=tuple(dict.fromkeys(known)),
+                severities=tuple(dict.fromkeys(severities)),
             )
         )
     return faults

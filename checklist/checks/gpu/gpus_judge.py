@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from checklist.checks.gpu import xids_judge
 from checklist.checks.gpu.nvlink_judge import nvlink
-from checklist.checks.gpu.peer_gpus import fewer, kinds_of, load_s
+from checklist.checks.gpu.peer_gpus import below_peers, kinds_of, load_s
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, answer, no_verdict, skipped
+from checklist.judging.context import JudgingContext, Judgment, decide, no_verdict, skipped
 from checklist.measurements import GpuHealth
 from checklist.result import Finding
 
@@ -20,10 +20,10 @@ NORMAL_THROTTLING = (
 PCIE_REPLAYS_PER_MINUTE = 8  # DCGM's dcgm_gpu_hardware_limits.h
 
 
-def gpus(context: JudgingContext) -> Judgement:
+def gpus(context: JudgingContext) -> Judgment:
     """FAIL for a node with fewer GPUs than expected, WARN if a GPU had processes of other users.
 
-    Expected is the count of most nodes or the requested count, whichever is higher. If a node's count doesn't
+    Expected is the count of most nodes or the requested count, whichever is higher. If it does not
     divide that of the machine type (estimator/data/instances.csv), the latter is expected: half of a machine
     can be requested, 7 of 8 GPUs cannot.
 
@@ -36,11 +36,11 @@ def gpus(context: JudgingContext) -> Judgement:
     if not context.facts:
         return context.unmeasured("gpus", "facts")
     counts = {fact.node: len(fact.gpu_uuids) for fact in context.leaders}
-    usual = Counter(counts.values()).most_common(1)[0][0]
+    common = Counter(counts.values()).most_common(1)[0][0]
     machine = context.machine_gpus
     findings = []
     for node, count in counts.items():
-        expected = max(usual, context.measurements.gpus_per_node_asked)
+        expected = max(common, context.measurements.gpus_per_node_asked)
         # A pod may request half of a machine, but not 7 of 8 GPUs
         if machine and machine % max(count, 1):
             expected = machine
@@ -49,14 +49,14 @@ def gpus(context: JudgingContext) -> Judgement:
             findings.append(finding("gpus", "gpu-count", "FAIL", title, nodes=[context.name(node)]))
     for fact in context.facts:
         if fact.gpu_processes:
-            who = f"the GPU of rank {fact.rank} ({context.name(fact.node)})"
-            title = f"{fact.gpu_processes} processes of others were on {who}."
+            owner = f"the GPU of rank {fact.rank} ({context.name(fact.node)})"
+            title = f"{fact.gpu_processes} processes of others were on {owner}."
             findings.append(finding("gpus", "gpu-busy", "WARN", title, ranks=[fact.rank]))
-    known = f"as its machine type has {machine}" if machine else "the same everywhere"
-    return answer("gpus", f"{usual} GPUs on each node, {known}.", findings, nodes=context.all_names)
+    basis = f"as its machine type has {machine}" if machine else "the same everywhere"
+    return decide("gpus", f"{common} GPUs on each node, {basis}.", findings, nodes=context.all_names)
 
 
-def gpu_health(context: JudgingContext) -> Judgement:
+def gpu_health(context: JudgingContext) -> Judgment:
     """Judge the health of each GPU by NVML and the kernel's log, before and after the load.
 
     FAIL for uncorrectable memory errors, pending row remaps, an XID that takes the GPU out of service, a
@@ -81,7 +81,7 @@ def gpu_health(context: JudgingContext) -> Judgement:
     after = [state for state in states if state.when == "after"]
     if not context.measurements.health:
         return context.unmeasured("gpu-health", "facts")
-    findings = [fault for state in states for fault in _ill(context, state)]
+    findings = [fault for state in states for fault in _unhealthy(context, state)]
     findings += nvlink(context)
     findings += _narrow(context, states)
     findings += _replays(context, states)
@@ -92,37 +92,37 @@ def gpu_health(context: JudgingContext) -> Judgement:
         return no_verdict("gpu-health", "XID events cannot be read here; everything else is in order.")
     if not unique and any(state.ecc_uncorrected is None and state.remap_failed is None for state in after):
         return no_verdict("gpu-health", "Some GPUs do not report memory errors.")
-    return answer("gpu-health", "Nothing before the load or after.", unique.values(), nodes=context.all_names)
+    return decide("gpu-health", "Nothing before the load or after.", unique.values(), nodes=context.all_names)
 
 
 def _narrow(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
     """Report GPUs whose PCIe link trained to fewer lanes."""
-    below = {
+    degraded = {
         state.rank: state
         for state in states
         if state.pcie_width is not None
         and state.pcie_width_most is not None
         and state.pcie_width < state.pcie_width_most
     }
-    found = [
-        replace(fault, verdict="FAIL") if set(fault.ranks) & below.keys() else fault
-        for fault in fewer(context, states, "pcie_width", "pcie-narrow", "WARN", "PCIe lanes")
+    findings = [
+        replace(fault, verdict="FAIL") if set(fault.ranks) & degraded.keys() else fault
+        for fault in below_peers(context, states, "pcie_width", "pcie-narrow", "WARN", "PCIe lanes")
     ]
-    if found:
-        return found
+    if findings:
+        return findings
     kinds = kinds_of(context)
-    only = Counter(kinds.values())
-    for rank, state in below.items():
-        if only[kinds.get(rank, "")] == 1:  # no peers to compare with
+    per_kind = Counter(kinds.values())
+    for rank, state in degraded.items():
+        if per_kind[kinds.get(rank, "")] == 1:  # no peers to compare with
             name = context.name_of_rank(rank)
             lanes = f"{state.pcie_width} PCIe lanes of {state.pcie_width_most}"
             title = f"The GPU of rank {rank} ({name}) has {lanes}."
-            found.append(
+            findings.append(
                 finding(
                     "gpu-health", "pcie-narrow", "WARN", title, nodes=[name], ranks=[rank], gpu=state.uuid
                 )
             )
-    return found
+    return findings
 
 
 def _replays(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
@@ -131,13 +131,13 @@ def _replays(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
     minutes = max(load_s(context), 60.0) / 60  # a short load is not to make much of a few
     findings = []
     for state in states:
-        first, last = before.get(state.rank), state.pcie_replays
-        if state.when != "after" or first is None or last is None:
+        first, final = before.get(state.rank), state.pcie_replays
+        if state.when != "after" or first is None or final is None:
             continue
-        if (last - first) / minutes > PCIE_REPLAYS_PER_MINUTE:
+        if (final - first) / minutes > PCIE_REPLAYS_PER_MINUTE:
             name = context.name_of_rank(state.rank)
             title = (
-                f"The PCIe link of the GPU of rank {state.rank} ({name}) sent again {last - first:,} times."
+                f"The PCIe link of the GPU of rank {state.rank} ({name}) sent again {final - first:,} times."
             )
             findings.append(
                 finding(
@@ -153,10 +153,10 @@ def _replays(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
     return findings
 
 
-def _ill(context: JudgingContext, state: GpuHealth) -> list[Finding]:
+def _unhealthy(context: JudgingContext, state: GpuHealth) -> list[Finding]:
     name = context.name_of_rank(state.rank)
     gpu = f"The GPU of rank {state.rank} ({name})"
-    known: dict[str, object] = {"gpu": state.uuid}
+    facts: dict[str, object] = {"gpu": state.uuid}
     faults: list[tuple[str, str, str]] = []
     if state.ecc_uncorrected:
         faults.append(("ecc", "FAIL", f"{gpu} has {state.ecc_uncorrected} uncorrectable memory errors."))
@@ -166,23 +166,23 @@ def _ill(context: JudgingContext, state: GpuHealth) -> list[Finding]:
         faults.append(("remap-pending", "FAIL", f"{gpu} waits for a reset to remap memory rows."))
     if state.xids:
         worst = max(map(xids_judge.action, state.xids), key=xids_judge.ACTIONS.index)
-        known["xids"] = ", ".join(map(str, dict.fromkeys(state.xids)))
-        named = ", ".join(map(xids_judge.words, dict.fromkeys(state.xids)))
+        facts["xids"] = ", ".join(map(str, dict.fromkeys(state.xids)))
+        codes = ", ".join(map(xids_judge.describe, dict.fromkeys(state.xids)))
         verdict = "WARN" if worst == "MONITOR" else "FAIL"
-        faults.append((f"xid-{worst.lower()}", verdict, f"{gpu} reported XID {named} during the run."))
-    elif earlier := [code for code in state.xids_earlier or () if xids_judge.action(code) != "MONITOR"]:
+        faults.append((f"xid-{worst.lower()}", verdict, f"{gpu} reported XID {codes} during the run."))
+    elif older_codes := [code for code in state.xids_earlier or () if xids_judge.action(code) != "MONITOR"]:
         # Permanent faults show in the GPU's state; a reset may have cleared the others since
-        known["xids"] = ", ".join(map(str, dict.fromkeys(earlier)))
-        named = ", ".join(map(xids_judge.words, dict.fromkeys(earlier)))
-        faults.append(("xid-earlier", "WARN", f"{gpu} reported XID {named} before the run, since boot."))
+        facts["xids"] = ", ".join(map(str, dict.fromkeys(older_codes)))
+        codes = ", ".join(map(xids_judge.describe, dict.fromkeys(older_codes)))
+        faults.append(("xid-earlier", "WARN", f"{gpu} reported XID {codes} before the run, since boot."))
     if state.recovery_action not in (None, "none"):
-        known["action"] = state.recovery_action
+        facts["action"] = state.recovery_action
         faults.append(("recovery", "FAIL", f"{gpu}: its driver asks for a {state.recovery_action}."))
     reasons = [reason for reason in state.throttle_reasons or () if reason not in NORMAL_THROTTLING]
     if reasons:
-        known["reasons"] = ", ".join(reasons)
-        faults.append(("throttled", "WARN", f"{gpu} is throttled: {known['reasons']}."))
+        facts["reasons"] = ", ".join(reasons)
+        faults.append(("throttled", "WARN", f"{gpu} is throttled: {facts['reasons']}."))
     return [
-        finding("gpu-health", code, verdict, title, nodes=[name], ranks=[state.rank], **known)  # type: ignore[arg-type]
+        finding("gpu-health", code, verdict, title, nodes=[name], ranks=[state.rank], **facts)  # type: ignore[arg-type]
         for code, verdict, title in faults
     ]

@@ -23,7 +23,7 @@ _RECOVERIES = {  # nvml.h, nvmlDeviceGpuRecoveryAction_t
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class VisibleGpus:
     """GPUs available to this process, in CUDA's order."""
 
     uuids: tuple[str, ...] = ()
@@ -35,14 +35,14 @@ class Seen:
     """Number of processes on each GPU, by UUID."""
 
 
-def look() -> Seen:
+def list_gpus() -> VisibleGpus:
     """List all visible GPUs; empty without a driver."""
     with session() as nvml:
         if nvml is None:
-            return Seen()
+            return VisibleGpus()
         handles = visible(nvml)
         uuids = tuple(text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles)
-        return Seen(
+        return VisibleGpus(
             uuids=uuids,
             names=tuple(text(nvml.nvmlDeviceGetName(handle)) for handle in handles),
             driver=text(nvml.nvmlSystemGetDriverVersion()),
@@ -50,7 +50,7 @@ def look() -> Seen:
             busy={
                 name: count
                 for name, handle in zip(uuids, handles, strict=True)
-                if (count := _others(nvml, handle))
+                if (count := _foreign_processes(nvml, handle))
             },
         )
 
@@ -62,12 +62,12 @@ def health(context: Context, when: str) -> list[dict[str, Any]]:
         if nvml is None or context.local_rank >= len(handles):
             return []
         handle = handles[context.local_rank]
-        place = optional(lambda: nvml.nvmlDeviceGetPciInfo(handle), nvml)
-        address = None if place is None else text(place.busId)
-        seen = xids_probe.look(context, when, address, nvml, handle)
-        now = replace(_health(nvml, handle, context.rank, when), **seen)
+        pci = optional(lambda: nvml.nvmlDeviceGetPciInfo(handle), nvml)
+        address = None if pci is None else text(pci.busId)
+        xids = xids_probe.read_xids(context, when, address, nvml, handle)
+        current = replace(_health(nvml, handle, context.rank, when), **xids)
         loaded = context.kept.pop("loaded", None)  # by gpu_load.watched
-        return [to_dict(state) for state in (loaded, now) if state is not None]
+        return [to_dict(state) for state in (loaded, current) if state is not None]
 
 
 def _health(nvml: Any, handle: Any, rank: int, when: Any) -> GpuHealth:
@@ -107,6 +107,6 @@ def _recovery(nvml: Any, handle: Any) -> str | None:
     return None if number is None else _RECOVERIES.get(number, f"action {number}")
 
 
-def _others(nvml: Any, handle: Any) -> int:
+def _foreign_processes(nvml: Any, handle: Any) -> int:
     """Count compute processes on a GPU, before this package starts any."""
     return len(optional(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), nvml) or ())

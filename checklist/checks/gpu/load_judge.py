@@ -8,16 +8,16 @@ from collections.abc import Iterator
 
 from checklist.checks.collectives.speed_judge import peers
 from checklist.checks.gpu.gpus_judge import NORMAL_THROTTLING
-from checklist.checks.gpu.peer_gpus import fewer, kinds_of
+from checklist.checks.gpu.peer_gpus import below_peers, kinds_of
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, answer, no_verdict, skipped
+from checklist.judging.context import JudgingContext, Judgment, decide, no_verdict, skipped
 from checklist.measurements import GpuHealth
 from checklist.result import Figure, Finding, Gravity, Verdict
 
 CAPPED = 0.99  # share of the peers' power limit; firmware rounds limits
 
 
-def gpu_load(context: JudgingContext) -> Judgement:
+def gpu_load(context: JudgingContext) -> Judgment:
     """Judge what NVML reports for each GPU during the matmuls.
 
     FAIL for median SM clocks 10 % below the median of GPUs of its model, WARN for 5 %, if they are also an
@@ -42,19 +42,19 @@ def gpu_load(context: JudgingContext) -> Judgement:
     if all(state.sm_clock_mhz is None and state.throttle_reasons is None for state in states):
         return no_verdict("gpu-load", "NVML reports neither clocks nor throttle reasons.")
     kinds = kinds_of(context)
-    alone = {kind for kind, count in Counter(kinds.values()).items() if count == 1}
-    single = [state for state in states if kinds.get(state.rank) in alone]
+    single_kinds = {kind for kind, count in Counter(kinds.values()).items() if count == 1}
+    single = [state for state in states if kinds.get(state.rank) in single_kinds]
     clocks, findings = _clocks(context, states, kinds)
     findings += _capped(context, states, kinds)
-    findings += [fault for state in states for fault in _held(context, state)]
-    findings += fewer(
+    findings += [fault for state in states for fault in _hot(context, state)]
+    findings += below_peers(
         context, states, "pcie_generation", "pcie-slow", "WARN", "as its PCIe generation", check="gpu-load"
     )
     findings += [fault for state in single for fault in _old_link(context, state)]
     figures = [*clocks, *_figures(context, states, "power_w", "power", "W")]
     figures += _figures(context, states, "temperature_c", "temperature", "°C")
-    good = "No GPU is held back by heat, power or its slot."
-    return answer("gpu-load", good, findings, nodes=nodes, figures=figures)
+    passed = "No GPU is held back by heat, power or its slot."
+    return decide("gpu-load", passed, findings, nodes=nodes, figures=figures)
 
 
 def _clocks(
@@ -66,11 +66,11 @@ def _clocks(
         if state.sm_clock_mhz is not None:
             by_kind[kinds.get(state.rank)].append((state, state.sm_clock_mhz))
     figures, findings = [], []
-    for same in by_kind.values():
-        clocks = [float(clock) for _, clock in same]
+    for states_of_kind in by_kind.values():
+        clocks = [float(clock) for _, clock in states_of_kind]
         verdicts, median = peers(clocks), statistics.median(clocks)
-        for place, (state, clock) in enumerate(same):
-            level: Verdict = "NO-VERDICT" if verdicts is None else verdicts[place]
+        for index, (state, clock) in enumerate(states_of_kind):
+            level: Verdict = "NO-VERDICT" if verdicts is None else verdicts[index]
             figures.append(
                 Figure(
                     name="SM clock",
@@ -84,9 +84,9 @@ def _clocks(
                 )
             )
             if level in ("WARN", "FAIL"):
-                what = f"runs at {clock:,} MHz under load, its peers at {median:,.0f}"
+                symptom = f"runs at {clock:,} MHz under load, its peers at {median:,.0f}"
                 findings.append(
-                    _of_gpu(context, state, "clock-low", "FAIL" if level == "FAIL" else "WARN", what)
+                    _of_gpu(context, state, "clock-low", "FAIL" if level == "FAIL" else "WARN", symptom)
                 )
     return figures, findings
 
@@ -99,34 +99,34 @@ def _capped(context: JudgingContext, states: list[GpuHealth], kinds: dict[int, s
             limits[kinds.get(state.rank)][state.power_limit_w] += 1
     findings = []
     for state in states:
-        same, own = limits[kinds.get(state.rank)], state.power_limit_w
-        usual = max(same, key=lambda limit: (same[limit], limit), default=None)
-        whose = "others of its kind have"
-        if same.total() == 1:
-            usual, whose = state.power_default_w, "it has by default"
-        if own is not None and usual is not None and own < CAPPED * usual:
-            what = f"is capped at {own:.0f} W, {whose} {usual:.0f} W"
-            findings.append(_of_gpu(context, state, "power-cap", "WARN", what))
+        counts, limit_w = limits[kinds.get(state.rank)], state.power_limit_w
+        common_w = max(counts, key=lambda limit: (counts[limit], limit), default=None)
+        peers = "others of its kind have"
+        if counts.total() == 1:
+            common_w, peers = state.power_default_w, "it has by default"
+        if limit_w is not None and common_w is not None and limit_w < CAPPED * common_w:
+            symptom = f"is capped at {limit_w:.0f} W, {peers} {common_w:.0f} W"
+            findings.append(_of_gpu(context, state, "power-cap", "WARN", symptom))
     return findings
 
 
-def _held(context: JudgingContext, state: GpuHealth) -> Iterator[Finding]:
+def _hot(context: JudgingContext, state: GpuHealth) -> Iterator[Finding]:
     reasons = [reason for reason in state.throttle_reasons or () if reason not in NORMAL_THROTTLING]
     if reasons:
         names = ", ".join(reasons)
         yield _of_gpu(context, state, "throttled", "WARN", f"is throttled under load: {names}", reasons=names)
-    hot, limit = state.temperature_c, state.slowdown_c
-    if hot is not None and limit is not None and hot >= limit:
-        what = f"is {hot:.0f} °C hot under load, and slows down at {limit:.0f}"
-        yield _of_gpu(context, state, "hot", "WARN", what)
+    temperature, limit = state.temperature_c, state.slowdown_c
+    if temperature is not None and limit is not None and temperature >= limit:
+        symptom = f"is {temperature:.0f} °C hot under load, and slows down at {limit:.0f}"
+        yield _of_gpu(context, state, "hot", "WARN", symptom)
 
 
 def _old_link(context: JudgingContext, state: GpuHealth) -> Iterator[Finding]:
     """Report an old PCIe generation of a GPU without peers of its model."""
-    own, most = state.pcie_generation, state.pcie_generation_most
-    if own is not None and most is not None and own < most:
-        what = f"has a PCIe link of generation {own} under load, where GPU and slot have {most}"
-        yield _of_gpu(context, state, "pcie-slow", "WARN", what)
+    current, maximum = state.pcie_generation, state.pcie_generation_most
+    if current is not None and maximum is not None and current < maximum:
+        symptom = f"has a PCIe link of generation {current} under load, where GPU and slot have {maximum}"
+        yield _of_gpu(context, state, "pcie-slow", "WARN", symptom)
 
 
 def _figures(
@@ -140,10 +140,10 @@ def _figures(
 
 
 def _of_gpu(
-    context: JudgingContext, state: GpuHealth, code: str, verdict: Gravity, what: str, reasons: str = ""
+    context: JudgingContext, state: GpuHealth, code: str, verdict: Gravity, symptom: str, reasons: str = ""
 ) -> Finding:
     name = context.name_of_rank(state.rank)
-    title = f"The GPU of rank {state.rank} ({name}) {what}."
+    title = f"The GPU of rank {state.rank} ({name}) {symptom}."
     return finding(
         "gpu-load", code, verdict, title, nodes=[name], ranks=[state.rank], gpu=state.uuid, reasons=reasons
     )

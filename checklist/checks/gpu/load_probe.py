@@ -41,27 +41,29 @@ class Sample:
 @contextlib.contextmanager
 def watched(context: Context) -> Iterator[None]:
     """Sample this rank's GPU during the block and keep its GpuHealth for the next command "health"."""
-    over, seen = threading.Event(), list[GpuHealth]()
-    thread = threading.Thread(target=_watch, args=(context, over, seen), name="checklist-load", daemon=True)
+    stop, samples = threading.Event(), list[GpuHealth]()
+    thread = threading.Thread(
+        target=_watch, args=(context, stop, samples), name="checklist-load", daemon=True
+    )
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        stop.set()
         thread.join(_LEAVE_S)  # a lost GPU may not respond; then there is no result
-        context.kept["loaded"] = next(iter(seen), None)
+        context.kept["loaded"] = next(iter(samples), None)
 
 
-def _watch(context: Context, over: threading.Event, seen: list[GpuHealth]) -> None:
+def _watch(context: Context, stop: threading.Event, readings: list[GpuHealth]) -> None:
     with session() as nvml:
         handles = visible(nvml) if nvml is not None else []
         if context.local_rank >= len(handles):
             return
         handle, samples = handles[context.local_rank], list[Sample]()
-        while not over.wait(_EVERY_S):
+        while not stop.wait(_EVERY_S):
             samples.append(sample(nvml, handle))
         if len(samples) >= _FEWEST:
-            seen.append(health(nvml, handle, context.rank, samples))
+            readings.append(health(nvml, handle, context.rank, samples))
 
 
 def sample(nvml: Any, handle: Any) -> Sample:
@@ -88,36 +90,36 @@ def health(nvml: Any, handle: Any, rank: int, samples: Sequence[Sample]) -> GpuH
         return optional(lambda: getattr(nvml, name)(handle, *arguments), nvml)
 
     def values_of(field: str) -> list[Any]:
-        return [value for one in samples if (value := getattr(one, field)) is not None]
+        return [value for sample in samples if (value := getattr(sample, field)) is not None]
 
-    clocks, power, hot = values_of("sm_clock_mhz"), values_of("power_w"), values_of("temperature_c")
+    clocks, power, temperature = values_of("sm_clock_mhz"), values_of("power_w"), values_of("temperature_c")
     limits = [ask("nvmlDeviceGetEnforcedPowerLimit"), ask("nvmlDeviceGetPowerManagementDefaultLimit")]
     enforced, default = (None if limit is None else limit / 1000 for limit in limits)
     slowdown = ask("nvmlDeviceGetTemperatureThreshold", nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
-    if slowdown is None and hot and (margins := values_of("margin_c")):
-        slowdown = max(hot) + min(margins)
+    if slowdown is None and temperature and (margins := values_of("margin_c")):
+        slowdown = max(temperature) + min(margins)
     return GpuHealth(
         rank=rank,
         uuid=text(nvml.nvmlDeviceGetUUID(handle)),
         when="loaded",
-        throttle_reasons=_often(values_of("reasons")),
+        throttle_reasons=_frequent(values_of("reasons")),
         sm_clock_mhz=round(statistics.median(clocks)) if clocks else None,
         power_w=statistics.median(power) if power else None,
         power_limit_w=enforced,
         power_default_w=default,
-        temperature_c=max(hot, default=None),
+        temperature_c=max(temperature, default=None),
         slowdown_c=slowdown,
         pcie_generation=max(values_of("pcie_generation"), default=None),
         pcie_generation_most=ask("nvmlDeviceGetMaxPcieLinkGeneration"),
     )
 
 
-def _often(reasons: Sequence[tuple[str, ...]]) -> tuple[str, ...] | None:
+def _frequent(reasons: Sequence[tuple[str, ...]]) -> tuple[str, ...] | None:
     """Return throttling reasons present in enough of the samples."""
     if not reasons:
         return None
-    counted = Counter(name for names in reasons for name in names)
-    return tuple(name for name, count in counted.items() if count >= _OFTEN * len(reasons))
+    counts = Counter(name for names in reasons for name in names)
+    return tuple(name for name, count in counts.items() if count >= _OFTEN * len(reasons))
 
 
 def _margin(nvml: Any, handle: Any) -> float | None:

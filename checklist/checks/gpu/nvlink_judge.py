@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from checklist.checks.gpu.peer_gpus import fewer, load_s
+from checklist.checks.gpu.peer_gpus import below_peers, load_s
 from checklist.judging.advice import finding
-from checklist.judging.context import JudgingContext, few
+from checklist.judging.context import JudgingContext, shorten
 from checklist.measurements import GpuHealth
 from checklist.result import Finding, Gravity
 
@@ -23,8 +23,8 @@ _TRANSIENT = ("route recovery", "access timeout recovery")
 def nvlink(context: JudgingContext) -> list[Finding]:
     """Return all findings about NVLinks; empty if the GPUs have neither links nor a fabric."""
     states = context.measurements.health
-    findings = fewer(context, states, "nvlinks_active", "nvlink-down", "FAIL", "NVLinks")
-    findings += fewer(
+    findings = below_peers(context, states, "nvlinks_active", "nvlink-down", "FAIL", "NVLinks")
+    findings += below_peers(
         context, states, "nvlink_mbytes_per_s", "nvlink-slow", "FAIL", "MB/s on the slowest of its NVLinks"
     )
     before = {state.rank: state for state in context.measurements.health if state.when == "before"}
@@ -41,38 +41,38 @@ def _errors(context: JudgingContext, before: GpuHealth | None, after: GpuHealth)
     """Report error counters that grew during the load; a counter that was reset is ignored."""
     if before is None or before.nvlink_errors is None or after.nvlink_errors is None:
         return []
-    grown = {
-        kind: now - then
-        for kind, now in after.nvlink_errors.items()
-        if (then := before.nvlink_errors.get(kind)) is not None and now > then
+    increases = {
+        kind: count - earlier
+        for kind, count in after.nvlink_errors.items()
+        if (earlier := before.nvlink_errors.get(kind)) is not None and count > earlier
     }
-    if not grown:
+    if not increases:
         return []
     seconds = load_s(context)
-    many = seconds > 0 and grown.get("CRC", 0) / seconds >= CRC_PER_S
-    verdict: Gravity = "FAIL" if many or grown.keys() & set(SERIOUS_ERRORS) else "WARN"
-    counted = ", ".join(f"{number:,} {kind}" for kind, number in grown.items())
-    return [_of_gpu(context, after, "nvlink-errors", verdict, f"counted errors of its NVLinks: {counted}")]
+    frequent = seconds > 0 and increases.get("CRC", 0) / seconds >= CRC_PER_S
+    verdict: Gravity = "FAIL" if frequent or increases.keys() & set(SERIOUS_ERRORS) else "WARN"
+    summary = ", ".join(f"{number:,} {kind}" for kind, number in increases.items())
+    return [_of_gpu(context, after, "nvlink-errors", verdict, f"counted errors of its NVLinks: {summary}")]
 
 
 def _fabric(context: JudgingContext, state: GpuHealth) -> list[Finding]:
     if state.fabric is None:
         return []
     if state.fabric != _DONE:
-        what = f"is not taken in by the fabric manager: {state.fabric}"
-        # A single GPU of a shared machine works without the fabric; with several, CUDA doesn't initialize
-        alone = context.measurements.gpus_per_node_asked == 1
-        return [_of_gpu(context, state, "fabric-state", "WARN" if alone else "FAIL", what)]
+        symptom = f"is not taken in by the fabric manager: {state.fabric}"
+        # A single GPU of a shared machine works without the fabric; with several, CUDA does not initialize
+        single_gpu = context.measurements.gpus_per_node_asked == 1
+        return [_of_gpu(context, state, "fabric-state", "WARN" if single_gpu else "FAIL", symptom)]
     if not state.fabric_faults:
         return []
     verdict: Gravity = "FAIL" if set(state.fabric_faults) - set(_TRANSIENT) else "WARN"
-    what = f"is ill in its NVLink fabric: {', '.join(state.fabric_faults)}"
-    return [_of_gpu(context, state, "fabric-state", verdict, what)]
+    symptom = f"is ill in its NVLink fabric: {', '.join(state.fabric_faults)}"
+    return [_of_gpu(context, state, "fabric-state", verdict, symptom)]
 
 
-def _of_gpu(context: JudgingContext, state: GpuHealth, code: str, verdict: Gravity, what: str) -> Finding:
+def _of_gpu(context: JudgingContext, state: GpuHealth, code: str, verdict: Gravity, symptom: str) -> Finding:
     name = context.name_of_rank(state.rank)
-    title = f"The GPU of rank {state.rank} ({name}) {what}."
+    title = f"The GPU of rank {state.rank} ({name}) {symptom}."
     return finding("gpu-health", code, verdict, title, nodes=[name], ranks=[state.rank], gpu=state.uuid)
 
 
@@ -93,8 +93,8 @@ def _cliques(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
             names = [tuple(dict.fromkeys(map(context.name_of_rank, ranks))) for ranks in cliques.values()]
             title = f"NVLink domain {domain} is divided into {len(cliques)} cliques: "
             title += "; ".join(
-                f"{len(r)} GPUs of {few(n)}" for n, r in zip(names, cliques.values(), strict=True)
+                f"{len(r)} GPUs of {shorten(n)}" for n, r in zip(names, cliques.values(), strict=True)
             )
-            suspects = dict.fromkeys(name for some in names for name in some)
+            suspects = dict.fromkeys(name for names_of_clique in names for name in names_of_clique)
             findings.append(finding("gpu-health", "fabric-cliques", "WARN", f"{title}.", suspects=suspects))
     return findings

@@ -42,13 +42,13 @@ def links(nvml: Any, handle: Any) -> dict[str, Any]:
         return optional(lambda: nvml.nvmlDeviceGetNvLinkState(handle, number), nvml)
 
     states = [state(number) for number in range(_LINKS)]
-    there = [number for number, state in enumerate(states) if state is not None]
-    if not there:
+    present = [number for number, state in enumerate(states) if state is not None]
+    if not present:
         return {}
-    active = [number for number in there if states[number] == nvml.NVML_FEATURE_ENABLED]
+    active = [number for number in present if states[number] == nvml.NVML_FEATURE_ENABLED]
     speed = getattr(nvml, "NVML_FI_DEV_NVLINK_GET_SPEED", None)
     requested = [] if speed is None else [(speed, number) for number in active]
-    speeds = [one for one in fields(nvml, handle, requested) if one] if requested else []
+    speeds = [value for value in fields(nvml, handle, requested) if value] if requested else []
     return {
         "nvlinks_active": len(active),
         "nvlink_mbytes_per_s": min(speeds, default=None),
@@ -58,15 +58,17 @@ def links(nvml: Any, handle: Any) -> dict[str, Any]:
 
 def _errors(nvml: Any, handle: Any, active: list[int]) -> dict[str, int] | None:
     """Return errors of all active links since the driver was loaded, by kind; None without counters."""
-    counted: dict[str, int] = {}
-    for table, places in ((_OF_LINKS, active), (_OF_ALL, [0])):
+    totals: dict[str, int] = {}
+    for table, scopes in ((_OF_LINKS, active), (_OF_ALL, [0])):
         for kind, names in table.items():
             numbers = [getattr(nvml, name) for name in names if hasattr(nvml, name)]
-            requested = [(number, place) for number in numbers for place in places]
-            values = [one for one in fields(nvml, handle, requested) if one is not None] if requested else []
+            requested = [(number, scope) for number in numbers for scope in scopes]
+            values = (
+                [value for value in fields(nvml, handle, requested) if value is not None] if requested else []
+            )
             if values:
-                counted.setdefault(kind, sum(values))
-    return counted or None
+                totals.setdefault(kind, sum(values))
+    return totals or None
 
 
 def fabric(nvml: Any, handle: Any) -> dict[str, Any]:

@@ -24,7 +24,7 @@ _KINDS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # nvm
 
 @contextlib.contextmanager
 def session() -> Iterator[Any]:
-    """Initialize NVML for the block; yield None if it is missing or doesn't respond."""
+    """Initialize NVML for the block; yield None if it is missing or does not respond."""
     try:
         import pynvml
 
@@ -42,27 +42,25 @@ def visible(nvml: Any) -> list[Any]:
     """Return handles in CUDA's order for this process."""
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     uuids = [text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-    return [handles[place] for place in whole_gpus(os.environ.get(VARIABLE), uuids)]
+    return [handles[number] for number in whole_gpus(os.environ.get(VARIABLE), uuids)]
 
 
-def optional(ask: Callable[[], T], nvml: Any) -> T | None:
-    """Return the result of a query; None if the GPU, driver or library doesn't support it."""
+def optional(query: Callable[[], T], nvml: Any) -> T | None:
+    """Return the result of a query; None if the GPU, driver or library does not support it."""
     try:
-        return ask()
+        return query()
     except (nvml.NVMLError, AttributeError):
         return None
 
 
 def fields(nvml: Any, handle: Any, requested: Sequence[Field]) -> list[int | None]:
     """Read field values in one call; None for fields unsupported by the GPU or driver."""
-    answers = optional(lambda: nvml.nvmlDeviceGetFieldValues(handle, list(requested)), nvml)
-    if answers is None:
+    replies = optional(lambda: nvml.nvmlDeviceGetFieldValues(handle, list(requested)), nvml)
+    if replies is None:
         return [None] * len(requested)
     return [
-        int(getattr(answer.value, _KINDS[answer.valueType]))
-        if answer.nvmlReturn == nvml.NVML_SUCCESS
-        else None
-        for answer in answers
+        int(getattr(reply.value, _KINDS[reply.valueType])) if reply.nvmlReturn == nvml.NVML_SUCCESS else None
+        for reply in replies
     ]
 
 

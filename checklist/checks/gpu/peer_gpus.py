@@ -26,7 +26,7 @@ def load_s(context: JudgingContext) -> float:
     )
 
 
-def fewer(
+def below_peers(
     context: JudgingContext,
     states: Iterable[GpuHealth],
     field: str,
@@ -38,14 +38,14 @@ def fewer(
 ) -> list[Finding]:
     """Report GPUs whose count of a resource (e.g. active NVLinks) is below the maximum of their model."""
     kinds = kinds_of(context)
-    known = [(state, getattr(state, field)) for state in states if state.rank in kinds]
-    most: dict[str, int] = {}
-    for state, count in known:
+    counts = [(state, getattr(state, field)) for state in states if state.rank in kinds]
+    maximum: dict[str, int] = {}
+    for state, count in counts:
         if count is not None:
-            most[kinds[state.rank]] = max(count, most.get(kinds[state.rank], 0))
+            maximum[kinds[state.rank]] = max(count, maximum.get(kinds[state.rank], 0))
     findings = []
-    for state, count in known:
-        expected = most.get(kinds[state.rank])
+    for state, count in counts:
+        expected = maximum.get(kinds[state.rank])
         if count is not None and expected is not None and count < expected:
             name = context.name_of_rank(state.rank)
             title = (

@@ -52,6 +52,6 @@ def action(code: int) -> Action:
     return table()[code].action if code in table() else "MONITOR"
 
 
-def words(code: int) -> str:
+def describe(code: int) -> str:
     """Format an XID's code with its name in the catalogue."""
     return f"{code} ({table()[code].name})" if code in table() else f"{code} (not in the catalogue's table)"

@@ -132,7 +132,7 @@ class Watch:
                 self.lost = True
 
 
-def look(context: Context, when: str, address: str | None, nvml: Any, handle: Any) -> dict[str, Any]:
+def read_xids(context: Context, when: str, address: str | None, nvml: Any, handle: Any) -> dict[str, Any]:
     """Return the fields xids, xids_earlier and xid_source of GpuHealth for the GPU at a PCI address."""
     log = kernel_log() if address is not None else None
     if log is not None and address is not None:
@@ -151,10 +151,10 @@ def _from_log(context: Context, when: str, log: Log, gpu: tuple[int, int, int]) 
     mark = Path(context.directory) / f"rank{context.rank}.kernel-log"  # survives a restart of this process
     if when == "before":
         mark.write_text(repr(log.until))
-    begin = float(mark.read_text()) if mark.exists() else None
-    of_gpu = [event for event in log.events if event.gpu == gpu]
+    since = float(mark.read_text()) if mark.exists() else None
+    events = [event for event in log.events if event.gpu == gpu]
     return {
-        "xids": None if begin is None else tuple(event.code for event in of_gpu if event.seconds > begin),
-        "xids_earlier": tuple(event.code for event in of_gpu if begin is None or event.seconds <= begin),
+        "xids": None if since is None else tuple(event.code for event in events if event.seconds > since),
+        "xids_earlier": tuple(event.code for event in events if since is None or event.seconds <= since),
         "xid_source": "kernel log",
     }

@@ -45,15 +45,15 @@ def limits(root: Path = Path("/")) -> Limits:
 
 def throttling(root: Path = Path("/")) -> Throttling | None:
     """Read the counters of the group that was held up most; None without a quota."""
-    counted = [one for group in _groups(root, "cpu") if (one := _throttling(group)) is not None]
-    return max(counted, key=lambda one: one.throttled, default=None)
+    readings = [reading for group in _groups(root, "cpu") if (reading := _throttling(group)) is not None]
+    return max(readings, key=lambda one: one.throttled, default=None)
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
     """Yield this process's group of a controller and the groups above it, as far as they are visible."""
     for line in (_text(root / "proc/self/cgroup") or "").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        _, _, path_text = line.partition(":")
+        controllers, _, path = path_text.partition(":")
         if controllers == "":
             tops = (root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified")
         elif controller in controllers.split(","):
@@ -61,18 +61,18 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
         else:
             continue
         for top in tops:
-            place = top / path.strip("/")
-            while place != top and top in place.parents:
-                yield place
-                place = place.parent
+            folder = top / path.strip("/")
+            while folder != top and top in folder.parents:
+                yield folder
+                folder = folder.parent
             yield top
 
 
 def _quota(group: Path) -> float | None:
     """Return the CPUs of a group's quota; None without one."""
-    words = (_text(group / "cpu.max") or "").split()
-    if len(words) == 2:
-        return int(words[0]) / int(words[1]) if words[0] != "max" else None
+    values = (_text(group / "cpu.max") or "").split()
+    if len(values) == 2:
+        return int(values[0]) / int(values[1]) if values[0] != "max" else None
     quota, period = _number(group / "cpu.cfs_quota_us"), _number(group / "cpu.cfs_period_us")
     return quota / period if quota is not None and period and quota > 0 else None
 
@@ -87,9 +87,9 @@ def _memory(group: Path) -> int | None:
 def _throttling(group: Path) -> Throttling | None:
     if _quota(group) is None:
         return None
-    counted = dict(line.split()[:2] for line in (_text(group / "cpu.stat") or "").splitlines() if " " in line)
+    stat = dict(line.split()[:2] for line in (_text(group / "cpu.stat") or "").splitlines() if " " in line)
     try:
-        return Throttling(periods=int(counted["nr_periods"]), throttled=int(counted["nr_throttled"]))
+        return Throttling(periods=int(stat["nr_periods"]), throttled=int(stat["nr_throttled"]))
     except (KeyError, ValueError):
         return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import ssl
 import urllib.parse
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from estimator.hardware.cluster.nodes import INSTANCE_TYPE, ZONE
+from estimator.untrusted import parse_json
 
 _ZONES = ("NODE_ZONE", "TOPOLOGY_ZONE", "AVAILABILITY_ZONE")  # may be set by a pod's downward API
 _METADATA = "http://169.254.169.254"
@@ -74,7 +74,7 @@ def node_labels() -> dict[str, str]:
 
 def _labels(text: str) -> dict[str, str]:
     try:
-        labels: Any = json.loads(text)["metadata"]["labels"]
+        labels: Any = parse_json(text)["metadata"]["labels"]
         return {str(name): str(value) for name, value in labels.items()}
     except (ValueError, KeyError, TypeError, AttributeError):  # a node without labels, or an unknown response
         return {}
@@ -110,10 +110,10 @@ def _answer(
     """Return the body of a successful response; None otherwise, including after the time limit."""
     try:
         connection.request(method, path, headers=headers)
-        answer = connection.getresponse()
-        text = answer.read().decode()
+        response = connection.getresponse()
+        text = response.read().decode()
     except (OSError, http.client.HTTPException, UnicodeDecodeError):
         return None
     finally:
         connection.close()
-    return text if answer.status == http.client.OK else None
+    return text if response.status == http.client.OK else None

@@ -51,12 +51,12 @@ OF_CPU = ("cpu_periods", "cpu_throttled")
 
 def read(_: Context, nic: str | None) -> dict[str, Any]:
     """Read TCP segments and retransmissions, and errors of RDMA ports and ``nic``; None if unavailable."""
-    sent, again = tcp(_SNMP)
+    segments, retransmitted = tcp(_SNMP)
     port = None if nic is None else _NETWORK / nic
     cpu = cgroup.throttling()
     return {
-        "tcp_segments": sent,
-        "tcp_retransmitted": again,
+        "tcp_segments": segments,
+        "tcp_retransmitted": retransmitted,
         "rdma_errors": rdma(_RDMA),
         "carrier_changes": None if port is None else _number(port / "carrier_changes"),
         "port_errors": None if port is None else ethernet(port, _ethtool(port.name)),
@@ -68,12 +68,12 @@ def read(_: Context, nic: str | None) -> dict[str, Any]:
 def ethernet(port: Path, ethtool_output: str) -> dict[str, int]:
     """Return error counters of an interface from /sys/class/net and from the output of ``ethtool -S``."""
     crc = _number(port / _CRC)
-    counted = {} if crc is None else {"rx_crc_errors": crc}
+    counters = {} if crc is None else {"rx_crc_errors": crc}
     for line in ethtool_output.splitlines():
         name, _, value = line.partition(":")
         if name.strip() in _PORT and value.strip().isdigit():
-            counted[name.strip()] = int(value)
-    return counted
+            counters[name.strip()] = int(value)
+    return counters
 
 
 def _ethtool(nic: str) -> str:
@@ -82,7 +82,7 @@ def _ethtool(nic: str) -> str:
         done = subprocess.run(
             ["ethtool", "-S", nic], capture_output=True, text=True, timeout=_ETHTOOL_S, check=False
         )
-    except (OSError, subprocess.TimeoutExpired):  # not installed, or the driver doesn't respond
+    except (OSError, subprocess.TimeoutExpired):  # not installed, or the driver does not respond
         return ""
     return done.stdout
 
@@ -100,16 +100,16 @@ def tcp(snmp: Path) -> tuple[int | None, int | None]:
 def rdma(devices: Path) -> dict[str, int] | None:
     """Read all error counters of RDMA ports as "device/port/counter"; None without ports."""
     ports = sorted(devices.glob("*/ports/*"))
-    grown: dict[str, int] = {}
+    counters: dict[str, int] = {}
     for port in ports:
         device = port.parent.parent.name
         # EFA's counters are in the device's folder in some kernels, in the port's folder in others
-        for place, where in ((port, f"{device}/{port.name}"), (device_of(port), device)):
+        for folder, where in ((port, f"{device}/{port.name}"), (device_of(port), device)):
             for error in _ERRORS:
-                value = _number(place / error)
+                value = _number(folder / error)
                 if value is not None:
-                    grown[f"{where}/{error.rpartition('/')[2]}"] = value
-    return grown if ports else None
+                    counters[f"{where}/{error.rpartition('/')[2]}"] = value
+    return counters if ports else None
 
 
 def device_of(port: Path) -> Path:
@@ -121,14 +121,14 @@ def growth(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """Return the growth between two readings; None if either is missing."""
 
     def more(name: str) -> int | None:
-        first, last = before[name], after[name]
-        return None if first is None or last is None else max(0, last - first)
+        first, final = before[name], after[name]
+        return None if first is None or final is None else max(0, final - first)
 
     def errors(name: str) -> dict[str, int] | None:
-        first, last = before[name], after[name]
-        if first is None or last is None:
+        first, final = before[name], after[name]
+        if first is None or final is None:
             return None
-        return {key: grown for key in last if (grown := last[key] - first.get(key, last[key])) > 0}
+        return {key: increase for key in final if (increase := final[key] - first.get(key, final[key])) > 0}
 
     return {
         **{name: more(name) for name in ("tcp_segments", "tcp_retransmitted", "carrier_changes", *OF_CPU)},

@@ -7,7 +7,7 @@ import statistics
 from collections import Counter, defaultdict
 
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, answer, few, no_verdict, skipped
+from checklist.judging.context import JudgingContext, Judgment, decide, no_verdict, shorten, skipped
 from checklist.result import Finding, Gravity
 from estimator.formatting import format_bytes
 
@@ -21,7 +21,7 @@ ONE_EVERYWHERE = ("torch", "cuda", "nccl", "driver")  # a mix of these can hang;
 TORCH_HANGS = ((2, 6, 0), (2, 7, 1))  # versions between the two, exclusive: pytorch#153960
 
 
-def ranks(context: JudgingContext) -> Judgement:
+def ranks(context: JudgingContext) -> Judgment:
     """FAIL if fewer ranks or nodes joined than requested, or if two of them are the same host or GPU.
 
     Two nodes are the same host if their kernels' boot ids are equal, two ranks share a GPU if the UUIDs are.
@@ -37,8 +37,8 @@ def ranks(context: JudgingContext) -> Judgement:
         return context.unmeasured("ranks", "facts")
     findings = _missing(context, world) or _unequal(context)
     findings += [*_shared_hosts(context), *_shared_gpus(context)]
-    good = f"{len(context.facts)} ranks on {len(run.nodes)} nodes, as asked for."
-    return answer("ranks", good, findings, nodes=context.all_names)
+    passed = f"{len(context.facts)} ranks on {len(run.nodes)} nodes, as asked for."
+    return decide("ranks", passed, findings, nodes=context.all_names)
 
 
 def _missing(context: JudgingContext, world: int) -> list[Finding]:
@@ -57,9 +57,11 @@ def _missing(context: JudgingContext, world: int) -> list[Finding]:
 
 def _absent(context: JudgingContext) -> str:
     """Describe the nodes that reported no facts, from data of the control channel."""
-    here = set(context.measurements.nodes)
-    absent = tuple(context.name(node) for node in range(context.measurements.nodes_asked) if node not in here)
-    return f"; without {few(absent)}" if absent else ""
+    joined = set(context.measurements.nodes)
+    absent = tuple(
+        context.name(node) for node in range(context.measurements.nodes_asked) if node not in joined
+    )
+    return f"; without {shorten(absent)}" if absent else ""
 
 
 def _unequal(context: JudgingContext) -> list[Finding]:
@@ -69,10 +71,10 @@ def _unequal(context: JudgingContext) -> list[Finding]:
     by_count: dict[int, list[int]] = defaultdict(list)
     for node, count in sorted(counts.items()):
         by_count[count].append(node)
-    usual = max(by_count, key=lambda count: len(by_count[count]))
-    odd = context.names(node for node, count in counts.items() if count != usual)
+    common = max(by_count, key=lambda count: len(by_count[count]))
+    odd = context.names(node for node, count in counts.items() if count != common)
     ranks_per_node = "; ".join(
-        f"{count} on {few(context.names(nodes))}" for count, nodes in sorted(by_count.items())
+        f"{count} on {shorten(context.names(nodes))}" for count, nodes in sorted(by_count.items())
     )
     return [
         finding(
@@ -118,7 +120,7 @@ def _shared_gpus(context: JudgingContext) -> list[Finding]:
     ]
 
 
-def versions(context: JudgingContext) -> Judgement:
+def versions(context: JudgingContext) -> Judgment:
     """FAIL if a library of ``ONE_EVERYWHERE`` differs between ranks, WARN if any other does.
 
     WARN also for a version of torch that is known to hang with NCCL.
@@ -140,12 +142,12 @@ def versions(context: JudgingContext) -> Judgement:
             holders_text = "; ".join(
                 f"{value} on {', '.join(context.names(nodes))}" for value, nodes in holders.items()
             )
-            serious = name in ONE_EVERYWHERE
+            required = name in ONE_EVERYWHERE
             findings.append(
                 finding(
                     "versions",
                     "versions-differ",
-                    "FAIL" if serious else "WARN",
+                    "FAIL" if required else "WARN",
                     f"{name} differs: {holders_text}.",
                 )
             )
@@ -155,14 +157,14 @@ def versions(context: JudgingContext) -> Judgement:
         findings.append(finding("versions", "torch-hang", "WARN", title, version=torch))
     if not any(fact.versions for fact in context.facts):
         return context.unmeasured("versions", "facts")
-    return answer("versions", "The same software on all ranks.", findings, nodes=context.all_names)
+    return decide("versions", "The same software on all ranks.", findings, nodes=context.all_names)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
-def shared_memory(context: JudgingContext) -> Judgement:
+def shared_memory(context: JudgingContext) -> Judgment:
     """FAIL (on CPUs WARN) for a node whose /dev/shm is smaller than NCCL and data loaders need.
 
     Limits: ``LEAST_SHM``, 1 GiB: NCCL uses tens of MB for each rank, loaders more; Docker gives 64 MB.
@@ -184,13 +186,13 @@ def shared_memory(context: JudgingContext) -> Judgement:
         for fact, size in sizes
         if size < LEAST_SHM
     ]
-    least = min(size for _, size in sizes)
-    return answer(
-        "shared-memory", f"At least {format_bytes(least)} on each node.", findings, nodes=context.all_names
+    smallest = min(size for _, size in sizes)
+    return decide(
+        "shared-memory", f"At least {format_bytes(smallest)} on each node.", findings, nodes=context.all_names
     )
 
 
-def memlock(context: JudgingContext) -> Judgement:
+def memlock(context: JudgingContext) -> Judgment:
     """FAIL for a node whose memlock limit is too low for RDMA, WARN for any other limit.
 
     Limits: ``LEAST_MEMLOCK``, 1 GiB: less is too small for a rank's registered buffers; the vendors of EFA
@@ -214,10 +216,10 @@ def memlock(context: JudgingContext) -> Judgement:
         for fact, limit in limits
         if limit != UNLIMITED
     ]
-    return answer("memlock", "Unlimited on each node.", findings, nodes=context.all_names)
+    return decide("memlock", "Unlimited on each node.", findings, nodes=context.all_names)
 
 
-def clock(context: JudgingContext) -> Judgement:
+def clock(context: JudgingContext) -> Judgment:
     """WARN for a node whose clock deviates from the others, FAIL if S3 would reject its requests.
 
     The reference is the median of all clocks, including rank 0's; with two nodes both are suspects. The
@@ -235,26 +237,26 @@ def clock(context: JudgingContext) -> Judgement:
         return context.unmeasured("clock", "facts")
     findings = []
     if len(offsets) == 2:
-        usual = 0.0
+        common = 0.0
         offsets = offsets[1:]  # rank 0's offset is zero by definition
     else:
-        usual = statistics.median_low(offset for _, offset in offsets)
+        common = statistics.median_low(offset for _, offset in offsets)
     for fact, offset in offsets:
-        away = offset - usual
-        sure = abs(away) - (fact.clock_offset_error_s or 0.0)
-        if sure > SKEW_WARN_S:
+        deviation = offset - common
+        certain = abs(deviation) - (fact.clock_offset_error_s or 0.0)
+        if certain > SKEW_WARN_S:
             name = context.name(fact.node)
-            title, suspects = f"The clock of {name} is {away:+.1f} s off the others'.", [name]
+            title, suspects = f"The clock of {name} is {deviation:+.1f} s off the others'.", [name]
             if len(context.leaders) == 2:
                 suspects = [*context.all_names]
-                title = f"The clocks of {' and '.join(suspects)} are {abs(away):.1f} s apart."
-            verdict: Gravity = "FAIL" if sure > SKEW_FAIL_S else "WARN"
+                title = f"The clocks of {' and '.join(suspects)} are {abs(deviation):.1f} s apart."
+            verdict: Gravity = "FAIL" if certain > SKEW_FAIL_S else "WARN"
             findings.append(finding("clock", "clock-skew", verdict, title, suspects=suspects))
-    most = max(abs(offset - usual) for _, offset in offsets)
-    return answer("clock", f"Within {most:.3f} s.", findings, nodes=context.all_names)
+    largest = max(abs(offset - common) for _, offset in offsets)
+    return decide("clock", f"Within {largest:.3f} s.", findings, nodes=context.all_names)
 
 
-def placement(context: JudgingContext) -> Judgement:
+def placement(context: JudgingContext) -> Judgment:
     """WARN if the nodes of this run are in several zones or placement groups.
 
     Limits: none.
@@ -288,4 +290,4 @@ def placement(context: JudgingContext) -> Judgement:
     if all(layers):
         shared = sum(len(set(layer)) == 1 for layer in zip(*layers, strict=False))
         summary += f" and share {shared} of {min(map(len, layers))} layers of the network"
-    return answer("placement", f"{summary}.", findings, nodes=context.all_names)
+    return decide("placement", f"{summary}.", findings, nodes=context.all_names)

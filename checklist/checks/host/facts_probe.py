@@ -25,46 +25,46 @@ _IMAGE_VARIABLES = ("CHECKLIST_IMAGE", "CONTAINER_IMAGE", "IMAGE_NAME")
 
 def gather(context: Context, backend: str, route_to: str) -> dict[str, Any]:
     """Collect the rank's Facts. ``route_to``: rank 0's address."""
-    seen = gpus_probe.look()
-    uuid = seen.uuids[context.local_rank] if context.local_rank < len(seen.uuids) else None
+    gpus = gpus_probe.list_gpus()
+    uuid = gpus.uuids[context.local_rank] if context.local_rank < len(gpus.uuids) else None
     interfaces = nics_probe.interfaces()
     choice = nics_probe.choose(backend, interfaces, route_to)
-    begin = time.perf_counter()
+    start = time.perf_counter()
     resolved = nics_probe.own_address()
-    resolved_s = time.perf_counter() - begin
-    allowed = cgroup.limits()
-    place = cloud.place()
+    resolved_s = time.perf_counter() - start
+    cpu_limits = cgroup.limits()
+    cloud_place = cloud.place()
     facts = Facts(
         rank=context.rank,
         node=context.node,
         local_rank=context.local_rank,
         hostname=socket.gethostname(),
         boot_id=os.environ.get(HOST_ID) or _read("/proc/sys/kernel/random/boot_id"),
-        node_name=os.environ.get("NODE_NAME") or place.instance or socket.gethostname(),
+        node_name=os.environ.get("NODE_NAME") or cloud_place.instance or socket.gethostname(),
         addresses=tuple(address for nic in interfaces for address in nic.addresses),
         nic=choice.nic,
         nic_reason=choice.reason,
         nics=interfaces,
-        gpu_uuids=seen.uuids,
-        gpu_names=seen.names,
-        versions=_versions(seen.driver),
+        gpu_uuids=gpus.uuids,
+        gpu_names=gpus.names,
+        versions=_versions(gpus.driver),
         shm_bytes=_shared_memory(),
         memlock_bytes=_memlock(),
         clock_unix=time.time(),
-        zone=place.zone,
-        instance_type=place.instance_type,
-        placement_group=place.placement_group,
-        network_nodes=place.network_nodes,
-        nvlink_domain=seen.nvlink_domain,
+        zone=cloud_place.zone,
+        instance_type=cloud_place.instance_type,
+        placement_group=cloud_place.placement_group,
+        network_nodes=cloud_place.network_nodes,
+        nvlink_domain=gpus.nvlink_domain,
         resolves_own_hostname=resolved is not None,
         hostname_address=resolved,
         hostname_seconds=resolved_s,
-        cpus=allowed.cpus,
-        memory_bytes=allowed.memory_bytes,
+        cpus=cpu_limits.cpus,
+        memory_bytes=cpu_limits.memory_bytes,
         efa_devices=efa_probe.devices(),
         ib_devices=_devices("/sys/class/infiniband"),
         rdma_ports=rdma_probe.ports() if context.local_rank == 0 else None,
-        gpu_processes=None if uuid is None else (seen.busy or {}).get(uuid, 0),
+        gpu_processes=None if uuid is None else (gpus.busy or {}).get(uuid, 0),
         settings=settings_probe.read(interfaces, choice.nic) if context.local_rank == 0 else {},
     )
     return {"facts": to_dict(facts), "address": choice.address, "usable": choice.usable}

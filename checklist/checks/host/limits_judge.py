@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, answer
+from checklist.judging.context import JudgingContext, Judgment, decide
 from checklist.measurements import Counters, Facts
 from checklist.reference import machine_of
 from checklist.result import Finding
@@ -19,7 +19,7 @@ BELOW_PEERS = 0.8  # share of the peers' median
 RANK_BYTES = 1 << 30  # torch and NCCL in one process take up to this
 
 
-def host_limits(context: JudgingContext) -> Judgement:
+def host_limits(context: JudgingContext) -> Judgment:
     """WARN for a node whose CPU quota or memory limit holds its ranks up.
 
     WARN if the CPU quota was used up in many of its periods during a phase, if there is less than one CPU for
@@ -35,16 +35,16 @@ def host_limits(context: JudgingContext) -> Judgement:
     if not hosts:
         return context.unmeasured("host-limits", "facts")
     findings = [
-        *(one for fact in hosts for one in _too_little(context, fact)),
+        *(finding for fact in hosts for finding in _too_little(context, fact)),
         *_below_peers(context, hosts),
         *_throttled(context),
     ]
     cpus = min((fact.cpus for fact in hosts if fact.cpus is not None), default=None)
     memory = min((fact.memory_bytes for fact in hosts if fact.memory_bytes is not None), default=None)
-    has = [f"{cpus:g} CPUs"] if cpus is not None else []
-    has += [f"{format_bytes(memory)} of memory"] if memory is not None else []
-    return answer(
-        "host-limits", f"At least {' and '.join(has)} on each node.", findings, nodes=context.all_names
+    limits = [f"{cpus:g} CPUs"] if cpus is not None else []
+    limits += [f"{format_bytes(memory)} of memory"] if memory is not None else []
+    return decide(
+        "host-limits", f"At least {' and '.join(limits)} on each node.", findings, nodes=context.all_names
     )
 
 
@@ -66,24 +66,24 @@ def _below_peers(context: JudgingContext, hosts: list[Facts]) -> list[Finding]:
     for fact in hosts:
         by_kind[machine_of(fact)].append(fact)
     findings = []
-    for same in by_kind.values() if not context.local else ():
-        for code, what, values in (
-            ("cpu-limit", "CPUs", {fact.node: fact.cpus for fact in same}),
-            ("memory-limit", "memory", {fact.node: fact.memory_bytes for fact in same}),
+    for hosts_of_kind in by_kind.values() if not context.local else ():
+        for code, resource, values in (
+            ("cpu-limit", "CPUs", {fact.node: fact.cpus for fact in hosts_of_kind}),
+            ("memory-limit", "memory", {fact.node: fact.memory_bytes for fact in hosts_of_kind}),
         ):
-            known = {node: float(value) for node, value in values.items() if value is not None}
-            if len(known) < PEERS:
+            amounts = {node: float(value) for node, value in values.items() if value is not None}
+            if len(amounts) < PEERS:
                 continue
-            middle = statistics.median(known.values())
-            less = [node for node, value in known.items() if value < BELOW_PEERS * middle]
+            median = statistics.median(amounts.values())
+            less = [node for node, value in amounts.items() if value < BELOW_PEERS * median]
             for node in less:
                 name = context.name(node)
-                own, usual = (
-                    (f"{known[node]:g} CPUs", f"{middle:g}")
-                    if what == "CPUs"
-                    else (f"{format_bytes(int(known[node]))} of memory", format_bytes(int(middle)))
+                amount, typical = (
+                    (f"{amounts[node]:g} CPUs", f"{median:g}")
+                    if resource == "CPUs"
+                    else (f"{format_bytes(int(amounts[node]))} of memory", format_bytes(int(median)))
                 )
-                title = f"{name} may use {own}; most nodes like it have {usual}."
+                title = f"{name} may use {amount}; most nodes like it have {typical}."
                 findings.append(finding("host-limits", code, "WARN", title, suspects=[name]))
     return findings
 
@@ -91,19 +91,19 @@ def _below_peers(context: JudgingContext, hosts: list[Facts]) -> list[Finding]:
 def _throttled(context: JudgingContext) -> list[Finding]:
     """Report each node once, in the phase in which its quota held it up most."""
     worst: dict[int, tuple[float, Counters]] = {}
-    for counted in context.measurements.counters:
-        if counted.cpu_periods is None or counted.cpu_throttled is None:
+    for counters in context.measurements.counters:
+        if counters.cpu_periods is None or counters.cpu_throttled is None:
             continue
-        if counted.cpu_periods < LEAST_PERIODS:
+        if counters.cpu_periods < LEAST_PERIODS:
             continue
-        share = counted.cpu_throttled / counted.cpu_periods
-        if share >= THROTTLED and share > worst.get(counted.node, (0.0, counted))[0]:
-            worst[counted.node] = (share, counted)
+        share = counters.cpu_throttled / counters.cpu_periods
+        if share >= THROTTLED and share > worst.get(counters.node, (0.0, counters))[0]:
+            worst[counters.node] = (share, counters)
     cpus = {fact.node: fact.cpus for fact in context.leaders}
     findings = []
-    for node, (share, counted) in sorted(worst.items()):
+    for node, (share, counters) in sorted(worst.items()):
         name, quota = context.name(node), cpus.get(node)
-        has = "" if quota is None else f" of {quota:g} CPUs"
-        title = f"The CPU quota{has} of {name} was used up in {share:.0%} of phase {counted.phase}."
+        quota_text = "" if quota is None else f" of {quota:g} CPUs"
+        title = f"The CPU quota{quota_text} of {name} was used up in {share:.0%} of phase {counters.phase}."
         findings.append(finding("host-limits", "cpu-throttled", "WARN", title, suspects=[name]))
     return findings

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, answer, few, no_verdict, skipped
+from checklist.judging.context import JudgingContext, Judgment, decide, no_verdict, shorten, skipped
 from checklist.measurements import Facts
-from checklist.reference import Reference, compared, is_called, machine_of, most_have, values_of
+from checklist.reference import Reference, comparable, has_name, machine_of, majority, values_of
 from checklist.result import Finding
 
 # Differences between the nodes of a run that checks versions and interface already report
@@ -17,7 +17,7 @@ _MAX_NAMED = 4  # maximum number of settings in one title; the result lists all
 Differences = tuple[tuple[str, str, str], ...]  # name, own value, reference value
 
 
-def host_settings(context: JudgingContext) -> Judgement:
+def host_settings(context: JudgingContext) -> Judgment:
     """WARN for a node whose settings differ from the reference or, without one, from most nodes.
 
     The reference is a node of this run or a stored result. Nodes are compared only with nodes of the same
@@ -34,23 +34,23 @@ def host_settings(context: JudgingContext) -> Judgement:
     if not context.facts or (context.leaders and not hosts):
         return context.unmeasured("host-settings", "facts")
     reference, right = _reference(context, hosts)
-    held = [fact for fact in hosts if right != context.name(fact.node)]
-    if not held or (reference is None and len(hosts) < 2):
+    compared_hosts = [fact for fact in hosts if right != context.name(fact.node)]
+    if not compared_hosts or (reference is None and len(hosts) < 2):
         return skipped("host-settings", "There is one host, and no other's settings (--reference-settings).")
     if reference is None:
         return _among_themselves(context, hosts)
-    others = [fact for fact in held if machine_of(fact) not in reference]
-    known = [fact for fact in held if machine_of(fact) in reference]
-    if not known:
-        title = f"The reference is of {_words(reference)}, and no node of this run is."
+    unlike = [fact for fact in compared_hosts if machine_of(fact) not in reference]
+    alike = [fact for fact in compared_hosts if machine_of(fact) in reference]
+    if not alike:
+        title = f"The reference is of {_describe(reference)}, and no node of this run is."
         return no_verdict("host-settings", title)
-    differences_of = {fact.node: _differences(fact, reference[machine_of(fact)]) for fact in known}
+    differences_of = {fact.node: _differences(fact, reference[machine_of(fact)]) for fact in alike}
     findings = _findings(context, differences_of, f"those of {right}", blamed=True)
-    good = f"All settings that are known are those of {right}."
-    if others:
-        names = few(context.names(fact.node for fact in others))
-        good += f" Not compared, as of another kind: {names}."
-    return answer("host-settings", good, findings, nodes=context.all_names)
+    passed = f"All settings that are known are those of {right}."
+    if unlike:
+        names = shorten(context.names(fact.node for fact in unlike))
+        passed += f" Not compared, as of another kind: {names}."
+    return decide("host-settings", passed, findings, nodes=context.all_names)
 
 
 def _reference(context: JudgingContext, hosts: Iterable[Facts]) -> tuple[Reference | None, str]:
@@ -58,35 +58,33 @@ def _reference(context: JudgingContext, hosts: Iterable[Facts]) -> tuple[Referen
     if context.reference is not None:
         return context.reference, "the reference"
     name = context.reference_node
-    found = None if name is None else next((fact for fact in hosts if is_called(fact, name)), None)
-    if found is None:
+    host = None if name is None else next((fact for fact in hosts if has_name(fact, name)), None)
+    if host is None:
         return None, ""
-    return {machine_of(found): found.settings}, context.name(found.node)
+    return {machine_of(host): host.settings}, context.name(host.node)
 
 
-def _among_themselves(context: JudgingContext, hosts: list[Facts]) -> Judgement:
+def _among_themselves(context: JudgingContext, hosts: list[Facts]) -> Judgment:
     by_kind: dict[str, list[Facts]] = defaultdict(list)
     for fact in hosts:
         by_kind[machine_of(fact)].append(fact)
     findings: list[Finding] = []
-    open_ones: dict[str, None] = {}
+    undecided: dict[str, None] = {}
     count = 0
-    for same in by_kind.values():
-        counted = values_of(fact.settings for fact in same)
-        values = {name: counts for name, counts in counted.items() if name not in ELSEWHERE}
-        expected = {
-            name: value for name, counts in values.items() if (value := most_have(counts)) is not None
-        }
-        open_ones |= dict.fromkeys(name for name in values if name not in expected)
+    for hosts_of_kind in by_kind.values():
+        by_value = values_of(fact.settings for fact in hosts_of_kind)
+        values = {name: counts for name, counts in by_value.items() if name not in ELSEWHERE}
+        expected = {name: value for name, counts in values.items() if (value := majority(counts)) is not None}
+        undecided |= dict.fromkeys(name for name in values if name not in expected)
         count = max(count, len(expected))
-        differences_of = {fact.node: _differences(fact, expected) for fact in same}
+        differences_of = {fact.node: _differences(fact, expected) for fact in hosts_of_kind}
         findings += _findings(context, differences_of, "those of most nodes like it", blamed=False)
-    if open_ones and not findings:
-        why = f"{few(tuple(open_ones))}: no value is that of most nodes; --reference-node says who is right."
+    if undecided and not findings:
+        reason = f"{shorten(tuple(undecided))}: no value has a majority; choose a node with --reference-node."
         return no_verdict(
-            "host-settings", f"The nodes differ in {why}", measured=True, nodes=context.all_names
+            "host-settings", f"The nodes differ in {reason}", measured=True, nodes=context.all_names
         )
-    return answer(
+    return decide(
         "host-settings", f"{count} settings are the same on all nodes.", findings, nodes=context.all_names
     )
 
@@ -94,13 +92,13 @@ def _among_themselves(context: JudgingContext, hosts: list[Facts]) -> Judgement:
 def _differences(fact: Facts, expected: dict[str, str]) -> Differences:
     """Return the host's settings that differ from the expected ones; values unknown to either are skipped."""
     names = sorted({*expected, *fact.settings})
-    own, right = compared(fact.settings, names), compared(expected, names)
-    both = sorted(own.keys() & right.keys())
-    return tuple((name, own[name], right[name]) for name in both if own[name] != right[name])
+    actual, right = comparable(fact.settings, names), comparable(expected, names)
+    shared = sorted(actual.keys() & right.keys())
+    return tuple((name, actual[name], right[name]) for name in shared if actual[name] != right[name])
 
 
 def _findings(
-    context: JudgingContext, differences_of: dict[int, Differences], whose: str, *, blamed: bool
+    context: JudgingContext, differences_of: dict[int, Differences], owner: str, *, blamed: bool
 ) -> list[Finding]:
     """Report one finding per group of nodes with the same differences."""
     nodes_by_differences: dict[Differences, list[int]] = defaultdict(list)
@@ -110,10 +108,12 @@ def _findings(
     findings = []
     for differences, nodes in nodes_by_differences.items():
         names = context.names(nodes)
-        words = [f"{name} {own} instead of {expected}" for name, own, expected in differences[:_MAX_NAMED]]
+        named = [
+            f"{name} {actual} instead of {expected}" for name, actual, expected in differences[:_MAX_NAMED]
+        ]
         if len(differences) > _MAX_NAMED:
-            words.append(f"{len(differences) - _MAX_NAMED} more")
-        title = f"The settings of {few(names)} are not {whose}: {'; '.join(words)}."
+            named.append(f"{len(differences) - _MAX_NAMED} more")
+        title = f"The settings of {shorten(names)} are not {owner}: {'; '.join(named)}."
         nic = next((fact.nic for fact in context.leaders if fact.node == nodes[0]), None)
         findings.append(
             finding(
@@ -129,5 +129,5 @@ def _findings(
     return findings
 
 
-def _words(reference: Reference) -> str:
+def _describe(reference: Reference) -> str:
     return " and ".join(reference)

@@ -1,7 +1,7 @@
 """Host settings that affect training, read from /proc and /sys without root.
 
 Names are the kernel's, so they are easy to look up: ``net.core.rmem_max``, ``kernel parameter iommu``.
-Unreadable settings (a container shows only some) are omitted, which doesn't mean that they are off.
+Unreadable settings (a container shows only some) are omitted, which does not mean that they are off.
 Host-specific values, such as the boot disk, are omitted too.
 """
 
@@ -56,12 +56,12 @@ def read(nics: tuple[Nic, ...], nic: str | None, root: Path = Path("/")) -> dict
         **{name: _text(root / "proc/sys" / name.replace(".", "/")) for name in _SYSCTLS},
         **_processors(root),
         **_memory(root),
-        **{name: _limit(which) for name, which in _LIMITS.items()},
+        **{name: _limit(resource_id) for name, resource_id in _LIMITS.items()},
         **_pci(root),
         **_modules(root),
         **_interfaces(root, nics),
         "MTU of the interface in use": next(
-            (str(one.mtu) for one in nics if one.name == nic and one.mtu), None
+            (str(nic_state.mtu) for nic_state in nics if nic_state.name == nic and nic_state.mtu), None
         ),
     }
     return {name: value for name, value in settings.items() if value is not None}
@@ -77,20 +77,22 @@ def _command_line(root: Path) -> dict[str, str]:
     text = _text(root / "proc/cmdline")
     if text is None:
         return {}
-    found: dict[str, list[str]] = {}
-    for word in text.partition(" -- ")[0].split():  # what follows is passed to init
-        name, equals, value = word.partition("=")
+    options: dict[str, list[str]] = {}
+    for argument in text.partition(" -- ")[0].split():  # what follows is passed to init
+        name, equals, value = argument.partition("=")
         if name in _PARAMETERS:
-            found.setdefault(name, []).append(value if equals else "set")
-    return {COMMAND_LINE: "read"} | {f"{PARAMETER}{name}": " ".join(values) for name, values in found.items()}
+            options.setdefault(name, []).append(value if equals else "set")
+    return {COMMAND_LINE: "read"} | {
+        f"{PARAMETER}{name}": " ".join(values) for name, values in options.items()
+    }
 
 
 def _processors(root: Path) -> dict[str, str | None]:
     cpus = root / "sys/devices/system/cpu"
     return {
-        "CPU frequency driver": _all_of(cpus.glob("cpu[0-9]*/cpufreq/scaling_driver")),
-        "CPU governor": _all_of(cpus.glob("cpu[0-9]*/cpufreq/scaling_governor")),
-        "CPU energy preference": _all_of(cpus.glob("cpu[0-9]*/cpufreq/energy_performance_preference")),
+        "CPU frequency driver": _distinct(cpus.glob("cpu[0-9]*/cpufreq/scaling_driver")),
+        "CPU governor": _distinct(cpus.glob("cpu[0-9]*/cpufreq/scaling_governor")),
+        "CPU energy preference": _distinct(cpus.glob("cpu[0-9]*/cpufreq/energy_performance_preference")),
         "SMT": _text(cpus / "smt/control"),
         "clock source": _text(root / "sys/devices/system/clocksource/clocksource0/current_clocksource"),
     }
@@ -99,7 +101,7 @@ def _processors(root: Path) -> dict[str, str | None]:
 def _memory(root: Path) -> dict[str, str | None]:
     pages = root / "sys/kernel/mm"
     settings = {
-        f"transparent huge pages, {name}": _chosen(_text(pages / "transparent_hugepage" / name))
+        f"transparent huge pages, {name}": _selected(_text(pages / "transparent_hugepage" / name))
         for name in ("enabled", "defrag")
     }
     for size in sorted(pages.glob("hugepages/hugepages-*")):
@@ -111,27 +113,27 @@ def _memory(root: Path) -> dict[str, str | None]:
 def _pci(root: Path) -> dict[str, str | None]:
     """Read whether an IOMMU translates DMA, and how many devices ACS redirects via the root complex."""
     groups = root / "sys/kernel/iommu_groups"
-    domains = _all_of(groups.glob("*/type"))
+    domains = _distinct(groups.glob("*/type"))
     if domains is None and groups.is_dir():
         domains = "off" if not any(groups.iterdir()) else None
     configs = [config for file in (root / "sys/bus/pci/devices").glob("*/config") if (config := _bytes(file))]
-    whole = [config for config in configs if len(config) > _EXTENDED]
-    redirecting = sum(bool(_acs(config) & _ACS_REDIRECTS) for config in whole)
+    readable = [config for config in configs if len(config) > _EXTENDED]
+    redirecting = sum(bool(_acs(config) & _ACS_REDIRECTS) for config in readable)
     return {
         "IOMMU domains": domains,
-        "PCI devices that ACS redirects": str(redirecting) if whole else None,  # unknown without root
+        "PCI devices that ACS redirects": str(redirecting) if readable else None,  # unknown without root
     }
 
 
 def _acs(config: bytes) -> int:
     """Return the ACS control register from a device's configuration space; 0 if it has none."""
-    place, seen = _EXTENDED, set[int]()
-    while place and place not in seen and place + 8 <= len(config):
-        seen.add(place)
-        (header,) = struct.unpack_from("<I", config, place)
+    offset, visited = _EXTENDED, set[int]()
+    while offset and offset not in visited and offset + 8 <= len(config):
+        visited.add(offset)
+        (header,) = struct.unpack_from("<I", config, offset)
         if header & 0xFFFF == _ACS:
-            return int(struct.unpack_from("<H", config, place + _ACS_CONTROL)[0])
-        place = header >> 20
+            return int(struct.unpack_from("<H", config, offset + _ACS_CONTROL)[0])
+        offset = header >> 20
     return 0
 
 
@@ -144,7 +146,7 @@ def _modules(root: Path) -> dict[str, str]:
 
 def _interfaces(root: Path, nics: tuple[Nic, ...]) -> dict[str, str]:
     """Read settings of all physical interfaces, by driver, because interface names differ between hosts."""
-    found: dict[str, set[str]] = {}
+    versions: dict[str, set[str]] = {}
     for nic in nics:
         if not (root / "sys/class/net" / nic.name / "device").exists():
             continue
@@ -152,45 +154,48 @@ def _interfaces(root: Path, nics: tuple[Nic, ...]) -> dict[str, str]:
         if driver is None:
             continue
         if version and version != platform.release():  # in-tree drivers report the kernel's release
-            found.setdefault(f"driver {driver}", set()).add(version)
+            versions.setdefault(f"driver {driver}", set()).add(version)
         if firmware:
-            found.setdefault(f"firmware of {driver}", set()).add(firmware)
+            versions.setdefault(f"firmware of {driver}", set()).add(firmware)
         if nic.mtu:
-            found.setdefault(f"MTU of {driver}", set()).add(str(nic.mtu))
+            versions.setdefault(f"MTU of {driver}", set()).add(str(nic.mtu))
     for device in (root / "sys/class/infiniband").glob("*"):
-        kind, held = _text(device / "board_id") or device.name.partition("_")[0], _text(device / "fw_ver")
-        if held:
-            found.setdefault(f"RDMA firmware of {kind}", set()).add(held)
-    return {name: ", ".join(sorted(values)) for name, values in sorted(found.items())}
+        kind, rdma_firmware = (
+            _text(device / "board_id") or device.name.partition("_")[0],
+            _text(device / "fw_ver"),
+        )
+        if rdma_firmware:
+            versions.setdefault(f"RDMA firmware of {kind}", set()).add(rdma_firmware)
+    return {name: ", ".join(sorted(values)) for name, values in sorted(versions.items())}
 
 
 def _driver(nic: str) -> tuple[str | None, str, str]:
     """Return driver, driver version and firmware of an interface, like ``ethtool -i``."""
-    answer = array.array("B", struct.pack("I", _GDRVINFO).ljust(_DRVINFO_BYTES, b"\0"))
-    address, _ = answer.buffer_info()
+    reply = array.array("B", struct.pack("I", _GDRVINFO).ljust(_DRVINFO_BYTES, b"\0"))
+    address, _ = reply.buffer_info()
     request = struct.pack("16sP", nic.encode()[:15], address).ljust(40, b"\0")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             fcntl.ioctl(any_socket, _SIOCETHTOOL, request)
     except OSError:  # not supported by the driver
         return None, "", ""
-    texts = [answer.tobytes()[4 + place * _TEXT_BYTES :][:_TEXT_BYTES] for place in range(3)]
+    texts = [reply.tobytes()[4 + index * _TEXT_BYTES :][:_TEXT_BYTES] for index in range(3)]
     driver, version, firmware = (text.split(b"\0")[0].decode(errors="replace").strip() for text in texts)
     return driver or None, version, firmware if firmware != "N/A" else ""
 
 
-def _limit(which: int) -> str:
-    soft, _ = resource.getrlimit(which)
+def _limit(resource_id: int) -> str:
+    soft, _ = resource.getrlimit(resource_id)
     return "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
 
 
-def _chosen(text: str | None) -> str | None:
+def _selected(text: str | None) -> str | None:
     """Return the option in brackets, as in "always [madvise] never"."""
-    inside = (text or "").partition("[")[2].partition("]")[0]
-    return inside or None
+    selected = (text or "").partition("[")[2].partition("]")[0]
+    return selected or None
 
 
-def _all_of(files: Iterable[Path]) -> str | None:
+def _distinct(files: Iterable[Path]) -> str | None:
     """Join the distinct values of the files; None if there are none."""
     values = {value for file in files if (value := _text(file))}
     return ", ".join(sorted(values)) if values else None

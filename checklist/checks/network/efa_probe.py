@@ -30,8 +30,8 @@ def devices() -> int:
     return sum(driver.resolve().name == "efa" for driver in drivers)
 
 
-def loopback(begin: Callable[[], None]) -> tuple[list[float], str | None]:
-    """Measure GB/s of the largest message (the note is None); ``begin`` is called before each attempt.
+def loopback(on_start: Callable[[], None]) -> tuple[list[float], str | None]:
+    """Measure GB/s of the largest message (the note is None); ``on_start`` is called before each attempt.
 
     Raises OSError with the tool's last message if all attempts failed.
     """
@@ -40,7 +40,7 @@ def loopback(begin: Callable[[], None]) -> tuple[list[float], str | None]:
         raise OSError(f"{NO_TOOL} {TOOL}")
     problem = ""
     for _ in range(_ATTEMPTS):
-        begin()
+        on_start()
         output, problem = _attempt(tool)
         rows = _ROW.findall(output)
         if rows and not problem:

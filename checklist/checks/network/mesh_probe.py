@@ -1,7 +1,7 @@
 """Phase 1: connections and transfers of 256 KB between all pairs of nodes over plain sockets, in seconds.
 
 A cut pair fails to connect. If the MTU is too large for the path, small packets pass, so the connection
-succeeds but the 256 KB don't arrive.
+succeeds but the 256 KB do not arrive.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def reach(
     def probe(node: str) -> dict[str, Any]:
         address, port = peers[node]
         context.progress.begin()
-        sent = deliver(address, port, first=BULK_BYTES, pings=PINGS, connect_s=connect_s, limit_s=bulk_s)
+        result = deliver(address, port, first=BULK_BYTES, pings=PINGS, connect_s=connect_s, limit_s=bulk_s)
         return to_dict(
             Probe(
                 src=context.node,
                 dst=int(node),
-                connected=sent.connected,
-                bulk_ok=bool(sent.seconds) if sent.connected else None,
-                seconds=sent.seconds[0] + (sent.connect_s or 0.0) if sent.seconds else None,
-                round_trip_s=sent.round_trip_s,
-                error=sent.error,
+                connected=result.connected,
+                bulk_ok=bool(result.seconds) if result.connected else None,
+                seconds=result.seconds[0] + (result.connect_s or 0.0) if result.seconds else None,
+                round_trip_s=result.round_trip_s,
+                error=result.error,
             )
         )
 

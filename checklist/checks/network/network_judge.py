@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from checklist.checks.network.rdma_ports import rates, rdma_ports
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, answer, few, no_verdict, skipped
+from checklist.judging.context import JudgingContext, Judgment, decide, no_verdict, shorten, skipped
 from checklist.measurements import Facts
 from checklist.result import Finding, Gravity
 
@@ -14,7 +14,7 @@ RESOLVE_S = 1.0
 UNREACHABLE = ("127.", "169.254.", "::1", "fe80")  # prefixes of loopback and link-local addresses
 
 
-def interface(context: JudgingContext) -> Judgement:
+def interface(context: JudgingContext) -> Judgment:
     """FAIL for a node whose NCCL or gloo would use an interface that others cannot reach.
 
     Such an interface is missing, is down, or has only a loopback or link-local address. FAIL also for an
@@ -26,14 +26,14 @@ def interface(context: JudgingContext) -> Judgement:
     Not detected: whether packets pass (see check mesh), and which interface NCCL finally uses (see check
     transport).
     """
-    known = [fact for fact in context.leaders if fact.nic is not None]
-    if not known:
+    facts = [fact for fact in context.leaders if fact.nic is not None]
+    if not facts:
         return context.unmeasured("interface", "facts")
-    duplicates = [] if context.local else _duplicates(context, known)
+    duplicates = [] if context.local else _duplicates(context, facts)
     if not duplicates and (context.local or len(context.leaders) == 1):
-        return answer("interface", f"{known[0].nic}; all ranks are on one machine.", nodes=context.all_names)
+        return decide("interface", f"{facts[0].nic}; all ranks are on one machine.", nodes=context.all_names)
     findings = []
-    for fact in known:
+    for fact in facts:
         fault = _nic_fault(fact)
         if fault is not None:
             others = [
@@ -55,23 +55,23 @@ def interface(context: JudgingContext) -> Judgement:
                 )
             )
     findings += duplicates
-    findings = findings or _unlike_nics(context, known)
-    if len(known) < len(context.leaders) and not findings:
+    findings = findings or _unlike_nics(context, facts)
+    if len(facts) < len(context.leaders) and not findings:
         return no_verdict("interface", "It is not known which interface every node uses.")
-    names = ", ".join(sorted({str(fact.nic) for fact in known}))
-    return answer("interface", f"{names} on all nodes.", findings, nodes=context.all_names)
+    names = ", ".join(sorted({str(fact.nic) for fact in facts}))
+    return decide("interface", f"{names} on all nodes.", findings, nodes=context.all_names)
 
 
-def _duplicates(context: JudgingContext, known: list[Facts]) -> list[Finding]:
+def _duplicates(context: JudgingContext, facts: list[Facts]) -> list[Finding]:
     """Report addresses that several hosts have on the interface in use.
 
     One of two such hosts is usually lost before it reports facts; the control channel still knows the address
     from which it joined. A source address that none of its hosts has belongs to a gateway.
     """
     hosts: dict[str, set[int]] = defaultdict(set)  # nodes by address
-    for fact in known:
-        own = next((nic.addresses for nic in fact.nics if nic.name == fact.nic), ())
-        for address in own:
+    for fact in facts:
+        addresses = next((nic.addresses for nic in fact.nics if nic.name == fact.nic), ())
+        for address in addresses:
             if not address.startswith(UNREACHABLE):
                 hosts[address].add(fact.node)
     run = context.measurements
@@ -80,9 +80,9 @@ def _duplicates(context: JudgingContext, known: list[Facts]) -> list[Finding]:
     for node, address in run.callers.items():
         callers[address].append(node)
     for address, nodes in callers.items():
-        named = {run.hosts.get(node) for node in nodes}
-        theirs = all(node not in facts_by_node or address in facts_by_node[node].addresses for node in nodes)
-        if len(named) == len(nodes) > 1 and theirs:
+        host_names = {run.hosts.get(node) for node in nodes}
+        shared = all(node not in facts_by_node or address in facts_by_node[node].addresses for node in nodes)
+        if len(host_names) == len(nodes) > 1 and shared:
             hosts[address] |= set(nodes)
     findings = []
     for address, holders in hosts.items():
@@ -103,26 +103,26 @@ def _duplicates(context: JudgingContext, known: list[Facts]) -> list[Finding]:
                     title,
                     suspects=names,
                     address=address,
-                    nic=known[0].nic,
+                    nic=facts[0].nic,
                 )
             )
     return findings
 
 
-def _unlike_nics(context: JudgingContext, known: list[Facts]) -> list[Finding]:
+def _unlike_nics(context: JudgingContext, facts: list[Facts]) -> list[Finding]:
     """Report interfaces that differ between hosts: a link trained to a lower rate, another MTU."""
     findings = []
-    for field, what, code in (("gbps", "Gbit/s", "nic-rate"), ("mtu", "bytes of MTU", "mtu-differs")):
+    for field, unit, code in (("gbps", "Gbit/s", "nic-rate"), ("mtu", "bytes of MTU", "mtu-differs")):
         holders: dict[float, list[int]] = defaultdict(list)
-        for fact in known:
+        for fact in facts:
             value = next((getattr(nic, field) for nic in fact.nics if nic.name == fact.nic), None)
             if value is not None:
                 holders[value].append(fact.node)
         if len(holders) > 1:
-            usual = max(holders, key=lambda value: (len(holders[value]), value))
-            odd = context.names(node for value, nodes in holders.items() if value != usual for node in nodes)
+            common = max(holders, key=lambda value: (len(holders[value]), value))
+            odd = context.names(node for value, nodes in holders.items() if value != common for node in nodes)
             holders_text = "; ".join(
-                f"{value:g} {what} on {', '.join(context.names(nodes))}" for value, nodes in holders.items()
+                f"{value:g} {unit} on {', '.join(context.names(nodes))}" for value, nodes in holders.items()
             )
             title = f"The interfaces differ: {holders_text}."
             findings.append(finding("interface", code, "WARN", title, suspects=odd))
@@ -139,11 +139,11 @@ def _nic_fault(fact: Facts) -> str | None:
 
 
 def _nic_fault_of(addresses: tuple[str, ...]) -> str | None:
-    usable = [address for address in addresses if not address.startswith(UNREACHABLE)]
-    return None if usable else "which has no address that others can reach"
+    reachable = [address for address in addresses if not address.startswith(UNREACHABLE)]
+    return None if reachable else "which has no address that others can reach"
 
 
-def rdma(context: JudgingContext) -> Judgement:
+def rdma(context: JudgingContext) -> Judgment:
     """FAIL for a node with fewer EFA or InfiniBand devices than the others, or none where required.
 
     They are required if the machine type's row in estimator/data/instances.csv names EFA. FAIL also for a
@@ -169,27 +169,28 @@ def rdma(context: JudgingContext) -> Judgement:
         )
     counts = efa if has_efa or any(efa.values()) else ib
     kind = "EFA" if counts is efa else "InfiniBand"
-    most = max(counts.values(), default=0)
+    largest = max(counts.values(), default=0)
     findings = [
         finding(
             "rdma",
             "rdma-missing",
             "FAIL",
-            f"{context.name(node)} sees {count} {kind} devices" + (f", others {most}." if most else "."),
+            f"{context.name(node)} sees {count} {kind} devices"
+            + (f", others {largest}." if largest else "."),
             suspects=[context.name(node)],
         )
         for node, count in counts.items()
-        if count < max(most, 1)
+        if count < max(largest, 1)
     ]
     if not counts:
         return context.unmeasured("rdma", "facts")
     findings += rdma_ports(context)
-    at = rates(context)
-    good = f"{most} {kind} devices on each node" + (f", ports at {at}." if at else ".")
-    return answer("rdma", good, findings, nodes=context.all_names)
+    port_rates = rates(context)
+    passed = f"{largest} {kind} devices on each node" + (f", ports at {port_rates}." if port_rates else ".")
+    return decide("rdma", passed, findings, nodes=context.all_names)
 
 
-def hostname(context: JudgingContext) -> Judgement:
+def hostname(context: JudgingContext) -> Judgment:
     """FAIL (on one machine WARN) for a host that cannot resolve its own name, WARN if it gets loopback.
 
     WARN also for slow name resolution, and for two hosts with the same name, which name-based services
@@ -201,11 +202,11 @@ def hostname(context: JudgingContext) -> Judgement:
 
     Not detected: whether other hosts resolve the name; check mesh connects by address.
     """
-    known = [fact for fact in context.leaders if fact.resolves_own_hostname is not None]
-    if not known:
+    resolved = [fact for fact in context.leaders if fact.resolves_own_hostname is not None]
+    if not resolved:
         return context.unmeasured("hostname", "facts")
     findings = []
-    for fact in known:
+    for fact in resolved:
         name = context.name(fact.node)
         address = fact.hostname_address or ""
         if not fact.resolves_own_hostname:
@@ -229,7 +230,7 @@ def hostname(context: JudgingContext) -> Judgement:
             title = f"{name}: resolving its own name takes {fact.hostname_seconds:.1f} s."
             findings.append(finding("hostname", "hostname-slow", "WARN", title, suspects=[name]))
     findings += _same_names(context)
-    return answer("hostname", "Each host resolves its own name.", findings, nodes=context.all_names)
+    return decide("hostname", "Each host resolves its own name.", findings, nodes=context.all_names)
 
 
 def _same_names(context: JudgingContext) -> list[Finding]:
@@ -242,7 +243,7 @@ def _same_names(context: JudgingContext) -> list[Finding]:
     for name, nodes in sorted(holders.items()):
         if len(set(nodes.values())) > 1:  # two nodes on one host have their own finding
             title = (
-                f"Duplicate host name: {few(context.names(nodes))} are different hosts, all called {name}."
+                f"Duplicate host name: different hosts are called {name}: {shorten(context.names(nodes))}."
             )
             suspects = context.names(nodes)
             findings.append(finding("hostname", "hostname-duplicate", "WARN", title, suspects=suspects))

@@ -54,24 +54,24 @@ def choose(
     """Return the interface of NCCL (``NCCL_SOCKET_IFNAME``, else its order) or gloo (hostname)."""
     variable = f"{backend.upper()}_SOCKET_IFNAME"
     route = _route(route_to)
-    named = environment.get(variable)
-    if named:
-        matching = [nic for nic in nics if _matches(nic.name, named, backend)]
+    setting = environment.get(variable)
+    if setting:
+        matching = [nic for nic in nics if _matches(nic.name, setting, backend)]
         if not matching:
-            has = ", ".join(nic.name for nic in nics)
-            does = "leaves" if named.startswith("^") else "names"
-            reason = f"{variable}={named} {does} no interface of this host, which has {has}"
-            return Choice(nic=named.removeprefix("="), reason=reason, address=route, usable=False)
+            available = ", ".join(nic.name for nic in nics)
+            verb = "leaves" if setting.startswith("^") else "names"
+            reason = f"{variable}={setting} {verb} no interface of this host, which has {available}"
+            return Choice(nic=setting.removeprefix("="), reason=reason, address=route, usable=False)
         # NCCL skips interfaces without an address, many of which remain after an exclusion
         first = next((nic for nic in matching if nic.addresses and nic.up is not False), matching[0])
-        return _of(first, f"{variable}={named}", route, route_to)
+        return _choice(first, f"{variable}={setting}", route, route_to)
     if backend == "gloo":
         return _of_hostname(nics, route, route_to)
     usable = [nic for nic in nics if nic.addresses and nic.up]
     order = sorted(usable, key=lambda nic: (_rank(nic.name), nic.name))
     if not order:
         return Choice(nic=None, reason="no interface has an address", address=route, usable=False)
-    return _of(order[0], f"NCCL's order: ib*, then others, then {_VIRTUAL[0]}*, then lo", route, route_to)
+    return _choice(order[0], f"NCCL's order: ib*, then others, then {_VIRTUAL[0]}*, then lo", route, route_to)
 
 
 def own_address() -> str | None:
@@ -98,11 +98,11 @@ def _of_hostname(nics: tuple[Nic, ...], route: str | None, route_to: str) -> Cho
     if nic is None:
         reason = f"the host's own name {name} is {address}, which no interface of it has"
         return Choice(nic=None, reason=reason, address=route, usable=False)
-    return _of(nic, f"the host's own name {name} is {address}", route, route_to)
+    return _choice(nic, f"the host's own name {name} is {address}", route, route_to)
 
 
-def _of(nic: Nic, reason: str, route: str | None, route_to: str) -> Choice:
-    address = next((one for one in nic.addresses if ":" not in one), next(iter(nic.addresses), None))
+def _choice(nic: Nic, reason: str, route: str | None, route_to: str) -> Choice:
+    address = next((item for item in nic.addresses if ":" not in item), next(iter(nic.addresses), None))
     if address is None:
         return Choice(nic=nic.name, reason=f"{reason}; it has no address", address=route, usable=False)
     if route is not None and route in nic.addresses:
@@ -113,14 +113,14 @@ def _of(nic: Nic, reason: str, route: str | None, route_to: str) -> Choice:
     return Choice(nic=nic.name, reason=reason, address=address, usable=True)
 
 
-def _matches(name: str, named: str, backend: str) -> bool:
+def _matches(name: str, setting: str, backend: str) -> bool:
     """NCCL's syntax: prefixes, ``=`` exact names, ``^`` all but these. gloo's: exact names."""
-    exclude, exact = named.startswith("^"), backend == "gloo"
-    text = named.lstrip("^")
+    exclude, exact = setting.startswith("^"), backend == "gloo"
+    text = setting.lstrip("^")
     if text.startswith("="):
         text, exact = text[1:], True
-    hit = any(name == part if exact else name.startswith(part) for part in text.split(",") if part)
-    return hit != exclude
+    matched = any(name == part if exact else name.startswith(part) for part in text.split(",") if part)
+    return matched != exclude
 
 
 def _rank(name: str) -> int:
@@ -132,7 +132,7 @@ def _rank(name: str) -> int:
 
 
 def _loopback(nics: tuple[Nic, ...]) -> str | None:
-    return next((nic.name for nic in nics if any(is_loopback(one) for one in nic.addresses)), None)
+    return next((nic.name for nic in nics if any(is_loopback(item) for item in nic.addresses)), None)
 
 
 def _route(target: str) -> str | None:
@@ -151,8 +151,8 @@ def rate(interface: Path) -> float | None:
 
     A veth (used by pods) always reports 10 Gbit/s; a VLAN or a bond reports the rate of its lower devices.
     """
-    below = (one for one in interface.glob("lower_*") if (one / "device").exists())
-    if not (interface / "device").exists() and next(below, None) is None:
+    lower = (device for device in interface.glob("lower_*") if (device / "device").exists())
+    if not (interface / "device").exists() and next(lower, None) is None:
         return None
     try:
         megabits = int((interface / "speed").read_text())

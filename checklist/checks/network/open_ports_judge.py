@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from checklist.judging.advice import finding
-from checklist.judging.context import Judgement, JudgingContext, answer, few, no_verdict, skipped
+from checklist.judging.context import JudgingContext, Judgment, decide, no_verdict, shorten, skipped
 from checklist.measurements import OpenPorts
 from checklist.result import Finding, Gravity
 
 Way = tuple[int, int]  # source and destination node
 
 
-def open_ports(context: JudgingContext) -> Judgement:
+def open_ports(context: JudgingContext) -> Judgment:
     """FAIL for a node with partly blocked ports, inbound or outbound; WARN for one blocked address family.
 
     Two other nodes connect to each node. A node that is reachable over only one of IPv4 and IPv6 is WARN if
@@ -25,80 +25,85 @@ def open_ports(context: JudgingContext) -> Judgement:
     Not detected: which of two nodes has the firewall; ports outside the kernel's range. Check mesh covers a
     node without any open port.
     """
-    tried = context.measurements.open_ports
+    results = context.measurements.open_ports
     if context.local or context.measurements.nodes_asked < 2:
         return skipped("open-ports", "All ranks are on one machine.")
-    main = {(one.src, one.dst): one for one in tried if not one.other_family and one.tried}
+    main = {(item.src, item.dst): item for item in results if not item.other_family and item.tried}
     if not main:
         return context.unmeasured("open-ports", "mesh")
-    other = {(one.src, one.dst): one for one in tried if one.other_family and one.tried}
-    cut = {way for way, one in main.items() if len(one.blocked) == len(one.tried)}
-    reached = {way: one for way, one in main.items() if way not in cut}
-    findings = [*_parts(context, reached), *_families(context, main, cut, other)]
+    other = {(item.src, item.dst): item for item in results if item.other_family and item.tried}
+    blocked = {pair for pair, item in main.items() if len(item.blocked) == len(item.tried)}
+    reached = {pair: item for pair, item in main.items() if pair not in blocked}
+    findings = [*_blocked_parts(context, reached), *_families(context, main, blocked, other)]
     if not reached and not findings:
         return no_verdict("open-ports", "No port of any node could be reached (see check mesh).")
     untried = set(context.measurements.nodes) - {dst for _, dst in main}
     if untried and not findings:
-        return no_verdict("open-ports", f"Ports of {few(context.names(untried))} were not tried.")
-    good = f"Open all over the kernels' range, {_range(next(iter(main.values())))}."
-    if other and all(one.blocked for one in other.values()):
-        good += f" Over {_family(next(iter(other.values())).address)} no node is reached; nothing takes that."
-    return answer("open-ports", good, findings, nodes=context.all_names)
+        return no_verdict("open-ports", f"Ports of {shorten(context.names(untried))} were not tried.")
+    text = f"Open all over the kernels' range, {_range(next(iter(main.values())))}."
+    if other and all(item.blocked for item in other.values()):
+        text += f" Over {_family(next(iter(other.values())).address)} no node is reached; nothing takes that."
+    return decide("open-ports", text, findings, nodes=context.all_names)
 
 
-def _parts(context: JudgingContext, reached: dict[Way, OpenPorts]) -> list[Finding]:
+def _blocked_parts(context: JudgingContext, reached: dict[Way, OpenPorts]) -> list[Finding]:
     """Report blocked parts of the range, by the node responsible."""
-    bad = {way for way, one in reached.items() if one.blocked}
+    blocked = {pair for pair, item in reached.items() if item.blocked}
     findings = []
-    whole = set(reached)
-    if bad == whole and len(bad) > 2:
-        words = _words(next(iter(reached.values())))
-        return [_blocked(f"Between all nodes {words}.")]
-    into = _whose(bad, whole, 1)
-    out = _whose({way for way in bad if way[1] not in into}, whole, 0)
-    for nodes, end, preposition in ((into, 1, "Into"), (out, 0, "Out of")):
+    pairs = set(reached)
+    if blocked == pairs and len(blocked) > 2:
+        text = _describe(next(iter(reached.values())))
+        return [_blocked(f"Between all nodes {text}.")]
+    inbound = _affected_nodes(blocked, pairs, 1)
+    outbound = _affected_nodes({pair for pair in blocked if pair[1] not in inbound}, pairs, 0)
+    for nodes, end, preposition in ((inbound, 1, "Into"), (outbound, 0, "Out of")):
         for node in sorted(nodes):
-            one = next(one for way, one in reached.items() if way in bad and way[end] == node)
+            item = next(item for pair, item in reached.items() if pair in blocked and pair[end] == node)
             name = context.name(node)
-            findings.append(_blocked(f"{preposition} {name} {_words(one)}.", nodes=[name]))
-    for src, dst in sorted(way for way in bad if way[1] not in into and way[0] not in out):
-        ends = context.names((src, dst))
-        title = f"From {context.name(src)} to {context.name(dst)} {_words(reached[src, dst])}."
-        findings.append(_blocked(title, suspects=ends))
+            findings.append(_blocked(f"{preposition} {name} {_describe(item)}.", nodes=[name]))
+    for src, dst in sorted(pair for pair in blocked if pair[1] not in inbound and pair[0] not in outbound):
+        names = context.names((src, dst))
+        title = f"From {context.name(src)} to {context.name(dst)} {_describe(reached[src, dst])}."
+        findings.append(_blocked(title, suspects=names))
     return findings
 
 
-def _whose(bad: set[Way], whole: set[Way], end: int, least: int = 2) -> set[int]:
-    """Return nodes whose connections at that end are all bad, if there are at least ``least``."""
-    ways: dict[int, list[bool]] = defaultdict(list)
-    for way in whole:
-        ways[way[end]].append(way in bad)
-    return {node for node, are_bad in ways.items() if len(are_bad) >= least and all(are_bad)}
+def _affected_nodes(affected: set[Way], all_pairs: set[Way], end: int, minimum: int = 2) -> set[int]:
+    """Return nodes whose connections at that end are all bad, if there are at least ``minimum``."""
+    blocked_by_node: dict[int, list[bool]] = defaultdict(list)
+    for pair in all_pairs:
+        blocked_by_node[pair[end]].append(pair in affected)
+    return {node for node, are_bad in blocked_by_node.items() if len(are_bad) >= minimum and all(are_bad)}
 
 
 def _families(
     context: JudgingContext, main: dict[Way, OpenPorts], cut: set[Way], other: dict[Way, OpenPorts]
 ) -> list[Finding]:
     """Report nodes where one address family is blocked, inbound or outbound, and the other is not."""
-    closed = {way for way, one in other.items() if one.blocked}
+    closed = {pair for pair, item in other.items() if item.blocked}
     findings = []
-    for bad, ways, good in ((cut, main, set(other) - closed), (closed, other, set(main) - cut)):
-        used = ways is main
-        bad = bad & good  # if both families are blocked, the address family is not the cause
-        if not bad or (not used and bad == set(ways) and not _taken_by_name(context, ways)):
+    for blocked, results, usable in ((cut, main, set(other) - closed), (closed, other, set(main) - cut)):
+        is_main = results is main
+        blocked = blocked & usable  # if both families are blocked, the address family is not the cause
+        if not blocked or (not is_main and blocked == set(results) and not _taken_by_name(context, results)):
             continue
-        into = _whose(bad, set(ways), 1, least=1)
-        out = set() if into == {dst for _, dst in ways} else _whose(bad, set(ways), 0, least=1) - into
-        family = _family(next(iter(ways.values())).address)
-        usual = "IPv6" if family == "IPv4" else "IPv4"
-        level: Gravity = "FAIL" if used else "WARN"
-        for nodes, one, several in (
-            (into, "is not reached", "are not reached"),
-            (out, "reaches no other node", "reach no other node"),
+        inbound = _affected_nodes(blocked, set(results), 1, minimum=1)
+        outbound = (
+            set()
+            if inbound == {dst for _, dst in results}
+            else _affected_nodes(blocked, set(results), 0, minimum=1) - inbound
+        )
+        family = _family(next(iter(results.values())).address)
+        other_name = "IPv6" if family == "IPv4" else "IPv4"
+        level: Gravity = "FAIL" if is_main else "WARN"
+        for nodes, singular, plural in (
+            (inbound, "is not reached", "are not reached"),
+            (outbound, "reaches no other node", "reach no other node"),
         ):
             if nodes:
                 names = context.names(nodes)
-                title = f"{few(names)} {one if len(names) == 1 else several} over {family}, but over {usual}."
+                verb = singular if len(names) == 1 else plural
+                title = f"{shorten(names)} {verb} over {family}, but over {other_name}."
                 findings.append(
                     finding(
                         "open-ports",
@@ -107,16 +112,16 @@ def _families(
                         title,
                         suspects=names,
                         family=family,
-                        usual=usual,
+                        usual=other_name,
                     )
                 )
     return findings
 
 
-def _taken_by_name(context: JudgingContext, ways: dict[Way, OpenPorts]) -> bool:
+def _taken_by_name(context: JudgingContext, results: dict[Way, OpenPorts]) -> bool:
     """Return whether a hostname resolves to an address of that family, so that gloo uses it."""
-    own = {fact.node: fact.hostname_address for fact in context.leaders}
-    return any(own.get(one.dst) == one.address for one in ways.values())
+    addresses = {fact.node: fact.hostname_address for fact in context.leaders}
+    return any(addresses.get(item.dst) == item.address for item in results.values())
 
 
 def _family(address: str) -> str:
@@ -127,27 +132,27 @@ def _blocked(title: str, nodes: Iterable[str] = (), suspects: Iterable[str] = ()
     return finding("open-ports", "ports-blocked", "FAIL", title, nodes=nodes, suspects=suspects)
 
 
-def _words(one: OpenPorts) -> str:
+def _describe(item: OpenPorts) -> str:
     """Describe the blocked parts; each extends halfway to the open neighbor on either side."""
-    parts = " and ".join(f"{begin} to {end}" for begin, end in spans(one))
-    tried = f"{len(one.blocked)} of {len(one.tried)} tried of {_range(one)}"
-    return f"these ports are blocked: about {parts} ({tried})"
+    ranges = " and ".join(f"{start} to {end}" for start, end in spans(item))
+    summary = f"{len(item.blocked)} of {len(item.tried)} tried of {_range(item)}"
+    return f"these ports are blocked: about {ranges} ({summary})"
 
 
-def spans(one: OpenPorts) -> list[tuple[int, int]]:
+def spans(item: OpenPorts) -> list[tuple[int, int]]:
     """Return spans (first, last) of adjacent blocked ports."""
-    blocked, found = set(one.blocked), list[tuple[int, int]]()
-    for place, port in enumerate(one.tried):
+    blocked, ranges = set(item.blocked), list[tuple[int, int]]()
+    for index, port in enumerate(item.tried):
         if port not in blocked:
             continue
-        before = (one.tried[place - 1] + port) // 2 + 1 if place else one.low
-        after = (one.tried[place + 1] + port) // 2 if place + 1 < len(one.tried) else one.high
-        if found and found[-1][1] == before - 1:
-            found[-1] = (found[-1][0], after)
+        start = (item.tried[index - 1] + port) // 2 + 1 if index else item.low
+        end = (item.tried[index + 1] + port) // 2 if index + 1 < len(item.tried) else item.high
+        if ranges and ranges[-1][1] == start - 1:
+            ranges[-1] = (ranges[-1][0], end)
         else:
-            found.append((before, after))
-    return found
+            ranges.append((start, end))
+    return ranges
 
 
-def _range(one: OpenPorts) -> str:
-    return f"{one.low} to {one.high}"
+def _range(item: OpenPorts) -> str:
+    return f"{item.low} to {item.high}"

@@ -23,16 +23,23 @@ _AT_ONCE = 32
 _BACKLOG = 64
 
 
-def open_some(context: Context, address: str, other: str | None) -> dict[str, Any]:
+def open_some(context: Context, address: str, other_address: str | None) -> dict[str, Any]:
     """Listen on ports of this host's range, and on one of its address of the other family."""
     close(context)
     low, high = (int(number) for number in RANGE.read_text().split())
     step = (high - low + 1) / TRIED
-    requested = [low + int((place + 0.5) * step) for place in range(TRIED)]
+    requested = [low + int((index + 0.5) * step) for index in range(TRIED)]
     listeners = context.kept["open"] = []
     ports = [port for first in requested if (port := _listen(listeners, address, first)) is not None]
-    others = [] if other is None else [_listen(listeners, other, requested[TRIED // 2])]
-    return {"low": low, "high": high, "ports": ports, "others": [port for port in others if port is not None]}
+    other_sockets = (
+        [] if other_address is None else [_listen(listeners, other_address, requested[TRIED // 2])]
+    )
+    return {
+        "low": low,
+        "high": high,
+        "ports": ports,
+        "others": [port for port in other_sockets if port is not None],
+    }
 
 
 def close(context: Context) -> None:
@@ -41,19 +48,19 @@ def close(context: Context) -> None:
         listener.close()
 
 
-def knock(context: Context, doors: Sequence[dict[str, Any]], connect_s: float) -> list[dict[str, Any]]:
+def knock(context: Context, targets: Sequence[dict[str, Any]], connect_s: float) -> list[dict[str, Any]]:
     """Connect to each port of the nodes; retry failures once, because a packet may be lost."""
     records = []
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for door in doors:
-            ports = [int(port) for port in door["tried"]]
+        for target in targets:
+            ports = [int(port) for port in target["tried"]]
             for _ in range(2):
                 context.progress.begin()
-                opened = pool.map(lambda port, to=door["address"]: _opens(to, port, connect_s), ports)
-                ports = [port for port, is_open in zip(ports, opened, strict=True) if not is_open]
+                results = pool.map(lambda port, to=target["address"]: _opens(to, port, connect_s), ports)
+                ports = [port for port, is_open in zip(ports, results, strict=True) if not is_open]
                 if not ports:
                     break
-            records.append(to_dict(OpenPorts(src=context.node, blocked=tuple(ports), **door)))
+            records.append(to_dict(OpenPorts(src=context.node, blocked=tuple(ports), **target)))
     return records
 
 

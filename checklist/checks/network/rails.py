@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from checklist.analysis.rails import SlowRail, slow_between, slow_rails
 from checklist.judging.advice import finding
-from checklist.judging.context import JudgingContext, few
+from checklist.judging.context import JudgingContext, shorten
 from checklist.result import Finding
 
 _WAYS = {"node": "is slow in both directions", "transmit": "sends slowly", "receive": "receives slowly"}
@@ -12,10 +12,10 @@ _WAYS = {"node": "is slow in both directions", "transmit": "sends slowly", "rece
 
 def rails(context: JudgingContext) -> dict[tuple[int, ...], list[Finding]]:
     """Return findings about rails, by their nodes."""
-    found: dict[tuple[int, ...], list[Finding]] = {}
-    for one in slow_rails(context.measurements.pairs):
-        found.setdefault(one.nodes, []).append(_finding(context, one))
-    return found
+    findings: dict[tuple[int, ...], list[Finding]] = {}
+    for rail in slow_rails(context.measurements.pairs):
+        findings.setdefault(rail.nodes, []).append(_finding(context, rail))
+    return findings
 
 
 def rails_between(context: JudgingContext, src: int, dst: int) -> str:
@@ -26,16 +26,16 @@ def rails_between(context: JudgingContext, src: int, dst: int) -> str:
     return f" on rail{'s' if len(slow) > 1 else ''} {', '.join(map(str, slow))} alone"
 
 
-def _finding(context: JudgingContext, one: SlowRail) -> Finding:
-    share = f"{one.share:.0%} of what its neighbors carry"
-    names = context.names(one.nodes)
-    ranks = [fact.rank for fact in context.facts if fact.node in one.nodes and fact.local_rank == one.rail]
+def _finding(context: JudgingContext, rail: SlowRail) -> Finding:
+    share = f"{rail.share:.0%} of what its neighbors carry"
+    names = context.names(rail.nodes)
+    ranks = [fact.rank for fact in context.facts if fact.node in rail.nodes and fact.local_rank == rail.rail]
     if len(names) == 1:
-        card = f"GPU {one.rail} and its network card"
-        title = f"Rail {one.rail} of {names[0]} ({card}) {_WAYS[one.kind]}: {share}."
-        return finding("pairs", "slow-rail", "FAIL", title, nodes=names, ranks=ranks, rail=one.rail)
+        card = f"GPU {rail.rail} and its network card"
+        title = f"Rail {rail.rail} of {names[0]} ({card}) {_WAYS[rail.kind]}: {share}."
+        return finding("pairs", "slow-rail", "FAIL", title, nodes=names, ranks=ranks, rail=rail.rail)
     if len(names) == 2:
-        title = f"Rail {one.rail} between {names[0]} and {names[1]} is slow: {share}; faulty end unknown."
-        return finding("pairs", "slow-rail", "FAIL", title, suspects=names, ranks=ranks, rail=one.rail)
-    title = f"Rail {one.rail} is slow on all {len(names)} nodes ({few(names)}): {share}."
-    return finding("pairs", "slow-rail-everywhere", "FAIL", title, rail=one.rail)
+        title = f"Rail {rail.rail} between {names[0]} and {names[1]} is slow: {share}; faulty end unknown."
+        return finding("pairs", "slow-rail", "FAIL", title, suspects=names, ranks=ranks, rail=rail.rail)
+    title = f"Rail {rail.rail} is slow on all {len(names)} nodes ({shorten(names)}): {share}."
+    return finding("pairs", "slow-rail-everywhere", "FAIL", title, rail=rail.rail)

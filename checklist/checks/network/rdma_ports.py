@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from checklist.analysis.paths import kind_of
 from checklist.judging.advice import finding
-from checklist.judging.context import JudgingContext, few
+from checklist.judging.context import JudgingContext, shorten
 from checklist.measurements import RdmaPort
 from checklist.result import Finding, Gravity
 
@@ -24,32 +24,32 @@ def rdma_ports(context: JudgingContext) -> list[Finding]:
     has one, it is compared with the node's own ports of its model and layer; a port that is switched off
     there is no finding.
     """
-    known = {fact.node: fact.rdma_ports for fact in context.facts if fact.rdma_ports}
+    ports_by_node = {fact.node: fact.rdma_ports for fact in context.facts if fact.rdma_ports}
     kinds = {fact.node: kind_of(fact) for fact in context.leaders}
-    same: dict[tuple[object, ...], dict[int, RdmaPort]] = defaultdict(dict)
-    for node, ports in known.items():
+    ports_by_key: dict[tuple[object, ...], dict[int, RdmaPort]] = defaultdict(dict)
+    for node, ports in ports_by_node.items():
         for port in ports:
-            same[kinds.get(node), port.model, port.name][node] = port
+            ports_by_key[kinds.get(node), port.model, port.name][node] = port
     findings = []
-    for node, ports in known.items():
+    for node, ports in ports_by_node.items():
         down: dict[tuple[Gravity, str], list[str]] = defaultdict(list)
         slow: dict[tuple[Gravity, str], list[str]] = defaultdict(list)
         for port in ports:
-            same_port = same[kinds.get(node), port.model, port.name]
-            others = [other for place, other in same_port.items() if place != node]
-            where = _ELSEWHERE if others else _BESIDE
-            others = others or [other for other in ports if _alike(other, port)]
-            sure: Gravity = "FAIL" if where == _ELSEWHERE and len(others) >= WITNESSES else "WARN"
+            same_port = ports_by_key[kinds.get(node), port.model, port.name]
+            peers = [peer for peer_node, peer in same_port.items() if peer_node != node]
+            where = _ELSEWHERE if peers else _BESIDE
+            peers = peers or [peer for peer in ports if _comparable(peer, port)]
+            gravity: Gravity = "FAIL" if where == _ELSEWHERE and len(peers) >= WITNESSES else "WARN"
             switched_off = where == _BESIDE and port.physical == _OFF
-            if port.state not in (None, _UP) and _mostly_up(others) and not switched_off:
-                down[sure, where].append(f"{port.name} ({port.state}, {port.physical})")
-            expected = _usual_rate(others)
+            if port.state not in (None, _UP) and _mostly_up(peers) and not switched_off:
+                down[gravity, where].append(f"{port.name} ({port.state}, {port.physical})")
+            expected = _usual_rate(peers)
             if port.state == _UP and port.gbps is not None and expected is not None and port.gbps < expected:
-                slow[sure, where].append(f"{port.name} ({port.gbps:g} of {expected:g} Gbit/s)")
+                slow[gravity, where].append(f"{port.name} ({port.gbps:g} of {expected:g} Gbit/s)")
         name = context.name(node)
         findings += [
-            finding("rdma", code, verdict, _title(name, what, where, names), nodes=[name])
-            for code, what, groups in (("rdma-port-down", "down", down), ("rdma-port-slow", "slow", slow))
+            finding("rdma", code, verdict, _title(name, state, where, names), nodes=[name])
+            for code, state, groups in (("rdma-port-down", "down", down), ("rdma-port-slow", "slow", slow))
             for (verdict, where), names in groups.items()
         ]
     return findings
@@ -66,14 +66,14 @@ def rates(context: JudgingContext) -> str:
     return f"{' and '.join(f'{rate:g}' for rate in sorted(reported))} Gbit/s" if reported else ""
 
 
-def _title(name: str, what: str, where: str, ports: list[str]) -> str:
-    ports_words, are = ("ports", "are") if len(ports) > 1 else ("port", "is")
-    rest = f"{where} not" if where == _ELSEWHERE else f"{where} are not"
-    return f"{name}: RDMA {ports_words} {few(tuple(ports))} {are} {what}, {rest}."
+def _title(name: str, state: str, where: str, ports: list[str]) -> str:
+    ports_words, verb = ("ports", "are") if len(ports) > 1 else ("port", "is")
+    comparison = f"{where} not" if where == _ELSEWHERE else f"{where} are not"
+    return f"{name}: RDMA {ports_words} {shorten(tuple(ports))} {verb} {state}, {comparison}."
 
 
-def _alike(other: RdmaPort, port: RdmaPort) -> bool:
-    return other is not port and (other.model, other.layer) == (port.model, port.layer)
+def _comparable(peer: RdmaPort, port: RdmaPort) -> bool:
+    return peer is not port and (peer.model, peer.layer) == (port.model, port.layer)
 
 
 def _mostly_up(ports: Sequence[RdmaPort]) -> bool:

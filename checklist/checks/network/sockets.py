@@ -52,16 +52,16 @@ def _drain(connection: socket.socket) -> None:
                 if not (data := connection.recv(_HEADER.size - len(header))):
                     return
                 header += data
-            left = _HEADER.unpack(header)[0]
-            while left:
-                if not (got := connection.recv_into(buffer, min(left, _CHUNK))):
+            remaining = _HEADER.unpack(header)[0]
+            while remaining:
+                if not (size := connection.recv_into(buffer, min(remaining, _CHUNK))):
                     return
-                left -= got
+                remaining -= size
             connection.sendall(_ACK)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sent:
+class Transfer:
     """Result of a transfer. ``seconds``: duration of each acknowledged message."""
 
     connected: bool
@@ -69,7 +69,7 @@ class Sent:
     seconds: tuple[float, ...] = ()
     bytes: int = 0
     segments: int | None = None
-    """TCP data segments including retransmissions; None if the kernel doesn't report them."""
+    """TCP data segments including retransmissions; None if the kernel does not report them."""
     retransmitted: int | None = None
     round_trip_s: float | None = None
     """Shortest of the pings: round trips of an empty message."""
@@ -85,14 +85,14 @@ class Sender:
 
     def send(self, payload: memoryview, limit_s: float) -> float:
         """Send one message; return the seconds until it fully arrived. Raises OSError (TimeoutError)."""
-        begin = time.perf_counter()
+        start = time.perf_counter()
         self._socket.settimeout(limit_s)
         self._socket.sendall(_HEADER.pack(len(payload)))
         self._socket.sendall(payload)
-        self._socket.settimeout(max(0.001, limit_s - (time.perf_counter() - begin)))
+        self._socket.settimeout(max(0.001, limit_s - (time.perf_counter() - start)))
         if self._socket.recv(1) != _ACK:
             raise ConnectionError("the other end closed the connection")
-        return time.perf_counter() - begin
+        return time.perf_counter() - start
 
     def segments(self) -> tuple[int | None, int | None]:
         """Return the data segments sent so far, and how many were retransmissions."""
@@ -113,25 +113,25 @@ def deliver(
     port: int,
     *,
     first: int,
-    then: Callable[[float], int] | None = None,
+    choose: Callable[[float], int] | None = None,
     repetitions: int = 0,
     least_s: float = 0.0,
     pings: int = 0,
     connect_s: float,
     limit_s: float,
-) -> Sent:
-    """Connect and send ``first`` bytes, then ``repetitions`` messages of the size returned by ``then``.
+) -> Transfer:
+    """Connect and send ``first`` bytes, then ``repetitions`` messages of the size returned by ``choose``.
 
-    ``then`` receives the seconds of the first message. Repetitions continue until they took ``least_s`` in
+    ``choose`` receives the seconds of the first message. Repetitions continue until they took ``least_s`` in
     total, because messages of a millisecond measure the processor more than the network. ``limit_s`` applies
     to all messages together. ``pings``: number of empty messages after them.
     """
-    begin = time.perf_counter()
+    start = time.perf_counter()
     try:
         sender = Sender(address, port, connect_s)
     except OSError as error:
-        return Sent(connected=False, error=f"connect: {_words(error, connect_s)}")
-    connect = time.perf_counter() - begin
+        return Transfer(connected=False, error=f"connect: {_describe(error, connect_s)}")
+    connect = time.perf_counter() - start
     deadline = time.perf_counter() + limit_s
     seconds: list[float] = []
     trip = math.inf
@@ -140,29 +140,29 @@ def deliver(
     try:
         while len(seconds) <= repetitions or sum(seconds[1:]) < least_s:
             seconds.append(sender.send(payload, max(0.001, deadline - time.perf_counter())))
-            if len(seconds) == 1 and then is not None and repetitions:
-                size = then(seconds[0])
+            if len(seconds) == 1 and choose is not None and repetitions:
+                size = choose(seconds[0])
                 payload = memoryview(bytes(size))
         for _ in range(pings):
             trip = min(trip, sender.send(memoryview(b""), max(0.001, deadline - time.perf_counter())))
     except OSError as error:
-        problem = f"{size} bytes: {_words(error, limit_s)}"
+        problem = f"{size} bytes: {_describe(error, limit_s)}"
     finally:
-        segments, again = sender.segments()
+        segments, retransmitted = sender.segments()
         sender.close()
-    return Sent(
+    return Transfer(
         connected=True,
         connect_s=connect,
         seconds=tuple(seconds),
         bytes=size,
         segments=segments,
-        retransmitted=again,
+        retransmitted=retransmitted,
         round_trip_s=trip if math.isfinite(trip) else None,
         error=problem,
     )
 
 
-def _words(error: OSError, limit_s: float) -> str:
+def _describe(error: OSError, limit_s: float) -> str:
     if isinstance(error, TimeoutError):
         return f"not within {limit_s:g} s"
     return error.strerror or str(error)

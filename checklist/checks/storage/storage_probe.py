@@ -45,21 +45,21 @@ class StorageTarget(Protocol):
 
 def measure(figure: Figure, name: str, directory: str | None, datastore: str | None, size: int) -> None:
     """Write and read ``size`` bytes as ``name`` in each given location."""
-    for what, place in _places(name, directory, datastore).items():
-        written: list[Sampled] = []
+    for kind, target in _targets(name, directory, datastore).items():
+        samples: list[Sampled] = []
 
-        def write(place: StorageTarget = place, written: list[Sampled] = written) -> Sampled:
-            written.append(place.write(size))
-            return written[0]
+        def write(target: StorageTarget = target, samples: list[Sampled] = samples) -> Sampled:
+            samples.append(target.write(size))
+            return samples[0]
 
         try:
-            figure(f"{what}_write", write)
-            if written:
-                figure(f"{what}_read", place.read)
-                if what == "storage":
+            figure(f"{kind}_write", write)
+            if samples:
+                figure(f"{kind}_read", target.read)
+                if kind == "storage":
                     figure("storage_files", partial(files, Path(directory or ".") / f"{name}.files"))
         finally:
-            place.remove()
+            target.remove()
 
 
 def files(folder: Path) -> Sampled:
@@ -69,38 +69,38 @@ def files(folder: Path) -> Sampled:
     """
     folder.mkdir()
     names = [folder / f"{number:05d}" for number in range(MAX_FILES)]
-    note, made, ends = _memory(folder), 0, time.perf_counter() + FILES_S
-    begin = time.perf_counter()
+    note, count, deadline = _memory(folder), 0, time.perf_counter() + FILES_S
+    start = time.perf_counter()
     try:
         for name in names:
             os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
             name.stat()
             name.unlink()
-            made += 1
-            if time.perf_counter() > ends:
+            count += 1
+            if time.perf_counter() > deadline:
                 break
-        return [made / (time.perf_counter() - begin)], note
+        return [count / (time.perf_counter() - start)], note
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove(_: Context, name: str, directory: str | None, datastore: str | None) -> None:
     """Remove files left in these locations by a killed process."""
-    for place in _places(name, directory, datastore).values():
-        place.remove()
+    for target in _targets(name, directory, datastore).values():
+        target.remove()
     if directory is not None:
         shutil.rmtree(Path(directory) / f"{name}.files", ignore_errors=True)
 
 
-def _places(name: str, directory: str | None, datastore: str | None) -> dict[str, StorageTarget]:
-    places: dict[str, StorageTarget] = {}
+def _targets(name: str, directory: str | None, datastore: str | None) -> dict[str, StorageTarget]:
+    targets: dict[str, StorageTarget] = {}
     if directory is not None:
-        places["storage"] = File(Path(directory) / name)
+        targets["storage"] = File(Path(directory) / name)
     if datastore is not None:
-        places["datastore"] = (
+        targets["datastore"] = (
             Object(datastore, name) if datastore.startswith("s3://") else File(Path(datastore) / name)
         )
-    return places
+    return targets
 
 
 class File:
@@ -114,24 +114,24 @@ class File:
         if not self._path.parent.is_dir():
             raise OSError(f"{NO_FOLDER} {self._path.parent}")
         block = os.urandom(1 << 20)  # incompressible
-        begin = time.perf_counter()
+        start = time.perf_counter()
         with self._path.open("wb") as file:
             for _ in range(max(1, size >> 20)):
                 file.write(block)
             file.flush()
             os.fsync(file.fileno())
-        seconds = time.perf_counter() - begin
+        seconds = time.perf_counter() - start
         return [algbw(self._path.stat().st_size, seconds)], _memory(self._path.parent)
 
     def read(self) -> Sampled:
         """Read from disk if possible and return GB/s, with a note if the data may have come from memory."""
         note, size, total = _memory(self._path.parent), self._path.stat().st_size, 0
         with _uncached(self._path) as (file, direct):
-            begin = time.perf_counter()
+            start = time.perf_counter()
             buffer = mmap.mmap(-1, BLOCK)  # page-aligned, as O_DIRECT requires
-            while got := os.readv(file, [buffer]):
-                total += got
-            seconds = time.perf_counter() - begin
+            while read_bytes := os.readv(file, [buffer]):
+                total += read_bytes
+            seconds = time.perf_counter() - start
         if total != size:
             raise OSError(f"{total} of {size} bytes came back")
         if note is None and not direct:
@@ -146,11 +146,11 @@ class File:
 @contextlib.contextmanager
 def _uncached(path: Path) -> Iterator[tuple[int, bool]]:
     """Open the file after evicting it from the page cache; also return whether reads bypass the cache."""
-    plain = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.posix_fadvise(plain, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
-        os.close(plain)
+        os.close(descriptor)
     direct = True
     try:
         file = os.open(path, os.O_RDONLY | os.O_DIRECT)
@@ -163,8 +163,8 @@ def _uncached(path: Path) -> Iterator[tuple[int, bool]]:
 
 
 def _memory(directory: Path) -> str | None:
-    """Return a note if the file system is in memory; None if it isn't or is unknown."""
-    place = os.path.realpath(directory)
+    """Return a note if the file system is in memory; None if it is not or is unknown."""
+    real_path = os.path.realpath(directory)
     best, file_system = "", ""
     try:
         lines = Path("/proc/self/mounts").read_text().splitlines()
@@ -173,8 +173,8 @@ def _memory(directory: Path) -> str | None:
     for line in lines:
         _, mounted, kind = line.split()[:3]
         mounted = mounted.replace("\\040", " ")
-        inside = place == mounted or place.startswith(mounted.rstrip("/") + "/")
-        if inside and len(mounted) >= len(best):  # a later mount on the same path hides earlier ones
+        contained = real_path == mounted or real_path.startswith(mounted.rstrip("/") + "/")
+        if contained and len(mounted) >= len(best):  # a later mount on the same path hides earlier ones
             best, file_system = mounted, kind
     return f"{best} is {file_system}: memory, not a disk" if file_system in _MEMORY else None
 
@@ -188,18 +188,18 @@ class Object:
 
     def write(self, size: int) -> Sampled:
         """Upload concurrent parts, like large artifacts; return GB/s."""
-        begin = time.perf_counter()
+        start = time.perf_counter()
         with _errors_as_oserror():
             self._client.upload_fileobj(_Random(size), self._bucket, self._key)
-        return [algbw(size, time.perf_counter() - begin)], None
+        return [algbw(size, time.perf_counter() - start)], None
 
     def read(self) -> Sampled:
         """Download concurrent parts and discard them; return GB/s."""
         sink = _Sink()
-        begin = time.perf_counter()
+        start = time.perf_counter()
         with _errors_as_oserror():
             self._client.download_fileobj(self._bucket, self._key, sink)
-        return [algbw(sink.size, time.perf_counter() - begin)], None
+        return [algbw(sink.size, time.perf_counter() - start)], None
 
     def remove(self) -> None:
         with contextlib.suppress(OSError), _errors_as_oserror():

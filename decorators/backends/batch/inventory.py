@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from decorators.backends.batch import aws
@@ -20,18 +20,42 @@ def read(destination: Destination) -> Cluster:
     """
     client = aws.clients()("batch")
     nodes: list[ClusterNodes] = []
-    aside: list[SkippedNodes] = []
+    skipped: list[SkippedNodes] = []
     queues = _queues(destination, client)
     for queue, gpus in queues.items():
         for environment in _environments(client, queue):
             refused = _refusal(environment)
             if refused is not None:
-                aside.append(SkippedNodes(reason=refused, names=(environment["computeEnvironmentName"],)))
+                skipped.append(SkippedNodes(reason=refused, names=(environment["computeEnvironmentName"],)))
                 continue
             nodes += [item for item in _machines(environment) if gpus is None or item.gpu.name in gpus]
     names = f"queue{'s' if len(queues) > 1 else ''} {', '.join(queues)}"
     return Cluster(
-        context=", ".join(queues), nodes=tuple(nodes), skipped=tuple(aside), name=f"AWS Batch {names}"
+        context=", ".join(queues),
+        nodes=tuple(nodes),
+        skipped=tuple(skipped),
+        name=f"AWS Batch {names}",
+        spot_queues=() if any(item.spot for item in nodes) else _spot_queues(client, queues),
+    )
+
+
+def _spot_queues(client: Any, used: Collection[str]) -> tuple[str, ...]:
+    """Return other enabled queues with a compute environment of type SPOT; empty if they cannot be listed."""
+    try:
+        queues = [queue for queue in _query(lambda: aws.queues(client)) if not aws.unusable(queue)]
+        environments = _query(lambda: list(client.describe_compute_environments()["computeEnvironments"]))
+    except UserError:
+        return ()
+    spot = {
+        environment["computeEnvironmentArn"]
+        for environment in environments
+        if (environment.get("computeResources") or {}).get("type") == "SPOT" and not aws.unusable(environment)
+    }
+    return tuple(
+        queue["jobQueueName"]
+        for queue in queues
+        if queue["jobQueueName"] not in used
+        and any(item["computeEnvironment"] in spot for item in queue.get("computeEnvironmentOrder") or [])
     )
 
 

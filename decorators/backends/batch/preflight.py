@@ -87,10 +87,10 @@ def inspect(
     queue = _queue(preflight, job.queue) if job.queue else _any_queue(preflight)
     if queue is not None:
         environments = _environments(preflight, queue)
-        able = [item for item in environments if _environment(preflight, item)]
-        if environments and not able:
+        usable = [item for item in environments if _environment(preflight, item)]
+        if environments and not usable:
             _none_able(preflight)
-        for item in able:
+        for item in usable:
             _optional_check(preflight, "region", partial(_offered, preflight, item))
             _optional_check(preflight, "quota", partial(_quota, preflight, item))
     if not job.iam_role:
@@ -241,9 +241,9 @@ def _fitting(resources: Mapping[str, Any], request: Request, minimum: MinimumReq
 
 def _allows_unlisted(resources: Mapping[str, Any], request: Request) -> bool:
     """Whether the environment may start machine types that the instance table (GPU machines only) lacks."""
-    listed = [item.name for item in hardware.current().instances if item.cloud == "aws"]
+    instances = [item.name for item in hardware.current().instances if item.cloud == "aws"]
     unlisted = [
-        name for name in aws.allowed(resources) if not any(aws.matches(item, name) for item in listed)
+        name for name in aws.allowed(resources) if not any(aws.matches(item, name) for item in instances)
     ]
     return any(not request.gpus_per_node or re.match(r"[pg]\d", name) for name in unlisted)
 
@@ -262,8 +262,8 @@ def _offered(preflight: _Preflight, item: Mapping[str, Any]) -> None:
     if not names:
         return
     client = preflight.client("ec2")
-    answer = client.describe_instance_type_offerings(Filters=[{"Name": "instance-type", "Values": names}])
-    offered = {offering["InstanceType"] for offering in answer["InstanceTypeOfferings"]}
+    response = client.describe_instance_type_offerings(Filters=[{"Name": "instance-type", "Values": names}])
+    offered = {offering["InstanceType"] for offering in response["InstanceTypeOfferings"]}
     region = client.meta.region_name
     if offered:
         preflight.findings.ok("region", f"{region} has {', '.join(sorted(offered)[:3])}")
@@ -304,9 +304,9 @@ def _limit_of(preflight: _Preflight, limits: list[Quota]) -> tuple[Quota, float]
     client = preflight.client("service-quotas")
     for limit in limits[:-1]:
         try:
-            answer = client.get_service_quota(ServiceCode="ec2", QuotaCode=limit.code)
+            response = client.get_service_quota(ServiceCode="ec2", QuotaCode=limit.code)
         except client.exceptions.NoSuchResourceException:
             continue  # only some accounts have a separate limit for P5 on Spot
-        return limit, answer["Quota"]["Value"]
-    answer = client.get_service_quota(ServiceCode="ec2", QuotaCode=limits[-1].code)
-    return limits[-1], answer["Quota"]["Value"]
+        return limit, response["Quota"]["Value"]
+    response = client.get_service_quota(ServiceCode="ec2", QuotaCode=limits[-1].code)
+    return limits[-1], response["Quota"]["Value"]

@@ -37,10 +37,10 @@ def refuse_local_metadata(step_request: StepRequest) -> ClusterFacts:
     return ClusterFacts()
 
 
-def install(ended: Callable[[list[str]], None] = lambda _: None) -> None:  # noqa: ARG001
+def install(on_end: Callable[[list[str]], None] = lambda _: None) -> None:  # noqa: ARG001
     """Install the workarounds and error messages in the process that Metaflow starts for a remote step.
 
-    ``ended`` is not called: Metaflow itself reports how a Batch job failed.
+    ``on_end`` is not called: Metaflow itself reports how a Batch job failed.
     """
     _metaflow.on_batch_client(
         lambda client: client.meta.events.register("provide-client-params.batch.SubmitJob", correct)
@@ -58,7 +58,7 @@ def correct(params: dict[str, Any], **_: Any) -> dict[str, Any]:
         params["tags"] = {**labels_of(user, flow, run), **params["tags"]}
     overrides = params.get("nodeOverrides", {}).get("nodePropertyOverrides", [])
     if len(overrides) == 2:
-        main, other_commands = (each["containerOverrides"]["command"] for each in overrides)
+        main, other_commands = (override["containerOverrides"]["command"] for override in overrides)
         command = others_command(main[-1], params["parameters"]["metaflow.task_id"])
         if command is not None:
             other_commands[-1] = command
@@ -71,8 +71,8 @@ def others_command(main: str, task: str) -> str | None:
     """
     node_id = f"{task.replace('control-', '')}-node-{_INDEX}"
     command = main
-    for before, count in ((r"MF_PATHSPEC=\S+/", 1), ("--task-id ", 1)):
-        pattern = rf"(?<!\S)({before}){re.escape(task)}(?!\S)"
+    for prefix, count in ((r"MF_PATHSPEC=\S+/", 1), ("--task-id ", 1)):
+        pattern = rf"(?<!\S)({prefix}){re.escape(task)}(?!\S)"
         command, replaced = re.subn(pattern, lambda match: match[1] + node_id, command)
         if replaced != count:
             return None

@@ -23,15 +23,15 @@ _OF_METAFLOW = "[save_logs]"  # prefix of Metaflow's lines in a pod's log
 _ROLE = "See infra/kubernetes/base/rbac-launcher.yaml for the role that a launcher needs."
 
 
-def install(ended: Callable[[list[str]], None] = lambda _: None) -> None:
+def install(on_end: Callable[[list[str]], None] = lambda _: None) -> None:
     """Install pod observation and error messages in the process that Metaflow starts for a remote step.
 
-    ``ended`` receives one line per failed pod.
+    ``on_end`` receives one line per failed pod.
     """
 
     def describe(job: WaitedJob) -> list[str]:
         lines = failed_pods(job)
-        ended(lines)
+        on_end(lines)
         return lines
 
     _metaflow.watch_waiting(observe)
@@ -61,11 +61,11 @@ def _end_of(pod: Json) -> str:
     status = pod["status"]
     if reason := ": ".join(status[key] for key in ("reason", "message") if status.get(key)):
         return reason
-    for ended in oom_kills.container_ends(pod)[:1]:
-        lines = [line.strip() for line in str(ended.get("message") or "").splitlines()]
-        last = next((line for line in reversed(lines) if line and not line.startswith(_OF_METAFLOW)), "")
-        code = f"{ended.get('reason') or 'Error'} (exit code {ended.get('exitCode', 'unknown')})"
-        return f"{code}: {last}" if last else code
+    for end in oom_kills.container_ends(pod)[:1]:
+        lines = [line.strip() for line in str(end.get("message") or "").splitlines()]
+        message = next((line for line in reversed(lines) if line and not line.startswith(_OF_METAFLOW)), "")
+        code = f"{end.get('reason') or 'Error'} (exit code {end.get('exitCode', 'unknown')})"
+        return f"{code}: {message}" if message else code
     return "no reason reported by the node"
 
 

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from decorators.backends import tables
-from decorators.backends.interface import ClusterFacts
+from decorators.backends.interface import ClusterFacts, Network
 from decorators.backends.options import Options
 from decorators.backends.tables import PodFabric
 from estimator.errors import UserError
@@ -25,7 +25,7 @@ GKE_INTERFACES = "networking.gke.io/interfaces"
 GKE_DEFAULT = "networking.gke.io/default-interface"
 SHARED = "rdma/"  # prefix of k8s-rdma-shared-dev-plugin: one such resource gives access to all its devices
 # Resources of nodes that are no network devices
-_NETWORK = re.compile(r"rdma|roce|infiniband|/ib|resib|mlnx|sriov|hca|efa|networks/", re.IGNORECASE)
+_NETWORK = re.compile(r"rdma|roce|infiniband|/ib|resib|mlnx|sriov|hca|hostdev|efa|networks/", re.IGNORECASE)
 _NO_FABRIC = ("nvidia.com/gpu*", "nvidia.com/mig-*", "nvidia.com/vgpu*", "hugepages-*", "*.IP")
 
 
@@ -64,11 +64,12 @@ def fabric_of(request: Request, options: Options, facts: ClusterFacts) -> UsedFa
     for row in tables.pod_fabrics():
         if options.fabric == "auto" and row.machine not in {None, *machines}:
             continue
-        if options.fabric in ("auto", row.fabric) and (used := _used(row, offered, facts)) is not None:
-            return used
+        if options.fabric in ("auto", row.fabric) and (found := _used(row, offered, facts)) is not None:
+            return found
     if options.fabric not in ("auto", "efa") and facts.devices is not None:
         available = ", ".join(name for name in offered if _is_fabric(name)) or "none"
         rows = [row for row in tables.pod_fabrics() if row.fabric == options.fabric]
+        rows.sort(key=lambda row: row.network == "multus")
         requested = " and no ".join(
             "Multus network device" if row.network == "multus" else row.resource for row in rows
         )
@@ -89,23 +90,25 @@ def describe_unused(devices: tuple[str, ...]) -> tuple[str, str]:
     """Return (problem, advice) for network devices that the step does not use."""
     return (
         f"the nodes offer {', '.join(devices)}, which no known fabric uses here: NCCL will use TCP",
-        "add a NetworkAttachmentDefinition for them to the namespace, or set them in resources.pod_template",
+        "add a NetworkAttachmentDefinition for them to the namespace or to default, "
+        "or set them in resources.pod_template",
     )
 
 
 def _used(row: PodFabric, offered: dict[str, int], facts: ClusterFacts) -> UsedFabric | None:
     names = [name for name in sorted(offered) if fnmatchcase(name, row.resource) and _is_fabric(name)]
-    networks: list[tuple[str, str]] = []
+    networks: list[Network] = []
     if row.network == "multus":
-        networks = [(network, name) for network, name in facts.networks if name in names]
-        names = [name for _, name in networks]
+        plugins = re.compile(row.plugin or ".*")
+        networks = [net for net in facts.networks if net.resource in names and plugins.fullmatch(net.plugin)]
+        names = [network.resource for network in networks]
     names = [name for name in dict.fromkeys(names) if offered[name]]
     if not names:
         return None
     counts = {name: _count(row, name, offered[name]) for name in names}
     annotations: dict[str, str] = {}
     if row.network == "multus":  # the network is repeated once per device
-        annotations[MULTUS] = ",".join(network for network, name in networks for _ in range(counts[name]))
+        annotations[MULTUS] = ",".join(net.name for net in networks for _ in range(counts[net.resource]))
     elif row.network == "gke":
         interfaces = [{"interfaceName": "eth0", "network": "default"}]
         for number, name in enumerate(names, row.first_interface):

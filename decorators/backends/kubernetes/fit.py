@@ -10,9 +10,10 @@ from decorators.backends.interface import ClusterFacts, MinimumRequest
 from decorators.backends.kubernetes.offered import devices_of
 from estimator import hardware
 from estimator.formatting import format_bytes
+from estimator.hardware.catalogue.parts import is_part
 from estimator.hardware.cluster import ClusterNodes, tables
-from estimator.hardware.cluster.machines import group
-from estimator.hardware.cluster.nodes import DISK, EFA, HUGEPAGES, INSTANCE_TYPE, ZONE, Node, clouds_of
+from estimator.hardware.cluster.machines import LABELS_OF_PARTS, group
+from estimator.hardware.cluster.nodes import ARCH, DISK, EFA, HUGEPAGES, INSTANCE_TYPE, ZONE, Node, clouds_of
 from estimator.hardware.cluster.pods import PodRules
 from estimator.hardware.cluster.tables import Room, SpotLabel
 from estimator.hardware.cluster.taints import Toleration
@@ -86,12 +87,12 @@ def fit(
     candidates, spot = _marked_alike(candidates, request)
     selected, labels = _by_selector(candidates, request)
     zones = Counter(item.node.labels[ZONE] for item in selected if ZONE in item.node.labels)
-    together = next((zone for zone, count in zones.most_common(1) if count >= request.nodes > 1), None)
-    inside = [item for item in selected if together in (None, item.node.labels.get(ZONE))]
+    one_zone = next((zone for zone, count in zones.most_common(1) if count >= request.nodes > 1), None)
+    in_zone = [item for item in selected if one_zone in (None, item.node.labels.get(ZONE))]
     return Fit(
         names=tuple(item.node.name for item in selected),
-        facts=replace(_facts(inside, labels, together, criteria.daemons), spot=spot)
-        if inside
+        facts=replace(_facts(in_zone, labels, one_zone, criteria.daemons), spot=spot)
+        if in_zone
         else ClusterFacts(),
         rejections=tuple(rejections.most_common()),
         zones=tuple(zones.most_common()),
@@ -108,8 +109,8 @@ def _judge(node: Node, criteria: _Criteria) -> _Candidate | str:
     nodes_of_gpu: ClusterNodes | None = None
     if request.gpus_per_node:
         catalogue, kind = hardware.current(), request.gpu_type
-        named = catalogue.gpu(kind) if kind and request.gpu_assumed else None
-        cluster = group("", [node], catalogue, rules, named=named)
+        gpu = catalogue.gpu(kind) if kind and (request.gpu_assumed or is_part(kind)) else None
+        cluster = group("", [node], catalogue, rules, named=gpu)
         if not cluster.nodes:
             return cluster.skipped[0].reason if cluster.skipped else "without GPUs"
         nodes_of_gpu = cluster.nodes[0]
@@ -134,9 +135,9 @@ def _sized(node: Node, group: ClusterNodes | None, criteria: _Criteria) -> _Cand
     for name, count in criteria.extended:
         if node.allocatable.get(name, 0.0) < count:
             return f"with {node.allocatable.get(name, 0.0):g} of {count:g} {name}"
-    used_tolerations, closed = criteria.rules.fence(node.taints, gpus=bool(request.gpus_per_node))
-    if closed:
-        return f"{UNTOLERATED} {closed[0]}"
+    used_tolerations, taint = criteria.rules.fence(node.taints, gpus=bool(request.gpus_per_node))
+    if taint:
+        return f"{UNTOLERATED} {taint[0]}"
     return _Candidate(node=node, group=group, tolerations=used_tolerations)
 
 
@@ -152,10 +153,10 @@ def _marked_alike(
     candidates: list[_Candidate], request: Request
 ) -> tuple[list[_Candidate], SpotLabel | None]:
     """Return the spot nodes with the most frequent label, as a selector names one, and that label."""
-    marks = Counter(tables.spot_label_on(item.node.labels) for item in candidates)
-    if not request.spot or not marks:
+    labels = Counter(tables.spot_label_on(item.node.labels) for item in candidates)
+    if not request.spot or not labels:
         return candidates, None
-    mark, _ = marks.most_common(1)[0]
+    mark, _ = labels.most_common(1)[0]
     return [item for item in candidates if tables.spot_label_on(item.node.labels) == mark], mark
 
 
@@ -168,7 +169,7 @@ def _by_selector(
     if not request.gpus_per_node:
         return candidates, None
     exact = [item for item in candidates if item.node.labels.get(INSTANCE_TYPE) == request.instance_type]
-    if request.instance_type and exact:
+    if request.instance_type and exact and not is_part(request.gpu_type):
         return exact, ((INSTANCE_TYPE, request.instance_type),)
     selectors = Counter(selector for item in candidates for selector in _selectors(item))
     if not selectors:
@@ -180,6 +181,9 @@ def _by_selector(
 def _selectors(item: _Candidate) -> list[tuple[tuple[str, str], ...]]:
     """Return label sets of the node that identify its GPU type, those of the table first."""
     node_labels = item.node.labels.items()
+    if item.group is not None and is_part(item.group.gpu.name):  # all that sets its nodes apart from others
+        named = tuple((key, value) for key, value in node_labels if key in LABELS_OF_PARTS)
+        return [named or ((INSTANCE_TYPE, item.node.labels.get(INSTANCE_TYPE, "")),)]
     table_labels = [
         row.labels
         for row in tables.gpu_labels()
@@ -191,6 +195,11 @@ def _selectors(item: _Candidate) -> list[tuple[tuple[str, str], ...]]:
     keys = {row.labels[0][0] for row in tables.gpu_labels() if len(row.labels) == 1}
     keys.add(INSTANCE_TYPE)
     return [((key, value),) for key, value in node_labels if key in keys]
+
+
+def archs_of(nodes: Iterable[Node]) -> tuple[str, ...]:
+    """Return the CPU architectures of nodes, by their labels."""
+    return tuple(sorted({node.labels[ARCH] for node in nodes if ARCH in node.labels}))
 
 
 def _facts(
@@ -209,4 +218,5 @@ def _facts(
         hugepages_bytes=min(int(node.allocatable.get(HUGEPAGES, 0)) for node in nodes),
         zone=zone,
         devices=devices_of(nodes),
+        arch=archs[0] if len(archs := archs_of(nodes)) == 1 else None,
     )

@@ -133,26 +133,26 @@ class Pods:
 def judge(pods: Iterable[ObservedPod], gang_end: GangEnd | None) -> Loss | None:
     """Return what the cluster took away; None if the job failed by itself."""
     pods = list(pods)
-    if oom_kills.in_pods(each.pod for each in pods):
+    if oom_kills.in_pods(pod.pod for pod in pods):
         return None
-    if disrupted := [each for each in pods if each.cause]:
-        return Loss(lines=tuple(_line(each, each.cause) for each in disrupted))
-    failed = [each for each in pods if each.has_failed]
-    deleted = [each for each in pods if each.is_deleted]
+    if disrupted := [pod for pod in pods if pod.cause]:
+        return Loss(lines=tuple(_line(pod, pod.cause) for pod in disrupted))
+    failed = [pod for pod in pods if pod.has_failed]
+    deleted = [pod for pod in pods if pod.is_deleted]
     if gang_end is not None and gang_end.is_loss:
-        pods_of_node = [each for each in pods if each.is_on(gang_end.host)]
-        if any(each in failed for each in pods_of_node):
+        pods_of_node = [pod for pod in pods if pod.is_on(gang_end.host)]
+        if any(pod in failed for pod in pods_of_node):
             return None
-        cause = "deleted" if gang_end.kind == "left" else "lost"
+        kind = "deleted" if gang_end.kind == "left" else "lost"
         lost_pods = (
-            [each for each in pods_of_node if each in deleted] if gang_end.kind == "left" else pods_of_node
+            [pod for pod in pods_of_node if pod in deleted] if gang_end.kind == "left" else pods_of_node
         )
-        lines = tuple(_line(each, cause) for each in lost_pods or deleted)
-        return Loss(lines=lines or (f"node {gang_end.host}: {cause}",))
+        lines = tuple(_line(pod, kind) for pod in lost_pods or deleted)
+        return Loss(lines=lines or (f"node {gang_end.host}: {kind}",))
     if gang_end is not None:
         return None
-    first = [each for each in deleted if all(each.was_deleted_before(other) for other in failed)]
-    return Loss(lines=tuple(_line(each, "deleted") for each in first)) if first else None
+    first = [pod for pod in deleted if all(pod.was_deleted_before(other) for other in failed)]
+    return Loss(lines=tuple(_line(pod, "deleted") for pod in first)) if first else None
 
 
 _pods: dict[str, Pods] = {}  # by the job's name
@@ -188,12 +188,12 @@ def has_ended(job: WaitedJob, gang_end: GangEnd | None) -> bool:
     pods = _pods.setdefault(job.name, Pods())
     _note(job, pods)
     pods.ending_since = pods.ending_since or time.monotonic()
-    graces = [each.pod["spec"].get("terminationGracePeriodSeconds") or 0 for each in pods.pods.values()]
+    graces = [pod.pod["spec"].get("terminationGracePeriodSeconds") or 0 for pod in pods.pods.values()]
     if time.monotonic() - pods.ending_since > max(graces, default=0) + ENDING_S:
         return True
-    remaining = [each for each in pods.pods.values() if not each.gone_at_poll and each.phase not in ENDED]
+    remaining = [pod for pod in pods.pods.values() if not pod.gone_at_poll and pod.phase not in ENDED]
     return all(
-        gang_end is not None and gang_end.kind == "node" and each.is_on(gang_end.host) for each in remaining
+        gang_end is not None and gang_end.kind == "node" and pod.is_on(gang_end.host) for pod in remaining
     )
 
 

@@ -10,13 +10,15 @@ from decorators.backends import tables
 from decorators.backends.findings import Findings
 from decorators.backends.interface import ClusterFacts, Destination, MinimumRequest, StepRequest
 from decorators.backends.kubernetes.fabric import GKE_INTERFACES, describe_unused, fabric_of, unused_devices
-from decorators.backends.kubernetes.fit import Fit, fit
+from decorators.backends.kubernetes.fit import Fit, archs_of, fit
 from decorators.backends.kubernetes.offered import networks_of
+from decorators.backends.kubernetes.request import efa_interfaces
 from decorators.backends.kubernetes.scopes import quota_pod
 from decorators.backends.kubernetes.security import is_restricted
 from decorators.backends.options import Options
 from estimator import hardware
 from estimator.formatting import format_bytes
+from estimator.hardware.catalogue.parts import is_part
 from estimator.hardware.cluster import pods as cluster_pods
 from estimator.hardware.cluster import tables as cluster_tables
 from estimator.hardware.cluster.api import (
@@ -27,9 +29,9 @@ from estimator.hardware.cluster.api import (
     found_at,
 )
 from estimator.hardware.cluster.machines import group
-from estimator.hardware.cluster.nodes import RULE, Node, read_nodes
+from estimator.hardware.cluster.nodes import GPUS, RULE, Node, read_nodes
 from estimator.hardware.cluster.pods import PodRules
-from estimator.hardware.cluster.pools import CAPACITY_TYPE, Growth, could_grow, read_autoscalers
+from estimator.hardware.cluster.pools import CAPACITY_TYPE, Growth, could_grow, read_autoscalers, refusal
 from estimator.hardware.cluster.tables import Room, SpotLabel
 from estimator.hardware.cluster.taints import Toleration, is_of_table, opening
 from estimator.plan import Request
@@ -37,7 +39,7 @@ from estimator.plan import Request
 DEVICE_PLUGIN = f"kubectl apply -f {tables.release('NVIDIA device plugin').manifest}"
 OTHER_GPUS = "Show the cluster's GPUs (finetune gpus --from-cluster) and plan for them with --gpu and --gpus"
 LARGER_NODE = "Add a larger node, or request less: --with kubernetes:disk=MB,memory=MB,cpu=N"
-INSTALL_EFA = "kubectl apply -k infra/kubernetes/components/efa-device-plugin"
+INSTALL_EFA = "Install the EFA device plugin: components/efa-device-plugin in infra/kubernetes/README.md"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +48,6 @@ class PodSettings(PodRules):
 
     service_account: str | None = None
     image: str | None = None
-    pull_secrets: tuple[str, ...] = ()
     extended: tuple[tuple[str, float], ...] = ()  # extended resources set by the user
     guaranteed: bool = False  # limits equal the requests; otherwise only GPUs have limits
     restricted: bool = False  # meets the pod security standard "restricted"
@@ -71,7 +72,6 @@ class PodSettings(PodRules):
             namespace=values.get("namespace") or "default",
             service_account=values.get("service_account"),
             image=values.get("image"),
-            pull_secrets=tuple(values.get("image_pull_secrets") or ()),
             node_selector=tuple(labels.items()),
             tolerations=tolerations,
             tolerate_gpu_taints=tolerate_gpu_taints,
@@ -113,11 +113,15 @@ def check_nodes(preflight: Preflight) -> ClusterFacts:
             "nodes", f"access denied: {error}", f"An administrator can allow it: {RULE}"
         )
         return ClusterFacts()
+    cpu_tolerations = _cpu_tolerations(preflight, nodes)
+    pods = preflight.pods
+    if not preflight.request.gpus_per_node:
+        pods = replace(pods, tolerations=(*pods.tolerations, *cpu_tolerations))
     judge = partial(
         fit,
         nodes,
         preflight.request,
-        preflight.pods,
+        pods,
         preflight.minimum,
         extended=preflight.pods.extended,
     )
@@ -126,14 +130,14 @@ def check_nodes(preflight: Preflight) -> ClusterFacts:
     if daemons is not None:
         fitting = judge(daemons=daemons)
     if len(fitting.names) >= preflight.request.nodes:
-        could = f"{len(fitting.names)} could run it, {preflight.request.nodes} needed"
-        idle = _idle(preflight, [node for node in nodes if node.name in set(fitting.names)])
-        if idle is not None and idle < preflight.request.nodes:
+        capacity = f"{len(fitting.names)} could run it, {preflight.request.nodes} needed"
+        idle_note = _idle(preflight, [node for node in nodes if node.name in set(fitting.names)])
+        if idle_note is not None and idle_note < preflight.request.nodes:
             preflight.findings.unknown(
-                "nodes", f"{could}, {idle} with free GPUs: the run will wait for others to end"
+                "nodes", f"{capacity}, {idle_note} with free GPUs: the run will wait for others to end"
             )
         else:
-            preflight.findings.ok("nodes", f"{could}; {daemon_note}")
+            preflight.findings.ok("nodes", f"{capacity}; {daemon_note}")
         _zones(preflight, fitting)
         growth = Growth(possible=False)
     else:
@@ -144,9 +148,37 @@ def check_nodes(preflight: Preflight) -> ClusterFacts:
     _fabric(preflight, fitting, facts)
     return replace(
         facts,
+        archs=archs_of(node for node in nodes if node.unavailable is None),
+        cpu_tolerations=cpu_tolerations,
         tolerations=tuple(dict.fromkeys((*facts.tolerations, *growth.tolerations))),
         spot=facts.spot or _mark_of(growth, preflight.request),
     )
+
+
+def _cpu_tolerations(preflight: Preflight, nodes: list[Node]) -> tuple[Toleration, ...]:
+    """Return what steps without GPUs must tolerate where every node has a taint of GPU nodes.
+
+    Empty if a node has none, or if an autoscaler could add one: GPU nodes are then left to GPU steps.
+    """
+    pods = preflight.pods
+    fences = [pods.fence(node.taints, gpus=True) for node in nodes if node.unavailable is None]
+    free = [node for node in nodes if node.unavailable is None and not pods.fence(node.taints, gpus=False)[1]]
+    needed = tuple(
+        dict.fromkeys(each for tolerations, closed in fences if not closed for each in tolerations)
+    )
+    if free or not needed:
+        return ()
+    anything = Request(
+        nodes=1, gpus_per_node=0, gpu_type=None, cpu=1, memory_mib=1, shared_memory_mib=0, disk_mib=0
+    )
+    try:
+        scalers = read_autoscalers(preflight.api.get, preflight.api.may)
+    except (ApiRefusedError, UnreachableError):
+        return needed
+    pools = any(refusal(pool, anything, pods) is None for pool in scalers.pools)
+    if pools or any(group.now == 0 < group.most for group in scalers.groups):
+        return ()
+    return needed
 
 
 def _mark_of(growth: Growth, request: Request) -> SpotLabel | None:
@@ -187,8 +219,9 @@ def _idle(preflight: Preflight, nodes: list[Node]) -> int | None:
     if usage is None:
         return None
     catalogue, request = hardware.current(), preflight.request
-    named = catalogue.gpu(request.gpu_type) if request.gpu_type and request.gpu_assumed else None
-    grouped = group("", nodes, catalogue, preflight.pods, usage=usage, named=named)
+    kind = request.gpu_type
+    gpu = catalogue.gpu(kind) if kind and (request.gpu_assumed or is_part(kind)) else None
+    grouped = group("", nodes, catalogue, preflight.pods, usage=usage, named=gpu)
     return sum(group.count for group in grouped.nodes if group.free_gpus >= gpus)
 
 
@@ -245,14 +278,23 @@ def _fabric(preflight: Preflight, fitting: Fit, facts: ClusterFacts) -> None:
     if used is None and (devices_unused := unused_devices(facts)) and preflight.request.gpus_per_node:
         preflight.findings.unknown("fabric", *describe_unused(devices_unused))
         return
-    fabric = tables.fabric_of(hardware.current().find_instance(preflight.request.instance_type))
-    if fabric is None:
+    if facts.efa and preflight.request.gpus_per_node and not efa_interfaces(preflight.request, facts):
+        gpus = dict(facts.devices or ()).get(GPUS, 0)
+        preflight.findings.unknown(
+            "fabric",
+            f"EFA is not used: the pods take {preflight.request.gpus_per_node} of the {gpus} GPUs of a node, "
+            "so NCCL will use TCP",
+            f"Use whole nodes: --gpus {gpus}",
+        )
         return
-    if not fabric.requestable:
+    fabric = tables.fabric_of(hardware.current().find_instance(preflight.request.instance_type))
+    if facts.efa:
+        preflight.findings.ok("fabric", f"EFA, {facts.efa} interfaces per node")
+    elif fabric is None:
+        return
+    elif not fabric.requestable:
         preflight.findings.unknown("fabric", f"{fabric.name} is not used: {fabric.why}")
-    elif fitting.names and not fitting.facts.efa and "aws" in fitting.clouds:
+    elif fitting.names and "aws" in fitting.clouds:
         preflight.findings.unknown(
             "fabric", "the machines have EFA, but the nodes do not offer it: NCCL will use TCP", INSTALL_EFA
         )
-    elif fitting.facts.efa:
-        preflight.findings.ok("fabric", f"EFA, {fitting.facts.efa} interfaces per node")

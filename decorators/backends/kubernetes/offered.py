@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from decorators._metaflow import compiles_only, print_line
-from decorators.backends.interface import ClusterFacts, StepRequest
+from decorators.backends.interface import ClusterFacts, Network, StepRequest
 from decorators.backends.kubernetes.fabric import describe_unused, fabric_of, unused_devices
 from estimator.errors import UserError
 from estimator.hardware.cluster.api import (
@@ -21,6 +23,9 @@ from estimator.hardware.cluster.nodes import GPUS, Node, read_nodes
 
 # annotation of a network: the resource that its pods request
 MULTUS_RESOURCE = "k8s.v1.cni.cncf.io/resourceName"
+SHARED_NAMESPACE = "default"
+# The first plugin of a network's CNI configuration, which is JSON in a string
+_PLUGIN = re.compile(r'"type"\s*:\s*"([\w.-]+)"')
 _TIMEOUT_S = 10.0
 
 
@@ -31,11 +36,21 @@ def devices_of(nodes: Sequence[Node]) -> tuple[tuple[str, int], ...]:
     return tuple(sorted((name, count) for name, count in counts.items() if count))
 
 
-def networks_of(get: Callable[..., Json], namespace: str) -> tuple[tuple[str, str], ...]:
-    """Return (network, resource) for the namespace's Multus networks whose pods request a device.
+def networks_of(get: Callable[..., Json], namespace: str) -> tuple[Network, ...]:
+    """Return the Multus networks whose pods request a device: the namespace's, then those of ``default``.
 
-    Empty without Multus, or if this login may not list networks.
+    Network operators create networks in ``default`` unless told otherwise, and Multus lets pods of all
+    namespaces refer to them. Empty without Multus, or if this login may not list networks.
     """
+    own = _networks_in(get, namespace)
+    if namespace == SHARED_NAMESPACE:
+        return own
+    attached = {network.resource for network in own}
+    shared = (net for net in _networks_in(get, SHARED_NAMESPACE) if net.resource not in attached)
+    return (*own, *(replace(network, name=f"{SHARED_NAMESPACE}/{network.name}") for network in shared))
+
+
+def _networks_in(get: Callable[..., Json], namespace: str) -> tuple[Network, ...]:
     path = f"/apis/k8s.cni.cncf.io/v1/namespaces/{namespace}/network-attachment-definitions"
     try:
         response = found_at(get, path) or {}
@@ -44,8 +59,16 @@ def networks_of(get: Callable[..., Json], namespace: str) -> tuple[tuple[str, st
     networks = []
     for item in response.get("items") or []:
         resource = (item["metadata"].get("annotations") or {}).get(MULTUS_RESOURCE)
-        networks += [(str(item["metadata"]["name"]), str(resource))] if resource else []
-    return tuple(sorted(networks))
+        if resource:
+            plugin = _PLUGIN.search(str((item.get("spec") or {}).get("config") or ""))
+            networks.append(
+                Network(
+                    name=str(item["metadata"]["name"]),
+                    resource=str(resource),
+                    plugin=plugin[1] if plugin else "",
+                )
+            )
+    return tuple(sorted(networks, key=lambda network: network.name))
 
 
 def offered(step_request: StepRequest) -> ClusterFacts:
@@ -54,8 +77,8 @@ def offered(step_request: StepRequest) -> ClusterFacts:
         return ClusterFacts()
     namespace, request = str(step_request.configured.get("namespace") or "default"), step_request.request
     facts = _read_once(namespace, request.gpus_per_node)
-    measured = request.nodes > 1 and request.gpus_per_node and step_request.options.fabric == "auto"
-    devices = unused_devices(facts) if measured else ()
+    by_fabric = request.nodes > 1 and request.gpus_per_node and step_request.options.fabric == "auto"
+    devices = unused_devices(facts) if by_fabric else ()
     if devices and fabric_of(request, step_request.options, facts) is None:
         problem, advice = describe_unused(devices)
         _report_once(f"Network: {problem}.\nTo change this, {advice}.")

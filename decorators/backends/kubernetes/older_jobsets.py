@@ -17,6 +17,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from estimator.terminal import print
+
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 GONE_WITHIN_S = 900  # grace period of a training pod, plus the time to delete it
 

@@ -19,8 +19,10 @@ from decorators.backends.kubernetes.nodes import PodSettings, Preflight, check_n
 from decorators.backends.kubernetes.request import MB, values_for
 from decorators.backends.options import Options
 from estimator.hardware.cluster.api import ApiRefusedError, Clock, ClusterApi, UnreachableError, api_error
+from estimator.hardware.cluster.nodes import ARCH
 from estimator.plan import MIB, Request
 
+USUAL_ARCH = "amd64"  # of images that say nothing else
 JOBSET = "jobset.x-k8s.io"
 JOBSET_VERSION = "v1alpha2"  # the version that Metaflow uses
 # Metaflow sets the fully qualified host name of pods, which has at most 64 characters. In its
@@ -54,12 +56,10 @@ def _check_size(step_request: StepRequest) -> None:
     request = replace(
         step_request.request, cpu=math.ceil(sizes["cpu"]), memory_mib=mib["memory"], disk_mib=mib["disk"]
     )
-    _check_size_once(
-        step_request.step,
-        request,
-        step_request.options,
-        PodSettings.of(step_request, gpus=bool(step_request.request.gpus_per_node)),
-    )
+    pods = PodSettings.of(step_request, gpus=bool(request.gpus_per_node))
+    if step_request.facts.arch and not request.gpus_per_node:
+        pods = replace(pods, node_selector=(*pods.node_selector, (ARCH, step_request.facts.arch)))
+    _check_size_once(step_request.step, request, step_request.options, pods)
 
 
 @lru_cache(maxsize=4)
@@ -105,9 +105,25 @@ def inspect(
         pod = rules.amounts(preflight, facts)
         for judge in (*rules.RULES, queues.queue):
             run_check(preflight, partial(judge, pod=pod), judge.__name__)
-        facts = replace(facts, near=_near(preflight))
-    images.check(pods.image, preflight.findings, api.clock, gpus=bool(request.gpus_per_node))
-    return preflight.findings, facts
+        facts = replace(facts, near=_near(preflight), queue_system=_queue_system(preflight))
+    built_for = images.check(pods.image, preflight.findings, api.clock, gpus=bool(request.gpus_per_node))
+    return preflight.findings, replace(facts, arch=_architecture(preflight, facts, built_for))
+
+
+def _architecture(preflight: Preflight, facts: ClusterFacts, built_for: frozenset[str] | None) -> str | None:
+    """Check that the image is built for the nodes' CPUs; return what steps without GPUs select, None: any."""
+    image = preflight.pods.image
+    fix = f"Build it for them (docker buildx build --platform linux/{facts.arch}), or use other nodes"
+    if facts.arch and built_for is not None and facts.arch not in built_for:
+        detail = f"{image} is built for {' and '.join(sorted(built_for))}, the nodes are {facts.arch}"
+        preflight.findings.no("image", detail, fix)
+    elif facts.arch not in (None, USUAL_ARCH) and built_for is None:
+        detail = f"the nodes are {facts.arch}; whether {image or 'the image'} is built for them is unknown"
+        preflight.findings.unknown("image", detail, fix)
+    usable = [arch for arch in facts.archs if built_for is None or arch in built_for]
+    if len(facts.archs) < 2 or (built_for is not None and len(usable) == len(facts.archs)):
+        return None
+    return facts.arch if facts.arch in usable else next(iter(usable), None)
 
 
 def inspect_size(
@@ -231,6 +247,15 @@ def _near(preflight: Preflight) -> str | None:
     if near is not None:
         preflight.findings.ok("topology", f"Kueue keeps the nodes together by {near}")
     return near
+
+
+def _queue_system(preflight: Preflight) -> str | None:
+    """Return what manages the run's queue; None without a queue, or if it cannot be read."""
+    name = preflight.options.queue_for(preflight.request.gpu_type)
+    try:
+        return queues.manager(preflight, name)[0] if name else None
+    except (ApiRefusedError, UnreachableError):
+        return None  # the check of the queue reports it
 
 
 def _jobset(preflight: Preflight) -> None:

@@ -1,4 +1,4 @@
-"""Preflight checks of Kueue queues: whether the queue exists and could ever admit the run."""
+"""Preflight checks of queues, above all of Kueue's: whether the queue could ever admit the run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from decorators.backends import tables
+from decorators.backends.kubernetes import scheduler_queues
 from decorators.backends.kubernetes.affinity import HOSTNAME_LABEL
 from decorators.backends.kubernetes.nodes import Preflight
+from decorators.backends.kubernetes.schedulers import APIS, NAMES
 from estimator.hardware.cluster.api import ApiRefusedError, Json
 from estimator.hardware.cluster.quantities import format_amount, quantity
 
@@ -21,6 +23,14 @@ def queue(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
     """Check that the queue exists, accepts jobs, and that its ClusterQueue could admit all pods at once."""
     name = preflight.options.queue_for(preflight.request.gpu_type)
     if not name:
+        return
+    system, other = manager(preflight, name)
+    if system != "kueue":
+        if other is None:
+            listing = f"kubectl get queues.{APIS[system].partition('/')[0]}"
+            preflight.findings.no("queue", f"{NAMES[system]} has no queue {name!r}", listing)
+        else:
+            scheduler_queues.check(preflight, system, other, pod)
         return
     group = preflight.find(f"/apis/{KUEUE}")
     if group is None:
@@ -37,6 +47,26 @@ def queue(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
     else:
         _state(preflight, name, local_queue)
         _quota(preflight, str(local_queue.get("spec", {}).get("clusterQueue", "")), version, pod)
+
+
+def manager(preflight: Preflight, name: str) -> tuple[str, Json | None]:
+    """Return (what manages a queue, the queue if it is one of Volcano or KAI).
+
+    Unless the user has chosen, it is the first that has a queue of this name, otherwise Kueue.
+    """
+    chosen = preflight.options.queue_system
+    if chosen == "auto":
+        group = preflight.find(f"/apis/{KUEUE}")
+        version = group["preferredVersion"]["groupVersion"] if group else ""
+        if group and preflight.find(preflight.namespaced("localqueues", name, version)) is not None:
+            return "kueue", None
+        for system in APIS:
+            if preflight.find(f"/apis/{APIS[system].partition('/')[0]}") is None:
+                continue  # not installed, so this login may lack the right to read it
+            if (queue := scheduler_queues.find(preflight, system, name)) is not None:
+                return system, queue
+        return "kueue", None
+    return chosen, scheduler_queues.find(preflight, chosen, name) if chosen in APIS else None
 
 
 def near(preflight: Preflight) -> str | None:
@@ -64,7 +94,7 @@ def near(preflight: Preflight) -> str | None:
     shared = [
         level
         for level in (levels[0] if levels else [])
-        if level != HOSTNAME_LABEL and all(level in each for each in levels)
+        if level != HOSTNAME_LABEL and all(level in labels for labels in levels)
     ]
     return shared[-1] if shared else None
 
@@ -123,9 +153,11 @@ def _quota(preflight: Preflight, name: str, version: str, pod: Mapping[str, floa
     fix = f"kubectl edit clusterqueue {name}; infra/kubernetes/examples/eks-h100/quotas.yaml is an example"
     if missing := sorted(set(requested) - covered):
         preflight.findings.no("queue", f"ClusterQueue {name} has no quota of {', '.join(missing)}", fix)
-    lent = _lent(preflight, name, spec, version)
+    lent_amount = _lent(preflight, name, spec, version)
     for group in groups:
-        flavors = {str(item.get("name")): _flavor_limits(item, lent) for item in group.get("flavors") or []}
+        flavors = {
+            str(item.get("name")): _flavor_limits(item, lent_amount) for item in group.get("flavors") or []
+        }
         in_group = {
             what: requested[what] for what in group.get("coveredResources") or [] if what in requested
         }
@@ -134,8 +166,8 @@ def _quota(preflight: Preflight, name: str, version: str, pod: Mapping[str, floa
             continue
         borrowed = f", with what cohort {_cohort(spec)} lends" if _cohort(spec) else ""
         shortage = f"ClusterQueue {name}: {'; '.join(short)}{borrowed}"
-        together = {what: sum(limits.get(what, 0.0) for limits in flavors.values()) for what in in_group}
-        if any(together[what] < amount for what, amount in in_group.items()):
+        totals = {what: sum(limits.get(what, 0.0) for limits in flavors.values()) for what in in_group}
+        if any(totals[what] < amount for what, amount in in_group.items()):
             preflight.findings.no("queue", f"{shortage}: it can never admit the run", fix)
         else:  # the main pod and the worker pods may get different flavors
             preflight.findings.unknown(
@@ -156,14 +188,14 @@ def _lent(preflight: Preflight, name: str, spec: Json, version: str) -> _Lent:
     if not (cohort := _cohort(spec)):
         return lambda *_: 0.0
     try:
-        listed = preflight.api.get(f"/apis/{version}/clusterqueues").get("items") or []
+        queues = preflight.api.get(f"/apis/{version}/clusterqueues").get("items") or []
         cohort_spec = (preflight.find(f"/apis/{version}/cohorts/{cohort}") or {}).get("spec") or {}
     except ApiRefusedError:
         return lambda *_: math.inf
     if cohort_spec.get("resourceGroups") or cohort_spec.get("parentName"):
         return lambda *_: math.inf
     lent_amounts: Counter[tuple[str, str]] = Counter()
-    for other in listed:
+    for other in queues:
         other_spec = other.get("spec") or {}
         if _cohort(other_spec) == cohort and other["metadata"]["name"] != name:
             lent_amounts.update(_lends(other_spec))
@@ -191,8 +223,8 @@ def _flavor_limits(flavor: Json, lent: _Lent) -> dict[str, float]:
     }
 
 
-def _amount(item: Json, kind: str, absent: float) -> float:
-    return absent if item.get(kind) is None else quantity(str(item[kind]))
+def _amount(item: Json, kind: str, default: float) -> float:
+    return default if item.get(kind) is None else quantity(str(item[kind]))
 
 
 def _short(flavor: str, limits: Mapping[str, float], requested: Mapping[str, float]) -> str:

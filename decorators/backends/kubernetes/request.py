@@ -14,22 +14,22 @@ from typing import Any
 
 from decorators.backends import tables
 from decorators.backends.interface import ClusterFacts, StepRequest, StepValues
-from decorators.backends.kubernetes import pod_shape
+from decorators.backends.kubernetes import pod_shape, schedulers
 from decorators.backends.kubernetes.fabric import fabric_of
 from decorators.backends.options import Options
 from estimator import hardware
 from estimator.errors import UserError
+from estimator.hardware.catalogue.parts import profile_of
 from estimator.hardware.cluster import tables as cluster_tables
-from estimator.hardware.cluster.nodes import EFA, GPUS, HUGEPAGES, INSTANCE_TYPE, ZONE
+from estimator.hardware.cluster.nodes import ARCH, EFA, GPUS, HUGEPAGES, INSTANCE_TYPE, MIG, SHARED_GPUS, ZONE
 from estimator.hardware.cluster.tables import SpotLabel
 from estimator.hardware.cluster.taints import Toleration, parts, tolerated
 from estimator.plan import MIB, Override, Request
 
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 TOPOLOGY_ANNOTATION = "kueue.x-k8s.io/podset-preferred-topology"
 GROUP_ANNOTATION = "kueue.x-k8s.io/podset-group-name"
 HUGEPAGES_WITH_EFA = "5120Mi"  # request of the NCCL test in the EKS user guide, node-efa
+NO_FACTS = ClusterFacts()
 PLACEMENT = ("node_selector", "compute_pool")
 MB = 10**6
 
@@ -58,17 +58,19 @@ def values_for(step_request: StepRequest) -> StepValues:
     extended = {EFA: str(interfaces)} if interfaces else {}
     if used is not None and other_fabric and not user_sets_extended:
         extended = {name: str(count) for name, count in used.resources}
+    if not user_sets_extended and (resource := gpu_resource(request, facts)) != GPUS:
+        extended[resource] = str(request.gpus_per_node)
     if interfaces and (facts.hugepages_bytes or 0) >= 5120 * MIB:
         extended[HUGEPAGES] = HUGEPAGES_WITH_EFA
     compute: dict[str, Any] = {name: resources[name] for name in ("cpu", "memory", "disk")}
     if not any(name in user_values for name in PLACEMENT):
         labels = selector(request, step_request.options, facts)
         compute["node_selector"] = {**(configured.get("node_selector") or {}), **labels}
-    if request.gpus_per_node and "tolerations" not in user_values:
+    if "tolerations" not in user_values:
         compute["tolerations"] = _tolerations(configured.get("tolerations") or [], request, facts)
     if extended:
         compute["extended_resources"] = {**(configured.get("extended_resources") or {}), **extended}
-    if labels := queue_labels(request, step_request.options):
+    if labels := queue_labels(request, step_request.options, facts):
         user_labels = user_values["labels"].value if "labels" in user_values else {}
         user_labels = user_labels if isinstance(user_labels, dict) else {}
         compute["labels"] = {**(configured.get("labels") or {}), **labels, **user_labels}
@@ -82,15 +84,19 @@ def values_for(step_request: StepRequest) -> StepValues:
 
 
 def pod_patches(step_request: StepRequest) -> tuple[dict[str, Any], ...]:
-    """Return the patches of training pods: fabric, topology, grace period, and finally the user's patch."""
+    """Return the patches of pods: the queue's scheduler; of training pods also fabric, topology, grace
+    period, and finally the user's patch.
+    """
+    options, system = step_request.options, _queue_system(step_request.options, step_request.facts)
+    queue = options.queue_for(step_request.request.gpu_type)
+    scheduler = schedulers.patch(system, queue) if queue else None
     if not step_request.on_fabric:
-        return ()
-    options = step_request.options
+        return (scheduler,) if scheduler else ()
     used = fabric_of(step_request.request, options, step_request.facts)
     grace_period = pod_shape.graceful(options.termination_grace_s) if options.termination_grace_s else None
     user_patch = dict(options.pod_template) if options.pod_template else None
     topology = _kept_near(step_request.facts.near) if step_request.facts.near else None
-    return tuple(filter(None, (used.patch if used else None, topology, grace_period, user_patch)))
+    return tuple(filter(None, (scheduler, used.patch if used else None, topology, grace_period, user_patch)))
 
 
 def _kept_near(level: str) -> dict[str, Any]:
@@ -107,13 +113,23 @@ def sizes(request: Request, facts: ClusterFacts) -> dict[str, Any]:
     room = facts.room or (cluster_tables.room_on(instance) if instance is not None else None)
     if room is not None:  # a larger request would fit no node
         cpu, memory = min(cpu, math.floor(room.cpu)), min(memory, room.memory_bytes // MB)
+    whole_gpus = request.gpus_per_node if gpu_resource(request, facts) == GPUS else 0
     return {
         "cpu": max(cpu, 1),
         "memory": memory,
         "disk": math.ceil(request.disk_mib * MIB / MB),
         "shared_memory": request.shared_memory_mib or None,
-        "gpu": request.gpus_per_node or None,  # a limit of 0 would keep the pod off nodes with GPUs
+        "gpu": whole_gpus or None,  # a limit of 0 would keep the pod off nodes with GPUs
     }
+
+
+def gpu_resource(request: Request, facts: ClusterFacts) -> str:
+    """Return the resource that counts the request's GPUs: whole ones, MIG slices, or renamed replicas."""
+    offered = dict(facts.devices or ())
+    profile = profile_of(request.gpu_type)
+    if profile is not None and (facts.devices is None or f"{MIG}{profile}" in offered):
+        return f"{MIG}{profile}"
+    return SHARED_GPUS if SHARED_GPUS in offered and GPUS not in offered else GPUS
 
 
 def lowered(step_request: StepRequest) -> tuple[Override, ...]:
@@ -123,7 +139,7 @@ def lowered(step_request: StepRequest) -> tuple[Override, ...]:
     request, facts = step_request.request, step_request.facts
     limited_sizes = sizes(request, facts)
     node = "a node of this cluster" if facts.room is not None else "this machine type"
-    used = {
+    values = {
         "cpu": ("cpu", int(limited_sizes["cpu"])),
         "memory": ("memory_mib", round(limited_sizes["memory"] * MB / MIB)),
     }
@@ -134,7 +150,7 @@ def lowered(step_request: StepRequest) -> tuple[Override, ...]:
             used=str(value),
             given_by=f"allocatable on {node}",
         )
-        for attribute, (name, value) in used.items()
+        for attribute, (name, value) in values.items()
         if value < getattr(request, name) and attribute not in step_request.user_values
     )
 
@@ -148,6 +164,8 @@ def selector(request: Request, options: Options, facts: ClusterFacts) -> dict[st
     # "8x H100" is not a machine type of a cloud
     elif request.instance_type and " " not in request.instance_type:
         labels[INSTANCE_TYPE] = request.instance_type
+    if facts.arch and not request.gpus_per_node:
+        labels[ARCH] = facts.arch
     if request.nodes > 1 and (zone := options.zone or facts.zone):
         labels[ZONE] = zone
     elif options.zone:
@@ -174,10 +192,11 @@ def spot_mark(request: Request, facts: ClusterFacts) -> SpotLabel:
 def efa_interfaces(request: Request, facts: ClusterFacts) -> int:
     """Return the EFA interfaces to request per node: all of a whole machine, for a multi-node step."""
     instance = hardware.current().find_instance(request.instance_type)
-    if request.nodes < 2 or instance is None or request.gpus_per_node != instance.gpu_count:
+    gpus = instance.gpu_count if instance is not None else dict(facts.devices or ()).get(GPUS)
+    if request.nodes < 2 or not gpus or request.gpus_per_node != gpus:
         return 0
     count = tables.efa_interfaces(instance)
-    return count if facts.efa is None else min(count, facts.efa)
+    return count if facts.efa is None else min(count or facts.efa, facts.efa)
 
 
 def environment(request: Request, backend: str, interfaces: int) -> dict[str, str]:
@@ -187,18 +206,22 @@ def environment(request: Request, backend: str, interfaces: int) -> dict[str, st
     return tables.environment(backend, "EFA" if interfaces else None)
 
 
-def queue_labels(request: Request, options: Options) -> dict[str, str]:
-    """Return Kueue's labels: the queue, and the priority class, which has no effect without a queue."""
+def queue_labels(request: Request, options: Options, facts: ClusterFacts = NO_FACTS) -> dict[str, str]:
+    """Return the queue's labels, with Kueue's priority class, which has no effect without a queue."""
     queue = options.queue_for(request.gpu_type)
-    if not queue:
-        return {}
-    return {QUEUE_LABEL: queue, **({PRIORITY_LABEL: options.priority} if options.priority else {})}
+    return schedulers.labels(_queue_system(options, facts), queue, options.priority) if queue else {}
+
+
+def _queue_system(options: Options, facts: ClusterFacts) -> str:
+    """Return what manages the queue: the user's choice, what the preflight found, otherwise Kueue."""
+    return facts.queue_system or "kueue" if options.queue_system == "auto" else options.queue_system
 
 
 def _tolerations(
     configured: list[dict[str, str]], request: Request, facts: ClusterFacts
 ) -> list[dict[str, str]]:
-    required = facts.tolerations or (GPU_TOLERATION,)
+    gpus = request.gpus_per_node
+    required = (facts.tolerations or (GPU_TOLERATION,)) if gpus else facts.cpu_tolerations
     taint = spot_mark(request, facts).taint if request.spot else ""
     if taint and not any(each.covers(*parts(taint)) for each in required):
         required = (*required, *filter(None, [tolerated(taint)]))

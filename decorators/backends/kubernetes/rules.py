@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 
 from decorators.backends.interface import ClusterFacts
 from decorators.backends.kubernetes.nodes import Preflight
-from decorators.backends.kubernetes.request import MB, efa_interfaces, sizes
+from decorators.backends.kubernetes.request import MB, efa_interfaces, gpu_resource, sizes
 from decorators.backends.kubernetes.security import ENFORCE, option
 from estimator.hardware.cluster.api import Json
-from estimator.hardware.cluster.nodes import DISK, EFA, GPUS
+from estimator.hardware.cluster.nodes import DISK, EFA
 from estimator.hardware.cluster.priorities import read_priority_classes
 from estimator.hardware.cluster.quantities import format_amount, quantities
 from estimator.hardware.cluster.quotas import Quota, read_quotas
@@ -32,7 +32,7 @@ def amounts(preflight: Preflight, facts: ClusterFacts) -> dict[str, float]:
         "cpu": float(size["cpu"]),
         "memory": float(size["memory"] * MB),
         DISK: float(size["disk"] * MB),
-        GPUS: float(request.gpus_per_node),
+        gpu_resource(request, facts): float(request.gpus_per_node),
     }
     extended = dict(preflight.pods.extended) or {EFA: float(efa_interfaces(request, facts))}
     return {name: amount for name, amount in {**pod, **extended}.items() if amount}
@@ -42,7 +42,7 @@ def quota(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
     """Check ResourceQuotas whose scopes include the pods: requests, limits, and object counts."""
     request, namespace = preflight.request, preflight.pods.namespace
     several = request.nodes > 1
-    totals = {what: amount * request.nodes for what, amount in pod.items()}
+    totals = {name: amount * request.nodes for name, amount in pod.items()}
     totals |= {"pods": request.nodes, "count/pods": request.nodes, "count/jobs.batch": request.nodes}
     # Metaflow creates a JobSet for a multi-node step; JobSet creates a Job per node and a service for host
     # names
@@ -87,26 +87,26 @@ def limit_range(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
     fix = f"kubectl describe limitrange -n {preflight.pods.namespace}; request less, or have it changed"
     for item in _limit_ranges(preflight):
         highest, lowest, default_limits = (quantities(item.get(kind)) for kind in ("max", "min", "default"))
-        for what, requested in pod.items():
-            amount = f"{format_amount(what, requested)} {what}"
-            if requested > highest.get(what, requested):
-                detail = f"allows a container {format_amount(what, highest[what])} {what}; {amount} needed"
+        for name, requested in pod.items():
+            amount = f"{format_amount(name, requested)} {name}"
+            if requested > highest.get(name, requested):
+                detail = f"allows a container {format_amount(name, highest[name])} {name}; {amount} needed"
                 preflight.findings.no("limit range", f"{item['name']} {detail}", fix)
-            elif requested < lowest.get(what, requested):
-                detail = f"requires at least {format_amount(what, lowest[what])} {what}; {amount} requested"
+            elif requested < lowest.get(name, requested):
+                detail = f"requires at least {format_amount(name, lowest[name])} {name}; {amount} requested"
                 preflight.findings.no("limit range", f"{item['name']} {detail}", fix)
-            elif requested > default_limits.get(what, requested) and not preflight.pods.guaranteed:
-                limit = format_amount(what, default_limits[what])
-                detail = f"gives containers a limit of {limit} {what}, below the {amount}"
+            elif requested > default_limits.get(name, requested) and not preflight.pods.guaranteed:
+                limit = format_amount(name, default_limits[name])
+                detail = f"gives containers a limit of {limit} {name}, below the {amount}"
                 preflight.findings.no("limit range", f"{item['name']} {detail} needed", GUARANTEED)
 
 
 def _limit_ranges(preflight: Preflight) -> list[Json]:
     """Return the limits of containers and pods (equivalent here), each with the name of its LimitRange."""
-    listed = preflight.api.get(preflight.namespaced("limitranges")).get("items") or []
+    ranges = preflight.api.get(preflight.namespaced("limitranges")).get("items") or []
     return [
         {**limits, "name": item["metadata"]["name"]}
-        for item in listed
+        for item in ranges
         for limits in (item.get("spec") or {}).get("limits") or []
         if limits.get("type") in ("Container", "Pod")
     ]
@@ -128,30 +128,30 @@ def network_policy(preflight: Preflight, *, pod: Mapping[str, float]) -> None:  
         return
     path = preflight.namespaced("networkpolicies", group="networking.k8s.io/v1")
     policies = [item.get("spec") or {} for item in preflight.api.get(path).get("items") or []]
-    closed = [
-        way
-        for way, peers in (("ingress", "from"), ("egress", "to"))
-        if any(_closes(spec, way) for spec in policies)
-        and not any(_lets_pods(rule, peers) for spec in policies for rule in spec.get(way) or [])
+    blocking = [
+        direction
+        for direction, peers in (("ingress", "from"), ("egress", "to"))
+        if any(_closes(spec, direction) for spec in policies)
+        and not any(_lets_pods(rule, peers) for spec in policies for rule in spec.get(direction) or [])
     ]
-    if closed:
-        detail = f"the namespace allows no {' and no '.join(closed)} among pods"
-        means = "if the cluster enforces this, nodes cannot reach each other"
-        preflight.findings.unknown("network policy", f"{detail}: {means}", OPEN_NETWORK)
+    if blocking:
+        detail = f"the namespace allows no {' and no '.join(blocking)} among pods"
+        consequence = "if the cluster enforces this, nodes cannot reach each other"
+        preflight.findings.unknown("network policy", f"{detail}: {consequence}", OPEN_NETWORK)
 
 
-def _closes(spec: Json, way: str) -> bool:
+def _closes(spec: Json, direction: str) -> bool:
     """Whether a policy blocks a direction for all pods of the namespace, except traffic that its rules
     allow.
     """
-    ways = spec.get("policyTypes") or ["Ingress", *(["Egress"] if spec.get("egress") else [])]
-    return not spec.get("podSelector") and way.capitalize() in ways
+    directions = spec.get("policyTypes") or ["Ingress", *(["Egress"] if spec.get("egress") else [])]
+    return not spec.get("podSelector") and direction.capitalize() in directions
 
 
 def _lets_pods(rule: Json, peers: str) -> bool:
     """Whether a rule allows pods of the namespace on any port."""
-    named = rule.get(peers)
-    return not rule.get("ports") and (not named or any("podSelector" in peer for peer in named))
+    selectors = rule.get(peers)
+    return not rule.get("ports") and (not selectors or any("podSelector" in peer for peer in selectors))
 
 
 def priority_class(preflight: Preflight, *, pod: Mapping[str, float]) -> None:  # noqa: ARG001

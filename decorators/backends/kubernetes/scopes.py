@@ -25,9 +25,9 @@ def _crosses(value: Any) -> bool:
     """Whether an affinity refers to namespaces, by name or label, at any depth."""
     if isinstance(value, dict):
         return any(
-            (name == "namespaces" and bool(each))
-            or (name == "namespaceSelector" and each is not None)
-            or _crosses(each)
-            for name, each in value.items()
+            (name == "namespaces" and bool(limit))
+            or (name == "namespaceSelector" and limit is not None)
+            or _crosses(limit)
+            for name, limit in value.items()
         )
-    return isinstance(value, list) and any(_crosses(each) for each in value)
+    return isinstance(value, list) and any(_crosses(limit) for limit in value)

@@ -11,6 +11,7 @@ from decorators.backends.interface import STARTED, PermanentFailure, WaitState
 from estimator.errors import UserError
 from estimator.hardware.cluster.api import ApiRefusedError, ClusterApi, Json, UnreachableError, found_at
 
+VISIBILITY = "visibility.kueue.x-k8s.io"
 JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2"
 _BAD_IMAGE = "Check the image name and the pull secret. Show the registry's response: kubectl describe pods"
 _SEE = "Show details: kubectl describe pods"
@@ -115,8 +116,8 @@ def _expected(job: WaitedJob, spec: Json) -> int:
     return sum(int(item.get("replicas", 1)) for item in spec.get("replicatedJobs") or []) or 1
 
 
-def _listed(api: ClusterApi, job: WaitedJob, what: str, **query: str) -> list[Json]:
-    return api.get(f"/api/v1/namespaces/{job.namespace}/{what}", **query).get("items") or []
+def _listed(api: ClusterApi, job: WaitedJob, resource: str, **query: str) -> list[Json]:
+    return api.get(f"/api/v1/namespaces/{job.namespace}/{resource}", **query).get("items") or []
 
 
 def _of_containers(pod: Json) -> WaitState | None:
@@ -172,6 +173,23 @@ def _queued(api: ClusterApi, job: WaitedJob) -> str:
             continue
         for condition in (workload.get("status") or {}).get("conditions") or []:
             if condition.get("type") == "QuotaReserved" and condition.get("status") == "False":
-                queue = (workload.get("spec") or {}).get("queueName")
-                return f"in Kueue's queue {queue}: {condition.get('message')}"
+                queue = str((workload.get("spec") or {}).get("queueName"))
+                position = _position(api, job.namespace, queue, str(workload["metadata"]["name"]))
+                return f"in Kueue's queue {queue}{position}: {condition.get('message')}"
     return "suspended: not admitted by its queue yet"
+
+
+def _position(api: ClusterApi, namespace: str, queue: str, workload: str) -> str:
+    """Return ", position 3 of 7" from Kueue's visibility API; empty if it is off or access is denied."""
+    try:
+        group = found_at(api.get, f"/apis/{VISIBILITY}")
+        if group is None:
+            return ""
+        version = group["preferredVersion"]["groupVersion"]
+        path = f"/apis/{version}/namespaces/{namespace}/localqueues/{queue}/pendingworkloads"
+        waiting = api.get(path, limit="1000").get("items") or []
+    except (ApiRefusedError, UnreachableError, KeyError):
+        return ""
+    found = (item for item in waiting if item["metadata"]["name"] == workload)
+    place = next((item.get("positionInLocalQueue", 0) for item in found), None)
+    return "" if place is None else f", position {place + 1} of {len(waiting)}"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 
 from estimator.errors import UserError
+from estimator.hardware.catalogue.parts import ALL_SLICES, parse, replica_name, slice_name
 from estimator.names import did_you_mean
 from estimator.plan import GIB, MIB
 
@@ -134,8 +135,11 @@ class Catalogue:
         object.__setattr__(self, "_instance_index", machines)
 
     def find_gpu(self, name: str) -> Gpu | None:
-        """Return the GPU that a user, a driver or a node label calls ``name``, or None."""
-        return self._gpu_index.get(normal(name))
+        """Return the GPU that a user, a driver or a node label calls ``name``, or None.
+
+        Slices and replicas are found by the names of :mod:`estimator.hardware.catalogue.parts`.
+        """
+        return self._gpu_index.get(normal(name)) or self._part_called(name)
 
     def gpus_called(self, name: str) -> tuple[Gpu, ...]:
         """Return all GPUs that match a name, an exact match first; "A100": both sizes and form factors.
@@ -158,6 +162,36 @@ class Catalogue:
         if not matches:
             raise self._no_gpu(name)
         return matches
+
+    def _part_called(self, name: str) -> Gpu | None:
+        """Return the MIG slice or replica of this name, or None."""
+        values = parse(name)
+        gpu = self.find_gpu(values["gpu"]) if values else None
+        if gpu is None:
+            return None
+        if "profile" in values:
+            # Drivers report a few percent more than the decimal gigabytes of a profile's name
+            part, size = slice_name(gpu.name, values["profile"]), int(values["gb"]) * 10**9
+            share = min(int(values["slices"]), ALL_SLICES) / ALL_SLICES
+        else:
+            replicas = max(int(values["replicas"]), 1)
+            part, size = replica_name(gpu.name, replicas), gpu.usable_bytes // replicas
+            share = 1 / replicas
+        of_memory, of_rate = gpu.bandwidth_gbps, gpu.measured_tflops
+        return replace(
+            gpu,
+            name=part,
+            vram_bytes=size,
+            vram_reported=False,
+            driver_bytes=0,
+            label_gb=None,
+            bandwidth_gbps=None if of_memory is None else of_memory * min(size / gpu.vram_bytes, 1.0),
+            interconnect="none",
+            interconnect_gbps=None,
+            peak_tflops=tuple((dtype, rate * share) for dtype, rate in gpu.peak_tflops),
+            measured_tflops=None if of_rate is None else of_rate * share,
+            aliases=(),
+        )
 
     def find_gpu_of_size(self, name: str, mib: int) -> Gpu | None:
         """Return the GPU that a cloud calls ``name`` next to a memory size ("A100", 40960), or None."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from estimator import hardware
 from estimator.hardware.catalogue import Catalogue, Gpu, Instance
+from estimator.hardware.catalogue.parts import is_part
 from estimator.hardware.cluster.quotas import Quota
 
 MOST_NAMED = 4  # instance types in a message
@@ -78,6 +79,7 @@ class Cluster:
     quotas: tuple[Quota, ...] = ()
     unknown: tuple[str, ...] = ()  # unknown facts, one clause each
     name: str = ""  # for messages; empty: use the context
+    spot_queues: tuple[str, ...] = ()  # other queues of AWS Batch that have spot machines
 
     @property
     def where(self) -> str:
@@ -154,8 +156,10 @@ class Cluster:
         machines: dict[str, Instance] = {}
         for item in sorted(self.instances, key=lambda item: -item.gpu_count):
             machines.setdefault(item.name.lower(), item)
+        parts = (gpu for gpu in sizes.values() if is_part(gpu.name))
         return Catalogue(
-            gpus=tuple(sizes.get(gpu.name, gpu) for gpu in tables.gpus), instances=tuple(machines.values())
+            gpus=(*(sizes.get(gpu.name, gpu) for gpu in tables.gpus), *parts),
+            instances=tuple(machines.values()),
         )
 
 

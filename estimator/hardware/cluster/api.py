@@ -97,8 +97,8 @@ def failure_of(error: BaseException) -> ApiRefusedError | UnreachableError:
     if origin is None:
         return UnreachableError(plain(error))
     try:
-        message = str(json.loads(origin.body or "{}")["message"])
-    except (ValueError, KeyError):
+        message = str(parse_json(origin.body or "{}")["message"])
+    except (ValueError, KeyError, TypeError):
         message = str(origin.reason or origin)
     message = " ".join(message.split())
     return ApiRefusedError(origin.status, message) if origin.status else UnreachableError(message)

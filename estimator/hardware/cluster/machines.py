@@ -1,7 +1,7 @@
 """GPU nodes of a Kubernetes cluster, from their labels and allocatable resources.
 
-Unknown label values are reported, never guessed. Labels: NVIDIA GPU feature discovery, Karpenter, GKE, and
-those of Kubernetes.
+Unknown label values are reported, never guessed. Labels: NVIDIA GPU feature discovery, Karpenter, GKE,
+CoreWeave, and those of Kubernetes; OKE's nodes are known by their machine type.
 """
 
 from __future__ import annotations
@@ -10,8 +10,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from estimator.hardware.catalogue import Catalogue, Gpu, Instance
+from estimator.hardware.catalogue.parts import PROFILE, replica_name, slice_name
 from estimator.hardware.cluster import Cluster, ClusterNodes, Free, SkippedNodes, tables
-from estimator.hardware.cluster.nodes import CLOUDS, DISK, EFA, GPUS, INSTANCE_TYPE, REGION, ZONE, Node
+from estimator.hardware.cluster.nodes import (
+    CLOUDS,
+    DISK,
+    EFA,
+    GPUS,
+    INSTANCE_TYPE,
+    MIG,
+    REGION,
+    SHARED_GPUS,
+    ZONE,
+    Node,
+)
 from estimator.hardware.cluster.pods import PodRules, Usage
 from estimator.plan import MIB
 
@@ -19,10 +31,12 @@ PRODUCT, PRODUCT_MIB = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
 REPLICAS, SHARING = "nvidia.com/gpu.replicas", "nvidia.com/gpu.sharing-strategy"
 KARPENTER_NAME, KARPENTER_MIB = "karpenter.k8s.aws/instance-gpu-name", "karpenter.k8s.aws/instance-gpu-memory"
 GKE = "cloud.google.com/gke-accelerator"
+COREWEAVE = ("gpu.nvidia.com/model", "gpu.nvidia.com/class")
 GKE_PARTITION = "cloud.google.com/gke-gpu-partition-size"
 GKE_CLIENTS = "cloud.google.com/gke-max-shared-clients-per-gpu"
-MIG = "nvidia.com/mig-"
+LABELS_OF_PARTS = (PRODUCT, GKE, GKE_PARTITION, GKE_CLIENTS)  # of nodes with slices or replicas
 OTHER_ACCELERATORS = ("amd.com/gpu", "aws.amazon.com/neuron", "google.com/tpu", "habana.ai/gaudi")
+NONE_ALLOCATABLE = f"no {GPUS} is allocatable: check NVIDIA's device plugin"
 ON_PREMISES = "cluster"  # cloud of nodes without a provider
 
 
@@ -52,23 +66,23 @@ def group(
             without_gpu += 1
             continue
         try:
-            group = _usable(node, catalogue, named)
+            one = _usable(node, catalogue, named)
             if usage is not None:
-                group = _subtract_usage(group, usage.get(node.name))
+                one = _subtract_usage(one, usage.get(node.name), _units(node))
         except _UnusableNodeError as reason:
             skipped.setdefault(str(reason), []).append(node.name)
             continue
-        group = replace(group, untolerated_taints=rules.fence(group.taints)[1])
+        one = replace(one, untolerated_taints=rules.fence(one.taints)[1])
         machine = (
-            group.instance.name,
-            group.gpu.name,
-            group.instance.gpu_count,
-            group.efa,
-            group.spot,
-            group.gpu_assumed,
+            one.instance.name,
+            one.gpu.name,
+            one.instance.gpu_count,
+            one.efa,
+            one.spot,
+            one.gpu_assumed,
         )
-        key = (*machine, group.taints, group.free_gpus)
-        usable.setdefault(key, []).append(group)
+        key = (*machine, one.taints, one.free_gpus)
+        usable.setdefault(key, []).append(one)
     return Cluster(
         context=context,
         nodes=tuple(_together(members) for members in usable.values()),
@@ -79,25 +93,25 @@ def group(
 
 def _has_accelerator(node: Node) -> bool:
     resources = {*node.allocatable, *node.capacity}
-    if any(name in (GPUS, *OTHER_ACCELERATORS) or name.startswith(MIG) for name in resources):
+    if any(name in (GPUS, SHARED_GPUS, *OTHER_ACCELERATORS) or name.startswith(MIG) for name in resources):
         return True
-    return any(label in node.labels for label in (PRODUCT, KARPENTER_NAME, GKE))
+    return any(label in node.labels for label in (PRODUCT, KARPENTER_NAME, GKE, *COREWEAVE))
 
 
 def _together(members: list[ClusterNodes]) -> ClusterNodes:
-    ephemeral = [member.ephemeral_bytes for member in members if member.ephemeral_bytes is not None]
-    sizes = [member.gpu for member in members]
+    ephemeral = [one.ephemeral_bytes for one in members if one.ephemeral_bytes is not None]
+    sizes = [one.gpu for one in members]
     return replace(
         members[0],
         gpu=min(sizes, key=lambda gpu: gpu.vram_bytes),
         count=len(members),
-        cpu=min(member.cpu for member in members),
-        memory_bytes=min(member.memory_bytes for member in members),
+        cpu=min(one.cpu for one in members),
+        memory_bytes=min(one.memory_bytes for one in members),
         ephemeral_bytes=min(ephemeral) if len(ephemeral) == len(members) else None,
-        zones=tuple(sorted({zone for member in members for zone in member.zones})),
-        names=tuple(name for member in members for name in member.names),
-        free=_least([member.free for member in members]),
-        holders=tuple(sorted({pod for member in members for pod in member.holders})),
+        zones=tuple(sorted({zone for one in members for zone in one.zones})),
+        names=tuple(name for one in members for name in one.names),
+        free=_least([one.free for one in members]),
+        holders=tuple(sorted({pod for one in members for pod in one.holders})),
     )
 
 
@@ -112,29 +126,47 @@ def _least(parts: list[Free | None]) -> Free | None:
     )
 
 
-def _subtract_usage(node: ClusterNodes, used: Usage | None) -> ClusterNodes:
-    """Subtract usage from one node; an unused node will run the usual daemon pods."""
+def _subtract_usage(one: ClusterNodes, used: Usage | None, allocatable: int) -> ClusterNodes:
+    """Subtract usage from one node; an unused node will run the usual daemon pods.
+
+    ``allocatable``: GPUs, slices or replicas of the node, of which ``one`` may count fewer.
+    """
     daemons = tables.daemons()
     gpus, cpu, memory = (used.gpus, used.cpu, used.memory_bytes) if used else (0, 0.0, 0)
     return replace(
-        node,
+        one,
         free=Free(
-            gpus=max(node.instance.gpu_count - gpus, 0),
-            cpu=max(node.cpu - max(cpu, daemons.cpu), 0.0),
-            memory_bytes=max(node.memory_bytes - max(memory, daemons.memory_bytes), 0),
+            gpus=min(max(allocatable - gpus, 0), one.instance.gpu_count),
+            cpu=max(one.cpu - max(cpu, daemons.cpu), 0.0),
+            memory_bytes=max(one.memory_bytes - max(memory, daemons.memory_bytes), 0),
         ),
         holders=used.holders if used else (),
     )
 
 
 def _usable(node: Node, catalogue: Catalogue, named: Gpu | None) -> ClusterNodes:
-    """Return one node as a group. Raises _UnusableNodeError."""
+    """Return one node as a group. Raises _UnusableNodeError.
+
+    A node of MIG slices or replicas counts as a machine with one of them: a job can use no more.
+    """
     if node.unavailable:
         raise _UnusableNodeError(node.unavailable)
-    _whole_gpus(node)
-    count = int(node.allocatable.get(GPUS, 0))
-    table_gpu = _gpu(node, catalogue)
-    gpu = _sized(node, table_gpu or _named(node, named))
+    if accelerator := next((name for name in OTHER_ACCELERATORS if node.allocatable.get(name, 0)), None):
+        raise _UnusableNodeError(f"not an NVIDIA GPU: {accelerator}")
+    found: Gpu | None
+    if (profile := _profile(node)) is not None:
+        found, count = _slice(node, profile, catalogue), 1
+        gpu = found
+    elif (sharing := _sharing(node)) is not None:
+        found, count = _replica(node, *sharing, catalogue, named), 1
+        gpu = found
+    else:
+        count = int(node.allocatable.get(GPUS, 0)) if node.hami is None else node.hami[0]
+        if not count:
+            why = "GPUs are shared by HAMi, whose annotation is unreadable" if node.hami else NONE_ALLOCATABLE
+            raise _UnusableNodeError(why)
+        found = _gpu(node, catalogue)
+        gpu = _sized(node, found or _named(node, named))
     labels = node.labels
     return ClusterNodes(
         instance=_instance(node, gpu, count, catalogue),
@@ -148,38 +180,77 @@ def _usable(node: Node, catalogue: Catalogue, named: Gpu | None) -> ClusterNodes
         zones=(labels[ZONE],) if ZONE in labels else (),
         taints=node.taints,
         names=(node.name,),
-        gpu_assumed=table_gpu is None,
+        gpu_assumed=found is None,
     )
 
 
-def _whole_gpus(node: Node) -> None:
-    """Raise _UnusableNodeError unless the node allocates complete NVIDIA GPUs."""
+def _units(node: Node) -> int:
+    """Return the GPUs, slices or replicas that a node allocates; physical GPUs where HAMi shares them."""
+    if node.hami is not None:
+        return node.hami[0]
+    whole = node.allocatable.get(GPUS, 0) or node.allocatable.get(SHARED_GPUS, 0)
+    return int(whole or sum(_slices(node).values()))
+
+
+def _slices(node: Node) -> dict[str, float]:
+    """Return the MIG slices that a node allocates, by resource."""
+    return {name: value for name, value in node.allocatable.items() if name.startswith(MIG) and value}
+
+
+def _profile(node: Node) -> str | None:
+    """Return the largest MIG profile of a node without whole GPUs; None if it has whole GPUs.
+
+    With the device plugin's strategy "single", slices are called ``nvidia.com/gpu`` and the product label
+    names the profile. GKE has its own label.
+    """
+    _, is_slice, profile = node.labels.get(PRODUCT, "").partition("-MIG-")
+    if is_slice or (profile := node.labels.get(GKE_PARTITION, "")):
+        return profile
+    if node.allocatable.get(GPUS, 0):
+        return None
+    profiles = {name.removeprefix(MIG): PROFILE.fullmatch(name.removeprefix(MIG)) for name in _slices(node)}
+    sizes = {name: int(match["gb"]) for name, match in profiles.items() if match}
+    return max(sizes, key=lambda name: sizes[name], default=None)
+
+
+def _slice(node: Node, profile: str, catalogue: Catalogue) -> Gpu:
+    """Return a node's MIG slice as a GPU. Raises _UnusableNodeError for an unknown GPU."""
+    labels = {**node.labels, PRODUCT: node.labels.get(PRODUCT, "").partition("-MIG-")[0]}
+    whole = _gpu(replace(node, labels=labels), catalogue)
+    part = whole and catalogue.find_gpu(slice_name(whole.name, profile))
+    if part is None:
+        raise _UnusableNodeError(f"unknown GPU with MIG slices {profile}")
+    return part
+
+
+def _sharing(node: Node) -> tuple[str, int] | None:
+    """Return (how, replicas) of a node with shared GPUs; None if a GPU has one user at a time."""
     labels = node.labels
-    product = labels.get(PRODUCT, "")
-    if any(node.allocatable.get(name, 0) for name in OTHER_ACCELERATORS):
-        accelerator = next(name for name in OTHER_ACCELERATORS if node.allocatable.get(name, 0))
-        raise _UnusableNodeError(f"not an NVIDIA GPU: {accelerator}")
+    clients = labels.get(GKE_CLIENTS, "")
+    if clients not in ("", "0", "1"):
+        return f"{GKE_CLIENTS}={clients}", int(clients) if clients.isdigit() else 0
     replicas = labels.get(REPLICAS, "1")
-    shared = product.endswith("-SHARED") or labels.get(SHARING, "none") not in ("none", "")
-    if shared or (replicas.isdigit() and int(replicas) > 1):
-        named = labels.get(SHARING, "none")
-        strategy = named if named != "none" else "time-slicing"
-        raise _UnusableNodeError(f"GPUs are shared ({strategy}, {REPLICAS}={replicas})")
-    if labels.get(GKE_CLIENTS, "1") not in ("", "0", "1"):
-        raise _UnusableNodeError(f"GPUs are shared ({GKE_CLIENTS}={labels[GKE_CLIENTS]})")
-    if "-MIG-" in product or GKE_PARTITION in labels:
-        label = product or f"{GKE_PARTITION}={labels[GKE_PARTITION]}"
-        raise _UnusableNodeError(f"GPUs are partitioned into MIG slices ({label})")
-    if not node.allocatable.get(GPUS, 0):
-        slices = sorted(name for name, value in node.allocatable.items() if name.startswith(MIG) and value)
-        if slices:
-            raise _UnusableNodeError(f"GPUs are partitioned into MIG slices ({slices[0]})")
-        raise _UnusableNodeError(f"no {GPUS} is allocatable: check NVIDIA's device plugin")
+    strategy = labels.get(SHARING, "none") or "none"
+    count = int(replicas) if replicas.isdigit() else 0
+    if not (labels.get(PRODUCT, "").endswith("-SHARED") or strategy != "none" or count > 1):
+        return None
+    return f"{strategy if strategy != 'none' else 'time-slicing'}, {REPLICAS}={replicas}", count
+
+
+def _replica(node: Node, strategy: str, replicas: int, catalogue: Catalogue, named: Gpu | None) -> Gpu:
+    """Return one replica of a node's shared GPUs, if the user named it. Raises _UnusableNodeError."""
+    labels = {**node.labels, PRODUCT: node.labels.get(PRODUCT, "").removesuffix("-SHARED")}
+    whole = _gpu(replace(node, labels=labels), catalogue)
+    name = replica_name(whole.name, replicas) if whole is not None and replicas > 1 else None
+    if name is None or named is None or named.name != name:
+        one = f"; to use one replica: --gpu {name!r}" if name else ""
+        raise _UnusableNodeError(f"GPUs are shared ({strategy}){one}")
+    return named
 
 
 def _names(node: Node) -> Iterator[tuple[str, str]]:
     """Yield (label, value) of the labels that name the node's GPU, the most specific first."""
-    for label in (PRODUCT, GKE, KARPENTER_NAME):
+    for label in (PRODUCT, GKE, KARPENTER_NAME, *COREWEAVE):
         if node.labels.get(label):
             yield label, node.labels[label]
 
@@ -189,9 +260,10 @@ def _named(node: Node, gpu: Gpu | None) -> Gpu:
     if gpu is not None:
         return gpu
     kind = node.labels.get(INSTANCE_TYPE, "")
-    type_hint = f", and {INSTANCE_TYPE}={kind} is in no table" if kind else ""
+    also = f", and {INSTANCE_TYPE}={kind} is in no table" if kind else ""
     raise _UnusableNodeError(
-        f"unknown GPU: no label names it ({PRODUCT} is missing){type_hint}; set it with --gpu NAME"
+        f"unknown GPU: no label names it ({PRODUCT} is missing){also}; "
+        "add the machine type (--hardware FILE), or set it with --gpu NAME"
     )
 
 
@@ -203,18 +275,19 @@ def _gpu(node: Node, catalogue: Catalogue) -> Gpu | None:
             gpu = catalogue.find_gpu_of_size(value, int(mib))
             value = f"{value} of {mib} MiB"
         else:
-            gpu = catalogue.find_gpu(value)
+            gpu = catalogue.find_gpu(tables.gpu_of_label(label, value) or value)
         if gpu is None:
             raise _UnusableNodeError(f"unknown GPU: {label}={value} (add it: --hardware FILE)")
         return gpu
     kind = node.labels.get(INSTANCE_TYPE, "")
     item = catalogue.find_instance(kind) if kind else None
-    return None if item is None else catalogue.gpu(item.gpu)
+    name = item.gpu if item is not None else tables.gpu_of_label(INSTANCE_TYPE, kind)
+    return None if name is None else catalogue.gpu(name)
 
 
 def _sized(node: Node, gpu: Gpu) -> Gpu:
     """Return the GPU with the memory reported by the driver, if smaller or if the table has no such size."""
-    mib = node.labels.get(PRODUCT_MIB, "")
+    mib = node.labels.get(PRODUCT_MIB, "") if node.hami is None else str(node.hami[1])
     if not mib.isdigit() or int(mib) == 0:
         return gpu
     size = int(mib) * MIB
@@ -227,16 +300,16 @@ def _instance(node: Node, gpu: Gpu, count: int, catalogue: Catalogue) -> Instanc
     """Return the instance type of the table with that GPU, otherwise one derived from the labels."""
     kind = node.labels.get(INSTANCE_TYPE, "")
     cloud = node.cloud or ON_PREMISES
-    table_instance = catalogue.find_instance(kind or f"{count}x {gpu.name}")
-    if table_instance is not None and cloud != table_instance.cloud in CLOUDS.values():
-        table_instance = None  # same name as an instance type of another cloud: its price does not apply
+    known_parts = catalogue.find_instance(kind or f"{count}x {gpu.name}")
+    if known_parts is not None and cloud != known_parts.cloud in CLOUDS.values():
+        known_parts = None  # same name as an instance type of another cloud: its price does not apply
     vcpu, ram = _whole(node.capacity.get("cpu")), _whole(node.capacity.get("memory"))
-    if table_instance is not None and table_instance.gpu == gpu.name:
+    if known_parts is not None and known_parts.gpu == gpu.name:
         return replace(
-            table_instance,
+            known_parts,
             gpu_count=count,
-            vcpu=table_instance.vcpu or vcpu,
-            ram_bytes=table_instance.ram_bytes or ram,
+            vcpu=known_parts.vcpu or vcpu,
+            ram_bytes=known_parts.ram_bytes or ram,
         )
     return Instance(
         cloud=cloud,

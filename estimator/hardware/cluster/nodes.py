@@ -15,17 +15,24 @@ from estimator.hardware.cluster.api import (
     list_all,
 )
 from estimator.hardware.cluster.quantities import quantities
-from estimator.hardware.cluster.taints import taint_text
+from estimator.hardware.cluster.taints import passing, taint_text
+from estimator.untrusted import parse_json
 
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
+ARCH = "kubernetes.io/arch"
 GPUS, EFA, HUGEPAGES = "nvidia.com/gpu", "vpc.amazonaws.com/efa", "hugepages-2Mi"
+MIG = "nvidia.com/mig-"
+SHARED_GPUS = "nvidia.com/gpu.shared"  # name of replicas if the device plugin renames them
+HAMI = "hami.io/node-nvidia-register"  # annotation: physical GPUs of a node whose GPUs HAMi shares
 DISK = "ephemeral-storage"
 CLOUDS = {"aws": "aws", "gce": "gcp", "azure": "azure"}  # by the scheme of a node's providerID
 NODES = ("/api/v1/nodes", "NodeList")
 RULE = 'apiGroups: [""], resources: ["nodes"], verbs: ["list"], in a ClusterRole'
-# Taints that Kubernetes sets for conditions, which are read directly
-LIFECYCLE = "node.kubernetes.io/"
+# Taints that Kubernetes sets for the condition Ready and for spec.unschedulable, which are read directly
+_READ_DIRECTLY = tuple(
+    f"node.kubernetes.io/{state}" for state in ("not-ready", "unreachable", "unschedulable")
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,11 +47,15 @@ class Node:
     unschedulable: bool
     taints: tuple[str, ...]
     cloud: str | None  # by its provider's scheme; None: on premises
+    # Physical GPUs and their least memory in MiB where HAMi shares them; (0, 0): unreadable
+    hami: tuple[int, int] | None = None
 
     @property
     def unavailable(self) -> str | None:
         """Reason why the node accepts no pods now; None if it does."""
-        return "not Ready" if not self.ready else "unschedulable (cordoned)" if self.unschedulable else None
+        if not self.ready or self.unschedulable:
+            return "unschedulable (cordoned)" if self.ready else "not Ready"
+        return next(filter(None, map(passing, self.taints)), None)
 
 
 def fetch(context: str | None = None) -> tuple[str, list[Node]]:
@@ -69,7 +80,7 @@ def read_nodes(get: Callable[..., Json]) -> list[Node]:
 def node_of(item: Any) -> Node:
     """Parse a node of the API."""
     metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
-    taints = [taint for taint in spec.get("taints") or [] if not taint["key"].startswith(LIFECYCLE)]
+    taints = [taint for taint in spec.get("taints") or [] if taint["key"] not in _READ_DIRECTLY]
     return Node(
         name=metadata["name"],
         labels=metadata.get("labels") or {},
@@ -82,7 +93,22 @@ def node_of(item: Any) -> Node:
         unschedulable=bool(spec.get("unschedulable")),
         taints=tuple(taint_text(taint) for taint in taints),
         cloud=CLOUDS.get(str(spec.get("providerID") or "").partition(":")[0]),
+        hami=hami_gpus((metadata.get("annotations") or {}).get(HAMI)),
     )
+
+
+def hami_gpus(text: str | None) -> tuple[int, int] | None:
+    """Return (physical GPUs, least memory in MiB) of HAMi's annotation, which is JSON since HAMi 2.6."""
+    if text is None:
+        return None
+    try:
+        if text.lstrip().startswith("["):
+            sizes = [int(device["devmem"]) for device in parse_json(text)]
+        else:  # "UUID,replicas,MiB,cores,type,NUMA node,health:" for each GPU
+            sizes = [int(device.split(",")[2]) for device in text.split(":") if device.strip()]
+    except (ValueError, LookupError, TypeError, OverflowError):
+        return 0, 0
+    return len(sizes), min(sizes, default=0)
 
 
 def clouds_of(nodes: Iterable[Node]) -> frozenset[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from estimator.hardware.cluster.api import Json, list_all
-from estimator.hardware.cluster.nodes import GPUS, ZONE
+from estimator.hardware.cluster.nodes import GPUS, MIG, SHARED_GPUS, ZONE
 from estimator.hardware.cluster.quantities import quantity
 from estimator.hardware.cluster.quotas import QuotaPod
 from estimator.hardware.cluster.tables import Room
@@ -92,14 +92,14 @@ def _usage(pods: list[Mapping[str, Any]]) -> Usage:
     daemons = [pod for pod in pods if _stays(pod)]
     requested = _room(pods)
     return Usage(
-        gpus=int(sum(_request_of(pod, GPUS) for pod in pods)),
+        gpus=int(sum(map(_gpus_of, pods))),
         cpu=requested.cpu,
         memory_bytes=requested.memory_bytes,
         daemons=_room(daemons) if daemons else None,
         holders=tuple(
             f"{pod['metadata'].get('namespace', 'default')}/{pod['metadata']['name']}"
             for pod in pods
-            if _request_of(pod, GPUS)
+            if _gpus_of(pod)
         ),
     )
 
@@ -129,6 +129,13 @@ def _room(pods: list[Mapping[str, Any]]) -> Room:
 def _stays(pod: Mapping[str, Any]) -> bool:
     owners = pod.get("metadata", {}).get("ownerReferences") or []
     return any(owner.get("kind") in _STAYING for owner in owners)
+
+
+def _gpus_of(pod: Mapping[str, Any]) -> float:
+    """Return the GPUs, MIG slices or replicas that a pod requests."""
+    limits = (container.get("resources") or {} for container in pod["spec"].get("containers") or [])
+    slices = {name for part in limits for name in part.get("requests") or {} if name.startswith(MIG)}
+    return sum(_request_of(pod, name) for name in (GPUS, SHARED_GPUS, *slices))
 
 
 def _request_of(pod: Mapping[str, Any], resource: str) -> float:

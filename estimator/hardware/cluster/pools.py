@@ -231,7 +231,8 @@ def machine_labels(instance: Instance, gpu: str | None = None) -> dict[str, str]
     """
     labels = {
         INSTANCE_TYPE: instance.name,
-        "kubernetes.io/arch": "amd64",
+        # Grace Hopper and Grace Blackwell (GH200, GB200) have Arm CPUs
+        "kubernetes.io/arch": "arm64" if re.match(r"G[HB]\d", instance.gpu) else "amd64",
         "kubernetes.io/os": "linux",
     }
     sizes = {"cpu": instance.vcpu, "memory": instance.ram_bytes and instance.ram_bytes // MIB}

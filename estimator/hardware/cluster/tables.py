@@ -19,7 +19,7 @@ WHATEVER_SIZE = ""  # a reservation independent of the size of the node
 class GpuLabel:
     """Node labels that name a GPU type in one kind of cluster."""
 
-    scheme: str  # "gfd", "karpenter", "eks-auto", "gke"
+    scheme: str  # "gfd", "karpenter", "eks-auto", "gke", "coreweave", "oke"
     gpu: str  # name in the GPU table
     labels: tuple[tuple[str, str], ...]
     source: str
@@ -63,6 +63,11 @@ def labels_of(gpu: str, scheme: str) -> list[GpuLabel]:
     return [row for row in gpu_labels() if row.gpu == gpu and row.scheme == scheme]
 
 
+def gpu_of_label(label: str, value: str) -> str | None:
+    """Return the GPU that one label alone names; None if the table has no such row."""
+    return next((row.gpu for row in gpu_labels() if row.labels == ((label, value),)), None)
+
+
 @lru_cache(maxsize=1)
 def spot_labels() -> tuple[SpotLabel, ...]:
     return tuple(
@@ -94,6 +99,12 @@ def spot_label_on(labels: Mapping[str, str]) -> SpotLabel | None:
 def gpu_taints() -> tuple[tuple[str, str], ...]:
     """Return (key, value) patterns of the taints that reserve GPU nodes."""
     return tuple((row["key"], row["value"]) for row in _rows("taints.csv"))
+
+
+@lru_cache(maxsize=1)
+def passing_taints() -> tuple[tuple[str, str], ...]:
+    """Return (key pattern, state) of the taints that a node has for a while, e.g. while it drains."""
+    return tuple((row["key"], row["state"]) for row in _rows("passing_taints.csv"))
 
 
 def room_on(instance: Instance) -> Room | None:
@@ -139,7 +150,7 @@ def _pairs(text: str) -> tuple[tuple[str, str], ...]:
     )
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def _rows(name: str) -> tuple[dict[str, str], ...]:
     with (DATA / name).open(newline="", encoding="utf-8") as file:
         return tuple(csv.DictReader(file))

@@ -51,6 +51,18 @@ def tolerated(taint: str) -> Toleration | None:
     return None
 
 
+def passing(taint: str) -> str | None:
+    """Return the state of a node that a taint marks for a while, e.g. "being removed (KEY)"; None for others.
+
+    Pods never tolerate these taints: a node that is drained would take them away again.
+    """
+    key, _, effect = parts(taint)
+    if effect not in BLOCKING:
+        return None
+    states = (state for pattern, state in tables.passing_taints() if re.fullmatch(pattern, key))
+    return next((f"{state} ({key})" for state in states), None)
+
+
 def fence(
     taints: Iterable[str], user_tolerations: Iterable[Toleration] = (), *, tolerate_gpu_taints: bool = True
 ) -> tuple[tuple[Toleration, ...], tuple[str, ...]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +62,8 @@ def write(file: Path, machines: dict[str, Cells]) -> None:
 
 def write_table(file: Path, columns: Sequence[str], lines: Iterable[Cells]) -> None:
     """Replace a CSV file atomically; missing cells are blank. Raises OSError."""
+    import tempfile  # 5 ms, and few commands write a table
+
     descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".part")
     try:
         with os.fdopen(descriptor, "w", newline="", encoding="utf-8") as stream:

@@ -19,6 +19,7 @@ from estimator.hardware import DATA
 from estimator.hardware.catalogue import tables
 from estimator.hardware.catalogue.csv_files import Cells
 from estimator.hardware.prices import cache, refresh
+from estimator.terminal import print
 
 TABLE = "instances.csv"
 
@@ -53,4 +54,4 @@ def _write(file: Path, machines: Mapping[str, Cells]) -> None:
 
 
 if __name__ == "__main__":
-    sys.stderr.write("\n".join(update()) + "\n")
+    print("\n".join(update()), file=sys.stderr)

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from estimator.errors import UserError
 from launchers.engines.deepspeed.config import zero_stage
+from launchers.engines.gathering import gather_json
 from launchers.engines.loop import generators, quantized
 from launchers.engines.tensors_only import tensors_only
 from launchers.gang.job import TrainJob
@@ -99,21 +100,19 @@ def needs_conversion(job: TrainJob) -> bool:
     return True
 
 
-def convert(job: TrainJob, env: RankEnv) -> Path:
+def convert(job: TrainJob, env: RankEnv, device: torch.device) -> Path:
     """Rewrite the checkpoint for any number of processes ("universal"), once on each node.
 
     Called by every rank; returns the folder to load from once it exists.
     """
     assert job.resume_dir is not None  # noqa: S101 - needs_conversion() has looked
     folder = job.work_dir / "engine" / "resume"
-    failure: list[str | None] = [None]
+    failure: str | None = None
     if env.local_rank == 0:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        failure = [_run_conversion(job.resume_dir / TAG, folder / UNIVERSAL_TAG)]
-    failures: list[list[str | None]] = [[None] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(failures, failure)
-    for (text,) in failures:
+        failure = _run_conversion(job.resume_dir / TAG, folder / UNIVERSAL_TAG)
+    for text in gather_json(failure, device):
         if text:
             raise UserError(
                 "DeepSpeed could not convert the checkpoint to this number of processes: "

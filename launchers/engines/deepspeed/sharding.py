@@ -52,7 +52,7 @@ class Zero:
         import deepspeed
 
         universal = checkpoint.needs_conversion(job)
-        converted = checkpoint.convert(job, env) if universal else None
+        converted = checkpoint.convert(job, env, device) if universal else None
         generators.seed(job.settings.seed)
         network = _load(job, config.configuration(job), device)
         named = [(name, weight) for name, weight in network.named_parameters() if weight.requires_grad]

@@ -171,7 +171,8 @@ def _load(job: TrainJob, env: RankEnv, device: torch.device) -> Any:
     kernels.set_up(network, job)
     if full_model is not None:
         # transformers looks up by the class, which fully_shard replaces, how the files name the tensors
-        network._weight_conversions = getattr(full_model, "_weight_conversions", None)
+        base = network.get_base_model() if hasattr(network, "get_base_model") else network
+        base._weight_conversions = getattr(full_model, "_weight_conversions", None)
     _divide(network, job, device)
     _hand_out(full_model, network, job, device)
     return network

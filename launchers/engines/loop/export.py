@@ -20,7 +20,7 @@ from launchers.engines.loop import quantized, unet, unet_export
 from launchers.engines.loop.sharding import TrainedModel
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
-from launchers.models import causal, hf_layout
+from launchers.models import hf_layout
 
 _ADAPTER_PREFIX = "base_model.model."
 
@@ -30,30 +30,38 @@ def check_mergeable(network: Any, job: TrainJob) -> None:
 
     transformers renames tensors of some families as it reads them; recorded before training.
     """
-    base_names = {
-        name for path in hf_layout.weight_files(job.model_dir) for name in hf_layout.safetensors_header(path)
-    }
     adapted = [name for name, module in network.named_modules() if hasattr(module, "lora_A")]
-    names = _names_in_files(network, [f"{name.removeprefix(_ADAPTER_PREFIX)}.weight" for name in adapted])
-    if missing := [name for name in names.values() if name not in base_names]:
+    names = [f"{name.removeprefix(_ADAPTER_PREFIX)}.weight" for name in adapted]
+    held = _held(job)
+    missing = [name for name in _names_in_files(network, names, held).values() if name not in held]
+    if missing:
         raise UserError(
             f"{job.settings.model}: its files have no {missing[0]}, which its adapter is to be merged into.",
             "Use --method full.",
         )
 
 
-def _names_in_files(network: Any, names: Iterable[str]) -> dict[str, str]:
-    """Return the name of each weight of a model in its files.
+def _held(job: TrainJob) -> set[str]:
+    """Return the names of the tensors in the base's files."""
+    return {
+        name for path in hf_layout.weight_files(job.model_dir) for name in hf_layout.safetensors_header(path)
+    }
 
-    They differ in vision-language models that were published before transformers put both parts side by side.
+
+def _names_in_files(network: Any, names: Iterable[str], held: set[str]) -> dict[str, str]:
+    """Return the name of each weight of a model in its files, which hold tensors called ``held``.
+
+    They differ in families whose modules transformers renamed (Nemotron-H), and in vision-language models
+    that were published before transformers put both parts side by side.
     """
-    if not causal.sees_images(network.config):
-        return {name: name for name in names}
     from transformers.core_model_loading import revert_weight_conversion
 
     base = network.get_base_model()
     empty = torch.empty(1, device="meta")
-    return {name: next(iter(revert_weight_conversion(base, {name: empty}))) for name in names}
+    return {
+        name: name if name in held else next(iter(revert_weight_conversion(base, {name: empty})))
+        for name in names
+    }
 
 
 def save(model: TrainedModel, job: TrainJob, env: RankEnv) -> None:
@@ -88,7 +96,7 @@ def save(model: TrainedModel, job: TrainJob, env: RankEnv) -> None:
         adapter,
         job.output_dir / "model",
         quantized.as_trained_on(model.module, model.device),
-        lambda names: _names_in_files(model.module, names),
+        lambda names: _names_in_files(model.module, names, _held(job)),
     )
 
 

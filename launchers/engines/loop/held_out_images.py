@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from launchers.dataset.measured import MAX_ROWS
+from launchers.engines.gathering import gather_json
 from launchers.engines.loop.images import QUARTERS, LatentBatch, NoiseSchedule, noise_errors, noisy_quarters
 from launchers.engines.loop.outcome import Outcome
 from launchers.engines.loop.sharding import Answering
@@ -56,7 +56,7 @@ class HeldOutImages:
 
     def outcome(self, model: Answering, batch: LatentBatch, /) -> Outcome:
         # one at a time, so that it needs no more memory than training does
-        errors = torch.cat([noise_errors(model.module, part, self._schedule) for part in batch.split()])
+        errors = torch.cat([noise_errors(model.module, each, self._schedule) for each in batch.split()])
         return Outcome(loss=errors.mean(), metrics=dict(zip(QUARTERS, errors, strict=True)))
 
     def draw(self, model: Answering, /) -> tuple[str, ...]:
@@ -66,13 +66,8 @@ class HeldOutImages:
             picture = self._picture(model.module, vae, row)
             if counts:
                 pictures[row] = picture
-        gathered: list[dict[int, str] | None] = [pictures]
-        if dist.is_initialized() and self._env.world_size > 1:
-            gathered = [None] * self._env.world_size
-            dist.all_gather_object(gathered, pictures)
-        by_row = {
-            row: picture for rank_pictures in gathered for row, picture in (rank_pictures or {}).items()
-        }
+        gathered = gather_json(list(pictures.items()), model.device)
+        by_row = {row: picture for of_rank in gathered for row, picture in of_rank}
         return tuple(picture for _, picture in sorted(by_row.items()))
 
     def _picture(self, unet: Any, vae: nn.Module, row: int) -> str:
@@ -80,7 +75,7 @@ class HeldOutImages:
         latent = self._latents.row(row)
         text, summary = latent.text, latent.summary
         if has_texts(unet):
-            text, summary = (output[0] for output in unet(tokens=latent.tokens[None].to(unet.device)))
+            text, summary = (each[0] for each in unet(tokens=latent.tokens[None].to(unet.device)))
         image = drawing.draw(
             unet,
             vae,

@@ -4,6 +4,7 @@
 """
 
 import json
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -47,6 +48,13 @@ def test_the_committed_residuals_and_scores_are_those_of_the_fit() -> None:
     assert fit.fit(runs(), given) == table()
     committed = json.loads((refit.RESULTS / "estimator_fit.json").read_text(encoding="utf-8"))
     assert {name: committed[name]["all"] for name in scores()} == scores()
+
+
+@pytest.mark.slow
+def test_one_refit_leads_from_any_factors_to_those_of_the_table() -> None:
+    given = list(table().values())
+    shifted = [row if row.name in fit.GIVEN else replace(row, factor=1.5 * row.factor) for row in given]
+    assert list(refit.settled(shifted).values()) == given
 
 
 def test_no_class_has_more_numbers_than_a_factor_and_its_widths() -> None:

@@ -26,10 +26,10 @@ from checklist.analysis.ceilings import Ceilings
 from checklist.analysis.diagnosis import diagnose, without_lost
 from checklist.analysis.packet_loss import Loss
 from checklist.analysis.paths import Paths
-from checklist.analysis.recurrence import WITHIN_DAYS, Look
+from checklist.analysis.recurrence import WITHIN_DAYS, Sightings
 from checklist.analysis.screening import slow_pairs
 from checklist.analysis.second_pass import MAX_RERUNS, RERUNS, RERUNS_ABOVE, Alone, best_of
-from checklist.analysis.soundness import wrong
+from checklist.analysis.soundness import why_impossible
 from checklist.measurements import Pair
 from checklist.round_robin import ALL_PAIRS_UP_TO
 from tests.checklist.clusters import Cluster
@@ -113,7 +113,7 @@ def test_two_thirds_of_a_nodes_pairs_make_it_the_nodes_fault(nodes: int, kinds: 
 def test_looks_count_for_less_than_fourteen_days_and_not_before_their_time() -> None:
     now = 100 * DAY_S
     ages = (0.0, 1.0, WITHIN_DAYS * DAY_S - 1, WITHIN_DAYS * DAY_S, -1.0)
-    looks = [Look(unix=now - age, nodes=("a",)) for age in ages]
+    looks = [Sightings(unix=now - age, nodes=("a",)) for age in ages]
     assert recurrence.recent(looks, now) == tuple(looks[:3])
 
 
@@ -235,12 +235,17 @@ def test_a_figure_may_reach_its_ceiling_and_a_time_may_not_be_zero() -> None:
     ceilings = Ceilings(gpus={0: "NVIDIA H100 80GB HBM3"}, lines={0: 50.0, 1: 25.0})
     most = ceilings.pair(0, 1)
     assert most.value == 100.0
-    assert [wrong(value, "GB/s", most) is None for value in (100.0, 100.1, 0.0, math.nan)] == [
+    assert [why_impossible(value, "GB/s", most) is None for value in (100.0, 100.1, 0.0, math.nan)] == [
         True,
         False,
         False,
         False,
     ]
-    assert [wrong(value) for value in (0.0, -1.0, 1e-9, None)] == ["no time at all", "negative", None, None]
+    assert [why_impossible(value) for value in (0.0, -1.0, 1e-9, None)] == [
+        "no time at all",
+        "negative",
+        None,
+        None,
+    ]
     copies = ceilings.local(0, "hbm_copy")
     assert copies.value == pytest.approx(1.5 * 3350, rel=0.01)

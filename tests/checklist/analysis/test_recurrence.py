@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from checklist.analysis.recurrence import NIGHTS, WITHIN_DAYS, Look, of, recent, recurring
+from checklist.analysis.recurrence import NIGHTS, WITHIN_DAYS, Sightings, count_nights, recent, recurring
 
 DAY = 86_400.0
 ALL = ("a", "b", "c", "d")
 
 
-def looks(*nights: tuple[tuple[str, ...], ...]) -> list[Look]:
+def looks(*nights: tuple[tuple[str, ...], ...]) -> list[Sightings]:
     """One look each night."""
-    return [Look(unix=day * DAY, nodes=ALL, seen=seen) for day, seen in enumerate(nights)]
+    return [Sightings(unix=day * DAY, nodes=ALL, seen=seen) for day, seen in enumerate(nights)]
 
 
 def test_the_same_node_on_three_nights_is_named_with_the_nights() -> None:
@@ -29,7 +29,7 @@ def test_always_the_same_two_are_a_link_and_neither_end() -> None:
 def test_fewer_nights_and_many_runs_of_one_night_are_not_enough() -> None:
     assert NIGHTS == 3
     assert recurring(looks((("a",),), (), (("a",),))) == ()
-    hours = [Look(unix=3600.0 * hour, nodes=ALL, seen=(("a",),)) for hour in range(20)]
+    hours = [Sightings(unix=3600.0 * hour, nodes=ALL, seen=(("a",),)) for hour in range(20)]
     assert recurring(hours) == ()
 
 
@@ -50,5 +50,5 @@ def test_what_is_older_than_the_window_is_forgotten() -> None:
 
 
 def test_how_often_counts_only_nights_that_looked_at_that_node() -> None:
-    elsewhere = Look(unix=5 * DAY, nodes=("c", "d"))
-    assert of(("a",), [*looks((("a",),), ()), elsewhere]).looked == 2
+    elsewhere = Sightings(unix=5 * DAY, nodes=("c", "d"))
+    assert count_nights(("a",), [*looks((("a",),), ()), elsewhere]).looked == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from checklist.verdict import judge
 from estimator.errors import UserError
 from tests.checklist.clusters import Cluster
 from tests.checklist.runs import cpu_run, gpu_run, with_pairs
+from tests.http_server import serving
 
 
 def samples(file: Path) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -56,6 +58,30 @@ def test_a_textfile_that_can_not_be_written_is_one_line(healthy: Result, tmp_pat
         prometheus.write(healthy, tmp_path / "missing" / "checklist.prom")
     with pytest.raises(UserError, match=r"Its name must end in .prom"):
         prometheus.write(healthy, tmp_path / "checklist.txt")
+
+
+def test_a_pushgateway_gets_the_cluster_s_metrics_and_keeps_those_of_others(sick: Result) -> None:
+    received: list[tuple[str, str, str]] = []
+
+    class Gateway(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            text = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            received.append((self.command, self.path, text))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+    with serving(Gateway) as url:
+        prometheus.push(sick, url, "prod")
+    ((command, path, text),) = received
+    assert (command, path) == ("PUT", "/metrics/job/training_checklist/cluster/prod")
+    assert 'training_checklist_verdict{cluster="prod"} 2.0' in text
+    with pytest.raises(UserError, match="did not take the metrics"):
+        prometheus.push(sick, "http://127.0.0.1:9")
+    with pytest.raises(UserError, match="is no http"):
+        prometheus.check_gateway("gateway:9091")
 
 
 def test_suspects_and_the_cluster_are_among_the_labels(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_more_than_the_share_marks_nobody_and_says_why(api: Api) -> None:
     assert api.marked() == ["host-1", "host-2", "host-3"]
 
 
-def test_nodes_that_are_marked_already_count_towards_the_share(api: Api) -> None:
+def test_nodes_that_are_marked_already_count_toward_the_share(api: Api) -> None:
     publish(slow(1, 2), apply=True)
     publish(slow(3), apply=True)
     assert api.marked() == ["host-1", "host-2"]
@@ -129,11 +129,11 @@ def test_what_somebody_else_has_marked_is_left_alone(api: Api) -> None:
 
 
 def test_labels_say_fit_of_healthy_nodes_for_selectors_that_ask_for_equality(api: Api) -> None:
-    publish(slow(2), apply=True, how="label")
+    publish(slow(2), apply=True, method="label")
     fit = {name: node["metadata"]["labels"].get(LABEL) for name, node in api.nodes.items()}
     assert fit == {f"host-{number}": "false" if number == 2 else "true" for number in range(8)}
     assert api.marked() == [], "no taint"
-    publish(judge(gpu_run(8, started_unix=2_000.0)), apply=True, how="label")
+    publish(judge(gpu_run(8, started_unix=2_000.0)), apply=True, method="label")
     assert {node["metadata"]["labels"][LABEL] for node in api.nodes.values()} == {"true"}
 
 

@@ -141,4 +141,4 @@ def test_retry_after_is_seconds_or_a_date_by_the_server_s_clock(
     headers["Retry-After"] = told
     if date is not None:
         headers["Date"] = date
-    assert webhook.asked_wait(headers) == wait_s
+    assert webhook.retry_delay_s(headers) == wait_s

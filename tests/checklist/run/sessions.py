@@ -26,11 +26,13 @@ class Answered(Session):
         self._answer, self._all = answer, tuple(range(nodes))
         self.nodes = {rank: rank for rank in self._all}
         self.addresses = {rank: f"10.0.0.{rank + 1}" for rank in self._all}
-        self.got.facts = {rank: facts(rank, 1, gpu_names=(), gpu_uuids=()) for rank in self._all}
+        self.results.facts = {rank: facts(rank, 1, gpu_names=(), gpu_uuids=()) for rank in self._all}
 
     @property
     def ranks(self) -> tuple[int, ...]:
         return self._all
 
-    def ask(self, what: str, arguments: Mapping[int, Mapping[str, Any]], **_: Any) -> Outcome:
-        return Outcome(replies={rank: self._answer(what, rank, told) for rank, told in arguments.items()})
+    def request(self, kind: str, arguments: Mapping[int, Mapping[str, Any]], **_: Any) -> Outcome:
+        return Outcome(
+            replies={rank: self._answer(kind, rank, request) for rank, request in arguments.items()}
+        )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from checklist.run.control import FromWorker, Reply
+from checklist.run.control import Reply, WorkerReply
 
 
 def test_a_figure_that_is_no_number_comes_through_as_it_is() -> None:
     said = Reply.model_validate_json(
         '{"kind": "done", "id": 1, "reply": {"value": NaN, "samples": [-Infinity]}}'
     )
-    heard = FromWorker.model_validate_json(FromWorker(rank=0, reply=said).model_dump_json())
+    heard = WorkerReply.model_validate_json(WorkerReply(rank=0, reply=said).model_dump_json())
     assert math.isnan(heard.reply.reply["value"])
     assert heard.reply.reply["samples"] == [-math.inf]

@@ -27,11 +27,11 @@ def test_a_sender_whose_seconds_can_not_be_is_noted_and_makes_no_pair(seconds: f
 
     run = Answered(4, answer)
     assert pairs(run) is None
-    assert {(one.check, one.rank, one.node, one.dst) for one in run.got.unsound} == {("pairs", 2, 2, 0)}
-    measured = {(pair.src, pair.dst) for pair in run.got.pairs}
+    assert {(one.check, one.rank, one.node, one.dst) for one in run.results.unsound} == {("pairs", 2, 2, 0)}
+    measured = {(pair.src, pair.dst) for pair in run.results.pairs}
     assert len(measured) == 11
     assert (2, 0) not in measured
-    assert not any(pair.alone for pair in run.got.pairs), "nobody is suspected by it"
+    assert not any(pair.alone for pair in run.results.pairs), "nobody is suspected by it"
 
 
 def test_above_32_nodes_a_link_that_is_slow_when_all_send_is_measured_though_no_round_has_it() -> None:
@@ -46,7 +46,7 @@ def test_above_32_nodes_a_link_that_is_slow_when_all_send_is_measured_though_no_
         if what == "store":
             return 29_000
         if what == "screen":
-            here = told["place"]
+            here = told["position"]
             assert (told["count"], order[here]) == (nodes, rank)
             there = [{here, (here + d) % nodes} == set(places) for d in range(1, nodes)]
             back = [{here, (here - d) % nodes} == set(places) for d in range(1, nodes)]
@@ -57,10 +57,10 @@ def test_above_32_nodes_a_link_that_is_slow_when_all_send_is_measured_though_no_
     run = Answered(nodes, answer)
     run.began_unix = NIGHT * 86_400.0
     assert pairs(run) is None
-    alone = {(pair.src, pair.dst) for pair in run.got.pairs if pair.alone}
+    alone = {(pair.src, pair.dst) for pair in run.results.pairs if pair.alone}
     assert {slow, slow[::-1]} <= alone
     assert any("4,032 ordered pairs were timed at once" in note for note in run.notes)
-    unseen = {(pair.src, pair.dst) for pair in run.got.pairs if not pair.alone}
+    unseen = {(pair.src, pair.dst) for pair in run.results.pairs if not pair.alone}
     assert {slow, slow[::-1]} <= unseen
 
 
@@ -74,10 +74,12 @@ def test_over_nccl_what_each_gpu_carries_is_kept_beside_what_the_node_does() -> 
     run = Answered(8, answer)
     run.device, run.backend = "cuda", "nccl"
     run.nodes = {rank: rank // 4 for rank in range(8)}
-    run.got.facts = {rank: facts(rank, 4) for rank in range(8)}
-    run.got.facts = {rank: dataclasses.replace(fact, gpu_processes=0) for rank, fact in run.got.facts.items()}
+    run.results.facts = {rank: facts(rank, 4) for rank in range(8)}
+    run.results.facts = {
+        rank: dataclasses.replace(fact, gpu_processes=0) for rank, fact in run.results.facts.items()
+    }
     assert pairs(run) is None
-    told = {(pair.src, pair.dst): pair for pair in run.got.pairs if not pair.alone}
+    told = {(pair.src, pair.dst): pair for pair in run.results.pairs if not pair.alone}
     assert told[0, 1].rails == (10.0, 10.0, 10.0, 10.0)
     assert told[1, 0].rails == (10.0, 10.0, 5.0, 10.0)
     assert told[1, 0].gbytes_per_s == pytest.approx(20.0)

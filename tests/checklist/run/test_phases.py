@@ -26,7 +26,7 @@ def deep(asked: list[tuple[str, int, Mapping[str, Any]]]) -> Answered:
 
     run = Answered(3, answer, profile="deep")
     run.device, run.phase_ends = "cuda", time.monotonic() + 900
-    run.got.facts = {rank: facts(rank, 2) for rank in range(6)}
+    run.results.facts = {rank: facts(rank, 2) for rank in range(6)}
     return run
 
 
@@ -38,7 +38,7 @@ def test_nvidia_s_diagnostic_is_run_once_on_each_node_over_the_gpus_of_all_its_r
     told = asked[1][2]
     assert (told["gpus"], told["level"]) == (["GPU-1-0", "GPU-1-1"], 2)
     assert 800 < told["limit_s"] < 900
-    assert [one.node for one in run.got.diagnosed] == [0, 1, 2]
+    assert [one.node for one in run.results.diagnosed] == [0, 1, 2]
 
 
 def test_it_is_not_run_beside_others_nor_without_gpus() -> None:
@@ -58,10 +58,10 @@ def test_how_a_gpu_was_under_load_comes_with_its_health_after_it() -> None:
 
     run = Answered(3, answer)
     phases._health(run, "after")
-    assert run.got.health == [], "there are no GPUs"
+    assert run.results.health == [], "there are no GPUs"
     run.device = "cuda"
     phases._health(run, "after")
-    assert [(one.rank, one.when) for one in run.got.health] == [(0, "loaded"), (0, "after"), (1, "after")]
+    assert [(one.rank, one.when) for one in run.results.health] == [(0, "loaded"), (0, "after"), (1, "after")]
 
 
 def test_only_the_deep_profile_has_that_phase() -> None:

@@ -17,7 +17,7 @@ import pytest
 from checklist.measurements import Measurements
 from checklist.options import Options
 from checklist.run import local
-from checklist.run.control import At, FromWorker, Hub, Limits, Reply, join
+from checklist.run.control import Hub, Limits, Positions, Reply, WorkerReply, join
 from checklist.run.rendezvous import Rendezvous, of_node
 from checklist.run.supervisor import run
 from checklist.run.worker_process import WorkerProcess
@@ -121,8 +121,8 @@ def test_what_makes_no_sense_from_a_member_is_one_line_and_ends_its_connection_o
         event = hub.events.get(timeout=5)
         assert "not of this protocol" in (event.lost or "")
         assert "\n" not in (event.lost or "")
-        other.send(At(ranks={0: ("facts", 1, "S")}))
-        assert hub.events.get(timeout=5).message == At(ranks={0: ("facts", 1, "S")})
+        other.send(Positions(ranks={0: ("facts", 1, "S")}))
+        assert hub.events.get(timeout=5).message == Positions(ranks={0: ("facts", 1, "S")})
         other.close()
         member.close()
 
@@ -131,7 +131,7 @@ def test_a_member_can_speak_for_its_own_ranks_only() -> None:
     secret, port = Secret.make(), new_port()
     with contextlib.closing(Hub(place(0, port, secret), LIMITS)) as hub:
         member = join(place(1, port, secret), LIMITS)
-        member.send(FromWorker(rank=0, reply=Reply(kind="done", id=1)))
+        member.send(WorkerReply(rank=0, reply=Reply(kind="done", id=1)))
         assert "a message of rank 0, which it has not" in (hub.events.get(timeout=5).lost or "")
         member.close()
 

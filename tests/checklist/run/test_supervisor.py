@@ -20,10 +20,20 @@ from checklist.condensed import MAX_PROBES
 from checklist.measurements import IDLE, Measurements, Probe, record
 from checklist.options import Options
 from checklist.run import conductor as conductor_module
-from checklist.run.conductor import Conductor
-from checklist.run.control import At, Do, End, Ended, FromWorker, Hub, Limits, Where, join
+from checklist.run.conductor import Coordinator
+from checklist.run.control import (
+    End,
+    Hub,
+    Limits,
+    PositionQuery,
+    Positions,
+    WorkerCommand,
+    WorkerEnded,
+    WorkerReply,
+    join,
+)
 from checklist.run.rendezvous import Rendezvous, from_environment, of_node
-from checklist.run.requests import Requests, _behind
+from checklist.run.requests import Requests, _lagging
 from checklist.run.supervisor import run
 from checklist.run.worker_process import WorkerProcess
 from estimator.errors import UserError
@@ -41,7 +51,7 @@ def place(node: int, nodes: int = 2, **more: object) -> Rendezvous:
 
 @pytest.fixture
 def worker(tmp_path: Path) -> object:
-    heard: queue.Queue[FromWorker | Ended] = queue.Queue()
+    heard: queue.Queue[WorkerReply | WorkerEnded] = queue.Queue()
     made = WorkerProcess(rank=0, local_rank=0, node=0, directory=tmp_path, environment={}, report=heard.put)
     yield made, heard
     made.close()
@@ -135,14 +145,14 @@ def test_the_end_reaches_a_supervisor_that_is_still_talking_when_rank_0_leaves()
 def test_who_is_behind_stopped_or_silent_is_blamed_and_nobody_where_all_are_alike(
     at: dict[int, list[object]], blamed: list[int]
 ) -> None:
-    assert _behind(at, [0, 1, 2], others_failed=False) == blamed
+    assert _lagging(at, [0, 1, 2], others_failed=False) == blamed
 
 
 def test_a_request_to_nobody_ends_at_once() -> None:
     here = place(0)
     with contextlib.closing(Hub(here, SHORT)) as hub:
         begin = time.monotonic()
-        outcome = Requests(hub, SHORT).ask("facts", {0: {}}, limit_s=30)
+        outcome = Requests(hub, SHORT).request("facts", {0: {}}, limit_s=30)
         assert outcome.unfinished == (0,)
         assert time.monotonic() - begin < 5
 
@@ -154,18 +164,18 @@ def test_a_rank_that_died_with_nothing_to_do_is_recorded_once_and_not_waited_for
         second = join(replace(here, ranks=(1,), node=1), SHORT)
         requests = Requests(hub, SHORT)
         requests.phase = "pairs"
-        second.send(Ended(rank=1, why="signal SIGKILL", at=("send", 7, "X")))
-        requests.ask("listen", {0: {}}, limit_s=1.0)  # of another, who doesn't answer
+        second.send(WorkerEnded(rank=1, why="signal SIGKILL", at=("send", 7, "X")))
+        requests.request("listen", {0: {}}, limit_s=1.0)  # of another, who doesn't answer
         died = [hang for hang in requests.hangs if hang.rank == 1]
         assert [(hang.kind, hang.op, hang.detail) for hang in died] == [("died", IDLE, "signal SIGKILL")]
 
         begin = time.monotonic()
-        outcome = requests.ask("send", {1: {}}, limit_s=30)
+        outcome = requests.request("send", {1: {}}, limit_s=30)
         assert time.monotonic() - begin < 5
         assert outcome.unfinished == (1,)
         assert outcome.why == "rank 1 was lost or died in send"
         assert [hang for hang in requests.hangs if hang.rank == 1] == died
-        requests.ask("send", {1: {}}, limit_s=1.0)
+        requests.request("send", {1: {}}, limit_s=1.0)
         began_anew = [hang.kind for hang in requests.hangs if hang.rank == 1][1:]
         assert began_anew in (["hang"], ["lost"]), "waited for as any other: nobody answers here"
         first.close()
@@ -185,8 +195,8 @@ def test_every_node_gets_the_condensed_form_of_a_large_run_and_rank_0_has_it_who
     assert len(probes) > MAX_PROBES
     links = [join(replace(here, ranks=(rank,), node=rank), SHORT) for rank in (0, 1)]
     try:
-        conductor = Conductor(Options(device="cpu"), here, hub, SHORT, conclude=lambda _: 1)
-        conductor.got.probes += probes
+        conductor = Coordinator(Options(device="cpu"), here, hub, SHORT, conclude=lambda _: 1)
+        conductor.results.probes += probes
         conductor.stopped.set()  # no phase is to begin
         threading.Thread(target=conductor.run, daemon=True).start()
         for link in links:
@@ -208,7 +218,7 @@ def test_a_long_run_says_every_few_seconds_how_far_it_is(
 ) -> None:
     monkeypatch.setattr(conductor_module, "SIGN_S", 0.1)
     hub = Hub(place(0), SHORT)
-    conductor = Conductor(Options(device="cpu"), place(0), hub, replace(SHORT, rendezvous=65.0))
+    conductor = Coordinator(Options(device="cpu"), place(0), hub, replace(SHORT, rendezvous=65.0))
     try:
         threading.Thread(target=conductor.run, daemon=True).start()
         told = ""
@@ -231,10 +241,10 @@ def test_what_was_measured_is_shown_as_soon_as_a_node_is_lost() -> None:
         first = join(here, SHORT)
         second = join(replace(here, ranks=(1,), node=1), SHORT)
         seen: list[Measurements] = []
-        conductor = Conductor(Options(device="cpu", only=("mesh",)), here, hub, SHORT, seen.append)
+        conductor = Coordinator(Options(device="cpu", only=("mesh",)), here, hub, SHORT, seen.append)
         conductor.phase = "mesh"
         threading.Timer(0.3, second.close).start()
-        conductor.ask("local", {0: {}, 1: {}}, limit_s=2.0, operation="probe")
+        conductor.request("local", {0: {}, 1: {}}, limit_s=2.0, operation="probe")
         (known,) = seen
         assert [(hang.rank, hang.node, hang.kind, hang.op) for hang in known.hangs] == [
             (1, 1, "lost", "probe")
@@ -250,8 +260,8 @@ def test_what_was_measured_is_shown_as_soon_as_a_node_is_lost() -> None:
 
 def test_what_a_worker_is_asked_is_answered_and_what_fails_is_told(worker: object) -> None:
     process, heard = worker  # type: ignore[misc]
-    process.send(Do(rank=0, id=1, what="listen", arguments={"address": "127.0.0.1"}))
-    process.send(Do(rank=0, id=2, what="listen", arguments={"nonsense": 1}))
+    process.send(WorkerCommand(rank=0, id=1, what="listen", arguments={"address": "127.0.0.1"}))
+    process.send(WorkerCommand(rank=0, id=2, what="listen", arguments={"nonsense": 1}))
     first, second = heard.get(timeout=20), heard.get(timeout=20)
     assert first.reply.kind == "done"
     assert second.reply.kind == "failed"
@@ -262,12 +272,12 @@ def test_a_worker_that_is_killed_is_reported_with_the_signal_and_can_be_started_
     process, heard = worker  # type: ignore[misc]
     os.kill(process._process.pid, signal.SIGKILL)
     ended = heard.get(timeout=10)
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, WorkerEnded)
     assert ended.why == "signal SIGKILL"
     process.restart()
-    process.send(Do(rank=0, id=1, what="listen", arguments={"address": "127.0.0.1"}))
+    process.send(WorkerCommand(rank=0, id=1, what="listen", arguments={"address": "127.0.0.1"}))
     answer = heard.get(timeout=20)
-    assert isinstance(answer, FromWorker)
+    assert isinstance(answer, WorkerReply)
     assert answer.reply.kind == "done"
 
 
@@ -357,16 +367,16 @@ def test_when_the_phase_is_over_before_the_operations_limit_nobody_is_blamed_for
             with contextlib.suppress(OSError):
                 while True:
                     message = link.receive()
-                    if isinstance(message, Where):
-                        link.send(At(ranks={0: ("storage_write", 1, "S")}))
+                    if isinstance(message, PositionQuery):
+                        link.send(Positions(ranks={0: ("storage_write", 1, "S")}))
 
         threading.Thread(target=answer, daemon=True).start()
         requests = Requests(hub, SHORT)
         requests.phase_ends = time.monotonic() + 0.3
-        outcome = requests.ask("local", {0: {}}, limit_s=30)
+        outcome = requests.request("local", {0: {}}, limit_s=30)
         assert outcome.why == "the time for the phase was over in local"
         assert requests.hangs == []
         requests.phase_ends = float("inf")
-        requests.ask("local", {0: {}}, limit_s=0.3)
+        requests.request("local", {0: {}}, limit_s=0.3)
         assert [(hang.rank, hang.op) for hang in requests.hangs] == [(0, "local")]
         link.close()

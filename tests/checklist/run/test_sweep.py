@@ -19,7 +19,7 @@ def test_a_rank_whose_seconds_can_not_be_is_noted_and_nothing_is_timed_by_it(sec
     run = Answered(2, answer)
     run.phase_ends = math.inf
     assert sweep(run, (0, 1)) is None
-    assert {(one.rank, one.node) for one in run.got.unsound} == {(1, 1)}
-    assert {one.check for one in run.got.unsound} == {"latency", "bandwidth"}
-    assert {item.seconds_median for item in run.got.collectives} == {None}
-    assert {item.correct for item in run.got.collectives} == {True}
+    assert {(one.rank, one.node) for one in run.results.unsound} == {(1, 1)}
+    assert {one.check for one in run.results.unsound} == {"latency", "bandwidth"}
+    assert {item.seconds_median for item in run.results.collectives} == {None}
+    assert {item.correct for item in run.results.collectives} == {True}

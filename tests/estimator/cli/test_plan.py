@@ -189,6 +189,15 @@ def test_a_plan_that_is_several_times_as_fast_for_about_the_price_is_pointed_at(
     assert bool(pointed) == bool(worth)
 
 
+@pytest.mark.parametrize(
+    ("options", "method"),
+    [("", "full"), ("--lora-rank 16", "lora"), ("--adapter-only", "lora"), ("--quantization nf4", "qlora")],
+)
+def test_an_option_of_adapters_excludes_full_training_from_method_auto(options: str, method: str) -> None:
+    [row] = json.loads(run(f"--model llama-8b --gpu H100 --top 1 --json {options}").stdout)["summary"]
+    assert row["method"] == method
+
+
 def test_any_gpu_of_the_table_is_planned_for_without_a_machine() -> None:
     result = run("--model llama-8b --method qlora --gpu rtx-4090 --gpus 2 --json")
     [plan] = json.loads(result.stdout)["plans"]

@@ -44,6 +44,7 @@ def fake_nvml(names: list[str]) -> Any:
 def test_gpus_are_those_that_cuda_would_see(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, names: list[str]
 ) -> None:
+    monkeypatch.setattr(local_machine, "_has_driver_library", lambda: True)
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(["NVIDIA L4", "Tesla T4"]))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:

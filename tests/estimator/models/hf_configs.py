@@ -26,6 +26,9 @@ NEWER = (
     "lfm2",
     "nemotron_h",
     "granitemoehybrid",
+    "gemma4_text",
+    "mistral4",
+    "lfm3",
 )
 
 

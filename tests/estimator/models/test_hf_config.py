@@ -144,9 +144,9 @@ def test_weights_that_are_published_quantized_have_a_shape_all_the_same(name: st
     assert hf_config.to_spec(config, "mine").parameters == find(name).parameters
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"qwen", "olmo2", "mpt", "lfm2"}))
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"qwen", "olmo2", "mpt", "lfm2", "lfm3"}))
 def test_the_activation_of_a_family_is_that_of_its_code(family: str) -> None:
-    """Without Qwen 1 (not in transformers), OLMo 2 (no defaults), MPT and LFM2 (fixed in their code)."""
+    """Without Qwen 1 (not in transformers), OLMo 2 (no defaults), MPT, LFM2, LFM3 (fixed in their code)."""
     pytest.importorskip("transformers")
     from transformers import AutoConfig
 

@@ -125,6 +125,52 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "mamba_num_heads": 4,
         "mamba_head_dim": 16,
     },
+    "gemma4 with its own embeddings for each block, shared keys, wide MLPs": {
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "sliding_window": 32,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 200,
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+    },
+    "gemma4 with experts, one projection of keys and values": {
+        "model_type": "gemma4_text",
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 2,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 32,
+    },
+    "mistral4": {
+        "model_type": "mistral4",
+        "num_key_value_heads": 4,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 12,
+        "n_routed_experts": 4,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+    },
+    "lfm3 without sandwich norms": {
+        "model_type": "lfm3",
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "use_sandwich_norm": False,
+        "use_attention_gate": False,
+    },
     "olmo3": {"model_type": "olmo3", "num_key_value_heads": 2, "sliding_window": 32},
     "hunyuan_v1_dense": {"model_type": "hunyuan_v1_dense", "num_key_value_heads": 2, "head_dim": 32},
     "seed_oss with biases everywhere": {
@@ -141,9 +187,10 @@ def built(config: dict[str, Any]) -> Any:
     """transformers' model of that config.json, without memory."""
     pytest.importorskip("transformers")
     import torch
-    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    factory = AutoModel if config["model_type"] == "bert" else AutoModelForCausalLM
+    special = {"bert": AutoModel, "mistral4": AutoModelForImageTextToText}
+    factory = special.get(config["model_type"], AutoModelForCausalLM)
     with torch.device("meta"):
         return factory.from_config(AutoConfig.for_model(**config))
 

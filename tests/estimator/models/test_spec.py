@@ -4,7 +4,7 @@ import pytest
 
 from estimator import models
 from estimator.errors import UserError
-from estimator.models import find
+from estimator.models import ModelSpec, find
 
 
 def test_lora_counts_both_matrices_of_each_target() -> None:
@@ -46,7 +46,12 @@ def test_a_target_that_the_family_lacks_is_answered_with_the_names_that_it_has()
     assert "gate_proj" not in caught.value.advice
 
 
-@pytest.mark.parametrize("name", [name for name in models.names() if not find(name).recurrence])
+def alike(model: ModelSpec) -> bool:
+    """Whether all blocks of a model, or all with experts, are of one size."""
+    return not model.recurrence and not model.global_head_dim
+
+
+@pytest.mark.parametrize("name", [name for name in models.names() if alike(find(name))])
 @pytest.mark.parametrize("layers", [1, 2, 5])
 def test_a_model_with_fewer_layers_has_as_many_parameters_as_those_layers(name: str, layers: int) -> None:
     model = find(name)

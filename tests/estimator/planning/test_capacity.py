@@ -12,6 +12,7 @@ from estimator import Job, Plan, Target, UserError, hardware
 from estimator.models import find
 from estimator.planning.capacity import TABLE, why_rare
 from estimator.planning.goals import Goals
+from estimator.planning.measured_gpus import UNMEASURED
 from estimator.planning.places import Place, choose_places
 from estimator.planning.planner import plan, plans
 from estimator.planning.report import render
@@ -51,10 +52,10 @@ def test_machines_sold_ahead_are_rarely_to_be_had(name: str, rare: bool) -> None
     assert why_rare(replace(place, spot=True)) == ""
 
 
-def test_what_is_rarely_had_comes_last_with_its_reason_and_competes_where_that_is_asked_for() -> None:
+def test_what_is_low_availability_comes_last_with_its_reason_and_competes_where_that_is_asked_for() -> None:
     usual = plans(FULL, USUAL, top=500)
-    # What is not known to fit the machine's memory comes after all of these, and so does what is used in part
-    known = [made for made in usual.plans if _has_known_memory(made)]
+    # Plans with unknown host memory, unmeasured GPUs or machines used in part rank after all of these
+    known = [made for made in usual.plans if _has_known_memory(made) and UNMEASURED not in made.why]
     marks = [bool(made.prediction.low_availability) for made in known]
     assert any(marks)
     first = marks.index(True)

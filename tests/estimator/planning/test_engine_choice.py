@@ -69,6 +69,20 @@ def test_full_training_keeps_fp32_master_weights_where_they_fit_and_says_so_wher
     assert "fsdp2 and deepspeed, with fp32 master weights, would not fit" in line_of(small)
 
 
+def test_an_engine_that_trains_alone_gives_up_master_weights_only_where_they_fit_nowhere() -> None:
+    for name, gpu, precision in (
+        ("llama-8b", "H200 SXM", "bf16"),
+        ("llama-3.2-1b", "H200 SXM", "bf16-mixed"),
+    ):
+        place = Target(kind="catalogue", gpu=gpu, nodes=1, gpus=8)
+        made = made_for(name, place, task="grpo", method="full")
+        assert (made.engine, made.layout.precision) == ("trl", precision)
+        lean = "trl, with fp32 master weights, would not fit; weights and optimizer states are in bf16"
+        assert any(lean in line for line in made.why[:3]) == (precision == "bf16")
+    rare = made_for("qwen3-8b", Target(kind="catalogue", gpu="B200"), method="full")
+    assert rare.layout.precision == "bf16-mixed", "low availability is no reason to give them up"
+
+
 def test_master_weights_are_given_up_before_measured_gpus_are() -> None:
     made = made_for("llama-70b", method="full")
     assert made.request.gpu_type == "A100 SXM 80GB"

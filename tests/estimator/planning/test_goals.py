@@ -177,8 +177,20 @@ def test_experts_are_not_offered_qlora() -> None:
     assert "(lora" in caught.value.problem
 
 
+def test_full_grpo_that_does_not_fit_is_offered_an_optimizer_with_smaller_states() -> None:
+    job = Job(model=find("llama-3.2-3b"), engine="auto", task="grpo", global_batch_size=16)
+    target = Target(kind="catalogue", gpu="L4", nodes=1, gpus=4)
+    with pytest.raises(CannotFit) as caught:
+        plans(job, target)
+    lean = {"optimizer.name": "adafactor", "precision": "bf16"}
+    assert lean in caught.value.suggestions
+    assert plans(replace(job, optimizer="adafactor", precision="bf16"), target).plans
+
+
 def test_a_long_context_that_does_not_fit_is_offered_lean_kernels_and_host_memory() -> None:
-    job = Job(model=find("llama-8b"), engine="fsdp2", seq_len=65_536, global_batch_size=8)
+    job = Job(
+        model=find("llama-8b"), engine="fsdp2", precision="bf16-mixed", seq_len=65_536, global_batch_size=8
+    )
     target = Target(kind="catalogue", gpu="H100 SXM", nodes=1, gpus=8)
     with pytest.raises(CannotFit) as caught:
         plans(job, target)

@@ -122,7 +122,9 @@ def test_what_comes_first_depends_on_deadline_and_budget() -> None:
 
 def test_figures_within_a_fifth_of_the_best_count_as_equal() -> None:
     def order(*candidates: Candidate) -> list[Candidate]:
-        return in_order(list(candidates), Goals(), tokens=None, capacity="any")
+        return in_order(
+            list(candidates), Goals(), tokens=None, target=Target(kind="catalogue", capacity="any")
+        )
 
     cheapest, dear = candidate(rate=2e4, usd=72.0), candidate(rate=1e4 / (1 + INDISTINCT), usd=36.0)
     assert order(cheapest, dear) == [dear, cheapest]

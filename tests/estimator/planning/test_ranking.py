@@ -28,7 +28,7 @@ def surveyed(job: Job = FULL, goals: Goals | None = None, target: Target = ANY) 
 
 
 def ordered(survey: Survey, candidates: list[Candidate]) -> list[Candidate]:
-    return in_order(candidates, survey.goals, tokens=survey.tokens, capacity=survey.target.capacity)
+    return in_order(candidates, survey.goals, tokens=survey.tokens, target=survey.target)
 
 
 @pytest.mark.parametrize(
@@ -190,8 +190,8 @@ def test_a_whole_machine_comes_before_parts_of_it_that_cost_as_much() -> None:
 
 
 def test_a_tight_plan_ranks_behind_all_that_fit_unless_it_is_accepted() -> None:
-    for goals, is_last in ((Goals(), True), (Goals(tight=True), False)):
-        survey = surveyed(goals=goals)
+    for target, is_last in ((ANY, True), (replace(ANY, tight=True), False)):
+        survey = surveyed(target=target)
         cheapest = survey.candidates[0]
         capacity = least_capacity(cheapest.memory.needs_bytes, cheapest.memory.needs_range)
         tight = replace(cheapest, memory=cheapest.memory.with_capacity(capacity))

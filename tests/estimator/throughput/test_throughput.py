@@ -51,8 +51,8 @@ def test_an_architecture_without_a_published_run_is_taken_by_its_best_product_an
     assert found.tokens_per_second_range is not None
     assert "interpolated, as no run on Turing was published" in found.basis
     low, high = (end / found.tokens_per_second for end in found.tokens_per_second_range)
-    assert low == pytest.approx(published().of("range", "unseen p10"))
-    assert high == pytest.approx(published().of("range", "unseen p90"))
+    assert low == pytest.approx(published().of("range", "unseen p2.5"))
+    assert high == pytest.approx(published().of("range", "unseen p97.5"))
 
 
 def test_cards_of_one_architecture_differ_as_their_measured_products_do() -> None:

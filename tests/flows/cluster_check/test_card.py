@@ -128,8 +128,8 @@ def test_a_figure_is_only_shown_beside_runs_of_the_same_setting() -> None:
     now: Record = result.records[0]
     elsewhere = dataclasses.replace(now, setting=dataclasses.replace(now.setting, driver="999"))
     other = dataclasses.replace(runs[0], records=(elsewhere,))
-    histories = figure_histories((now,), [*runs, other])
-    assert [len(points) for _, points in histories] == [len(runs) + 1]
+    histories = figure_histories((now, result.records[1]), [*runs, other])
+    assert [len(points) for _, points in histories] == 2 * [len(runs) + 1]
     assert figure_histories((now,), [other]) == []
 
 

@@ -48,27 +48,27 @@ def test_what_can_not_be_is_refused_before_a_run(
 
 
 def test_more_gpus_than_there_are_is_refused_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    from checklist.checks.gpu.gpus_probe import Seen
+    from checklist.checks.gpu.gpus_probe import VisibleGpus
     from checklist.run import local
 
-    seen = Seen(uuids=("GPU-a", "GPU-b"), names=("H100", "H100"))
-    monkeypatch.setattr(local.gpus_probe, "look", lambda: seen)
+    seen = VisibleGpus(uuids=("GPU-a", "GPU-b"), names=("H100", "H100"))
+    monkeypatch.setattr(local.gpus_probe, "list_gpus", lambda: seen)
     with pytest.raises(UserError, match="--gpus-per-node 2 is more than the 1"):
         ask(values_with(gpus_per_node=2), "local", None)
 
 
 def test_the_gpus_of_one_machine_are_shared_out_between_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from checklist.checks.gpu.gpus_probe import Seen
+    from checklist.checks.gpu.gpus_probe import VisibleGpus
     from checklist.run import local
 
-    seen = Seen(uuids=("GPU-a", "GPU-b", "GPU-c", "GPU-d"), names=("H100",) * 4)
-    monkeypatch.setattr(local.gpus_probe, "look", lambda: seen)
+    seen = VisibleGpus(uuids=("GPU-a", "GPU-b", "GPU-c", "GPU-d"), names=("H100",) * 4)
+    monkeypatch.setattr(local.gpus_probe, "list_gpus", lambda: seen)
     launch = Launch(backend="local", gpus_per_node=None, thresholds=None, thresholds_file="")
     run_config = resolve(options_with(), launch, datastore="/")
     assert run_config.shares == (("GPU-a", "GPU-b"), ("GPU-c", "GPU-d"))
     assert (run_config.options.gpus_per_node, run_config.options.device) == (2, "cuda")
     # One GPU cannot be two nodes
-    monkeypatch.setattr(local.gpus_probe, "look", lambda: Seen(uuids=("GPU-a",), names=("H100",)))
+    monkeypatch.setattr(local.gpus_probe, "list_gpus", lambda: VisibleGpus(uuids=("GPU-a",), names=("H100",)))
     run_config = resolve(options_with(), launch, datastore="/")
     assert (run_config.shares, run_config.options.device) == (((), ()), "cpu")
 

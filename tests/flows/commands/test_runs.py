@@ -10,6 +10,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -139,3 +141,34 @@ def test_answers_of_a_run_and_its_base_stand_below_the_table_and_blind_columns_h
     alone = of_run("runs", "--blind", str(key))
     assert alone.returncode == 2
     assert "--prompts" in alone.stderr
+
+
+def _unfinished(*ends: str) -> Any:
+    """Build an unfinished run with one task per item: "True" or "False" as it ended, "" without an end."""
+    tasks = []
+    for end in ends:
+        notes = [SimpleNamespace(name="attempt", value="0", created_at=1)]
+        notes += [SimpleNamespace(name="attempt_ok", value=end, created_at=2)] if end else []
+        tasks.append(SimpleNamespace(metadata=notes))
+
+    class Run(list[Any]):
+        finished = False
+
+    return Run([tasks])
+
+
+@pytest.mark.parametrize(
+    ("alive", "ends", "state"),
+    [
+        (True, ("True", ""), "running"),
+        (False, ("True", ""), "killed"),
+        (False, ("True",), "killed"),
+        (False, ("True", "False"), "failed"),
+        (None, ("True", ""), "running or killed"),
+    ],
+)
+def test_an_unfinished_run_is_running_killed_or_failed(
+    alive: bool | None, ends: tuple[str, ...], state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(past_runs._metaflow, "is_alive", lambda _: alive)
+    assert past_runs._state(_unfinished(*ends)) == state

@@ -7,7 +7,7 @@ from tests.flows.doctor.conftest import Asker
 
 
 def test_gpus_are_named_or_their_absence_with_what_mends_it(ask: Asker) -> None:
-    seen = gpus_probe.look()
+    seen = gpus_probe.list_gpus()
     line = ask("GPU")["GPU"]
     if seen.names:
         assert line.found.startswith(f"{seen.names.count(seen.names[0])} x {seen.names[0]}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
 import re
 import socket
@@ -10,7 +12,8 @@ import time
 
 import pytest
 
-from launchers.cluster.endpoint import NodeAddress, Secret
+from estimator.errors import UserError
+from launchers.cluster.endpoint import CLUSTER_PORTS, STORE_PORTS, NodeAddress, Secret
 from launchers.gang import hub
 from launchers.gang.control import Timeouts, some
 from launchers.gang.failures import GangFailed
@@ -71,6 +74,17 @@ def test_a_node_that_comes_gives_the_others_time_anew_and_who_is_missing_is_told
     finally:
         late.join(timeout=30)
         main.close()
+
+
+def test_torchs_store_on_a_cluster_takes_only_ports_that_the_network_policy_opens() -> None:
+    on_cluster = dataclasses.replace(_address(0), ports=CLUSTER_PORTS)
+    assert {hub.free_port(on_cluster) for _ in range(50)} <= set(STORE_PORTS)
+    assert 20_000 <= hub.free_port(_address(29_400)) < 32_000
+    with contextlib.ExitStack() as stack:
+        for port in STORE_PORTS:
+            stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        with pytest.raises(UserError, match="No free port between 29408 and 29439"):
+            hub.free_port(on_cluster)
 
 
 @pytest.mark.parametrize(("count", "more"), [(8, ""), (9, "1"), (20, "12")])

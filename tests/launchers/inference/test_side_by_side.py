@@ -25,7 +25,7 @@ def test_each_column_has_the_answers_of_its_model_with_scores(adapter_dir: Path,
         GREEDY,
         "cpu",
         base_of=model,
-        score=lambda prompt, answer: len(prompt + answer),
+        score=lambda prompts, answers: [len(p + a) for p, a in zip(prompts, answers, strict=True)],
     )
     loaded = load_finetuned(model, "cpu", tmp_path)
     for place, each in enumerate((loaded, load_base(loaded, model, "cpu"))):

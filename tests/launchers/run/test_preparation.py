@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from estimator import Target, models
+from estimator import Target, hardware, models
 from estimator.cli.plan import JobOptions, job_from
 from estimator.engines.support import planned_only, with_engine
 from estimator.errors import UserError
@@ -16,7 +17,7 @@ from estimator.job import Job, Machine
 from estimator.models import find
 from estimator.plan import GIB
 from estimator.setup import DEFAULT_SEQ_LEN, TINY_SEQ_LEN
-from estimator.vocabulary import LAUNCHED_ENGINES, LAUNCHED_METHODS, TASKS
+from estimator.vocabulary import AUTOMATIC_METHODS, LAUNCHED_ENGINES, LAUNCHED_METHODS, TASKS
 from launchers import run_config, settings
 from launchers.engines.deepspeed import engine as deepspeed
 from launchers.run import checks, preparation
@@ -147,7 +148,39 @@ def test_a_method_left_open_is_decided_with_the_plan_and_its_engine_and_learning
     assert run.plan.method in ("lora", "qlora")
     assert (run.settings.method, run.settings.engine) == (run.plan.method, run.plan.engine)
     assert run.settings.optimizer.lr == 2e-4
-    assert preparation.check_matches(run.plan, settings.build(large)) == run.plan
+    assert preparation.check_matches(run.plan, settings.build(large), find("llama-70b")) == run.plan
+
+
+@pytest.mark.parametrize(
+    ("given", "methods"),
+    [
+        ({"lora": {"rank": 16}}, ("lora", "qlora")),
+        ({"lora": {"alpha": 32}}, ("lora", "qlora")),
+        ({"export": {"adapter_only": True}}, ("lora", "qlora")),
+        ({"lora": {"quantization": "int8"}}, ("qlora",)),
+        ({}, AUTOMATIC_METHODS),
+    ],
+)
+def test_a_method_left_open_is_one_to_which_the_given_options_apply(
+    given: dict[str, Any], methods: tuple[str, ...]
+) -> None:
+    run = preparation.plan_run(settings.build({"model": "tiny-llama", "method": "auto", **given}), HERE)
+    assert run.plan.method == methods[0]
+    assert f"the first of {', '.join(methods)} that fits" in " ".join(run.plan.why)
+
+
+def test_a_run_takes_a_tight_plan_only_if_that_is_accepted() -> None:
+    name = hardware.gpu("A100 SXM 40GB").name
+    resources = Machine(cpu_cores=16, ram_bytes=64 * GIB, disk_free_bytes=100 * GIB)
+    verdicts = set()
+    for size in range(24, 28):
+        machine = dataclasses.replace(resources, gpus=((name, size * GIB),))
+        target = Target(kind="local", machine=machine)
+        for tight in (False, True):
+            chosen = {"model": "llama-8b", "method": "lora", "resources": {"tight": tight}}
+            run = preparation.plan_run(settings.build(chosen), target, calibrated=False)
+            verdicts.add((tight, run.plan.prediction.memory.verdict))
+    assert verdicts == {(False, "fits"), (True, "fits"), (True, "tight")}
 
 
 @pytest.mark.parametrize("steps", [1, 5, 99, 1000])
@@ -224,13 +257,30 @@ def test_a_disk_that_is_too_small_is_named() -> None:
     assert "FINETUNE_WORK_DIR" in refused.value.advice
 
 
-def test_a_deployment_started_for_another_job_is_refused() -> None:
-    plan = preparation.plan_run(settings.build({"global_batch_size": 8}), HERE).plan
-    assert preparation.check_matches(plan, settings.build({"global_batch_size": 8})) == plan
-    with pytest.raises(UserError, match="Redeploy the flow"):
-        preparation.check_matches(plan, settings.build({"global_batch_size": 16}))
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"global_batch_size": 16}, "planned with --global-batch-size 8; the run requests 16"),
+        ({"method": "full"}, "planned with --method lora; the run requests full"),
+        ({"seq_len": 128}, "planned with --seq-len 256; the run requests 128"),
+        ({"lora": {"rank": 64}}, "planned with --lora-rank 16; the run requests 64"),
+        ({"lora": {}}, "planned with --lora-rank 16; the run requests the default"),
+        ({"packing": True}, "planned with --packing False; the run requests True"),
+        ({"precision": "bf16"}, "planned with --precision fp32; the run requests bf16"),
+        ({"task": "dpo"}, "planned without --task; the run requests dpo"),
+    ],
+)
+def test_a_deployment_started_for_another_job_is_refused(given: dict[str, Any], message: str) -> None:
+    base = {"global_batch_size": 8, "method": "lora", "lora": {"rank": 16}}
+    plan = preparation.plan_run(settings.build(base), HERE).plan
+    spec = find("tiny-llama")
+    for same in ({}, {"engine": plan.engine, "method": "auto"}, {"precision": "fp32", "max_steps": 7}):
+        assert preparation.check_matches(plan, settings.build(base | same), spec) == plan
+    with pytest.raises(UserError, match=message) as refused:
+        preparation.check_matches(plan, settings.build(base | given), spec)
+    assert "Redeploy the flow" in refused.value.advice
     with pytest.raises(UserError, match="no plan"):
-        preparation.check_matches(None, settings.build({}))
+        preparation.check_matches(None, settings.build({}), spec)
 
 
 def counted(given: settings.Settings) -> int | None:

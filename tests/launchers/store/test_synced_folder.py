@@ -96,3 +96,48 @@ def test_a_resumed_run_begins_with_the_checkpoints_of_its_origin(
     resumed = _node(storage, tmp_path / "b", prefix="runs/2/train")
     assert resumed.restore(["runs/0/train", "runs/1/train"])
     assert (resumed.folder / "step-1").read_text() == "one"
+
+
+def test_a_log_that_is_always_written_to_delays_no_checkpoint(storage: LocalStorage, tmp_path: Path) -> None:
+    node = _node(storage, tmp_path / "a")
+    (node.folder / "step-1").write_text("one")
+    (node.folder / "log").write_text("1")
+    assert not node.poll()
+    (node.folder / "log").write_text("1, 2")
+    assert node.poll()
+    again = _node(storage, tmp_path / "b")
+    assert again.restore()
+    assert [path.name for path in again.folder.iterdir()] == ["step-1"]
+
+
+def test_a_removed_checkpoint_stays_stored_until_the_next_one_is(
+    storage: LocalStorage, tmp_path: Path
+) -> None:
+    node = _node(storage, tmp_path / "a")
+    (node.folder / "step-1").write_text("one")
+    assert node.poll(complete=True)
+    (node.folder / "step-1").unlink()
+    (node.folder / "step-2").write_text("half")
+    assert not node.poll()
+    again = _node(storage, tmp_path / "b")
+    assert again.restore()
+    assert [path.name for path in again.folder.iterdir()] == ["step-1"]
+    assert node.poll()
+    later = _node(storage, tmp_path / "c")
+    assert later.restore()
+    assert [path.name for path in later.folder.iterdir()] == ["step-2"]
+
+
+def test_a_resumed_run_keeps_the_checkpoints_of_its_origin_for_its_own_retry(
+    storage: LocalStorage, tmp_path: Path
+) -> None:
+    node = _node(storage, tmp_path / "a")
+    (node.folder / "part-1").write_text("one")
+    node.poll(complete=True)
+    resumed = _node(storage, tmp_path / "b", prefix="runs/2/train")
+    assert resumed.restore(["runs/1/train"])
+    (resumed.folder / "part-2").write_text("two")
+    resumed.poll(complete=True)
+    retried = _node(storage, tmp_path / "c", prefix="runs/2/train")
+    assert retried.restore(["runs/1/train"])
+    assert {path.name for path in retried.folder.iterdir()} == {"part-1", "part-2"}

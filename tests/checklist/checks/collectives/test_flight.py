@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from checklist.checks.collectives import flight
-from checklist.run.control import Do, Reply
+from checklist.run.control import Reply, WorkerCommand
 from checklist.run.worker_process import WorkerProcess
 
 LIMIT_S = 90.0  # importing torch on a busy machine
@@ -29,22 +29,22 @@ def entry(number: int, sequence: int, *, retired: bool = True, p2p: bool = False
 
 
 def test_the_last_collective_counts_and_sends_between_two_ranks_do_not() -> None:
-    found = flight.last({"entries": [entry(0, 1), entry(1, 2, retired=False), entry(2, 2, p2p=True)]})
+    found = flight.newest_entry({"entries": [entry(0, 1), entry(1, 2, retired=False), entry(2, 2, p2p=True)]})
     assert found == {"sequence": 2, "operation": "nccl:all_reduce", "waits": True, "size": "1024x8 BFloat16"}
-    assert flight.last({"entries": [entry(0, 0, p2p=True)]}) is None
-    assert flight.last({}) is None
+    assert flight.newest_entry({"entries": [entry(0, 0, p2p=True)]}) is None
+    assert flight.newest_entry({}) is None
 
 
 def test_the_lowest_number_is_behind_and_nobody_where_all_are_alike() -> None:
-    at = {rank: flight.last({"entries": [entry(0, 7, retired=False)]}) or {} for rank in range(3)}
-    assert flight.behind(at) == []
-    at[1] = flight.last({"entries": [entry(0, 6)]}) or {}
-    assert flight.behind(at) == [1]
-    assert flight.words(at, 1) == (
+    at = {rank: flight.newest_entry({"entries": [entry(0, 7, retired=False)]}) or {} for rank in range(3)}
+    assert flight.lagging(at) == []
+    at[1] = flight.newest_entry({"entries": [entry(0, 6)]}) or {}
+    assert flight.lagging(at) == [1]
+    assert flight.describe(at, 1) == (
         "flight recorder: it has ended collective 6, nccl:all_reduce of 1024x8 BFloat16; "
         "rank 0, 2 in collective 7, nccl:all_reduce of 1024x8 BFloat16"
     )
-    assert flight.words({}, 1) is None
+    assert flight.describe({}, 1) is None
 
 
 @pytest.mark.slow
@@ -62,7 +62,7 @@ def test_a_rank_that_never_comes_to_a_collective_is_told_by_the_recorders_of_bot
         return {said.rank: said.reply for said in (heard.get(timeout=LIMIT_S) for _ in range(count))}
 
     def tell(worker: WorkerProcess, number: int, what: str, arguments: dict[str, Any]) -> None:
-        worker.send(Do(rank=worker.rank, id=number, what=what, arguments=arguments))
+        worker.send(WorkerCommand(rank=worker.rank, id=number, what=what, arguments=arguments))
 
     try:
         tell(workers[0], 1, "store", {"address": "127.0.0.1"})
@@ -92,8 +92,8 @@ def test_a_rank_that_never_comes_to_a_collective_is_told_by_the_recorders_of_bot
                 break
         assert records[0]["waits"]
         assert not records[1]["waits"]
-        assert flight.behind(records) == [1]
-        told = flight.words(records, 1)
+        assert flight.lagging(records) == [1]
+        told = flight.describe(records, 1)
         assert told is not None
         assert "it has ended collective" in told
         assert f"rank 0 in collective {records[0]['sequence']}, gloo:all_reduce of 1000 Float" in told

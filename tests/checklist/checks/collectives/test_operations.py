@@ -13,7 +13,7 @@ from checklist.checks.collectives import operations
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("world", [2, 3, 8, 64])
 def test_a_sum_that_leaves_out_a_rank_or_takes_one_twice_is_seen(dtype: torch.dtype, world: int) -> None:
-    made = operations._Maker(dtype, 4099, 0, world, torch.device("cpu"))
+    made = operations._Builder(dtype, 4099, 0, world, torch.device("cpu"))
     indexes = torch.arange(4099)
     parts = [made.values(rank, indexes, made.addend) for rank in range(world)]
     right = sum(parts)
@@ -48,7 +48,7 @@ def test_an_uneven_all_to_all_knows_each_part_and_sees_one_at_the_wrong_place(
 
 
 def test_wrong_values_are_counted_and_nan_is_wrong() -> None:
-    made = operations._Maker(torch.float32, 100, 0, 2, torch.device("cpu"))
+    made = operations._Builder(torch.float32, 100, 0, 2, torch.device("cpu"))
     good = made.values(1, torch.arange(100)).to(torch.float32)
     bad = good.clone()
     bad[7] += 1

@@ -71,7 +71,7 @@ h:1:2 [0] NCCL INFO AllGather: 16777216 Bytes -> Algo Ring proto LL128 channel{L
 def test_the_algorithm_and_protocol_are_those_of_the_largest_message_in_nccls_log(
     log: str, op: str, chosen: tuple[str, str] | None
 ) -> None:
-    assert transport.chosen(log, op) == chosen
+    assert transport.algorithm_of(log, op) == chosen
 
 
 NCCL_EFA_SOCKETS = NCCL_SOCKET.replace("nRanks 2 ", "nRanks 16 ")

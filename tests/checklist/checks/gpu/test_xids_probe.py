@@ -87,7 +87,7 @@ def test_what_the_log_gains_during_the_run_is_the_runs_and_the_rest_was_earlier(
 ) -> None:
     def look(worker: Rank, when: str, text: str) -> dict[str, Any]:
         monkeypatch.setattr(xids_probe, "kernel_log", lambda: xids_probe.parse(text))
-        return xids_probe.look(worker, when, "00000000:3B:00.0", None, None)  # type: ignore[arg-type]
+        return xids_probe.read_xids(worker, when, "00000000:3B:00.0", None, None)  # type: ignore[arg-type]
 
     before = look(Rank(tmp_path), "before", KMSG)
     assert before == {"xids": (), "xids_earlier": (79,), "xid_source": "kernel log"}

@@ -41,7 +41,7 @@ def test_a_host_that_does_not_reach_itself_fails_with_the_reason() -> None:
     (fault,) = judge(tried(15.4, "fi_pingpong did not end within 8 s")).findings
     assert (fault.verdict, fault.nodes) == ("FAIL", ("host-1",))
     assert (
-        fault.title == "EFA doesn't get a message from host-1 to itself: fi_pingpong did not end within 8 s."
+        fault.title == "EFA does not get a message from host-1 to itself: fi_pingpong did not end within 8 s."
     )
 
 

@@ -75,7 +75,10 @@ def test_hosts_that_join_through_one_gateway_have_no_duplicate_address() -> None
 def test_two_hosts_of_one_name_are_a_warning_whoever_gave_it() -> None:
     (fault,) = judge(spoil(gpu_run(3, 1), 2, hostname="host-1")).findings
     assert (fault.verdict, fault.suspects) == ("WARN", ("host-1 (node 1)", "host-1 (node 2)"))
-    assert fault.title.endswith("are different hosts, all called host-1.")
+    assert (
+        fault.title
+        == "Duplicate host name: different hosts are called host-1: host-1 (node 1), host-1 (node 2)."
+    )
     named = spoil(spoil(gpu_run(3, 1), 1, node_name="rack"), 2, node_name="rack")
     assert [one.code for one in judge(named).findings] == ["hostname-duplicate"]
     one_host = spoil(gpu_run(3, 1), 2, hostname="host-1", boot_id="boot-1")

@@ -10,7 +10,7 @@ from checklist.checks.network.sockets import Sink, deliver
 def test_bytes_are_delivered_and_each_message_is_timed() -> None:
     sink = Sink("127.0.0.1")
     sent = deliver(
-        "127.0.0.1", sink.port, first=1000, then=lambda _: 5000, repetitions=3, connect_s=2, limit_s=5
+        "127.0.0.1", sink.port, first=1000, choose=lambda _: 5000, repetitions=3, connect_s=2, limit_s=5
     )
     sink.close()
     assert (sent.connected, len(sent.seconds), sent.bytes, sent.error) == (True, 4, 5000, None)
@@ -38,7 +38,7 @@ def test_short_messages_are_sent_until_they_tell_of_the_network_and_not_of_the_p
         "127.0.0.1",
         sink.port,
         first=1000,
-        then=lambda _: 5000,
+        choose=lambda _: 5000,
         repetitions=3,
         least_s=0.2,
         connect_s=2,

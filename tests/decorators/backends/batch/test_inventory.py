@@ -57,6 +57,16 @@ def test_spot_starts_one_node_at_its_price(queue: Queue) -> None:
     assert (nodes.spot, nodes.max_new_nodes) == (True, 1)
 
 
+def test_spot_on_a_queue_without_it_names_the_queue_that_has_it(queue: Queue) -> None:
+    cluster = _read(queue("on-demand", instanceTypes=["g6e.12xlarge"]))
+    assert cluster.spot_queues == ()
+    queue("spot", type="SPOT", instanceTypes=["g6e.12xlarge"])
+    queue("stopped", type="SPOT", state="DISABLED", instanceTypes=["g6e.12xlarge"])
+    with pytest.raises(UserError, match="matches --spot") as refused:
+        plan(LORA, Target(kind="batch"), Goals(cluster=_read("on-demand"), spot=True))
+    assert refused.value.advice == "Use a queue with spot machines: --queue spot"
+
+
 def test_queues_by_gpu_give_their_own_gpus_only(queue: Queue) -> None:
     queue("h100", instanceTypes=["p5.48xlarge", "g6e.xlarge"])
     queue("l40s", instanceTypes=["g6e.xlarge", "g5.xlarge"])

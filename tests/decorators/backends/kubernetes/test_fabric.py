@@ -9,7 +9,7 @@ import kubernetes_validate
 import pytest
 
 from decorators.backends import tables
-from decorators.backends.interface import ClusterFacts, StepRequest
+from decorators.backends.interface import ClusterFacts, Network, StepRequest
 from decorators.backends.kubernetes.fabric import (
     GKE_INTERFACES,
     MULTUS,
@@ -30,17 +30,25 @@ INFINIBAND = ClusterFacts(
     devices=(GPUS, ("rdma/hca_shared_devices_a", 63), ("rdma/hca_shared_devices_b", 63))
 )
 ROCE = ClusterFacts(
-    devices=(GPUS, ("nvidia.com/sriov_rdma", 8)), networks=(("rail", "nvidia.com/sriov_rdma"),)
+    devices=(GPUS, ("nvidia.com/sriov_rdma", 8)),
+    networks=(Network(name="rail", resource="nvidia.com/sriov_rdma", plugin="sriov"),),
 )
 AKS = ClusterFacts(devices=(GPUS, ("nvidia.com/mlnxnics", 8)))
 RAILS = ClusterFacts(  # NVIDIA's network operator with SR-IOV: a resource and a network for each rail
     devices=(GPUS, *((f"nvidia.com/resibp{number}", 1) for number in range(8))),
-    networks=tuple((f"rail-{number}", f"nvidia.com/resibp{number}") for number in range(8)),
+    networks=tuple(
+        Network(name=f"rail-{number}", resource=f"nvidia.com/resibp{number}", plugin="ib-sriov")
+        for number in range(8)
+    ),
 )
 EFA = ClusterFacts(devices=(GPUS, ("vpc.amazonaws.com/efa", 32)), efa=32)
 A3_HIGH = ClusterFacts(
     labels=(("node.kubernetes.io/instance-type", "a3-highgpu-8g"),),
     devices=(GPUS, *((f"networking.gke.io.networks/vpc{number}", 1) for number in range(1, 5))),
+)
+A3_MEGA = ClusterFacts(
+    labels=(("node.kubernetes.io/instance-type", "a3-megagpu-8g"),),
+    devices=(GPUS, *((f"networking.gke.io.networks/vpc{number}", 1) for number in range(1, 9))),
 )
 A3_ULTRA = ClusterFacts(
     devices=(GPUS, *((f"networking.gke.io.networks/rdma-{number}", 1) for number in range(8)))
@@ -75,8 +83,9 @@ def pod_of(facts: ClusterFacts, request: Request = TWO, *, on_fabric: bool = Tru
         (INFINIBAND, "infiniband", {"rdma/hca_shared_devices_a": "1", "rdma/hca_shared_devices_b": "1"}),
         (ROCE, "roce", {"nvidia.com/sriov_rdma": "8"}),
         (AKS, "infiniband", {"nvidia.com/mlnxnics": "8"}),
-        (RAILS, "roce", {f"nvidia.com/resibp{number}": "1" for number in range(8)}),
+        (RAILS, "infiniband", {f"nvidia.com/resibp{number}": "1" for number in range(8)}),
         (A3_HIGH, "tcpx", {}),
+        (A3_MEGA, "tcpxo", {}),
         (ClusterFacts(efa=0, devices=(GPUS,)), None, {}),
         # of no network of the namespace
         (ClusterFacts(efa=0, devices=(GPUS, ("nvidia.com/sriov_rdma", 8))), None, {}),
@@ -130,6 +139,10 @@ def test_networks_of_gke_become_interfaces_and_tcpx_has_its_sidecar() -> None:
     assert daemon["restartPolicy"] == "Always"
     sockets = {mount["mountPath"] for mount in daemon["volumeMounts"]}
     assert variables["NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX"] in sockets
+    _, variables, template = pod_of(A3_MEGA)
+    assert len(json.loads(template["metadata"]["annotations"][GKE_INTERFACES])) == 9
+    assert template["spec"]["initContainers"][0]["restartPolicy"] == "Always"
+    assert variables["NCCL_NET"] == "FasTrak"
     rdma = json.loads(pod_of(A3_ULTRA)[2]["metadata"]["annotations"][GKE_INTERFACES])
     assert (rdma[1], len(rdma)) == ({"interfaceName": "eth2", "network": "rdma-0"}, 9)
 
@@ -171,7 +184,7 @@ def test_rows_have_sources_and_shared_resources_are_last() -> None:
     """A pattern that takes all would hide what comes after it."""
     rows = tables.pod_fabrics()
     assert all(row.source for row in rows)
-    assert {row.fabric for row in rows} == {"efa", "roce", "tcpx", "infiniband"}
+    assert {row.fabric for row in rows} == {"efa", "roce", "tcpx", "tcpxo", "infiniband"}
     rdma, tcpx = (
         next(i for i, row in enumerate(rows) if row.resource.endswith(e)) for e in ("rdma-*", "networks/*")
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -23,6 +23,13 @@ _REALMS = {
     "no-realm": "",
 }
 
+_INDEX = [{"platform": {"architecture": arch}} for arch in ("amd64", "arm64", "unknown")]
+_CONTENTS: dict[str, dict[str, Any]] = {
+    "both": {"manifest": {"manifests": _INDEX}},
+    "arm": {"manifest": {"config": {"digest": "sha256:c"}}, "blob": {"architecture": "arm64"}},
+    "odd": {"manifest": {"config": []}},
+}
+
 
 class _Registry(BaseHTTPRequestHandler):
     """Of its images "open" is there for all, "token" for who asks for a token, "closed" for nobody."""
@@ -33,22 +40,27 @@ class _Registry(BaseHTTPRequestHandler):
             self.send_header(name.replace("_", "-"), value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self.wfile.write(body)
 
-    def do_HEAD(self) -> None:
+    def do_GET(self) -> None:
+        if self.path.startswith("/token"):
+            self._token()
+            return
         name = self.path.split("/")[2]
         host = self.headers["Host"]
         realm = _REALMS.get(name, f"http://{host}/token").replace("ELSEWHERE", _Elsewhere.address)
         challenge = f'Bearer realm="{realm}",service="registry",scope="repository:{name}:pull"'
         if name in ("token", "closed", *_REALMS) and "Authorization" not in self.headers:
             self._answer(401, WWW_Authenticate=challenge)
-        elif name in ("open", "token"):
-            self._answer(200 if self.path.endswith("/1") else 404)
+        elif name in ("open", "token", *_CONTENTS):
+            found = self.path.endswith(("/1", "/blobs/sha256:c"))
+            kind = "blob" if "/blobs/" in self.path else "manifest"
+            content = json.dumps(_CONTENTS.get(name, {}).get(kind, {})).encode()
+            self._answer(200 if found else 404, content)
         else:
             self._answer(404)
 
-    def do_GET(self) -> None:
+    def _token(self) -> None:
         self._answer(403 if "closed" in self.path else 200, json.dumps({"token": "t"}).encode())
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
@@ -101,6 +113,16 @@ def test_nobody_is_asked_for_a_token_without_tls_but_this_machine(
     assert _Elsewhere.asked == []
     assert state == "unknown"
     assert "requires a login" in found
+
+
+@pytest.mark.parametrize(
+    ("image", "architectures"),
+    [("both", {"amd64", "arm64"}), ("arm", {"arm64"}), ("odd", None), ("open", None), ("none", None)],
+)
+def test_an_image_names_the_processors_that_it_is_built_for(
+    registry: str, image: str, architectures: set[str] | None
+) -> None:
+    assert images.look_up(f"{registry}/{image}:1", Clock())[1] == architectures
 
 
 def test_a_registry_that_does_not_answer_is_no_verdict() -> None:

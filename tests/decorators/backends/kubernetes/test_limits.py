@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
 
 from decorators.backends.findings import Findings
-from decorators.backends.interface import ClusterFacts
+from decorators.backends.interface import ClusterFacts, Network
 from decorators.backends.kubernetes import rules
 from decorators.backends.kubernetes.nodes import PodSettings, Preflight
 from decorators.backends.kubernetes.offered import MULTUS_RESOURCE, networks_of
@@ -119,10 +120,21 @@ def test_a_pod_asks_for_each_resource_that_is_not_zero() -> None:
     assert all(pod.values())
 
 
-def test_networks_are_those_that_name_a_resource() -> None:
-    rail = {"metadata": {"name": "rail", "annotations": {MULTUS_RESOURCE: "nvidia.com/rdma"}}}
-    assert networks_of(Lists(rail, {"metadata": {"name": "plain"}}).get, "ns") == (
-        ("rail", "nvidia.com/rdma"),
+def test_networks_are_those_that_name_a_resource_in_the_own_and_the_default_namespace() -> None:
+    def network(name: str, resource: str, plugin: str = "sriov") -> Any:
+        config = {"plugins": [{"type": plugin, "ipam": {"type": "whereabouts"}}]}
+        return {
+            "metadata": {"name": name, "annotations": {MULTUS_RESOURCE: resource}},
+            "spec": {"config": json.dumps(config)},
+        }
+
+    namespaces = {
+        "ns": [network("rail", "nvidia.com/rdma"), {"metadata": {"name": "plain"}}],
+        "default": [network("rail", "nvidia.com/rdma"), network("ib", "nvidia.com/ib", "ib-sriov")],
+    }
+    assert networks_of(lambda path: {"items": namespaces[path.split("/")[5]]}, "ns") == (
+        Network(name="rail", resource="nvidia.com/rdma", plugin="sriov"),
+        Network(name="default/ib", resource="nvidia.com/ib", plugin="ib-sriov"),
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from decorators.backends.kubernetes.older_jobsets import main, remove
 from tests.lab.api import Json
-from tests.lab.control_plane import ControlPlane
+from tests.lab.control_plane import ControlPlane, wait_for
 
 ENTROPY = "task_id_entropy"
 
@@ -47,6 +47,16 @@ def test_jobsets_of_earlier_attempts_go_and_others_stay(
     account = {"kind": "ServiceAccount", "name": "flow", "namespace": space}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "executor"}
     api.create(f"{roles}/rolebindings", {"metadata": {"name": "e"}, "roleRef": role, "subjects": [account]})
+
+    def granted() -> bool:
+        """Whether the API server's authorizer has read the new role, which takes it up to a few seconds."""
+        try:
+            remove(control_plane.url, f"{ENTROPY}=none", token, space, context)
+        except urllib.error.HTTPError:
+            return False
+        return True
+
+    wait_for(granted, 60, "the role is in force")
     remove(control_plane.url, f"{ENTROPY}=ab", token, space, context, poll_s=0.2)
     assert [item["metadata"]["name"] for item in api.items(path)] == ["js-cd0"]
     assert "js-ab0, js-ab1" in capsys.readouterr().out

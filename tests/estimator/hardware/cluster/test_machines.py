@@ -20,6 +20,8 @@ from estimator.errors import UserError
 from estimator.hardware.cluster import Cluster
 from estimator.hardware.cluster import api as cluster_api
 from estimator.hardware.cluster.inventory import read_cluster
+from estimator.hardware.cluster.pods import PodRules
+from estimator.hardware.cluster.taints import Toleration
 from estimator.plan import GIB, MIB
 from tests.http_server import serving
 
@@ -277,7 +279,8 @@ def test_a_node_without_gpu_labels_is_known_by_its_machine_type(api: Api) -> Non
     cluster = read_cluster()
     assert [group.gpu.name for group in cluster.nodes] == ["A10G"]
     assert reasons(cluster) == {
-        "unknown GPU: no label names it (nvidia.com/gpu.product is missing); set it with --gpu NAME": ("odd",)
+        "unknown GPU: no label names it (nvidia.com/gpu.product is missing); "
+        "add the machine type (--hardware FILE), or set it with --gpu NAME": ("odd",)
     }
     named = read_cluster(gpu="H100-80GB").nodes
     assert {(group.gpu.name, group.gpu_assumed) for group in named} == {
@@ -306,13 +309,8 @@ def test_nodes_that_take_no_pods_are_counted_apart(api: Api) -> None:
         ),
         ({"nvidia.com/gpu.sharing-strategy": "mps"}, {}, "GPUs are shared (mps"),
         ({"cloud.google.com/gke-max-shared-clients-per-gpu": "2"}, {"nvidia.com/gpu": "16"}, "are shared"),
-        (
-            {"nvidia.com/gpu.product": "NVIDIA-H100-MIG-1g.10gb"},
-            {"nvidia.com/gpu": "56"},
-            "MIG slices (NVIDIA",
-        ),
-        ({}, {"nvidia.com/gpu": "0", "nvidia.com/mig-3g.40gb": "16"}, "MIG slices (nvidia.com/mig-3g.40gb)"),
-        ({"cloud.google.com/gke-gpu-partition-size": "1g.5gb"}, {"nvidia.com/gpu": "56"}, "MIG slices"),
+        ({}, {"nvidia.com/gpu": "0", "nvidia.com/mig-odd": "2"}, "no nvidia.com/gpu is allocatable"),
+        ({"nvidia.com/gpu.product": "NVIDIA-H100-MIG-odd"}, {}, "unknown GPU with MIG slices odd"),
         ({}, {"nvidia.com/gpu": "0"}, "no nvidia.com/gpu is allocatable: check NVIDIA's device plugin"),
         ({}, {"nvidia.com/gpu": "0", "amd.com/gpu": "8"}, "not an NVIDIA GPU: amd.com/gpu"),
         ({"nvidia.com/gpu.product": "NVIDIA-H900"}, {}, "unknown GPU: nvidia.com/gpu.product=NVIDIA-H900"),
@@ -333,6 +331,71 @@ def test_karpenters_name_beside_a_size_that_does_not_fit_is_unknown(api: Api) ->
     api.nodes = [karpenter_a100(1, mib="163840")]
     (aside,) = read_cluster().skipped
     assert "karpenter.k8s.aws/instance-gpu-name=a100 of 163840 MiB" in aside.reason
+
+
+@pytest.mark.parametrize(
+    ("labels", "resources", "name"),
+    [
+        (
+            {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb+me"},
+            {"nvidia.com/gpu": "56"},
+            "H100 SXM MIG 1g.10gb.me",
+        ),
+        ({}, {"nvidia.com/gpu": "0", "nvidia.com/mig-3g.40gb": "16"}, "H100 SXM MIG 3g.40gb"),
+        ({"cloud.google.com/gke-gpu-partition-size": "1g.5gb"}, {}, "H100 SXM MIG 1g.5gb"),
+    ],
+)
+def test_a_mig_slice_is_a_gpu_of_its_own_size(
+    api: Api, labels: dict[str, str], resources: dict[str, str], name: str
+) -> None:
+    api.nodes = [eks_p5(1, labels=labels, resources=resources)]
+    (group,) = read_cluster().nodes
+    size = int(name.partition("g.")[2].partition("gb")[0])
+    assert (group.gpu.name, group.gpu.vram_bytes) == (name, size * 10**9)
+    assert (group.instance.gpu_count, group.instance.usd_per_hour) == (1, None)
+    assert hardware.gpu(name) == group.gpu, "every process derives the same from the name"
+
+
+def test_a_replica_of_a_shared_gpu_is_used_only_if_it_is_named(api: Api) -> None:
+    shared = {"nvidia.com/gpu.replicas": "4", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-SHARED"}
+    api.nodes = [eks_p5(1, labels=shared, resources={"nvidia.com/gpu": "32"})]
+    (aside,) = read_cluster().skipped
+    assert "--gpu 'H100 SXM shared by 4'" in aside.reason
+    (group,) = read_cluster(gpu="H100 SXM shared by 4").nodes
+    assert group.instance.gpu_count == 1
+    assert group.gpu.vram_bytes == hardware.gpu("H100").usable_bytes // 4
+
+
+@pytest.mark.parametrize(
+    ("annotation", "reason"),
+    [
+        ("GPU-a,10,81559,100,NVIDIA H100,0,true:GPU-b,10,81000,100,NVIDIA H100,0,true:", None),
+        ('[{"id": "GPU-a", "devmem": 81000}, {"id": "GPU-b", "devmem": 81559}]', None),
+        ('[{"id": "GPU-a"}]', "GPUs are shared by HAMi, whose annotation is unreadable"),
+        ("nothing", "GPUs are shared by HAMi, whose annotation is unreadable"),
+    ],
+)
+def test_hami_names_its_physical_gpus(api: Api, annotation: str, reason: str | None) -> None:
+    made = eks_p5(1, resources={"nvidia.com/gpu": "20"})
+    made["metadata"]["annotations"] = {"hami.io/node-nvidia-register": annotation}
+    api.nodes = [made]
+    cluster = read_cluster()
+    assert [aside.reason for aside in cluster.skipped] == ([reason] if reason else [])
+    found = [(group.instance.gpu_count, group.gpu.vram_bytes) for group in cluster.nodes]
+    assert found == ([] if reason else [(2, 81000 * MIB)])
+
+
+@pytest.mark.parametrize("key", ["karpenter.sh/disrupted", "ToBeDeletedByClusterAutoscaler"])
+def test_a_node_in_a_passing_state_is_never_used(api: Api, key: str) -> None:
+    """Not even where the user tolerates every taint."""
+    api.nodes = [
+        eks_p5(1, taints=((key, "", "NoSchedule"),)),
+        eks_p5(2, taints=((key, "", "PreferNoSchedule"),)),
+    ]
+    rules = PodRules(tolerations=(Toleration(key="", effect=""),))
+    cluster = read_cluster(rules=rules)
+    assert reasons(cluster) == {f"being removed ({key})": ("ip-10-0-0-1.ec2.internal",)}
+    assert [group.count for group in cluster.nodes] == [1]
 
 
 def test_whole_gpus_beside_mig_slices_can_be_used(api: Api) -> None:

@@ -13,7 +13,7 @@ from estimator.hardware.cluster import tables
 from estimator.plan import GIB
 
 
-@pytest.mark.parametrize("table", ["gpu_labels", "taints", "reserves"])
+@pytest.mark.parametrize("table", ["gpu_labels", "taints", "passing_taints", "reserves"])
 def test_every_row_has_its_source_and_a_date(table: str) -> None:
     with (tables.DATA / f"{table}.csv").open(newline="") as opened:
         rows = list(csv.DictReader(opened))
@@ -43,6 +43,9 @@ def test_what_a_label_says_is_what_nodes_are_read_by() -> None:
         value = dict(row.labels)
         if row.scheme in ("gfd", "gke"):
             assert hardware.current().find_gpu(next(iter(value.values()))) == hardware.gpu(row.gpu)
+        elif row.scheme in ("coreweave", "oke"):
+            ((label, name),) = value.items()
+            assert tables.gpu_of_label(label, name) == row.gpu
         else:
             name, mib = value.values()
             assert hardware.current().find_gpu_of_size(name, int(mib)) == hardware.gpu(row.gpu)

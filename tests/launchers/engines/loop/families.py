@@ -95,11 +95,24 @@ FAMILIES: dict[str, dict[str, Any]] = {
     # caps so low that they are felt: the published ones are 50 and 30
     "gemma2": _HEADS | _BOTH_KINDS | {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 2.0},
     "gemma3_text": _HEADS | _BOTH_KINDS,
+    "gemma4_text": _HEADS
+    | _WINDOW
+    | {
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        "global_head_dim": 32,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": runs.VOCAB,
+        "num_kv_shared_layers": 1,
+        "use_double_wide_mlp": True,
+        "final_logit_softcapping": 30.0,
+    },
     "olmo2": _WIDTHS | {"tie_word_embeddings": False},
     "phi": _WIDTHS,
     "phi3": _WIDTHS | _WINDOW,
     "deepseek_v2": _ALIKE_HEADS | _LATENT | {"q_lora_rank": None, "topk_method": "greedy", "head_dim": 8},
     "deepseek_v3": _ALIKE_HEADS | _LATENT | {"q_lora_rank": 24},
+    "mistral4": _ALIKE_HEADS | _LATENT | {"q_lora_rank": 24},
     "gpt_oss": _HEADS
     | _LOCAL
     | _BOTH_KINDS
@@ -137,6 +150,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_5_text": _HEADS | _DELTA,
     "qwen3_5_moe_text": _HEADS | _DELTA | _ROUTED | {"shared_expert_intermediate_size": 48},
     "lfm2": _WIDTHS | {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3, "block_multiple_of": 32},
+    "lfm3": _HEADS
+    | _WINDOW
+    | {
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "sliding_attention", "full_attention"],
+        "conv_L_cache": 3,
+    },
     "nemotron_h": _HEADS
     | _SHARED
     | {
@@ -192,12 +212,12 @@ def network(family: str, **values: Any) -> Any:
 
     ``values`` are fields of config.json in place of those above.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **((FAMILIES | UNTRIED)[family] | values))
     config.initializer_range = 0.1
-    return AutoModelForCausalLM.from_config(config).eval()
+    return causal.class_of(config).from_config(config).eval()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

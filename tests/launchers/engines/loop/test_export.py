@@ -25,7 +25,7 @@ from estimator.errors import UserError
 from launchers import settings
 from launchers.engines import _merge
 from launchers.engines.loop import export, model
-from tests.launchers.engines.loop import runs
+from tests.launchers.engines.loop import families, runs
 
 FLAGS = [{}, {"use_rslora": True}, {"use_dora": True}, {"use_dora": True, "use_rslora": True}]
 
@@ -115,3 +115,26 @@ def test_files_that_call_the_adapted_layers_otherwise_are_refused_before_trainin
     save_file(renamed, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"no model\.layers\.0\.self_attn\.q_proj\.weight"):
         export.check_mergeable(adapted, job)
+
+
+def test_an_adapter_is_merged_into_files_whose_names_transformers_changes(tmp_path: Path) -> None:
+    """Nemotron-H: "backbone." in its files, "model." in transformers."""
+    families.network("nemotron_h").save_pretrained(tmp_path / "base")
+    job = runs.make_job(tmp_path, tmp_path / "base", tmp_path, steps=1, settings={"method": "lora"})
+    adapted = _adapted(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), {})
+    held = export._held(job)
+    assert all(name.startswith(("backbone.", "lm_head.")) for name in held)
+    export.check_mergeable(adapted, job)
+    adapted.save_pretrained(tmp_path / "adapter")
+    export.merge(
+        tmp_path / "base",
+        tmp_path / "adapter",
+        tmp_path / "merged",
+        names_in_files=lambda names: export._names_in_files(adapted, names, held),
+    )
+    (tmp_path / "merged" / "config.json").write_text((tmp_path / "base" / "config.json").read_text())
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    tokens = torch.arange(3, 33)[None]
+    with torch.no_grad():
+        difference = (merged(tokens).logits - adapted.eval()(tokens).logits).abs().max()
+    assert difference < families.SAME

@@ -1,0 +1,55 @@
+"""Fields of config.json of families whose attention differs from block to block (Gemma 4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from estimator.errors import UserError
+from estimator.models.config_reader import ConfigReader
+
+FAMILIES = ("gemma4_text",)
+_PERIOD = 6  # every sixth block has no window, unless layer_types lists them
+
+
+def kinds(reader: ConfigReader, layers: int) -> list[str]:
+    """Return the kind of each block, "sliding_attention" or "full_attention"; the last is the latter."""
+    listed = [str(kind) for kind in reader.items("layer_types")]
+    if not listed:
+        listed = ["full_attention" if i % _PERIOD == 0 else "sliding_attention" for i in range(1, layers + 1)]
+    return [*listed[:-1], "full_attention"]
+
+
+def fields(reader: ConfigReader, family: str, layers: int, ffn: int) -> dict[str, Any]:
+    """Shape of both kinds of blocks and of per-layer embeddings, as keyword arguments of ModelSpec.
+
+    Follows ``Gemma4TextConfig`` and ``Gemma4TextAttention`` (transformers 5.23.0). Empty for other families.
+    """
+    if family not in FAMILIES:
+        return {}
+    each = kinds(reader, layers)
+    first = each.index("full_attention")
+    override = ConfigReader(reader.mapping("per_layer_config").get(str(first)) or {}, reader.name)
+    same = bool(reader.get("attention_k_eq_v"))
+    heads = override.whole("num_key_value_heads", default=0, least=0)
+    if same and not heads:
+        heads = reader.whole("num_global_key_value_heads", default=0, least=0)
+    shape: dict[str, Any] = {
+        "global_head_dim": override.whole("head_dim", default=reader.whole("global_head_dim", default=512)),
+        "global_kv_heads": heads,
+        "global_keys_are_values": same,
+    }
+    reused = reader.whole("num_kv_shared_layers", default=0, least=0)
+    if reused:
+        last = each[-reused:]
+        shape |= {"reused_kv_layers": reused, "reused_kv_sliding": last.count("sliding_attention")}
+        if reader.get("use_double_wide_mlp"):
+            shape["reused_kv_ffn"] = 2 * ffn
+    width = reader.whole("hidden_size_per_layer_input", default=256, least=0)
+    if width:
+        rows = reader.whole("vocab_size_per_layer_input", default=262_144)
+        shape |= {"layer_embedding": width, "layer_vocab": rows}
+    if reader.get("use_bidirectional_attention") == "all":
+        raise UserError(
+            f"Model {reader.name}: config.json has use_bidirectional_attention = all: it is an encoder."
+        )
+    return shape

@@ -1,0 +1,71 @@
+"""Settings of a run that a job decides, where they differ from their defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from estimator.job import Job
+from estimator.models import PROJECTIONS
+from estimator.models.diffusion import side_of
+from estimator.vocabulary import ENGINES, IMAGE_TASK, METHODS, TASKS
+
+
+def changed_settings(job: Job) -> Iterator[tuple[str, object]]:
+    """Yield the settings of a job that differ from their defaults.
+
+    Not among them are the batch size, packing, compile and liger, which the plan contains. ``job``: with
+    method and engine decided.
+    """
+    if TASKS[job.task].images:
+        yield "images.resolution", side_of(job.seq_len)
+    else:
+        yield "seq_len", job.seq_len
+    if job.task not in ("sft", IMAGE_TASK):
+        yield "task", job.task
+    if job.micro_batch_size is not None:
+        yield "micro_batch_size", job.micro_batch_size
+    if job.precision != "auto":
+        yield "precision", job.precision
+    if job.optimizer != "adamw":
+        yield "optimizer.name", job.optimizer
+    if job.optimizer_in_backward:
+        yield "optimizer.in_backward", True
+    if job.activation_checkpointing is not None:
+        yield "activation_checkpointing", job.activation_checkpointing
+    if job.fp8 != "none":
+        yield "fp8", job.fp8
+    if job.recompute != "full":
+        yield "recompute.what", job.recompute
+    if job.recompute_every != 1:
+        yield "recompute.every", job.recompute_every
+    if job.vision is not None:
+        yield "vision", job.vision
+    method = METHODS[job.method]
+    if method.llama_adapter:
+        if job.adapter_prompt_length != 10:
+            yield "adapter.prompt_length", job.adapter_prompt_length
+        if job.adapter_start_layer != 2:
+            yield "adapter.start_layer", job.adapter_start_layer
+    low_rank = method.low_rank
+    if low_rank and job.lora_rank != 8:
+        yield "lora.rank", job.lora_rank
+    if method.quantized and job.quantization != "nf4-double":
+        yield "lora.quantization", job.quantization
+    targets = set(job.lora_targets)
+    if low_rank and targets != set(PROJECTIONS):
+        everything = targets in (set(job.model.projections), set(job.model.all_linear))
+        yield "lora.targets", "all-linear" if everything else tuple(job.lora_targets)
+    if low_rank and job.lora_experts:
+        yield "lora.experts", True
+    if method.adapters and job.adapter_only:
+        yield "export.adapter_only", True
+    if low_rank and job.trained_modules:
+        yield "lora.modules_to_save", tuple(job.trained_modules)
+    if job.zero_stage is not None:
+        yield "zero.stage", job.zero_stage
+    if job.fsdp_sharding is not None:
+        yield "fsdp.sharding", job.fsdp_sharding
+    if job.replicas is not None:
+        yield "fsdp.replicas", job.replicas
+    if job.offload != "none":
+        yield f"{ENGINES[job.engine].sharding_options}.offload", job.offload

@@ -1,0 +1,57 @@
+"""Printing of text that may come from other people: control and formatting characters are escaped.
+
+Modules that print such text write ``from estimator.terminal import print``; tables use :func:`console`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Iterable
+from functools import cache
+from typing import IO, TYPE_CHECKING, Any
+
+from estimator.formatting import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.segment import Segment
+
+
+def print(
+    *values: object, sep: str = " ", end: str = "\n", file: IO[str] | None = None, flush: bool = False
+) -> None:
+    """Print like the built-in function, with escaped control characters (:func:`printable`)."""
+    builtins.print(printable(sep.join(map(str, values))), end=end, file=file, flush=flush)
+
+
+def write_data(text: str) -> None:
+    """Write text for programs (YAML, CSV) to standard output; only a terminal gets it escaped."""
+    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def console(**options: Any) -> Console:
+    """Return a rich console that escapes control characters and takes text literally.
+
+    Without markup, a name such as ``[link=...]`` or ``[/x]`` is neither a link nor an error.
+    """
+    return _console_class()(highlight=False, markup=False, emoji=False, **options)
+
+
+@cache
+def _console_class() -> type[Console]:
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class PrintableConsole(Console):
+        """Console whose segments are escaped after their layout: a hostile cell is cropped, nothing moves."""
+
+        def render(self, *arguments: Any, **options: Any) -> Iterable[Segment]:
+            for segment in super().render(*arguments, **options):
+                if segment.control:
+                    yield segment
+                else:
+                    yield Segment(printable(segment.text), segment.style)
+
+    return PrintableConsole
