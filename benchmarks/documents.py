@@ -141,6 +141,7 @@ def models_table() -> str:
         )
         notes = [] if runs_somewhere(name) else ["planning only"]
         notes += ["requires a token"] if spec.gated else []
+        notes += [f"license {spec.license}"] if spec.license else []
         cells = (f"`{name}`", spec.hf_id or "", size, f"{spec.max_seq_len:,}", ", ".join(notes))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

@@ -135,12 +135,16 @@ def write(
     part: str,
     chosen_engines: Chosen = LAUNCHED_ENGINES,
     tasks: Sequence[str] | None = None,
+    families: Sequence[str] | None = None,
 ) -> None:
-    """Put ``rows`` in the place of those that the table has of ``part``, these engines and tasks (all)."""
+    """Put ``rows`` in the place of those that the table has of ``part``, these engines, tasks and families.
+
+    None: all of them.
+    """
     kept = read() if TABLE.is_file() else []
 
     def stays(row: Row) -> bool:
-        asked = tasks is None or row.task in tasks
+        asked = (tasks is None or row.task in tasks) and (families is None or row.family in families)
         return row.part != part or row.engine not in chosen_engines or not asked
 
     others = [row for row in kept if stays(row)]
@@ -157,12 +161,17 @@ def main() -> None:
     parser.add_argument("--part", action="append", choices=list(PARTS), help="all of them by default")
     parser.add_argument("--engine", action="append", choices=LAUNCHED_ENGINES, help="all by default")
     parser.add_argument("--task", action="append", choices=TASKS, help="of part tasks; all by default")
+    parser.add_argument(
+        "--family", action="append", choices=list(proofs.FAMILIES), help="of part families; all by default"
+    )
     asked = parser.parse_args()
     chosen = tuple(asked.engine or LAUNCHED_ENGINES)
     for part in asked.part or PARTS:
         tasks = asked.task if part == "tasks" else None
-        rows = PARTS[part](chosen, *([tasks] if tasks else []))
-        write(rows, part=part, chosen_engines=chosen, tasks=tasks)
+        families = asked.family if part == "families" else None
+        only = tasks or families
+        rows = PARTS[part](chosen, *([only] if only else []))
+        write(rows, part=part, chosen_engines=chosen, tasks=tasks, families=families)
 
 
 if __name__ == "__main__":

@@ -201,8 +201,18 @@ class Setup:
 
         launchers/engines/fsdp2/sharding.py, _is_divided.
         """
-        for_its_policies = self.precision == "bf16-mixed" or self.offload == "all"
-        return self.engine == "fsdp2" and for_its_policies and self.world_size == 1
+        several_networks = TASKS[self.task].images and self.precision == "bf16-mixed"
+        wrapped = self.sharding != "none" or self.offload == "all" or several_networks
+        return self.engine == "fsdp2" and wrapped and self.world_size == 1
+
+    @property
+    def copies_weights(self) -> bool:
+        """Whether one process keeps 16-bit copies of trained fp32 weights.
+
+        launchers/engines/fsdp2/master_weights.py.
+        """
+        alone = self.engine == "fsdp2" and self.world_size == 1 and not self.sharded_alone
+        return alone and self.precision == "bf16-mixed"
 
     @property
     def runs_loop(self) -> bool:

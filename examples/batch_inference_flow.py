@@ -59,10 +59,12 @@ def load(name, max_new_tokens):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
+    tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", trust_remote_code=False)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     place = "auto" if torch.cuda.is_available() else None
-    model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", device_map=place)
+    model = AutoModelForCausalLM.from_pretrained(
+        name, dtype="auto", device_map=place, trust_remote_code=False
+    )
 
     def generate(prompts):
         inputs = tokenizer(prompts, return_tensors="pt", padding=True).to(model.device)

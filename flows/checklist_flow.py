@@ -180,7 +180,7 @@ class ChecklistFlow(FlowSpec):
     def end(self) -> None:
         """Publish the result; then fail if training should not start."""
         judged = steps.from_plain(self.result)
-        suspicions.settle(self.suspicions, judged)
+        suspicions.remove_measured(self.suspicions, judged)
         options = self._options()
         steps.publish_result(
             judged,

@@ -443,6 +443,12 @@ def test_data_examples_are_datasets(tmp_path: Path) -> None:
             assert list(preferences.read_judged(path))
 
 
+def test_the_tests_that_a_page_names_exist() -> None:
+    named = re.findall(r"\[`(test_\w+)`\]\(\.\./(tests/[^)]+)\)", (ROOT / "docs" / "backends.md").read_text())
+    assert len(named) > 20
+    assert [name for name, file in named if f"def {name}(" not in (ROOT / file).read_text()] == []
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):

@@ -211,6 +211,8 @@ def _data_parallel(
         return world, "ddp" if rest > 1 else "none", 1, rest
     for degree in (shard * context, shard):  # torchtitan shares weights over context parallel as well
         if degree * replicate == rest:
+            if degree == 1 and engine == "fsdp2":  # wrapped, though one process holds all states
+                return world, "fsdp", 1, rest
             if degree == 1:
                 return world, "ddp" if rest > 1 else "none", 1, rest
             return world, fsdp, degree, replicate

@@ -224,11 +224,11 @@ def baseline(records: Iterable[Record]) -> Baseline | None:
             values = tuple(item.value for item in window)
             current = Baseline(values=values, since_unix=record.unix, before=current.median)
         elif record.verdict == "PASS" and (current is None or len(current.values) < MAX_RUNS):
-            current = _with(current, record)
+            current = _extended(current, record)
     return current
 
 
-def _with(current: Baseline | None, record: Record) -> Baseline:
+def _extended(current: Baseline | None, record: Record) -> Baseline:
     if current is None:
         return Baseline(values=(record.value,), since_unix=record.unix)
     return replace(current, values=(*current.values, record.value))

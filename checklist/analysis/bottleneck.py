@@ -83,7 +83,7 @@ class Bounds:
     crowded: tuple[int, ...]
 
     @property
-    def well(self) -> Flags:
+    def healthy(self) -> Flags:
         """Samples between two healthy ends over a healthy link."""
         usable = self.good_tx[self.samples.sender] & self.good_rx[self.samples.receiver]
         return usable & ~self.slow_link
@@ -166,7 +166,7 @@ def samples_of(first: dict[tuple[int, int], tuple[float, int]], spec: float | No
     nodes = len(paths.kinds)
     classes = paths.classes(src, dst)
     references = _references(nodes, src, dst, value, classes, spec)
-    _narrow_as_wide(references, len(paths.names))
+    _raise_within_leaf(references, len(paths.names))
     expected = np.array([references[number] for number in np.unique(classes)])[
         np.unique(classes, return_inverse=True)[1]
     ]
@@ -206,7 +206,7 @@ def _references(
     return references
 
 
-def _narrow_as_wide(references: dict[int, float], kinds: int) -> None:
+def _raise_within_leaf(references: dict[int, float], kinds: int) -> None:
     """Raise references within a leaf to those across leaves.
 
     Every path across leaves includes one within a leaf, and pairs within a leaf are too few for a reference.

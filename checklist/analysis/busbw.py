@@ -90,7 +90,7 @@ def buffer_elements(op: str, size_bytes: int, element_bytes: int, ranks: int) ->
 
 
 def actual_bytes(op: str, elements: int, element_bytes: int, ranks: int) -> int:
-    """Return S of an operation whose part per rank has ``elements`` elements."""
+    """Return the message size S of an operation whose part per rank has ``elements`` elements."""
     if OPS[op].counts == "nothing":
         return 0
     return elements * element_bytes * (ranks if OPS[op].counts == "total" else 1)

@@ -39,14 +39,14 @@ class Ceilings:
     """Line rate of the interface used by plain sockets, GB/s by node; empty if plain sockets are not used."""
 
     @classmethod
-    def of(cls, run: Measurements) -> Ceilings:
+    def from_run(cls, run: Measurements) -> Ceilings:
         """Derive the ceilings of a run."""
         network = None if run.transport is None else run.transport.network
         sockets = not run.local and (run.backend == "gloo" or network == "socket")
-        return cls.by_facts(run.facts, sockets=sockets)
+        return cls.from_facts(run.facts, sockets=sockets)
 
     @classmethod
-    def by_facts(cls, facts: Iterable[Facts], *, sockets: bool) -> Ceilings:
+    def from_facts(cls, facts: Iterable[Facts], *, sockets: bool) -> Ceilings:
         """Derive the ceilings of hosts; ``sockets``: whether they use plain sockets over a network."""
         gpus, lines = {}, {}
         for fact in facts:

@@ -235,15 +235,15 @@ def _empty(nodes: int) -> Diagnosis:
 def _undecided_reason(bounds: Bounds) -> Why:
     if len(np.union1d(bounds.samples.src, bounds.samples.dst)) == 2:
         return "two-nodes"
-    return "too-few-witnesses" if bounds.well.any() else "no-good-pair"
+    return "too-few-witnesses" if bounds.healthy.any() else "no-good-pair"
 
 
 def _pairs_to_repeat(
-    looks: list[tuple[Bounds, list[Fault]]], undecided: list[tuple[int, int]]
+    levels: list[tuple[Bounds, list[Fault]]], undecided: list[tuple[int, int]]
 ) -> tuple[tuple[int, int], ...]:
     """Return ordered pairs to measure in isolation: controls, then suspect nodes, then links, worst first.
 
-    ``looks``: bounds and faults at the slow threshold, then at the slight one. In a large run more links met
+    ``levels``: bounds and faults at the slow threshold, then at the slight one. In a large run more links met
     passing traffic than can be measured again; nodes are first so that links never crowd them out. All
     suspect nodes are measured again, links only up to ``MAX_RERUNS``.
     """
@@ -251,16 +251,16 @@ def _pairs_to_repeat(
     budget = MAX_RERUNS
     for pair in undecided[:RERUN_PARTNERS]:
         selected += [pair, pair[::-1]]
-    for node_faults_first in (True, False):
-        for bounds, faults in looks:
+    for node_faults in (True, False):
+        for bounds, faults in levels:
             for fault in sorted(faults, key=lambda fault: fault.ratio):
-                if fault.status == "suspect" and (fault.node is not None) == node_faults_first:
+                if fault.status == "suspect" and (fault.node is not None) == node_faults:
                     selected += _pairs_for(bounds, fault)
-        if node_faults_first:
-            budget = max(budget, len(set(selected)) + CONTROLS * len(looks[0][0].samples.references))
+        if node_faults:
+            budget = max(budget, len(set(selected)) + CONTROLS * len(levels[0][0].samples.references))
     if not selected:
         return ()
-    return tuple(dict.fromkeys([*_controls(looks[0][0], selected), *selected]))[:budget]
+    return tuple(dict.fromkeys([*_controls(levels[0][0], selected), *selected]))[:budget]
 
 
 def _pairs_for(bounds: Bounds, fault: Fault) -> list[tuple[int, int]]:
@@ -284,10 +284,10 @@ def _controls(bounds: Bounds, suspect_pairs: list[tuple[int, int]]) -> list[tupl
     classified = zip(pairs, bounds.samples.classes.tolist(), strict=True)
     classes = dict.fromkeys(number for pair, number in classified if pair in selected)
     candidates = (
-        _fastest(bounds, bounds.well & (bounds.samples.classes == number), CONTROLS) for number in classes
+        _fastest(bounds, bounds.healthy & (bounds.samples.classes == number), CONTROLS) for number in classes
     )
     controls = [pair for pairs_of_class in candidates for pair in pairs_of_class]
-    return controls or _fastest(bounds, bounds.well, CONTROLS)
+    return controls or _fastest(bounds, bounds.healthy, CONTROLS)
 
 
 def _slowest(bounds: Bounds, mask: Flags) -> list[tuple[int, int]]:
@@ -320,7 +320,7 @@ def _faults(bounds: Bounds, alone: Alone, expected: ExpectedAlone, tau: float) -
     ):
         for side_index in np.flatnonzero(mask).tolist():
             evidence = _pairs_of_side(bounds, side_index, sends=side == "transmit")
-            alone_ratio = expected.of(evidence)
+            alone_ratio = expected.best_share(evidence)
             ratio = float(bound[side_index] if alone_ratio is None else alone_ratio)
             settled = alone.settled(evidence, min(WITNESSES, len(evidence)))
             status = _status(ratio, tau, measured=alone_ratio is not None, settled=settled)
@@ -351,7 +351,7 @@ def _links(bounds: Bounds, alone: Alone, expected: ExpectedAlone, tau: float) ->
     for index in np.flatnonzero(bounds.slow_link).tolist():
         pair = (int(samples.src[index]), int(samples.dst[index]))
         medium: Over = "network" if samples.sender[index] < samples.nodes else "nvlink"
-        alone_ratio = expected.of([pair])
+        alone_ratio = expected.best_share([pair])
         ratio = float(samples.share[index] / bounds.expected[index])
         if alone_ratio is not None:
             ratio = alone_ratio / float(bounds.ability[index])

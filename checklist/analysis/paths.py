@@ -40,7 +40,7 @@ class Paths:
         return cls(kinds=(0,) * nodes, leaves=(-1,) * nodes, domains=(-1,) * nodes)
 
     @classmethod
-    def of(cls, facts: Iterable[Facts], nodes: int) -> Paths:
+    def from_facts(cls, facts: Iterable[Facts], nodes: int) -> Paths:
         """Build the paths of ``nodes`` nodes from the facts of each node's first rank.
 
         A node without a kind is assumed to be of the most common kind, because a missing label must not

@@ -52,16 +52,16 @@ class Recurrence:
         return f"on {len(self.nights)} of {self.looked} nights ({', '.join(self.nights)})"
 
 
-def recent(looks: Iterable[Sightings], now_unix: float) -> tuple[Sightings, ...]:
+def recent(sightings: Iterable[Sightings], now_unix: float) -> tuple[Sightings, ...]:
     """Return the runs of the last ``WITHIN_DAYS`` days."""
-    return tuple(look for look in looks if now_unix - WITHIN_DAYS * _DAY_S < look.unix <= now_unix)
+    return tuple(item for item in sightings if now_unix - WITHIN_DAYS * _DAY_S < item.unix <= now_unix)
 
 
-def count_nights(names: Iterable[str], looks: Iterable[Sightings]) -> Recurrence:
+def count_nights(names: Iterable[str], sightings: Iterable[Sightings]) -> Recurrence:
     """Count how often any of the named nodes had a fault."""
-    names_of_group, all_runs = set(names), tuple(looks)
-    affected = [look for look in all_runs if any(names_of_group & set(group) for group in look.seen)]
-    measured = [look for look in all_runs if names_of_group & set(look.nodes)]
+    names_of_group, all_runs = set(names), tuple(sightings)
+    affected = [item for item in all_runs if any(names_of_group & set(group) for group in item.seen)]
+    measured = [item for item in all_runs if names_of_group & set(item.nodes)]
     return Recurrence(
         names=tuple(sorted(names_of_group)),
         nights=_nights(affected),
@@ -69,13 +69,13 @@ def count_nights(names: Iterable[str], looks: Iterable[Sightings]) -> Recurrence
     )
 
 
-def recurring(looks: Iterable[Sightings]) -> tuple[Recurrence, ...]:
+def recurring(sightings: Iterable[Sightings]) -> tuple[Recurrence, ...]:
     """Return nodes and links seen on at least ``NIGHTS`` nights, most frequent first.
 
     Each sighting is attributed to only one of them.
     """
-    all_runs = tuple(looks)
-    unexplained = {(look.unix, group) for look in all_runs for group in look.seen}
+    all_runs = tuple(sightings)
+    unexplained = {(item.unix, group) for item in all_runs for group in item.seen}
     recurrences = []
     while unexplained:
         nights: dict[str, set[str]] = defaultdict(set)
@@ -90,19 +90,19 @@ def recurring(looks: Iterable[Sightings]) -> tuple[Recurrence, ...]:
         # Always the same other end: either end or the cable between them may be the cause
         names = next(iter(groups)) if len(groups) == 1 else frozenset((worst_name,))
         unexplained -= explained
-        measured = [look for look in all_runs if names <= set(look.nodes)]
+        measured = [item for item in all_runs if names <= set(item.nodes)]
         recurrences.append(
             Recurrence(
                 names=tuple(sorted(names)),
                 nights=tuple(sorted(nights[worst_name])),
-                looked=len({_night(look.unix) for look in measured} | nights[worst_name]),
+                looked=len({_night(item.unix) for item in measured} | nights[worst_name]),
             )
         )
     return tuple(recurrences)
 
 
-def _nights(looks: Iterable[Sightings]) -> tuple[str, ...]:
-    return tuple(sorted({_night(look.unix) for look in looks}))
+def _nights(sightings: Iterable[Sightings]) -> tuple[str, ...]:
+    return tuple(sorted({_night(item.unix) for item in sightings}))
 
 
 def _night(unix: float) -> str:

@@ -111,23 +111,23 @@ class ExpectedAlone:
         columns = zip(
             zip(samples.src.tolist(), samples.dst.tolist(), strict=True),
             samples.classes.tolist(),
-            bounds.well.tolist(),
+            bounds.healthy.tolist(),
             strict=True,
         )
-        self._class, self._well = {}, set()
-        for pair, number, in_order in columns:
+        self._class, self._healthy = {}, set()
+        for pair, number, is_healthy in columns:
             if pair in alone.best:
                 self._class[pair] = number
-                if in_order:
-                    self._well.add(pair)
+                if is_healthy:
+                    self._healthy.add(pair)
         self._references, self._spec = samples.references, spec or 0.0
         self._by_class: dict[int, float] = {}
 
     def share(self, pair: tuple[int, int]) -> float:
         """Return measured / expected bandwidth of a pair in isolation; 0 if it was not measured so."""
-        return self.of([pair]) or 0.0
+        return self.best_share([pair]) or 0.0
 
-    def of(self, pairs: Iterable[tuple[int, int]]) -> float | None:
+    def best_share(self, pairs: Iterable[tuple[int, int]]) -> float | None:
         """Return the best share of the pairs measured in isolation; None if none was."""
         shares = [
             self._alone.best[pair] / expected
@@ -140,8 +140,8 @@ class ExpectedAlone:
         """Return a class's expected GB/s, scaled from its healthy pairs, any healthy pairs, or any pairs."""
         if number not in self._by_class:
             reference = self._references[number]
-            class_pairs = [pair for pair in self._well if self._class[pair] == number]
-            controls = class_pairs or list(self._well) or list(self._class)
+            class_pairs = [pair for pair in self._healthy if self._class[pair] == number]
+            controls = class_pairs or list(self._healthy) or list(self._class)
             rates = [
                 self._alone.best[pair] / self._references[self._class[pair]]
                 for pair in controls

@@ -47,7 +47,7 @@ T = TypeVar("T")
 def sound(measurements: Measurements) -> Measurements:
     """Remove physically impossible values and list each of them in ``unsound``."""
     run, unsound = measurements, list(measurements.unsound)
-    ceilings, nodes = Ceilings.of(run), run.nodes_by_rank
+    ceilings, nodes = Ceilings.from_run(run), run.nodes_by_rank
 
     def kept(items: Iterable[T], check: Callable[[T], tuple[T | None, Iterable[Unsound]]]) -> tuple[T, ...]:
         return _filter(items, check, unsound)

@@ -100,7 +100,7 @@ class JudgingContext:
             "leaders": tuple(first[node] for node in sorted(first)),
             "wiring": wiring_of(run, tuple(first[node] for node in sorted(first))),
             "nodes_by_rank": run.nodes_by_rank,
-            "paths": Paths.of(first.values(), max((run.nodes_asked - 1, *first)) + 1),
+            "paths": Paths.from_facts(first.values(), max((run.nodes_asked - 1, *first)) + 1),
             "_names": {n: f"{name} (node {n})" if counts[name] > 1 else name for n, name in names.items()},
         }
         for name, value in identity.items():

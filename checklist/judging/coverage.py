@@ -54,11 +54,11 @@ def _covered(context: JudgingContext, result: CheckResult) -> CheckResult:
         nodes = {context.nodes_by_rank[rank] for rank in _measured_alone(context, check)}
         covered = Coverage(what="nodes", measured=len(nodes), of=context.measurements.nodes_asked)
         return _limited(_restrict(context, result, nodes), covered)
-    ranks_told = _ranks(context, check)
-    missing = {node for rank, node in context.nodes_by_rank.items() if rank not in ranks_told}
+    covered_ranks = _ranks(context, check)
+    missing = {node for rank, node in context.nodes_by_rank.items() if rank not in covered_ranks}
     complete = set(context.measurements.nodes) - missing
     unit: Literal["GPUs", "ranks"] = "GPUs" if context.cuda and check in OF_GPUS else "ranks"
-    covered = Coverage(what=unit, measured=len(ranks_told), of=world)
+    covered = Coverage(what=unit, measured=len(covered_ranks), of=world)
     return _limited(_restrict(context, result, complete), covered)
 
 

@@ -30,7 +30,7 @@ def write(result: Result, file: Path, cluster: str = "default") -> None:
     except OSError as error:
         raise UserError(
             f"The Prometheus textfile {file} cannot be written: {error.strerror or error}.",
-            "Name a folder that there is and that may be written to.",
+            "Name an existing folder with write permission.",
         ) from None
 
 

@@ -110,7 +110,7 @@ def _check_folder(option: str, file: Path) -> None:
     if not os.access(file.absolute().parent, os.W_OK):
         raise UserError(
             f"{option} {file} cannot be written.",
-            "Name a file in a folder that there is and that may be written to.",
+            "Name a file in an existing folder with write permission.",
         )
 
 

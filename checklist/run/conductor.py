@@ -75,7 +75,7 @@ class Coordinator(Session):
             self._gather()
             for name in phases.PHASES:
                 self._phase(name)
-                self._show(BROKEN_OFF)
+                self._report_unfinished(BROKEN_OFF)
             measurements = self.measurements()
             self.measured = measurements
             status = None if self._conclude is None else self._conclude(measurements)
@@ -159,9 +159,9 @@ class Coordinator(Session):
             for rank in ranks
         ]
         reason = f"it had not ended when node {request.node} ({request.host}) was lost"
-        self._show(reason, hangs)
+        self._report_unfinished(reason, hangs)
 
-    def _show(self, reason: str, hangs: list[Hang] | None = None) -> None:
+    def _report_unfinished(self, reason: str, hangs: list[Hang] | None = None) -> None:
         """Report what is known if nothing more arrives, and why the remaining phases did not end."""
         if self._on_measured is None:
             return

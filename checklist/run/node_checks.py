@@ -82,7 +82,7 @@ def measure(
 
 
 def _compute(
-    context: Context, on_gpu: bool, checks: list[str], load_s: float, figure: Callable[..., None]
+    context: Context, on_gpu: bool, checks: list[str], load_s: float, record: Callable[..., None]
 ) -> None:
     """Measure the matmul throughput of the processor or GPU."""
     import torch
@@ -90,23 +90,23 @@ def _compute(
     where = torch.device("cuda", context.local_rank) if on_gpu else torch.device("cpu")
     if on_gpu and {"gemm", "gpu-load"} & set(checks):
         with load_probe.watched(context):
-            figure("gemm_bf16", partial(_burst, where, torch.bfloat16))
-            figure("gemm_bf16_sustained", partial(_load, where, torch.bfloat16, load_s))
+            record("gemm_bf16", partial(_burst, where, torch.bfloat16))
+            record("gemm_bf16_sustained", partial(_load, where, torch.bfloat16, load_s))
     elif "gemm" in checks:
-        figure("gemm_fp32", partial(_load, where, torch.float32, _CPU_S))
+        record("gemm_fp32", partial(_load, where, torch.float32, _CPU_S))
     if "hbm" in checks:
         size = _CUDA_COPY_BYTES if on_gpu else _CPU_COPY_BYTES
-        figure("hbm_copy" if on_gpu else "memory_copy", lambda: _copies(where, where, size, both_ways=True))
+        record("hbm_copy" if on_gpu else "memory_copy", lambda: _copies(where, where, size, both_ways=True))
     if on_gpu and "host-copy" in checks:
         host = torch.device("cpu")
-        figure("h2d", lambda: _copies(host, where, _HOST_COPY_BYTES))
-        figure("d2h", lambda: _copies(where, host, _HOST_COPY_BYTES))
+        record("h2d", lambda: _copies(host, where, _HOST_COPY_BYTES))
+        record("d2h", lambda: _copies(where, host, _HOST_COPY_BYTES))
     if on_gpu and "peer-copy" in checks:
         for other in range(torch.cuda.device_count()):
             if other != context.local_rank:
                 peer = context.rank - context.local_rank + other
                 peer_device = torch.device("cuda", other)
-                figure("peer_copy", partial(_copies, where, peer_device, _HOST_COPY_BYTES), peer)
+                record("peer_copy", partial(_copies, where, peer_device, _HOST_COPY_BYTES), peer)
 
 
 def _burst(where: torch.device, dtype: torch.dtype) -> list[float]:

@@ -120,8 +120,8 @@ def pairs(run: Session) -> str | None:
         number += 2
     count = max(leaders) + 1
     sockets = run.backend != "nccl" and not run.rendezvous.simulated
-    ceilings = Ceilings.by_facts(run.results.facts.values(), sockets=sockets)
-    paths = Paths.of(run.results.facts.values(), count)
+    ceilings = Ceilings.from_facts(run.results.facts.values(), sockets=sockets)
+    paths = Paths.from_facts(run.results.facts.values(), count)
     for _ in range(PASSES):
         lost_nodes = {hang.node for hang in run.hangs}
         sound = without_lost(sound_pairs(run.results.pairs, ceilings), lost_nodes)

@@ -56,7 +56,8 @@ class Outcome:
     why: str | None = None
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
+        """Whether all ranks replied without an error."""
         return not self.errors and not self.unfinished
 
 

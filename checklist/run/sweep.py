@@ -137,7 +137,7 @@ def _run_collective(
         operation=op,
     )
     size = busbw.actual_bytes(op, elements, DTYPES[dtype], len(ranks))
-    if not outcome.whole:
+    if not outcome.complete:
         errors = " ".join(outcome.errors.values())
         if "OutOfMemory" in errors and not outcome.unfinished:
             return "memory"

@@ -44,6 +44,9 @@ class ModelRow:
     experts: int | None = None
     experts_per_token: int | None = None
     max_seq_len: int | None = None
+    license: str | None = None
+    license_source: str | None = None
+    gated: bool = False
     source: str
 
     def values(self) -> dict[str, Any]:
@@ -130,6 +133,9 @@ def _language_row(model: ModelSpec, names: tuple[str, ...]) -> ModelRow:
         experts=model.experts,
         experts_per_token=model.experts_per_token,
         max_seq_len=model.max_seq_len,
+        license=model.license or None,
+        license_source=model.license_source or None,
+        gated=model.gated,
         source=model.source,
     )
 
@@ -194,8 +200,8 @@ def _details(row: ModelRow) -> Table:
     table.add_column("field")
     table.add_column("value", overflow="fold")
     for name, value in row.values().items():
-        if value not in (None, ()) and name != "name":
-            text = f"{value:,}" if isinstance(value, int) else value
+        if value not in (None, (), False) and name != "name":
+            text = "yes" if value is True else f"{value:,}" if isinstance(value, int) else value
             table.add_row(name.replace("_", " "), ", ".join(text) if isinstance(text, tuple) else text)
     return table
 

@@ -33,6 +33,8 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
     Raises UserError for unknown and for contradictory values.
     """
     options = replace(options, engine=_engine(options, model))
+    if options.vision is not None:
+        _check_tower(options.vision, model)
     spec, engine = engine_of(options.engine)
     method, quantization = _method(options, engine)
     launched_here = options.engine in LAUNCHED_ENGINES
@@ -114,6 +116,20 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
     if setup.adapters:
         _ = setup.adapter_parameters  # raises for targets that the model does not have
     return setup
+
+
+def _check_tower(vision: str, model: ModelSpec) -> None:
+    """Raise UserError for a model without a vision tower, or with one of unknown shape."""
+    if not model.sees_images:
+        raise UserError(
+            f"--vision {vision}: {model.name} sees no images.",
+            "Remove --vision, or choose a vision-language model.",
+        )
+    if model.vision is None:
+        raise UserError(
+            f"--vision {vision}: the shape of {model.name}'s vision tower is unknown, so its memory is too.",
+            "Give a folder or a Hugging Face id whose config.json has vision_config, or remove --vision.",
+        )
 
 
 def _engine(options: SetupOptions, model: ModelSpec) -> str:

@@ -9,6 +9,7 @@ from estimator.setup import Setup
 from estimator.vocabulary import ENGINES, OPTIMIZERS, SHARDINGS
 
 VISION = "vision tower"
+COPY_BYTES = 2  # of a trained weight's 16-bit copy (launchers/engines/fsdp2/master_weights.py)
 
 # NF4: 4 bits a weight and a scale for each block of 64 weights, in fp32, or in 8 bits with an fp32 scale for
 # each 256 of those where they are quantized again. Dettmers et al. 2023, QLoRA (arXiv:2305.14314), section 3.
@@ -46,8 +47,11 @@ def states(setup: Setup, stage: str | None = None) -> dict[str, int]:
         result["weights"] = base if is_undivided else shared(setup, part, base, "weights")
         if not divides_scales(setup):
             result["weights"] += scale_bytes(setup, part)
+        copies = COPY_BYTES * trained if setup.copies_weights else 0
         if setup.adapters:
-            result["adapters"] = share(trained * adapter_size(setup), divisor(setup, "weights"))
+            result["adapters"] = share(trained * adapter_size(setup), divisor(setup, "weights")) + copies
+        else:
+            result["weights"] += copies
         if setup.reference == "copy":
             copy = part.parameters * computing(setup)
             result["reference model"] = shared(setup, part, copy, "weights")

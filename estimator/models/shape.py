@@ -131,6 +131,8 @@ class ModelShape:
     sliding_window: int | None = None  # tokens that one token looks back on, or Llama 4's chunk
     sliding_layers: int = 0  # how many blocks use the window; the others see everything
     gated: bool = False  # Hugging Face asks for a token
+    license: str = ""  # of the weights, as the Hub spells it; blank: unknown here
+    license_source: str = ""
     published_parameters: int | None = None
     published_active_parameters: int | None = None  # as the publisher rounds it
     source: str = ""

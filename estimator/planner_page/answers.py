@@ -31,6 +31,7 @@ ADDED = ("categories", "text", "run")  # fields added to the row of a plan
 _OF_JOB = (
     *("global_batch_size", "lora_rank", "precision", "optimizer", "micro_batch_size"),
     *("activation_checkpointing", "packing", "method", "engine"),
+    *("vision", "images_per_row", "image_size"),
 )
 _OF_TARGET = ("nodes", "gpus", "gpu", "capacity")
 _OF_GOALS = ("tokens", "deadline_hours", "budget_usd", "prefer", "spot", "max_gpus")

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from estimator import hardware, models, token_counts
 from estimator.errors import UserError
 from estimator.models import diffusion
+from estimator.models.vision import IMAGE_SIDE
 from estimator.option_names import option_name
 from estimator.planning.goals import PREFERENCES
 from estimator.vocabulary import (
@@ -19,6 +20,7 @@ from estimator.vocabulary import (
     RequestedMethod,
     RequestedPrecision,
     Task,
+    Vision,
 )
 
 GIVEN = ("on", "off")
@@ -56,6 +58,9 @@ GROUPS: Mapping[str, tuple[Field, ...]] = {
         Field("method", "Method", "choice", get_args(RequestedMethod), "auto"),
         Field("seq_len", "Sequence length", "whole", (), "2048 tokens"),
         Field("resolution", "Image resolution", "whole", (), "as published"),
+        Field("vision", "Images: vision tower", "choice", get_args(Vision), "text alone"),
+        Field("images_per_row", "Images in a sequence", "whole", (), "1"),
+        Field("image_size", "Side of an image in pixels", "whole", (), str(IMAGE_SIDE)),
         Field("global_batch_size", "Global batch size", "whole", (), "16 sequences"),
         Field("lora_rank", "LoRA rank", "whole", (), "8"),
     ),

@@ -5,6 +5,7 @@ Every suggestion has been planned before it is shown.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -155,11 +156,12 @@ def _memory_missed(survey: Survey, problem: str) -> CannotFit:
         suggestions.append(
             {"resources.nodes": request.nodes, "resources.instance_type": request.instance_type}
         )
-    suggestions += _other_machines(job, target, goals)
 
     def fits(changed: Job) -> bool:
         return best_or_none(changed, target, goals) is not None
 
+    suggestions += without_costly_options(job, fits)
+    suggestions += _other_machines(job, target, goals)
     suggestions += with_lean_states(job, fits)
     suggestions += smaller(job, fits)
     suggestions = [
@@ -212,6 +214,28 @@ def smaller(job: Job, fits: Callable[[Job], bool]) -> list[Suggestion]:
             return [together]
     seq_len = _shorter(job, fits) if together else None
     return [together | {"seq_len": seq_len}] if seq_len is not None else []
+
+
+def without_costly_options(job: Job, fits: Callable[[Job], bool]) -> Iterator[Suggestion]:
+    """Suggest to leave out an option that takes memory, or a lower value, if that alone makes the job fit."""
+    options: list[tuple[Suggestion, dict[str, object]]] = []
+    if job.precision == "fp32":
+        options.append(({"precision": None}, {"precision": "auto"}))
+    if job.precision == "bf16-mixed" and "bf16" in ENGINES[job.engine].precisions:
+        options.append(({"precision": "bf16"}, {"precision": "bf16"}))
+    sharding = {"zero.stage": "zero_stage", "fsdp.sharding": "fsdp_sharding", "fsdp.replicas": "replicas"}
+    for setting, name in sharding.items():
+        if getattr(job, name) is not None:
+            options.append(({setting: None}, {name: None}))
+    if job.low_rank and job.trained_modules and not job.new_tokens:
+        options.append(({"lora.modules_to_save": None}, {"trained_modules": ()}))
+    if job.low_rank and job.lora_experts:
+        options.append(({"lora.experts": None}, {"lora_experts": False}))
+    yield from (each for each, change in options if fits(replace(job, **change)))  # type: ignore[arg-type]
+    if job.low_rank:
+        ranks = (2**power for power in range(job.lora_rank.bit_length() - 1, 2, -1))
+        lower = (rank for rank in ranks if rank < job.lora_rank and fits(replace(job, lora_rank=rank)))
+        yield from ({"lora.rank": rank} for rank in itertools.islice(lower, 1))
 
 
 def with_lean_states(job: Job, fits: Callable[[Job], bool]) -> Iterator[Suggestion]:

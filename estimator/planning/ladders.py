@@ -38,7 +38,11 @@ class Ladders:
         key = (nodes, processes)
         if key not in self._made:
             checkpointing_setting = self.job.activation_checkpointing
-            all_spreads = spreads(self.job, nodes, processes)
+            all_spreads = [
+                way
+                for way in spreads(self.job, nodes, processes)
+                if nodes * processes > 1 or way.sharding != "fsdp" or self.precision == "bf16-mixed"
+            ]
             ladders = (
                 Ladder(nodes, processes, spread, checkpointing)
                 for checkpointing in (

@@ -14,7 +14,7 @@ from estimator.plan import Plan
 from estimator.planning import reasons
 from estimator.planning.assembly import assemble
 from estimator.planning.clusters import best_or_none
-from estimator.planning.failures import smaller, with_lean_states
+from estimator.planning.failures import smaller, with_lean_states, without_costly_options
 from estimator.planning.goals import Goals
 from estimator.planning.places import LARGEST_MODEL_ON_CPU
 from estimator.planning.search import (
@@ -183,7 +183,8 @@ def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
     anywhere = replace(target, kind="kubernetes", nodes=None, gpus=None, device="auto", machine=None)
     cloud_plan = best_or_none(job, anywhere)
     if target.kind == "allocation":
-        suggestions = smaller(job, lambda other: _fits(other, target))
+        suggestions = list(without_costly_options(job, lambda other: _fits(other, target)))
+        suggestions += smaller(job, lambda other: _fits(other, target))
         larger = "request more or larger nodes from the scheduler: `finetune plan` shows which would fit."
         return CannotFit(
             problem,
@@ -205,6 +206,7 @@ def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
         suggestions.append({"with": "kubernetes"})
         if best_or_none(job, replace(anywhere, kind="batch")) is not None:
             suggestions.append({"with": "batch"})
+    suggestions += without_costly_options(job, lambda other: _fits(other, target))
     suggestions += with_lean_states(job, lambda other: _fits(other, target))
     suggestions += smaller(job, lambda other: _fits(other, target))
     return CannotFit(

@@ -13,7 +13,7 @@ from itertools import product
 
 from estimator.engines.support import unlaunchable_processes
 from estimator.job import Job, divides_heads, divides_sequence, divisors
-from estimator.vocabulary import ENGINES, PARALLEL_ENGINES, LaunchedSchedule, Sharding
+from estimator.vocabulary import ENGINES, PARALLEL_ENGINES, TASKS, LaunchedSchedule, Sharding
 
 # Limits of the search: no published configuration of Megatron-LM or torchtitan has deeper pipelines or wider
 # expert groups (405B: 8 stages; DeepSeek-V3: 16 stages, 64 experts over 8 nodes).
@@ -184,6 +184,8 @@ def _shardings(job: Job, world: int) -> tuple[Sharding, ...]:
         return (supported[job.zero_stage],)
     if ENGINES[job.engine].sharding_options == "zero" and job.offload == "cpu":
         return ("zero2",) if world == 1 else ("zero2", "zero3")
+    if world == 1 and job.engine == "fsdp2" and not job.adapters and not TASKS[job.task].images:
+        return ("none", "fsdp")  # fully_shard keeps no 16-bit copies of all weights
     if world == 1:
         return supported[:1]
     requested: dict[str | None, tuple[Sharding, ...]] = {"full": ("fsdp",), "grad-op": ("shard_grad_op",)}

@@ -151,6 +151,8 @@ def _sharding(job: Job, layout: Layout) -> str:
             f"FSDP: gradients and optimizer sharded over {setup.shard} processes; weights, sharded as well, "
             "stay gathered from the forward pass to the end of the backward pass"
         )
+    if stage is None and layout.world_size == 1:
+        return "FSDP in one process: 16-bit copies of one block's weights at a time, which need less memory"
     if stage is None:
         return f"FSDP: weights, gradients and optimizer sharded over {setup.shard} processes"
     if job.zero_stage is not None:

@@ -204,11 +204,15 @@ def _wrapped(setup: Setup) -> bool:
 def _copied(setup: Setup) -> float:
     """Return the bytes of weights and gradients that the engine itself copies for one micro batch.
 
-    Under FSDP2 in one process alone: where several share, links take longer, and published runs have both.
+    In one process of FSDP2 alone: where several share, links take longer, and published runs have both.
     """
     trained = _trained(setup)
     if _wrapped(setup):
         return float(DEEPSPEED_ADDED * trained)
+    if setup.copies_weights:  # weights once a step; each gradient is read in 16 bits and added in fp32
+        return trained * (
+            (4 + 2) / setup.accumulation + 2 + 4 + 4 * (setup.accumulation - 1) / setup.accumulation
+        )
     if not setup.sharded_alone:
         return 0.0
     weights, state_copies = weights_of(setup.model), 2 if setup.adapters else 4

@@ -16,7 +16,7 @@ from checklist.result import CheckResult, Finding, FitResult, OpenFailure, Resul
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Text, safe, size
 from decorators.card.charts import side_by_side
 from flows.cluster_check import charts
-from flows.cluster_check.charts import Cell, Point, Then, Tile
+from flows.cluster_check.charts import Cell, HistoryPoint, Point, Tile
 
 MAX_FINDINGS = 20
 MAX_NODES = 64  # in a table or the heat map; nodes with findings are listed first
@@ -239,7 +239,9 @@ def _history(result: Result, runs: Sequence[PastRun]) -> list[Block]:
     return blocks
 
 
-def figure_histories(current: Sequence[Record], runs: Sequence[PastRun]) -> list[tuple[str, list[Then]]]:
+def figure_histories(
+    current: Sequence[Record], runs: Sequence[PastRun]
+) -> list[tuple[str, list[HistoryPoint]]]:
     """Return the history of each figure that earlier runs with the same setting also have."""
     histories = []
     past: dict[tuple[object, ...], list[Record]] = defaultdict(list)
@@ -248,7 +250,7 @@ def figure_histories(current: Sequence[Record], runs: Sequence[PastRun]) -> list
     for now in current:
         if records := past[now.setting, now.op, now.bytes]:
             label = now.op if now.bytes is None else f"{now.op}, {message(now.bytes)}"
-            points = [Then(unix=r.unix, value=r.value, verdict=r.verdict) for r in (*records, now)]
+            points = [HistoryPoint(unix=r.unix, value=r.value, verdict=r.verdict) for r in (*records, now)]
             histories.append((f"{label}, {now.unit}", points))
     return histories
 

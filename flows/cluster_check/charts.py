@@ -58,7 +58,7 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Then:
+class HistoryPoint:
     """One point of a figure's history: its value and that run's verdict."""
 
     unix: float
@@ -179,7 +179,7 @@ def sweep(title: str, points: Sequence[Point]) -> dict[str, Any]:
     }
 
 
-def over_time(title: str, runs: Sequence[Then]) -> dict[str, Any]:
+def over_time(title: str, runs: Sequence[HistoryPoint]) -> dict[str, Any]:
     """Return the chart of one figure over the runs, colored by verdict."""
     values = [
         {"time": _time(run.unix), "value": run.value, "verdict": run.verdict}

@@ -79,11 +79,11 @@ def check_node(
         traceback.print_exc()
         return None, f"The checklist failed on node {rendezvous.node}: {type(error).__name__}."
     if rendezvous.node == 0:
-        _end_here_without(measured)
+        _fail_if_node_lost(measured)
     return measurements.to_dict(measured), None
 
 
-def _end_here_without(measured: Measurements) -> None:
+def _fail_if_node_lost(measured: Measurements) -> None:
     """Fail this task if it would wait for a lost node; the verdict uses the stored measurements."""
     from metaflow import current
 
@@ -133,23 +133,24 @@ def merge(
     if lost and not problems:
         problems = endings or ("A pod or container of the step did not finish.",)
     if merged is None:
-        return _nothing(run_config, problems)
+        return _empty_measurements(run_config, problems)
     if lost and not run_config.local:
-        merged = replace(merged, hangs=tuple(map(_taken, merged.hangs)))
+        merged = replace(merged, hangs=tuple(map(_as_taken, merged.hangs)))
     if lost:
-        merged = replace(merged, phases=tuple(_explained(phase, problems[0]) for phase in merged.phases))
+        merged = replace(merged, phases=tuple(_with_reason(phase, problems[0]) for phase in merged.phases))
     return replace(merged, notes=(*merged.notes, *problems))
 
 
-def _explained(phase: Phase, reason: str) -> Phase:
+def _with_reason(phase: Phase, reason: str) -> Phase:
     return replace(phase, reason=reason.rstrip(".")) if phase.reason == BROKEN_OFF else phase
 
 
-def _taken(hang: Hang) -> Hang:
+def _as_taken(hang: Hang) -> Hang:
+    """Reclassify a lost node as one that the cluster took away."""
     return replace(hang, kind="taken") if hang.kind == "lost" else hang
 
 
-def _nothing(run_config: RunConfig, problems: tuple[str, ...]) -> Measurements:
+def _empty_measurements(run_config: RunConfig, problems: tuple[str, ...]) -> Measurements:
     """Return the measurements of a run without results; every phase has the reason."""
     options = run_config.options
     reason = problems[0] if problems else "no node responded"

@@ -34,7 +34,7 @@ class Suspicion:
     key: str = ""  # key in the datastore, set when read
 
 
-def leave(event: Straggling, *, cluster: str, run: str, on_gpus: bool, store: Storage | None = None) -> None:
+def record(event: Straggling, *, cluster: str, run: str, on_gpus: bool, store: Storage | None = None) -> None:
     """Store a suspicion for the next checklist. Never raises, because training must continue."""
     if event.over:
         return
@@ -67,7 +67,7 @@ def notes(suspicions: Iterable[Suspicion]) -> tuple[str, ...]:
     return tuple(f"Training run {suspicion.run} reported: {suspicion.words}." for suspicion in suspicions)
 
 
-def settle(suspicions: Iterable[Suspicion], result: Result, store: Storage | None = None) -> None:
+def remove_measured(suspicions: Iterable[Suspicion], result: Result, store: Storage | None = None) -> None:
     """Remove the suspicions of nodes that this checklist has measured; its findings replace them."""
     measured_nodes = set(result.suspects_measured)
     keys = [suspicion.key for suspicion in suspicions if suspicion.node in measured_nodes]

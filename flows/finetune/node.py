@@ -138,7 +138,7 @@ def train_on_node(
         if isinstance(event, Straggling):
             cluster = current_cluster() or cluster_name("local")
             on_gpus = plan.layout.device == "cuda"
-            suspicions.leave(event, cluster=cluster, run=current.run_id, on_gpus=on_gpus)
+            suspicions.record(event, cluster=cluster, run=current.run_id, on_gpus=on_gpus)
 
     try:
         with _grace_period(settings) as grace_period:

@@ -124,23 +124,32 @@ def micro_batches(
     :class:`MicroBatch`. ``images``: makes the inputs of a vision-language model.
     """
     collate_rows = collate_pairs if pairs else partial(collate, images=images)
-    multiple = token_multiple(data, padding_free=padding_free)
+    multiple = token_multiple(data, padding_free=padding_free, rows=layout.micro_batch_size)
     rank_rows = step_rows(data, step, layout.global_batch_size)[rank :: layout.data_parallel]
     for first in range(0, len(rank_rows), layout.micro_batch_size):
         batch_rows = rank_rows[first : first + layout.micro_batch_size]
         batch = collate_rows([data.row(index) for index in batch_rows], data.info.pad_id, multiple)
+        if multiple is not None and data.info.packed:
+            batch = dataclasses.replace(
+                batch, max_length=max(batch.max_length, _power_of_two(data.info.seq_len))
+            )
         batch_reference = None if reference is None else torch.from_numpy(reference[batch_rows])
         yield batch if batch_reference is None else dataclasses.replace(batch, reference=batch_reference)
 
 
-def token_multiple(data: Prepared, *, padding_free: bool) -> int | None:
+def token_multiple(data: Prepared, *, padding_free: bool, rows: int = 1) -> int | None:
     """Return the multiple to which :func:`collate` fills padding-free batches; None for padded batches.
 
-    Packed rows are filled up to full sequences, so that compiled blocks have few shapes.
+    Batches of ``rows`` packed rows are filled up to full sequences: compiled blocks then have one shape.
     """
     if not padding_free:
         return None
-    return data.info.seq_len if data.info.packed else TOKEN_MULTIPLE
+    return data.info.seq_len * rows if data.info.packed else TOKEN_MULTIPLE
+
+
+def _power_of_two(length: int) -> int:
+    """Return the smallest power of two that is at least ``length``."""
+    return 1 << (length - 1).bit_length()
 
 
 def mismatched_batches(
@@ -224,7 +233,7 @@ def _joined(rows: list[Row], pad_id: int, multiple: int) -> MicroBatch:
         lengths=torch.tensor([len(row.tokens) for row in rows]),
         packed=any(len(row.lengths) > 1 for row in rows),
         cu_seq_lens=torch.from_numpy(np.concatenate([[0], np.cumsum(documents)]).astype(np.int32)),
-        max_length=1 << (int(documents.max()) - 1).bit_length(),
+        max_length=_power_of_two(int(documents.max())),
         desirable=torch.tensor([row.desirable for row in rows]),
     )
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.errors import UserError
+from estimator.terminal import print
 from estimator.vocabulary import TASKS
 from launchers.dataset import prepared, prompts, render, texts
 from launchers.dataset.asking import Asking

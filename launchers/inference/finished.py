@@ -14,6 +14,7 @@ from estimator.models import DiffusionSpec, ModelSource, ModelSpec, hf_files
 from estimator.untrusted import files_inside, parse_yaml, read_json_object, read_text
 from launchers import engines
 from launchers.models import own_code
+from launchers.models.adapters import check_adapter
 from launchers.models.hf_layout import ADAPTER_V2_CONFIG
 from launchers.results.handover import PAGE
 from launchers.results.model_card import cache_folder, cache_name
@@ -81,6 +82,7 @@ def from_folder(folder: Path) -> FinishedModel:
         )
     files_inside(model_dir)
     own_code.check_model(model_dir)
+    check_adapter(model_dir)
     settings = _read_settings(model_dir.parent / SETTINGS)
     base = settings.model if settings is not None else _base_of(model_dir)
     name = model_dir.name if settings is None else finetuned_name(settings.model)

@@ -50,16 +50,28 @@ def _quietly() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
+def _check_layers(folder: Path, config: Any, tensors: int) -> None:
+    """Raise UserError if there are fewer tensors than layers, each of which takes time and memory."""
+    for name in ("num_hidden_layers", "num_encoder_layers", "num_decoder_layers"):
+        layers = getattr(config, name, None)
+        if isinstance(layers, int) and layers > tensors:
+            raise UserError(
+                f"{folder}: config.json has {name} {layers:,}, and the weights have {tensors:,} tensors.",
+                _ADVICE,
+            )
+
+
 def _check(folder: Path, shapes: Mapping[str, tuple[int, ...]], rewards: bool) -> None:
     import torch
     from huggingface_hub.errors import StrictDataclassError
 
     try:
         config = causal.configuration(folder)
+        _check_layers(folder, config.get_text_config(), len(shapes))
         kind = causal.class_of(config, rewards=rewards)
         with imported_quietly(), torch.device("meta"):
             empty = kind.from_config(config, trust_remote_code=False)
-    except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
+    except (ImportError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
             f"{folder / 'config.json'}: transformers cannot build a model of it: {reason}",

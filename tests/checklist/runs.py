@@ -234,7 +234,7 @@ def with_pairs(run: Measurements, cluster: Cluster, *, again: bool = True) -> Me
     from checklist.analysis.diagnosis import PASSES, diagnose
 
     pairs = cluster.first_pass()
-    paths = Paths.of(run.facts, cluster.nodes)
+    paths = Paths.from_facts(run.facts, cluster.nodes)
     for _ in range(PASSES if again else 0):
         pairs += cluster.second_pass(diagnose(pairs, cluster.nodes, paths=paths).again)
     return dataclasses.replace(run, pairs=pairs)

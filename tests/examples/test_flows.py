@@ -57,7 +57,7 @@ def test_interrupted_batch_inference_answers_only_the_rest_when_it_is_resumed(ho
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
 
-    prompts = [f"Say {number}." for number in range(400)]
+    prompts = [f"Say {number}." for number in range(640)]
     pq.write_table(pa.table({"prompt": prompts}), home.path / "prompts.parquet")
     flow = str(EXAMPLES / "batch_inference_flow.py")
     words = ("--model", "tiny", "--prompts", "prompts.parquet", "--max-new-tokens", "48")
@@ -72,9 +72,14 @@ def test_interrupted_batch_inference_answers_only_the_rest_when_it_is_resumed(ho
 
     shutil.rmtree(home.path / "tiny")  # another model tells the answers apart
     tiny_llama.make(home.path / "tiny", seed=1, config={**tiny_llama.CONFIG, "num_hidden_layers": 1})
-    done = home.python(flow, "resume")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Checkpoints of an earlier attempt" in done.stdout
+    process = home.start(flow, "resume")
+    try:
+        code = process.wait(600)
+    finally:
+        process.kill()
+    output = (home.path / "output.txt").read_text()
+    assert code == 0, output
+    assert "Checkpoints of an earlier attempt" in output
     answers = pq.read_table(home.path / "answers.parquet").to_pydict()
     assert answers["prompt"] == prompts
     assert answers["answer"][: len(early)] == early

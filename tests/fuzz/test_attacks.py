@@ -26,7 +26,7 @@ from launchers.dataset import files, render, rows, sources
 from launchers.images import pictures
 from launchers.inference import finished
 from launchers.models import files as model_files
-from launchers.models import tiny_llama, weights
+from launchers.models import fit, tiny_llama, weights
 from launchers.store.bundles import LocalStorage, put_bundle
 from tests.fuzz.limits import MIB, held_to, reset_peak, resident_peak
 from tests.fuzz.readers import HEADER
@@ -445,3 +445,33 @@ def test_a_header_of_safetensors_that_would_be_longer_than_the_file_is_not_read(
     path.write_bytes((2**60).to_bytes(8, "little") + header)
     with held_to(path.stat().st_size), pytest.raises(UserError, match="is not a safetensors file"):
         model_files.read_header(path)
+
+
+def test_a_config_with_more_layers_than_weights_is_not_built(tiny: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    folder = linked(tiny, tmp_path / "model")
+    fit.check_fits(folder)  # imports what it needs
+    config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": 10**5}
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(config))
+    with held_to(MIB), pytest.raises(UserError, match="num_hidden_layers 100,000, and the weights have"):
+        fit.check_fits(folder)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"r": 10**9}, {"r": 8, "rank_pattern": {"q_proj": 10**9}}, {"num_virtual_tokens": 10**9}, {"r": "8"}],
+)
+def test_an_adapter_allocates_no_more_than_its_weights(tmp_path: Path, sizes: dict[str, Any]) -> None:
+    header = json.dumps(
+        {"a.lora_A.weight": {"dtype": "F32", "shape": [8, 4], "data_offsets": [0, 128]}}
+    ).encode()
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.write_bytes(len(header).to_bytes(8, "little") + header + bytes(128))
+    config = {"base_model_name_or_path": "llama-8b", "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 8}
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps(config))
+    finished.from_folder(tmp_path)
+    path.write_text(json.dumps(config | sizes))
+    with held_to(MIB), pytest.raises(UserError, match="its weights have no dimension above 8"):
+        finished.from_folder(tmp_path)

@@ -55,13 +55,15 @@ SRUN = """#!/bin/bash
 # Stands for Slurm's: what it was started with, and what its tasks would have of the hook's variables.
 printf '%s\\n' "$@" > "$SAID"
 echo "hca=${NCCL_IB_HCA:-}" >> "$SAID"
+exit "${STATUS:-0}"
 """
 
 
-def sbatch(script: str, folder: Path, **more: str) -> tuple[int, list[str]]:
+def sbatch(script: str, folder: Path, *arguments: str, **more: str) -> tuple[int, list[str]]:
     """The exit status of a script with a stand-in of srun, and the words that srun was given."""
-    (folder / "srun").write_text(SRUN)
-    (folder / "srun").chmod(0o755)
+    for name, text in (("srun", SRUN), ("scontrol", 'echo "$*" >> requeued\n'), ("sleep", "")):
+        (folder / name).write_text(text if text == SRUN else f"#!/bin/bash\n{text}")
+        (folder / name).chmod(0o755)
     environment = {
         "PATH": f"{folder}:/usr/bin:/bin",
         "SAID": str(folder / "said"),
@@ -69,7 +71,7 @@ def sbatch(script: str, folder: Path, **more: str) -> tuple[int, list[str]]:
         "SLURM_SUBMIT_DIR": str(folder),
         **more,
     }
-    command = ["bash", str(SCRIPTS / script), "--set", "model=tiny-llama"]
+    command = ["bash", str(SCRIPTS / script), "--set", "model=tiny-llama", *arguments]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
     )
@@ -100,6 +102,32 @@ def test_a_container_and_the_sites_variables_are_asked_for_where_they_are_named(
     assert "--container-mounts=/a:/a" in sbatch(script, tmp_path, **image, FINETUNE_MOUNTS="/a:/a")[1]
     (tmp_path / "said").unlink()
     assert sbatch(script, tmp_path, FINETUNE_NCCL_HOOK=str(tmp_path / "none")) == (2, [])
+
+
+def test_an_apptainer_image_runs_the_command_and_array_tasks_have_their_own_settings(tmp_path: Path) -> None:
+    image = {"FINETUNE_IMAGE": "/shared/train.sif", "FINETUNE_MOUNTS": "/a:/a", "SLURM_ARRAY_TASK_ID": "3"}
+    status, words = sbatch("finetune.sbatch", tmp_path, "--settings", "sweep/%a.yaml", **image)
+    assert status == 0
+    start = words.index("apptainer")
+    command = ["exec", "--nv", "--bind", "/a:/a", "--pwd", str(tmp_path), "/shared/train.sif", "python"]
+    assert words[start + 1 : start + 1 + len(command)] == command
+    assert "sweep/3.yaml" in words
+    assert not [word for word in words if word.startswith("--container")]
+    assert "sweep/%a.yaml" in sbatch("finetune.sbatch", tmp_path, "--settings", "sweep/%a.yaml")[1]
+
+
+def test_failures_are_counted_and_the_time_limit_is_not(tmp_path: Path) -> None:
+    requeued = tmp_path / "requeued"
+
+    def ended(status: int) -> tuple[int, int]:
+        """The script's exit status, and how often the job was put back until now."""
+        done, _ = sbatch("finetune.sbatch", tmp_path, STATUS=str(status), FINETUNE_MAX_RESTARTS="2")
+        return done, requeued.read_text().count("requeue 7") if requeued.exists() else 0
+
+    assert [ended(status) for status in (1, 75, 75, 137, 75)] == [(1, 1), (75, 2), (75, 3), (137, 4), (75, 5)]
+    assert ended(1) == (1, 5), "two failures were allowed"
+    assert [ended(status)[1] for status in (2, 0)] == [5, 5]
+    assert not list(tmp_path.glob("*.failures"))
 
 
 def pbs(folder: Path, nodes: list[str], **more: str) -> subprocess.CompletedProcess[str]:

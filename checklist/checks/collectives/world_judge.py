@@ -153,7 +153,7 @@ def latency(context: JudgingContext) -> Judgment:
         if comparison.level in ("WARN", "FAIL"):
             title = f"{op} of a small message takes {value * 1e6:.0f} us, {comparison.words} s."
             findings.append(finding("latency", comparison.code, comparison.level, title))
-    return _of_world(context, "latency", figures, findings, records)
+    return _judge_figures(context, "latency", figures, findings, records)
 
 
 def bandwidth(context: JudgingContext) -> Judgment:
@@ -204,7 +204,7 @@ def bandwidth(context: JudgingContext) -> Judgment:
             topology = context.measurements.environment.get(_TOPOLOGY, "")
             title += f"; {pattern}." if pattern else "."
             findings.append(finding("bandwidth", code, comparison.level, title, file=topology))
-    return _of_world(context, "bandwidth", figures, _worst_sizes(findings), records)
+    return _judge_figures(context, "bandwidth", figures, _worst_sizes(findings), records)
 
 
 def _advice_for(context: JudgingContext, share: float) -> tuple[str, str]:
@@ -239,7 +239,7 @@ def _topology_suspect(context: JudgingContext) -> bool:
     return _TOPOLOGY in context.measurements.environment and not slow
 
 
-def _of_world(
+def _judge_figures(
     context: JudgingContext, check: str, figures: list[Figure], findings: list[Finding], records: Records
 ) -> Judgment:
     judged = [figure for figure in figures if figure.basis != "none"]
@@ -253,9 +253,7 @@ def _of_world(
             records=records,
         )
     if judged:
-        passed = (
-            f"{len(judged)} of {len(figures)} figures had something to be held against, and are as expected."
-        )
+        passed = f"{len(judged)} of {len(figures)} figures have a reference, and are as expected."
         return decide(check, passed, findings, nodes=context.all_names, figures=figures, records=records)
     reason = (
         "all nodes are on one machine" if context.local else "no expectation for this network, no history"

@@ -123,7 +123,7 @@ def _faults(test: str, results: Iterable[Mapping[str, Any]], ids: Mapping[int, s
         status = str(result["status"]).lower()
         if status not in ("fail", "warn"):
             continue
-        warnings = [_warning(item) for item in _listed(result.get("warnings"))]
+        warnings = [_warning(item) for item in _as_list(result.get("warnings"))]
         severities = [severity for _, severity in warnings if severity is not None]
         faults.append(
             DiagnosticFault(
@@ -145,7 +145,7 @@ def _warning(reported: Any) -> tuple[str, int | None]:
     return str(reported.get("warning", "")), severity if isinstance(severity, int) else None
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 

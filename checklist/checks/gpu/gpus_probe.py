@@ -71,28 +71,30 @@ def health(context: Context, when: str) -> list[dict[str, Any]]:
 
 
 def _health(nvml: Any, handle: Any, rank: int, when: Any) -> GpuHealth:
-    def ask(name: str, *arguments: Any) -> Any:
+    def query(name: str, *arguments: Any) -> Any:
         return optional(lambda: getattr(nvml, name)(handle, *arguments), nvml)
 
-    remapped = ask("nvmlDeviceGetRemappedRows")
-    power = ask("nvmlDeviceGetPowerUsage")
+    remapped = query("nvmlDeviceGetRemappedRows")
+    power = query("nvmlDeviceGetPowerUsage")
     volatile = nvml.NVML_VOLATILE_ECC
     return GpuHealth(
         rank=rank,
         uuid=text(nvml.nvmlDeviceGetUUID(handle)),
         when=when,
-        ecc_uncorrected=ask("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, volatile),
-        ecc_corrected=ask("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, volatile),
+        ecc_uncorrected=query(
+            "nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, volatile
+        ),
+        ecc_corrected=query("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, volatile),
         remap_pending=None if remapped is None else bool(remapped[2]),
         remap_failed=None if remapped is None else bool(remapped[3]),
         throttle_reasons=throttle_reasons(nvml, handle),
-        temperature_c=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+        temperature_c=query("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
         power_w=None if power is None else power / 1000,
-        sm_clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
-        pcie_generation=ask("nvmlDeviceGetCurrPcieLinkGeneration"),
-        pcie_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
-        pcie_width_most=ask("nvmlDeviceGetMaxPcieLinkWidth"),
-        pcie_replays=ask("nvmlDeviceGetPcieReplayCounter"),
+        sm_clock_mhz=query("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+        pcie_generation=query("nvmlDeviceGetCurrPcieLinkGeneration"),
+        pcie_width=query("nvmlDeviceGetCurrPcieLinkWidth"),
+        pcie_width_most=query("nvmlDeviceGetMaxPcieLinkWidth"),
+        pcie_replays=query("nvmlDeviceGetPcieReplayCounter"),
         **nvlink_probe.links(nvml, handle),
         **nvlink_probe.fabric(nvml, handle),
         recovery_action=_recovery(nvml, handle),

@@ -152,7 +152,7 @@ def versions(context: JudgingContext) -> Judgment:
                 )
             )
     torch = str(context.facts[0].versions.get("torch") or "")
-    if context.cuda and TORCH_HANGS[0] < _numbers(torch) < TORCH_HANGS[1]:
+    if context.cuda and TORCH_HANGS[0] < _release(torch) < TORCH_HANGS[1]:
         title = f"torch {torch} can hang with NCCL."
         findings.append(finding("versions", "torch-hang", "WARN", title, version=torch))
     if not any(fact.versions for fact in context.facts):
@@ -160,7 +160,7 @@ def versions(context: JudgingContext) -> Judgment:
     return decide("versions", "The same software on all ranks.", findings, nodes=context.all_names)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 

@@ -43,7 +43,7 @@ class StorageTarget(Protocol):
         """Remove the object if it exists; ignore failures."""
 
 
-def measure(figure: Figure, name: str, directory: str | None, datastore: str | None, size: int) -> None:
+def measure(record: Figure, name: str, directory: str | None, datastore: str | None, size: int) -> None:
     """Write and read ``size`` bytes as ``name`` in each given location."""
     for kind, target in _targets(name, directory, datastore).items():
         samples: list[Sampled] = []
@@ -53,11 +53,11 @@ def measure(figure: Figure, name: str, directory: str | None, datastore: str | N
             return samples[0]
 
         try:
-            figure(f"{kind}_write", write)
+            record(f"{kind}_write", write)
             if samples:
-                figure(f"{kind}_read", target.read)
+                record(f"{kind}_read", target.read)
                 if kind == "storage":
-                    figure("storage_files", partial(files, Path(directory or ".") / f"{name}.files"))
+                    record("storage_files", partial(files, Path(directory or ".") / f"{name}.files"))
         finally:
             target.remove()
 

@@ -211,8 +211,8 @@ def _note(job: WaitedJob, pods: Pods, *, require_job: bool = False) -> bool:
     return True
 
 
-def _line(pods: ObservedPod, cause: str) -> str:
-    return f"pod {pods.name} on {pods.pod['spec'].get('nodeName') or 'no node'}: {cause}"
+def _line(pod: ObservedPod, cause: str) -> str:
+    return f"pod {pod.name} on {pod.pod['spec'].get('nodeName') or 'no node'}: {cause}"
 
 
 def _seconds(stamp: str) -> float:

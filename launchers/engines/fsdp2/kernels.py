@@ -26,6 +26,13 @@ def set_up(network: Any, job: TrainJob) -> None:
         # Blocks are equal, so code compiled for the first is reused for the others; hooks stay outside
         for block in blocks(network):
             block.forward = torch.compile(block.forward)
+        network.register_forward_pre_hook(_number_of_documents_varies, with_kwargs=True)
+
+
+def _number_of_documents_varies(_network: Any, _inputs: Any, named: dict[str, Any]) -> None:
+    """Let one compilation serve batches of any number of documents (variable-length attention)."""
+    if (lengths := named.get("cu_seq_lens_q")) is not None:
+        torch._dynamo.maybe_mark_dynamic(lengths, 0)
 
 
 def _use_float8(network: Any, job: TrainJob) -> None:

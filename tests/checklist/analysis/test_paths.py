@@ -21,12 +21,12 @@ def told(nodes: int, change: Callable[[int], dict[str, object]]) -> list[Facts]:
 
 
 def domains_of(size: int, nodes: int = 8) -> Paths:
-    return Paths.of(told(nodes, lambda node: {"nvlink_domain": f"rack-{node // size}.0"}), nodes)
+    return Paths.from_facts(told(nodes, lambda node: {"nvlink_domain": f"rack-{node // size}.0"}), nodes)
 
 
 def leaves_of(size: int, nodes: int = 8) -> Paths:
     layers = told(nodes, lambda node: {"network_nodes": ("spine", f"leaf-{node // size}", f"host-{node}")})
-    return Paths.of(layers, nodes)
+    return Paths.from_facts(layers, nodes)
 
 
 def examine(cluster: Cluster, paths: Paths) -> Diagnosis:
@@ -49,7 +49,7 @@ def mixed(src: int, dst: int) -> float:
     return SLOW_NIC if max(src, dst) >= 4 else NIC
 
 
-KINDS = Paths.of(told(8, lambda node: {"gpu_names": ("A100" if node >= 4 else "H100",)}), 8)
+KINDS = Paths.from_facts(told(8, lambda node: {"gpu_names": ("A100" if node >= 4 else "H100",)}), 8)
 CLUSTERS = pytest.mark.parametrize(
     ("path", "paths"),
     [(racks, domains_of(4)), (oversubscribed, leaves_of(4)), (mixed, KINDS)],
@@ -115,15 +115,19 @@ def test_a_direction_that_was_fast_once_is_luck_and_no_path() -> None:
 def test_two_nodes_of_a_leaf_are_no_measure_of_themselves() -> None:
     slow = Cluster(nodes=6, transmit={0: 0.85}, receive={0: 0.85})
     layers = told(6, lambda node: {"network_nodes": ("spine", f"leaf-{node // 2}")})
-    (fault,) = examine(slow, Paths.of(layers, 6)).with_status("confirmed")
+    (fault,) = examine(slow, Paths.from_facts(layers, 6)).with_status("confirmed")
     assert (fault.node, fault.slight) == (0, True)
 
 
 def test_a_leaf_is_the_smallest_unit_that_two_nodes_share() -> None:
     assert leaves_of(4).leaves == (0, 0, 0, 0, 1, 1, 1, 1)
-    assert Paths.of(told(3, lambda node: {"network_nodes": (f"host-{node}",)}), 3).leaves == (-1, -1, -1)
+    assert Paths.from_facts(told(3, lambda node: {"network_nodes": (f"host-{node}",)}), 3).leaves == (
+        -1,
+        -1,
+        -1,
+    )
 
 
 def test_a_node_that_does_not_tell_its_kind_is_one_of_the_most_common() -> None:
     names = told(4, lambda node: {"gpu_names": () if node == 2 else ("H100",), "instance_type": None})
-    assert Paths.of(names, 4).kinds == (0, 0, 0, 0)
+    assert Paths.from_facts(names, 4).kinds == (0, 0, 0, 0)

@@ -100,7 +100,7 @@ def test_a_gpu_is_not_faster_than_its_data_sheet_by_half() -> None:
     assert told(changed(gpu_run(), "locals", 0, value=985.0)) == []
     assert told(changed(gpu_run(), "locals", 0, value=1500.0)) == [("gemm", 0, 0)]
     assert told(changed(gpu_run(), "locals", 1, value=5100.0)) == [("hbm", 0, 0)]
-    assert Ceilings.of(cpu_run()).local(0, "gemm_fp32").value == PHYSICAL_LIMITS["TFLOPS"]
+    assert Ceilings.from_run(cpu_run()).local(0, "gemm_fp32").value == PHYSICAL_LIMITS["TFLOPS"]
 
 
 def test_what_no_hardware_can_do_is_ten_times_the_fastest_that_is_known() -> None:

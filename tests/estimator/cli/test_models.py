@@ -65,6 +65,13 @@ def test_csv_has_a_line_and_a_source_for_each_model(capsys: pytest.CaptureFixtur
     assert row["source"].startswith("https://huggingface.co/meta-llama/Llama-3.1-8B/")
 
 
+def test_every_license_has_a_source_and_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    specs = [table.find(name) for name in table.names()]
+    assert all(bool(spec.license) == bool(spec.license_source) for spec in specs)
+    models("minimax-m2")
+    assert "modified-mit" in capsys.readouterr().out
+
+
 def test_one_model_is_shown_whole_with_its_source(capsys: pytest.CaptureFixture[str]) -> None:
     models("gpt-oss-20b")
     shown = capsys.readouterr().out

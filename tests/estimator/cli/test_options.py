@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
 
+from estimator import models
 from estimator.cli.options import PlaceOptions, SetupOptions, tokens_of
 from estimator.setup import Setup
-from tests.estimator.cli.estimates import answer
+from tests.estimator.cli.estimates import answer, run
+from tests.estimator.models.hf_configs import config_of
+from tests.estimator.models.test_vision import GEMMA3
+
+TOWER = GEMMA3 | {"text_config": config_of(models.find("gemma-3-4b"))}  # of a model called TOWER below
 
 # An option and a value of it that changes that field; processes_per_node is --gpus
 CHANGES: dict[str, list[str]] = {
@@ -16,7 +23,7 @@ CHANGES: dict[str, list[str]] = {
     "engine": ["--engine", "litgpt"],
     "engine_version": ["--engine", "torchtitan", "--engine-version", "2024-05"],
     "method": ["--method", "lora"],
-    "vision": ["--vision", "frozen"],
+    "vision": ["--model", "TOWER", "--vision", "frozen"],
     "images_per_row": ["--images-per-row", "2"],
     "image_size": ["--image-size", "512"],
     "task": ["--task", "dpo"],
@@ -81,10 +88,23 @@ def test_every_field_of_a_setup_has_its_option() -> None:
 
 
 @pytest.mark.parametrize("field", CHANGES)
-def test_an_option_sets_its_field(field: str) -> None:
+def test_an_option_sets_its_field(field: str, tmp_path: Path) -> None:
     words = CHANGES[field] if "--model" in CHANGES[field] else ["--model", "llama-8b", *CHANGES[field]]
+    if "TOWER" in words:
+        (tmp_path / "config.json").write_text(json.dumps(TOWER))
+        words = [str(tmp_path) if word == "TOWER" else word for word in words]
     plain = answer("--model", "llama-8b")["setup"]
     assert answer(*words)["setup"][field] != plain[field]
+
+
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [("llama-8b", "llama-8b sees no images"), ("gemma-3-4b", "gemma-3-4b's vision tower is unknown")],
+)
+def test_images_without_a_known_tower_are_refused(model: str, problem: str) -> None:
+    done = run("--model", model, "--vision", "frozen")
+    assert done.exit_code != 0
+    assert problem in done.output
 
 
 @pytest.mark.parametrize(

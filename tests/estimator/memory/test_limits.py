@@ -289,7 +289,7 @@ def test_flat_parameters_of_fsdp1_reduce_whole_blocks_unless_they_accumulate() -
 
 def test_fsdp2_in_one_process_copies_a_block_and_sums_the_roots_gradients() -> None:
     block, root, head = of_one_block(step())
-    changes = {"engine": "fsdp2", "precision": "bf16-mixed"}
+    changes = {"engine": "fsdp2", "precision": "bf16-mixed", "sharding": "fsdp"}
     last = max(root, 4 * root - root - 2 * block)
     assert communication(**changes) == Buffers(
         0, root, root + block + 2 * LARGEST, 2 * block, last, 4 * root, head, root + block

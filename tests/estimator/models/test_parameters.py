@@ -16,6 +16,7 @@ from tests.estimator.models.hf_configs import config_of
 NOT_COMPARED = {"name", "hf_id", "gated", "source", "published_parameters", "published_active_parameters"}
 # what the language part alone does not say
 NOT_COMPARED |= {"sees_images", "quantized_weights"}
+NOT_COMPARED |= {"license", "license_source"}
 NOT_COMPARED |= {field.name for field in fields(ModelSpec) if field.name.startswith("rope_")} | {"norm_eps"}
 
 # Qwen 1 has no class in transformers; MPT with learned positions has one in llm-foundry only.

@@ -17,6 +17,8 @@ from estimator.models.hf_config import to_spec
 from estimator.planner_page import answers, fields
 from tests.estimator.cli import test_plan_from_cluster as by_command
 from tests.estimator.hardware.cluster.test_machines import CPU_NODE, eks_p5, gke_l4
+from tests.estimator.models.hf_configs import config_of
+from tests.estimator.models.test_vision import GEMMA3
 from tests.estimator.planner_page.forms import FORMS
 
 CONFIG = {
@@ -32,6 +34,16 @@ CONFIG = {
     "rope_theta": 1e6,
 }
 NO_GPUS = {"items": [{"kind": "Node", **CPU_NODE}]}
+
+
+def test_images_count_and_are_part_of_the_command_that_runs_the_plan() -> None:
+    """Gemma 3 4B by its config.json."""
+    config = GEMMA3 | {"text_config": config_of(models.find("gemma-3-4b"))}
+    form = {"config": json.dumps(config), "method": "lora", "vision": "lora", "images_per_row": "2"}
+    found = answers.answer(form)
+    assert "--vision lora --images-per-row 2" in found["command"]
+    assert "vision tower" in {part["name"] for part in found["plans"][0]["categories"]}
+    assert "--vision lora" in found["plans"][0]["run"]
 
 
 def of_command(command: str) -> dict[str, Any]:
@@ -140,7 +152,10 @@ def test_a_plan_says_which_pasted_pods_it_waits_for() -> None:
         ({"config": "{"}, "The pasted config.json is not JSON"),
         ({"config": "[]"}, "The pasted config.json is not a JSON object"),
         ({"model": "llama-8b", "cluster": "{}"}, "There are no nodes in the pasted text"),
-        ({"model": "llama-8b", "cluster": '{"items": [{"kind": "Node"}]}'}, "A pasted node or pod is incomplete"),
+        (
+            {"model": "llama-8b", "cluster": '{"items": [{"kind": "Node"}]}'},
+            "A pasted node or pod is incomplete",
+        ),
         (
             {"model": "llama-8b", "cluster": json.dumps({"items": [{"kind": "Node", **CPU_NODE}]})},
             "No node of the pasted cluster",

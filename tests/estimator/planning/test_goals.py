@@ -177,6 +177,31 @@ def test_experts_are_not_offered_qlora() -> None:
     assert "(lora" in caught.value.problem
 
 
+@pytest.mark.parametrize(
+    ("gpu", "fields", "suggestion", "change"),
+    [
+        ("L4", {"precision": "fp32"}, {"precision": None}, {"precision": "auto"}),
+        ("L4", {"trained_modules": ("lm_head",)}, {"lora.modules_to_save": None}, {"trained_modules": ()}),
+        ("A100 SXM 40GB", {"lora_rank": 2000}, {"lora.rank": 1024}, {"lora_rank": 1024}),
+        (
+            "A100 SXM 80GB",
+            {"method": "full", "engine": "fsdp2", "precision": "bf16-mixed"},
+            {"precision": "bf16"},
+            {"precision": "bf16"},
+        ),
+    ],
+)
+def test_an_option_that_keeps_a_job_from_fitting_is_proposed_to_be_changed(
+    gpu: str, fields: dict[str, Any], suggestion: dict[str, Any], change: dict[str, Any]
+) -> None:
+    job = Job(model=find("llama-8b"), **{"engine": "auto", "method": "lora", **fields}, global_batch_size=16)
+    target = Target(kind="catalogue", gpu=gpu, nodes=1, gpus=1)
+    with pytest.raises(CannotFit) as caught:
+        plans(job, target)
+    assert suggestion in caught.value.suggestions
+    assert plans(replace(job, **change), target).plans
+
+
 def test_full_grpo_that_does_not_fit_is_offered_an_optimizer_with_smaller_states() -> None:
     job = Job(model=find("llama-3.2-3b"), engine="auto", task="grpo", global_batch_size=16)
     target = Target(kind="catalogue", gpu="L4", nodes=1, gpus=4)

@@ -106,11 +106,14 @@ def test_the_head_is_multiplied_once_where_only_the_losss_fp32_copy_is_made_agai
 
 
 def test_fsdp2_in_one_process_and_deepspeed_without_zero_copy_states() -> None:
-    full = Setup(model=LLAMA, engine="fsdp2", precision="bf16-mixed", accumulation=2)
+    full = Setup(model=LLAMA, engine="fsdp2", precision="bf16-mixed", sharding="fsdp", accumulation=2)
     # 4 + 2 bytes for each of both passes; gradients 2 + 4, 8, and half the time 12
     assert work(full).copied == pytest.approx((12 + 20) * LLAMA.parameters)
     assert work(replace(full, method="lora")).copied == pytest.approx(8 * LLAMA.parameters, rel=0.1)
-    assert work(replace(full, precision="bf16")).copied == 0
+    alone = replace(full, sharding="none")
+    # once in two micro batches 4 + 2 bytes; gradients 2 + 4, and half the time 4
+    assert work(alone).copied == pytest.approx((3 + 8) * LLAMA.parameters)
+    assert work(replace(alone, precision="bf16")).copied == 0
     zero = replace(full, engine="deepspeed", sharding="zero0")
     assert (work(zero).copied, work(zero).copied_once) == (26 * LLAMA.parameters, 38 * LLAMA.parameters)
     assert work(replace(zero, precision="bf16")).copied_once == 0

@@ -88,8 +88,8 @@ def test_what_trainings_have_left_is_read_until_a_checklist_has_measured_the_nod
     store = LocalStorage(tmp_path)
     for rank in (1, 2):
         one = _late(rank, f"host-{rank}")
-        suspicions.leave(one, cluster="kubernetes:a.b:6443", run="7", on_gpus=True, store=store)
-    suspicions.leave(_late(3, "host-3", over=True), cluster="kubernetes:a.b:6443", run="7", on_gpus=True)
+        suspicions.record(one, cluster="kubernetes:a.b:6443", run="7", on_gpus=True, store=store)
+    suspicions.record(_late(3, "host-3", over=True), cluster="kubernetes:a.b:6443", run="7", on_gpus=True)
     assert suspicions.read("kubernetes:a.b", store) == ()
     left = suspicions.read("kubernetes:a.b:6443", store)
     assert [each.node for each in left] == ["host-1", "host-2"]
@@ -99,7 +99,7 @@ def test_what_trainings_have_left_is_read_until_a_checklist_has_measured_the_nod
     )
     assert suspicions.notes(left)[0] == line
     healthy = with_pairs(gpu_run(8), Cluster(nodes=8, speed=45))
-    suspicions.settle(left, judge(healthy, suspects=("host-1",)), store)
+    suspicions.remove_measured(left, judge(healthy, suspects=("host-1",)), store)
     assert [each.node for each in suspicions.read("kubernetes:a.b:6443", store)] == ["host-2"]
 
 

@@ -259,7 +259,9 @@ class TestWeights:
         assert counted_text(self.row, tokenizer) == " See you\n"
 
 
-SPECIAL = re.compile(r"<[|\uff5c][\w\u2581|\uff5c]*[|\uff5c]>|<(?:start|end)_of_turn>")
+SPECIAL = re.compile(
+    r"<[|\uff5c][\w\u2581|\uff5c]*[|\uff5c]>|<(?:start|end)_of_turn>|<\|[a-z_]+>|<[a-z_]+\|>"
+)
 CHAT = [
     {"role": "user", "content": "Hi"},
     {"role": "assistant", "content": "<b>Hello</b>", "reasoning_content": "Greet?"},
@@ -293,7 +295,10 @@ class TestMarks:
     @pytest.mark.parametrize("row", [parse({"messages": CHAT}), TOOL_CHAT], ids=["reasoning", "tools"])
     @pytest.mark.parametrize(
         "name",
-        ["qwen3", "qwen3_5_think", "qwen2_5", "glm4moe", "gptoss", "nemotron_3_nano", "lfm2_v2", "qwen3_8"],
+        [
+            *("qwen3", "qwen3_5_think", "qwen2_5", "glm4moe", "gptoss", "nemotron_3_nano", "lfm2_v2"),
+            *("qwen3_8", "qwen3_6", "qwen3_vl", "nemotron_3_ultra", "lfm2"),
+        ],
     )
     def test_the_marks_of_a_template_decide_as_in_transformers(
         self, model: Path, name: str, row: Conversation
@@ -357,6 +362,11 @@ class TestMarks:
                 "<b>Hello</b><\uff5cend\u2581of\u2581sentence\uff5c>"
                 "See you<\uff5cend\u2581of\u2581sentence\uff5c>",
                 "add",
+            ),
+            (
+                "gemma4_v5",
+                "<b>Hello</b><turn|><|channel>thought\nLeave?\n<channel|>See you<turn|>",
+                "<|tool_call>call:add{a:1}<tool_call|>",
             ),
             ("gemma3", "<b>Hello</b><end_of_turn>See you<end_of_turn>", ""),
             ("phi3", "<b>Hello</b><|end|>See you<|end|>\n<|eot_id|>", ""),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,15 @@ import torch
 
 from estimator.engines.automatic import PROVEN
 from estimator.models import PROJECTIONS
-from launchers.dataset.batches import MicroBatch, collate, summed_cross_entropy
+from launchers.dataset.batches import MicroBatch, collate, micro_batches, summed_cross_entropy
+from launchers.dataset.prepare import best_fit
+from launchers.dataset.prepared import Prepared
 from launchers.engines.fsdp2 import kernels
-from launchers.engines.loop import model
+from launchers.engines.loop import model, varlen
 from launchers.engines.loop.families import blocks
 from launchers.engines.loop.recompute import recompute
 from tests.launchers.engines.loop import families, runs
+from tests.launchers.engines.loop.varlen_kernel import reference
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
@@ -75,3 +80,52 @@ def loss_and_gradients(network: Any, batch: MicroBatch) -> tuple[float, dict[str
     return loss.item(), {
         name: each.grad for name, each in network.named_parameters() if each.grad is not None
     }
+
+
+@torch.library.custom_op("finetune_tests::varlen", mutates_args=())
+def varlen_op(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq: torch.Tensor,
+    longest: int,
+    scale: float,
+) -> torch.Tensor:
+    return reference(
+        query, key, value, cu_seq, cu_seq, longest, longest, scale=scale, window_size=(-1, 0), enable_gqa=True
+    )
+
+
+@varlen_op.register_fake
+def _(query: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty_like(query)
+
+
+def in_one_op(
+    query: Any, key: Any, value: Any, cu_seq: Any, _: Any, longest: int, __: int, **options: Any
+) -> Any:
+    return varlen_op(query, key, value, cu_seq, longest, options["scale"])
+
+
+@pytest.mark.slow
+def test_packed_batches_of_any_number_of_documents_are_served_by_one_compilation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", in_one_op)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    job = runs.make_job(tmp_path, runs.make_model(tmp_path), tmp_path, steps=1, settings={"compile": True})
+    network = families.network("llama")
+    varlen.use(network)
+    kernels.set_up(network, job)
+    documents = runs.documents(50, seed=4)
+    bins = best_fit([len(each.tokens) for each in documents], 128)
+    rows = [runs.joined([documents[index] for index in members]) for members in bins[:6]]
+    runs.make_data(tmp_path / "data", rows, batch=2, steps=3)
+    data, layout = Prepared(tmp_path / "data"), dataclasses.replace(job.plan.layout, processes_per_node=1)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    with torch.no_grad():
+        for step in range(3):
+            for batch in micro_batches(data, layout, step, 0, padding_free=True):
+                network(**batch.inputs, use_cache=False)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

@@ -12,6 +12,11 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from estimator.engines.setups import setup_of
+from estimator.job import Job
+from estimator.memory.states import states as states_of
+from estimator.models import resolve
+from estimator.plan import Layout
 from launchers.dataset.batches import collate, summed_cross_entropy
 from launchers.engines.fsdp2 import sharding
 from launchers.gang.rank import RankEnv
@@ -93,3 +98,33 @@ def test_products_are_in_bf16_and_the_optimizer_keeps_fp32(tmp_path: Path) -> No
     assert {each.dtype for each in model.module.parameters()} == {torch.float32}
     [steps] = model._steps
     assert {state["exp_avg"].dtype for state in steps.state.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_the_states_have_the_bytes_of_the_estimate(tmp_path: Path, method: str) -> None:
+    runs.make_model(tmp_path / "model")
+    model = loaded(tmp_path, method)
+    batch = collate(runs.documents(2), 0)
+    for _ in range(2):  # after a step the optimizer has its states
+        model.backward(summed_cross_entropy(model.logits(**batch.inputs), batch.labels), 40, last=True)
+        held = model._masters
+        assert held is not None
+        tensors = [*model.module.parameters(), *held._masters, *held._sums.values()]
+        states = [state for steps in model._steps for state in steps.state.values()]
+        tensors += [state[name] for state in states for name in ("exp_avg", "exp_avg_sq")]
+        counted = sum(each.nbytes for each in tensors)
+        model.update()
+    layout = Layout(
+        device="cpu",
+        nodes=1,
+        processes_per_node=1,
+        sharding="none",
+        micro_batch_size=2,
+        accumulation=1,
+        seq_len=128,
+        activation_checkpointing=False,
+        precision="bf16-mixed",
+        optimizer="adamw",
+    )
+    job = Job(model=resolve(str(tmp_path / "model")).spec, engine="fsdp2", method=method, seq_len=128)  # type: ignore[arg-type]
+    assert counted == pytest.approx(sum(states_of(setup_of(job, layout)).values()), rel=0.01)

@@ -1,0 +1,115 @@
+"""Collectives of a step, and values that it fetches from the device, do not grow with its micro batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from launchers.dataset.prepared import Prepared
+from launchers.engines.fsdp2.sharding import FullyShard
+from launchers.engines.loop import train
+from launchers.engines.loop.feed import Feed
+from launchers.engines.loop.tasks import text_task_of
+from launchers.engines.profiling import Profiler
+from launchers.engines.waiting import Waiting
+from launchers.gang.rank import RankEnv, RankReporter
+from tests.launchers.engines.loop import runs
+
+CPU = torch.device("cpu")
+ENV = RankEnv(rank=0, local_rank=0, world_size=2, local_world_size=2, node=0)
+
+
+@pytest.fixture(autouse=True)
+def _two() -> Iterator[None]:
+    """The first of two processes; its collectives do nothing."""
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+class Counting(TorchDispatchMode):
+    """Counts collectives by name, and numbers that are fetched one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name
+        if name.startswith(("c10d::", "_c10d_functional::")) and "wait" not in name:
+            self.calls[name] += 1
+        # lengths of rows are whole numbers, and on the CPU
+        if name == "aten::_local_scalar_dense" and args[0].is_floating_point():
+            self.calls["fetched"] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def of_a_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, accumulation: int, **values: Any
+) -> Counter[str]:
+    """Count the calls of a run's second step, with ``accumulation`` micro batches for each process."""
+    batch = 2 * accumulation
+    rows = runs.pairs(2 * batch) if values.get("task") == "orpo" else runs.documents(2 * batch)
+    data_dir = runs.make_data(folder / f"data-{accumulation}", rows, batch=batch, steps=2)
+    job = runs.make_job(
+        folder / f"run-{accumulation}",
+        folder / "model",
+        data_dir,
+        steps=2,
+        micro=1,
+        accumulation=accumulation,
+        engine="fsdp2",
+        sharding="fsdp",
+        settings=values,
+    )
+    data = Prepared(data_dir)
+    model = FullyShard().load(job, ENV, CPU)
+    task = text_task_of(job.settings)
+    feed = Feed(task, data, job, 0, CPU)
+    reporter = RankReporter(job.telemetry_dir, ENV)
+    profiler, waiting = Profiler(job, ENV, reporter, model.module), Waiting(CPU)
+    lists: list[tuple[int, ...]] = []
+    tolist = torch.Tensor.tolist
+
+    def counted(tensor: torch.Tensor) -> Any:
+        if tensor.is_floating_point():
+            lists.append(tuple(tensor.shape))
+        return tolist(tensor)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "tolist", counted)
+        for step in (1, 2):
+            lists.clear()
+            with Counting() as counting:
+                train._step(model, job, ENV, data, task, feed, step, reporter, profiler, waiting)
+    reporter.close()
+    return counting.calls + Counter({"lists": len(lists)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "task"), [("full", "sft"), ("lora", "orpo")])
+def test_loss_and_metrics_are_reduced_once_a_step_and_fetched_with_the_norm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, task: str
+) -> None:
+    runs.make_model(tmp_path / "model")
+    one, four = (of_a_step(tmp_path, monkeypatch, number, method=method, task=task) for number in (1, 4))
+    assert one["lists"] == four["lists"] == 1
+    assert one["fetched"] == four["fetched"] == 0
+    assert named(one, "allreduce") == named(four, "allreduce") == 1, (
+        "of loss and metrics; the mode doesn't see DTensor's, of the norm"
+    )
+    assert named(one, "scatter") > 0
+    # gradients of adapters are kept whole until the last micro batch, those of a whole model are not
+    assert named(four, "scatter") == named(one, "scatter") * (1 if method == "lora" else 4)
+
+
+def named(calls: Counter[str], part: str) -> int:
+    return sum(count for name, count in calls.items() if part in name)
