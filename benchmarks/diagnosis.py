@@ -328,7 +328,7 @@ def markdown(report: dict[str, Any]) -> str:
             f"{CROWDED_LEFT[1]:.0%}. *Other jobs*: {VISITS:.0%} of all measurements, also those alone, keep",
             "only such a share, each its own. Up to",
             f"{ALL_PAIRS_UP_TO} nodes every pair is measured, above that {ROUNDS_ABOVE} rounds: a slow link",
-            "between nodes that never met can't be found. *Two*: faults of random kinds at different nodes,",
+            "between nodes that never met cannot be found. *Two*: faults of random kinds at different nodes,",
             "as far as there are enough. No reference is given but where it says so.",
             "",
             "## Named exactly",

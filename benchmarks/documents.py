@@ -327,8 +327,8 @@ def conversions() -> str:
     words: dict[str, dict[str, list[str]]] = {}
     for tool, rules in convert.RULES.items():
         for key, rule in rules.items():
-            if rule.to:
-                words.setdefault(rule.to, {}).setdefault(tool, []).append(f"`{key}`")
+            if rule.setting:
+                words.setdefault(rule.setting, {}).setdefault(tool, []).append(f"`{key}`")
     tools = tuple(convert.RULES)
     lines = [f"| Setting | {' | '.join(tools)} |", "|---" * (1 + len(tools)) + "|"]
     for setting in sorted(words):

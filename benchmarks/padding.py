@@ -37,7 +37,7 @@ def main(dataset: str) -> None:
         for grouped in (False, True):
             chosen = settings.model_copy(update={"group_by_length": grouped})
             config = resolve(chosen, models.find("tiny-llama"), method="full", engine="torchtune")
-            preparation.tokenise(rows, None, config, model, folder / str(grouped))
+            preparation.tokenize(rows, None, config, model, folder / str(grouped))
             data = Prepared(folder / str(grouped))
             orders[grouped] = data.order, data.row_lengths.astype(np.int64)
         print("\nprocesses  micro batch  drawn  grouped")

@@ -3,7 +3,7 @@
     python -m benchmarks.prepare_rows --rows 200000    # its row in benchmarks/results/prepare_rows.*
     python -m benchmarks.prepare_rows --rows 2000000 --form pretrain --packing
 
-Chats of about 370 bytes a row (or as much plain text), drawn by a seed, are read, checked and tokenised for
+Chats of about 370 bytes a row (or as much plain text), drawn by a seed, are read, checked and tokenized for
 tiny-llama as a run does it. Memory is that of the process and all that it has started (what they share
 counted once, what is mapped from files not at all: the system takes that back), beyond what the process has
 once everything is imported. Silence is the longest time without a line of output.
@@ -55,7 +55,7 @@ print("ready", flush=True)
 began = time.perf_counter()
 rows, held_out = preparation.read_data(chosen, folder / "rows")
 read = time.perf_counter()
-info = preparation.tokenise(rows, held_out, chosen, model, folder / "data")
+info = preparation.tokenize(rows, held_out, chosen, model, folder / "data")
 print("done", read - began, time.perf_counter() - read, info.tokens, info.fingerprint, flush=True)
 """
 
@@ -102,15 +102,15 @@ def measure(rows: int, task: str, packing: bool) -> dict[str, Any]:
             found = _watched(process)
         if process.returncode:
             raise SystemExit(f"preparing the rows failed:\n{found['said']}")
-        read, tokenised, tokens, fingerprint = found["said"].rpartition(DONE)[2].split()
+        read, tokenized, tokens, fingerprint = found["said"].rpartition(DONE)[2].split()
         return {
             "rows": rows,
             "form": task,
             "packing": packing,
             "megabytes": round(file.stat().st_size / 1e6, 1),
             "read_seconds": round(float(read), 1),
-            "tokenise_seconds": round(float(tokenised), 1),
-            "seconds": round(float(read) + float(tokenised), 1),
+            "tokenize_seconds": round(float(tokenized), 1),
+            "seconds": round(float(read) + float(tokenized), 1),
             "memory_mib": round(found["memory"] / 2**20),
             "silence_seconds": round(found["silence"], 1),
             "tokens": int(tokens),
@@ -163,13 +163,13 @@ def markdown(machine: dict[str, Any], results: list[dict[str, Any]]) -> str:
         f"{commands}, {machine['text']}. Other work ran on the machine: the load beside each row is its "
         "average over the last minute.",
         "",
-        "| rows | task | packed | MB | read and checked | tokenised | in all | memory beyond the start "
+        "| rows | task | packed | MB | read and checked | tokenized | in all | memory beyond the start "
         "| longest silence | load |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {r['rows']:,} | {r['form']} | {'yes' if r['packing'] else 'no'} | {r['megabytes']:,.0f} "
-        f"| {r['read_seconds']:.0f} s | {r['tokenise_seconds']:.0f} s | {r['seconds']:.0f} s "
+        f"| {r['read_seconds']:.0f} s | {r['tokenize_seconds']:.0f} s | {r['seconds']:.0f} s "
         f"| {r['memory_mib']:,} MiB | {r['silence_seconds']:.1f} s | {r['load_average']} |"
         for r in results
     ]

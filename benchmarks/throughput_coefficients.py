@@ -17,7 +17,7 @@ MEANINGS = {
     "attention": "rate of attention over that of matrix products, causal half counted",
     "masked attention": "rate of attention under a dense mask, all pairs counted, over that without one",
     "moved": "time for bytes between products, over that of eager kernels at the full memory bandwidth",
-    "dequantised": "time to unpack frozen 4-bit weights, over that of its bytes at the full memory bandwidth",
+    "dequantized": "time to unpack frozen 4-bit weights, over that of its bytes at the full memory bandwidth",
     "grouped products": "rate of the experts' products over that of dense ones",
     "exposed tensor": "tensor parallel communication that nothing hides, over its time on the links",
     "exposed expert": "exchange with experts that nothing hides, over its time on the links",
@@ -103,9 +103,9 @@ SPECS = (
     # Llama's blocks in bytes a unit of width, against the eager ones of flops.py: norms 4 for 24, rotary
     # embedding 4 for 12, gated activation 6 for 10, sums and layout as they are
     Spec("moved", "fused", 0.45, 0.3),
-    Spec("dequantised", "compiled", 2.0, 0.7),
-    Spec("dequantised", "*", 2.0, 0.7),
-    Spec("dequantised", "torchtune eager", 2.0, 0.7),
+    Spec("dequantized", "compiled", 2.0, 0.7),
+    Spec("dequantized", "*", 2.0, 0.7),
+    Spec("dequantized", "torchtune eager", 2.0, 0.7),
     Spec("grouped products", "*", 0.7, 0.4),
     Spec("exposed tensor", "*", 1.0, 0.4),
     Spec("exposed tensor", "fused", 0.4, 0.4),

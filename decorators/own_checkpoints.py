@@ -56,4 +56,4 @@ class OwnCheckpoints:
     def end(self, *, succeeded: bool) -> None:
         """Store the last state of the folder and remove it from this disk, when the step's code has ended."""
         with self._place:
-            self._synced.stop(settled=succeeded)
+            self._synced.stop(complete=succeeded)

@@ -30,10 +30,10 @@ from estimator import hardware, models
 from estimator.errors import UserError
 from estimator.hardware import local_machine
 from estimator.hardware.cluster.quantities import quantity
+from estimator.inference import serving
 from estimator.job import Target
 from estimator.memory.evaluation import inference_bytes, inference_host_bytes
 from estimator.plan import MIB, Request
-from estimator.planning import serving
 from estimator.planning.goals import Goals
 from estimator.rightsizing import machines
 from estimator.rightsizing.machines import Needs, choose_machine, needs_of

@@ -33,7 +33,7 @@ ORDER = (  # adjacent categories have colors that differ strongly
     "logits and loss",
     "communication buffers",
     "optimizer temporaries",
-    "quantisation overhead",
+    "quantization overhead",
     "runtime",
     "allocator",
     "calibration",
@@ -92,8 +92,8 @@ class Chart:
     def shown_capacity_bytes(self) -> int | None:
         """Capacity, or None if bars next to it would be too short to read."""
         capacity = self.capacity_bytes
-        near = capacity is not None and capacity <= MAX_CAPACITY_RATIO * self.longest_bytes
-        return capacity if near else None
+        is_in_range = capacity is not None and capacity <= MAX_CAPACITY_RATIO * self.longest_bytes
+        return capacity if is_in_range else None
 
 
 def ordered(names: object) -> tuple[str, ...]:
@@ -113,8 +113,8 @@ def appearance(category: str, categories: Sequence[str] = ()) -> tuple[str, str]
 
 def svg(chart: Chart) -> str:
     """Draw the chart as a standalone SVG that follows the light or dark mode of the reader."""
-    shown = chart.shown_capacity_bytes
-    end = 1.04 * max(chart.longest_bytes, shown or 0)
+    capacity = chart.shown_capacity_bytes
+    end = 1.04 * max(chart.longest_bytes, capacity or 0)
     scale = (_WIDTH - _LEFT - _RIGHT) / end
     bottom = _TOP + len(chart.bars) * (_BAR + _GAP)
     legend, legend_height = _legend(chart.categories, bottom + 44)
@@ -130,8 +130,8 @@ def svg(chart: Chart) -> str:
     ]
     for number, bar in enumerate(chart.bars):
         parts += _bar(bar, chart.categories, _TOP + number * (_BAR + _GAP), scale)
-    if shown is not None:
-        parts += _capacity(shown, chart.capacity_name, scale, bottom)
+    if capacity is not None:
+        parts += _capacity(capacity, chart.capacity_name, scale, bottom)
     return "\n".join([*parts, *legend, "</svg>"]) + "\n"
 
 
@@ -156,32 +156,32 @@ def bar_of(category: str, size: int, largest: int, width: int) -> Text:
     """Format the bar of one category in its color."""
     from rich.text import Text
 
-    colour, pattern = appearance(category, (category,))
+    color, pattern = appearance(category, (category,))
     length = max(round(width * size / largest), 1) if size else 0
-    return Text(_BLOCKS[pattern] * length, style=colour)
+    return Text(_BLOCKS[pattern] * length, style=color)
 
 
 def stacked(chart: Chart, console: Console) -> Iterator[Text]:
     """Yield the lines of the chart: capacity, one stacked bar per configuration, legend."""
     from rich.text import Text
 
-    colours = console.color_system in _FINE
+    colors = console.color_system in _FINE
     names = max(len(bar.name) for bar in chart.bars)
     endings = [_ending(bar, chart.capacity_bytes) for bar in chart.bars]
     width = max(console.width - names - 3 - max(len(ending) for ending in endings), 20)
-    shown = chart.shown_capacity_bytes
-    end = max(chart.longest_bytes, shown or 0)
-    if shown is not None:
-        label = f"{chart.capacity_name} {format_bytes(shown)}"
-        column = names + 2 + round((width - 1) * shown / end)
+    capacity = chart.shown_capacity_bytes
+    end = max(chart.longest_bytes, capacity or 0)
+    if capacity is not None:
+        label = f"{chart.capacity_name} {format_bytes(capacity)}"
+        column = names + 2 + round((width - 1) * capacity / end)
         yield Text(f"{label:>{column - 1}} ▼" if len(label) < column else f"{'':{column}}▼ {label}")
     for bar, ending in zip(chart.bars, endings, strict=True):
         line = Text(f"{bar.name:>{names}}  ")
-        line.append_text(_cells(bar, chart.categories, width, end, shown, colours))
+        line.append_text(_cells(bar, chart.categories, width, end, capacity, colors))
         line.append(f" {ending}")
         yield line
     yield Text("")
-    yield from _legend_lines(chart.categories, console.width, colours)
+    yield from _legend_lines(chart.categories, console.width, colors)
 
 
 def _ending(bar: Bar, capacity: int | None) -> str:
@@ -191,7 +191,7 @@ def _ending(bar: Bar, capacity: int | None) -> str:
 
 
 def _cells(
-    bar: Bar, categories: Sequence[str], width: int, end: int, capacity: int | None, colours: bool
+    bar: Bar, categories: Sequence[str], width: int, end: int, capacity: int | None, colors: bool
 ) -> Text:
     """Draw one bar: columns by category, a line up to the upper end, and the capacity."""
     from rich.text import Text
@@ -200,10 +200,10 @@ def _cells(
     sizes, total = dict(bar.parts), 0
     for number, name in enumerate(categories):
         total += sizes.get(name, 0)
-        until = round((width - 1) * total / end)
-        colour, pattern = appearance(name, categories)
-        mark = _BLOCKS[pattern] if colours else _LETTERS[number % len(_LETTERS)]
-        marks += [(mark, colour)] * (until - len(marks))
+        end_column = round((width - 1) * total / end)
+        color, pattern = appearance(name, categories)
+        mark = _BLOCKS[pattern] if colors else _LETTERS[number % len(_LETTERS)]
+        marks += [(mark, color)] * (end_column - len(marks))
     upper = round((width - 1) * bar.upper_bytes / end)
     marks += [("─", "")] * (upper - len(marks))
     marks += [(" ", "")] * (width - len(marks))
@@ -212,20 +212,20 @@ def _cells(
         marks[round((width - 1) * capacity / end)] = ("┃", "bold")
     text = Text()
     for (mark, style), run in groupby(marks):
-        text.append(mark * len(list(run)), style=style if colours else "")
+        text.append(mark * len(list(run)), style=style if colors else "")
     return text
 
 
-def _legend_lines(categories: Sequence[str], width: int, colours: bool) -> Iterator[Text]:
+def _legend_lines(categories: Sequence[str], width: int, colors: bool) -> Iterator[Text]:
     from rich.text import Text
 
     column = max(len(name) for name in categories) + 4
     across = max(width // column, 1)
     line = Text()
     for number, name in enumerate(categories):
-        colour, pattern = appearance(name, categories)
-        mark = _BLOCKS[pattern] * 2 if colours else _LETTERS[number % len(_LETTERS)] + " "
-        line.append(mark, style=colour if colours else "")
+        color, pattern = appearance(name, categories)
+        mark = _BLOCKS[pattern] * 2 if colors else _LETTERS[number % len(_LETTERS)] + " "
+        line.append(mark, style=color if colors else "")
         line.append(f" {name}".ljust(column - 2))
         if number % across == across - 1 or number == len(categories) - 1:
             line.rstrip()
@@ -257,7 +257,7 @@ def _definitions(categories: Sequence[str]) -> str:
     """Format the fill patterns: hatched and dotted variants of the colors, where they repeat."""
     patterns = []
     for number, name in enumerate(categories):
-        colour, pattern = appearance(name, categories)
+        color, pattern = appearance(name, categories)
         if pattern == "hatched":
             mark = '<path d="M0 8L8 0" stroke="#000" stroke-width="1.6"/>'
         elif pattern == "dotted":
@@ -266,24 +266,26 @@ def _definitions(categories: Sequence[str]) -> str:
             continue
         patterns.append(
             f'<pattern id="fill{number}" width="8" height="8" patternUnits="userSpaceOnUse">'
-            f'<rect width="8" height="8" fill="{colour}"/>{mark}</pattern>'
+            f'<rect width="8" height="8" fill="{color}"/>{mark}</pattern>'
         )
     return f"<defs>{''.join(patterns)}</defs>"
 
 
 def _fill(name: str, categories: Sequence[str]) -> str:
-    colour, pattern = appearance(name, categories)
-    return colour if pattern == "solid" else f"url(#fill{categories.index(name)})"
+    color, pattern = appearance(name, categories)
+    return color if pattern == "solid" else f"url(#fill{categories.index(name)})"
 
 
 def _axis(end: float, scale: float, bottom: int) -> list[str]:
     step = _tick(end / GIB)
-    lines, at = [], 0.0
-    while at <= end / GIB:
-        x = _LEFT + at * GIB * scale
+    lines, tick = [], 0.0
+    while tick <= end / GIB:
+        x = _LEFT + tick * GIB * scale
         lines.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 8}" y2="{bottom}"/>')
-        lines.append(f'<text class="small" x="{x:.1f}" y="{bottom + 14}" text-anchor="middle">{at:g}</text>')
-        at = round(at + step, 6)
+        lines.append(
+            f'<text class="small" x="{x:.1f}" y="{bottom + 14}" text-anchor="middle">{tick:g}</text>'
+        )
+        tick = round(tick + step, 6)
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
     lines.append(f'<text class="small" x="{middle}" y="{bottom + 30}" text-anchor="middle">GiB</text>')
     return lines

@@ -52,17 +52,17 @@ class Total:
     failed_hours: float  # part of ``hours`` in failed attempts
     usd: float | None  # of the hours with a known price; None: no price is known
     unpriced_hours: float
-    without_end: int  # attempts that are not counted, as their end is unknown
+    unfinished: int  # attempts that are not counted, as their end is unknown
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
 
-def add_up(costs: Iterable[RunCost], by: By) -> tuple[Total, ...]:
+def add_up(costs: Iterable[RunCost], key: By) -> tuple[Total, ...]:
     """Sum up costs per user, team or model, sorted by price, then by hours, descending."""
     groups: dict[str, list[RunCost]] = {}
     for cost in costs:
-        groups.setdefault(getattr(cost, by), []).append(cost)
+        groups.setdefault(getattr(cost, key), []).append(cost)
     totals = [total(name, runs) for name, runs in groups.items()]
     return tuple(sorted(totals, key=lambda each: (-(each.usd or 0.0), -each.hours, each.name)))
 
@@ -80,16 +80,16 @@ def total(name: str, costs: Iterable[RunCost]) -> Total:
         failed_hours=fsum(hours for span, hours in ended if span.failed),
         usd=fsum(priced) if priced else None,
         unpriced_hours=fsum(hours for span, hours in ended if span.usd_per_hour is None),
-        without_end=len(spans) - len(ended),
+        unfinished=len(spans) - len(ended),
     )
 
 
 def begin_of(since: str, now: datetime) -> datetime:
     """Parse ``30d``, ``12h``, ``2w`` or a date to a point in time. Raises UserError for anything else."""
-    found = re.fullmatch(r"(\d+)([hdw])", since.strip())
+    match = re.fullmatch(r"(\d+)([hdw])", since.strip())
     try:
-        if found is not None:
-            return now - int(found[1]) * _UNITS[found[2]]
+        if match is not None:
+            return now - int(match[1]) * _UNITS[match[2]]
         day = datetime.fromisoformat(since.strip())
     except (ValueError, OverflowError):
         raise UserError(

@@ -45,9 +45,9 @@ def format_duration(seconds: float) -> str:
 
 def format_clock(seconds: float) -> str:
     """Format a duration to the second, rounded up: "1:02:03", "2:03", "0:07"."""
-    minutes, rest = divmod(math.ceil(seconds), 60)
+    minutes, left_seconds = divmod(math.ceil(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{left_seconds:02d}" if hours else f"{minutes}:{left_seconds:02d}"
 
 
 def format_usd(amount: float | None) -> str:

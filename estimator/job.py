@@ -172,9 +172,9 @@ class Job:
             )
         if self.method != "auto" and METHODS[self.method].llama_adapter:
             check_start_layer(self.model, self.adapter_start_layer)
-        if strangers := set(self.trained_modules) - set(TRAINED_MODULES):
+        if unknown := set(self.trained_modules) - set(TRAINED_MODULES):
             raise UserError(
-                f"--modules-to-save names {', '.join(sorted(strangers))}, which is not known.",
+                f"--modules-to-save names {', '.join(sorted(unknown))}, which is not known.",
                 f"Name some of {', '.join(TRAINED_MODULES)}.",
             )
         if self.low_rank:
@@ -196,9 +196,9 @@ class Job:
                 "Leave them out, or use --engine deepspeed.",
             )
         if fsdp and (zero or (engine and engine.sharding_options != "fsdp")):
-            other = "ZeRO is asked for" if zero else f"the engine is {self.engine}"
+            reason = "ZeRO is asked for" if zero else f"the engine is {self.engine}"
             raise UserError(
-                f"--fsdp-sharding and --fsdp-replicas belong to FSDP2; {other}.",
+                f"--fsdp-sharding and --fsdp-replicas belong to FSDP2; {reason}.",
                 "Leave them out, or use --engine fsdp2.",
             )
 
@@ -329,9 +329,9 @@ def divisors(number: int) -> list[int]:
     return [degree for degree in range(1, number + 1) if number % degree == 0]
 
 
-def nearest_multiple(value: int, of: int) -> int:
-    """Return the multiple of ``of`` that is nearest to ``value``, at least ``of`` itself."""
-    return max(round(value / of), 1) * of
+def nearest_multiple(value: int, divisor: int) -> int:
+    """Return the multiple of ``divisor`` that is nearest to ``value``, at least ``divisor`` itself."""
+    return max(round(value / divisor), 1) * divisor
 
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:

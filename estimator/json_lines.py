@@ -31,7 +31,7 @@ def append(path: Path, line: str) -> None:
 
 def read(path: Path) -> list[str]:
     """Read all lines of a file, the last of which may be incomplete. Raises OSError."""
-    with path.open("rb") as file, _locked(file.fileno(), fcntl.LOCK_SH, needed=False):
+    with path.open("rb") as file, _locked(file.fileno(), fcntl.LOCK_SH, required=False):
         return file.read().decode(errors="replace").splitlines()
 
 
@@ -41,15 +41,15 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _locked(descriptor: int, kind: int, *, needed: bool = True) -> Iterator[None]:
+def _locked(descriptor: int, kind: int, *, required: bool = True) -> Iterator[None]:
     """The file's lock for as long as it takes to read it or to write a line.
 
-    Unless ``needed``, the file is used without a lock if locking fails: at worst, half a line is skipped.
+    Unless ``required``, the file is used without a lock if locking fails: at worst, half a line is skipped.
     """
     try:
         _lock(descriptor, kind)
     except OSError:
-        if needed:
+        if required:
             raise
     try:
         yield

@@ -100,9 +100,9 @@ def recording(file: Path) -> Iterator[None]:
         return
     handler.setFormatter(logging.Formatter(_DETAILED))
     handler.addFilter(SecretFilter())
-    shown = any(isinstance(each, _StandardError) for each in _handlers)
-    added = [handler] if shown else [handler, _StandardError(logging.WARNING)]
-    _handlers.extend(added)
+    has_stderr = any(isinstance(existing, _StandardError) for existing in _handlers)
+    handlers = [handler] if has_stderr else [handler, _StandardError(logging.WARNING)]
+    _handlers.extend(handlers)
     _install()
     try:
         yield
@@ -111,7 +111,9 @@ def recording(file: Path) -> Iterator[None]:
             _log.debug("Ended by %s", type(error).__name__, exc_info=error)
         raise
     finally:
-        _handlers[:] = [each for each in _handlers if each not in added]  # setup() may have replaced one
+        _handlers[:] = [
+            existing for existing in _handlers if existing not in handlers
+        ]  # setup() may have replaced one
         _install()
         handler.close()
 
@@ -139,7 +141,7 @@ def _install() -> None:
     for name in PACKAGES:
         logger = logging.getLogger(name)
         for handler in list(logger.handlers):
-            if any(isinstance(each, SecretFilter) for each in handler.filters):
+            if any(isinstance(log_filter, SecretFilter) for log_filter in handler.filters):
                 logger.removeHandler(handler)
         for handler in _handlers:
             logger.addHandler(handler)

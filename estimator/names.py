@@ -19,15 +19,15 @@ def close_matches(name: str, known: Iterable[str], n: int = 3, cutoff: float = 0
     return [names[key] for key in difflib.get_close_matches(name.lower(), names, n=n, cutoff=cutoff)]
 
 
-def check_options(words: Iterable[str], known: Collection[str]) -> None:
+def check_options(arguments: Iterable[str], known: Collection[str]) -> None:
     """Raise UserError for the first option on a command line that is none of ``known``.
 
     The advice is the option for a setting that other tools call so, otherwise options with a similar name.
     """
-    for word in words:
-        if word == "--":
+    for argument in arguments:
+        if argument == "--":
             return
-        name = word.partition("=")[0]
+        name = argument.partition("=")[0]
         if not name.startswith("--") or name in known:
             continue
         setting = setting_for_alias(name)
@@ -38,11 +38,11 @@ def check_options(words: Iterable[str], known: Collection[str]) -> None:
         raise UserError(f"There is no option {name}.", advice)
 
 
-def unknown_choice(what: str, value: object, choices: Iterable[str]) -> UserError:
-    """Error for a value that is none of the choices; ``what`` names the option and its value."""
+def unknown_choice(label: str, value: object, choices: Iterable[str]) -> UserError:
+    """Error for a value that is none of the choices; ``label`` names the option and its value."""
     names = tuple(choices)
     advice = f"{did_you_mean(value, names)} Choose one of {', '.join(names)}."
-    return UserError(f"{what} is not known.", advice.lstrip())
+    return UserError(f"{label} is not known.", advice.lstrip())
 
 
 def did_you_mean(
@@ -54,7 +54,7 @@ def did_you_mean(
     """
     text = str(name).strip()
     names = list(known)
-    similar = [each for each in names if text and each.lower().startswith(text.lower())]
+    similar = [candidate for candidate in names if text and candidate.lower().startswith(text.lower())]
     similar += close_matches(text, names, n)
-    suggestions = list(dict.fromkeys(shown[each] if shown else each for each in similar))[:n]
+    suggestions = list(dict.fromkeys(shown[candidate] if shown else candidate for candidate in similar))[:n]
     return f"Did you mean {', '.join(suggestions)}?" if suggestions else ""

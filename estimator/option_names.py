@@ -28,8 +28,8 @@ SHORT_OPTIONS = {
 
 def option_name(setting: str) -> str:
     """Return the command-line option of a setting: ``--lora-rank`` for ``lora.rank``."""
-    plain = setting.removeprefix("resources.").replace(".", "-").replace("_", "-")
-    return SHORT_OPTIONS.get(setting, f"--{plain}")
+    name = setting.removeprefix("resources.").replace(".", "-").replace("_", "-")
+    return SHORT_OPTIONS.get(setting, f"--{name}")
 
 
 def option_words(setting: str, value: object) -> tuple[str, ...]:

@@ -89,27 +89,27 @@ class MemoryEstimate:
         """
         outside = self.outside_bytes
         runtime = dict(self.categories).get(RUNTIME, 0) if outside is None else outside
-        rest = [*self._tensors, (RUNTIME, runtime)] if runtime else [*self._tensors]
-        kept = self.shows_bytes - sum(value for _, value in rest)
-        return (*rest, (ALLOCATOR, kept)) if kept > 0 else tuple(rest)
+        categories = [*self._tensors, (RUNTIME, runtime)] if runtime else [*self._tensors]
+        cached = self.shows_bytes - sum(value for _, value in categories)
+        return (*categories, (ALLOCATOR, cached)) if cached > 0 else tuple(categories)
 
     def counted(self, counter: Counter) -> Counted | None:
         """Return the expected value of ``counter``; None if the estimate has none.
 
         A device shows more than torch has reserved: also CUDA's context and NCCL's buffers.
         """
-        shown, outside = self.shown_categories, self.outside_bytes
+        categories, outside = self.shown_categories, self.outside_bytes
         if counter == "allocated":
             return Counted(likely_bytes=self.live_bytes, upper_bytes=None, categories=self._tensors)
         if counter != "reserved":
             upper = self.shows_range[1]
-            return Counted(likely_bytes=self.shows_bytes, upper_bytes=upper, categories=shown)
+            return Counted(likely_bytes=self.shows_bytes, upper_bytes=upper, categories=categories)
         if outside is None:
             return None
         return Counted(
             likely_bytes=self.shows_bytes - outside,
             upper_bytes=self.shows_range[1] - outside,
-            categories=tuple((name, value) for name, value in shown if name != RUNTIME),
+            categories=tuple((name, value) for name, value in categories if name != RUNTIME),
         )
 
     @property
@@ -185,9 +185,9 @@ class Request:
     instance_type: str | None = None
     cloud: str | None = None
     spot: bool = False  # on nodes that may be interrupted at any time
-    gpu_on_trust: bool = False  # GPU named by the user, not by a node label
+    gpu_assumed: bool = False  # GPU named by the user, not by a node label
     node_labels: tuple[tuple[str, str], ...] = ()
-    """Labels that a node must carry, as (name, value); what can't select by them ignores them."""
+    """Labels that a node must carry, as (name, value); what cannot select by them ignores them."""
 
     @property
     def gpus(self) -> str:
@@ -294,7 +294,7 @@ class Prediction:
     step_kernels: tuple[tuple[str, float], ...] = ()
     """Seconds of "forward and backward" among ``step_parts``, by kernels: throughput.Parts.of_compute."""
     evaluation_hours: float = 0.0  # of `hours`, at most, for evaluations while it trains
-    rarely_had: str = ""  # reason for low on-demand availability; "": usually available
+    low_availability: str = ""  # reason for low on-demand availability; "": usually available
     checkpoint_bytes: int | None = None  # of one node
     interruptions: Interruptions | None = None  # None: not on spot nodes, or no one knows how often
     step_collectives: tuple[tuple[str, float], ...] = ()
@@ -376,7 +376,7 @@ class Plan:
     packing: bool = False  # several rows are packed into one sequence
     liger: bool = False  # Liger-Kernel's kernels
     compile: bool = False  # torch.compile
-    planned_only: str | None = None  # why this package can't launch the plan, as a clause; None: it can
+    planned_only: str | None = None  # why this package cannot launch the plan, as a clause; None: it can
     schema: int = field(default=SCHEMA_VERSION)
 
     @property
@@ -414,8 +414,8 @@ class Plan:
             plan: Plan = _reader().validate_json(text)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"])) or "it"
-            raise ValueError(f"of the plan, {where} is wrong: {first['msg']}") from None
+            field = ".".join(map(str, first["loc"])) or "it"
+            raise ValueError(f"of the plan, {field} is wrong: {first['msg']}") from None
         if plan.schema != SCHEMA_VERSION:
             raise ValueError(f"the plan has schema {plan.schema}; this version reads {SCHEMA_VERSION}")
         return plan

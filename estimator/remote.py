@@ -110,13 +110,13 @@ def _explain_hub(error: Exception, kind: str, name: str) -> UserError:
         return UserError(f"{title}: the Hugging Face Hub answers HTTP {status}.", "Try again later.")
     offline = isinstance(error, OfflineModeIsEnabled) or bool(os.environ.get("HF_HUB_OFFLINE"))
     if offline or isinstance(error, LocalEntryNotFoundError):
-        why = "HF_HUB_OFFLINE is set" if offline else "the Hugging Face Hub can't be reached"
+        reason = "HF_HUB_OFFLINE is set" if offline else "the Hugging Face Hub cannot be reached"
         return UserError(
-            f"{title} is not in the local cache, and {why}.",
+            f"{title} is not in the local cache, and {reason}.",
             f"Fetch it where there is a network, or give a local path instead of the {kind}'s id.",
         )
     return UserError(
-        f"{title}: the Hugging Face Hub can't be reached ({type(error).__name__}).",
+        f"{title}: the Hugging Face Hub cannot be reached ({type(error).__name__}).",
         f"Check the network (HF_ENDPOINT, proxies), or give a local path instead of the {kind}'s id.",
     )
 
@@ -176,7 +176,7 @@ def _explain_s3(failure: AwsFailure, url: str) -> UserError:
         )
     if failure.kind in ("busy", "refused"):
         return UserError(f"{url}: S3 answers {failure.code}.", "Try again later.")
-    return UserError(f"{url}: S3 can't be reached ({failure.code}).", "Check the network and AWS_REGION.")
+    return UserError(f"{url}: S3 cannot be reached ({failure.code}).", "Check the network and AWS_REGION.")
 
 
 def s3_download(client: Any, bucket: str, key: str, target: Path) -> None:

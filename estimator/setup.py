@@ -65,7 +65,7 @@ class Setup:
     trained_modules: tuple[str, ...] = ()  # of TRAINED_MODULES, trained whole next to the adapters
     quantization: Quantization = "none"  # of the frozen base; QLoRA is lora with nf4 or nf4-double
     upcast_frozen: bool = False  # its 16-bit parts kept in fp32: PEFT's prepare_model_for_kbit_training
-    undivided_base: bool = False  # in a type that ZeRO-3 can't divide: every process holds all of it
+    undivided_base: bool = False  # in a type that ZeRO-3 cannot divide: every process holds all of it
 
     encoders: bool = (
         False  # a pipeline's VAE and text encoders are next to its UNet: no latents were computed
@@ -132,9 +132,9 @@ class Setup:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UserError(f"{name} = {value!r} must be a whole number above 0.")
         self._check_parallelism()
-        if strangers := set(self.trained_modules) - set(TRAINED_MODULES):
+        if unknown := set(self.trained_modules) - set(TRAINED_MODULES):
             raise UserError(
-                f"trained_modules = {', '.join(sorted(strangers))} is not known.",
+                f"trained_modules = {', '.join(sorted(unknown))} is not known.",
                 f"Name some of {', '.join(TRAINED_MODULES)}.",
             )
         if self.prompts:

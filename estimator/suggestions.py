@@ -55,13 +55,15 @@ def apply_suggestion(command: Sequence[str], suggestion: Suggestion) -> list[str
 
 def contradicting(suggestion: Suggestion) -> set[str]:
     """Return the settings to leave empty next to a suggestion, as they contradict it."""
-    return {other for setting in suggestion for other in _CONTRADICTS.get(setting, ())} - suggestion.keys()
+    return {
+        contradicted for setting in suggestion for contradicted in _CONTRADICTS.get(setting, ())
+    } - suggestion.keys()
 
 
 def _words(suggestion: Suggestion) -> list[str]:
     return [
-        word
+        argument
         for setting, value in suggestion.items()
         if value is not None
-        for word in option_words(setting, value)
+        for argument in option_words(setting, value)
     ]

@@ -7,10 +7,10 @@ _SIZES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 def parse(text: str) -> float | None:
     """250M, 1.5B, 1e9 or 20,000 as a number of tokens; None for what is no number above 0."""
-    plain = text.strip().lower().replace(",", "").replace("_", "")
-    unit = plain[-1:] if plain[-1:] in _SIZES and not plain[-1:].isdigit() else ""
+    cleaned = text.strip().lower().replace(",", "").replace("_", "")
+    unit = cleaned[-1:] if cleaned[-1:] in _SIZES and not cleaned[-1:].isdigit() else ""
     try:
-        value = float(plain.removesuffix(unit)) * _SIZES[unit]
+        value = float(cleaned.removesuffix(unit)) * _SIZES[unit]
     except ValueError:
         return None
     return value if 0 < value < float("inf") else None

@@ -71,7 +71,7 @@ def parse_yaml(text: str, loader: type[Any] | None = None) -> Any:
                 raise yaml.YAMLError(f"line {line}: aliases (*name) are not supported")
         return yaml.load(text, Loader=loader)  # noqa: S506 - a SafeLoader
     except (ValueError, TypeError, OverflowError) as error:  # of its dates, numbers and keys
-        raise yaml.YAMLError(f"a value can't be read ({error})") from None
+        raise yaml.YAMLError(f"a value cannot be read ({error})") from None
 
 
 def check_depth(value: Any) -> Any:
@@ -80,9 +80,9 @@ def check_depth(value: Any) -> Any:
     for _ in range(MAX_DEPTH + 1):
         level = [
             child
-            for each in level
-            if isinstance(each, dict | list)
-            for child in (each.values() if isinstance(each, dict) else each)
+            for node in level
+            if isinstance(node, dict | list)
+            for child in (node.values() if isinstance(node, dict) else node)
             if isinstance(child, dict | list)
         ]
         if not level:
@@ -104,7 +104,7 @@ def read_json_object(path: Path, advice: str = "Fetch it again.") -> dict[str, A
     try:
         values = parse_json(read_text(path))
     except OSError as error:
-        raise UserError(f"{path} can't be read: {error.strerror}.", advice) from None
+        raise UserError(f"{path} cannot be read: {error.strerror}.", advice) from None
     except ValueError as error:
         raise UserError(f"{path} is not JSON: {error}.", advice) from None
     if not isinstance(values, dict):
@@ -117,11 +117,11 @@ def pack(text: str) -> str:
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
-def unpack(word: str) -> str:
+def unpack(packed: str) -> str:
     """Restore the text of :func:`pack`; raises ValueError with a clause for damaged or excessive data."""
     stream = zlib.decompressobj()
     try:
-        data = stream.decompress(base64.b64decode(word, validate=True), MAX_PACKED_BYTES)
+        data = stream.decompress(base64.b64decode(packed, validate=True), MAX_PACKED_BYTES)
     except zlib.error as error:
         raise ValueError(f"its compressed data is damaged ({error})") from None
     if not stream.eof:
@@ -179,7 +179,7 @@ def _resolved(folder: Path, path: Path) -> Path:
     try:
         target, root = path.resolve(), folder.resolve()
     except (OSError, RuntimeError) as error:  # RuntimeError: links that form a loop
-        raise ValueError(f"a path that can't be read ({error})") from None
+        raise ValueError(f"a path that cannot be read ({error})") from None
     blobs = root.parent.parent / _BLOBS if root.parent.name == _SNAPSHOTS else root
     if not (target.is_relative_to(root) or target.parent == blobs):
         raise ValueError("a link that leads outside of the folder")

@@ -136,7 +136,7 @@ def _settings(file: Path | None, overrides: Sequence[str]) -> settings.Settings:
 def _own_options() -> set[str]:
     """Return the options of this command, besides those of the settings."""
     parameters = typer.main.get_command(app).params
-    return {"--help", *(name for each in parameters for name in (*each.opts, *each.secondary_opts))}
+    return {"--help", *(name for option in parameters for name in (*option.opts, *option.secondary_opts))}
 
 
 def main() -> None:
@@ -154,8 +154,8 @@ def main() -> None:
 
 def _stop(number: int, _: FrameType | None) -> None:
     """Exit through SystemExit, so that the run unwinds and ends its processes; stored data is kept."""
-    for other in SIGNALS:
-        signal.signal(other, signal.SIG_IGN)
+    for stop_signal in SIGNALS:
+        signal.signal(stop_signal, signal.SIG_IGN)
     raise SystemExit(signal.Signals(number).name)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from estimator.engines import automatic
 from estimator.models import DiffusionSpec, ModelSpec
 from estimator.plan import Plan
-from estimator.planning import automatic
 from estimator.vocabulary import LAUNCHED_METHODS, METHODS, TASKS, LaunchedEngine, LaunchedMethod
 from launchers.dataset import sources, support_tickets
 from launchers.images import runs

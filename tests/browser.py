@@ -49,19 +49,19 @@ def first_screen(page: Path) -> Image.Image:
         return image.convert("RGB")
 
 
-def widest(image: Image.Image, colour: tuple[int, int, int]) -> int:
-    """The most pixels of one colour in one row."""
-    return max(_counts(image, colour))
+def widest(image: Image.Image, color: tuple[int, int, int]) -> int:
+    """The most pixels of one color in one row."""
+    return max(_counts(image, color))
 
 
-def rows_with(image: Image.Image, colour: tuple[int, int, int]) -> int:
-    """In how many rows a colour is seen."""
-    return sum(count > 0 for count in _counts(image, colour))
+def rows_with(image: Image.Image, color: tuple[int, int, int]) -> int:
+    """In how many rows a color is seen."""
+    return sum(count > 0 for count in _counts(image, color))
 
 
-def _counts(image: Image.Image, colour: tuple[int, int, int]) -> list[int]:
+def _counts(image: Image.Image, color: tuple[int, int, int]) -> list[int]:
     data, width = image.tobytes(), image.width * 3
-    wanted = bytes(colour)
+    wanted = bytes(color)
     rows = (data[start : start + width] for start in range(0, len(data), width))
     return [sum(row[i : i + 3] == wanted for i in range(0, width, 3)) for row in rows]
 

@@ -56,7 +56,7 @@ def by_name(extra: str) -> dict[str, list[Requirement]]:
 
 
 def test_no_extra_asks_for_the_package_itself() -> None:
-    """Metaflow takes that for a dependency between extensions that is never met, and can't be imported."""
+    """Metaflow takes that for a dependency between extensions that is never met, and cannot be imported."""
     asked = [requirement for extra in EXTRAS for requirement in by_name(extra)]
     assert PROJECT["name"] not in asked
 

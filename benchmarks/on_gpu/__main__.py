@@ -110,11 +110,11 @@ def _check(options: argparse.Namespace) -> None:
     if options.model:
         from launchers.models import tiny_llama
 
-        tiny_llama.config_of(models.find(options.model))  # raises for what can't be made
+        tiny_llama.config_of(models.find(options.model))  # raises for what cannot be made
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--out {options.out} can't be made: {error.strerror}.") from None
+        raise UserError(f"--out {options.out} cannot be made: {error.strerror}.") from None
 
 
 class _Writer:

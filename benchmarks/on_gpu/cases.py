@@ -166,7 +166,7 @@ def _plan(settings: Settings, spec: ModelSpec, machine: Machine) -> Plan:
 
 
 def unsupported_case(case: Case, scale: Scale) -> str | None:
-    """Why the case's engine can't run it, as the engine itself says; None where it can."""
+    """Why the case's engine cannot run it, as the engine itself says; None where it can."""
     settings = settings_of(case, scale, Path(case.model), Path("rows.jsonl"))
     return unsupported(case.engine, settings, models.find(case.model))
 

@@ -146,7 +146,7 @@ def _prepare(order: Order) -> TrainJob:
     data_dir = order.data / _key(planned.settings)
     if not (data_dir / "info.json").exists():
         conversations, held_out = preparation.read_data(planned.settings, order.folder)
-        preparation.tokenise(conversations, held_out, planned.settings, model_dir, data_dir)
+        preparation.tokenize(conversations, held_out, planned.settings, model_dir, data_dir)
     return TrainJob(
         plan=planned.plan,
         settings=planned.settings,

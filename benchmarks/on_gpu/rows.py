@@ -12,8 +12,8 @@ from benchmarks.on_gpu.cases import Case
 from benchmarks.on_gpu.session import Measured
 from benchmarks.published import rows as published
 from estimator import models
+from estimator.engines.setups import dense_mask
 from estimator.plan import GIB, Layout, Plan
-from estimator.planning.engines import dense_mask
 from launchers.settings import Settings
 
 DIGITS = 4  # of GiB
@@ -115,7 +115,7 @@ def _of_run(measured: Measured, plan: Plan) -> dict[str, Any]:
         "seq_len": layout.seq_len,
         "packing": _packing(measured, layout),
         **_types(layout),
-        "quant": _quantisation(case.engine) if case.method == "qlora" else "",
+        "quant": _quantization(case.engine) if case.method == "qlora" else "",
         "optimizer": {"adamw": "AdamW", "sgd": "SGD"}[layout.optimizer],
         "opt_in_bwd": 0,
         "act_ckpt": "full" if layout.activation_checkpointing else "none",
@@ -128,8 +128,8 @@ def _of_run(measured: Measured, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _quantisation(engine: str) -> str:
-    """torchao's tensors, or launchers/engines/loop/quantised.py's words of the model's type."""
+def _quantization(engine: str) -> str:
+    """torchao's tensors, or launchers/engines/loop/quantized.py's words of the model's type."""
     return "nf4 (torchao, double)" if engine == "torchtune" else "nf4 (own layers, double, bf16 storage)"
 
 

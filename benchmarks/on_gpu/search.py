@@ -20,7 +20,7 @@ class Found:
 
 
 def smallest_limit(trial: Trial, *, fails_bytes: int, runs_bytes: int, resolution_bytes: int) -> Found:
-    """Halve the interval between a limit that can't do and one that does until it is narrow enough.
+    """Halve the interval between a limit that cannot do and one that does until it is narrow enough.
 
     Parameters
     ----------

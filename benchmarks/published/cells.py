@@ -89,7 +89,9 @@ def read(path: Path) -> list[Cells]:
             if not missing:
                 rows = [(reader.line_num, row) for row in reader]
     except OSError as error:
-        raise UserError(f"{path} can't be read: {error.strerror}.", "Give a table of measurements.") from None
+        raise UserError(
+            f"{path} cannot be read: {error.strerror}.", "Give a table of measurements."
+        ) from None
     except (csv.Error, UnicodeDecodeError) as error:
         raise UserError(f"{path.name} is not a CSV file: {error}.", "Give a table of measurements.") from None
     if missing:

@@ -132,7 +132,7 @@ def fit(runs: Iterable[MeasuredRun], previous: Iterable[Residual]) -> dict[tuple
 def _factor(runs: list[MeasuredRun], key: tuple[str, str], fitted: set[tuple[str, str]]) -> float:
     """Fit the factor of a class, at least 1.
 
-    A class with one source takes the factor of all classes, as properties of that source can't be
+    A class with one source takes the factor of all classes, as properties of that source cannot be
     separated from those of the class.
     """
     class_runs = _runs_of_class(runs, key)

@@ -31,7 +31,7 @@ def setup_of(cells: Cells, gpu: Gpu | None) -> Setup:
     :class:`UserError` if it contradicts itself.
     """
     engine = vocabulary.engine_of(cells.text("framework"))
-    method, task, quantised, embeddings = vocabulary.method_of(cells.text("method"))
+    method, task, quantized, embeddings = vocabulary.method_of(cells.text("method"))
     seq_len, micro_batch = cells.whole("seq_len"), cells.whole("micro_batch")
     if not seq_len or not micro_batch:
         raise UnsupportedRow("the batch or the sequence length is not stated")
@@ -56,11 +56,11 @@ def setup_of(cells: Cells, gpu: Gpu | None) -> Setup:
         lora_rank=cells.whole("lora_rank") or (8 if method == "full" else _RANK.get(engine, 8)),
         lora_targets=PROJECTIONS if method == "full" else targets,
         trained_modules=("embed_tokens", "lm_head") if embeddings else (),
-        quantization=vocabulary.quantization_of(cells.text("quant"), quantised),
+        quantization=vocabulary.quantization_of(cells.text("quant"), quantized),
         upcast_frozen=vocabulary.upcasts_frozen(
-            cells.text("framework"), cells.text("quant"), cells.text("notes"), engine, quantised=quantised
+            cells.text("framework"), cells.text("quant"), cells.text("notes"), engine, quantized=quantized
         ),
-        undivided_base=quantised and engine == "deepspeed" and "storage" not in cells.text("quant").lower(),
+        undivided_base=quantized and engine == "deepspeed" and "storage" not in cells.text("quant").lower(),
         precision=_precision(cells, engine),
         fp8=vocabulary.fp8_of(cells.text("compute_dtype"), engine),
         optimizer=vocabulary.optimizer_of(cells.text("optimizer")),
@@ -189,7 +189,7 @@ def _data_parallel(
     world = gpus or (shard or 1) * replicate * model_parallel * context
     rest, remainder = divmod(world, model_parallel)
     if remainder or rest < 1:
-        raise UnsupportedRow(f"{world} GPUs can't be divided by tensor x pipeline parallel {model_parallel}")
+        raise UnsupportedRow(f"{world} GPUs cannot be divided by tensor x pipeline parallel {model_parallel}")
     if engine == "deepspeed":
         return world, _zero(stage), rest if stage else 1, 1 if stage else rest
     if engine == "megatron":

@@ -36,7 +36,7 @@ class PublishedRow:
     framework: str
     method: str
     quality: str
-    kind: Kind | None  # of memory; None if it can't be scored
+    kind: Kind | None  # of memory; None if it cannot be scored
     gib: float | None  # measured peak, GiB on one GPU
     tps_per_gpu: float | None  # tokens/s of one GPU
     gpu_name: str  # as the table writes it

@@ -107,14 +107,14 @@ _TRAINER = re.compile("trainer|trl|sft|swift|axolotl|factory|autotrain|unsloth|a
 _OWN_PREPARATION = re.compile("raw loop|fsdp|unsloth|axolotl|factory", re.IGNORECASE)
 
 
-def upcasts_frozen(framework: str, quant: str, notes: str, engine: Engine, *, quantised: bool) -> bool:
+def upcasts_frozen(framework: str, quant: str, notes: str, engine: Engine, *, quantized: bool) -> bool:
     """Whether norms, embeddings and head of a quantized base are kept in fp32.
 
     PEFT's prepare_model_for_kbit_training (peft/utils/other.py) casts the modules that bitsandbytes doesn't
     quantize. It doesn't change GPTQ and AWQ models, and isn't called if 4-bit weights are stored in bf16 for
     FSDP. Notes may state that the cast was disabled ("no fp32 upcast").
     """
-    if engine not in ("transformers", "deepspeed") or not quantised or "no fp32 upcast" in notes.lower():
+    if engine not in ("transformers", "deepspeed") or not quantized or "no fp32 upcast" in notes.lower():
         return False
     return not (_OWN_PREPARATION.search(framework) or re.search("gptq|awq|hqq|storage", quant.lower()))
 
@@ -202,8 +202,8 @@ def targets_of(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(modules))
 
 
-def quantization_of(text: str, quantised: bool) -> Quantization:
-    """Return the format of the frozen base. ``quantised``: the method is quantized, such as QLoRA."""
+def quantization_of(text: str, quantized: bool) -> Quantization:
+    """Return the format of the frozen base. ``quantized``: the method is quantized, such as QLoRA."""
     lower = text.lower()
     if re.search(r"aqlm|nvfp4|\b[23]-?bit", lower):
         raise UnsupportedRow(f"quantization {text!r} is not claimed")
@@ -215,7 +215,7 @@ def quantization_of(text: str, quantised: bool) -> Quantization:
     if "int8" in lower or "8bit" in lower or "8-bit" in lower:
         return "int8"
     if lower.strip() in ("", "none", "16bit", "32bit", "bf16", "no", "0"):
-        return "nf4" if quantised else "none"
+        return "nf4" if quantized else "none"
     raise UnsupportedRow(f"quantization {text!r} is not known")
 
 

@@ -1,6 +1,6 @@
 """SIGINT and SIGTERM: remove a run's remote jobs when a signal ends its launching process.
 
-Ctrl-C reaches the whole process group; a cancelled CI job, ``timeout`` or ``kill`` may reach only the
+Ctrl-C reaches the whole process group; a canceled CI job, ``timeout`` or ``kill`` may reach only the
 launching process. Metaflow expects the former and ends its remaining child processes with SIGKILL, so those
 that wait for a remote job could not remove it.
 """

@@ -128,7 +128,7 @@ def _figure(score: Score | None, name: str) -> str:
 
 def calibration_chart(bins: tuple[CalibrationBin, ...]) -> dict[str, Any]:
     """Calibration chart: ranking accuracy over predicted probability, equal on the diagonal."""
-    values = [{"sure": bucket.sure, "right": bucket.right, "pairs": bucket.pairs} for bucket in bins]
+    values = [{"sure": bucket.confidence, "right": bucket.right, "pairs": bucket.pairs} for bucket in bins]
     share = {"type": "quantitative", "axis": {"format": "%"}}
     return {
         "$schema": SCHEMA,

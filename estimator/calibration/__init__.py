@@ -86,13 +86,13 @@ class Calibration:
         factor = exp(n / (n + PRIOR_RUNS) x median of ln(measured / predicted)): shrunk towards 1 for few
         runs, and robust to one outlier.
         """
-        same = (engine, method, gpu)
-        if not any(key[:3] == same for key in self._ratios):
+        prefix = (engine, method, gpu)
+        if not any(key[:3] == prefix for key in self._ratios):
             return None
-        ratios = self._ratios.get((*same, formulas(engine, method)))
+        ratios = self._ratios.get((*prefix, formulas(engine, method)))
         if not ratios:
             return None
-        live = self._live_ratios.get((*same, formulas(engine, method)), [])
+        live = self._live_ratios.get((*prefix, formulas(engine, method)), [])
         return Correction(
             gpu=gpu,
             factor=_shrunk(ratios),
@@ -113,8 +113,8 @@ class Calibration:
 
     def of(self, setup: Setup, gpu: str | None) -> Correction | None:
         """Return the correction for a training step on this GPU, or None if GPU or runs are unknown."""
-        where = "cpu" if setup.device == "cpu" else gpu
-        return self.correction(setup.engine, method_of(setup), where) if where else None
+        hardware_name = "cpu" if setup.device == "cpu" else gpu
+        return self.correction(setup.engine, method_of(setup), hardware_name) if hardware_name else None
 
     def corrected(self, estimate: MemoryEstimate, setup: Setup, gpu: str | None) -> MemoryEstimate:
         """Return the estimate corrected by earlier runs, with the id of the current formulas."""
@@ -161,14 +161,14 @@ def apply(estimate: MemoryEstimate, correction: Correction) -> MemoryEstimate:
     """
     if estimate.uncorrected is not None:
         raise ValueError("this estimate is corrected already")
-    shown, lower, upper = _corrected(
+    shows, lower, upper = _corrected(
         estimate.shows_bytes, estimate.shows_range, correction.factor, correction.largest_ratio, correction
     )
     if correction.gpu == "cpu":  # the needed memory of a process is its maximum
-        needed, needs_lower, needs_upper = upper, shown, upper
+        needs, needs_lower, needs_upper = upper, shows, upper
     else:
         live = estimate.live_bytes / estimate.needs_bytes
-        needed, needs_lower, needs_upper = _corrected(
+        needs, needs_lower, needs_upper = _corrected(
             estimate.needs_bytes,
             estimate.needs_range,
             1 + live * (correction.live_factor - 1),
@@ -177,12 +177,12 @@ def apply(estimate: MemoryEstimate, correction: Correction) -> MemoryEstimate:
         )
     host, outside = estimate.host_bytes, estimate.outside_bytes
     if correction.gpu == "cpu":  # host memory is that of the processes; GPU measurements say nothing about it
-        host = math.ceil(host * needed / estimate.needs_bytes)
+        host = math.ceil(host * needs / estimate.needs_bytes)
     return dataclasses.replace(
         estimate,
-        categories=_scaled(estimate.categories, needed),
+        categories=_scaled(estimate.categories, needs),
         needs_range=(needs_lower, needs_upper),
-        shows_bytes=shown,
+        shows_bytes=shows,
         shows_range=(lower, upper),
         host_bytes=host,
         needs_basis=f"{estimate.needs_basis}; {correction.basis}",
@@ -193,14 +193,14 @@ def apply(estimate: MemoryEstimate, correction: Correction) -> MemoryEstimate:
 
 
 def _corrected(
-    figure: int, ends: tuple[int, int], factor: float, largest_ratio: float, correction: Correction
+    figure: int, bounds_before: tuple[int, int], factor: float, largest_ratio: float, correction: Correction
 ) -> tuple[int, int, int]:
     """Return a figure and the ends of its range, corrected by finished runs."""
-    likely = round(figure * factor)
-    bounds = [likely, math.ceil(figure * largest_ratio)]
+    corrected = round(figure * factor)
+    bounds = [corrected, math.ceil(figure * largest_ratio)]
     if correction.runs < RUNS_FOR_A_BOUND:
-        bounds.append(math.ceil(ends[1] * max(factor, 1.0)))
-    return likely, min(round(ends[0] * factor), likely), max(bounds)
+        bounds.append(math.ceil(bounds_before[1] * max(factor, 1.0)))
+    return corrected, min(round(bounds_before[0] * factor), corrected), max(bounds)
 
 
 def _scaled(categories: tuple[tuple[str, int], ...], target: int) -> tuple[tuple[str, int], ...]:
@@ -234,15 +234,15 @@ def formulas(engine: Engine, method: str) -> str:
     """
     from estimator import memory, models
 
-    plain = method.removeprefix("q") if method.startswith("q") else method
+    base_method = method.removeprefix("q") if method.startswith("q") else method
     sharding = "zero3" if engine == "deepspeed" else "fsdp"
     sizes = []
     for shard, checkpointing, device in ((1, "none", "cuda"), (8, "full", "cuda"), (1, "none", "cpu")):
         setup = Setup(
             model=models.find("llama-8b"),
             engine=engine,
-            method=plain,  # type: ignore[arg-type]
-            quantization="nf4-double" if plain != method else "none",
+            method=base_method,  # type: ignore[arg-type]
+            quantization="nf4-double" if base_method != method else "none",
             sharding=sharding if shard > 1 else "none",  # type: ignore[arg-type]
             shard=shard,
             checkpointing=checkpointing,  # type: ignore[arg-type]

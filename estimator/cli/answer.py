@@ -260,12 +260,12 @@ def _bandwidth(place: PlaceOptions) -> MeasuredBandwidth | None:
 
 def _cheapest_machine(gpu: Gpu, setup: Setup) -> Instance | None:
     """Return the cheapest instance type with a price and exactly these GPUs, or None."""
-    same = [
+    machines = [
         item
         for item in hardware.instances()
         if item.gpu == gpu.name and item.gpu_count == setup.processes_per_node and item.usd_per_hour
     ]
-    return min(same, key=lambda item: item.usd_per_hour or 0.0, default=None)
+    return min(machines, key=lambda item: item.usd_per_hour or 0.0, default=None)
 
 
 def _price(site: Site, setup: Setup) -> tuple[float | None, str]:
@@ -276,7 +276,7 @@ def _price(site: Site, setup: Setup) -> tuple[float | None, str]:
         return None, f"no instance type with {setup.processes_per_node}x {site.gpu.name} has a price"
     if machine.usd_per_hour is None:
         return None, f"{machine.name} has no price"
-    how = "" if site.instance_given else ", the cheapest one listed"
-    when = f"{machine.region or 'region unknown'}, prices of {machine.price_date or 'an unknown date'}"
-    basis = f"{setup.nodes}x {machine.name} ({machine.cloud}{how}), on demand, {when}"
+    choice = "" if site.instance_given else ", the cheapest one listed"
+    price_basis = f"{machine.region or 'region unknown'}, prices of {machine.price_date or 'an unknown date'}"
+    basis = f"{setup.nodes}x {machine.name} ({machine.cloud}{choice}), on demand, {price_basis}"
     return setup.nodes * machine.usd_per_hour, basis

@@ -82,17 +82,18 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Replace the placeholder of the called command by the command from its module."""
         if args and args[0] not in COMMANDS:
-            known = f"Choose one of {', '.join(COMMANDS)}."
-            shown = {name: name for name in COMMANDS} | OTHER_NAMES
+            advice = f"Choose one of {', '.join(COMMANDS)}."
+            command_of_name = {name: name for name in COMMANDS} | OTHER_NAMES
             raise UserError(
-                f"There is no command {args[0]}.", did_you_mean(args[0], shown, n=1, shown=shown) or known
+                f"There is no command {args[0]}.",
+                did_you_mean(args[0], command_of_name, n=1, shown=command_of_name) or advice,
             )
-        name, _, rest = super().resolve_command(ctx, args)
+        name, _, remaining = super().resolve_command(ctx, args)
         command = load(str(name))
         if not command.ignore_unknown_options:  # otherwise a flow parses its options
             options = {text for option in command.params for text in (*option.opts, *option.secondary_opts)}
-            check_options(rest, {"--help", *options})
-        return name, command, rest
+            check_options(remaining, {"--help", *options})
+        return name, command, remaining
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command. User errors print two lines and exit with 2; interrupts are silent."""
@@ -118,14 +119,14 @@ def _log_level_first(args: list[str]) -> list[str]:
     """Move ``--log-level LEVEL`` to the front, so that it may also follow the subcommand."""
     end = args.index("--") if "--" in args else len(args)
     first: list[str] = []
-    rest: list[str] = []
+    remaining: list[str] = []
     arguments = iter(args[:end])
     for argument in arguments:
         if argument == LOG_LEVEL:
             first += [argument, *([value] if (value := next(arguments, None)) is not None else [])]
         else:
-            (first if argument.startswith(f"{LOG_LEVEL}=") else rest).append(argument)
-    return [*first, *rest, *args[end:]]
+            (first if argument.startswith(f"{LOG_LEVEL}=") else remaining).append(argument)
+    return [*first, *remaining, *args[end:]]
 
 
 def load(name: str) -> Any:

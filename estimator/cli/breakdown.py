@@ -56,7 +56,7 @@ WHAT_IT_IS = {
     "logits and loss": "scores over the vocabulary per token, and copies in the cross-entropy",
     "communication buffers": "gathered weights and gradients being reduced",
     "optimizer temporaries": "temporary tensors of the optimizer step",
-    "quantisation overhead": "scales of quantized weights, and the layer being dequantized",
+    "quantization overhead": "scales of quantized weights, and the layer being dequantized",
     "runtime": "CUDA context and NCCL; on a CPU, Python and torch",
     "allocator": "fragmentation of the caching allocator when memory is short",
     "calibration": "memory that earlier runs needed beyond the formulas",
@@ -107,22 +107,22 @@ def _variants(options: SetupOptions, over: str | None, values: str | None) -> di
     key = over.removeprefix("--").replace("-", "_")
     if key not in OVER:
         raise unknown_choice(f"--over {over}", key, OVER)
-    usual = OVER[key]
-    instance = f"Example: --values {','.join(usual)}"
-    texts = usual if values is None else tuple(part.strip() for part in values.split(",") if part.strip())
+    examples = OVER[key]
+    instance = f"Example: --values {','.join(examples)}"
+    texts = examples if values is None else tuple(part.strip() for part in values.split(",") if part.strip())
     if not texts:
-        raise UserError(f"--values {values!r} contains no value.", f"Example: --values {','.join(usual)}")
-    numeric = usual[0].isdigit()
+        raise UserError(f"--values {values!r} contains no value.", f"Example: --values {','.join(examples)}")
+    numeric = examples[0].isdigit()
     variants = {}
     for text in texts:
         if numeric and not text.isdigit():
             raise UserError(f"--values {text} must be a whole number above 0.", instance)
         change: dict[str, Any] = {key: int(text) if numeric else text}
         if key == "activation_checkpointing":
-            if text not in usual:
-                raise unknown_choice(f"--values {text}", text, usual)
-            what = options.recompute_what if text == "none" else text
-            change = {key: text != "none", "recompute_what": what}
+            if text not in examples:
+                raise unknown_choice(f"--values {text}", text, examples)
+            recompute_what = options.recompute_what if text == "none" else text
+            change = {key: text != "none", "recompute_what": recompute_what}
         variants[f"{key} {text}"] = dataclasses.replace(options, **change)
     return variants
 
@@ -205,7 +205,7 @@ def _print(console: Console, chart: Chart, answers: dict[str, Answer]) -> None:
         cells = [format_bytes(size) if size else "-" for size in sizes]
         table.add_row(category, *cells, *([WHAT_IT_IS.get(category, "")] if len(answers) == 1 else []))
     console.print(table)
-    shown = [format_bytes(answer.memory.shows_bytes) for answer in answers.values()]
-    console.print(f"Shown by nvidia-smi if memory is free: {', '.join(shown)}")
+    texts = [format_bytes(answer.memory.shows_bytes) for answer in answers.values()]
+    console.print(f"Shown by nvidia-smi if memory is free: {', '.join(texts)}")
     for note in chart.notes:
         console.print(note)

@@ -112,7 +112,7 @@ def _exact_dict(traced: ExactEstimate) -> dict[str, Any]:
         "peak_bytes": traced.peak_bytes,
         "peak_at": traced.peak.name,
         "from_formula": traced.from_formula,
-        "not_modelled": traced.not_modelled,
+        "unmodeled": traced.unmodeled,
         "seconds": traced.seconds,
         "versions": dict(traced.versions),
     }
@@ -139,9 +139,9 @@ def _print(answer: Answer, options: SetupOptions, traced: ExactEstimate | None) 
     facts.add_column(overflow="fold")
     facts.add_row("Layout", _layout(answer))
     facts.add_row("Step", _step(answer))
-    by_default = _by_default(answer, options)
-    if by_default:
-        facts.add_row("By default", f"{', '.join(by_default)} ({engine_of(setup.engine)[1].source})")
+    defaults = _by_default(answer, options)
+    if defaults:
+        facts.add_row("By default", f"{', '.join(defaults)} ({engine_of(setup.engine)[1].source})")
     console.print(facts)
     console.print()
     _print_memory(console, answer, traced)
@@ -158,8 +158,9 @@ def _trained(answer: Answer) -> str:
 
 def _layout(answer: Answer) -> str:
     setup, gpu = answer.setup, answer.site.gpu
-    what = gpu.name if gpu else ("CPU" if setup.device == "cpu" else "GPU")
-    parts = [f"{setup.world_size} process(es), {setup.nodes} node(s) of {setup.processes_per_node}x {what}"]
+    hardware_name = gpu.name if gpu else ("CPU" if setup.device == "cpu" else "GPU")
+    node = f"{setup.processes_per_node}x {hardware_name}"
+    parts = [f"{setup.world_size} process(es), {setup.nodes} node(s) of {node}"]
     degrees = {
         setup.sharding: setup.shard if setup.shard > 1 else 0,
         "replicas": setup.replicate,
@@ -239,8 +240,8 @@ def _print_memory(console: Console, answer: Answer, traced: ExactEstimate | None
         if traced is not None:
             cells.append(format_bytes(traced_parts[name]) if name in traced_parts else "-")
         table.add_row(*cells, bar_of(name, parts.get(name, 0), largest, BAR))
-    what = "GPU" if answer.setup.device == "cuda" else "process"
-    console.print(f"Memory of one {what}", style="bold")
+    unit = "GPU" if answer.setup.device == "cuda" else "process"
+    console.print(f"Memory of one {unit}", style="bold")
     console.print(table)
     _print_verdict(console, answer)
     if traced is not None:
@@ -250,7 +251,7 @@ def _print_memory(console: Console, answer: Answer, traced: ExactEstimate | None
             f"{format_bytes(sum(memory.active(answer.setup).values()))}; "
             f"traced in {traced.seconds:.0f} s ({versions})"
         )
-        for clause in traced.not_modelled:
+        for clause in traced.unmodeled:
             console.print(f"exact excludes: {clause}")
 
 
@@ -262,10 +263,10 @@ def _print_verdict(console: Console, answer: Answer) -> None:
     from rich.text import Text
 
     peak, gpu = answer.memory, answer.site.gpu
-    where = f" ({gpu.name})" if gpu else ""
+    place = f" ({gpu.name})" if gpu else ""
     colors = {"fits": "green", "tight": "yellow", "does not fit": "red"}
     color = colors[peak.verdict] if peak.verdict else "default"
-    console.print(Text.assemble(("Memory", "bold"), " ", (peak.describe(), color), where))
+    console.print(Text.assemble(("Memory", "bold"), " ", (peak.describe(), color), place))
     console.print(f"Needs {_with_range(peak.needs_bytes, peak.needs_range)}")
     console.print(f"range {peak.needs_basis}")
     counter = "nvidia-smi" if answer.setup.device == "cuda" else "the system"

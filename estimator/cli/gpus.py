@@ -71,7 +71,7 @@ def gpus(
         raise UserError("--json and --csv exclude each other.", "Choose one of them.")
     if context is not None and not from_cluster:
         raise UserError("--context needs --from-cluster.", "Add --from-cluster, or remove --context.")
-    wish = report.Wish(
+    filters = report.Filters(
         min_vram=min_vram, architecture=arch, cloud=cloud, gpu=gpu, max_usd_per_hour=max_price, spot=spot
     )
     refreshed = _refresh(hardware_file) if refresh else ()
@@ -83,10 +83,10 @@ def gpus(
 
         cluster = read_cluster(context, catalogue=catalogue)
         catalogue = cluster.catalogue(catalogue)
-    cards, machines = report.choose(catalogue, wish)
+    cards, machines = report.choose(catalogue, filters)
     if cluster is not None:
-        there = {item.gpu for item in machines}
-        cards = tuple(card for card in cards if card.name in there)
+        machine_gpus = {item.gpu for item in machines}
+        cards = tuple(card for card in cards if card.name in machine_gpus)
     if not instances:
         machines = ()
     if as_json:
@@ -131,9 +131,11 @@ def _print_tables(cards: tuple[Gpu, ...], machines: tuple[Instance, ...], cluste
 
     console = terminal.console(soft_wrap=True)
     if cluster is not None:
-        console.print(f"Cluster of context {cluster.context}; nodes without a GPU: {cluster.without_gpu}")
-        for aside in cluster.aside:
-            console.print(f"Skipped, {aside.reason}: {', '.join(aside.names)}", markup=False)
+        console.print(
+            f"Cluster of context {cluster.context}; nodes without a GPU: {cluster.nodes_without_gpu}"
+        )
+        for skipped in cluster.skipped:
+            console.print(f"Skipped, {skipped.reason}: {', '.join(skipped.names)}", markup=False)
         _print_whole(console, cluster_table(cluster))
     if not cards:
         console.print("No GPU matches these options.")

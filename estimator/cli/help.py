@@ -60,8 +60,8 @@ def _option(option: Line) -> list[str]:
     described = textwrap.wrap(text, WIDTH - _NAMES, break_long_words=False, break_on_hyphens=False)
     if len(names) >= _NAMES:
         return [names, *(" " * _NAMES + line for line in described)]
-    first, *rest = described or [""]
-    return [f"{names:{_NAMES}}{first}".rstrip(), *(" " * _NAMES + line for line in rest)]
+    first, *others = described or [""]
+    return [f"{names:{_NAMES}}{first}".rstrip(), *(" " * _NAMES + line for line in others)]
 
 
 class PlainHelp(TyperCommand):
@@ -70,7 +70,7 @@ class PlainHelp(TyperCommand):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if any(_group(option).startswith(MORE) for option in self.params):
-            shown = TyperOption(
+            visible = TyperOption(
                 param_decls=[HELP_ALL],
                 is_flag=True,
                 is_eager=True,
@@ -78,18 +78,18 @@ class PlainHelp(TyperCommand):
                 callback=self._show_all,
                 help="Show all options and exit.",
             )
-            self.params.append(shown)
+            self.params.append(visible)
 
     def _show_all(self, context: Any, _: Any, requested: bool) -> None:
         if requested:
-            typer.echo(self._page(context, everything=True))
+            typer.echo(self._page(context, show_all=True))
             raise typer.Exit
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - typer's signature
         """Print the page of the options that most people use."""
-        typer.echo(self._page(ctx, everything=False))
+        typer.echo(self._page(ctx, show_all=False))
 
-    def _page(self, context: Any, *, everything: bool) -> str:
+    def _page(self, context: Any, *, show_all: bool) -> str:
         from estimator.cli.common import COMMON
 
         groups: dict[str, list[Line]] = {name: [] for name in GROUPS}
@@ -103,7 +103,7 @@ class PlainHelp(TyperCommand):
                 arguments.append(str(option.make_metavar(ctx=context)))
             elif option.opts == [HELP_ALL]:
                 continue
-            elif not everything and _group(option).startswith(MORE):
+            elif not show_all and _group(option).startswith(MORE):
                 hidden += 1
             else:
                 groups.setdefault(_group(option), []).append(_line(option, context))

@@ -71,12 +71,12 @@ def models(
 ) -> None:
     """List the models known by name, or show the shape of one (by name, id or folder)."""
     matching = _matching(search, family)
-    least, most = _parse_count(min_params, "--min-params"), _parse_count(max_params, "--max-params")
+    smallest, largest = _parse_count(min_params, "--min-params"), _parse_count(max_params, "--max-params")
     rows = [
         row
         for row in matching
-        if (least is None or row.parameters >= least)
-        and (most is None or row.parameters <= most)
+        if (smallest is None or row.parameters >= smallest)
+        and (largest is None or row.parameters <= largest)
         and (moe is None or bool(row.experts) == moe)
     ]
     if not rows:
@@ -114,10 +114,10 @@ def _row(name: str) -> ModelRow:
     return _language_row(model, tuple(aliases(name)))
 
 
-def _language_row(model: ModelSpec, others: tuple[str, ...]) -> ModelRow:
+def _language_row(model: ModelSpec, names: tuple[str, ...]) -> ModelRow:
     return ModelRow(
         name=model.name,
-        aliases=tuple(name for name in others if name != model.hf_id),
+        aliases=tuple(name for name in names if name != model.hf_id),
         hf_id=model.hf_id,
         family=model.family,
         parameters=model.parameters,
@@ -157,10 +157,10 @@ def _parse_count(text: str | None, option: str) -> float | None:
     """Parse a number of parameters, such as 7B."""
     if text is None:
         return None
-    plain = text.strip().lower().replace(",", "").replace("_", "")
-    unit = _SIZES.get(plain[-1:], 1.0)
+    cleaned = text.strip().lower().replace(",", "").replace("_", "")
+    unit = _SIZES.get(cleaned[-1:], 1.0)
     try:
-        value = float(plain[:-1] if plain[-1:] in _SIZES else plain) * unit
+        value = float(cleaned[:-1] if cleaned[-1:] in _SIZES else cleaned) * unit
     except ValueError:
         value = -1.0
     if not 0 < value < float("inf"):

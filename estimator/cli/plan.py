@@ -300,16 +300,18 @@ def plan(
     from estimator.planning.summary import MORE, WIDTH, render_summary
 
     output.one_format(json=as_json, csv=as_csv)
-    found = hardware.catalogue(goal_options.hardware)
-    for warning in found.warnings:
+    catalogue = hardware.catalogue(goal_options.hardware)
+    for warning in catalogue.warnings:
         output.note(warning)
-    with hardware.using(found):
-        known, problems = calibration.load() if goal_options.calibration else (None, ())
+    with hardware.using(catalogue):
+        corrections, problems = calibration.load() if goal_options.calibration else (None, ())
         for problem in problems:
             output.note(problem)
         job, target, goals = job_from(job_options), target_from(goal_options), goals_from(goal_options)
         try:
-            ranked = plans(job, target, goals, top, calibration=known, bandwidth=bandwidth_from(goal_options))
+            ranked = plans(
+                job, target, goals, top, calibration=corrections, bandwidth=bandwidth_from(goal_options)
+            )
         except UserError as error:
             raise error if goals.cluster is None else explain(error, job, target, goals.cluster) from None
         old = hardware.old_prices(
@@ -336,8 +338,8 @@ def plan(
 
 def job_from(job_options: JobOptions) -> Job:
     from estimator import models
+    from estimator.engines import images
     from estimator.job import DEFAULT_BATCH, Job
-    from estimator.planning import images
 
     batch = job_options.global_batch_size
     model = models.resolve(job_options.model).spec
@@ -421,14 +423,14 @@ def _names(text: str) -> tuple[str, ...]:
 def target_from(goal_options: GoalOptions) -> Target:
     from estimator.job import Target
 
-    here = _plans_here(goal_options)
-    kind = "local" if here else "kubernetes" if goal_options.from_cluster else "catalogue"
-    if here:
+    is_local = _plans_here(goal_options)
+    kind = "local" if is_local else "kubernetes" if goal_options.from_cluster else "catalogue"
+    if is_local:
         from estimator.hardware import local_machine
 
     return Target(
         kind=kind,  # type: ignore[arg-type]
-        machine=local_machine.here() if here else None,
+        machine=local_machine.here() if is_local else None,
         nodes=goal_options.nodes,
         gpus=goal_options.gpus,
         gpu=goal_options.gpu,

@@ -24,7 +24,7 @@ def show(ranking: Ranking) -> None:
     console.print(textwrap.fill(f"Order: {ranking.order}", console.width), markup=False)
     console.print(_table(ranking))
     best = replace(ranking.best, rejected=tuple(str(line) for line in ranking.rejected))
-    console.print(render(best, console.width, everything=True), markup=False)
+    console.print(render(best, console.width, hints=True), markup=False)
 
 
 def _table(ranking: Ranking) -> Table:
@@ -57,7 +57,7 @@ def _cells(row: dict[str, Any], first: dict[str, Any], *, timed: bool) -> list[s
         f"{gpus}{machine}",
         layout + (", checkpointing" if row["activation_checkpointing"] else ""),
         _against(row, first),
-        f"low availability: {row['rarely_had']}" if row["rarely_had"] else "",
+        f"low availability: {row['low_availability']}" if row["low_availability"] else "",
     ]
     cost = ("hours", "usd") if timed else ("usd_per_hour", "usd_per_million_tokens")
     return [
@@ -90,11 +90,11 @@ def _against(row: dict[str, Any], first: dict[str, Any]) -> str:
     if row is first:
         return ""
     parts = []
-    for name, more, less in (
+    for name, if_higher, if_lower in (
         ("usd_per_million_tokens", "dearer", "cheaper"),
         ("tokens_per_second", "faster", "slower"),
     ):
         if row[name] is not None and first[name] is not None:
             change = row[name] / first[name] - 1
-            parts.append(f"{abs(change):.0%} {more if change >= 0 else less}")
+            parts.append(f"{abs(change):.0%} {if_higher if change >= 0 else if_lower}")
     return ", ".join(parts) or "price or speed unknown"

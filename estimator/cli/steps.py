@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from estimator.cli.options import SetupOptions
+from estimator.engines import images
+from estimator.engines.setups import dense_mask
 from estimator.errors import UserError
 from estimator.memory import implementations
 from estimator.models.diffusion import DiffusionSpec
 from estimator.models.spec import ModelSpec
 from estimator.models.vision import IMAGE_SIDE
 from estimator.names import unknown_choice
-from estimator.planning import images
-from estimator.planning.engines import dense_mask
 from estimator.setup import Setup, drawn_answer
 from estimator.vocabulary import (
     ENGINES,

@@ -115,8 +115,8 @@ def _buffers_only(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
         values: dict[fx.Node, Any] = dict(zip(inputs, arguments, strict=True))
         for node in written:
             values[node] = torch.utils._pytree.tree_map_only(torch.Tensor, _like, node.meta["val"])
-            for other in last_use.get(node, ()):
-                values.pop(other, None)
+            for dead in last_use.get(node, ()):
+                values.pop(dead, None)
         result = fx.node.map_arg(output.args[0], lambda node: _value(node, values))
         return tuple(result) if isinstance(result, (list, tuple)) else result
 
@@ -149,15 +149,15 @@ def _readers(node: fx.Node) -> list[fx.Node]:
 
 def _last_uses(nodes: list[fx.Node], written: set[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
     """Map each buffer to those freed after it is written. Fused results read the inputs of their inputs."""
-    reads: dict[fx.Node, set[fx.Node]] = {}
+    sources: dict[fx.Node, set[fx.Node]] = {}
     last: dict[fx.Node, fx.Node] = {}
     for node in nodes:
-        behind: set[fx.Node] = set()
+        node_sources: set[fx.Node] = set()
         for source in node.all_input_nodes:
-            behind |= {source} if source in written else reads.get(source, set())
-        reads[node] = behind
+            node_sources |= {source} if source in written else sources.get(source, set())
+        sources[node] = node_sources
         if node in written or node.op == "output":
-            last |= dict.fromkeys(behind, node)
+            last |= dict.fromkeys(node_sources, node)
     free: dict[fx.Node, list[fx.Node]] = {}
     for node, reader in last.items():
         if reader.op != "output":

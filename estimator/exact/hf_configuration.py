@@ -27,9 +27,9 @@ def values(spec: ModelSpec, seq_len: int) -> dict[str, Any]:
     """
     common: dict[str, Any] = {"vocab_size": spec.vocab, "use_cache": False}
     if spec.family in OTHER_NAMES:
-        shape = {theirs: getattr(spec, ours) for ours, theirs in OTHER_NAMES[spec.family].items()}
+        shape = {hf_name: getattr(spec, name) for name, hf_name in OTHER_NAMES[spec.family].items()}
         return common | shape | _particular(spec)
-    usual: dict[str, Any] = {
+    base: dict[str, Any] = {
         "hidden_size": spec.hidden,
         "num_hidden_layers": spec.layers,
         "num_attention_heads": spec.heads,
@@ -38,16 +38,16 @@ def values(spec: ModelSpec, seq_len: int) -> dict[str, Any]:
         "pad_token_id": 0,
     }
     if spec.family != "falcon":
-        usual |= {
+        base |= {
             "num_key_value_heads": spec.kv_heads,
             "intermediate_size": spec.ffn,
             "rms_norm_eps": spec.norm_eps,
         }
     if not spec.latent_attention and spec.family not in WITHOUT_HEAD_DIM:
-        usual["head_dim"] = spec.head_dim
+        base["head_dim"] = spec.head_dim
     if spec.recurrence:
-        usual |= _recurrent(spec)
-    return common | usual | _window(spec) | _biases(spec) | _latent(spec) | _experts(spec) | _particular(spec)
+        base |= _recurrent(spec)
+    return common | base | _window(spec) | _biases(spec) | _latent(spec) | _experts(spec) | _particular(spec)
 
 
 def _particular(spec: ModelSpec) -> dict[str, Any]:
@@ -195,8 +195,8 @@ def _experts(spec: ModelSpec) -> dict[str, Any]:
             "topk_group": 1,
         }
     if spec.family == "llama4_text":
-        every = spec.layers // (spec.layers - spec.dense_layers)
-        width = {"intermediate_size_mlp": spec.dense_ffn, "interleave_moe_layer_step": every}
+        step = spec.layers // (spec.layers - spec.dense_layers)
+        width = {"intermediate_size_mlp": spec.dense_ffn, "interleave_moe_layer_step": step}
         return config | {"num_local_experts": spec.experts} | width
     if spec.family == "nemotron_h":
         return config | {

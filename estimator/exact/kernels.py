@@ -92,8 +92,8 @@ def as_on_gpu(setup: Setup) -> Iterator[None]:
         # Compiled code has no separate norm kernel, on the GPU either
         fused = hasattr(torch.ops.aten, "_fused_rms_norm_backward") and not setup.compile
         if setup.device == "cuda" and fused:
-            plain = torch.nn.functional.rms_norm
-            stack.enter_context(mock.patch.object(torch.nn.functional, "rms_norm", _rms_norm(plain)))
+            original = torch.nn.functional.rms_norm
+            stack.enter_context(mock.patch.object(torch.nn.functional, "rms_norm", _rms_norm(original)))
         if setup.device == "cpu":  # reads the step count, which a fake tensor does not have
             for module in ("torch.optim.adam", "torch.optim.adamw"):
                 stack.enter_context(mock.patch(f"{module}._get_value", return_value=1.0, create=True))
@@ -120,7 +120,7 @@ def _take_place(old: torch.Tensor, new: torch.Tensor) -> None:
     old.data = new.data
 
 
-def _rms_norm(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _rms_norm(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def rms_norm(
         input: torch.Tensor,  # noqa: A002 - torch's name
         normalized_shape: Any,
@@ -129,6 +129,6 @@ def _rms_norm(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
     ) -> torch.Tensor:
         if weight is not None and weight.dtype == input.dtype:
             return FusedRmsNorm.apply(input, weight)  # type: ignore[no-any-return, no-untyped-call]
-        return plain(input, normalized_shape, weight, eps)
+        return original(input, normalized_shape, weight, eps)
 
     return rms_norm

@@ -37,7 +37,7 @@ def trace(setups: Sequence[Setup], time_limit_s: float) -> list[ExactEstimate]:
         start_new_session=True,
     ) as child:
         try:
-            out, err = child.communicate(request, timeout=time_limit_s)
+            stdout, stderr = child.communicate(request, timeout=time_limit_s)
         except subprocess.TimeoutExpired:
             raise UserError(
                 f"Exact mode took longer than {time_limit_s:.0f} s.",
@@ -45,9 +45,9 @@ def trace(setups: Sequence[Setup], time_limit_s: float) -> list[ExactEstimate]:
             ) from None
         finally:
             _kill(child)
-    lines = out.splitlines()
+    lines = stdout.splitlines()
     if child.returncode != 0 or not lines:
-        messages = err.strip().splitlines()
+        messages = stderr.strip().splitlines()
         raise UserError(
             f"The trace failed: {messages[-1] if messages else f'exit code {child.returncode}'}",
             "Remove --exact: the formulas need no trace.",
@@ -78,8 +78,8 @@ def _kill(child: subprocess.Popen[str]) -> None:
 def setup_from(values: dict[str, Any]) -> Setup:
     """Restore a Setup from the values of ``dataclasses.asdict``."""
     model = {item.name: _frozen(values["model"][item.name]) for item in fields(ModelSpec)}
-    rest = {name: _frozen(value) for name, value in values.items() if name != "model"}
-    return Setup(model=ModelSpec(**model), **rest)
+    options = {name: _frozen(value) for name, value in values.items() if name != "model"}
+    return Setup(model=ModelSpec(**model), **options)
 
 
 def _frozen(value: Any) -> Any:

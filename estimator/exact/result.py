@@ -31,7 +31,7 @@ class ExactEstimate:
     parameters: int  # of the whole model as built, adapters included
     trainable_parameters: int
     from_formula: tuple[str, ...]  # categories that were computed, not traced
-    not_modelled: tuple[str, ...]  # each a clause
+    unmodeled: tuple[str, ...]  # each a clause
     seconds: float
     versions: tuple[tuple[str, str], ...]  # package -> version traced
 

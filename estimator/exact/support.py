@@ -38,8 +38,8 @@ def untraceable(setup: Setup) -> str | None:
     if setup.tensor > 1 and not torchtune_modules(setup):
         return "tensor parallelism is traced with torchtune's modules only"
     if setup.tensor > 1 and (model.tied_embeddings or setup.adapters):
-        what = "adapters" if setup.adapters else "tied embeddings"
-        return f"torchtune's tensor-parallel plan does not cover {what}"
+        feature = "adapters" if setup.adapters else "tied embeddings"
+        return f"torchtune's tensor-parallel plan does not cover {feature}"
     if setup.tensor > model.kv_heads:
         return f"torchtune cannot split {model.kv_heads} key/value heads over {setup.tensor} processes"
     if setup.fp8 != "none":

@@ -53,12 +53,12 @@ def _alias_nf4() -> None:
 @contextmanager
 def _no_log_messages() -> Iterator[None]:
     """Suppress torchao's messages about its GPU kernels, which do not load on a CPU build of torch."""
-    before = logging.root.manager.disable
+    previous = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         yield
     finally:
-        logging.disable(before)
+        logging.disable(previous)
 
 
 def _quantization_placeholder() -> ModuleType:

@@ -119,7 +119,7 @@ def _builder(setup: Setup) -> tuple[str, dict[str, Any]]:
 def _adapters(setup: Setup) -> dict[str, Any]:
     targets = setup.lora_targets
     return {
-        "lora_attn_modules": [ours for hf, ours in ATTENTION.items() if hf in targets],
+        "lora_attn_modules": [name for hf, name in ATTENTION.items() if hf in targets],
         "apply_lora_to_mlp": "gate_proj" in targets,
         "lora_rank": setup.lora_rank,
         "lora_alpha": 2 * setup.lora_rank,
@@ -149,15 +149,17 @@ def _forward(setup: Setup, model: nn.Module) -> Loss:
     from torchtune.modules.loss import CEWithChunkedOutputLoss
 
     chunked = CEWithChunkedOutputLoss(num_output_chunks=setup.loss_chunks)
-    plain: Any = nn.functional.cross_entropy
+    cross_entropy: Any = nn.functional.cross_entropy
     if setup.compile and setup.engine == "torchtune":
         lengths = [len(part) for part in torch.arange(setup.seq_len, device="meta").chunk(setup.loss_chunks)]
         shapes = {(setup.sequences * length, setup.model.vocab) for length in lengths}
         if setup.loss == "chunked":
-            piece = chunked.compute_cross_entropy
-            chunked.compute_cross_entropy = compiled.compile_loss(piece, shapes, _compute_type(setup))
+            chunk_loss = chunked.compute_cross_entropy
+            chunked.compute_cross_entropy = compiled.compile_loss(chunk_loss, shapes, _compute_type(setup))
         elif setup.adapters and setup.world_size == 1:  # the other recipes ignore the result of compile_loss
-            plain = compiled.compile_loss(plain, {(setup.tokens, setup.model.vocab)}, torch.float32)
+            cross_entropy = compiled.compile_loss(
+                cross_entropy, {(setup.tokens, setup.model.vocab)}, torch.float32
+            )
 
     def run(tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         batch, length = tokens.shape
@@ -169,6 +171,6 @@ def _forward(setup: Setup, model: nn.Module) -> Loss:
         if setup.loss == "chunked":
             return chunked(logits, labels)  # type: ignore[no-any-return]
         logits = logits.flatten(0, 1)
-        return plain(logits, labels.flatten())  # type: ignore[no-any-return]
+        return cross_entropy(logits, labels.flatten())  # type: ignore[no-any-return]
 
     return run

@@ -26,7 +26,7 @@ AUTOCAST = {"bf16-autocast": torch.bfloat16, "fp16-autocast": torch.float16}
 
 def trace(setup: Setup) -> dict[str, Any]:
     """Trace one training step; returns the fields of ``ExactEstimate`` as plain values for JSON."""
-    begin = time.perf_counter()
+    start = time.perf_counter()
     with ExitStack() as stack:
         stack.enter_context(kernels.as_on_gpu(setup))
         meshes = stack.enter_context(sharding.fake_processes(setup))
@@ -45,8 +45,8 @@ def trace(setup: Setup) -> dict[str, Any]:
         "parameters": sizes["all"],
         "trainable_parameters": sizes["trained"],
         "from_formula": from_formula,
-        "not_modelled": _not_modelled(setup),
-        "seconds": time.perf_counter() - begin,
+        "unmodeled": _unmodeled(setup),
+        "seconds": time.perf_counter() - start,
         "versions": {
             name: installed for name in PACKAGES[torchtune_modules(setup)] if (installed := _version(name))
         },
@@ -56,14 +56,14 @@ def trace(setup: Setup) -> dict[str, Any]:
 def _build(setup: Setup) -> BuiltModel:
     fp32_weights = setup.precision == "fp32" or setup.precision in AUTOCAST
     # FSDP2 with mixed precision shards fp32 weights; DeepSpeed's module is in bf16, with separate fp32 copies
-    in_fp32 = fp32_weights or (setup.precision == "bf16-mixed" and setup.zero_stage is None)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32 if in_fp32 else torch.bfloat16)
+    use_fp32 = fp32_weights or (setup.precision == "bf16-mixed" and setup.zero_stage is None)
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32 if use_fp32 else torch.bfloat16)
     build = torchtune_models.build if torchtune_modules(setup) else transformers_models.build
     try:
         return build(setup)
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype(previous)
 
 
 def _sizes(built: BuiltModel) -> dict[str, int]:
@@ -85,7 +85,7 @@ def _lay_out(setup: Setup, built: BuiltModel, meshes: sharding.Meshes | None) ->
         sharding.shard(setup, built, meshes)
 
 
-def _not_modelled(setup: Setup) -> list[str]:
+def _unmodeled(setup: Setup) -> list[str]:
     clauses = ["the CUDA context, NCCL's buffers and the allocator's fragmentation"]
     if SHARDINGS[setup.sharding].fsdp or setup.tensor > 1:
         clauses.append("buffers that a second CUDA stream frees late")
@@ -156,10 +156,10 @@ class Step:
 
     def _mark_weights(self) -> None:
         for name, parameter in self.built.model.named_parameters():
-            adapter = any(word in name for word in ("lora_", "magnitude", "adaption_"))
+            adapter = any(prefix in name for prefix in ("lora_", "magnitude", "adaption_"))
             self.tracker.mark(parameter, Part.ADAPTERS if adapter else Part.WEIGHTS)
-            ways = self.setup.shard if divides_scales(self.setup) else 1
-            scales = kernels.nf4_scale_bytes(parameter) // ways
+            divisor = self.setup.shard if divides_scales(self.setup) else 1
+            scales = kernels.nf4_scale_bytes(parameter) // divisor
             if scales:
                 self._scales.append(torch.empty(scales, dtype=torch.uint8))
                 self.tracker.mark(self._scales[-1], Part.NF4)
@@ -261,8 +261,8 @@ class Step:
 
     def _states(self) -> dict[str, int]:
         persistent = (Part.WEIGHTS, Part.ADAPTERS, Part.GRADIENTS, Part.OPTIMIZER, Part.NF4, Part.BUFFERS)
-        now = self.tracker.now()
-        return {part.value: now[part.value] for part in persistent if now.get(part.value)}
+        live = self.tracker.now()
+        return {part.value: live[part.value] for part in persistent if live.get(part.value)}
 
 
 class _Stepper:

@@ -33,7 +33,7 @@ class Part(str, Enum):
     LOGITS = "logits and loss"
     COMMUNICATION = "communication buffers"
     OPTIMIZER_TEMPORARIES = "optimizer temporaries"
-    NF4 = "quantisation overhead"
+    NF4 = "quantization overhead"
     BUFFERS = "buffers"  # tables of rotary positions
 
 
@@ -68,11 +68,11 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
     @contextmanager
     def during(self, part: Part) -> Iterator[None]:
         """Context in which new storages are counted as ``part``."""
-        before, self.part = self.part, part
+        previous, self.part = self.part, part
         try:
             yield
         finally:
-            self.part = before
+            self.part = previous
 
     def mark(self, tensor: torch.Tensor | None, part: Part) -> None:
         """Set the category of a tensor's storage, tracked or not."""

@@ -39,7 +39,7 @@ def build(setup: Setup) -> BuiltModel:
     norms.pop("per_layer_projection_norm", None)  # Gemma 4's, before the blocks
     last_norm = list(norms.values())[-1]
     if setup.quantization != "none":
-        _quantise(blocks)
+        _quantize(blocks)
     if setup.checkpointing == "full":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     wrapped = _with_adapters(setup, model) if setup.adapters else model
@@ -85,7 +85,7 @@ class Nf4Linear(nn.Linear):
         return product if self.bias is None else product + self.bias
 
 
-def _quantise(blocks: nn.ModuleList) -> None:
+def _quantize(blocks: nn.ModuleList) -> None:
     for parent in list(blocks.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
@@ -97,9 +97,9 @@ def _with_adapters(setup: Setup, model: Any) -> Any:
 
     config = _prompts(setup) if setup.prompts else _low_rank(setup, model)
     # Fake parameters cannot be moved, and have the right device and type already
-    without_moves = mock.patch.object(nn.Module, "to", lambda module, *_, **__: module)
+    no_moves = mock.patch.object(nn.Module, "to", lambda module, *_, **__: module)
     # launchers/engines/loop/model.py keeps the type of the base; PEFT's default is fp32
-    with without_moves:
+    with no_moves:
         return get_peft_model(model, config, autocast_adapter_dtype=setup.engine != "deepspeed")
 
 
@@ -134,17 +134,17 @@ def _low_rank(setup: Setup, model: Any) -> Any:
 def _forward(setup: Setup, model: Any) -> Loss:
     # The calling loop holds the output with its logits, or frees it before the backward pass
     loop_holds_logits = setup.engine != "transformers" or setup.engine_version == "loop"
-    held: list[Any] = []
+    live_outputs: list[Any] = []
 
     def run(tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         options: dict[str, Any] = {}
         if setup.document_mask:
             batch, length = tokens.shape
             options["attention_mask"] = torch.ones(batch, 1, length, length, dtype=torch.bool)
-        plain = {"labels": labels} if setup.loss == "plain" else {}
-        output = model(input_ids=tokens, **plain, **options)
-        held[:] = [output] if loop_holds_logits else []
-        return output.loss if plain else summed_cross_entropy(output.logits, labels)
+        label_options = {"labels": labels} if setup.loss == "plain" else {}
+        output = model(input_ids=tokens, **label_options, **options)
+        live_outputs[:] = [output] if loop_holds_logits else []
+        return output.loss if label_options else summed_cross_entropy(output.logits, labels)
 
     return run
 

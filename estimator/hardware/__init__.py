@@ -113,9 +113,11 @@ def old_prices(names: Iterable[str], today: date | None = None) -> str:
 
     Prices without a date, such as those in a file of the user, are not checked.
     """
-    found = filter(None, map(current().find_instance, dict.fromkeys(names)))
-    ages = [(age, item) for item in found if (age := item.price_age_days(today or date.today())) is not None]
-    age, item = max(ages, key=lambda each: each[0], default=(0, None))
+    instances = filter(None, map(current().find_instance, dict.fromkeys(names)))
+    ages = [
+        (age, item) for item in instances if (age := item.price_age_days(today or date.today())) is not None
+    ]
+    age, item = max(ages, key=lambda pair: pair[0], default=(0, None))
     if item is None or age <= OLD_DAYS:
         return ""
     return f"Prices of {item.price_date} are {age} days old: `finetune gpus --refresh` updates them."

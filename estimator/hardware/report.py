@@ -20,7 +20,7 @@ RATES = ("bf16", "fp16", "fp8", "tf32", "fp32")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wish:
+class Filters:
     """Filter of GPUs and instance types; None: no filter.
 
     Raises UserError for an invalid size or price; names are checked by :func:`choose`.
@@ -49,35 +49,35 @@ class Wish:
         return item.spot_usd_per_hour if self.spot else item.usd_per_hour
 
 
-def choose(catalogue: Catalogue, wish: Wish) -> tuple[tuple[Gpu, ...], tuple[Instance, ...]]:
+def choose(catalogue: Catalogue, filters: Filters) -> tuple[tuple[Gpu, ...], tuple[Instance, ...]]:
     """Return the matching GPUs and instance types. Raises UserError for an unknown name.
 
     Filters on instance types also exclude GPUs without a matching one. Instance types are sorted by GPU, then
     by price.
     """
-    architectures = None if wish.architecture is None else catalogue.architecture(wish.architecture)
-    cloud = None if wish.cloud is None else catalogue.cloud(wish.cloud)
-    named_gpus = None if wish.gpu is None else _named(catalogue, wish.gpu)
+    architectures = None if filters.architecture is None else catalogue.architecture(filters.architecture)
+    cloud = None if filters.cloud is None else catalogue.cloud(filters.cloud)
+    named_gpus = None if filters.gpu is None else _named(catalogue, filters.gpu)
     gpus = [
         gpu
         for gpu in catalogue.gpus
         if (named_gpus is None or gpu in named_gpus)
-        and (wish.min_vram is None or gpu.is_at_least(wish.min_vram))
+        and (filters.min_vram is None or gpu.is_at_least(filters.min_vram))
         and (architectures is None or gpu.architecture in architectures)
     ]
     order = {gpu.name: place for place, gpu in enumerate(gpus)}
     machines = []
     for item in catalogue.instances:
-        price = wish.price(item)
-        priced = wish.max_usd_per_hour is not None or wish.spot
+        price = filters.price(item)
+        priced = filters.max_usd_per_hour is not None or filters.spot
         if item.gpu not in order or cloud not in (None, item.cloud) or (priced and price is None):
             continue
-        if item.gpu_count == 0 and wish.min_vram is not None:
+        if item.gpu_count == 0 and filters.min_vram is not None:
             continue  # a share of a card has a share of its memory
-        if wish.max_usd_per_hour is None or price is None or price <= wish.max_usd_per_hour:
+        if filters.max_usd_per_hour is None or price is None or price <= filters.max_usd_per_hour:
             machines.append(item)
-    machines.sort(key=lambda item: (order[item.gpu], wish.price(item) is None, wish.price(item) or 0))
-    if wish.of_machines:
+    machines.sort(key=lambda item: (order[item.gpu], filters.price(item) is None, filters.price(item) or 0))
+    if filters.of_machines:
         gpu_names = {item.gpu for item in machines}
         gpus = [gpu for gpu in gpus if gpu.name in gpu_names]
     return tuple(gpus), tuple(machines)
@@ -162,28 +162,28 @@ def cluster_record(cluster: Cluster) -> dict[str, Any]:
                 "zones": list(group.zones),
                 "taints": list(group.taints),
                 "free_gpus": None if group.free is None else group.free_gpus,
-                "may_come": group.may_come,
+                "max_new_nodes": group.max_new_nodes,
                 "added_by": group.added_by or None,
                 "guessed": group.guessed,
                 "names": list(group.names),
             }
             for group in cluster.nodes
         ],
-        "left_aside": [{"reason": aside.reason, "names": list(aside.names)} for aside in cluster.aside],
-        "nodes_without_gpu": cluster.without_gpu,
-        "not_told": list(cluster.untold),
+        "skipped": [{"reason": skipped.reason, "names": list(skipped.names)} for skipped in cluster.skipped],
+        "nodes_without_gpu": cluster.nodes_without_gpu,
+        "unknown": list(cluster.unknown),
     }
 
 
 def as_csv(gpus: tuple[Gpu, ...], machines: tuple[Instance, ...]) -> str:
     """Format GPUs and instance types as one CSV table with a column ``kind``, as input for ``--hardware``."""
     columns = ["kind", *dict.fromkeys([*GPU, *INSTANCE])]
-    out = io.StringIO()
-    writer = csv.DictWriter(out, columns, lineterminator="\n")
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows({"kind": "gpu"} | _gpu_cells(gpu) for gpu in gpus)
     writer.writerows({"kind": "instance"} | _instance_cells(item) for item in machines)
-    return out.getvalue()
+    return text.getvalue()
 
 
 def _gpu_cells(gpu: Gpu) -> dict[str, str]:

@@ -95,7 +95,7 @@ def cluster_table(cluster: Cluster) -> Table:
             " ".join(group.zones) or "?",
             " ".join(group.taints),
             "?" if group.free is None else str(group.free_gpus),
-            "any number" if group.may_come is None else str(group.may_come),
+            "any number" if group.max_new_nodes is None else str(group.max_new_nodes),
             group.added_by + (" (a guess)" if group.guessed else ""),
         )
     return table

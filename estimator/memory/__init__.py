@@ -40,7 +40,7 @@ CATEGORIES = (
     "logits and loss",
     "communication buffers",
     "optimizer temporaries",
-    "quantisation overhead",
+    "quantization overhead",
     RUNTIME,
     ALLOCATOR,
 )
@@ -54,21 +54,21 @@ def estimate(setup: Setup, *, capacity_bytes: int | None = None) -> MemoryEstima
     capacity_bytes:
         What one GPU (on a CPU, one process's share of the memory) offers, if known.
     """
-    needed, largest = needs(setup)
-    shown = shows(setup, "process")
+    needed_range, largest = needs(setup)
+    shown_range = shows(setup, "process")
     runtime = needed_runtime_bytes(setup)
-    kept = needed.likely_bytes - largest.active - runtime
-    parts = largest.categories | {ALLOCATOR: kept, RUNTIME: runtime}
+    cached = needed_range.likely_bytes - largest.active - runtime
+    parts = largest.categories | {ALLOCATOR: cached, RUNTIME: runtime}
     on_cpu = setup.device == "cpu"
     estimate = MemoryEstimate(
         categories=tuple((name, parts[name]) for name in CATEGORIES if parts.get(name)),
-        needs_range=(needed.lower_bytes, needed.upper_bytes),
-        shows_bytes=shown.likely_bytes,
-        shows_range=(shown.lower_bytes, shown.upper_bytes),
+        needs_range=(needed_range.lower_bytes, needed_range.upper_bytes),
+        shows_bytes=shown_range.likely_bytes,
+        shows_range=(shown_range.lower_bytes, shown_range.upper_bytes),
         capacity_bytes=None,
-        host_bytes=needed.likely_bytes * setup.processes_per_node if on_cpu else host_bytes(setup),
-        needs_basis=needed.basis,
-        shows_basis=shown.basis,
+        host_bytes=needed_range.likely_bytes * setup.processes_per_node if on_cpu else host_bytes(setup),
+        needs_basis=needed_range.basis,
+        shows_basis=shown_range.basis,
         outside_bytes=None if on_cpu else runtime_bytes(setup),
     )
     return estimate.with_capacity(capacity_bytes)

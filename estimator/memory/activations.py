@@ -26,7 +26,7 @@ FP8_EAGER_BYTES = 3.5
 # each key channel repeated for its value heads, each key channel, each head. Traced (transformers 5.23, torch
 # 2.13, bf16, full training) at widths of 128 to 512, Mamba 2 in chunks of 128 tokens.
 RECURRENT_BYTES = {"gated-delta": (36, 34, 8, 1254), "mamba2": (50.5, 22.4, 8.2, 1480)}
-# Scores that are capped before the softmax, which flash kernels of torch can't do (Gemma team 2024,
+# Scores that are capped before the softmax, which flash kernels of torch cannot do (Gemma team 2024,
 # arXiv:2408.00118, section 2).
 SOFT_CAPPED = ("gemma2",)
 # transformers computes the scores of these explicitly: with sinks, or as their code has no other way
@@ -134,8 +134,8 @@ def _gathered(setup: Setup) -> int:
     torch's DTensor keeps them gathered over the sequence, Megatron gathers them again (arXiv:2205.05198,
     section 4.2.2).
     """
-    again = setup.engine == "megatron" and setup.sequence_parallel
-    return setup.tensor if again else 1
+    gathers_input = setup.engine == "megatron" and setup.sequence_parallel
+    return setup.tensor if gathers_input else 1
 
 
 def _attention(setup: Setup, code: implementations.Implementation, size: int) -> float:
@@ -145,22 +145,22 @@ def _attention(setup: Setup, code: implementations.Implementation, size: int) ->
     2022, arXiv:2205.14135); the result is the output projection's input.
     """
     model = setup.model
-    out = model.attention_out_dim
+    out_dim = model.attention_out_dim
     if model.latent_attention:
         # keys and values are put together from the latent; the projection that they come from stays as well
         joined = model.heads * (model.qk_nope_head_dim + model.v_head_dim)
         latents = 2 * (model.q_lora_rank + model.kv_lora_rank) * (size + 2)
-        saved = size * (2 * model.q_dim + model.v_dim + out + joined) + latents
+        saved = size * (2 * model.q_dim + model.v_dim + out_dim + joined) + latents
     else:
         expanded = code.expand_kv == "always" or (code.expand_kv == "padded" and not setup.fixed_length)
         keys, values = model.kv_dim, model.v_dim
         if code.joined_qkv and (model.kv_heads == model.heads or not expanded):
             values += model.q_dim + model.kv_dim  # the view keeps all of the joined projection
         if expanded and model.kv_heads < model.heads:
-            keys, values = max(model.q_dim, keys), max(out, values)
-        saved = size * (model.q_dim + keys + values + out)
+            keys, values = max(model.q_dim, keys), max(out_dim, values)
+        saved = size * (model.q_dim + keys + values + out_dim)
     if code.result_copied and not setup.adapters:
-        saved += size * out
+        saved += size * out_dim
     saved += 4 * model.heads
     if model.gated_attention:  # the gate, its sigmoid, and attention's result before it
         saved += 3 * size * model.q_dim
@@ -196,7 +196,7 @@ def _mlp(setup: Setup, width: int) -> float:
     """Return the bytes that an MLP of that width saves for one token.
 
     Gated: gate, its activation, up and their product (8f in 16 bits); the product only where down_proj trains
-    or has an adapter. Else: the activation's input and result (4f). A quantised base with fp32 norms computes
+    or has an adapter. Else: the activation's input and result (4f). A quantized base with fp32 norms computes
     its MLP in fp32 (bitsandbytes' Linear4bit returns its input's type).
     """
     size = computing(setup)
@@ -245,7 +245,7 @@ def _adapter_inputs(setup: Setup) -> float:
     for target in setup.lora_targets:
         if target not in shapes:
             continue
-        out, into = shapes[target]
+        out_features, in_features = shapes[target]
         source = _SOURCE.get(target, target)
         matrix = groups.get(target, target)
         if matrix in matrices:
@@ -262,11 +262,11 @@ def _adapter_inputs(setup: Setup) -> float:
         if setup.compile and not code.lora_dropout:
             input_bytes = 0  # the partitioner keeps it already (COMPILED_HIDDEN)
         saved_inputs.add(shared_input)
-        result_bytes = 4 * size * out if setup.method == "dora" else 0
+        result_bytes = 4 * size * out_features if setup.method == "dora" else 0
         if setup.engine == "litgpt" and source == "norm1" and not all_of_qkv:
-            result_bytes += size * out  # before it is put next to the others
+            result_bytes += size * out_features  # before it is put next to the others
         saved += _adapted(setup, target) * (
-            input_bytes * into + result_bytes + (cast or size) * setup.lora_rank
+            input_bytes * in_features + result_bytes + (cast or size) * setup.lora_rank
         )
     return saved / setup.tensor
 
@@ -285,8 +285,8 @@ def _prompt_attention(setup: Setup) -> float:
         saved = 8.0 * model.heads * setup.adapter_prompt_length
         if setup.method == "adapter-v1":
             saved += size * model.q_dim
-    with_prompts = 1.0 if setup.method == "adapter-v1" else 1 - setup.adapter_start_layer / model.layers
-    return saved * with_prompts / setup.tensor
+    prompted_share = 1.0 if setup.method == "adapter-v1" else 1 - setup.adapter_start_layer / model.layers
+    return saved * prompted_share / setup.tensor
 
 
 def _rescaled_outputs(setup: Setup) -> float:
@@ -295,7 +295,7 @@ def _rescaled_outputs(setup: Setup) -> float:
         return 0.0
     model = setup.model
     shapes = shape_of(model).linear_shapes
-    outputs = sum(out * _adapted(setup, name) for name, (out, _) in shapes.items())
+    outputs = sum(out_features * _adapted(setup, name) for name, (out_features, _) in shapes.items())
     return computing(setup) * outputs / setup.tensor
 
 
@@ -342,14 +342,14 @@ def _adapted(setup: Setup, target: str) -> int:
 
 def _input_widths(model: ModelSpec) -> int:
     """Widths of the inputs of a block's linear layers, together."""
-    return sum(into for _, into in shape_of(model).linear_shapes.values())
+    return sum(in_features for _, in_features in shape_of(model).linear_shapes.values())
 
 
 def boundary_bytes(setup: Setup) -> float:
     """Return the bytes of one block's input for one token: what full checkpointing saves of a block."""
     sequence = setup.tensor if setup.sequence_parallel else 1
-    wide = setup.precision.endswith("autocast") or setup.upcast_frozen
-    return (4 if wide else computing(setup)) * setup.model.hidden / sequence
+    is_fp32 = setup.precision.endswith("autocast") or setup.upcast_frozen
+    return (4 if is_fp32 else computing(setup)) * setup.model.hidden / sequence
 
 
 def selective_bytes(setup: Setup) -> float:

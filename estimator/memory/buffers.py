@@ -46,7 +46,7 @@ class Buffers:
     """Bytes of communication buffers of one process at each moment of a step.
 
     ``reduced`` are the inputs of reduce-scatters, which an allocator keeps apart from the model's own memory:
-    ``apart``, with what FSDP2 frees of them before the largest moment.
+    ``reduced_total``, with what FSDP2 frees of them before the largest moment.
     """
 
     at_loss: int  # weights that are still gathered between forward and backward pass
@@ -54,7 +54,7 @@ class Buffers:
     backward: int  # weights and gradients of the blocks in flight
     reduced: int
     last: int  # at the end of the backward pass: the embedding's
-    apart: int
+    reduced_total: int
     waiting: int = 0  # unsharded gradients that wait for that of the embedding
     forward: int = 0  # while the first block is fetched behind the root: both as gathered, and in their parts
 
@@ -95,8 +95,8 @@ def _fsdp(setup: Setup, part: Part, trained: int) -> Buffers:
     if code.root_stays == "head" and setup.model.tied_embeddings:
         root = max(part.embedding, part.head)
     stays_gathered = setup.sharding == "shard_grad_op" or setup.pipeline > 1
-    in_flight = BLOCKS_FSDP1 if fsdp1(setup) else BLOCKS_FSDP2
-    gathered = size * root + (block * part.layers if stays_gathered else min(in_flight, part.layers) * block)
+    prefetched = BLOCKS_FSDP1 if fsdp1(setup) else BLOCKS_FSDP2
+    gathered = size * root + (block * part.layers if stays_gathered else min(prefetched, part.layers) * block)
     if setup.tensor > 1:
         gathered += int(code.kept_unsharded * part.parameters)
     at_loss = 0 if code.root_stays == "backward" and not stays_gathered else gathered
@@ -118,16 +118,18 @@ def _fsdp(setup: Setup, part: Part, trained: int) -> Buffers:
         return Buffers(at_loss, fetched, gathered + size * inner, reduced, 0, reduced, forward=starting)
     head = reduce_size * part.own_head
     embedding = size * part.embedding
-    apart = max(2 * reduce_size * part.block, head)
+    reduced_total = max(2 * reduce_size * part.block, head)
     if fsdp1(setup) or code.root_stays != "backward":
-        return Buffers(at_loss, gathered, gathered + size * part.block, apart, embedding, apart)
+        return Buffers(
+            at_loss, gathered, gathered + size * part.block, reduced_total, embedding, reduced_total
+        )
     # The head waits for the embedding, as both are one group; a block's first gradient is that of its last
     # product, and of the reduce-scatters' inputs one is alive.
     first = size * min(shape_of(setup.model).largest_linear // setup.tensor, part.block)
     fetched = gathered if stays_gathered else gathered - size * part.block  # one block, as none computes
     reduced = reduce_size * part.block
     return Buffers(
-        at_loss, fetched, gathered + first, reduced, size * root, apart, size * part.head, starting
+        at_loss, fetched, gathered + first, reduced, size * root, reduced_total, size * part.head, starting
     )
 
 
@@ -146,11 +148,18 @@ def _fsdp_alone(setup: Setup, part: Part, trained: int) -> Buffers:
         return Buffers(0, root, root + block, reduced, 0, reduced, forward=root + block)
     reduced = reduce_size * part.block
     first = size * min(shape_of(setup.model).largest_linear, part.block)
-    of_root = reduce_size * (part.own_head + part.embedding)
+    root_gradients = reduce_size * (part.own_head + part.embedding)
     # The root's 16-bit gradients next to its weights; then the weights are freed and both copies exist
-    last = max(root, 2 * of_root - root - reduced)
+    last = max(root, 2 * root_gradients - root - reduced)
     return Buffers(
-        0, root, root + block + first, reduced, last, 2 * of_root, size * part.head, forward=root + block
+        0,
+        root,
+        root + block + first,
+        reduced,
+        last,
+        2 * root_gradients,
+        size * part.head,
+        forward=root + block,
     )
 
 
@@ -228,11 +237,11 @@ def _foreach_bytes(setup: Setup, part: Part, trained: int) -> int:
     return shared(setup, part, int(trained * size), "optimizer")
 
 
-def dequantised_bytes(setup: Setup) -> int:
-    """Return the bytes of the largest quantised matrix in the computing type, unpacked for its product.
+def dequantized_bytes(setup: Setup) -> int:
+    """Return the bytes of the largest quantized matrix in the computing type, unpacked for its product.
 
-    bitsandbytes, MatMul4Bit; launchers/engines/loop/quantised.py, which does so with 8 bits, too. 0 where
-    products are made of quantised weights.
+    bitsandbytes, MatMul4Bit; launchers/engines/loop/quantized.py, which does so with 8 bits, too. 0 where
+    products are made of quantized weights.
     """
     if setup.quantization == "none" or (setup.quantization == "int8" and not setup.runs_loop):
         return 0

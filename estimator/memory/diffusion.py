@@ -34,29 +34,31 @@ def moments(
         side, side, size, adapters=adapters, recomputed=recomputed, texts_trained=model.trains_texts
     )
     if model.trains_texts and adapters is not None:
-        saved += images * sum(each.saved_bytes(size, adapters, recomputed=recomputed) for each in model.texts)
+        saved += images * sum(
+            encoder.saved_bytes(size, adapters, recomputed=recomputed) for encoder in model.texts
+        )
     unit = images * model.unet.largest_unit_saves(side, side, size, adapters) if recomputed else 0
     # of the last residual block: of its input, which the skipped feature map is part of, and of its result
     first = model.unet.channels[0]
-    passing = images * size * 4 * first * side * side
+    input_copies = images * size * 4 * first * side * side
     loss = images * 4 * _LOSS_COPIES * _LATENT_CHANNELS * side * side
-    held = gradients if setup.accumulation > 1 else 0
+    accumulated = gradients if setup.accumulation > 1 else 0
     encoding = images * latents.image_bytes(model, setup.seq_len) if setup.encoders else 0
     return [
-        {"activations": encoding, "gradients": held},
+        {"activations": encoding, "gradients": accumulated},
         {
             "activations": saved,
             "logits and loss": loss,
-            "gradients": held,
+            "gradients": accumulated,
             "communication buffers": communication.at_loss,
         },
         {
-            "activations": saved + unit + passing,
-            "gradients": max(held, 0 if setup.adapters else gradients // 2),
+            "activations": saved + unit + input_copies,
+            "gradients": max(accumulated, 0 if setup.adapters else gradients // 2),
             "communication buffers": communication.backward + communication.reduced,
         },
         {
-            "activations": unit + passing,
+            "activations": unit + input_copies,
             "gradients": gradients,
             "communication buffers": communication.gathered + communication.reduced + communication.last,
         },

@@ -33,19 +33,21 @@ def inference_bytes(model: ModelSpec, gpus: int, seq_len: int, *, lora_experts: 
 
 
 def inference_gpus(
-    model: ModelSpec, most: int, capacity_bytes: int, seq_len: int, *, lora_experts: bool = False
+    model: ModelSpec, max_gpus: int, capacity_bytes: int, seq_len: int, *, lora_experts: bool = False
 ) -> int:
-    """Return the fewest GPUs that hold the model; ``most`` if none do: the rest is offloaded."""
+    """Return the fewest GPUs that hold the model; ``max_gpus`` if none do: the rest is offloaded."""
 
     def fits(gpus: int) -> bool:
         return inference_bytes(model, gpus, seq_len, lora_experts=lora_experts) <= capacity_bytes
 
-    return next(filter(fits, range(1, most)), most)
+    return next(filter(fits, range(1, max_gpus)), max_gpus)
 
 
 def inference_host_bytes(
     model: ModelSpec, gpus: int, capacity_bytes: int, seq_len: int, *, lora_experts: bool = False
 ) -> int:
     """Return the host memory of the evaluation: process, one weight file, and offloaded weights."""
-    over = max(inference_bytes(model, gpus, seq_len, lora_experts=lora_experts) - capacity_bytes, 0) * gpus
-    return GPU_PROCESS_HOST_BYTES + min(WEIGHT_BYTES * model.parameters, LARGEST_FILE) + over
+    offloaded = (
+        max(inference_bytes(model, gpus, seq_len, lora_experts=lora_experts) - capacity_bytes, 0) * gpus
+    )
+    return GPU_PROCESS_HOST_BYTES + min(WEIGHT_BYTES * model.parameters, LARGEST_FILE) + offloaded

@@ -143,17 +143,17 @@ def generation_bytes(
 ) -> dict[str, int]:
     """Return the memory of a generating process by category: of the fullest GPU, or of the CPU process.
 
-    Several GPUs share one copy of the model layer by layer, which can't cut a block; each holds the cache of
+    Several GPUs share one copy of the model layer by layer, which cannot cut a block; each holds the cache of
     its layers.
     """
     size, on_gpus = WEIGHT_BYTES[device], device == "cuda"
     weights = size * model.parameters
     block = weights // model.layers if gpus > 1 else 0
     live = live_bytes(model, batch, bytes_each=size, top_p=top_p)
-    held = CACHE_HELD if on_gpus else 1
+    cache_copies = CACHE_HELD if on_gpus else 1
     return {
         WEIGHTS: weights // gpus + block,
-        CACHE: held * live.pop(CACHE) // gpus,
+        CACHE: cache_copies * live.pop(CACHE) // gpus,
         **live,
         RUNTIME: CUDA_CONTEXT_BYTES if on_gpus else CPU_RUNTIME_BYTES,
     }
@@ -168,16 +168,16 @@ def largest_batch(
     gpus: int = 1,
     device: Device = "cuda",
     top_p: float = 1.0,
-    most: int = 65536,
+    max_sequences: int = 65536,
 ) -> int:
-    """Return the largest number of sequences, up to ``most``, that fits each GPU; 0 if none fits."""
+    """Return the largest number of sequences, up to ``max_sequences``, that fits each GPU; 0 if none fits."""
 
     def fits(sequences: int) -> bool:
         batch = Batch(sequences=sequences, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
-        found = generation_bytes(model, batch, gpus=gpus, device=device, top_p=top_p)
-        return sum(found.values()) <= capacity_bytes
+        categories = generation_bytes(model, batch, gpus=gpus, device=device, top_p=top_p)
+        return sum(categories.values()) <= capacity_bytes
 
-    low, high = 0, most + 1  # fits at low, and not at high
+    low, high = 0, max_sequences + 1  # fits at low, and not at high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

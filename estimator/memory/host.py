@@ -84,7 +84,7 @@ def _loading_bytes(setup: Setup, ranks: int) -> int:
     the GPU. With ZeRO-3 a node's first rank alone reads the weights, and puts experts together on the host
     (measured, two processes on CPUs, transformers 5.4, DeepSpeed 0.19.8: of a dense model nothing but its
     shards, of a mixture of experts one copy of the model in rank 0). With FSDP2 the first rank holds a
-    quantised base there, packed on its GPU a matrix at a time, until it is handed out.
+    quantized base there, packed on its GPU a matrix at a time, until it is handed out.
     """
     model = setup.model
     if setup.engine == "torchtune":
@@ -161,7 +161,7 @@ def disk_bytes(setup: Setup, *, keeps_checkpoints: bool = True) -> int:
     """
     weights = 2 * setup.model.stored_parameters
     checkpoint = checkpoint_bytes(setup)  # on resuming, every node holds all ranks' parts
-    held = setup.keep_checkpoints + 1 if keeps_checkpoints else 1 + 2 / setup.nodes
+    checkpoints = setup.keep_checkpoints + 1 if keeps_checkpoints else 1 + 2 / setup.nodes
     nvme = share(16 * setup.trainable_parameters, setup.nodes) if setup.offload_to == "nvme" else 0
     result = 4 * setup.trainable_parameters if setup.adapter_only else weights
-    return weights + result + math.ceil(held * checkpoint) + nvme * offloads_states(setup) + GIB
+    return weights + result + math.ceil(checkpoints * checkpoint) + nvme * offloads_states(setup) + GIB

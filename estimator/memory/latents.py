@@ -26,9 +26,9 @@ def image_bytes(model: DiffusionSpec, positions: int) -> int:
     return _FP32 * positions * VAE_SCALE**2 * (3 + _FEATURE_MAPS * model.vae_width)
 
 
-def images_at_once(model: DiffusionSpec, positions: int, room: int | None) -> int:
-    """Images that are encoded together in ``room`` bytes, 1 to MOST_AT_ONCE; None: not known."""
-    if room is None:
+def images_at_once(model: DiffusionSpec, positions: int, available_bytes: int | None) -> int:
+    """Images that are encoded together in ``available_bytes`` bytes, 1 to MOST_AT_ONCE; None: not known."""
+    if available_bytes is None:
         return MOST_AT_ONCE
-    left = _SHARE * (room - network_bytes(model, on_gpu=True))
-    return max(1, min(MOST_AT_ONCE, int(left // image_bytes(model, positions))))
+    image_budget = _SHARE * (available_bytes - network_bytes(model, on_gpu=True))
+    return max(1, min(MOST_AT_ONCE, int(image_budget // image_bytes(model, positions))))

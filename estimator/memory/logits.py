@@ -39,7 +39,7 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
     12 B a logit; 2 more where the caller still holds the 16-bit logits (``data/implementations.csv``). Those
     2 B per logit cannot be reused for a 4 B copy when freed, so the allocator reserves both.
     litgpt with adapters: Lightning turns the logits to fp32 while the last step's are still referenced: 4 +
-    2 + 4. A quantised head is dequantised for each piece of the logits, before they are turned.
+    2 + 4. A quantized head is dequantized for each piece of the logits, before they are turned.
     chunked (torchtune): the logits and the fp32 log-softmax of every chunk stay, one chunk has an fp32 copy
     more: 6 + 4 / chunks. Compiled: 2 + 2 / chunks (torchtune), or 4 (torchtitan compiles the whole loss).
     When the head's gradients of the first two chunks are added up, there are three of it and the other
@@ -67,17 +67,19 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
     head = 0 if setup.adapters else part.head
     if setup.loss == "fused" and setup.engine_version == "liger":
         pieces = -(-model.vocab // model.hidden)
-        piece = min(tokens, 1 << (-(-tokens // pieces) - 1).bit_length())  # the next power of two
-        added = head if size == 4 else 0  # a piece's part of the head's gradient; in 16 bits added in place
-        return Logits(size * (piece * model.vocab + tokens * model.hidden + head + added))
+        chunk = min(tokens, 1 << (-(-tokens // pieces) - 1).bit_length())  # the next power of two
+        head_gradient = (
+            head if size == 4 else 0
+        )  # a piece's part of the head's gradient; in 16 bits added in place
+        return Logits(size * (chunk * model.vocab + tokens * model.hidden + head + head_gradient))
     if setup.loss == "fused":
-        piece = max(1, tokens * model.hidden // model.vocab)
-        return Logits((size + 8) * piece * model.vocab // setup.tensor + 4 * head)
+        chunk = max(1, tokens * model.hidden // model.vocab)
+        return Logits((size + 8) * chunk * model.vocab // setup.tensor + 4 * head)
     if setup.loss == "recomputed":
-        piece = min(elements, DEEPSPEED_LOSS_POSITIONS * model.vocab)
+        chunk = min(elements, DEEPSPEED_LOSS_POSITIONS * model.vocab)
         if setup.method == "adapter-v2":
-            return Logits(max(3 * size * elements + (12 - size) * piece, 5 * size * elements))
-        return Logits(max(2 * size * elements + (12 - size) * piece, 3 * size * elements))
+            return Logits(max(3 * size * elements + (12 - size) * chunk, 5 * size * elements))
+        return Logits(max(2 * size * elements + (12 - size) * chunk, 3 * size * elements))
     if setup.engine == "litgpt" and setup.adapters:
         whole_head = 0 if setup.quantization == "none" else size * part.own_head
         scaled = size * elements if setup.method == "adapter-v2" else 0

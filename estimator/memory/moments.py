@@ -22,7 +22,7 @@ from estimator.memory.activations import (
 from estimator.memory.buffers import (
     buffers,
     cached_bytes,
-    dequantised_bytes,
+    dequantized_bytes,
     optimizer_temporary_bytes,
 )
 from estimator.memory.generation import ACTIVATIONS, CACHE, CACHE_HELD, LOGITS, drawn_batch, live_bytes
@@ -43,7 +43,7 @@ from estimator.memory.states import (
 from estimator.models import DiffusionSpec
 from estimator.setup import Setup
 
-# Activations whose copy to the host can't keep up stay for a while: of a run without checkpointing half left
+# Activations whose copy to the host cannot keep up stay for a while: of a run without checkpointing half left
 # the GPU (torchtitan@9dc418a8b); with checkpointing torchtune keeps the last blocks' (training/
 # _activation_offloading.py, OffloadActivations).
 OFFLOADED_WITHOUT_CHECKPOINTING = 0.5
@@ -100,10 +100,10 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Bytes that are alive at one moment next to the states; ``apart``: those of them on other streams."""
+    """Bytes that are alive at one moment, without the states; ``other_streams``: on other CUDA streams."""
 
     parts: dict[str, int]
-    apart: int = 0
+    other_streams: int = 0
 
     @property
     def total(self) -> int:
@@ -166,12 +166,14 @@ class StageMoments:
         largest = max(self.moments, key=reserved)
         names = self.constant | largest.parts
         joined = {name: self.constant.get(name, 0) + largest.parts.get(name, 0) for name in names}
-        found = Peak(
+        result = Peak(
             categories={name: size for name, size in joined.items() if size},
             reserved_extra=largest.reserved_extra(self.streams) + self.unfitting + self._left_over(largest),
         )
-        used = found.dynamic_bytes + found.reserved_extra
-        return replace(found, reserved_extra=found.reserved_extra + int(math.hypot(used, self.cached)) - used)
+        dynamic = result.dynamic_bytes + result.reserved_extra
+        return replace(
+            result, reserved_extra=result.reserved_extra + int(math.hypot(dynamic, self.cached)) - dynamic
+        )
 
     def _left_over(self, moment: Moment) -> int:
         return 0 if "optimizer temporaries" in moment.parts else self.left
@@ -185,15 +187,15 @@ def _stage_moments(setup: Setup, stage: str) -> StageMoments:
     if isinstance(setup.model, DiffusionSpec):
         return _of_unet(setup, setup.model, part, constant, gradients)
     if divides_scales(setup):  # else they are with the weights
-        constant["quantisation overhead"] = scale_bytes(setup, part)
+        constant["quantization overhead"] = scale_bytes(setup, part)
     logits = loss_bytes(setup, part, setup.tokens)
     block_per_token = block_bytes(setup)
     moments = _moments(setup, part, gradients, logits, block_per_token)
     return StageMoments(
         constant=constant,
         moments=moments,
-        streams=max(moment.total - moment.apart for moment in moments)
-        + max(moment.apart for moment in moments),
+        streams=max(moment.total - moment.other_streams for moment in moments)
+        + max(moment.other_streams for moment in moments),
         unfitting=logits.unfitting + min(int(setup.tokens * _unfitting(setup, block_per_token)), logits.peak),
         cached=cached_bytes(setup, part),
         left=_left_by_lengths(setup, logits, block_per_token),
@@ -215,13 +217,13 @@ def _of_unet(
     if setup.average:
         constant[diffusion.AVERAGE] = diffusion.average_bytes(setup)
     if model.trains_texts and not setup.encoders:
-        of_all = sum(each.parameters for each in model.texts)
-        constant[diffusion.TEXTS] = shared(setup, part, of_all * computing(setup), "weights")
+        encoder_parameters = sum(encoder.parameters for encoder in model.texts)
+        constant[diffusion.TEXTS] = shared(setup, part, encoder_parameters * computing(setup), "weights")
     if setup.encoders:
         constant[diffusion.ENCODERS] = latents.network_bytes(model, on_gpu=setup.device == "cuda")
-    found = diffusion.moments(setup, model, part, gradients, buffers(setup, part))
-    moments = [Moment(parts) for parts in found]
-    return StageMoments(constant, moments, streams=max(each.total for each in moments), unfitting=0)
+    categories = diffusion.moments(setup, model, part, gradients, buffers(setup, part))
+    moments = [Moment(parts) for parts in categories]
+    return StageMoments(constant, moments, streams=max(encoder.total for encoder in moments), unfitting=0)
 
 
 def _unfitting(setup: Setup, block_per_token: float) -> float:
@@ -244,7 +246,7 @@ def _moments(
     held_gradients = _held_gradients(setup, gradients)
     head = _head_gradient(setup, part)
     late = late_gradient_bytes(setup, part)
-    dequantised = dequantised_bytes(setup)
+    dequantized = dequantized_bytes(setup)
     streams = (setup.shard > 1 or setup.sharded_alone) and setup.device == "cuda"
     early = held_gradients if setup.optimizer_in_backward else max(held_gradients, min(head, gradients))
     recomputed = block if checkpointed(setup) else 0
@@ -285,9 +287,9 @@ def _moments(
                 if communication.waiting
                 else max(early, head),
                 "communication buffers": communication.backward + communication.reduced,
-                "quantisation overhead": dequantised,
+                "quantization overhead": dequantized,
             },
-            communication.apart + (early if streams else 0),
+            communication.reduced_total + (early if streams else 0),
         ),
         Moment(
             {
@@ -295,9 +297,9 @@ def _moments(
                 "logits and loss": logits.held,
                 "gradients": max(gradients - late + communication.waiting, head, held_gradients),
                 "communication buffers": communication.backward + communication.reduced,
-                "quantisation overhead": dequantised,
+                "quantization overhead": dequantized,
             },
-            communication.apart + (gradients if streams else 0),
+            communication.reduced_total + (gradients if streams else 0),
         ),
         Moment(
             {
@@ -306,7 +308,7 @@ def _moments(
                 "gradients": gradients,
                 "communication buffers": communication.gathered + communication.reduced + communication.last,
             },
-            communication.apart + (gradients if streams else 0),
+            communication.reduced_total + (gradients if streams else 0),
         ),
         Moment(
             {
@@ -334,11 +336,11 @@ def _drawing(setup: Setup) -> list[Moment]:
     if not setup.answer_len:
         return []
     live = live_bytes(setup.model, drawn_batch(setup), bytes_each=computing(setup))
-    held = CACHE_HELD if setup.device == "cuda" else 1
+    cache_copies = CACHE_HELD if setup.device == "cuda" else 1
     return [
         Moment(
             {
-                CACHE: held * live[CACHE],
+                CACHE: cache_copies * live[CACHE],
                 "activations": live.get(ACTIVATIONS, 0),
                 "logits and loss": live.get(LOGITS, 0),
             }
@@ -360,16 +362,20 @@ def _activations(setup: Setup, part: Part, block_per_token: float) -> tuple[int,
     else:
         per_block = boundary + (selective_bytes(setup) if setup.checkpointing == "selective" else 0)
         recomputed = layers // setup.recompute_every
-        whole = layers - recomputed
+        not_recomputed = layers - recomputed
         if setup.activation_offload:
             recomputed = min(recomputed, BLOCKS_NOT_YET_OFFLOADED)
-        saved = tokens * (recomputed * per_block + whole * block_per_token)
+        saved = tokens * (recomputed * per_block + not_recomputed * block_per_token)
     mask = setup.sequences * setup.seq_len**2 // setup.context if setup.document_mask else 0
     copies = _copied_experts(setup, part)
-    kept = 0 if checkpointed(setup) else copies * (layers - 1)
+    saved_copies = 0 if checkpointed(setup) else copies * (layers - 1)
     # of the block that computes: a copy, and its gradient or the product of both adapters
     block += 2 * copies
-    return int(saved * passes) + mask + _cast_weights(setup, part) + kept, block, int(tokens * boundary)
+    return (
+        int(saved * passes) + mask + _cast_weights(setup, part) + saved_copies,
+        block,
+        int(tokens * boundary),
+    )
 
 
 def _copied_experts(setup: Setup, part: Part) -> int:
@@ -422,8 +428,8 @@ def in_flight(setup: Setup, part: Part) -> float:
         return float(min(micro_batches, p))
     if setup.schedule == "interleaved" and setup.virtual_stages > 1:
         v = setup.virtual_stages
-        most = p * (1 + (p - 1) / (p * v)) if part.first else p * (v - 1) / v + 1 / v
-        return float(min(micro_batches, most))
+        peak_count = p * (1 + (p - 1) / (p * v)) if part.first else p * (v - 1) / v + 1 / v
+        return float(min(micro_batches, peak_count))
     return float(min(micro_batches, p if part.first else 1))
 
 

@@ -27,7 +27,7 @@ ALLOCATOR_EXPANDABLE = 1.05
 # The reservation of the driver is excluded (data/gpus.csv, vram_cuda_GiB).
 CONTEXT_NEEDED_BYTES = GIB // 2
 
-# NCCL's share of what a run can't do without. Its buffers take up to 1.5 GiB where there is room
+# NCCL's share of what a run cannot do without. Its buffers take up to 1.5 GiB where there is room
 # (host.NCCL_BYTES); of the published runs that fill their GPU none leaves more than this.
 NCCL_NEEDED_BYTES = GIB // 2
 
@@ -49,28 +49,28 @@ def needs(setup: Setup) -> tuple[Range, Peak]:
     second value is the moment of the step that decides.
     """
     if setup.device == "cpu":
-        most, largest = _shows(setup, "process")
-        return Range(most.upper_bytes, most.likely_bytes, most.upper_bytes, most.basis), largest
+        shown, largest = _shows(setup, "process")
+        return Range(shown.upper_bytes, shown.likely_bytes, shown.upper_bytes, shown.basis), largest
     residual = residual_of(setup, "active")
-    lost = ALLOCATOR_EXPANDABLE if setup.expandable_segments else ALLOCATOR
-    largest = peak(setup, residual.factor * lost, held=False)
+    overhead = ALLOCATOR_EXPANDABLE if setup.expandable_segments else ALLOCATOR
+    largest = peak(setup, residual.factor * overhead, held=False)
     states = largest.states_bytes + needed_runtime_bytes(setup)
     dynamic = largest.dynamic_bytes * residual.factor
-    needed = Range(
-        likely_bytes=states + int(dynamic * lost),
+    range_needed = Range(
+        likely_bytes=states + int(dynamic * overhead),
         lower_bytes=states + int(dynamic * residual.lower),
-        upper_bytes=states + int(dynamic * lost * residual.upper),
+        upper_bytes=states + int(dynamic * overhead * residual.upper),
         basis=_basis(residual, setup),
     )
-    return needed, largest
+    return range_needed, largest
 
 
 def needed_runtime_bytes(setup: Setup) -> int:
     """Return the memory of a process without tensors, outside of PyTorch's allocator, in bytes."""
     if setup.device == "cpu":
         return runtime_bytes(setup)
-    several = NCCL_NEEDED_BYTES if setup.world_size > 1 else 0
-    return CONTEXT_NEEDED_BYTES + max(several, nccl_alone_bytes(setup))
+    nccl_bytes = NCCL_NEEDED_BYTES if setup.world_size > 1 else 0
+    return CONTEXT_NEEDED_BYTES + max(nccl_bytes, nccl_alone_bytes(setup))
 
 
 def shows(setup: Setup, kind: str, *, capacity_bytes: int | None = None) -> Range:
@@ -94,17 +94,17 @@ def shows(setup: Setup, kind: str, *, capacity_bytes: int | None = None) -> Rang
 
 def _shows(setup: Setup, kind: str) -> tuple[Range, Peak]:
     residual = residual_of(setup, kind)
-    held, on_cpu = kind not in LIVE, setup.device == "cpu"
-    largest = peak(setup, 1.0 if on_cpu else residual.factor, held=held)
-    dynamic, fixed = largest.dynamic_bytes + held * largest.reserved_extra, largest.states_bytes
+    counts_reserved, on_cpu = kind not in LIVE, setup.device == "cpu"
+    largest = peak(setup, 1.0 if on_cpu else residual.factor, held=counts_reserved)
+    dynamic, fixed = largest.dynamic_bytes + counts_reserved * largest.reserved_extra, largest.states_bytes
     if on_cpu:
         dynamic, fixed = dynamic + fixed, 0
     outside = runtime_bytes(setup) if kind == "process" else 0
-    likely = dynamic * residual.factor
+    likely_dynamic = dynamic * residual.factor
     shown = Range(
-        likely_bytes=fixed + int(likely) + outside,
-        lower_bytes=fixed + int(likely * residual.lower) + outside,
-        upper_bytes=fixed + int(likely * residual.upper) + outside,
+        likely_bytes=fixed + int(likely_dynamic) + outside,
+        lower_bytes=fixed + int(likely_dynamic * residual.lower) + outside,
+        upper_bytes=fixed + int(likely_dynamic * residual.upper) + outside,
         basis=_basis(residual, setup),
     )
     return shown, largest
@@ -112,6 +112,6 @@ def _shows(setup: Setup, kind: str) -> tuple[Range, Peak]:
 
 def _basis(residual: Residual, setup: Setup) -> str:
     """Describe the source of a range, with both ends relative to the likely value."""
-    of_others = " of language models" if isinstance(setup.model, DiffusionSpec) else ""
+    scope = " of language models" if isinstance(setup.model, DiffusionSpec) else ""
     lower, upper = residual.lower - 1, residual.upper - 1
-    return f"{lower:+.0%} to {upper:+.0%} beyond the states: {residual.basis}{of_others}"
+    return f"{lower:+.0%} to {upper:+.0%} beyond the states: {residual.basis}{scope}"

@@ -75,18 +75,18 @@ def class_of(setup: Setup, counter: str) -> str:
     """
     if setup.device == "cpu":
         return "cpu"
-    several = setup.world_size > 1 and setup.schedule != "split"
+    several_ranks = setup.world_size > 1 and setup.schedule != "split"
     if counter == "held" and varies(setup):
         return VARYING
-    if setup.tensor > 1 or (setup.pipeline > 1 and several):
+    if setup.tensor > 1 or (setup.pipeline > 1 and several_ranks):
         return "tensor or pipeline parallel"
     if setup.zero_stage is not None:
         return "DeepSpeed"
     if counter == "live":
-        if several:
+        if several_ranks:
             return "several GPUs"
-        return "one GPU, quantised" if setup.quantization != "none" else "one GPU"
-    if not several:
+        return "one GPU, quantized" if setup.quantization != "none" else "one GPU"
+    if not several_ranks:
         return "one GPU"
     if setup.compile:
         return "several GPUs, compiled"

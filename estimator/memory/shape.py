@@ -16,10 +16,10 @@ class Shape:
     layers: int
     dense_layers: int  # blocks with an MLP and no experts
     bare_layers: int  # blocks without an MLP
-    around: int  # one block's attention and norms
-    around_linear: int  # of it, in linear layers
-    beside_experts: int  # a block's shared experts and router
-    beside_experts_linear: int
+    attention: int  # one block's attention and norms
+    attention_linear: int  # of it, in linear layers
+    shared_mlp: int  # a block's shared experts and router
+    shared_mlp_linear: int
     mlp: int  # the MLP of one dense block, with biases
     mlp_linear: int
     experts: int  # all experts of one block
@@ -60,15 +60,17 @@ def _count(m: ModelSpec) -> Shape:
         layers=m.layers,
         dense_layers=m.mlp_blocks - m.expert_layers,
         bare_layers=m.layers - m.mlp_blocks,
-        around=dense_block - mlp,
-        around_linear=(parameters.mixer_weights(m) + parameters.wider_mlps(m)) // m.layers,
-        beside_experts=shared + router,
-        beside_experts_linear=parameters.mlp_weights(m, m.shared_ffn) if m.shared_ffn else 0,
+        attention=dense_block - mlp,
+        attention_linear=(parameters.mixer_weights(m) + parameters.wider_mlps(m)) // m.layers,
+        shared_mlp=shared + router,
+        shared_mlp_linear=parameters.mlp_weights(m, m.shared_ffn) if m.shared_ffn else 0,
         mlp=mlp,
         mlp_linear=parameters.mlp_weights(m, mlp_width),
         experts=m.experts * parameters.mlp(m, m.ffn),
         experts_linear=m.experts * parameters.mlp_weights(m, m.ffn),
-        largest_linear=max(out * into for out, into in m.linear_shapes.values()),
+        largest_linear=max(
+            out_features * in_features for out_features, in_features in m.linear_shapes.values()
+        ),
         embedding=parameters.embeddings(m),
         head=parameters.head(m),
         norm=m.parameters - _blocks(m, dense_block - mlp) - parameters.embeddings(m) - parameters.head(m),
@@ -84,15 +86,17 @@ def _count_units(m: DiffusionSpec) -> Shape:
         layers=m.layers,
         dense_layers=m.layers,
         bare_layers=0,
-        around=m.layer_parameters,
-        around_linear=m.layer_parameters,
-        beside_experts=0,
-        beside_experts_linear=0,
+        attention=m.layer_parameters,
+        attention_linear=m.layer_parameters,
+        shared_mlp=0,
+        shared_mlp_linear=0,
         mlp=0,
         mlp_linear=0,
         experts=0,
         experts_linear=0,
-        largest_linear=max(out * into for out, into in m.linear_shapes.values()),
+        largest_linear=max(
+            out_features * in_features for out_features, in_features in m.linear_shapes.values()
+        ),
         embedding=0,
         head=0,
         norm=m.parameters - inner,
@@ -101,11 +105,11 @@ def _count_units(m: DiffusionSpec) -> Shape:
     )
 
 
-def _blocks(m: ModelSpec, around: int) -> int:
-    """Parameters of all blocks, each of which has ``around`` besides its MLP."""
-    dense = (m.dense_layer_parameters if m.experts else m.layer_parameters) - around
-    routed = m.expert_layers * (m.layer_parameters - around)
-    return m.layers * around + (m.mlp_blocks - m.expert_layers) * dense + routed
+def _blocks(m: ModelSpec, attention: int) -> int:
+    """Parameters of all blocks, each of which has ``attention`` besides its MLP."""
+    dense = (m.dense_layer_parameters if m.experts else m.layer_parameters) - attention
+    routed = m.expert_layers * (m.layer_parameters - attention)
+    return m.layers * attention + (m.mlp_blocks - m.expert_layers) * dense + routed
 
 
 def adapter_parameters(setup: Setup) -> int:
@@ -165,19 +169,19 @@ def part_of(setup: Setup, stage: str) -> Part:
     dense = min(shape.dense_layers, layers) if first else max(shape.dense_layers - shape.layers + layers, 0)
     ranks = setup.shard * setup.replicate * t  # that hold this stage's layers between them
     expert_share = min(t * setup.expert, ranks)
-    around = shape.around - shape.around_linear + -(-shape.around_linear // t)
+    attention = shape.attention - shape.attention_linear + -(-shape.attention_linear // t)
     dense_mlp = -(-shape.mlp // t)
     experts = -(-shape.experts // expert_share)
-    other = shape.beside_experts - shape.beside_experts_linear + -(-shape.beside_experts_linear // t)
-    with_experts = max(layers - dense - -(-shape.bare_layers // setup.pipeline), 0)
-    block = around + max(dense_mlp if dense else 0, experts + other if with_experts else 0)
-    linear = -(-shape.around_linear // t)
+    shared_mlp = shape.shared_mlp - shape.shared_mlp_linear + -(-shape.shared_mlp_linear // t)
+    expert_layers = max(layers - dense - -(-shape.bare_layers // setup.pipeline), 0)
+    block = attention + max(dense_mlp if dense else 0, experts + shared_mlp if expert_layers else 0)
+    linear = -(-shape.attention_linear // t)
     blocks_linear = layers * linear + dense * -(-shape.mlp_linear // t)
-    routed_linear = -(-shape.experts_linear // expert_share) + -(-shape.beside_experts_linear // t)
-    blocks_linear += with_experts * routed_linear
+    routed_linear = -(-shape.experts_linear // expert_share) + -(-shape.shared_mlp_linear // t)
+    blocks_linear += expert_layers * routed_linear
     block_linear = linear + max(
         -(-shape.mlp_linear // t) if dense else 0,
-        routed_linear if with_experts else 0,
+        routed_linear if expert_layers else 0,
     )
     has_head = last and setup.model.causal and setup.task != "reward"
     head_weights = shape.head
@@ -187,9 +191,9 @@ def part_of(setup: Setup, stage: str) -> Part:
         layers=layers,
         block=block,
         block_linear=block_linear,
-        blocks=layers * around + dense * dense_mlp + with_experts * (experts + other),
+        blocks=layers * attention + dense * dense_mlp + expert_layers * (experts + shared_mlp),
         blocks_linear=blocks_linear,
-        experts=with_experts * experts,
+        experts=expert_layers * experts,
         expert_ways=max(setup.shard * t // expert_share, 1),
         embedding=-(-shape.embedding // t) if first else 0,
         head=-(-setup.model.vocab * setup.model.hidden // t) if has_head else 0,
@@ -201,5 +205,5 @@ def part_of(setup: Setup, stage: str) -> Part:
 
 
 def _head_apart(setup: Setup, stage: str) -> bool:
-    """Return whether tied embeddings are two matrices after all: litgpt never ties them, a pipeline can't."""
+    """Return whether tied embeddings are two matrices: litgpt never ties them, a pipeline cannot."""
     return setup.engine == "litgpt" or stage == "last"

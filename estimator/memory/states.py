@@ -12,7 +12,7 @@ VISION = "vision tower"
 COPY_BYTES = 2  # of a trained weight's 16-bit copy (launchers/engines/fsdp2/master_weights.py)
 
 # NF4: 4 bits a weight and a scale for each block of 64 weights, in fp32, or in 8 bits with an fp32 scale for
-# each 256 of those where they are quantised again. Dettmers et al. 2023, QLoRA (arXiv:2305.14314), section 3.
+# each 256 of those where they are quantized again. Dettmers et al. 2023, QLoRA (arXiv:2305.14314), section 3.
 NF4_WEIGHT_BYTES = 0.5
 NF4_PLAIN_SCALE_BYTES = 4 / 64
 NF4_SCALE_BYTES = 1 / 64 + 4 / (64 * 256)
@@ -34,8 +34,8 @@ def states(setup: Setup, stage: str | None = None) -> dict[str, int]:
     arXiv:2106.09685, section 4.2), except in FSDP1's flat parameters: :func:`gradient_bytes`.
     """
     if stage is None:
-        of_stages = [states(setup, name) for name in stages(setup)]
-        return max(of_stages, key=lambda sizes: sum(sizes.values()))
+        stage_states = [states(setup, name) for name in stages(setup)]
+        return max(stage_states, key=lambda sizes: sum(sizes.values()))
     part = part_of(setup, stage)
     weight, master, moments = state_bytes(setup)
     trained = trained_parameters(setup, part)
@@ -43,8 +43,8 @@ def states(setup: Setup, stage: str | None = None) -> dict[str, int]:
     result["reward model"] = setup.reward_parameters * computing(setup)  # whole in each process
     base = base_bytes(setup, part, weight)
     if not (offloads_weights(setup)):
-        whole = setup.undivided_base and setup.zero_stage == 3
-        result["weights"] = base if whole else shared(setup, part, base, "weights")
+        is_undivided = setup.undivided_base and setup.zero_stage == 3
+        result["weights"] = base if is_undivided else shared(setup, part, base, "weights")
         if not divides_scales(setup):
             result["weights"] += scale_bytes(setup, part)
         copies = COPY_BYTES * trained if setup.copies_weights else 0
@@ -81,7 +81,7 @@ def _vision_bytes(setup: Setup, part: Part) -> int:
 def loaded_bytes(setup: Setup, part: Part) -> int:
     """Weights in bytes, with their scales, that one process has loaded before any are given away.
 
-    transformers leaves a quantised model out of ZeRO-3's partitioned construction (integrations/deepspeed.py
+    transformers leaves a quantized model out of ZeRO-3's partitioned construction (integrations/deepspeed.py
     and modeling_utils.py, is_deepspeed_zero3_enabled and not is_quantized), so every process has all of it on
     its GPU until deepspeed.initialize divides it. 0 where no more is loaded than is kept.
     """
@@ -129,7 +129,7 @@ def _moments(setup: Setup, size: int) -> float:
     """Return the bytes of optimizer states per parameter; ``size``: bytes of an unquantized element.
 
     Paged states are in managed memory, which leaves the GPU where it is short (bitsandbytes,
-    functional.get_paged). litgpt trains a quantised base with them (litgpt/utils.py,
+    functional.get_paged). litgpt trains a quantized base with them (litgpt/utils.py,
     instantiate_bnb_optimizer). Adafactor: a row and a column for each matrix (Shazeer and Stern 2018,
     arXiv:1804.04235, section 4). Muon: one moment for matrices, AdamW for the rest (Keller Jordan 2024).
     """
@@ -160,12 +160,12 @@ def base_bytes(setup: Setup, part: Part, weight: int) -> int:
 
     Without norms trained next to adapters, which count as adapters.
     """
-    kept = part.parameters - setup.trained_norm_parameters * part.layers // setup.model.layers
+    frozen_parameters = part.parameters - setup.trained_norm_parameters * part.layers // setup.model.layers
     if setup.quantization == "none":
-        return kept * (weight if not setup.adapters else _frozen_size(setup))
+        return frozen_parameters * (weight if not setup.adapters else _frozen_size(setup))
     size = 4 if setup.upcast_frozen else _frozen_size(setup)
-    rest = kept - _quantised(setup, part)
-    total = packed_bytes(setup, part) + rest * size
+    unquantized = frozen_parameters - _quantized(setup, part)
+    total = packed_bytes(setup, part) + unquantized * size
     if setup.engine == "litgpt":
         # finetune/lora.py replaces the embedding by bitsandbytes' StableEmbedding; the old one stays
         # referenced. Runs of before that (2023-10) hold as much, by what is not known.
@@ -176,19 +176,19 @@ def base_bytes(setup: Setup, part: Part, weight: int) -> int:
 def packed_bytes(setup: Setup, part: Part) -> int:
     """Return the bytes of quantized weights of a part without scales, before sharding."""
     bytes_each = 1.0 if setup.quantization == "int8" else NF4_WEIGHT_BYTES
-    return int(_quantised(setup, part) * bytes_each)
+    return int(_quantized(setup, part) * bytes_each)
 
 
-def _quantised(setup: Setup, part: Part) -> int:
-    """Count the weights of a part that are quantised; Lightning's plugin replaces every linear layer."""
+def _quantized(setup: Setup, part: Part) -> int:
+    """Count the weights of a part that are quantized; Lightning's plugin replaces every linear layer."""
     return part.blocks_linear + (part.own_head if setup.engine == "litgpt" else 0)
 
 
 def scale_bytes(setup: Setup, part: Part) -> int:
-    """Return the bytes of the scales of quantised weights in one process.
+    """Return the bytes of the scales of quantized weights in one process.
 
     torchtune's are a part of the weight (torchao, NF4Tensor) and divided with it. The loop's lie next to it
-    (launchers/engines/loop/quantised.py), where neither FSDP nor ZeRO divides them; its int8 has one in fp32
+    (launchers/engines/loop/quantized.py), where neither FSDP nor ZeRO divides them; its int8 has one in fp32
     for each row.
     """
     if setup.quantization == "none":
@@ -198,12 +198,12 @@ def scale_bytes(setup: Setup, part: Part) -> int:
         return INT8_SCALE_BYTES * rows * part.layers // setup.model.layers
     scale_size = NF4_SCALE_BYTES if setup.quantization == "nf4-double" else NF4_PLAIN_SCALE_BYTES
     return share(
-        int(_quantised(setup, part) * scale_size), divisor(setup, "weights") if divides_scales(setup) else 1
+        int(_quantized(setup, part) * scale_size), divisor(setup, "weights") if divides_scales(setup) else 1
     )
 
 
 def divides_scales(setup: Setup) -> bool:
-    """Return whether the scales of quantised weights are divided and gathered with them."""
+    """Return whether the scales of quantized weights are divided and gathered with them."""
     return not setup.runs_loop
 
 
@@ -217,8 +217,8 @@ def gradient_bytes(setup: Setup, part: Part) -> int:
     """Return the bytes of gradients that one process holds at the end of its last backward pass.
 
     FSDP1 puts a block's weights in one flat parameter; where any of them is trained the whole has a gradient,
-    and steps that do not synchronise keep it whole (torch/distributed/fsdp/_flat_param.py; Fabric's
-    no_backward_sync skips the synchronisation of all but the last micro batch). FSDP2 in a pipeline keeps
+    and steps that do not synchronize keep it whole (torch/distributed/fsdp/_flat_param.py; Fabric's
+    no_backward_sync skips the synchronization of all but the last micro batch). FSDP2 in a pipeline keeps
     unreduced fp32 gradients over the micro batches
     (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py).
     """
@@ -276,8 +276,8 @@ def partial_gradient_bytes(setup: Setup, part: Part) -> int:
 
 def unreduced(setup: Setup) -> bool:
     """Return whether whole gradients pile up over a pipeline's micro batches."""
-    many = setup.pipeline > 1 and setup.accumulation > 1
-    return many and SHARDINGS[setup.sharding].fsdp and setup.shard > 1
+    accumulates = setup.pipeline > 1 and setup.accumulation > 1
+    return accumulates and SHARDINGS[setup.sharding].fsdp and setup.shard > 1
 
 
 def flat(setup: Setup) -> bool:
@@ -302,30 +302,30 @@ def gradient_size(setup: Setup) -> int:
     return _weight_size(setup)
 
 
-def divisor(setup: Setup, what: str) -> int:
+def divisor(setup: Setup, state: str) -> int:
     """By how many processes "weights", "gradients" or "optimizer" are divided."""
     sharding = SHARDINGS[setup.sharding]
     divided = {
         "weights": sharding.weights,
         "gradients": sharding.gradients,
         "optimizer": sharding.optimizer,
-    }[what]
+    }[state]
     return setup.shard if divided else 1
 
 
-def shared(setup: Setup, part: Part, total: int, what: str) -> int:
+def shared(setup: Setup, part: Part, total: int, state: str) -> int:
     """Return one process's share of ``total`` bytes of "weights", "gradients" or "optimizer" of a stage.
 
     The bytes are spread evenly over the stage's weights. Processes that hold different experts share the rest
     of the weights alone (DeepSpeed-MoE, arXiv:2201.05596, section 5.1; torchtitan and Megatron-Core do
     alike).
     """
-    among = divisor(setup, what)
-    trained_adapters = setup.adapters and what != "weights"  # a small part, shared out like any other
-    if trained_adapters or part.expert_ways >= among or not part.experts:
-        return share(total, among)
+    parts = divisor(setup, state)
+    trained_adapters = setup.adapters and state != "weights"  # a small part, shared out like any other
+    if trained_adapters or part.expert_ways >= parts or not part.experts:
+        return share(total, parts)
     experts = total * part.experts // part.parameters
-    return share(total - experts, among) + share(experts, part.expert_ways)
+    return share(total - experts, parts) + share(experts, part.expert_ways)
 
 
 def offloads_states(setup: Setup) -> bool:
@@ -343,6 +343,6 @@ def offloads_weights(setup: Setup) -> bool:
     return offloads_states(setup) and setup.offload == "all" and setup.sharding in ("zero3", "fsdp")
 
 
-def share(total: int, among: int) -> int:
-    """Return one of ``among`` equal parts of ``total``, rounded up."""
-    return -(-total // among)
+def share(total: int, parts: int) -> int:
+    """Return one of ``parts`` equal parts of ``total``, rounded up."""
+    return -(-total // parts)

@@ -17,8 +17,8 @@ def trained_parameters(setup: Setup) -> int:
     if setup.vision == "full":
         return tower.parameters + tower.projector_parameters
     if setup.vision == "lora":  # two matrices on each of a block's four square and two MLP layers
-        inside = 8 * tower.hidden + 2 * (tower.hidden + tower.ffn)
-        return tower.layers * setup.lora_rank * inside
+        block_width = 8 * tower.hidden + 2 * (tower.hidden + tower.ffn)
+        return tower.layers * setup.lora_rank * block_width
     return 0 if setup.adapters else tower.projector_parameters
 
 
@@ -41,7 +41,7 @@ def activation_bytes(setup: Setup, size: int) -> int:
     images = setup.micro_batch_size * setup.images_per_row
     patches = images * tower.patches_of(setup.image_size, setup.image_size)
     tokens = images * tower.tokens_of(setup.image_size, setup.image_size)
-    kept = patches * tower.hidden + 2 * tokens * setup.model.hidden
+    saved = patches * tower.hidden + 2 * tokens * setup.model.hidden
     if setup.vision != "frozen":
-        kept += tower.layers * patches * (_KEPT_HIDDEN * tower.hidden + _KEPT_FFN * tower.ffn)
-    return kept * size
+        saved += tower.layers * patches * (_KEPT_HIDDEN * tower.hidden + _KEPT_FFN * tower.ffn)
+    return saved * size

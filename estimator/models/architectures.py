@@ -126,13 +126,13 @@ def family_of(model_type: str) -> Family:
 
 def own_names(family: str, targets: Iterable[str]) -> tuple[str, ...]:
     """Translate names of linear layers to the family's own names in transformers; other names stay."""
-    own = {
+    family_names = {
         generic: name
         for name, groups in family_of(family).linears.items()
         for group in groups
         for generic in group
     }
-    return tuple(dict.fromkeys(own.get(target, target) for target in targets))
+    return tuple(dict.fromkeys(family_names.get(target, target) for target in targets))
 
 
 _NOT_TRAITS = (

@@ -47,7 +47,7 @@ class DiffusionSpec(ModelSpec):
     @property
     def frozen(self) -> tuple[tuple[str, int], ...]:
         """(name, parameters) of the networks next to the UNet."""
-        return (*((each.name, each.parameters) for each in self.texts), (VAE, self.vae_parameters))
+        return (*((encoder.name, encoder.parameters) for encoder in self.texts), (VAE, self.vae_parameters))
 
     @property
     def components(self) -> tuple[tuple[str, int], ...]:
@@ -104,7 +104,7 @@ class DiffusionSpec(ModelSpec):
         magnitudes: bool = False,  # noqa: ARG002
     ) -> int:
         """Count the weights of adapters on both attentions of every block, and on trained text encoders."""
-        texts = sum(each.lora_parameters(rank) for each in self.texts) if self.trains_texts else 0
+        texts = sum(encoder.lora_parameters(rank) for encoder in self.texts) if self.trains_texts else 0
         return self.unet.lora_parameters(rank) + texts
 
     def with_trained_texts(self) -> DiffusionSpec:
@@ -183,10 +183,10 @@ def vae_parameters(channels: tuple[int, ...] = (128, 256, 512, 512), resnets: in
 
 def _levels(channels: tuple[int, ...], resnets: int) -> int:
     """Residual blocks of all levels; the first of a level changes the channels."""
-    before = (channels[0], *channels[:-1])
+    in_channels = (channels[0], *channels[:-1])
     return sum(
         counts.resnet(a, b) + (resnets - 1) * counts.resnet(b, b)
-        for a, b in zip(before, channels, strict=True)
+        for a, b in zip(in_channels, channels, strict=True)
     )
 
 
@@ -201,11 +201,11 @@ def read_directory(folder: Path, name: str) -> DiffusionSpec:
         unet = UNetShape.of_config(read_json_object(folder / "unet" / "config.json"))
         texts = tuple(
             TextEncoderShape.of_config(
-                read_json_object(folder / each / "config.json"),
-                each.replace("_", " "),
-                projects=each[-1] == "2",
+                read_json_object(folder / encoder / "config.json"),
+                encoder.replace("_", " "),
+                projects=encoder[-1] == "2",
             )
-            for each in ("text_encoder", "text_encoder_2")
+            for encoder in ("text_encoder", "text_encoder_2")
         )
         vae = read_json_object(folder / "vae" / "config.json")
         channels, resnets = tuple(vae["block_out_channels"]), vae["layers_per_block"]

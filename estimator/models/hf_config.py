@@ -156,7 +156,7 @@ def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
         attention_dropout=reader.number("attention_dropout", or_zero=True) or 0.0,
         sees_images="text_config" in config,
         vision=vision.from_config(config, shape["hidden"]),
-        quantised_weights=quantization_of(reader) or "",
+        quantized_weights=quantization_of(reader) or "",
         source=f"config.json of {name}",
     )
 
@@ -180,9 +180,9 @@ def _refuse(reader: ConfigReader) -> None:
     method = quantization_of(reader)
     if method is not None and method not in FORMATS:
         raise UserError(
-            f"Model {reader.name}: its weights are already quantised (quantization_config in config.json, "
+            f"Model {reader.name}: its weights are already quantized (quantization_config in config.json, "
             f"quant_method {method or 'not given'}). Supported formats: {', '.join(FORMATS)}.",
-            "Start from the unquantised model; --method qlora quantises it on loading.",
+            "Start from the unquantized model; --method qlora quantizes it on loading.",
         )
 
 
@@ -297,17 +297,17 @@ def _dense_layers(reader: ConfigReader, family: str) -> int:
     if family == "nemotron_h":
         return recurrent.kinds(reader).count("mlp")
     if family == "llama4_text":
-        every = reader.whole("interleave_moe_layer_step", default=1)
+        step = reader.whole("interleave_moe_layer_step", default=1)
         listed = reader.items("moe_layers")
-        return layers - (len(listed) if listed else layers // every)
+        return layers - (len(listed) if listed else layers // step)
     if family in ("qwen2_moe", "qwen3_moe", "qwen3_next"):
-        only, every = reader.items("mlp_only_layers"), reader.whole("decoder_sparse_step", default=1)
-        return sum(i in only or (i + 1) % every > 0 for i in range(layers))
+        dense_layers, step = reader.items("mlp_only_layers"), reader.whole("decoder_sparse_step", default=1)
+        return sum(i in dense_layers or (i + 1) % step > 0 for i in range(layers))
     if family == "ernie4_5_moe":
         first = reader.whole("moe_layer_start_index", default=1, least=0)
         last = reader.whole("moe_layer_end_index", default=layers - 1, least=0)
-        every = reader.whole("moe_layer_interval", default=1)
-        return layers - sum((i + 1) % every == 0 and first <= i <= last for i in range(layers))
+        step = reader.whole("moe_layer_interval", default=1)
+        return layers - sum((i + 1) % step == 0 and first <= i <= last for i in range(layers))
     return reader.whole("first_k_dense_replace", default=0, least=0)
 
 
@@ -404,14 +404,14 @@ def _traits(reader: ConfigReader, family: str) -> dict[str, Any]:
         changed["head_gates"] = reader.get("use_attention_gate") is not False
     if family == "glm4_moe" and reader.get("use_qk_norm"):
         changed["qk_norm"] = "head"
-    for ours, field in (
+    for name, field in (
         ("qkv_bias", "qkv_bias"),
         ("qkv_bias", "use_qkv_bias"),
         ("mlp_bias", "mlp_bias"),
         ("parallel_residual", "use_parallel_residual"),
     ):
         if reader.get(field) is not None:
-            changed[ours] = bool(reader.get(field))
+            changed[name] = bool(reader.get(field))
     if family == "stablelm" and changed.get("parallel_residual"):
         changed["norms_per_layer"] = 1
     if family == "qwen2":  # its code adds them whatever config.json says

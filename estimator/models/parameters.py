@@ -121,7 +121,7 @@ def mlp_shapes(m: ModelShape, width: int) -> dict[str, tuple[int, int]]:
 
 
 def _weights(shapes: dict[str, tuple[int, int]]) -> int:
-    return sum(out * into for out, into in shapes.values())
+    return sum(out_features * in_features for out_features, in_features in shapes.values())
 
 
 def attention_weights(m: ModelShape) -> int:
@@ -237,10 +237,10 @@ def mlps(m: ModelShape, *, experts: bool = True) -> list[tuple[int, int]]:
     """
     if m.reused_kv_ffn:
         return [(m.mlp_blocks - m.reused_kv_layers, m.ffn), (m.reused_kv_layers, m.reused_kv_ffn)]
-    with_experts = m.mlp_blocks - m.dense_layers
+    expert_layers = m.mlp_blocks - m.dense_layers
     groups = [
-        (with_experts * max(m.experts, 1) * (experts or not m.experts), m.ffn),
-        (with_experts, m.shared_ffn),
+        (expert_layers * max(m.experts, 1) * (experts or not m.experts), m.ffn),
+        (expert_layers, m.shared_ffn),
         (m.dense_layers, m.dense_ffn or m.ffn),
     ]
     return [(count, width) for count, width in groups if count and width]
@@ -261,9 +261,15 @@ def prompts(m: ModelShape, *, length: int, start_layer: int, gates: int) -> int:
 
 def outputs(m: ModelShape) -> int:
     """Outputs of all linear layers: of the blocks with routers, and of the head, tied or not."""
-    blocks = sum(count * sum(out for out, _ in shapes.values()) for count, shapes, _ in attention_kinds(m))
-    blocks += m.recurrent_layers * sum(out for out, _ in recurrent_shapes(m).values())
-    blocks += sum(count * sum(out for out, _ in mlp_shapes(m, width).values()) for count, width in mlps(m))
+    blocks = sum(
+        count * sum(out_features for out_features, _ in shapes.values())
+        for count, shapes, _ in attention_kinds(m)
+    )
+    blocks += m.recurrent_layers * sum(out_features for out_features, _ in recurrent_shapes(m).values())
+    blocks += sum(
+        count * sum(out_features for out_features, _ in mlp_shapes(m, width).values())
+        for count, width in mlps(m)
+    )
     return blocks + m.expert_layers * m.experts + m.vocab * m.causal
 
 
@@ -292,7 +298,10 @@ def lora(m: ModelShape, rank: int, group: tuple[str, ...], *, experts: bool = Tr
 
     Two matrices each, (rank, in) and (out, rank): Hu et al. 2021 (arXiv:2106.09685), section 4.1.
     """
-    return sum(count * rank * (out + into) for count, out, into in adapted(m, group, experts=experts))
+    return sum(
+        count * rank * (out_features + in_features)
+        for count, out_features, in_features in adapted(m, group, experts=experts)
+    )
 
 
 def expert_lora(m: ModelShape, rank: int) -> int:
@@ -309,4 +318,4 @@ def expert_lora(m: ModelShape, rank: int) -> int:
 
 def magnitudes(m: ModelShape, group: tuple[str, ...], *, experts: bool = True) -> int:
     """Parameters that DoRA adds to them: one for each output (Liu et al. 2024, arXiv:2402.09353)."""
-    return sum(count * out for count, out, _ in adapted(m, group, experts=experts))
+    return sum(count * out_features for count, out_features, _ in adapted(m, group, experts=experts))

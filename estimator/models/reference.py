@@ -54,10 +54,10 @@ class ModelRef(ModelSource):
         if "unet" not in shape:
             return cls(**{**values, "spec": ModelSpec(**shape)})
         unet: dict[str, Any] = {
-            key: tuple(each) if isinstance(each, list) else each for key, each in shape["unet"].items()
+            key: tuple(value) if isinstance(value, list) else value for key, value in shape["unet"].items()
         }
         shape |= {
             "unet": UNetShape(**unet),
-            "texts": tuple(TextEncoderShape(**each) for each in shape["texts"]),
+            "texts": tuple(TextEncoderShape(**value) for value in shape["texts"]),
         }
         return cls(**{**values, "spec": DiffusionSpec(**shape)})

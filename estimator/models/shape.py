@@ -66,7 +66,7 @@ class ModelShape:
     causal: bool = True  # False: an encoder such as BERT
     sees_images: bool = False  # the shape is that of the language part of a larger model
     vision: VisionShape | None = None  # its tower; None: it has none, or its shape is unknown
-    quantised_weights: str = ""  # the published files' quant_method ("mxfp4", "fp8"); blank: none
+    quantized_weights: str = ""  # the published files' quant_method ("mxfp4", "fp8"); blank: none
     norm: Norm = "rms"
     norm_bias: bool = False
     norms_per_layer: int = 2  # over the hidden size
@@ -179,9 +179,9 @@ class ModelShape:
             )
         latent_dims = {name: getattr(self, name) for name in _LATENT}
         if not self.latent_attention:
-            stray = [name for name in ("q_lora_rank", *_LATENT[:2]) if getattr(self, name)]
-            if stray:
-                raise self._wrong(f"{stray[0]} = {getattr(self, stray[0])} needs a kv_lora_rank")
+            unexpected = [name for name in ("q_lora_rank", *_LATENT[:2]) if getattr(self, name)]
+            if unexpected:
+                raise self._wrong(f"{unexpected[0]} = {getattr(self, unexpected[0])} needs a kv_lora_rank")
             return
         for name, value in latent_dims.items():
             if not value:
@@ -210,10 +210,10 @@ class ModelShape:
             )
 
     def _check_experts(self) -> None:
-        used, experts = self.experts_per_token, self.experts
-        if used > experts or bool(experts) != bool(used):
+        active, experts = self.experts_per_token, self.experts
+        if active > experts or bool(experts) != bool(active):
             raise self._wrong(
-                f"experts_per_token = {used} does not go with experts = {experts}",
+                f"experts_per_token = {active} does not go with experts = {experts}",
                 "A dense model has 0 of both; with experts, each token uses between 1 and all of them.",
             )
         if not experts and (self.shared_ffn or self.dense_layers):

@@ -36,8 +36,10 @@ class ModelSpec(ModelShape):
         Experts are no linear layers in transformers 5: the MLP's projections are excluded where a model has
         no others, or where PEFT cannot adapt the others (``Family.mlp_names_are_experts``).
         """
-        others = (self.shared_ffn or self.dense_layers) and not family_of(self.family).mlp_names_are_experts
-        if not self.experts or others:
+        has_dense_mlp = (self.shared_ffn or self.dense_layers) and not family_of(
+            self.family
+        ).mlp_names_are_experts
+        if not self.experts or has_dense_mlp:
             return self.projections
         return tuple(parameters.attention_shapes(self) | parameters.recurrent_shapes(self))
 
@@ -113,7 +115,7 @@ class ModelSpec(ModelShape):
         """Return the matrices that ``targets`` name, each by the projections that it is made of."""
         shapes, family_linears = self.linear_shapes, family_of(self.family).linears
         together = {name: group for groups in family_linears.values() for group in groups for name in group}
-        found: dict[tuple[str, ...], None] = {}
+        module_groups: dict[tuple[str, ...], None] = {}
         for target in targets:
             if target not in shapes and target not in family_linears:
                 names = dict.fromkeys([*shapes, *family_linears])
@@ -121,9 +123,9 @@ class ModelSpec(ModelShape):
                     f"LoRA target {target!r} is not a linear layer of {self.name}.",
                     f"Its linear layers are {', '.join(names)}.",
                 )
-            alone = together.get(target, (target,)) if joined else (target,)
-            found |= dict.fromkeys(family_linears.get(target, (alone,)))
-        return list(found)
+            default_group = together.get(target, (target,)) if joined else (target,)
+            module_groups |= dict.fromkeys(family_linears.get(target, (default_group,)))
+        return list(module_groups)
 
     def describe_length(self, seq_len: int) -> str:
         """Format the length of a sequence."""

@@ -90,28 +90,28 @@ class UNetShape:
         """Return the blocks in the order of the forward pass, without what comes before and after them."""
         last = len(self.channels) - 1
         channels, skips = self.channels[0], [self.channels[0]]
-        for level, out in enumerate(self.channels):
+        for level, out_channels in enumerate(self.channels):
             for _ in range(self.resnets):
-                yield from self._pair(level, channels, out)
-                channels = out
-                skips.append(out)
+                yield from self._pair(level, channels, out_channels)
+                channels = out_channels
+                skips.append(out_channels)
             if level < last:
-                yield Part("down", level, out, out)
-                skips.append(out)
+                yield Part("down", level, out_channels, out_channels)
+                skips.append(out_channels)
         yield from self._pair(last, channels, channels)
         yield Part("resnet", last, channels, channels)
         for level in reversed(range(len(self.channels))):
-            out = self.channels[level]
+            out_channels = self.channels[level]
             for _ in range(self.resnets + 1):  # each takes one feature map of the way down next to its input
-                yield from self._pair(level, channels + skips.pop(), out)
-                channels = out
+                yield from self._pair(level, channels + skips.pop(), out_channels)
+                channels = out_channels
             if level:
-                yield Part("up", level - 1, out, out)
+                yield Part("up", level - 1, out_channels, out_channels)
 
-    def _pair(self, level: int, into: int, out: int) -> Iterator[Part]:
-        yield Part("resnet", level, into, out)
+    def _pair(self, level: int, in_channels: int, out_channels: int) -> Iterator[Part]:
+        yield Part("resnet", level, in_channels, out_channels)
         if self.transformer_layers[level]:
-            yield Part("transformer", level, out, out, self.transformer_layers[level])
+            yield Part("transformer", level, out_channels, out_channels, self.transformer_layers[level])
 
     def positions(self, width: int, height: int) -> list[int]:
         """Positions of the feature map of each level; a step down is a convolution of stride 2."""
@@ -156,8 +156,8 @@ class UNetShape:
         total = 0
         for part in self.parts():
             c = part.out
-            own, across = 4 * 2 * c, 2 * 2 * c + 2 * (self.text_width + c)
-            total += part.layers * rank * (own + across)
+            self_attention, cross_attention = 4 * 2 * c, 2 * 2 * c + 2 * (self.text_width + c)
+            total += part.layers * rank * (self_attention + cross_attention)
         return total
 
     @property
@@ -211,7 +211,7 @@ class UNetShape:
             total += size * TEXT_TOKENS * self.text_width  # else each adapter has its own copy of the text
         if recomputed and frozen:
             total += size * self.embedding  # which every residual block is called with
-        reached = not frozen or texts_trained  # whether anything before this part is trained
+        input_needs_grad = not frozen or texts_trained  # whether anything before this part is trained
         if texts_trained and recomputed:
             total += size * self.embedding
         elif texts_trained:  # the first resnet's input is the latent's, which nothing trained has made
@@ -220,14 +220,14 @@ class UNetShape:
             n = positions[part.level]
             if part.kind == "transformer":
                 total += self._saved_by_transformer(
-                    part, n, size, adapters=adapters, recomputed=recomputed, reached=reached
+                    part, n, size, adapters=adapters, recomputed=recomputed, input_needs_grad=input_needs_grad
                 )
-                reached = True
+                input_needs_grad = True
             elif part.kind == "resnet" and recomputed:
                 total += size * part.into * n
-            elif part.kind == "resnet" and reached:
+            elif part.kind == "resnet" and input_needs_grad:
                 total += size * self._resnet_keeps(part, n, frozen=frozen)
-            elif reached:
+            elif input_needs_grad:
                 total += size * part.into * n
         return total
 
@@ -247,16 +247,23 @@ class UNetShape:
         return 3 * (part.into + part.out) * n + 2 * 2 * _GROUPS + (0 if frozen else self.embedding)
 
     def _saved_by_transformer(
-        self, part: Part, n: int, size: int, *, adapters: Adapters | None, recomputed: bool, reached: bool
+        self,
+        part: Part,
+        n: int,
+        size: int,
+        *,
+        adapters: Adapters | None,
+        recomputed: bool,
+        input_needs_grad: bool,
     ) -> int:
         c = part.out
-        around = 3 * c * n if adapters is None else c * n * reached
-        total = size * (around + 2 * _GROUPS * reached)
+        projections = 3 * c * n if adapters is None else c * n * input_needs_grad
+        total = size * (projections + 2 * _GROUPS * input_needs_grad)
         if recomputed:
             return total + part.layers * size * c * n
         block = self.block_saves(c, n, size, adapters)
         total += part.layers * block
-        return total if reached else total - size * c * n - 2 * n * size
+        return total if input_needs_grad else total - size * c * n - 2 * n * size
 
     def block_saves(self, c: int, n: int, size: int, adapters: Adapters | None) -> int:
         """Return the bytes that one block of a transformer saves for n positions.
@@ -279,24 +286,24 @@ class UNetShape:
     def largest_unit_saves(self, width: int, height: int, size: int, adapters: Adapters | None) -> int:
         """Return the bytes saved by the largest resnet or block during its recomputation."""
         positions = self.positions(width, height)
-        found = []
+        saved = []
         for part in self.parts():
             n = positions[part.level]
             if part.kind == "transformer":
-                found.append(self.block_saves(part.out, n, size, adapters))
+                saved.append(self.block_saves(part.out, n, size, adapters))
             elif part.kind == "resnet":
-                found.append(size * self._resnet_keeps(part, n, frozen=adapters is not None))
-        return max(found)
+                saved.append(size * self._resnet_keeps(part, n, frozen=adapters is not None))
+        return max(saved)
 
 
-def conv(into: int, out: int, size: int = 3) -> int:
+def conv(in_channels: int, out_channels: int, size: int = 3) -> int:
     """Count the parameters of a convolution."""
-    return into * out * size * size + out
+    return in_channels * out_channels * size * size + out_channels
 
 
-def linear(into: int, out: int) -> int:
+def linear(in_features: int, out_features: int) -> int:
     """Count the parameters of a linear layer."""
-    return conv(into, out, 1)
+    return conv(in_features, out_features, 1)
 
 
 def norm(c: int) -> int:
@@ -304,7 +311,13 @@ def norm(c: int) -> int:
     return 2 * c
 
 
-def resnet(into: int, out: int) -> int:
+def resnet(in_channels: int, out_channels: int) -> int:
     """Count the parameters of a residual block without its time embedding's layer."""
-    shortcut = conv(into, out, 1) if into != out else 0
-    return norm(into) + conv(into, out) + norm(out) + conv(out, out) + shortcut
+    shortcut = conv(in_channels, out_channels, 1) if in_channels != out_channels else 0
+    return (
+        norm(in_channels)
+        + conv(in_channels, out_channels)
+        + norm(out_channels)
+        + conv(out_channels, out_channels)
+        + shortcut
+    )

@@ -40,8 +40,8 @@ class VisionShape:
         if not self.side:
             step = self.patch * self.merge
             return max(1, round(width / step)) * max(1, round(height / step))
-        each = self.tokens or (self.side // self.patch // self.merge) ** 2
-        return each * self._tiles_of(width, height)
+        tokens_per_tile = self.tokens or (self.side // self.patch // self.merge) ** 2
+        return tokens_per_tile * self._tiles_of(width, height)
 
     def _tiles_of(self, width: int, height: int) -> int:
         if not self.tiles or max(width, height) <= self.side:
@@ -59,12 +59,12 @@ def from_config(config: Mapping[str, Any], text_hidden: int) -> VisionShape | No
         return None
     layers = tower.get("num_hidden_layers", tower.get("depth"))
     widths = [layers, *(tower.get(name) for name in ("hidden_size", "intermediate_size", "patch_size"))]
-    layers, hidden, ffn, patch = (each if isinstance(each, int) and each > 0 else 0 for each in widths)
+    layers, hidden, ffn, patch = (width if isinstance(width, int) and width > 0 else 0 for width in widths)
     if not (layers and hidden and ffn and patch):
         return None
     family = str(config.get("model_type"))
-    read = _FAMILIES.get(family, _other)
-    return read(config, tower, layers, hidden, ffn, patch, text_hidden)
+    read_family = _FAMILIES.get(family, _other)
+    return read_family(config, tower, layers, hidden, ffn, patch, text_hidden)
 
 
 def _block(hidden: int, ffn: int) -> int:
@@ -140,9 +140,9 @@ def _qwen3_vl(
     text_hidden: int,
 ) -> VisionShape:
     merge, frames = int(tower.get("spatial_merge_size", 2)), int(tower.get("temporal_patch_size", 2))
-    merged, out = hidden * merge**2, int(tower.get("out_hidden_size", text_hidden))
+    merged, out_features = hidden * merge**2, int(tower.get("out_hidden_size", text_hidden))
     mergers = len(tower.get("deepstack_visual_indexes", ()))
-    layers_of_merger = merged * (merged + 1) + merged * out + out
+    layers_of_merger = merged * (merged + 1) + merged * out_features + out_features
     parameters = 3 * frames * patch**2 * hidden + hidden + layers * _block(hidden, ffn)
     return VisionShape(
         layers=layers,

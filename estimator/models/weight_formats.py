@@ -35,7 +35,7 @@ BF16_BYTES = 2
 
 def format_of(model: ModelSpec) -> WeightFormat | None:
     """Return the quantized format of the published files; None for 16 or 32 bits and other formats."""
-    return FORMATS.get(model.quantised_weights)
+    return FORMATS.get(model.quantized_weights)
 
 
 def file_bytes(model: ModelSpec) -> int:

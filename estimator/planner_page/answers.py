@@ -8,13 +8,13 @@ from typing import Any
 
 from estimator import hardware, models
 from estimator.charts import appearance, ordered
+from estimator.engines import images
 from estimator.errors import CannotFit, UserError
 from estimator.job import DEFAULT_BATCH, Job, Target
 from estimator.models import ModelSpec
 from estimator.option_names import option_name
 from estimator.plan import Plan
 from estimator.planner_page import fields, pasted
-from estimator.planning import images
 from estimator.planning.goals import Goals
 from estimator.planning.obstacles import explain
 from estimator.planning.planner import plans
@@ -101,9 +101,9 @@ def _known(name: str) -> ModelSpec:
     try:
         return models.find(name)
     except UserError as error:
-        near = error.advice if error.advice.startswith("Did you mean") else ""
+        suggestion = error.advice if error.advice.startswith("Did you mean") else ""
         raise UserError(
-            error.problem, f"{near} Choose one of the list, or paste its config.json.".strip()
+            error.problem, f"{suggestion} Choose one of the list, or paste its config.json.".strip()
         ) from None
 
 
@@ -118,7 +118,7 @@ def _shown(ranking: Ranking, job: Job, name: str, goals: Goals) -> list[dict[str
         row_of(rank, plan)
         | {
             "categories": _categories(plan, categories),
-            "text": render(plan, WIDTH, everything=True),
+            "text": render(plan, WIDTH, hints=True),
             "run": run_command(plan, job, name, goals.cluster),
         }
         for rank, plan in enumerate(ranking.plans, 1)
@@ -128,12 +128,12 @@ def _shown(ranking: Ranking, job: Job, name: str, goals: Goals) -> list[dict[str
 def _categories(plan: Plan, order: tuple[str, ...]) -> list[dict[str, Any]]:
     """Return the parts of a GPU's memory in drawing order, each with color and pattern."""
     sizes = dict(plan.prediction.memory.categories)
-    shown = []
+    bars = []
     for name in order:
         if sizes.get(name):
-            colour, pattern = appearance(name, order)
-            shown.append({"name": name, "bytes": sizes[name], "colour": colour, "pattern": pattern})
-    return shown
+            color, pattern = appearance(name, order)
+            bars.append({"name": name, "bytes": sizes[name], "color": color, "pattern": pattern})
+    return bars
 
 
 def _refused(error: UserError) -> dict[str, Any]:
@@ -149,16 +149,16 @@ def _refused(error: UserError) -> dict[str, Any]:
 
 def _changed(suggestion: Suggestion) -> dict[str, str] | None:
     """Return the texts of the fields that a suggestion changes; None if the form does not have one."""
-    by_option = {field.option: field for field in fields.FIELDS}
-    left_out = [by_option.get(option_name(setting)) for setting in contradicting(suggestion)]
+    field_of_option = {field.option: field for field in fields.FIELDS}
+    left_out = [field_of_option.get(option_name(setting)) for setting in contradicting(suggestion)]
     changed = {field.name: "" for field in left_out if field is not None}
     for setting, value in suggestion.items():
-        field = by_option.get(option_name(setting))
+        field = field_of_option.get(option_name(setting))
         if field is None:
             return None
         if isinstance(value, bool):
-            on = "on" if value else ""
-            changed[field.name] = on or ("off" if field.choices == fields.GIVEN else "")
+            checked = "on" if value else ""
+            changed[field.name] = checked or ("off" if field.choices == fields.GIVEN else "")
         else:
             changed[field.name] = "" if value is None else str(value)
     return changed

@@ -66,9 +66,7 @@ GROUPS: Mapping[str, tuple[Field, ...]] = {
     ),
     "Where": (
         Field("gpu", "GPU", "text", tuple(gpu.name for gpu in hardware.gpus()), "any"),
-        Field(
-            "instance_type", "Instance types", "names", tuple(one.name for one in hardware.instances()), _MANY
-        ),
+        Field("instance_type", "Instance types", "names", tuple(i.name for i in hardware.instances()), _MANY),
         Field("cloud", "Clouds", "names", tuple(hardware.clouds()), _MANY),
         Field("nodes", "Nodes", "whole", (), "as planned"),
         Field("gpus", "GPUs per node", "whole", (), "as planned"),
@@ -122,22 +120,22 @@ def read(form: Mapping[str, str]) -> dict[str, Any]:
 
 def words(form: Mapping[str, str]) -> list[str]:
     """Return the equivalent options of ``finetune plan``; a pasted model becomes the folder MY_MODEL."""
-    said: list[str] = []
+    arguments: list[str] = []
     for field in FIELDS:
         text = form.get(field.name, "").strip()
         if not text or (field.name == "model" and form.get("config", "").strip()):
             continue
         if field.name == "config":
-            said += [field.option, MY_MODEL]
+            arguments += [field.option, MY_MODEL]
         elif field.kind in ("flag", "document"):
-            said.append(field.option)
+            arguments.append(field.option)
         elif field.kind == "names":
-            said += [word for name in _names(text) for word in (field.option, name)]
+            arguments += [argument for name in _names(text) for argument in (field.option, name)]
         elif field.choices == GIVEN:
-            said.append(field.option if text == "on" else f"--no-{field.option.removeprefix('--')}")
+            arguments.append(field.option if text == "on" else f"--no-{field.option.removeprefix('--')}")
         else:
-            said += [field.option, text]
-    return said
+            arguments += [field.option, text]
+    return arguments
 
 
 MY_MODEL = "./my-model"
@@ -164,10 +162,10 @@ def _value(field: Field, text: str) -> Any:
 
 
 def _whole(field: Field, text: str) -> int:
-    plain = text.replace(",", "").replace("_", "")
-    if not plain.isascii() or not plain.isdigit() or int(plain) == 0:
+    digits = text.replace(",", "").replace("_", "")
+    if not digits.isascii() or not digits.isdigit() or int(digits) == 0:
         raise UserError(f"{field.option} {text} is not a whole number above 0.", f"Correct {field.label}.")
-    return int(plain)
+    return int(digits)
 
 
 def _number(field: Field, text: str) -> float:

@@ -34,21 +34,21 @@ def cluster(text: str, gpu: str | None = None) -> Cluster:
 
     Raises UserError for text without nodes.
     """
-    found = _json(text, "The pasted nodes", f"Paste all that `{KUBECTL}` prints.")
-    items = found.get("items", [found]) if isinstance(found, dict) else found
-    by_kind: dict[str, list[Any]] = {"Node": [], "Pod": []}
+    content = _json(text, "The pasted nodes", f"Paste all that `{KUBECTL}` prints.")
+    items = content.get("items", [content]) if isinstance(content, dict) else content
+    items_of_kind: dict[str, list[Any]] = {"Node": [], "Pod": []}
     for item in items if isinstance(items, list) else []:
-        if isinstance(item, dict) and item.get("kind") in by_kind:
-            by_kind[item["kind"]].append(item)
-    if not by_kind["Node"]:
+        if isinstance(item, dict) and item.get("kind") in items_of_kind:
+            items_of_kind[item["kind"]].append(item)
+    if not items_of_kind["Node"]:
         raise UserError("There are no nodes in the pasted text.", f"Paste all that `{KUBECTL}` prints.")
-    untold = ["quotas", "autoscalers"]
-    if not by_kind["Pod"]:
-        untold.insert(0, "usage of the nodes (paste the pods too)")
+    unknown = ["quotas", "autoscalers"]
+    if not items_of_kind["Pod"]:
+        unknown.insert(0, "usage of the nodes (paste the pods too)")
     try:
-        usage = _usage(by_kind["Pod"]) if by_kind["Pod"] else None
-        nodes = tuple(node_of(item) for item in by_kind["Node"])
-        state = ClusterState(context="pasted", nodes=nodes, usage=usage, untold=tuple(untold))
+        usage = _usage(items_of_kind["Pod"]) if items_of_kind["Pod"] else None
+        nodes = tuple(node_of(item) for item in items_of_kind["Node"])
+        state = ClusterState(context="pasted", nodes=nodes, usage=usage, unknown=tuple(unknown))
         return replace(offered(state, hardware.current(), PodRules(), gpu=gpu), name="the pasted cluster")
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise UserError(
@@ -62,8 +62,8 @@ def _usage(pods: Sequence[Mapping[str, Any]]) -> dict[str, Usage]:
     return read_usage(lambda _path, **_query: {"kind": "PodList", "items": running})
 
 
-def _json(text: str, what: str, advice: str) -> Any:
+def _json(text: str, name: str, advice: str) -> Any:
     try:
         return parse_json(text)
     except ValueError as error:
-        raise UserError(f"{what} is not JSON: {error}.", advice) from None
+        raise UserError(f"{name} is not JSON: {error}.", advice) from None

@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from estimator import throughput
+from estimator.engines import automatic
+from estimator.engines.setups import setup_of
+from estimator.engines.support import planned_only
 from estimator.job import Job, Target
 from estimator.plan import Interruptions, Plan, Prediction
-from estimator.planning import automatic, learning_rate
+from estimator.planning import learning_rate
 from estimator.planning.capacity import why_rare
-from estimator.planning.engines import setup_of
 from estimator.planning.goals import DISRUPTIONS
 from estimator.planning.interruptions import ends_well, expected, in_words, untold
 from estimator.planning.job_settings import changed_settings
 from estimator.planning.search import Candidate
 from estimator.planning.step_requests import for_evaluation, for_preparation, for_training
-from estimator.planning.support import planned_only
 from estimator.vocabulary import LAUNCHED_ENGINES
 
 
@@ -23,14 +24,14 @@ def assemble(
     job: Job,
     target: Target,
     candidate: Candidate,
-    why: list[str],
+    reasons: list[str],
     rejected: tuple[str, ...],
     tokens: int | None = None,
     max_disruptions: int = DISRUPTIONS,
 ) -> Plan:
     """Build the Plan of a candidate.
 
-    ``why`` and ``rejected``: lines for users; ``tokens``: of the complete job, for its hours and price.
+    ``reasons`` and ``rejected``: lines for users; ``tokens``: of the complete job, for its hours and price.
     """
     job = automatic.decided(job, candidate.layout.device)
     setup = setup_of(job, candidate.layout)
@@ -41,9 +42,9 @@ def assemble(
         peak = candidate.gpu.peak_flops("fp32" if layout.precision == "fp32" else "bf16")
     interruptions = _interruptions(job, candidate, tokens, max_disruptions)
     if interruptions is not None:
-        why = [*why, *in_words(interruptions)]
+        reasons = [*reasons, *in_words(interruptions)]
     elif place is not None and place.spot:
-        why = [*why, untold(place.interruptions)]
+        reasons = [*reasons, untold(place.interruptions)]
     plan = Plan(
         model=job.model.name,
         parameters=job.model.parameters,
@@ -71,11 +72,11 @@ def assemble(
             step_parts=candidate.speed.parts.kinds if candidate.speed.parts else (),
             step_kernels=candidate.speed.parts.of_compute if candidate.speed.parts else (),
             step_collectives=candidate.speed.parts.collectives if candidate.speed.parts else (),
-            rarely_had=why_rare(place),
+            low_availability=why_rare(place),
             checkpoint_bytes=candidate.checkpoint_bytes,
             interruptions=interruptions,
         ),
-        why=tuple(why),
+        why=tuple(reasons),
         rejected=rejected,
         learning_rates=learning_rate.hints(job),
         task=job.task,
@@ -95,19 +96,19 @@ def assemble(
 
 def _interruptions(job: Job, candidate: Candidate, tokens: int | None, budget: int) -> Interruptions | None:
     """Predict the effect of interruptions on the complete run; None if speed or length are unknown."""
-    found = candidate.interruptions
+    interruptions = candidate.interruptions
     speed = candidate.speed.tokens_per_second
-    if found is None or speed is None:
-        return found
-    steps = max(1, round(found.interval_seconds * speed / job.tokens_per_step))
+    if interruptions is None or speed is None:
+        return interruptions
+    steps = max(1, round(interruptions.interval_seconds * speed / job.tokens_per_step))
     hours, trained = candidate.hours(tokens), candidate.training_hours(tokens)
     if hours is None or trained is None:
-        return replace(found, steps=steps)
+        return replace(interruptions, steps=steps)
     start = candidate.start_up.hours if candidate.start_up is not None else 0.0
     return replace(
-        found,
+        interruptions,
         steps=steps,
-        expected=expected(hours, found),
+        expected=expected(hours, interruptions),
         lost_hours=hours - start - trained,
-        ends_well=ends_well(hours, found, budget),
+        ends_well=ends_well(hours, interruptions, budget),
     )

@@ -18,7 +18,7 @@ def why_rare(place: Place | None) -> str:
     Nodes of a cluster are present, or the run waits for them. Spot instances are never certain, so none is
     marked.
     """
-    if place is None or place.cloud is None or place.spot or place.there or place.tier:
+    if place is None or place.cloud is None or place.spot or place.free_nodes or place.tier:
         return ""
     return _why_rare(place.cloud, place.name)
 
@@ -34,9 +34,9 @@ def _why_rare(cloud: str, name: str) -> str:
 @lru_cache(maxsize=1)
 def _rows() -> dict[str, list[tuple[re.Pattern[str], str]]]:
     """Return patterns of instance names, with the reason, by cloud."""
-    found: dict[str, list[tuple[re.Pattern[str], str]]] = {}
+    rules: dict[str, list[tuple[re.Pattern[str], str]]] = {}
     with TABLE.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             pattern = re.compile(row["machines"], re.IGNORECASE)
-            found.setdefault(row["cloud"], []).append((pattern, row["reason"]))
-    return found
+            rules.setdefault(row["cloud"], []).append((pattern, row["reason"]))
+    return rules

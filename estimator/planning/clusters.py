@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from estimator.engines.support import unsupported_job, with_engine
 from estimator.errors import CannotFit, UserError
 from estimator.hardware import Gpu
 from estimator.job import Job, Target
@@ -21,15 +22,14 @@ from estimator.planning.ranking import (
     Ranking,
     Rejection,
     against_goals,
-    dearer,
     distinct,
     in_order,
+    later_ranked,
     of_misses,
     order_in_words,
 )
 from estimator.planning.search import Candidate, Evidence, Miss, Search, precision_of, shape
 from estimator.planning.step_requests import disk_of
-from estimator.planning.support import unsupported_job, with_engine
 from estimator.vocabulary import LAUNCHED_ENGINES, METHODS
 
 MOST_REJECTIONS = 10
@@ -48,7 +48,7 @@ class Survey:
     evidence: Evidence
     places: list[Place]
     candidates: list[Candidate] = field(default_factory=list)
-    beyond: list[tuple[Candidate, Rejection]] = field(default_factory=list)  # fits, misses the goals
+    goal_misses: list[tuple[Candidate, Rejection]] = field(default_factory=list)  # fits, misses the goals
     misses: list[Miss] = field(default_factory=list)
     searches: dict[str, Search] = field(default_factory=dict)
     is_unmeasured: Callable[[Gpu], bool] = field(default_factory=unmeasured_rule)
@@ -84,19 +84,23 @@ class Survey:
 
     def by_engine(self, job: Job, *, machines: int = MOST_COMPARED) -> Survey:
         """Search again with the job's engine, on the instance types of this survey's best candidates."""
-        places = {id(found.place): found.place for found in self.candidates if found.place is not None}
+        places = {
+            id(candidate.place): candidate.place
+            for candidate in self.candidates
+            if candidate.place is not None
+        }
         batch = {name: getattr(self.job, name) for name in ("global_batch_size", "batch_multiple")}
-        other = replace(
+        survey = replace(
             self,
             job=replace(job, **batch),
             places=list(places.values())[:machines],
             candidates=[],
-            beyond=[],
+            goal_misses=[],
             misses=[],
             searches={},
         ).run()
-        other.misses += self.misses
-        return other
+        survey.misses += self.misses
+        return survey
 
     def _is_scattered(self, candidate: Candidate) -> bool:
         """Return whether a layout uses more nodes than necessary in the cloud, without being cheaper.
@@ -106,7 +110,7 @@ class Survey:
         """
         if candidate.layout.nodes == 1 or self.target.gpus:
             return False
-        return any(_does_as_much(other, candidate) for other in self.candidates)
+        return any(_is_dominated(considered, candidate) for considered in self.candidates)
 
     def _look_at(self, place: Place) -> None:
         """Search all node and GPU counts of one instance type, until larger ones can only be worse."""
@@ -136,15 +140,15 @@ class Survey:
                 self.candidates.append(best)
                 _log.debug("candidate %s: %s", best.what, best.layout)
             else:
-                self.beyond.append((best, rejection))
+                self.goal_misses.append((best, rejection))
                 _log.debug("discarded %s", rejection)
             cost = best.usd_per_token if best.usd_per_token is not None else math.inf
-            if self._enough(place, nodes, count, rejection, cheaper=cost < cheapest):
+            if self._enough(place, nodes, count, rejection, priced_lower=cost < cheapest):
                 break
             cheapest = min(cheapest, cost)
 
     def _enough(
-        self, place: Place, nodes: int, count: int, rejection: Rejection | None, *, cheaper: bool
+        self, place: Place, nodes: int, count: int, rejection: Rejection | None, *, priced_lower: bool
     ) -> bool:
         """Return whether more of these nodes cannot be better."""
         if nodes == 1 and count < place.gpus:
@@ -155,7 +159,7 @@ class Survey:
             return False
         # One more node may avoid checkpointing or a pipeline; beyond the cheapest, it only communicates more.
         # A flow without goals uses the first that fits.
-        return not (self.thorough and cheaper)
+        return not (self.thorough and priced_lower)
 
     @property
     def thorough(self) -> bool:
@@ -163,22 +167,24 @@ class Survey:
         return self.target.kind == "catalogue" or self.goals != Goals()
 
 
-def _does_as_much(one: Candidate, many: Candidate) -> bool:
-    """Return whether ``one`` has as many GPUs on fewer nodes of the same cloud as ``many``."""
-    here, there = one.place, many.place
-    if here is None or there is None or here.cloud != there.cloud:
+def _is_dominated(first: Candidate, second: Candidate) -> bool:
+    """Return whether ``first`` has as many GPUs on fewer nodes of the same cloud as ``second``."""
+    first_place, second_place = first.place, second.place
+    if first_place is None or second_place is None or first_place.cloud != second_place.cloud:
         return False
-    if why_rare(here) and not why_rare(there):
+    if why_rare(first_place) and not why_rare(second_place):
         return False
-    if (one.unmeasured, one.idle_gpus > 0) > (many.unmeasured, many.idle_gpus > 0):
+    if (first.unmeasured, first.idle_gpus > 0) > (second.unmeasured, second.idle_gpus > 0):
         return False
-    gpus = many.layout.world_size
-    if there.gpus == 1:
-        return here.gpus >= gpus or (one.layout.nodes < many.layout.nodes and one.layout.world_size >= gpus)
-    prices = (one.usd_per_hour, many.usd_per_hour)
-    dearer = prices[0] is None or prices[1] is None or round(prices[0], 2) > round(prices[1], 2)
-    same = here.gpu.name == there.gpu.name and one.layout.world_size >= gpus
-    return same and one.layout.nodes < many.layout.nodes and not dearer
+    gpus = second.layout.world_size
+    if second_place.gpus == 1:
+        return first_place.gpus >= gpus or (
+            first.layout.nodes < second.layout.nodes and first.layout.world_size >= gpus
+        )
+    prices = (first.usd_per_hour, second.usd_per_hour)
+    more_expensive = prices[0] is None or prices[1] is None or round(prices[0], 2) > round(prices[1], 2)
+    same_gpus = first_place.gpu.name == second_place.gpu.name and first.layout.world_size >= gpus
+    return same_gpus and first.layout.nodes < second.layout.nodes and not more_expensive
 
 
 def survey_places(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Survey:
@@ -199,10 +205,10 @@ def host_miss(candidate: Candidate, place: Place) -> Miss | None:
     if place.ram_bytes is None:
         return None
     share = place.allocatable * candidate.layout.processes_per_node / place.gpus
-    has = int(place.ram_bytes * share)
-    if candidate.memory.host_bytes <= has:
+    available = int(place.ram_bytes * share)
+    if candidate.memory.host_bytes <= available:
         return None
-    return Miss(what=candidate.what, needs=candidate.memory.host_bytes, has=has, where="host memory")
+    return Miss(what=candidate.what, needs=candidate.memory.host_bytes, has=available, where="host memory")
 
 
 def disk_miss(job: Job, target: Target, candidate: Candidate, place: Place) -> Miss | None:
@@ -221,14 +227,16 @@ def rank_plans(survey: Survey, top: int) -> Ranking:
     order = distinct(survey.candidates)
     misses = of_misses(survey.misses, MOST_REJECTIONS // 2)
     by_distance = sorted(
-        (miss for _, miss in survey.beyond), key=lambda miss: (miss.over is None, miss.over or 0.0)
+        (miss for _, miss in survey.goal_misses), key=lambda miss: (miss.over is None, miss.over or 0.0)
     )
     goals_missed = list({miss.what.split(" (")[0]: miss for miss in reversed(by_distance)}.values())[::-1]
     near_goals = goals_missed[: MOST_REJECTIONS // 3]
-    dearer_machines = dearer(best, order[1:], survey.goals, MOST_REJECTIONS)
+    dearer_machines = later_ranked(best, order[1:], survey.goals, MOST_REJECTIONS)
     gpu_names = {candidate.gpu.name for candidate in order[:top] if candidate.gpu}
-    rest = [line for line in dearer_machines if not any(f"x {name} (" in line.what for name in gpu_names)]
-    rejected = (*near_goals, *misses, *rest)[:MOST_REJECTIONS]
+    other_machines = [
+        line for line in dearer_machines if not any(f"x {name} (" in line.what for name in gpu_names)
+    ]
+    rejected = (*near_goals, *misses, *other_machines)[:MOST_REJECTIONS]
     noted = tuple(str(line) for line in (*near_goals, *misses[:3], *dearer_machines))[:5]
     plans = [
         build_plan(survey, candidate, noted if candidate is best else (), best) for candidate in order[:top]
@@ -246,17 +254,17 @@ def build_plan(survey: Survey, candidate: Candidate, rejected: Iterable[str], be
     """Build the Plan of a candidate of a survey, with the differences to the ``best`` one as reasons."""
     search = survey.searches[candidate.layout.precision]
     if not survey.candidates:
-        why = reasons.nearest(candidate)
+        lines = reasons.nearest(candidate)
     elif candidate is best:
-        why = reasons.of_machine(candidate, survey.candidates, survey.target, survey.goals, survey.tokens)
+        lines = reasons.of_machine(candidate, survey.candidates, survey.target, survey.goals, survey.tokens)
     else:
-        why = reasons.behind(candidate, best)
-    why += reasons.of_layout(search, candidate)
+        lines = reasons.behind(candidate, best)
+    lines += reasons.of_layout(search, candidate)
     return assemble(
         survey.job,
         survey.target,
         candidate,
-        why,
+        lines,
         tuple(rejected),
         survey.tokens,
         survey.goals.max_disruptions,
@@ -279,17 +287,17 @@ def as_qlora(job: Job) -> Job | None:
     """Return the job with QLoRA, on its engine or another one that supports it; None if none does."""
     if METHODS[job.method].quantized or job.model.experts:
         return None
-    quantised = replace(job, method="qlora")
-    if job.engine not in LAUNCHED_ENGINES or unsupported_job(quantised) is None:
-        return quantised
+    quantized = replace(job, method="qlora")
+    if job.engine not in LAUNCHED_ENGINES or unsupported_job(quantized) is None:
+        return quantized
     if job.precision == "bf16-mixed":
         return None  # the engines with QLoRA cannot train this model
     lean = replace(
-        quantised, engine="auto", zero_stage=None, offload="none", fsdp_sharding=None, replicas=None
+        quantized, engine="auto", zero_stage=None, offload="none", fsdp_sharding=None, replicas=None
     )
-    quantised = with_engine(lean)
+    quantized = with_engine(lean)
     # A model that no engine can train is planned only, with any method
-    return quantised if unsupported_job(quantised) is None or unsupported_job(job) is not None else None
+    return quantized if unsupported_job(quantized) is None or unsupported_job(job) is not None else None
 
 
 __all__ = ["CannotFit", "Survey", "as_qlora", "best_or_none", "rank_plans", "survey_places"]

@@ -29,21 +29,21 @@ def by_preference(jobs: Sequence[Job]) -> list[list[Job]]:
     An engine of a later group is used only if no engine of an earlier one has a plan. The last group is of
     engines that can also train in pure bf16, if no other engine does.
     """
-    with_masters = [job for job in jobs if keeps_masters(job)]
+    fp32_masters = [job for job in jobs if keeps_masters(job)]
     # FSDP2, which is part of torch, before DeepSpeed
-    with_masters.sort(key=lambda job: ENGINES[job.engine].sharding_options == "zero")
+    fp32_masters.sort(key=lambda job: ENGINES[job.engine].sharding_options == "zero")
     without = [job for job in jobs if not keeps_masters(job)] or [
-        replace(job, precision="bf16") for job in with_masters if "bf16" in ENGINES[job.engine].precisions
+        replace(job, precision="bf16") for job in fp32_masters if "bf16" in ENGINES[job.engine].precisions
     ]
-    return [group for group in (with_masters, without) if group]
+    return [group for group in (fp32_masters, without) if group]
 
 
 def faster_than(engine: str, speeds: Speeds) -> str | None:
     """Return the fastest engine if it is faster than ``engine`` by more than a tie."""
-    own = speeds[engine] or 0.0
-    known = {name: speed for name, speed in speeds.items() if speed}
-    fastest = max(known, key=lambda name: known[name], default=engine)
-    return fastest if (speeds[fastest] or 0.0) > own * (1 + INDISTINCT) else None
+    current = speeds[engine] or 0.0
+    known_speeds = {name: speed for name, speed in speeds.items() if speed}
+    fastest = max(known_speeds, key=lambda name: known_speeds[name], default=engine)
+    return fastest if (speeds[fastest] or 0.0) > current * (1 + INDISTINCT) else None
 
 
 def clearly_better(survey: Survey, jobs: Sequence[Job]) -> Job | None:
@@ -52,15 +52,15 @@ def clearly_better(survey: Survey, jobs: Sequence[Job]) -> Job | None:
     It compares the ranking figure: price, GPU-hours or time.
     """
     best = survey.candidates[0]
-    found: list[tuple[float, Job]] = []
+    rivals: list[tuple[float, Job]] = []
     for job in jobs:
         if job.engine != survey.job.engine:
             rival = next(iter(survey.by_engine(job, machines=FEW_MACHINES).candidates), None)
             if rival is not None and rival.idle_gpus <= best.idle_gpus:
-                found.append((figure(rival, survey.goals, survey.tokens), job))
-    if not found:
+                rivals.append((figure(rival, survey.goals, survey.tokens), job))
+    if not rivals:
         return None
-    least, rival_job = min(found, key=lambda pair: pair[0])
+    least, rival_job = min(rivals, key=lambda pair: pair[0])
     return rival_job if least * (1 + INDISTINCT) < figure(best, survey.goals, survey.tokens) else None
 
 
@@ -75,33 +75,33 @@ def speeds_on_best(survey: Survey, jobs: Sequence[Job], target: Target, evidence
         batch = {name: getattr(survey.job, name) for name in ("global_batch_size", "batch_multiple")}
         rival = replace(job, **batch)
         search = Search(rival, precision_of(rival, "cuda", gpu), "cuda", evidence)
-        found = search.best(layout.nodes, layout.processes_per_node, capacity or 0, gpu, place)
+        candidate = search.best(layout.nodes, layout.processes_per_node, capacity or 0, gpu, place)
         if (
-            found is not None
+            candidate is not None
             and place is not None
-            and (host_miss(found, place) or disk_miss(rival, target, found, place))
+            and (host_miss(candidate, place) or disk_miss(rival, target, candidate, place))
         ):
-            found = None
-        speeds[job.engine] = found.speed.tokens_per_second if found is not None else None
+            candidate = None
+        speeds[job.engine] = candidate.speed.tokens_per_second if candidate is not None else None
     return speeds
 
 
-def reason(engine: str, speeds: Speeds, *, passed_over: str = "") -> str:
+def reason(engine: str, speeds: Speeds, *, skipped: str = "") -> str:
     """Explain the choice of the engine in one line, with the runner-up and the difference.
 
-    ``passed_over``: why engines with fp32 master weights were not chosen, as a clause.
+    ``skipped``: why engines with fp32 master weights were not chosen, as a clause.
     """
-    lean = f"{passed_over}; " if passed_over else ""
-    others = {name: speed for name, speed in speeds.items() if speed and name != engine}
+    lean = f"{skipped}; " if skipped else ""
+    other_speeds = {name: speed for name, speed in speeds.items() if speed and name != engine}
     absent = [name for name, speed in speeds.items() if not speed and name != engine]
-    own = speeds[engine]
-    if not others or not own:
-        alone = "weights and optimizer states are in bf16" if passed_over else "no other engine supports it"
-        rest = f"{format_list(absent)} would not fit on these GPUs" if absent else alone
-        return f"engine {engine}: {lean}{rest}"
-    second = max(others, key=lambda name: others[name])
-    more = others[second] / own - 1
-    difference = compared(more, "faster", "slower") if abs(more) >= SEEN else "as fast"
-    tie = SEEN <= more <= INDISTINCT
+    chosen_speed = speeds[engine]
+    if not other_speeds or not chosen_speed:
+        alone = "weights and optimizer states are in bf16" if skipped else "no other engine supports it"
+        explanation = f"{format_list(absent)} would not fit on these GPUs" if absent else alone
+        return f"engine {engine}: {lean}{explanation}"
+    second = max(other_speeds, key=lambda name: other_speeds[name])
+    gain = other_speeds[second] / chosen_speed - 1
+    difference = compared(gain, "faster", "slower") if abs(gain) >= SEEN else "as fast"
+    tie = SEEN <= gain <= INDISTINCT
     simpler = f", a tie, and {engine} is simpler" if tie else ""
     return f"engine {engine}: {lean}the runner-up, {second}, is {difference} on these GPUs{simpler}"

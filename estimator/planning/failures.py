@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from estimator.engines.support import unsupported_job
 from estimator.errors import CannotFit, UserError
 from estimator.formatting import format_duration, format_usd
 from estimator.job import Job, Target
@@ -18,7 +19,6 @@ from estimator.planning.clusters import Survey, as_qlora, best_or_none, build_pl
 from estimator.planning.goals import Goals
 from estimator.planning.ranking import Rejection
 from estimator.planning.search import Candidate, title
-from estimator.planning.support import unsupported_job
 from estimator.suggestions import Suggestion
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, LaunchedOptimizer
 
@@ -45,35 +45,35 @@ def of_error(job: Job, error: CannotFit) -> Failure:
     return Failure(rejection, (0, -float(list(METHODS).index(job.method))), lambda: error)
 
 
-def of_survey(seen: Survey) -> Failure:
+def of_survey(survey: Survey) -> Failure:
     """Build the failure of a survey of layouts and machines without a plan."""
-    method = seen.job.method
-    if seen.beyond and all(miss.kind == "interruptions" for _, miss in seen.beyond):
-        return _interrupted(seen)
-    if seen.beyond:
-        problem, nearest, suggestion = _goals_missed(seen)
-        figure = (nearest.usd if "budget_usd" in suggestion else nearest.hours)(seen.tokens)
+    method = survey.job.method
+    if survey.goal_misses and all(miss.kind == "interruptions" for _, miss in survey.goal_misses):
+        return _interrupted(survey)
+    if survey.goal_misses:
+        problem, nearest, suggestion = _goals_missed(survey)
+        figure = (nearest.usd if "budget_usd" in suggestion else nearest.hours)(survey.tokens)
         return Failure(
             Rejection(what=method, reason=problem, kind="method"),
             (0, math.inf if figure is None else figure),
             lambda: CannotFit(
                 f"{problem}.",
-                example_plan=build_plan(seen, nearest, (), nearest),
+                example_plan=build_plan(survey, nearest, (), nearest),
                 suggestions=(suggestion,),
             ),
         )
     # A layout that lacks only disk space is nearer than one that does not fit the GPUs
-    miss = min(seen.misses, key=lambda miss: (miss.where != "disk", miss.over), default=None)
+    miss = min(survey.misses, key=lambda miss: (miss.where != "disk", miss.over), default=None)
     if miss is not None:
-        what = f"{method} on {miss.what}"
-        problem = f"{title(seen.job)} does not fit on the requested hardware; nearest: {miss}."
+        subject = f"{method} on {miss.what}"
+        problem = f"{title(survey.job)} does not fit on the requested hardware; nearest: {miss}."
         problem += _DISK if miss.where == "disk" else ""
         return Failure(
-            Rejection(what=what, reason=miss.reason, kind="method", over=miss.over),
+            Rejection(what=subject, reason=miss.reason, kind="method", over=miss.over),
             (1, miss.over),
-            lambda: _memory_missed(seen, problem),
+            lambda: _memory_missed(survey, problem),
         )
-    reason = _no_batch(seen)
+    reason = _no_batch(survey)
     advice = "Choose another batch size, or leave parallelism or GPU counts to the planner."
     return Failure(
         Rejection(what=method, reason=reason, kind="method"),
@@ -82,12 +82,12 @@ def of_survey(seen: Survey) -> Failure:
     )
 
 
-def _interrupted(seen: Survey) -> Failure:
+def _interrupted(survey: Survey) -> Failure:
     """Build the failure of spot instances that are interrupted too often for the run to finish."""
-    nearest, miss = min(seen.beyond, key=lambda pair: pair[1].over or math.inf)
+    nearest, miss = min(survey.goal_misses, key=lambda pair: pair[1].over or math.inf)
     problem = f"On spot instances this run would hardly finish on {nearest.what}: {miss.reason}"
     return Failure(
-        Rejection(what=seen.job.method, reason=problem, kind="method"),
+        Rejection(what=survey.job.method, reason=problem, kind="method"),
         (0, miss.over or math.inf),
         lambda: UserError(
             f"{problem}.",
@@ -99,25 +99,25 @@ def _interrupted(seen: Survey) -> Failure:
     )
 
 
-def _no_batch(seen: Survey) -> str:
-    counts = sorted(seen.indivisible)
+def _no_batch(survey: Survey) -> str:
+    counts = sorted(survey.indivisible)
     if not counts:
         return "no instance type has the requested number of GPUs"
     numbers = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     return (
-        f"a batch of {seen.job.global_batch_size} is not divisible over {numbers} GPU(s) with these options"
+        f"a batch of {survey.job.global_batch_size} is not divisible over {numbers} GPU(s) with these options"
     )
 
 
-def _goals_missed(seen: Survey) -> tuple[str, Candidate, Suggestion]:
+def _goals_missed(survey: Survey) -> tuple[str, Candidate, Suggestion]:
     """Return the problem, the nearest plan, and the change that would allow it."""
-    goals, tokens = seen.goals, seen.tokens
-    kinds = {miss.kind for _, miss in seen.beyond}
-    amount = f"{_count(tokens)} tokens of {seen.job.model.name} ({seen.job.method})"
+    goals, tokens = survey.goals, survey.tokens
+    kinds = {miss.kind for _, miss in survey.goal_misses}
+    amount = f"{_count(tokens)} tokens of {survey.job.model.name} ({survey.job.method})"
     if "budget" in kinds:
         # Candidates that miss the deadline as well do not help
-        near = [found for found, miss in seen.beyond if miss.kind == "budget"]
-        best = min(near, key=lambda found: found.usd(tokens) or math.inf)
+        over_budget = [item for item, miss in survey.goal_misses if miss.kind == "budget"]
+        best = min(over_budget, key=lambda item: item.usd(tokens) or math.inf)
         within = f" within {goals.deadline_hours:g} h" if goals.deadline_hours is not None else ""
         usd = best.usd(tokens) or 0.0
         problem = (
@@ -127,8 +127,8 @@ def _goals_missed(seen: Survey) -> tuple[str, Candidate, Suggestion]:
         )
         return problem, best, {"budget_usd": math.ceil(usd)}
     if "deadline" in kinds:
-        near = [found for found, miss in seen.beyond if miss.kind == "deadline"]
-        best = min(near, key=lambda found: found.hours(tokens) or math.inf)
+        over_budget = [item for item, miss in survey.goal_misses if miss.kind == "deadline"]
+        best = min(over_budget, key=lambda item: item.hours(tokens) or math.inf)
         hours, price = best.hours(tokens) or 0.0, best.usd(tokens)
         problem = (
             f"No plan trains {amount} within {goals.deadline_hours:g} h; "
@@ -136,17 +136,17 @@ def _goals_missed(seen: Survey) -> tuple[str, Candidate, Suggestion]:
             + (f", for {format_usd(price)}" if price is not None else "")
         )
         return problem, best, {"deadline_hours": f"{math.ceil(hours * 10) / 10:g}"}
-    candidate, miss = seen.beyond[0]
+    candidate, miss = survey.goal_misses[0]
     goal = "deadline" if miss.kind == "speed" else "budget"
-    problem = f"{title(seen.job)} fits, but whether it meets the {goal} is unknown; {miss}"
+    problem = f"{title(survey.job)} fits, but whether it meets the {goal} is unknown; {miss}"
     return problem, candidate, {"deadline_hours" if goal == "deadline" else "budget_usd": None}
 
 
 _DISK = " Weights, checkpoints and the result need ephemeral storage: use nodes with a larger disk."
 
 
-def _memory_missed(seen: Survey, problem: str) -> CannotFit:
-    job, target, goals = seen.job, seen.target, seen.goals
+def _memory_missed(survey: Survey, problem: str) -> CannotFit:
+    job, target, goals = survey.job, survey.target, survey.goals
     free = Target(kind=target.kind, capacity=target.capacity, tight=target.tight)
     unlimited = Goals(cluster=goals.cluster)
     example_plan = best_or_none(job, free, unlimited) if (free, unlimited) != (target, goals) else None
@@ -157,19 +157,21 @@ def _memory_missed(seen: Survey, problem: str) -> CannotFit:
             {"resources.nodes": request.nodes, "resources.instance_type": request.instance_type}
         )
 
-    def fits(other: Job) -> bool:
-        return best_or_none(other, target, goals) is not None
+    def fits(changed: Job) -> bool:
+        return best_or_none(changed, target, goals) is not None
 
     suggestions += without_costly_options(job, fits)
     suggestions += _other_machines(job, target, goals)
     suggestions += with_lean_states(job, fits)
     suggestions += smaller(job, fits)
-    suggestions = [each for n, each in enumerate(suggestions) if each not in suggestions[:n]]
+    suggestions = [
+        suggestion for n, suggestion in enumerate(suggestions) if suggestion not in suggestions[:n]
+    ]
     return CannotFit(
         problem,
         example_plan=example_plan,
         suggestions=tuple(suggestions[:MOST_SUGGESTIONS]),
-        here=f"{len({place.name for place in seen.places})} instance types that match the options",
+        here=f"{len({place.name for place in survey.places})} instance types that match the options",
     )
 
 
@@ -177,15 +179,15 @@ def _other_machines(job: Job, target: Target, goals: Goals) -> Iterator[Suggesti
     """Suggest more of the same GPUs, or the same number of another GPU."""
     limited = target.gpus or target.nodes or goals.max_nodes or goals.max_gpus
     if limited:
-        more = best_or_none(
+        plan = best_or_none(
             job, replace(target, gpus=None, nodes=None), replace(goals, max_nodes=None, max_gpus=None)
         )
-        if more is not None and goals.cluster is None:
-            yield _numbers(more)
+        if plan is not None and goals.cluster is None:
+            yield _numbers(plan)
     if target.gpu and limited:
-        other = best_or_none(job, replace(target, gpu=None), goals)
-        if other is not None:
-            yield {"resources.gpu": other.request.gpu_type}
+        plan = best_or_none(job, replace(target, gpu=None), goals)
+        if plan is not None:
+            yield {"resources.gpu": plan.request.gpu_type}
 
 
 def _numbers(plan: Plan) -> Suggestion:
@@ -195,20 +197,20 @@ def _numbers(plan: Plan) -> Suggestion:
 
 def smaller(job: Job, fits: Callable[[Job], bool]) -> list[Suggestion]:
     """Suggest changes that reduce memory and fit; if no single one does, the first few in combination."""
-    singles = [suggestion for suggestion, change in _leaner(job) if fits(change(job))]
+    single_changes = [suggestion for suggestion, change in _leaner(job) if fits(change(job))]
     seq_len = _shorter(job, fits)
     if seq_len is not None:
-        singles.append({"seq_len": seq_len})
-    if singles:
-        return singles
+        single_changes.append({"seq_len": seq_len})
+    if single_changes:
+        return single_changes
     together: Suggestion = {}
     for suggestion, change in _leaner(job):
         if suggestion == _LORA:
             continue  # QLoRA, which follows, needs less
         job = change(job)
-        several = bool(together)
+        has_earlier = bool(together)
         together = together | suggestion
-        if several and fits(job):
+        if has_earlier and fits(job):
             return [together]
     seq_len = _shorter(job, fits) if together else None
     return [together | {"seq_len": seq_len}] if seq_len is not None else []
@@ -279,9 +281,9 @@ def _leaner(job: Job) -> Iterator[tuple[Suggestion, Callable[[Job], Job]]]:
     yield from _on_the_loop(job)
     if not job.adapters:
         yield _LORA, lambda job: replace(job, method="lora")
-    quantised = as_qlora(job)
-    if quantised is not None:
-        yield _differences(job, quantised), lambda job: as_qlora(job) or job
+    quantized = as_qlora(job)
+    if quantized is not None:
+        yield _differences(job, quantized), lambda job: as_qlora(job) or job
 
 
 def _on_the_loop(job: Job) -> Iterator[tuple[Suggestion, Callable[[Job], Job]]]:
@@ -314,12 +316,12 @@ def _has(job: Job, engine: str, fields: dict[str, object]) -> bool:
     return engine in LAUNCHED_ENGINES and unsupported_job(changed) is None
 
 
-def _differences(job: Job, quantised: Job) -> Suggestion:
+def _differences(job: Job, quantized: Job) -> Suggestion:
     """Return the changes from one job to the other; options of the old engine are removed."""
-    suggestion: Suggestion = {"method": quantised.method}
-    if quantised.engine == job.engine:
+    suggestion: Suggestion = {"method": quantized.method}
+    if quantized.engine == job.engine:
         return suggestion
-    suggestion["engine"] = quantised.engine
+    suggestion["engine"] = quantized.engine
     if job.zero_stage is not None:
         suggestion["zero.stage"] = None
     if job.fsdp_sharding is not None:
@@ -343,7 +345,7 @@ def _shorter(job: Job, fits: Callable[[Job], bool]) -> int | None:
 
 
 def _count(tokens: int | None) -> str:
-    for size, word in ((10**9, "billion"), (10**6, "million")):
+    for size, unit in ((10**9, "billion"), (10**6, "million")):
         if tokens is not None and tokens >= size:
-            return f"{tokens / size:,.3g} {word}"
+            return f"{tokens / size:,.3g} {unit}"
     return f"{tokens:,}"

@@ -26,14 +26,14 @@ class Rate:
 NO_RATE = Rate(per_node_hour=None, source="")
 
 
-def rate_of(cloud: str | None, machine: str, given: float | None = None) -> Rate:
+def rate_of(cloud: str | None, machine: str, user_rate: float | None = None) -> Rate:
     """Return the rate set by the user, otherwise that of the table for this instance type."""
-    if given is not None:
-        return Rate(per_node_hour=given, source="as given")
+    if user_rate is not None:
+        return Rate(per_node_hour=user_rate, source="as given")
     for row in _rows():
         if row["cloud"] == cloud and re.match(row["machines"], machine, re.IGNORECASE):
-            known = float(row["per_node_hour"]) if row["per_node_hour"] else None
-            return Rate(per_node_hour=known, source=row["source"], where=row["where"])
+            rate = float(row["per_node_hour"]) if row["per_node_hour"] else None
+            return Rate(per_node_hour=rate, source=row["source"], where=row["where"])
     return NO_RATE
 
 

@@ -48,7 +48,7 @@ def foresee(
     network = math.inf if network_gbps is None else network_gbps * 1e9 / 8
     writing = checkpoint_bytes / (bytes_per_second or disk)
     storing = checkpoint_bytes / min(network, disk)
-    between = 3600 / (rate.per_node_hour * nodes)
+    mean_seconds = 3600 / (rate.per_node_hour * nodes)
     return Interruptions(
         nodes=nodes,
         per_node_hour=rate.per_node_hour,
@@ -57,7 +57,7 @@ def foresee(
         checkpoint_basis="measured in earlier runs" if bytes_per_second else "bytes over the disk's rate",
         store_seconds=storing,
         restart_seconds=restart_hours * 3600,
-        interval_seconds=max(interval(writing, between), storing),
+        interval_seconds=max(interval(writing, mean_seconds), storing),
     )
 
 
@@ -69,72 +69,74 @@ def interval(checkpoint_s: float, between_s: float) -> float:
     return math.sqrt(2 * checkpoint_s * between_s)
 
 
-def wall_hours(hours: float, found: Interruptions) -> float:
+def wall_hours(hours: float, spot: Interruptions) -> float:
     """Return the wall-clock hours for this many hours of training, with checkpoints, lost work and restarts.
 
     T = M e^(R/M) (e^((w + C)/M) - 1) x work / w: Daly's complete model (2006, section 3) for work w between
     checkpoints of duration C, and restart time R. Training during the upload of a checkpoint is lost as well,
     so the upload counts as part of R.
     """
-    between = 3600 / (found.per_node_hour * found.nodes)
+    mean_seconds = 3600 / (spot.per_node_hour * spot.nodes)
     work = hours * 3600
     if work <= 0:
         return 0.0
-    each = min(found.interval_seconds, work) or 1.0
-    restart = found.restart_seconds + found.store_seconds
+    interval_seconds = min(spot.interval_seconds, work) or 1.0
+    restart = spot.restart_seconds + spot.store_seconds
     try:
-        again = math.exp(restart / between) * math.expm1((each + found.checkpoint_seconds) / between)
+        expansion = math.exp(restart / mean_seconds) * math.expm1(
+            (interval_seconds + spot.checkpoint_seconds) / mean_seconds
+        )
     except OverflowError:
         return math.inf
-    return between * again / each * hours
+    return mean_seconds * expansion / interval_seconds * hours
 
 
-def expected(wall: float, found: Interruptions) -> float:
+def expected(wall: float, spot: Interruptions) -> float:
     """Return the expected number of interruptions in this time (hours)."""
-    return wall * found.per_node_hour * found.nodes
+    return wall * spot.per_node_hour * spot.nodes
 
 
-def ends_well(wall: float, found: Interruptions, budget: int) -> float:
+def ends_well(wall: float, spot: Interruptions, budget: int) -> float:
     """Return the probability (0 to 1) of at most ``budget`` interruptions in this time (Poisson)."""
-    mean = expected(wall, found)
+    mean = expected(wall, spot)
     if not math.isfinite(mean):
         return 0.0
     logs = (count * math.log(mean) - mean - math.lgamma(count + 1) for count in range(budget + 1))
     return min(1.0, math.fsum(map(math.exp, logs))) if mean > 0 else 1.0
 
 
-def against_budget(wall: float, found: Interruptions, budget: int) -> str | None:
+def against_budget(wall: float, spot: Interruptions, budget: int) -> str | None:
     """Return the reason, with the arithmetic, why a run of this length would hardly finish, or None."""
-    chance = ends_well(wall, found, budget)
+    chance = ends_well(wall, spot, budget)
     if chance >= ENDS_WELL:
         return None
     if not math.isfinite(wall):
-        return f"it never reaches the next checkpoint: {_each(found)}"
+        return f"it never reaches the next checkpoint: {_each(spot)}"
     return (
-        f"{format_duration(wall * 3600)} on {_each(found)}: {expected(wall, found):,.1f} expected "
+        f"{format_duration(wall * 3600)} on {_each(spot)}: {expected(wall, spot):,.1f} expected "
         f"interruptions, {budget} allowed; {chance:.1%} of such runs finish"
     )
 
 
-def in_words(found: Interruptions) -> list[str]:
+def in_words(spot: Interruptions) -> list[str]:
     """Format the expected interruptions and checkpoint interval as lines of a plan's reasons."""
-    between = 3600 / (found.per_node_hour * found.nodes)
-    lines = [f"{_each(found)} ({found.source})"]
-    if found.expected is not None and found.lost_hours is not None and found.ends_well is not None:
+    mean_seconds = 3600 / (spot.per_node_hour * spot.nodes)
+    lines = [f"{_each(spot)} ({spot.source})"]
+    if spot.expected is not None and spot.lost_hours is not None and spot.ends_well is not None:
         lines[0] += (
-            f": {found.expected:,.1f} interruptions and {format_duration(found.lost_hours * 3600)} "
-            f"without progress are expected; {found.ends_well:.0%} of such runs finish"
+            f": {spot.expected:,.1f} interruptions and {format_duration(spot.lost_hours * 3600)} "
+            f"without progress are expected; {spot.ends_well:.0%} of such runs finish"
         )
-    every = format_duration(found.interval_seconds)
-    steps = "" if found.steps is None else f"{found.steps:,} steps, "
-    if found.interval_seconds > interval(found.checkpoint_seconds, between):
-        why = f"the duration of an upload ({found.checkpoint_basis})"
+    interval_text = format_duration(spot.interval_seconds)
+    steps = "" if spot.steps is None else f"{spot.steps:,} steps, "
+    if spot.interval_seconds > interval(spot.checkpoint_seconds, mean_seconds):
+        basis = f"the duration of an upload ({spot.checkpoint_basis})"
     else:
-        why = (
-            f"sqrt(2 x {format_duration(found.checkpoint_seconds)} for one ({found.checkpoint_basis}) x "
-            f"{format_duration(between)} between interruptions), {FORMULA}"
+        basis = (
+            f"sqrt(2 x {format_duration(spot.checkpoint_seconds)} for one ({spot.checkpoint_basis}) x "
+            f"{format_duration(mean_seconds)} between interruptions), {FORMULA}"
         )
-    return [*lines, f"a checkpoint every {steps}{every}: {why}"]
+    return [*lines, f"a checkpoint every {steps}{interval_text}: {basis}"]
 
 
 def untold(rate: Rate) -> str:
@@ -145,5 +147,5 @@ def untold(rate: Rate) -> str:
     )
 
 
-def _each(found: Interruptions) -> str:
-    return f"{found.nodes} spot node(s) with {found.per_node_hour:g} interruptions per node and hour"
+def _each(spot: Interruptions) -> str:
+    return f"{spot.nodes} spot node(s) with {spot.per_node_hour:g} interruptions per node and hour"

@@ -38,17 +38,17 @@ class Ladders:
         key = (nodes, processes)
         if key not in self._made:
             checkpointing_setting = self.job.activation_checkpointing
-            ways = [
+            all_spreads = [
                 way
                 for way in spreads(self.job, nodes, processes)
                 if nodes * processes > 1 or way.sharding != "fsdp" or self.precision == "bf16-mixed"
             ]
             ladders = (
-                Ladder(nodes, processes, way, checkpointing)
+                Ladder(nodes, processes, spread, checkpointing)
                 for checkpointing in (
                     (False, True) if checkpointing_setting is None else (checkpointing_setting,)
                 )
-                for way in ways
+                for spread in all_spreads
             )
             self._made[key] = [ladder for ladder in ladders if self.sizes(ladder)]
         return self._made[key]
@@ -57,25 +57,25 @@ class Ladders:
         """Return the layout of one rung: step 0 has the smallest micro batch."""
         key = (ladder, step)
         if key not in self._layouts:
-            size, each = self.sizes(ladder)[step], self._each(ladder)
+            size, sequences = self.sizes(ladder)[step], self._each(ladder)
             self._layouts[key] = self.layout(
-                ladder.nodes, ladder.processes, ladder.spread, ladder.checkpointing, size, each // size
+                ladder.nodes, ladder.processes, ladder.spread, ladder.checkpointing, size, sequences // size
             )
         return self._layouts[key]
 
     def sizes(self, ladder: Ladder) -> list[int]:
         """Return the micro batch sizes of a ladder, ascending; empty if none divides the global batch."""
         if ladder not in self._sizes:
-            each, way = self._each(ladder), ladder.spread
+            sequences, spread = self._each(ladder), ladder.spread
             if self.job.micro_batch_size:
                 sizes = [self.job.micro_batch_size]
             else:
-                most = LARGEST_MICRO_BATCH if way.pipeline == 1 else LARGEST_PIPELINE_MICRO_BATCH
-                sizes = [size for size in range(1, min(each, most) + 1) if each % size == 0]
+                max_size = LARGEST_MICRO_BATCH if spread.pipeline == 1 else LARGEST_PIPELINE_MICRO_BATCH
+                sizes = [size for size in range(1, min(sequences, max_size) + 1) if sequences % size == 0]
             if self.job.optimizer_in_backward:  # excludes accumulation
-                sizes = [size for size in sizes if size == each]
-            if way.virtual_stages > 1:  # interleaving needs complete rounds
-                sizes = [size for size in sizes if each // size % way.pipeline == 0]
+                sizes = [size for size in sizes if size == sequences]
+            if spread.virtual_stages > 1:  # interleaving needs complete rounds
+                sizes = [size for size in sizes if sequences // size % spread.pipeline == 0]
             self._sizes[ladder] = sizes
         return self._sizes[ladder]
 
@@ -85,14 +85,20 @@ class Ladders:
         return (self.job.batch_over(data_parallel) or 0) // data_parallel
 
     def layout(
-        self, nodes: int, processes: int, way: Spread, checkpointing: bool, micro_batch_size: int, passes: int
+        self,
+        nodes: int,
+        processes: int,
+        spread: Spread,
+        checkpointing: bool,
+        micro_batch_size: int,
+        passes: int,
     ) -> Layout:
         """Return the layout of a spread with this micro batch and ``passes`` forward passes per step."""
         return Layout(
             device=self.device,
             nodes=nodes,
             processes_per_node=processes,
-            sharding=way.sharding,
+            sharding=spread.sharding,
             micro_batch_size=micro_batch_size,
             accumulation=passes,
             seq_len=self.job.seq_len,
@@ -100,12 +106,12 @@ class Ladders:
             precision=self.precision,
             optimizer=self.job.optimizer,
             offload=self.job.offload,
-            tensor_parallel=way.tensor,
-            context_parallel=way.context,
-            pipeline_parallel=way.pipeline,
-            virtual_stages=way.virtual_stages,
-            schedule=way.schedule,
-            expert_parallel=way.expert,
-            replicate=way.replicate,
+            tensor_parallel=spread.tensor,
+            context_parallel=spread.context,
+            pipeline_parallel=spread.pipeline,
+            virtual_stages=spread.virtual_stages,
+            schedule=spread.schedule,
+            expert_parallel=spread.expert,
+            replicate=spread.replicate,
             optimizer_in_backward=self.job.optimizer_in_backward,
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from estimator import hardware
+from estimator.engines.liger import refuse_cpu
+from estimator.engines.support import refuse_gpu
 from estimator.errors import CannotFit, UserError
 from estimator.formatting import format_bytes, format_duration
 from estimator.job import Job, Machine, Target
@@ -14,7 +16,6 @@ from estimator.planning.assembly import assemble
 from estimator.planning.clusters import best_or_none
 from estimator.planning.failures import smaller, with_lean_states, without_costly_options
 from estimator.planning.goals import Goals
-from estimator.planning.liger import refuse_cpu
 from estimator.planning.places import LARGEST_MODEL_ON_CPU
 from estimator.planning.search import (
     Evidence,
@@ -25,7 +26,6 @@ from estimator.planning.search import (
     precision_of,
     title,
 )
-from estimator.planning.support import refuse_gpu
 from estimator.suggestions import Suggestion
 
 # Maximum request of a CPU process on a cluster, which nearly every cluster can meet. General-purpose
@@ -101,33 +101,35 @@ def _check_gpu(target: Target, machine: Machine) -> None:
             )
     if target.gpu is None:
         return
-    asked = {gpu.name for gpu in hardware.gpus_called(target.gpu)}
-    here = dict.fromkeys(name for name, _ in machine.gpus)
-    known = {name: hardware.find_gpu_by_nvml_name(name) for name in here}
-    if target.device != "cpu" and any(gpu is None or gpu.name in asked for gpu in known.values()):
+    requested = {gpu.name for gpu in hardware.gpus_called(target.gpu)}
+    names = dict.fromkeys(name for name, _ in machine.gpus)
+    catalogue_gpus = {name: hardware.find_gpu_by_nvml_name(name) for name in names}
+    if target.device != "cpu" and any(
+        gpu is None or gpu.name in requested for gpu in catalogue_gpus.values()
+    ):
         return
-    found = ", ".join(here) if target.device != "cpu" else ""
+    present = ", ".join(names) if target.device != "cpu" else ""
     raise UserError(
-        f"--gpu {target.gpu}: {describe_place(target)} has {found or 'no usable GPU'}.",
+        f"--gpu {target.gpu}: {describe_place(target)} has {present or 'no usable GPU'}.",
         "Remove --gpu, or run on a machine with one.",
     )
 
 
 def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence: Evidence) -> Plan:
     nodes = target.nodes or 1
-    most = len(machine.gpus) // target.sharers
-    if (target.gpus or 1) > most and target.kind == "allocation":
+    max_gpus = len(machine.gpus) // target.sharers
+    if (target.gpus or 1) > max_gpus and target.kind == "allocation":
         raise UserError(
-            f"{target.gpus} GPU(s) per node are requested, {describe_place(target)} has {most}.",
+            f"{target.gpus} GPU(s) per node are requested, {describe_place(target)} has {max_gpus}.",
             "Request more from the scheduler, or fewer with --gpus.",
         )
-    if (target.gpus or 1) > most:
+    if (target.gpus or 1) > max_gpus:
         raise UserError(
             f"{nodes} local node(s) of {target.gpus or 1} GPU(s) need {nodes * (target.gpus or 1)} GPUs, "
             f"this machine has {len(machine.gpus)}.",
             f"Request fewer with --gpus or --nodes, or use a cluster: {_CLUSTER}.",
         )
-    counts = [target.gpus] if target.gpus else [n for n in range(most, 0, -1) if divides(job, nodes, n)]
+    counts = [target.gpus] if target.gpus else [n for n in range(max_gpus, 0, -1) if divides(job, nodes, n)]
     if not counts:
         raise indivisible(job, nodes, f"{nodes} nodes")
     gpus = machine.gpus[: target.sharers * counts[0]]
@@ -141,16 +143,16 @@ def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence:
     if candidate is None:
         miss = search.leanest(f"{nodes * counts[0]}x {name}", nodes, counts[0], capacity, gpu)
         raise _cannot_fit_here(job, target, f"{title(job)} does not fit on the available GPUs: {miss}.")
-    why = [
+    lines = [
         f"{describe_place(target)}'s {len(gpus)} of {len(machine.gpus)} GPU(s) "
         f"({name}, {format_bytes(capacity)} each)"
     ]
-    if counts[0] < most and not target.gpus:
-        why.append(
-            f"{counts[0]} of {most} GPUs, as the batch of {job.global_batch_size} is not divisible by more"
+    if counts[0] < max_gpus and not target.gpus:
+        lines.append(
+            f"{counts[0]} of {max_gpus} GPUs, as more do not divide the batch of {job.global_batch_size}"
         )
     return assemble(
-        job, target, candidate, why + reasons.of_layout(search, candidate), (), goals.total_tokens(job)
+        job, target, candidate, lines + reasons.of_layout(search, candidate), (), goals.total_tokens(job)
     )
 
 
@@ -169,9 +171,9 @@ def _on_cpu(job: Job, target: Target, machine: Machine, goals: Goals, evidence: 
     if goals.cluster is not None:
         reason = f"{goals.cluster.where} has no GPU, and the model is small"
     limit = f"the limit is {LARGEST_MODEL_ON_CPU / 1e9:.1f} billion parameters"
-    why = [f"on {describe_place(target)}'s CPU: {reason} ({limit})"]
+    lines = [f"on {describe_place(target)}'s CPU: {reason} ({limit})"]
     return assemble(
-        job, target, candidate, why + reasons.of_layout(search, candidate), (), goals.total_tokens(job)
+        job, target, candidate, lines + reasons.of_layout(search, candidate), (), goals.total_tokens(job)
     )
 
 

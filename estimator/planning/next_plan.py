@@ -54,10 +54,10 @@ def after_out_of_memory(
         Whether the next attempt can use another instance type.
     """
     search = Search(job, plan.layout.precision, plan.layout.device, Evidence())
-    now = search.estimate(plan.layout)
+    failed_estimate = search.estimate(plan.layout)
     for layout in _leaner(search, plan.layout):
         estimate = search.estimate(layout)
-        if estimate.needs_bytes < now.needs_bytes:
+        if estimate.needs_bytes < failed_estimate.needs_bytes:
             return _same_machine(plan, layout, estimate, attempt)
     return _other_machine(plan, job, search, attempt) if other_machines else None
 
@@ -65,13 +65,13 @@ def after_out_of_memory(
 def _leaner(search: Search, failed: Layout) -> Iterator[Layout]:
     """Yield layouts of the same processes that may need less, in the order to try them."""
     ladders = search.ladders.of(failed.nodes, failed.processes_per_node)
-    same = [  # ladders that differ from the failed layout in the micro batch only
+    same_ladders = [  # ladders that differ from the failed layout in the micro batch only
         ladder
         for ladder in ladders
         if ladder.checkpointing == failed.activation_checkpointing and _divides_alike(ladder, failed, search)
     ]
     # At least halved, as there are usually only two attempts
-    yield from _rungs(search, same, failed.micro_batch_size // 2)
+    yield from _rungs(search, same_ladders, failed.micro_batch_size // 2)
     recomputed = [
         ladder
         for ladder in ladders
@@ -87,10 +87,10 @@ def _leaner(search: Search, failed: Layout) -> Iterator[Layout]:
             yield from _rungs(search, [ladder], failed.micro_batch_size)
 
 
-def _rungs(search: Search, ladders: list[Ladder], most: int) -> Iterator[Layout]:
-    """Yield from each ladder the layout with the largest micro batch up to ``most``."""
+def _rungs(search: Search, ladders: list[Ladder], max_size: int) -> Iterator[Layout]:
+    """Yield from each ladder the layout with the largest micro batch up to ``max_size``."""
     for ladder in ladders:
-        fitting = [step for step, size in enumerate(search.ladders.sizes(ladder)) if size <= most]
+        fitting = [step for step, size in enumerate(search.ladders.sizes(ladder)) if size <= max_size]
         if fitting:
             yield search.ladders.rung(ladder, fitting[-1])
 
@@ -99,8 +99,8 @@ def _divides_alike(ladder: Ladder, failed: Layout, search: Search) -> bool:
     """Return whether a ladder shards the model like the failed layout."""
     first = search.ladders.rung(ladder)
     varying = ("micro_batch_size", "accumulation", "activation_checkpointing")
-    alike = replace(first, **{name: getattr(failed, name) for name in varying})
-    return alike == failed
+    equalized = replace(first, **{name: getattr(failed, name) for name in varying})
+    return equalized == failed
 
 
 def _same_machine(plan: Plan, layout: Layout, estimate: MemoryEstimate, attempt: int) -> NextPlan:
@@ -183,11 +183,11 @@ def _larger(plan: Plan, job: Job, failed_gpu: Gpu) -> list[Place]:
     )
 
 
-def _in_words(notes: list[Override], before: Plan, after: Plan) -> str:
+def _in_words(notes: list[Override], old_plan: Plan, new_plan: Plan) -> str:
     changes = ", ".join(
         f"{note.name.removesuffix('_size').replace('_', ' ')} {note.planned} -> {note.used}" for note in notes
     )
-    had, has = (plan.prediction.memory.needs_bytes for plan in (before, after))
-    if had == has:
+    old_bytes, new_bytes = (plan.prediction.memory.needs_bytes for plan in (old_plan, new_plan))
+    if old_bytes == new_bytes:
         return changes
-    return f"{changes}: {format_bytes(has)} per process instead of {format_bytes(had)}"
+    return f"{changes}: {format_bytes(new_bytes)} per process instead of {format_bytes(old_bytes)}"

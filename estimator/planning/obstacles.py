@@ -22,10 +22,12 @@ def explain(error: UserError, job: Job, target: Target, cluster: Cluster) -> Use
     unlimited = _plan_or_none(job, target, replace(cluster.open, quotas=()))
     if unlimited is not None:
         return _of_quota(error, unlimited, cluster)
-    opened = _plan_or_none(job, target, cluster)
-    if opened is None:
+    tainted_plan = _plan_or_none(job, target, cluster)
+    if tainted_plan is None:
         return _of_guess(error, job, target, cluster)
-    return _of_taint(opened, [nodes for nodes in nodes_of(opened, cluster) if nodes.fences])
+    return _of_taint(
+        tainted_plan, [nodes for nodes in nodes_of(tainted_plan, cluster) if nodes.untolerated_taints]
+    )
 
 
 def _plan_or_none(job: Job, target: Target, cluster: Cluster) -> Plan | None:
@@ -48,7 +50,7 @@ def nodes_of(plan: Plan, cluster: Cluster) -> tuple[ClusterNodes, ...]:
 def taints_of(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
     """Return all taints of a plan's nodes if the run's pods do not tolerate one of them, otherwise none."""
     kinds = nodes_of(plan, cluster)
-    if not kinds or any(not nodes.fences for nodes in kinds):
+    if not kinds or any(not nodes.untolerated_taints for nodes in kinds):
         return ()
     return kinds[0].taints
 
@@ -90,10 +92,10 @@ def _of_quota(error: UserError, plan: Plan, cluster: Cluster) -> UserError:
 def _of_taint(plan: Plan, kinds: list[ClusterNodes]) -> UserError:
     first = kinds[0]
     names = [name for nodes in kinds for name in nodes.names] or [nodes.added_by for nodes in kinds]
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    suffix = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return UserError(
         f"The nodes that fit {plan.model} ({plan.method}) have the untolerated taint "
-        f"{', '.join(first.fences)}: "
-        f"{first.instance.gpu_count}x {first.gpu.name} of {', '.join(names[:4])}{more}.",
+        f"{', '.join(first.untolerated_taints)}: "
+        f"{first.instance.gpu_count}x {first.gpu.name} of {', '.join(names[:4])}{suffix}.",
         f"If the run may use them, tolerate the taint: {opening(first.taints)}",
     )

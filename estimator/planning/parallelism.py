@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
+from estimator.engines.support import unlaunchable_processes
 from estimator.job import Job, divides_heads, divides_sequence, divisors
-from estimator.planning.support import unlaunchable_processes
 from estimator.vocabulary import ENGINES, PARALLEL_ENGINES, TASKS, LaunchedSchedule, Sharding
 
 # Limits of the search: no published configuration of Megatron-LM or torchtitan has deeper pipelines or wider
@@ -150,15 +150,15 @@ def _expert(job: Job, per_node: int, sharing: int) -> list[int]:
         return [job.expert_parallel] if sharing % job.expert_parallel == 0 else []
     if not job.model.experts:
         return [1]
-    most = min(sharing, MOST_EXPERT_PARALLEL)
-    fitting = [n for n in _powers(most) if sharing % n == 0 and job.model.experts % n == 0]
-    inside = max(n for n in fitting if n <= per_node)
-    return sorted({1, inside, fitting[-1]})
+    max_degree = min(sharing, MOST_EXPERT_PARALLEL)
+    fitting = [n for n in _powers(max_degree) if sharing % n == 0 and job.model.experts % n == 0]
+    within_node = max(n for n in fitting if n <= per_node)
+    return sorted({1, within_node, fitting[-1]})
 
 
-def _powers(most: int) -> list[int]:
-    """Return the powers of two that divide ``most``."""
-    return [2**power for power in range(most.bit_length()) if most % 2**power == 0]
+def _powers(largest: int) -> list[int]:
+    """Return the powers of two that divide ``largest``."""
+    return [2**power for power in range(largest.bit_length()) if largest % 2**power == 0]
 
 
 def _reaches(job: Job, data_parallel: int) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from estimator import hardware
+from estimator.engines.support import refuse_gpu, unsupported_gpu
 from estimator.errors import UserError
 from estimator.hardware import Gpu, Instance
 from estimator.hardware.catalogue.parts import is_part
@@ -17,7 +18,6 @@ from estimator.job import Job, Target
 from estimator.names import did_you_mean
 from estimator.planning.goals import Goals
 from estimator.planning.interruption_rates import NO_RATE, Rate, rate_of
-from estimator.planning.support import refuse_gpu, unsupported_gpu
 
 if TYPE_CHECKING:
     from estimator.hardware.cluster import Cluster, ClusterNodes
@@ -55,12 +55,12 @@ class Place:
     spot: bool = False  # may be interrupted at any time, at the spot price
     interruptions: Rate = NO_RATE  # rate for spot nodes
     price: str = ""  # source of the price, for messages
-    most_nodes: int | None = None
-    there: int = 0  # number of present and free nodes
+    max_nodes: int | None = None
+    free_nodes: int = 0  # number of present and free nodes
     tier: int = 0  # higher tiers are searched only if no place of a lower one fits
     notes: tuple[str, ...] = ()  # about nodes of a cluster, for the plan's reasons
     shared: bool = False  # a cluster node whose other GPUs are used by other jobs
-    gpu_on_trust: bool = False  # named by the user, not by a node label
+    gpu_assumed: bool = False  # named by the user, not by a node label
 
     def shapes(self, target: Target, goals: Goals) -> Iterator[tuple[int, int]]:
         """Yield the (nodes, GPUs per node) to try, fewest GPUs first.
@@ -70,13 +70,13 @@ class Place:
         counts = [2**power for power in range(5) if 2**power < self.gpus] + [self.gpus]
         if target.gpus:
             counts = [target.gpus]
-        most = min(goals.max_nodes or NODE_COUNTS[-1], self.most_nodes or 2**30)
-        nodes_tried = [nodes for nodes in (*NODE_COUNTS, *MORE_NODES) if nodes <= most]
+        max_nodes = min(goals.max_nodes or NODE_COUNTS[-1], self.max_nodes or 2**30)
+        nodes_tried = [nodes for nodes in (*NODE_COUNTS, *MORE_NODES) if nodes <= max_nodes]
         if counts[-1] < self.gpus:
             nodes_tried = nodes_tried[:1]
         for nodes in [target.nodes] if target.nodes else nodes_tried:
             for count in counts if nodes == 1 else counts[-1:]:
-                if nodes * count <= (goals.max_gpus or nodes * count) and nodes <= (self.most_nodes or nodes):
+                if nodes * count <= (goals.max_gpus or nodes * count) and nodes <= (self.max_nodes or nodes):
                     yield nodes, count
 
 
@@ -85,13 +85,13 @@ def choose_places(job: Job, target: Target, goals: Goals) -> list[Place]:
     usable = list_places(target, goals, any_gpu=job.precision == "fp32")
     if not usable:
         raise _none_left(job, target, goals)
-    able = [place for place in usable if unsupported_gpu(job, place.gpu) is None]
-    if not able:
+    supported = [place for place in usable if unsupported_gpu(job, place.gpu) is None]
+    if not supported:
         refuse_gpu(job, usable[0].gpu)
     given_rate = goals.interruption_rate
     return [
         replace(place, interruptions=rate_of(place.cloud, place.name, given_rate)) if place.spot else place
-        for place in able
+        for place in supported
     ]
 
 
@@ -138,7 +138,7 @@ def _of_own_gpus(target: Target, goals: Goals) -> list[Place]:
             allocatable=1.0,
             network_gbps=None,
             rdma=False,
-            most_nodes=target.nodes or goals.max_nodes or 1,
+            max_nodes=target.nodes or goals.max_nodes or 1,
             notes=("your own hardware: price, CPUs, memory and network are unknown",),
         )
         for gpu in hardware.gpus_called(target.gpu)
@@ -151,11 +151,11 @@ def _instances(target: Target, goals: Goals, names: tuple[str, ...]) -> list[Ins
         return [hardware.instance(name) for name in dict.fromkeys(names)]
     clouds = _clouds(target, goals)
     # Requests to a cluster need CPUs and memory of the instance type; plans of the catalogue do not
-    with_resources = target.kind != "catalogue"
+    needs_resources = target.kind != "catalogue"
     return [
         item
         for item in hardware.instances()
-        if item.cloud in clouds and not (with_resources and (item.vcpu is None or item.ram_bytes is None))
+        if item.cloud in clouds and not (needs_resources and (item.vcpu is None or item.ram_bytes is None))
     ]
 
 
@@ -216,25 +216,25 @@ class _Limits:
             lines = [quota for quota in cluster.quotas if quota.resource == resource]
             return min((quota.left if now else quota.most for quota in lines), default=None)
 
-        in_use = tuple(quota for quota in cluster.quotas if quota.used and quota.resource == GPUS)
-        return cls(gpus=least(GPUS), cpu=least("cpu"), memory_bytes=least("memory"), in_use=in_use)
+        used_quotas = tuple(quota for quota in cluster.quotas if quota.used and quota.resource == GPUS)
+        return cls(gpus=least(GPUS), cpu=least("cpu"), memory_bytes=least("memory"), in_use=used_quotas)
 
     def within(self, place: Place) -> Place | None:
         """Reduce a place to the limits; None: no GPU is left."""
-        nodes = place.most_nodes
+        nodes = place.max_nodes
         if self.gpus is not None and self.gpus < 1:
             return None
         if self.gpus is not None and self.gpus < place.gpus:
             place, nodes = _part_of(place, _power_of_two(int(self.gpus))), 1
         elif self.gpus is not None:
             nodes = min(nodes or 2**30, int(self.gpus) // place.gpus)
-        for limit, has in ((self.cpu, place.vcpu), (self.memory_bytes, place.ram_bytes)):
-            if limit is not None and has:
-                nodes = max(min(nodes or 2**30, int(limit // has)), 1)
+        for limit, available in ((self.cpu, place.vcpu), (self.memory_bytes, place.ram_bytes)):
+            if limit is not None and available:
+                nodes = max(min(nodes or 2**30, int(limit // available)), 1)
         cpu, memory = place.vcpu, place.ram_bytes
         return replace(
             place,
-            most_nodes=nodes,
+            max_nodes=nodes,
             vcpu=cpu if cpu is None or self.cpu is None else min(cpu, int(self.cpu)),
             ram_bytes=memory
             if memory is None or self.memory_bytes is None
@@ -252,44 +252,54 @@ def _of_cluster(cluster: Cluster, target: Target, goals: Goals) -> list[Place]:
         if nodes.guessed and not names:  # the user must confirm the instance type
             continue
         item = nodes.instance
-        trusted = nodes.gpu_on_trust
-        kind = (item.name, nodes.gpu.name, item.gpu_count, nodes.spot, nodes.fences, nodes.guessed, trusted)
+        trusted = nodes.gpu_assumed
+        kind = (
+            item.name,
+            nodes.gpu.name,
+            item.gpu_count,
+            nodes.spot,
+            nodes.untolerated_taints,
+            nodes.guessed,
+            trusted,
+        )
         kinds.setdefault(kind, []).append(nodes)
     clouds = {cloud.lower() for cloud in (*goals.clouds, target.cloud) if cloud}
     return [
         place
-        for same in kinds.values()
-        for place in _of_kind(same, cluster, goals.spot)
+        for group in kinds.values()
+        for place in _of_kind(group, cluster, goals.spot)
         if (not names or place.name.lower() in names) and (not clouds or place.cloud in clouds)
     ]
 
 
-def _of_kind(same: list[ClusterNodes], cluster: Cluster, spot: bool) -> Iterator[Place]:
+def _of_kind(group: list[ClusterNodes], cluster: Cluster, spot: bool) -> Iterator[Place]:
     """Yield places of equal nodes: complete and partial ones that are free, and all of them to wait for."""
-    total = same[0].instance.gpu_count
-    idle = [nodes for nodes in same if nodes.free_gpus >= total]
-    tier = 3 if same[0].fences else 2 if same[0].guessed else 0
+    total = group[0].instance.gpu_count
+    idle = [nodes for nodes in group if nodes.free_gpus >= total]
+    tier = 3 if group[0].untolerated_taints else 2 if group[0].guessed else 0
     now, later = _Limits.of(cluster, now=True), _Limits.of(cluster, now=False)
-    found: list[Place | None] = []
+    candidates: list[Place | None] = []
     if idle:
-        found.append(now.within(_of_nodes(idle, same, spot, tier)))
-    for nodes in same:
+        candidates.append(now.within(_of_nodes(idle, group, spot, tier)))
+    for nodes in group:
         if 0 < nodes.free_gpus < total:
-            free = replace(_of_nodes([nodes], same, spot, tier), gpus=nodes.free_gpus)
+            free = replace(_of_nodes([nodes], group, spot, tier), gpus=nodes.free_gpus)
             part = _part_of(free, _power_of_two(nodes.free_gpus))
             note = f"{nodes.free_gpus} of {total} GPUs are free on {', '.join(nodes.names[:MOST_NAMED])}"
-            found.append(now.within(replace(part, notes=(*part.notes, note))))
-    if len(idle) < len(same) or now != later:
-        whole = later.within(_of_nodes(same, same, spot, max(tier, 1), waits=True))
-        reasons = _waits_for(same, later)
-        found.append(replace(whole, notes=(*whole.notes, *reasons)) if whole is not None else None)
-    yield from (place for place in found if place is not None)
+            candidates.append(now.within(replace(part, notes=(*part.notes, note))))
+    if len(idle) < len(group) or now != later:
+        complete = later.within(_of_nodes(group, group, spot, max(tier, 1), waits=True))
+        reasons = _waits_for(group, later)
+        candidates.append(
+            replace(complete, notes=(*complete.notes, *reasons)) if complete is not None else None
+        )
+    yield from (place for place in candidates if place is not None)
 
 
 def _of_nodes(
-    members: list[ClusterNodes], same: list[ClusterNodes], spot: bool, tier: int, *, waits: bool = False
+    members: list[ClusterNodes], group: list[ClusterNodes], spot: bool, tier: int, *, waits: bool = False
 ) -> Place:
-    """Build the place of ``members`` among the equal nodes ``same``; ``waits``: including busy resources."""
+    """Build the place of ``members`` among the equal nodes ``group``; ``waits``: including busy resources."""
     first = members[0]
     place = _of_catalogue(first.instance, spot or bool(first.spot))
     rooms = [
@@ -298,7 +308,7 @@ def _of_nodes(
         else (nodes.free.cpu, nodes.free.memory_bytes)
         for nodes in members
     ]
-    may_come, disks = [nodes.may_come for nodes in members], [nodes.ephemeral_bytes for nodes in members]
+    growth, disks = [nodes.max_new_nodes for nodes in members], [nodes.ephemeral_bytes for nodes in members]
     count = sum(nodes.count for nodes in members)
     return replace(
         place,
@@ -307,17 +317,17 @@ def _of_nodes(
         ram_bytes=int(min(memory for _, memory in rooms) * FREE),
         allocatable=1.0,  # allocatable resources exclude system reservations
         rdma=place.rdma and (min(n.efa for n in members) > 0 or "EFA" not in first.instance.fabric),
-        most_nodes=1
+        max_nodes=1
         if is_part(first.gpu.name)  # NCCL uses no two slices or replicas for one job
         else None
-        if None in may_come
-        else count + sum(number or 0 for number in may_come),
-        there=0 if waits else count,
+        if None in growth
+        else count + sum(number or 0 for number in growth),
+        free_nodes=0 if waits else count,
         tier=tier,
         disk_bytes=None if None in disks else min(disk for disk in disks if disk is not None),
-        notes=_notes(first, same),
+        notes=_notes(first, group),
         shared=True,
-        gpu_on_trust=first.gpu_on_trust,
+        gpu_assumed=first.gpu_assumed,
     )
 
 
@@ -338,35 +348,35 @@ def _power_of_two(number: int) -> int:
     return int(2 ** (number.bit_length() - 1))
 
 
-def _notes(first: ClusterNodes, same: list[ClusterNodes]) -> tuple[str, ...]:
+def _notes(first: ClusterNodes, group: list[ClusterNodes]) -> tuple[str, ...]:
     name = first.instance.name
-    there = sum(nodes.count for nodes in same)
-    idle = sum(nodes.count for nodes in same if nodes.free_gpus >= nodes.instance.gpu_count)
-    lines = [f"the cluster has {there} of {name}" + (f", {idle} of them idle" if idle < there else "")]
-    lines = lines if there else []
-    for nodes in same:
+    present = sum(nodes.count for nodes in group)
+    idle = sum(nodes.count for nodes in group if nodes.free_gpus >= nodes.instance.gpu_count)
+    lines = [f"the cluster has {present} of {name}" + (f", {idle} of them idle" if idle < present else "")]
+    lines = lines if present else []
+    for nodes in group:
         if nodes.added_by:
-            most = "any number" if nodes.may_come is None else f"{nodes.may_come}"
-            lines.append(f"{nodes.added_by} may add {most} of {name}")
-    if first.gpu_on_trust:
+            limit = "any number" if nodes.max_new_nodes is None else f"{nodes.max_new_nodes}"
+            lines.append(f"{nodes.added_by} may add {limit} of {name}")
+    if first.gpu_assumed:
         lines.append(f"no label of {name} names its GPU: {first.gpu.name} is assumed, from --gpu")
     if first.guessed:
         lines.append("the instance type of an empty node group is unknown: yours is assumed")
-    if first.fences:
-        lines.append(f"untolerated taint {', '.join(first.fences)}; tolerate it with {opening(first.taints)}")
+    if untolerated := ", ".join(first.untolerated_taints):
+        lines.append(f"untolerated taint {untolerated}; tolerate it with {opening(first.taints)}")
     return tuple(lines)
 
 
-def _waits_for(same: list[ClusterNodes], limits: _Limits) -> list[str]:
+def _waits_for(group: list[ClusterNodes], limits: _Limits) -> list[str]:
     """List the busy resources that a run on all of the equal nodes waits for."""
-    total = sum(nodes.count * nodes.instance.gpu_count for nodes in same)
-    used = total - sum(nodes.count * nodes.free_gpus for nodes in same)
+    total = sum(nodes.count * nodes.instance.gpu_count for nodes in group)
+    used = total - sum(nodes.count * nodes.free_gpus for nodes in group)
     lines = []
     if used:
-        holders = sorted({pod for nodes in same for pod in nodes.holders})
-        more = f" and {len(holders) - MOST_NAMED} more" if len(holders) > MOST_NAMED else ""
-        by = f", by {', '.join(holders[:MOST_NAMED])}{more}" if holders else ""
-        lines.append(f"{WAITS}: {used} of these {total} {same[0].gpu.name} are in use now{by}")
+        holders = sorted({pod for nodes in group for pod in nodes.holders})
+        suffix = f" and {len(holders) - MOST_NAMED} more" if len(holders) > MOST_NAMED else ""
+        users = f", by {', '.join(holders[:MOST_NAMED])}{suffix}" if holders else ""
+        lines.append(f"{WAITS}: {used} of these {total} {group[0].gpu.name} are in use now{users}")
     for quota in limits.in_use:
         used_of = f"{quota.amount(quota.used)} of {quota.amount(quota.most)} {quota.what}"
         lines.append(f"{WAITS}: of ResourceQuota {quota.name} {used_of} are in use now")
@@ -381,19 +391,19 @@ def _none_left(job: Job, target: Target, goals: Goals) -> UserError:
     options += [shlex.join((name, value)) for name, value in choices if value]
     requested = " and ".join(options)
     if goals.cluster is not None:
-        has = goals.cluster.in_words or "no usable NVIDIA GPU"
-        what = goals.cluster.where
+        inventory = goals.cluster.in_words or "no usable NVIDIA GPU"
+        cluster = goals.cluster.where
         if goals.spot and goals.cluster.spot_queues:
             queues = " or ".join(goals.cluster.spot_queues[:MOST_NAMED])
             return UserError(
-                f"No node of {what} matches {requested}: it has {has}.",
+                f"No node of {cluster} matches {requested}: it has {inventory}.",
                 f"Use a queue with spot machines: --queue {queues}",
             )
-        on_cpus = ", or use --device cpu" if job.model.parameters <= LARGEST_MODEL_ON_CPU else ""
+        cpu_advice = ", or use --device cpu" if job.model.parameters <= LARGEST_MODEL_ON_CPU else ""
         return UserError(
-            f"No node of {what} matches {requested or 'the job'}: it has {has}.",
+            f"No node of {cluster} matches {requested or 'the job'}: it has {inventory}.",
             f"{'Remove one of them, or plan' if requested else 'Plan'} for instance types of the catalogue "
-            f"(`finetune plan` without --from-cluster, `finetune run` with --from-catalogue){on_cpus}.",
+            f"(`finetune plan` without --from-cluster, `finetune run` with --from-catalogue){cpu_advice}.",
         )
     if target.gpu is not None and all(gpu.vendor != "nvidia" for gpu in hardware.gpus_called(target.gpu)):
         return UserError(

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from estimator import hardware
+from estimator.engines.support import unlaunchable_processes, unsupported_job, with_engines
 from estimator.errors import CannotFit, UserError
 from estimator.formatting import format_list
 from estimator.job import DEFAULT_BATCH, Job, Target
@@ -38,7 +39,6 @@ from estimator.planning.measured_gpus import UNMEASURED
 from estimator.planning.places import LARGEST_MODEL_ON_CPU
 from estimator.planning.ranking import Ranking, Rejection
 from estimator.planning.search import Evidence, divides, indivisible
-from estimator.planning.support import unlaunchable_processes, unsupported_job, with_engines
 from estimator.vocabulary import AUTOMATIC_METHODS, METHODS, PARALLEL_ENGINES
 
 if TYPE_CHECKING:
@@ -143,28 +143,28 @@ def _of_method(
     machine = target.machine
     on_cpu = machine is not None and (not machine.gpus or target.device == "cpu")
     failures: list[Failure] = []
-    passed_over, doubtful = "", list[Ranking]()
+    skipped, uncertain = "", list[Ranking]()
     for group in [jobs[:1]] if on_cpu else by_preference(jobs):
-        if group[0].precision != jobs[0].precision and not all(_is_tight(each, target) for each in doubtful):
+        if group[0].precision != jobs[0].precision and not all(_is_tight(each, target) for each in uncertain):
             break  # pure bf16 only if fp32 master weights fit nowhere
         if machine is not None:
-            outcome = _of_engines_here(group, target, goals, evidence, passed_over)
+            outcome = _of_engines_here(group, target, goals, evidence, skipped)
         else:
-            outcome = _of_engines(group, target, goals, top, evidence, passed_over)
+            outcome = _of_engines(group, target, goals, top, evidence, skipped)
         masters = f"{format_list([job.engine for job in group])}, with fp32 master weights, would"
         if isinstance(outcome, Failure):
             failures.append(outcome)
-            passed_over = f"{masters} not fit"
+            skipped = f"{masters} not fit"
         elif _is_tight(outcome, target):
-            doubtful.append(outcome)
-            passed_over = f"{masters} risk running out of memory"
+            uncertain.append(outcome)
+            skipped = f"{masters} risk running out of memory"
         elif _is_well_founded(outcome.best):
             return _with_batch_reason(jobs[0], outcome)
         else:
-            doubtful.append(outcome)
-            passed_over = f"{masters} use GPUs without measurements or with low availability"
-    if doubtful:
-        chosen = next((each for each in doubtful if not _is_tight(each, target)), doubtful[0])
+            uncertain.append(outcome)
+            skipped = f"{masters} use GPUs without measurements or with low availability"
+    if uncertain:
+        chosen = next((each for each in uncertain if not _is_tight(each, target)), uncertain[0])
         return _with_batch_reason(jobs[0], chosen)
     return min(failures, key=lambda failure: failure.distance)
 
@@ -176,11 +176,11 @@ def _is_tight(ranking: Ranking, target: Target) -> bool:
 
 def _is_well_founded(plan: Plan) -> bool:
     """Return whether a plan uses GPUs with a measured run, and instance types with good availability."""
-    return UNMEASURED not in plan.why and not plan.prediction.rarely_had
+    return UNMEASURED not in plan.why and not plan.prediction.low_availability
 
 
 def _of_engines_here(
-    jobs: list[Job], target: Target, goals: Goals, evidence: Evidence, passed_over: str
+    jobs: list[Job], target: Target, goals: Goals, evidence: Evidence, skipped: str
 ) -> Ranking | Failure:
     """Plan for the available hardware with the fastest of some engines, of ties the simplest."""
     outcomes: dict[str, Plan | Failure] = {
@@ -195,9 +195,9 @@ def _of_engines_here(
     simplest = next(iter(plans))
     engine = faster_than(simplest, speeds) or simplest
     chosen = plans[engine]
-    if len(jobs) > 1 or passed_over:
-        why = reason(engine, speeds, passed_over=passed_over)
-        chosen = replace(chosen, why=(why, *chosen.why) if passed_over else (*chosen.why, why))
+    if len(jobs) > 1 or skipped:
+        why = reason(engine, speeds, skipped=skipped)
+        chosen = replace(chosen, why=(why, *chosen.why) if skipped else (*chosen.why, why))
     return Ranking(plans=(chosen,), rejected=(), order=describe_place(target))
 
 
@@ -209,7 +209,7 @@ def _of_engine_here(job: Job, target: Target, goals: Goals, evidence: Evidence) 
 
 
 def _of_engines(
-    jobs: list[Job], target: Target, goals: Goals, top: int, evidence: Evidence, passed_over: str
+    jobs: list[Job], target: Target, goals: Goals, top: int, evidence: Evidence, skipped: str
 ) -> Ranking | Failure:
     """Rank plans for other hardware, with the engine chosen on the hardware of the best plan."""
     surveys: list[Survey] = []
@@ -220,16 +220,16 @@ def _of_engines(
     survey = surveys[-1]
     if not survey.candidates:
         return min(map(of_survey, surveys), key=lambda failure: failure.distance)
-    if len(jobs) == 1 and not passed_over:
+    if len(jobs) == 1 and not skipped:
         return rank_plans(survey, top)
-    better = clearly_better(survey, jobs)
-    if better is not None:
-        survey = survey.by_engine(better)
+    faster_job = clearly_better(survey, jobs)
+    if faster_job is not None:
+        survey = survey.by_engine(faster_job)
     speeds = speeds_on_best(survey, jobs, target, evidence)
     ranking = rank_plans(survey, top)
-    why = reason(survey.job.engine, speeds, passed_over=passed_over)
-    known = ranking.best.why
-    best = replace(ranking.best, why=(why, *known) if passed_over else (*known, why))
+    engine_reason = reason(survey.job.engine, speeds, skipped=skipped)
+    reasons = ranking.best.why
+    best = replace(ranking.best, why=(engine_reason, *reasons) if skipped else (*reasons, engine_reason))
     return replace(ranking, plans=(best, *ranking.plans[1:]))
 
 
@@ -278,32 +278,32 @@ def _jobs(job: Job, rejections: list[Rejection]) -> list[list[Job]]:
     if job.method != "auto":
         return [with_engines(job)]
     jobs = [with_engines(replace(job, method=method)) for method in job.methods]
-    reasons = [unsupported_job(each[0]) for each in jobs]
+    reasons = [unsupported_job(group[0]) for group in jobs]
     if all(reasons):
         reasons = [
             "experts are not quantized here"
-            if METHODS[each[0].method].quantized and job.model.experts
+            if METHODS[group[0].method].quantized and job.model.experts
             else None
-            for each in jobs
+            for group in jobs
         ]
     rejections += [
-        Rejection(what=each[0].method, reason=reason, kind="method")
-        for each, reason in zip(jobs, reasons, strict=True)
+        Rejection(what=group[0].method, reason=reason, kind="method")
+        for group, reason in zip(jobs, reasons, strict=True)
         if reason is not None
     ]
-    return [each for each, reason in zip(jobs, reasons, strict=True) if reason is None]
+    return [group for group, reason in zip(jobs, reasons, strict=True) if reason is None]
 
 
 def _explained(ranking: Ranking, job: Job, rejections: list[Rejection]) -> Ranking:
     """Return the ranking of method "auto", with the reason for the method."""
     method = ranking.best.method
     skipped = job.methods[: job.methods.index(method)]
-    before = [line for line in rejections if line.what.split()[0] in skipped]
-    reason = "".join(f"; {line}" for line in before)
+    skipped_first = [line for line in rejections if line.what.split()[0] in skipped]
+    reason = "".join(f"; {line}" for line in skipped_first)
     adapters = "" if job.methods == AUTOMATIC_METHODS else ", as options of adapters are set"
-    why = f"method {method}: the first of {', '.join(job.methods)} that fits{adapters}{reason}"
-    plans = tuple(replace(plan, why=(why, *plan.why)) for plan in ranking.plans)
-    return replace(ranking, plans=plans, rejected=(*before, *ranking.rejected))
+    method_reason = f"method {method}: the first of {', '.join(job.methods)} that fits{adapters}{reason}"
+    plans = tuple(replace(plan, why=(method_reason, *plan.why)) for plan in ranking.plans)
+    return replace(ranking, plans=plans, rejected=(*skipped_first, *ranking.rejected))
 
 
 def _check_world(jobs: list[Job], target: Target) -> None:
@@ -319,8 +319,8 @@ def _check_world(jobs: list[Job], target: Target) -> None:
     if job.engine in PARALLEL_ENGINES and not (target.nodes and target.gpus):
         return  # the open number may allow parallel degrees that divide the batch
     nodes, gpus = target.nodes or 1, target.gpus or 1
-    reasons = [unlaunchable_processes(each, nodes * gpus) for each in jobs]
+    reasons = [unlaunchable_processes(candidate, nodes * gpus) for candidate in jobs]
     if all(reasons):
         raise UserError(f"{reasons[0]}.", "Request another number of nodes or GPUs.")
-    if not any(divides(each, nodes, gpus) for each in jobs):
+    if not any(divides(candidate, nodes, gpus) for candidate in jobs):
         raise indivisible(job, nodes * gpus, f"{nodes} node(s) of {gpus} process(es)")

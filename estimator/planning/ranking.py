@@ -60,8 +60,8 @@ class Ranking:
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes on the plans: why none can be launched, and a later plan that is much faster."""
-        only = self.best.planned_only
-        first = f"None of these plans can be launched: {only}." if only is not None else ""
+        limit = self.best.planned_only
+        first = f"None of these plans can be launched: {limit}." if limit is not None else ""
         return tuple(filter(None, [first, _trade(self.plans)]))
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,17 +88,19 @@ def _trade(plans: tuple[Plan, ...]) -> str:
         speed, hourly = plan.prediction.tokens_per_second, plan.prediction.usd_per_hour
         if not speed or not hourly or speed < WORTH_A_TRADE * rate:
             continue
-        dearer = hourly / speed / (first.usd_per_hour / rate) - 1
-        if dearer <= INDISTINCT:
-            trades.append((speed / rate, rank, dearer))
+        extra_cost = hourly / speed / (first.usd_per_hour / rate) - 1
+        if extra_cost <= INDISTINCT:
+            trades.append((speed / rate, rank, extra_cost))
     if not trades:
         return ""
-    times, rank, dearer = max(trades)
-    rare = plans[rank - 1].prediction.rarely_had
-    remedy = "`--capacity any` ranks it by that" if rare else "`--prefer speed` puts the fastest first"
+    times, rank, extra_cost = max(trades)
+    low_availability = plans[rank - 1].prediction.low_availability
+    remedy = (
+        "`--capacity any` ranks it by that" if low_availability else "`--prefer speed` puts the fastest first"
+    )
     return (
         f"Plan {rank} is {times:.1f} times as fast as plan 1 and "
-        f"{compared(dearer, 'more expensive', 'cheaper')} per "
+        f"{compared(extra_cost, 'more expensive', 'cheaper')} per "
         f"token; {remedy}."
     )
 
@@ -128,32 +130,32 @@ def _group(candidate: Candidate, goals: Goals, target: Target) -> tuple[bool, ..
     tight = candidate.memory.tight and not target.tight
     # Candidates with unknown host memory rank after those known to fit
     host = candidate.place is not None and candidate.place.ram_bytes is None
-    rare = target.capacity == "usual" and bool(why_rare(candidate.place))
+    low_availability = target.capacity == "usual" and bool(why_rare(candidate.place))
     unpriced, unmeasured = candidate.usd_per_hour is None, candidate.speed.tokens_per_second is None
-    known = (unmeasured, unpriced) if goals.by_speed else (unpriced, unmeasured)
+    unknown_figures = (unmeasured, unpriced) if goals.by_speed else (unpriced, unmeasured)
     # The first three also define comparable instance types (_behind_cheaper)
-    return (tight, host, candidate.idle_gpus > 0, candidate.unmeasured, rare, *known)
+    return (tight, host, candidate.idle_gpus > 0, candidate.unmeasured, low_availability, *unknown_figures)
 
 
 def _behind_cheaper(candidates: list[Candidate], keys: list[tuple[bool, ...]]) -> list[tuple[bool, ...]]:
     """Adjust the groups so that none ranks before a clearly cheaper candidate with the same GPUs."""
-    alike: dict[tuple[object, ...], list[int]] = {}
+    groups: dict[tuple[object, ...], list[int]] = {}
     for index, candidate in enumerate(candidates):
         layout = candidate.layout
         if candidate.usd_per_hour is not None and candidate.gpu is not None:
-            same = (candidate.gpu.name, layout.nodes, layout.processes_per_node)
-            alike.setdefault(same, []).append(index)
-    found = list(keys)
-    for members in alike.values():
+            group = (candidate.gpu.name, layout.nodes, layout.processes_per_node)
+            groups.setdefault(group, []).append(index)
+    result = list(keys)
+    for members in groups.values():
         prices = {index: candidates[index].usd_per_hour or 0.0 for index in members}
         for index in members:
             cheaper = [
-                keys[other]
-                for other in members
-                if prices[other] * (1 + INDISTINCT) < prices[index] and keys[other][:3] == keys[index][:3]
+                keys[rival]
+                for rival in members
+                if prices[rival] * (1 + INDISTINCT) < prices[index] and keys[rival][:3] == keys[index][:3]
             ]
-            found[index] = max([keys[index], *cheaper])
-    return found
+            result[index] = max([keys[index], *cheaper])
+    return result
 
 
 def figure(candidate: Candidate, goals: Goals, tokens: int | None) -> float:
@@ -163,16 +165,16 @@ def figure(candidate: Candidate, goals: Goals, tokens: int | None) -> float:
     time = candidate.expected_hours(tokens) if tokens is not None else None if speed is None else 1 / speed
     # Without prices, GPU-hours represent the cost
     effort = None if time is None else time * candidate.layout.world_size
-    known = [time, cost] if goals.by_speed else [cost, effort]
-    return next((figure for figure in known if figure is not None), 0.0)
+    figures = [time, cost] if goals.by_speed else [cost, effort]
+    return next((figure for figure in figures if figure is not None), 0.0)
 
 
 def _banded(group: list[tuple[float, Candidate]]) -> Iterator[Candidate]:
-    left = sorted(group, key=lambda item: item[0])
-    while left:
-        limit = left[0][0] * (1 + INDISTINCT)
-        band = [item for item in left if item[0] <= limit]
-        left = left[len(band) :]
+    remaining = sorted(group, key=lambda item: item[0])
+    while remaining:
+        limit = remaining[0][0] * (1 + INDISTINCT)
+        band = [item for item in remaining if item[0] <= limit]
+        remaining = remaining[len(band) :]
         yield from (candidate for _, candidate in sorted(band, key=_within_band))
 
 
@@ -193,10 +195,10 @@ def _within_band(item: tuple[float, Candidate]) -> tuple[object, ...]:
 
 def order_in_words(goals: Goals, capacity: str, *, priced: bool = True) -> str:
     """Describe the order of :func:`in_order` in one line; ``priced``: whether prices are known."""
-    rare = "low on-demand availability, " if capacity == "usual" else ""
+    availability = "low on-demand availability, " if capacity == "usual" else ""
     first = goals.order if priced else goals.unpriced_order
     ties = f"plans within {100 * INDISTINCT:.0f} % are treated as ties"
-    last = f"last: {rare}GPUs without a measured run, machines used in part"
+    last = f"last: {availability}GPUs without a measured run, machines used in part"
     return f"{first}; {ties}: then lower price per hour, fewer GPUs, simpler layout; {last}"
 
 
@@ -213,29 +215,29 @@ def against_goals(candidate: Candidate, goals: Goals, tokens: int | None) -> Rej
                 what=candidate.what, reason=f"speed unknown: {candidate.speed.basis}", kind="speed"
             )
         if hours > goals.deadline_hours:
-            over = hours / goals.deadline_hours - 1
+            excess = hours / goals.deadline_hours - 1
             reason = (
-                f"takes {format_duration(hours * 3600)} of {goals.deadline_hours:g} h: {percent(over)} over"
+                f"takes {format_duration(hours * 3600)} of {goals.deadline_hours:g} h: {percent(excess)} over"
             )
-            return Rejection(what=candidate.what, reason=reason, kind="deadline", over=over)
+            return Rejection(what=candidate.what, reason=reason, kind="deadline", over=excess)
     if goals.budget_usd is not None:
         if usd is None:
             return Rejection(what=candidate.what, reason=unknown(candidate, goals), kind="price")
         if usd > goals.budget_usd:
-            over = usd / goals.budget_usd - 1
-            reason = f"costs {format_usd(usd)} of {format_usd(goals.budget_usd)}: {percent(over)} over"
-            return Rejection(what=candidate.what, reason=reason, kind="budget", over=over)
+            excess = usd / goals.budget_usd - 1
+            reason = f"costs {format_usd(usd)} of {format_usd(goals.budget_usd)}: {percent(excess)} over"
+            return Rejection(what=candidate.what, reason=reason, kind="budget", over=excess)
     return None
 
 
-def of_misses(misses: list[Miss], most: int) -> list[Rejection]:
-    """Return at most ``most`` rejections, one per GPU type on which nothing fits, nearest first."""
+def of_misses(misses: list[Miss], limit: int) -> list[Rejection]:
+    """Return at most ``limit`` rejections, one per GPU type on which nothing fits, nearest first."""
     nearest: dict[str, Rejection] = {}
     for miss in sorted(misses, key=lambda miss: miss.over):
         kind: RejectionKind = miss.where
         rejection = Rejection(what=miss.what, reason=miss.reason, kind=kind, over=miss.over)
         nearest.setdefault(miss.what.split(" (")[0].partition("x ")[2], rejection)
-    return list(nearest.values())[:most]
+    return list(nearest.values())[:limit]
 
 
 def distinct(candidates: list[Candidate]) -> list[Candidate]:
@@ -249,49 +251,51 @@ def distinct(candidates: list[Candidate]) -> list[Candidate]:
     return list(first.values())
 
 
-def dearer(best: Candidate, others: list[Candidate], goals: Goals, most: int) -> list[Rejection]:
-    """Return at most ``most`` rejections, one per GPU type that fits but ranks later.
+def later_ranked(
+    best: Candidate, candidates: list[Candidate], goals: Goals, max_lines: int
+) -> list[Rejection]:
+    """Return at most ``max_lines`` rejections, one per GPU type that fits but ranks later.
 
     First those that rank later only because of low availability.
     """
     lines: list[Rejection] = []
     gpu_names = {best.gpu.name if best.gpu else ""}
     limit = (best.usd_per_token or 0.0) * (1 + INDISTINCT)
-    for other in sorted(
-        others, key=lambda each: not (why_rare(each.place) and (each.usd_per_token or math.inf) < limit)
+    for candidate in sorted(
+        candidates, key=lambda item: not (why_rare(item.place) and (item.usd_per_token or math.inf) < limit)
     ):
-        if other.gpu is None or other.gpu.name in gpu_names or len(lines) == most:
+        if candidate.gpu is None or candidate.gpu.name in gpu_names or len(lines) == max_lines:
             continue
-        gpu_names.add(other.gpu.name)
-        lines.append(_behind(best, other, goals))
+        gpu_names.add(candidate.gpu.name)
+        lines.append(_behind(best, candidate, goals))
     return lines
 
 
-def _behind(best: Candidate, other: Candidate, goals: Goals) -> Rejection:
-    if other.place is not None and other.place.ram_bytes is None:
-        needs = format_bytes(other.memory.host_bytes)
+def _behind(best: Candidate, candidate: Candidate, goals: Goals) -> Rejection:
+    if candidate.place is not None and candidate.place.ram_bytes is None:
+        needs = format_bytes(candidate.memory.host_bytes)
         reason = f"fits its GPUs; needs {needs} of host memory, whose size is unknown"
-        return Rejection(what=other.what, reason=reason, kind="host memory")
-    rare = why_rare(other.place)
-    mark = f"; low availability: {rare}" if rare else ""
-    speeds = (best.speed.tokens_per_second, other.speed.tokens_per_second)
+        return Rejection(what=candidate.what, reason=reason, kind="host memory")
+    scarcity = why_rare(candidate.place)
+    mark = f"; low availability: {scarcity}" if scarcity else ""
+    speeds = (best.speed.tokens_per_second, candidate.speed.tokens_per_second)
     if goals.by_speed and speeds[0] and speeds[1]:
         slower = 1 - speeds[1] / speeds[0]
         reason = (
             f"fits, {compared(slower, 'slower', 'faster')}" if slower else "fits, as fast and more expensive"
         )
-        return Rejection(what=other.what, reason=reason + mark, kind="speed", over=slower)
-    if other.usd_per_token is not None and best.usd_per_token is not None:
-        over = other.usd_per_token / best.usd_per_token - 1
-        hourly = f", at {format_usd(other.usd_per_hour)} per hour" if abs(over) < INDISTINCT else ""
-        reason = f"fits, {compared(over, 'more expensive', 'cheaper')} per token{hourly}{mark}"
-        return Rejection(what=other.what, reason=reason, kind="price", over=over)
-    return Rejection(what=other.what, reason=f"fits; {unknown(other, goals)}{mark}", kind="price")
+        return Rejection(what=candidate.what, reason=reason + mark, kind="speed", over=slower)
+    if candidate.usd_per_token is not None and best.usd_per_token is not None:
+        excess = candidate.usd_per_token / best.usd_per_token - 1
+        hourly = f", at {format_usd(candidate.usd_per_hour)} per hour" if abs(excess) < INDISTINCT else ""
+        reason = f"fits, {compared(excess, 'more expensive', 'cheaper')} per token{hourly}{mark}"
+        return Rejection(what=candidate.what, reason=reason, kind="price", over=excess)
+    return Rejection(what=candidate.what, reason=f"fits; {unknown(candidate, goals)}{mark}", kind="price")
 
 
-def compared(more: float, if_more: str, if_less: str) -> str:
+def compared(difference: float, if_positive: str, if_negative: str) -> str:
     """Describe a relative difference: "3.0 % cheaper"."""
-    return f"{percent(abs(more))} {if_more if more >= 0 else if_less}"
+    return f"{percent(abs(difference))} {if_positive if difference >= 0 else if_negative}"
 
 
 def unknown(candidate: Candidate, goals: Goals) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from estimator.engines import automatic, varlen, vision
+from estimator.engines.setups import setup_of
+from estimator.engines.support import untried_line
 from estimator.formatting import format_bytes, format_duration, format_usd
 from estimator.job import DEGREES, Job, Target
 from estimator.memory import latents
@@ -12,16 +15,13 @@ from estimator.memory.generation import drawn_batch, kv_cache_bytes
 from estimator.memory.states import computing
 from estimator.models import DiffusionSpec, ModelSpec, weight_formats
 from estimator.plan import Layout
-from estimator.planning import automatic, varlen, vision
 from estimator.planning.capacity import why_rare
-from estimator.planning.engines import setup_of
 from estimator.planning.goals import Goals
 from estimator.planning.ladders import LARGEST_MICRO_BATCH
 from estimator.planning.measured_gpus import UNMEASURED
 from estimator.planning.ranking import compared
 from estimator.planning.search import INDISTINCT, Candidate, Search
 from estimator.planning.step_requests import PREPARE_CPU
-from estimator.planning.support import untried_line
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, QUANTIZATIONS, TASKS
 
 
@@ -86,15 +86,15 @@ def _task(search: Search, candidate: Candidate) -> list[str]:
     if not reason:
         return []
     if task.compares:
-        what = "forward pass" if task.pairs else "forward passes on both"
-        passes = {"adapters-off": f", and the reference's {what}", "copy": ", and the reference's model"}
-        once = f", the reference's {what} once before training"
-        reason += passes.get(setup_of(job, layout).reference, once)
-    plain = search.speed(layout, candidate.gpu, candidate.place, task="sft").tokens_per_second
-    own = candidate.speed.tokens_per_second
-    if plain is None or own is None:
+        forward = "forward pass" if task.pairs else "forward passes on both"
+        passes = {"adapters-off": f", and the reference's {forward}", "copy": ", and the reference's model"}
+        precomputed = f", the reference's {forward} once before training"
+        reason += passes.get(setup_of(job, layout).reference, precomputed)
+    sft_speed = search.speed(layout, candidate.gpu, candidate.place, task="sft").tokens_per_second
+    task_speed = candidate.speed.tokens_per_second
+    if sft_speed is None or task_speed is None:
         return [f"{job.task}: {reason}; its time relative to sft is unknown"]
-    ratio = task.sequences_per_row * plain / own
+    ratio = task.sequences_per_row * sft_speed / task_speed
     return [f"{job.task}: {ratio:.1f} times the time and price of sft on the same number of rows: {reason}"]
 
 
@@ -174,9 +174,9 @@ def _parallelism(job: Job, layout: Layout) -> list[str]:
     for name in DEGREES:
         degree = getattr(layout, name)
         if degree > 1:
-            words = name.replace("_", " ")
+            label = name.replace("_", " ")
             origin = "as requested" if getattr(job, name) else "the fastest of those that fit"
-            lines.append(f"{words} {degree}, {origin}: {reasons[name]}")
+            lines.append(f"{label} {degree}, {origin}: {reasons[name]}")
     return lines
 
 
@@ -199,32 +199,34 @@ def _why_so_small(search: Search, candidate: Candidate) -> str:
     layout, capacity = candidate.layout, candidate.memory.capacity_bytes
     if layout.micro_batch_size == LARGEST_MICRO_BATCH:
         return "the largest one tried"
-    words = "the largest that fits"
+    text = "the largest that fits"
     if not layout.activation_checkpointing:
-        words += " without activation checkpointing"
+        text += " without activation checkpointing"
     if capacity is None:
-        return words
+        return text
     fitting = search.fitting(layout.nodes, layout.processes_per_node, capacity, candidate.gpu)
     kind = replace(layout, micro_batch_size=0, accumulation=0)
-    same = [each for each in fitting if replace(each, micro_batch_size=0, accumulation=0) == kind]
-    larger = max(same, key=lambda each: each.micro_batch_size)
+    same_kind = [fit for fit in fitting if replace(fit, micro_batch_size=0, accumulation=0) == kind]
+    larger = max(same_kind, key=lambda fit: fit.micro_batch_size)
     if larger.micro_batch_size > layout.micro_batch_size:
         tight = search.estimate(larger, candidate.gpu).with_capacity(capacity)
         if tight.tight:
             return f"{larger.micro_batch_size} is tight: {tight.describe()}"
-    alike = [each for each in fitting if each.activation_checkpointing == layout.activation_checkpointing]
-    if max(each.micro_batch_size for each in alike) > layout.micro_batch_size:
-        words += " with this sharding"
-    other = max(fitting, key=lambda each: each.micro_batch_size)
-    if other.micro_batch_size <= layout.micro_batch_size:
-        return words
-    both = [search.speed(each, candidate.gpu, candidate.place) for each in (other, layout)]
-    speeds = [speed.tokens_per_second for speed in both]
-    change = "it" if other.activation_checkpointing > layout.activation_checkpointing else "another"
+    same_checkpointing = [
+        fit for fit in fitting if fit.activation_checkpointing == layout.activation_checkpointing
+    ]
+    if max(fit.micro_batch_size for fit in same_checkpointing) > layout.micro_batch_size:
+        text += " with this sharding"
+    largest = max(fitting, key=lambda fit: fit.micro_batch_size)
+    if largest.micro_batch_size <= layout.micro_batch_size:
+        return text
+    rival_speeds = [search.speed(fit, candidate.gpu, candidate.place) for fit in (largest, layout)]
+    speeds = [speed.tokens_per_second for speed in rival_speeds]
+    change = "it" if largest.activation_checkpointing > layout.activation_checkpointing else "another"
     if speeds[0] is None or speeds[1] is None:
-        return f"{words}; {other.micro_batch_size} fits with {change}"
-    by = compared(speeds[0] / speeds[1] - 1, "faster", "slower")
-    return f"{words}; {other.micro_batch_size} fits with {change}, and is {by}"
+        return f"{text}; {largest.micro_batch_size} fits with {change}"
+    difference = compared(speeds[0] / speeds[1] - 1, "faster", "slower")
+    return f"{text}; {largest.micro_batch_size} fits with {change}, and is {difference}"
 
 
 def _checkpointing(search: Search, candidate: Candidate) -> str:
@@ -234,11 +236,11 @@ def _checkpointing(search: Search, candidate: Candidate) -> str:
     if not layout.activation_checkpointing:
         return "no activation checkpointing: the activations fit"
     capacity = candidate.memory.capacity_bytes or 0
-    without = search.estimate(replace(layout, activation_checkpointing=False), candidate.gpu)
-    without = without.with_capacity(capacity)
-    if without.verdict == "fits":
+    uncheckpointed = search.estimate(replace(layout, activation_checkpointing=False), candidate.gpu)
+    uncheckpointed = uncheckpointed.with_capacity(capacity)
+    if uncheckpointed.verdict == "fits":
         return "activation checkpointing: allows this micro batch with less sharding"
-    return f"activation checkpointing: without it this micro batch needs {without.describe()}"
+    return f"activation checkpointing: without it this micro batch needs {uncheckpointed.describe()}"
 
 
 def _documents_apart(job: Job, candidate: Candidate) -> list[str]:
@@ -266,37 +268,41 @@ def of_machine(
     place, gpu, layout = best.place, best.gpu, best.layout
     if place is None or gpu is None:
         return []
-    each = f"{layout.nodes} node(s) of {layout.processes_per_node}x {gpu.name}"
+    size = f"{layout.nodes} node(s) of {layout.processes_per_node}x {gpu.name}"
     weighed = [
-        other for other in candidates if place.ram_bytes is None or not other.place or other.place.ram_bytes
+        rival for rival in candidates if place.ram_bytes is None or not rival.place or rival.place.ram_bytes
     ]
-    had = ""
+    availability = ""
     if target.capacity == "usual" and not why_rare(place):
-        usual = [other for other in weighed if not why_rare(other.place)]
-        had = " and are usually available" if len(usual) < len(weighed) else ""
+        usual = [rival for rival in weighed if not why_rare(rival.place)]
+        availability = " and are usually available" if len(usual) < len(weighed) else ""
         weighed = usual
     kinds = len({candidate.place.name for candidate in weighed if candidate.place})
-    machines = f"the {kinds} instance types that fit{had}" if kinds > 1 else f"the layouts that fit{had}"
+    machines = (
+        f"the {kinds} instance types that fit{availability}"
+        if kinds > 1
+        else f"the layouts that fit{availability}"
+    )
     if not place.name:
-        line = f"{each}, as requested"
+        line = f"{size}, as requested"
     elif target.instance_type:
-        line = f"{each}: {place.name}, as requested"
+        line = f"{size}: {place.name}, as requested"
     elif best.speed.tokens_per_second is not None and goals.by_speed:
         limit = f" for {format_usd(goals.budget_usd)}" if goals.budget_usd is not None else ""
-        line = f"{each}: {place.name} is {_fastest(best, weighed, tokens)} of {machines}{limit}"
+        line = f"{size}: {place.name} is {_fastest(best, weighed, tokens)} of {machines}{limit}"
     elif best.usd_per_token is not None:
         limit = f" within {goals.deadline_hours:g} h" if goals.deadline_hours is not None else ""
         line = (
-            f"{each}: {place.name} is {_cheapest(best, weighed, tokens)} of {machines}{limit} "
+            f"{size}: {place.name} is {_cheapest(best, weighed, tokens)} of {machines}{limit} "
             f"({format_usd(best.usd_per_token * 1e6)} per million tokens)"
         )
     elif best.speed.tokens_per_second is not None:
         line = (
-            f"{each}: {place.name} needs the fewest GPU-hours, or within {INDISTINCT:.0%} of them, of "
+            f"{size}: {place.name} needs the fewest GPU-hours, or within {INDISTINCT:.0%} of them, of "
             f"{machines}; prices are unknown"
         )
     else:
-        line = f"{each}: {place.name} fits; its price or speed is unknown"
+        line = f"{size}: {place.name} fits; its price or speed is unknown"
     return [line, *_source(best)]
 
 
@@ -327,8 +333,8 @@ def _fastest(best: Candidate, candidates: list[Candidate], tokens: int | None) -
 
     if time(best) <= min(map(time, candidates)):
         return "the fastest"
-    how = "the cheapest per hour" if best.usd_per_hour is not None else "the smallest"
-    return f"{how} of those within {INDISTINCT:.0%} of the fastest,"
+    choice = "the cheapest per hour" if best.usd_per_hour is not None else "the smallest"
+    return f"{choice} of those within {INDISTINCT:.0%} of the fastest,"
 
 
 def nearest(candidate: Candidate) -> list[str]:
@@ -336,15 +342,17 @@ def nearest(candidate: Candidate) -> list[str]:
     return [f"{candidate.what} is the nearest of all that fit", *_source(candidate)]
 
 
-def behind(other: Candidate, best: Candidate) -> list[str]:
+def behind(candidate: Candidate, best: Candidate) -> list[str]:
     """Compare a plan further down with the best one."""
-    parts = [f"fits on {other.what}"]
-    if other.usd_per_token is not None and best.usd_per_token is not None:
-        parts.append(compared(other.usd_per_token / best.usd_per_token - 1, "dearer", "cheaper") + " a token")
-    speeds = (other.speed.tokens_per_second, best.speed.tokens_per_second)
+    parts = [f"fits on {candidate.what}"]
+    if candidate.usd_per_token is not None and best.usd_per_token is not None:
+        parts.append(
+            compared(candidate.usd_per_token / best.usd_per_token - 1, "dearer", "cheaper") + " a token"
+        )
+    speeds = (candidate.speed.tokens_per_second, best.speed.tokens_per_second)
     if speeds[0] is not None and speeds[1] is not None:
         parts.append(compared(speeds[0] / speeds[1] - 1, "faster", "slower"))
-    return [", ".join(parts) + (" than the best" if len(parts) > 1 else ""), *_source(other)]
+    return [", ".join(parts) + (" than the best" if len(parts) > 1 else ""), *_source(candidate)]
 
 
 def _source(candidate: Candidate) -> list[str]:
@@ -352,14 +360,14 @@ def _source(candidate: Candidate) -> list[str]:
     if place is None:
         return []
     lines = [f"price: {place.price}"] if place.price else []
-    rare = why_rare(place)
-    if rare:
-        lines.append(f"low availability: {rare}")
+    scarcity = why_rare(place)
+    if scarcity:
+        lines.append(f"low availability: {scarcity}")
     if candidate.unmeasured:
         lines.append(UNMEASURED)
     if candidate.idle_gpus:
-        used = candidate.layout.processes_per_node
-        lines.append(f"{used} of the {place.gpus} GPUs of {place.name} are used, but all are paid")
+        gpus = candidate.layout.processes_per_node
+        lines.append(f"{gpus} of the {place.gpus} GPUs of {place.name} are used, but all are paid")
     if place.ram_bytes is None and not place.name:
         lines.append(f"host memory: {format_bytes(candidate.memory.host_bytes)} per node are needed")
     elif place.ram_bytes is None:

@@ -13,13 +13,13 @@ LABEL = 12  # width of the left column
 BAR = 24  # width of the longest memory bar
 
 
-def render(plan: Plan, width: int = 100, *, everything: bool = False) -> str:
+def render(plan: Plan, width: int = 100, *, hints: bool = False) -> str:
     """Format the complete plan in at most ``width`` columns, without color codes.
 
-    ``everything``: with hints for values that the plan does not set.
+    ``hints``: with hints for values that the plan does not set.
     """
-    what = plan.method if plan.task == "sft" else f"{plan.method} {plan.task}"
-    lines = [f"Plan: {plan.model}, {what} with {plan.engine} ({plan.parameters / 1e9:.2f} B parameters)"]
+    method = plan.method if plan.task == "sft" else f"{plan.method} {plan.task}"
+    lines = [f"Plan: {plan.model}, {method} with {plan.engine} ({plan.parameters / 1e9:.2f} B parameters)"]
     lines += _row("Where", _where(plan), width)
     lines += _row("Request", _request(plan), width)
     if plan.prepare is not None and plan.evaluate is not None:
@@ -34,7 +34,7 @@ def render(plan: Plan, width: int = 100, *, everything: bool = False) -> str:
         f"{item.name}: {item.used} instead of {item.planned} ({item.given_by})" for item in plan.overrides
     )
     lines += _list("Overridden", overrides, width)
-    if everything:
+    if hints:
         lines += _list("Hints", _rates(plan.learning_rates), width)
     return "\n".join(lines)
 
@@ -60,7 +60,7 @@ def _where(plan: Plan) -> str:
 def _request(plan: Plan) -> str:
     request = plan.request
     kind = "spot node(s)" if request.spot else "node(s)"
-    labels = "".join(f", labelled {name}={value}" for name, value in request.node_labels)
+    labels = "".join(f", labeled {name}={value}" for name, value in request.node_labels)
     return (
         f"{request.nodes} {kind}, each: {request.gpus}, {request.cpu} CPU, "
         f"{format_bytes(request.memory_mib * MIB)} memory, "
@@ -158,9 +158,11 @@ def _speed(plan: Plan) -> str:
     if prediction.hours is not None:
         text += f", {format_duration(prediction.hours * 3600)} at most"
         text += _start_up(prediction) + _evaluations(prediction)
-        lost = prediction.interruptions.lost_hours if prediction.interruptions is not None else None
+        lost_hours = prediction.interruptions.lost_hours if prediction.interruptions is not None else None
         text += (
-            f", {format_duration(lost * 3600)} of which are lost to interruptions" if lost is not None else ""
+            f", {format_duration(lost_hours * 3600)} of which are lost to interruptions"
+            if lost_hours is not None
+            else ""
         )
     elif prediction.start_up is not None:
         text += f", after {format_duration(prediction.start_up.hours * 3600)} to start"
@@ -174,10 +176,10 @@ def _start_up(prediction: Prediction) -> str:
     if start is None:
         return ""
     parts = {"machine": start.machine_minutes, "image": start.image_minutes, "weights": start.weights_minutes}
-    each = ", ".join(
+    breakdown = ", ".join(
         f"{name} {format_duration(minutes * 60)}" for name, minutes in parts.items() if minutes >= 0.5
     )
-    return f" ({format_duration(start.hours * 3600)} of which to start: {each})"
+    return f" ({format_duration(start.hours * 3600)} of which to start: {breakdown})"
 
 
 def _evaluations(prediction: Prediction) -> str:
@@ -188,8 +190,8 @@ def _evaluations(prediction: Prediction) -> str:
 def _price(plan: Plan) -> str:
     prediction = plan.prediction
     if prediction.usd_per_hour is None:
-        here = {"local": "none on this machine", "allocation": "unknown: nodes of this job"}
-        return here.get(plan.target, "unknown: no price in the table")
+        unpriced = {"local": "none on this machine", "allocation": "unknown: nodes of this job"}
+        return unpriced.get(plan.target, "unknown: no price in the table")
     text = f"{format_usd(prediction.usd_per_hour)} per hour"
     if prediction.usd is not None:
         text += f", {format_usd(prediction.usd)} at most"

@@ -47,5 +47,5 @@ def row_of(rank: int, plan: Plan) -> dict[str, Any]:
         "usd": prediction.usd,
         "usd_per_million_tokens": usd_per_million_tokens(plan),
         "start_up_minutes": None if prediction.start_up is None else prediction.start_up.hours * 60,
-        "rarely_had": prediction.rarely_had,
+        "low_availability": prediction.low_availability,
     }

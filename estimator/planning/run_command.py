@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from estimator.engines import automatic
 from estimator.hardware import VARIABLE
 from estimator.hardware.cluster.taints import opening
 from estimator.job import DEFAULT_BATCH
 from estimator.option_names import option_words
-from estimator.planning import automatic
 from estimator.planning.job_settings import changed_settings
 from estimator.planning.obstacles import taints_of
 from estimator.vocabulary import TASKS
@@ -44,20 +44,20 @@ def run_command(
     if plan.planned_only is not None:
         return f"No command runs this plan: {plan.planned_only}."
     taints = taints_of(plan, cluster) if cluster is not None else ()
-    words = [*FLOW]
+    arguments = [*FLOW]
     if plan.target != "local":
-        words += shlex.split(opening(taints)) if taints else ("--with", "kubernetes")
-    words += ["--model", model, "--method", plan.method, "--engine", plan.engine]
-    words += ["--nodes", str(plan.request.nodes)]
+        arguments += shlex.split(opening(taints)) if taints else ("--with", "kubernetes")
+    arguments += ["--model", model, "--method", plan.method, "--engine", plan.engine]
+    arguments += ["--nodes", str(plan.request.nodes)]
     if plan.layout.device == "cpu":
-        words += ["--device", "cpu"]
+        arguments += ["--device", "cpu"]
     else:
-        words += ["--gpus", str(plan.request.gpus_per_node)]
-        words += () if plan.target == "local" else _machine(plan)
-    words += [word for name, value in _settings(plan, job) for word in option_words(name, value)]
+        arguments += ["--gpus", str(plan.request.gpus_per_node)]
+        arguments += () if plan.target == "local" else _machine(plan)
+    arguments += [argument for name, value in _settings(plan, job) for argument in option_words(name, value)]
     variables = {NAMESPACE_VARIABLE: namespace, VARIABLE: hardware_file and str(hardware_file)}
-    given = [f"{name}={shlex.quote(value)} " for name, value in variables.items() if value]
-    return "".join(given) + shlex.join(words)
+    assignments = [f"{name}={shlex.quote(value)} " for name, value in variables.items() if value]
+    return "".join(assignments) + shlex.join(arguments)
 
 
 def _machine(plan: Plan) -> tuple[str, str]:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from estimator import memory, throughput
+from estimator.engines import automatic
+from estimator.engines.setups import setup_of
 from estimator.errors import UserError
 from estimator.formatting import format_bytes
 from estimator.hardware import Gpu
 from estimator.job import Job, nearest_multiple
 from estimator.plan import Interruptions, Layout, MemoryEstimate, StartUp
-from estimator.planning import automatic
-from estimator.planning.engines import setup_of
 from estimator.planning.interruptions import foresee, wall_hours
 from estimator.planning.ladders import Ladder, Ladders
 from estimator.planning.parallelism import Spread, spreads, unshared
@@ -214,20 +214,20 @@ class Search:
         if not layouts:
             return None
         if not self.takes_tight:
-            layouts = [each for each in layouts if not self.is_tight(each, capacity, gpu)] or layouts
+            layouts = [option for option in layouts if not self.is_tight(option, capacity, gpu)] or layouts
         speeds = [self.speed(layout, gpu, place) for layout in layouts]
         rates = [speed.tokens_per_second or 0.0 for speed in speeds]
         fastest = max(rates)
-        good = [i for i, rate in enumerate(rates) if rate * (1 + INDISTINCT) >= fastest]
+        near_fastest = [i for i, rate in enumerate(rates) if rate * (1 + INDISTINCT) >= fastest]
         # Ladders are sorted without checkpointing first and with the least sharding first, which decides ties
         chosen = min(
-            good,
+            near_fastest,
             key=lambda i: (complexity(layouts[i]), -rates[i]),
         )
         layout = layouts[chosen]
         estimate = self.estimate(layout, gpu).with_capacity(capacity)
         # Hardware of the user is available
-        before = start_up(place, nodes, self.job.model) if place is not None and place.name else None
+        start_up_hours = start_up(place, nodes, self.job.model) if place is not None and place.name else None
         checkpoint = memory.checkpoint_bytes(self.setup(layout)) // nodes
         return Candidate(
             layout=layout,
@@ -235,7 +235,7 @@ class Search:
             gpu=gpu,
             place=place,
             speed=speeds[chosen],
-            start_up=before,
+            start_up=start_up_hours,
             interruptions=self._foresee(layout, gpu, place, checkpoint),
             checkpoint_bytes=checkpoint,
             evaluated_tokens=self.job.evaluated_sequences * self.job.seq_len,
@@ -258,15 +258,15 @@ class Search:
             cloud=place.cloud,
             network_gbps=place.network_gbps,
             # A new node replaces the lost one
-            restart_hours=start_up(replace(place, there=0), layout.nodes, self.job.model).hours,
+            restart_hours=start_up(replace(place, free_nodes=0), layout.nodes, self.job.model).hours,
         )
 
     def reaches(self, nodes: int, processes: int) -> bool:
         """Return whether any spread over this many processes divides the global batch."""
         return bool(self.ladders.of(nodes, processes))
 
-    def leanest(self, what: str, nodes: int, processes: int, capacity: int, gpu: Gpu | None) -> Miss:
-        """Return the shortage of the layout that needs the least memory; ``what``: name of the hardware."""
+    def leanest(self, hardware_name: str, nodes: int, processes: int, capacity: int, gpu: Gpu | None) -> Miss:
+        """Return the shortage of the layout that needs the least memory on ``hardware_name``."""
         key = (nodes, processes, self._measured_on(gpu))
         if key not in self._needs:
             # Compare the products with the smallest states, then the smallest activations
@@ -282,7 +282,7 @@ class Search:
             needs = [least_capacity(*self._needs_of(rung, gpu)) for rung in rungs]
             share = -(-self.whole_states(gpu) // (nodes * processes))
             self._needs[key] = max(min(needs), share)
-        return Miss(what=what, needs=self._needs[key], has=capacity)
+        return Miss(what=hardware_name, needs=self._needs[key], has=capacity)
 
     def estimate(self, layout: Layout, gpu: Gpu | None = None) -> MemoryEstimate:
         """Return the memory of one process in a layout, corrected by earlier runs on that GPU, if any."""
@@ -290,8 +290,8 @@ class Search:
         if key not in self._estimates:
             estimate = memory.estimate(self.setup(layout))
             if self.evidence.calibration is not None:
-                of_gpu = gpu.name if gpu else None
-                estimate = self.evidence.calibration.corrected(estimate, self.setup(layout), of_gpu)
+                gpu_name = gpu.name if gpu else None
+                estimate = self.evidence.calibration.corrected(estimate, self.setup(layout), gpu_name)
             self._estimates[key] = estimate
         return self._estimates[key]
 
@@ -314,8 +314,8 @@ class Search:
 
     def _on_one_gpu(self) -> Setup:
         """Return the training step of the complete model in one process."""
-        whole = Spread(sharding=unshared(self.job))
-        return setup_of(self.job, self.ladders.layout(1, 1, whole, False, 1, 1))
+        unsharded = Spread(sharding=unshared(self.job))
+        return setup_of(self.job, self.ladders.layout(1, 1, unsharded, False, 1, 1))
 
     def _is_measured(self, gpu: Gpu | None) -> bool:
         """Return whether earlier runs on that GPU correct the memory formulas."""
@@ -340,8 +340,8 @@ class Search:
             layouts: list[Layout] = []
             # With checkpointing first: spreads that do not fit with it do not fit without
             for checkpointing in (True, False):
-                same = [ladder for ladder in ladders if ladder.checkpointing == checkpointing]
-                layouts = [*self._climb(same, capacity, gpu, failed), *layouts]
+                group = [ladder for ladder in ladders if ladder.checkpointing == checkpointing]
+                layouts = [*self._climb(group, capacity, gpu, failed), *layouts]
             self._fitting[key] = layouts
         return self._fitting[key]
 
@@ -352,19 +352,21 @@ class Search:
         layouts: list[Layout] = []
         fitted: list[Spread] = []
         for ladder in ladders:
-            way = ladder.spread
-            if way in failed or (way.virtual_stages > 1 and replace(way, virtual_stages=1) in failed):
-                failed.add(way)  # more stages in flight save more activations
+            spread = ladder.spread
+            if spread in failed or (
+                spread.virtual_stages > 1 and replace(spread, virtual_stages=1) in failed
+            ):
+                failed.add(spread)  # more stages in flight save more activations
                 continue
-            if any(other.makes_needless(way, ladder.nodes) for other in fitted):
+            if any(fit.makes_needless(spread, ladder.nodes) for fit in fitted):
                 continue
             fitting = self._fitting_of(ladder, capacity, gpu)
             if fitting:
                 if self.takes_tight or not self.is_tight(fitting[0], capacity, gpu):
-                    fitted.append(way)
+                    fitted.append(spread)
                 layouts += fitting
             else:
-                failed.add(way)
+                failed.add(spread)
         return layouts
 
     def _fitting_of(self, ladder: Ladder, capacity: int, gpu: Gpu | None) -> Sequence[Layout]:
@@ -415,10 +417,10 @@ class Search:
         """Return the bytes of the states, a lower limit for all layouts of the same spread."""
         if self._is_measured(gpu):
             return 0  # measured runs may be below the formulas
-        way, world = ladder.spread, ladder.nodes * ladder.processes
-        if way.sharding in ("fsdp", "none"):  # all states, in equal parts
-            return self.whole_states(gpu) * way.replicate // world
-        key = (ladder.nodes, ladder.processes, way)
+        spread, world = ladder.spread, ladder.nodes * ladder.processes
+        if spread.sharding in ("fsdp", "none"):  # all states, in equal parts
+            return self.whole_states(gpu) * spread.replicate // world
+        key = (ladder.nodes, ladder.processes, spread)
         if key not in self._states:
             setup = self.setup(self.ladders.rung(ladder))
             self._states[key] = sum(dict(memory.states(setup)).values())
@@ -472,12 +474,12 @@ def divides(job: Job, nodes: int, per_node: int) -> bool:
     return bool(spreads(job, nodes, per_node))
 
 
-def indivisible(job: Job, world: int, what: str) -> UserError:
+def indivisible(job: Job, world: int, hardware_name: str) -> UserError:
     """Return the error for an indivisible global batch, with the nearest possible one."""
     step = world * (job.micro_batch_size or 1)
     micro = f" with micro batch {job.micro_batch_size}" if job.micro_batch_size else ""
     return UserError(
-        f"A batch of {job.global_batch_size} is not divisible over {what}{micro}.",
+        f"A batch of {job.global_batch_size} is not divisible over {hardware_name}{micro}.",
         f"Nearest possible batch: {nearest_multiple(job.global_batch_size, step)} (any multiple of {step}).",
     )
 

@@ -39,7 +39,7 @@ def start_up(place: Place, nodes: int, model: ModelSpec) -> StartUp:
     if place.network_gbps is not None:
         speed = min(speed, place.network_gbps * 1e9 / 8)
     return StartUp(
-        machine_minutes=0.0 if nodes <= place.there else rates.machine_minutes,
+        machine_minutes=0.0 if nodes <= place.free_nodes else rates.machine_minutes,
         image_minutes=rates.image_minutes,
         weights_minutes=BYTES_OF_A_PARAMETER * model.stored_parameters / speed / 60,
     )
@@ -51,8 +51,8 @@ def rates_of(cloud: str | None) -> Rates:
     with TABLE.open(newline="", encoding="utf-8") as file:
         rows = {(row["what"], row["cloud"]): float(row["value"]) for row in csv.DictReader(file)}
 
-    def value(what: str) -> float:
-        return rows.get((what, cloud or "*"), rows[(what, "*")])
+    def value(name: str) -> float:
+        return rows.get((name, cloud or "*"), rows[(name, "*")])
 
     return Rates(
         machine_minutes=value("machine"),

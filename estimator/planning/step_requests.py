@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from estimator import memory
+from estimator.engines.setups import setup_of
 from estimator.job import Job, Target
 from estimator.memory.evaluation import inference_gpus, inference_host_bytes
 from estimator.models import weight_formats
 from estimator.plan import GIB, MIB, Layout, Request
-from estimator.planning.engines import setup_of
 from estimator.planning.search import Candidate
 
 SHARED_MEMORY_PER_GPU = 8 * GIB
@@ -58,14 +58,17 @@ def for_training(job: Job, target: Target, candidate: Candidate) -> Request:
         instance_type=(place.name or None) if place is not None else None,
         cloud=place.cloud if place is not None else None,
         spot=place is not None and place.spot,
-        gpu_on_trust=place is not None and place.gpu_on_trust,
+        gpu_assumed=place is not None and place.gpu_assumed,
     )
 
 
 def disk_of(job: Job, target: Target, layout: Layout) -> int:
     """Return the disk space of training on one node, in bytes."""
-    keeps = target.kind not in ("kubernetes", "batch")  # where disk space is freed with the pod or container
-    return memory.disk_bytes(setup_of(job, layout), keeps_checkpoints=keeps)
+    keeps_checkpoints = target.kind not in (
+        "kubernetes",
+        "batch",
+    )  # where disk space is freed with the pod or container
+    return memory.disk_bytes(setup_of(job, layout), keeps_checkpoints=keeps_checkpoints)
 
 
 def for_preparation(job: Job, training: Request) -> Request:
@@ -136,8 +139,8 @@ def _memory(candidate: Candidate, gpus: int, needs: int) -> int:
     At most their share of the node, unless the estimate itself is larger.
     """
     place = candidate.place
-    asked = int(needs * 1.25) + BESIDE_RANKS + SHARED_MEMORY_PER_GPU * gpus
+    requested = int(needs * 1.25) + BESIDE_RANKS + SHARED_MEMORY_PER_GPU * gpus
     if place is None or place.ram_bytes is None:
-        return asked
-    jobs_have = place.ram_bytes * place.allocatable
-    return int(min(asked, max(jobs_have * gpus / place.gpus, min(needs, jobs_have))))
+        return requested
+    allocatable_bytes = place.ram_bytes * place.allocatable
+    return int(min(requested, max(allocatable_bytes * gpus / place.gpus, min(needs, allocatable_bytes))))

@@ -39,7 +39,9 @@ def render_summary(plan: Plan, alternatives: Sequence[Plan] = ()) -> str:
         steps = {"prepare": plan.prepare, "evaluate": plan.evaluate}
         if TASKS[plan.task].images:
             steps = {"prepare": plan.prepare, "encode": plan.request, "evaluate": plan.evaluate}
-        lines += _row("Other steps", ", ".join(f"{name} ({_size(each)})" for name, each in steps.items()))
+        lines += _row(
+            "Other steps", ", ".join(f"{name} ({_size(request)})" for name, request in steps.items())
+        )
     if plan.planned_only is not None:
         lines += _row("Limits", f"planning only, no command runs this: {plan.planned_only}")
     reasons = [line for line in plan.why if not line.startswith(("price:", "precision"))]
@@ -49,10 +51,10 @@ def render_summary(plan: Plan, alternatives: Sequence[Plan] = ()) -> str:
             "Overridden",
             [f"{item.name}: {item.used} instead of {item.planned}" for item in plan.overrides][:REASONS],
         )
-    others = [_alternative(other) for other in alternatives]
+    items = [_alternative(alternative) for alternative in alternatives]
     fitting = [line for line in plan.rejected if ": fits" in line]
-    others = others or sorted(fitting, key=lambda line: "low availability" in line)
-    lines += _list("Also fits", others[:ALTERNATIVES])
+    items = items or sorted(fitting, key=lambda line: "low availability" in line)
+    lines += _list("Also fits", items[:ALTERNATIVES])
     return "\n".join(lines)
 
 
@@ -68,11 +70,11 @@ def render_cannot_fit(error: CannotFit, command: str) -> str:
         lines += ["", "It would run as:", render_summary(error.example_plan)]
     if error.suggestions:
         try:
-            words = shlex.split(command)
+            arguments = shlex.split(command)
         except ValueError as unreadable:
             raise UserError(f"Cannot parse the command {command!r}: {unreadable}.") from None
         lines += ["", "Alternatives that fit:"]
-        offered = (shlex.join(apply_suggestion(words, suggestion)) for suggestion in error.suggestions)
+        offered = (shlex.join(apply_suggestion(arguments, suggestion)) for suggestion in error.suggestions)
         lines += [f"  {line}" for line in dict.fromkeys(offered)]
     return "\n".join(lines)
 
@@ -100,8 +102,8 @@ def _size(request: Request) -> str:
 def _price(plan: Plan) -> str:
     prediction = plan.prediction
     if prediction.usd_per_hour is None:
-        here = {"local": "none: this machine", "allocation": "unknown: the nodes of this job"}
-        return here.get(plan.target, "unknown: no price for these machines")
+        unpriced = {"local": "none: this machine", "allocation": "unknown: the nodes of this job"}
+        return unpriced.get(plan.target, "unknown: no price for these machines")
     text = f"{format_usd(prediction.usd_per_hour)} per hour"
     per_million = usd_per_million_tokens(plan)
     if per_million is not None:
@@ -150,14 +152,14 @@ def _alternative(plan: Plan) -> str:
 
 
 def _row(label: str, text: str) -> list[str]:
-    first, *rest = textwrap.wrap(text, WIDTH - LABEL) or [""]
-    return [f"{label:<{LABEL}}{first}".rstrip(), *(f"{'':{LABEL}}{line}" for line in rest)]
+    first, *continuation = textwrap.wrap(text, WIDTH - LABEL) or [""]
+    return [f"{label:<{LABEL}}{first}".rstrip(), *(f"{'':{LABEL}}{line}" for line in continuation)]
 
 
 def _list(label: str, items: Sequence[str]) -> list[str]:
     lines: list[str] = []
     for item in items:
-        shown = textwrap.wrap(item, WIDTH - LABEL - 2, max_lines=_LINES, placeholder=" ...")
-        lines += [f"{'' if lines else label:<{LABEL}}- {shown[0]}"]
-        lines += [f"{'':{LABEL}}  {line}" for line in shown[1:]]
+        wrapped = textwrap.wrap(item, WIDTH - LABEL - 2, max_lines=_LINES, placeholder=" ...")
+        lines += [f"{'' if lines else label:<{LABEL}}- {wrapped[0]}"]
+        lines += [f"{'':{LABEL}}  {line}" for line in wrapped[1:]]
     return lines

@@ -6,9 +6,9 @@ import dataclasses
 from dataclasses import replace
 
 from estimator import hardware, throughput
+from estimator.engines.setups import setup_of
 from estimator.job import Job
 from estimator.plan import Layout, Override, Plan
-from estimator.planning.engines import setup_of
 from estimator.planning.search import Evidence, Search
 
 TRIED = 3  # plans of one trial
@@ -28,11 +28,11 @@ def trial_plans(plan: Plan, job: Job, *, count: int = TRIED) -> tuple[Plan, ...]
     search = Search(job, layout.precision, layout.device, Evidence())
     layouts = search.fitting(layout.nodes, layout.processes_per_node, capacity, gpu)
     if job.micro_batch_size is None:
-        layouts = [*layouts, *(smaller for each in layouts if (smaller := _smaller(each)) is not None)]
-    others = [each for each in dict.fromkeys(layouts) if each != layout]
-    speeds = {each: search.speed(each, gpu, None).tokens_per_second or 0.0 for each in others}
-    others.sort(key=lambda each: -speeds[each])
-    return (plan, *(_plan_of(plan, job, search, each, gpu) for each in others[: count - 1]))
+        layouts = [*layouts, *(smaller for option in layouts if (smaller := _smaller(option)) is not None)]
+    other_layouts = [option for option in dict.fromkeys(layouts) if option != layout]
+    speeds = {option: search.speed(option, gpu, None).tokens_per_second or 0.0 for option in other_layouts}
+    other_layouts.sort(key=lambda option: -speeds[option])
+    return (plan, *(_plan_of(plan, job, search, option, gpu) for option in other_layouts[: count - 1]))
 
 
 def _smaller(layout: Layout) -> Layout | None:

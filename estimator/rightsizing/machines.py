@@ -68,9 +68,9 @@ def choose_machine(needs: Needs, target: Target, goals: Goals) -> Request:
         return _on_this_machine(needs, target)
     fitting = [place for place in list_places(target, goals, any_gpu=True) if _has(place, needs)]
     if not fitting:
-        where = goals.cluster.where if goals.cluster is not None else "the instance table"
+        source = goals.cluster.where if goals.cluster is not None else "the instance table"
         raise UserError(
-            f"No machine of {where} has {needs.describe(target.gpu)}.",
+            f"No machine of {source} has {needs.describe(target.gpu)}.",
             "Ask for less, or see `finetune gpus`.",
         )
     place = min(fitting, key=lambda each: _rank(each, needs))
@@ -92,7 +92,7 @@ def choose_machine(needs: Needs, target: Target, goals: Goals) -> Request:
         instance_type=place.name or None,
         cloud=place.cloud,
         spot=place.spot,
-        gpu_on_trust=place.gpu_on_trust,
+        gpu_assumed=place.gpu_assumed,
     )
 
 
@@ -101,7 +101,8 @@ def _on_this_machine(needs: Needs, target: Target) -> Request:
     assert machine is not None  # noqa: S101 - the caller has looked
     gpu_names = {gpu.name for gpu in hardware.gpus_called(target.gpu)} if target.gpu else None
     names = [
-        known.name if (known := hardware.find_gpu_by_nvml_name(name)) else name for name, _ in machine.gpus
+        table_gpu.name if (table_gpu := hardware.find_gpu_by_nvml_name(name)) else name
+        for name, _ in machine.gpus
     ]
     fitting = [
         name
@@ -109,9 +110,9 @@ def _on_this_machine(needs: Needs, target: Target) -> Request:
         if memory >= (needs.gpu_memory_bytes or 0) and (gpu_names is None or name in gpu_names)
     ]
     if len(fitting) < needs.gpus:
-        has = f"{len(names)}x {names[0]}" if names else "no GPU"
+        present = f"{len(names)}x {names[0]}" if names else "no GPU"
         raise UserError(
-            f"This machine has {has}, and the step asks for {needs.describe(target.gpu)}.",
+            f"This machine has {present}, and the step asks for {needs.describe(target.gpu)}.",
             "Run it elsewhere (--with kubernetes, --with batch), or ask for less.",
         )
     return Request(
@@ -140,8 +141,15 @@ def _rank(place: Place, needs: Needs) -> tuple[object, ...]:
     price = place.usd_per_hour
     if price is not None and place.shared:
         price *= needs.gpus / place.gpus
-    known = price is not None
-    return (place.tier, bool(why_rare(place)), not known, price or 0.0, place.gpu.usable_bytes, place.gpus)
+    has_price = price is not None
+    return (
+        place.tier,
+        bool(why_rare(place)),
+        not has_price,
+        price or 0.0,
+        place.gpu.usable_bytes,
+        place.gpus,
+    )
 
 
 def flops_of(gpu: Gpu) -> float | None:
@@ -149,20 +157,20 @@ def flops_of(gpu: Gpu) -> float | None:
     return gpu.peak_flops("bf16" if gpu.bf16 else "fp32")
 
 
-def needs_of(found: Recommendation, sizes: Sizes) -> Needs | None:
+def needs_of(recommendation: Recommendation, sizes: Sizes) -> Needs | None:
     """Return the GPU machine that a recommendation needs: enough memory, and not slower for the step.
 
     None if it has no GPUs, or of a kind that the GPU table does not know.
     """
-    known = hardware.find_gpu_by_nvml_name(sizes.gpu_type) if sizes.gpu_type else None
-    if not sizes.gpus or known is None:
+    gpu = hardware.find_gpu_by_nvml_name(sizes.gpu_type) if sizes.gpu_type else None
+    if not sizes.gpus or gpu is None:
         return None
-    rate, utilization = flops_of(known), found.gpu_utilization
+    rate, utilization = flops_of(gpu), recommendation.gpu_utilization
     return Needs(
         cpu=sizes.cpu,
         memory_mib=sizes.memory_mib,
         gpus=sizes.gpus,
-        gpu_memory_bytes=found.gpu_memory_bytes,
+        gpu_memory_bytes=recommendation.gpu_memory_bytes,
         flops=rate * (1.0 if utilization is None else utilization) if rate is not None else None,
     )
 
@@ -174,7 +182,7 @@ def usd_per_hour(sizes: Sizes) -> float | None:
     cpu, memory = sizes.cpu or USUAL_CPU, (sizes.memory_mib or USUAL_MEMORY_MIB) * MIB
     if not sizes.gpus:
         return min(usd * max(cpu / cores, memory / ram) for cores, ram, usd in _cpu_machines())
-    known = hardware.find_gpu_by_nvml_name(sizes.gpu_type) if sizes.gpu_type else None
+    gpu = hardware.find_gpu_by_nvml_name(sizes.gpu_type) if sizes.gpu_type else None
     prices = [
         item.usd_per_hour
         * max(
@@ -183,7 +191,7 @@ def usd_per_hour(sizes: Sizes) -> float | None:
             memory / (item.ram_bytes * ALLOCATABLE),
         )
         for item in hardware.instances()
-        if known is not None and item.gpu == known.name and item.gpu_count >= sizes.gpus
+        if gpu is not None and item.gpu == gpu.name and item.gpu_count >= sizes.gpus
         if item.usd_per_hour is not None and item.vcpu and item.ram_bytes
     ]
     return min(prices, default=None)

@@ -46,30 +46,30 @@ def recommend(history: Sequence[Usage], parameters: Mapping[str, str] | None = N
     ``parameters``: those of the next run, as :attr:`Usage.parameters`; None: any.
     """
     tasks = [usage for usage in comparable(history, parameters) if usage.memory_bytes]
-    done = [usage for usage in tasks if usage.ending == "succeeded"]
-    lacking = [usage for usage in tasks if usage.ending == "out of memory"]
-    lacking_gpu = [usage for usage in tasks if usage.ending == "out of GPU memory"]
-    if not done and not lacking and not lacking_gpu:
+    succeeded = [usage for usage in tasks if usage.ending == "succeeded"]
+    out_of_memory = [usage for usage in tasks if usage.ending == "out of memory"]
+    out_of_gpu_memory = [usage for usage in tasks if usage.ending == "out of GPU memory"]
+    if not succeeded and not out_of_memory and not out_of_gpu_memory:
         return None
-    memory = _memory_mib(done, lacking)
-    gpus, utilization = _gpus(done or tasks)
+    memory = _memory_mib(succeeded, out_of_memory)
+    gpus, utilization = _gpus(succeeded or tasks)
     newest = max(tasks, key=lambda usage: usage.at)
     sizes = Sizes(
-        cpu=_cpu(done or tasks),
+        cpu=_cpu(succeeded or tasks),
         memory_mib=memory,
         gpus=gpus,
         gpu_type=next((gpu.name for gpu in newest.gpus), newest.requested.gpu_type) if gpus else None,
     )
-    counted = f"{len(done)} earlier task{'s' * (len(done) != 1)}"
-    reasons = [f"used in {counted}"] if done else []
-    if ended := [*lacking, *lacking_gpu]:
+    counted = f"{len(succeeded)} earlier task{'s' * (len(succeeded) != 1)}"
+    reasons = [f"used in {counted}"] if succeeded else []
+    if ended := [*out_of_memory, *out_of_gpu_memory]:
         last = max(ended, key=lambda usage: usage.at)
         reasons.append(f"task {last.run}/{last.step}/{last.task} ran {last.ending}")
     return Recommendation(
         sizes=sizes,
-        gpu_memory_bytes=_gpu_memory_bytes(done, lacking_gpu),
+        gpu_memory_bytes=_gpu_memory_bytes(succeeded, out_of_gpu_memory),
         gpu_utilization=utilization,
-        tasks=len(done),
+        tasks=len(succeeded),
         reason="; ".join(reasons),
     )
 
@@ -78,12 +78,12 @@ def comparable(history: Sequence[Usage], parameters: Mapping[str, str] | None) -
     """Return the tasks whose parameters are those of the next run, or all if they made no difference."""
     if parameters is None:
         return list(history)
-    same = [usage for usage in history if dict(usage.parameters) == dict(parameters)]
-    done = [usage.memory_bytes for usage in history if usage.ending == "succeeded" and usage.memory_bytes]
-    enough = sum(usage.ending == "succeeded" for usage in same) >= ENOUGH_TASKS
-    if not enough and len(done) >= ENOUGH_TASKS and max(done) <= ALIKE * min(done):
+    same_parameters = [usage for usage in history if dict(usage.parameters) == dict(parameters)]
+    peaks = [usage.memory_bytes for usage in history if usage.ending == "succeeded" and usage.memory_bytes]
+    is_enough = sum(usage.ending == "succeeded" for usage in same_parameters) >= ENOUGH_TASKS
+    if not is_enough and len(peaks) >= ENOUGH_TASKS and max(peaks) <= ALIKE * min(peaks):
         return list(history)
-    return same
+    return same_parameters
 
 
 def quantile(values: Sequence[float], share: float = QUANTILE) -> float:
@@ -101,14 +101,14 @@ def with_headroom(values: Sequence[float]) -> float:
     return max(quantile(values) * factor, max(values))
 
 
-def _memory_mib(done: Sequence[Usage], lacking: Sequence[Usage]) -> int | None:
+def _memory_mib(succeeded: Sequence[Usage], out_of_memory: Sequence[Usage]) -> int | None:
     needs = []
-    if done:
-        needs.append(with_headroom([usage.memory_bytes or 0 for usage in done]) / MIB + BESIDE_TASK_MIB)
-    for usage in lacking:
+    if succeeded:
+        needs.append(with_headroom([usage.memory_bytes or 0 for usage in succeeded]) / MIB + BESIDE_TASK_MIB)
+    for usage in out_of_memory:
         peak = (usage.memory_bytes or 0) / MIB
         needs.append(peak * (1 + HEADROOM) + BESIDE_TASK_MIB)
-        if not any(other.at > usage.at for other in done):
+        if not any(later.at > usage.at for later in succeeded):
             needs.append(STEP_UP * max(usage.requested.memory_mib or 0, peak))
     if not needs:
         return None  # only GPU memory was short
@@ -116,14 +116,14 @@ def _memory_mib(done: Sequence[Usage], lacking: Sequence[Usage]) -> int | None:
 
 
 def _cpu(tasks: Sequence[Usage]) -> float | None:
-    known = [usage for usage in tasks if usage.cpu is not None]
-    if not known:
+    measured = [usage for usage in tasks if usage.cpu is not None]
+    if not measured:
         return None
-    needs = quantile([usage.cpu or 0.0 for usage in known]) * (1 + CPU_HEADROOM)
-    for usage in known:
-        asked = usage.requested.cpu
-        if asked is not None and (usage.cpu or 0.0) >= SATURATED * asked:
-            needs = max(needs, asked)
+    needs = quantile([usage.cpu or 0.0 for usage in measured]) * (1 + CPU_HEADROOM)
+    for usage in measured:
+        requested = usage.requested.cpu
+        if requested is not None and (usage.cpu or 0.0) >= SATURATED * requested:
+            needs = max(needs, requested)
     return float(max(math.ceil(needs), 1))
 
 
@@ -131,15 +131,15 @@ def _gpus(tasks: Sequence[Usage]) -> tuple[int | None, float | None]:
     """Return the GPUs that were in use, and the highest mean utilization of one."""
     measured = [usage for usage in tasks if usage.gpus]
     if not measured:
-        asked = [usage.requested.gpus for usage in tasks if usage.requested.gpus]
-        return (max(asked) if asked else 0), None  # requested, and not measured: they stay
+        requested = [usage.requested.gpus for usage in tasks if usage.requested.gpus]
+        return (max(requested) if requested else 0), None  # requested, and not measured: they stay
     busy = [[gpu for gpu in usage.gpus if gpu.in_use] for usage in measured]
     shares = [gpu.utilization for gpus in busy for gpu in gpus if gpu.utilization is not None]
     return max(len(gpus) for gpus in busy), max(shares, default=None)
 
 
-def _gpu_memory_bytes(done: Sequence[Usage], lacking: Sequence[Usage]) -> int | None:
-    peaks = [float(max(gpu.peak_bytes for gpu in usage.gpus)) for usage in done if usage.gpus]
+def _gpu_memory_bytes(succeeded: Sequence[Usage], out_of_memory: Sequence[Usage]) -> int | None:
+    peaks = [float(max(gpu.peak_bytes for gpu in usage.gpus)) for usage in succeeded if usage.gpus]
     needs = [with_headroom(peaks)] if peaks else []
-    needs += [STEP_UP * max(gpu.total_bytes for gpu in usage.gpus) for usage in lacking if usage.gpus]
+    needs += [STEP_UP * max(gpu.total_bytes for gpu in usage.gpus) for usage in out_of_memory if usage.gpus]
     return int(max(needs)) if needs else None

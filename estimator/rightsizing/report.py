@@ -66,8 +66,8 @@ class StepReport:
 def report_step(history: Sequence[Usage]) -> StepReport:
     """Report the records of one step, which must not be empty."""
     newest = max(history, key=lambda usage: usage.at)
-    found = recommend(history)
-    sizes = _next_sizes(found, newest) if found is not None else None
+    recommendation = recommend(history)
+    sizes = _next_sizes(recommendation, newest) if recommendation is not None else None
     target_price = usd_per_hour(sizes) if sizes is not None else None
     prices = [(usage, usd_per_hour(usage.requested)) for usage in history]
     costs = [(usage.seconds / 3600, price) for usage, price in prices if price is not None]
@@ -88,14 +88,14 @@ def report_step(history: Sequence[Usage]) -> StepReport:
     )
 
 
-def _next_sizes(found: Recommendation, newest: Usage) -> Sizes:
+def _next_sizes(recommendation: Recommendation, newest: Usage) -> Sizes:
     """Return the sizes of the next request: on the cheapest GPU of the catalogue that is not slower."""
-    sizes = found.sizes
-    own = newest.requested
+    sizes = recommendation.sizes
+    requested = newest.requested
     sizes = dataclasses.replace(
-        sizes, cpu=sizes.cpu or own.cpu, memory_mib=sizes.memory_mib or own.memory_mib
+        sizes, cpu=sizes.cpu or requested.cpu, memory_mib=sizes.memory_mib or requested.memory_mib
     )
-    needs = needs_of(found, sizes)
+    needs = needs_of(recommendation, sizes)
     if needs is None:
         return sizes
     try:
@@ -105,11 +105,11 @@ def _next_sizes(found: Recommendation, newest: Usage) -> Sizes:
     return dataclasses.replace(sizes, gpu_type=request.gpu_type)
 
 
-def _used(done: Sequence[Usage]) -> Sizes:
-    memory = [usage.memory_bytes / MIB for usage in done if usage.memory_bytes]
-    cpu = [usage.cpu for usage in done if usage.cpu is not None]
-    gpus = [sum(gpu.in_use for gpu in usage.gpus) for usage in done if usage.gpus]
-    names = [gpu.name for usage in done for gpu in usage.gpus if gpu.in_use]
+def _used(succeeded: Sequence[Usage]) -> Sizes:
+    memory = [usage.memory_bytes / MIB for usage in succeeded if usage.memory_bytes]
+    cpu = [usage.cpu for usage in succeeded if usage.cpu is not None]
+    gpus = [sum(gpu.in_use for gpu in usage.gpus) for usage in succeeded if usage.gpus]
+    names = [gpu.name for usage in succeeded for gpu in usage.gpus if gpu.in_use]
     return Sizes(
         cpu=round(quantile(cpu), 2) if cpu else None,
         memory_mib=round(quantile(memory)) if memory else None,

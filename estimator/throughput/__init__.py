@@ -1,6 +1,6 @@
 """Speed and price: seconds of a training step, tokens a second, model FLOPs utilization, hours and money.
 
-A step is computing, what of the communication it can't hide, the pipeline's bubble and the optimizer. The
+A step is computing, what of the communication it cannot hide, the pipeline's bubble and the optimizer. The
 work is counted in ``flops``, the volumes in ``communication``; what GPUs and kernels make of them are the
 coefficients of ``efficiency``. A GPU without a sourced peak or measured product, and a CPU, have no
 predicted speed. docs/throughput.md has the formulas in full.
@@ -60,17 +60,19 @@ class KernelTimes:
 
     products: float  # experts' too, with reading the weights that they multiply
     attention: float
-    others: float  # bound by memory: what is moved between the products, weights that are unpacked
+    memory_bound: float  # bound by memory: what is moved between the products, weights that are unpacked
 
     @property
     def total(self) -> float:
         """Seconds of all of them, one after the other."""
-        return self.products + self.attention + self.others
+        return self.products + self.attention + self.memory_bound
 
     def times(self, count: int) -> KernelTimes:
         """Return the times of ``count`` micro batches."""
         return KernelTimes(
-            products=self.products * count, attention=self.attention * count, others=self.others * count
+            products=self.products * count,
+            attention=self.attention * count,
+            memory_bound=self.memory_bound * count,
         )
 
 
@@ -109,7 +111,7 @@ class Parts:
         return (
             ("products", self.kernel_times.products),
             ("attention", self.kernel_times.attention),
-            ("other operators", self.kernel_times.others),
+            ("other operators", self.kernel_times.memory_bound),
         )
 
 
@@ -181,22 +183,22 @@ def speed(
     load = work(setup)
     parts = step(setup, load, gpu, wires, table)
     if parts is None:
-        fast = wires.inside is None and wires.domain > 1 and setup.world_size > 1
+        fast = wires.intra_bytes_per_s is None and wires.domain > 1 and setup.world_size > 1
         unknown = f"the link between the GPUs of a node with the {gpu.name}" if fast else _NETWORK
         return Speed(None, f"{unknown} is not known")
     drawing = _drawing(setup, gpu)
     if drawing is not None and drawing.seconds is None:
         return Speed(None, drawing.basis)
     tokens = setup.sequences * setup.seq_len * setup.data_parallel * setup.accumulation
-    trained, drawn = parts.total, (0.0, 0.0)  # seconds, of drawing at the fast and at the slow end
+    trained, generation = parts.total, (0.0, 0.0)  # seconds, of drawing at the fast and at the slow end
     if drawing is not None and drawing.seconds is not None:
-        drawn = drawing.seconds
-        parts = replace(parts, generation=math.sqrt(drawn[0] * drawn[1]))
+        generation = drawing.seconds
+        parts = replace(parts, generation=math.sqrt(generation[0] * generation[1]))
     rate = tokens / parts.total
     peak = gpu.peak_flops("bf16") or 0.0
     mfu = rate * load.model_flops_per_token / (peak * setup.world_size) if peak else None
-    seen = "" if ("runs", gpu.architecture or "") in table.table else "unseen "
-    low, high = table.get("range", f"{seen}p2.5"), table.get("range", f"{seen}p97.5")
+    prefix = "" if ("runs", gpu.architecture or "") in table.table else "unseen "
+    low, high = table.get("range", f"{prefix}p2.5"), table.get("range", f"{prefix}p97.5")
     basis = _basis(setup, gpu, table, wires, parts)
     if drawing is not None:
         basis += f"; answers are drawn at the middle of a range: {drawing.basis}"
@@ -208,7 +210,7 @@ def speed(
         parts=parts,
         tokens_per_second_range=None
         if low is None or high is None
-        else (tokens / (trained / low + drawn[1]), tokens / (trained / high + drawn[0])),
+        else (tokens / (trained / low + generation[1]), tokens / (trained / high + generation[0])),
     )
 
 
@@ -253,42 +255,44 @@ def kernel_seconds(setup: Setup, load: Work, gpu: Gpu, table: Efficiency) -> Ker
     kind = kernels(setup)
     bandwidth = (gpu.bandwidth_gbps or 0.0) * 1e9
     rate = products_rate(gpu, setup.precision, table) or 0.0
-    gain = low_precision_gain(setup, gpu, table) or 1.0
-    products = (load.linear / gain + load.head) / rate
-    products += load.expert / gain / (rate * table.of("grouped products"))
+    speed_up = low_precision_gain(setup, gpu, table) or 1.0
+    products = (load.linear / speed_up + load.head) / rate
+    products += load.expert / speed_up / (rate * table.of("grouped products"))
     products += load.weights / bandwidth
     attention_rate = rate * table.of("attention", *attention_scopes(setup, gpu))
     if setup.document_mask and setup.attention == "flash":
         attention_rate *= table.of("masked attention")
-    others = (load.moved + load.copied) * table.of("moved", kind) / bandwidth
-    others += load.dequantised * table.of("dequantised", f"{setup.engine} {kind}", kind) / bandwidth
-    return KernelTimes(products=products, attention=load.attention / attention_rate, others=others)
+    memory_bound = (load.moved + load.copied) * table.of("moved", kind) / bandwidth
+    memory_bound += load.dequantized * table.of("dequantized", f"{setup.engine} {kind}", kind) / bandwidth
+    return KernelTimes(
+        products=products, attention=load.attention / attention_rate, memory_bound=memory_bound
+    )
 
 
 def launch_seconds(setup: Setup, load: Work, table: Efficiency) -> float:
     """Seconds that the host needs to launch one micro batch's kernels; it binds small batches."""
-    each = table.of("launch", f"{setup.engine} {setup.sharding}", setup.engine)
+    launch = table.of("launch", f"{setup.engine} {setup.sharding}", setup.engine)
     if setup.model.experts:
-        each += table.of("launch of experts", setup.engine)
+        launch += table.of("launch of experts", setup.engine)
     if setup.adapters:
-        each += table.of("launch of adapters", setup.engine)
+        launch += table.of("launch of adapters", setup.engine)
     if setup.tensor > 1:
-        each += table.of("launch of tensor", kernels(setup))
-    return load.layers * each
+        launch += table.of("launch of tensor", kernels(setup))
+    return load.layers * launch
 
 
 def optimizer_seconds(setup: Setup, load: Work, gpu: Gpu, table: Efficiency) -> float:
     """Return the seconds of one optimizer step of one process."""
-    among = setup.tensor * setup.pipeline
+    shards = setup.tensor * setup.pipeline
     if SHARDINGS[setup.sharding].divides:
-        among *= setup.shard
-    parameters = load.trained / among
+        shards *= setup.shard
+    parameters = load.trained / shards
     if setup.offload != "none":
         # The node's processes share its cores; gradients go there and weights come back
         return parameters * setup.processes_per_node / HOST_ADAM + parameters * 4 / host_link(gpu)
     size = OPTIMIZERS[setup.optimizer].traffic_bytes * (0.5 if setup.precision == "bf16" else 1.0)
-    moved = parameters * size + load.copied_once
-    seconds = moved * table.of("optimizer") / ((gpu.bandwidth_gbps or 1.0) * 1e9)
+    traffic_bytes = parameters * size + load.copied_once
+    seconds = traffic_bytes * table.of("optimizer") / ((gpu.bandwidth_gbps or 1.0) * 1e9)
     return seconds + _paged_bytes(setup, gpu, parameters) / host_link(gpu)
 
 
@@ -307,8 +311,8 @@ def _copied_bytes(setup: Setup, load: Work) -> float:
     copied = load.offloaded
     if setup.offload == "all":  # its share of the weights, for the forward and for the backward pass
         size = 4 if setup.precision == "fp32" else 2
-        among = setup.shard * setup.tensor * setup.pipeline
-        copied += 2 * weights_of(setup.model).all * size / among
+        shards = setup.shard * setup.tensor * setup.pipeline
+        copied += 2 * weights_of(setup.model).all * size / shards
     return copied
 
 
@@ -317,11 +321,11 @@ def host_link(gpu: Gpu) -> float:
     return HOST_LINK.get(gpu.architecture or "*", HOST_LINK["*"])
 
 
-def _together(one: float, other: float, power: float) -> float:
+def _together(first: float, second: float, power: float) -> float:
     """Return the seconds of two overlapping tasks: their p-norm, with least overlap for equal durations."""
-    if not other or not one:
-        return one + other
-    large, small = (one, other) if one > other else (other, one)
+    if not second or not first:
+        return first + second
+    large, small = (first, second) if first > second else (second, first)
     return float(large * (1 + (small / large) ** power) ** (1 / power))
 
 

@@ -50,24 +50,24 @@ class Links:
     A domain is a node, or all nodes that one NVLink switch connects. None where the rate is unknown.
     """
 
-    inside: float | None
-    between: float | None
+    intra_bytes_per_s: float | None
+    inter_bytes_per_s: float | None
     domain: int  # processes
     basis: str = ""
 
     def ring(self, volume: float, group: int, stride: int = 1) -> float | None:
         """Seconds until ``volume`` bytes are gathered or reduced over ``group`` processes; None if unknown.
 
-        ``stride`` is the distance between neighbours of the group in the order of processes. A ring enters
+        ``stride`` is the distance between neighbors of the group in the order of processes. A ring enters
         and leaves each domain once, independent of the number of members in it; a domain holds members of as
         many rings as the stride. A ring moves (n - 1) / n of the volume over its slowest link.
         """
-        near = min(max(self.domain // stride, 1), group)
-        inside = self._inside(volume * (near - 1) / near)
-        if near == group or inside is None:
-            return inside
-        between = self._between(volume * (group - 1) / group * min(stride, self.domain))
-        return None if between is None else max(inside, between)
+        local_group = min(max(self.domain // stride, 1), group)
+        intra = self._inside(volume * (local_group - 1) / local_group)
+        if local_group == group or intra is None:
+            return intra
+        inter = self._between(volume * (group - 1) / group * min(stride, self.domain))
+        return None if inter is None else max(intra, inter)
 
     def exchange(self, volume: float, group: int, stride: int = 1, copies: int = 1) -> float | None:
         """Seconds until each process has sent ``volume`` bytes, evenly to its group; None if unknown.
@@ -75,23 +75,23 @@ class Links:
         Of the volume, ``copies`` parts are the same data for different receivers: between domains, receivers
         of one domain get them once (DeepSeek-V3, arXiv:2412.19437, section 3.2.2; Megatron's HybridEP).
         """
-        near = min(max(self.domain // stride, 1), group)
-        domains = group / near
+        local_group = min(max(self.domain // stride, 1), group)
+        domains = group / local_group
         # Expected number of the other domains that hold at least one of this many random receivers
-        reached = (domains - 1) * (1 - (1 - 1 / domains) ** copies)
-        inside = self._inside(volume * (near - 1) / group)
-        between = self._between(volume / copies * reached * self.domain)
-        return None if inside is None or between is None else max(inside, between)
+        other_domains = (domains - 1) * (1 - (1 - 1 / domains) ** copies)
+        intra = self._inside(volume * (local_group - 1) / group)
+        inter = self._between(volume / copies * other_domains * self.domain)
+        return None if intra is None or inter is None else max(intra, inter)
 
     def _inside(self, volume: float) -> float | None:
         if not volume:
             return 0.0
-        return None if self.inside is None else volume / self.inside
+        return None if self.intra_bytes_per_s is None else volume / self.intra_bytes_per_s
 
     def _between(self, volume: float) -> float | None:
         if not volume:
             return 0.0
-        return None if self.between is None else volume / self.between
+        return None if self.inter_bytes_per_s is None else volume / self.inter_bytes_per_s
 
 
 def links(
@@ -107,24 +107,24 @@ def links(
     In an NVL72 rack ``processes_per_node`` may be the node's or the rack's; fast links join the whole rack.
     """
     domain = max(setup.processes_per_node, NVL72 if "NVL72" in gpu.interconnect else 1)
-    inside = between = None
+    intra = inter = None
     basis = ""
     if gpu.interconnect_gbps is not None:
         fast = gpu.interconnect.split("(")[0]
         share = NVLINK_SHARE if "NVLink" in fast or "xGMI" in fast else PCIE_SHARE
-        inside = gpu.interconnect_gbps / 2 * 1e9 * share  # the table counts both directions
+        intra = gpu.interconnect_gbps / 2 * 1e9 * share  # the table counts both directions
     if network_gbps is not None:
-        between = network_gbps / 8 * 1e9 * (RDMA_SHARE if rdma else TCP_SHARE)
+        inter = network_gbps / 8 * 1e9 * (RDMA_SHARE if rdma else TCP_SHARE)
     if busbw is not None:
         if busbw.intra_node_gbytes_per_s is not None:
-            inside = busbw.intra_node_gbytes_per_s * 1e9
+            intra = busbw.intra_node_gbytes_per_s * 1e9
         if busbw.inter_node_gbytes_per_s is not None:
             # A ring over all GPUs enters and leaves each node once: its bus bandwidth is the node's
-            between = busbw.inter_node_gbytes_per_s * 1e9
+            inter = busbw.inter_node_gbytes_per_s * 1e9
         basis = f"links as measured ({busbw.source}, {busbw.date})"
-    if between is not None:
-        between *= domain / setup.processes_per_node
-    return Links(inside=inside, between=between, domain=domain, basis=basis)
+    if inter is not None:
+        inter *= domain / setup.processes_per_node
+    return Links(intra_bytes_per_s=intra, inter_bytes_per_s=inter, domain=domain, basis=basis)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,8 +180,8 @@ def volumes(setup: Setup) -> Volumes:
     pipeline = 2 * width * setup.virtual_stages / setup.tensor if setup.pipeline > 1 else 0.0
     expert = 0.0
     if setup.expert > 1:
-        with_experts = stage * model.expert_layers / model.layers
-        expert = (4 + 2 * repeats) * width * model.experts_per_token * with_experts / setup.tensor
+        expert_layers = stage * model.expert_layers / model.layers
+        expert = (4 + 2 * repeats) * width * model.experts_per_token * expert_layers / setup.tensor
     return Volumes(
         gather=gather,
         reduced=reduced,
@@ -223,7 +223,7 @@ class Times:
 def communication_seconds(setup: Setup, wires: Links) -> Times | None:
     """Seconds that the volumes take over the links; None where a link is needed whose rate is unknown.
 
-    Neighbours in the order of processes: tensor parallel first, then context and data, then stages.
+    Neighbors in the order of processes: tensor parallel first, then context and data, then stages.
     """
     volume = volumes(setup)
     tensor, shard = setup.tensor, setup.shard
@@ -236,11 +236,11 @@ def communication_seconds(setup: Setup, wires: Links) -> Times | None:
         "gather_step": wires.ring(volume.gather_step, shard * setup.replicate, tensor),
         "replicas_step": wires.ring(volume.replicas_step, setup.replicate, tensor * shard),
     }
-    known = {name: seconds for name, seconds in times.items() if seconds is not None}
-    if len(known) < len(times):
+    known_times = {name: seconds for name, seconds in times.items() if seconds is not None}
+    if len(known_times) < len(times):
         return None
-    reduced = known["gather"] * volume.reduced / volume.gather if volume.gather else 0.0
-    return Times(reduced=reduced, **known)
+    reduced = known_times["gather"] * volume.reduced / volume.gather if volume.gather else 0.0
+    return Times(reduced=reduced, **known_times)
 
 
 def hops(setup: Setup, wires: Links) -> int:
@@ -251,9 +251,9 @@ def hops(setup: Setup, wires: Links) -> int:
     """
     if not volumes(setup).gather:
         return 0
-    near = min(max(wires.domain // setup.tensor, 1), setup.shard)
+    local_group = min(max(wires.domain // setup.tensor, 1), setup.shard)
     collectives = 2 if setup.sharding == "shard_grad_op" else 3
-    return (-(-setup.shard // near) - 1) * collectives * -(-setup.model.layers // setup.pipeline)
+    return (-(-setup.shard // local_group) - 1) * collectives * -(-setup.model.layers // setup.pipeline)
 
 
 def collective_seconds(setup: Setup, times: Times) -> tuple[tuple[str, float], ...]:
@@ -266,11 +266,11 @@ def collective_seconds(setup: Setup, times: Times) -> tuple[tuple[str, float], .
     micro = setup.accumulation
     # ZeRO-1 and ZeRO-2 gather the updated weights after they have reduced the gradients
     gathered = times.gather_step / 2 if setup.sharding in ("zero1", "zero2") else 0.0
-    found = {
+    collectives = {
         "all_gather": (times.gather - times.reduced + times.tensor / 2) * micro + gathered,
         "reduce_scatter": (times.reduced + times.tensor / 2) * micro,
         "all_reduce": times.gather_step - gathered + times.replicas_step,
         "all_to_all": times.expert * micro,
         "send and receive": (times.context + times.pipeline) * micro,
     }
-    return tuple((kind, seconds) for kind, seconds in found.items() if seconds)
+    return tuple((kind, seconds) for kind, seconds in collectives.items() if seconds)

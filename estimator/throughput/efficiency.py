@@ -87,16 +87,16 @@ def chips(gpu: Gpu) -> tuple[str, str]:
 
 def best_product(gpu: Gpu, precision: str, table: Efficiency) -> float | None:
     """Return the FLOP/s of the best matrix product: measured, otherwise the usual share of the peak."""
-    dtype, own = "fp32" if precision == "fp32" else "bf16", "bf16" if gpu.bf16 else "fp32"
-    if gpu.measured_tflops is not None and dtype == own:
+    dtype, matmul_dtype = "fp32" if precision == "fp32" else "bf16", "bf16" if gpu.bf16 else "fp32"
+    if gpu.measured_tflops is not None and dtype == matmul_dtype:
         return gpu.measured_tflops * 1e12
-    peak, own_peak = gpu.peak_flops(dtype), gpu.peak_flops(own)
+    peak, own_peak = gpu.peak_flops(dtype), gpu.peak_flops(matmul_dtype)
     if peak is None:
         return None
     if gpu.measured_tflops is not None and own_peak is not None:
         return peak * gpu.measured_tflops * 1e12 / own_peak
-    usual = table.get("best product", gpu.architecture or "")
-    return None if usual is None else peak * usual
+    best_share = table.get("best product", gpu.architecture or "")
+    return None if best_share is None else peak * best_share
 
 
 def attention_scopes(setup: Setup, gpu: Gpu) -> tuple[str, str]:
@@ -144,11 +144,11 @@ def basis_of(setup: Setup, gpu: Gpu, table: Efficiency) -> str:
         runs = f"{exact.rows} published runs of {method} with {kind} kernels"
         text += f", after {runs} on {gpu.architecture} ({exact.source})"
     else:
-        of_architecture = table.table.get(("runs", gpu.architecture or ""))
+        architecture_runs = table.table.get(("runs", gpu.architecture or ""))
         text += (
-            f", after {of_architecture.rows} published runs on {gpu.architecture}; "
+            f", after {architecture_runs.rows} published runs on {gpu.architecture}; "
             f"interpolated, as none of them is {method} with {kind} kernels"
-            if of_architecture is not None
+            if architecture_runs is not None
             else f"; interpolated, as no run on {gpu.architecture} was published: after its best product"
         )
     if setup.model.experts and kind != "fused":

@@ -61,7 +61,7 @@ class Work:
 
     ``linear``, ``expert``, ``head`` and ``attention`` are FLOPs with recomputation; ``linear`` and
     ``expert`` may run in 8 or 4 bits. ``moved`` are bytes between products as eager kernels move them;
-    ``weights`` bytes of weights read (and, where they are sharded, copied); ``dequantised`` weights unpacked;
+    ``weights`` bytes of weights read (and, where they are sharded, copied); ``dequantized`` weights unpacked;
     ``copied`` bytes of weights and gradients that the engine copies for each micro batch, ``copied_once`` for
     each step.
     ``layers`` counts passes through a layer, forward and backward together being one; ``offloaded`` are bytes
@@ -74,7 +74,7 @@ class Work:
     attention: float
     moved: float
     weights: float
-    dequantised: float
+    dequantized: float
     copied: float
     copied_once: float
     layers: float
@@ -149,8 +149,8 @@ def work(setup: Setup) -> Work:
     reference = 1.0 if setup.reference in ("adapters-off", "copy") else 0.0  # its forward pass
     if TASKS[setup.task].judged:
         reference += 1 + reference  # and both models' on other answers to the same prompts
-    reached = 1 - setup.idle_blocks / model.layers  # share of the layers that have a backward pass
-    backward = reached * PRODUCT_BACKWARD / 2 if setup.adapters else PRODUCT_BACKWARD
+    backward_share = 1 - setup.idle_blocks / model.layers  # share of the layers that have a backward pass
+    backward = backward_share * PRODUCT_BACKWARD / 2 if setup.adapters else PRODUCT_BACKWARD
     passes = 1 + backward + repeat_products + reference
     adapters = 2 * _adapters_used(setup) * (1 + PRODUCT_BACKWARD + repeat_products)
     head_weights = model.vocab * model.hidden if model.causal else 0
@@ -159,7 +159,7 @@ def work(setup: Setup) -> Work:
     attention = 2 * _attended(setup) * (model.q_dim + model.attention_out_dim)
     rest_passes = 3 + repeat_rest + reference
     size = 4 if setup.precision == "fp32" else 2
-    read = (dense + _resident_experts(setup)) * split * size
+    weight_bytes = (dense + _resident_experts(setup)) * split * size
     saved = tokens * model.hidden * stage * model.layers / setup.tensor
     unpacked = 0.0
     if setup.quantization != "none":
@@ -171,10 +171,11 @@ def work(setup: Setup) -> Work:
         attention=tokens
         * split
         * attention
-        * (1 + reached * (ATTENTION_BACKWARD + repeat_attention) + reference),
+        * (1 + backward_share * (ATTENTION_BACKWARD + repeat_attention) + reference),
         moved=tokens / setup.tensor * (stage * model.layers * _moved(setup) * rest_passes + _logits(setup)),
-        weights=read * passes + COPY_MOVES * copied * split * size * (1 + repeat_products + reference),
-        dequantised=unpacked * passes,
+        weights=weight_bytes * passes
+        + COPY_MOVES * copied * split * size * (1 + repeat_products + reference),
+        dequantized=unpacked * passes,
         copied=_copied(setup),
         copied_once=DEEPSPEED_STEP * _trained(setup) if _wrapped(setup) else 0.0,
         layers=stage * model.layers * (1 + (repeat_rest + reference) / 3),
@@ -214,9 +215,9 @@ def _copied(setup: Setup) -> float:
         )
     if not setup.sharded_alone:
         return 0.0
-    weights, kept = weights_of(setup.model), 2 if setup.adapters else 4
-    in_16_bits = weights.all - (weights.linear if setup.quantization != "none" else 0)
-    copied = 2.0 * in_16_bits * (kept + 2)
+    weights, state_copies = weights_of(setup.model), 2 if setup.adapters else 4
+    weights_16_bit = weights.all - (weights.linear if setup.quantization != "none" else 0)
+    copied = 2.0 * weights_16_bit * (state_copies + 2)
     if setup.quantization != "none":
         copied += 2 * 2 * weights.linear * QUANTIZATIONS[setup.quantization].weight_bytes
     reduced = 2 + 4 + REDUCED_COPY + ADDED * (setup.accumulation - 1) / setup.accumulation
@@ -251,8 +252,8 @@ def _resident_experts(setup: Setup) -> float:
     model = setup.model
     if not model.experts:
         return 0.0
-    used = min(model.experts / setup.expert, float(setup.tokens * model.experts_per_token))
-    return weights_of(model).one_expert * used
+    active = min(model.experts / setup.expert, float(setup.tokens * model.experts_per_token))
+    return weights_of(model).one_expert * active
 
 
 def _recomputation(setup: Setup) -> tuple[float, float, float]:
@@ -282,8 +283,8 @@ def _attended(setup: Setup) -> float:
     reach = length / 2 if model.causal else float(length)
     window = float(model.sliding_window or length)
     # Under a causal window the first tokens see fewer than the window
-    near = min(window - window * window / (2 * length), reach) if window < length else reach
-    return (model.attention_layers - model.sliding_layers) * reach + model.sliding_layers * near
+    sliding_reach = min(window - window * window / (2 * length), reach) if window < length else reach
+    return (model.attention_layers - model.sliding_layers) * reach + model.sliding_layers * sliding_reach
 
 
 def _moved(setup: Setup) -> float:
@@ -291,31 +292,31 @@ def _moved(setup: Setup) -> float:
     model = setup.model
     width = model.ffn * max(model.experts_per_token, 1) + model.shared_ffn
     norm = NORM_BYTES if model.norm == "rms" else LAYER_NORM_BYTES
-    moved: float = model.hidden * (model.norms_per_layer * norm + 2 * RESIDUAL_BYTES)
-    moved += (model.q_dim + model.kv_dim + model.v_dim) * SPLIT_BYTES
+    traffic: float = model.hidden * (model.norms_per_layer * norm + 2 * RESIDUAL_BYTES)
+    traffic += (model.q_dim + model.kv_dim + model.v_dim) * SPLIT_BYTES
     if not model.position_embeddings:
-        moved += (model.q_dim + model.kv_dim) * ROTARY_BYTES
-    moved += width * (GATED_BYTES if model.gated_mlp else PLAIN_BYTES)
-    moved += ROUTED_BYTES * model.hidden * model.experts_per_token
+        traffic += (model.q_dim + model.kv_dim) * ROTARY_BYTES
+    traffic += width * (GATED_BYTES if model.gated_mlp else PLAIN_BYTES)
+    traffic += ROUTED_BYTES * model.hidden * model.experts_per_token
     # transformers' own code computes scores with sinks; FlashAttention's has them from version 3 on
     no_kernel = model.attention_sinks and implementations.of(setup).kept_scores and setup.flash_version < 3
     if setup.attention == "math" or no_kernel:
-        moved += SCORE_BYTES * model.heads * setup.seq_len
+        traffic += SCORE_BYTES * model.heads * setup.seq_len
     if setup.prompts:
-        moved += RESIDUAL_BYTES * model.attention_out_dim
+        traffic += RESIDUAL_BYTES * model.attention_out_dim
         if setup.method == "adapter-v2":
-            moved += SCALED_BYTES * parameters.outputs(model) / model.layers
+            traffic += SCALED_BYTES * parameters.outputs(model) / model.layers
     elif setup.adapters:
         # An adapter of rank r has r weights for each unit of its inputs and outputs; inputs are about half
-        each = sum(ADAPTER_BYTES) / 2
-        moved += each * setup.adapter_parameters / (setup.lora_rank * model.layers)
-    return moved
+        adapter_bytes = sum(ADAPTER_BYTES) / 2
+        traffic += adapter_bytes * setup.adapter_parameters / (setup.lora_rank * model.layers)
+    return traffic
 
 
 def _logits(setup: Setup) -> float:
     if not setup.model.causal:
         return 0.0
-    each = FUSED_LOGIT_BYTES if setup.loss == "fused" else LOGIT_BYTES
+    bytes_per_logit = FUSED_LOGIT_BYTES if setup.loss == "fused" else LOGIT_BYTES
     if setup.loss == "recomputed":
-        each += LOGIT_AGAIN_BYTES
-    return float(each * setup.model.vocab)
+        bytes_per_logit += LOGIT_AGAIN_BYTES
+    return float(bytes_per_logit * setup.model.vocab)

@@ -59,7 +59,9 @@ def generation_speed(model: ModelSpec, gpu: Gpu | None, batch: Batch) -> Generat
         return GenerationSpeed(basis=reason)
     prompt = _prompt_seconds(model, gpu, batch)
     step = _step_seconds(model, gpu, batch)
-    fast, slow = (first + batch.new_tokens * each for first, each in zip(prompt, step, strict=True))
+    fast, slow = (
+        first + batch.new_tokens * step_seconds for first, step_seconds in zip(prompt, step, strict=True)
+    )
     new = batch.sequences * batch.new_tokens
     return GenerationSpeed(
         basis=(
@@ -141,8 +143,8 @@ def _step_seconds(model: ModelSpec, gpu: Gpu, batch: Batch) -> tuple[float, floa
     work += 2.0 * batch.sequences * model.layers * (model.q_dim + model.attention_out_dim) * middle
     fast, slow = _rates(gpu)
     share = SLOWEST_CACHE.get(gpu.architecture or "*", SLOWEST_CACHE["*"])
-    moved = weights / SLOWEST_WEIGHTS + cache * (CACHE_COPIED + CACHE_READ + repeated) / share
+    slow_traffic = weights / SLOWEST_WEIGHTS + cache * (CACHE_COPIED + CACHE_READ + repeated) / share
     return (
         max(HOST_SECONDS[0] * model.layers, weights + (CACHE_COPIED + CACHE_READ) * cache, work / fast),
-        max(HOST_SECONDS[1] * model.layers, moved + work / slow),
+        max(HOST_SECONDS[1] * model.layers, slow_traffic + work / slow),
     )

@@ -83,6 +83,6 @@ def _table(rows: list[Total], by: str) -> Table:
             f"{row.failed_hours:,.2f}",
             format_usd(row.usd),
             f"{row.unpriced_hours:,.2f}",
-            str(row.without_end),
+            str(row.unfinished),
         )
     return table

@@ -15,7 +15,7 @@ from estimator.terminal import print, write_data
 from flows.commands.chat import ModelArgument, find
 
 if TYPE_CHECKING:
-    from estimator.planning.serving import Serving
+    from estimator.inference.serving import Serving
     from launchers.inference.finished import FinishedModel
     from launchers.inference.manifests import Stored
     from launchers.inference.servers import Endpoint, ServerName
@@ -122,7 +122,7 @@ def _here(
     token: bool,
 ) -> None:
     """Start a server on this machine, print how it is used, and wait until it is interrupted."""
-    from estimator.planning.serving import VLLM_SHARE, plan_serving
+    from estimator.inference.serving import VLLM_SHARE, plan_serving
     from launchers.base.imports import imported_quietly
     from launchers.cluster.processes import sigterm_raises
     from launchers.inference import memory, servers
@@ -194,7 +194,7 @@ def _kubernetes(
     import yaml
 
     from estimator import hardware
-    from estimator.planning.serving import VLLM_SHARE, plan_serving
+    from estimator.inference.serving import VLLM_SHARE, plan_serving
     from launchers.inference import manifests, servers
 
     kind = gpu or finished.gpu

@@ -241,7 +241,7 @@ def export(
     temporary.parent.mkdir(parents=True, exist_ok=True)
     get_bundle(storage, output, temporary)
     command = command_line(f"{flow}_flow.py", ["--config", "settings", "settings.yaml", "run"])
-    model_card.write_records(temporary, plan, settings, facts, model=model, again=command)
+    model_card.write_records(temporary, plan, settings, facts, model=model, command=command)
     shutil.rmtree(destination, ignore_errors=True)
     temporary.rename(destination)
     return str(engines.result_of(destination))

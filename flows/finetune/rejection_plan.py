@@ -14,10 +14,10 @@ from decorators.backends.overrides import request_for
 from estimator import models
 from estimator.errors import UserError
 from estimator.formatting import format_bytes, format_duration, format_usd
+from estimator.inference import generation
+from estimator.inference.generation import Drawing, Range
 from estimator.models import ModelSpec
 from estimator.plan import Generation, Plan, Stage
-from estimator.planning import generation
-from estimator.planning.generation import Drawing, Range
 from launchers import run_config
 from launchers.dataset import sources
 from launchers.dataset.rows import Conversation

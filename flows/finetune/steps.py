@@ -30,7 +30,7 @@ from launchers.dataset.stored import StoredRows
 from launchers.engines.reward_head import as_trained
 from launchers.evaluation.evaluate import EvaluationResult
 from launchers.harness.run import try_tasks
-from launchers.report.metrics import summarise
+from launchers.report.metrics import summarize
 from launchers.results import hub_push
 from launchers.results.handover import PAGE
 from launchers.results.model_card import closing_facts, hub_page
@@ -84,7 +84,7 @@ class FinetuneRun(FinetuneParameters):
                 plan=self.plan,
             )
             if self.plan.target != "local":  # else the launching process has just printed it
-                print(preparation.summarise_plan(self.plan))
+                print(preparation.summarize_plan(self.plan))
             hub_push.check(self.used_settings, must_reach=True)
             try_tasks(harness.fetch_tasks(self.used_settings, work_dir / "tasks"), work_dir / "try")
             print(f"reading {', '.join(mixture.names(self.used_settings))}", flush=True)
@@ -107,7 +107,7 @@ class FinetuneRun(FinetuneParameters):
                 )
             model_dir = artifacts.fetch_tokenizer(self.model_reference, work_dir / "model")
             rows, held_out = self._rows(work_dir)
-            info = preparation.tokenise(
+            info = preparation.tokenize(
                 rows if samples is None else samples,
                 held_out,
                 self.used_settings,
@@ -220,7 +220,7 @@ class FinetuneRun(FinetuneParameters):
     def _export(self) -> None:
         """The facts of the run, and the finished model where the user can take it."""
         with user_errors():
-            summary, peak = summarise(self.outcome.metrics), self.measured.memory_peak
+            summary, peak = summarize(self.outcome.metrics), self.measured.memory_peak
             self.facts = closing_facts(self.plan, summary, peak, self.evaluation, self.outcome.exported)
             if self.used_settings.harness.tasks and self.task_metrics is not None:
                 self.facts += self.task_metrics.facts()

@@ -12,8 +12,8 @@ from pathlib import Path
 from metaflow import current
 
 from decorators.storage import datastore, origin_run_ids
+from estimator.inference.generation import CPU_BATCH_TOKENS, CPU_SEQUENCES
 from estimator.plan import Plan
-from estimator.planning.generation import CPU_BATCH_TOKENS, CPU_SEQUENCES
 from estimator.terminal import print
 from flows.finetune import scorers
 from launchers.dataset import render

@@ -38,12 +38,12 @@ use_instance_store() {
     return
   fi
   if [ -z "$(blkid -o value -s TYPE "$disk")" ] && ! mkfs.xfs -q "$disk"; then
-    say "$disk can't be formatted; Docker stays on the root disk"
+    say "$disk cannot be formatted; Docker stays on the root disk"
     return
   fi
   mkdir -p "$store"
   if ! mount -o noatime "$disk" "$store"; then
-    say "$disk can't be mounted; Docker stays on the root disk"
+    say "$disk cannot be mounted; Docker stays on the root disk"
     return
   fi
   for place in $kept; do

@@ -1,4 +1,4 @@
-# A VPC of its own, unless network names one. Nodes are in private subnets: those with several EFA interfaces can't
+# A VPC of its own, unless network names one. Nodes are in private subnets: those with several EFA interfaces cannot
 # have public addresses.
 
 data "aws_availability_zones" "available" {

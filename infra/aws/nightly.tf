@@ -1,4 +1,4 @@
-# The nightly check on Batch. Step Functions can't express a step on several nodes, so the schedule starts a small
+# The nightly check on Batch. Step Functions cannot express a step on several nodes, so the schedule starts a small
 # job that launches the flow as a person would. Its result is then in Metaflow: with its past, its card, and where
 # finetune_flow.py looks before it takes GPUs. (`python -m checklist` as a multi-node job would need no Metaflow,
 # and leave none of that.)

@@ -102,7 +102,7 @@ variable "gpu_pools" {
 }
 
 variable "capacity_hours" {
-  description = "A job that no machine can be had for is cancelled after so long, for the next in its queue."
+  description = "A job that no machine can be had for is canceled after so long, for the next in its queue."
   type        = number
   default     = 12
   validation {

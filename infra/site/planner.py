@@ -25,7 +25,7 @@ FETCH_S = 300
 
 
 def on_post_build(*, config: Any, **_: Any) -> None:
-    """Put all that the page loads beside it. Raises PluginError where Pyodide can't be had."""
+    """Put all that the page loads beside it. Raises PluginError where Pyodide cannot be had."""
     target = Path(config.site_dir) / "assets" / "planner"
     (target / "pyodide").mkdir(parents=True, exist_ok=True)
     for name in SCRIPTS:
@@ -70,6 +70,6 @@ def _fetch(folder: Path) -> None:
     except FileNotFoundError:
         raise PluginError("The planner's page needs npm, which is not here: install Node.js.") from None
     except subprocess.CalledProcessError as error:
-        raise PluginError(f"The planner's page: npm can't fetch Pyodide: {error.stderr.strip()}") from None
+        raise PluginError(f"The planner's page: npm cannot fetch Pyodide: {error.stderr.strip()}") from None
     except subprocess.TimeoutExpired:
         raise PluginError(f"The planner's page: npm has not fetched Pyodide in {FETCH_S} s.") from None

@@ -33,10 +33,10 @@ def imported_quietly() -> Iterator[None]:
     They come from diffusers' pipelines, which import transformers' image processors (which look for
     torchvision, unused here), from torchao and from DeepSpeed.
     """
-    before = logging.root.manager.disable
+    previous = logging.root.manager.disable
     logging.disable(logging.WARNING)  # transformers sets the levels of its loggers during the import
     try:
         with collector_paused():
             yield
     finally:
-        logging.disable(before)
+        logging.disable(previous)

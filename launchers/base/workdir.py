@@ -81,8 +81,8 @@ def _check_owner(base: Path) -> None:
         raise _unusable(base, f"it belongs to user {status.st_uid}, this is user {os.getuid()}")
 
 
-def _unusable(base: Path, why: str) -> UserError:
-    return UserError(f"Cannot use {base} for work folders: {why}.", PLACE_ADVICE)
+def _unusable(base: Path, reason: str) -> UserError:
+    return UserError(f"Cannot use {base} for work folders: {reason}.", PLACE_ADVICE)
 
 
 @contextmanager
@@ -159,7 +159,7 @@ def is_caused_by_full_disk(error: BaseException, folder: Path) -> bool:
 
 def file_of_error(error: BaseException, otherwise: Path) -> str:
     """Return the file that could not be written, or ``otherwise`` if the error does not name it."""
-    named = (str(each.filename) for each in _chain(error) if isinstance(each, OSError) and each.filename)
+    named = (str(cause.filename) for cause in _chain(error) if isinstance(cause, OSError) and cause.filename)
     return next(named, str(otherwise))
 
 
@@ -171,8 +171,8 @@ def full_disk_explained(folder: Path, advice: str) -> Iterator[None]:
     except OSError as error:
         if not is_caused_by_full_disk(error, folder):
             raise
-        where = file_of_error(error, folder)
-        raise UserError(f"{NO_SPACE} on {socket.gethostname()} for {where}.", advice) from None
+        path = file_of_error(error, folder)
+        raise UserError(f"{NO_SPACE} on {socket.gethostname()} for {path}.", advice) from None
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

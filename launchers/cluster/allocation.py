@@ -110,13 +110,13 @@ def _hosts_of_scontrol(nodelist: str) -> list[str]:
 def _hosts_of_ranges(nodelist: str) -> list[str]:
     """Expand a host list without scontrol; python-hostlist could do it, but is under the GPL."""
     hosts: list[str] = []
-    for word in re.findall(r"(?:[^,\[]|\[[^\[\]]*\]|\[)+", nodelist):
-        pieces = re.split(r"\[([^\[\]]*)\]", word)  # text, ranges, text, ranges, ..., text
+    for entry in re.findall(r"(?:[^,\[]|\[[^\[\]]*\]|\[)+", nodelist):
+        pieces = re.split(r"\[([^\[\]]*)\]", entry)  # text, ranges, text, ranges, ..., text
         if any(bracket in text for text in pieces[::2] for bracket in "[]"):
-            raise _no_hosts(nodelist, word)
-        choices = [_numbers(piece, nodelist) if index % 2 else [piece] for index, piece in enumerate(pieces)]
+            raise _no_hosts(nodelist, entry)
+        choices = [_numbers(part, nodelist) if index % 2 else [part] for index, part in enumerate(pieces)]
         if math.prod(map(len, choices)) > _MAX_HOSTS:
-            raise _no_hosts(nodelist, word)
+            raise _no_hosts(nodelist, entry)
         hosts += ["".join(parts) for parts in itertools.product(*choices)]
     return hosts
 
@@ -195,14 +195,14 @@ def _slurm_without_srun(environment: Mapping[str, str]) -> Allocation:
 def _slurm_memory(environment: Mapping[str, str]) -> int | None:
     """Read --mem or --mem-per-cpu, which Slurm gives in MiB; 0 means all memory of the node."""
     per_node = read_number(environment, "SLURM_MEM_PER_NODE", 0)
-    by_cpus = read_number(environment, "SLURM_MEM_PER_CPU", 0) * read_number(
+    cpu_memory = read_number(environment, "SLURM_MEM_PER_CPU", 0) * read_number(
         environment, "SLURM_CPUS_ON_NODE", 0
     )
-    return (per_node or by_cpus) * MIB or None
+    return (per_node or cpu_memory) * MIB or None
 
 
-def _mpi(environment: Mapping[str, str], rank: str, size: str, on_node: str) -> Allocation:
-    if read_number(environment, on_node, 1) > 1:
+def _mpi(environment: Mapping[str, str], rank: str, size: str, local_size: str) -> Allocation:
+    if read_number(environment, local_size, 1) > 1:
         raise _several("mpiexec", "one process on each node (OpenMPI: --map-by ppr:1:node)")
     nodes = read_number(environment, size)
     hosts = _node_file(environment)
@@ -230,7 +230,7 @@ def _pbs(environment: Mapping[str, str], hostname: str) -> Allocation:
     hosts = _node_file(environment)
     if hosts is None:
         raise UserError(
-            f"PBS_NODEFILE ({environment.get('PBS_NODEFILE') or 'not set'}) can't be read on {hostname}.",
+            f"PBS_NODEFILE ({environment.get('PBS_NODEFILE') or 'not set'}) cannot be read on {hostname}.",
             "PBS keeps it only on the first node: copy it to a shared folder, and set it to the copy.",
         )
     if len(hosts) == 1:
@@ -283,10 +283,10 @@ def _ports(first: int) -> tuple[int, ...]:
     return tuple(range(first, first + PORTS)) if first + PORTS < 65_536 else _ports(FIRST_PORT)
 
 
-def _several(launcher: str, how: str) -> UserError:
+def _several(launcher: str, advice: str) -> UserError:
     return UserError(
         f"{launcher} has started several processes on a node; exactly one is needed, which starts the ranks.",
-        f"Run {launcher} with {how}.",
+        f"Run {launcher} with {advice}.",
     )
 
 

@@ -159,7 +159,9 @@ def connect(
                 continue
             return Connection(sock, messages, silence_s=silence_s, longest=longest)
         if time.monotonic() > deadline:
-            raise Unreachable("; ".join(f"port {port}: {why}" for port, why in sorted(problems.items())))
+            raise Unreachable(
+                "; ".join(f"port {port}: {problem}" for port, problem in sorted(problems.items()))
+            )
         time.sleep(0.2)
         endpoint = replace(endpoint, secret=renew() or endpoint.secret)
 

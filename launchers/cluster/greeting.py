@@ -159,8 +159,8 @@ def parse(messages: TypeAdapter[Model], payload: bytes) -> Model:
         return messages.validate_json(payload)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise BadMessage(" ".join(f"not of this protocol: {where} {first['msg']}".split())[:300]) from None
+        field = ".".join(str(part) for part in first["loc"])
+        raise BadMessage(" ".join(f"not of this protocol: {field} {first['msg']}".split())[:300]) from None
 
 
 def _clip(answer: Reply) -> Reply:

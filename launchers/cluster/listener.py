@@ -51,10 +51,10 @@ class Guest(Generic[Model]):
             raise
         return Connection(self._socket, messages, silence_s=silence_s, longest=longest)
 
-    def refuse(self, why: str) -> None:
+    def refuse(self, reason: str) -> None:
         """Send the reason in one line, and end the connection."""
         with contextlib.suppress(OSError):
-            self._answer(Reply(refused=why))
+            self._answer(Reply(refused=reason))
         self._socket.close()
 
 
@@ -167,10 +167,10 @@ def bind(host: str, port: int) -> socket.socket:
 def _allow_descriptors(count: int) -> None:
     """Raise the limit of open files to what the listening process may need, if possible."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    if soft != resource.RLIM_INFINITY and soft < needed:
+    limit = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def _listen(endpoint: Endpoint) -> socket.socket:

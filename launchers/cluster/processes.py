@@ -92,10 +92,10 @@ def _any_in_exec() -> bool:
     return False
 
 
-def _signal(pids: list[int], how: signal.Signals) -> None:
+def _signal(pids: list[int], signal_number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, how)
+            os.kill(pid, signal_number)
 
 
 def child_environment(marker: str, extra: Mapping[str, str]) -> dict[str, str]:
@@ -249,8 +249,8 @@ def end_sweeper(sweeper: subprocess.Popen[bytes]) -> None:
     sweeper.wait(timeout=10)
 
 
-def die_with_parent(parent_pid: int, how: signal.Signals = signal.SIGKILL) -> None:
-    """Make Linux send ``how`` to this process when its parent ends (prctl(2), PR_SET_PDEATHSIG).
+def die_with_parent(parent_pid: int, death_signal: signal.Signals = signal.SIGKILL) -> None:
+    """Make Linux send ``death_signal`` to this process when its parent ends (prctl(2), PR_SET_PDEATHSIG).
 
     ``parent_pid`` is the expected parent: if it has already ended, this process ends at once. The kernel
     treats the end of the thread that started this process as the end of its parent.
@@ -259,10 +259,10 @@ def die_with_parent(parent_pid: int, how: signal.Signals = signal.SIGKILL) -> No
 
     with contextlib.suppress(AttributeError):  # no such call outside Linux
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(_PR_SET_PDEATHSIG, int(how), 0, 0, 0) != 0:
+        if libc.prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent_pid:
-        os.kill(os.getpid(), how)
+        os.kill(os.getpid(), death_signal)
 
 
 def outlive_parent() -> None:
@@ -371,20 +371,20 @@ def relevant_tail(path: Path, lines: int = 20) -> str:
     except OSError:
         return ""
     # A progress bar overwrites its line; only the last state is relevant
-    shown = [line.rstrip("\r").rpartition("\r")[2][:300] for line in text.split("\n")]
-    after_warning = [False, *(bool(_WARNING.search(line)) for line in shown)]
+    cleaned = [line.rstrip("\r").rpartition("\r")[2][:300] for line in text.split("\n")]
+    after_warning = [False, *(bool(_WARNING.search(line)) for line in cleaned)]
     relevant = (
         line
-        for line, after in zip(shown, after_warning, strict=False)
-        if line.strip() and not _NOTICE.search(line) and not (after and line.startswith("  "))
+        for line, follows_warning in zip(cleaned, after_warning, strict=False)
+        if line.strip() and not _NOTICE.search(line) and not (follows_warning and line.startswith("  "))
     )
     return "\n".join([*relevant][-lines:])
 
 
 def sweep(marker: str, task_pid: int) -> None:
     """Run the sweeper: wait for a node's task to end, then end all remaining processes of its gang."""
-    for how in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(how, signal.SIG_IGN)
+    for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signal_number, signal.SIG_IGN)
     while os.getppid() == task_pid:
         time.sleep(0.5)
     # Two empty passes, because a process could be starting another one during the first

@@ -50,12 +50,12 @@ def turn_span(
         return None
     if index == len(messages) - 1:
         return start, len(text)
-    shown = render(messages[: index + 1], False)  # here it is the last turn, with all of its parts
-    if text.startswith(shown):
-        return start, len(shown)
-    end = _aligned(shown, text, start, messages[index])
+    rendered = render(messages[: index + 1], False)  # here it is the last turn, with all of its parts
+    if text.startswith(rendered):
+        return start, len(rendered)
+    end = _aligned(rendered, text, start, messages[index])
     if end is None:  # a last turn may have another end token, or one more
-        end = _aligned(_without_end(shown, special_tokens), text, start, messages[index])
+        end = _aligned(_without_end(rendered, special_tokens), text, start, messages[index])
         ended = end is not None and text[start:end].rstrip().endswith(tuple(special_tokens))
         if end is not None and not ended:
             end += max((len(token) for token in special_tokens if text.startswith(token, end)), default=0)
@@ -67,46 +67,48 @@ def _start(messages: Messages, index: int, text: str, render: Render) -> int | N
     prompt = render(messages[:index], True)
     if text.startswith(prompt):
         return len(prompt)
-    before = render(messages[:index], False) if index else ""
-    if not prompt.startswith(before):
+    prefix = render(messages[:index], False) if index else ""
+    if not prompt.startswith(prefix):
         return None
-    header = len(before) if text.startswith(before) else _aligned(before, text, 0, messages[index - 1])
+    header = len(prefix) if text.startswith(prefix) else _aligned(prefix, text, 0, messages[index - 1])
     if header is None:
         return None
-    added = prompt[len(before) :]
-    if text.startswith(added, header):
-        return header + len(added)
+    header_text = prompt[len(prefix) :]
+    if text.startswith(header_text, header):
+        return header + len(header_text)
     # The prompt may begin a reasoning block that the turn does not have. What also precedes another content
     # is not part of this one
-    other = "b" if str(messages[index]["content"]).lstrip().startswith("a") else "a"
-    replaced = [*messages[:index], {"role": "assistant", "content": other}, *messages[index + 1 :]]
-    start = header + _common(text[header:], added)
+    replacement = "b" if str(messages[index]["content"]).lstrip().startswith("a") else "a"
+    replaced = [*messages[:index], {"role": "assistant", "content": replacement}, *messages[index + 1 :]]
+    start = header + _common(text[header:], header_text)
     start = min(start, _common(text, render(replaced, False)))
     return start if start > header else None
 
 
-def _aligned(shown: str, text: str, first: int, message: dict[str, Any]) -> int | None:
-    """Return where ``text`` has the end of ``shown``, of which it may omit or replace earlier parts.
+def _aligned(rendered: str, text: str, first: int, message: dict[str, Any]) -> int | None:
+    """Return where ``text`` has the end of ``rendered``, of which it may omit or replace earlier parts.
 
-    Searches the longest end of ``shown`` that occurs in the text at or after ``first``. It must contain the
-    last line of the last message, and the tools that it calls.
+    Searches the longest end of ``rendered`` that occurs in the text at or after ``first``. It must contain
+    the last line of the last message, and the tools that it calls.
     """
-    low, high = 0, len(shown)
+    low, high = 0, len(rendered)
     while low < high:  # if an end occurs, so do all shorter ones
         middle = (low + high) // 2
-        low, high = (low, middle) if text.find(shown[middle:], first) >= 0 else (middle + 1, high)
-    found = shown[low:]
+        low, high = (low, middle) if text.find(rendered[middle:], first) >= 0 else (middle + 1, high)
+    tail = rendered[low:]
     content = str(message["content"]).strip().rpartition("\n")[2].rpartition(IMAGE)[2].strip()
     required = [content, *(call["function"]["name"] for call in message.get("tool_calls", ()))]
-    if not found.strip() or any(each not in found for each in required):
+    if not tail.strip() or any(part not in tail for part in required):
         return None
-    return text.find(found, first) + len(found)
+    return text.find(tail, first) + len(tail)
 
 
-def _without_end(shown: str, special_tokens: Sequence[str]) -> str:
+def _without_end(rendered: str, special_tokens: Sequence[str]) -> str:
     """Remove the last special token of a text."""
-    stripped = shown.rstrip()
-    return next((stripped.removesuffix(token) for token in special_tokens if stripped.endswith(token)), shown)
+    stripped = rendered.rstrip()
+    return next(
+        (stripped.removesuffix(token) for token in special_tokens if stripped.endswith(token)), rendered
+    )
 
 
 def _common(first: str, second: str) -> int:

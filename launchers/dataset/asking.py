@@ -31,20 +31,20 @@ class Asking:
     end_id: int | None
     """Token that ends an answer in training; None: the tokenizer has no such token."""
     pad_id: int
-    shown: str
+    rendered: str
     """:data:`QUESTION` as rendered by the template, for a reward model with :data:`ANSWER`. Empty without
     chats, and if the template refuses it."""
 
     @classmethod
     def of(cls, tokenizer: Any, *, task: str, chats: bool) -> Asking:
         """Determine the prompt format of a tokenizer for a task."""
-        shown, end = "", tokenizer.eos_token_id
+        rendered, end = "", tokenizer.eos_token_id
         # A template may support only another kind of chats
         with contextlib.suppress(UserError):
             if task == "reward":
-                shown = render.written([QUESTION, ANSWER], tokenizer)
+                rendered = render.written([QUESTION, ANSWER], tokenizer)
             elif chats:
-                shown = render.written([QUESTION], tokenizer, prompt=True)
+                rendered = render.written([QUESTION], tokenizer, prompt=True)
             if chats:
                 end = render.end_of_answers(tokenizer, [QUESTION, ANSWER])
         return cls(
@@ -52,7 +52,7 @@ class Asking:
             template=tokenizer.chat_template,
             end_id=end,
             pad_id=render.pad_id_of(tokenizer),
-            shown=shown,
+            rendered=rendered,
         )
 
     @classmethod

@@ -75,9 +75,9 @@ class MicroBatch:
         """Copy to ``device``; to a GPU from page-locked memory, without waiting for the copy."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "lengths"}
         changed: dict[str, Any] = {
-            name: copied(each, device) for name, each in values.items() if isinstance(each, torch.Tensor)
+            name: copied(value, device) for name, value in values.items() if isinstance(value, torch.Tensor)
         }
-        changed["vision"] = {name: copied(each, device) for name, each in self.vision.items()}
+        changed["vision"] = {name: copied(value, device) for name, value in self.vision.items()}
         return dataclasses.replace(self, **changed)
 
 
@@ -245,8 +245,8 @@ def mismatched_rows(data: Prepared, step: int) -> list[Row]:
     """
     rows = [data.row(index) for index in step_rows(data, step, data.info.global_batch_size)]
     seq_len, mismatched = data.info.seq_len, []
-    for row, other in zip(rows, [rows[-1], *rows[:-1]], strict=True):
-        prompt, answer = row.tokens[: _answer_start(row)], other.tokens[_answer_start(other) :]
+    for row, neighbor in zip(rows, [rows[-1], *rows[:-1]], strict=True):
+        prompt, answer = row.tokens[: _answer_start(row)], neighbor.tokens[_answer_start(neighbor) :]
         tokens = np.concatenate([prompt, answer])[:seq_len]
         labels = np.concatenate([np.full(len(prompt), IGNORE, dtype=np.int32), answer])[:seq_len]
         mismatched.append(Row(tokens=tokens, labels=labels, lengths=np.array([len(tokens)], dtype=np.int32)))

@@ -52,38 +52,38 @@ def renamed(row: Any, columns: Mapping[str, str]) -> Any:
     if not columns or not isinstance(row, dict):
         return row
     mapped = {key: name for key, name in columns.items() if name in row}
-    taken = {*mapped, *mapped.values()}
-    rest = {name: value for name, value in row.items() if name not in taken}
-    return {**{key: row[name] for key, name in mapped.items()}, **rest}
+    mapped_names = {*mapped, *mapped.values()}
+    unmapped = {name: value for name, value in row.items() if name not in mapped_names}
+    return {**{key: row[name] for key, name in mapped.items()}, **unmapped}
 
 
-def check_present(columns: Mapping[str, str], seen: Mapping[str, int], dataset: str) -> None:
+def check_present(columns: Mapping[str, str], counts: Mapping[str, int], dataset: str) -> None:
     """Raise UserError for a mapped column that no row has.
 
-    ``seen``: number of rows with each key.
+    ``counts``: number of rows with each key.
     """
     for key, name in columns.items():
-        if name not in seen and key not in seen:
-            present = f"It has {', '.join(f'`{each}`' for each in list(seen)[:12])}."
-            advice = f"{did_you_mean(name, seen)} {present}".strip()
+        if name not in counts and key not in counts:
+            present = f"It has {', '.join(f'`{column}`' for column in list(counts)[:12])}."
+            advice = f"{did_you_mean(name, counts)} {present}".strip()
             raise UserError(f"Dataset {dataset} has no column `{name}` (--columns).", advice)
 
 
 def _proposal(row: Mapping[str, Any], keys: Sequence[str]) -> dict[str, str]:
     """Find a column for every key; empty if one has none."""
-    found: dict[str, str] = {}
+    mapping: dict[str, str] = {}
     for key in keys:
-        name = _column_for(key, [name for name in row if name not in found.values()], row)
+        name = _column_for(key, [name for name in row if name not in mapping.values()], row)
         if name is None:
             return {}
-        found[key] = name
-    return found
+        mapping[key] = name
+    return mapping
 
 
 def _column_for(key: str, names: Sequence[str], row: Mapping[str, Any]) -> str | None:
     meaning = _ALIASES.get(key, key)
     lower = {name.lower(): name for name in names}
-    candidates = [lower[each] for each in _SYNONYMS.get(meaning, ()) if each in lower]
+    candidates = [lower[synonym] for synonym in _SYNONYMS.get(meaning, ()) if synonym in lower]
     candidates += close_matches(key, names, cutoff=_CUTOFF)
     return next((name for name in candidates if _may_be(meaning, row[name])), None)
 

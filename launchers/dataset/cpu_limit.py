@@ -25,13 +25,13 @@ def cpu_limit(seconds: float) -> Iterator[None]:
     def stop(*_: Any) -> None:
         raise TimeoutError(f"not finished after {seconds:g} s")
 
-    before = signal.signal(signal.SIGVTALRM, stop)
+    previous = signal.signal(signal.SIGVTALRM, stop)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
+        signal.signal(signal.SIGVTALRM, previous)
 
 
 @contextmanager

@@ -78,7 +78,7 @@ class Chunk:
         """Write a file atomically."""
         temporary = path.with_suffix(".part")
         with temporary.open("wb") as file:
-            np.savez(file, **{each.name: getattr(self, each.name) for each in dataclasses.fields(self)})
+            np.savez(file, **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
         temporary.rename(path)
 
     @classmethod
@@ -204,7 +204,7 @@ class Packing:
         return Packing(members=self.members[rows], starts=self.starts)
 
 
-def tokenise(
+def tokenize(
     rows: Sequence[Sample], model_dir: Path, tokenizer: Any, settings: Settings, seq_len: int, folder: Path
 ) -> Documents:
     """Convert rows to documents, truncated (or split) at ``seq_len`` tokens, in an empty ``folder``.
@@ -214,7 +214,7 @@ def tokenise(
     """
     shutil.rmtree(folder, ignore_errors=True)
     documents = Documents(folder, 2 if settings.trains_on_pairs else 1)
-    progress = Progress("tokenising", len(rows))
+    progress = Progress("tokenizing", len(rows))
     stored = _Stored.of(rows)
     borders = _borders(np.zeros(len(rows)) if stored is None else stored.sizes)
     processes = min(len(os.sched_getaffinity(0)), MAX_PROCESSES, len(borders) - 1)
@@ -299,17 +299,21 @@ def chunk_of(rows: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len
         if exceeds and attached:
             _check_images_fit(sample, documents[0][0], tokenizer, seq_len)
         if splits:
-            kept = [[piece] for document in documents for piece in _pieces(*document, seq_len)]
+            documents_of_row = [[piece] for document in documents for piece in _pieces(*document, seq_len)]
         else:
-            kept = [[(ids[:seq_len], counts[:seq_len]) for ids, counts in documents]]
-        kept = [row_documents for row_documents in kept if all(counts.any() for _, counts in row_documents)]
-        if not kept:
+            documents_of_row = [[(ids[:seq_len], counts[:seq_len]) for ids, counts in documents]]
+        documents_of_row = [
+            row_documents
+            for row_documents in documents_of_row
+            if all(counts.any() for _, counts in row_documents)
+        ]
+        if not documents_of_row:
             dropped += 1
             continue
         if exceeds and splits:
             split += 1
-            split_into += len(kept)
-        for row_documents in kept:
+            split_into += len(documents_of_row)
+        for row_documents in documents_of_row:
             tokens += [ids for ids, _ in row_documents]
             counted += [counts for _, counts in row_documents]
             desirable.append(desirable_row)
@@ -336,7 +340,7 @@ def _check_images_fit(row: Sample, tokens: NDArray[np.int32], tokenizer: Any, se
     if len(places) and places[-1] >= seq_len:
         raise UserError(
             f"Dataset, line {row.line}: its images end at token {places[-1] + 1:,}, and seq_len is "
-            f"{seq_len:,}; an image can't be cut.",
+            f"{seq_len:,}; an image cannot be cut.",
             f"Use --seq-len {len(tokens)}, or scale the images down.",
         )
 
@@ -349,20 +353,20 @@ def _image_arrays(images: Sequence[tuple[bytes, ...]]) -> dict[str, Any]:
     return {
         "images": np.frombuffer(b"".join(files), dtype=np.uint8),
         "image_sizes": np.array([len(file) for file in files], dtype=np.int64),
-        "image_counts": np.array([len(each) for each in images], dtype=np.int32),
+        "image_counts": np.array([len(row_images) for row_images in images], dtype=np.int32),
     }
 
 
 def _chunk_of_prompts(rows: Sequence[Sample], tokenizer: Any, seq_len: int) -> Chunk:
     """Convert rows to prompts; long prompts keep their end, which contains the question."""
-    tokenized = [ids for _, ids in prompts.tokenised(map(asked_of, rows), tokenizer)]
-    kept = [ids[-seq_len:] for ids in tokenized]
-    tokens = np.fromiter(itertools.chain.from_iterable(kept), dtype=np.int32)
+    tokenized = [ids for _, ids in prompts.tokenized(map(asked_of, rows), tokenizer)]
+    truncated = [ids[-seq_len:] for ids in tokenized]
+    tokens = np.fromiter(itertools.chain.from_iterable(truncated), dtype=np.int32)
     return Chunk(
         tokens=tokens,
         counted=np.zeros(len(tokens), dtype=np.bool_),
-        lengths=np.array([len(ids) for ids in kept], dtype=np.int32),
-        desirable=np.ones(len(kept), dtype=np.bool_),
+        lengths=np.array([len(ids) for ids in truncated], dtype=np.int32),
+        desirable=np.ones(len(truncated), dtype=np.bool_),
         full_lengths=np.array([len(ids) for ids in tokenized], dtype=np.int32),
         rows=len(rows),
         truncated=sum(len(ids) > seq_len for ids in tokenized),
@@ -382,12 +386,12 @@ def _rendered(
             conversations.append(asked_of(sample))
     single = pairs or TASKS[settings.task].judged  # the loss covers one answer per conversation
     prompt_counts = settings.train_on_prompt and not single
-    documents = render.tokenise(
+    documents = render.tokenize(
         conversations, tokenizer, train_on_prompt=prompt_counts, last_turn_only=single
     )
     for sample in samples:
-        good = sample.desirable if isinstance(sample, Judged) else True
-        yield [next(documents) for _ in range(2 if pairs else 1)], good
+        desirable = sample.desirable if isinstance(sample, Judged) else True
+        yield [next(documents) for _ in range(2 if pairs else 1)], desirable
 
 
 def _pieces(
@@ -423,7 +427,7 @@ class _Request:
 
     def save(self, process: int, processes: int) -> Path:
         """Write the input file of one process, which tokenizes every ``processes``-th chunk."""
-        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values |= {"settings": self.settings.model_dump(mode="json"), "share": [process, processes]}
         path = self.folder / f"request-{process}.json"
         path.write_text(json.dumps(values, default=str))
@@ -485,9 +489,9 @@ def _from_processes(request: _Request, processes: int, progress: Progress) -> It
 
 def _worker_error(worker: subprocess.Popen[bytes], log: Path) -> UserError:
     status = worker.returncode
-    how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"failed (status {status})"
+    outcome = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"failed (status {status})"
     advice = "The usual cause of a killed process is insufficient memory."
-    return UserError(f"A process that tokenizes {how}. {tail(log, 1)}".strip(), tail(log, 30) or advice)
+    return UserError(f"A process that tokenizes {outcome}. {tail(log, 1)}".strip(), tail(log, 30) or advice)
 
 
 def main(path: Path) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 BUILT_IN = "drawn-shapes"
 COUNT = 512  # default number of images
 
-COLOURS = {
+COLORS = {
     "red": (214, 39, 40),
     "green": (44, 160, 44),
     "blue": (31, 90, 200),
@@ -82,34 +82,34 @@ def _drawn(number: int) -> tuple[str, Image.Image]:
     """Return caption and image of this number."""
     from PIL import Image, ImageDraw
 
-    kinds = list(itertools.product(COLOURS, SHAPES, BACKGROUNDS, SIZES, PLACES))
-    colour, shape, background, size, place = kinds[number * _STRIDE % len(kinds)]
+    kinds = list(itertools.product(COLORS, SHAPES, BACKGROUNDS, SIZES, PLACES))
+    color, shape, background, size, place = kinds[number * _STRIDE % len(kinds)]
     turn = number // len(FORMATS) + number // len(kinds)  # varies the kinds of each format
     width, height = FORMATS[(number + turn) % len(FORMATS)]
     image = Image.new("RGB", (width, height), BACKGROUNDS[background])
     half = SIZES[size] * min(width, height)
     center_x, center_y = PLACES[place]
-    _draw(ImageDraw.Draw(image), shape, COLOURS[colour], (center_x * width, center_y * height), half)
-    return f"a {size} {colour} {shape} {place} of a {background} background", image
+    _draw(ImageDraw.Draw(image), shape, COLORS[color], (center_x * width, center_y * height), half)
+    return f"a {size} {color} {shape} {place} of a {background} background", image
 
 
 def _draw(
     draw: ImageDraw.ImageDraw,
     shape: str,
-    colour: tuple[int, int, int],
-    centre: tuple[float, float],
+    color: tuple[int, int, int],
+    center: tuple[float, float],
     half: float,
 ) -> None:
-    x, y = centre
+    x, y = center
     box, line = (x - half, y - half, x + half, y + half), _LINE * half
     if shape == "circle":
-        draw.ellipse(box, fill=colour)
+        draw.ellipse(box, fill=color)
     elif shape == "ring":
-        draw.ellipse(box, outline=colour, width=round(line))
+        draw.ellipse(box, outline=color, width=round(line))
     elif shape == "square":
-        draw.rectangle(box, fill=colour)
+        draw.rectangle(box, fill=color)
     elif shape == "triangle":
-        draw.polygon([(x, y - half), (x + half, y + half), (x - half, y + half)], fill=colour)
+        draw.polygon([(x, y - half), (x + half, y + half), (x - half, y + half)], fill=color)
     else:
-        draw.rectangle((x - half, y - line, x + half, y + line), fill=colour)
-        draw.rectangle((x - line, y - half, x + line, y + half), fill=colour)
+        draw.rectangle((x - half, y - line, x + half, y + line), fill=color)
+        draw.rectangle((x - line, y - half, x + line, y + half), fill=color)

@@ -71,7 +71,7 @@ def open_rows(path: Path, columns: Sequence[str] | None = None) -> Rows:
         with path.open("rb") as file:
             beginning = file.read(4096)
     except OSError as error:
-        raise UserError(f"Dataset {path} can't be read: {error.strerror}.") from None
+        raise UserError(f"Dataset {path} cannot be read: {error.strerror}.") from None
     check_readable(path, beginning)
     if beginning.startswith(b"PAR1") or suffix == ".parquet":
         return _Parquet(path, columns)
@@ -181,20 +181,20 @@ class _Json(Rows):
 
     def _values(self) -> Iterator[tuple[int, Any]]:
         cursor = self._cursor
-        in_list = cursor.peek() == "["
-        if in_list:
+        is_list = cursor.peek() == "["
+        if is_list:
             cursor.skip()
         cursor.peek()
-        if cursor.line > 1 or not in_list:
+        if cursor.line > 1 or not is_list:
             self.unit = "line"
-        while (following := cursor.peek()) and not (in_list and following == "]"):
-            if self._count and (in_list or following == ","):
+        while (following := cursor.peek()) and not (is_list and following == "]"):
+            if self._count and (is_list or following == ","):
                 cursor.expect(",")
                 cursor.peek()
             number, value = self._number, cursor.value()
             yield number, value
             self._count += 1
-        if in_list:
+        if is_list:
             cursor.expect("]")
             if cursor.peek():
                 yield self._number, BadRow("not JSON (more text after the list)")
@@ -238,9 +238,9 @@ class _Cursor:
                 raise
             if isinstance(value, int | float) and end > len(self._text) - _CUT and self._read_more():
                 continue  # the number may continue
-            begin = self._at
+            start = self._at
             self._go_to(end)
-            if self._text.count("[", begin, end) + self._text.count("{", begin, end) > MAX_DEPTH:
+            if self._text.count("[", start, end) + self._text.count("{", start, end) > MAX_DEPTH:
                 check_depth(value)
             return value
 
@@ -253,11 +253,11 @@ class _Cursor:
         self._at = place
 
     def _read_more(self) -> bool:
-        rest = self._text[self._at :]
-        more = self._file.read(max(_CHUNK, len(rest)))
-        if more:
-            self._text, self._at = rest + more, 0
-        return bool(more)
+        remaining = self._text[self._at :]
+        chunk = self._file.read(max(_CHUNK, len(remaining)))
+        if chunk:
+            self._text, self._at = remaining + chunk, 0
+        return bool(chunk)
 
 
 class _Csv(Rows):
@@ -294,9 +294,9 @@ class _Csv(Rows):
 
     def _columns(self, names: list[str]) -> list[str]:
         columns = [name.strip() for name in names]
-        twice = sorted(name for name, times in Counter(columns).items() if times > 1)
-        if twice:
-            raise UserError(f"Dataset {self.path} has two columns `{twice[0]}`.", "Rename one of them.")
+        duplicates = sorted(name for name, times in Counter(columns).items() if times > 1)
+        if duplicates:
+            raise UserError(f"Dataset {self.path} has two columns `{duplicates[0]}`.", "Rename one of them.")
         return columns
 
     @staticmethod
@@ -346,7 +346,7 @@ class _Parquet(Rows):
                         yield number, row
         except (OSError, ValueError, pyarrow.ArrowException) as error:
             reason = str(error).strip().partition("\n")[0]
-            raise UserError(f"Dataset {self.path} can't be read as Parquet: {reason}") from None
+            raise UserError(f"Dataset {self.path} cannot be read as Parquet: {reason}") from None
 
     def share(self) -> float:
         return self._share
@@ -392,7 +392,7 @@ class _Saved(Rows):
                 yield self._done, row
         except (OSError, ValueError, KeyError, TypeError, OverflowError, ArrowException) as error:
             reason = str(error).strip().partition("\n")[0]
-            raise UserError(f"Dataset {self.path} can't be read: {reason}") from None
+            raise UserError(f"Dataset {self.path} cannot be read: {reason}") from None
 
     def share(self) -> float:
         return self._done / max(1, self._total)

@@ -21,9 +21,9 @@ def longest_first(order: NDArray[np.int32], lengths: NDArray[np.int64], batch: i
     result, place_of = order.copy(), np.argsort(order)
     longest = order[np.argsort(-lengths[order], kind="stable")[:batch]]
     for place, row in enumerate(longest):
-        other, displaced = place_of[row], result[place]
-        result[place], result[other] = row, displaced
-        place_of[row], place_of[displaced] = place, other
+        other_place, displaced = place_of[row], result[place]
+        result[place], result[other_place] = row, displaced
+        place_of[row], place_of[displaced] = place, other_place
     return result
 
 
@@ -39,9 +39,9 @@ def grouped_by_length(
     count, result = len(lengths), order.copy()
     window = max(1, min(count // (4 * batch), GROUPED_BATCHES))
     for epoch in range(len(order) // count):
-        begin = max(-(-epoch * count // batch), first)
+        start = max(-(-epoch * count // batch), first)
         end = (epoch + 1) * count // batch
-        for low in range(begin, end, window):
+        for low in range(start, end, window):
             high = min(low + window, end)
             rows = order[low * batch : high * batch]
             batches = rows[np.argsort(-lengths[rows], kind="stable")].reshape(-1, batch)
@@ -55,8 +55,8 @@ def padding_share(
 ) -> float:
     """Return the share of padding among all positions, if each micro batch is as wide as its longest row."""
     steps = lengths[order[: len(order) // batch * batch]].reshape(-1, batch // processes, processes)
-    by_rank = steps.transpose(0, 2, 1).reshape(
+    rank_rows = steps.transpose(0, 2, 1).reshape(
         -1, micro_batch
     )  # as launchers/dataset/batches.py divides them
-    positions = int(by_rank.max(axis=1).sum()) * micro_batch
-    return 1 - int(by_rank.sum()) / positions
+    positions = int(rank_rows.max(axis=1).sum()) * micro_batch
+    return 1 - int(rank_rows.sum()) / positions

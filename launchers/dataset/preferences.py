@@ -102,12 +102,12 @@ def read_judged(path: Path, columns: Mapping[str, str] = NO_COLUMNS) -> Iterator
     Raises UserError also if all are good, or all bad.
     """
     labels: set[bool] = set()
-    for judged in read_as(path, parse_judged, columns):
-        labels.add(judged.desirable)
-        yield judged
+    for row in read_as(path, parse_judged, columns):
+        labels.add(row.desirable)
+        yield row
     if len(labels) == 1:
-        which = "true" if labels.pop() else "false"
-        raise UserError(f"Dataset {path}: every `label` is {which}.", "KTO needs both good and bad answers.")
+        value = "true" if labels.pop() else "false"
+        raise UserError(f"Dataset {path}: every `label` is {value}.", "KTO needs both good and bad answers.")
 
 
 def parse_judged(row: Any, line: int = 0) -> Judged:
@@ -140,16 +140,19 @@ def read(path: Path, columns: Mapping[str, str] = NO_COLUMNS) -> Iterator[Pair]:
 def parse(row: Any, line: int = 0) -> Pair:
     """Parse one decoded row as a Pair; raises BadRow."""
     row = Fields.of(row)
-    better, worse = map(decoded_turns, _answers(row))
-    if _is_whole_chat(row, better) or _is_whole_chat(row, worse):
-        chosen, rejected = _complete_chat(better, "chosen", row), _complete_chat(worse, "rejected", row)
+    chosen_turns, rejected_turns = map(decoded_turns, _answers(row))
+    if _is_whole_chat(row, chosen_turns) or _is_whole_chat(row, rejected_turns):
+        chosen, rejected = (
+            _complete_chat(chosen_turns, "chosen", row),
+            _complete_chat(rejected_turns, "rejected", row),
+        )
         if chosen[:-1] != rejected[:-1]:
             raise BadRow("`chosen` and `rejected` differ before their last turn: they answer no one prompt")
         _check_repeated(row, chosen[:-1])
     else:
         prompt = _prompt(row)
-        chosen = (*prompt, _answer(better, "chosen"))
-        rejected = (*prompt, _answer(worse, "rejected"))
+        chosen = (*prompt, _answer(chosen_turns, "chosen"))
+        rejected = (*prompt, _answer(rejected_turns, "rejected"))
     if chosen == rejected:
         raise BadRow("`chosen` and `rejected` are equal: there is nothing to prefer")
     tools = tools_of(row)
@@ -162,9 +165,9 @@ def parse(row: Any, line: int = 0) -> Pair:
 def judged_from(pairs: Iterable[Pair]) -> Iterator[Judged]:
     """Iterate over both answers of each pair as separate judged answers."""
     return (
-        Judged(conversation=each, desirable=each is pair.chosen)
+        Judged(conversation=conversation, desirable=conversation is pair.chosen)
         for pair in pairs
-        for each in (pair.chosen, pair.rejected)
+        for conversation in (pair.chosen, pair.rejected)
     )
 
 
@@ -173,21 +176,23 @@ def from_conversations(conversations: Iterable[Conversation]) -> Iterator[Pair]:
     for chosen in conversations:
         if not chosen.messages:
             continue
-        *prompt, better = chosen.messages
-        worse = Message(role="assistant", content=better.content.upper())
-        if worse != better:
-            rejected = Conversation(messages=(*prompt, worse), line=chosen.line)
+        *prompt, chosen_answer = chosen.messages
+        rejected_answer = Message(role="assistant", content=chosen_answer.content.upper())
+        if rejected_answer != chosen_answer:
+            rejected = Conversation(messages=(*prompt, rejected_answer), line=chosen.line)
             yield Pair(chosen=chosen, rejected=rejected)
 
 
 def _answers(row: Fields) -> tuple[Any, Any]:
     """Return the better and the worse answer in the row's form."""
-    for better, worse in _ANSWERS:
-        if better in row or worse in row:
-            missing = next((key for key in (better, worse) if row.get(key) in (None, "", "[]", [])), None)
+    for chosen_key, rejected_key in _ANSWERS:
+        if chosen_key in row or rejected_key in row:
+            missing = next(
+                (key for key in (chosen_key, rejected_key) if row.get(key) in (None, "", "[]", [])), None
+            )
             if missing:
-                raise BadRow(f"no `{missing}` answer: a pair has `{better}` and `{worse}`")
-            return row[better], row[worse]
+                raise BadRow(f"no `{missing}` answer: a pair has `{chosen_key}` and `{rejected_key}`")
+            return row[chosen_key], row[rejected_key]
     ranked = decoded(row["answers"]) if row.has("answers") else None
     if isinstance(ranked, list):
         return _by_rank(ranked)
@@ -197,15 +202,17 @@ def _answers(row: Fields) -> tuple[Any, Any]:
             raise BadRow(f"`output` holds {len(output)} answers, not the better and the worse")
         return output[0], output[1]
     keys = ", ".join(f"`{key}`" for key in list(row)[:6]) or "nothing"
-    reason = f"no `chosen` and `rejected`, but {keys}: preferences are learnt from pairs"
+    reason = f"no `chosen` and `rejected`, but {keys}: preferences are learned from pairs"
     raise UnknownColumns(reason, row, ["chosen", "rejected"])
 
 
 def _by_rank(answers: list[Any]) -> tuple[Any, Any]:
-    for position, each in enumerate(answers):
-        if not (isinstance(each, dict) and "answer" in each and isinstance(each.get("rank"), int | float)):
+    for position, answer in enumerate(answers):
+        if not (
+            isinstance(answer, dict) and "answer" in answer and isinstance(answer.get("rank"), int | float)
+        ):
             raise BadRow(f"answers[{position}] has no `answer` and `rank`")
-    ranked = sorted(answers, key=lambda each: each["rank"])
+    ranked = sorted(answers, key=lambda answer: answer["rank"])
     if not ranked or ranked[0]["rank"] == ranked[-1]["rank"]:
         raise BadRow("`answers` has no two of different `rank`")
     return ranked[0]["answer"], ranked[-1]["answer"]
@@ -229,21 +236,21 @@ def _has_prompt(row: Fields) -> bool:
 def _complete_chat(answer: Any, name: str, row: Fields) -> tuple[Message, ...]:
     """Parse a complete chat, from a list of messages or a text with ``Human:`` and ``Assistant:``."""
     if isinstance(answer, str):
-        before, *turns = _TURN.split(answer)
-        if before.strip() or not turns:
+        preamble, *turns = _TURN.split(answer)
+        if preamble.strip() or not turns:
             raise BadRow(f"`{name}` is a text without a prompt: give `prompt`, or whole chats")
         names = {"Human": "user", "Assistant": "assistant"}
         spoken = zip(turns[::2], turns[1::2], strict=True)
-        answer = [{"role": names[who], "content": text.strip()} for who, text in spoken]
+        answer = [{"role": names[speaker], "content": text.strip()} for speaker, text in spoken]
     return chat(answer, name, row)
 
 
-def _check_repeated(row: Fields, before: tuple[Message, ...]) -> None:
+def _check_repeated(row: Fields, messages: tuple[Message, ...]) -> None:
     """Raise BadRow if a prompt next to complete chats is not their beginning."""
     if not _has_prompt(row):
         return
     prompt = _prompt(row)
-    if prompt not in (before, before[-len(prompt) :]):
+    if prompt not in (messages, messages[-len(prompt) :]):
         raise BadRow("`prompt` stands beside whole chats which begin with another one")
 
 

@@ -22,7 +22,7 @@ from estimator.terminal import print
 from estimator.vocabulary import TASKS
 from launchers.dataset import prepared, prompts, render, texts
 from launchers.dataset.asking import Asking
-from launchers.dataset.documents import Documents, Packing, tokenise
+from launchers.dataset.documents import Documents, Packing, tokenize
 from launchers.dataset.order import grouped_by_length, longest_first
 from launchers.dataset.preferences import Sample, asked_of
 from launchers.dataset.prepared import IGNORE, Prepared, PreparedInfo
@@ -59,8 +59,8 @@ def held_out_rows(count: int, settings: Settings) -> list[int]:
     if settings.evaluation.fraction == 0 or settings.evaluation.dataset is not None or count < 2:
         return []
     held_out_count = min(max(1, round(settings.evaluation.fraction * count)), MAX_HELD_OUT, count - 1)
-    drawn: list[int] = random_stream(settings.seed, "split").permutation(count)[:held_out_count].tolist()
-    return drawn
+    indices: list[int] = random_stream(settings.seed, "split").permutation(count)[:held_out_count].tolist()
+    return indices
 
 
 def _split_text(rows: Sequence[Sample], settings: Settings) -> tuple[Selected, Selected]:
@@ -77,15 +77,15 @@ def _split_text(rows: Sequence[Sample], settings: Settings) -> tuple[Selected, S
         characters = round(settings.evaluation.fraction * int(characters_of(documents).sum()))
         if settings.seq_len is not None:
             characters = min(characters, MAX_HELD_OUT * settings.seq_len * _CHARACTERS_PER_TOKEN)
-        drawn = random_stream(settings.seed, "split", source).permutation(len(documents)).tolist()
-        kept, held_out_documents = texts.hold_out(documents, characters, drawn, MAX_HELD_OUT)
-        train.append(kept)
+        order = random_stream(settings.seed, "split", source).permutation(len(documents)).tolist()
+        training_documents, held_out_documents = texts.hold_out(documents, characters, order, MAX_HELD_OUT)
+        train.append(training_documents)
         held_out.append(held_out_documents)
     return joined(train), joined(held_out)
 
 
-def check_batch(rows: int, what: str, settings: Settings) -> None:
-    """Raise UserError if there are fewer rows than one batch. ``what``: name of the rows in the message."""
+def check_batch(rows: int, name: str, settings: Settings) -> None:
+    """Raise UserError if there are fewer rows than one batch. ``name``: name of the rows in the message."""
     if TASKS[settings.task].draws_answers and rows < settings.rows_per_step:
         raise UserError(
             f"A step of global_batch_size {settings.batch_size} answers, rl.group_size "
@@ -95,7 +95,7 @@ def check_batch(rows: int, what: str, settings: Settings) -> None:
         )
     if rows < settings.rows_per_step:
         raise UserError(
-            f"global_batch_size {settings.batch_size} is more than the {rows:,} {what}.",
+            f"global_batch_size {settings.batch_size} is more than the {rows:,} {name}.",
             f"Use --global-batch-size {rows} or less, or more data.",
         )
 
@@ -124,7 +124,7 @@ def prepare(
     _clear(folder)
     if TASKS[settings.task].draws_answers:  # the remaining tokens are for the answer
         seq_len -= settings.rl.answer_tokens(seq_len)
-    with _tokenised(train, model, settings, seq_len, folder / "documents") as documents:
+    with _tokenized(train, model, settings, seq_len, folder / "documents") as documents:
         if not len(documents):
             raise UserError(
                 f"Nothing is left to train on: none of {len(train):,} rows has a token that counts in the "
@@ -151,11 +151,11 @@ def prepare(
 
 
 @contextlib.contextmanager
-def _tokenised(
+def _tokenized(
     rows: Sequence[Sample], model: _Model, settings: Settings, seq_len: int, folder: Path
 ) -> Iterator[Documents]:
     """Tokenize the rows; the documents are deleted afterwards."""
-    documents = tokenise(rows, model.folder, model.tokenizer, settings, seq_len, folder)
+    documents = tokenize(rows, model.folder, model.tokenizer, settings, seq_len, folder)
     try:
         yield documents
     finally:
@@ -205,8 +205,10 @@ def summary(info: PreparedInfo, dataset: str) -> str:
         f"max {info.longest:,} (limit {info.seq_len:,})",
     ]
     if info.truncated_rows:
-        where = "before their last" if TASKS[info.task].draws_answers else "at"
-        lines.append(f"truncated {where} {info.seq_len:,} tokens: {info.truncated_rows:,} rows ({share:.1%})")
+        position = "before their last" if TASKS[info.task].draws_answers else "at"
+        lines.append(
+            f"truncated {position} {info.seq_len:,} tokens: {info.truncated_rows:,} rows ({share:.1%})"
+        )
     elif info.split_rows:
         lines.append(
             f"split at {info.seq_len:,} tokens: {info.split_rows:,} documents, into {info.pieces:,} pieces"
@@ -286,13 +288,13 @@ def _prepare_held_out(
     single_row = settings.model_copy(
         update={"packing": False, "global_batch_size": 1, "epochs": 1, "rl": single_answer}
     )
-    with _tokenised(held_out, model, settings, seq_len, folder / "documents-held-out") as documents:
+    with _tokenized(held_out, model, settings, seq_len, folder / "documents-held-out") as documents:
         if not len(documents):
             return
         packing = documents.unpacked()
         if documents.pieces:  # shuffled, as only the first rows are evaluated: not all from one document
-            drawn = random_stream(settings.seed, "held-out pieces").permutation(len(packing))
-            packing = packing.in_order(drawn)
+            permutation = random_stream(settings.seed, "held-out pieces").permutation(len(packing))
+            packing = packing.in_order(permutation)
         order = np.arange(len(packing), dtype=np.int32)
         if TASKS[settings.task].draws_answers:
             _write_prompts(folder / "heldout", held_out, model)
@@ -367,8 +369,8 @@ def _order_of_tokens(lengths: _Lengths, budget: int, settings: Settings) -> NDAr
     """
     passes = -(-budget // int(lengths.tokens.sum()))
     order = _epochs(lengths, passes + 1, settings)  # one more, to fill the last batch
-    needed = int(np.searchsorted(np.cumsum(lengths.tokens[order]), budget)) + 1
-    steps = -(-needed // settings.rows_per_step)
+    rows = int(np.searchsorted(np.cumsum(lengths.tokens[order]), budget)) + 1
+    steps = -(-rows // settings.rows_per_step)
     return order[: steps * settings.rows_per_step]
 
 
@@ -406,8 +408,8 @@ def _write(
             "Tokenizer and weights belong to different models.",
         )
     rows, writer = len(packing), prepared.Writer(folder)
-    good = documents.desirable[packing.members[packing.starts[:-1]] // documents.per_row]
-    digest = _initial_digest(good, model, seq_len, settings)
+    desirable = documents.desirable[packing.members[packing.starts[:-1]] // documents.per_row]
+    digest = _initial_digest(desirable, model, seq_len, settings)
     progress = Progress("writing", rows, "sequences")
     for number in range(rows):
         row = documents.row(packing.of_row(number))

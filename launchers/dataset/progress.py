@@ -15,23 +15,23 @@ EVERY_S = 5.0
 class Progress:
     """Prints a line on standard error at most every :data:`EVERY_S` seconds; short work prints nothing."""
 
-    def __init__(self, what: str, total: int | None = None, unit: str = "rows") -> None:
-        self._what, self._total, self._unit = what, total, unit
+    def __init__(self, name: str, total: int | None = None, unit: str = "rows") -> None:
+        self._name, self._total, self._unit = name, total, unit
         self._started = self._printed = time.monotonic()
 
-    def at(self, done: int, share: Callable[[], float] | None = None) -> None:
+    def at(self, count: int, share: Callable[[], float] | None = None) -> None:
         """Report the amount done. ``share``: returns the share of the work, if there is no total."""
         now = time.monotonic()
         if now - self._printed < EVERY_S:
             return
         self._printed = now
-        print(self._line(done, share() if share else None, now - self._started), file=sys.stderr, flush=True)
+        print(self._line(count, share() if share else None, now - self._started), file=sys.stderr, flush=True)
 
-    def _line(self, done: int, share: float | None, seconds: float) -> str:
+    def _line(self, count: int, share: float | None, seconds: float) -> str:
         if share is None and self._total:
-            share = done / self._total
-        of = f" of {self._total:,}" if self._total else ""
-        line = f"{self._what}: {done:,}{of} {self._unit}"
+            share = count / self._total
+        total = f" of {self._total:,}" if self._total else ""
+        line = f"{self._name}: {count:,}{total} {self._unit}"
         if not share:
             return line
         remaining = seconds * (1 - min(share, 1.0)) / share

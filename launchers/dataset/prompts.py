@@ -63,8 +63,8 @@ def parse(row: Any, line: int = 0) -> Conversation:
         return Conversation(messages=_asked(row), tools=tools_of(row), line=line)
     name = row.first(("messages", "conversations"))
     if name is not None and ends_with_question(row[name]):
-        turns = chat(row[name], name, row, ends_with="user")
-        return Conversation(messages=turns, tools=tools_of(row), line=line)
+        messages = chat(row[name], name, row, ends_with="user")
+        return Conversation(messages=messages, tools=tools_of(row), line=line)
     if not row.keys() & {"prompt", "messages", "conversations", "instruction", "text"}:
         names = ", ".join(f"`{key}`" for key in list(row)[:6]) or "none"
         reason = f"keys {names}: no `prompt`, and none of `messages`, `instruction`, `text`"
@@ -83,10 +83,10 @@ def _asked(row: Fields) -> tuple[Message, ...]:
 
 def prompts_of(conversations: Iterable[Conversation], tokenizer: Any) -> Iterator[Prompt]:
     """Iterate over the rows' prompts in order: a chat up to its last answer, or the beginning of a text."""
-    return (prompt for prompt, _ in tokenised(conversations, tokenizer))
+    return (prompt for prompt, _ in tokenized(conversations, tokenizer))
 
 
-def tokenised(conversations: Iterable[Conversation], tokenizer: Any) -> Iterator[tuple[Prompt, list[int]]]:
+def tokenized(conversations: Iterable[Conversation], tokenizer: Any) -> Iterator[tuple[Prompt, list[int]]]:
     """Iterate over the rows' prompts with their tokens."""
     numbered = enumerate(conversations)
     while batch := list(itertools.islice(numbered, _BATCH)):
@@ -100,10 +100,15 @@ def _prompt(index: int, conversation: Conversation, text: str, tokens: int) -> P
     if conversation.text is not None:
         prefix = render.beginning_of(conversation.text)
         return Prompt(index=index, text=text, shown=prefix, tokens=tokens, prefix=prefix)
-    asked = conversation.asked
-    shown = "\n\n".join(message.content for message in asked)
+    messages = conversation.asked
+    text_for_scoring = "\n\n".join(message.content for message in messages)
     return Prompt(
-        index=index, text=text, shown=shown, tokens=tokens, messages=asked, tools=conversation.tools
+        index=index,
+        text=text,
+        shown=text_for_scoring,
+        tokens=tokens,
+        messages=messages,
+        tools=conversation.tools,
     )
 
 

@@ -80,10 +80,10 @@ def documented() -> list[Documented]:
     """List every public, documented name in MODULES, by module, sorted by name within each."""
     # -I -S: only the standard library, independent of installed packages and the environment
     command = [sys.executable, "-I", "-S", __file__]
-    done = subprocess.run(
+    result = subprocess.run(
         command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=LIMIT_S
     )
-    return [Documented(**values) for values in json.loads(done.stdout)]
+    return [Documented(**values) for values in json.loads(result.stdout)]
 
 
 def rows() -> list[dict[str, Any]]:
@@ -187,8 +187,8 @@ def _answer(doc: str) -> str:
 def _cut(text: str) -> str:
     """Truncate at the last end of a sentence that fits, or at the last space."""
     head = text[:MAX_ANSWER_CHARS]
-    ends = [match.end() for match in re.finditer(r"[.!?](?=\s)", head)]
-    return head[: ends[-1]] if ends else head.rsplit(None, 1)[0]
+    sentence_ends = [match.end() for match in re.finditer(r"[.!?](?=\s)", head)]
+    return head[: sentence_ends[-1]] if sentence_ends else head.rsplit(None, 1)[0]
 
 
 if __name__ == "__main__":

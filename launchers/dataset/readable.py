@@ -35,8 +35,8 @@ def check_readable(path: Path, beginning: bytes) -> None:
     if beginning.startswith(_LFS_POINTER):
         raise UserError(f"Dataset {path} is a Git LFS pointer, not the data.", "Run: git lfs pull")
     if beginning.startswith(_UTF_16):
-        wide = beginning.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE))
-        encoding = "UTF-32" if wide else "UTF-16"
+        is_utf32 = beginning.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE))
+        encoding = "UTF-32" if is_utf32 else "UTF-16"
         raise UserError(f"Dataset {path} is {encoding}, not UTF-8.", conversion_advice(path, encoding))
 
 

@@ -56,7 +56,7 @@ def load_tokenizer(model_dir: Path, settings: Settings) -> Any:
             raise
         # tokenizers may raise anything for broken files
         raise UserError(
-            f"The tokenizer in {model_dir} can't be loaded: {one_line(error)}",
+            f"The tokenizer in {model_dir} cannot be loaded: {one_line(error)}",
             "Use the tokenizer's files that were published with the weights.",
         ) from None
     tokenizer.add_tokens(list(settings.new_tokens))  # existing tokens are not changed
@@ -87,7 +87,7 @@ Tokens = tuple[
 ]  # tokens of one row, and the mask of those that count in the loss
 
 
-def tokenise(
+def tokenize(
     conversations: Sequence[Conversation],
     tokenizer: Any,
     *,
@@ -105,18 +105,18 @@ def tokenise(
     """
     for start in range(0, len(conversations), _BATCH):
         batch = conversations[start : start + _BATCH]
-        yield from _tokenise(batch, tokenizer, train_on_prompt, last_turn_only)
+        yield from _tokenize(batch, tokenizer, train_on_prompt, last_turn_only)
 
 
-def _tokenise(
+def _tokenize(
     conversations: Sequence[Conversation], tokenizer: Any, train_on_prompt: bool, last_turn_only: bool
 ) -> Iterator[Tokens]:
     ending = _Ending(tokenizer)
     marked = _is_marked(tokenizer)
-    turns_by_row = [_turns_to_find(each, train_on_prompt, last_turn_only) for each in conversations]
+    turns_by_row = [_turns_to_find(item, train_on_prompt, last_turn_only) for item in conversations]
     rendered = [
-        _with_images(each, tokenizer, *_render(each, tokenizer, turns))
-        for each, turns in zip(conversations, turns_by_row, strict=True)
+        _with_images(item, tokenizer, *_render(item, tokenizer, turns))
+        for item, turns in zip(conversations, turns_by_row, strict=True)
     ]
     chats = [text for (text, _), c in zip(rendered, conversations, strict=True) if c.messages]
     texts = [c.text for c in conversations if c.text is not None]
@@ -125,9 +125,9 @@ def _tokenise(
     prefixes = iter(_ids(tokenizer, [text[:cut] for text, cuts in rendered for cut in cuts], special=False))
     for conversation, (text, cuts) in zip(conversations, rendered, strict=True):
         ids = next(chat_ids) if conversation.messages else _trim_part(next(text_ids), conversation, tokenizer)
-        before = [next(prefixes) for _ in cuts]
-        bounds = [len(prefix) for prefix in before]
-        if any(ids[: len(prefix)] != prefix for prefix in before):
+        prefix_ids = [next(prefixes) for _ in cuts]
+        bounds = [len(prefix) for prefix in prefix_ids]
+        if any(ids[: len(prefix)] != prefix for prefix in prefix_ids):
             ids, bounds = _by_turns(conversation, tokenizer, text, cuts)
         counted = np.zeros(len(ids) + 1, dtype=np.bool_)
         count_all = train_on_prompt or not conversation.messages
@@ -175,7 +175,7 @@ def _by_turns(
 
 def end_of_answers(tokenizer: Any, messages: Sequence[Message]) -> int | None:
     """Return the token that ends a chat's last turn in training; None if the tokenizer has none."""
-    ids, _ = next(tokenise([Conversation(messages=tuple(messages))], tokenizer))
+    ids, _ = next(tokenize([Conversation(messages=tuple(messages))], tokenizer))
     return _Ending(tokenizer).of(ids.tolist())
 
 
@@ -234,7 +234,7 @@ def _render(conversation: Conversation, tokenizer: Any, turns: list[int]) -> tup
             if span is None:
                 raise UserError(
                     f"{_name(conversation)}: the chat template renders the beginning of this chat otherwise "
-                    f"than the whole, so the assistant's turn {index + 1} can't be found in it.",
+                    f"than the whole, so the assistant's turn {index + 1} cannot be found in it.",
                     "Set chat_template to one that only appends (or split such chats into single answers).",
                 )
             spans.append(span)
@@ -252,7 +252,7 @@ def _with_images(
         expanded: tuple[str, list[int]] = tokenizer.expanded(conversation.images, text, cuts)
     except ValueError as error:  # of each family's own processor
         raise UserError(
-            f"{_name(conversation)}: its images can't be processed: {one_line(error).removesuffix('.')}.",
+            f"{_name(conversation)}: its images cannot be processed: {one_line(error).removesuffix('.')}.",
             "Change the row, or its images.",
         ) from None
     return expanded
@@ -311,7 +311,7 @@ def _check_tools(conversation: Conversation, text: str) -> None:
     functions = json.loads(conversation.tools or "[]")
     for message in conversation.messages:
         functions += json.loads(message.tool_calls or "[]")
-    names = [each["function"]["name"] for each in functions]
+    names = [function["function"]["name"] for function in functions]
     missing = next((name for name in names if name not in text), None)
     if missing is not None:
         raise UserError(
@@ -394,12 +394,12 @@ def prompt_of(conversation: Conversation, tokenizer: Any) -> tuple[str, str]:
     The reference is empty for a chat that ends with a question.
     """
     if conversation.text is None:
-        asked = replace(conversation, messages=conversation.asked)
-        messages = [message.as_template() for message in asked.messages]
-        prompt = _apply(tokenizer, messages, asked, prompt=True)
-        _check_contents(asked, prompt)
-        _check_tools(asked, prompt)
-        answered = len(asked.messages) < len(conversation.messages)
+        prompt_conversation = replace(conversation, messages=conversation.asked)
+        messages = [message.as_template() for message in prompt_conversation.messages]
+        prompt = _apply(tokenizer, messages, prompt_conversation, prompt=True)
+        _check_contents(prompt_conversation, prompt)
+        _check_tools(prompt_conversation, prompt)
+        answered = len(prompt_conversation.messages) < len(conversation.messages)
         return prompt, conversation.messages[-1].content if answered else ""
     beginning = beginning_of(conversation.text)
     prompt = (tokenizer.bos_token if _adds_bos(tokenizer) else "") + beginning
@@ -413,10 +413,10 @@ def beginning_of(text: str) -> str:
     return text[:cut]
 
 
-def _merged_tokens(conversation: Conversation, before: str, after: str) -> UserError:
+def _merged_tokens(conversation: Conversation, first: str, second: str) -> UserError:
     return UserError(
         f"{_name(conversation)}: the tokenizer melts the end of one turn and the beginning of the next into "
-        f"one token ({before!r} and {after!r}), so what counts in the loss can't be told apart.",
+        f"one token ({first!r} and {second!r}), so what counts in the loss cannot be told apart.",
         "Remove white space there: at the beginning of the answer, or at the end of the template's prompt.",
     )
 
@@ -426,8 +426,8 @@ class _Ending:
 
     def __init__(self, tokenizer: Any) -> None:
         self.eos: int | None = tokenizer.eos_token_id
-        added = tokenizer.added_tokens_decoder.items()
-        self._ends = {token for token, value in added if value.special} | {self.eos}
+        added_tokens = tokenizer.added_tokens_decoder.items()
+        self._ends = {token for token, value in added_tokens if value.special} | {self.eos}
         self._blank = {ids[0] for ids in _ids(tokenizer, ["\n", "\n\n", " "], special=False) if len(ids) == 1}
 
     def end_of_turn(self, ids: list[int], first: int, last: int) -> int:
@@ -443,7 +443,7 @@ class _Ending:
 
     def of(self, ids: list[int]) -> int | None:
         """Return the token that ends the row's last turn, ignoring white space; None if there is none."""
-        last = next((each for each in reversed(ids) if each not in self._blank), None)
+        last = next((token for token in reversed(ids) if token not in self._blank), None)
         return last if last in self._ends else None
 
 

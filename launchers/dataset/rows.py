@@ -84,8 +84,8 @@ class Conversation:
     @property
     def asked(self) -> tuple[Message, ...]:
         """Turns before a chat's last answer; all turns if it ends with a question."""
-        ends = bool(self.messages) and self.messages[-1].role == "assistant"
-        return self.messages[:-1] if ends else self.messages
+        ends_with_answer = bool(self.messages) and self.messages[-1].role == "assistant"
+        return self.messages[:-1] if ends_with_answer else self.messages
 
 
 def read(
@@ -99,16 +99,16 @@ def read_as(
     path: Path,
     parse_row: Callable[[Fields, int], Parsed],
     columns: Mapping[str, str] = NO_COLUMNS,
-    only: Sequence[str] | None = None,
+    optional_columns: Sequence[str] | None = None,
 ) -> Iterator[Parsed]:
     """Read and check a file of rows one by one.
 
     ``parse_row`` parses a decoded row, given its number in the file, and raises BadRow. After the last row
     raises UserError that lists the bad rows with their numbers, or if the file is empty; unused keys are
     reported on standard error. ``columns``: names of columns in the file by the supported key (setting
-    ``columns``). ``only``: the only columns to read.
+    ``columns``). ``optional_columns``: the only columns to read.
     """
-    yield from read_rows(open_rows(path, only), parse_row, columns)
+    yield from read_rows(open_rows(path, optional_columns), parse_row, columns)
 
 
 def read_rows(
@@ -121,7 +121,7 @@ def read_rows(
     path = rows.path
     failures = _Failures()
     unused: Counter[str] = Counter()
-    seen: Counter[str] = Counter()
+    column_counts: Counter[str] = Counter()
     total = 0
     progress = Progress(f"reading {path.name}")
     try:
@@ -129,7 +129,7 @@ def read_rows(
             total += 1
             progress.at(total, rows.share)
             if columns and isinstance(value, dict):
-                seen.update(value.keys())
+                column_counts.update(value.keys())
             try:
                 if isinstance(value, BadRow):
                     raise value
@@ -141,9 +141,9 @@ def read_rows(
                 unused.update(fields.unused)
                 yield parsed
     except OSError as error:
-        raise UserError(f"Dataset {path} can't be read: {error.strerror}.") from None
-    if seen:
-        check_present(columns, seen, str(path))
+        raise UserError(f"Dataset {path} cannot be read: {error.strerror}.") from None
+    if column_counts:
+        check_present(columns, column_counts, str(path))
     if failures.count:
         raise failures.error(path, total, rows.unit)
     if not total:
@@ -158,10 +158,12 @@ def parse(row: Any, line: int = 0) -> Conversation:
     name = row.first(("messages", "conversations"))
     if name is not None:
         return Conversation(messages=chat(row[name], name, row), tools=tools_of(row), line=line)
-    for question, more, answers in _PAIRS:
+    for question, extra_keys, answers in _PAIRS:
         answer = row.first(answers)
         if row.has(question) and answer:
-            return Conversation(messages=_pair(row, question, more, answer), tools=tools_of(row), line=line)
+            return Conversation(
+                messages=_pair(row, question, extra_keys, answer), tools=tools_of(row), line=line
+            )
     if row.has("text"):
         return Conversation(text=text_of(row["text"], "`text`"), line=line)
     raise _mismatch(row)
@@ -178,22 +180,30 @@ def parse_with_images(row: Any, line: int = 0, *, images: ImageReader) -> Conver
     return replace(conversation, messages=messages, images=attached)
 
 
-def _pair(row: Fields, question: str, more: tuple[str, ...], answer: str) -> tuple[Message, ...]:
-    asked, answered = decoded_turns(row[question]), decoded_turns(row[answer])
-    if isinstance(asked, list) or isinstance(answered, list):
-        before = asked if isinstance(asked, list) else [{"role": "user", "content": asked}]
-        after = answered if isinstance(answered, list) else [{"role": "assistant", "content": answered}]
-        return chat([*before, *after], question, row)
-    prompt = text_of(asked, f"`{question}`")
-    extra = next((key for key in more if row.get(key)), None)
+def _pair(row: Fields, question: str, extra_keys: tuple[str, ...], answer: str) -> tuple[Message, ...]:
+    prompt_value, answer_value = decoded_turns(row[question]), decoded_turns(row[answer])
+    if isinstance(prompt_value, list) or isinstance(answer_value, list):
+        prompt_turns = (
+            prompt_value if isinstance(prompt_value, list) else [{"role": "user", "content": prompt_value}]
+        )
+        answer_turns = (
+            answer_value
+            if isinstance(answer_value, list)
+            else [{"role": "assistant", "content": answer_value}]
+        )
+        return chat([*prompt_turns, *answer_turns], question, row)
+    prompt = text_of(prompt_value, f"`{question}`")
+    extra = next((key for key in extra_keys if row.get(key)), None)
     if extra:
         prompt += "\n\n" + text_of(row[extra], f"`{extra}`")
     else:
         # A misspelled `input` would silently omit half of the question
-        misspelled = [key for key in row if key not in _KNOWN_KEYS and close_matches(key, more, cutoff=0.85)]
+        misspelled = [
+            key for key in row if key not in _KNOWN_KEYS and close_matches(key, extra_keys, cutoff=0.85)
+        ]
         if misspelled:
-            raise BadRow(f"unknown key `{misspelled[0]}`; did you mean `{more[0]}`?")
-    content = text_of(answered, f"`{answer}`")
+            raise BadRow(f"unknown key `{misspelled[0]}`; did you mean `{extra_keys[0]}`?")
+    content = text_of(answer_value, f"`{answer}`")
     turns = (Message(role="user", content=prompt), Message(role="assistant", content=content))
     return (*system_of(row), *history_of(row), *turns)
 
@@ -211,11 +221,11 @@ def history_of(row: Fields) -> tuple[Message, ...]:
         raise BadRow("`history` is not a list")
     turns: list[Message] = []
     for position, exchange in enumerate(history):
-        where = f"history[{position}]"
+        location = f"history[{position}]"
         if not isinstance(exchange, list) or len(exchange) != 2:
-            raise BadRow(f"{where} is not a question and its answer")
-        turns.append(Message(role="user", content=text_of(exchange[0], where)))
-        turns.append(Message(role="assistant", content=text_of(exchange[1], where)))
+            raise BadRow(f"{location} is not a question and its answer")
+        turns.append(Message(role="user", content=text_of(exchange[0], location)))
+        turns.append(Message(role="assistant", content=text_of(exchange[1], location)))
     return tuple(turns)
 
 
@@ -233,12 +243,14 @@ def _mismatch(row: Fields) -> BadRow:
             return UnknownColumns(reason, row, answers[:1])
     for answer, question in (("output", "instruction"), ("response", "prompt"), ("completion", "prompt")):
         if answer in row:
-            meant = _meant("instruction", row) or _meant("prompt", row)
-            return UnknownColumns(f"`{answer}` without `instruction` or `prompt`{meant}", row, [question])
+            suggestion = _meant("instruction", row) or _meant("prompt", row)
+            return UnknownColumns(
+                f"`{answer}` without `instruction` or `prompt`{suggestion}", row, [question]
+            )
     for key in row:
-        near = close_matches(key, _KNOWN_KEYS, cutoff=0.7)
-        if near:
-            return UnknownColumns(f"unknown key `{key}`; did you mean `{near[0]}`?", row, *_NEEDED)
+        similar = close_matches(key, _KNOWN_KEYS, cutoff=0.7)
+        if similar:
+            return UnknownColumns(f"unknown key `{key}`; did you mean `{similar[0]}`?", row, *_NEEDED)
     return UnknownColumns(
         f"keys {names}: none of `messages`, `instruction` with `output`, `prompt` with `completion`, `text`",
         row,
@@ -247,8 +259,8 @@ def _mismatch(row: Fields) -> BadRow:
 
 
 def _meant(expected: str, row: Fields) -> str:
-    near = close_matches(expected, [key for key in row if key not in _KNOWN_KEYS])
-    return f"; `{near[0]}` should be `{expected}`?" if near else ""
+    similar = close_matches(expected, [key for key in row if key not in _KNOWN_KEYS])
+    return f"; `{similar[0]}` should be `{expected}`?" if similar else ""
 
 
 def _unused(path: Path, unused: Counter[str]) -> str:
@@ -284,10 +296,10 @@ class _Failures:
             advice = f"Name its columns: {self._unknown.option}"
         if self.count == 1:
             return UserError(f"Dataset {path}, {unit} {number}: {reason}.", advice or "Fix or remove it.")
-        problem = f"Dataset {path}: {self.count:,} of {total:,} rows can't be used"
+        problem = f"Dataset {path}: {self.count:,} of {total:,} rows cannot be used"
         if self._unknown is not None:
             return UserError(f"{problem}: {reason}.", advice)
-        shown = [f"  {unit} {number}: {reason}" for number, reason in self._first]
-        if self.count > len(shown):
-            shown.append(f"  and {self.count - len(shown):,} more")
-        return UserError(f"{problem}.", "\n".join([*shown, advice or "Fix or remove them."]))
+        lines = [f"  {unit} {number}: {reason}" for number, reason in self._first]
+        if self.count > len(lines):
+            lines.append(f"  and {self.count - len(lines):,} more")
+        return UserError(f"{problem}.", "\n".join([*lines, advice or "Fix or remove them."]))

@@ -45,8 +45,8 @@ def kind_of(dataset: str) -> Kind:
         return "s3"
     name, _ = split_of(dataset)
     path = Path(name).expanduser()
-    looks_local = path.is_absolute() or dataset.startswith(".") or path.suffix.lower() in SUFFIXES
-    if looks_local or path.exists():
+    is_path = path.is_absolute() or dataset.startswith(".") or path.suffix.lower() in SUFFIXES
+    if is_path or path.exists():
         return "path"
     return "hub" if _HUB_ID.fullmatch(name) else "path"
 
@@ -79,7 +79,7 @@ def _generated(dataset: str, folder: Path) -> Path:
     if split and split not in splits:
         raise UserError(
             f"Dataset {name} has no split {split}.",
-            f"Use {', or '.join(f'{name}#{each}' for each in splits)}.",
+            f"Use {', or '.join(f'{name}#{option}' for option in splits)}.",
         )
     if name == IMAGES_BUILT_IN:
         return drawn_shapes.write(folder / name)
@@ -146,7 +146,7 @@ def _splits(folder: Path) -> list[str]:
         names = parse_json(read_text(folder / _SPLITS))["splits"]
         return [plain_name(name) for name in names]
     except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"Dataset {folder}: {_SPLITS} can't be read.", "Save the dataset again.") from None
+        raise UserError(f"Dataset {folder}: {_SPLITS} cannot be read.", "Save the dataset again.") from None
 
 
 def _from_s3(url: str, folder: Path) -> Path:
@@ -193,7 +193,7 @@ def _load_from_hub(name: str, configuration: str | None, split: str) -> Any:
         except DatasetsError as error:
             if isinstance(error, FileNotFoundError):  # missing, gated, or offline
                 raise
-            raise UserError(f"Dataset {name} can't be read: {_first_line(error)}") from None
+            raise UserError(f"Dataset {name} cannot be read: {_first_line(error)}") from None
         except ValueError as error:  # no such configuration or split
             raise UserError(
                 f"Dataset {name}: {_first_line(error)}",

@@ -99,7 +99,7 @@ class StoredRows(Sequence[Sample]):
     def __getitem__(self, place: slice) -> Sequence[Sample]: ...
     def __getitem__(self, place: int | slice) -> Sample | Sequence[Sample]:
         if isinstance(place, slice):
-            return [self[each] for each in range(*place.indices(len(self)))]
+            return [self[index] for index in range(*place.indices(len(self)))]
         if not -len(self) <= place < len(self):
             raise IndexError(place)
         first, last = self.offsets[place % len(self)], self.offsets[place % len(self) + 1]
@@ -235,18 +235,18 @@ def _values(conversation: Conversation) -> dict[str, Any]:
 
 def _turn(message: Message) -> list[Any]:
     """Encode a turn as role and content, with further fields if it has any."""
-    more: dict[str, Any] = {} if message.trained else {"trained": False}
+    optional: dict[str, Any] = {} if message.trained else {"trained": False}
     for name in ("tool_calls", "name", "tool_call_id", "reasoning"):
         if value := getattr(message, name):
-            more[name] = value
-    return [message.role, message.content, more] if more else [message.role, message.content]
+            optional[name] = value
+    return [message.role, message.content, optional] if optional else [message.role, message.content]
 
 
 def _conversation(value: dict[str, Any]) -> Conversation:
     line, source = value["at"]
     messages = tuple(
-        Message(role=role, content=content, **(more[0] if more else {}))
-        for role, content, *more in value.get("messages", ())
+        Message(role=role, content=content, **(options[0] if options else {}))
+        for role, content, *options in value.get("messages", ())
     )
     begins, ends = value.get("part", (True, True))
     return Conversation(

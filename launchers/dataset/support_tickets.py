@@ -30,15 +30,15 @@ ROWS: dict[Split, int] = {"train": 3840, "test": 150}
 class Area:
     """Phrases that describe one kind of problem. ``{p}`` is replaced by the product."""
 
-    seen: tuple[str, ...]
+    training: tuple[str, ...]
     """Wordings of both splits."""
-    unseen: tuple[str, ...]
-    """Wordings used only in the test split, built from words that occur in ``seen``."""
+    held_out: tuple[str, ...]
+    """Wordings used only in the test split, built from words that occur in ``training``."""
 
 
 AREAS: dict[str, Area] = {
     "billing": Area(
-        seen=(
+        training=(
             "I was charged twice for the {p}.",
             "the invoice for my {p} is wrong.",
             "my card was declined when I paid for the {p}.",
@@ -52,7 +52,7 @@ AREAS: dict[str, Area] = {
             "I was charged the wrong price for the {p}.",
             "can I pay for the {p} by card?",
         ),
-        unseen=(
+        held_out=(
             "my card was charged the wrong price for the {p}.",
             "the receipt for the {p} shows a higher price.",
             "please send me the invoice for my {p}.",
@@ -60,7 +60,7 @@ AREAS: dict[str, Area] = {
         ),
     ),
     "delivery": Area(
-        seen=(
+        training=(
             "my {p} has not arrived.",
             "the parcel with the {p} is lost.",
             "when will the {p} be delivered?",
@@ -74,7 +74,7 @@ AREAS: dict[str, Area] = {
             "the courier was at my old address with the {p}.",
             "can the courier bring the {p} in the evening?",
         ),
-        unseen=(
+        held_out=(
             "the courier lost the parcel with my {p}.",
             "the tracking page says my {p} was delivered.",
             "my {p} arrived at the wrong address.",
@@ -82,7 +82,7 @@ AREAS: dict[str, Area] = {
         ),
     ),
     "defect": Area(
-        seen=(
+        training=(
             "my {p} does not switch on.",
             "the {p} makes a strange noise.",
             "the {p} broke after one day.",
@@ -96,7 +96,7 @@ AREAS: dict[str, Area] = {
             "the battery of the {p} does not charge.",
             "there is a strange smell from my {p}.",
         ),
-        unseen=(
+        held_out=(
             "smoke comes from my {p} with a strange noise.",
             "the {p} broke and does not switch on.",
             "the {p} gets hot and switches itself off.",
@@ -104,7 +104,7 @@ AREAS: dict[str, Area] = {
         ),
     ),
     "account": Area(
-        seen=(
+        training=(
             "I cannot log in to register my {p}.",
             "I forgot the password of my {p} account.",
             "please change the email of the account for my {p}.",
@@ -118,7 +118,7 @@ AREAS: dict[str, Area] = {
             "the login code for the {p} has expired.",
             "please remove the {p} from my account.",
         ),
-        unseen=(
+        held_out=(
             "the login page for my {p} account has expired.",
             "please reset my password to register the {p}.",
             "I forgot the email of the account for the {p}.",
@@ -126,10 +126,10 @@ AREAS: dict[str, Area] = {
         ),
     ),
     "return": Area(
-        seen=(
+        training=(
             "I want to send the {p} back.",
             "how do I return my {p}?",
-            "I would like to exchange the {p} for another colour.",
+            "I would like to exchange the {p} for another color.",
             "I changed my mind about the {p}.",
             "the return label for the {p} is missing.",
             "I sent the {p} back and got no reply.",
@@ -140,7 +140,7 @@ AREAS: dict[str, Area] = {
             "can I still return the {p} after a month?",
             "I want my money back for the {p}.",
         ),
-        unseen=(
+        held_out=(
             "I changed my mind and want to return the {p}.",
             "please take my {p} back and exchange it.",
             "I would like a return label for the {p}.",
@@ -148,7 +148,7 @@ AREAS: dict[str, Area] = {
         ),
     ),
     "advice": Area(
-        seen=(
+        training=(
             "which {p} do you recommend?",
             "is the {p} in stock?",
             "does the {p} work abroad?",
@@ -159,10 +159,10 @@ AREAS: dict[str, Area] = {
             "will the new {p} be in stock soon?",
             "which size of {p} is suitable for two people?",
             "does the warranty of the {p} hold abroad?",
-            "what colours of the {p} do you have?",
+            "what colors of the {p} do you have?",
             "is the new {p} better than the old one?",
         ),
-        unseen=(
+        held_out=(
             "do you have the new {p} in stock?",
             "is this {p} suitable for a small office?",
             "which {p} do you recommend for children?",
@@ -229,17 +229,17 @@ class Ticket:
 def tickets(split: Split) -> list[Ticket]:
     """Generate all tickets of a split. No message occurs twice, in either split."""
     generator = random.Random(1)
-    drawn: dict[str, Ticket] = {}
-    while len(drawn) < ROWS["test"]:
-        ticket = _draw(generator, unseen=len(drawn) % 2 == 1)
-        drawn.setdefault(ticket.message, ticket)
+    tickets: dict[str, Ticket] = {}
+    while len(tickets) < ROWS["test"]:
+        ticket = _draw(generator, held_out=len(tickets) % 2 == 1)
+        tickets.setdefault(ticket.message, ticket)
     if split == "test":
-        return list(drawn.values())
+        return list(tickets.values())
     generator = random.Random(0)
-    while len(drawn) < ROWS["test"] + ROWS["train"]:
-        ticket = _draw(generator, unseen=False)
-        drawn.setdefault(ticket.message, ticket)
-    return list(drawn.values())[ROWS["test"] :]
+    while len(tickets) < ROWS["test"] + ROWS["train"]:
+        ticket = _draw(generator, held_out=False)
+        tickets.setdefault(ticket.message, ticket)
+    return list(tickets.values())[ROWS["test"] :]
 
 
 def write(path: Path, split: Split = "train") -> Path:
@@ -258,10 +258,10 @@ def write(path: Path, split: Split = "train") -> Path:
     )
 
 
-def _draw(generator: random.Random, *, unseen: bool) -> Ticket:
-    """Generate one ticket; ``unseen``: with a wording used only in the test split."""
+def _draw(generator: random.Random, *, held_out: bool) -> Ticket:
+    """Generate one ticket; ``held_out``: with a wording used only in the test split."""
     area = _choose(generator, tuple(AREAS))
-    wordings = AREAS[area].unseen if unseen else AREAS[area].seen
+    wordings = AREAS[area].held_out if held_out else AREAS[area].training
     wording, product = _choose(generator, wordings), _choose(generator, PRODUCTS)
     urgent = generator.random() < 0.5
     return Ticket(

@@ -65,11 +65,11 @@ def from_conversations(conversations: Iterable[Conversation]) -> Iterator[Conver
 
 
 def hold_out(
-    documents: Sequence[Sample], characters: int, drawn: Sequence[int], most: int
+    documents: Sequence[Sample], characters: int, order: Sequence[int], max_held_out: int
 ) -> tuple[Selected, Selected]:
     """Return the documents to train on, and held-out documents with about this many characters.
 
-    Complete documents, at most ``most``, are held out in the order ``drawn`` (indices) as far as they fit; if
+    Complete documents, at most ``max_held_out``, are held out in ``order`` (indices) as far as they fit; if
     these are less than half of the target, the end of the longest remaining document is held out too.
     """
     import numpy as np
@@ -77,8 +77,8 @@ def hold_out(
     lengths = characters_of(documents)
     selected: list[int] = []
     missing = characters
-    for index in drawn:
-        if missing <= 0 or len(selected) == most:
+    for index in order:
+        if missing <= 0 or len(selected) == max_held_out:
             break
         if lengths[index] <= missing:
             selected.append(index)
@@ -86,7 +86,7 @@ def hold_out(
     remaining = np.delete(np.arange(len(documents)), selected)
     train: dict[int, Sample] = {}
     end: dict[int, Sample] = {}
-    if missing > characters / 2 and len(selected) < most:
+    if missing > characters / 2 and len(selected) < max_held_out:
         longest = int(remaining[np.argmax(lengths[remaining])])
         document = documents[longest]
         cut = _cut(document, missing) if isinstance(document, Conversation) else None
@@ -104,10 +104,10 @@ def _cut(document: Conversation, characters: int) -> tuple[Conversation, Convers
     text = document.text or ""
     place = len(text) - min(characters, len(text) // 2)
     space = re.compile(r"\s").search(text, place)
-    begin, end = (text[:place], text[place:]) if space is None else (text[: space.end()], text[space.end() :])
-    if not begin.strip() or not end.strip():
+    head, end = (text[:place], text[place:]) if space is None else (text[: space.end()], text[space.end() :])
+    if not head.strip() or not end.strip():
         return None
-    return replace(document, text=begin), replace(document, text=end)
+    return replace(document, text=head), replace(document, text=end)
 
 
 def piece_lengths(length: int, longest: int) -> list[int]:
@@ -116,9 +116,9 @@ def piece_lengths(length: int, longest: int) -> list[int]:
     A last piece of one token would have no label, because nothing predicts it; it takes another token from
     the piece before.
     """
-    full_pieces, rest = divmod(length, longest)
-    sizes = [longest] * full_pieces + [rest] * (rest > 0)
-    if rest == 1 and full_pieces and longest > 2:
+    full_pieces, remainder = divmod(length, longest)
+    sizes = [longest] * full_pieces + [remainder] * (remainder > 0)
+    if remainder == 1 and full_pieces and longest > 2:
         sizes[-2:] = [longest - 1, 2]
     return sizes
 
@@ -129,28 +129,28 @@ def _document(value: Any, number: int) -> Conversation:
 
 def _sections(pieces: Iterable[str], line: int = 0) -> Iterator[Conversation]:
     """Convert a document that is read in pieces to rows of at most :data:`SECTION` characters."""
-    buffer, begins = "", True
+    buffer, is_first = "", True
     for piece in pieces:
         text, first = buffer + piece, 0
         while len(text) - first > SECTION:
             last = first + SECTION
-            breaks = [found.start() for found in _BREAK.finditer(text, last - _BREAK_WINDOW, last)]
+            breaks = [match.start() for match in _BREAK.finditer(text, last - _BREAK_WINDOW, last)]
             cut = breaks[-1] if breaks else last
-            yield Conversation(text=text[first:cut], begins=begins, ends=False, line=line)
-            first, begins = cut, False
+            yield Conversation(text=text[first:cut], begins=is_first, ends=False, line=line)
+            first, is_first = cut, False
         buffer = text[first:]
-    yield Conversation(text=buffer, begins=begins, line=line)
+    yield Conversation(text=buffer, begins=is_first, line=line)
 
 
 def _text_of_file(path: Path) -> Iterator[str]:
     """Iterate over the text of a file in pieces; UserError if it is not UTF-8, or blank."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    read, blank, first = 0, True, True
+    bytes_read, blank, first = 0, True, True
     try:
         with path.open("rb") as file:
             while True:
                 block = file.read(_BLOCK)
-                if not read:
+                if not bytes_read:
                     check_readable(path, block)
                 partial_bytes = len(decoder.getstate()[0])  # bytes of an incomplete character
                 text = decoder.decode(block, final=not block)
@@ -160,11 +160,11 @@ def _text_of_file(path: Path) -> Iterator[str]:
                 yield text
                 if not block:
                     break
-                read += len(block)
+                bytes_read += len(block)
     except OSError as error:
-        raise UserError(f"Dataset {path} can't be read: {error.strerror}.") from None
+        raise UserError(f"Dataset {path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
-        place = read - partial_bytes + error.start + 1
+        place = bytes_read - partial_bytes + error.start + 1
         raise UserError(f"Dataset {path} is not UTF-8 (byte {place:,}).", conversion_advice(path)) from None
     if blank:
         raise UserError(f"Dataset {path} is empty.", "Use a text file that is not blank.")

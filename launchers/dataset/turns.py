@@ -154,42 +154,44 @@ def decoded(value: Any) -> Any:
     return value
 
 
-def _turn(value: Any, where: str, keys: tuple[str, str], row: Fields) -> Message:
+def _turn(value: Any, location: str, keys: tuple[str, str], row: Fields) -> Message:
     if not isinstance(value, dict):
-        raise BadRow(f"{where} is not an object")
+        raise BadRow(f"{location} is not an object")
     role_key, content_key = keys
     calls = next((key for key in _CALLS if value.get(key) not in _EMPTY), None)
     for key in keys:
         if key not in value and not (key == content_key and calls):
-            near = close_matches(key, [other for other in value if other not in _USED])
-            raise BadRow(f"{where} has no `{key}`" + (f"; `{near[0]}` should be `{key}`?" if near else ""))
+            similar = close_matches(key, [unused for unused in value if unused not in _USED])
+            raise BadRow(
+                f"{location} has no `{key}`" + (f"; `{similar[0]}` should be `{key}`?" if similar else "")
+            )
     role_name = value[role_key]
     role = _ROLES.get(role_name) if isinstance(role_name, str) else None
     if role is None:
-        raise BadRow(f"{where} has the unknown role {role_name!r}; use system, user, assistant or tool")
+        raise BadRow(f"{location} has the unknown role {role_name!r}; use system, user, assistant or tool")
     for key in value.keys() - _USED:
         if value[key] not in _EMPTY:
-            row.mark_unused(f"{where.partition('[')[0]}[].{key}")
-    content = joined_parts(value.get(content_key), where, row.parts)
+            row.mark_unused(f"{location.partition('[')[0]}[].{key}")
+    content = joined_parts(value.get(content_key), location, row.parts)
     if role_name == "function_call":
-        return Message(role=role, content="", tool_calls=_calls([decoded(content)], where))
+        return Message(role=role, content="", tool_calls=_calls([decoded(content)], location))
     reasoning = next((str(value[key]) for key in _REASONING if value.get(key) not in _EMPTY), "")
     if calls and role != "assistant":
-        raise BadRow(f"{where} has `{calls}`, but is no turn of the assistant")
+        raise BadRow(f"{location} has `{calls}`, but is no turn of the assistant")
     if calls:
         raw_calls = decoded(value[calls])
         return Message(
             role=role,
-            content="" if content in _EMPTY else text_of(content, where),
-            trained=_trained(value, where),
-            tool_calls=_calls(raw_calls if calls == "tool_calls" else [raw_calls], where),
+            content="" if content in _EMPTY else text_of(content, location),
+            trained=_trained(value, location),
+            tool_calls=_calls(raw_calls if calls == "tool_calls" else [raw_calls], location),
             reasoning=reasoning,
         )
     if role != "tool":
         return Message(
             role=role,
-            content=text_of(content, where),
-            trained=_trained(value, where),
+            content=text_of(content, location),
+            trained=_trained(value, location),
             reasoning=reasoning if role == "assistant" else "",
         )
     answer = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
@@ -197,25 +199,25 @@ def _turn(value: Any, where: str, keys: tuple[str, str], row: Fields) -> Message
     return Message(role=role, content=answer, name=name, tool_call_id=call)  # a tool's response may be empty
 
 
-def _trained(value: dict[str, Any], where: str) -> bool:
+def _trained(value: dict[str, Any], location: str) -> bool:
     weight = value.get("weight")
     if weight is not None and (isinstance(weight, str) or weight not in (0, 1)):
-        raise BadRow(f"{where} has the weight {json.dumps(weight)[:20]}; a turn's is 0 (not trained) or 1")
+        raise BadRow(f"{location} has the weight {json.dumps(weight)[:20]}; a turn's is 0 (not trained) or 1")
     return weight is None or bool(weight)
 
 
-def _calls(calls: Any, where: str) -> str:
+def _calls(calls: Any, location: str) -> str:
     """Convert tool calls to the form of chat templates, as JSON; raises BadRow."""
     if not isinstance(calls, list):
-        raise BadRow(f"{where}: `tool_calls` is not a list")
+        raise BadRow(f"{location}: `tool_calls` is not a list")
     converted = []
     for call in calls:
         function = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise BadRow(f"{where} has a tool call without a function's name")
+            raise BadRow(f"{location} has a tool call without a function's name")
         arguments = decoded(function.get("arguments") or {})
         if not isinstance(arguments, dict):
-            raise BadRow(f"{where}: the arguments of {function['name']} are not a JSON object")
+            raise BadRow(f"{location}: the arguments of {function['name']} are not a JSON object")
         values: dict[str, Any] = {"type": "function"}
         if call.get("id"):
             values["id"] = call["id"]
@@ -249,11 +251,11 @@ def without_nulls(value: Any) -> Any:
 
 
 def _check_order(messages: Sequence[Message], ends_with: Role) -> None:
-    turns = [message.role for message in messages]
-    if ends_with not in turns:
+    roles = [message.role for message in messages]
+    if ends_with not in roles:
         lesson = ": there is nothing to learn from it" if ends_with == "assistant" else ""
         raise BadRow(f"a chat without {_article(ends_with)} turn{lesson}")
-    first = 1 if turns[0] == "system" else 0
+    first = 1 if roles[0] == "system" else 0
     expected: tuple[Role, ...] = ("user",)
     for position, message in enumerate(messages[first:], start=first + 1):
         if message.role not in expected:
@@ -264,7 +266,7 @@ def _check_order(messages: Sequence[Message], ends_with: Role) -> None:
             expected = ("tool",) if message.tool_calls else ("user",)
         else:
             expected = ("assistant",) if message.role == "user" else ("assistant", "tool")
-    if turns[-1] != ends_with and not (ends_with == "user" and turns[-1] == "tool"):
+    if roles[-1] != ends_with and not (ends_with == "user" and roles[-1] == "tool"):
         raise BadRow(f"roles out of order: the last turn must be the {ends_with}'s")
 
 
@@ -272,7 +274,7 @@ def _article(role: Role) -> str:
     return f"an {role}" if role == "assistant" else f"a {role}"
 
 
-def joined_parts(content: Any, where: str, images: list[Any] | None = None) -> Any:
+def joined_parts(content: Any, location: str, images: list[Any] | None = None) -> Any:
     """Join OpenAI's list of content parts to one text; return other values unchanged.
 
     ``images`` receives the references of image parts, for which the text has :data:`IMAGE`; None: they are
@@ -284,26 +286,28 @@ def joined_parts(content: Any, where: str, images: list[Any] | None = None) -> A
     for part in content:
         if isinstance(part, dict) and part.get("type") in IMAGE_PARTS:
             if images is None:
-                raise BadRow(f"{where} holds an image, which is read only if `vision` is set")
+                raise BadRow(f"{location} holds an image, which is read only if `vision` is set")
             images.append(next(({k: part[k]} for k in IMAGE_KEYS if part.get(k) not in _EMPTY), None))
             texts.append(IMAGE)
             continue
         text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part
         if not isinstance(text, str):
-            raise BadRow(f"{where} holds a part that is not text")
+            raise BadRow(f"{location} holds a part that is not text")
         texts.append(text)
     return "".join(texts)
 
 
-def text_of(value: Any, where: str) -> str:
-    """Return a non-empty text; raises BadRow. ``where``: its location in the row."""
+def text_of(value: Any, location: str) -> str:
+    """Return a non-empty text; raises BadRow. ``location``: its location in the row."""
     if not isinstance(value, str):
         empty = value is None
-        raise BadRow(f"{where} is empty" if empty else f"{where} is not text but {type(value).__name__}")
+        raise BadRow(
+            f"{location} is empty" if empty else f"{location} is not text but {type(value).__name__}"
+        )
     if not value.strip():
-        raise BadRow(f"{where} is empty")
+        raise BadRow(f"{location} is empty")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise BadRow(f"{where} holds half of a surrogate pair (a broken \\ud... escape)") from None
+        raise BadRow(f"{location} holds half of a surrogate pair (a broken \\ud... escape)") from None
     return value

@@ -36,7 +36,7 @@ def load_processor(folder: Path, tokenizer: Any) -> Any:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         name = PROCESSOR_MAPPING_NAMES[config.model_type]
         if isinstance(name, tuple):
-            name = next(each for each in name if each is not None)
+            name = next(option for option in name if option is not None)
         kind = getattr(transformers, _SAME_IMAGES.get(name, name))
         values, _ = ProcessorMixin.get_processor_dict(folder)
         images = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
@@ -47,7 +47,7 @@ def load_processor(folder: Path, tokenizer: Any) -> Any:
     except Exception as error:  # noqa: BLE001 - files of any origin, read by each family's own code
         reason = " ".join(str(error).split())[:300]
         raise UserError(
-            f"The image processor in {folder} can't be loaded: {reason}",
+            f"The image processor in {folder} cannot be loaded: {reason}",
             "Use the processor's files that were published with the weights.",
         ) from None
 
@@ -98,11 +98,13 @@ class VisionTokenizer:
         (expanded,), (offsets,) = self.processor.get_text_with_replacements([text], replacements)
         if len(offsets) != len(images):
             raise ValueError(f"the chat template renders {len(offsets)} of {len(images)} images")
-        moved = []
+        positions = []
         for cut in cuts:
-            before = [each for each in offsets if each["span"][1] <= cut]
-            moved.append(cut + sum(len(each["replacement"]) - len(each["text"]) for each in before))
-        return expanded, moved
+            earlier = [offset for offset in offsets if offset["span"][1] <= cut]
+            positions.append(
+                cut + sum(len(offset["replacement"]) - len(offset["text"]) for offset in earlier)
+            )
+        return expanded, positions
 
     @cached_property
     def _image_options(self) -> dict[str, Any]:
@@ -113,7 +115,7 @@ class VisionTokenizer:
     @cached_property
     def image_ids(self) -> tuple[int, ...]:
         """Return the tokens that represent parts of an image; they are never prediction targets."""
-        return tuple(each for each in self.processor.image_token_ids if each is not None)
+        return tuple(token for token in self.processor.image_token_ids if token is not None)
 
     def inputs(self, images: Sequence[Sequence[bytes]], input_ids: torch.Tensor) -> dict[str, Any]:
         """Return the model's further inputs for a batch: pixels, their geometry, and types of the tokens.

@@ -34,7 +34,7 @@ class Engine(Protocol):
     def unsupported_settings(self, settings: Settings) -> str | None:
         """Return the reason why this engine rejects these settings for any model, as one clause, or None.
 
-        What depends on the model is in estimator/planning/support.py.
+        What depends on the model is in estimator/engines/support.py.
         """
 
     def train(self, job: TrainJob) -> None:
@@ -65,8 +65,8 @@ def get(name: str) -> Engine:
 
 def needs(name: str) -> Needs:
     """Look up what the processes of an engine import."""
-    of_engine: Needs = import_module(f"launchers.engines.{name}.engine").NEEDS
-    return of_engine
+    needs: Needs = import_module(f"launchers.engines.{name}.engine").NEEDS
+    return needs
 
 
 def generic_targets(settings: Settings) -> tuple[str, ...]:

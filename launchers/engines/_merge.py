@@ -60,17 +60,17 @@ class Update:
     (arXiv:2402.09353), equation 5, where PEFT keeps one magnitude for each output.
     """
 
-    down: torch.Tensor  # A, [rank, in]
-    up: torch.Tensor  # B, [out, rank]
+    lora_a: torch.Tensor  # A, [rank, in]
+    lora_b: torch.Tensor  # B, [out, rank]
     scale: float
     magnitudes: torch.Tensor | None  # m, [out]
 
     def applied_to(self, weight: torch.Tensor) -> torch.Tensor:
         """The new matrix, in the old one's type; computed in fp32, some rows at a time."""
-        down = self.down.float()
+        lora_a = self.lora_a.float()
 
         def new(rows: slice) -> torch.Tensor:
-            total = (self.up[rows].float() @ down).mul_(self.scale).add_(weight[rows])
+            total = (self.lora_b[rows].float() @ lora_a).mul_(self.scale).add_(weight[rows])
             if self.magnitudes is not None:
                 length = torch.linalg.vector_norm(total, dim=1)
                 total.mul_((self.magnitudes[rows].float() / length)[:, None])
@@ -96,30 +96,33 @@ def blocks(weight: torch.Tensor) -> Iterator[slice]:
 
 def _write(source: Path, target: Path, change: Change) -> None:
     """The format: 8 bytes of length, little-endian, a JSON header, which spaces may follow, the data."""
-    there = safetensors_header(source)
-    written: dict[str, Any] = {}
+    source_header = safetensors_header(source)
+    header: dict[str, Any] = {}
     with safe_open(source, framework="pt") as file:
-        written["__metadata__"] = file.metadata() or {"format": "pt"}
-    with target.open("wb") as out:
-        room = len(
-            _as_json(written | {name: _entry("F8_E4M3FNUZ", e["shape"], 10**18) for name, e in there.items()})
+        header["__metadata__"] = file.metadata() or {"format": "pt"}
+    with target.open("wb") as output:
+        header_bytes = len(
+            _as_json(
+                header
+                | {name: _entry("F8_E4M3FNUZ", e["shape"], 10**18) for name, e in source_header.items()}
+            )
         )
-        out.seek(8 + room)
+        output.seek(8 + header_bytes)
         end = 0
-        for name, entry in sorted(there.items(), key=lambda item: item[1]["data_offsets"]):
+        for name, entry in sorted(source_header.items(), key=lambda item: item[1]["data_offsets"]):
             with safe_open(source, framework="pt") as file:  # again: pages stay mapped as long as it is open
-                before = file.get_tensor(name)
-                after = change(name, before)
-                if after is None:
+                tensor = file.get_tensor(name)
+                updated = change(name, tensor)
+                if updated is None:
                     continue
-                kind = entry["dtype"] if after.dtype == before.dtype else _NAMES[after.dtype]
-                values = after.contiguous().reshape(-1).view(torch.uint8).numpy()
-                written[name] = _entry(kind, list(after.shape), end, values.nbytes)
+                kind = entry["dtype"] if updated.dtype == tensor.dtype else _NAMES[updated.dtype]
+                values = updated.contiguous().reshape(-1).view(torch.uint8).numpy()
+                header[name] = _entry(kind, list(updated.shape), end, values.nbytes)
                 end += values.nbytes
-                out.write(values.data)
-                del before, after, values
-        out.seek(0)
-        out.write(struct.pack("<Q", room) + _as_json(written).ljust(room))
+                output.write(values.data)
+                del tensor, updated, values
+        output.seek(0)
+        output.write(struct.pack("<Q", header_bytes) + _as_json(header).ljust(header_bytes))
 
 
 def _entry(dtype: str, shape: list[int], start: int, size: int = 0) -> dict[str, Any]:

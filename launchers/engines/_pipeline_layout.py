@@ -43,16 +43,17 @@ def _lay_out_model(trained: Path, model_dir: Path, destination: Path) -> None:
     """The base's files, but for the weights of the networks (folders) in ``trained``, which have its own."""
     networks = {folder.name: {path.name for path in folder.iterdir()} for folder in trained.iterdir()}
     for path in sorted(model_dir.rglob("*")):
-        inside = path.relative_to(model_dir)
-        hidden = any(part.startswith(".") for part in inside.parts)
-        own = networks.get(inside.parts[0])
+        relative_path = path.relative_to(model_dir)
+        hidden = any(part.startswith(".") for part in relative_path.parts)
+        network_files = networks.get(relative_path.parts[0])
         # a merged network has the base's own files, and so its index
-        other = own is not None and (
-            path.suffix == ".safetensors" or (path.name.endswith(".index.json") and _is_one_file(own))
+        is_replaced = network_files is not None and (
+            path.suffix == ".safetensors"
+            or (path.name.endswith(".index.json") and _is_one_file(network_files))
         )
-        if path.is_file() and not hidden and not other:
-            (destination / inside).parent.mkdir(parents=True, exist_ok=True)
-            link(path, destination / inside)
+        if path.is_file() and not hidden and not is_replaced:
+            (destination / relative_path).parent.mkdir(parents=True, exist_ok=True)
+            link(path, destination / relative_path)
     for name, files in networks.items():
         (destination / name).mkdir(parents=True, exist_ok=True)
         for file in sorted(files):

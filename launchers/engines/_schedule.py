@@ -39,7 +39,7 @@ def lr_factor(schedule: Schedule, total_steps: int) -> Callable[[int], float]:
         if schedule.name == "constant" or step < falls_from:
             return 1.0
         progress = min(1.0, (step - falls_from) / max(1, falling))
-        left = 0.5 * (1.0 + math.cos(math.pi * progress)) if schedule.name == "cosine" else 1.0 - progress
-        return left * (1.0 - least) + least
+        decay = 0.5 * (1.0 + math.cos(math.pi * progress)) if schedule.name == "cosine" else 1.0 - progress
+        return decay * (1.0 - least) + least
 
     return factor

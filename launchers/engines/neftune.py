@@ -34,7 +34,7 @@ class EmbeddingNoise:
 
     def begin(self, step: int) -> None:
         """The micro batches that come are those of ``step``, of which 1 is the first."""
-        first, last = ((step - back) * self._layout.global_batch_size for back in (1, 0))
+        first, last = ((step - steps_back) * self._layout.global_batch_size for steps_back in (1, 0))
         self._places = range(first + self._rank, last, self._layout.data_parallel)
         self._passes = 0
 

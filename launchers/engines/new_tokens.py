@@ -32,22 +32,22 @@ def with_new_tokens(model_dir: Path, settings: Settings, folder: Path) -> Path:
         return folder
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    without = settings.model_copy(update={"new_tokens": ()})
-    known, tokenizer = (
-        len(render.load_tokenizer(model_dir, without)),
+    base_settings = settings.model_copy(update={"new_tokens": ()})
+    base_size, tokenizer = (
+        len(render.load_tokenizer(model_dir, base_settings)),
         render.load_tokenizer(model_dir, settings),
     )
-    new = range(known, len(tokenizer))
+    new = range(base_size, len(tokenizer))
     config = json.loads((model_dir / "config.json").read_text())
-    before, after = config["vocab_size"], max(config["vocab_size"], len(tokenizer))
+    old_vocab, new_vocab = config["vocab_size"], max(config["vocab_size"], len(tokenizer))
     for path in model_dir.iterdir():
         if path.suffix == ".safetensors":
-            _link_or_grow(path, folder, new, after)
+            _link_or_grow(path, folder, new, new_vocab)
         elif path.is_file():
             shutil.copyfile(path, folder / path.name)
     tokenizer.save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": after}, indent=2) + "\n")
-    _check(folder, before, after)
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": new_vocab}, indent=2) + "\n")
+    _check(folder, old_vocab, new_vocab)
     (folder / _DONE).write_text(record)
     return folder
 
@@ -58,10 +58,10 @@ def _link_or_grow(path: Path, folder: Path, new: range, vocab: int) -> None:
         return
     from launchers.engines import _merge  # with torch, which is where weights are
 
-    grown = folder / "grown"
-    _merge.merge([path], grown, lambda name, old: _grown(old, new, vocab) if name in WITH_ROWS else old)
-    (grown / path.name).rename(folder / path.name)
-    grown.rmdir()
+    temporary = folder / "grown"
+    _merge.merge([path], temporary, lambda name, old: _grown(old, new, vocab) if name in WITH_ROWS else old)
+    (temporary / path.name).rename(folder / path.name)
+    temporary.rmdir()
 
 
 def _grown(old: Any, new: range, vocab: int) -> Any:
@@ -71,21 +71,21 @@ def _grown(old: Any, new: range, vocab: int) -> Any:
     """
     import torch
 
-    known = min(len(old), new.start)
+    trained_rows = min(len(old), new.start)
     mean = torch.zeros(old.shape[1], dtype=torch.float64)
-    for rows in old[:known].split(4096):
+    for rows in old[:trained_rows].split(4096):
         mean += rows.double().sum(dim=0)
-    grown = torch.empty(vocab, old.shape[1], dtype=old.dtype)
-    grown[: len(old)] = old
-    grown[new.start :][: len(new)] = (mean / known).to(old.dtype)
-    return grown
+    resized = torch.empty(vocab, old.shape[1], dtype=old.dtype)
+    resized[: len(old)] = old
+    resized[new.start :][: len(new)] = (mean / trained_rows).to(old.dtype)
+    return resized
 
 
-def _check(folder: Path, before: int, after: int) -> None:
+def _check(folder: Path, old_vocab: int, new_vocab: int) -> None:
     """Raise UserError where a matrix whose rows are tokens has another name, and was not grown."""
     for path in folder.glob("*.safetensors"):
         for name, entry in hf_layout.safetensors_header(path).items():
-            if after > before and entry["shape"][:1] == [before]:
+            if new_vocab > old_vocab and entry["shape"][:1] == [old_vocab]:
                 raise UserError(
                     f"new_tokens: {name} has a row for each token and is not known here.",
                     "Add the tokens to the model yourself, and give its folder.",

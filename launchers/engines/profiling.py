@@ -31,10 +31,10 @@ class Profiler:
     """
 
     def __init__(self, job: TrainJob, env: RankEnv, reporter: RankReporter, module: Any) -> None:
-        asked = job.settings.profile
+        profile = job.settings.profile
         self._first, self._last = 0, -1
-        if asked.window is not None and env.rank in asked.ranks:
-            first, self._last = asked.window
+        if profile.window is not None and env.rank in profile.ranks:
+            first, self._last = profile.window
             self._first = max(first, job.start_step + 1)
         self._rank, self._reporter = env.rank, reporter
         self._folder = job.profile_dir
@@ -127,8 +127,8 @@ class Profiler:
         mark.__enter__()  # type: ignore[no-untyped-call,unused-ignore]
         self._open.append(mark)
 
-    def _close(self, kept: int) -> None:
-        while len(self._open) > kept:
+    def _close(self, keep: int) -> None:
+        while len(self._open) > keep:
             self._open.pop().__exit__(None, None, None)
 
     @contextlib.contextmanager
@@ -168,7 +168,9 @@ class _Tensors:
         )
 
         self._weights = _addresses([*self._module.parameters(), *self._module.buffers()])
-        self._old_gradient_bytes = sum(_addresses(each.grad for each in self._module.parameters()).values())
+        self._old_gradient_bytes = sum(
+            _addresses(parameter.grad for parameter in self._module.parameters()).values()
+        )
         self._hooks = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
@@ -187,26 +189,26 @@ class _Tensors:
     def categories(self, allocated: traces.Allocated | None, *, gpu: bool) -> tuple[tuple[str, int], ...]:
         """Return bytes by category; ``allocated``: total at the peak, None if unknown."""
         masters = sum(size for address, size in self._masters.items() if address not in self._weights)
-        found = {
+        categories = {
             traces.WEIGHTS: sum(self._weights.values()),
             traces.MASTERS: masters,
             traces.GRADIENTS: self._gradient_bytes,
             traces.STATES: sum(self._states.values()),
         }
         if allocated is not None:
-            known = sum(found.values())
+            attributed = sum(categories.values())
             if not gpu:  # whose count leaves out what was there before
                 old = sum(size for address, size in self._states.items() if address in self._old_states)
-                known = found[traces.STATES] - old
-                known += max(found[traces.GRADIENTS] - self._old_gradient_bytes, 0)
-            found[traces.REST] = max(allocated.peak - known, 0)
-        return tuple((name, size) for name, size in found.items() if size)
+                attributed = categories[traces.STATES] - old
+                attributed += max(categories[traces.GRADIENTS] - self._old_gradient_bytes, 0)
+            categories[traces.REST] = max(allocated.peak - attributed, 0)
+        return tuple((name, size) for name, size in categories.items() if size)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._masters |= _addresses(parameters)
-        of_model = [each.grad for each in self._module.parameters()]
-        self._gradients |= _addresses([*of_model, *(each.grad for each in parameters)])
+        model_gradients = [parameter.grad for parameter in self._module.parameters()]
+        self._gradients |= _addresses([*model_gradients, *(parameter.grad for parameter in parameters)])
         self._gradient_bytes = max(self._gradient_bytes, sum(self._gradients.values()))
         states = _states(optimizer)
         self._old_states |= {address: size for address, size in states.items() if address not in self._states}
@@ -216,23 +218,23 @@ class _Tensors:
 
 
 def _states(optimizer: torch.optim.Optimizer) -> dict[int, int]:
-    return _addresses(value for each in optimizer.state.values() for value in each.values())
+    return _addresses(value for state in optimizer.state.values() for value in state.values())
 
 
 def _addresses(values: Iterable[Any]) -> dict[int, int]:
     """Bytes of the memory behind these tensors by its address: what several share counts once."""
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for value in values:
         tensor = getattr(value, "ds_tensor", value)  # ZeRO-3's part of a weight that is gathered when used
         if not isinstance(tensor, torch.Tensor):
             continue
         if hasattr(
             tensor, "__tensor_flatten__"
-        ):  # a DTensor, or a quantised tensor: those that it is made of
+        ):  # a DTensor, or a quantized tensor: those that it is made of
             names, _ = tensor.__tensor_flatten__()
-            found |= _addresses(getattr(tensor, name) for name in names)
+            sizes |= _addresses(getattr(tensor, name) for name in names)
             continue
         storage = tensor.untyped_storage()
         if storage.nbytes():
-            found[storage.data_ptr()] = storage.nbytes()
-    return found
+            sizes[storage.data_ptr()] = storage.nbytes()
+    return sizes

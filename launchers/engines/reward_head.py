@@ -68,13 +68,13 @@ def _architecture(model_type: str) -> str:
     """The class of transformers that has one number for a whole text."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
-    found: str | None = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(model_type)
-    if found is None:
+    class_name: str | None = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(model_type)
+    if class_name is None:
         raise UserError(
             f"task reward: transformers has no sequence classification for {model_type} models.",
             "Take a model of another family.",
         )
-    return found
+    return class_name
 
 
 def _place(model_dir: Path, folder: Path, hidden: int) -> None:

@@ -29,8 +29,8 @@ _CALLED = re.compile(r"GLOBAL ([\w.]+)")
 _FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 # Classes in .metadata, in addition to torch's dtypes. None of them has side effects when called.
 _PLAIN: dict[tuple[str, str], Any] = {
-    (made.__module__, made.__qualname__): made
-    for made in (
+    (metadata_class.__module__, metadata_class.__qualname__): metadata_class
+    for metadata_class in (
         metadata.BytesStorageMetadata,
         metadata.ChunkStorageMetadata,
         metadata.Metadata,
@@ -54,7 +54,7 @@ def tensors_only(folder: Path, classes: Sequence[Any] = ()) -> Iterator[None]:
 
     Raises UserError for a file of ``folder`` that holds anything else.
     """
-    before = os.environ.get(_FORCED)
+    previous = os.environ.get(_FORCED)
     os.environ[_FORCED] = "1"
     try:
         with torch.serialization.safe_globals(list(classes)):
@@ -67,10 +67,10 @@ def tensors_only(folder: Path, classes: Sequence[Any] = ()) -> Iterator[None]:
                 raise _refusal(folder, str(failure)) from None
         raise
     finally:
-        if before is None:
+        if previous is None:
             del os.environ[_FORCED]
         else:
-            os.environ[_FORCED] = before
+            os.environ[_FORCED] = previous
 
 
 def load_distributed(state: dict[str, Any], folder: Path, *, no_dist: bool = False) -> None:
@@ -90,11 +90,11 @@ class _Reader(FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:  # noqa: ARG002 - as torch calls it
         """Read the index of the tensors. Raises UnpicklingError if the file would call anything unneeded."""
         with (Path(self.path) / ".metadata").open("rb") as file:
-            found: metadata.Metadata = _Unpickler(file).load()
-        if found.storage_meta is None:
-            found.storage_meta = metadata.StorageMeta()
-        found.storage_meta.load_id = self.load_id
-        return found
+            checkpoint_metadata: metadata.Metadata = _Unpickler(file).load()
+        if checkpoint_metadata.storage_meta is None:
+            checkpoint_metadata.storage_meta = metadata.StorageMeta()
+        checkpoint_metadata.storage_meta.load_id = self.load_id
+        return checkpoint_metadata
 
 
 class _Unpickler(pickle.Unpickler):
@@ -106,11 +106,11 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"GLOBAL {module}.{name}")
 
 
-def _refusal(folder: Path, said: str) -> UserError:
-    called = _CALLED.search(said)
-    what = f"a file would call {called[1].rstrip('.')}" if called else "a file is broken, or no tensors' file"
+def _refusal(folder: Path, message: str) -> UserError:
+    match = _CALLED.search(message)
+    problem = f"a file would call {match[1].rstrip('.')}" if match else "a file is broken"
     return UserError(
-        f"The checkpoint in {folder} holds more than tensors and plain values, or is damaged: {what}. It is "
-        "not read, as that would run code of the file's.",
+        f"The checkpoint in {folder} holds more than tensors and plain values, or is damaged: {problem}. It"
+        " is not read, as that would run code of the file's.",
         "Go on from a checkpoint of this version of the package, or start anew.",
     )

@@ -61,19 +61,19 @@ class Waiting:
         if not self._listens:
             return None
         if not self._cuda:
-            return float(sum(end - begin for begin, end in self._spans))
+            return float(sum(end - start for start, end in self._spans))
         for _, end in self._spans:
             end.synchronize()
-        return float(sum(begin.elapsed_time(end) for begin, end in self._spans)) / 1000
+        return float(sum(start.elapsed_time(end) for start, end in self._spans)) / 1000
 
     def _timed(self, wait: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(wait)
         def timed(work: Any, *arguments: Any, **options: Any) -> Any:
-            begin, self._begun = self._begun or self._mark(), None
+            start, self._begun = self._begun or self._mark(), None
             try:
                 return wait(work, *arguments, **options)
             finally:
-                self._spans.append((begin, self._mark()))
+                self._spans.append((start, self._mark()))
 
         return timed
 
@@ -82,8 +82,10 @@ class Waiting:
 
         @functools.wraps(collective)
         def noted(group: Any, *arguments: Any, **options: Any) -> Any:
-            given = (*arguments, *options.values())
-            self._begun = self._mark() if any(getattr(o, "asyncOp", True) is False for o in given) else None
+            all_arguments = (*arguments, *options.values())
+            self._begun = (
+                self._mark() if any(getattr(o, "asyncOp", True) is False for o in all_arguments) else None
+            )
             return collective(group, *arguments, **options)
 
         return noted

@@ -75,7 +75,7 @@ class EvaluationRequest:
         """Write the request into ``work_dir`` and return its path."""
         self.work_dir.mkdir(parents=True, exist_ok=True)
         path = self.work_dir / "request.json"
-        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values["settings"] = self.settings.model_dump(mode="json")
         path.write_text(json.dumps(values, default=str, indent=1))
         return path
@@ -148,8 +148,8 @@ class EvaluationResult:
         answers = tuple(
             Answer(**(answer | {"images": tuple(answer.get("images", ()))})) for answer in values["answers"]
         )
-        bins = tuple(CalibrationBin(**each) for each in values.get("calibration", ()))
-        pictures = tuple(Pictures(**each) for each in values.get("pictures", ()))
+        bins = tuple(CalibrationBin(**item) for item in values.get("calibration", ()))
+        pictures = tuple(Pictures(**item) for item in values.get("pictures", ()))
         return cls(**(values | scores | {"answers": answers, "calibration": bins, "pictures": pictures}))
 
     @property
@@ -166,23 +166,23 @@ class EvaluationResult:
     @property
     def examples(self) -> tuple[Answer, ...]:
         """The first answers; if all of them are right, the first wrong answer replaces the last one."""
-        first, rest = self.answers[:EXAMPLES], self.answers[EXAMPLES:]
+        first, others = self.answers[:EXAMPLES], self.answers[EXAMPLES:]
         if self.exact_match is None or not all(answer.finetuned_is_right for answer in first):
             return first
-        wrong = next((answer for answer in rest if not answer.finetuned_is_right), None)
-        return first if wrong is None else (*first[:-1], wrong)
+        mistake = next((answer for answer in others if not answer.finetuned_is_right), None)
+        return first if mistake is None else (*first[:-1], mistake)
 
     def table(self) -> str:
         """Format the example answers for a terminal; empty if there are none."""
         lines: list[str] = []
         for answer in self.examples:
             right = self.exact_match is not None and answer.finetuned_is_right
-            wrong = self.exact_match is not None and not answer.finetuned_is_right
+            is_wrong = self.exact_match is not None and not answer.finetuned_is_right
             lines += [
                 f"message   {_one_line(answer.question or answer.prompt)}",
                 f"expected  {_one_line(answer.reference)}",
                 f"before    {_one_line(answer.base, 80)}",
-                f"after     {_one_line(answer.finetuned)}{'  (right)' * right}{'  (wrong)' * wrong}",
+                f"after     {_one_line(answer.finetuned)}{'  (right)' * right}{'  (wrong)' * is_wrong}",
             ]
         return "\n".join(lines)
 
@@ -191,17 +191,21 @@ class EvaluationResult:
         lines = ["held-out loss: nothing was held out"]
         preferences = TASKS[self.task].preferences
         if self.base is not None and self.finetuned is not None and preferences:
-            what = "answers" if TASKS[self.task].judged else "pairs"
+            unit = "answers" if TASKS[self.task].judged else "pairs"
             right = "judged right" if TASKS[self.task].judged else "ranked right"
-            before, after = (score.metrics["accuracy"] for score in (self.base, self.finetuned))
+            base_accuracy, finetuned_accuracy = (
+                score.metrics["accuracy"] for score in (self.base, self.finetuned)
+            )
             lines = [
-                f"held-out {what}: loss {self.base.loss:.4f} before, {self.finetuned.loss:.4f} after;"
-                f" {right} {before:.1%} -> {after:.1%} ({self.base.rows:,} {what})"
+                f"held-out {unit}: loss {self.base.loss:.4f} before, {self.finetuned.loss:.4f} after;"
+                f" {right} {base_accuracy:.1%} -> {finetuned_accuracy:.1%} ({self.base.rows:,} {unit})"
             ]
         elif self.base is not None and self.finetuned is not None and TASKS[self.task].draws_answers:
-            before, after = (score.metrics["reward"] for score in (self.base, self.finetuned))
+            base_accuracy, finetuned_accuracy = (
+                score.metrics["reward"] for score in (self.base, self.finetuned)
+            )
             lines = [
-                f"held-out prompts: mean reward {before:.4f} before, {after:.4f} after"
+                f"held-out prompts: mean reward {base_accuracy:.4f} before, {finetuned_accuracy:.4f} after"
                 f" ({self.base.rows:,} prompts, one sampled answer each)"
             ]
         elif self.base is not None and self.finetuned is not None and TASKS[self.task].images:
@@ -231,8 +235,10 @@ def evaluate(request: EvaluationRequest) -> EvaluationResult:
     with started("launchers.evaluation.evaluate", path, log, on_cpu=request.device == "cpu") as process:
         status = _wait(process, request)
     if status != 0 or not result.is_file():
-        why = tail(log, 1) or f"exit status {status}"
-        raise UserError(f"The evaluation of {request.model_dir} failed: {why}", f"Its log: {tail(log, 30)}")
+        reason = tail(log, 1) or f"exit status {status}"
+        raise UserError(
+            f"The evaluation of {request.model_dir} failed: {reason}", f"Its log: {tail(log, 30)}"
+        )
     return EvaluationResult.from_dict(json.loads(result.read_text()))
 
 
@@ -241,19 +247,19 @@ def _wait(process: subprocess.Popen[bytes], request: EvaluationRequest) -> int:
 
     Raises UserError once ``timeout_s`` has passed.
     """
-    stage, began = request.work_dir / STAGE, time.monotonic()
-    printed, printed_at = "", began
+    stage, start = request.work_dir / STAGE, time.monotonic()
+    printed, printed_at = "", start
     while (status := process.poll()) is None:
         now = time.monotonic()
-        if now - began > request.timeout_s:
+        if now - start > request.timeout_s:
             raise UserError(
                 f"The evaluation did not end within {request.timeout_s:g} s.",
                 "Hold out fewer rows (evaluation.fraction), or lower evaluation.generations.",
             )
-        at = (stage.read_text() if stage.is_file() else "") or "loading"
-        if at != printed or now - printed_at >= PROGRESS_INTERVAL_S:
-            print(f"evaluating: {at}, after {format_clock(now - began)}", flush=True)
-            printed, printed_at = at, now
+        progress = (stage.read_text() if stage.is_file() else "") or "loading"
+        if progress != printed or now - printed_at >= PROGRESS_INTERVAL_S:
+            print(f"evaluating: {progress}, after {format_clock(now - start)}", flush=True)
+            printed, printed_at = progress, now
         time.sleep(_POLL_S)
     return status
 
@@ -315,12 +321,14 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
             Answer(
                 prompt=prompt["prompt"],
                 reference=prompt["reference"],
-                base=before,
-                finetuned=after,
+                base=base_answer,
+                finetuned=finetuned_answer,
                 question=_question(prompt),
                 images=tuple(prompt.get("images", ())),
             )
-            for prompt, before, after in zip(prompts, base_answers, finetuned_answers, strict=True)
+            for prompt, base_answer, finetuned_answer in zip(
+                prompts, base_answers, finetuned_answers, strict=True
+            )
         ),
         calibration=() if scorer is None else scorer.calibration,
         device=device,
@@ -338,7 +346,7 @@ def _evaluate_images(request: EvaluationRequest, device: str) -> EvaluationResul
         request.model_dir,
         data,
         rows=request.max_rows,
-        drawn=request.generations,
+        held_out=request.generations,
         device=device,
         clip_model=request.settings.images.clip_model,
         on_stage=(request.work_dir / STAGE).write_text,
@@ -382,9 +390,9 @@ def load_model(
 
         network = causal.load(base, **options)
         if settings is not None and METHODS[settings.method].quantized:
-            from launchers.engines.loop import quantised
+            from launchers.engines.loop import quantized
 
-            quantised.round_layers(network, settings.lora.quantization)
+            quantized.round_layers(network, settings.lora.quantization)
         return PeftModel.from_pretrained(network, str(folder)).eval()
     return causal.load(folder, **options).eval()
 

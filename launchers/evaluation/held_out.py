@@ -47,7 +47,7 @@ class Score:
 class CalibrationBin:
     """Held-out pairs whose order a reward model predicts with similar confidence."""
 
-    sure: float  # mean of the larger of sigmoid(margin) and sigmoid(-margin), 0.5 to 1
+    confidence: float  # mean of the larger of sigmoid(margin) and sigmoid(-margin), 0.5 to 1
     right: float  # share of pairs ranked correctly; a tie counts half
     pairs: int
 
@@ -186,7 +186,7 @@ class _Judged(_Scorer):
         import torch
 
         from launchers.dataset.batches import summed_log_probabilities
-        from launchers.engines.loop.preference_losses import kto_loss, told_right
+        from launchers.engines.loop.preference_losses import kto_loss, reward_accuracy
 
         log_probabilities, labels = dict[int, float](), 0
         for indices, batch, logits in self._logits(model):
@@ -196,13 +196,13 @@ class _Judged(_Scorer):
         self._reference = self._reference or log_probabilities
         beta = self._settings.preference.beta_of("kto")
         ratios = torch.tensor([log_probabilities[index] - self._reference[index] for index in self._rows])
-        good = torch.tensor([self._data.row(index).desirable for index in self._rows])
+        desirable = torch.tensor([self._data.row(index).desirable for index in self._rows])
         rewards = beta * ratios
-        metrics = {"accuracy": told_right(rewards, good).mean().item()}
-        for name, kind in (("reward_good", good), ("reward_bad", ~good)):
+        metrics = {"accuracy": reward_accuracy(rewards, desirable).mean().item()}
+        for name, kind in (("reward_good", desirable), ("reward_bad", ~desirable)):
             if kind.any():
                 metrics[name] = rewards[kind].mean().item()
-        return self._score(kto_loss(ratios, good, torch.zeros(()), beta), labels, metrics)
+        return self._score(kto_loss(ratios, desirable, torch.zeros(()), beta), labels, metrics)
 
 
 class _SampledAnswers(_Scorer):
@@ -230,8 +230,8 @@ class _SampledAnswers(_Scorer):
 
         device = model.device.type
         if self._rewards is None:
-            shown = self._settings.rl.reward or self._reward
-            self._rewards = rewards_of(self._reward, shown, device, bf16=device == "cuda")
+            reward_name = self._settings.rl.reward or self._reward
+            self._rewards = rewards_of(self._reward, reward_name, device, bf16=device == "cuda")
         torch.manual_seed(self._settings.seed)
         max_new_tokens = self._settings.rl.answer_tokens(self._settings.seq_len)
         max_tokens = DRAWN_TOKENS[device]
@@ -244,10 +244,10 @@ class _SampledAnswers(_Scorer):
                 remaining[: max(1, max_tokens // width)],
                 remaining[max(1, max_tokens // width) :],
             )
-            drawn = self._draw(model, batch, max_new_tokens)
-            texts = [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in drawn]
+            answers = self._draw(model, batch, max_new_tokens)
+            texts = [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in answers]
             rewards += self._rewards([self._prompts[index] for index in batch], texts)
-            lengths += [len(ids) for ids in drawn]
+            lengths += [len(ids) for ids in answers]
         mean = sum(rewards) / len(rewards)
         figures = {"reward": mean, "answer_tokens": sum(lengths) / len(lengths)}
         return Score(loss=-mean, labels=sum(lengths), rows=len(rewards), metrics=figures)
@@ -275,15 +275,15 @@ class _SampledAnswers(_Scorer):
                 max_new_tokens=max_new_tokens,
                 pad_token_id=pad,
             )
-        ends = model.generation_config.eos_token_id
-        ends = self._tokenizer.eos_token_id if ends is None else ends
-        ends = set(ends) if isinstance(ends, list) else {ends}
-        return [_until(tokens, ends) for tokens in output[:, width:].tolist()]
+        eos_ids = model.generation_config.eos_token_id
+        eos_ids = self._tokenizer.eos_token_id if eos_ids is None else eos_ids
+        eos_ids = set(eos_ids) if isinstance(eos_ids, list) else {eos_ids}
+        return [_until(tokens, eos_ids) for tokens in output[:, width:].tolist()]
 
 
-def _until(tokens: list[int], ends: set[int]) -> list[int]:
+def _until(tokens: list[int], eos_ids: set[int]) -> list[int]:
     """Return the tokens up to and including the first that ends an answer."""
-    end = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
+    end = next((place for place, token in enumerate(tokens) if token in eos_ids), len(tokens))
     return tokens[: end + 1]
 
 
@@ -294,13 +294,13 @@ def calibrate(margins: list[float]) -> tuple[CalibrationBin, ...]:
     """
     bins: dict[int, list[tuple[float, float]]] = {}
     for margin in margins:
-        sure = 1 / (1 + math.exp(-min(abs(margin), 700.0)))
-        right = 0.5 if margin == 0 else float(margin > 0)
-        bins.setdefault(min(int(sure * 10), 9), []).append((sure, right))
+        confidence = 1 / (1 + math.exp(-min(abs(margin), 700.0)))
+        accuracy = 0.5 if margin == 0 else float(margin > 0)
+        bins.setdefault(min(int(confidence * 10), 9), []).append((confidence, accuracy))
     return tuple(
         CalibrationBin(
-            sure=sum(sure for sure, _ in pairs) / len(pairs),
-            right=sum(right for _, right in pairs) / len(pairs),
+            confidence=sum(confidence for confidence, _ in pairs) / len(pairs),
+            right=sum(accuracy for _, accuracy in pairs) / len(pairs),
             pairs=len(pairs),
         )
         for _, pairs in sorted(bins.items())

@@ -39,12 +39,12 @@ def measure(
     data: PreparedImages | None,
     *,
     rows: int,
-    drawn: int,
+    held_out: int,
     device: str,
     clip_model: str | None = None,
     on_stage: Callable[[str], Any] = lambda _: None,
 ) -> tuple[Score | None, Score | None, tuple[Pictures, ...]]:
-    """Score both models on the first ``rows`` held-out images, and generate images of ``drawn`` captions.
+    """Score both models on the first ``rows`` held-out images, and generate images of ``held_out`` captions.
 
     ``model_dir`` is a complete pipeline, or a folder of LoRA weights for the base's. Without ``data`` the
     scores are None. ``on_stage`` receives the name of the model that is measured next. With ``clip_model``
@@ -55,7 +55,7 @@ def measure(
     count = min(rows, len(data))
     encoders = Encoders(base_dir, device)
     tensors = encoders.encode(data, range(count))
-    prompts = [data.caption(row) for row in range(min(drawn, count))]
+    prompts = [data.caption(row) for row in range(min(held_out, count))]
     scores, drawings = [], []
     for name, folder in (("the base model", base_dir), ("the finished model", model_dir)):
         on_stage(name)
@@ -70,8 +70,8 @@ def measure(
         scores.append(score)
         drawings.append([drawing.encoded(image) for image in images])
     pictures = tuple(
-        Pictures(prompt=prompt, base=before, finetuned=after)
-        for prompt, before, after in zip(prompts, *drawings, strict=True)
+        Pictures(prompt=prompt, base=base_picture, finetuned=finetuned_picture)
+        for prompt, base_picture, finetuned_picture in zip(prompts, *drawings, strict=True)
     )
     return scores[0], scores[1], pictures
 

@@ -150,8 +150,8 @@ def _write_part(model: Any, compared: _Items, items: range, path: Path) -> None:
             batch = collate_rows([compared.row(number) for number in numbers], pad_id).to(model.device)
             sums = summed_log_probabilities(model(**batch.inputs, use_cache=False).logits, batch)
             # a batch of pairs has all chosen answers first, then all rejected ones
-            by_item = sums.reshape(-1, len(numbers)).T
-            values[[number - items.start for number in numbers]] = by_item.float().cpu().numpy()
+            item_sums = sums.reshape(-1, len(numbers)).T
+            values[[number - items.start for number in numbers]] = item_sums.float().cpu().numpy()
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
         np.save(file, values)

@@ -217,8 +217,8 @@ def call_node_0(
     except Refused as error:
         raise UserError(f"Node 0 refused this node: {error}.") from None
     except Unreachable as error:
-        why = f"it could not be reached within {limit_s:g} s ({error})"
-        raise lost(0, address.main_host, why).error() from None
+        reason = f"it could not be reached within {limit_s:g} s ({error})"
+        raise lost(0, address.main_host, reason).error() from None
 
 
 def unexpected(request: NodeRequest) -> str:
@@ -237,9 +237,9 @@ def some(nodes: list[int]) -> str:
     return ", ".join(map(str, nodes[:8])) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
 
 
-def lost(node: int, host: str, why: str) -> Failure:
+def lost(node: int, host: str, reason: str) -> Failure:
     """Failure of a node that was lost."""
-    message = f"node {node} ({host}) was lost: {why}"
+    message = f"node {node} ({host}) was lost: {reason}"
     return Failure(kind="node", node=node, host=host, at=time.time(), message=message)
 
 

@@ -25,7 +25,7 @@ _SECONDARY = re.compile(
 
 # Errors of torch for GPU memory (torch.OutOfMemoryError) and host memory (c10's CPU allocator), and of Python
 _OUT_OF_MEMORY = re.compile(
-    r"OutOfMemoryError|out of memory|DefaultCPUAllocator: can't allocate|^MemoryError"
+    r"OutOfMemoryError|out of memory|DefaultCPUAllocator: cannot allocate|^MemoryError"
     r"|CUBLAS_STATUS_ALLOC_FAILED"
 )
 
@@ -111,8 +111,8 @@ class GangFailed(RuntimeError):  # noqa: N818 named for the event
     """Error of a run that has ended on all nodes because of ``failure`` on one of them."""
 
     def __init__(self, failure: Failure) -> None:
-        when = datetime.fromtimestamp(failure.at).astimezone().strftime("%H:%M:%S")
-        text = f"{failure.message} (node {failure.node}, {when})"
+        clock = datetime.fromtimestamp(failure.at).astimezone().strftime("%H:%M:%S")
+        text = f"{failure.message} (node {failure.node}, {clock})"
         if failure.traceback:
             text += f"\n\n{failure.traceback.rstrip()}\n"
             if failure.traceback.startswith(LOG_END):  # unlike a traceback, a log need not end with the cause

@@ -73,7 +73,7 @@ class Hub(Control):
             self._server.open()
 
     def join(self) -> int:
-        begin = logged = self._last_joined = time.monotonic()
+        start = logged = self._last_joined = time.monotonic()
         address = self._address
         with self._changed:
             while (missing := self._missing()) and not self._failures:
@@ -88,7 +88,7 @@ class Hub(Control):
                         some(missing),
                         joined,
                         address.nodes,
-                        round((now - begin) / 60),
+                        round((now - start) / 60),
                         address.join_timeout_s / 60,
                     )
                 self._changed.wait(0.2)
@@ -114,9 +114,9 @@ class Hub(Control):
         with self._lock:
             if self._last is not None or not self._stopped:
                 return self._last
-            farthest = max(each.step for each in self._stopped.values())
-            everyone = len(self._stopped) == self._address.nodes
-            if everyone and all(each.all for each in self._stopped.values()):
+            farthest = max(stopped.step for stopped in self._stopped.values())
+            all_stopped = len(self._stopped) == self._address.nodes
+            if all_stopped and all(stopped.all for stopped in self._stopped.values()):
                 self._last = farthest
             elif time.monotonic() - self._first_stopped > self._timeouts.settle:
                 self._last = farthest + 1  # no rank can have finished that step (launchers.gang.leaving)
@@ -132,8 +132,8 @@ class Hub(Control):
             if self._failures:
                 # With consequences only, wait longer for the report of the cause
                 certain = any(not failure.secondary for failure in self._failures)
-                alone = self._address.nodes == 1 and certain
-                wait = 0.0 if alone else self._timeouts.settle * (1.0 if certain else 2.0)
+                is_single_node = self._address.nodes == 1 and certain
+                wait = 0.0 if is_single_node else self._timeouts.settle * (1.0 if certain else 2.0)
                 if self._first_failure is not None and time.monotonic() - self._first_failure >= wait:
                     self._verdict = Verdict(root_cause(self._failures))
             elif len(self._done) == self._address.nodes:
@@ -183,9 +183,9 @@ class Hub(Control):
         peer.connection.send(End(failure=failure))
 
     def _note_lost(self, peer: Peer[GangRequest], error: Exception) -> None:
-        why = why_lost(error, self._timeouts.lost_after)
+        reason = why_lost(error, self._timeouts.lost_after)
         with self._lock:
-            self._note(lost(peer.request.node, peer.request.host, why))
+            self._note(lost(peer.request.node, peer.request.host, reason))
 
     def _note_message(self, node: int, message: GangMessage) -> None:
         with self._lock:

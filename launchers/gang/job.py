@@ -82,7 +82,7 @@ class TrainJob(WorkFolder):
             if field.name not in ("plan", "settings", "model")
         }
         values = {k: str(v) if isinstance(v, Path) else v for k, v in values.items()}
-        values["evaluations"] = [each.to_dict() for each in self.evaluations]
+        values["evaluations"] = [evaluation.to_dict() for evaluation in self.evaluations]
         values |= {"plan": self.plan.to_dict(), "settings": self.settings.model_dump(mode="json")}
         values["model"] = self.model.to_dict()
         return self.write(values)
@@ -99,7 +99,7 @@ class TrainJob(WorkFolder):
         plan = Plan.from_json(json.dumps(values.pop("plan")))
         settings = RunConfig.model_validate(values.pop("settings"))
         model = ModelRef.from_dict(values.pop("model"))
-        evaluations = tuple(HeldOutLoss(**each) for each in values.pop("evaluations"))
+        evaluations = tuple(HeldOutLoss(**evaluation) for evaluation in values.pop("evaluations"))
         return cls(plan=plan, settings=settings, model=model, evaluations=evaluations, **(values | paths))
 
     @property

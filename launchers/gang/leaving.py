@@ -47,8 +47,8 @@ class Cadence:
             return False
         if self._last is None and (self._folder / "asked").exists():
             self._last = self._choice(step)
-        every = self._job.checkpoint_every
-        return step == self._last or bool(every and step % every == 0)
+        interval = self._job.checkpoint_every
+        return step == self._last or bool(interval and step % interval == 0)
 
     def finish(self, step: int) -> None:
         """Continue after the step's checkpoint was written; after the final step, wait to be ended."""

@@ -96,11 +96,11 @@ class Member(Control):
             self._client.close(Goodbye())
 
     def _note_end(self, error: Exception | None) -> None:
-        why = why_lost(error, self._timeouts.lost_after) if error else "it left"
+        reason = why_lost(error, self._timeouts.lost_after) if error else "it left"
         with self._lock:
             self._hub_gone = True
             if not self._closed and self._verdict is None:
-                self._note(lost(0, self._address.main_host, why))
+                self._note(lost(0, self._address.main_host, reason))
 
     def _note_message(self, message: GangMessage) -> None:
         if isinstance(message, Start):

@@ -270,9 +270,9 @@ class _Node:
             # The agents leave their exit barrier together, so the wait is short
             with contextlib.suppress(subprocess.TimeoutExpired):
                 agent.wait(timeout=5)
-        left = processes.end_all(self._marker, grace_s=self._timeouts.grace)
-        if left:
-            _log.warning("processes %s on %s could not be ended: stuck in the kernel", left, self._host)
+        remaining = processes.end_all(self._marker, grace_s=self._timeouts.grace)
+        if remaining:
+            _log.warning("processes %s on %s could not be ended: stuck in the kernel", remaining, self._host)
         if agent is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 agent.wait(timeout=5)
@@ -298,10 +298,10 @@ class _Node:
         if isinstance(error, UserError):
             return Failure(kind="user", message=error.problem, advice=error.advice, **common)  # type: ignore[arg-type]
         if not isinstance(error, Exception):
-            how = error.code if isinstance(error, SystemExit) else type(error).__name__
-            if how == 128 + signal.SIGTERM:
-                how = PARENT_GONE if self._parent_is_gone(within=0.3) else "SIGTERM"
-            return Failure(kind="node", message=f"node {node} ({host}) was stopped by {how}", **common)  # type: ignore[arg-type]
+            cause = error.code if isinstance(error, SystemExit) else type(error).__name__
+            if cause == 128 + signal.SIGTERM:
+                cause = PARENT_GONE if self._parent_is_gone(within=0.3) else "SIGTERM"
+            return Failure(kind="node", message=f"node {node} ({host}) was stopped by {cause}", **common)  # type: ignore[arg-type]
         return Failure(
             kind="task",
             message=f"the task of node {node} on {host} failed: {type(error).__name__}: {error}",

@@ -69,17 +69,17 @@ class LocalRanks:
         """Record a telemetry event as a rank's sign of life."""
         patience = 1
         if isinstance(event, Phase):
-            what = f"phase {event.name!r}, step {event.step}"
+            description = f"phase {event.name!r}, step {event.step}"
             patience = _LONG_PHASES.get(event.name, 1)
         elif isinstance(event, Step | Memory | Profiled):
-            what = f"step {event.step}"
+            description = f"step {event.step}"
         elif isinstance(event, Evaluated):
-            what = f"{event.done} of {event.rows} rows of the evaluation after step {event.step}"
+            description = f"{event.done} of {event.rows} rows of the evaluation after step {event.step}"
         elif isinstance(event, Drawn):
-            what = f"pictures after step {event.step}"
+            description = f"pictures after step {event.step}"
         else:
-            what = "it has joined"
-        self._signs[event.rank] = _Sign(time.monotonic(), event.at, what, patience)
+            description = "it has joined"
+        self._signs[event.rank] = _Sign(time.monotonic(), event.at, description, patience)
 
     def is_done(self, rank: int) -> bool:
         return (self._job.work_dir / "ranks" / f"rank-{rank:05d}.done").exists()
@@ -89,8 +89,8 @@ class LocalRanks:
         if not all(self.is_done(rank) for rank in self.ranks):
             return False
         self._all_done_at = self._all_done_at or time.monotonic()
-        gone = not any(is_running(pid) for pid in self._read_pids().values())
-        return gone or time.monotonic() - self._all_done_at > self._timeouts.leave
+        processes_ended = not any(is_running(pid) for pid in self._read_pids().values())
+        return processes_ended or time.monotonic() - self._all_done_at > self._timeouts.leave
 
     def failures(self) -> Iterator[Failure]:
         """Iterate over the failures since the last call."""
@@ -103,28 +103,28 @@ class LocalRanks:
 
     def _all_failures(self) -> Iterator[Failure]:
         code = self._agent.poll()  # first, because a rank's error is on disk before its agent ends
-        undone = [rank for rank in self.ranks if not self.is_done(rank)]
+        unfinished = [rank for rank in self.ranks if not self.is_done(rank)]
         for rank in self.ranks:
             failure = Failure.of_rank(
                 self._job.work_dir / "errors" / f"rank-{rank:05d}.json", node=self._node, host=self._host
             )
             if failure is not None:
                 yield failure
-        if not undone:
+        if not unfinished:
             return
         if code is not None and code < 0:
             yield self._of_agent(f"was ended by {signal_name(-code)}")
             return
         if not self._cause_reported:
-            yield from self._dead(undone)
+            yield from self._dead(unfinished)
         if code is not None and not self._reported:
             yield self._of_ended_agent(code)
         if code is None:
-            yield from self._silent(undone)
+            yield from self._silent(unfinished)
 
-    def _dead(self, undone: list[int]) -> Iterator[Failure]:
+    def _dead(self, unfinished: list[int]) -> Iterator[Failure]:
         pids, now = self._read_pids(), time.monotonic()
-        dead = [rank for rank in undone if rank in pids and not is_running(pids[rank])]
+        dead = [rank for rank in unfinished if rank in pids and not is_running(pids[rank])]
         for rank in dead:
             self._missing_since.setdefault(rank, (now, time.time()))
         codes = self._exit_codes() if dead else {}
@@ -140,15 +140,15 @@ class LocalRanks:
     def _of_dead(self, rank: int, code: int | None, at: float) -> Failure:
         out_of_memory = code == -signal.SIGKILL and (oom_kills() or 0) > (self._oom_kills or 0)
         if code is None:
-            how = "ended without an exit code"
+            ending = "ended without an exit code"
         elif code >= 0:
-            how = f"ended with exit code {code} before the end of training"
+            ending = f"ended with exit code {code} before the end of training"
         else:
-            how = f"was ended by {signal_name(-code)}"
+            ending = f"was ended by {signal_name(-code)}"
             if out_of_memory:
-                how += ": by the kernel's out-of-memory killer"
+                ending += ": by the kernel's out-of-memory killer"
             elif code == -signal.SIGKILL:
-                how += ": often the kernel's out-of-memory killer, or a manual kill -9"
+                ending += ": often the kernel's out-of-memory killer, or a manual kill -9"
         log = self._stderr_tail(rank)
         return Failure(
             kind="rank",
@@ -156,7 +156,7 @@ class LocalRanks:
             host=self._host,
             at=at,
             rank=rank,
-            message=f"rank {rank} on {self._host} {how}",
+            message=f"rank {rank} on {self._host} {ending}",
             traceback=f"The end of its standard error:\n{log}" if log else "",
             out_of_memory=out_of_memory,
         )
@@ -173,41 +173,43 @@ class LocalRanks:
         failure = self._of_agent(f"ended with exit code {code}")
         return replace(failure, traceback=f"The end of its log:\n{end}")
 
-    def _of_agent(self, how: str) -> Failure:
+    def _of_agent(self, ending: str) -> Failure:
         return Failure(
             kind="agent",
             node=self._node,
             host=self._host,
             at=time.time(),
-            message=f"the agent of node {self._node} on {self._host} {how}",
+            message=f"the agent of node {self._node} on {self._host} {ending}",
         )
 
-    def _silent(self, undone: list[int]) -> Iterator[Failure]:
+    def _silent(self, unfinished: list[int]) -> Iterator[Failure]:
         now = time.monotonic()
         if now - self._started > self._timeouts.rendezvous:
-            for rank in set(undone) - set(self._read_pids()):
+            for rank in set(unfinished) - set(self._read_pids()):
                 yield self._hung(rank, f"did not start within {self._timeouts.rendezvous:g} s", time.time())
         signs = self._signs
         silent = [
             rank
-            for rank in undone
+            for rank in unfinished
             if rank in signs and now - signs[rank].seen > self._hang_s * signs[rank].patience
         ]
         if silent:
             rank = min(silent, key=lambda rank: self._signs[rank].at)
             sign = self._signs[rank]
             clock = time.strftime("%H:%M:%S", time.localtime(sign.at))
-            how = f"has been silent for {now - sign.seen:.0f} s, since {clock}; its last sign: {sign.what}"
-            yield self._hung(rank, how, sign.at)
+            description = (
+                f"has been silent for {now - sign.seen:.0f} s, since {clock}; its last sign: {sign.what}"
+            )
+            yield self._hung(rank, description, sign.at)
 
-    def _hung(self, rank: int, how: str, at: float) -> Failure:
+    def _hung(self, rank: int, description: str, at: float) -> Failure:
         return Failure(
             kind="hang",
             node=self._node,
             host=self._host,
             at=at,
             rank=rank,
-            message=f"rank {rank} on {self._host} {how}",
+            message=f"rank {rank} on {self._host} {description}",
             traceback=f"The end of its standard error:\n{log}" if (log := self._stderr_tail(rank)) else "",
         )
 

@@ -126,14 +126,14 @@ def merged(base: Sequence[TaskScore], finetuned: Sequence[TaskScore]) -> tuple[T
     """Combine both models' scores, which have the same tasks and metrics in the same order."""
     return tuple(
         TaskMetric(
-            task=before.task,
-            metric=before.metric,
-            before=before.value,
-            after=after.value,
-            before_stderr=before.stderr,
-            after_stderr=after.stderr,
-            rows=before.rows,
-            higher_is_better=before.higher_is_better,
+            task=base_score.task,
+            metric=base_score.metric,
+            before=base_score.value,
+            after=finetuned_score.value,
+            before_stderr=base_score.stderr,
+            after_stderr=finetuned_score.stderr,
+            rows=base_score.rows,
+            higher_is_better=base_score.higher_is_better,
         )
-        for before, after in zip(base, finetuned, strict=True)
+        for base_score, finetuned_score in zip(base, finetuned, strict=True)
     )

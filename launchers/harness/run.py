@@ -46,7 +46,7 @@ class HarnessRequest:
         """Write request.json into the work folder."""
         self.work_dir.mkdir(parents=True, exist_ok=True)
         path = self.work_dir / "request.json"
-        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values["settings"] = self.settings.model_dump(mode="json")
         path.write_text(json.dumps(values, default=str))
         return path
@@ -185,17 +185,17 @@ def _try_first_rows(loaded: Any) -> list[Any]:
             task.doc_to_choice(row)
     groups = loaded.get("groups", {})
     inner = {name for children in loaded.get("group_map", {}).values() for name in children}
-    return [each for name, each in (groups | loaded["tasks"]).items() if name not in inner]
+    return [candidate for name, candidate in (groups | loaded["tasks"]).items() if name not in inner]
 
 
 @contextlib.contextmanager
 def _in_folder(folder: Path) -> Iterator[None]:
-    before = Path.cwd()
+    previous = Path.cwd()
     os.chdir(folder)
     try:
         yield
     finally:
-        os.chdir(before)
+        os.chdir(previous)
 
 
 @contextlib.contextmanager
@@ -207,11 +207,11 @@ def _explained(task: str) -> Iterator[None]:
         raise
     except Exception as error:  # noqa: BLE001 - a task's code may raise anything
         traceback.print_exc()  # into the log
-        what = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+        problem = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
         offline = isinstance(error, OSError)  # includes ConnectionError and errors of the Hub's client
         advice = "Check that the Hugging Face Hub, which has its data, is reachable." if offline else ""
         raise UserError(
-            f"Task {task} can't be loaded: {what}", advice or "Fix it, or remove it from harness.tasks."
+            f"Task {task} cannot be loaded: {problem}", advice or "Fix it, or remove it from harness.tasks."
         ) from None
 
 

@@ -75,10 +75,10 @@ def _check_names(names: Sequence[str]) -> None:
     print(f"looking up {', '.join(names)} among lm-evaluation-harness's tasks", flush=True)
     from lm_eval.tasks import TaskManager
 
-    known = TaskManager().all_tasks
+    known_tasks = TaskManager().all_tasks
     for name in names:
-        if name not in known:
-            suggestion = did_you_mean(name, known) or "`lm-eval ls tasks` lists them."
+        if name not in known_tasks:
+            suggestion = did_you_mean(name, known_tasks) or "`lm-eval ls tasks` lists them."
             raise UserError(
                 f"harness.tasks: lm-evaluation-harness has no task {name}.",
                 f"{suggestion} Custom tasks are YAML files: {_EXAMPLES}.",
@@ -95,8 +95,8 @@ def yaml_files(path: Path) -> list[Path]:
         if not isinstance(_read(path).get("task"), str):
             raise _invalid(path, "it has no `task: NAME`; for a group, use the folder of its tasks")
         return [path]
-    candidates = sorted(each for each in path.rglob("*") if each.suffix in SUFFIXES)
-    files = [each for each in candidates if isinstance(_read(each).get("task"), str)]
+    candidates = sorted(candidate for candidate in path.rglob("*") if candidate.suffix in SUFFIXES)
+    files = [candidate for candidate in candidates if isinstance(_read(candidate).get("task"), str)]
     if not files:
         raise UserError(
             f"harness.tasks: no YAML file in {path} has a `task: NAME`.", f"How to write one: {_EXAMPLES}."
@@ -109,20 +109,20 @@ def files_of(file: Path) -> list[Path]:
 
     Raises UserError for a missing file.
     """
-    needed, values = _resolve_includes(file)
+    includes, values = _resolve_includes(file)
     if not isinstance(values.get("dataset_path"), str) and not isinstance(
         values.get("custom_dataset"), _Function
     ):
         raise _invalid(file, "it has no `dataset_path`, such as json")
     try:
-        needed += _data(file, values)
+        includes += _data(file, values)
     except (OSError, ValueError, NotImplementedError) as error:  # e.g. a name that is too long, a bad pattern
-        raise _invalid(file, f"its data files can't be looked for ({error!s:.200})") from None
+        raise _invalid(file, f"its data files cannot be looked for ({error!s:.200})") from None
     for function in _functions(values):
         module = file.parent / f"{function.rpartition('.')[0].replace('.', '/')}.py"
         if module.is_file():  # else it is a module that is installed
-            needed.append(module)
-    return list(dict.fromkeys(needed))
+            includes.append(module)
+    return list(dict.fromkeys(includes))
 
 
 def _resolve_includes(file: Path, ancestors: tuple[Path, ...] = ()) -> tuple[list[Path], dict[str, Any]]:
@@ -131,12 +131,12 @@ def _resolve_includes(file: Path, ancestors: tuple[Path, ...] = ()) -> tuple[lis
     files: list[Path] = [file]
     merged: dict[str, Any] = {}
     for name in _texts(values.pop("include", None)):
-        other = file.parent / name
-        if not other.is_file():
+        included = file.parent / name
+        if not included.is_file():
             raise _invalid(file, f"it includes {name}, which is not in its folder")
-        if other.resolve() in ancestors:
+        if included.resolve() in ancestors:
             raise _invalid(file, f"it includes {name}, which includes it")
-        other_files, other_values = _resolve_includes(other, ancestors)
+        other_files, other_values = _resolve_includes(included, ancestors)
         files += other_files
         merged |= other_values
     return files, merged | values
@@ -146,7 +146,7 @@ def _data(file: Path, values: Mapping[str, Any]) -> Iterator[Path]:
     """Iterate over the local data files of a task."""
     folder = file.parent / str(values.get("dataset_path", ""))
     if values.get("dataset_path") and folder.is_dir():
-        yield from (each for each in sorted(folder.rglob("*")) if each.is_file())
+        yield from (path for path in sorted(folder.rglob("*")) if path.is_file())
     options = values.get("dataset_kwargs")
     named = options.get("data_files") if isinstance(options, dict) else None
     for name in _texts(named):
@@ -160,24 +160,24 @@ def _data(file: Path, values: Mapping[str, Any]) -> Iterator[Path]:
 
 def _matching(folder: Path, pattern: str) -> list[Path]:
     absolute = Path(pattern).is_absolute()
-    return [] if absolute else sorted(each for each in folder.glob(pattern) if each.is_file())
+    return [] if absolute else sorted(path for path in folder.glob(pattern) if path.is_file())
 
 
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        yield from (text for each in value.values() for text in _texts(each))
+        yield from (text for item in value.values() for text in _texts(item))
     elif isinstance(value, list):
-        yield from (text for each in value for text in _texts(each))
+        yield from (text for item in value for text in _texts(item))
 
 
 def _functions(value: Any) -> Iterator[_Function]:
     if isinstance(value, _Function):
         yield value
     elif isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _functions(each)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _functions(item)
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -190,8 +190,8 @@ def _read(file: Path) -> dict[str, Any]:
     return values
 
 
-def _invalid(file: Path, what: str) -> UserError:
-    return UserError(f"Task {file} can't be used: {what}.", f"How to write one: {_EXAMPLES}.")
+def _invalid(file: Path, problem: str) -> UserError:
+    return UserError(f"Task {file} cannot be used: {problem}.", f"How to write one: {_EXAMPLES}.")
 
 
 def portable(task: str) -> dict[str, Path]:
@@ -203,11 +203,11 @@ def portable(task: str) -> dict[str, Path]:
     root = path if path.is_dir() else path.parent
     files: dict[str, Path] = {}
     for file in yaml_files(path):
-        for needed in files_of(file):
-            absolute = needed.resolve()
+        for source in files_of(file):
+            absolute = source.resolve()
             if not absolute.is_relative_to(root):
                 raise UserError(
-                    f"Task {file} needs {needed}, which is outside of {root} and can't be sent with the run.",
+                    f"Task {file} needs {source}, which is outside {root} and cannot be sent with the run.",
                     "Move it into the folder of the task's file, and use a relative name.",
                 )
             files[str(absolute.relative_to(root))] = absolute

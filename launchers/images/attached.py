@@ -62,33 +62,33 @@ class Reader:
         if column:
             turns = [replace(turn, content=turn.content.replace(PLACE, IMAGE)) for turn in turns]
         marks = sum(turn.content.count(IMAGE) for turn in turns)
-        own = [reference for reference in row.parts or () if reference is not None]
+        part_images = [reference for reference in row.parts or () if reference is not None]
         if marks == 0 and column:
             first = next(place for place, turn in enumerate(turns) if turn.role == "user")
             turns[first] = replace(turns[first], content=IMAGE * len(column) + turns[first].content)
             marks = len(column)
-        if own and column and len(own) < marks:
+        if part_images and column and len(part_images) < marks:
             raise BadRow(f"images both in the messages and in `{name}`")
-        references = own if own else column
+        references = part_images if part_images else column
         if len(references) != marks:
-            where = f"`{name}` has {len(column)}" if name else "no `images`"
-            raise BadRow(f"{marks} places for images, but {where}")
+            images_given = f"`{name}` has {len(column)}" if name else "no `images`"
+            raise BadRow(f"{marks} places for images, but {images_given}")
         if marks > MAX_IMAGES:
             raise BadRow(f"{marks} images; at most {MAX_IMAGES} are supported")
         if any(IMAGE in turn.content for turn in turns if turn.role != "user"):
             raise BadRow("an image in a turn that is not the user's")
-        images = tuple(self.read(each, f"image {number}") for number, each in enumerate(references, 1))
+        images = tuple(self.read(item, f"image {number}") for number, item in enumerate(references, 1))
         return tuple(turns), images
 
-    def read(self, reference: Any, where: str) -> bytes:
-        """Return a valid image file with RGB pixels; raises BadRow. ``where``: its location in the row."""
+    def read(self, reference: Any, location: str) -> bytes:
+        """Return a valid image file with RGB pixels; raises BadRow. ``location``: its location in the row."""
         try:
             data = self._data(reference)
             if len(data) > MAX_BYTES:
                 raise BadRow(f"{len(data):,} bytes, more than {MAX_BYTES:,}")
             return checked(data, min_side=1).image if data else b""
         except BadRow as reason:
-            raise BadRow(f"{where}: {reason}") from None
+            raise BadRow(f"{location}: {reason}") from None
 
     def _data(self, reference: Any) -> bytes:
         if isinstance(reference, Mapping):
@@ -106,9 +106,9 @@ class Reader:
             return file.getvalue()
         if not isinstance(reference, str):
             raise BadRow(f"neither a path, a URL nor an image, but {type(reference).__name__}")
-        scheme, _, rest = reference.partition(":")
+        scheme, _, payload = reference.partition(":")
         if scheme == "data":
-            return _from_base64(rest.partition(",")[2])
+            return _from_base64(payload.partition(",")[2])
         if scheme in ("http", "https"):
             return _fetched(reference) if self.fetches else b""
         return self._file(reference)
@@ -125,7 +125,7 @@ class Reader:
             raise BadRow(f"{name}: {reason}") from None
         except (OSError, ValueError) as error:  # ValueError: a null byte
             raise BadRow(
-                f"{name[:80]!r} can't be read ({getattr(error, 'strerror', None) or error})"
+                f"{name[:80]!r} cannot be read ({getattr(error, 'strerror', None) or error})"
             ) from None
 
 
@@ -147,8 +147,8 @@ def named_files(path: Path, columns: Mapping[str, str]) -> dict[str, Path]:
             for key in IMAGE_KEYS:
                 collect(value.get(key))
         elif isinstance(value, (list, tuple)):
-            for each in value:
-                collect(each)
+            for item in value:
+                collect(item)
         elif isinstance(value, str) and not value.startswith(("data:", "http:", "https:")):
             with contextlib.suppress(BadRow, OSError, ValueError):
                 file = inside(path.parent, value)
@@ -204,20 +204,20 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 def _fetched(url: str) -> bytes:
     """Download an image; raises BadRow for private addresses, failures and files above :data:`MAX_BYTES`."""
-    shown = url if len(url) <= 100 else f"{url[:97]}..."
+    short_url = url if len(url) <= 100 else f"{url[:97]}..."
     try:
         _check_public(url)
         opener = urllib.request.build_opener(_Redirects)
         with opener.open(url, timeout=TIMEOUT_S) as response:
             data: bytes = response.read(MAX_BYTES + 1)
     except BadRow as reason:
-        raise BadRow(f"{shown}: {reason}") from None
+        raise BadRow(f"{short_url}: {reason}") from None
     except urllib.error.HTTPError as error:
-        raise BadRow(f"{shown}: the server answers {error.code}") from None
+        raise BadRow(f"{short_url}: the server answers {error.code}") from None
     except (OSError, ValueError) as error:  # URLError and timeouts are OSErrors
-        raise BadRow(f"{shown} can't be fetched ({getattr(error, 'reason', None) or error})") from None
+        raise BadRow(f"{short_url} cannot be fetched ({getattr(error, 'reason', None) or error})") from None
     if not data:
-        raise BadRow(f"{shown}: an empty file")
+        raise BadRow(f"{short_url}: an empty file")
     return data
 
 

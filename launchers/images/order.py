@@ -15,9 +15,9 @@ def count_batches(buckets: NDArray[np.integer], epochs: int, batch: int) -> int:
 
 
 def in_batches(
-    buckets: NDArray[np.integer], epochs: int, batch: int, *, seed: int, most: int | None = None
+    buckets: NDArray[np.integer], epochs: int, batch: int, *, seed: int, max_batches: int | None = None
 ) -> NDArray[np.int32]:
-    """Return the rows of the whole run in order: batches of one bucket each, at most ``most`` batches.
+    """Return the rows of the whole run in order: batches of one bucket each, at most ``max_batches`` batches.
 
     In each epoch the rows of every bucket are shuffled; rows left over after the last full batch start the
     bucket's first batch in the next epoch, so no row is repeated before all rows of its bucket were used. The
@@ -28,22 +28,22 @@ def in_batches(
     }
     order: list[NDArray[np.int32]] = []
     for epoch in range(epochs):
-        if most is not None and len(order) >= most:
+        if max_batches is not None and len(order) >= max_batches:
             break
-        drawn = random_stream(seed, "epoch", epoch).permutation(len(buckets)).astype(np.int32)
+        permutation = random_stream(seed, "epoch", epoch).permutation(len(buckets)).astype(np.int32)
         batches: dict[int, list[NDArray[np.int32]]] = {}
         for bucket, previous in left_over.items():
-            rows = np.concatenate([previous, drawn[buckets[drawn] == bucket]])
+            rows = np.concatenate([previous, permutation[buckets[permutation] == bucket]])
             full = len(rows) // batch * batch
             batches[bucket] = np.split(rows[:full], full // batch) if full else []
             left_over[bucket] = rows[full:]
         order += _mixed(batches, seed, epoch)
-    return np.concatenate([np.empty(0, np.int32), *order[:most]])
+    return np.concatenate([np.empty(0, np.int32), *order[:max_batches]])
 
 
 def _mixed(batches: dict[int, list[NDArray[np.int32]]], seed: int, epoch: int) -> list[NDArray[np.int32]]:
     """Shuffle the batches of all buckets, keeping the order within each bucket."""
-    bucket_of_batch = [bucket for bucket, some in batches.items() for _ in some]
+    bucket_of_batch = [bucket for bucket, bucket_batches in batches.items() for _ in bucket_batches]
     shuffled = random_stream(seed, "batches of buckets", epoch).permutation(bucket_of_batch).tolist()
-    remaining = {bucket: iter(some) for bucket, some in batches.items()}
+    remaining = {bucket: iter(bucket_batches) for bucket, bucket_batches in batches.items()}
     return [next(remaining[bucket]) for bucket in shuffled]

@@ -112,7 +112,7 @@ class _Parser:
         name = row.get(MEMBER)
         key = row.first(_FILES)
         if key is None:
-            reason = f"no image: {' or '.join(f'`{each}`' for each in _FILES)} is missing or empty"
+            reason = f"no image: {' or '.join(f'`{option}`' for option in _FILES)} is missing or empty"
             raise UnknownColumns(reason, row, ["image"])
         value = row[key]
         name = value if name is None and isinstance(value, str) else name
@@ -142,13 +142,13 @@ class _Parser:
         except FileNotFoundError:
             raise BadRow("there is no such file") from None
         except (OSError, ValueError) as error:  # ValueError: a null byte
-            raise BadRow(f"can't be read ({getattr(error, 'strerror', None) or error})") from None
+            raise BadRow(f"cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
 
 def _caption(row: Fields) -> str:
     name = row.first(CAPTIONS)
     if name is None:
-        raise BadRow(f"no caption: {', '.join(f'`{each}`' for each in CAPTIONS)} are missing or empty")
+        raise BadRow(f"no caption: {', '.join(f'`{key}`' for key in CAPTIONS)} are missing or empty")
     value = row[name]
     if not isinstance(value, str):
         raise BadRow(f"the caption `{name}` is not text")

@@ -65,10 +65,10 @@ def count_steps(sizes: Sequence[tuple[int, int]], settings: Settings, resolution
 def summary(info: PreparedInfo, folder: Path, name: str) -> str:
     """Summarize the dataset's buckets in one line, most frequent first."""
     sizes, counts = np.unique(PreparedImages(folder).geometry[:, 4:6], axis=0, return_counts=True)
-    most = np.argsort(-counts, kind="stable")
-    shown = ", ".join(f"{sizes[place, 1]}x{sizes[place, 0]}: {counts[place]:,}" for place in most)
+    by_count = np.argsort(-counts, kind="stable")
+    summary = ", ".join(f"{sizes[place, 1]}x{sizes[place, 0]}: {counts[place]:,}" for place in by_count)
     unit = "bucket" if len(counts) == 1 else "buckets"
-    return f"{name}: {info.rows:,} images in {len(counts)} {unit} (width x height: images): {shown}"
+    return f"{name}: {info.rows:,} images in {len(counts)} {unit} (width x height: images): {summary}"
 
 
 def _add(pictures: Sequence[Picture], writer: Writer, resolution: int) -> str:
@@ -91,7 +91,7 @@ def _numbers(geometry: NDArray[np.int32]) -> NDArray[np.int64]:
 
 def _order(numbers: NDArray[np.int64], settings: Settings) -> NDArray[np.int32]:
     steps, epochs = _steps(numbers, settings), _epochs(numbers, settings)
-    return in_batches(numbers, epochs, settings.batch_size, seed=settings.seed, most=steps)
+    return in_batches(numbers, epochs, settings.batch_size, seed=settings.seed, max_batches=steps)
 
 
 def _steps(numbers: NDArray[np.int64], settings: Settings) -> int:

@@ -82,9 +82,9 @@ class PreparedImages(Prepared):
         top, left = self.geometry[index, 2:4].tolist()
         (height, width), (resized_height, resized_width) = self.target(index), self.resized(index)
         with Image.open(io.BytesIO(self.image(index))) as image:
-            across, down = image.width / resized_width, image.height / resized_height
+            scale_x, scale_y = image.width / resized_width, image.height / resized_height
             # Only the crop is resized: a narrow strip would become an image of gigabytes before the crop
-            box = (left * across, top * down, (left + width) * across, (top + height) * down)
+            box = (left * scale_x, top * scale_y, (left + width) * scale_x, (top + height) * scale_y)
             fitted = image.convert("RGB").resize((width, height), Image.Resampling.LANCZOS, box=box)
         values = np.asarray(fitted, dtype=np.float32) / 127.5 - 1
         return np.ascontiguousarray(values.transpose(2, 0, 1))

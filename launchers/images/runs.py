@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
+from estimator.engines.images import task_for
 from estimator.errors import UserError
 from estimator.models import DiffusionSpec, ModelSpec
 from estimator.models.diffusion import TINY, positions_of
-from estimator.planning.images import task_for
 from estimator.terminal import print
 from estimator.vocabulary import IMAGE_TASK, LAUNCHED_METHODS, TASKS
 from launchers.dataset import mixture, sources

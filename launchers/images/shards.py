@@ -42,7 +42,7 @@ class CaptionFiles(Rows):
         except BadRow as reason:
             return BadRow(f"{caption_file}: {reason}")
         except (OSError, UnicodeDecodeError) as error:
-            return BadRow(f"{caption_file}: can't be read ({error})")
+            return BadRow(f"{caption_file}: cannot be read ({error})")
         return {"file_name": str(name), "text": caption}
 
     def share(self) -> float:
@@ -115,11 +115,11 @@ def _parts(name: str) -> tuple[str, str]:
 
 
 def _row(tar: Path, key: str, sample: dict[str, bytes]) -> Any:
-    where = f"{tar.name}/{key}"
+    location = f"{tar.name}/{key}"
     end = next((suffix for suffix in SUFFIXES if suffix in sample), None)
     if end is None:
-        return BadRow(f"{where}: no image ({', '.join(SUFFIXES)}), only {', '.join(sample)}")
-    row = {MEMBER: where + end, "image": sample[end]}
+        return BadRow(f"{location}: no image ({', '.join(SUFFIXES)}), only {', '.join(sample)}")
+    row = {MEMBER: location + end, "image": sample[end]}
     try:
         if ".txt" in sample:
             return row | {"text": _text(sample[".txt"])}
@@ -128,8 +128,8 @@ def _row(tar: Path, key: str, sample: dict[str, bytes]) -> Any:
             captions = {name: values.get(name) for name in CAPTIONS} if isinstance(values, dict) else {}
             return row | captions
     except ValueError as error:
-        return BadRow(f"{where}: its caption can't be read ({error})")
-    return BadRow(f"{where}: no caption (.txt or .json)")
+        return BadRow(f"{location}: its caption cannot be read ({error})")
+    return BadRow(f"{location}: no caption (.txt or .json)")
 
 
 def _text(data: bytes) -> str:

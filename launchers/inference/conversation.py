@@ -34,14 +34,14 @@ class Sampling:
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of transformers' ``generate``."""
-        given: dict[str, Any] = {"max_new_tokens": self.max_new_tokens}
+        options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens}
         if self.repetition_penalty is not None:
-            given["repetition_penalty"] = self.repetition_penalty
+            options["repetition_penalty"] = self.repetition_penalty
         if self.temperature == 0:
-            return given | {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-        drawn = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
-        drawn = {name: value for name, value in drawn.items() if value is not None}
-        return given | drawn | ({"do_sample": True} if drawn else {})
+            return options | {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+        sampling = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+        sampling = {name: value for name, value in sampling.items() if value is not None}
+        return options | sampling | ({"do_sample": True} if sampling else {})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,7 +145,7 @@ class Conversation:
         Raises UserError for a message longer than the model takes.
         """
         tokens, dropped = self._encode([*self.messages, {"role": "user", "content": text}])
-        began = time.monotonic()
+        start = time.monotonic()
         generated = self._generate(tokens, on_text)
         answer = self.loaded.tokenizer.decode(generated, skip_special_tokens=True)
         if self.chats:
@@ -153,7 +153,7 @@ class Conversation:
         return Reply(
             text=answer,
             tokens=len(generated),
-            seconds=time.monotonic() - began,
+            seconds=time.monotonic() - start,
             prompt_tokens=len(tokens),
             dropped=dropped,
         )
@@ -161,16 +161,16 @@ class Conversation:
     def _encode(self, messages: list[Message]) -> tuple[list[int], int]:
         """Encode the newest messages that leave room for an answer, and count those that were left out."""
         longest = self.loaded.max_tokens
-        room = None if longest is None else max(1, longest - self.sampling.max_new_tokens)
+        max_prompt = None if longest is None else max(1, longest - self.sampling.max_new_tokens)
         dropped = 0
         while True:
             tokens = self._tokens(messages[dropped:])
-            if room is None or len(tokens) <= room:
+            if max_prompt is None or len(tokens) <= max_prompt:
                 return tokens, dropped
             if len(messages) - dropped <= 1:
                 raise UserError(
                     f"The message has {len(tokens):,} tokens; with {self.sampling.max_new_tokens:,} for the "
-                    f"answer, the model takes at most {room:,}.",
+                    f"answer, the model takes at most {max_prompt:,}.",
                     "Shorten it, or give --max-new-tokens a smaller number.",
                 )
             dropped += 2  # a question with its answer
@@ -223,4 +223,4 @@ class Conversation:
 def _pad_id(model: Any, tokenizer: Any) -> int:
     """Padding token of ``generate``; one sequence has no padding, but transformers warns without it."""
     ids = (model.generation_config.pad_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id)
-    return next((each for each in ids if each is not None), 0)
+    return next((token for token in ids if token is not None), 0)

@@ -74,21 +74,21 @@ def from_folder(folder: Path) -> FinishedModel:
     Raises UserError if there is none.
     """
     folder = folder.expanduser().resolve()
-    found = folder if _holds_model(folder) else engines.result_of(folder)
-    if not _holds_model(found):
+    model_dir = folder if _holds_model(folder) else engines.result_of(folder)
+    if not _holds_model(model_dir):
         raise UserError(
             f"There is no model in {folder}.",
             f"Give a folder with config.json or {ADAPTER_CONFIG}, or one that finetune run has written.",
         )
-    files_inside(found)
-    own_code.check_model(found)
-    check_adapter(found)
-    settings = _read_settings(found.parent / SETTINGS)
-    base = settings.model if settings is not None else _base_of(found)
-    name = found.name if settings is None else finetuned_name(settings.model)
-    plan = found.parent / "plan.json"
+    files_inside(model_dir)
+    own_code.check_model(model_dir)
+    check_adapter(model_dir)
+    settings = _read_settings(model_dir.parent / SETTINGS)
+    base = settings.model if settings is not None else _base_of(model_dir)
+    name = model_dir.name if settings is None else finetuned_name(settings.model)
+    plan = model_dir.parent / "plan.json"
     gpu = _gpu_of(plan) if plan.is_file() else None
-    return FinishedModel(name=name, folder=found, base=base, settings=settings, gpu=gpu)
+    return FinishedModel(name=name, folder=model_dir, base=base, settings=settings, gpu=gpu)
 
 
 def _gpu_of(plan: Path) -> str | None:
@@ -123,8 +123,8 @@ def _holds_model(folder: Path) -> bool:
 
 def _check_generates(folder: Path) -> None:
     """Raise UserError for a reward model or an adapter of one: it has no next token."""
-    reads = [folder / name for name in ("config.json", ADAPTER_CONFIG) if (folder / name).is_file()]
-    for values in (read_json_object(path) for path in reads):
+    config_files = [folder / name for name in ("config.json", ADAPTER_CONFIG) if (folder / name).is_file()]
+    for values in (read_json_object(path) for path in config_files):
         architectures = values.get("architectures")
         heads = [*(architectures if isinstance(architectures, list) else ()), values.get("task_type")]
         if any(str(head).endswith("ForSequenceClassification") or head == "SEQ_CLS" for head in heads):
@@ -149,5 +149,7 @@ def _read_settings(path: Path) -> RunConfig | None:
     try:
         return RunConfig.model_validate(parse_yaml(read_text(path)))
     except (OSError, UnicodeDecodeError, ValidationError, yaml.YAMLError) as error:
-        why = str(error).splitlines()[0]
-        raise UserError(f"{path} can't be read: {why}", "Move it away to use the model without it.") from None
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"{path} cannot be read: {reason}", "Move it away to use the model without it."
+        ) from None

@@ -9,9 +9,9 @@ from typing import Any
 
 from estimator import hardware
 from estimator.hardware.cluster.tables import labels_of
+from estimator.inference.serving import Serving
 from estimator.memory.host import GPU_PROCESS_HOST_BYTES
 from estimator.plan import GIB
-from estimator.planning.serving import Serving
 from launchers.inference import fetch_in_pod
 from launchers.inference.servers import TOKEN_VARIABLE, Endpoint, vllm_arguments
 

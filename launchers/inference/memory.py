@@ -83,20 +83,20 @@ def check_memory(
     advice:
         Changes that need less memory, in the words of the command that was called.
     """
-    needed = needed_bytes(spec, batch, memory, copies=copies)
+    required = needed_bytes(spec, batch, memory, copies=copies)
     free = min(memory.free_bytes)
-    if needed > free:
+    if required > free:
         parts = generation_bytes(spec, batch, gpus=memory.gpus, device=memory.device)
         weights = copies * parts[WEIGHTS]
-        where = "this machine's memory" if memory.device == "cpu" else f"each of {memory.gpus} GPU(s)"
-        two = f" of {copies} models" if copies > 1 else ""
+        place = "this machine's memory" if memory.device == "cpu" else f"each of {memory.gpus} GPU(s)"
+        models = f" x {copies}" if copies > 1 else ""
         raise UserError(
-            f"{name} needs {format_bytes(needed)} in {where} ({format_bytes(weights)} for the weights{two}, "
-            f"{format_bytes(needed - weights)} to answer {batch.tokens:,} tokens); "
+            f"{name} needs {format_bytes(required)} in {place} ({format_bytes(weights)} for weights{models},"
+            f" {format_bytes(required - weights)} to answer {batch.tokens:,} tokens); "
             f"{format_bytes(free)} are free.",
             f"Use {', or '.join(advice)}." if advice else "",
         )
-    return needed
+    return required
 
 
 def check_conversation(

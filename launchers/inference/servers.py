@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from estimator.errors import UserError
-from estimator.planning.serving import Serving
+from estimator.inference.serving import Serving
 from estimator.untrusted import read_json_object
 from launchers.cluster.processes import is_loopback, relevant_tail, started
 from launchers.inference.finished import ADAPTER_CONFIG, FinishedModel
@@ -49,8 +49,8 @@ class Endpoint:
 
     def usage(self, *, token: bool) -> str:
         """A curl command and three lines of Python that send a first request."""
-        question = [{"role": "user", "content": "Hello"}]
-        body = json.dumps({"model": self.model, "messages": question})
+        messages = [{"role": "user", "content": "Hello"}]
+        body = json.dumps({"model": self.model, "messages": messages})
         header = f'-H "Authorization: Bearer ${TOKEN_VARIABLE}" ' if token else ""
         key = f'os.environ["{TOKEN_VARIABLE}"]' if token else '"none"'
         imports = "import os; from openai import OpenAI" if token else "from openai import OpenAI"
@@ -61,7 +61,7 @@ class Endpoint:
                 f"-d {shlex.quote(body)}",
                 f"Python  {imports}",
                 f'        client = OpenAI(base_url="{self.url}", api_key={key})',
-                f'        print(client.chat.completions.create(model="{self.model}", messages={question!r})'
+                f'        print(client.chat.completions.create(model="{self.model}", messages={messages!r})'
                 ".choices[0].message.content)",
             ]
         )
@@ -117,7 +117,7 @@ def vllm_arguments(
     """Arguments of ``vllm``. ``model``: folder or Hugging Face id; with an adapter, of its base."""
     named = ["--served-model-name", endpoint.model]
     if adapter is not None:
-        rank = next(each for each in LORA_RANKS if each >= _lora_rank(adapter))
+        rank = next(size for size in LORA_RANKS if size >= _lora_rank(adapter))
         named = [
             "--enable-lora",
             "--lora-modules",
@@ -145,7 +145,7 @@ def local_command(
 ) -> list[str]:
     """The command that starts the server in ``work``.
 
-    transformers serve accepts requests only for the model spelt as on its command line, so there ``work``
+    transformers serve accepts requests only for the model spelled as on its command line, so there ``work``
     gets a link of the model's name.
     """
     if server == "vllm":
@@ -169,11 +169,11 @@ def free_port(host: str, port: int) -> int:
             probe.bind((host, port))
         except OSError as error:
             raise UserError(
-                f"Port {port} of {host} can't be used: {error.strerror or error}.",
+                f"Port {port} of {host} cannot be used: {error.strerror or error}.",
                 "Give another one with --port, or --port 0 for any that is free.",
             ) from None
-        found: int = probe.getsockname()[1]
-        return found
+        number: int = probe.getsockname()[1]
+        return number
 
 
 @contextlib.contextmanager

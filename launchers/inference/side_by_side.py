@@ -85,7 +85,7 @@ def read_prompts(path: Path) -> list[str]:
         lines = path.expanduser().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"Prompts {path} can't be read: {error}.", "Give a text or JSON Lines file."
+            f"Prompts {path} cannot be read: {error}.", "Give a text or JSON Lines file."
         ) from None
     numbered = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
@@ -95,22 +95,22 @@ def read_prompts(path: Path) -> list[str]:
     return [_prompt_of(line, f"{path}, line {number}") for number, line in numbered]
 
 
-def _prompt_of(line: str, where: str) -> str:
+def _prompt_of(line: str, location: str) -> str:
     try:
         row = json.loads(line)
     except ValueError:
         row = None
     if isinstance(row, dict):
         turns = row.get("messages")
-        asked = [
+        user_messages = [
             turn.get("content")
             for turn in (turns if isinstance(turns, list) else ())
             if isinstance(turn, dict) and turn.get("role") == "user"
         ]
-        prompt = row.get("prompt", asked[-1] if asked else None)
+        prompt = row.get("prompt", user_messages[-1] if user_messages else None)
         if isinstance(prompt, str) and prompt:
             return prompt
-    raise UserError(f"{where}: there is no prompt.", 'Write {"prompt": "..."} or {"messages": [...]}.')
+    raise UserError(f"{location}: there is no prompt.", 'Write {"prompt": "..."} or {"messages": [...]}.')
 
 
 def compare(

@@ -19,7 +19,7 @@ COMMANDS = {
 _PROMPT = "you> "
 
 
-def talk(conversations: Sequence[Conversation], read: Callable[[str], str] = input) -> None:
+def talk(conversations: Sequence[Conversation], read_message: Callable[[str], str] = input) -> None:
     """Read messages until the end of the input, and print each model's answers.
 
     ``conversations``: one for each model; all get the same messages, and each keeps its own answers.
@@ -27,7 +27,7 @@ def talk(conversations: Sequence[Conversation], read: Callable[[str], str] = inp
     _note(f"{conversations[0].loaded.name}: {', '.join(COMMANDS)}")
     while True:
         try:
-            line = read(_PROMPT if sys.stdin.isatty() else "")
+            line = read_message(_PROMPT if sys.stdin.isatty() else "")
         except EOFError:
             return
         except KeyboardInterrupt:
@@ -57,14 +57,14 @@ def _note(text: str) -> None:
 
 def _obey(message: str, conversations: Sequence[Conversation]) -> bool:
     """Carry out a command; False if there is none of that name, so that it is a message."""
-    name, _, rest = message.partition(" ")
+    name, _, argument = message.partition(" ")
     if name == "/help":
-        _note("\n".join(f"{command:<14}{what}" for command, what in COMMANDS.items()))
+        _note("\n".join(f"{command:<14}{purpose}" for command, purpose in COMMANDS.items()))
     elif name in ("/reset", "/system"):
         for conversation in conversations:
             conversation.reset()
             if name == "/system":
-                conversation.system = rest.strip() or None
+                conversation.system = argument.strip() or None
         _note("The conversation is forgotten." if name == "/reset" else "The system prompt is set.")
     else:
         return False
@@ -80,8 +80,8 @@ def _answer(message: str, conversations: Sequence[Conversation]) -> None:
             reply = _stream(conversation, message)
         except KeyboardInterrupt:
             print(flush=True)
-            for each, length in zip(conversations, lengths, strict=True):
-                del each.messages[length:]
+            for item, length in zip(conversations, lengths, strict=True):
+                del item.messages[length:]
             _note("Stopped; this message is forgotten.")
             return
         except UserError as error:

@@ -33,7 +33,7 @@ def groups(method: str, names: Iterable[str]) -> Iterator[tuple[str, dict[str, s
     stored = sorted(names)
     present = set(stored)
     suffixes = _PARTS.get(method, ())
-    taken: set[str] = set()
+    grouped: set[str] = set()
     for name in stored:
         if method == "bitsandbytes":
             parts = _bnb_parts(name, stored, present)
@@ -41,10 +41,10 @@ def groups(method: str, names: Iterable[str]) -> Iterator[tuple[str, dict[str, s
             base = name.removesuffix(suffixes[0]) if suffixes and name.endswith(suffixes[0]) else None
             parts = {s: base + s for s in suffixes if base is not None and base + s in present}
         if len(parts) > 1:
-            taken |= set(parts.values())
+            grouped |= set(parts.values())
             yield name.removesuffix(suffixes[0]) + _WEIGHT[method], parts
     for name in stored:
-        if name not in taken and not name.endswith(_UNUSED.get(method, ("\0",))):
+        if name not in grouped and not name.endswith(_UNUSED.get(method, ("\0",))):
             yield name, {"": name}
 
 
@@ -55,7 +55,7 @@ def _bnb_parts(name: str, stored: Iterable[str], present: set[str]) -> dict[str,
     if f"{name}.absmax" in present:
         prefix = f"{name}."
         return {"weight": name} | {
-            each.removeprefix(prefix): each for each in stored if each.startswith(prefix)
+            tensor.removeprefix(prefix): tensor for tensor in stored if tensor.startswith(prefix)
         }
     scales = name.removesuffix("weight") + "SCB"
     return {"weight": name, "SCB": scales} if scales in present else {}

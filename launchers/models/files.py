@@ -112,7 +112,7 @@ def weight_files(folder: Path) -> list[Path]:
         return _present(folder, listed, INDEX)
     files = sorted(path for path in folder.glob("*.safetensors") if is_model_file(path.name))
     if not files:
-        other = sorted(
+        unsupported = sorted(
             [
                 *folder.glob("adapter_model.*"),
                 *folder.glob("*.bin"),
@@ -121,8 +121,8 @@ def weight_files(folder: Path) -> list[Path]:
             ]
         )
         advice = "*.safetensors or pytorch_model*.bin belong there."
-        if other:
-            advice = f"It has {other[0].name}, but *.safetensors or pytorch_model*.bin are needed."
+        if unsupported:
+            advice = f"It has {unsupported[0].name}, but *.safetensors or pytorch_model*.bin are needed."
         raise UserError(f"No weights in {folder}.", advice)
     part = next((path.name for path in files if _PART.search(path.name)), None)
     if part:  # left by a download interrupted before the index
@@ -186,7 +186,7 @@ def read_header(path: Path, *, quantized: bool = False) -> dict[str, tuple[int, 
     if untrained is not None and not quantized:
         raise UserError(
             f"{path}: {untrained} is of type {kinds[untrained]}, which is not trained.",
-            "Start from the unquantised model; --method qlora quantises it on loading.",
+            "Start from the unquantized model; --method qlora quantizes it on loading.",
         )
     if size > expected:
         raise UserError(

@@ -74,13 +74,17 @@ def _check(folder: Path, shapes: Mapping[str, tuple[int, ...]], rewards: bool) -
     except (ImportError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
-            f"{folder / 'config.json'}: transformers can't build a model of it: {reason}",
+            f"{folder / 'config.json'}: transformers cannot build a model of it: {reason}",
             "Use the config.json that was published with the weights.",
         ) from None
     # If the files contain both of two tied weights, transformers compares values, which headers lack
-    doubled = {name: of for name, of in empty.all_tied_weights_keys.items() if {name, of} <= shapes.keys()}
-    for name, of in doubled.items():
-        _check_same(folder, name, of)
+    doubled = {
+        name: tied_to
+        for name, tied_to in empty.all_tied_weights_keys.items()
+        if {name, tied_to} <= shapes.keys()
+    }
+    for name, tied_to in doubled.items():
+        _check_same(folder, name, tied_to)
     tensors = {
         name: torch.empty(shape, dtype=torch.bfloat16, device="meta")
         for name, shape in shapes.items()
@@ -110,7 +114,7 @@ def _check(folder: Path, shapes: Mapping[str, tuple[int, ...]], rewards: bool) -
         raise UserError(f"{folder}: the weights don't fit config.json: {problem}.", _ADVICE)
 
 
-def _check_same(folder: Path, name: str, of: str) -> None:
+def _check_same(folder: Path, name: str, tied_to: str) -> None:
     """Raise UserError if two tied tensors differ, of which torchtune would drop the first."""
     import torch
     from safetensors import safe_open
@@ -118,11 +122,11 @@ def _check_same(folder: Path, name: str, of: str) -> None:
     values: dict[str, torch.Tensor] = {}
     for path in weight_files(folder):
         with safe_open(path, framework="pt") as file:
-            values |= {each: file.get_tensor(each) for each in {name, of} & set(file.keys())}
-    if not torch.equal(values[name], values[of]):
+            values |= {tensor: file.get_tensor(tensor) for tensor in {name, tied_to} & set(file.keys())}
+    if not torch.equal(values[name], values[tied_to]):
         raise UserError(
             f"{folder}: config.json has tie_word_embeddings, and the weights have a {name} that differs from "
-            f"{of}.",
+            f"{tied_to}.",
             "If the model has a separate head, set tie_word_embeddings to false in config.json.",
         )
 
@@ -151,12 +155,12 @@ def _problem(*, missing: Sequence[str], mismatched: Sequence[str], unused: Seque
         ("not used by such a model", unused),
     )
     return "; ".join(
-        f"{len(names)} tensor{'s are' if len(names) > 1 else ' is'} {what} ({_first(names)})"
-        for what, names in parts
+        f"{len(names)} tensor{'s are' if len(names) > 1 else ' is'} {problem} ({_first(names)})"
+        for problem, names in parts
         if names
     )
 
 
 def _first(names: Sequence[str]) -> str:
-    more = ", ..." if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+    suffix = ", ..." if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + suffix

@@ -58,8 +58,8 @@ def place_weights(weights: Sequence[Path], destination: Path) -> set[str]:
     weight_map: dict[str, str] = {}
     total_size, dtypes = 0, set[str]()
     for number, path in enumerate(weights, start=1):
-        many = len(weights) > 1
-        name = f"model-{number:05d}-of-{len(weights):05d}.safetensors" if many else "model.safetensors"
+        is_sharded = len(weights) > 1
+        name = f"model-{number:05d}-of-{len(weights):05d}.safetensors" if is_sharded else "model.safetensors"
         for tensor, entry in safetensors_header(path).items():
             weight_map[tensor] = name
             dtypes.add(entry["dtype"])

@@ -23,7 +23,7 @@ def check_model(folder: Path) -> None:
         values = read_json_object(path) if path.is_file() else {}
         if values.get("auto_map") and importlib.util.find_spec("transformers") and not has_class(values):
             raise UserError(
-                f"{path} needs code of that folder (auto_map), and transformers can't load it without.",
+                f"{path} needs code of that folder (auto_map), and transformers cannot load it without.",
                 "Code in a model's folder is never run: use a model that transformers has a class for.",
             )
 
@@ -49,4 +49,4 @@ def _has_tokenizer(values: dict[str, Any]) -> bool:
     from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
     name = str(values.get("tokenizer_class") or "").removesuffix("Fast")
-    return any(tokenizer_class_from_name(each) is not None for each in (name, f"{name}Fast"))
+    return any(tokenizer_class_from_name(candidate) is not None for candidate in (name, f"{name}Fast"))

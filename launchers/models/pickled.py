@@ -60,11 +60,11 @@ def read(path: Path) -> dict[str, torch.Tensor]:
         with _memory_limited(path.stat().st_size):
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
-        called = _CALLED.search(str(error))
-        if called is None:
+        match = _CALLED.search(str(error))
+        if match is None:
             raise _unreadable(path, "its pickle has operations that tensors do not need") from None
         raise UserError(
-            f"{path} holds more than tensors: it would call {called[1].rstrip('.')}. It is not read, because "
+            f"{path} holds more than tensors: it would call {match[1].rstrip('.')}. It is not read, because "
             "that would execute code in the file.",
             "Use the model's *.safetensors, or save only its weights: torch.save(model.state_dict(), ...).",
         ) from None
@@ -84,8 +84,8 @@ def read(path: Path) -> dict[str, torch.Tensor]:
 def _memory_limited(size: int) -> Iterator[None]:
     """Let allocations fail in the block that exceed what a file of ``size`` bytes can contain."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    limit = used + 3 * size + _SPARE_BYTES
+    resident_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limit = resident_bytes + 3 * size + _SPARE_BYTES
     if soft == resource.RLIM_INFINITY or limit < soft:
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     try:
@@ -96,7 +96,7 @@ def _memory_limited(size: int) -> Iterator[None]:
 
 def _unreadable(path: Path, reason: str) -> UserError:
     return UserError(
-        f"{path} can't be read as a model's weights: {reason}.",
+        f"{path} cannot be read as a model's weights: {reason}.",
         "Delete it and fetch it again, or use the model's *.safetensors.",
     )
 
@@ -107,14 +107,14 @@ def _torch(path: Path) -> Any:
             import torch
     except ImportError:
         raise UserError(
-            f"{path} can't be read here: torch is not installed.", "pip install 'metaflow-finetune[train]'"
+            f"{path} cannot be read here: torch is not installed.", "pip install 'metaflow-finetune[train]'"
         ) from None
     return torch
 
 
-def _no_weights(path: Path, found: str) -> UserError:
+def _no_weights(path: Path, content: str) -> UserError:
     return UserError(
-        f"{path} holds {found} instead of names and tensors of a model.",
+        f"{path} holds {content} instead of names and tensors of a model.",
         "Save only the model's weights: torch.save(model.state_dict(), ...).",
     )
 

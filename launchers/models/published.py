@@ -52,8 +52,8 @@ def bf16_bytes(source: Path) -> int:
     """Estimate the bytes of the converted model from the sizes of the published files."""
     published_bytes = sum(path.stat().st_size for path in weight_files(source))
     method = quantization_of(read_config(source))
-    each = weight_formats.FORMATS[method].bytes_each if method else weight_formats.BF16_BYTES
-    return int(published_bytes * weight_formats.BF16_BYTES / each)
+    bytes_each = weight_formats.FORMATS[method].bytes_each if method else weight_formats.BF16_BYTES
+    return int(published_bytes * weight_formats.BF16_BYTES / bytes_each)
 
 
 def write_trainable(source: Path, folder: Path) -> None:
@@ -104,14 +104,16 @@ def _tensors(source: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, tor
     method = quantization_of(config)
     options = dict(config.get("quantization_config") or {})
     multimodal = "text_config" in config
-    with ExitStack() as opened:
-        files = {path: opened.enter_context(safe_open(path, framework="pt")) for path in weight_files(source)}
-        where = {name: file for file in files.values() for name in file.keys()}  # noqa: SIM118 - no mapping
-        for name, parts in dequantize.groups(method, where):
+    with ExitStack() as open_files:
+        files = {
+            path: open_files.enter_context(safe_open(path, framework="pt")) for path in weight_files(source)
+        }
+        file_of_tensor = {name: file for file in files.values() for name in file.keys()}  # noqa: SIM118 - no mapping
+        for name, parts in dequantize.groups(method, file_of_tensor):
             own_name = _language_name(name) if multimodal else name
             if own_name is None:
                 continue
-            tensors = {part: where[stored].get_tensor(stored) for part, stored in parts.items()}
+            tensors = {part: file_of_tensor[stored].get_tensor(stored) for part, stored in parts.items()}
             tensor = dequantize.dequantize(method, options, tensors)
             if tensor.is_floating_point():
                 tensor = tensor.to(torch.bfloat16)

@@ -87,7 +87,7 @@ def config_of(spec: ModelSpec, dtype: str = "bfloat16") -> dict[str, Any]:
     """
     if spec.family != "llama" or spec.experts or spec.qkv_bias or spec.o_bias or spec.mlp_bias:
         raise UserError(
-            f"{spec.name} ({spec.family}) can't be generated with random weights: only plain Llamas can.",
+            f"{spec.name} ({spec.family}) cannot be generated with random weights: only plain Llamas can.",
             "Choose a Llama from the table, such as llama-3.2-1b or llama-3.1-8b.",
         )
     rope: dict[str, Any] = {"rope_theta": spec.rope_theta, "rope_type": spec.rope_scaling_type or "default"}

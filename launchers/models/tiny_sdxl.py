@@ -158,12 +158,12 @@ def _without_bars() -> Iterator[None]:
     """Disable transformers' progress bars while models are written."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if was_enabled:
             logging.enable_progress_bar()
 
 
@@ -213,14 +213,14 @@ def _tokenizer() -> Any:
     from transformers import CLIPTokenizer
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    learnt = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
-    learnt.pre_tokenizer = pre_tokenizers.Whitespace()
+    learned = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
+    learned.pre_tokenizer = pre_tokenizers.Whitespace()
     trainer = trainers.BpeTrainer(
         vocab_size=10_000, initial_alphabet=alphabet, end_of_word_suffix="</w>", show_progress=False
     )
     captions = [caption for caption, _ in drawn_shapes.drawn(drawn_shapes.COUNT)]
-    learnt.train_from_iterator(captions, trainer)
-    merges = [tuple(pair) for pair in json.loads(learnt.to_str())["model"]["merges"]]
+    learned.train_from_iterator(captions, trainer)
+    merges = [tuple(pair) for pair in json.loads(learned.to_str())["model"]["merges"]]
     tokens = [*alphabet, *(f"{letter}</w>" for letter in alphabet), *map("".join, merges), _BEGINS, _ENDS]
     vocabulary = {token: number for number, token in enumerate(tokens)}
     return CLIPTokenizer(vocabulary, merges, model_max_length=77)

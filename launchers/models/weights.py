@@ -113,12 +113,12 @@ def _convert(path: Path, folder: Path) -> Path:
     write = pickled.write_safetensors if pickles else published.write_trainable
     if not conversion.is_converted_from(path, folder):
         if pickles:
-            needed = sum(file.stat().st_size for file in pickles)
+            needed_bytes = sum(file.stat().st_size for file in pickles)
         else:
             config = read_config(path)
-            needed = published.bf16_bytes(path)
+            needed_bytes = published.bf16_bytes(path)
             print(f"converting {path}: {published.describe(config)}, once", flush=True)
-        _check_space(folder, needed, f"{path} as safetensors")
+        _check_space(folder, needed_bytes, f"{path} as safetensors")
         with full_disk_explained(folder, RETRY_ADVICE):
             conversion.convert(path, folder, write)
     if path == _pickled_folder(folder):

@@ -87,7 +87,7 @@ def fetch(
 
 def _fingerprint(job: TrainJob, data: Prepared) -> str:
     """Hash every input of the latents: images and captions, encoders, and device type."""
-    texts = [data.info.content, job.plan.layout.device, *(each.name for each in dataclasses.fields(Latent))]
+    texts = [data.info.content, job.plan.layout.device, *(field.name for field in dataclasses.fields(Latent))]
     files = [path for name in ENCODERS for path in sorted((job.model_dir / name).glob("*.safetensors"))]
     return parts.fingerprint(texts, files)
 
@@ -122,7 +122,7 @@ class Latent:
     @classmethod
     def of(cls, read: Callable[[str], torch.Tensor], row: int) -> Latent:
         """Build one row's tensors; ``read`` returns a tensor by its name in a part's file."""
-        return cls(**{each.name: read(f"{row}.{each.name}") for each in dataclasses.fields(cls)})
+        return cls(**{field.name: read(f"{row}.{field.name}") for field in dataclasses.fields(cls)})
 
 
 class Latents:

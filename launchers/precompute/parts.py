@@ -84,11 +84,11 @@ def fetch(
 
     Raises UserError if the computation fails or makes no progress, RankFailed if a signal ended it.
     """
-    mine = [part for part in parts.numbers if part % address.nodes == address.node]
-    missing = [part for part in mine if store.size(parts.key(part)) is None]
-    stored = len(mine) - len(missing)
+    node_parts = [part for part in parts.numbers if part % address.nodes == address.node]
+    missing = [part for part in node_parts if store.size(parts.key(part)) is None]
+    stored = len(node_parts) - len(missing)
     if stored:
-        print(f"{parts.name}: {stored} of {len(mine)} parts are already stored", flush=True)
+        print(f"{parts.name}: {stored} of {len(node_parts)} parts are already stored", flush=True)
     work.mkdir(parents=True, exist_ok=True)
     if missing:
         shares = [missing[first::processes] for first in range(min(processes, len(missing)))]
@@ -125,7 +125,7 @@ def _compute(
     limit_s: float,
 ) -> None:
     """Compute parts, each share in a separate process, and store each part as soon as its file exists."""
-    total, done, last_progress = sum(map(len, shares)), 0, time.monotonic()
+    total, parts_done, last_progress = sum(map(len, shares)), 0, time.monotonic()
     logs = [work / f"{parts.name}-{number}.log" for number in range(len(shares))]
     with ExitStack() as stack:
         workers = []
@@ -133,20 +133,22 @@ def _compute(
             request, gpu = work / f"request-{number}.json", number if len(shares) > 1 else None
             process = stack.enter_context(started(parts.module, request, log, on_cpu=on_cpu, gpu=gpu))
             workers.append((process, log, list(share)))
-        while any(rest for *_, rest in workers):
+        while any(pending for *_, pending in workers):
             statuses = [process.poll() is not None for process, *_ in workers]
-            ready = [rest for *_, rest in workers if rest and (work / parts.file(rest[0])).is_file()]
-            for rest in ready:
-                store.put_file(parts.key(rest[0]), work / parts.file(rest.pop(0)))
-                last_progress, done = time.monotonic(), done + 1
-                progress = f"{done} of {total} parts of {parts.size} ({parts.count:,} in all)"
+            ready = [
+                pending for *_, pending in workers if pending and (work / parts.file(pending[0])).is_file()
+            ]
+            for pending in ready:
+                store.put_file(parts.key(pending[0]), work / parts.file(pending.pop(0)))
+                last_progress, parts_done = time.monotonic(), parts_done + 1
+                progress = f"{parts_done} of {total} parts of {parts.size} ({parts.count:,} in all)"
                 print(f"{parts.name}: {progress}", flush=True)
             if ready:
                 continue
-            for exited, (process, log, rest) in zip(statuses, workers, strict=True):
-                if exited and rest:
+            for exited, (process, log, pending) in zip(statuses, workers, strict=True):
+                if exited and pending:
                     raise _error(parts.name, node, process.returncode, log)
-            if time.monotonic() - last_progress > limit_s * (1 if done else LOADING_FACTOR):
+            if time.monotonic() - last_progress > limit_s * (1 if parts_done else LOADING_FACTOR):
                 raise UserError(
                     f"Computing the {parts.name} has made no progress for {limit_s} s.",
                     "Raise resources.hang_timeout_s if the model is that slow on this hardware.",
@@ -158,8 +160,8 @@ def _error(name: str, node: int, status: int, log: Path) -> RankFailed | UserErr
     """Return the error for a process that ended early: RankFailed after a signal, otherwise UserError."""
     if status < 0:
         return RankFailed(_signal_failure(name, node, status, tail(log, 30)))
-    why = tail(log, 1) or f"exit status {status}"
-    return UserError(f"The {name} could not be computed: {why}", f"Its log: {tail(log, 30)}")
+    reason = tail(log, 1) or f"exit status {status}"
+    return UserError(f"The {name} could not be computed: {reason}", f"Its log: {tail(log, 30)}")
 
 
 def _signal_failure(name: str, node: int, status: int, log: str) -> Failure:

@@ -51,10 +51,10 @@ class Ends:
     @classmethod
     def of(cls, generation_config: Any, tokenizer: Any) -> Ends:
         """Read the end tokens from the generation config, or from the tokenizer if it has none."""
-        ends = generation_config.eos_token_id
-        ends = tokenizer.eos_token_id if ends is None else ends
-        end_ids = ends if isinstance(ends, (list, tuple)) else [ends]
-        return cls(ids=frozenset(each for each in end_ids if each is not None), tokenizer=tokenizer)
+        eos_ids = generation_config.eos_token_id
+        eos_ids = tokenizer.eos_token_id if eos_ids is None else eos_ids
+        end_ids = eos_ids if isinstance(eos_ids, (list, tuple)) else [eos_ids]
+        return cls(ids=frozenset(token for token in end_ids if token is not None), tokenizer=tokenizer)
 
     def answer(self, tokens: Sequence[int]) -> Answer:
         """Decode an answer; tokens after its end token are padding."""

@@ -69,7 +69,7 @@ class GenerationRequest:
         self.work_dir.mkdir(parents=True, exist_ok=True)
         self.shards_dir.mkdir(parents=True, exist_ok=True)
         path = self.work_dir / "request.json"
-        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values |= {"settings": self.settings.model_dump(mode="json"), "limit": dataclasses.asdict(self.limit)}
         path.write_text(json.dumps(values, default=str))
         return path
@@ -92,21 +92,21 @@ def check_vllm(python: str | None) -> str:
 
     Raises UserError if there is no such program on this machine, or no vLLM in it.
     """
-    shown = python or sys.executable
-    path = shutil.which(str(Path(shown).expanduser()))
+    interpreter = python or sys.executable
+    path = shutil.which(str(Path(interpreter).expanduser()))
     if path is None:
         raise UserError(
-            f"rejection.generator_python {shown}: there is no such program here.",
+            f"rejection.generator_python {interpreter}: there is no such program here.",
             "Use the Python of an environment with vLLM, such as /srv/vllm/bin/python.",
         )
     code = "import importlib.util as u; raise SystemExit(u.find_spec('vllm') is None)"
     try:
-        done = subprocess.run([path, "-c", code], check=False, timeout=FIND_S, cwd="/", capture_output=True)
+        result = subprocess.run([path, "-c", code], check=False, timeout=FIND_S, cwd="/", capture_output=True)
     except subprocess.TimeoutExpired:
-        raise UserError(f"rejection.generator_python {shown}: no response within {FIND_S} s.") from None
-    if done.returncode:
+        raise UserError(f"rejection.generator_python {interpreter}: no response within {FIND_S} s.") from None
+    if result.returncode:
         raise UserError(
-            f"--rejection-generator vllm: there is no vLLM in {shown}.",
+            f"--rejection-generator vllm: there is no vLLM in {interpreter}.",
             (
                 "Install it (docs/rejection.md#vllm), or set the Python of an environment that has it: "
                 "--rejection-generator-python /srv/vllm/bin/python."
@@ -129,7 +129,7 @@ def generate(request: GenerationRequest, on_shard: Callable[[int, Path], None]) 
         path,
         request.shards_dir,
         tuple(shards),
-        what="drawing answers",
+        name="drawing answers",
         device=request.device,
         limit_s=request.settings.resources.hang_timeout_s,
         on_shard=on_shard,
@@ -167,7 +167,7 @@ def _sampler(request: GenerationRequest) -> Sampler:
             limit=request.limit,
             gpus=request.gpus,
             memory_bytes=request.memory_bytes,
-            longest=max((each.tokens for each in prompts.read_written(request.prompts)), default=1),
+            longest=max((prompt.tokens for prompt in prompts.read_written(request.prompts)), default=1),
         )
     from launchers.rejection.transformers_sampler import TransformersSampler
 

@@ -44,7 +44,7 @@ class ScoringRequest:
         self.work_dir.mkdir(parents=True, exist_ok=True)
         self.shards_dir.mkdir(parents=True, exist_ok=True)
         path = self.work_dir / "request.json"
-        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         path.write_text(json.dumps(values | {"settings": self.settings.model_dump(mode="json")}, default=str))
         return path
 
@@ -68,7 +68,7 @@ def score(request: ScoringRequest, on_shard: Callable[[int, Path], None]) -> Non
         request.save(),
         request.shards_dir,
         range(request.shards),
-        what="scoring answers",
+        name="scoring answers",
         device=request.device if request.model_dir else "cpu",
         limit_s=request.settings.resources.hang_timeout_s,
         on_shard=on_shard,
@@ -84,7 +84,7 @@ def main(path: Path) -> None:
         file = request.shards_dir / rows.shard_name(shard)
         if not file.is_file():
             answers = rows.read_answers(request.answers_dir / rows.shard_name(shard))
-            rows.write_rows(file, scorer([(prompt_by_index[each.index], each) for each in answers]))
+            rows.write_rows(file, scorer([(prompt_by_index[item.index], item) for item in answers]))
 
 
 def _function_scorer(request: ScoringRequest) -> Callable[[Sequence[tuple[Prompt, Answers]]], list[Scores]]:
@@ -95,10 +95,10 @@ def _function_scorer(request: ScoringRequest) -> Callable[[Sequence[tuple[Prompt
             Scores(
                 index=prompt.index,
                 scores=tuple(
-                    score_by(function, request.score, prompt.shown, answer.text) for answer in each.answers
+                    score_by(function, request.score, prompt.shown, answer.text) for answer in item.answers
                 ),
             )
-            for prompt, each in answered
+            for prompt, item in answered
         ]
 
     return scores
@@ -114,12 +114,12 @@ def _model_scorer(request: ScoringRequest) -> Callable[[Sequence[tuple[Prompt, A
     def scores(answered: Sequence[tuple[Prompt, Answers]]) -> list[Scores]:
         each_of = iter(
             rewards_of(
-                [prompt.with_answer(answer.text) for prompt, each in answered for answer in each.answers]
+                [prompt.with_answer(answer.text) for prompt, item in answered for answer in item.answers]
             )
         )
         return [
-            Scores(index=prompt.index, scores=tuple(next(each_of) for _ in each.answers))
-            for prompt, each in answered
+            Scores(index=prompt.index, scores=tuple(next(each_of) for _ in item.answers))
+            for prompt, item in answered
         ]
 
     return scores

@@ -116,7 +116,7 @@ def distribution(scores: Sequence[float], like: Distribution | None = None) -> D
     """
     low, high = min(scores), max(scores)
     if like is not None:
-        bins = [(each.low, each.high) for each in like.bins]
+        bins = [(item.low, item.high) for item in like.bins]
     elif high == low:
         bins = [(low, high)]
     else:
@@ -145,8 +145,8 @@ def select(
 
     Of equal scores the first is the best. Raises UserError if nothing is left.
     """
-    answers_of = {each.index: each.answers for each in answers}
-    scores_of = {each.index: each.scores for each in scores}
+    answers_of = {item.index: item.answers for item in answers}
+    scores_of = {item.index: item.scores for item in scores}
     best = []
     for prompt in prompts:
         pairs = zip(scores_of[prompt.index], answers_of[prompt.index], strict=True)
@@ -155,10 +155,10 @@ def select(
             score, answer = max(usable, key=lambda pair: pair[0])
             best.append((score, prompt, answer))
     min_score = -math.inf if settings.min_score is None else settings.min_score
-    eligible = [each for each in best if each[0] >= min_score]
+    eligible = [item for item in best if item[0] >= min_score]
     count = math.ceil(settings.top_share * len(eligible))
-    selected = sorted(eligible, key=lambda each: -each[0])[:count]
-    selected.sort(key=lambda each: each[1].index)
+    selected = sorted(eligible, key=lambda item: -item[0])[:count]
+    selected.sort(key=lambda item: item[1].index)
     if not selected:
         best_score = f"; the best of all has {max(score for score, _, _ in best):g}" if best else ""
         raise UserError(
@@ -175,8 +175,8 @@ def select(
     return kept, Selection(
         prompts=len(prompts),
         overview=statistics,
-        kept=distribution([each.score for each in kept], statistics.drawn),
-        empty=sum(not answer.text.strip() for each in answers for answer in each.answers),
+        kept=distribution([item.score for item in kept], statistics.drawn),
+        empty=sum(not answer.text.strip() for item in answers for answer in item.answers),
         cut=sum(not answer.ended for _, _, answer in selected),
         below=len(best) - len(eligible),
     )
@@ -184,16 +184,16 @@ def select(
 
 def overview(prompts: Sequence[Prompt], answers: Sequence[Answers], scores: Sequence[Scores]) -> Overview:
     """Compute statistics of all answers to these prompts."""
-    answers_of = {each.index: each.answers for each in answers}
-    scores_of = {each.index: each.scores for each in scores}
+    answers_of = {item.index: item.answers for item in answers}
+    scores_of = {item.index: item.scores for item in scores}
     examples = [
         Example(prompt=prompt.shown, answer=answer.text, score=score)
         for prompt in prompts
         for score, answer in zip(scores_of[prompt.index], answers_of[prompt.index], strict=True)
     ]
-    ranked = sorted(examples, key=lambda each: -each.score)
+    ranked = sorted(examples, key=lambda item: -item.score)
     return Overview(
-        drawn=distribution([each.score for each in examples]),
+        drawn=distribution([item.score for item in examples]),
         best=tuple(ranked[:SHOWN]),
         worst=tuple(ranked[::-1][:SHOWN]),
     )
@@ -202,5 +202,5 @@ def overview(prompts: Sequence[Prompt], answers: Sequence[Answers], scores: Sequ
 def mean_of(scores: Sequence[Scores], indices: Collection[int]) -> float | None:
     """Return the mean score of all answers to these prompts; None if there are none."""
     index_set = set(indices)
-    values = [score for each in scores if each.index in index_set for score in each.scores]
+    values = [score for item in scores if item.index in index_set for score in item.scores]
     return math.fsum(values) / len(values) if values else None

@@ -31,7 +31,7 @@ def make_shards(
     folder: Path,
     shards: Sequence[int],
     *,
-    what: str,
+    name: str,
     device: str,
     limit_s: float,
     on_shard: Callable[[int, Path], None],
@@ -78,8 +78,8 @@ def make_shards(
                 last_shard_at = reported_at = time.monotonic()
             now = time.monotonic()
             if status is None and now - reported_at >= PROGRESS_INTERVAL_S:
-                done = f"{len(shards) - len(missing)} of {len(shards)} shards"
-                print(f"{what}: {done}, after {format_clock(now - started_at)}", flush=True)
+                progress = f"{len(shards) - len(missing)} of {len(shards)} shards"
+                print(f"{name}: {progress}, after {format_clock(now - started_at)}", flush=True)
                 reported_at = now
             if status is None and now - last_shard_at > limit_s:
                 raise UserError(
@@ -91,5 +91,7 @@ def make_shards(
         return
     if problem.is_file():
         raise UserError(**json.loads(problem.read_text()))
-    how = f"was ended by {signal.Signals(-status).name} ({-status})" if status < 0 else "has failed"
-    raise RuntimeError(f"{module} {how}, {len(missing)} of {len(shards)} shards are missing. {tail(log, 30)}")
+    outcome = f"was ended by {signal.Signals(-status).name} ({-status})" if status < 0 else "has failed"
+    raise RuntimeError(
+        f"{module} {outcome}, {len(missing)} of {len(shards)} shards are missing. {tail(log, 30)}"
+    )

@@ -94,9 +94,9 @@ class TransformersSampler:
                 max_new_tokens=self._rejection.max_new_tokens,
                 pad_token_id=self._tokenizer.pad_token_id,
             )
-        drawn = [self._ends.answer(tokens) for tokens in output[:, ids.shape[1] :].tolist()]
-        each = self._rejection.answers
+        answers = [self._ends.answer(tokens) for tokens in output[:, ids.shape[1] :].tolist()]
+        per_prompt = self._rejection.answers
         return [
-            Answers(index=prompt.index, answers=tuple(drawn[place * each : (place + 1) * each]))
+            Answers(index=prompt.index, answers=tuple(answers[place * per_prompt : (place + 1) * per_prompt]))
             for place, prompt in enumerate(prompts)
         ]

@@ -88,7 +88,7 @@ class VllmSampler:
         return [
             Answers(
                 index=prompt.index,
-                answers=tuple(self._ends.answer(list(drawn.token_ids)) for drawn in output.outputs),
+                answers=tuple(self._ends.answer(list(completion.token_ids)) for completion in output.outputs),
             )
             for prompt, output in zip(prompts, outputs, strict=True)
         ]
@@ -158,13 +158,13 @@ def _import(device: str) -> Any:
         from vllm.platforms import current_platform
     except ImportError as error:
         raise UserError(
-            f"rejection.generator vllm: it can't be imported here: {error}.",
+            f"rejection.generator vllm: it cannot be imported here: {error}.",
             "Reinstall it (docs/rejection.md#vllm).",
         ) from None
-    made_for = current_platform.device_type or "no device of this machine"
-    if made_for != device:
+    build_device = current_platform.device_type or "no device of this machine"
+    if build_device != device:
         raise UserError(
-            f"rejection.generator vllm: vLLM is built for {made_for}, and this runs on {device}.",
+            f"rejection.generator vllm: vLLM is built for {build_device}, and this runs on {device}.",
             _WITHOUT,
         )
     return vllm

@@ -43,16 +43,16 @@ Losses = Sequence[HeldOutLoss]
 
 def best_of(losses: Losses) -> HeldOutLoss | None:
     """Return the lowest loss, the earliest of equal ones; NaN is ignored."""
-    valid = [each for each in losses if not math.isnan(each.loss)]
-    return min(valid, key=lambda each: (each.loss, each.step), default=None)
+    valid = [loss for loss in losses if not math.isnan(loss.loss)]
+    return min(valid, key=lambda loss: (loss.loss, loss.step), default=None)
 
 
 def evaluations_without_gain(losses: Losses, min_delta: float) -> int:
     """Count the evaluations since the last one that was lower by more than ``min_delta``."""
     lowest, since = math.inf, 0
-    for each in losses:
-        if each.loss < lowest - min_delta:
-            lowest, since = each.loss, 0
+    for loss in losses:
+        if loss.loss < lowest - min_delta:
+            lowest, since = loss.loss, 0
         else:
             since += 1
     return since

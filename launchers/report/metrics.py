@@ -40,7 +40,7 @@ class Metrics:
     mfu: float | None  # 0 to 1
     eta_seconds: float | None  # None: unknown number of steps
     task: dict[str, float] = field(default_factory=dict)  # task-specific figures by name
-    of_images: bool = False  # whether samples are images, and tokens the positions of their latents
+    is_image_run: bool = False  # whether samples are images, and tokens the positions of their latents
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -50,7 +50,7 @@ class Metrics:
         values = {
             k: v
             for k, v in self.to_dict().items()
-            if v is not None and k not in ("step", "task", "of_images")
+            if v is not None and k not in ("step", "task", "is_image_run")
         }
         return values | self.task
 
@@ -58,8 +58,8 @@ class Metrics:
 def tokens_of_steps(data: Prepared) -> list[int]:
     """Count the tokens that go through the model in each step, over all processes, without padding."""
     info = data.info
-    drawn = data.row_lengths[data.order[: info.total_steps * info.global_batch_size]]
-    counts: list[int] = drawn.reshape(info.total_steps, info.global_batch_size).sum(axis=1).tolist()
+    lengths = data.row_lengths[data.order[: info.total_steps * info.global_batch_size]]
+    counts: list[int] = lengths.reshape(info.total_steps, info.global_batch_size).sum(axis=1).tolist()
     return counts
 
 
@@ -70,7 +70,7 @@ def median(values: Sequence[float]) -> float | None:
 
 def typical(metrics: Sequence[Metrics], figure: Callable[[Metrics], float | None]) -> float | None:
     """Return the median of one figure over a run's steps, without the warm-up step if there are others."""
-    values = [figure(each) for each in metrics[1:] or metrics]
+    values = [figure(step) for step in metrics[1:] or metrics]
     return median([value for value in values if value is not None])
 
 
@@ -88,7 +88,7 @@ class Summary:
     mfu: float | None
 
 
-def summarise(metrics: Sequence[Metrics]) -> Summary:
+def summarize(metrics: Sequence[Metrics]) -> Summary:
     """Summarize a run's steps by medians; raises ValueError if there are none."""
     if not metrics:
         raise ValueError("no step was trained")
@@ -107,7 +107,7 @@ def summarise(metrics: Sequence[Metrics]) -> Summary:
 def step_line(metrics: Metrics, total_steps: int, memory_peak_bytes: int | None = None) -> str:
     """Format one line for the terminal, most important first: Metaflow prefixes 65 of 120 columns."""
     parts = [f"step {metrics.step}/{total_steps}", f"loss {metrics.loss:.4f}"]
-    if metrics.of_images:
+    if metrics.is_image_run:
         parts.append(f"{metrics.samples_per_second:,.2f} images/s")
     else:
         parts.append(f"{metrics.tokens_per_second:,.0f} tok/s")
@@ -121,7 +121,7 @@ def step_line(metrics: Metrics, total_steps: int, memory_peak_bytes: int | None 
     if metrics.grad_norm is not None:
         parts.append(f"grad {metrics.grad_norm:.2f}")
     parts.append(f"dt {_times(metrics)}")
-    if metrics.tokens_per_second != metrics.tokens_per_second_per_gpu and not metrics.of_images:
+    if metrics.tokens_per_second != metrics.tokens_per_second_per_gpu and not metrics.is_image_run:
         parts.append(f"{metrics.tokens_per_second_per_gpu:,.0f} tok/s each")
     if metrics.mfu is not None:
         parts.append(f"MFU {metrics.mfu:.1%}")

@@ -40,9 +40,9 @@ def largest_process(
         Peak of the fullest GPU by NVML, minus memory in use before the run; 0 if not measured. A value below
         torch's reserved memory means that NVML sampled another GPU or too rarely, so torch's peak is used.
     """
-    largest_reserved = max((each for each in reserved if each), default=None)
+    largest_reserved = max((size for size in reserved if size), default=None)
     if largest_reserved is None:
-        largest_resident = max((each for each in resident if each), default=None)
+        largest_resident = max((size for size in resident if size), default=None)
         return (
             None if largest_resident is None else MemoryPeak(size_bytes=largest_resident, counter="resident")
         )

@@ -21,14 +21,14 @@ class Progress:
     ----------
     total_steps:
         Number of steps of the whole run.
-    every:
+    interval:
         Steps between two lines if standard output is no terminal. ``auto``: a tenth of the run, but at
         most one line per second and at least one per minute. The first step of this training and the last
         step of the run are always printed.
     """
 
-    def __init__(self, *, total_steps: int, every: int | Literal["auto"]) -> None:
-        self._total, self._every = total_steps, every
+    def __init__(self, *, total_steps: int, interval: int | Literal["auto"]) -> None:
+        self._total, self._interval = total_steps, interval
         self._started = False
         self._printed_step, self._printed_at = 0, 0.0
         self._checkpoint_at = time.monotonic()
@@ -47,16 +47,20 @@ class Progress:
 
     def _is_logged(self, step: int) -> bool:
         """Whether a step between the first and the last one is logged."""
-        if self._every != "auto":
-            return step % self._every == 0
+        if self._interval != "auto":
+            return step % self._interval == 0
         seconds = time.monotonic() - self._printed_at
-        reached = step - self._printed_step >= self._total / LINES
-        return seconds >= MAX_INTERVAL_S or (seconds >= MIN_INTERVAL_S and reached)
+        is_due = step - self._printed_step >= self._total / LINES
+        return seconds >= MAX_INTERVAL_S or (seconds >= MIN_INTERVAL_S and is_due)
 
     def prints_checkpoint(self) -> bool:
         """Whether to log a checkpoint that was just written: with ``auto``, at most one per minute."""
         now = time.monotonic()
-        if self._every == "auto" and not sys.stdout.isatty() and now - self._checkpoint_at < MAX_INTERVAL_S:
+        if (
+            self._interval == "auto"
+            and not sys.stdout.isatty()
+            and now - self._checkpoint_at < MAX_INTERVAL_S
+        ):
             return False
         self._checkpoint_at = now
         return True

@@ -98,9 +98,9 @@ class RunState:
                 self._memory[event.rank] = event
                 self._memory_series.append(event)
             elif isinstance(event, Phase):
-                before = self._phases.get(event.rank)
-                if before is not None and before.name == "checkpoint" and event.name == "train":
-                    self._checkpoints_s.append(event.at - before.at)
+                previous = self._phases.get(event.rank)
+                if previous is not None and previous.name == "checkpoint" and event.name == "train":
+                    self._checkpoints_s.append(event.at - previous.at)
                 self._phases[event.rank] = event
             elif isinstance(event, DistInfo):
                 self._infos[event.rank] = event
@@ -116,12 +116,14 @@ class RunState:
     def notes(self, step: int, *, keeps_best: bool) -> dict[str, Any]:
         """Return the metrics, evaluations and pictures up to a step, for its checkpoint."""
         with self._lock:
-            evaluations = [each for each in self.evaluations if each.step <= step]
+            evaluations = [evaluation for evaluation in self.evaluations if evaluation.step <= step]
             best = best_of(evaluations) if keeps_best else None
             return {
-                "metrics": [each.to_dict() for each in self.metrics if each.step <= step],
-                "evaluations": [each.to_dict() for each in evaluations],
-                "drawn": [dataclasses.asdict(each) for each in self.drawn if each.step <= step],
+                "metrics": [evaluation.to_dict() for evaluation in self.metrics if evaluation.step <= step],
+                "evaluations": [evaluation.to_dict() for evaluation in evaluations],
+                "drawn": [
+                    dataclasses.asdict(evaluation) for evaluation in self.drawn if evaluation.step <= step
+                ],
                 "best_step": None if best is None else best.step,
             }
 
@@ -133,7 +135,7 @@ class RunState:
             for values in notes.get("drawn", ()):
                 self._add_drawn(Drawn(**values))
             if with_metrics:
-                self._metrics = {each["step"]: Metrics(**each) for each in notes.get("metrics", ())}
+                self._metrics = {entry["step"]: Metrics(**entry) for entry in notes.get("metrics", ())}
 
     def snapshot(self) -> RunState:
         """Return a copy that later events leave unchanged."""
@@ -302,7 +304,7 @@ class RunState:
             else None,
             eta_seconds=self._eta_after(measured.step, dt),
             task=measured.metrics or {},
-            of_images=plan is not None and TASKS[plan.task].images,
+            is_image_run=plan is not None and TASKS[plan.task].images,
         )
 
     def _eta_after(self, step: int, dt: float | None = None) -> float | None:

@@ -51,7 +51,9 @@ class Stragglers:
         paces[pace.rank] = pace
         if len(paces) < self._count or self._count < 2:
             return []
-        for step in [each for each in self._steps if each <= pace.step]:  # earlier steps stay incomplete
+        for step in [
+            candidate for candidate in self._steps if candidate <= pace.step
+        ]:  # earlier steps stay incomplete
             del self._steps[step]
         self._complete_steps += 1
         if self._complete_steps <= WARM_UP:
@@ -90,11 +92,11 @@ class Stragglers:
             elif rank.straggling is not None and sum(lag > ON_TIME for lag in values) <= len(values) / 2:
                 changed.append(replace(rank.straggling, step=pace.step, over=True))
                 rank.straggling = None
-        return [self._with_node(each) for each in changed]
+        return [self._with_node(straggling) for straggling in changed]
 
-    def _with_node(self, each: Straggling) -> Straggling:
-        late = {other.rank for other in self.late if other.node == each.node} | {each.rank}
-        return replace(each, whole_node=len(late) == self._per_node)
+    def _with_node(self, straggling: Straggling) -> Straggling:
+        late = {other.rank for other in self.late if other.node == straggling.node} | {straggling.rank}
+        return replace(straggling, whole_node=len(late) == self._per_node)
 
 
 def lags(paces: Mapping[int, Pace]) -> dict[int, float]:
@@ -105,7 +107,7 @@ def lags(paces: Mapping[int, Pace]) -> dict[int, float]:
     middle = {(peers - 1) // 2, peers // 2}  # positions of the median among the peers
     lag_by_rank = {}
     for place, pace in enumerate(ordered):
-        values = [ordered[each + (each >= place)].in_collectives for each in middle]
+        values = [ordered[index + (index >= place)].in_collectives for index in middle]
         lag_by_rank[pace.rank] = (
             (sum(values) / len(values) - pace.in_collectives) / step_s if step_s > 0 else 0.0
         )
@@ -124,24 +126,27 @@ def _is_enough(steps: Iterable[tuple[int, float, float]]) -> bool:
 def shown(newest: Iterable[Straggling]) -> list[Straggling]:
     """Reduce to one event per rank, and to one per node whose ranks are all late."""
     events = list(newest)
-    nodes = {each.node for each in events if each.whole_node}
-    return list({(each.node, -1 if each.node in nodes else each.rank): each for each in events}.values())
+    nodes = {event.node for event in events if event.whole_node}
+    return list({(event.node, -1 if event.node in nodes else event.rank): event for event in events}.values())
 
 
 def late_lines(newest: Iterable[Straggling], *, on_gpus: bool) -> list[str]:
     """Describe the ranks that are or were late; ``newest``: the last event of each rank."""
-    return [describe(each, on_gpus=on_gpus) for each in shown(newest)]
+    return [describe(straggling, on_gpus=on_gpus) for straggling in shown(newest)]
 
 
-def describe(each: Straggling, *, on_gpus: bool) -> str:
+def describe(straggling: Straggling, *, on_gpus: bool) -> str:
     """Describe in one line which rank or node is late, by how much, and since when."""
-    place = f"node {each.node}, {each.host}"
-    if each.whole_node:
-        who = f"node {each.node} ({each.host})"
+    place = f"node {straggling.node}, {straggling.host}"
+    if straggling.whole_node:
+        subject = f"node {straggling.node} ({straggling.host})"
     elif on_gpus:
-        who = f"rank {each.rank} (GPU {each.local_rank} of {place})"
+        subject = f"rank {straggling.rank} (GPU {straggling.local_rank} of {place})"
     else:
-        who = f"rank {each.rank} ({place})"
-    if each.over:
-        return f"{who} is on time again at step {each.step}; it was late since step {each.since}"
-    return f"{who} is late: it delays the others by {each.share:.0%} of each step since step {each.since}"
+        subject = f"rank {straggling.rank} ({place})"
+    if straggling.over:
+        return (
+            f"{subject} is on time again at step {straggling.step}; it was late since step {straggling.since}"
+        )
+    share, since = straggling.share, straggling.since
+    return f"{subject} is late: it delays the others by {share:.0%} of each step since step {since}"

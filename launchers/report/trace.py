@@ -100,30 +100,30 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
 
 def split(events: Iterable[Mapping[str, Any]]) -> Split:
     """Split the time of the annotated steps by kind; raises ValueError if the trace has none."""
-    spans = [_Span.of(each) for each in events if each.get("ph") == "X" and "dur" in each]
+    spans = [_Span.of(event) for event in events if event.get("ph") == "X" and "dur" in event]
     steps = sorted(
-        (each for each in spans if each.category == "user_annotation" and each.name.startswith(STEP)),
-        key=lambda each: each.begin,
+        (event for event in spans if event.category == "user_annotation" and event.name.startswith(STEP)),
+        key=lambda event: event.begin,
     )
     if not steps:
         raise ValueError("the trace has no annotated step")
-    rest = [each for each in spans if not each.name.startswith(STEP)]
-    on_gpu = any(each.category == "kernel" for each in rest)
+    others = [event for event in spans if not event.name.startswith(STEP)]
+    on_gpu = any(event.category == "kernel" for event in others)
     count = _Count()
-    work = _Gpu(rest, steps[0].thread) if on_gpu else _Cpu(rest, steps[0].thread)
+    work = _Gpu(others, steps[0].thread) if on_gpu else _Cpu(others, steps[0].thread)
     for step in steps:
         work.add_to(count, step.begin, step.end)
-    each = _MICROSECOND / len(steps)
+    event = _MICROSECOND / len(steps)
     most_expensive = sorted(count.operators.items(), key=lambda item: -item[1])[:MAX_OPERATORS]
     return Split(
         device="cuda" if on_gpu else "cpu",
         steps=len(steps),
-        step_seconds=sum(step.end - step.begin for step in steps) * each,
-        seconds=tuple((kind, count.kinds[kind] * each) for kind in KINDS if count.kinds[kind] > 0),
-        hidden=tuple((kind, count.hidden[kind] * each) for kind in KINDS if count.hidden[kind] > 0),
+        step_seconds=sum(step.end - step.begin for step in steps) * event,
+        seconds=tuple((kind, count.kinds[kind] * event) for kind in KINDS if count.kinds[kind] > 0),
+        hidden=tuple((kind, count.hidden[kind] * event) for kind in KINDS if count.hidden[kind] > 0),
         operators=tuple(
-            Operator(name=name, seconds=spent * each, calls=count.calls[name] / len(steps))
-            for name, spent in most_expensive
+            Operator(name=name, seconds=seconds * event, calls=count.calls[name] / len(steps))
+            for name, seconds in most_expensive
         ),
     )
 
@@ -141,18 +141,18 @@ class Allocated:
 
 def allocated(events: Iterable[Mapping[str, Any]], *, gpu: bool) -> Allocated | None:
     """Read tensor memory of GPU or host from memory events (``profile_memory``); None without such events."""
-    before, peak = None, 0
+    first_total, peak = None, 0
     kind = 1 if gpu else 0  # c10's DeviceType
-    for event in sorted((each for each in events if each.get("name") == "[memory]"), key=lambda e: e["ts"]):
+    for event in sorted((item for item in events if item.get("name") == "[memory]"), key=lambda e: e["ts"]):
         values = event["args"]
         if values["Device Type"] != kind:
             continue
         total = int(values["Total Allocated"])
-        before = total - int(values["Bytes"]) if before is None else before
+        first_total = total - int(values["Bytes"]) if first_total is None else first_total
         peak = max(peak, total)
-    if before is None:
+    if first_total is None:
         return None
-    return Allocated(before=before, peak=peak) if gpu else Allocated(before=0, peak=peak - before)
+    return Allocated(before=first_total, peak=peak) if gpu else Allocated(before=0, peak=peak - first_total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +215,9 @@ class _Cpu:
     def __init__(self, spans: Sequence[_Span], thread: tuple[Any, Any]) -> None:
         self._spans = _host_spans(spans, thread)
         self._collectives = [
-            each for each in spans if each.thread != thread and each.category == "user_annotation"
+            span for span in spans if span.thread != thread and span.category == "user_annotation"
         ]
-        self._collectives = [each for each in self._collectives if _collective(each.name)]
+        self._collectives = [span for span in self._collectives if _collective(span.name)]
 
     def add_to(self, count: _Count, begin: float, end: float) -> None:
         """Count the work from ``begin`` to ``end``."""
@@ -234,7 +234,7 @@ class _Cpu:
             if piece.operator is not None:
                 count.operators[piece.operator] += remaining
         count.calls.update(
-            each.name for each in self._spans if each.category == "cpu_op" and begin <= each.begin < end
+            span.name for span in self._spans if span.category == "cpu_op" and begin <= span.begin < end
         )
 
 
@@ -244,27 +244,27 @@ class _Gpu:
     def __init__(self, spans: Sequence[_Span], thread: tuple[Any, Any]) -> None:
         launched = _launched(spans)
         self._data = [
-            each
-            for each in spans
-            if each.thread == thread and each.category == "user_annotation" and _phase(each.name) == DATA
+            span
+            for span in spans
+            if span.thread == thread and span.category == "user_annotation" and _phase(span.name) == DATA
         ]
         self._work: list[tuple[_Piece, bool]] = []
-        for each in spans:
-            if each.category not in _DEVICE:
+        for span in spans:
+            if span.category not in _DEVICE:
                 continue
-            collective = _collective(each.name)
-            kind, operator = launched.get(each.correlation, (None, None))
+            collective = _collective(span.name)
+            kind, operator = launched.get(span.correlation, (None, None))
             if collective is None and kind in (None, OTHER):
-                kind = _kind_by_name(each.name) if each.category == "kernel" else kind or OTHER
-            piece = _Piece(each.begin, each.end, collective or kind, operator or each.name)
+                kind = _kind_by_name(span.name) if span.category == "kernel" else kind or OTHER
+            piece = _Piece(span.begin, span.end, collective or kind, operator or span.name)
             self._work.append((piece, collective is not None))
         self._work.sort(key=lambda item: item[0].begin)
 
     def add_to(self, count: _Count, begin: float, end: float) -> None:
         """Count the work from ``begin`` to ``end``."""
-        inside = [(p, c) for p, c in self._work if p.begin < end and p.end > begin]
-        computing = _cut([p for p, is_collective in inside if not is_collective], begin, end)
-        communicating = _cut([p for p, is_collective in inside if is_collective], begin, end)
+        overlapping = [(p, c) for p, c in self._work if p.begin < end and p.end > begin]
+        computing = _cut([p for p, is_collective in overlapping if not is_collective], begin, end)
+        communicating = _cut([p for p, is_collective in overlapping if is_collective], begin, end)
         data = _clipped(self._data, begin, end, kind=DATA)
         for start, stop, kind in computing.stretches:
             count.kinds[kind] += stop - start
@@ -279,7 +279,7 @@ class _Gpu:
             count.kinds[DATA] += waiting
             count.kinds[IDLE] += start - cursor - waiting
             cursor = stop
-        for piece, _ in inside:
+        for piece, _ in overlapping:
             if piece.operator is not None:
                 count.operators[piece.operator] += min(piece.end, end) - max(piece.begin, begin)
                 count.calls[piece.operator] += begin <= piece.begin
@@ -289,12 +289,12 @@ def _launched(spans: Sequence[_Span]) -> dict[int | None, tuple[str | None, str 
     """Map each launching call's correlation id to kind and operator of the work that it launches."""
     launched: dict[int | None, tuple[str | None, str | None]] = {}
     by_thread: defaultdict[tuple[Any, Any], list[_Span]] = defaultdict(list)
-    for each in spans:
-        if each.category in ("cpu_op", "user_annotation", *_LAUNCHES):
-            by_thread[each.thread].append(each)
+    for item in spans:
+        if item.category in ("cpu_op", "user_annotation", *_LAUNCHES):
+            by_thread[item.thread].append(item)
     for thread_spans in by_thread.values():
         stack: list[_Frame] = []
-        for span in sorted(thread_spans, key=lambda each: (each.begin, -each.end)):
+        for span in sorted(thread_spans, key=lambda item: (item.begin, -item.end)):
             while stack and stack[-1].end <= span.begin:
                 stack.pop()
             enclosing = stack[-1] if stack else None
@@ -308,14 +308,16 @@ def _launched(spans: Sequence[_Span]) -> dict[int | None, tuple[str | None, str 
 
 def _frame(span: _Span, enclosing: _Frame | None) -> _Frame:
     """Build the frame of a span inside the frame ``enclosing``."""
-    inside = enclosing.inside if enclosing else None
+    phase_inside = enclosing.inside if enclosing else None
     if span.category == "user_annotation":
-        phase = _phase(span.name) or inside
+        phase = _phase(span.name) or phase_inside
         operator = enclosing.operator if enclosing else None
         return _Frame(span.end, phase or (enclosing.kind if enclosing else None), operator, phase)
     waits = not _COMPUTES.match(span.name)
-    kind = _collective(span.name) or inside or _kind_by_name(span.name)
-    lasting = kind if kind in (ATTENTION, DATA, OPTIMIZER, GENERATION) or _collective(span.name) else inside
+    kind = _collective(span.name) or phase_inside or _kind_by_name(span.name)
+    lasting = (
+        kind if kind in (ATTENTION, DATA, OPTIMIZER, GENERATION) or _collective(span.name) else phase_inside
+    )
     return _Frame(span.end, kind, span.name, lasting, waits)
 
 
@@ -343,12 +345,14 @@ def _thread_pieces(spans: Sequence[_Span], begin: float, end: float) -> Iterator
 
 
 def _host_spans(spans: Sequence[_Span], thread: tuple[Any, Any]) -> list[_Span]:
-    own = [each for each in spans if each.thread == thread and each.category in ("cpu_op", "user_annotation")]
-    return sorted(own, key=lambda each: (each.begin, -each.end))
+    thread_spans = [
+        span for span in spans if span.thread == thread and span.category in ("cpu_op", "user_annotation")
+    ]
+    return sorted(thread_spans, key=lambda span: (span.begin, -span.end))
 
 
 def _within(spans: Sequence[_Span], begin: float, end: float) -> list[_Span]:
-    return [each for each in spans if each.begin < end and each.end > begin]
+    return [span for span in spans if span.begin < end and span.end > begin]
 
 
 def _phase(name: str) -> str | None:
@@ -366,7 +370,7 @@ def _collective(name: str) -> str | None:
     if not _COLLECTIVE.match(name):
         return None
     letters = re.sub(r"[^a-z]", "", name.partition("<")[0].lower())
-    return next((kind for word, kind in COLLECTIVES.items() if word in letters), None)
+    return next((kind for keyword, kind in COLLECTIVES.items() if keyword in letters), None)
 
 
 def _kind_by_name(name: str) -> str:
@@ -403,11 +407,11 @@ class _Timeline:
 
 def _clipped(spans: Iterable[_Span], begin: float, end: float, kind: str | None = None) -> _Timeline:
     return _Timeline(
-        (max(each.begin, begin), min(each.end, end), kind or _collective(each.name) or OTHER)
-        for each in spans
-        if each.begin < end and each.end > begin
+        (max(span.begin, begin), min(span.end, end), kind or _collective(span.name) or OTHER)
+        for span in spans
+        if span.begin < end and span.end > begin
     )
 
 
 def _cut(pieces: Iterable[_Piece], begin: float, end: float) -> _Timeline:
-    return _Timeline((max(each.begin, begin), min(each.end, end), each.kind or OTHER) for each in pieces)
+    return _Timeline((max(piece.begin, begin), min(piece.end, end), piece.kind or OTHER) for piece in pieces)

@@ -103,11 +103,11 @@ class _Tracker:
                 tracker.log(values, step=step)
             tracker.finish()
         except Exception as error:  # noqa: BLE001 a tracker's package may raise anything
-            why = _CREDENTIALS.sub("://", " ".join(f"{type(error).__name__}: {error}".split()))[:300]
-            self._say(f"failed and receives no more metrics of this run: {why}")
+            reason = _CREDENTIALS.sub("://", " ".join(f"{type(error).__name__}: {error}".split()))[:300]
+            self._say(f"failed and receives no more metrics of this run: {reason}")
 
-    def _say(self, what: str) -> None:
-        print(f"tracker {self._name} {what}", file=sys.stderr, flush=True)
+    def _say(self, message: str) -> None:
+        print(f"tracker {self._name} {message}", file=sys.stderr, flush=True)
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

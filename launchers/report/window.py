@@ -45,7 +45,7 @@ class Window:
         split = dict(values["split"])
         for name in ("seconds", "hidden"):
             split[name] = tuple((kind, seconds) for kind, seconds in split[name])
-        split["operators"] = tuple(Operator(**each) for each in split["operators"])
+        split["operators"] = tuple(Operator(**operator) for operator in split["operators"])
         memory = tuple((name, size) for name, size in values["memory"])
         return cls(**{**values, "split": Split(**split), "memory": memory})
 
@@ -115,7 +115,9 @@ def summary_lines(window: Window, prediction: Prediction | None) -> list[str]:
         for kind, guess, seconds in compare(window, prediction)[:-1]
         if seconds is not None and kind not in PARTS
     ]
-    operators = ", ".join(f"{each.name} {milliseconds(each.seconds)}" for each in split.operators[:3])
+    operators = ", ".join(
+        f"{operator.name} {milliseconds(operator.seconds)}" for operator in split.operators[:3]
+    )
     return [
         f"profiled {window.steps} on rank {window.rank}: {milliseconds(split.step_seconds)} a step: "
         + ", ".join(parts),

@@ -124,8 +124,8 @@ def _page(job: TrainJob, asking: Asking) -> str:
         ]
     code = "\n".join(f"    {line}".rstrip() for line in (*loading, "", *lines))
     page = f"{HEADING}\n\n{code}\n"
-    if asking.shown:
-        quoted = "\n".join(f"    {line}" for line in asking.shown.split("\n"))
+    if asking.rendered:
+        quoted = "\n".join(f"    {line}" for line in asking.rendered.split("\n"))
         page += f"\nA conversation as rendered by the template for training:\n\n{quoted}\n"
     return page
 
@@ -149,17 +149,17 @@ def _loading(settings: RunConfig, method: str, base: str) -> list[str]:
             tokenizer,
             f'model = adapter_v2.load("{base}", "this/folder")',
         ]
-    names, options, after = [kind, "AutoTokenizer"], "", []
+    names, options, extra_lines = [kind, "AutoTokenizer"], "", []
     if settings.task == "reward":
         options = ", num_labels=1"
-        after = ["base.config.pad_token_id = tokenizer.pad_token_id"]
+        extra_lines = ["base.config.pad_token_id = tokenizer.pad_token_id"]
     if settings.new_tokens:
-        after.append("base.resize_token_embeddings(max(len(tokenizer), base.config.vocab_size))")
-    quantised = []
+        extra_lines.append("base.resize_token_embeddings(max(len(tokenizer), base.config.vocab_size))")
+    quantized = []
     if METHODS[method].quantized:
         names, options = [*names, "BitsAndBytesConfig"], f"{options}, quantization_config=nf4"
         double = settings.lora.quantization == "nf4-double"
-        quantised = [
+        quantized = [
             "nf4 = BitsAndBytesConfig(",
             f'    load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant={double}',
             ")",
@@ -169,8 +169,8 @@ def _loading(settings: RunConfig, method: str, base: str) -> list[str]:
         f"from transformers import {', '.join(names)}",
         "",
         tokenizer,
-        *quantised,
+        *quantized,
         f'base = {kind}.from_pretrained("{base}"{options})',
-        *after,
+        *extra_lines,
         'model = PeftModel.from_pretrained(base, "this/folder")  # not merged into its base',
     ]

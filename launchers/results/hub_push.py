@@ -72,8 +72,8 @@ class UnreachedError(UserError):
 def _check_rights(account: dict[str, Any], repo: str) -> None:
     """Raise UserError if the token's account, or the token itself, is known to lack write access."""
     owner, name = repo.split("/")
-    organisations = {each.get("name"): each for each in account.get("orgs", [])}
-    if owner != account.get("name") and owner not in organisations:
+    organizations = {organization.get("name"): organization for organization in account.get("orgs", [])}
+    if owner != account.get("name") and owner not in organizations:
         raise UserError(
             f"export.push: the token belongs to {account.get('name')}, who is not a member of {owner}.",
             f"Use --push {account.get('name')}/{name}, or another token.",
@@ -81,9 +81,9 @@ def _check_rights(account: dict[str, Any], repo: str) -> None:
     token = account.get("auth", {}).get("accessToken", {})
     scoped = token.get("fineGrained", {}).get("scoped") if token.get("role") == "fineGrained" else None
     grants = [
-        each.get("permissions", [])
-        for each in scoped or ()
-        if each.get("entity", {}).get("name") in (owner, repo)
+        organization.get("permissions", [])
+        for organization in scoped or ()
+        if organization.get("entity", {}).get("name") in (owner, repo)
     ]
     refused = scoped is not None and not any(_WRITE in grant for grant in grants)
     if token.get("role") == "read" or refused:
@@ -91,7 +91,7 @@ def _check_rights(account: dict[str, Any], repo: str) -> None:
             f"HF_TOKEN: this token may not write to {owner}.",
             f"Create one with write access at {_TOKENS}",
         )
-    if organisations.get(owner, {}).get("roleInOrg") == "read":
+    if organizations.get(owner, {}).get("roleInOrg") == "read":
         raise UserError(
             f"export.push: {account.get('name')} has only read access to {owner}.",
             f"Ask its administrators for write access, or push to {account.get('name')}.",
@@ -154,11 +154,11 @@ def _api() -> Any:
 @contextlib.contextmanager
 def _progress(text: str) -> Iterator[None]:
     """Print ``text`` at once, and again with the elapsed time every few seconds until the context ends."""
-    began, done = time.monotonic(), threading.Event()
+    start, finished = time.monotonic(), threading.Event()
 
     def show() -> None:
-        while not done.wait(PROGRESS_INTERVAL_S):
-            print(f"{text}, {time.monotonic() - began:.0f} s", flush=True)
+        while not finished.wait(PROGRESS_INTERVAL_S):
+            print(f"{text}, {time.monotonic() - start:.0f} s", flush=True)
 
     print(text, flush=True)
     thread = threading.Thread(target=show, daemon=True)
@@ -166,7 +166,7 @@ def _progress(text: str) -> Iterator[None]:
     try:
         yield
     finally:
-        done.set()
+        finished.set()
         thread.join()
 
 
@@ -190,9 +190,9 @@ def _explained(repo: str) -> Iterator[None]:
                 f"Create one with write access at {_TOKENS}",
             ) from None
         if status is None or status >= 500 or status == 429:
-            what = f"returns HTTP {status}" if status else f"cannot be reached ({type(error).__name__})"
+            problem = f"returns HTTP {status}" if status else f"cannot be reached ({type(error).__name__})"
             raise UnreachedError(
-                f"{repo}: the Hugging Face Hub {what}.",
+                f"{repo}: the Hugging Face Hub {problem}.",
                 "Check the network (HF_ENDPOINT, proxies). A retry sends only the missing files.",
             ) from None
         raise UserError(f"{repo}: the Hugging Face Hub returns HTTP {status}: {error}") from None

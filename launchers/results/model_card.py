@@ -65,15 +65,18 @@ def closing_facts(
         _memory(predicted.memory, memory_peak),
     ]
     if evaluation is not None and evaluation.base is not None and evaluation.finetuned is not None:
-        before, after = evaluation.base.loss, evaluation.finetuned.loss
-        what = "held-out loss"
+        base_value, finetuned_value = evaluation.base.loss, evaluation.finetuned.loss
+        metric = "held-out loss"
         if TASKS[evaluation.task].draws_answers:
-            what, before, after = "held-out reward", -before, -after
-        rows.append((what, f"{before:.4f} before, {after:.4f} after"))
+            metric, base_value, finetuned_value = "held-out reward", -base_value, -finetuned_value
+        rows.append((metric, f"{base_value:.4f} before, {finetuned_value:.4f} after"))
         if "accuracy" in evaluation.finetuned.metrics:
-            before, after = evaluation.base.metrics["accuracy"], evaluation.finetuned.metrics["accuracy"]
-            what = "answers judged" if TASKS[evaluation.task].judged else "pairs ranked"
-            rows.append((f"held-out {what} right", f"{before:.1%} before, {after:.1%} after"))
+            base_value, finetuned_value = (
+                evaluation.base.metrics["accuracy"],
+                evaluation.finetuned.metrics["accuracy"],
+            )
+            metric = "answers judged" if TASKS[evaluation.task].judged else "pairs ranked"
+            rows.append((f"held-out {metric} right", f"{base_value:.1%} before, {finetuned_value:.1%} after"))
     if evaluation is not None and evaluation.exact_match is not None:
         rows.append((EXACT_MATCH, evaluation.exact_match.text()))
     if summary.mfu is not None:
@@ -100,17 +103,17 @@ def _speed(plan: Plan, summary: Summary) -> tuple[str, str]:
 
 
 def write_records(
-    folder: Path, plan: Plan, settings: RunConfig, facts: Facts, *, model: ModelRef, again: str
+    folder: Path, plan: Plan, settings: RunConfig, facts: Facts, *, model: ModelRef, command: str
 ) -> None:
     """Write settings.yaml and plan.json next to the result, and the README into it (``engines.result_of``).
 
-    ``model``: the model that was fine-tuned. ``again``: the command that repeats the run.
+    ``model``: the model that was fine-tuned. ``command``: the command that repeats the run.
     """
     values = _from_anywhere(settings).model_dump(mode="json")
     (folder / "settings.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     (folder / "plan.json").write_text(json.dumps(plan.to_dict(), indent=1) + "\n")
     page = engines.result_of(folder) / handover.PAGE
-    page.write_text(model_page(plan, settings, facts, model=model, again=again, usage=usage_in(page)))
+    page.write_text(model_page(plan, settings, facts, model=model, command=command, usage=usage_in(page)))
 
 
 def usage_in(page: Path) -> str:
@@ -153,12 +156,12 @@ def model_page(
     *,
     model: ModelRef,
     usage: str,
-    again: str | None = None,
+    command: str | None = None,
     license_name: str | None = None,
 ) -> str:
     """Return a model card (README.md) in Hugging Face's format.
 
-    ``usage``: the usage section (launchers.results.handover). ``again``: the command that repeats the run
+    ``usage``: the usage section (launchers.results.handover). ``command``: the command that repeats the run
     with the settings.yaml next to the folder. ``license_name``: license in the base model's card.
     """
     merged = settings.merges(plan.method)
@@ -175,7 +178,7 @@ def model_page(
         head["pipeline_tag"] = IMAGE_TASK if images else "text-generation"
     rows = "\n".join(f"| {name} | {value} |" for name, value in facts)
     repeating = (
-        f"Repeat the run with `settings.yaml` next to this folder:\n\n    {again}\n\n" if again else ""
+        f"Repeat the run with `settings.yaml` next to this folder:\n\n    {command}\n\n" if command else ""
     )
     return (
         f"---\n{yaml.safe_dump(head)}---\n# {plan.model}, fine-tuned\n\n"

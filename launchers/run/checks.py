@@ -55,11 +55,13 @@ def check_supported(
         problem = f"--model {settings.model} --method {settings.method} --engine {engine}: {reason}."
         if supported is not None:
             raise UserError(problem, f"Use --engine {supported}.")
-        other, other_reason = next(
+        other_engine, other_reason = next(
             (name, other_reason) for name, other_reason in reasons.items() if name != engine
         )
-        also = f"{other} does not support it either: {other_reason}. " if other_reason != reason else ""
-        raise UserError(problem, f"{also}{otherwise}")
+        detail = (
+            f"{other_engine} does not support it either: {other_reason}. " if other_reason != reason else ""
+        )
+        raise UserError(problem, f"{detail}{otherwise}")
 
 
 def _check_adapter_only(settings: Settings) -> None:
@@ -131,10 +133,10 @@ def check_installed(engine: str, method: str = "full", *, liger: bool = False) -
             "--liger: the package liger-kernel is not installed.",
             "pip install liger-kernel",
         )
-    needed = engines.needs(engine).packages
+    packages = engines.needs(engine).packages
     if METHODS[method].quantized and ENGINES[engine].runs_loop:
-        needed = (*needed, "bitsandbytes")
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+        packages = (*packages, "bitsandbytes")
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
             f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: this machine can "
@@ -145,12 +147,12 @@ def check_installed(engine: str, method: str = "full", *, liger: bool = False) -
 
 def check_disks(plan: Plan, free_bytes: Iterable[tuple[str, int]]) -> None:
     """Raise UserError if a disk (its name and free bytes) is too small for checkpoints and model."""
-    needed = plan.request.disk_mib * MIB
+    required_bytes = plan.request.disk_mib * MIB
     for place, free in free_bytes:
-        if free < needed:
+        if free < required_bytes:
             raise UserError(
                 f"{place} has {format_bytes(free)} free; the run's weights, checkpoints and model need about "
-                f"{format_bytes(needed)} there.",
+                f"{format_bytes(required_bytes)} there.",
                 "Free some space, or use another disk: export FINETUNE_WORK_DIR=/a/larger/disk",
             )
 
@@ -160,9 +162,9 @@ def check_output(settings: Settings) -> None:
     folder = Path(settings.output_dir).expanduser().absolute()
     existing = next(place for place in (folder, *folder.parents) if place.exists())
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
-        why = "is not writable" if existing.is_dir() else "is a file"
+        reason = "is not writable" if existing.is_dir() else "is a file"
         raise UserError(
-            f"--output-dir {settings.output_dir}: {existing} {why}.",
+            f"--output-dir {settings.output_dir}: {existing} {reason}.",
             "Choose another folder: --output-dir FOLDER",
         )
 
@@ -179,9 +181,9 @@ def check_window(settings: Settings, total_steps: int) -> None:
 
 def check_evaluations(settings: Settings, total_steps: int) -> None:
     """Raise UserError if the run ends before its first evaluation."""
-    every = settings.evaluation.every_steps
-    if every is not None and every > total_steps:
+    interval = settings.evaluation.every_steps
+    if interval is not None and interval > total_steps:
         raise UserError(
-            f"--eval-every {every}: the run has only {total_steps:,} steps.",
+            f"--eval-every {interval}: the run has only {total_steps:,} steps.",
             f"Use --eval-every {max(1, total_steps // 5)}, for example.",
         )

@@ -8,11 +8,11 @@ import shutil
 from typing import Any
 
 from estimator import models
+from estimator.engines import support
+from estimator.engines.support import engine_order
 from estimator.errors import UserError
 from estimator.job import Job
 from estimator.models import DiffusionSpec, ModelSpec
-from estimator.planning import support
-from estimator.planning.support import engine_order
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, TASKS, LaunchedEngine, RequestedEngine
 from launchers import engines
 from launchers.dataset.measured import MAX_ROWS
@@ -51,20 +51,22 @@ def first_supported_engine(settings: Settings, spec: ModelSpec) -> LaunchedEngin
 
 def installed_engines() -> tuple[LaunchedEngine, ...]:
     """The engines whose packages are here; all where none has them, as none is to be preferred then."""
-    found = tuple(
+    installed = tuple(
         name
         for name in LAUNCHED_ENGINES
         if all(importlib.util.find_spec(package) is not None for package in engines.needs(name).packages)
     )
-    return found or LAUNCHED_ENGINES
+    return installed or LAUNCHED_ENGINES
 
 
 def _with_sharding_options(
     settings: Settings, names: tuple[LaunchedEngine, ...]
 ) -> tuple[LaunchedEngine, ...]:
     """Return the engines that have the sharding options which these settings use; all if none has them."""
-    used = [name for name in ("zero", "fsdp") if getattr(settings, name) != type(getattr(settings, name))()]
-    return tuple(name for name in names if {*used} <= {ENGINES[name].sharding_options}) or names
+    sections = [
+        name for name in ("zero", "fsdp") if getattr(settings, name) != type(getattr(settings, name))()
+    ]
+    return tuple(name for name in names if {*sections} <= {ENGINES[name].sharding_options}) or names
 
 
 def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, installed: bool = False) -> Job:
@@ -171,10 +173,10 @@ def _evaluated_sequences(settings: Settings, steps: int | None) -> int:
 
     0 if unknown in advance: evaluation by minutes, or a run of unknown length.
     """
-    every = settings.evaluation.every_steps
-    if every is None or steps is None:
+    interval = settings.evaluation.every_steps
+    if interval is None or steps is None:
         return 0
-    return -(-steps // every) * MAX_ROWS * (2 if settings.trains_on_pairs else 1)
+    return -(-steps // interval) * MAX_ROWS * (2 if settings.trains_on_pairs else 1)
 
 
 def _generation_fields(settings: Settings, seq_len: int) -> dict[str, Any]:

@@ -252,7 +252,7 @@ def apply_resources(settings: Settings, target: Target) -> Target:
     )
 
 
-def summarise_plan(plan: Plan) -> str:
+def summarize_plan(plan: Plan) -> str:
     """Summarize the plan in one line for the log of a task."""
     layout, memory = plan.layout, plan.prediction.memory
     machine = f"{plan.request.gpus_per_node}x {plan.request.gpu_type}" if plan.request.gpu_type else "CPU"
@@ -276,10 +276,10 @@ def read_data(
     with stored.Writer(folder / "rows" / "train") as writer:
         for number, name in enumerate(mixture.names(settings)):
             path = fetch(name, folder / (f"mixture-{number}" if number else "dataset"))
-            before = len(writer)
+            count_before = len(writer)
             for sample in _samples_of(settings, name, path):
                 writer.add(sample.of_source(number) if number else sample)
-            print(f"{name}: {len(writer) - before:,} rows, all well-formed", flush=True)
+            print(f"{name}: {len(writer) - count_before:,} rows, all well-formed", flush=True)
     if settings.evaluation.dataset:
         with stored.Writer(folder / "rows" / "held-out") as writer:
             path = fetch(settings.evaluation.dataset, folder / "held_out")
@@ -354,7 +354,7 @@ def fetch_weights(model: ModelSource, folder: Path, *, rewards: bool = False, vi
     return path
 
 
-def tokenise(
+def tokenize(
     samples: Sequence[Sample],
     held_out: Sequence[Sample] | None,
     settings: RunConfig,

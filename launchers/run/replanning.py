@@ -54,9 +54,9 @@ class Replanning:
         """Whether this attempt has stored a plan to follow it."""
         return self.storage.size(self._key(attempt)) is not None
 
-    def note_kill(self, step: str, attempt: int, what: str) -> None:
-        """Record that an attempt's container (``what``) was killed for running out of memory."""
-        self.storage.put_bytes(self._kill_key(step, attempt), what.encode())
+    def note_kill(self, step: str, attempt: int, container: str) -> None:
+        """Record that an attempt's container (``container``) was killed for running out of memory."""
+        self.storage.put_bytes(self._kill_key(step, attempt), container.encode())
 
     def kill_of(self, step: str, attempt: int) -> str | None:
         """Return the container that was killed in an attempt; None if none is known."""
@@ -83,7 +83,7 @@ def choose_plan(
     launched: Plan,
     *,
     granted: Plan | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Plan:
     """Return this attempt's plan: the launched one, or the one that follows a failed attempt.
 
@@ -93,7 +93,7 @@ def choose_plan(
     for following in plans.after(attempt - 1):
         # The scheduler of the attempts may be unable to request other machines
         if not following.needs_other_machine or following.plan.request.gpu_type == gpu:
-            say(f"another plan, as an earlier attempt ran out of memory: {following.change}")
+            report(f"another plan, as an earlier attempt ran out of memory: {following.change}")
             return following.plan
     return launched
 

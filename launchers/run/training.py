@@ -127,8 +127,8 @@ def train(
     if job.settings.trial:
         job = replace(job, plan=_tried_plan(job, attempt, address, store, plans, on_trial))
     if plans is not None:
-        say = print if address.node == 0 else _quiet
-        job = replace(job, plan=_choose_plan(plans, job, attempt, say))
+        report = print if address.node == 0 else _quiet
+        job = replace(job, plan=_choose_plan(plans, job, attempt, report))
     data = Prepared(job.data_dir)
     state = state if state is not None else RunState()
     state.plan, state.total_steps = job.plan, job.total_steps
@@ -234,10 +234,10 @@ def _tried_plan(
     return job.plan if decision is None else decision.plan
 
 
-def _choose_plan(plans: Replanning, job: TrainJob, attempt: Attempt, say: Callable[[str], None]) -> Plan:
+def _choose_plan(plans: Replanning, job: TrainJob, attempt: Attempt, report: Callable[[str], None]) -> Plan:
     """Return this attempt's plan: the launched one, or a smaller one after running out of memory."""
     if attempt.killed is not None:
-        say(
+        report(
             after_kill(
                 plans,
                 attempt.number,
@@ -248,7 +248,7 @@ def _choose_plan(plans: Replanning, job: TrainJob, attempt: Attempt, say: Callab
                 granted=attempt.granted,
             )
         )
-    return choose_plan(plans, attempt.number, job.plan, granted=attempt.granted, say=say)
+    return choose_plan(plans, attempt.number, job.plan, granted=attempt.granted, report=report)
 
 
 def _quiet(_: str) -> None:
@@ -320,14 +320,17 @@ class _Reporter:
         self._trackers: Trackers | None = None
         layout = job.plan.layout
         self._stragglers = Stragglers(layout.world_size, layout.processes_per_node)
-        self._progress = Progress(total_steps=job.total_steps, every=job.settings.log_every)
+        self._progress = Progress(total_steps=job.total_steps, interval=job.settings.log_every)
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Pace):
-            for each in self._stragglers.add(event):
+            for straggling in self._stragglers.add(event):
                 on_gpus = self._job.plan.layout.device == "cuda"
-                print(f"{'' if each.over else 'WARNING: '}{describe(each, on_gpus=on_gpus)}", flush=True)
-                self._add(each)
+                print(
+                    f"{'' if straggling.over else 'WARNING: '}{describe(straggling, on_gpus=on_gpus)}",
+                    flush=True,
+                )
+                self._add(straggling)
             return
         if isinstance(event, Profiled):
             event = self.traces.placed(event)

@@ -217,7 +217,7 @@ def _key(prefix: str) -> str:
 
 def _result(state: RunState, plan: Plan, failure: Failure | None = None) -> TrialResult:
     """Result of one plan's trial from the telemetry of its steps."""
-    rates = [each.tokens_per_second for each in state.metrics if each.step > WARM_UP]
+    rates = [step.tokens_per_second for step in state.metrics if step.step > WARM_UP]
     return TrialResult(
         plan=plan,
         steps=0 if failure else len(rates),

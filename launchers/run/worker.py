@@ -93,8 +93,8 @@ def _fail(work_dir: Path, rank: int, error: BaseException) -> None:
     traceback.print_exception(error, file=sys.stderr)
     if is_caused_by_full_disk(error, work_dir):
         _remove_unfinished(work_dir / "checkpoints")
-        where = file_of_error(error, work_dir)
-        problem = f"{NO_SPACE} on {socket.gethostname()} for {where}, written by rank {rank}."
+        path = file_of_error(error, work_dir)
+        problem = f"{NO_SPACE} on {socket.gethostname()} for {path}, written by rank {rank}."
         error = UserError(problem, "Request a larger disk, or free some space there.")
     write_error(work_dir / "errors", rank, error)
     _exit(1)

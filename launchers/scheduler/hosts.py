@@ -151,7 +151,7 @@ def prepare_start(
     data_dir = folder / f"data-{attempt}"
     shutil.rmtree(data_dir, ignore_errors=True)
     model_dir = as_trained(model_dir, settings, folder)
-    info = preparation.tokenise(rows, held_out, settings, model_dir, data_dir)
+    info = preparation.tokenize(rows, held_out, settings, model_dir, data_dir)
     reward = _fetch_reward(settings, folder, cache=cache)
     return Start(
         secret=secrets.token_hex(32),

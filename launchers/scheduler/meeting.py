@@ -75,8 +75,8 @@ class _Inbox:
 
     def lose(self, error: Exception | None) -> None:
         """End the queue with the loss of the node."""
-        why = why_lost(error or ConnectionError(), LOST_AFTER_S)
-        self._received.put(lost(self._node, self._host, why).error())
+        reason = why_lost(error or ConnectionError(), LOST_AFTER_S)
+        self._received.put(lost(self._node, self._host, reason).error())
 
     def receive(self, limit_s: float) -> Values:
         """Return the next values. Raises errors reported by that node, NodeLost if it is gone or silent."""
@@ -87,8 +87,8 @@ class _Inbox:
             except queue.Empty:
                 _exit_with_parent(self._parent)
                 if time.monotonic() > deadline:
-                    why = f"it did not respond within {limit_s:g} s"
-                    raise lost(self._node, self._host, why).error() from None
+                    reason = f"it did not respond within {limit_s:g} s"
+                    raise lost(self._node, self._host, reason).error() from None
                 continue
             if isinstance(message, Exception):
                 raise message
@@ -154,8 +154,8 @@ class SecretFile:
         """Remove the secret's file after the rendezvous."""
         self.path.unlink(missing_ok=True)
 
-    def _unusable(self, why: str) -> UserError:
-        return UserError(f"{self.path} is unusable: {why}.", "Remove it, or use another --output.")
+    def _unusable(self, reason: str) -> UserError:
+        return UserError(f"{self.path} is unusable: {reason}.", "Remove it, or use another --output.")
 
 
 @contextlib.contextmanager
@@ -211,11 +211,11 @@ class Meeting:
             )
             self._link = Client(connection, received=inbox.put, ended=inbox.lose)
 
-    def gather(self, own: Values, limit_s: float) -> list[Values]:
-        """On node 0: receive the values of every node, ordered by node; ``own`` is node 0's."""
+    def gather(self, node_0_values: Values, limit_s: float) -> list[Values]:
+        """On node 0: receive the values of every node, ordered by node; ``node_0_values`` is node 0's."""
         deadline = time.monotonic() + limit_s
         inboxes = [inbox for _, inbox in sorted(self._inboxes.items())]
-        return [own, *(inbox.receive(max(1.0, deadline - time.monotonic())) for inbox in inboxes)]
+        return [node_0_values, *(inbox.receive(max(1.0, deadline - time.monotonic())) for inbox in inboxes)]
 
     def send(self, values: Values) -> None:
         """Send values, from node 0 to all other nodes, or from another node to node 0."""

@@ -30,10 +30,10 @@ class Ownership:
         self._thread = threading.Thread(target=self._beat, name="ownership", daemon=True)
 
     def __enter__(self) -> Ownership:
-        other = None if self._claim() else self._other()
-        if other is not None:
+        owner = None if self._claim() else self._other()
+        if owner is not None:
             raise UserError(
-                f"Job {other} is writing into {self._path.parent.parent}.",
+                f"Job {owner} is writing into {self._path.parent.parent}.",
                 f"Use another --output; or end that job, and wait {STALE_S:g} s.",
             )
         self._write()

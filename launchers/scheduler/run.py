@@ -34,7 +34,7 @@ from launchers.gang.departure import Grace
 from launchers.gang.job import TrainJob
 from launchers.harness.result import HarnessResult
 from launchers.harness.run import HarnessRequest
-from launchers.report.metrics import summarise
+from launchers.report.metrics import summarize
 from launchers.report.peak import MemoryPeak
 from launchers.results import handover
 from launchers.results.model_card import closing_facts, hub_page, write_records
@@ -190,12 +190,12 @@ def _export(request: SchedulerRun, place: Allocation, start: Start, trained: Tra
     handover.collect(trained.job, finished)
     evaluated = _evaluate(start, plan, engines.result_of(finished), work / "evaluation")
     scored = _score_tasks(start, plan, engines.result_of(finished), work / "harness")
-    summary = summarise(trained.metrics)
+    summary = summarize(trained.metrics)
     facts = closing_facts(plan, summary, trained.memory_peak, evaluated.value, trained.exported)
     facts += scored.value.facts() if scored.value else []
     # The user's output_dir is recorded, as this node's absolute path would not repeat the run elsewhere
     recorded = settings.model_copy(update={"output_dir": request.settings.output_dir})
-    write_records(finished, plan, recorded, facts, model=start.model, again=AGAIN)
+    write_records(finished, plan, recorded, facts, model=start.model, command=AGAIN)
     memory_predicted, memory_measured = _memory(plan, trained.memory_peak)
     values = {
         "job": place.job,
@@ -215,7 +215,7 @@ def _export(request: SchedulerRun, place: Allocation, start: Start, trained: Tra
         "evaluation": evaluated.value.to_dict() if evaluated.value else None,
         "evaluation_failed": evaluated.error,
         "exported_step": trained.exported_step,
-        "evaluations": [each.to_dict() for each in trained.evaluations],
+        "evaluations": [evaluation.to_dict() for evaluation in trained.evaluations],
         "harness": scored.value.to_dict() if scored.value else None,
         "harness_failed": scored.error,
         "steps": [metrics.to_dict() for metrics in trained.metrics],
@@ -333,6 +333,6 @@ def _create_shared_folder(folder: Path, option: str) -> None:
         probe.unlink()
     except OSError as error:
         raise UserError(
-            f"{folder} can't be written on {socket.gethostname()}: {error.strerror}.",
+            f"{folder} cannot be written on {socket.gethostname()}: {error.strerror}.",
             f"Set {option} to a folder on a file system that all nodes share.",
         ) from None

@@ -30,7 +30,7 @@ def check_function(function: str) -> None:
         request.write_text(json.dumps({"function": function}))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 [sys.executable, "-m", "launchers.scoring.check", str(request)],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -48,8 +48,8 @@ def check_function(function: str) -> None:
         problem = request.with_name(PROBLEM)
         if problem.is_file():
             raise UserError(**json.loads(problem.read_text()))
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    if result.returncode != 0:
+        last = (result.stderr.strip().splitlines() or [f"exit status {result.returncode}"])[-1]
         raise UserError(f"Scoring function {function} has ended its process: {last}")
 
 

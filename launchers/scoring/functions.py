@@ -41,14 +41,14 @@ def scorer_of(score: str) -> Scorer:
     return Scorer(score=score, function=match["name"], module=module, file=module if is_file else None)
 
 
-def load_function(function: str, shown: str) -> ScoringFunction:
-    """Load the function ``file.py:name`` or ``module:name``; ``shown``: its name in error messages.
+def load_function(function: str, name: str) -> ScoringFunction:
+    """Load the function ``file.py:name`` or ``module:name``; ``name``: its name in error messages.
 
     Raises UserError if there is no such file, module or function, or if its code raises.
     """
     scorer = scorer_of(function)
     if scorer.file is not None and not Path(scorer.file).expanduser().is_file():
-        raise UserError(f"Scoring function {shown}: there is no file {scorer.file}.")
+        raise UserError(f"Scoring function {name}: there is no file {scorer.file}.")
     try:
         module = (
             importlib.import_module(scorer.module)
@@ -56,10 +56,10 @@ def load_function(function: str, shown: str) -> ScoringFunction:
             else _module_of(Path(scorer.file).expanduser())
         )
     except Exception as error:  # noqa: BLE001 - user code may raise anything
-        raise UserError(f"Scoring function {shown} can't be imported: {_in_a_line(error)}.") from None
+        raise UserError(f"Scoring function {name} cannot be imported: {_in_a_line(error)}.") from None
     attribute = getattr(module, scorer.function or "", None)
     if not callable(attribute):
-        raise UserError(f"Scoring function {shown}: there is no function {scorer.function} in it.")
+        raise UserError(f"Scoring function {name}: there is no function {scorer.function} in it.")
     loaded: ScoringFunction = attribute
     return loaded
 
@@ -74,7 +74,7 @@ def _module_of(file: Path) -> Any:
     return module
 
 
-def score_by(function: ScoringFunction, shown: str, prompt: str, answer: str) -> float:
+def score_by(function: ScoringFunction, name: str, prompt: str, answer: str) -> float:
     """Call the function. Raises UserError if it raises, or returns anything but a finite number."""
     context = f"for the answer {_shortened(answer)!r} to the prompt {_shortened(prompt)!r}"
     advice = "Fix the function; `resume` then continues a started run."
@@ -82,16 +82,16 @@ def score_by(function: ScoringFunction, shown: str, prompt: str, answer: str) ->
     try:
         value = function(prompt, answer)
     except Exception as error:  # noqa: BLE001 - user code may raise anything
-        raise UserError(f"Scoring function {shown} raised {_in_a_line(error)}, {context}.", advice) from None
+        raise UserError(f"Scoring function {name} raised {_in_a_line(error)}, {context}.", advice) from None
     if hasattr(value, "item"):  # numpy's and torch's numbers
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise UserError(
-            f"Scoring function {shown} returned {_shortened(repr(value))}, which is not a number, {context}.",
+            f"Scoring function {name} returned {_shortened(repr(value))}, which is not a number, {context}.",
             advice,
         )
     if not math.isfinite(value):
-        raise UserError(f"Scoring function {shown} returned {value}, {context}.", advice)
+        raise UserError(f"Scoring function {name} returned {value}, {context}.", advice)
     return float(value)
 
 

@@ -29,20 +29,20 @@ class RewardModel:
         Name of the model in error messages.
     """
 
-    def __init__(self, folder: Path, model: Any, shown: str) -> None:
+    def __init__(self, folder: Path, model: Any, name: str) -> None:
         from launchers.dataset import render
 
         self._tokenizer = render.load_tokenizer(folder, Settings())
         self._pad_id = render.pad_id_of(self._tokenizer)
         self._model = model
         self._longest = getattr(model.config, "max_position_embeddings", None) or 2**31
-        self._name = shown
+        self._name = name
 
     def rewards(self, conversations: Sequence[Conversation]) -> list[float]:
         """Return the reward of each conversation. Raises UserError if one is not finite."""
         from launchers.dataset import render
 
-        tokens = [ids[-self._longest :] for ids, _ in render.tokenise(conversations, self._tokenizer)]
+        tokens = [ids[-self._longest :] for ids, _ in render.tokenize(conversations, self._tokenizer)]
         order = sorted(range(len(tokens)), key=lambda index: -len(tokens[index]))
         rewards = [0.0] * len(tokens)
         max_tokens = MAX_BATCH_TOKENS[self._model.device.type]
@@ -51,10 +51,10 @@ class RewardModel:
             batch, order = order[:count], order[count:]
             for index, reward in zip(batch, self._rewards([tokens[index] for index in batch]), strict=True):
                 rewards[index] = reward
-        wrong = next((reward for reward in rewards if not math.isfinite(reward)), None)
-        if wrong is not None:
+        invalid = next((reward for reward in rewards if not math.isfinite(reward)), None)
+        if invalid is not None:
             raise UserError(
-                f"Reward model {self._name} returned the score {wrong}.", "Use another reward model."
+                f"Reward model {self._name} returned the score {invalid}.", "Use another reward model."
             )
         return rewards
 
@@ -74,7 +74,7 @@ class RewardModel:
         return rewards
 
 
-def check_reward_model(folder: Path, setting: str, shown: str) -> None:
+def check_reward_model(folder: Path, setting: str, label: str) -> None:
     """Raise UserError if a model folder's config.json is not of a reward model, with one score per text.
 
     ``setting``: name of the setting that refers to it.
@@ -83,7 +83,7 @@ def check_reward_model(folder: Path, setting: str, shown: str) -> None:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):
         raise UserError(
-            f"{setting} {shown}: neither a function nor a model folder with a config.json.",
+            f"{setting} {label}: neither a function nor a model folder with a config.json.",
             f"Use {option_name(setting)} file.py:function, or a model exported by task reward.",
         ) from None
     labels = config.get("num_labels", len(config.get("id2label") or ()) or 2)
@@ -91,7 +91,7 @@ def check_reward_model(folder: Path, setting: str, shown: str) -> None:
     if labels == 1 and any(name.endswith("ForSequenceClassification") for name in architectures):
         return
     raise UserError(
-        f"{setting} {shown} is not a reward model: its config.json has architecture "
+        f"{setting} {label} is not a reward model: its config.json has architecture "
         f"{', '.join(architectures) or 'unknown'}, {labels} label{'s' * (labels != 1)}.",
         "Use a model with one score per text, as exported by task reward, or a function: file.py:function.",
     )

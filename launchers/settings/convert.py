@@ -29,9 +29,9 @@ class UntranslatableError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """Translation of one key. ``to``: the setting; "" for a key that needs none, for the reason ``note``."""
+    """Translation of one key to ``setting``; "" for a key that needs none, for the reason ``note``."""
 
-    to: str
+    setting: str
     translate: Callable[[Any], Any] = lambda value: value
     note: str = ""
     skip_false: bool = False  # false says nothing
@@ -93,10 +93,10 @@ def _flag(value: Any) -> bool:
 
 def _name(table: Mapping[str, str]) -> Callable[[Any], str]:
     def translate(value: Any) -> str:
-        found = table.get(str(value).lower().rpartition(".")[2]) or table.get(str(value).lower())
-        if found is None:
+        choice = table.get(str(value).lower().rpartition(".")[2]) or table.get(str(value).lower())
+        if choice is None:
             raise UntranslatableError("no such choice here")
-        return found
+        return choice
 
     return translate
 
@@ -161,7 +161,7 @@ def _targets(value: Any) -> list[str] | str:
         return "all-linear"
     names = [_PROJECTION_NAMES.get(str(name), str(name)) for name in names]
     if unknown := [name for name in names if name not in PROJECTIONS]:
-        raise UntranslatableError(f"{', '.join(unknown)} can't be a target here")
+        raise UntranslatableError(f"{', '.join(unknown)} cannot be a target here")
     return names
 
 
@@ -181,9 +181,11 @@ def _mixture(value: Any) -> dict[str, float]:
     entries = value.get("datasets", value) if isinstance(value, dict) else value
     if isinstance(entries, dict):
         return {str(name): _positive(weight) for name, weight in entries.items()}
-    if not isinstance(entries, list) or not all(isinstance(each, dict) and "id" in each for each in entries):
+    if not isinstance(entries, list) or not all(
+        isinstance(entry, dict) and "id" in entry for entry in entries
+    ):
         raise UntranslatableError("name the data sets in mixture")
-    return {str(each["id"]): _positive(each.get("weight", 1)) for each in entries}
+    return {str(entry["id"]): _positive(entry.get("weight", 1)) for entry in entries}
 
 
 _UNNEEDED = "set by the plan, or done anyway"
@@ -193,50 +195,50 @@ _ONLY_HERE = "logs and reports are always written"
 
 
 def _unneeded(note: str, *keys: str) -> dict[str, Rule]:
-    return {key: Rule(to="", note=note) for key in keys}
+    return {key: Rule(setting="", note=note) for key in keys}
 
 
 # transformers' TrainingArguments, which TRL, LLaMA-Factory and in part axolotl take
 _TRAINER: dict[str, Rule] = {
-    "model_name_or_path": Rule(to="model"),
-    "learning_rate": Rule(to="optimizer.lr", translate=_positive),
-    "weight_decay": Rule(to="optimizer.weight_decay", translate=_number),
-    "adam_epsilon": Rule(to="optimizer.eps", translate=_positive),
-    "optim": Rule(to="optimizer.name", translate=_optimizer),
-    "lr_scheduler_type": Rule(to="schedule.name", translate=_schedule),
-    "warmup_ratio": Rule(to="schedule.warmup_ratio", translate=_number),
-    "warmup_steps": Rule(to="schedule.warmup_steps", translate=_count),
-    "num_train_epochs": Rule(to="epochs", translate=_count),
-    "max_steps": Rule(to="max_steps", translate=_count),
-    "max_grad_norm": Rule(to="clip_grad_norm", translate=_positive),
-    "per_device_train_batch_size": Rule(to="micro_batch_size", translate=_count),
-    "seed": Rule(to="seed", translate=_count),
-    "bf16": Rule(to="precision", translate=_precision, note="bf16 where the GPU has it"),
-    "torch_dtype": Rule(to="precision", translate=_precision),
-    "dtype": Rule(to="precision", translate=_precision),
-    "gradient_checkpointing": Rule(to="activation_checkpointing", translate=_flag),
-    "torch_compile": Rule(to="compile", translate=_flag),
-    "use_liger_kernel": Rule(to="liger", translate=_flag),
-    "neftune_noise_alpha": Rule(to="neftune_alpha", translate=_positive),
-    "group_by_length": Rule(to="group_by_length", translate=_flag),
-    "packing": Rule(to="packing", translate=_flag),
-    "max_length": Rule(to="seq_len", translate=_count),
-    "max_seq_length": Rule(to="seq_len", translate=_count),
-    "logging_steps": Rule(to="log_every", translate=_count),
-    "save_steps": Rule(to="checkpoint_every", translate=_count),
-    "eval_steps": Rule(to="evaluation.every_steps", translate=_count),
-    "save_total_limit": Rule(to="keep_checkpoints", translate=_count),
-    "load_best_model_at_end": Rule(to="evaluation.keep_best", translate=_flag),
-    "early_stopping_patience": Rule(to="evaluation.patience", translate=_count),
-    "report_to": Rule(to="tracker", translate=_trackers),
-    "output_dir": Rule(to="output_dir"),
-    "hub_model_id": Rule(to="export.push"),
-    "chat_template": Rule(to="chat_template"),
-    "beta": Rule(to="preference.beta", translate=_positive),
-    "label_smoothing": Rule(to="preference.label_smoothing", translate=_number),
-    "lora_alpha": Rule(to="lora.alpha", translate=_positive),
-    "lora_dropout": Rule(to="lora.dropout", translate=_number),
-    "use_rslora": Rule(to="lora.rslora", translate=_flag),
+    "model_name_or_path": Rule(setting="model"),
+    "learning_rate": Rule(setting="optimizer.lr", translate=_positive),
+    "weight_decay": Rule(setting="optimizer.weight_decay", translate=_number),
+    "adam_epsilon": Rule(setting="optimizer.eps", translate=_positive),
+    "optim": Rule(setting="optimizer.name", translate=_optimizer),
+    "lr_scheduler_type": Rule(setting="schedule.name", translate=_schedule),
+    "warmup_ratio": Rule(setting="schedule.warmup_ratio", translate=_number),
+    "warmup_steps": Rule(setting="schedule.warmup_steps", translate=_count),
+    "num_train_epochs": Rule(setting="epochs", translate=_count),
+    "max_steps": Rule(setting="max_steps", translate=_count),
+    "max_grad_norm": Rule(setting="clip_grad_norm", translate=_positive),
+    "per_device_train_batch_size": Rule(setting="micro_batch_size", translate=_count),
+    "seed": Rule(setting="seed", translate=_count),
+    "bf16": Rule(setting="precision", translate=_precision, note="bf16 where the GPU has it"),
+    "torch_dtype": Rule(setting="precision", translate=_precision),
+    "dtype": Rule(setting="precision", translate=_precision),
+    "gradient_checkpointing": Rule(setting="activation_checkpointing", translate=_flag),
+    "torch_compile": Rule(setting="compile", translate=_flag),
+    "use_liger_kernel": Rule(setting="liger", translate=_flag),
+    "neftune_noise_alpha": Rule(setting="neftune_alpha", translate=_positive),
+    "group_by_length": Rule(setting="group_by_length", translate=_flag),
+    "packing": Rule(setting="packing", translate=_flag),
+    "max_length": Rule(setting="seq_len", translate=_count),
+    "max_seq_length": Rule(setting="seq_len", translate=_count),
+    "logging_steps": Rule(setting="log_every", translate=_count),
+    "save_steps": Rule(setting="checkpoint_every", translate=_count),
+    "eval_steps": Rule(setting="evaluation.every_steps", translate=_count),
+    "save_total_limit": Rule(setting="keep_checkpoints", translate=_count),
+    "load_best_model_at_end": Rule(setting="evaluation.keep_best", translate=_flag),
+    "early_stopping_patience": Rule(setting="evaluation.patience", translate=_count),
+    "report_to": Rule(setting="tracker", translate=_trackers),
+    "output_dir": Rule(setting="output_dir"),
+    "hub_model_id": Rule(setting="export.push"),
+    "chat_template": Rule(setting="chat_template"),
+    "beta": Rule(setting="preference.beta", translate=_positive),
+    "label_smoothing": Rule(setting="preference.label_smoothing", translate=_number),
+    "lora_alpha": Rule(setting="lora.alpha", translate=_positive),
+    "lora_dropout": Rule(setting="lora.dropout", translate=_number),
+    "use_rslora": Rule(setting="lora.rslora", translate=_flag),
     **_unneeded(
         _UNNEEDED,
         *("ddp_timeout", "ddp_find_unused_parameters", "attn_implementation", "use_cache", "tf32"),
@@ -260,56 +262,58 @@ _TRAINER: dict[str, Rule] = {
 RULES: dict[Tool, dict[str, Rule]] = {
     "TRL": _TRAINER
     | {
-        "dataset_name": Rule(to="dataset"),
-        "dataset_mixture": Rule(to="mixture", translate=_mixture),
-        "dataset_mixer": Rule(to="mixture", translate=_mixture),
-        "lora_r": Rule(to="lora.rank", translate=_count),
-        "lora_target_modules": Rule(to="lora.targets", translate=_targets),
+        "dataset_name": Rule(setting="dataset"),
+        "dataset_mixture": Rule(setting="mixture", translate=_mixture),
+        "dataset_mixer": Rule(setting="mixture", translate=_mixture),
+        "lora_r": Rule(setting="lora.rank", translate=_count),
+        "lora_target_modules": Rule(setting="lora.targets", translate=_targets),
     },
     "LLaMA-Factory": _TRAINER
     | {
-        "stage": Rule(to="task", translate=_task),
-        "finetuning_type": Rule(to="method", translate=_method),
-        "dataset": Rule(to="dataset", translate=_datasets),
-        "cutoff_len": Rule(to="seq_len", translate=_count),
-        "model": Rule(to="model"),
-        "train_dataset": Rule(to="dataset", translate=_datasets),
-        "micro_batch_size": Rule(to="micro_batch_size", translate=_count),
-        "global_batch_size": Rule(to="global_batch_size", translate=_count),
-        "peft_config.name": Rule(to="method", translate=_method),
-        "peft_config.r": Rule(to="lora.rank", translate=_count),
-        "peft_config.lora_alpha": Rule(to="lora.alpha", translate=_positive),
-        "peft_config.lora_dropout": Rule(to="lora.dropout", translate=_number),
-        "peft_config.target_modules": Rule(to="lora.targets", translate=_targets),
-        "lora_rank": Rule(to="lora.rank", translate=_count),
-        "lora_target": Rule(to="lora.targets", translate=_targets),
-        "pref_beta": Rule(to="preference.beta", translate=_positive),
-        "val_size": Rule(to="evaluation.fraction", translate=_number),
-        "train_on_prompt": Rule(to="train_on_prompt", translate=_flag),
-        "enable_liger_kernel": Rule(to="liger", translate=_flag),
-        "use_swanlab": Rule(to="", note="tracker has tensorboard, wandb and mlflow"),
-        "template": Rule(to="", note="the model's own chat template is used; chat_template replaces it"),
+        "stage": Rule(setting="task", translate=_task),
+        "finetuning_type": Rule(setting="method", translate=_method),
+        "dataset": Rule(setting="dataset", translate=_datasets),
+        "cutoff_len": Rule(setting="seq_len", translate=_count),
+        "model": Rule(setting="model"),
+        "train_dataset": Rule(setting="dataset", translate=_datasets),
+        "micro_batch_size": Rule(setting="micro_batch_size", translate=_count),
+        "global_batch_size": Rule(setting="global_batch_size", translate=_count),
+        "peft_config.name": Rule(setting="method", translate=_method),
+        "peft_config.r": Rule(setting="lora.rank", translate=_count),
+        "peft_config.lora_alpha": Rule(setting="lora.alpha", translate=_positive),
+        "peft_config.lora_dropout": Rule(setting="lora.dropout", translate=_number),
+        "peft_config.target_modules": Rule(setting="lora.targets", translate=_targets),
+        "lora_rank": Rule(setting="lora.rank", translate=_count),
+        "lora_target": Rule(setting="lora.targets", translate=_targets),
+        "pref_beta": Rule(setting="preference.beta", translate=_positive),
+        "val_size": Rule(setting="evaluation.fraction", translate=_number),
+        "train_on_prompt": Rule(setting="train_on_prompt", translate=_flag),
+        "enable_liger_kernel": Rule(setting="liger", translate=_flag),
+        "use_swanlab": Rule(setting="", note="tracker has tensorboard, wandb and mlflow"),
+        "template": Rule(setting="", note="the model's own chat template is used; chat_template replaces it"),
     },
     "axolotl": _TRAINER
     | {
-        "base_model": Rule(to="model"),
-        "datasets": Rule(to="dataset", translate=_datasets),
-        "pretraining_dataset": Rule(to="dataset", translate=_datasets),
-        "adapter": Rule(to="method", translate=_method),
-        "rl": Rule(to="task", translate=_task),
-        "sequence_len": Rule(to="seq_len", translate=_count),
-        "sample_packing": Rule(to="packing", translate=_flag),
-        "micro_batch_size": Rule(to="micro_batch_size", translate=_count),
-        "num_epochs": Rule(to="epochs", translate=_count),
-        "optimizer": Rule(to="optimizer.name", translate=_optimizer),
-        "lr_scheduler": Rule(to="schedule.name", translate=_schedule),
-        "cosine_min_lr_ratio": Rule(to="schedule.min_lr_ratio", translate=_number),
-        "val_set_size": Rule(to="evaluation.fraction", translate=_number),
-        "train_on_inputs": Rule(to="train_on_prompt", translate=_flag),
-        "lora_r": Rule(to="lora.rank", translate=_count),
-        "lora_target_modules": Rule(to="lora.targets", translate=_targets),
-        "lora_target_linear": Rule(to="lora.targets", translate=lambda _: "all-linear", skip_false=True),
-        "chat_template": Rule(to="", note="the model's own chat template is used; chat_template replaces it"),
+        "base_model": Rule(setting="model"),
+        "datasets": Rule(setting="dataset", translate=_datasets),
+        "pretraining_dataset": Rule(setting="dataset", translate=_datasets),
+        "adapter": Rule(setting="method", translate=_method),
+        "rl": Rule(setting="task", translate=_task),
+        "sequence_len": Rule(setting="seq_len", translate=_count),
+        "sample_packing": Rule(setting="packing", translate=_flag),
+        "micro_batch_size": Rule(setting="micro_batch_size", translate=_count),
+        "num_epochs": Rule(setting="epochs", translate=_count),
+        "optimizer": Rule(setting="optimizer.name", translate=_optimizer),
+        "lr_scheduler": Rule(setting="schedule.name", translate=_schedule),
+        "cosine_min_lr_ratio": Rule(setting="schedule.min_lr_ratio", translate=_number),
+        "val_set_size": Rule(setting="evaluation.fraction", translate=_number),
+        "train_on_inputs": Rule(setting="train_on_prompt", translate=_flag),
+        "lora_r": Rule(setting="lora.rank", translate=_count),
+        "lora_target_modules": Rule(setting="lora.targets", translate=_targets),
+        "lora_target_linear": Rule(setting="lora.targets", translate=lambda _: "all-linear", skip_false=True),
+        "chat_template": Rule(
+            setting="", note="the model's own chat template is used; chat_template replaces it"
+        ),
         **_unneeded(_CACHE, "dataset_prepared_path", "dataset_processes"),
         **_unneeded(_UNNEEDED, "model_type", "tokenizer_type", "processor_type", "eval_sample_packing"),
         **_unneeded(
@@ -321,35 +325,35 @@ RULES: dict[Tool, dict[str, Rule]] = {
         ),
     },
     "torchtune": {
-        "checkpointer.checkpoint_dir": Rule(to="model"),
-        "model.lora_rank": Rule(to="lora.rank", translate=_count),
-        "model.lora_alpha": Rule(to="lora.alpha", translate=_positive),
-        "model.lora_dropout": Rule(to="lora.dropout", translate=_number),
-        "model.lora_attn_modules": Rule(to="lora.targets", translate=_targets),
-        "tokenizer.max_seq_len": Rule(to="seq_len", translate=_count),
-        "dataset.packed": Rule(to="packing", translate=_flag),
-        "dataset.source": Rule(to="dataset"),
-        "dataset.train_on_input": Rule(to="train_on_prompt", translate=_flag),
-        "optimizer._component_": Rule(to="optimizer.name", translate=_optimizer),
-        "optimizer.lr": Rule(to="optimizer.lr", translate=_positive),
-        "optimizer.weight_decay": Rule(to="optimizer.weight_decay", translate=_number),
-        "optimizer.eps": Rule(to="optimizer.eps", translate=_positive),
-        "optimizer_in_bwd": Rule(to="optimizer.in_backward", translate=_flag),
-        "lr_scheduler._component_": Rule(to="schedule.name", translate=_schedule),
-        "lr_scheduler.num_warmup_steps": Rule(to="schedule.warmup_steps", translate=_count),
-        "loss.beta": Rule(to="preference.beta", translate=_positive),
-        "loss.label_smoothing": Rule(to="preference.label_smoothing", translate=_number),
-        "batch_size": Rule(to="micro_batch_size", translate=_count),
-        "epochs": Rule(to="epochs", translate=_count),
-        "max_steps_per_epoch": Rule(to="max_steps", translate=_count),
-        "clip_grad_norm": Rule(to="clip_grad_norm", translate=_positive),
-        "seed": Rule(to="seed", translate=_count),
-        "dtype": Rule(to="precision", translate=_precision),
-        "compile": Rule(to="compile", translate=_flag),
-        "enable_activation_checkpointing": Rule(to="activation_checkpointing", translate=_flag),
-        "run_val_every_n_steps": Rule(to="evaluation.every_steps", translate=_count),
-        "log_every_n_steps": Rule(to="log_every", translate=_count),
-        "output_dir": Rule(to="output_dir"),
+        "checkpointer.checkpoint_dir": Rule(setting="model"),
+        "model.lora_rank": Rule(setting="lora.rank", translate=_count),
+        "model.lora_alpha": Rule(setting="lora.alpha", translate=_positive),
+        "model.lora_dropout": Rule(setting="lora.dropout", translate=_number),
+        "model.lora_attn_modules": Rule(setting="lora.targets", translate=_targets),
+        "tokenizer.max_seq_len": Rule(setting="seq_len", translate=_count),
+        "dataset.packed": Rule(setting="packing", translate=_flag),
+        "dataset.source": Rule(setting="dataset"),
+        "dataset.train_on_input": Rule(setting="train_on_prompt", translate=_flag),
+        "optimizer._component_": Rule(setting="optimizer.name", translate=_optimizer),
+        "optimizer.lr": Rule(setting="optimizer.lr", translate=_positive),
+        "optimizer.weight_decay": Rule(setting="optimizer.weight_decay", translate=_number),
+        "optimizer.eps": Rule(setting="optimizer.eps", translate=_positive),
+        "optimizer_in_bwd": Rule(setting="optimizer.in_backward", translate=_flag),
+        "lr_scheduler._component_": Rule(setting="schedule.name", translate=_schedule),
+        "lr_scheduler.num_warmup_steps": Rule(setting="schedule.warmup_steps", translate=_count),
+        "loss.beta": Rule(setting="preference.beta", translate=_positive),
+        "loss.label_smoothing": Rule(setting="preference.label_smoothing", translate=_number),
+        "batch_size": Rule(setting="micro_batch_size", translate=_count),
+        "epochs": Rule(setting="epochs", translate=_count),
+        "max_steps_per_epoch": Rule(setting="max_steps", translate=_count),
+        "clip_grad_norm": Rule(setting="clip_grad_norm", translate=_positive),
+        "seed": Rule(setting="seed", translate=_count),
+        "dtype": Rule(setting="precision", translate=_precision),
+        "compile": Rule(setting="compile", translate=_flag),
+        "enable_activation_checkpointing": Rule(setting="activation_checkpointing", translate=_flag),
+        "run_val_every_n_steps": Rule(setting="evaluation.every_steps", translate=_count),
+        "log_every_n_steps": Rule(setting="log_every", translate=_count),
+        "output_dir": Rule(setting="output_dir"),
         **_unneeded(_UNNEEDED, "device", "shuffle", "gradient_accumulation_steps", "optimizer.fused"),
         **_unneeded(_UNNEEDED, "loss._component_", "tokenizer._component_", "model._component_"),
         **_unneeded(_UNNEEDED, "checkpointer._component_", "checkpointer.checkpoint_files"),
@@ -382,9 +386,9 @@ _MARKS: dict[Tool, tuple[str, ...]] = {  # keys that only that tool has
 def recognize(config: Mapping[str, Any]) -> Tool:
     """Identify the tool that a configuration belongs to. Raises UserError if there is none."""
     for tool, marks in _MARKS.items():
-        needed = len(marks) if tool == "torchtune" else 1
+        required = len(marks) if tool == "torchtune" else 1
         trains = tool == "torchtune" or "learning_rate" in config  # no file of inference or export
-        if trains and sum(mark in config for mark in marks) >= needed:
+        if trains and sum(mark in config for mark in marks) >= required:
             return tool
     raise UserError(
         "This is no training configuration of axolotl, LLaMA-Factory, TRL or torchtune.",
@@ -398,7 +402,7 @@ def read(path: Path) -> dict[str, Any]:
         config = parse_yaml(read_text(path.expanduser(), MAX_YAML_BYTES))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(
-            f"{path} can't be read: {' '.join(str(error).split())}.", "Give a YAML file."
+            f"{path} cannot be read: {' '.join(str(error).split())}.", "Give a YAML file."
         ) from None
     if not isinstance(config, dict):
         raise UserError(f"{path} has no keys.", "Give a YAML file that one of the tools trains with.")
@@ -427,22 +431,22 @@ def convert(config: Mapping[str, Any], *, gpus: int = 1, task: str | None = None
             continue
         if rule is None:
             missing.append((f"{key}: {value}", REASONS.get(key, "no counterpart")))
-        elif not rule.to:
+        elif not rule.setting:
             unneeded.append((key, rule.note))
         else:
             try:
                 result = rule.translate(value)
-                settings.build(_nested({**values, rule.to: result}))
+                settings.build(_nested({**values, rule.setting: result}))
             except (UntranslatableError, UserError) as error:
                 reason = error.problem if isinstance(error, UserError) else str(error)
                 missing.append((f"{key}: {value}", reason))
                 continue
-            values[rule.to] = result
-            translated.append(Translated(key=key, value=value, setting=rule.to, result=result))
+            values[rule.setting] = result
+            translated.append(Translated(key=key, value=value, setting=rule.setting, result=result))
     for setting, (key, result) in _derived(tool, config, values, gpus).items():
         values[setting] = result
         translated.append(Translated(key=key, value="", setting=setting, result=result))
-        missing = [each for each in missing if each[0].partition(":")[0] not in key.split(", ")]
+        missing = [item for item in missing if item[0].partition(":")[0] not in key.split(", ")]
     settings.build(_nested(values))
     return Conversion(
         tool=tool,
@@ -455,12 +459,12 @@ def convert(config: Mapping[str, Any], *, gpus: int = 1, task: str | None = None
 
 def _derived(tool: Tool, config: Mapping[str, Any], values: Values, gpus: int) -> dict[str, tuple[str, Any]]:
     """Settings that several keys decide together: the key(s), and the value."""
-    found: dict[str, tuple[str, Any]] = {}
+    settings_found: dict[str, tuple[str, Any]] = {}
     micro = values.get("micro_batch_size")
     if micro is not None and "global_batch_size" not in values:
         steps = config.get("gradient_accumulation_steps") or 1
         if isinstance(steps, int):
-            found["global_batch_size"] = (
+            settings_found["global_batch_size"] = (
                 f"gradient_accumulation_steps, {gpus} process(es)",
                 micro * steps * gpus,
             )
@@ -468,40 +472,40 @@ def _derived(tool: Tool, config: Mapping[str, Any], values: Values, gpus: int) -
         component = str((config.get("model") or {}).get("_component_", "")).rpartition(".")[2]
         kind = next((kind for kind in ("qlora", "lora") if component.startswith(kind)), "full")
         use_dora = (config.get("model") or {}).get("use_dora") is True
-        found["method"] = (
+        settings_found["method"] = (
             "model._component_, model.use_dora",
             "dora" if use_dora and kind == "lora" else kind,
         )
         model = config.get("model") or {}
         if model.get("apply_lora_to_mlp") is True and isinstance(values.get("lora.targets"), list):
             targets = [*values["lora.targets"], *MLP_PROJECTIONS]
-            found["lora.targets"] = ("model.apply_lora_to_mlp", targets)
+            settings_found["lora.targets"] = ("model.apply_lora_to_mlp", targets)
         if "DPOLoss" in str((config.get("loss") or {}).get("_component_")):
-            found["task"] = ("loss._component_", "dpo")
-        return found
+            settings_found["task"] = ("loss._component_", "dpo")
+        return settings_found
     if config.get("pref_loss") in ("sigmoid", "orpo", "simpo") and values.get("task") == "dpo":
         loss = str(config["pref_loss"])
-        found["task"] = ("pref_loss", "dpo" if loss == "sigmoid" else loss)
+        settings_found["task"] = ("pref_loss", "dpo" if loss == "sigmoid" else loss)
     if config.get("load_in_8bit") is True and values.get("method") == "lora":
-        found["method"] = ("load_in_8bit", "qlora")
-        found["lora.quantization"] = ("load_in_8bit", "int8")
+        settings_found["method"] = ("load_in_8bit", "qlora")
+        settings_found["lora.quantization"] = ("load_in_8bit", "int8")
     if tool == "LLaMA-Factory" and "method" not in values and not config.get("finetuning_type"):
         # The classic layout trains LoRA by default, the newer one (peft_config) all weights
-        found["method"] = ("finetuning_type", "full" if "train_dataset" in config else "lora")
-    four = config.get("load_in_4bit") is True or config.get("quantization_bit") == 4
+        settings_found["method"] = ("finetuning_type", "full" if "train_dataset" in config else "lora")
+    is_4bit = config.get("load_in_4bit") is True or config.get("quantization_bit") == 4
     if tool == "TRL":
         low_rank = config.get("use_peft") is True
-        found["method"] = (
+        settings_found["method"] = (
             "use_peft, load_in_4bit",
-            "qlora" if low_rank and four else "lora" if low_rank else "full",
+            "qlora" if low_rank and is_4bit else "lora" if low_rank else "full",
         )
-    elif values.get("method") == "lora" and four:
-        found["method"] = ("load_in_4bit, quantization_bit", "qlora")
+    elif values.get("method") == "lora" and is_4bit:
+        settings_found["method"] = ("load_in_4bit, quantization_bit", "qlora")
     elif tool == "axolotl" and not config.get("adapter"):
-        found["method"] = ("adapter", "full")
-    elif four and values.get("method") == "qlora":
-        found["method"] = ("load_in_4bit, quantization_bit", "qlora")
-    return found
+        settings_found["method"] = ("adapter", "full")
+    elif is_4bit and values.get("method") == "qlora":
+        settings_found["method"] = ("load_in_4bit, quantization_bit", "qlora")
+    return settings_found
 
 
 def _flattened(config: Mapping[str, Any], rules: Mapping[str, Rule]) -> Iterator[tuple[str, Any]]:
@@ -509,7 +513,7 @@ def _flattened(config: Mapping[str, Any], rules: Mapping[str, Rule]) -> Iterator
     sections = {key.partition(".")[0] for key in rules if "." in key}
     for key, value in config.items():
         if isinstance(value, dict) and key in sections:
-            yield from ((f"{key}.{name}", each) for name, each in value.items())
+            yield from ((f"{key}.{name}", item) for name, item in value.items())
         else:
             yield str(key), value
 

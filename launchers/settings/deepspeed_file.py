@@ -49,11 +49,11 @@ def settings_of(path: str) -> dict[str, Any]:
         settings.setdefault("zero", {})["offload"] = "cpu"
     if _section(path, zero, "offload_param").pop("device", "none") != "none":
         raise UserError(f"{path}: offload_param is not supported.", "Remove it, or use engine fsdp2.")
-    rest = {name: value for name, value in values.items() if value != {}}
-    if rest.get("zero_optimization"):
-        rest["zero_optimization"] = {name: value for name, value in zero.items() if value != {}}
-    rest = {name: value for name, value in rest.items() if value != {}}
-    return settings | ({"engine_options": rest} if rest else {})
+    remaining = {name: value for name, value in values.items() if value != {}}
+    if remaining.get("zero_optimization"):
+        remaining["zero_optimization"] = {name: value for name, value in zero.items() if value != {}}
+    remaining = {name: value for name, value in remaining.items() if value != {}}
+    return settings | ({"engine_options": remaining} if remaining else {})
 
 
 def _section(path: str, values: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -26,33 +26,35 @@ def all_options() -> set[str]:
     return {*settings, *(f"{NEGATION}{name[2:]}" for name, setting in settings.items() if _is_bool(setting))}
 
 
-def translate(words: Sequence[str], parameters: Collection[str], others: Iterable[str]) -> list[str]:
+def translate(
+    arguments: Sequence[str], parameters: Collection[str], other_options: Iterable[str]
+) -> list[str]:
     """Replace options of settings by ``--set NAME=VALUE``, or by the flow's own parameter.
 
-    ``parameters``: options of the flow's own parameters that have a value. ``others``: all other options of
-    the command. Raises UserError for an option that does not exist, or has no value.
+    ``parameters``: options of the flow's own parameters that have a value. ``other_options``: all other
+    options of the command. Raises UserError for an option that does not exist, or has no value.
     """
-    check_options(words, {*all_options(), *parameters, *others})
+    check_options(arguments, {*all_options(), *parameters, *other_options})
     settings = setting_options()
     translated: list[str] = []
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        name, equals, value = word.partition("=")
+    remaining = list(arguments)
+    while remaining:
+        argument = remaining.pop(0)
+        name, equals, value = argument.partition("=")
         negated = name.startswith(NEGATION) and name not in parameters
         option = f"--{name.removeprefix(NEGATION)}" if negated else name
         setting = settings.get(option)
         if setting is None:
-            translated.append(word)
+            translated.append(argument)
             continue
         if negated:
             value = "false"
         elif not equals and _is_bool(setting):
-            value = rest.pop(0) if rest and rest[0].lower() in _TRUTHS else "true"
+            value = remaining.pop(0) if remaining and remaining[0].lower() in _TRUTHS else "true"
         elif not equals:
-            if not rest:
+            if not remaining:
                 raise UserError(f"{name} has no value.", f"Write {name} VALUE.")
-            value = rest.pop(0)
+            value = remaining.pop(0)
         translated += _words(option, setting, value, parameters)
     return translated
 

@@ -96,13 +96,13 @@ Columns = Annotated[
 ]
 
 
-def _is_list(section: type[BaseModel], name: str, word: str) -> bool:
-    """Whether a setting is a list, and ``word`` is not one of its alternative choices."""
+def _is_list(section: type[BaseModel], name: str, text: str) -> bool:
+    """Whether a setting is a list, and ``text`` is not one of its alternative choices."""
     info = section.model_fields.get(name)
     kinds = get_args(info.annotation) if info and get_origin(info.annotation) is not tuple else ()
     kinds = kinds or ((info.annotation,) if info else ())
     choices = {choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)}
-    return any(get_origin(kind) is tuple for kind in kinds) and word not in choices
+    return any(get_origin(kind) is tuple for kind in kinds) and text not in choices
 
 
 def _takes_flag(info: FieldInfo) -> bool:
@@ -123,8 +123,8 @@ class Section(BaseModel):
         """Convert a single string to a list of one, unless the string is one of the setting's choices."""
         if not isinstance(values, dict):
             return values
-        words = {name: value for name, value in values.items() if isinstance(value, str)}
-        lists = {name: [value] for name, value in words.items() if _is_list(cls, name, value)}
+        texts = {name: value for name, value in values.items() if isinstance(value, str)}
+        lists = {name: [value] for name, value in texts.items() if _is_list(cls, name, value)}
         return {**values, **lists}
 
     @model_validator(mode="before")

@@ -228,7 +228,7 @@ def put_bundle(
 
 def put_files(storage: Storage, key: str, files: Mapping[str, Path]) -> Manifest:
     """Store files under these names as a bundle; see :func:`put_bundle`."""
-    before = {name: _state(path) for name, path in files.items()}
+    states_before = {name: _state(path) for name, path in files.items()}
     try:
         manifest = Manifest(
             files=tuple(
@@ -237,7 +237,7 @@ def put_files(storage: Storage, key: str, files: Mapping[str, Path]) -> Manifest
             )
         )
     except ValueError as reason:
-        raise UserError(f"{storage.describe(key)} can't be stored: {reason}.", "Rename the file.") from None
+        raise UserError(f"{storage.describe(key)} cannot be stored: {reason}.", "Rename the file.") from None
     sent: list[str] = []
     try:
         for file in manifest.files:
@@ -248,7 +248,7 @@ def put_files(storage: Storage, key: str, files: Mapping[str, Path]) -> Manifest
                 _log.debug("Upload %s (%d bytes)", file_key, file.size)
                 sent.append(file_key)
                 storage.put_file(file_key, files[file.name])
-        changed = next((path for name, path in files.items() if _state(path) != before[name]), None)
+        changed = next((path for name, path in files.items() if _state(path) != states_before[name]), None)
         if changed is not None:
             raise ChangedError(f"{changed} was changed while it was stored")
         storage.put_bytes(f"{key}/{MANIFEST}", manifest.to_json())
@@ -373,9 +373,9 @@ def _path_and_parents(name: str) -> tuple[PurePosixPath, ...]:
     return path, *path.parents[:-1]
 
 
-def _damaged(storage: Storage, key: str, name: str, what: str) -> DamagedError:
+def _damaged(storage: Storage, key: str, name: str, problem: str) -> DamagedError:
     return DamagedError(
-        f"{name} of {storage.describe(key)} is damaged: {what}.",
+        f"{name} of {storage.describe(key)} is damaged: {problem}.",
         "Remove that folder, so that it is recreated or an older one is used.",
     )
 

@@ -66,13 +66,13 @@ class SyncedFolder:
         """Store each entry of the folder whenever it has changed and come to rest."""
         self._thread.start()
 
-    def stop(self, *, settled: bool) -> None:
-        """Store the last state and stop; ``settled``: the script ended well, so every file is complete."""
+    def stop(self, *, complete: bool) -> None:
+        """Store the last state and stop; ``complete``: the script ended well, so every file is complete."""
         self._ending.set()
         self._thread.join()
-        self.poll(settled=settled)
+        self.poll(complete=complete)
 
-    def poll(self, *, settled: bool = False) -> bool:
+    def poll(self, *, complete: bool = False) -> bool:
         """Store the entries that have changed, and not since the last poll; return whether any was stored.
 
         Raises ChangedError, after storing the others, if an entry changed meanwhile.
@@ -82,7 +82,7 @@ class SyncedFolder:
         problem: ChangedError | None = None
         stored = 0
         for name, files in entries.items():
-            if self._stored.get(name) == files or not (settled or before.get(name) == files):
+            if self._stored.get(name) == files or not (complete or before.get(name) == files):
                 continue
             try:
                 self._store(name, files)

@@ -1,6 +1,6 @@
 """The flows through Metaflow's real client on AWS Batch's interface, each container's command executed.
 
-What a container has is the code package alone: its Python can't import this project.
+What a container has is the code package alone: its Python cannot import this project.
 """
 
 from __future__ import annotations

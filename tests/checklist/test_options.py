@@ -1,4 +1,4 @@
-"""What can't be is refused in two lines, before anything is measured."""
+"""What cannot be is refused in two lines, before anything is measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the mutators of steps do alike: ask once, find the deciding step, refuse what can't be."""
+"""What the mutators of steps do alike: ask once, find the deciding step, refuse what cannot be."""
 
 from __future__ import annotations
 

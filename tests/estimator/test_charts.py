@@ -1,4 +1,4 @@
-"""Memory bars in a terminal, as SVG, as a page; for every colour vision, without a network."""
+"""Memory bars in a terminal, as SVG, as a page; for every color vision, without a network."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_browser_shows_the_page_without_a_network(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Colours
+# Colors
 
 # Machado, Oliveira and Fernandes 2009, A Physiologically-based Model for Simulation of Color Vision
 # Deficiency, severity 1.0; on linear RGB.
@@ -159,9 +159,9 @@ VISIONS = {
 }
 
 
-def lab(colour: str, vision: str) -> tuple[float, float, float]:
-    """CIE L*a*b* (D65) of an sRGB colour as people with that vision see it."""
-    srgb = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+def lab(color: str, vision: str) -> tuple[float, float, float]:
+    """CIE L*a*b* (D65) of an sRGB color as people with that vision see it."""
+    srgb = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in srgb]
     r, g, b = (
         min(max(sum(m * c for m, c in zip(row, linear, strict=True)), 0), 1) for row in VISIONS[vision]
@@ -183,24 +183,24 @@ def test_every_category_of_the_estimator_has_a_place_and_an_explanation() -> Non
 # The terminal
 
 
-def lines(width: int, *, colour: bool, made: Chart | None = None) -> list[str]:
-    console = Console(width=width, force_terminal=colour, color_system="truecolor" if colour else None)
+def lines(width: int, *, color: bool, made: Chart | None = None) -> list[str]:
+    console = Console(width=width, force_terminal=color, color_system="truecolor" if color else None)
     return [line.plain for line in stacked(made or chart(), console)]
 
 
 @pytest.mark.parametrize("width", [80, 100, 200])
-@pytest.mark.parametrize("colour", [True, False])
-def test_bars_keep_within_the_terminal_and_their_lengths_are_the_bytes(width: int, colour: bool) -> None:
-    drawn = lines(width, colour=colour, made=chart(capacity_bytes=15 * GIB))
+@pytest.mark.parametrize("color", [True, False])
+def test_bars_keep_within_the_terminal_and_their_lengths_are_the_bytes(width: int, color: bool) -> None:
+    drawn = lines(width, color=color, made=chart(capacity_bytes=15 * GIB))
     assert all(len(line) <= width for line in drawn)
-    weights = [line.count("█" if colour else "a") for line in drawn if line.startswith("tp")]
-    if not colour:
+    weights = [line.count("█" if color else "a") for line in drawn if line.startswith("tp")]
+    if not color:
         assert weights[0] / weights[1] == pytest.approx(2.0, abs=0.3)
     assert "too much" in drawn[1]
     assert "too much" not in drawn[2]
     assert all("┤" in line and "┃" in line for line in drawn[1:3])
 
 
-def test_without_colours_letters_tell_the_categories_apart() -> None:
-    legend = "  ".join(lines(80, colour=False)[4:])
+def test_without_colors_letters_tell_the_categories_apart() -> None:
+    legend = "  ".join(lines(80, color=False)[4:])
     assert re.findall(r"([a-z])  (\w+)", legend) == [("a", "weights"), ("b", "activations"), ("c", "runtime")]

@@ -28,7 +28,7 @@ def test_failed_attempts_are_paid_for_and_hours_without_a_price_are_named_apart(
     ]
     ada, bob = add_up(costs, "user")
     assert (ada.name, ada.runs, ada.hours, ada.failed_hours) == ("ada", 2, 7.0, 1.0)
-    assert (ada.usd, ada.unpriced_hours, ada.without_end) == (30.0, 4.0, 1)
+    assert (ada.usd, ada.unpriced_hours, ada.unfinished) == (30.0, 4.0, 1)
     assert (bob.usd, bob.unpriced_hours) == (None, 3.0)
     everybody = total("all", costs)
     assert (everybody.runs, everybody.hours, everybody.usd) == (3, 10.0, 30.0)

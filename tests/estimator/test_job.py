@@ -1,4 +1,4 @@
-"""Jobs and targets refuse what can't be, in one line with the value."""
+"""Jobs and targets refuse what cannot be, in one line with the value."""
 
 from typing import Any
 

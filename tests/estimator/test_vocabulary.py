@@ -11,8 +11,8 @@ from typing import get_args
 import pytest
 
 from estimator import models, vocabulary
-from estimator.planning.support import unsupported
-from estimator.planning.training import Training
+from estimator.engines.support import unsupported
+from estimator.engines.training import Training
 from estimator.vocabulary import (
     AUTOMATIC_METHODS,
     ENGINES,

@@ -151,7 +151,9 @@ class Shape:
         return inspect(
             plan.request,
             options=Options(),
-            pods=PodSettings(namespace=self.namespace, tolerations=tolerations, of_table=not tolerations),
+            pods=PodSettings(
+                namespace=self.namespace, tolerations=tolerations, tolerate_gpu_taints=not tolerations
+            ),
             minimum=MinimumRequest(cpu=plan.layout.processes_per_node, memory_bytes=2**30),
             clock=Clock(overall_s=90),
         )

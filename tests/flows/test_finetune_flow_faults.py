@@ -162,7 +162,7 @@ class Disk:
             used = (now.f_blocks - now.f_bfree) * now.f_frsize
             if self._resize(str(used + spare_bytes)):  # not, when just then more was written
                 return
-        raise AssertionError(f"{self._folder} can't be made smaller")
+        raise AssertionError(f"{self._folder} cannot be made smaller")
 
     def free(self) -> None:
         assert self._resize("4g")

@@ -186,7 +186,7 @@ def test_pods_on_argo_are_those_of_a_run(cluster: Cluster, name: str) -> None:
 
 
 def _check_trained_pods(template: Json, *, graceful: bool) -> None:
-    """What the step on several nodes must have, so that both ways can't lack it alike."""
+    """What the step on several nodes must have, so that both ways cannot lack it alike."""
     for pod in _pods_of_argo(template).values():
         spec, container = pod["spec"], pod["spec"]["containers"][0]
         assert container["resources"]["limits"][RDMA] == container["resources"]["requests"][RDMA] == "1"

@@ -109,7 +109,7 @@ def test_links_in_a_loop_are_refused(tiny: Path, tmp_path: Path) -> None:
     folder = linked(tiny, tmp_path / "model")
     (folder / "a.txt").symlink_to("b.txt")
     (folder / "b.txt").symlink_to("a.txt")
-    with pytest.raises(UserError, match="path that can't be read"):
+    with pytest.raises(UserError, match="path that cannot be read"):
         weights.check_whole(folder)
 
 
@@ -144,7 +144,7 @@ def test_a_saved_dataset_may_name_parts_of_its_folder_alone(
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / file).write_text(json.dumps(value))
-    with pytest.raises(UserError, match="can't be read"):
+    with pytest.raises(UserError, match="cannot be read"):
         list(files.open_rows(sources.local(f"{folder}#train" if "splits" in value else str(folder))))
 
 
@@ -360,7 +360,7 @@ def test_weights_that_declare_more_than_they_are_take_no_memory(tmp_path: Path, 
     else:  # a pickle that calls torch.Tensor(2**30), which weights_only allows
         call = b"\x80\x02}q\x00X\x01\x00\x00\x00wctorch\nTensor\n\x8a\x05\x00\x00\x00\x40\x00\x85Rs."
         replace_pickle(path, call)
-    with held_to(path.stat().st_size), pytest.raises(UserError, match="can't be read as a model's weights"):
+    with held_to(path.stat().st_size), pytest.raises(UserError, match="cannot be read as a model's weights"):
         pickled.read(path)
 
 
@@ -420,7 +420,7 @@ def test_a_tokenizer_that_panics_is_one_line(tiny: Path, tmp_path: Path) -> None
     (folder / "tokenizer.json").write_text(json.dumps(values))
     tokenizer = render.load_tokenizer(folder, settings.Settings())
     with pytest.raises(UserError, match="tokenizer fails on a text of the dataset"):
-        list(render.tokenise([rows.Conversation(text="a" * 40 + "c")], tokenizer))
+        list(render.tokenize([rows.Conversation(text="a" * 40 + "c")], tokenizer))
 
 
 # The terminal

@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 
 def missing() -> str | None:
-    """Why kubectl can't render here, in words; None: it can."""
+    """Why kubectl cannot render here, in words; None: it can."""
     if shutil.which("kubectl") is None:
         return "no kubectl on this machine"
     command = ["kubectl", "version", "--client", "--output", "json"]

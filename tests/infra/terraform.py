@@ -41,7 +41,7 @@ def _places() -> Iterator[Path]:
 
 
 def missing() -> str | None:
-    """Why Terraform can't be run here, in words; None: it can."""
+    """Why Terraform cannot be run here, in words; None: it can."""
     if shutil.which("terraform") is None:
         return "no terraform on this machine"
     if plugins() is None:
@@ -51,7 +51,7 @@ def missing() -> str | None:
 
 @dataclass(frozen=True)
 class Stack:
-    """A copy of infra/aws that has been initialised."""
+    """A copy of infra/aws that has been initialized."""
 
     folder: Path  # of the .tf files
     endpoint: str  # moto's

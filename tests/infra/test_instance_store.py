@@ -26,7 +26,7 @@ TOOLS = {
 
 
 def missing() -> str | None:
-    """Why it can't be run here, in words."""
+    """Why it cannot be run here, in words."""
     if os.geteuid() != 0:
         return "mounting disks needs root"
     absent = [tool for tool in ("unshare", "losetup", "mkfs.ext4", "blkid") if shutil.which(tool) is None]

@@ -1,4 +1,4 @@
-"""The GitHub workflows: what is run there is what CONTRIBUTING.md says, by actions that can't change."""
+"""The GitHub workflows: what is run there is what CONTRIBUTING.md says, by actions that cannot change."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ def _losses(run: Launched) -> list[float]:
 
 
 def _stop(run: Launched) -> None:
-    """It alone, as a cancelled CI job does: what comes after the training is tested elsewhere."""
+    """It alone, as a canceled CI job does: what comes after the training is tested elsewhere."""
     run.process.terminate()
     run.wait(END_S)
     assert "Resume the run" in run.log, run.log
@@ -265,7 +265,7 @@ def test_an_image_that_is_not_there_is_named_and_not_waited_for_for_ever(
 def test_a_run_whose_gpus_are_nowhere_says_so_once_and_ends_without_a_pod(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """A node group that may grow, but doesn't: the preflight can't refuse, so the wait must end."""
+    """A node group that may grow, but doesn't: the preflight cannot refuse, so the wait must end."""
     status = "autoscalerStatus: Running\nnodeGroups:\n- name: gpus\n  health: {maxSize: 4}\n"
     path = "/api/v1/namespaces/kube-system/configmaps"
     cluster.api.create(path, {"metadata": {"name": "cluster-autoscaler-status"}, "data": {"status": status}})

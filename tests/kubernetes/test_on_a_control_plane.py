@@ -1,6 +1,6 @@
 """The flows through Metaflow's real client against a real API server, each pod's command really executed.
 
-What a pod has is the code package alone: its Python can't import this project. Whoever launches has the role
+What a pod has is the code package alone: its Python cannot import this project. Whoever launches has the role
 that infra/kubernetes gives him, and no other.
 """
 

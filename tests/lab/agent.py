@@ -60,7 +60,7 @@ class Agent(ABC):
             with self._may_turn:
                 self.turn()
         except requests.RequestException as error:
-            self.say(f"the API server can't be reached: {error}")
+            self.say(f"the API server cannot be reached: {error}")
         except ApiError as error:
             self.say(str(error))
             if error.status not in (404, 409) and error.status < 500:  # gone or changed since it was read

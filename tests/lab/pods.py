@@ -38,7 +38,7 @@ from tests.lab.memory_limits import MemoryLimit
 __all__ = ["Exit", "Hub", "Pod", "PodSpec", "missing"]
 
 ROOT = Path(__file__).parents[2]
-ADDRESS = "198.18.0.1"  # of the range for tests (RFC 2544): it can't be anybody's
+ADDRESS = "198.18.0.1"  # of the range for tests (RFC 2544): it cannot be anybody's
 HOME = "/tmp/home"
 PYTHON = "/tmp/python"
 CODE_CACHE = "/tmp/code-cache"
@@ -175,7 +175,7 @@ class Pod:
             if path.startswith("/tmp/"):
                 mounts.append(["mkdir", "-p", path])
             elif not Path(path).is_dir():
-                raise ValueError(f"{spec.name}: {path} can't be a mount path: there is no such folder here")
+                raise ValueError(f"{spec.name}: {path} cannot be a mount path: there is no such folder here")
             if size is not None:
                 mounts.append(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path])
             else:

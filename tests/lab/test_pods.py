@@ -1,4 +1,4 @@
-"""What a pod of the test bed can and can't do: what the tests on clusters build on."""
+"""What a pod of the test bed can and cannot do: what the tests on clusters build on."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from decorators.backends.interface import Destination
 from estimator import hardware
 from estimator.errors import UserError
 from estimator.hardware import Instance
-from estimator.hardware.cluster import Aside, Cluster, ClusterNodes
+from estimator.hardware.cluster import Cluster, ClusterNodes, SkippedNodes
 
 
 def read(destination: Destination) -> Cluster:
@@ -20,20 +20,20 @@ def read(destination: Destination) -> Cluster:
     """
     client = aws.clients()("batch")
     nodes: list[ClusterNodes] = []
-    skipped: list[Aside] = []
+    skipped: list[SkippedNodes] = []
     queues = _queues(destination, client)
     for queue, gpus in queues.items():
         for environment in _environments(client, queue):
             refused = _refusal(environment)
             if refused is not None:
-                skipped.append(Aside(reason=refused, names=(environment["computeEnvironmentName"],)))
+                skipped.append(SkippedNodes(reason=refused, names=(environment["computeEnvironmentName"],)))
                 continue
             nodes += [item for item in _machines(environment) if gpus is None or item.gpu.name in gpus]
     names = f"queue{'s' if len(queues) > 1 else ''} {', '.join(queues)}"
     return Cluster(
         context=", ".join(queues),
         nodes=tuple(nodes),
-        aside=tuple(skipped),
+        skipped=tuple(skipped),
         name=f"AWS Batch {names}",
         spot_queues=() if any(item.spot for item in nodes) else _spot_queues(client, queues),
     )
@@ -150,6 +150,6 @@ def _machine(item: Instance, count: int | None, spot: bool, environment: str) ->
         zones=(),
         taints=(),
         names=(),
-        may_come=count,
+        max_new_nodes=count,
         added_by=f"compute environment {environment}",
     )

@@ -83,7 +83,7 @@ def explain(error: Exception, submitted: str) -> UserError:
     if isinstance(failure, UnreachableError) or failure.status == 401:
         translated = api_error(failure)
         return UserError(translated.problem, running_job or translated.advice)
-    status, reason = failure.status, failure.words
+    status, reason = failure.status, failure.message
     return UserError(
         f"Kubernetes refuses: {reason.rstrip('.')} ({status}).", running_job or _advice(status, reason)
     )

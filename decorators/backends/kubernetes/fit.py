@@ -109,10 +109,10 @@ def _judge(node: Node, criteria: _Criteria) -> _Candidate | str:
     nodes_of_gpu: ClusterNodes | None = None
     if request.gpus_per_node:
         catalogue, kind = hardware.current(), request.gpu_type
-        gpu = catalogue.gpu(kind) if kind and (request.gpu_on_trust or is_part(kind)) else None
+        gpu = catalogue.gpu(kind) if kind and (request.gpu_assumed or is_part(kind)) else None
         cluster = group("", [node], catalogue, rules, named=gpu)
         if not cluster.nodes:
-            return cluster.aside[0].reason if cluster.aside else "without GPUs"
+            return cluster.skipped[0].reason if cluster.skipped else "without GPUs"
         nodes_of_gpu = cluster.nodes[0]
         if request.gpu_type and nodes_of_gpu.gpu.name != hardware.current().gpu(request.gpu_type).name:
             return f"with {nodes_of_gpu.instance.gpu_count} {nodes_of_gpu.gpu.name}"

@@ -60,9 +60,9 @@ class PodSettings(PodRules):
         Equal settings make repeated checks of a cluster hit the cache.
         """
         values, selector = destination.configured, destination.user_values.get("node_selector")
-        of_table = "tolerations" not in destination.user_values
+        tolerate_gpu_taints = "tolerations" not in destination.user_values
         tolerations = tuple(Toleration.of(item) for item in values.get("tolerations") or ())
-        if gpus and of_table:  # some tolerations of the table may have been set by this package
+        if gpus and tolerate_gpu_taints:  # some tolerations of the table may have been set by this package
             tolerations = tuple(item for item in tolerations if not is_of_table(item))
         extended = (
             values.get("extended_resources") if "extended_resources" in destination.user_values else None
@@ -74,9 +74,9 @@ class PodSettings(PodRules):
             image=values.get("image"),
             node_selector=tuple(labels.items()),
             tolerations=tolerations,
-            of_table=of_table,
+            tolerate_gpu_taints=tolerate_gpu_taints,
             zone=destination.options.zone,
-            in_quotas=quota_pod(destination.options),
+            quota_pod=quota_pod(destination.options),
             extended=tuple((name, float(count)) for name, count in (extended or {}).items()),
             guaranteed=str(values.get("qos") or "").lower() == "guaranteed",
             restricted=is_restricted(values.get("security_context") or {}),
@@ -220,7 +220,7 @@ def _idle(preflight: Preflight, nodes: list[Node]) -> int | None:
         return None
     catalogue, request = hardware.current(), preflight.request
     kind = request.gpu_type
-    gpu = catalogue.gpu(kind) if kind and (request.gpu_on_trust or is_part(kind)) else None
+    gpu = catalogue.gpu(kind) if kind and (request.gpu_assumed or is_part(kind)) else None
     grouped = group("", nodes, catalogue, preflight.pods, usage=usage, named=gpu)
     return sum(group.count for group in grouped.nodes if group.free_gpus >= gpus)
 
@@ -249,7 +249,7 @@ def _too_few(preflight: Preflight, fitting: Fit) -> Growth:
     else:
         fix = LARGER_NODE
         if request.gpus_per_node:
-            taints = fitting.blocking_taints or growth.fences
+            taints = fitting.blocking_taints or growth.untolerated_taints
             fix = opening(taints) if taints else OTHER_GPUS
         preflight.findings.no("nodes", f"{summary}; {growth.why}", fix)
     return growth

@@ -48,7 +48,7 @@ def quota(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
     # names
     totals |= {"count/jobsets.jobset.x-k8s.io": several, "services": several, "count/services": several}
     limits = _limits(preflight, pod)
-    for line in read_quotas(preflight.api.get, namespace, preflight.pods.in_quotas):
+    for line in read_quotas(preflight.api.get, namespace, preflight.pods.quota_pod):
         fix = f"kubectl describe resourcequota {line.name} -n {namespace}"
         requested = totals.get(line.resource, 0.0)
         if line.what.startswith("limits."):
@@ -158,7 +158,7 @@ def priority_class(preflight: Preflight, *, pod: Mapping[str, float]) -> None:  
     """Check that the priority class exists; otherwise pods are rejected when a Job's controller creates
     them.
     """
-    name = preflight.pods.in_quotas.priority_class
+    name = preflight.pods.quota_pod.priority_class
     if name is None:
         return
     names = [item.name for item in read_priority_classes(preflight.api.get)]

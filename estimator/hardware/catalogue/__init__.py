@@ -119,10 +119,10 @@ class Catalogue:
         gpus: dict[str, Gpu] = {}
         for item in self.gpus:
             for key in (item.name, *item.aliases):
-                other = gpus.setdefault(normal(key), item)
-                if other is not item:
+                existing = gpus.setdefault(normal(key), item)
+                if existing is not item:
                     raise UserError(
-                        f"The GPU name {key!r} refers to two GPUs: {other.name} and {item.name}.",
+                        f"The GPU name {key!r} refers to two GPUs: {existing.name} and {item.name}.",
                         "Remove it from the name or the aliases of one row.",
                     )
         machines: dict[str, Instance] = {}
@@ -156,12 +156,12 @@ class Catalogue:
                 words = next((alias for alias in aliases if not alias & VENDORS), words)  # of "a10080gb"
         else:
             words -= VENDORS
-        called = tuple(gpu for gpu in self.gpus if words and words <= _words_of(gpu))
+        matches = tuple(gpu for gpu in self.gpus if words and words <= _words_of(gpu))
         if exact is not None:
-            return (exact, *(gpu for gpu in called if gpu is not exact)) if exact in called else (exact,)
-        if not called:
+            return (exact, *(gpu for gpu in matches if gpu is not exact)) if exact in matches else (exact,)
+        if not matches:
             raise self._no_gpu(name)
-        return called
+        return matches
 
     def _part_called(self, name: str) -> Gpu | None:
         """Return the MIG slice or replica of this name, or None."""
@@ -209,13 +209,13 @@ class Catalogue:
         gpu = self.find_gpu(name)
         if gpu is not None:
             return gpu
-        called = self.gpus_called(name)
-        if len(called) > 1:
+        matches = self.gpus_called(name)
+        if len(matches) > 1:
             raise UserError(
-                f"{name!r} matches {len(called)} GPUs.",
-                f"Name one of them: {', '.join(gpu.name for gpu in called)}.",
+                f"{name!r} matches {len(matches)} GPUs.",
+                f"Name one of them: {', '.join(gpu.name for gpu in matches)}.",
             )
-        return called[0]
+        return matches[0]
 
     def _no_gpu(self, name: str) -> UserError:
         spellings = {key: gpu.name for key, gpu in self._gpu_index.items()}

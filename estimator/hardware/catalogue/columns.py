@@ -23,7 +23,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Number(Column):
-    """A number from ``low`` to ``high`` in ``unit``; ``also`` matches other valid texts.
+    """A number from ``low`` to ``high`` in ``unit``; ``other_pattern`` matches other valid texts.
 
     The limits are beyond existing values, so that a number in a wrong unit is out of range.
     """
@@ -31,14 +31,14 @@ class Number(Column):
     unit: str
     low: float
     high: float
-    if_low: str = ""
-    if_high: str = ""
+    low_hint: str = ""
+    high_hint: str = ""
     whole: bool = False
-    also: str = ""  # pattern of other valid texts
+    other_pattern: str = ""  # pattern of other valid texts
 
     def fault(self, text: str) -> tuple[str, str] | None:
         """See :meth:`Column.fault`. For a number out of range, the hint names the probable unit."""
-        if self.also and re.fullmatch(self.also, text):
+        if self.other_pattern and re.fullmatch(self.other_pattern, text):
             return None
         kind = "whole number" if self.whole else "number"
         try:
@@ -49,7 +49,7 @@ class Number(Column):
             return f"is not a {kind}", f"Write the {self.unit} as a {kind} only, such as {self.low:g}."
         if self.low <= value <= self.high:
             return None
-        hint = self.if_high if value > self.high else self.if_low if value > 0 or self.low == 0 else ""
+        hint = self.high_hint if value > self.high else self.low_hint if value > 0 or self.low == 0 else ""
         return f"is not possible: it takes {self.low:g} to {self.high:g} {self.unit}", hint
 
 
@@ -62,11 +62,11 @@ class Words(Column):
 
     def fault(self, text: str) -> tuple[str, str] | None:
         """See :meth:`Column.fault`; names the first unknown word."""
-        words = [text] if self.single else text.split()
-        odd = [word for word in words if word.lower() not in self.known]
-        if not odd:
+        values = [text] if self.single else text.split()
+        invalid = [value for value in values if value.lower() not in self.known]
+        if not invalid:
             return None
-        return f"is not known: {odd[0]}", f"It takes {', '.join(sorted(self.known))}."
+        return f"is not known: {invalid[0]}", f"It takes {', '.join(sorted(self.known))}."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,8 +107,8 @@ def rate() -> Number:
         unit="TFLOPS",
         low=1,
         high=50_000,
-        if_low="It looks like PFLOPS: give TFLOPS, dense.",
-        if_high="It looks like GFLOPS: give TFLOPS, dense.",
+        low_hint="It looks like PFLOPS: give TFLOPS, dense.",
+        high_hint="It looks like GFLOPS: give TFLOPS, dense.",
     )
 
 
@@ -118,8 +118,8 @@ def usd() -> Number:
         unit="USD per hour",
         low=0,
         high=1000,
-        if_low="A price cannot be negative; leave the cell blank if there is none.",
-        if_high="It may be per month or in cents: give USD per hour, for the complete instance.",
+        low_hint="A price cannot be negative; leave the cell blank if there is none.",
+        high_hint="It may be per month or in cents: give USD per hour, for the complete instance.",
     )
 
 
@@ -132,38 +132,38 @@ GPU: Mapping[str, Column] = {
         unit="GB",
         low=1,
         high=2000,
-        also=r"\d+ or \d+",
-        if_low="It looks like TB: give GB.",
-        if_high="It looks like MiB: put it under vram_reported_MiB.",
+        other_pattern=r"\d+ or \d+",
+        low_hint="It looks like TB: give GB.",
+        high_hint="It looks like MiB: put it under vram_reported_MiB.",
     ),
     "vram_reported_MiB": Number(
         unit="MiB",
         low=1000,
         high=2_000_000,
-        if_low="It looks like GB or GiB: put the label's GB under vram_GB, or multiply GiB by 1024.",
-        if_high="It looks like KiB or bytes: give MiB.",
+        low_hint="It looks like GB or GiB: put the label's GB under vram_GB, or multiply GiB by 1024.",
+        high_hint="It looks like KiB or bytes: give MiB.",
     ),
     "vram_cuda_GiB": Number(
         unit="GiB",
         low=1,
         high=2000,
-        if_low="It looks like TiB: give GiB.",
-        if_high="It looks like MiB: divide it by 1024.",
+        low_hint="It looks like TiB: give GiB.",
+        high_hint="It looks like MiB: divide it by 1024.",
     ),
     "mem_bw_GBps": Number(
         unit="GB/s",
         low=50,
         high=50_000,
-        if_low="It looks like TB/s: multiply it by 1000.",
-        if_high="It looks like MB/s: divide it by 1000.",
+        low_hint="It looks like TB/s: multiply it by 1000.",
+        high_hint="It looks like MB/s: divide it by 1000.",
     ),
     "interconnect": TEXT,
     "interconnect_GBps_bidir": Number(
         unit="GB/s, both directions together",
         low=4,
         high=10_000,
-        if_low="It looks like TB/s: multiply it by 1000.",
-        if_high="It looks like MB/s: divide it by 1000.",
+        low_hint="It looks like TB/s: multiply it by 1000.",
+        high_hint="It looks like MB/s: divide it by 1000.",
     ),
     "bf16_TFLOPS_dense": rate(),
     "fp16_TFLOPS_dense": rate(),
@@ -191,28 +191,28 @@ INSTANCE: Mapping[str, Column] = {
     "cloud": TEXT,
     "instance_type": TEXT,
     "gpu": TEXT,
-    "gpu_count": Number(unit="GPUs", low=1, high=128, whole=True, also=r"1/\d+"),
+    "gpu_count": Number(unit="GPUs", low=1, high=128, whole=True, other_pattern=r"1/\d+"),
     "vram_total_GB": Number(
         unit="GB",
         low=1,
         high=100_000,
-        if_low="It looks like TB: give GB.",
-        if_high="It looks like MiB.",
+        low_hint="It looks like TB: give GB.",
+        high_hint="It looks like MiB.",
     ),
     "vcpu": Number(unit="vCPUs", low=1, high=4096, whole=True),
     "ram_GiB": Number(
         unit="GiB",
         low=1,
         high=65_536,
-        if_low="It looks like TiB: multiply it by 1024.",
-        if_high="It looks like MiB: divide it by 1024.",
+        low_hint="It looks like TiB: multiply it by 1024.",
+        high_hint="It looks like MiB: divide it by 1024.",
     ),
     "network_Gbps": Number(
         unit="gigabits a second",
         low=0.1,
         high=100_000,
-        if_low="It looks like terabits: multiply it by 1000.",
-        if_high="It looks like megabits: divide it by 1000.",
+        low_hint="It looks like terabits: multiply it by 1000.",
+        high_hint="It looks like megabits: divide it by 1000.",
     ),
     "fabric": TEXT,
     "on_demand_usd_h": usd(),

@@ -45,8 +45,8 @@ def read_rows(file: Path) -> list[HardwareRow]:
     and a duplicate name.
     """
     try:
-        with file.open(newline="", encoding="utf-8-sig") as opened:
-            lines = csv.reader(opened, strict=True)
+        with file.open(newline="", encoding="utf-8-sig") as stream:
+            lines = csv.reader(stream, strict=True)
             header = [name.strip() for name in next(lines, [])]
             kinds = _kinds(file, header)
             rows = [
@@ -56,7 +56,7 @@ def read_rows(file: Path) -> list[HardwareRow]:
             ]
     except OSError as error:
         raise UserError(
-            f"{file} can't be read: {error.strerror or error}.", "Use a CSV file (docs/hardware.md)."
+            f"{file} cannot be read: {error.strerror or error}.", "Use a CSV file (docs/hardware.md)."
         ) from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{file} is not a CSV file in UTF-8: {error}.", "Save it as CSV, UTF-8.") from None
@@ -66,11 +66,11 @@ def read_rows(file: Path) -> list[HardwareRow]:
 
 def _kinds(file: Path, header: list[str]) -> tuple[Kind, ...]:
     """Return the kinds of rows that the header of a file allows; each column belongs to one of them."""
-    where = f"{file}, line 1"
+    place = f"{file}, line 1"
     if not any(header):
-        raise UserError(f"{where}: there are no column names.", "The first line names the columns.")
+        raise UserError(f"{place}: there are no column names.", "The first line names the columns.")
     if len(header) == 1 and re.search(r"[;\t]", header[0]):
-        raise UserError(f"{where}: the columns are not separated by commas.", "Save it with commas.")
+        raise UserError(f"{place}: the columns are not separated by commas.", "Save it with commas.")
     kinds: tuple[Kind, ...] = (
         ("gpu", "instance")
         if KIND_COLUMN in header
@@ -81,22 +81,24 @@ def _kinds(file: Path, header: list[str]) -> tuple[Kind, ...]:
     allowed = {name for kind in kinds for name in _columns(kind)} | {KIND_COLUMN}
     for name in header:
         if name not in allowed:
-            raise _unknown_column(where, name, allowed - {KIND_COLUMN})
+            raise _unknown_column(place, name, allowed - {KIND_COLUMN})
         if header.count(name) > 1:
-            raise UserError(f"{where}, column {name}: duplicate column.", "Remove one of them.")
+            raise UserError(f"{place}, column {name}: duplicate column.", "Remove one of them.")
     return kinds
 
 
-def _unknown_column(where: str, name: str, allowed: set[str]) -> UserError:
-    same = sorted(column for column in allowed if stem(column) == stem(name))
-    same += [column for column in sorted(allowed) if column.lower() == name.lower() and column not in same]
-    if same and same[0].lower() != name.lower():
+def _unknown_column(place: str, name: str, allowed: set[str]) -> UserError:
+    similar = sorted(column for column in allowed if stem(column) == stem(name))
+    similar += [
+        column for column in sorted(allowed) if column.lower() == name.lower() and column not in similar
+    ]
+    if similar and similar[0].lower() != name.lower():
         return UserError(
-            f"{where}, column {name}: wrong unit: the table has {' and '.join(same)}.",
-            f"Convert the values and call the column {same[0]}.",
+            f"{place}, column {name}: wrong unit: the table has {' and '.join(similar)}.",
+            f"Convert the values and call the column {similar[0]}.",
         )
     return UserError(
-        f"{where}, column {name or '(blank)'}: unknown column.",
+        f"{place}, column {name or '(blank)'}: unknown column.",
         did_you_mean(name, sorted(allowed)) or f"The columns are {', '.join(sorted(allowed))}.",
     )
 

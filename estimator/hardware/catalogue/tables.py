@@ -92,17 +92,17 @@ def _lay_gpu(tables: Tables, row: HardwareRow) -> None:
         check_sizes(HardwareRow(file=row.file, line=row.line, kind="gpu", cells=cells))
     else:
         spellings = _gpu_names(tables)
-        near = did_you_mean(normal(name), spellings, shown=spellings)
+        suggestion = did_you_mean(normal(name), spellings, shown=spellings)
         for column in ("vendor", "vram_GB"):
             if column not in cells and not (column == "vram_GB" and "vram_reported_MiB" in cells):
-                raise row.bad(column, f"is missing, which a new GPU needs: no table has {name!r}", near)
+                raise row.bad(column, f"is missing, which a new GPU needs: no table has {name!r}", suggestion)
         cells.setdefault("source", str(row.file))
     if not cells.get("aliases"):
         cells.pop("aliases", None)
     for alias in aliases_of(row.cells):
-        other = tables.gpu_key(alias)
-        if other not in (None, key):
-            raise row.bad("aliases", f"has {alias!r}, which is {tables.gpus[str(other)]['gpu']}")
+        other_key = tables.gpu_key(alias)
+        if other_key not in (None, key):
+            raise row.bad("aliases", f"has {alias!r}, which is {tables.gpus[str(other_key)]['gpu']}")
     tables.gpus[key or normal(name)] = cells
 
 
@@ -123,15 +123,17 @@ def _lay_instance(tables: Tables, row: HardwareRow) -> None:
     else:
         for column in ("cloud", "gpu", "gpu_count"):
             if column not in cells:
-                near = did_you_mean(name, [item["instance_type"] for item in tables.instances.values()])
-                raise row.bad(column, f"is missing, which a new instance needs: no table has {name!r}", near)
+                suggestion = did_you_mean(name, [item["instance_type"] for item in tables.instances.values()])
+                raise row.bad(
+                    column, f"is missing, which a new instance needs: no table has {name!r}", suggestion
+                )
         cells.setdefault("spec_source", str(row.file))
     if _priced(row.cells):
         cells.setdefault("price_source", str(row.file))
     if tables.gpu_key(cells["gpu"]) is None:
         spellings = _gpu_names(tables)
-        near = did_you_mean(normal(cells["gpu"]), spellings, shown=spellings)
-        raise row.bad("gpu", "is an unknown GPU", near or "Add a row for it.")
+        suggestion = did_you_mean(normal(cells["gpu"]), spellings, shown=spellings)
+        raise row.bad("gpu", "is an unknown GPU", suggestion or "Add a row for it.")
     tables.instances[name.lower()] = cells
 
 

@@ -41,16 +41,16 @@ class ClusterNodes:
     names: tuple[str, ...]
     free: Free | None = None  # per node; None: unknown, assumed to be everything
     holders: tuple[str, ...] = ()  # pods with GPUs of these nodes, "namespace/name"
-    fences: tuple[str, ...] = ()  # taints that the run's pods do not tolerate
-    may_come: int | None = 0  # nodes that may be added; None: unlimited
+    untolerated_taints: tuple[str, ...] = ()  # taints that the run's pods do not tolerate
+    max_new_nodes: int | None = 0  # nodes that may be added; None: unlimited
     added_by: str = ""  # description of the autoscaler that would add them
-    gpu_on_trust: bool = False  # no label names the GPU: it was named by the user
+    gpu_assumed: bool = False  # no label names the GPU: it was named by the user
     guessed: bool = False  # assumed: the instance type of added nodes is unknown
 
     @property
     def could_be_spot(self) -> bool:
         """Whether a label marks spot nodes, or added nodes could be spot nodes."""
-        return bool(self.spot) or (self.spot is None and not self.count and self.may_come != 0)
+        return bool(self.spot) or (self.spot is None and not self.count and self.max_new_nodes != 0)
 
     @property
     def free_gpus(self) -> int:
@@ -61,7 +61,7 @@ class ClusterNodes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Aside:
+class SkippedNodes:
     """Nodes that cannot be used, and the reason."""
 
     reason: str
@@ -74,10 +74,10 @@ class Cluster:
 
     context: str  # of the kubeconfig; "in-cluster" in a pod; the queue of AWS Batch
     nodes: tuple[ClusterNodes, ...]
-    aside: tuple[Aside, ...] = ()
-    without_gpu: int = 0  # nodes without GPUs and labels of GPUs
+    skipped: tuple[SkippedNodes, ...] = ()
+    nodes_without_gpu: int = 0  # nodes without GPUs and labels of GPUs
     quotas: tuple[Quota, ...] = ()
-    untold: tuple[str, ...] = ()  # unknown facts, one clause each
+    unknown: tuple[str, ...] = ()  # unknown facts, one clause each
     name: str = ""  # for messages; empty: use the context
     spot_queues: tuple[str, ...] = ()  # other queues of AWS Batch that have spot machines
 
@@ -91,12 +91,14 @@ class Cluster:
         """Summary of its GPUs: "4 of p5.48xlarge (8x H100 SXM)"; empty without usable ones."""
         counts: dict[str, int | None] = {}
         for nodes in self.nodes:
-            gpus, what = f"{nodes.instance.gpu_count}x {nodes.gpu.name}", nodes.instance.name
-            what = what if what == gpus else f"{what} ({gpus})"
-            before = counts.get(what, 0)
-            more = None if nodes.may_come is None or before is None else nodes.count + nodes.may_come
-            counts[what] = None if more is None or before is None else before + more
-        kinds = [f"any number of {what}" if n is None else f"{n} of {what}" for what, n in counts.items()]
+            gpus, name = f"{nodes.instance.gpu_count}x {nodes.gpu.name}", nodes.instance.name
+            name = name if name == gpus else f"{name} ({gpus})"
+            earlier = counts.get(name, 0)
+            added = (
+                None if nodes.max_new_nodes is None or earlier is None else nodes.count + nodes.max_new_nodes
+            )
+            counts[name] = None if added is None or earlier is None else earlier + added
+        kinds = [f"any number of {name}" if n is None else f"{n} of {name}" for name, n in counts.items()]
         return ", ".join(kinds[:MOST_NAMED]) + (
             f" and {len(kinds) - MOST_NAMED} other kinds" if len(kinds) > MOST_NAMED else ""
         )
@@ -104,17 +106,20 @@ class Cluster:
     @property
     def open(self) -> Cluster:
         """The cluster without nodes with untolerated taints, which are skipped."""
-        fenced: dict[str, list[str]] = {}
+        tainted: dict[str, list[str]] = {}
         for nodes in self.nodes:
-            if nodes.fences:
-                reason = f"untolerated taint {', '.join(nodes.fences)}"
-                fenced.setdefault(reason, []).extend(nodes.names or (nodes.added_by,))
+            if nodes.untolerated_taints:
+                reason = f"untolerated taint {', '.join(nodes.untolerated_taints)}"
+                tainted.setdefault(reason, []).extend(nodes.names or (nodes.added_by,))
         return replace(
             self,
-            nodes=tuple(nodes for nodes in self.nodes if not nodes.fences),
-            aside=(
-                *self.aside,
-                *(Aside(reason=why, names=tuple(dict.fromkeys(names))) for why, names in fenced.items()),
+            nodes=tuple(nodes for nodes in self.nodes if not nodes.untolerated_taints),
+            skipped=(
+                *self.skipped,
+                *(
+                    SkippedNodes(reason=cause, names=tuple(dict.fromkeys(names)))
+                    for cause, names in tainted.items()
+                ),
             ),
         )
 
@@ -126,15 +131,15 @@ class Cluster:
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes about the cluster, shown before the plan."""
-        lines = [f"Skipped, {aside.reason}: {_few(aside.names)}" for aside in self.open.aside]
-        if self.untold:
-            lines.append(f"Unknown about {self.where}: {'; '.join(self.untold)}.")
+        lines = [f"Skipped, {skipped.reason}: {_few(skipped.names)}" for skipped in self.open.skipped]
+        if self.unknown:
+            lines.append(f"Unknown about {self.where}: {'; '.join(self.unknown)}.")
         return tuple(lines)
 
     @property
     def has_gpus(self) -> bool:
         """Whether it has GPU nodes or can certainly add some, usable or not."""
-        return bool(self.aside) or any(not nodes.guessed for nodes in self.nodes)
+        return bool(self.skipped) or any(not nodes.guessed for nodes in self.nodes)
 
     @property
     def instances(self) -> tuple[Instance, ...]:
@@ -159,5 +164,5 @@ class Cluster:
 
 
 def _few(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
+    suffix = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + suffix

@@ -31,12 +31,12 @@ PAGE = 500  # objects per page, as in kubectl
 
 
 class ApiRefusedError(Exception):
-    """Response with an error status; ``words``: message of the server, or empty."""
+    """Response with an error status; ``message``: message of the server, or empty."""
 
-    def __init__(self, status: int, words: str) -> None:
-        super().__init__(words or f"status {status}")
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message or f"status {status}")
         self.status = status
-        self.words = words
+        self.message = message
 
 
 class UnreachableError(Exception):
@@ -63,15 +63,15 @@ def api_error(
     """
     api = f"The Kubernetes API of {server}" if server else "The Kubernetes API"
     if isinstance(error, NoKubernetesError):
-        return UserError(f"{api} can't be reached: {error}.", "Check `server:` in the kubeconfig.")
+        return UserError(f"{api} cannot be reached: {error}.", "Check `server:` in the kubeconfig.")
     if isinstance(error, UntrustedError):
         return UserError(
-            f"{api} can't be reached: {error}.",
+            f"{api} cannot be reached: {error}.",
             "Check `server:` and `certificate-authority-data:` in the kubeconfig.",
         )
     if isinstance(error, UnreachableError):
         return UserError(
-            f"{api} can't be reached: {error}.",
+            f"{api} cannot be reached: {error}.",
             "Check cluster and VPN, such as with `kubectl cluster-info`.",
         )
     if error.status == 401:
@@ -81,7 +81,7 @@ def api_error(
         )
     if error.status == 403:
         return UserError(
-            f"{api} does not allow the request: {error.words.rstrip('.') or 'forbidden'}.",
+            f"{api} does not allow the request: {error.message.rstrip('.') or 'forbidden'}.",
             f"It needs {permission}." if permission else "Ask for a role that allows it.",
         )
     return UserError(f"{api} answers with status {error.status}.", "Try `kubectl get nodes`.")
@@ -97,11 +97,11 @@ def failure_of(error: BaseException) -> ApiRefusedError | UnreachableError:
     if origin is None:
         return UnreachableError(plain(error))
     try:
-        words = str(parse_json(origin.body or "{}")["message"])
+        message = str(parse_json(origin.body or "{}")["message"])
     except (ValueError, KeyError, TypeError):
-        words = str(origin.reason or origin)
-    words = " ".join(words.split())
-    return ApiRefusedError(origin.status, words) if origin.status else UnreachableError(words)
+        message = str(origin.reason or origin)
+    message = " ".join(message.split())
+    return ApiRefusedError(origin.status, message) if origin.status else UnreachableError(message)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -180,7 +180,7 @@ class ClusterApi:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._client.close()
 
@@ -250,8 +250,8 @@ class ClusterApi:
         except ValueError:
             content = {}
         if answer.status >= 400:
-            words = content.get("message") if isinstance(content, dict) else None
-            raise ApiRefusedError(answer.status, str(words or ""))
+            message = content.get("message") if isinstance(content, dict) else None
+            raise ApiRefusedError(answer.status, str(message or ""))
         if not isinstance(content, dict) or not content:
             raise NoKubernetesError
         return content
@@ -289,7 +289,7 @@ def access(context: str | None) -> tuple[str, Any]:
             config.load_kube_config(_kubeconfig(), context=name, client_configuration=configuration)
     except (config.ConfigException, YAMLError, OSError, TypeError, KeyError, AttributeError) as error:
         raise UserError(
-            f"The kubeconfig {_kubeconfig()} can't be used: {plain(error)}",
+            f"The kubeconfig {_kubeconfig()} cannot be used: {plain(error)}",
             "`kubectl config view` shows what is in it.",
         ) from None
     if not name:

@@ -43,20 +43,20 @@ class _Reading:
     """Requests to one cluster; facts that cannot be read are recorded, one clause each."""
 
     api: ClusterApi
-    untold: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
 
-    def optional(self, what: str, ask: Callable[[], T], otherwise: T) -> T:
+    def optional(self, name: str, query: Callable[[], T], default: T) -> T:
         try:
-            return ask()
+            return query()
         except (ApiRefusedError, UnreachableError, KeyError) as error:
-            self.untold.append(f"{what} ({error})")
-            return otherwise
+            self.unknown.append(f"{name} ({error})")
+            return default
 
     def usage(self, namespace: str) -> dict[str, pods.Usage] | None:
         """Return the usage of the nodes, of the namespace only if no more is visible; None if nothing is."""
         usage, complete = pods.allowed_usage(self.api.get, self.api.may, namespace)
         if not complete:
-            self.untold.append("usage by other namespaces (this login may list its own pods only)")
+            self.unknown.append("usage by other namespaces (this login may list its own pods only)")
         return usage
 
 
@@ -69,7 +69,7 @@ class ClusterState:
     usage: Mapping[str, pods.Usage] | None = None  # by node; None: unknown
     autoscalers: Autoscalers = field(default_factory=Autoscalers)
     quotas: tuple[Quota, ...] = ()
-    untold: tuple[str, ...] = ()  # in clauses
+    unknown: tuple[str, ...] = ()  # in clauses
 
 
 def read_cluster(
@@ -102,14 +102,14 @@ def fetch(context: str | None, rules: PodRules) -> ClusterState:
             autoscalers=reading.optional(
                 "autoscalers", lambda: read_autoscalers(api.get, api.may), Autoscalers()
             ),
-            quotas=reading.optional("quotas", lambda: read_quotas(api.get, namespace, rules.in_quotas), ()),
-            untold=tuple(dict.fromkeys(reading.untold)),
+            quotas=reading.optional("quotas", lambda: read_quotas(api.get, namespace, rules.quota_pod), ()),
+            unknown=tuple(dict.fromkeys(reading.unknown)),
         )
 
 
 def offered(state: ClusterState, catalogue: Catalogue, rules: PodRules, *, gpu: str | None = None) -> Cluster:
     """Return the capacity for pods under these rules; ``gpu``: see :func:`read_cluster`."""
-    there = group(
+    present = group(
         state.context,
         [node for node in state.nodes if rules.refuses(node.labels) is None],
         catalogue,
@@ -117,17 +117,17 @@ def offered(state: ClusterState, catalogue: Catalogue, rules: PodRules, *, gpu: 
         usage=state.usage,
         named=None if gpu is None else _least_of(catalogue.gpus_called(gpu)),
     )
-    scalers, untold = state.autoscalers, state.untold
+    scalers, unknown = state.autoscalers, state.unknown
     clouds = clouds_of(state.nodes)
-    there = _with_groups(there, state.nodes, scalers.groups, _machines(catalogue, clouds))
-    coming = [
+    present = _with_groups(present, state.nodes, scalers.groups, _machines(catalogue, clouds))
+    pool_nodes = [
         nodes
         for pool in scalers.pools
         for nodes in _of_pool(pool, _machines(catalogue, {pool.cloud} if pool.cloud else clouds), rules)
     ]
-    if scalers.untold and clouds and not scalers.karpenter:
-        untold = (*untold, f"which node groups may grow ({scalers.untold})")
-    return replace(there, nodes=(*there.nodes, *coming), quotas=state.quotas, untold=untold)
+    if scalers.unknown and clouds and not scalers.karpenter:
+        unknown = (*unknown, f"which node groups may grow ({scalers.unknown})")
+    return replace(present, nodes=(*present.nodes, *pool_nodes), quotas=state.quotas, unknown=unknown)
 
 
 def _least_of(gpus: Sequence[Gpu]) -> Gpu:
@@ -149,29 +149,29 @@ def _machines(catalogue: Catalogue, clouds: Iterable[str]) -> list[Instance]:
 
 def _of_pool(pool: NodePool, machines: list[Instance], rules: PodRules) -> Iterator[ClusterNodes]:
     """Yield the instance types that a NodePool may start for the run's pods."""
-    fences = rules.fence(pool.taints)[1]
+    untolerated = rules.fence(pool.taints)[1]
     for item in machines:
-        room = pool.room_for(item)
-        if room != 0 and pool.refuses({**machine_labels(item), **rules.labels}) is None:
+        new_nodes = pool.room_for(item)
+        if new_nodes != 0 and pool.refuses({**machine_labels(item), **rules.labels}) is None:
             yield replace(
                 _new(item),
-                may_come=room,
+                max_new_nodes=new_nodes,
                 added_by=f"Karpenter's NodePool {pool.name}",
                 spot=pool.spot,
                 taints=pool.taints,
-                fences=fences,
+                untolerated_taints=untolerated,
             )
 
 
 def _new(item: Instance) -> ClusterNodes:
     """Return a node that may be added, with the resources it will have for pods."""
-    room = tables.room_on(item)
+    available = tables.room_on(item)
     return ClusterNodes(
         instance=item,
         gpu=hardware.gpu(item.gpu),
         count=0,
-        cpu=room.cpu if room else 0.0,
-        memory_bytes=room.memory_bytes if room else 0,
+        cpu=available.cpu if available else 0.0,
+        memory_bytes=available.memory_bytes if available else 0,
         ephemeral_bytes=None,
         efa=1 if "EFA" in item.fabric else 0,
         spot=None,
@@ -182,26 +182,29 @@ def _new(item: Instance) -> ClusterNodes:
 
 
 def _with_groups(
-    there: Cluster, nodes: tuple[Node, ...], groups: tuple[NodeGroup, ...], machines: list[Instance]
+    present: Cluster, nodes: tuple[Node, ...], groups: tuple[NodeGroup, ...], machines: list[Instance]
 ) -> Cluster:
     """Add the nodes that node groups may add: of their present type, otherwise (a guess) any of the cloud."""
-    kinds = list(there.nodes)
+    kinds = list(present.nodes)
     for node_group in groups:
-        room = node_group.most - node_group.now
-        if room <= 0:
+        new_nodes = node_group.most - node_group.now
+        if new_nodes <= 0:
             continue
-        said = f"node group {node_group.name}"
+        description = f"node group {node_group.name}"
         members = _members(node_group, nodes)
-        same = next((n for n, kind in enumerate(kinds) if members & set(kind.names)), None)
-        if same is not None:
-            kinds[same] = replace(
-                kinds[same], may_come=(kinds[same].may_come or 0) + room, added_by=f"the {said}"
+        index = next((n for n, kind in enumerate(kinds) if members & set(kind.names)), None)
+        if index is not None:
+            kinds[index] = replace(
+                kinds[index],
+                max_new_nodes=(kinds[index].max_new_nodes or 0) + new_nodes,
+                added_by=f"the {description}",
             )
         elif not members:
             kinds += [
-                replace(_new(item), may_come=room, added_by=f"the {said}", guessed=True) for item in machines
+                replace(_new(item), max_new_nodes=new_nodes, added_by=f"the {description}", guessed=True)
+                for item in machines
             ]
-    return replace(there, nodes=tuple(kinds))
+    return replace(present, nodes=tuple(kinds))
 
 
 def _members(node_group: NodeGroup, nodes: tuple[Node, ...]) -> set[str]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from estimator.hardware.catalogue import Catalogue, Gpu, Instance
 from estimator.hardware.catalogue.parts import PROFILE, replica_name, slice_name
-from estimator.hardware.cluster import Aside, Cluster, ClusterNodes, Free, tables
+from estimator.hardware.cluster import Cluster, ClusterNodes, Free, SkippedNodes, tables
 from estimator.hardware.cluster.nodes import (
     CLOUDS,
     DISK,
@@ -59,35 +59,35 @@ def group(
     a label of it, named by the user.
     """
     usable: dict[tuple[object, ...], list[ClusterNodes]] = {}
-    aside: dict[str, list[str]] = {}
-    without = 0
+    skipped: dict[str, list[str]] = {}
+    without_gpu = 0
     for node in sorted(nodes, key=lambda node: node.name):
         if not _has_accelerator(node):
-            without += 1
+            without_gpu += 1
             continue
         try:
             one = _usable(node, catalogue, named)
             if usage is not None:
-                one = _beside(one, usage.get(node.name), _units(node))
+                one = _subtract_usage(one, usage.get(node.name), _units(node))
         except _UnusableNodeError as reason:
-            aside.setdefault(str(reason), []).append(node.name)
+            skipped.setdefault(str(reason), []).append(node.name)
             continue
-        one = replace(one, fences=rules.fence(one.taints)[1])
+        one = replace(one, untolerated_taints=rules.fence(one.taints)[1])
         machine = (
             one.instance.name,
             one.gpu.name,
             one.instance.gpu_count,
             one.efa,
             one.spot,
-            one.gpu_on_trust,
+            one.gpu_assumed,
         )
         key = (*machine, one.taints, one.free_gpus)
         usable.setdefault(key, []).append(one)
     return Cluster(
         context=context,
         nodes=tuple(_together(members) for members in usable.values()),
-        aside=tuple(Aside(reason=reason, names=tuple(names)) for reason, names in aside.items()),
-        without_gpu=without,
+        skipped=tuple(SkippedNodes(reason=reason, names=tuple(names)) for reason, names in skipped.items()),
+        nodes_without_gpu=without_gpu,
     )
 
 
@@ -116,17 +116,17 @@ def _together(members: list[ClusterNodes]) -> ClusterNodes:
 
 
 def _least(parts: list[Free | None]) -> Free | None:
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts):
+    known_parts = [part for part in parts if part is not None]
+    if len(known_parts) < len(parts):
         return None
     return Free(
-        gpus=min(part.gpus for part in known),
-        cpu=min(part.cpu for part in known),
-        memory_bytes=min(part.memory_bytes for part in known),
+        gpus=min(part.gpus for part in known_parts),
+        cpu=min(part.cpu for part in known_parts),
+        memory_bytes=min(part.memory_bytes for part in known_parts),
     )
 
 
-def _beside(one: ClusterNodes, used: Usage | None, allocatable: int) -> ClusterNodes:
+def _subtract_usage(one: ClusterNodes, used: Usage | None, allocatable: int) -> ClusterNodes:
     """Subtract usage from one node; an unused node will run the usual daemon pods.
 
     ``allocatable``: GPUs, slices or replicas of the node, of which ``one`` may count fewer.
@@ -180,7 +180,7 @@ def _usable(node: Node, catalogue: Catalogue, named: Gpu | None) -> ClusterNodes
         zones=(labels[ZONE],) if ZONE in labels else (),
         taints=node.taints,
         names=(node.name,),
-        gpu_on_trust=found is None,
+        gpu_assumed=found is None,
     )
 
 
@@ -230,21 +230,21 @@ def _sharing(node: Node) -> tuple[str, int] | None:
     if clients not in ("", "0", "1"):
         return f"{GKE_CLIENTS}={clients}", int(clients) if clients.isdigit() else 0
     replicas = labels.get(REPLICAS, "1")
-    how = labels.get(SHARING, "none") or "none"
+    strategy = labels.get(SHARING, "none") or "none"
     count = int(replicas) if replicas.isdigit() else 0
-    if not (labels.get(PRODUCT, "").endswith("-SHARED") or how != "none" or count > 1):
+    if not (labels.get(PRODUCT, "").endswith("-SHARED") or strategy != "none" or count > 1):
         return None
-    return f"{how if how != 'none' else 'time-slicing'}, {REPLICAS}={replicas}", count
+    return f"{strategy if strategy != 'none' else 'time-slicing'}, {REPLICAS}={replicas}", count
 
 
-def _replica(node: Node, how: str, replicas: int, catalogue: Catalogue, named: Gpu | None) -> Gpu:
+def _replica(node: Node, strategy: str, replicas: int, catalogue: Catalogue, named: Gpu | None) -> Gpu:
     """Return one replica of a node's shared GPUs, if the user named it. Raises _UnusableNodeError."""
     labels = {**node.labels, PRODUCT: node.labels.get(PRODUCT, "").removesuffix("-SHARED")}
     whole = _gpu(replace(node, labels=labels), catalogue)
     name = replica_name(whole.name, replicas) if whole is not None and replicas > 1 else None
     if name is None or named is None or named.name != name:
         one = f"; to use one replica: --gpu {name!r}" if name else ""
-        raise _UnusableNodeError(f"GPUs are shared ({how}){one}")
+        raise _UnusableNodeError(f"GPUs are shared ({strategy}){one}")
     return named
 
 
@@ -300,12 +300,17 @@ def _instance(node: Node, gpu: Gpu, count: int, catalogue: Catalogue) -> Instanc
     """Return the instance type of the table with that GPU, otherwise one derived from the labels."""
     kind = node.labels.get(INSTANCE_TYPE, "")
     cloud = node.cloud or ON_PREMISES
-    known = catalogue.find_instance(kind or f"{count}x {gpu.name}")
-    if known is not None and cloud != known.cloud in CLOUDS.values():
-        known = None  # same name as an instance type of another cloud: its price does not apply
+    known_parts = catalogue.find_instance(kind or f"{count}x {gpu.name}")
+    if known_parts is not None and cloud != known_parts.cloud in CLOUDS.values():
+        known_parts = None  # same name as an instance type of another cloud: its price does not apply
     vcpu, ram = _whole(node.capacity.get("cpu")), _whole(node.capacity.get("memory"))
-    if known is not None and known.gpu == gpu.name:
-        return replace(known, gpu_count=count, vcpu=known.vcpu or vcpu, ram_bytes=known.ram_bytes or ram)
+    if known_parts is not None and known_parts.gpu == gpu.name:
+        return replace(
+            known_parts,
+            gpu_count=count,
+            vcpu=known_parts.vcpu or vcpu,
+            ram_bytes=known_parts.ram_bytes or ram,
+        )
     return Instance(
         cloud=cloud,
         name=kind or f"{count}x {gpu.name}",

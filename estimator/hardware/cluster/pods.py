@@ -25,9 +25,9 @@ class PodRules:
     namespace: str = "default"
     node_selector: tuple[tuple[str, str], ...] = ()
     tolerations: tuple[Toleration, ...] = ()
-    of_table: bool = True  # pods with GPUs also tolerate the taints that mark GPU nodes
+    tolerate_gpu_taints: bool = True  # pods with GPUs also tolerate the taints that mark GPU nodes
     zone: str | None = None
-    in_quotas: QuotaPod = field(default_factory=QuotaPod)
+    quota_pod: QuotaPod = field(default_factory=QuotaPod)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -45,7 +45,7 @@ class PodRules:
         self, taints: Iterable[str], *, gpus: bool = True
     ) -> tuple[tuple[Toleration, ...], tuple[str, ...]]:
         """Return (tolerations of pods with or without GPUs, taints that they do not tolerate)."""
-        return fence(taints, self.tolerations, of_table=self.of_table and gpus)
+        return fence(taints, self.tolerations, tolerate_gpu_taints=self.tolerate_gpu_taints and gpus)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,17 +85,17 @@ def read_usage(
     for pod in list_all(get, path, "PodList", fieldSelector=selector):
         if node := (pod.get("spec") or {}).get("nodeName"):
             pods.setdefault(node, []).append(pod)
-    return {node: _usage(on_it) for node, on_it in pods.items()}
+    return {node: _usage(node_pods) for node, node_pods in pods.items()}
 
 
 def _usage(pods: list[Mapping[str, Any]]) -> Usage:
-    staying = [pod for pod in pods if _stays(pod)]
+    daemons = [pod for pod in pods if _stays(pod)]
     requested = _room(pods)
     return Usage(
         gpus=int(sum(map(_gpus_of, pods))),
         cpu=requested.cpu,
         memory_bytes=requested.memory_bytes,
-        daemons=_room(staying) if staying else None,
+        daemons=_room(daemons) if daemons else None,
         holders=tuple(
             f"{pod['metadata'].get('namespace', 'default')}/{pod['metadata']['name']}"
             for pod in pods
@@ -110,11 +110,13 @@ def most_of(get: Callable[..., Json], nodes: Iterable[str]) -> Room | None:
     Raises what ``get`` raises: few logins may read the pods of all namespaces.
     """
     names = tuple(nodes)[:ASKED_NODES]
-    found = [usage for name in names for usage in read_usage(get, node=name).values()]
-    rooms = [usage.daemons for usage in found if usage.daemons is not None]
+    usages = [usage for name in names for usage in read_usage(get, node=name).values()]
+    rooms = [usage.daemons for usage in usages if usage.daemons is not None]
     if not rooms or len(rooms) < len(names):
         return None
-    return Room(cpu=max(room.cpu for room in rooms), memory_bytes=max(room.memory_bytes for room in rooms))
+    return Room(
+        cpu=max(daemons.cpu for daemons in rooms), memory_bytes=max(daemons.memory_bytes for daemons in rooms)
+    )
 
 
 def _room(pods: list[Mapping[str, Any]]) -> Room:
@@ -140,13 +142,13 @@ def _request_of(pod: Mapping[str, Any], resource: str) -> float:
     """Return a pod's request as the scheduler counts it, with init containers, sidecars and overhead."""
     spec = pod["spec"]
     running = sum(_asked(container, resource) for container in spec.get("containers") or [])
-    most = 0.0
+    peak = 0.0
     for container in spec.get("initContainers") or []:
         if container.get("restartPolicy") == "Always":  # a sidecar: runs together with all later containers
             running += _asked(container, resource)
         else:
-            most = max(most, _asked(container, resource))
-    return max(running, most) + quantity((spec.get("overhead") or {}).get(resource) or 0)
+            peak = max(peak, _asked(container, resource))
+    return max(running, peak) + quantity((spec.get("overhead") or {}).get(resource) or 0)
 
 
 def _asked(container: Mapping[str, Any], resource: str) -> float:

@@ -82,11 +82,11 @@ class NodePool:
 
     def refuses(self, labels: Mapping[str, str]) -> str | None:
         """Return the rule that a node with these labels violates; None if no known rule does."""
-        own = dict(self.labels)
+        pool_labels = dict(self.labels)
         for key, value in labels.items():
-            if own.get(key, value) != value:
-                return f"{key} is {own[key]}"
-        labels = {**labels, **own}
+            if pool_labels.get(key, value) != value:
+                return f"{key} is {pool_labels[key]}"
+        labels = {**labels, **pool_labels}
         for key, operator, values in self.requirements:
             if key in labels and not _passes(operator, labels[key], values):
                 return f"{key} {operator} {', '.join(values[:4])}".rstrip()
@@ -95,11 +95,11 @@ class NodePool:
     def room_for(self, instance: Instance) -> int | None:
         """Return how many more such machines the limits allow; None without limits."""
         needs = {GPUS: instance.gpu_count, NODES: 1, "cpu": instance.vcpu, "memory": instance.ram_bytes}
-        used = dict(self.used)
+        usage = dict(self.used)
         counts = [
-            max(0, int((limit - used.get(what, 0.0)) // each))
-            for what, limit in self.limits
-            if (each := needs.get(what))
+            max(0, int((limit - usage.get(resource, 0.0)) // amount))
+            for resource, limit in self.limits
+            if (amount := needs.get(resource))
         ]
         return min(counts, default=None)
 
@@ -120,7 +120,7 @@ class Autoscalers:
     pools: tuple[NodePool, ...] = ()
     groups: tuple[NodeGroup, ...] = ()
     karpenter: bool = False
-    untold: str = ""  # reason why node groups are unknown, as a clause; empty: they are known
+    unknown: str = ""  # reason why node groups are unknown, as a clause; empty: they are known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,7 +131,7 @@ class Growth:
     why: str = ""
     command: str = ""
     tolerations: tuple[Toleration, ...] = ()  # of the taints of added nodes
-    fences: tuple[str, ...] = ()  # all taints of a pool that would fit except for its taints
+    untolerated_taints: tuple[str, ...] = ()  # all taints of a pool that would fit except for its taints
     by_karpenter: bool = False
 
 
@@ -145,8 +145,8 @@ def read_autoscalers(get: Callable[..., Json], may: Callable[..., bool]) -> Auto
     if karpenter is not None:
         version = karpenter["preferredVersion"]["groupVersion"]
         pools = tuple(pool_of(item) for item in get(f"/apis/{version}/nodepools").get("items") or [])
-    groups, untold = _read_groups(get, may)
-    return Autoscalers(pools=pools, groups=groups, karpenter=karpenter is not None, untold=untold)
+    groups, unknown = _read_groups(get, may)
+    return Autoscalers(pools=pools, groups=groups, karpenter=karpenter is not None, unknown=unknown)
 
 
 def could_grow(
@@ -162,19 +162,19 @@ def could_grow(
     refusals = {pool.name: refusal(pool, request, rules) for pool in autoscalers.pools}
     for pool in autoscalers.pools:
         if refusals[pool.name] is None:
-            needed, _ = rules.fence(pool.taints, gpus=bool(request.gpus_per_node))
-            why = f"Karpenter's NodePool {pool.name} may add them"
-            return Growth(possible=True, why=why, tolerations=needed, by_karpenter=True)
-    grown = _by_groups(autoscalers, clouds)
-    if not autoscalers.karpenter or (request.instance_type is None and grown.possible):
-        return grown
-    reasons = "; ".join(f"{name}: {why}" for name, why in refusals.items()) or "it has none"
-    anything = replace(rules, tolerations=(Toleration(key="", effect=""),))
-    fenced = (pool.taints for pool in autoscalers.pools if refusal(pool, request, anything) is None)
+            tolerations, _ = rules.fence(pool.taints, gpus=bool(request.gpus_per_node))
+            reason = f"Karpenter's NodePool {pool.name} may add them"
+            return Growth(possible=True, why=reason, tolerations=tolerations, by_karpenter=True)
+    group_growth = _by_groups(autoscalers, clouds)
+    if not autoscalers.karpenter or (request.instance_type is None and group_growth.possible):
+        return group_growth
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items()) or "it has none"
+    tolerate_all = replace(rules, tolerations=(Toleration(key="", effect=""),))
+    pool_taints = (pool.taints for pool in autoscalers.pools if refusal(pool, request, tolerate_all) is None)
     return Growth(
         possible=False,
         why=f"no NodePool of Karpenter's would add one ({reasons})",
-        fences=next(fenced, ()),
+        untolerated_taints=next(pool_taints, ()),
     )
 
 
@@ -188,14 +188,14 @@ def refusal(pool: NodePool, request: Request, rules: PodRules) -> str | None:
     _, closed = rules.fence(pool.taints, gpus=bool(request.gpus_per_node))
     if closed:
         return f"its nodes have the taint {closed[0]}, which the pods do not tolerate"
-    room = pool.room_for(instance) if instance is not None else None
-    if room is not None and room < request.nodes:
-        limits = ", ".join(f"{what} {amount:g}" for what, amount in pool.limits)
-        return f"its limits ({limits}) leave room for {room} of {request.nodes} {request.instance_type}"
+    new_nodes = pool.room_for(instance) if instance is not None else None
+    if new_nodes is not None and new_nodes < request.nodes:
+        limits = ", ".join(f"{resource} {amount:g}" for resource, amount in pool.limits)
+        return f"its limits ({limits}) leave room for {new_nodes} of {request.nodes} {request.instance_type}"
     gpus, limit = request.nodes * request.gpus_per_node, dict(pool.limits).get(GPUS)
-    left = None if limit is None else limit - dict(pool.used).get(GPUS, 0)
-    if left is not None and gpus > left:
-        return f"its limit leaves {left:g} GPUs, {gpus} are needed"
+    available = None if limit is None else limit - dict(pool.used).get(GPUS, 0)
+    if available is not None and gpus > available:
+        return f"its limit leaves {available:g} GPUs, {gpus} are needed"
     return None
 
 
@@ -203,8 +203,8 @@ def pool_of(item: Mapping[str, Any]) -> NodePool:
     """Parse a NodePool of the API."""
     spec = item.get("spec") or {}
     template = spec.get("template") or {}
-    of_nodes = template.get("spec") or {}
-    reference = of_nodes.get("nodeClassRef") or {}
+    node_spec = template.get("spec") or {}
+    reference = node_spec.get("nodeClassRef") or {}
     group = reference.get("group") or str(reference.get("apiVersion") or "").partition("/")[0]
     return NodePool(
         name=item["metadata"]["name"],
@@ -216,9 +216,9 @@ def pool_of(item: Mapping[str, Any]) -> NodePool:
                 rule.get("operator", ""),
                 tuple(str(value) for value in rule.get("values") or []),
             )
-            for rule in of_nodes.get("requirements") or []
+            for rule in node_spec.get("requirements") or []
         ),
-        taints=tuple(taint_text(taint) for taint in of_nodes.get("taints") or []),  # not startupTaints
+        taints=tuple(taint_text(taint) for taint in node_spec.get("taints") or []),  # not startupTaints
         limits=tuple(quantities(spec.get("limits")).items()),
         used=tuple(quantities((item.get("status") or {}).get("resources")).items()),
     )
@@ -229,7 +229,7 @@ def machine_labels(instance: Instance, gpu: str | None = None) -> dict[str, str]
 
     Names: karpenter.sh, "instance types" and "scheduling"; AKS, "node auto-provisioning: node pools".
     """
-    known = {
+    labels = {
         INSTANCE_TYPE: instance.name,
         # Grace Hopper and Grace Blackwell (GH200, GB200) have Arm CPUs
         "kubernetes.io/arch": "arm64" if re.match(r"G[HB]\d", instance.gpu) else "amd64",
@@ -237,18 +237,18 @@ def machine_labels(instance: Instance, gpu: str | None = None) -> dict[str, str]
     }
     sizes = {"cpu": instance.vcpu, "memory": instance.ram_bytes and instance.ram_bytes // MIB}
     if instance.cloud == "azure":
-        known |= {
+        labels |= {
             "karpenter.azure.com/sku-name": instance.name,
             "karpenter.azure.com/sku-family": instance.name.removeprefix("Standard_")[:1],
             "karpenter.azure.com/sku-gpu-count": str(instance.gpu_count),
             "karpenter.azure.com/sku-gpu-manufacturer": "nvidia",
         }
-        known |= {f"karpenter.azure.com/sku-{what}": str(size) for what, size in sizes.items() if size}
+        labels |= {f"karpenter.azure.com/sku-{field}": str(size) for field, size in sizes.items() if size}
     if instance.cloud == "aws":
         family, _, size = instance.name.partition(".")
         generation = re.match(r"[a-z]+(\d+)", family)
         for prefix, scheme in (("karpenter.k8s.aws", "karpenter"), ("eks.amazonaws.com", "eks-auto")):
-            known |= {
+            labels |= {
                 f"{prefix}/instance-family": family,
                 f"{prefix}/instance-size": size,
                 f"{prefix}/instance-category": re.split(r"\d", family)[0],  # "p" of p5en
@@ -256,11 +256,11 @@ def machine_labels(instance: Instance, gpu: str | None = None) -> dict[str, str]
                 f"{prefix}/instance-gpu-manufacturer": "nvidia",
             }
             if generation is not None:
-                known[f"{prefix}/instance-generation"] = generation[1]
-            known |= {f"{prefix}/instance-{what}": str(size) for what, size in sizes.items() if size}
+                labels[f"{prefix}/instance-generation"] = generation[1]
+            labels |= {f"{prefix}/instance-{field}": str(size) for field, size in sizes.items() if size}
             for row in labels_of(gpu or instance.gpu, scheme)[:1]:
-                known |= dict(row.labels)
-    return known
+                labels |= dict(row.labels)
+    return labels
 
 
 def _passes(operator: str, value: str, values: tuple[str, ...]) -> bool:
@@ -281,14 +281,14 @@ def _by_groups(autoscalers: Autoscalers, clouds: frozenset[str]) -> Growth:
         if group.now < group.most
     ]
     if growing:
-        why = f"the cluster autoscaler may add nodes to {', '.join(growing[:4])}"
-        return Growth(possible=True, why=why, command=command)
+        reason = f"the cluster autoscaler may add nodes to {', '.join(growing[:4])}"
+        return Growth(possible=True, why=reason, command=command)
     if autoscalers.groups:
-        why = "all node groups of the cluster autoscaler have their largest size"
-        return Growth(possible=False, why=why, command=command)
-    if autoscalers.untold and clouds:
-        why = f"unknown whether a node group may add them: {autoscalers.untold}"
-        return Growth(possible=True, why=why, command=command)
+        reason = "all node groups of the cluster autoscaler have their largest size"
+        return Growth(possible=False, why=reason, command=command)
+    if autoscalers.unknown and clouds:
+        reason = f"unknown whether a node group may add them: {autoscalers.unknown}"
+        return Growth(possible=True, why=reason, command=command)
     return Growth(possible=False, why="no autoscaler found", command=command)
 
 
@@ -298,10 +298,10 @@ def _read_groups(get: Callable[..., Json], may: Callable[..., bool]) -> tuple[tu
 
     if not may("get", "configmaps", **STATUS):
         return (), "this login may not read {namespace}/{name}".format(**STATUS)
-    found = found_at(get, "/api/v1/namespaces/{namespace}/configmaps/{name}".format(**STATUS))
-    if found is None:
+    config_map = found_at(get, "/api/v1/namespaces/{namespace}/configmaps/{name}".format(**STATUS))
+    if config_map is None:
         return (), ""
-    data = found.get("data")
+    data = config_map.get("data")
     text = str(data.get("status") or "") if isinstance(data, dict) else ""
     unreadable = "{namespace}/{name} is unreadable".format(**STATUS)
     try:
@@ -309,19 +309,26 @@ def _read_groups(get: Callable[..., Json], may: Callable[..., bool]) -> tuple[tu
     except yaml.YAMLError:
         content = None
     items = content.get("nodeGroups") if isinstance(content, dict) else None
-    if items is not None and not (isinstance(items, list) and all(isinstance(each, dict) for each in items)):
+    if items is not None and not (
+        isinstance(items, list) and all(isinstance(entry, dict) for entry in items)
+    ):
         return (), unreadable
     if items is None:
-        old = tuple(_group(name, int(now), int(most)) for name, now, most in _OLD_GROUP.findall(text))
+        old = tuple(
+            _group(name, int(current), int(largest)) for name, current, largest in _OLD_GROUP.findall(text)
+        )
         return old, "" if old else unreadable
     groups = []
     for item in items:
         health = item.get("health")
         if not isinstance(health, dict):
             return (), unreadable
-        now, most = health.get("cloudProviderTarget", 0), health.get("maxSize")  # a target of 0 is omitted
-        if isinstance(now, int) and isinstance(most, int):
-            groups.append(_group(str(item.get("name", "")), now, most))
+        current, largest = (
+            health.get("cloudProviderTarget", 0),
+            health.get("maxSize"),
+        )  # a target of 0 is omitted
+        if isinstance(current, int) and isinstance(largest, int):
+            groups.append(_group(str(item.get("name", "")), current, largest))
     return tuple(groups), "" if groups or not items else unreadable
 
 

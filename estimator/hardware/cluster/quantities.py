@@ -22,10 +22,10 @@ def quantity(text: str | float) -> float:
     Format: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/. Raises
     UserError for anything else.
     """
-    found = _NUMBER.fullmatch(str(text).strip()[: _MAX_LENGTH + 1])
-    if found is None or len(found[0]) > _MAX_LENGTH:
+    match = _NUMBER.fullmatch(str(text).strip()[: _MAX_LENGTH + 1])
+    if match is None or len(match[0]) > _MAX_LENGTH:
         raise _invalid(text)
-    number, exponent, unit = found.groups()
+    number, exponent, unit = match.groups()
     if unit in _BINARY:
         return float(number) * 1024.0 ** _BINARY[unit]
     # Parsed as a decimal literal, so that 100m equals 0.1
@@ -44,8 +44,8 @@ def _invalid(text: object) -> UserError:
 
 def format_amount(resource: str, amount: float) -> str:
     """Format an amount as a Kubernetes quantity: "24Gi" for memory and disk, "16" for others."""
-    in_bytes = resource.endswith(("memory", "ephemeral-storage"))
-    return f"{amount / GIB:.0f}Gi" if in_bytes else f"{amount:g}"
+    is_bytes = resource.endswith(("memory", "ephemeral-storage"))
+    return f"{amount / GIB:.0f}Gi" if is_bytes else f"{amount:g}"
 
 
 def quantities(table: Mapping[str, Any] | None) -> dict[str, float]:

@@ -59,25 +59,25 @@ def read_quotas(get: Callable[..., Json], namespace: str, pod: QuotaPod) -> tupl
 
 def _lines(quota: Json) -> Iterator[Quota]:
     status, spec = quota.get("status") or {}, quota.get("spec") or {}
-    used = status.get("used") or {}
-    for what, most in (status.get("hard") or spec.get("hard") or {}).items():
-        if _scopes(quota) and what.startswith(_OBJECTS) and what != "count/pods":
+    usage = status.get("used") or {}
+    for name, limit in (status.get("hard") or spec.get("hard") or {}).items():
+        if _scopes(quota) and name.startswith(_OBJECTS) and name != "count/pods":
             continue
         yield Quota(
             name=quota["metadata"]["name"],
-            what=what,
-            most=quantity(most),
-            used=quantity(used.get(what, "0")),
+            what=name,
+            most=quantity(limit),
+            used=quantity(usage.get(name, "0")),
         )
 
 
 def _scopes(quota: Json) -> dict[str, list[Json]]:
     """Return the selectors by scope; the short form only requires that the scope applies."""
     spec = quota.get("spec") or {}
-    found: dict[str, list[Json]] = {name: [{"operator": "Exists"}] for name in spec.get("scopes") or []}
+    scopes: dict[str, list[Json]] = {name: [{"operator": "Exists"}] for name in spec.get("scopes") or []}
     for item in (spec.get("scopeSelector") or {}).get("matchExpressions") or []:
-        found.setdefault(item["scopeName"], []).append(item)
-    return found
+        scopes.setdefault(item["scopeName"], []).append(item)
+    return scopes
 
 
 def _counts(quota: Json, pod: QuotaPod) -> bool:

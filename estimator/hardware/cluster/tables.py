@@ -130,16 +130,16 @@ def daemons() -> Room:
     )
 
 
-def _reserved(who: str, resource: str, size: float, applies: bool = True) -> float:
+def _reserved(owner: str, resource: str, size: float, applies: bool = True) -> float:
     """Sum up the tiers of a reservation up to ``size``, and its fixed parts."""
     if not applies:
         return 0.0
-    rows = [row for row in _rows("reserves.csv") if (row["who"], row["resource"]) == (who, resource)]
+    rows = [row for row in _rows("reserves.csv") if (row["who"], row["resource"]) == (owner, resource)]
     tiers = [(float(row["above"]), float(row["share"])) for row in rows if row["above"] != WHATEVER_SIZE]
-    bounds = [above for above, _ in tiers] + [float("inf")]
+    bounds = [threshold for threshold, _ in tiers] + [float("inf")]
     shares = sum(
-        max(0.0, min(size, end) - above) * share
-        for (above, share), end in zip(tiers, bounds[1:], strict=True)
+        max(0.0, min(size, end) - threshold) * share
+        for (threshold, share), end in zip(tiers, bounds[1:], strict=True)
     )
     return shares + sum(float(row["fixed"]) for row in rows if row["above"] == WHATEVER_SIZE)
 

@@ -64,24 +64,24 @@ def passing(taint: str) -> str | None:
 
 
 def fence(
-    taints: Iterable[str], own: Iterable[Toleration] = (), *, of_table: bool = True
+    taints: Iterable[str], user_tolerations: Iterable[Toleration] = (), *, tolerate_gpu_taints: bool = True
 ) -> tuple[tuple[Toleration, ...], tuple[str, ...]]:
     """Return (tolerations that pods need for these taints, taints that remain untolerated).
 
-    ``own``: tolerations of the pods; ``of_table``: add those of the table of GPU taints.
+    ``user_tolerations``: tolerations of the pods; ``tolerate_gpu_taints``: add those of the table.
     """
-    added: list[Toleration] = []
-    closed: list[str] = []
+    tolerations: list[Toleration] = []
+    untolerated: list[str] = []
     for taint in taints:
         key, value, effect = parts(taint)
-        if effect not in BLOCKING or any(item.covers(key, value, effect) for item in own):
+        if effect not in BLOCKING or any(item.covers(key, value, effect) for item in user_tolerations):
             continue
-        toleration = tolerated(taint) if of_table else None
+        toleration = tolerated(taint) if tolerate_gpu_taints else None
         if toleration is None:
-            closed.append(taint)
+            untolerated.append(taint)
         else:
-            added.append(toleration)
-    return tuple(dict.fromkeys(added)), tuple(closed)
+            tolerations.append(toleration)
+    return tuple(dict.fromkeys(tolerations)), tuple(untolerated)
 
 
 def opening(taints: Iterable[str]) -> str:

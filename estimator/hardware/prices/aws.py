@@ -71,16 +71,16 @@ def ask(catalogue: Catalogue, deadline: float, today: date) -> ProviderAnswer:
     summaries: list[str] = []
     faults: dict[str, list[str]] = {}  # by reason
 
-    def part(what: str, permission: str, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def part(name: str, permission: str, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         if time.monotonic() > deadline:
-            faults.setdefault("time limit reached", []).append(what)
+            faults.setdefault("time limit reached", []).append(name)
             return {}
         try:
             answer = call()
         except (BotoCoreError, ClientError) as error:
-            faults.setdefault(_fault(error, permission), []).append(what)
+            faults.setdefault(_fault(error, permission), []).append(name)
             return {}
-        summaries.append(f"{len(answer)} {what}")
+        summaries.append(f"{len(answer)} {name}")
         return answer
 
     prices = part(
@@ -92,7 +92,9 @@ def ask(catalogue: Catalogue, deadline: float, today: date) -> ProviderAnswer:
     summary = f"{', '.join(summaries)} of {region}" if summaries else "nothing changed"
     differ = [text for machine in machines.values() if (text := _contradiction(machine, catalogue))]
     return ProviderAnswer(
-        line="; ".join([summary, *(f"{', '.join(parts)}: {why}" for why, parts in faults.items()), *differ]),
+        line="; ".join(
+            [summary, *(f"{', '.join(parts)}: {reason}" for reason, parts in faults.items()), *differ]
+        ),
         machines={name: row for name, row in cells.items() if row},
     )
 
@@ -109,9 +111,9 @@ def on_demand(pricing: Any, names: list[str], region: str, deadline: float) -> d
     fixed = [{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in terms.items()]
     prices: dict[str, float] = {}
     for batch in _batches(names):
-        some = {"Type": "ANY_OF", "Field": "instanceType", "Value": ",".join(batch)}
+        instance_filter = {"Type": "ANY_OF", "Field": "instanceType", "Value": ",".join(batch)}
         pages = pricing.get_paginator("get_products").paginate(
-            ServiceCode="AmazonEC2", Filters=[*fixed, some]
+            ServiceCode="AmazonEC2", Filters=[*fixed, instance_filter]
         )
         for page in _until(deadline, pages):
             for text in page["PriceList"]:
@@ -237,7 +239,7 @@ def _fault(error: Exception, permission: str) -> str:
     """Describe a failed call in one clause."""
     failure = failure_of(error)
     if failure.kind == "unreachable":
-        return "can't be reached"
+        return "cannot be reached"
     if failure.kind == "denied":
         return f"not allowed, needs {permission}"
     return failure.message if failure.kind == "other" else f"{failure.code}: {failure.message}"

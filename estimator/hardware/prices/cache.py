@@ -64,10 +64,10 @@ def write_table(file: Path, columns: Sequence[str], lines: Iterable[Cells]) -> N
     """Replace a CSV file atomically; missing cells are blank. Raises OSError."""
     import tempfile  # 5 ms, and few commands write a table
 
-    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".part")
+    descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".part")
     try:
-        with os.fdopen(handle, "w", newline="", encoding="utf-8") as out:
-            writer = csv.DictWriter(out, columns, lineterminator="\n")
+        with os.fdopen(descriptor, "w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, columns, lineterminator="\n")
             writer.writeheader()
             writer.writerows(lines)
         Path(temporary).replace(file)

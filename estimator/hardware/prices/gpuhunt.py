@@ -47,12 +47,12 @@ def ask(catalogue: Catalogue, deadline: float, today: date) -> ProviderAnswer:
     """
     if importlib.util.find_spec("gpuhunt") is None:
         return ProviderAnswer(line="not asked: it is not installed (pip install gpuhunt)")
-    names: dict[str, list[str]] = {theirs: [] for theirs in CLOUDS.values()}
+    names: dict[str, list[str]] = {provider: [] for provider in CLOUDS.values()}
     for item in catalogue.instances:
         if item.cloud in CLOUDS:
             names[CLOUDS[item.cloud]].append(item.name.lower())
-    here = str(Path(__file__).parents[3])
-    paths = [here, *(path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path)]
+    package_root = str(Path(__file__).parents[3])
+    paths = [package_root, *(path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path)]
     try:
         process = subprocess.run(
             [sys.executable, "-m", "estimator.hardware.prices.gpuhunt"],
@@ -86,7 +86,9 @@ def _region(item: Instance, catalogue: Catalogue) -> str | None:
     if item.region is not None:
         return None if item.region == "all" else item.region
     regions = Counter(
-        other.region for other in catalogue.instances if other.cloud == item.cloud and other.region
+        instance.region
+        for instance in catalogue.instances
+        if instance.cloud == item.cloud and instance.region
     )
     return regions.most_common(1)[0][0] if regions else None
 
@@ -125,7 +127,7 @@ def _main() -> None:
     names: dict[str, list[str]] = json.load(sys.stdin)
     catalog = gpuhunt.Catalog(auto_reload=False)
     catalog.load()
-    there = [name for name in names if name in catalog.catalog]
+    listed = [name for name in names if name in catalog.catalog]
     offers = [
         {
             "provider": item.provider,
@@ -136,7 +138,7 @@ def _main() -> None:
             "gpu_count": item.gpu_count,
             "version": catalog.catalog[item.provider].version,
         }
-        for item in catalog.query(provider=there, min_gpu_count=1)
+        for item in catalog.query(provider=listed, min_gpu_count=1)
         if item.instance_name.lower() in names[item.provider]
     ]
     json.dump(offers, sys.stdout)

@@ -53,9 +53,9 @@ def refresh(
     Returns one line per provider, and one if the cache cannot be written. Never raises; takes at most
     ``limit_s`` seconds.
     """
-    lines, learned = ask(catalogue or hardware.catalogue(), limit_s=limit_s, today=today)
-    if learned:
-        lines += _keep(learned)
+    lines, cells = ask(catalogue or hardware.catalogue(), limit_s=limit_s, today=today)
+    if cells:
+        lines += _keep(cells)
     return tuple(lines)
 
 
@@ -66,26 +66,26 @@ def ask(
     day = today or date.today()
     end = time.monotonic() + limit_s
     questions = [_Question(name=name, provider=provider) for name, provider in PROVIDERS]
-    for question in questions:
-        question.start(catalogue, end - min(GRACE_S, limit_s / 2), day)
-    lines, learned = [], dict[str, Cells]()
-    for question in questions:
-        question.thread.join(max(end - time.monotonic(), 0))
-        answer = question.answer or ProviderAnswer(line=f"no answer within {limit_s:g} s, nothing changed")
-        lines.append(f"{question.name}: {' '.join(answer.line.split())}")
+    for query in questions:
+        query.start(catalogue, end - min(GRACE_S, limit_s / 2), day)
+    lines, updates = [], dict[str, Cells]()
+    for query in questions:
+        query.thread.join(max(end - time.monotonic(), 0))
+        answer = query.answer or ProviderAnswer(line=f"no answer within {limit_s:g} s, nothing changed")
+        lines.append(f"{query.name}: {' '.join(answer.line.split())}")
         for name, cells in answer.machines.items():
-            learned[name] = learned.get(name, {}) | cells  # AWS is last and takes precedence
-    return lines, learned
+            updates[name] = updates.get(name, {}) | cells  # AWS is last and takes precedence
+    return lines, updates
 
 
-def _keep(learned: dict[str, Cells]) -> list[str]:
+def _keep(updates: dict[str, Cells]) -> list[str]:
     file = cache.path()
     try:
         machines = cache.rows(file)
     except UserError:
         machines = {}  # damaged, and ignored by readers too
     try:
-        cache.write(file, machines | learned)
+        cache.write(file, machines | updates)
     except OSError as error:
         return [f"not saved: cannot write {file}: {error.strerror or error}"]
     hardware.forget()

@@ -29,11 +29,11 @@ def update(folder: Path = DATA, *, today: date | None = None) -> list[str]:
 
     Ignores the user's cache and tables. Raises OSError if the table cannot be written.
     """
-    found = tables.shipped(folder)
-    lines, learned = refresh.ask(tables.build(found), today=today)
-    new, changed, elsewhere = dict(found.instances), 0, Counter[str]()
-    for name, cells in learned.items():
-        row = found.instances[name.lower()]
+    shipped_tables = tables.shipped(folder)
+    lines, updates = refresh.ask(tables.build(shipped_tables), today=today)
+    new, changed, elsewhere = dict(shipped_tables.instances), 0, Counter[str]()
+    for name, cells in updates.items():
+        row = shipped_tables.instances[name.lower()]
         region = row.get("price_region")
         if region is not None and cells.get("price_region", region) != region:
             elsewhere[f"{row['cloud']}: {cells['price_region']} is not the table's {region}"] += 1
@@ -48,8 +48,8 @@ def update(folder: Path = DATA, *, today: date | None = None) -> list[str]:
 
 def _write(file: Path, machines: Mapping[str, Cells]) -> None:
     """Write the table with its columns in their order."""
-    with file.open(newline="", encoding="utf-8") as opened:
-        columns = next(csv.reader(opened))
+    with file.open(newline="", encoding="utf-8") as stream:
+        columns = next(csv.reader(stream))
     cache.write_table(file, columns, machines.values())
 
 

@@ -64,8 +64,8 @@ function legend(plans) {
     ...[...all.values()].map((part) => element("li", {}, swatch(part), part.name)));
 }
 
-function swatch({ colour, pattern }) {
-  return element("span", { className: `planner-part ${pattern}`, style: `background-color: ${colour}` });
+function swatch({ color, pattern }) {
+  return element("span", { className: `planner-part ${pattern}`, style: `background-color: ${color}` });
 }
 
 function planOf(plan, longest, timed) {
@@ -76,7 +76,7 @@ function planOf(plan, longest, timed) {
     plan.layout,
     `batch ${plan.micro_batch_size} x ${plan.accumulation}`,
     plan.activation_checkpointing ? "checkpointing" : null,
-    plan.rarely_had ? `rarely to be had: ${plan.rarely_had}` : null,
+    plan.low_availability ? `low availability: ${plan.low_availability}` : null,
   ].filter(Boolean).join(", ");
   const speed = plan.tokens_per_second;
   const figures = [
@@ -102,7 +102,7 @@ function bars(plan, longest) {
   const share = (bytes) => `${((100 * bytes) / longest).toFixed(3)}%`;
   const parts = plan.categories.map((part) => element("span", {
     className: `planner-part ${part.pattern}`,
-    style: `width: ${share(part.bytes)}; background-color: ${part.colour}`,
+    style: `width: ${share(part.bytes)}; background-color: ${part.color}`,
     title: `${part.name}: ${gib(part.bytes, 2)} GiB`,
   }));
   const capacity = plan.capacity_bytes;

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from estimator.errors import UserError
 from launchers.engines.deepspeed.config import zero_stage
 from launchers.engines.gathering import gather_json
-from launchers.engines.loop import generators, quantised
+from launchers.engines.loop import generators, quantized
 from launchers.engines.tensors_only import tensors_only
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, mark_part_complete
@@ -50,7 +50,7 @@ class WrittenBy:
             method=job.plan.method,
             precision=job.plan.layout.precision,
             optimizer=job.settings.optimizer.name,
-            quantization=quantised.kind_of(job) or "none",
+            quantization=quantized.kind_of(job) or "none",
         )
 
 
@@ -71,7 +71,7 @@ def save(engine: Any, job: TrainJob, env: RankEnv, step: int) -> None:
 def needs_conversion(job: TrainJob) -> bool:
     """Whether the checkpoint to resume from was sharded over another number of processes.
 
-    Raises UserError where DeepSpeed can't take it at all.
+    Raises UserError where DeepSpeed cannot take it at all.
     """
     if job.resume_dir is None:
         return False
@@ -81,21 +81,21 @@ def needs_conversion(job: TrainJob) -> bool:
             f"{job.resume_dir}: not a whole checkpoint of the DeepSpeed engine (no engine.json).",
             "Resume from an earlier checkpoint, with the engine that wrote it.",
         )
-    then, now = WrittenBy(**json.loads(path.read_text())), WrittenBy.of(job)
+    saved, current = WrittenBy(**json.loads(path.read_text())), WrittenBy.of(job)
     for field in ("stage", "method", "precision", "optimizer", "quantization"):
-        if getattr(then, field) != getattr(now, field):
+        if getattr(saved, field) != getattr(current, field):
             raise UserError(
-                f"the checkpoint was written with {field} {getattr(then, field)},"
-                f" this run has {getattr(now, field)}.",
+                f"the checkpoint was written with {field} {getattr(saved, field)},"
+                f" this run has {getattr(current, field)}.",
                 "DeepSpeed goes on only with the same ZeRO stage, method, precision and optimizer.",
             )
-    if now.stage == 0 or then.world_size == now.world_size:
+    if current.stage == 0 or saved.world_size == current.world_size:
         return False  # without ZeRO nothing is sharded
-    if now.optimizer != "adamw":
+    if current.optimizer != "adamw":
         raise UserError(
-            f"the checkpoint was written by {then.world_size} processes, this run has {now.world_size}:"
+            f"the checkpoint was written by {saved.world_size} processes, this run has {current.world_size}:"
             " DeepSpeed can reshard AdamW's states only.",
-            f"Resume with {then.world_size} processes or with --set zero.stage=0 from the start.",
+            f"Resume with {saved.world_size} processes or with --set zero.stage=0 from the start.",
         )
     return True
 
@@ -131,12 +131,12 @@ def _run_conversion(source: Path, destination: Path) -> str | None:
     command += ["--input_folder", str(source), "--output_folder", str(destination), "--inject_missing_state"]
     command += ["--num_extract_workers", "1", "--num_merge_workers", "1"]
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command, capture_output=True, text=True, timeout=CONVERSION_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
         return f"not done after {CONVERSION_TIMEOUT_S} s"
-    return None if done.returncode == 0 else (done.stderr or f"exit status {done.returncode}")
+    return None if result.returncode == 0 else (result.stderr or f"exit status {result.returncode}")
 
 
 def plain_classes() -> tuple[Any, ...]:

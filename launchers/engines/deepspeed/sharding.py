@@ -14,7 +14,7 @@ import torch.distributed as dist
 from launchers.base.imports import collector_paused
 from launchers.engines import _merge
 from launchers.engines.deepspeed import checkpoint, config
-from launchers.engines.loop import generators, liger, model, optimizer, quantised
+from launchers.engines.loop import generators, liger, model, optimizer, quantized
 from launchers.engines.loop.families import expert_blocks
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
@@ -55,7 +55,7 @@ class Zero:
         converted = checkpoint.convert(job, env, device) if universal else None
         generators.seed(job.settings.seed)
         network = _load(job, config.configuration(job), device)
-        named = [(name, each) for name, each in network.named_parameters() if each.requires_grad]
+        named = [(name, weight) for name, weight in network.named_parameters() if weight.requires_grad]
         trained = [parameter for _, parameter in named]
         # with ZeRO-3 a parameter holds a shard; ds_numel is what it was
         size = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
@@ -114,7 +114,7 @@ class ZeroModel:
         return float(self._engine.get_lr()[0])
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()  # images alone are learnt with an average, and not by DeepSpeed
+        return contextlib.nullcontext()  # images alone are learned with an average, and not by DeepSpeed
 
     def save_checkpoint(self, job: TrainJob, env: RankEnv, step: int) -> None:
         checkpoint.save(self._engine, job, env, step)
@@ -132,9 +132,9 @@ def _load(job: TrainJob, values: dict[str, Any], device: torch.device) -> Any:
     """The job's model with its weights, in training mode; with ZeRO-3 each rank holds its shard only.
 
     The HfDeepSpeedConfig that makes transformers load sharded has to outlive the loading; it is kept on
-    the model. transformers loads no quantised base that way: it is whole until deepspeed.initialize.
+    the model. transformers loads no quantized base that way: it is whole until deepspeed.initialize.
     """
-    sharded = config.zero_stage(job) == 3 and quantised.kind_of(job) is None
+    sharded = config.zero_stage(job) == 3 and quantized.kind_of(job) is None
     options, hf_config = dict[str, Any](), None
     if sharded:
         from transformers.integrations import HfDeepSpeedConfig
@@ -159,17 +159,17 @@ def _weights_read_by_first_rank() -> Iterator[None]:
     """
     from transformers import modeling_utils
 
-    read = modeling_utils.load_state_dict
+    load_state_dict = modeling_utils.load_state_dict
 
     def read_shapes(file: Any, *_: Any, **options: Any) -> Any:
-        return read(file, **(options | {"map_location": "meta"}))
+        return load_state_dict(file, **(options | {"map_location": "meta"}))
 
     if dist.get_rank() != 0:
         modeling_utils.load_state_dict = read_shapes
     try:
         yield
     finally:
-        modeling_utils.load_state_dict = read
+        modeling_utils.load_state_dict = load_state_dict
 
 
 def _fetch_expert_blocks_whole(network: Any) -> None:

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from estimator.errors import UserError
-from launchers.engines.loop import generators, quantised
+from launchers.engines.loop import generators, quantized
 from launchers.engines.loop.moving_average import MovingAverage
 from launchers.engines.tensors_only import load_distributed
 from launchers.gang.job import TrainJob
@@ -52,7 +52,7 @@ class WrittenBy:
             method=job.plan.method,
             precision=job.plan.layout.precision,
             optimizer=job.settings.optimizer.name,
-            quantization=quantised.kind_of(job) or "none",
+            quantization=quantized.kind_of(job) or "none",
             average=str(job.settings.images.ema_decay or "none"),
         )
 
@@ -90,7 +90,7 @@ def restore(network: nn.Module, steps: Optimizers, average: MovingAverage | None
     load_distributed(state, job.resume_dir / FILES)
     set_model_state_dict(network, state["model"], options=StateDictOptions(strict=False))
     set_optimizer_state_dict(network, steps, state["optimizer"], options=_FLAT)
-    for group in (group for each in steps for group in each.param_groups):
+    for group in (group for optimizer in steps for group in optimizer.param_groups):
         rate = job.settings.optimizer.lr  # the schedule is a share of it
         group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], torch.Tensor) else rate
 
@@ -119,11 +119,11 @@ def _check(job: TrainJob) -> None:
             f"{job.resume_dir}: not a whole checkpoint of the FSDP2 engine.",
             "Resume from an earlier checkpoint, with the engine that wrote it.",
         )
-    then, now = WrittenBy(**values), WrittenBy.of(job)
+    saved, current = WrittenBy(**values), WrittenBy.of(job)
     for field in ("method", "precision", "optimizer", "quantization", "average"):
-        if getattr(then, field) != getattr(now, field):
+        if getattr(saved, field) != getattr(current, field):
             raise UserError(
-                f"the checkpoint was written with {field} {getattr(then, field)},"
-                f" this run has {getattr(now, field)}.",
+                f"the checkpoint was written with {field} {getattr(saved, field)},"
+                f" this run has {getattr(current, field)}.",
                 "FSDP2 goes on only with the same method, precision, optimizer and average.",
             )

@@ -18,7 +18,7 @@ from launchers.base.imports import collector_paused
 from launchers.engines import _merge
 from launchers.engines.fsdp2 import checkpoint, kernels
 from launchers.engines.fsdp2.master_weights import MasterWeights
-from launchers.engines.loop import generators, liger, model, optimizer, quantised, unet
+from launchers.engines.loop import generators, liger, model, optimizer, quantized, unet
 from launchers.engines.loop.families import blocks
 from launchers.engines.loop.moving_average import MovingAverage
 from launchers.gang.job import TrainJob
@@ -43,7 +43,9 @@ class FullyShard:
     def load(self, job: TrainJob, env: RankEnv, device: torch.device) -> FsdpModel:
         generators.seed(job.settings.seed)
         network = _load(job, env, device)
-        trained = [(name, each) for name, each in network.named_parameters() if each.requires_grad]
+        trained = [
+            (name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad
+        ]
         masters = None if _is_divided(job) or not _is_mixed(job) else MasterWeights(network)
         steps = optimizer.build(job, trained)
         decay = job.settings.images.ema_decay
@@ -71,7 +73,7 @@ class FsdpModel:
         self.device = device
         self.module: Any = network
         self._steps, self._average, self._masters = steps, average, masters
-        self._schedules = [optimizer.schedule(job, job.start_step)(each) for each in steps]
+        self._schedules = [optimizer.schedule(job, job.start_step)(step) for step in steps]
         self._trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self._averaged_over = job.plan.layout.data_parallel  # by the reduction of the gradients
         self._copies = job.plan.layout.replicate
@@ -96,7 +98,9 @@ class FsdpModel:
 
     def update(self) -> torch.Tensor | None:
         self._release()
-        norm = nn.utils.get_total_norm([each.grad for each in self._trained if each.grad is not None])
+        norm = nn.utils.get_total_norm(
+            [parameter.grad for parameter in self._trained if parameter.grad is not None]
+        )
         if self._clip is not None:
             nn.utils.clip_grads_with_norm_(self._trained, self._clip, norm)
         for steps, rates in zip(self._steps, self._schedules, strict=True):
@@ -132,8 +136,9 @@ class FsdpModel:
         state = get_model_state_dict(self.module, options=options)
         if job.plan.adapters:
             return state  # PEFT asks for all names
-        every = {name for name, _ in self.module.named_parameters(remove_duplicate=False)}
-        tied = every - {name for name, _ in self.module.named_parameters()}  # second names of tied parameters
+        all_names = {name for name, _ in self.module.named_parameters(remove_duplicate=False)}
+        # the second names of tied parameters
+        tied = all_names - {name for name, _ in self.module.named_parameters()}
         return {name: tensor for name, tensor in state.items() if name not in tied}
 
 
@@ -156,20 +161,20 @@ def _load(job: TrainJob, env: RankEnv, device: torch.device) -> Any:
     A model that is not divided is read into the GPU's memory.
     """
     if not _is_divided(job):
-        read = device.type == "cuda" and not TASKS[job.settings.task].images and not quantised.kind_of(job)
+        read = device.type == "cuda" and not TASKS[job.settings.task].images and not quantized.kind_of(job)
         options = {"device_map": device} if read else {}
         network = _made_trainable(_pretrained(job, device, **options), job).to(device)
         kernels.set_up(network, job)
         return network
-    whole = _made_trainable(_pretrained(job, device), job) if env.rank == 0 else None
+    full_model = _made_trainable(_pretrained(job, device), job) if env.rank == 0 else None
     network = _without_weights(job)
     kernels.set_up(network, job)
-    if whole is not None:
+    if full_model is not None:
         # transformers looks up by the class, which fully_shard replaces, how the files name the tensors
         base = network.get_base_model() if hasattr(network, "get_base_model") else network
-        base._weight_conversions = getattr(whole, "_weight_conversions", None)
+        base._weight_conversions = getattr(full_model, "_weight_conversions", None)
     _divide(network, job, device)
-    _hand_out(whole, network, job, device)
+    _hand_out(full_model, network, job, device)
     return network
 
 
@@ -196,8 +201,8 @@ def _without_weights(job: TrainJob) -> Any:
     if not unet.is_unet(network):
         network.tie_weights()  # registration creates a separate parameter for each name
     with init_empty_weights(include_buffers=False):
-        if kind := quantised.kind_of(job):
-            quantised.replace_layers(network, kind)
+        if kind := quantized.kind_of(job):
+            quantized.replace_layers(network, kind)
         return _made_trainable(network, job)
 
 
@@ -237,15 +242,15 @@ def _offload(job: TrainJob, device: torch.device) -> OffloadPolicy:
     return CPUOffloadPolicy(pin_memory=device.type == "cuda")
 
 
-def _hand_out(whole: Any, network: Any, job: TrainJob, device: torch.device) -> None:
+def _hand_out(full_model: Any, network: Any, job: TrainJob, device: torch.device) -> None:
     """Give each rank its part of rank 0's weights, a tensor at a time.
 
-    ``whole`` is None on the other ranks, which hold one whole tensor at a time.
+    ``full_model`` is None on the other ranks, which hold one whole tensor at a time.
     """
-    source = {} if whole is None else dict(whole.named_parameters())
+    source = {} if full_model is None else dict(full_model.named_parameters())
     parts: dict[int, nn.Parameter] = {}
     for name, parameter in network.named_parameters():
-        if whole is None:
+        if full_model is None:
             tensor = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
         else:
             tensor = source.pop(name).detach().to(device)
@@ -255,8 +260,8 @@ def _hand_out(whole: Any, network: Any, job: TrainJob, device: torch.device) -> 
         parts[id(parameter)] = nn.Parameter(part, requires_grad=parameter.requires_grad)
     # Tied weights have two names and one parameter
     named = network.named_parameters(remove_duplicate=False)
-    network.load_state_dict({name: parts[id(of)] for name, of in named}, strict=False, assign=True)
-    real = {} if whole is None else dict(whole.named_buffers())
+    network.load_state_dict({name: parts[id(weight)] for name, weight in named}, strict=False, assign=True)
+    real = {} if full_model is None else dict(full_model.named_buffers())
     for name, buffer in network.named_buffers():
         owner, _, last = name.rpartition(".")
         tensor = (real[name] if real else buffer).to(device)

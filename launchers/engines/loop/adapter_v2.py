@@ -79,8 +79,8 @@ def load(base: str | Path, folder: str | Path, **options: Any) -> Any:
     insert(model, AdapterV2(**{name: values[name] for name in AdapterV2.__slots__}))
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     tensors = load_file(Path(folder) / ADAPTER_V2_WEIGHTS)
-    if strangers := sorted(trained ^ tensors.keys()):
-        raise RuntimeError(f"{folder} is no adapter of {base}: {', '.join(strangers[:3])}")
+    if mismatched := sorted(trained ^ tensors.keys()):
+        raise RuntimeError(f"{folder} is no adapter of {base}: {', '.join(mismatched[:3])}")
     model.load_state_dict(tensors, strict=False)
     return model.requires_grad_(False).eval()
 

@@ -124,7 +124,7 @@ class Evaluator:
             self._reporter.drawn(Drawn(rank=0, step=step, captions=rows.captions, pictures=pictures))
 
     def _evaluated(self, step: int, model: Answering, rows: HeldOut) -> HeldOutLoss:
-        began = reported = time.perf_counter()
+        start = reported = time.perf_counter()
         summed = torch.zeros(1 + len(rows.metrics), dtype=torch.float64, device=model.device)
         with self._averaged(), _untouched(self._network):
             for number, (batch, counts) in enumerate(rows.batches(), 1):
@@ -135,7 +135,7 @@ class Evaluator:
                 if time.perf_counter() - reported > SIGN_S:
                     summed.sum().item()  # waits for the GPU, so that the sign is of work that is done
                     reported = time.perf_counter()
-                    self._report(step, rows.count * number // rows.passes, rows.count, reported - began)
+                    self._report(step, rows.count * number // rows.passes, rows.count, reported - start)
         if dist.is_initialized():
             dist.all_reduce(summed)
             dist.broadcast(summed, src=0)  # the same to the last bit, as ranks decide by it
@@ -144,17 +144,17 @@ class Evaluator:
             step=step,
             loss=loss,
             metrics=dict(zip(rows.metrics, metrics, strict=True)),
-            seconds=time.perf_counter() - began,
+            seconds=time.perf_counter() - start,
         )
 
     def _report(
-        self, step: int, done: int, rows: int, seconds: float, loss: HeldOutLoss | None = None
+        self, step: int, rows_evaluated: int, rows: int, seconds: float, loss: HeldOutLoss | None = None
     ) -> None:
         self._reporter.evaluated(
             Evaluated(
                 rank=self._env.rank,
                 step=step,
-                done=done,
+                done=rows_evaluated,
                 rows=rows,
                 seconds=seconds,
                 loss=None if loss is None else loss.loss,

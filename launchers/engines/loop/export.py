@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from estimator.errors import UserError
 from launchers.engines import _merge
 from launchers.engines._merge import Update
-from launchers.engines.loop import quantised, unet, unet_export
+from launchers.engines.loop import quantized, unet, unet_export
 from launchers.engines.loop.sharding import TrainedModel
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
@@ -95,7 +95,7 @@ def save(model: TrainedModel, job: TrainJob, env: RankEnv) -> None:
         job.model_dir,
         adapter,
         job.output_dir / "model",
-        quantised.as_trained_on(model.module, model.device),
+        quantized.as_trained_on(model.module, model.device),
         lambda names: _names_in_files(model.module, names, _held(job)),
     )
 
@@ -104,7 +104,7 @@ def merge(
     base: Path,
     adapter: Path,
     destination: Path,
-    base_of: quantised.Change = quantised.unchanged,
+    base_of: quantized.Change = quantized.unchanged,
     names_in_files: Callable[[Iterable[str]], dict[str, str]] | None = None,
 ) -> None:
     """Base weights plus adapter on the CPU, in the base's own files, names and types; sums are in fp32.
@@ -156,11 +156,11 @@ def _updates(adapter: Path) -> dict[str, Update | _Whole]:
     for name in [name for name in tensors if name.endswith(".lora_A.weight")]:
         layer = name.removesuffix(".lora_A.weight")
         updates[layer.removeprefix(_ADAPTER_PREFIX) + ".weight"] = Update(
-            down=tensors.pop(name),
-            up=tensors.pop(f"{layer}.lora_B.weight"),
+            lora_a=tensors.pop(name),
+            lora_b=tensors.pop(f"{layer}.lora_B.weight"),
             scale=scale,
             magnitudes=tensors.pop(f"{layer}.lora_magnitude_vector", None),
         )
-    if strangers := sorted(name for name in tensors if "lora_" in name):
-        raise RuntimeError(f"the adapter holds what can't be merged: {', '.join(strangers[:3])}")
+    if unmerged := sorted(name for name in tensors if "lora_" in name):
+        raise RuntimeError(f"the adapter holds what cannot be merged: {', '.join(unmerged[:3])}")
     return updates | {name.removeprefix(_ADAPTER_PREFIX): _Whole(trained=tensors[name]) for name in tensors}

@@ -18,12 +18,12 @@ def blocks(network: Any) -> list[nn.Module]:
     if unet.is_unet(network):
         return unet.blocks(network)
     names = set(network._no_split_modules or ())
-    found = [module for module in network.modules() if type(module).__name__ in names]
-    if found:
-        return found
+    blocks = [module for module in network.modules() if type(module).__name__ in names]
+    if blocks:
+        return blocks
     layers = getattr(network.config.get_text_config(), "num_hidden_layers", None)
     lists = [module for module in network.modules() if isinstance(module, nn.ModuleList)]
-    return next((list(each) for each in lists if len(each) == layers), [])
+    return next((list(modules) for modules in lists if len(modules) == layers), [])
 
 
 def expert_tensors(network: Any) -> list[str]:

@@ -35,9 +35,9 @@ class Feed:
     def step(self, step: int) -> tuple[StepCounts, Iterator[Any]]:
         """Return what a step is divided by, and its micro batches on the device."""
         if self._prepared is not None and self._prepared[0] == step:
-            _, counts, first, rest = self._prepared
+            _, counts, first, remaining = self._prepared
             self._prepared = None
-            return counts, self._copied(rest, first)
+            return counts, self._copied(remaining, first)
         batches = self._task.batches(self._data, self._layout, step, self._rank)
         return self._counts(step), self._copied(batches)
 

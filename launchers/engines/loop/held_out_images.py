@@ -37,8 +37,8 @@ class HeldOutImages:
         self._latents = Latents(job.held_out_reference)
         self._schedule = NoiseSchedule(self._latents.noise["scheduler"])
         self.count = self.divisor = min(MAX_ROWS, len(self._data))
-        drawn = range(min(job.settings.evaluation.answers, self.count))
-        self.captions = tuple(self._data.caption(row) for row in drawn)
+        rows = range(min(job.settings.evaluation.answers, self.count))
+        self.captions = tuple(self._data.caption(row) for row in rows)
         self.passes = -(-self.count // env.world_size)
 
     def batches(self) -> Iterator[tuple[LatentBatch, bool]]:
@@ -60,14 +60,14 @@ class HeldOutImages:
         return Outcome(loss=errors.mean(), metrics=dict(zip(QUARTERS, errors, strict=True)))
 
     def draw(self, model: Answering, /) -> tuple[str, ...]:
-        found: dict[int, str] = {}
+        pictures: dict[int, str] = {}
         vae = drawing.decoder(self._job.model_dir, model.device)
         for row, counts in self._dealt(len(self.captions)):
             picture = self._picture(model.module, vae, row)
             if counts:
-                found[row] = picture
-        of_all = gather_json(list(found.items()), model.device)
-        by_row = {row: picture for of_rank in of_all for row, picture in of_rank}
+                pictures[row] = picture
+        gathered = gather_json(list(pictures.items()), model.device)
+        by_row = {row: picture for of_rank in gathered for row, picture in of_rank}
         return tuple(picture for _, picture in sorted(by_row.items()))
 
     def _picture(self, unet: Any, vae: nn.Module, row: int) -> str:

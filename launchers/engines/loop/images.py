@@ -52,14 +52,16 @@ class LatentBatch:
 
     def split(self) -> list[LatentBatch]:
         """Yield each image as a separate batch."""
-        of_all = range(self.clean.shape[0])
+        indices = range(self.clean.shape[0])
         names = [field.name for field in dataclasses.fields(self)]
-        return [LatentBatch(**{name: getattr(self, name)[i : i + 1] for name in names}) for i in of_all]
+        return [LatentBatch(**{name: getattr(self, name)[i : i + 1] for name in names}) for i in indices]
 
     def to(self, device: torch.device) -> LatentBatch:
         """Copy to ``device``, as MicroBatch does."""
-        moved = {each.name: copied(getattr(self, each.name), device) for each in dataclasses.fields(self)}
-        return LatentBatch(**moved)
+        tensors = {
+            field.name: copied(getattr(self, field.name), device) for field in dataclasses.fields(self)
+        }
+        return LatentBatch(**tensors)
 
 
 class TextToImage:
@@ -74,9 +76,11 @@ class TextToImage:
 
     def check(self, model: Answering, data: Prepared, /) -> None:
         """Raise ValueError where the texts are of another width than the UNet takes."""
-        takes, has = model.module.config.cross_attention_dim, self._latents.row(0).text.shape[-1]
-        if takes != has:
-            raise ValueError(f"the UNet takes texts of width {takes}, and the encoders give {has}")
+        unet_width, text_width = model.module.config.cross_attention_dim, self._latents.row(0).text.shape[-1]
+        if unet_width != text_width:
+            raise ValueError(
+                f"the UNet takes texts of width {unet_width}, and the encoders give {text_width}"
+            )
         if len(data) == 0:
             raise ValueError("there is no image to train on")
 
@@ -93,9 +97,9 @@ class TextToImage:
         """A rank's micro batches of a step: of each ``world_size`` images in order it takes the rank-th."""
         pictures = PreparedImages(data.folder)
         rows = step_rows(data, step, layout.global_batch_size)
-        mine = range(rank, len(rows), layout.data_parallel)
-        for first in range(0, len(mine), layout.micro_batch_size):
-            places = mine[first : first + layout.micro_batch_size]
+        rank_rows = range(rank, len(rows), layout.data_parallel)
+        for first in range(0, len(rank_rows), layout.micro_batch_size):
+            places = rank_rows[first : first + layout.micro_batch_size]
             yield _stacked(
                 [
                     self._drawn(pictures, int(rows[place]), step * layout.global_batch_size + place)
@@ -107,11 +111,11 @@ class TextToImage:
         errors = noise_errors(model.module, batch, self.noise)
         gamma = self._settings.min_snr_gamma
         weighed = errors if gamma is None else errors * self.noise.weights(batch.steps, gamma)
-        quarters, plain = self._quarters(batch.steps), errors.detach()
+        quarters, detached = self._quarters(batch.steps), errors.detach()
         # Each quarter's mean is over its images: scale up what was divided by the number of all images.
         # A quarter that no image of the step is in has no mean: NaN.
         metrics = {
-            name: plain[quarters == number].sum() * (counts.divisor / count if count else float("nan"))
+            name: detached[quarters == number].sum() * (counts.divisor / count if count else float("nan"))
             for number, (name, count) in enumerate(zip(QUARTERS, counts.quarters, strict=True))
         }
         return Outcome(loss=weighed.sum(), metrics=metrics)
@@ -129,15 +133,15 @@ class TextToImage:
         noise = torch.randn(shape, generator=generator)
         if self._settings.noise_offset:
             noise += self._settings.noise_offset * torch.randn((shape[0], 1, 1), generator=generator)
-        keeps = float(torch.rand(1, generator=generator) >= self._settings.prompt_dropout)
+        keep_prompt = float(torch.rand(1, generator=generator) >= self._settings.prompt_dropout)
         return LatentBatch(
             clean=(clean * self._latents.noise["scaling_factor"])[None],
             noise=noise[None],
             steps=step[None],
-            text=(latent.text.float() * keeps)[None],
-            summary=(latent.summary.float() * keeps)[None],
+            text=(latent.text.float() * keep_prompt)[None],
+            summary=(latent.summary.float() * keep_prompt)[None],
             captions=latent.tokens[None],
-            kept=torch.tensor([keeps]),
+            kept=torch.tensor([keep_prompt]),
             time_ids=torch.tensor(pictures.time_ids(row), dtype=torch.float32)[None],
         )
 
@@ -158,11 +162,11 @@ def noise_errors(unet: Any, batch: LatentBatch, schedule: NoiseSchedule) -> torc
     if has_texts(unet):
         conditions = {"tokens": batch.captions, "kept": batch.kept, "time_ids": time_ids}
     else:
-        added = {"text_embeds": batch.summary.to(kind), "time_ids": time_ids}
-        conditions = {"encoder_hidden_states": batch.text.to(kind), "added_cond_kwargs": added}
-    found = unet(noisy, batch.steps, **conditions).sample.float()
+        added_cond_kwargs = {"text_embeds": batch.summary.to(kind), "time_ids": time_ids}
+        conditions = {"encoder_hidden_states": batch.text.to(kind), "added_cond_kwargs": added_cond_kwargs}
+    prediction = unet(noisy, batch.steps, **conditions).sample.float()
     target = schedule.target(batch.clean, batch.noise, batch.steps)
-    errors: torch.Tensor = (found - target).square().mean(dim=(1, 2, 3))
+    errors: torch.Tensor = (prediction - target).square().mean(dim=(1, 2, 3))
     return errors
 
 
@@ -177,7 +181,7 @@ def noisy_quarters(
     generator = torch.Generator()
     generator.manual_seed(int(random_stream(0, "held-out noise", row).integers(2**63)))
     noise = torch.randn(latent.mean.shape, generator=generator)
-    once = LatentBatch(
+    sample = LatentBatch(
         clean=(latent.mean * scaling_factor)[None],
         noise=noise[None],
         steps=torch.zeros(1, dtype=torch.int64),
@@ -188,7 +192,7 @@ def noisy_quarters(
         time_ids=torch.tensor(time_ids, dtype=torch.float32)[None],
     )
     steps = (torch.arange(count) * 2 + 1) * schedule.count // (2 * count)
-    return dataclasses.replace(_stacked([once] * count), steps=steps)
+    return dataclasses.replace(_stacked([sample] * count), steps=steps)
 
 
 def _stacked(images: list[LatentBatch]) -> LatentBatch:
@@ -202,12 +206,13 @@ class NoiseSchedule:
     def __init__(self, scheduler: dict[str, Any]) -> None:
         from diffusers import DDPMScheduler
 
-        made = DDPMScheduler.from_config(scheduler)
-        self.count: int = made.config.num_train_timesteps
-        self.prediction: str = made.config.prediction_type
+        noise_scheduler = DDPMScheduler.from_config(scheduler)
+        self.count: int = noise_scheduler.config.num_train_timesteps
+        self.prediction: str = noise_scheduler.config.prediction_type
         if self.prediction not in ("epsilon", "v_prediction"):
             raise ValueError(f"prediction_type {self.prediction} is not trained here")
-        self._kept: torch.Tensor = made.alphas_cumprod  # [steps]: share of the signal's power, fp32
+        # [steps]: share of the signal's power, fp32
+        self._alphas_cumprod: torch.Tensor = noise_scheduler.alphas_cumprod
 
     def add(self, clean: torch.Tensor, noise: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
         """The noisy latents: Ho et al. 2020 (arXiv:2006.11239), equation 4."""
@@ -223,10 +228,10 @@ class NoiseSchedule:
 
     def weights(self, steps: torch.Tensor, gamma: float) -> torch.Tensor:
         """[images]: min-SNR's weights; of velocities over SNR + 1 (arXiv:2303.09556, section 3.4)."""
-        kept = self._kept.to(steps.device)[steps]
-        ratio = kept / (1 - kept)
+        alphas_cumprod = self._alphas_cumprod.to(steps.device)[steps]
+        ratio = alphas_cumprod / (1 - alphas_cumprod)
         return ratio.clamp(max=gamma) / (ratio if self.prediction == "epsilon" else ratio + 1)
 
     def _shares(self, steps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        kept = self._kept.to(steps.device)[steps][:, None, None, None]
-        return kept.sqrt(), (1 - kept).sqrt()
+        alphas_cumprod = self._alphas_cumprod.to(steps.device)[steps][:, None, None, None]
+        return alphas_cumprod.sqrt(), (1 - alphas_cumprod).sqrt()

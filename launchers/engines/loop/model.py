@@ -11,7 +11,7 @@ from estimator.models import LATENT_PROJECTIONS, PROJECTIONS, RECURRENT_PROJECTI
 from estimator.models.architectures import own_names
 from estimator.vocabulary import METHODS, TASKS
 from launchers.base.imports import collector_paused
-from launchers.engines.loop import liger, quantised, unet, varlen, vision, whole_modules
+from launchers.engines.loop import liger, quantized, unet, varlen, vision, whole_modules
 from launchers.engines.loop.families import blocks, expert_tensors
 from launchers.engines.loop.recompute import recompute
 from launchers.engines.reward_head import HEAD
@@ -28,13 +28,13 @@ def dtype_of(job: TrainJob) -> torch.dtype:
 def pretrained(job: TrainJob, *, dtype: torch.dtype, device: torch.device, **options: Any) -> Any:
     """The job's model with its weights; ``options`` are from_pretrained's.
 
-    A base that is to be quantised is so on ``device``, a matrix at a time, wherever the model is put.
+    A base that is to be quantized is so on ``device``, a matrix at a time, wherever the model is put.
     """
     if TASKS[job.settings.task].images:
         return unet.load(job, dtype)
-    if kind := quantised.kind_of(job):
+    if kind := quantized.kind_of(job):
         with collector_paused():
-            from launchers.engines.loop.quantised_loading import LoopQuantization
+            from launchers.engines.loop.quantized_loading import LoopQuantization
 
         options["quantization_config"] = LoopQuantization(kind, device)
     return causal.load(job.model_dir, dtype=dtype, **options)
@@ -138,20 +138,20 @@ def adapted_layers(model: Any, settings: Settings) -> list[str]:
     """
     targets = settings.lora.targets
     linear = {name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
-    everything = (*PROJECTIONS, *LATENT_PROJECTIONS, *RECURRENT_PROJECTIONS)
-    generic = everything if settings.lora.all_linear else targets
+    all_targets = (*PROJECTIONS, *LATENT_PROJECTIONS, *RECURRENT_PROJECTIONS)
+    generic = all_targets if settings.lora.all_linear else targets
     model_type = model.config.get_text_config().model_type
     usable = linear - _names_of_experts(model_type)
     if architectures.family_of(model_type).recurrence == "mamba2":
         usable -= {"out_proj"}  # the fused kernel reads its weight, past an adapter
-    found = [name for name in own_names(model_type, generic) if name in usable]
-    if not found:
+    modules = [name for name in own_names(model_type, generic) if name in usable]
+    if not modules:
         names = targets if isinstance(targets, str) else ", ".join(targets)
         raise UserError(
             f"lora.targets = {names}: {settings.model} has no such linear layers.",
             f"Its linear layers are {', '.join(sorted(usable))}.",
         )
-    return found
+    return modules
 
 
 def _names_of_experts(model_type: str) -> set[str]:

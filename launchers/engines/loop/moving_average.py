@@ -26,7 +26,7 @@ class MovingAverage:
     def __init__(self, trained: Iterable[tuple[str, nn.Parameter]], decay: float, updates: int = 0) -> None:
         self._trained = dict(trained)
         self._decay, self._updates = decay, updates
-        self.weights = {name: each.detach().float().clone() for name, each in self._trained.items()}
+        self.weights = {name: parameter.detach().float().clone() for name, parameter in self._trained.items()}
 
     @torch.no_grad()
     def update(self) -> None:
@@ -40,11 +40,13 @@ class MovingAverage:
     def in_place(self) -> Iterator[None]:
         """Within it the parameters are their averages; the weights that are trained wait in host memory."""
         with torch.no_grad():
-            kept = {name: each.detach().to("cpu", copy=True) for name, each in self._trained.items()}
-            for name, each in self._trained.items():
-                each.copy_(self.weights[name])
+            backup = {
+                name: parameter.detach().to("cpu", copy=True) for name, parameter in self._trained.items()
+            }
+            for name, parameter in self._trained.items():
+                parameter.copy_(self.weights[name])
             try:
                 yield
             finally:
-                for name, each in self._trained.items():
-                    each.copy_(kept[name].to(each.device))
+                for name, parameter in self._trained.items():
+                    parameter.copy_(backup[name].to(parameter.device))

@@ -43,11 +43,11 @@ def build(job: TrainJob, named: Named) -> list[torch.optim.Optimizer]:
     if settings.name != "muon":
         return [_adamw(job, parameters)]
     matrices = [p for name, p in named if p.ndim == 2 and not any(table in name for table in _TABLES)]
-    ours = {id(matrix) for matrix in matrices}
-    rest = [parameter for parameter in parameters if id(parameter) not in ours]
+    matrix_ids = {id(matrix) for matrix in matrices}
+    other_parameters = [parameter for parameter in parameters if id(parameter) not in matrix_ids]
     # Updates as long as AdamW's, so that its learning rates hold (Liu et al. 2025, arXiv:2502.16982, 2.2)
     muon = torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw", **rate)
-    return [muon, _adamw(job, rest)] if rest else [muon]
+    return [muon, _adamw(job, other_parameters)] if other_parameters else [muon]
 
 
 def _adamw(job: TrainJob, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -62,9 +62,9 @@ def _adamw(job: TrainJob, parameters: list[torch.nn.Parameter]) -> torch.optim.O
     )
 
 
-def schedule(job: TrainJob, done: int = 0) -> Callable[[torch.optim.Optimizer], LambdaLR]:
-    """Return a function that makes the schedule of an optimizer; ``done``: steps of the run before it
+def schedule(job: TrainJob, steps_done: int = 0) -> Callable[[torch.optim.Optimizer], LambdaLR]:
+    """Return a function that makes the schedule of an optimizer; ``steps_done``: steps of the run before it
     starts.
     """
     factor = lr_factor(job.settings.schedule, job.total_steps)
-    return lambda optimizer: LambdaLR(optimizer, lambda step: factor(step + done))
+    return lambda optimizer: LambdaLR(optimizer, lambda step: factor(step + steps_done))

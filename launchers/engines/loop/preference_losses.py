@@ -37,12 +37,14 @@ class Answers:
         return self._each(torch.Tensor.cpu)
 
     def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Answers:
-        return Answers(**{each.name: change(getattr(self, each.name)) for each in dataclasses.fields(self)})
+        return Answers(
+            **{field.name: change(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        )
 
     @classmethod
     def joined(cls, parts: Sequence[Answers]) -> Answers:
         """Concatenate the answers of several batches."""
-        names = [each.name for each in dataclasses.fields(cls)]
+        names = [field.name for field in dataclasses.fields(cls)]
         return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 
 
@@ -110,18 +112,20 @@ def sigmoid_loss(rewards: Rewards, *, margin: float = 0.0, label_smoothing: floa
     return -logsigmoid(ahead) * (1 - label_smoothing) - logsigmoid(-ahead) * label_smoothing
 
 
-def kto_loss(log_ratios: torch.Tensor, good: torch.Tensor, kl: torch.Tensor, beta: float) -> torch.Tensor:
+def kto_loss(
+    log_ratios: torch.Tensor, desirable: torch.Tensor, kl: torch.Tensor, beta: float
+) -> torch.Tensor:
     """[answers]: 1 - sigmoid(beta (log pi - log pi_ref - kl)), of bad answers with the other sign.
 
-    ``kl``: one number, at least 0. ``good``: bool.
+    ``kl``: one number, at least 0. ``desirable``: bool.
     """
     ahead = log_ratios - kl
-    return 1 - torch.sigmoid(beta * torch.where(good, ahead, -ahead))
+    return 1 - torch.sigmoid(beta * torch.where(desirable, ahead, -ahead))
 
 
-def told_right(rewards: torch.Tensor, good: torch.Tensor) -> torch.Tensor:
+def reward_accuracy(rewards: torch.Tensor, desirable: torch.Tensor) -> torch.Tensor:
     """[answers]: 1 where a good answer's reward is above 0 or a bad one's below, 0 else; 0 is half right."""
-    return torch.where(good, rewards > 0, rewards < 0).float() + (rewards == 0).float() / 2
+    return torch.where(desirable, rewards > 0, rewards < 0).float() + (rewards == 0).float() / 2
 
 
 def odds_ratio_loss(policy: Answers) -> torch.Tensor:

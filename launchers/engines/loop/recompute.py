@@ -53,10 +53,10 @@ def _keep_some(adapter_rank: int) -> Any:
     counts = {True: 0, False: 0}  # of the forward pass, and of its repetition
 
     def policy(context: Any, operation: Callable[..., Any], *values: Any, **_: Any) -> CheckpointPolicy:
-        kept = operation in _ATTENTION
+        save = operation in _ATTENTION
         if operation in _PRODUCTS and min(values[_PRODUCTS[operation]].shape) > adapter_rank:
             counts[context.is_recompute] += 1
-            kept = counts[context.is_recompute] % 2 == 1
-        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+            save = counts[context.is_recompute] % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
 """Loss and metrics of a run's task on a batch.
 
-Normalised over the whole global batch, so that micro batches and ranks don't change the result: next-token
+Normalized over the whole global batch, so that micro batches and ranks don't change the result: next-token
 training over the labels that count, preferences over pairs.
 """
 
@@ -197,9 +197,11 @@ class Reward(OfRows):
 
     def check(self, model: Answering, data: Prepared, /) -> None:
         """transformers takes the number at the last token that isn't padding: both have to mean the same."""
-        known = model.module.config.pad_token_id
-        if known != data.info.pad_id:
-            raise ValueError(f"rows are padded with token {data.info.pad_id}, and the model expects {known}")
+        model_pad_id = model.module.config.pad_token_id
+        if model_pad_id != data.info.pad_id:
+            raise ValueError(
+                f"rows are padded with token {data.info.pad_id}, and the model expects {model_pad_id}"
+            )
 
     def begin(self, *_: object) -> None:
         """Do nothing: micro batches are independent."""
@@ -254,17 +256,19 @@ class Kto(OfRows):
             raise ValueError("KTO learns from judged answers, and these are not")
         losses = preference_losses.kto_loss(policy - reference, batch.desirable, self._kl, self._beta)
         rewards = self._beta * (policy.detach() - reference)
-        good, bad = batch.desirable, ~batch.desirable
+        desirable, undesirable = batch.desirable, ~batch.desirable
         # a mean over each kind, as parts of a mean over all
-        of_good = (rewards * good).sum() * counts.divisor / max(1, counts.good)
-        of_bad = (rewards * bad).sum() * counts.divisor / max(1, counts.divisor - counts.good)
+        desirable_reward = (rewards * desirable).sum() * counts.divisor / max(1, counts.good)
+        undesirable_reward = (
+            (rewards * undesirable).sum() * counts.divisor / max(1, counts.divisor - counts.good)
+        )
         return Outcome(
             loss=losses.sum(),
             metrics={
-                "reward_good": of_good,
-                "reward_bad": of_bad,
-                "reward_margin": of_good - of_bad,
-                "accuracy": preference_losses.told_right(rewards, good).sum(),
+                "reward_good": desirable_reward,
+                "reward_bad": undesirable_reward,
+                "reward_margin": desirable_reward - undesirable_reward,
+                "accuracy": preference_losses.reward_accuracy(rewards, desirable).sum(),
                 "kl": self._kl * len(rewards),
             },
         )
@@ -348,5 +352,5 @@ def chosen_cross_entropy(logits: torch.Tensor, batch: MicroBatch) -> torch.Tenso
         return summed_cross_entropy(logits[:, :tokens], labels)
     labels = batch.input_ids[:pairs].roll(-1, dims=1)
     last = (batch.lengths[:pairs] - 1).to(labels.device)
-    behind = torch.arange(labels.shape[1], device=labels.device)[None, :] >= last[:, None]
-    return summed_cross_entropy(logits[:pairs], labels.masked_fill(behind, IGNORE))
+    after_end = torch.arange(labels.shape[1], device=labels.device)[None, :] >= last[:, None]
+    return summed_cross_entropy(logits[:pairs], labels.masked_fill(after_end, IGNORE))

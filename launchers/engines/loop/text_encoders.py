@@ -29,14 +29,14 @@ class UNetWithTexts(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """The UNet's."""
-        found: torch.dtype = self.unet.dtype
-        return found
+        dtype: torch.dtype = self.unet.dtype
+        return dtype
 
     @property
     def device(self) -> torch.device:
         """The UNet's."""
-        found: torch.device = self.unet.device
-        return found
+        device: torch.device = self.unet.device
+        return device
 
     @property
     def config(self) -> Any:
@@ -79,9 +79,13 @@ class UNetWithTexts(nn.Module):
         if kept is not None:
             text, summary = text * kept[:, None, None], summary * kept[:, None]
         kind = sample.dtype
-        added = {"text_embeds": summary.to(kind), "time_ids": time_ids}
+        added_cond_kwargs = {"text_embeds": summary.to(kind), "time_ids": time_ids}
         return self.unet(
-            sample, timestep, encoder_hidden_states=text.to(kind), added_cond_kwargs=added, **options
+            sample,
+            timestep,
+            encoder_hidden_states=text.to(kind),
+            added_cond_kwargs=added_cond_kwargs,
+            **options,
         )
 
 
@@ -90,14 +94,14 @@ def with_texts(unet: Any, job: TrainJob, dtype: torch.dtype, *, weights: bool) -
     with collector_paused():
         from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
-    found = []
+    encoders = []
     for name, kind in zip(ENCODERS, (CLIPTextModel, CLIPTextModelWithProjection), strict=True):
         folder = job.model_dir / name
         if weights:
-            found.append(kind.from_pretrained(folder, dtype=dtype))
+            encoders.append(kind.from_pretrained(folder, dtype=dtype))
         else:
-            found.append(kind(CLIPTextConfig.from_pretrained(folder)).to(dtype))
-    return UNetWithTexts(unet, *found)
+            encoders.append(kind(CLIPTextConfig.from_pretrained(folder)).to(dtype))
+    return UNetWithTexts(unet, *encoders)
 
 
 def add_adapters(network: UNetWithTexts, options: dict[str, Any]) -> None:

@@ -94,9 +94,9 @@ class _Stopwatch:
     def seconds(self) -> dict[str, float]:
         """Call when the device has done all; the last mark only ends the one before it."""
         total: dict[str, float] = {}
-        for (part, begin), (_, end) in zip(self._marks, self._marks[1:], strict=False):
-            spent = begin.elapsed_time(end) / 1000 if self._cuda else end - begin
-            total[part] = total.get(part, 0.0) + spent
+        for (part, start), (_, end) in zip(self._marks, self._marks[1:], strict=False):
+            seconds = start.elapsed_time(end) / 1000 if self._cuda else end - start
+            total[part] = total.get(part, 0.0) + seconds
         return total
 
 
@@ -116,31 +116,31 @@ def _step(
     layout = job.plan.layout
     profiler.begin(step)
     waiting.begin()
-    begin, watch = time.perf_counter(), _Stopwatch(model.device, profiler)
+    start, stopwatch = time.perf_counter(), _Stopwatch(model.device, profiler)
     lr = model.lr()
-    watch.mark("forward")
+    stopwatch.mark("forward")
     task.begin(model, data, layout, step - 1, env.rank)
-    watch.mark("data")
+    stopwatch.mark("data")
     counts, batches = feed.step(step - 1)
     summed = torch.zeros(1 + len(task.metrics), device=model.device)  # the loss, then the metrics
     tokens = 0
     for number, batch in enumerate(batches, 1):
-        watch.mark("forward")
+        stopwatch.mark("forward")
         outcome = task.outcome(model, batch, counts)
-        watch.mark("backward")
+        stopwatch.mark("backward")
         model.backward(outcome.loss, counts.divisor, last=number == layout.accumulation)
-        watch.mark("data")
+        stopwatch.mark("data")
         summed += torch.stack([outcome.loss.detach(), *(outcome.metrics[name] for name in task.metrics)])
         tokens += batch.tokens
-    watch.mark("optimizer")
+    stopwatch.mark("optimizer")
     norm = model.update()
-    watch.mark("end")
+    stopwatch.mark("end")
     if layout.world_size > 1:
         dist.all_reduce(summed)
     feed.prepare(step)
     sums, grad_norm = _fetched(summed, norm)
     loss, *metrics = [value / counts.divisor for value in sums]
-    spent, took = watch.seconds(), time.perf_counter() - begin
+    part_seconds, step_seconds = stopwatch.seconds(), time.perf_counter() - start
     profiler.end(step)
     reporter.step(
         step=step,
@@ -150,9 +150,9 @@ def _step(
         grad_norm=grad_norm,
         samples=layout.micro_batch_size * layout.accumulation,
         tokens=tokens,
-        dt=took,
-        dtf=spent.get("forward"),
-        dtb=spent.get("backward"),
+        dt=step_seconds,
+        dtf=part_seconds.get("forward"),
+        dtb=part_seconds.get("backward"),
         in_collectives=waiting.seconds(),
     )
 

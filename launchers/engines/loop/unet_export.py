@@ -28,11 +28,11 @@ def save(model: TrainedModel, job: TrainJob, state: dict[str, Any] | None) -> No
     Merged text encoders lie next to it.
     """
     shutil.rmtree(job.output_dir, ignore_errors=True)
-    whole = job.output_dir / "model" / _pipeline_layout.UNET
+    unet_dir = job.output_dir / "model" / _pipeline_layout.UNET
     if not job.plan.adapters:
-        whole.mkdir(parents=True)
+        unet_dir.mkdir(parents=True)
         trained = model.module.state_dict() if state is None else state
-        save_file(_on_cpu(trained), whole / _pipeline_layout.WEIGHTS, metadata={"format": "pt"})
+        save_file(_on_cpu(trained), unet_dir / _pipeline_layout.WEIGHTS, metadata={"format": "pt"})
         return
     adapters = {
         name: Adapter(_adapter_tensors(network, _part_of(state, name, model.module)), network.peft_config)
@@ -117,8 +117,8 @@ def merge(tensors: dict[str, torch.Tensor], lora: Lora, base: Path, destination:
     layers = [name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight")]
     updates = {
         f"{layer}.weight": Update(
-            down=tensors[f"{layer}.lora_A.weight"],
-            up=tensors[f"{layer}.lora_B.weight"],
+            lora_a=tensors[f"{layer}.lora_A.weight"],
+            lora_b=tensors[f"{layer}.lora_B.weight"],
             scale=scale_of(lora),
             magnitudes=None,
         )

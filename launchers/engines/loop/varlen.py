@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.attention import varlen as kernel
 
-from estimator.planning import varlen
+from estimator.engines import varlen
 from estimator.vocabulary import METHODS
 from launchers.gang.job import TrainJob
 
@@ -61,7 +61,9 @@ def attention(
     ``query`` is [sequences, heads, tokens, head_dim]; ``key`` and ``value`` may have fewer heads. Returns
     [sequences, tokens, heads, head_dim]. ``sliding_window`` counts the token itself.
     """
-    flat_query, flat_key, flat_value = (each.transpose(1, 2).flatten(0, 1) for each in (query, key, value))
+    flat_query, flat_key, flat_value = (
+        tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)
+    )
     output: Any = kernel.varlen_attn(
         flat_query,
         flat_key,

@@ -44,5 +44,5 @@ def vision_parts(network: Any) -> Iterator[tuple[str, nn.Module]]:
     """Iterate over the modules with all parameters outside of the language model and its head."""
     embedding = network.get_input_embeddings()
     for name, module in network.model.named_children():
-        if not any(each is embedding for each in module.modules()):
+        if not any(submodule is embedding for submodule in module.modules()):
             yield f"model.{name}", module

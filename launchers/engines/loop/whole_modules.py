@@ -35,15 +35,19 @@ def peft_options(model: Any, chosen: Sequence[str]) -> dict[str, Any]:
         modules += norms(model)
     if not modules:
         return {}
-    names = {name for name, module in model.named_modules() if any(module is one for one in modules)}
+    names = {name for name, module in model.named_modules() if any(module is target for target in modules)}
     return {"modules_to_save": sorted(_shortest(names, model)), "ensure_weight_tying": tied}
 
 
 def _shortest(names: set[str], model: Any) -> set[str]:
-    every = [name for name, _ in model.named_modules()]
-    ends = {name: name.rpartition(".")[2] for name in names}
-    alone = {end for end in ends.values() if all(name in names for name in every if name.endswith(end))}
-    return {end if end in alone else name for name, end in ends.items()}
+    all_names = [name for name, _ in model.named_modules()]
+    suffixes = {name: name.rpartition(".")[2] for name in names}
+    unambiguous = {
+        suffix
+        for suffix in suffixes.values()
+        if all(name in names for name in all_names if name.endswith(suffix))
+    }
+    return {suffix if suffix in unambiguous else name for name, suffix in suffixes.items()}
 
 
 def tie(adapted: Any) -> None:
@@ -57,7 +61,7 @@ def tie(adapted: Any) -> None:
         return
     base = adapted.get_base_model()
     embedding, head = (
-        each.modules_to_save[adapted.active_adapter]
-        for each in (base.get_input_embeddings(), base.get_output_embeddings())
+        module.modules_to_save[adapted.active_adapter]
+        for module in (base.get_input_embeddings(), base.get_output_embeddings())
     )
     head._parameters["weight"] = embedding.weight

@@ -96,7 +96,7 @@ def _world_size() -> int:
 
 def _states(model: torch.nn.Module, optimizers: Optimizers) -> Iterator[tuple[str, dict[str, Any]]]:
     """The plain name of each trained weight, and its optimizer's states."""
-    states = {parameter: state for each in optimizers for parameter, state in each.state.items()}
+    states = {parameter: state for optimizer in optimizers for parameter, state in optimizer.state.items()}
     for name, parameter in model.named_parameters():
         if parameter in states:
             yield plain_name(name), states[parameter]
@@ -111,7 +111,7 @@ def _tensors(model: torch.nn.Module, optimizers: Optimizers) -> dict[str, torch.
     """Trained weights and optimizer states, by name; DTensors where the model is sharded.
 
     get_state_dict of torch.distributed.checkpoint would do, but for QLoRA it first makes a whole
-    dequantised copy of the base that it then drops.
+    dequantized copy of the base that it then drops.
     """
     tensors: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():

@@ -60,8 +60,8 @@ class StepClock:
         if self._marks and self._marks[-1][0] == "output":  # no optimizer came after the backward pass
             self._mark("end")
         seconds = {"input": 0.0, "output": 0.0}
-        for (kind, begin), (_, end) in zip(self._marks, self._marks[1:], strict=False):
-            seconds[kind] += self._between(begin, end)
+        for (kind, start), (_, end) in zip(self._marks, self._marks[1:], strict=False):
+            seconds[kind] += self._between(start, end)
         step = time.perf_counter() - self._began
         return Times(step=step, forward=seconds["input"], backward=seconds["output"])
 
@@ -77,8 +77,8 @@ class StepClock:
         else:
             self._marks.append((kind, time.perf_counter()))
 
-    def _between(self, begin: Any, end: Any) -> float:
+    def _between(self, start: Any, end: Any) -> float:
         if not self._cuda:
-            return float(end - begin)
+            return float(end - start)
         end.synchronize()
-        return float(begin.elapsed_time(end)) / 1000
+        return float(start.elapsed_time(end)) / 1000

@@ -10,10 +10,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from estimator.engines.support import MLP, unsupported_shards
 from estimator.errors import UserError
 from estimator.models import ModelSpec, hf_config
 from estimator.plan import Layout
-from estimator.planning.support import MLP, unsupported_shards
 from estimator.vocabulary import METHODS, OPTIMIZERS
 from launchers.dataset.prepared import Prepared
 from launchers.engines import generic_targets
@@ -28,22 +28,22 @@ _CHECKPOINTERS = {"qwen2": "launchers.engines.torchtune.qwen2.Qwen2Checkpointer"
 
 def recipe_name(job: TrainJob) -> str:
     method = "lora" if job.plan.adapters else "full"
-    where = "distributed" if job.plan.layout.world_size > 1 else "single_device"
+    recipe_kind = "distributed" if job.plan.layout.world_size > 1 else "single_device"
     kind = "dpo" if job.settings.trains_on_pairs else "finetune"
-    return f"{method}_{kind}_{where}"
+    return f"{method}_{kind}_{recipe_kind}"
 
 
 def recipe_config(job: TrainJob) -> dict[str, Any]:
     """The recipe's whole configuration; ``settings.engine_options`` is laid over it last.
 
-    Raises UserError where torchtune can't do what is asked.
+    Raises UserError where torchtune cannot do what is asked.
     """
     config_json = json.loads((job.model_dir / "config.json").read_text())
     spec = hf_config.to_spec(config_json, job.model.name)
     settings, layout, data = job.settings, job.plan.layout, Prepared(job.data_dir)
     reason = _misfit(job, spec, data) or _incomplete(config_json, spec)
     if reason:
-        raise UserError(f"torchtune can't run this: {reason}.", "Try --set engine=deepspeed.")
+        raise UserError(f"torchtune cannot run this: {reason}.", "Try --set engine=deepspeed.")
     in_backward = settings.optimizer.in_backward
     values = {
         "output_dir": str(job.output_dir),
@@ -111,9 +111,9 @@ def _misfit(job: TrainJob, spec: ModelSpec, data: Prepared) -> str | None:
 
 def _incomplete(config_json: dict[str, Any], spec: ModelSpec) -> str | None:
     """torchtune's checkpointer reads these from config.json and knows no defaults for them."""
-    needed = ["hidden_size", "num_attention_heads", "num_key_value_heads"]
-    needed += ["tie_word_embeddings"] if spec.family == "qwen2" else []
-    missing = [name for name in needed if name not in config_json]
+    fields = ["hidden_size", "num_attention_heads", "num_key_value_heads"]
+    fields += ["tie_word_embeddings"] if spec.family == "qwen2" else []
+    missing = [name for name in fields if name not in config_json]
     return f"the model's config.json has no {missing[0]}, which torchtune reads" if missing else None
 
 
@@ -194,13 +194,13 @@ def _schedule(settings: RunConfig) -> dict[str, Any]:
     return {"_component_": f"{_PARTS}.schedule", **settings.schedule.model_dump()}
 
 
-def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """``over`` laid over ``base``, section by section; naming another component replaces its section."""
+def merge(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """``overrides`` laid over ``base``, section by section; naming another component replaces its section."""
     result = dict(base)
-    for key, value in over.items():
+    for key, value in overrides.items():
         old = result.get(key)
-        both = isinstance(old, dict) and isinstance(value, dict)
-        result[key] = merge(old, value) if both and "_component_" not in value else value  # type: ignore[arg-type]
+        nested = isinstance(old, dict) and isinstance(value, dict)
+        result[key] = merge(old, value) if nested and "_component_" not in value else value  # type: ignore[arg-type]
     return result
 
 

@@ -77,8 +77,8 @@ def _gather_trained(model: torch.nn.Module) -> Tensors:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             tensor = parameter.detach()
-            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            trained[plain_name(name)] = whole.cpu()
+            full_tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            trained[plain_name(name)] = full_tensor.cpu()
     return trained
 
 
@@ -108,10 +108,10 @@ class _Change:
         ((tune_name, weight),) = converted.items()
         weight = self._as_trained_on(tune_name, weight)
         module = tune_name.removesuffix(".weight")
-        down = self._left.pop(f"{module}.lora_a.weight", None)
-        if down is not None:
-            up = self._scale * self._left.pop(f"{module}.lora_b.weight")
-            weight = _added(weight, up, down)
+        lora_a = self._left.pop(f"{module}.lora_a.weight", None)
+        if lora_a is not None:
+            scaled_lora_b = self._scale * self._left.pop(f"{module}.lora_b.weight")
+            weight = _added(weight, scaled_lora_b, lora_a)
         ((_, weight),) = self._to_hf({tune_name: weight}).items()
         return weight
 
@@ -122,23 +122,23 @@ class _Change:
 
     def _as_trained_on(self, name: str, weight: torch.Tensor) -> torch.Tensor:
         """Return the base weight of an adapter; 4-bit weights are dequantized."""
-        held = getattr(self._parameters[name], "_local_tensor", self._parameters[name].detach())
-        if not isinstance(held, NF4Tensor):
+        local_tensor = getattr(self._parameters[name], "_local_tensor", self._parameters[name].detach())
+        if not isinstance(local_tensor, NF4Tensor):
             return weight.to(self._dtype)
         if not isinstance(self._parameters[name], DTensor):
-            state: dict[str, Any] = {name: held}
+            state: dict[str, Any] = {name: local_tensor}
             for hook in self._model._state_dict_hooks.values():  # torchtune's own, which makes them whole
                 hook(self._model, state, "", {})
             return cast("torch.Tensor", state[name])
         # Here it holds a shard of what each rank made of the whole tensor on loading: made again.
-        sizes = {"block_size": held.block_size, "scaler_block_size": held.scaler_block_size}
-        quantised: torch.Tensor = to_nf4(weight.to(self._dtype).to(self._device), **sizes)
-        return quantised.to(self._dtype).cpu()
+        sizes = {"block_size": local_tensor.block_size, "scaler_block_size": local_tensor.scaler_block_size}
+        quantized: torch.Tensor = to_nf4(weight.to(self._dtype).to(self._device), **sizes)
+        return quantized.to(self._dtype).cpu()
 
 
-def _added(weight: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+def _added(weight: torch.Tensor, scaled_lora_b: torch.Tensor, lora_a: torch.Tensor) -> torch.Tensor:
     """The sum in the adapter's type, kept in the weight's."""
-    return _merge.by_rows(weight, lambda rows: weight[rows] + up[rows] @ down)
+    return _merge.by_rows(weight, lambda rows: weight[rows] + scaled_lora_b[rows] @ lora_a)
 
 
 def _conversions(model_dir: Path) -> tuple[Callable[[Tensors], Tensors], Callable[[Tensors], Tensors]]:

@@ -35,8 +35,8 @@ class MeasuredModel:
         """[sequences, positions, vocabulary], of ``input_ids`` with one document in each row."""
         # What padding holds doesn't matter, but it has to be a token: it may be one beyond the vocabulary
         tokens = inputs["input_ids"].clamp(0, self._network.tok_embeddings.num_embeddings - 1)
-        found: torch.Tensor | list[torch.Tensor] = self._network(tokens)
-        return torch.cat(found, dim=1) if isinstance(found, list) else found
+        logits: torch.Tensor | list[torch.Tensor] = self._network(tokens)
+        return torch.cat(logits, dim=1) if isinstance(logits, list) else logits
 
     def fused_loss(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
         """The summed cross entropy of the logits: no kernel joins the two here."""

@@ -28,8 +28,8 @@ class PairLoss:
     def __call__(self, *log_probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """As torchtune's: losses and both answers' rewards, [pairs] each."""
         losses, chosen, rejected = self._loss(*log_probabilities)
-        found = Rewards(chosen=chosen.float(), rejected=rejected.float()).sums()
-        summed = [losses.detach().float().sum(), *(found[name] for name in self.metrics)]
+        rewards = Rewards(chosen=chosen.float(), rejected=rejected.float()).sums()
+        summed = [losses.detach().float().sum(), *(rewards[name] for name in self.metrics)]
         self._sums = self._sums.to(losses.device)
         self._sums += torch.stack([torch.full_like(summed[0], len(losses)), *summed])
         return losses, chosen, rejected

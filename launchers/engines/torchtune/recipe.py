@@ -293,9 +293,9 @@ def draw_adapters(model: torch.nn.Module, seed: int) -> None:
     for name, parameter in model.named_parameters():
         if not name.endswith("lora_a.weight"):
             continue
-        whole = torch.empty(parameter.shape, dtype=torch.float32)
-        torch.nn.init.kaiming_uniform_(whole, a=math.sqrt(5), generator=generator)
-        values = whole.to(device=parameter.device, dtype=parameter.dtype)
+        full_tensor = torch.empty(parameter.shape, dtype=torch.float32)
+        torch.nn.init.kaiming_uniform_(full_tensor, a=math.sqrt(5), generator=generator)
+        values = full_tensor.to(device=parameter.device, dtype=parameter.dtype)
         if isinstance(parameter, DTensor):
             values = distribute_tensor(values, parameter.device_mesh, parameter.placements)
         with torch.no_grad():
@@ -315,7 +315,7 @@ class PairSteps(Steps):
         return sampler, _WatchedLoader(loader, self._after_batch, lambda: self._is_over)
 
     def _clip(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         limit = self._job.settings.clip_grad_norm or math.inf
         norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
         self._grad_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
@@ -396,8 +396,8 @@ def run(job: TrainJob, env: RankEnv, reporter: RankReporter, name: str, values: 
     """Train with recipe ``name`` under configuration ``values``."""
     on_cpu = values["device"] == "cpu"
     recipe_class = getattr(_load(name), RECIPES[name])
-    over = PairSteps if job.settings.trains_on_pairs else Steps
-    steps: Any = type("Stepped" + RECIPES[name], (over, recipe_class), {})
+    mixin = PairSteps if job.settings.trains_on_pairs else Steps
+    steps: Any = type("Stepped" + RECIPES[name], (mixin, recipe_class), {})
     with _cpu_shims() if on_cpu else contextlib.nullcontext():
         if name in _WITHOUT_GROUP:  # the others begin the group themselves, or have none
             if not on_cpu:
@@ -419,7 +419,7 @@ def _load(name: str) -> ModuleType:
     path = Path(origin.origin).parent.parent / "recipes" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"torchtune_recipe_{name}", path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"torchtune's recipe {path} can't be loaded")
+        raise ImportError(f"torchtune's recipe {path} cannot be loaded")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

@@ -1,6 +1,6 @@
 """Limits of torchtune 0.6.1, each as one clause. Imports neither torch nor torchtune.
 
-What follows from the model and the method is in ``estimator/planning/support.py``, by which plans choose
+What follows from the model and the method is in ``estimator/engines/support.py``, by which plans choose
 engines.
 """
 
@@ -32,6 +32,6 @@ _PLANNED_KEYS = {
 def unsupported_settings(settings: Settings) -> str | None:
     """Return the reason why torchtune 0.6.1 rejects these settings for any model, as one clause, or None."""
     for key in _PLANNED_KEYS.keys() & settings.engine_options.keys():
-        instead = f"; set {_PLANNED_KEYS[key]} instead" if _PLANNED_KEYS[key] else ""
-        return f"engine_options.{key} can't be set by hand, the run's own accounting depends on it{instead}"
+        advice = f"; set {_PLANNED_KEYS[key]} instead" if _PLANNED_KEYS[key] else ""
+        return f"engine_options.{key} cannot be set by hand, the run's own accounting depends on it{advice}"
     return None

@@ -34,7 +34,7 @@ class Trl(LoopEngine):
         if TASKS[settings.task].draws_answers:
             for key in sorted(settings.engine_options):
                 if key in _PLANNED:
-                    return f"engine_options.{key} can't be set by hand: it follows from other settings"
+                    return f"engine_options.{key} cannot be set by hand: it follows from other settings"
                 if key.startswith(("use_vllm", "vllm_")):
                     return f"engine_options.{key}: no vLLM server is started here; transformers draws answers"
         return None

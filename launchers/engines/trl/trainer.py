@@ -105,14 +105,16 @@ class _Trainer(GRPOTrainer):  # type: ignore[misc,unused-ignore]
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.convert_ids_to_tokens(render.pad_id_of(tokenizer))
         data = Prepared(job.data_dir)
-        asked = prompts.read_written(job.data_dir / PROMPTS)
+        prompt_rows = prompts.read_written(job.data_dir / PROMPTS)
         order = [int(row) for row in data.order[: job.total_steps * data.info.global_batch_size]]
         model = causal.load(job.model_dir, dtype=_dtype(job))
         super().__init__(
             model=model,
             args=_config(job),
-            reward_funcs=_reward_function(job, asked, device),
-            train_dataset=Dataset.from_dict({"prompt": [asked[row].text for row in order], "row": order}),
+            reward_funcs=_reward_function(job, prompt_rows, device),
+            train_dataset=Dataset.from_dict(
+                {"prompt": [prompt_rows[row].text for row in order], "row": order}
+            ),
             processing_class=tokenizer,
             peft_config=None if not job.plan.adapters else low_rank_config(model, job),
             callbacks=[_Listener(job, env, reporter, Waiting(device))],
@@ -132,7 +134,11 @@ class _Trainer(GRPOTrainer):  # type: ignore[misc,unused-ignore]
 
     def create_optimizer(self, *_: Any, **__: Any) -> torch.optim.Optimizer:
         if getattr(self, "optimizer", None) is None:
-            trained = [(name, each) for name, each in self.model.named_parameters() if each.requires_grad]
+            trained = [
+                (name, parameter)
+                for name, parameter in self.model.named_parameters()
+                if parameter.requires_grad
+            ]
             self.optimizer: Any = optimizer.build(self._job, trained)[0]
         steps: torch.optim.Optimizer = self.optimizer
         return steps
@@ -152,8 +158,8 @@ class _Trainer(GRPOTrainer):  # type: ignore[misc,unused-ignore]
 
     def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
         """Prompts have their special tokens; of one that is too long the end is kept, as in preparation."""
-        found = self.processing_class(text=prompts, add_special_tokens=False, verbose=False)["input_ids"]
-        return [ids[-self._room :] for ids in found], None, {}
+        token_ids = self.processing_class(text=prompts, add_special_tokens=False, verbose=False)["input_ids"]
+        return [ids[-self._room :] for ids in token_ids], None, {}
 
 
 def _schedule(job: TrainJob, steps: Any) -> Any:
@@ -169,8 +175,8 @@ def _dtype(job: TrainJob) -> torch.dtype:
     bits.
     """
     precision = job.plan.layout.precision
-    whole = precision == "fp32" or (precision == "bf16-mixed" and not job.plan.adapters)
-    return torch.float32 if whole else torch.bfloat16
+    full_precision = precision == "fp32" or (precision == "bf16-mixed" and not job.plan.adapters)
+    return torch.float32 if full_precision else torch.bfloat16
 
 
 def _config(job: TrainJob) -> GRPOConfig:
@@ -208,15 +214,15 @@ def _saved(job: TrainJob) -> Path:
     return job.work_dir / "engine" / "trl"
 
 
-def _reward_function(job: TrainJob, asked: Sequence[Prompt], device: torch.device) -> Any:
+def _reward_function(job: TrainJob, prompts: Sequence[Prompt], device: torch.device) -> Any:
     """The job's rewards as TRL calls them."""
     if job.reward is None:
         raise ValueError("grpo learns from rewards, and the job names none")
-    shown = job.settings.rl.reward or job.reward
-    rewards = rewards_of(job.reward, shown, str(device), bf16=job.plan.layout.precision != "fp32")
+    reward_name = job.settings.rl.reward or job.reward
+    rewards = rewards_of(job.reward, reward_name, str(device), bf16=job.plan.layout.precision != "fp32")
 
     def reward(completions: list[str], row: list[int], **_: Any) -> list[float]:
-        return rewards([asked[each] for each in row], completions)
+        return rewards([prompts[index] for index in row], completions)
 
     return reward
 
@@ -250,9 +256,9 @@ class _Listener(TrainerCallback):  # type: ignore[misc,unused-ignore]
     def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         self._tokens = state.num_input_tokens_seen
 
-    def on_step_begin(self, *_: Any, **given: Any) -> None:
+    def on_step_begin(self, *_: Any, **options: Any) -> None:
         self._waiting.begin()
-        self._began, self._lr = time.perf_counter(), given["optimizer"].param_groups[0]["lr"]
+        self._began, self._lr = time.perf_counter(), options["optimizer"].param_groups[0]["lr"]
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
         self._took, self._waited = time.perf_counter() - self._began, self._waiting.seconds()
@@ -262,10 +268,10 @@ class _Listener(TrainerCallback):  # type: ignore[misc,unused-ignore]
         if "reward" not in logs:  # of the whole run, at its end
             return
         first = self._env.rank == 0
-        drawn, self._tokens = state.num_input_tokens_seen - self._tokens, state.num_input_tokens_seen
+        tokens, self._tokens = state.num_input_tokens_seen - self._tokens, state.num_input_tokens_seen
         layout = self._job.plan.layout
         norm = logs.get("grad_norm")
-        figures = {ours: logs[name] for name, ours in FIGURES.items() if logs.get(name) is not None}
+        figures = {metric: logs[name] for name, metric in FIGURES.items() if logs.get(name) is not None}
         self._reporter.step(
             step=state.global_step,
             loss=float(logs["loss"]) if first else None,
@@ -273,8 +279,8 @@ class _Listener(TrainerCallback):  # type: ignore[misc,unused-ignore]
             lr=self._lr,
             grad_norm=None if norm is None else float(norm),
             samples=layout.micro_batch_size * layout.accumulation,
-            tokens=int(drawn) // self._env.world_size,
-            all_tokens=int(drawn) if first else None,
+            tokens=int(tokens) // self._env.world_size,
+            all_tokens=int(tokens) if first else None,
             dt=self._took,
             dtf=None,
             dtb=None,

@@ -1,4 +1,4 @@
-"""The rows that are trained on: their lengths, as the launchers' own tokenisation finds them."""
+"""The rows that are trained on: their lengths, as the launchers' own tokenization finds them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def prepared(folder: Path, model: Path, **values: object) -> tuple[PreparedInfo,
     )
     conversations, held_out = preparation.read_data(given, folder)
     config = resolve(given, find("tiny-llama"), method="full", engine="torchtune")
-    info = preparation.tokenise(conversations, held_out, config, model, folder / "data")
+    info = preparation.tokenize(conversations, held_out, config, model, folder / "data")
     return info, Prepared(folder / "data")
 
 

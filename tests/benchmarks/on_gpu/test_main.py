@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
     ("words", "problem"),
     [
         (("--minutes", "0"), "--minutes 0 is not possible."),
-        (("--model", "mixtral-8x7b"), "mixtral-8x7b (mixtral) can't be generated with random weights"),
+        (("--model", "mixtral-8x7b"), "mixtral-8x7b (mixtral) cannot be generated with random weights"),
     ],
 )
 def test_a_mistake_is_two_lines_that_say_what_to_do(

@@ -17,9 +17,9 @@ from benchmarks.published import rows as published
 from benchmarks.published import scoring
 from benchmarks.published.rows import PublishedRow
 from estimator import memory
+from estimator.engines.setups import setup_of
 from estimator.job import Machine
 from estimator.plan import GIB
-from estimator.planning.engines import setup_of
 from tests.benchmarks.on_gpu.machines import H100S, H200, job_of, plan_of, ran
 
 ALONE = Machine(cpu_cores=2, ram_bytes=2**34, disk_free_bytes=2**40)

@@ -18,11 +18,11 @@ def problem(path: Path) -> str:
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    assert "missing.csv can't be read" in problem(tmp_path / "missing.csv")
+    assert "missing.csv cannot be read" in problem(tmp_path / "missing.csv")
 
 
 def test_a_folder_is_not_a_table(tmp_path: Path) -> None:
-    assert "can't be read" in problem(tmp_path)
+    assert "cannot be read" in problem(tmp_path)
 
 
 def test_a_file_that_is_not_text_is_not_a_table(tmp_path: Path) -> None:

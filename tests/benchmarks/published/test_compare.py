@@ -71,7 +71,7 @@ def test_a_mistake_is_two_lines_and_status_2(
         main()
     assert ended.value.code == 2
     problem, advice = capsys.readouterr().err.splitlines()
-    assert "missing.csv can't be read" in problem
+    assert "missing.csv cannot be read" in problem
     assert advice
 
 

@@ -35,7 +35,7 @@ def fixed(kinds: tuple[str, ...]) -> Score:
 
 
 def test_litgpts_llama_adapters_are_off_by_less_than_3_percent() -> None:
-    """tutorials/resource-tables.md: v1 and v2, on bf16 weights, NF4, and NF4 with its scales quantised."""
+    """tutorials/resource-tables.md: v1 and v2, on bf16 weights, NF4, and NF4 with its scales quantized."""
     adapters = [item for item in carried().memory if item.row.setup and item.row.setup.prompts]
     assert len(adapters) == 12
     assert all(abs(item.error) < 0.03 for item in adapters), [(item.row.id, item.error) for item in adapters]
@@ -102,7 +102,7 @@ def test_a_group_without_a_range_covers_nothing_known() -> None:
     assert score([]).median_abs_error is None
 
 
-def test_a_percentile_lies_between_its_neighbours() -> None:
+def test_a_percentile_lies_between_its_neighbors() -> None:
     values = [float(number) for number in range(21)]
     assert percentile(values, 0.95) == pytest.approx(19)
     assert percentile([1.0, 2.0], 0.5) == pytest.approx(1.5)

@@ -130,13 +130,13 @@ def test_the_kind_of_8_bit_product_is_read(compute: str, framework: str, kind: s
     ],
 )
 def test_the_storage_of_a_qlora_base_is_read(text: str, kind: str) -> None:
-    assert vocabulary.quantization_of(text, quantised=True) == kind
+    assert vocabulary.quantization_of(text, quantized=True) == kind
 
 
 @pytest.mark.parametrize("text", ["aqlm", "2bit", "nvfp4"])
 def test_a_storage_that_nobody_claims_is_left_out(text: str) -> None:
     with pytest.raises(UnsupportedRow, match="not claimed"):
-        vocabulary.quantization_of(text, quantised=True)
+        vocabulary.quantization_of(text, quantized=True)
 
 
 @pytest.mark.parametrize(

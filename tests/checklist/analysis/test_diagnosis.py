@@ -1,4 +1,4 @@
-"""From pair bandwidths to the node, direction or link at fault, or to "can't tell"."""
+"""From pair bandwidths to the node, direction or link at fault, or to "cannot tell"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A figure that can't be counts nowhere, and whoever told it is named."""
+"""A figure that cannot be counts nowhere, and whoever told it is named."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def changed(run: Measurements, field: str, index: int, **changes: Any) -> Measur
 
 
 def told(run: Measurements) -> list[tuple[str, int | None, int | None]]:
-    """Check, node and rank of what can't be in that run; what is left can be written as JSON."""
+    """Check, node and rank of what cannot be in that run; what is left can be written as JSON."""
     left = sound(run)
     json.dumps(to_dict(left), allow_nan=False)
     assert sound(left) == left

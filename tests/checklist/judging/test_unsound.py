@@ -1,4 +1,4 @@
-"""What can't be is a finding against whoever told it, and changes nothing for the others."""
+"""What cannot be is a finding against whoever told it, and changes nothing for the others."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from decorators.backends.placing import values_for
 from estimator import Job, Target, plan
 from estimator.errors import UserError
 from estimator.hardware.cluster.nodes import INSTANCE_TYPE
+from estimator.inference.generation import Drawing, plan_generation
 from estimator.models import find
-from estimator.planning.generation import Drawing, plan_generation
 from tests.decorators.backends.plans import EFA_VARIABLES
 from tests.decorators.flows.plans import make_plan
 

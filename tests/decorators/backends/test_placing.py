@@ -140,7 +140,7 @@ def test_tolerations_that_the_user_has_written_are_all_that_is_looked_at() -> No
     own = {"key": "nvidia.com/gpu", "value": "mine", "effect": "NoSchedule"}
     step = RecordedStep("kubernetes", written=("tolerations",), tolerations=[own])
     pods = PodSettings.of(_asked(step))
-    assert not pods.of_table
+    assert not pods.tolerate_gpu_taints
     assert pods.tolerations == (Toleration(key="nvidia.com/gpu", effect="NoSchedule", value="mine"),)
     placing.place(cast("StepView", step), _asked(step))
     assert step.values("kubernetes")["tolerations"] == [own]

@@ -62,7 +62,11 @@ def test_a_reward_models_calibration_is_drawn() -> None:
         task="reward", base=None, finetuned=Score(loss=0.5, labels=5, rows=5), calibration=bins
     )
     (chart,) = [block for block in evaluation_blocks(result) if isinstance(block, Chart)]
-    assert chart.spec["layer"][1]["data"]["values"][0] == {"sure": bins[0].sure, "right": 0.75, "pairs": 2}
+    assert chart.spec["layer"][1]["data"]["values"][0] == {
+        "sure": bins[0].confidence,
+        "right": 0.75,
+        "pairs": 2,
+    }
     assert EvaluationResult.from_dict(result.to_dict()) == result
     assert isinstance(bins[0], CalibrationBin)
 

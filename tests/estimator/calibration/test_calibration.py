@@ -162,7 +162,7 @@ def test_a_setup_is_corrected_by_runs_on_its_device() -> None:
     assert known.of(dataclasses.replace(setup, device="cuda"), None) is None
 
 
-def test_a_quantised_base_is_its_own_method() -> None:
+def test_a_quantized_base_is_its_own_method() -> None:
     setup = Setup(model=models.find("llama-8b"), method="lora", quantization="nf4")
     assert calibration.method_of(setup) == "qlora"
     assert calibration.method_of(dataclasses.replace(setup, method="dora")) == "qdora"

@@ -153,7 +153,7 @@ def test_a_file_of_ones_own_is_shown(tmp_path: Path) -> None:
     record = answer("--gpu", "h100", "--hardware", str(file))
     (item,) = (item for item in record["instances"] if item["name"] == "p5.48xlarge")
     assert (item["on_demand_usd_per_hour"], item["price_source"]) == (31.5, str(file))
-    assert "can't be read" in refusal("--hardware", str(tmp_path / "none.csv")).problem
+    assert "cannot be read" in refusal("--hardware", str(tmp_path / "none.csv")).problem
 
 
 def test_refreshed_prices_are_shown_at_once_and_what_happened_on_stderr(
@@ -210,7 +210,7 @@ def test_a_clusters_nodes_are_shown_instead_of_the_clouds_machines(monkeypatch: 
     assert record["cluster"]["context"] == "training"
     (group,) = record["cluster"]["nodes"]
     assert (group["count"], group["allocatable_gpus"], group["allocatable_cpu_cores"]) == (2, 8, 191.45)
-    (aside,) = record["cluster"]["left_aside"]
+    (aside,) = record["cluster"]["skipped"]
     assert aside["names"] == ["c"]
     text = run("--from-cluster").stdout
     assert "Skipped, GPUs are shared" in text

@@ -159,7 +159,7 @@ def test_the_commands_of_the_document_work(
     if "--from-cluster" in line:
         assert "There is no kubeconfig" in result.stderr
     elif "--hardware" in line:
-        assert "mine.csv can't be read" in result.stderr
+        assert "mine.csv cannot be read" in result.stderr
     else:
         assert result.exit_code == 0, result.stderr
 

@@ -89,7 +89,7 @@ def test_4_bit_weights_take_half_a_byte_and_their_scales() -> None:
     states = dict(traced(replace(TORCHTUNE, method="lora", quantization="nf4-double")).states)
     rest = LLAMA.parameters - LLAMA.linear_parameters
     assert states["weights"] == LLAMA.linear_parameters // 2 + 2 * rest
-    assert states["quantisation overhead"] == pytest.approx(
+    assert states["quantization overhead"] == pytest.approx(
         LLAMA.linear_parameters * (1 / 64 + 4 / 64 / 256), rel=0.01
     )
 
@@ -190,8 +190,8 @@ def test_tensor_parallel_halves_what_it_splits() -> None:
     assert kept(replace(TORCHTUNE, tensor=2)) == 20 * H + (8 * Q + 8 * F + LSE) / 2 + ROOTS
 
 
-def test_what_is_not_modelled_is_said() -> None:
-    assert any("CUDA context" in clause for clause in traced(TORCHTUNE).not_modelled)
+def test_parts_outside_the_trace_are_listed() -> None:
+    assert any("CUDA context" in clause for clause in traced(TORCHTUNE).unmodeled)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_what_is_not_modelled_is_said() -> None:
 def test_buffers_of_a_second_stream_are_named_where_processes_exchange_pieces(
     changes: dict[str, Any], expected: bool
 ) -> None:
-    clauses = trace._not_modelled(replace(TORCHTUNE, **changes))
+    clauses = trace._unmodeled(replace(TORCHTUNE, **changes))
     assert any("second CUDA stream" in clause for clause in clauses) == expected
 
 
@@ -209,7 +209,7 @@ def test_states_of_an_optimizer_that_needs_a_gpu_come_from_the_formulas_and_say_
     found = traced(replace(TORCHTUNE, optimizer="adamw8bit"))
     assert found.from_formula == ("optimizer",)
     assert 2 * LLAMA.parameters < dict(found.states)["optimizer"] < 2.1 * LLAMA.parameters
-    assert any("adamw8bit" in clause for clause in found.not_modelled)
+    assert any("adamw8bit" in clause for clause in found.unmodeled)
 
 
 FAMILIES = {find(name).family: name for name in reversed(names())}

@@ -9,7 +9,7 @@ import pytest
 
 from estimator import hardware
 from estimator.errors import UserError
-from estimator.hardware.report import Wish
+from estimator.hardware.report import Filters
 from estimator.plan import GIB, MIB
 
 
@@ -212,7 +212,7 @@ def test_an_unknown_instance_is_answered_with_the_nearest_names() -> None:
 
 
 def test_a_wish_is_for_more_than_no_memory_and_no_less_than_no_price() -> None:
-    assert Wish(max_usd_per_hour=0.0).of_machines
+    assert Filters(max_usd_per_hour=0.0).of_machines
     for impossible in ({"max_usd_per_hour": -0.01}, {"max_usd_per_hour": math.nan}, {"min_vram": 0.0}):
         with pytest.raises(UserError):
-            Wish(**impossible)
+            Filters(**impossible)

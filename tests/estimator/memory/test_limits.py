@@ -9,7 +9,7 @@ import pytest
 
 from estimator.memory import active, buffers, diffusion, evaluation, generation, latents, moments
 from estimator.memory.activations import block_bytes
-from estimator.memory.buffers import Buffers, dequantised_bytes, optimizer_temporary_bytes
+from estimator.memory.buffers import Buffers, dequantized_bytes, optimizer_temporary_bytes
 from estimator.memory.host import (
     CPU_RUNTIME_BYTES,
     CUDA_CONTEXT_BYTES,
@@ -84,7 +84,7 @@ def test_each_schedule_holds_its_micro_batches(
 
 
 def test_what_streams_reserve_is_never_negative_and_weights_count_for_more_than_gradients() -> None:
-    moment = Moment({"activations": 60, "gradients": 40}, apart=40)
+    moment = Moment({"activations": 60, "gradients": 40}, other_streams=40)
     assert [moment.reserved_extra(streams) for streams in (99, 100, 130)] == [0, 0, 30]
     assert moment.weighed(2.0, 0) == (160.0, 100)
     assert moment.weighed(2.0, 130) == (190.0, 100)
@@ -150,7 +150,7 @@ def test_offloading_without_checkpointing_leaves_half() -> None:
         ({"quantization": "nf4", "engine": "torchtune"}, 0.0),
     ],
 )
-def test_stale_inputs_are_those_of_quantised_products_in_litgpt(
+def test_stale_inputs_are_those_of_quantized_products_in_litgpt(
     changes: dict[str, Any], factor: float
 ) -> None:
     setup = step(**({"engine": "litgpt", "method": "lora"} | changes))
@@ -250,8 +250,8 @@ def test_the_optimizers_temporaries() -> None:
         ({"quantization": "nf4", "engine": "litgpt"}, V * H),
     ],
 )
-def test_the_largest_quantised_matrix_is_unpacked(changes: dict[str, Any], elements: int) -> None:
-    assert dequantised_bytes(step(method="lora", **changes)) == 2 * elements
+def test_the_largest_quantized_matrix_is_unpacked(changes: dict[str, Any], elements: int) -> None:
+    assert dequantized_bytes(step(method="lora", **changes)) == 2 * elements
 
 
 def of_one_block(setup: Setup) -> tuple[int, int, int]:
@@ -302,7 +302,7 @@ def test_fsdp2_in_one_process_copies_a_block_and_sums_the_roots_gradients() -> N
 
 
 @pytest.mark.parametrize(("quantization", "bytes_each"), [("nf4", 0.5), ("int8", 1.0)])
-def test_quantised_blocks_are_gathered_packed(quantization: Any, bytes_each: float) -> None:
+def test_quantized_blocks_are_gathered_packed(quantization: Any, bytes_each: float) -> None:
     changes = {"engine": "fsdp2", "sharding": "fsdp", "shard": 8, "method": "lora"}
     part = part_of(step(), "only")
     assert part.block_linear == H * (2 * LLAMA.q_dim + 2 * LLAMA.kv_dim) + 3 * H * F
@@ -400,7 +400,7 @@ def test_the_largest_batch_fills_the_memory_exactly() -> None:
     needed = sum(generation.generation_bytes(LLAMA, batch).values())
     assert generation.largest_batch(LLAMA, needed, **lengths) == 7
     assert generation.largest_batch(LLAMA, needed - 1, **lengths) == 6
-    assert generation.largest_batch(LLAMA, needed, **lengths, most=3) == 3
+    assert generation.largest_batch(LLAMA, needed, **lengths, max_sequences=3) == 3
     assert generation.largest_batch(LLAMA, GIB, **lengths) == 0
 
 
@@ -486,7 +486,7 @@ def test_a_frozen_reference_is_in_memory_where_the_framework_keeps_one() -> None
     assert active(replace(own, reference_copy=True))["reference model"] == 2 * LLAMA.parameters
 
 
-def test_loading_a_quantised_model_under_zero_3_can_be_the_peak() -> None:
+def test_loading_a_quantized_model_under_zero_3_can_be_the_peak() -> None:
     setup = step(engine="deepspeed", sharding="zero3", shard=64, method="lora", quantization="nf4", seq_len=1)
     found = moments.peak(setup, held=False)
     assert set(found.categories) == {"weights"}
@@ -527,7 +527,7 @@ def test_adapters_on_text_encoders_keep_the_activations_of_each_image() -> None:
     ("changes", "live", "held"),
     [
         ({}, "one GPU", "one GPU"),
-        ({"method": "lora", "quantization": "nf4"}, "one GPU, quantised", "one GPU"),
+        ({"method": "lora", "quantization": "nf4"}, "one GPU, quantized", "one GPU"),
         ({"sharding": "fsdp", "shard": 2}, "several GPUs", "several GPUs, eager"),
         (
             {"sharding": "fsdp", "shard": 2, "checkpointing": "full"},

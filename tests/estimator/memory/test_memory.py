@@ -7,10 +7,10 @@ import pytest
 from hypothesis import strategies as st
 
 from estimator import memory
+from estimator.engines.setups import setup_of
 from estimator.job import Job
 from estimator.models import find
 from estimator.plan import Layout
-from estimator.planning.engines import setup_of
 from estimator.vocabulary import Sharding
 
 

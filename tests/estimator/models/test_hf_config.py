@@ -85,7 +85,7 @@ def test_a_missing_field_is_named(field: str) -> None:
         (MLA | {"first_k_dense_replace": 33}, "dense_layers = 33 are more than its 32 layers"),
         (MLA | {"attention_bias": True}, "attention_bias = true with latent attention"),
         ({"model_type": "phi", "head_dim": 64}, "32 heads * 64 = 2048, but its hidden size is 4096"),
-        ({"quantization_config": {"bits": 4}}, "already quantised"),
+        ({"quantization_config": {"bits": 4}}, "already quantized"),
     ],
 )
 def test_a_field_that_contradicts_or_is_not_supported_is_named_with_its_value(
@@ -139,7 +139,7 @@ def test_kimi_k2_is_read_as_the_architecture_that_it_has() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt-oss-20b", "deepseek-v3"])
-def test_weights_that_are_published_quantised_have_a_shape_all_the_same(name: str) -> None:
+def test_weights_that_are_published_quantized_have_a_shape_all_the_same(name: str) -> None:
     config = config_of(find(name)) | {"quantization_config": {"quant_method": "mxfp4"}}
     assert hf_config.to_spec(config, "mine").parameters == find(name).parameters
 

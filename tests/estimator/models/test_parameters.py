@@ -15,7 +15,7 @@ from tests.estimator.models.hf_configs import config_of
 # Not read from config.json as config_of writes it, or not there at all.
 NOT_COMPARED = {"name", "hf_id", "gated", "source", "published_parameters", "published_active_parameters"}
 # what the language part alone does not say
-NOT_COMPARED |= {"sees_images", "quantised_weights"}
+NOT_COMPARED |= {"sees_images", "quantized_weights"}
 NOT_COMPARED |= {"license", "license_source"}
 NOT_COMPARED |= {field.name for field in fields(ModelSpec) if field.name.startswith("rope_")} | {"norm_eps"}
 

@@ -141,7 +141,7 @@ def _unet(kind: Any, adapters: Adapters | None, *, recomputed: bool) -> Any:
             torch.set_default_dtype(torch.float32 if adapters.in_fp32 else kind)
             unet.requires_grad_(False)
             targets = ["to_q", "to_k", "to_v", "to_out.0"]
-            # Parameters that are fake can't be moved, and they are made in their type
+            # Parameters that are fake cannot be moved, and they are made in their type
             with mock.patch.object(torch.nn.Module, "to", lambda module, *_, **__: module):
                 unet.add_adapter(LoraConfig(r=adapters.rank, target_modules=targets))
     finally:

@@ -87,7 +87,7 @@ def test_every_field_is_an_option_of_the_command_and_has_a_name_of_its_own() -> 
 def test_the_bars_of_a_plan_are_what_it_needs() -> None:
     for plan in answers.answer({"model": "llama-70b"})["plans"]:
         assert sum(part["bytes"] for part in plan["categories"]) == plan["needs_bytes"]
-        looks = [(part["colour"], part["pattern"]) for part in plan["categories"]]
+        looks = [(part["color"], part["pattern"]) for part in plan["categories"]]
         assert len(set(looks)) == len(looks)
 
 
@@ -148,11 +148,14 @@ def test_a_plan_says_which_pasted_pods_it_waits_for() -> None:
         ({"model": "llama-9000b"}, "There is no model 'llama-9000b'"),
         ({"model": "llama-8b", "seq_len": "long"}, "--seq-len long is not a whole number above 0"),
         ({"model": "llama-8b", "tokens": "many"}, "--tokens many is not a number of tokens"),
-        ({"model": "llama-8b", "colour": "red"}, "The form has no field colour"),
+        ({"model": "llama-8b", "color": "red"}, "The form has no field color"),
         ({"config": "{"}, "The pasted config.json is not JSON"),
         ({"config": "[]"}, "The pasted config.json is not a JSON object"),
         ({"model": "llama-8b", "cluster": "{}"}, "There are no nodes in the pasted text"),
-        ({"model": "llama-8b", "cluster": '{"items": [{"kind": "Node"}]}'}, "A pasted node is incomplete"),
+        (
+            {"model": "llama-8b", "cluster": '{"items": [{"kind": "Node"}]}'},
+            "A pasted node or pod is incomplete",
+        ),
         (
             {"model": "llama-8b", "cluster": json.dumps({"items": [{"kind": "Node", **CPU_NODE}]})},
             "No node of the pasted cluster",

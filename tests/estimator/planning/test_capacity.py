@@ -48,25 +48,25 @@ def test_every_row_names_machines_of_the_table_with_reason_source_and_date() -> 
 def test_machines_sold_ahead_are_rarely_to_be_had(name: str, rare: bool) -> None:
     place = place_of(name)
     assert bool(why_rare(place)) == rare
-    assert why_rare(replace(place, there=2)) == ""  # a cluster's own node is there
+    assert why_rare(replace(place, free_nodes=2)) == ""  # a cluster's own node is there
     assert why_rare(replace(place, spot=True)) == ""
 
 
-def test_what_is_rarely_had_comes_last_with_its_reason_and_competes_where_that_is_asked_for() -> None:
+def test_what_is_low_availability_comes_last_with_its_reason_and_competes_where_that_is_asked_for() -> None:
     usual = plans(FULL, USUAL, top=500)
     # Plans with unknown host memory, unmeasured GPUs or machines used in part rank after all of these
     known = [made for made in usual.plans if _has_known_memory(made) and UNMEASURED not in made.why]
-    marks = [bool(made.prediction.rarely_had) for made in known]
+    marks = [bool(made.prediction.low_availability) for made in known]
     assert any(marks)
     first = marks.index(True)
-    behind = [made for made in known[first:] if not made.prediction.rarely_had]
-    cheaper = {_gpus_of(made) for made in known if made.prediction.rarely_had}
+    behind = [made for made in known[first:] if not made.prediction.low_availability]
+    cheaper = {_gpus_of(made) for made in known if made.prediction.low_availability}
     assert all(_gpus_of(made) in cheaper or _is_used_in_part(made) for made in behind), "dearer, of the same"
     assert "last: low on-demand availability" in usual.order
     rejected = plans(FULL, USUAL, top=3).rejected
     assert any("low availability: sold ahead" in line.reason for line in rejected)
     whatever = plans(FULL, WHATEVER, top=500)
-    marks = [bool(made.prediction.rarely_had) for made in whatever.plans if _has_known_memory(made)]
+    marks = [bool(made.prediction.low_availability) for made in whatever.plans if _has_known_memory(made)]
     assert marks != sorted(marks)
     assert "rarely" not in whatever.order
 
@@ -85,7 +85,7 @@ def _has_known_memory(made: Plan) -> bool:
 
 def test_a_rare_machine_that_is_asked_for_is_planned_and_marked() -> None:
     made = plan(FULL, replace(USUAL, gpu="H100 SXM", instance_type="p5.48xlarge"))
-    assert "Capacity Blocks" in made.prediction.rarely_had
+    assert "Capacity Blocks" in made.prediction.low_availability
     assert "low availability: sold ahead in Capacity Blocks" in " ".join(render(made).split())
 
 

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from estimator import Job, Target, hardware, plan
+from estimator.engines.support import with_engines
 from estimator.job import Machine
 from estimator.models import find
 from estimator.plan import GIB, Plan
 from estimator.planning.engine_choice import by_preference, faster_than, reason
 from estimator.planning.search import INDISTINCT
-from estimator.planning.support import with_engines
 
 ANY = Target(kind="catalogue")
 

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from estimator import Job, Target, UserError, hardware, memory
+from estimator.engines.setups import setup_of
+from estimator.inference.generation import Drawing, _batches, _can_share, _with_gpus
 from estimator.models import find
 from estimator.plan import GIB, MIB, Interruptions, Layout, StartUp
-from estimator.planning.engines import setup_of
-from estimator.planning.generation import Drawing, _batches, _can_share, _with_gpus
 from estimator.planning.goals import Goals
 from estimator.planning.interruption_rates import Rate
 from estimator.planning.interruptions import against_budget, ends_well, expected, foresee, wall_hours
 from estimator.planning.ladders import LARGEST_MICRO_BATCH, LARGEST_PIPELINE_MICRO_BATCH, Ladders
 from estimator.planning.parallelism import SHORTEST_PIECE, Spread, spreads
 from estimator.planning.places import Place
-from estimator.planning.ranking import against_goals, compared, dearer, in_order
+from estimator.planning.ranking import against_goals, compared, in_order, later_ranked
 from estimator.planning.search import INDISTINCT, Candidate, Miss, percent
 from estimator.planning.start_up import rates_of, start_up
 from estimator.planning.step_requests import SHARED_MEMORY_PER_GPU
@@ -143,10 +143,10 @@ def test_of_each_other_gpu_one_rejection_says_how_much_dearer_it_is() -> None:
     other = candidate(rate=0.5e4, gpu=hardware.gpu("L4"))
     again, same = candidate(rate=0.4e4, gpu=hardware.gpu("L4")), candidate(rate=0.3e4)
     third = candidate(rate=1.6e4, gpu=hardware.gpu("A100 SXM 80GB"))
-    found = dearer(best, [same, other, again, third], Goals(), 2)
+    found = later_ranked(best, [same, other, again, third], Goals(), 2)
     assert [each.over for each in found] == [pytest.approx(1.0), pytest.approx(10 / 16 - 1)]
-    assert len(dearer(best, [other, third], Goals(), 1)) == 1
-    (slower,) = dearer(best, [other], Goals(prefer="speed"), 5)
+    assert len(later_ranked(best, [other, third], Goals(), 1)) == 1
+    (slower,) = later_ranked(best, [other], Goals(prefer="speed"), 5)
     assert (slower.kind, slower.over) == ("speed", pytest.approx(0.5))
 
 
@@ -209,7 +209,7 @@ def test_the_wall_time_is_dalys_and_the_end_poissons() -> None:
 
 @pytest.mark.parametrize(("nodes", "there", "comes_up"), [(2, 2, False), (3, 2, True)])
 def test_machines_that_are_there_need_not_come_up(nodes: int, there: int, comes_up: bool) -> None:
-    place = replace(MACHINE, there=there, network_gbps=0.8)
+    place = replace(MACHINE, free_nodes=there, network_gbps=0.8)
     found = start_up(place, nodes, LLAMA)
     assert found.machine_minutes == rates_of(None).machine_minutes * comes_up
     assert found.weights_minutes == pytest.approx(2 * LLAMA.stored_parameters / 1e8 / 60)
@@ -232,7 +232,7 @@ def test_machines_that_are_there_need_not_come_up(nodes: int, there: int, comes_
 def test_shapes_fill_a_machine_before_a_second_one(
     target: dict[str, Any], goals: dict[str, Any], most: int | None, shapes: list[tuple[int, int]]
 ) -> None:
-    place = replace(MACHINE, most_nodes=most)
+    place = replace(MACHINE, max_nodes=most)
     assert list(place.shapes(Target(kind="catalogue", **target), Goals(**goals))) == shapes
 
 

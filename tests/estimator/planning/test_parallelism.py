@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from estimator import Job, Target, UserError, memory
+from estimator.engines.setups import setup_of
 from estimator.job import divides_heads
 from estimator.models import find
-from estimator.planning.engines import setup_of
 from estimator.planning.goals import Goals
 from estimator.planning.parallelism import spreads
 from estimator.planning.planner import plan, plans

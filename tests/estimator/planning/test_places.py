@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from estimator import Job, Target, UserError, hardware
-from estimator.hardware.cluster import Aside, Cluster, ClusterNodes, Free
+from estimator.hardware.cluster import Cluster, ClusterNodes, Free, SkippedNodes
 from estimator.hardware.cluster.quotas import Quota
 from estimator.models import find
 from estimator.plan import GIB
@@ -42,8 +42,8 @@ def places(*nodes: ClusterNodes, target: Target = KUBERNETES, **more: Any) -> li
 def test_what_is_free_comes_before_what_is_in_use() -> None:
     p5 = nodes_of("p5.48xlarge", 2)
     free, busy = places(p5, beside(p5, 0))
-    assert (free.tier, free.gpus, free.most_nodes, free.there) == (0, 8, 2, 2)
-    assert (busy.tier, busy.gpus, busy.most_nodes, busy.there) == (1, 8, 4, 0)
+    assert (free.tier, free.gpus, free.max_nodes, free.free_nodes) == (0, 8, 2, 2)
+    assert (busy.tier, busy.gpus, busy.max_nodes, busy.free_nodes) == (1, 8, 4, 0)
     assert busy.notes[-1] == "the run waits: 16 of these 32 H100 SXM are in use now, by team/train"
 
 
@@ -57,12 +57,12 @@ def test_of_a_node_that_others_use_a_power_of_two_is_planned_with_and_its_share(
 
 def test_machines_that_may_come_add_to_those_that_are_there() -> None:
     there = nodes_of("p5.48xlarge", 2)
-    more = replace(there, count=0, may_come=3, added_by="Karpenter's NodePool gpus", names=())
+    more = replace(there, count=0, max_new_nodes=3, added_by="Karpenter's NodePool gpus", names=())
     (place,) = places(there, more)
-    assert (place.most_nodes, place.there) == (5, 2)
+    assert (place.max_nodes, place.free_nodes) == (5, 2)
     assert "Karpenter's NodePool gpus may add 3 of p5.48xlarge" in place.notes
-    (endless,) = places(replace(more, may_come=None))
-    assert endless.most_nodes is None
+    (endless,) = places(replace(more, max_new_nodes=None))
+    assert endless.max_nodes is None
 
 
 def test_only_the_machines_and_the_cloud_that_are_named_are_left() -> None:
@@ -74,7 +74,7 @@ def test_only_the_machines_and_the_cloud_that_are_named_are_left() -> None:
 
 
 def test_a_guess_takes_a_user_who_names_the_machine() -> None:
-    guess = replace(nodes_of("p5.48xlarge", 0), may_come=2, guessed=True, added_by="the node group big")
+    guess = replace(nodes_of("p5.48xlarge", 0), max_new_nodes=2, guessed=True, added_by="the node group big")
     with pytest.raises(UserError, match="it has"):
         places(guess)
     (place,) = places(guess, target=replace(KUBERNETES, instance_type="p5.48xlarge"))
@@ -88,30 +88,30 @@ def quota(most: float, used: float = 0, what: str = GPUS) -> Quota:
 @pytest.mark.parametrize(("most", "gpus", "nodes"), [(16, 8, 2), (12, 8, 1), (7, 4, 1), (1, 1, 1)])
 def test_a_quota_on_gpus_bounds_machines_and_parts_of_one(most: int, gpus: int, nodes: int) -> None:
     (place,) = places(nodes_of("p5.48xlarge", 4), quotas=(quota(most),))
-    assert (place.gpus, place.most_nodes) == (gpus, nodes)
+    assert (place.gpus, place.max_nodes) == (gpus, nodes)
 
 
 def test_a_quota_that_is_in_use_is_waited_for() -> None:
     now, later = places(nodes_of("p5.48xlarge", 4), quotas=(quota(16, used=12),))
     assert (now.gpus, now.tier) == (4, 0)
-    assert (later.gpus, later.most_nodes, later.tier) == (8, 2, 1)
+    assert (later.gpus, later.max_nodes, later.tier) == (8, 2, 1)
     assert later.notes[-1] == f"the run waits: of ResourceQuota team 12 of 16 {GPUS} are in use now"
 
 
 def test_quotas_on_cores_and_memory_bound_what_all_nodes_ask_for() -> None:
     cpu, memory = quota(100, what="requests.cpu"), quota(300 * GIB, what="memory")
     (place,) = places(nodes_of("p5.48xlarge", 4), quotas=(cpu, memory))
-    assert (place.vcpu, place.ram_bytes, place.most_nodes) == (81, 300 * GIB, 1)
+    assert (place.vcpu, place.ram_bytes, place.max_nodes) == (81, 300 * GIB, 1)
 
 
 def test_a_small_model_goes_to_the_cpus_of_a_cluster_without_gpus() -> None:
-    made = plan(TINY, KUBERNETES, Goals(cluster=cluster_of(without_gpu=3)))
+    made = plan(TINY, KUBERNETES, Goals(cluster=cluster_of(nodes_without_gpu=3)))
     assert made.layout.device == "cpu"
     assert any(
         "the cluster of context training has no GPU, and the model is small" in line for line in made.why
     )
     for goals in (
-        Goals(cluster=cluster_of(aside=(Aside(reason="cordoned", names=("a",)),))),
+        Goals(cluster=cluster_of(skipped=(SkippedNodes(reason="cordoned", names=("a",)),))),
         Goals(cluster=cluster_of(), instance_types=("p5.48xlarge",)),
     ):
         with pytest.raises(UserError, match="No node of the cluster") as caught:
@@ -130,7 +130,7 @@ def told(job: Job, cluster: Cluster) -> UserError:
 
 def test_a_taint_in_the_way_is_named_with_the_toleration_that_opens_it() -> None:
     taints = ("team=vision:NoSchedule", "nvidia.com/gpu:NoSchedule")
-    fenced = replace(nodes_of("p5.48xlarge", 8), taints=taints, fences=taints[:1])
+    fenced = replace(nodes_of("p5.48xlarge", 8), taints=taints, untolerated_taints=taints[:1])
     cluster = cluster_of(fenced, nodes_of("g6e.xlarge", 1))
     error = told(FULL, cluster)
     assert "untolerated taint team=vision:NoSchedule: 8x H100 SXM of node-0, node-1" in error.problem
@@ -138,7 +138,7 @@ def test_a_taint_in_the_way_is_named_with_the_toleration_that_opens_it() -> None
     assert '"key":"nvidia.com/gpu"' in error.advice
     opened = plan(FULL, KUBERNETES, Goals(cluster=cluster))
     assert taints_of(opened, cluster) == taints
-    assert taints_of(opened, cluster_of(replace(fenced, fences=()))) == ()
+    assert taints_of(opened, cluster_of(replace(fenced, untolerated_taints=()))) == ()
 
 
 def test_a_quota_in_the_way_is_named_with_its_figures() -> None:
@@ -151,7 +151,7 @@ def test_a_quota_in_the_way_is_named_with_its_figures() -> None:
 
 
 def test_a_guess_in_the_way_is_named_with_the_machine_to_name() -> None:
-    guess = replace(nodes_of("p5.48xlarge", 0), may_come=8, guessed=True, added_by="the node group big")
+    guess = replace(nodes_of("p5.48xlarge", 0), max_new_nodes=8, guessed=True, added_by="the node group big")
     error = told(FULL, cluster_of(nodes_of("g6e.xlarge", 1), guess))
     assert "the node group big may add nodes of an unknown instance type" in error.problem
     assert "--instance-type p5.48xlarge" in error.advice

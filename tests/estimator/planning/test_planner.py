@@ -186,9 +186,9 @@ def test_qlora_is_offered_on_the_engine_that_was_asked_for(engine: str) -> None:
     assert {"method": "qlora"} in caught.value.suggestions
 
 
-def test_where_an_engine_can_not_quantise_a_model_qlora_is_offered_on_one_that_can() -> None:
-    quantised = as_qlora(job_of("smollm2-135m", method="lora", engine="torchtune"))
-    assert (quantised.method, quantised.engine) == ("qlora", "deepspeed")
+def test_where_an_engine_can_not_quantize_a_model_qlora_is_offered_on_one_that_can() -> None:
+    quantized = as_qlora(job_of("smollm2-135m", method="lora", engine="torchtune"))
+    assert (quantized.method, quantized.engine) == ("qlora", "deepspeed")
 
 
 def test_local_gpus_are_all_used_as_far_as_they_divide_the_batch() -> None:

@@ -1,4 +1,4 @@
-"""The order of plans: what can't be told apart counts as equal, by one rule that is stable."""
+"""The order of plans: what cannot be told apart counts as equal, by one rule that is stable."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from estimator import Job, Target
+from estimator.engines.support import with_engine
 from estimator.models import find
 from estimator.planning.capacity import why_rare
 from estimator.planning.clusters import Survey, build_plan, survey_places
@@ -16,7 +17,6 @@ from estimator.planning.goals import Goals
 from estimator.planning.planner import plan, plans
 from estimator.planning.ranking import in_order
 from estimator.planning.search import REPLAN_HOURS, Candidate, Evidence, complexity
-from estimator.planning.support import with_engine
 from estimator.risk import least_capacity
 
 ANY, USUAL = Target(kind="catalogue", capacity="any"), Target(kind="catalogue")

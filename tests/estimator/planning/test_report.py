@@ -3,9 +3,9 @@
 import pytest
 
 from estimator import CannotFit, Job, Machine, Target, plan, render, render_cannot_fit
+from estimator.engines import images
 from estimator.models import find, resolve
 from estimator.plan import GIB
-from estimator.planning import images
 from estimator.planning.goals import Goals
 from estimator.planning.planner import plans
 from estimator.planning.summary import render_summary

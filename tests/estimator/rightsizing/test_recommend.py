@@ -56,7 +56,7 @@ def test_after_a_success_a_failure_counts_by_its_peak_alone() -> None:
 def test_only_tasks_with_the_same_parameters_count_unless_these_made_no_difference() -> None:
     other = [usage(9000, at=at, parameters=(("rows", "900"),)) for at in range(3)]
     assert _memory([usage(1000), *other]) < 2000
-    assert recommend(other[:2], SAME) is None, "two tasks can't tell what a parameter does"
+    assert recommend(other[:2], SAME) is None, "two tasks cannot tell what a parameter does"
     alike = [usage(1000 + at, at=at, parameters=(("rows", str(at)),)) for at in range(3)]
     assert 1000 < _memory(alike) < 2000
 

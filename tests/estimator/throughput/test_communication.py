@@ -21,7 +21,7 @@ from estimator.throughput.communication import (
 H100 = hardware.gpu("H100 SXM")
 LLAMA = find("llama-8b")
 P, H, L = LLAMA.parameters, LLAMA.hidden, LLAMA.layers
-FAST = Links(inside=100.0, between=10.0, domain=8)
+FAST = Links(intra_bytes_per_s=100.0, inter_bytes_per_s=10.0, domain=8)
 
 
 def test_sharded_weights_are_gathered_twice_and_gradients_reduced_once_a_micro_batch() -> None:
@@ -81,7 +81,7 @@ def test_experts_exchange_each_tokens_copies_twice_each_way() -> None:
 
 def test_one_process_has_nothing_to_say() -> None:
     setup = Setup(model=LLAMA)
-    times = communication_seconds(setup, Links(inside=None, between=None, domain=1))
+    times = communication_seconds(setup, Links(intra_bytes_per_s=None, inter_bytes_per_s=None, domain=1))
     assert times.tensor == times.expert == times.behind == times.once == 0
 
 
@@ -101,16 +101,22 @@ def test_an_exchange_between_nodes_is_shared_by_all_of_a_node() -> None:
 
 
 def test_a_link_that_is_needed_and_unknown_makes_the_time_unknown() -> None:
-    assert Links(inside=None, between=10.0, domain=8).ring(800, 8) is None
-    assert Links(inside=100.0, between=None, domain=8).ring(800, 16) is None
-    assert Links(inside=100.0, between=None, domain=8).ring(800, 8) is not None
+    assert Links(intra_bytes_per_s=None, inter_bytes_per_s=10.0, domain=8).ring(800, 8) is None
+    assert Links(intra_bytes_per_s=100.0, inter_bytes_per_s=None, domain=8).ring(800, 16) is None
+    assert Links(intra_bytes_per_s=100.0, inter_bytes_per_s=None, domain=8).ring(800, 8) is not None
 
 
 def test_links_take_the_share_of_the_datasheet_that_collectives_reach() -> None:
     found = links(Setup(model=LLAMA), H100, network_gbps=3200, rdma=True)
-    assert (found.inside, found.between) == (pytest.approx(450e9 * 0.77), pytest.approx(400e9 * 0.75))
+    assert (found.intra_bytes_per_s, found.inter_bytes_per_s) == (
+        pytest.approx(450e9 * 0.77),
+        pytest.approx(400e9 * 0.75),
+    )
     tcp = links(Setup(model=LLAMA), hardware.gpu("L4"), network_gbps=100, rdma=False)
-    assert (tcp.inside, tcp.between) == (pytest.approx(31e9 * 0.48), pytest.approx(12.5e9 * 0.6))
+    assert (tcp.intra_bytes_per_s, tcp.inter_bytes_per_s) == (
+        pytest.approx(31e9 * 0.48),
+        pytest.approx(12.5e9 * 0.6),
+    )
 
 
 def test_an_nvl72_rack_is_one_domain_whatever_its_nodes() -> None:
@@ -120,13 +126,13 @@ def test_an_nvl72_rack_is_one_domain_whatever_its_nodes() -> None:
         network_gbps=1600,
         rdma=True,
     )
-    assert (found.domain, found.between) == (72, pytest.approx(200e9 * 0.75 * 18))
+    assert (found.domain, found.inter_bytes_per_s) == (72, pytest.approx(200e9 * 0.75 * 18))
 
 
 def test_what_was_measured_replaces_the_datasheet_link_by_link() -> None:
     measured = MeasuredBandwidth(intra_node_gbytes_per_s=200, source="checklist", date="2026-11-20")
     found = links(Setup(model=LLAMA), H100, network_gbps=3200, rdma=True, busbw=measured)
-    assert (found.inside, found.between) == (200e9, pytest.approx(400e9 * 0.75))
+    assert (found.intra_bytes_per_s, found.inter_bytes_per_s) == (200e9, pytest.approx(400e9 * 0.75))
     assert "checklist" in found.basis
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from estimator import throughput
+from estimator.engines.setups import setup_of
 from estimator.job import Job
 from estimator.models import find
-from estimator.planning.engines import setup_of
 from estimator.setup import Setup
 from estimator.throughput.flops import weights_of, work
 from tests.estimator.memory.test_memory import layout_of
@@ -93,10 +93,10 @@ def test_under_a_dense_mask_attention_computes_each_pair_of_tokens() -> None:
 
 def test_torchaos_operators_move_more_to_unpack_a_weight_than_one_kernel() -> None:
     qlora = Setup(model=LLAMA, method="lora", quantization="nf4-double")
-    assert work(qlora).dequantised / work(replace(qlora, compile=True)).dequantised == pytest.approx(
+    assert work(qlora).dequantized / work(replace(qlora, compile=True)).dequantized == pytest.approx(
         33 / 2.516
     )
-    assert work(replace(qlora, engine="fsdp2")).dequantised == work(replace(qlora, compile=True)).dequantised
+    assert work(replace(qlora, engine="fsdp2")).dequantized == work(replace(qlora, compile=True)).dequantized
 
 
 def test_the_head_is_multiplied_once_where_only_the_losss_fp32_copy_is_made_again() -> None:

@@ -35,7 +35,7 @@ TABLE = Efficiency(
             "attention": 0.5,
             "masked attention": 0.5,
             "moved": 2.0,
-            "dequantised": 3.0,
+            "dequantized": 3.0,
             "gain": 2.0,
             "launch": 0.01,
             "launch of experts": 0.02,
@@ -56,7 +56,7 @@ LOAD = Work(
     attention=2e14,
     moved=3e11,
     weights=2e11,
-    dequantised=1e11,
+    dequantized=1e11,
     copied=1e11,
     copied_once=5e10,
     layers=10.0,
@@ -64,13 +64,13 @@ LOAD = Work(
     trained=10**9,
     model_flops_per_token=1.0,
 )
-SLOW = Links(inside=1e9, between=1e8, domain=8)
+SLOW = Links(intra_bytes_per_s=1e9, inter_bytes_per_s=1e8, domain=8)
 
 
 def test_kernels_take_their_work_over_the_rates() -> None:
     found = kernel_seconds(Setup(model=LLAMA), LOAD, GPU, TABLE)
     assert found.products == pytest.approx(9e14 / 5e13 + 4e14 / 2.5e13 + 0.2)
-    assert (found.attention, found.others) == (pytest.approx(8.0), pytest.approx(0.8 + 0.3))
+    assert (found.attention, found.memory_bound) == (pytest.approx(8.0), pytest.approx(0.8 + 0.3))
     assert found.total == pytest.approx(34.2 + 8.0 + 1.1)
     assert found.times(3).total == pytest.approx(3 * found.total)
     masked = kernel_seconds(Setup(model=LLAMA, document_mask=True), LOAD, GPU, TABLE)
@@ -171,10 +171,10 @@ def test_only_layers_with_experts_exchange_tokens() -> None:
 
 
 def test_an_exchange_sends_each_domain_its_copies_once() -> None:
-    fast = Links(inside=1e12, between=10.0, domain=8)
+    fast = Links(intra_bytes_per_s=1e12, inter_bytes_per_s=10.0, domain=8)
     # Four domains; three others, each reached by at least one of two receivers with 1 - (3/4)^2
     assert fast.exchange(800.0, 32, copies=2) == pytest.approx(800 / 2 * 3 * (1 - 0.75**2) * 8 / 10)
-    narrow = Links(inside=100.0, between=1e12, domain=8)
+    narrow = Links(intra_bytes_per_s=100.0, inter_bytes_per_s=1e12, domain=8)
     assert narrow.exchange(800.0, 32, stride=2) == pytest.approx(800 * 3 / 32 / 100)
     assert narrow.ring(800.0, 32, stride=16) == pytest.approx(800 * 31 / 32 * 8 / 1e12)
 

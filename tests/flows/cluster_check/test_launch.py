@@ -67,7 +67,7 @@ def test_the_gpus_of_one_machine_are_shared_out_between_its_nodes(monkeypatch: p
     run_config = resolve(options_with(), launch, datastore="/")
     assert run_config.shares == (("GPU-a", "GPU-b"), ("GPU-c", "GPU-d"))
     assert (run_config.options.gpus_per_node, run_config.options.device) == (2, "cuda")
-    # One GPU can't be two nodes
+    # One GPU cannot be two nodes
     monkeypatch.setattr(local.gpus_probe, "list_gpus", lambda: VisibleGpus(uuids=("GPU-a",), names=("H100",)))
     run_config = resolve(options_with(), launch, datastore="/")
     assert (run_config.shares, run_config.options.device) == (((), ()), "cpu")

@@ -94,12 +94,12 @@ def test_what_a_run_has_used_is_added_up_by_user_and_a_machine_without_a_price_i
     assert jane["runs"] == 1
     assert 0 < jane["hours"] * 3600 < 3 * run.seconds  # two nodes, and the evaluation
     assert (jane["usd"], jane["unpriced_hours"]) == (None, jane["hours"])
-    assert (jane["failed_hours"], jane["without_end"]) == (0, 0)
+    assert (jane["failed_hours"], jane["unfinished"]) == (0, 0)
     table = of_run("costs", "--by", "model", "--since", "1d")
     assert re.search(r"tiny-llama +1 .* unknown ", table.stdout)
     later = of_run("costs", "--by", "team", "--csv", "--since", "0h")
     assert later.stdout.splitlines() == [
-        "team,runs,hours,failed_hours,usd,unpriced_hours,without_end",
+        "team,runs,hours,failed_hours,usd,unpriced_hours,unfinished",
         "all,0,0.0,0.0,,0.0,0",
     ]
 

@@ -33,7 +33,7 @@ def test_a_broken_kubeconfig_is_a_line_without_what_is_in_it(ask: Asker, kubecon
     kubeconfig.write_text("users: [{name: u, user: {token: own-secret-token")
     line = ask("kubernetes", KUBECONFIG=str(kubeconfig))["kubernetes"]
     assert line.state == "no"
-    assert "can't be used" in line.found
+    assert "cannot be used" in line.found
     assert "own-secret-token" not in f"{line}"
 
 
@@ -41,7 +41,7 @@ def test_a_closed_port_is_said_at_once(ask: Asker, tmp_path: Path, kubeconfig: P
     write_kubeconfig(tmp_path, training="http://127.0.0.1:9")
     line = ask("kubernetes", KUBECONFIG=str(kubeconfig))["kubernetes"]
     assert line.state == "no"
-    assert "(http://127.0.0.1:9) can't be reached" in line.found
+    assert "(http://127.0.0.1:9) cannot be reached" in line.found
 
 
 def test_a_server_that_accepts_and_never_answers_is_given_up_before_the_probe(
@@ -51,7 +51,7 @@ def test_a_server_that_accepts_and_never_answers_is_given_up_before_the_probe(
         write_kubeconfig(tmp_path, training=f"https://127.0.0.1:{silent.getsockname()[1]}")
         line = ask("kubernetes", 120, KUBECONFIG=str(kubeconfig))["kubernetes"]
     assert line.state == "no"
-    assert "can't be reached" in line.found
+    assert "cannot be reached" in line.found
 
 
 def test_a_login_that_hangs_is_ended_with_all_that_it_has_started(

@@ -138,11 +138,11 @@ def test_a_run_elsewhere_is_planned_with_what_is_there(cluster: list[Cluster], b
 def test_where_the_cluster_can_not_be_asked_one_line_says_so(
     cluster: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster[0] = UserError("The API can't be reached: refused.", "Is the VPN up?")
+    cluster[0] = UserError("The API cannot be reached: refused.", "Is the VPN up?")
     made = planning.plan_from_parameters(ON_CLUSTER, "kubernetes")
     assert made.request.instance_type is not None
     said = [line for line in capsys.readouterr().err.splitlines() if "catalogue" in line]
-    assert said == ["Planned with the catalogue's machines: The API can't be reached: refused."]
+    assert said == ["Planned with the catalogue's machines: The API cannot be reached: refused."]
 
 
 def test_from_catalogue_is_a_flag_without_a_value_and_a_setting(

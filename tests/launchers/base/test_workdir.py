@@ -62,7 +62,7 @@ def test_a_folder_is_there_while_its_task_runs_and_then_gone(base: Path) -> None
 
 
 def test_what_a_killed_task_has_left_is_removed_and_no_running_ones(base: Path) -> None:
-    """Also where the processes can't see each other, as in containers that share a volume."""
+    """Also where the processes cannot see each other, as in containers that share a volume."""
     command = [sys.executable, "-c", HOLD]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as task:  # type: ignore[call-overload]

@@ -188,7 +188,7 @@ def test_pbsdsh_says_nothing_so_a_host_looks_its_own_name_up(tmp_path: Path) -> 
 
 
 def test_a_node_file_that_only_the_first_node_has_is_explained(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="can't be read on b3") as caught:
+    with pytest.raises(UserError, match="cannot be read on b3") as caught:
         node_address({"PBS_JOBID": "1", "PBS_NODEFILE": str(tmp_path / "none")}, hostname="b3")
     assert "shared folder" in caught.value.advice
 

@@ -1,4 +1,4 @@
-"""Short conversations to tokenise."""
+"""Short conversations to tokenize."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_unknown_columns_are_reported_once_with_the_option_that_maps_them(
 ) -> None:
     error = error_of(read, write(tmp_path / "d.jsonl", *[row] * 40))
     assert error.problem.count("\n") == 0
-    assert "40 of 40 rows can't be used: " in error.problem
+    assert "40 of 40 rows cannot be used: " in error.problem
     assert error.advice == f"Name its columns: --columns {proposed}"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from estimator.errors import UserError
 from launchers.dataset import documents
-from launchers.dataset.documents import Documents, tokenise
+from launchers.dataset.documents import Documents, tokenize
 from launchers.dataset.prepare import prepare
 from launchers.dataset.render import load_tokenizer
 from launchers.dataset.rows import Conversation, parse
@@ -39,7 +39,7 @@ def stored(folder: Path, rows: list[Conversation]) -> StoredRows:
 
 @pytest.fixture
 def several(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However few the rows are, two processes tokenise them, in chunks of 16."""
+    """However few the rows are, two processes tokenize them, in chunks of 16."""
     monkeypatch.setattr(documents, "ALONE_BYTES", 0)
     monkeypatch.setattr(documents, "CHUNK_ROWS", 16)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
@@ -88,15 +88,15 @@ def test_several_processes_take_selected_rows_and_name_a_bad_one(
     tokenizer = load_tokenizer(model, settings)
     base = stored(tmp_path / "rows", chats(60))
     rows = Selected(base, np.arange(59, -1, -1), {3: Conversation(text="instead", line=57)})
-    found = tokenise(rows, model, tokenizer, settings, 64, tmp_path / "a")
-    alone = tokenise(list(rows), model, tokenizer, settings, 64, tmp_path / "b")
+    found = tokenize(rows, model, tokenizer, settings, 64, tmp_path / "a")
+    alone = tokenize(list(rows), model, tokenizer, settings, 64, tmp_path / "b")
     assert content(found) == content(alone)
     template = "{% if '44' in messages[0]['content'] %}{{ raise_exception('no 44') }}{% endif %}"
     refusing = build(
         {"chat_template": template + "{% for turn in messages %}{{ turn['content'] }}{% endfor %}"}
     )
     with pytest.raises(UserError, match="line 45: the chat template refuses it: no 44"):
-        tokenise(base, model, load_tokenizer(model, refusing), refusing, 64, tmp_path / "c")
+        tokenize(base, model, load_tokenizer(model, refusing), refusing, 64, tmp_path / "c")
     assert not (tmp_path / "c").exists()
 
 
@@ -113,7 +113,7 @@ def test_a_process_that_is_killed_is_said_in_a_line(model: Path, tmp_path: Path,
     killer = threading.Thread(target=kill_one)
     killer.start()
     with pytest.raises(UserError, match="A process that tokenizes was ended by SIGKILL") as error:
-        tokenise(base, model, None, Settings(), 64, tmp_path / "a")
+        tokenize(base, model, None, Settings(), 64, tmp_path / "a")
     killer.join()
     assert "memory" in error.value.advice
     assert not (tmp_path / "a").exists()

@@ -37,19 +37,19 @@ def test_more_images_begin_with_the_same_ones_and_replace_fewer(tmp_path: Path) 
 
 def test_captions_say_what_is_drawn() -> None:
     for caption, file in drawn_shapes.drawn(60):
-        _, size, colour, shape, *place, _, _, background, _ = caption.split()
+        _, size, color, shape, *place, _, _, background, _ = caption.split()
         image = Image.open(io.BytesIO(file))
         empty = Image.new("RGB", image.size, drawn_shapes.BACKGROUNDS[background])
         assert {value for _, value in image.getcolors()} == {
-            drawn_shapes.COLOURS[colour],
+            drawn_shapes.COLORS[color],
             drawn_shapes.BACKGROUNDS[background],
         }
         left, top, right, bottom = ImageChops.difference(image, empty).getbbox()
         assert right - left == pytest.approx(2 * drawn_shapes.SIZES[size] * min(image.size), abs=3)
-        centre = (left + right) / 2 / image.width, (top + bottom) / 2 / image.height
-        assert centre == pytest.approx(drawn_shapes.PLACES[" ".join(place)], abs=0.03), caption
+        center = (left + right) / 2 / image.width, (top + bottom) / 2 / image.height
+        assert center == pytest.approx(drawn_shapes.PLACES[" ".join(place)], abs=0.03), caption
         middle = image.getpixel(((left + right) // 2, (top + bottom) // 2))
-        assert (middle == drawn_shapes.COLOURS[colour]) == (shape != "ring")
+        assert (middle == drawn_shapes.COLORS[color]) == (shape != "ring")
 
 
 def test_no_two_captions_of_the_default_are_equal_and_each_shape_has_each_format() -> None:

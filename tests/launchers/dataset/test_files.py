@@ -116,7 +116,7 @@ def test_rows_of_a_printed_list_are_named_by_their_line(tmp_path: Path) -> None:
         ("d.csv", "question,answer\na,b\n", "line 2: keys `question`, `answer`: none of"),
         ("d.csv", "messages\nHi\n", "line 2: `messages` is not a list"),
         ("d.csv", b"text\ncaf\xe9\n", "not UTF-8"),
-        ("d.parquet", "text", "d.parquet can't be read as Parquet"),
+        ("d.parquet", "text", "d.parquet cannot be read as Parquet"),
         ("d.xlsx", b"PK\x03\x04\0\0", "d.xlsx is a zip archive, or a spreadsheet"),
         ("d.jsonl", b"\x28\xb5\x2f\xfd", "d.jsonl is compressed (zstd)"),
         ("d.jsonl", '{"text": "a"}'.encode("utf-16"), "d.jsonl is UTF-16, not UTF-8"),
@@ -143,7 +143,7 @@ def test_a_folder_without_rows_and_one_that_is_broken_are_one_line(tmp_path: Pat
         list(read(tmp_path))
     as_saved(tmp_path / "saved")
     next((tmp_path / "saved").glob("*.arrow")).unlink()
-    with pytest.raises(UserError, match="saved can't be read: ") as error:
+    with pytest.raises(UserError, match="saved cannot be read: ") as error:
         list(read(tmp_path / "saved"))
     assert "\n" not in error.value.problem
 

@@ -107,7 +107,7 @@ def test_bad_pairs_are_named_by_their_lines(tmp_path: Path) -> None:
     path = write(tmp_path / "pairs.jsonl", PLAIN, PLAIN | {"rejected": "3"}, {"text": "once"})
     with pytest.raises(UserError) as caught:
         list(read(path))
-    assert "2 of 3 rows can't be used" in caught.value.problem
+    assert "2 of 3 rows cannot be used" in caught.value.problem
     assert "line 2: `chosen` and `rejected` are equal" in str(caught.value)
     assert "line 3: no `chosen` and `rejected`, but `text`" in str(caught.value)
 

@@ -12,7 +12,7 @@ from estimator.errors import UserError
 from launchers.dataset.preferences import Pair
 from launchers.dataset.prepare import best_fit, prepare, sample_view, split, summary
 from launchers.dataset.prepared import IGNORE, Prepared
-from launchers.dataset.render import prompt_of, tokenise
+from launchers.dataset.render import prompt_of, tokenize
 from launchers.dataset.rows import Conversation
 from launchers.report.metrics import tokens_of_steps
 from launchers.settings import build
@@ -20,18 +20,18 @@ from tests.launchers.dataset.chats import CHATML, chat, some
 
 
 class TestPrepare:
-    def test_the_folder_holds_what_was_tokenised(self, model: Path, tokenizer: Any, tmp_path: Path) -> None:
+    def test_the_folder_holds_what_was_tokenized(self, model: Path, tokenizer: Any, tmp_path: Path) -> None:
         rows = some(20)
         info = prepare(rows, model, build({"global_batch_size": 4}), 128, tmp_path / "data")
         data = Prepared(tmp_path / "data")
         assert data.info == info
         assert (info.rows, info.documents, len(data)) == (20, 20, 20)
-        for index, (tokens, counted) in enumerate(tokenise(rows, tokenizer)):
+        for index, (tokens, counted) in enumerate(tokenize(rows, tokenizer)):
             row = data.row(index)
             assert row.tokens.tolist() == tokens.tolist()
             assert row.labels.tolist() == np.where(counted, tokens, IGNORE).tolist()
             assert row.lengths.tolist() == [len(tokens)]
-        assert info.label_tokens == sum(int(c.sum()) for _, c in tokenise(rows, tokenizer))
+        assert info.label_tokens == sum(int(c.sum()) for _, c in tokenize(rows, tokenizer))
         assert (info.pad_id, info.vocab_size) == (tokenizer.pad_token_id, 4096)
 
     def test_every_epoch_has_every_row_once_in_another_order(self, model: Path, tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ class TestPlainText:
         long, short = (Conversation(text="Once upon a time. " * count) for count in (40, 2))
         settings = build({"task": "pretrain", "global_batch_size": 1, "longest_first": False})
         info = prepare([long, short], model, settings, 50, tmp_path)
-        (whole, _), (last, _) = tokenise([long, short], tokenizer)
+        (whole, _), (last, _) = tokenize([long, short], tokenizer)
         data = Prepared(tmp_path)
         rows = [data.row(index) for index in range(len(data))]
         assert np.concatenate([row.tokens for row in rows]).tolist() == [*whole.tolist(), *last.tolist()]

@@ -15,13 +15,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_a_line_has_rows_share_and_the_time_that_is_left(
     clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = Progress("tokenising", 200_000)
+    said = Progress("tokenizing", 200_000)
     for seconds, done in ((4, 20_000), (6, 50_000), (8, 70_000), (300, 100_000)):
         clock.append(100.0 + seconds)
         said.at(done)
     assert capsys.readouterr().err.splitlines() == [
-        "tokenising: 50,000 of 200,000 rows, 25%, 18 s left",
-        "tokenising: 100,000 of 200,000 rows, 50%, 5 min left",
+        "tokenizing: 50,000 of 200,000 rows, 25%, 18 s left",
+        "tokenizing: 100,000 of 200,000 rows, 50%, 5 min left",
     ]
 
 

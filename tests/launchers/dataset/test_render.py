@@ -15,7 +15,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from estimator.errors import UserError
-from launchers.dataset.render import load_tokenizer, prompt_of, tokenise
+from launchers.dataset.render import load_tokenizer, prompt_of, tokenize
 from launchers.dataset.rows import Conversation, parse
 from launchers.dataset.turns import Message
 from launchers.settings import Settings, build
@@ -34,7 +34,7 @@ DROPPING = (
 
 
 def counted_text(conversation: Conversation, tokenizer: Any) -> str:
-    ((tokens, counted),) = tokenise([conversation], tokenizer)
+    ((tokens, counted),) = tokenize([conversation], tokenizer)
     return str(tokenizer.decode(tokens[counted]))
 
 
@@ -44,24 +44,24 @@ class TestMasking:
         assert counted_text(conversation, tokenizer) == "Hello there<|eot_id|>See you<|eot_id|>"
 
     def test_everything_but_the_first_token_counts_in_text(self, tokenizer: Any) -> None:
-        ((tokens, counted),) = tokenise([Conversation(text="Once upon a time")], tokenizer)
+        ((tokens, counted),) = tokenize([Conversation(text="Once upon a time")], tokenizer)
         assert tokenizer.decode(tokens) == "<|begin_of_text|>Once upon a time<|eot_id|>"
         assert counted.tolist() == [False] + [True] * (len(tokens) - 1)
 
     def test_the_prompt_counts_too_where_that_is_set(self, tokenizer: Any) -> None:
-        ((tokens, counted),) = tokenise([chat("Hi", "Hello")], tokenizer, train_on_prompt=True)
+        ((tokens, counted),) = tokenize([chat("Hi", "Hello")], tokenizer, train_on_prompt=True)
         assert counted.tolist() == [False] + [True] * (len(tokens) - 1)
 
     def test_the_tokens_are_the_ones_that_transformers_makes(self, tokenizer: Any) -> None:
         conversation = chat("Hi", "Hello there", "Bye", "See you")
         messages = [dataclasses.asdict(message) for message in conversation.messages]
-        ((tokens, _),) = tokenise([conversation], tokenizer)
+        ((tokens, _),) = tokenize([conversation], tokenizer)
         assert tokens.tolist() == tokenizer.apply_chat_template(messages)["input_ids"]
 
     def test_chats_and_texts_may_be_mixed(self, tokenizer: Any) -> None:
         mixed = [Conversation(text="one"), chat("Hi", "Hello"), Conversation(text="two"), chat("a", "b")]
-        together = [tokens.tolist() for tokens, _ in tokenise(mixed, tokenizer)]
-        alone = [next(tokenise([row], tokenizer))[0].tolist() for row in mixed]
+        together = [tokens.tolist() for tokens, _ in tokenize(mixed, tokenizer)]
+        alone = [next(tokenize([row], tokenizer))[0].tolist() for row in mixed]
         assert together == alone
 
     # The template trims, and a special token's name in the text would be that token.
@@ -89,7 +89,7 @@ class TestTemplates:
     def test_a_base_model_gets_the_plain_instruction_template(self, base_model: Path) -> None:
         tokenizer = load_tokenizer(base_model, Settings())
         conversation = chat("Hi", "Hello", "Bye", "See you", system="Be brief.")
-        ((tokens, _),) = tokenise([conversation], tokenizer)
+        ((tokens, _),) = tokenize([conversation], tokenizer)
         assert tokenizer.decode(tokens) == (
             "<|begin_of_text|>Be brief.\n\n### Instruction:\nHi\n\n### Response:\nHello<|end_of_text|>\n\n"
             "### Instruction:\nBye\n\n### Response:\nSee you<|end_of_text|>"
@@ -106,21 +106,21 @@ class TestTemplates:
         template = FORGETFUL.replace("' ' + m['content']", "m['content'] + (messages | length | string)")
         tokenizer = load_tokenizer(model, build({"chat_template": template}))
         with pytest.raises(UserError, match=r"line 7: the chat template renders the beginning .* turn 2"):
-            list(tokenise([chat("Hi", "Hello", "Bye", "See you", line=7)], tokenizer))
+            list(tokenize([chat("Hi", "Hello", "Bye", "See you", line=7)], tokenizer))
 
-    def test_an_answer_that_melts_into_the_prompt_is_tokenised_by_turns(self, model: Path) -> None:
+    def test_an_answer_that_melts_into_the_prompt_is_tokenized_by_turns(self, model: Path) -> None:
         """The model is asked with the prompt's own tokens, and goes on with the answer's."""
         tokenizer = load_tokenizer(model, build({"chat_template": CHATML}))
         row = chat("Hi", "\n\nHello", line=3)
         assert counted_text(row, tokenizer).startswith("\n\nHello")
-        ((ids, counted),) = tokenise([row], tokenizer)
+        ((ids, counted),) = tokenize([row], tokenizer)
         prompt, _ = prompt_of(row, tokenizer)
         asked = tokenizer(prompt, add_special_tokens=False)["input_ids"]
         assert ids[: len(asked)].tolist() == asked
         assert counted.argmax() == len(asked)
         assert tokenizer.decode(ids).startswith(prompt)
 
-    def test_a_prompt_that_ends_in_a_space_is_tokenised_by_turns(self, model: Path) -> None:
+    def test_a_prompt_that_ends_in_a_space_is_tokenized_by_turns(self, model: Path) -> None:
         template = (
             "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token if m.role == 'assistant' }}"
         )
@@ -137,8 +137,8 @@ class TestTemplates:
         row = chat("Hi", "\n\nHello", line=3)
         tokenizer.decode = str  # no two lists of tokens say the same
         with pytest.raises(UserError, match="line 3: the tokenizer melts"):
-            list(tokenise([row], tokenizer))
-        assert list(tokenise([row], tokenizer, train_on_prompt=True))
+            list(tokenize([row], tokenizer))
+        assert list(tokenize([row], tokenizer, train_on_prompt=True))
 
     @pytest.mark.parametrize(
         ("template", "said"),
@@ -156,7 +156,7 @@ class TestTemplates:
     ) -> None:
         tokenizer = load_tokenizer(model, build({"chat_template": template}))
         with pytest.raises(UserError, match=f"line 5: the chat template {re.escape(said)}"):
-            list(tokenise([chat("Hi", "Good morning", system="Be brief.", line=5)], tokenizer))
+            list(tokenize([chat("Hi", "Good morning", system="Be brief.", line=5)], tokenizer))
 
     def test_a_template_may_trim_a_turn_take_its_thoughts_out_or_write_it_as_json(self, model: Path) -> None:
         template = (
@@ -185,7 +185,7 @@ class TestTemplates:
         (tmp_path / "model" / name).unlink()
         if content is not None:
             (tmp_path / "model" / name).write_bytes(content)
-        with pytest.raises(UserError, match="can't be loaded") as refused:
+        with pytest.raises(UserError, match="cannot be loaded") as refused:
             load_tokenizer(tmp_path / "model", Settings())
         assert refused.value.advice
 
@@ -219,7 +219,7 @@ class TestTools:
 
     def test_the_call_and_the_answer_count_and_the_tools_result_does_not(self, model: Path) -> None:
         tokenizer = load_tokenizer(model, build({"chat_template": WITH_TOOLS}))
-        ((tokens, _),) = tokenise([self.row], tokenizer)
+        ((tokens, _),) = tokenize([self.row], tokenizer)
         text = tokenizer.decode(tokens)
         assert '"description": "Adds."' in text
         assert "tool<|end_header_id|>3<|eot_id|>" in text
@@ -227,7 +227,7 @@ class TestTools:
 
     def test_a_template_that_leaves_tools_out_is_refused_with_the_line(self, tokenizer: Any) -> None:
         with pytest.raises(UserError, match="line 5: the chat template leaves out the tool add"):
-            list(tokenise([self.row], tokenizer))
+            list(tokenize([self.row], tokenizer))
 
 
 class TestWeights:
@@ -248,11 +248,11 @@ class TestWeights:
         assert counted_text(self.row, tokenizer) == "See you<|eot_id|>"
 
     def test_nor_are_they_where_prompts_count(self, tokenizer: Any) -> None:
-        ((tokens, counted),) = tokenise([self.row], tokenizer, train_on_prompt=True)
+        ((tokens, counted),) = tokenize([self.row], tokenizer, train_on_prompt=True)
         text = tokenizer.decode(tokens[~counted])
         assert text == "<|begin_of_text|>Hello<|eot_id|>So<|eot_id|>"
 
-    def test_an_end_that_is_added_is_not_learnt_either(self, model: Path) -> None:
+    def test_an_end_that_is_added_is_not_learned_either(self, model: Path) -> None:
         template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
         template += "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
         tokenizer = load_tokenizer(model, build({"chat_template": template}))
@@ -311,7 +311,7 @@ class TestMarks:
             return_assistant_tokens_mask=True,
             return_dict=True,
         )
-        ((tokens, counted),) = tokenise([row], tokenizer)
+        ((tokens, counted),) = tokenize([row], tokenizer)
         length = len(expected["input_ids"])
         assert tokens[:length].tolist() == expected["input_ids"]
         assert counted[:length].astype(int).tolist() == expected["assistant_masks"]
@@ -319,16 +319,16 @@ class TestMarks:
 
     def test_marks_of_turns_that_are_not_trained_do_not_count(self, model: Path) -> None:
         tokenizer = with_template(model, "qwen3_training")
-        ((tokens, counted),) = tokenise([TestWeights.row], tokenizer)
+        ((tokens, counted),) = tokenize([TestWeights.row], tokenizer)
         assert tokenizer.decode(tokens[counted]).split() == ["<think>", "</think>", "See", "you<|im_end|>"]
-        ((tokens, counted),) = tokenise([TestWeights.row], tokenizer, last_turn_only=True)
+        ((tokens, counted),) = tokenize([TestWeights.row], tokenizer, last_turn_only=True)
         assert tokenizer.decode(tokens[counted]).split() == ["<think>", "</think>", "So<|im_end|>"]
 
     def test_a_template_with_marks_for_no_turn_is_refused(self, model: Path) -> None:
         template = CHATML + "{% if false %}{% generation %}{% endgeneration %}{% endif %}"
         tokenizer = load_tokenizer(model, build({"chat_template": template}))
         with pytest.raises(UserError, match="line 3: the chat template marks no part"):
-            list(tokenise([chat("Hi", "Hello", line=3)], tokenizer))
+            list(tokenize([chat("Hi", "Hello", line=3)], tokenizer))
 
     @pytest.mark.parametrize(
         ("name", "reasoning", "tools"),

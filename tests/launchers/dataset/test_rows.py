@@ -107,7 +107,7 @@ def test_many_bad_rows_are_counted_and_the_first_ten_listed(tmp_path: Path) -> N
     path = write(tmp_path / "data.jsonl", GOOD, *["{"] * 12, GOOD)
     with pytest.raises(UserError) as error:
         list(read(path))
-    assert error.value.problem.endswith("12 of 14 rows can't be used.")
+    assert error.value.problem.endswith("12 of 14 rows cannot be used.")
     lines = error.value.advice.splitlines()
     assert [line.split(":")[0].strip() for line in lines[:10]] == [f"line {n}" for n in range(2, 12)]
     assert lines[10].strip() == "and 2 more"
@@ -137,7 +137,7 @@ def test_another_encoding_is_named_as_such(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"nowhere\.jsonl can't be read: No such file"):
+    with pytest.raises(UserError, match=r"nowhere\.jsonl cannot be read: No such file"):
         list(read(tmp_path / "nowhere.jsonl"))
 
 

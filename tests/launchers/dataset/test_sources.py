@@ -199,11 +199,11 @@ class TestHub:
                 DatasetNotFoundError("Dataset 'o/n' is a gated dataset on the Hub. You must"),
                 "gated and no token",
             ),
-            (ConnectionError("Couldn't reach 'o/n' on the Hub"), "can't be reached"),
+            (ConnectionError("Couldn't reach 'o/n' on the Hub"), "cannot be reached"),
             (OfflineModeIsEnabled("offline"), "HF_HUB_OFFLINE is set"),
-            (httpx2.ConnectError("refused"), "can't be reached"),
+            (httpx2.ConnectError("refused"), "cannot be reached"),
             (ValueError("Config name is missing.\nPlease pick one"), "Config name is missing"),
-            (DatasetGenerationError("An error occurred\nwith details"), "can't be read: An error occurred"),
+            (DatasetGenerationError("An error occurred\nwith details"), "cannot be read: An error occurred"),
         ],
     )
     def test_each_failure_is_one_line(

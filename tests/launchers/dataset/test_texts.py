@@ -52,7 +52,7 @@ class TestRead:
     def test_a_long_document_comes_in_sections_of_the_same_tokens(
         self, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """They break between words, and are stored and tokenised as what they are."""
+        """They break between words, and are stored and tokenized as what they are."""
         monkeypatch.setattr(texts, "SECTION", 1000)
         monkeypatch.setattr(texts, "_BREAK_WINDOW", 100)
         monkeypatch.setattr(texts, "_BLOCK", 7)  # characters of several bytes are cut by it
@@ -70,8 +70,8 @@ class TestRead:
         ]
         model = tiny_llama.make(tmp_path / "model")
         tokenizer = render.load_tokenizer(model, settings.build({}))
-        [(whole, _)] = render.tokenise([Conversation(text=book)], tokenizer)
-        parts = [tokens for tokens, _ in render.tokenise(found, tokenizer)]
+        [(whole, _)] = render.tokenize([Conversation(text=book)], tokenizer)
+        parts = [tokens for tokens, _ in render.tokenize(found, tokenizer)]
         assert np.concatenate(parts).tolist() == whole.tolist()
 
     def test_bytes_that_are_not_utf_8_are_counted_over_the_blocks(
@@ -104,7 +104,7 @@ class TestRead:
             ),
             ("d.jsonl", b'{"text": 7}', "line 1: `text` is not text but int"),
             ("d.jsonl", b"{}", "line 1: nothing, but task pretrain"),
-            ("d.parquet", b"no such thing", "can't be read as Parquet"),
+            ("d.parquet", b"no such thing", "cannot be read as Parquet"),
         ],
     )
     def test_what_can_not_be_used_is_named_in_a_line(
@@ -145,7 +145,7 @@ class TestRead:
 
     def test_a_file_that_is_gone_is_a_line(self, tmp_path: Path) -> None:
         for name in ("gone.txt", "gone.parquet", "gone.jsonl"):
-            with pytest.raises(UserError, match="can't be read"):
+            with pytest.raises(UserError, match="cannot be read"):
                 list(texts.read(tmp_path / name))
 
     def test_chats_become_text_turn_below_turn(self) -> None:

@@ -16,7 +16,7 @@ import torch  # noqa: E402
 from estimator.errors import UserError  # noqa: E402
 from launchers.dataset.batches import collate  # noqa: E402
 from launchers.dataset.prepared import IGNORE, Row  # noqa: E402
-from launchers.dataset.render import load_tokenizer, tokenise  # noqa: E402
+from launchers.dataset.render import load_tokenizer, tokenize  # noqa: E402
 from launchers.dataset.rows import Conversation, parse  # noqa: E402
 from launchers.dataset.turns import IMAGE, Message  # noqa: E402
 from launchers.models import causal  # noqa: E402
@@ -60,7 +60,7 @@ def tokenizer(folder: Path) -> Any:
 
 
 def rows_of(tokenizer: Any, *conversations: Conversation) -> list[Row]:
-    found = zip(tokenise(conversations, tokenizer), conversations, strict=True)
+    found = zip(tokenize(conversations, tokenizer), conversations, strict=True)
     return [
         Row(
             tokens=ids,
@@ -93,7 +93,7 @@ def test_tokens_and_inputs_are_those_of_transformers_processor(tokenizer: Any) -
 
 
 def test_images_count_in_no_loss_where_prompts_do(tokenizer: Any) -> None:
-    ((ids, counted),) = tokenise([ONE], tokenizer, train_on_prompt=True)
+    ((ids, counted),) = tokenize([ONE], tokenizer, train_on_prompt=True)
     images = np.isin(ids, tokenizer.image_ids)
     assert images.sum() >= vision_models.TOKENS
     assert not counted[images].any()
@@ -114,7 +114,7 @@ def test_a_template_without_a_place_for_the_image_is_refused_with_the_line(folde
     template = "{% for m in messages %}{{ m['content'][-1]['text'] }}<|eot_id|>{% endfor %}"
     tokenizer = load_tokenizer(folder, build({"vision": "frozen", "chat_template": template}))
     with pytest.raises(UserError, match=r"line 3: .*the chat template renders 0 of 1 images"):
-        list(tokenise([ONE], tokenizer))
+        list(tokenize([ONE], tokenizer))
 
 
 def test_a_folder_without_an_image_processor_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -122,5 +122,5 @@ def test_a_folder_without_an_image_processor_is_refused(folder: Path, tmp_path: 
         if path.suffix == ".json" and "processor" not in path.name:
             (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "chat_template.jinja").write_bytes((folder / "chat_template.jinja").read_bytes())
-    with pytest.raises(UserError, match=r"The image processor in .* can't be loaded"):
-        list(tokenise([ONE], load_tokenizer(tmp_path, build({"vision": "frozen"}))))
+    with pytest.raises(UserError, match=r"The image processor in .* cannot be loaded"):
+        list(tokenize([ONE], load_tokenizer(tmp_path, build({"vision": "frozen"}))))

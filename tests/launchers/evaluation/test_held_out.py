@@ -54,6 +54,6 @@ def test_fewer_rows_are_scored_where_that_is_asked_for(tmp_path: Path) -> None:
 def test_calibration_counts_how_often_a_sure_model_is_right() -> None:
     bins = calibrate([4.0, 4.2, -4.1, 0.0, 0.1])
     assert (bins[0].pairs, bins[0].right) == (2, 0.75)  # a tie and a right one
-    assert bins[1].sure > 0.95
+    assert bins[1].confidence > 0.95
     assert bins[1].right == 2 / 3
     assert calibrate([]) == ()

@@ -1,4 +1,4 @@
-"""What can't be scored is said before a run, in two lines; what can travels with all that it needs."""
+"""What cannot be scored is said before a run, in two lines; what can travels with all that it needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.launchers.harness.files import SUMS, write_task
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("task: [", "can't be used"),
+        ("task: [", "cannot be used"),
         ("- a\n- b\n", "no `key: value` lines"),
         ("group: all\ntask: [a, b]\n", "no `task: NAME`"),
         ("task: sums\n", "no `dataset_path`"),
@@ -65,7 +65,7 @@ def test_what_lies_elsewhere_does_not_travel(tmp_path: Path) -> None:
     data = write_sums(tmp_path / "sums.jsonl")
     file = write_task(tmp_path / "tasks", SUMS.replace("sums.jsonl", str(data)))
     tasks.check(build({"harness": {"tasks": [str(file)]}}))
-    with pytest.raises(UserError, match="can't be sent"):
+    with pytest.raises(UserError, match="cannot be sent"):
         tasks.portable(str(file))
 
 

@@ -26,7 +26,7 @@ def test_a_file_that_is_right_keeps_its_bytes(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "kind", "change", "colour"),
+    ("mode", "kind", "change", "color"),
     [
         ("CMYK", "JPEG", "from CMYK", (254, 0, 0)),
         ("RGBA", "PNG", "transparency replaced by white", (255, 255, 255)),
@@ -35,14 +35,14 @@ def test_a_file_that_is_right_keeps_its_bytes(kind: str) -> None:
         ("RGB", "BMP", "from BMP", (200, 30, 40)),
     ],
 )
-def test_other_pixels_become_rgb(mode: str, kind: str, change: str, colour: tuple[int, int, int]) -> None:
+def test_other_pixels_become_rgb(mode: str, kind: str, change: str, color: tuple[int, int, int]) -> None:
     palette = {"palette": bytes(value // 3 for value in range(768))} if mode == "P" else {}
     found = checked(encoded(mode, kind=kind, **palette), min_side=1)
     assert found.changes == (change,)
-    assert pixel(found.image) == pytest.approx(colour, abs=2)
+    assert pixel(found.image) == pytest.approx(color, abs=2)
 
 
-def test_a_transparent_colour_of_a_palette_is_put_on_white() -> None:
+def test_a_transparent_color_of_a_palette_is_put_on_white() -> None:
     image, file = Image.new("P", (8, 8), 1), io.BytesIO()
     image.putpalette([0, 0, 0, 9, 9, 9])
     image.save(file, "PNG", transparency=1)
@@ -74,7 +74,7 @@ def test_orientation_is_applied() -> None:
 
 def animated(kind: str) -> bytes:
     file = io.BytesIO()
-    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue", "green")]
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue", "green")]
     frames[0].save(file, kind, save_all=True, append_images=frames[1:])
     return file.getvalue()
 

@@ -36,7 +36,7 @@ def test_a_seed_gives_one_order_and_more_epochs_go_on_with_it() -> None:
     assert np.array_equal(order, in_batches(buckets, 2, 4, seed=0))
     assert not np.array_equal(order, in_batches(buckets, 2, 4, seed=1))
     assert np.array_equal(order, in_batches(buckets, 5, 4, seed=0)[: len(order)])
-    assert np.array_equal(order[: 7 * 4], in_batches(buckets, 1000, 4, seed=0, most=7))
+    assert np.array_equal(order[: 7 * 4], in_batches(buckets, 1000, 4, seed=0, max_batches=7))
 
 
 def test_buckets_are_mixed_within_an_epoch() -> None:

@@ -124,7 +124,7 @@ def test_every_bad_row_is_named_with_its_line_and_reason(tmp_path: Path) -> None
     ]
     (data / "metadata.jsonl").write_text(lines(*rows))
     said = problem(data).splitlines()
-    assert "10 of 11 rows can't be used" in said[0]
+    assert "10 of 11 rows cannot be used" in said[0]
     reasons = [
         "line 2: cut.png: a broken image",
         "line 3: tiny.png: 1 x 1 pixels, but the shorter side must have at least 8",
@@ -144,7 +144,7 @@ def test_every_bad_row_is_named_with_its_line_and_reason(tmp_path: Path) -> None
     )
     said = problem(data).splitlines()
     assert "linked/secret.png: a link that leads outside" in said[1]
-    assert ".: can't be read (Is a directory)" in said[2]
+    assert ".: cannot be read (Is a directory)" in said[2]
 
 
 def test_captions_beside_images_are_missing_or_lead_outside(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_captions_beside_images_are_missing_or_lead_outside(tmp_path: Path) -> N
     said = problem(data)
     assert "image 1: a.png: no caption: a.txt does not exist" in said
     assert "image 2: b.txt: a link that leads outside" in said
-    assert "image 3: c.txt: can't be read" in said
+    assert "image 3: c.txt: cannot be read" in said
     assert "a password" not in said
 
 
@@ -171,7 +171,7 @@ def test_bad_members_of_tars_are_named(tmp_path: Path) -> None:
     assert "image 1: s.tar/0: no caption (.txt or .json)" in said
     assert "image 2: s.tar/1: no image" in said
     assert "image 3: s.tar/2.png: a broken image" in said
-    assert "image 4: s.tar/3: its caption can't be read" in said
+    assert "image 4: s.tar/3: its caption cannot be read" in said
     assert "image 5: s.tar/4.png: a link, a device" in said
 
 

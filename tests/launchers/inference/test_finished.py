@@ -23,7 +23,7 @@ def test_a_run_s_folder_is_its_model_with_the_run_s_settings(model_dir: Path, tm
         assert found.folder == (tmp_path / "model").resolve()
         assert found.spec().layers == 1
     (tmp_path / "settings.yaml").write_text("model: [")
-    with pytest.raises(UserError, match=r"settings\.yaml can't be read"):
+    with pytest.raises(UserError, match=r"settings\.yaml cannot be read"):
         finished.from_folder(tmp_path)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from estimator.inference.serving import Serving
 from estimator.plan import GIB
-from estimator.planning.serving import Serving
 from launchers.inference.manifests import manifests, resource_name
 from launchers.inference.servers import TOKEN_VARIABLE, Endpoint
 

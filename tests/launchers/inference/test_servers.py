@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from estimator.errors import UserError
-from estimator.planning.serving import Serving
+from estimator.inference.serving import Serving
 from launchers.inference import finished, merging, servers
 from launchers.inference.servers import Endpoint
 from tests.lab.configs import config
@@ -83,7 +83,7 @@ def test_a_port_in_use_is_refused_and_port_0_is_one_that_is_free() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        with pytest.raises(UserError, match=r"(?s)Port .* can't be used: Address already in use.*--port 0"):
+        with pytest.raises(UserError, match=r"(?s)Port .* cannot be used: Address already in use.*--port 0"):
             servers.free_port("127.0.0.1", other.getsockname()[1])
     assert servers.free_port("127.0.0.1", 0) > 0
 

@@ -73,5 +73,5 @@ def test_prompts_are_lines_or_the_last_question_of_json_lines(tmp_path: Path) ->
     with pytest.raises(UserError, match="line 2: there is no prompt"):
         side_by_side.read_prompts(rows)
     for wrong in (tmp_path / "none.txt", tmp_path):
-        with pytest.raises(UserError, match="can't be read"):
+        with pytest.raises(UserError, match="cannot be read"):
             side_by_side.read_prompts(wrong)

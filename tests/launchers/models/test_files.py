@@ -85,7 +85,7 @@ class TestCheckComplete:
         with pytest.raises(UserError, match="is not a safetensors file"):
             check_complete(folder)
 
-    def test_a_git_lfs_pointer_is_recognised(self, folder: Path) -> None:
+    def test_a_git_lfs_pointer_is_recognized(self, folder: Path) -> None:
         pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
         (folder / "model.safetensors").write_text(pointer)
         with pytest.raises(UserError) as error:

@@ -177,7 +177,7 @@ def test_a_tied_head_may_be_left_out_or_be_there_twice_but_not_differ(tmp_path: 
 
 def test_a_config_that_transformers_can_not_build_is_refused_in_a_line(tmp_path: Path) -> None:
     folder = write(tmp_path / "m", shapes_of("llama"), "llama", hidden_size="wide")
-    assert re.search(r"config\.json: transformers can't build a model of it: .*hidden_size", refused(folder))
+    assert re.search(r"config\.json: transformers cannot build a model of it: .*hidden_size", refused(folder))
 
 
 def test_a_run_refuses_a_folder_whose_config_has_a_layer_more(tmp_path: Path) -> None:

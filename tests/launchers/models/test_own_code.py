@@ -39,7 +39,7 @@ def test_a_tokenizer_with_code_is_refused_before_it_is_loaded_and_when_it_is(
     change(folder / "tokenizer_config.json", auto_map=auto_map, tokenizer_class=name)
     with pytest.raises(UserError, match=r"tokenizer_config\.json needs code of that folder \(auto_map\)"):
         weights.check_whole(folder)
-    with pytest.raises(UserError, match="can't be loaded"):
+    with pytest.raises(UserError, match="cannot be loaded"):
         render.load_tokenizer(folder, Settings())
 
 

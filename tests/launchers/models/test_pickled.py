@@ -215,9 +215,9 @@ def test_a_second_part_that_is_broken_leaves_nothing_behind(
     [
         (b"", "is not a PyTorch file"),
         (b"hello, I am a web page", "is not a PyTorch file"),
-        (b"\x80\x02 no pickle", "can't be read"),
-        (pickle.dumps({"a": [1] * 9}, protocol=2)[:-8], "can't be read"),
-        (pickle.dumps({"a": Code(Path("ran"))}), "can't be read"),  # in a protocol that torch doesn't write
+        (b"\x80\x02 no pickle", "cannot be read"),
+        (pickle.dumps({"a": [1] * 9}, protocol=2)[:-8], "cannot be read"),
+        (pickle.dumps({"a": Code(Path("ran"))}), "cannot be read"),  # in a protocol that torch doesn't write
         (b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
     ],
 )

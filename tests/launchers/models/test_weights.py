@@ -346,7 +346,7 @@ class TestHub:
     def test_without_a_network_one_line_says_so(self, tmp_path: Path) -> None:
         for command in ("fetch", "spec"):
             answer = run("http://127.0.0.1:9", tmp_path, command=command)
-            assert "the Hugging Face Hub can't be reached" in answer["problem"]
+            assert "the Hugging Face Hub cannot be reached" in answer["problem"]
             answer = run("http://127.0.0.1:9", tmp_path, command=command, HF_HUB_OFFLINE="1")
             assert "HF_HUB_OFFLINE is set" in answer["problem"]
 

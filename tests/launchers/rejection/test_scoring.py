@@ -105,7 +105,7 @@ def test_a_reward_model_scores_answers_together_as_alone(tmp_path: Path, reward_
     for each in answered:
         for answer in each.answers:
             conversation = prompts[each.index].with_answer(answer.text)
-            ((tokens, _),) = render.tokenise([conversation], tokenizer)
+            ((tokens, _),) = render.tokenize([conversation], tokenizer)
             with torch.inference_mode():
                 expected.append(model(torch.from_numpy(tokens).long()[None]).logits.item())
     assert found == pytest.approx(expected, abs=1e-4)

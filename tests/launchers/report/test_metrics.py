@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launchers.report.metrics import dist_lines, step_line, summarise
+from launchers.report.metrics import dist_lines, step_line, summarize
 from launchers.report.telemetry import DistInfo
 from tests.launchers.report.test_state import after, cpu_plan, state, step, with_peak
 
@@ -26,14 +26,14 @@ def test_the_step_line_fits_a_terminal() -> None:
 
 def test_a_summary_leaves_out_the_step_that_warms_up() -> None:
     run = state(cpu_plan(), [1000] * 3, step(1, dt=60.0), step(2), step(3, loss=3.0))
-    summary = summarise(run.metrics)
+    summary = summarize(run.metrics)
     assert summary.step_seconds == 0.5
     assert (summary.first_loss, summary.last_loss) == (4.0, 3.0)
 
 
 def test_a_run_without_a_step_has_no_summary() -> None:
     with pytest.raises(ValueError, match="no step"):
-        summarise([])
+        summarize([])
 
 
 def test_the_dist_block_names_every_rank_in_order() -> None:

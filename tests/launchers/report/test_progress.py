@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 _TRAINS = """
 from launchers.report.progress import Progress
 from tests.launchers.report.test_trackers import metrics
-progress = Progress(total_steps=30, every=10)
+progress = Progress(total_steps=30, interval=10)
 for step in range(1, 31):
     progress.step(metrics(step), 2**30)
     if step == 20:
@@ -30,7 +30,7 @@ print("the end")
 def test_elsewhere_every_so_many_steps_have_a_line_and_so_have_the_first_and_the_last(
     capsys: pytest.CaptureFixture[str], every: int, shown: list[int]
 ) -> None:
-    progress = Progress(total_steps=12, every=every)
+    progress = Progress(total_steps=12, interval=every)
     for step in range(4, 13):  # it goes on from a checkpoint
         progress.step(metrics(step), None)
     progress.close()
@@ -56,7 +56,7 @@ def test_by_default_a_short_run_has_about_ten_lines_and_a_long_one_a_line_a_minu
 ) -> None:
     now = 1000.0
     monkeypatch.setattr("launchers.report.progress.time.monotonic", lambda: now)
-    progress = Progress(total_steps=total, every="auto")
+    progress = Progress(total_steps=total, interval="auto")
     for step in range(1, total + 1):
         now += step_seconds
         progress.step(metrics(step), None)
@@ -69,13 +69,13 @@ def test_by_default_a_short_run_has_about_ten_lines_and_a_long_one_a_line_a_minu
 def test_by_default_checkpoints_have_at_most_one_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr("launchers.report.progress.time.monotonic", lambda: now)
-    progress = Progress(total_steps=200, every="auto")
+    progress = Progress(total_steps=200, interval="auto")
     printed = []
     for minute in (0.1, 0.9, 1.1, 1.5, 2.2):
         now = 1000.0 + 60 * minute
         printed.append(progress.prints_checkpoint())
     assert printed == [False, False, True, False, True]
-    assert Progress(total_steps=200, every=1).prints_checkpoint()
+    assert Progress(total_steps=200, interval=1).prints_checkpoint()
 
 
 @pytest.mark.parametrize(("columns", "bar"), [(60, False), (120, True)])

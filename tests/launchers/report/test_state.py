@@ -12,7 +12,7 @@ from estimator.job import Job, Machine, Target
 from estimator.models import find
 from estimator.plan import Plan
 from estimator.planning.planner import plan
-from launchers.report.metrics import Metrics, summarise
+from launchers.report.metrics import Metrics, summarize
 from launchers.report.state import RunState
 from launchers.report.telemetry import DistInfo, Drawn, Evaluated, Event, Memory, Phase, Step, Straggling
 
@@ -92,7 +92,7 @@ def test_every_node_has_the_speed_of_the_whole_run(rank: int) -> None:
     report = step(1, 4.0 if rank == 0 else None, 1.0, rank=rank, tokens=(100, 300)[rank])
     run = state(cpu_plan(), [400], report)
     assert run.steps[0].tokens_per_second == run.tokens_per_second == 400
-    assert not run.metrics or summarise(run.metrics).tokens_per_second == 400
+    assert not run.metrics or summarize(run.metrics).tokens_per_second == 400
 
 
 def test_unknown_tokens_of_other_nodes_are_assumed_to_be_as_many_as_this_nodes() -> None:
@@ -150,7 +150,7 @@ def test_a_resumed_run_has_all_steps_and_counts_its_own_times_for_the_eta() -> N
     assert [each.step for each in resumed.metrics] == [1, 2, 3]
     assert [each.step for each in resumed.evaluations] == [2]
     assert (resumed.last_step, resumed.eta_seconds) == (3, 7 * 0.5)
-    assert resumed.tokens_per_second == summarise(resumed.metrics).tokens_per_second
+    assert resumed.tokens_per_second == summarize(resumed.metrics).tokens_per_second
 
 
 def test_the_phase_is_that_of_the_slowest_rank() -> None:

@@ -114,7 +114,7 @@ def test_an_answer_ends_with_the_token_that_ended_those_that_were_learnt(base: P
     end = tokenizer.convert_tokens_to_ids("<|eot_id|>")
     assert end != tokenizer.eos_token_id
     network = causal.load(folder, dtype=torch.float32).eval()
-    with torch.no_grad():  # a model that has learnt to say nothing else
+    with torch.no_grad():  # a model that has learned to say nothing else
         network.lm_head.weight.zero_()
         network.lm_head.weight[end] = network.model.norm.weight.mean()
         network.model.norm.weight.abs_()

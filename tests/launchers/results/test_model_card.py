@@ -37,7 +37,7 @@ def test_the_settings_name_local_files_by_their_whole_paths(
     (tmp_path / "model" / handover.PAGE).write_text(handover.HEADING + "\n")
     for _ in range(2):  # the page is not written into itself
         model_card.write_records(
-            tmp_path, plan, settings, [("steps", "1")], model=resolve("tiny-llama"), again="python x.py"
+            tmp_path, plan, settings, [("steps", "1")], model=resolve("tiny-llama"), command="python x.py"
         )
     kept = yaml.safe_load((tmp_path / "settings.yaml").read_text())
     assert kept["dataset"] == kept["evaluation"]["dataset"] == str(tmp_path / "rows.jsonl")

@@ -11,11 +11,11 @@ import pytest
 
 from estimator import Target, hardware, models
 from estimator.cli.plan import JobOptions, job_from
+from estimator.engines.support import planned_only, with_engine
 from estimator.errors import UserError
 from estimator.job import Job, Machine
 from estimator.models import find
 from estimator.plan import GIB
-from estimator.planning.support import planned_only, with_engine
 from estimator.setup import DEFAULT_SEQ_LEN, TINY_SEQ_LEN
 from estimator.vocabulary import AUTOMATIC_METHODS, LAUNCHED_ENGINES, LAUNCHED_METHODS, TASKS
 from launchers import run_config, settings

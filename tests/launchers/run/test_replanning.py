@@ -47,7 +47,7 @@ def test_what_an_attempt_has_left_holds_for_all_later_ones(plans: Replanning, la
     following = after(launched)
     plans.keep(0, following)
     said: list[str] = []
-    assert choose_plan(plans, 1, launched, say=said.append) == following.plan
+    assert choose_plan(plans, 1, launched, report=said.append) == following.plan
     assert choose_plan(plans, 2, launched) == following.plan  # attempt 1 failed for another reason
     assert following.change in said[0]
     then = after(following.plan, 1)
@@ -117,7 +117,7 @@ def test_attempts_whose_containers_were_killed_as_a_whole_are_followed_by_leaner
     [
         ("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...", True),
         (
-            "RuntimeError: [enforce fail at alloc_cpu.cpp:131] . DefaultCPUAllocator: can't allocate memory",
+            "RuntimeError: [enforce fail at alloc_cpu.cpp:131] . DefaultCPUAllocator: cannot allocate memory",
             True,
         ),
         ("MemoryError: ", True),

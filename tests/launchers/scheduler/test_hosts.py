@@ -135,7 +135,7 @@ def test_each_start_is_another_attempt_of_the_same_run_and_other_settings_anothe
     assert Start.from_json(first.to_json()) == first
 
 
-def test_what_only_the_tokenised_data_shows_is_refused_with_the_largest_batch(
+def test_what_only_the_tokenized_data_shows_is_refused_with_the_largest_batch(
     dataset: Path, tmp_path: Path
 ) -> None:
     values = {"dataset": str(dataset), "packing": True, "seq_len": 128}

@@ -106,18 +106,18 @@ def test_a_folder_that_cannot_be_written_is_a_mistake(
 ) -> None:
     (tmp_path / "file").write_text("a file")
     said = refused(tmp_path, option, str(tmp_path / "file"))
-    assert all(words in said for words in (f"{tmp_path / 'file'}", "can't be written", f"Set {option} to a"))
+    assert all(words in said for words in (f"{tmp_path / 'file'}", "cannot be written", f"Set {option} to a"))
 
 
 @pytest.mark.parametrize("result", ["model", "adapter"])
 def test_a_result_whose_evaluation_fails_is_handed_over_and_the_failure_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], result: str
 ) -> None:
-    """A model, or an adapter that can't be merged; what finishes a folder is there last."""
+    """A model, or an adapter that cannot be merged; what finishes a folder is there last."""
     plan, wanted = make_plan({}, "local"), settings.build({"evaluation": {"generations": 1}})
 
     def collect(job: TrainJob, destination: Path) -> None:
-        (destination / result).mkdir(parents=True)  # that transformers can't load
+        (destination / result).mkdir(parents=True)  # that transformers cannot load
 
     monkeypatch.setattr(handover, "collect", collect)
     asked = run.SchedulerRun(settings=wanted, output=tmp_path / "out")

@@ -11,7 +11,7 @@ from launchers.scoring import functions
 def test_files_and_modules_that_are_not_there_are_named() -> None:
     with pytest.raises(UserError, match=r"there is no file nothing\.py"):
         functions.load_function("nothing.py:f", "nothing.py:f")
-    with pytest.raises(UserError, match="can't be imported: ModuleNotFoundError"):
+    with pytest.raises(UserError, match="cannot be imported: ModuleNotFoundError"):
         functions.load_function("no_such_module:f", "no_such_module:f")
 
 

@@ -142,7 +142,11 @@ def test_the_command_writes_a_file_that_repeats_the_values_and_prints_what_it_le
     shown = capsys.readouterr().err
     assert "NOT translated:\n  special_tokens" in shown
     assert "learning_rate -> optimizer.lr = 0.0002" in shown
-    for text, expected in (("- 1", "has no keys"), ("a: [", "can't be read"), ("a: 1", "no training config")):
+    for text, expected in (
+        ("- 1", "has no keys"),
+        ("a: [", "cannot be read"),
+        ("a: 1", "no training config"),
+    ):
         theirs.write_text(text)
         with pytest.raises(UserError, match=expected):
             finetune_convert.convert(theirs)
@@ -152,4 +156,4 @@ def test_the_command_writes_a_file_that_repeats_the_values_and_prints_what_it_le
 
 def test_every_rule_names_a_setting_that_exists() -> None:
     names = set(settings.dotted_names())
-    assert {rule.to for rules in RULES.values() for rule in rules.values()} - {""} <= names
+    assert {rule.setting for rules in RULES.values() for rule in rules.values()} - {""} <= names

@@ -43,7 +43,7 @@ def test_a_file_that_changes_while_it_is_stored_leaves_the_state_before(
 ) -> None:
     node = _node(storage, tmp_path / "a")
     (node.folder / "model").write_text("one")
-    assert node.poll(settled=True)
+    assert node.poll(complete=True)
     (node.folder / "model").write_text("two")
     put_file = LocalStorage.put_file
 
@@ -53,7 +53,7 @@ def test_a_file_that_changes_while_it_is_stored_leaves_the_state_before(
 
     monkeypatch.setattr(LocalStorage, "put_file", slow)
     with pytest.raises(ChangedError):
-        node.poll(settled=True)
+        node.poll(complete=True)
     again = _node(storage, tmp_path / "b")
     assert again.restore()
     assert (again.folder / "model").read_text() == "one"
@@ -62,10 +62,10 @@ def test_a_file_that_changes_while_it_is_stored_leaves_the_state_before(
 def test_files_that_the_script_has_removed_leave_the_store(storage: LocalStorage, tmp_path: Path) -> None:
     node = _node(storage, tmp_path)
     (node.folder / "old").write_text("old")
-    assert node.poll(settled=True)
+    assert node.poll(complete=True)
     (node.folder / "old").unlink()
     (node.folder / "new").write_text("new")
-    assert node.poll(settled=True)
+    assert node.poll(complete=True)
     assert len(storage.keys("runs/1/train")) == 2, "the manifest and one file"
 
 
@@ -75,13 +75,13 @@ def test_a_node_finds_the_files_of_all_nodes_and_stores_its_own_alone(
     for number in (0, 1):
         node = _node(storage, tmp_path / "a", number)
         (node.folder / f"shard-{number}").write_text(str(number))
-        assert node.poll(settled=True)
+        assert node.poll(complete=True)
     again = _node(storage, tmp_path / "b", 1)
     assert again.restore()
     assert {path.name for path in again.folder.iterdir()} == {"shard-0", "shard-1"}
-    assert not again.poll(settled=True)
+    assert not again.poll(complete=True)
     (again.folder / "shard-0").write_text("changed here")
-    assert again.poll(settled=True)
+    assert again.poll(complete=True)
     other = _node(storage, tmp_path / "c", 1)
     assert other.restore()
     assert (other.folder / "shard-0").read_text() == "changed here"
@@ -92,7 +92,7 @@ def test_a_resumed_run_begins_with_the_checkpoints_of_its_origin(
 ) -> None:
     node = _node(storage, tmp_path / "a")
     (node.folder / "step-1").write_text("one")
-    node.poll(settled=True)
+    node.poll(complete=True)
     resumed = _node(storage, tmp_path / "b", prefix="runs/2/train")
     assert resumed.restore(["runs/0/train", "runs/1/train"])
     assert (resumed.folder / "step-1").read_text() == "one"
@@ -115,7 +115,7 @@ def test_a_removed_checkpoint_stays_stored_until_the_next_one_is(
 ) -> None:
     node = _node(storage, tmp_path / "a")
     (node.folder / "step-1").write_text("one")
-    assert node.poll(settled=True)
+    assert node.poll(complete=True)
     (node.folder / "step-1").unlink()
     (node.folder / "step-2").write_text("half")
     assert not node.poll()
@@ -133,11 +133,11 @@ def test_a_resumed_run_keeps_the_checkpoints_of_its_origin_for_its_own_retry(
 ) -> None:
     node = _node(storage, tmp_path / "a")
     (node.folder / "part-1").write_text("one")
-    node.poll(settled=True)
+    node.poll(complete=True)
     resumed = _node(storage, tmp_path / "b", prefix="runs/2/train")
     assert resumed.restore(["runs/1/train"])
     (resumed.folder / "part-2").write_text("two")
-    resumed.poll(settled=True)
+    resumed.poll(complete=True)
     retried = _node(storage, tmp_path / "c", prefix="runs/2/train")
     assert retried.restore(["runs/1/train"])
     assert {path.name for path in retried.folder.iterdir()} == {"part-1", "part-2"}

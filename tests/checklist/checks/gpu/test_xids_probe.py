@@ -70,7 +70,7 @@ def test_this_kernels_own_log_is_read_to_its_end_without_waiting() -> None:
     try:
         os.close(os.open("/dev/kmsg", os.O_RDONLY))
     except OSError as error:  # the file's mode doesn't tell: sysctl kernel.dmesg_restrict
-        pytest.skip(f"the kernel's log can't be read here: {error}")
+        pytest.skip(f"the kernel's log cannot be read here: {error}")
     log = xids_probe.kernel_log()
     assert log.until > 0
 

@@ -37,7 +37,7 @@ def test_families_and_types_of_a_queue_are_the_machines_within_its_vcpus(queue: 
     found = _read(queue(instanceTypes=["g6e", "p5.48xlarge", "optimal"], maxvCpus=400))
     assert "p5.48xlarge" in _machines(found)
     assert {name.partition(".")[0] for name in _machines(found)} == {"g6e", "p5"}
-    rooms = {nodes.instance.name: nodes.may_come for nodes in found.nodes}
+    rooms = {nodes.instance.name: nodes.max_new_nodes for nodes in found.nodes}
     assert rooms["p5.48xlarge"] == 2  # of 192 vCPUs
     small = _read(queue("small", instanceTypes=["p5.48xlarge", "g6e.xlarge"], maxvCpus=96))
     assert _machines(small) == {"g6e.xlarge"}
@@ -54,7 +54,7 @@ def test_a_plan_takes_no_machine_that_the_queue_lacks_and_no_more_than_it_may_st
 
 def test_spot_starts_one_node_at_its_price(queue: Queue) -> None:
     (nodes,) = _read(queue(type="SPOT", instanceTypes=["p5.48xlarge"])).nodes
-    assert (nodes.spot, nodes.may_come) == (True, 1)
+    assert (nodes.spot, nodes.max_new_nodes) == (True, 1)
 
 
 def test_spot_on_a_queue_without_it_names_the_queue_that_has_it(queue: Queue) -> None:
@@ -89,7 +89,7 @@ def test_the_queue_of_the_step_goes_before_all_others(queue: Queue) -> None:
 def test_a_disabled_environment_is_left_aside_and_a_queue_that_is_not_there_is_named(queue: Queue) -> None:
     found = _read(queue(environment="DISABLED"))
     assert found.nodes == ()
-    assert found.aside[0].names == ("gpus-environment",)
+    assert found.skipped[0].names == ("gpus-environment",)
     with pytest.raises(UserError, match="There is no AWS Batch queue reserch in us-east-1"):
         _read("reserch")
 

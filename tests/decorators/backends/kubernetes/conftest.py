@@ -44,7 +44,7 @@ def ask(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyP
             pods=PodSettings(
                 **{"namespace": namespace, "image": "127.0.0.1:9/finetune:1", **step},
                 zone=options.zone,
-                in_quotas=quota_pod(options),
+                quota_pod=quota_pod(options),
             ),
             minimum=LEAST,
             clock=Clock(overall_s=90),  # a machine that is busy with other tests

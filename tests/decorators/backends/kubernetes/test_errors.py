@@ -62,7 +62,7 @@ def test_the_answer_inside_of_metaflows_own_exception_is_found() -> None:
 def test_a_server_that_does_not_answer_is_told_from_one_that_refuses() -> None:
     broken = NewConnectionError(None, "Failed to establish a new connection: [Errno 111] Connection refused")  # type: ignore[arg-type]
     found = errors.explain(MaxRetryError(None, "/apis", broken), "")  # type: ignore[arg-type]
-    assert found.problem.startswith("The Kubernetes API can't be reached")
+    assert found.problem.startswith("The Kubernetes API cannot be reached")
     assert "Connection refused" in found.problem
 
 

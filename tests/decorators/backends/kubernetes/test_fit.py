@@ -162,7 +162,7 @@ def test_the_tables_tolerations_do_not_count_where_the_users_own_replace_them() 
     own = (Toleration(key="team", effect=""),)
     one = _request(nodes=1)
     assert fit([usual], one, PodRules(tolerations=own), LEAST).names == ("a",)
-    replaced = fit([usual], one, PodRules(tolerations=own, of_table=False), LEAST)
+    replaced = fit([usual], one, PodRules(tolerations=own, tolerate_gpu_taints=False), LEAST)
     assert replaced.rejections == (("untolerated taint nvidia.com/gpu=present:NoSchedule", 1),)
 
 

@@ -278,7 +278,7 @@ def test_an_api_that_is_not_there_or_knows_nobody_is_one_line_in_time(
         return caught.value
 
     gone = refused(server="https://127.0.0.1:9")
-    assert "context 'lab' (https://127.0.0.1:9) can't be reached" in gone.problem
+    assert "context 'lab' (https://127.0.0.1:9) cannot be reached" in gone.problem
     assert "kubectl" in gone.advice
     assert "does not accept this login" in refused(token="expired").problem
     monkeypatch.setenv("KUBECONFIG", "/nowhere")

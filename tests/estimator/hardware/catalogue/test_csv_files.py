@@ -143,9 +143,9 @@ def test_files_that_are_no_tables_are_refused(own: Path) -> None:
     assert "not a CSV file in UTF-8" in refused(own, "gpu,notes\nL4,Gerät\n".encode("latin-1")).problem
     assert "not a CSV file" in refused(own, b'gpu,notes\nL4,"a\n').problem
     own.unlink()
-    with pytest.raises(UserError, match=r"my-hardware\.csv can't be read: No such file"):
+    with pytest.raises(UserError, match=r"my-hardware\.csv cannot be read: No such file"):
         hardware.catalogue(own)
-    with pytest.raises(UserError, match="can't be read: Is a directory"):
+    with pytest.raises(UserError, match="cannot be read: Is a directory"):
         hardware.catalogue(own.parent)
 
 

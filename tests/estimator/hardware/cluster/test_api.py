@@ -106,7 +106,7 @@ def test_a_refusal_keeps_the_servers_status_and_words(
     server.status, server.body = 404, body
     with pytest.raises(ApiRefusedError) as caught:
         api.get(PATH)
-    assert (caught.value.status, caught.value.words, str(caught.value)) == (404, words, text)
+    assert (caught.value.status, caught.value.message, str(caught.value)) == (404, words, text)
 
 
 @pytest.mark.parametrize("body", [b"<html>a login page</html>", b"[]", b"{}", b""])

@@ -74,14 +74,14 @@ def test_a_fence_is_what_neither_the_pods_nor_the_table_tolerate() -> None:
     node = karpenter_a100(1)
     node["spec"]["taints"].append({"key": "team", "value": "vision", "effect": "NoSchedule"})
     (group,) = offers(state(node)).nodes
-    assert group.fences == ("team=vision:NoSchedule",)
+    assert group.untolerated_taints == ("team=vision:NoSchedule",)
     assert offers(state(node)).open.nodes == ()
-    assert offers(state(node)).open.aside[0].names == ("karpenter-1",)
+    assert offers(state(node)).open.skipped[0].names == ("karpenter-1",)
     own = Toleration(key="team", effect="NoSchedule", value="vision")
-    assert offers(state(node), tolerations=(own,)).nodes[0].fences == ()
+    assert offers(state(node), tolerations=(own,)).nodes[0].untolerated_taints == ()
     # Tolerations of the user's own stand instead of the table's
-    only = offers(state(node), tolerations=(own,), of_table=False)
-    assert only.nodes[0].fences == ("nvidia.com/gpu=true:NoSchedule",)
+    only = offers(state(node), tolerations=(own,), tolerate_gpu_taints=False)
+    assert only.nodes[0].untolerated_taints == ("nvidia.com/gpu=true:NoSchedule",)
 
 
 def pool(*requirements: tuple[str, str, list[str]], **spec: Any) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def pooled(*pools: dict[str, Any], **rules: Any) -> Cluster:
 
 
 def machines(cluster: Cluster) -> dict[str, int | None]:
-    return {group.instance.name: group.may_come for group in cluster.nodes}
+    return {group.instance.name: group.max_new_nodes for group in cluster.nodes}
 
 
 def test_a_pool_without_nodes_counts_as_the_machines_that_its_rules_allow() -> None:
@@ -141,14 +141,14 @@ def test_a_node_group_adds_more_of_the_nodes_that_it_has() -> None:
     )
     cpu = {**CPU_NODE, "metadata": {"name": "c", "labels": {"cloud.google.com/gke-nodepool": "cpus"}}}
     (group,) = groups(gke_l4(1), cpu, told=told).nodes
-    assert (group.count, group.may_come, group.guessed) == (1, 4, False)
+    assert (group.count, group.max_new_nodes, group.guessed) == (1, 4, False)
     assert group.added_by == "the node group gke-prod-l4-0a1b-grp"
 
 
 def test_the_longer_name_tells_two_node_groups_apart() -> None:
     spot = gke_l4(2, **{"cloud.google.com/gke-nodepool": "l4-spot", "cloud.google.com/gke-spot": "true"})
     told = (NodeGroup(name="gke-prod-l4-spot-2c3d-grp", now=1, most=3),)
-    by_spot = {group.spot: group.may_come for group in groups(gke_l4(1), spot, told=told).nodes}
+    by_spot = {group.spot: group.max_new_nodes for group in groups(gke_l4(1), spot, told=told).nodes}
     assert by_spot == {None: 0, True: 2}
 
 
@@ -156,14 +156,14 @@ def test_machines_of_a_node_group_without_nodes_are_a_guess_of_the_same_cloud() 
     found = groups(gke_l4(1), told=(NodeGroup(name="gke-prod-big-0a1b-grp", now=0, most=2),))
     guesses = [group for group in found.nodes if group.guessed]
     assert {group.instance.cloud for group in guesses} == {"gcp"}
-    assert {group.may_come for group in guesses} == {2}
+    assert {group.max_new_nodes for group in guesses} == {2}
     assert not groups(bare_metal("a", {}), told=(NodeGroup(name="racks", now=0, most=2),)).nodes
 
 
 def test_what_is_not_told_of_node_groups_is_said_where_a_cloud_may_have_some() -> None:
-    hidden = Autoscalers(untold="this login may not read it")
+    hidden = Autoscalers(unknown="this login may not read it")
     assert "node groups may grow" in offers(state(eks_p5(1), autoscalers=hidden)).notes[0]
-    assert offers(state(bare_metal("a", {}), autoscalers=hidden)).untold == ()
+    assert offers(state(bare_metal("a", {}), autoscalers=hidden)).unknown == ()
 
 
 @pytest.mark.parametrize(

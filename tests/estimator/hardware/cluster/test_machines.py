@@ -219,13 +219,13 @@ def write_kubeconfig(home: Path, current: str = "training", **servers: str) -> N
 
 
 def reasons(cluster: Cluster) -> dict[str, tuple[str, ...]]:
-    return {aside.reason: aside.names for aside in cluster.aside}
+    return {aside.reason: aside.names for aside in cluster.skipped}
 
 
 def test_equal_nodes_of_eks_are_one_group_with_what_can_be_allocated(api: Api) -> None:
     api.nodes = [eks_p5(1), CPU_NODE, eks_p5(2)]
     cluster = read_cluster()
-    assert (cluster.context, cluster.without_gpu, cluster.aside) == ("training", 1, ())
+    assert (cluster.context, cluster.nodes_without_gpu, cluster.skipped) == ("training", 1, ())
     (group,) = cluster.nodes
     assert (group.count, group.instance.name, group.instance.gpu_count) == (2, "p5.48xlarge", 8)
     assert (group.gpu.name, group.gpu.vram_bytes) == ("H100 SXM", 81559 * MIB)
@@ -283,7 +283,7 @@ def test_a_node_without_gpu_labels_is_known_by_its_machine_type(api: Api) -> Non
         "add the machine type (--hardware FILE), or set it with --gpu NAME": ("odd",)
     }
     named = read_cluster(gpu="H100-80GB").nodes
-    assert {(group.gpu.name, group.gpu_on_trust) for group in named} == {
+    assert {(group.gpu.name, group.gpu_assumed) for group in named} == {
         ("A10G", False),
         ("H100 PCIe", True),  # the slower of those that the name stands for
     }
@@ -322,14 +322,14 @@ def test_gpus_that_are_not_whole_or_not_known_are_told_and_never_guessed(
     api.nodes = [eks_p5(1, labels=labels, resources=resources)]
     cluster = read_cluster()
     assert cluster.nodes == ()
-    (aside,) = cluster.aside
+    (aside,) = cluster.skipped
     assert says in aside.reason
     assert aside.names == ("ip-10-0-0-1.ec2.internal",)
 
 
 def test_karpenters_name_beside_a_size_that_does_not_fit_is_unknown(api: Api) -> None:
     api.nodes = [karpenter_a100(1, mib="163840")]
-    (aside,) = read_cluster().aside
+    (aside,) = read_cluster().skipped
     assert "karpenter.k8s.aws/instance-gpu-name=a100 of 163840 MiB" in aside.reason
 
 
@@ -359,7 +359,7 @@ def test_a_mig_slice_is_a_gpu_of_its_own_size(
 def test_a_replica_of_a_shared_gpu_is_used_only_if_it_is_named(api: Api) -> None:
     shared = {"nvidia.com/gpu.replicas": "4", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-SHARED"}
     api.nodes = [eks_p5(1, labels=shared, resources={"nvidia.com/gpu": "32"})]
-    (aside,) = read_cluster().aside
+    (aside,) = read_cluster().skipped
     assert "--gpu 'H100 SXM shared by 4'" in aside.reason
     (group,) = read_cluster(gpu="H100 SXM shared by 4").nodes
     assert group.instance.gpu_count == 1
@@ -380,7 +380,7 @@ def test_hami_names_its_physical_gpus(api: Api, annotation: str, reason: str | N
     made["metadata"]["annotations"] = {"hami.io/node-nvidia-register": annotation}
     api.nodes = [made]
     cluster = read_cluster()
-    assert [aside.reason for aside in cluster.aside] == ([reason] if reason else [])
+    assert [aside.reason for aside in cluster.skipped] == ([reason] if reason else [])
     found = [(group.instance.gpu_count, group.gpu.vram_bytes) for group in cluster.nodes]
     assert found == ([] if reason else [(2, 81000 * MIB)])
 
@@ -457,18 +457,18 @@ def test_a_kubeconfig_without_a_current_context_asks_for_one(tmp_path: Path) -> 
     error = refused()
     assert "has no current context" in error.problem
     assert error.advice == "Choose one: --context NAME (training)."
-    assert "can't be reached" in refused("training").problem  # that one is found
+    assert "cannot be reached" in refused("training").problem  # that one is found
 
 
 def test_a_broken_kubeconfig_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "kubeconfig"
     monkeypatch.setenv("KUBECONFIG", str(file))
     for text, says in (
-        ("contexts: [", "can't be used"),
-        ("[]", "can't be used"),
+        ("contexts: [", "cannot be used"),
+        ("[]", "cannot be used"),
         ("", "file is empty"),
         ("contexts: []\ncurrent-context: a\n", "There is no context 'a'"),
-        ("contexts: [{name: a, context: {cluster: b, user: c}}]\ncurrent-context: a\n", "can't be used"),
+        ("contexts: [{name: a, context: {cluster: b, user: c}}]\ncurrent-context: a\n", "cannot be used"),
     ):
         file.write_text(text)
         assert says in refused().problem
@@ -501,7 +501,7 @@ def test_other_answers_are_told_by_their_status(api: Api, status: int, body: byt
 def test_an_api_that_is_down_is_told_at_once(api: Api) -> None:
     start = time.monotonic()
     error = refused("away")
-    assert "context 'away' (http://127.0.0.1:9) can't be reached" in error.problem
+    assert "context 'away' (http://127.0.0.1:9) cannot be reached" in error.problem
     assert time.monotonic() - start < 5
 
 

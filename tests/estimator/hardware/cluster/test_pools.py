@@ -94,7 +94,9 @@ def test_a_node_pools_limits_count_beside_what_it_has_started() -> None:
 def test_a_taint_of_a_node_pools_nodes_must_be_tolerated() -> None:
     of_gpus = _pool(taints=[{"key": "nvidia.com/gpu", "value": "true", "effect": "NoSchedule"}])
     assert refusal(of_gpus, REQUEST) is None
-    assert "taint nvidia.com/gpu=true:NoSchedule" in (refusal(of_gpus, REQUEST, of_table=False) or "")
+    assert "taint nvidia.com/gpu=true:NoSchedule" in (
+        refusal(of_gpus, REQUEST, tolerate_gpu_taints=False) or ""
+    )
     of_team = _pool(taints=[{"key": "team", "value": "vision", "effect": "NoSchedule"}])
     assert "its nodes have the taint team=vision:NoSchedule" in (refusal(of_team, REQUEST) or "")
     ours = Toleration(key="team", effect="NoSchedule", value="vision")

@@ -20,7 +20,7 @@ def test_offline_each_provider_says_so_in_one_line(
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", CLOSED)
     lines = refresh.refresh()
-    assert "aws: nothing changed; on-demand prices, spot prices, machine types: can't be reached" in lines
+    assert "aws: nothing changed; on-demand prices, spot prices, machine types: cannot be reached" in lines
     assert [line.split(":")[0] for line in lines] == ["gpuhunt", "aws"]
     assert unchanged()
 

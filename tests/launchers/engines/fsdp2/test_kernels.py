@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from estimator.engines.automatic import PROVEN
 from estimator.models import PROJECTIONS
-from estimator.planning.automatic import PROVEN
 from launchers.dataset.batches import MicroBatch, collate, micro_batches, summed_cross_entropy
 from launchers.dataset.prepare import best_fit
 from launchers.dataset.prepared import Prepared

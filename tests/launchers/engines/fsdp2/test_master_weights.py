@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from estimator.engines.setups import setup_of
 from estimator.job import Job
 from estimator.memory.states import states as states_of
 from estimator.models import resolve
 from estimator.plan import Layout
-from estimator.planning.engines import setup_of
 from launchers.dataset.batches import collate, summed_cross_entropy
 from launchers.engines.fsdp2 import sharding
 from launchers.gang.rank import RankEnv

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
-from estimator.planning.liger import FAMILIES
+from estimator.engines.liger import FAMILIES
 from launchers import engines
 from launchers.dataset.batches import collate, summed_cross_entropy
 from launchers.engines.loop import liger

@@ -281,7 +281,7 @@ def test_text_encoders_are_trained_and_handed_over_with_the_unet(
     assert {name.partition("_text_model")[0] for name in names if "_te" in name} == {"lora_te1", "lora_te2"}
     held_out = PreparedImages(with_texts.held_out_dir)
     _, after, drawn = image_evaluation.measure(
-        with_texts.model_dir, tmp_path / "model", held_out, rows=len(held_out), drawn=1, device="cpu"
+        with_texts.model_dir, tmp_path / "model", held_out, rows=len(held_out), held_out=1, device="cpu"
     )
     assert after is not None
     assert evaluations(with_texts)[-1].loss == pytest.approx(after.loss, abs=CLOSE)
@@ -405,7 +405,7 @@ def test_an_evaluation_while_it_trains_is_what_the_finished_pipeline_gets(
     engines.get("fsdp2").collect(averaged, tmp_path)
     held_out = PreparedImages(averaged.held_out_dir)
     before, after, drawn = image_evaluation.measure(
-        averaged.model_dir, tmp_path / "model", held_out, rows=len(held_out), drawn=2, device="cpu"
+        averaged.model_dir, tmp_path / "model", held_out, rows=len(held_out), held_out=2, device="cpu"
     )
     assert before is not None
     assert after is not None

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from estimator.engines.setups import setup_of
 from estimator.job import Job
 from estimator.memory import states
 from estimator.memory.buffers import DEEPSPEED_BUCKET
 from estimator.models import find
-from estimator.planning.engines import setup_of
 from estimator.setup import Setup
 from launchers.models import tiny_llama
 from tests.launchers.engines.loop import held, runs

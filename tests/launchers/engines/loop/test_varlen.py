@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from estimator.planning.varlen import FAMILIES
+from estimator.engines.varlen import FAMILIES
 from launchers.dataset import batches
 from launchers.dataset.batches import collate, collate_pairs, summed_cross_entropy
 from launchers.dataset.prepared import IGNORE, Prepared, Row

@@ -17,7 +17,7 @@ Image = pytest.importorskip("PIL.Image")
 import numpy as np  # noqa: E402
 
 from launchers.dataset.prepared import IGNORE, Row  # noqa: E402
-from launchers.dataset.render import load_tokenizer, tokenise  # noqa: E402
+from launchers.dataset.render import load_tokenizer, tokenize  # noqa: E402
 from launchers.dataset.rows import Conversation  # noqa: E402
 from launchers.dataset.turns import IMAGE, Message  # noqa: E402
 from launchers.settings import build  # noqa: E402
@@ -79,7 +79,7 @@ def losses_here(model: Path, work: Path) -> list[float]:
             images=[np.frombuffer(image, dtype=np.uint8) for image in conversation.images],
         )
         for (ids, counted), conversation in zip(
-            tokenise(conversations(), tokenizer), conversations(), strict=True
+            tokenize(conversations(), tokenizer), conversations(), strict=True
         )
     ]
     data = runs.make_data(work / "data", rows, batch=BATCH, steps=STEPS, vocab_size=len(tokenizer))

@@ -1,4 +1,4 @@
-"""What torchtune can't do, and what the generated YAML holds."""
+"""What torchtune cannot do, and what the generated YAML holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TRL's GRPO is asked for that it can't do here, and who else is asked for it."""
+"""What TRL's GRPO is asked for that it cannot do here, and who else is asked for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small GRPO job: tiny-llama, a few prompts, and a reward that can be learnt in some steps."""
+"""A small GRPO job: tiny-llama, a few prompts, and a reward that can be learned in some steps."""
 
 from __future__ import annotations
 

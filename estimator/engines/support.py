@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from estimator.engines import grpo, images, liger, trained_parts, vision
+from estimator.engines.grpo import ELSEWHERE
+from estimator.engines.training import Training
 from estimator.errors import UserError
 from estimator.hardware import Gpu
 from estimator.job import Job
 from estimator.models import DiffusionSpec, ModelSpec, untried
 from estimator.models.architectures import family_of
-from estimator.planning import grpo, images, liger, trained_parts, vision
-from estimator.planning.grpo import ELSEWHERE
-from estimator.planning.training import Training
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, OPTIMIZERS, TASKS, LaunchedEngine
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = frozenset({"gate_proj", "up_proj", "down_proj"})
-# NF4 keeps one scale for 64 values and quantises the scales in blocks of 256 (torchao.dtypes.nf4tensor).
+# NF4 keeps one scale for 64 values and quantizes the scales in blocks of 256 (torchao.dtypes.nf4tensor).
 NF4_MULTIPLE = 64 * 256
 # Fixed in torchtune/models/llama3_1/_position_embeddings.py: low and high frequency factor, original length.
 LLAMA3_ROPE = (1.0, 4.0, 8192)
@@ -49,13 +49,13 @@ def unsupported(engine: str, model: ModelSpec, training: Training) -> str | None
 def _not_in_record(engine: str, training: Training) -> str | None:
     """Reason that an engine's record in estimator/vocabulary.py rules out the training, or None."""
     spec = ENGINES[engine]
-    for what, value, known in (
+    for field, value, supported in (
         ("task", training.task, spec.tasks),
         ("method", training.method, spec.methods),
         ("optimizer", training.optimizer, spec.optimizers),
     ):
-        if value not in known:
-            return f"{what} {value}: engine {engine} has {', '.join(known)} here"
+        if value not in supported:
+            return f"{field} {value}: engine {engine} has {', '.join(supported)} here"
     return None
 
 
@@ -77,9 +77,9 @@ def planned_only(job: Job, processes: int = 1) -> str | None:
     if reason is None:
         return None
     training = _training(job, processes, engine="auto")
-    able = [name for name in engine_order(job.task) if unsupported(name, job.model, training) is None]
-    if able:
-        return f"{reason}; this package can launch it with engine {able[0]}"
+    engines = [name for name in engine_order(job.task) if unsupported(name, job.model, training) is None]
+    if engines:
+        return f"{reason}; this package can launch it with engine {engines[0]}"
     if job.engine not in LAUNCHED_ENGINES:
         reason = unsupported(_stand_in(training), job.model, training)
     return f"no engine of this package can train it: {reason}"
@@ -90,8 +90,8 @@ def unsupported_gpu(job: Job, gpu: Gpu) -> str | None:
     if job.fp8 == "none" or gpu.compute_capability is None:
         return None
     major, minor = FP8_CAPABILITY[job.fp8]
-    has = tuple(int(part) for part in gpu.compute_capability.split("."))
-    if has >= (major, minor):
+    capability = tuple(int(part) for part in gpu.compute_capability.split("."))
+    if capability >= (major, minor):
         return None
     return (
         f"{job.fp8} needs GPUs of compute capability {major}.{minor} or above, and {gpu.name} has "
@@ -116,12 +116,12 @@ def with_engines(job: Job) -> list[Job]:
     """
     if job.engine != "auto":
         return [job]
-    able = [
+    engines = [
         name
         for name in engine_order(job.task)
         if name in job.engines and unsupported(name, job.model, _training(job, 1, engine=name)) is None
     ]
-    return [replace(job, engine=name) for name in able or [_stand_in(_training(job, 1))]]
+    return [replace(job, engine=name) for name in engines or [_stand_in(_training(job, 1))]]
 
 
 def with_engine(job: Job) -> Job:
@@ -189,12 +189,12 @@ def _torchtune_model(model: ModelSpec) -> str | None:
         )
     if model.qkv_bias != (model.family == "qwen2"):
         present = "biases" if model.qkv_bias else "no biases"
-        return f"torchtune 0.6.1 can't build a {model.family} model with {present} on q, k and v"
+        return f"torchtune 0.6.1 cannot build a {model.family} model with {present} on q, k and v"
     if model.o_bias or model.mlp_bias:
-        where = "attention's output" if model.o_bias else "the MLP"
-        return f"torchtune 0.6.1 can't build a {model.family} model with biases on {where}"
+        projection = "attention's output" if model.o_bias else "the MLP"
+        return f"torchtune 0.6.1 cannot build a {model.family} model with biases on {projection}"
     if model.tied_embeddings and model.family == "mistral":
-        return "torchtune 0.6.1 can't build a mistral model with tied embeddings"
+        return "torchtune 0.6.1 cannot build a mistral model with tied embeddings"
     if model.hidden_act != "silu":
         return f"torchtune 0.6.1 has SiLU in every MLP, and {model.name} has hidden_act {model.hidden_act}"
     if model.attention_dropout:
@@ -222,10 +222,10 @@ def _torchtune_rope(model: ModelSpec) -> str | None:
     if kind is None:
         return None
     if kind != "llama3" or model.family != "llama":
-        return f"torchtune 0.6.1 can't scale the rotary embeddings of a {model.family} model the {kind} way"
-    found = (model.rope_low_freq_factor, model.rope_high_freq_factor, model.rope_original_max_seq_len)
-    if found != LLAMA3_ROPE:
-        return f"torchtune 0.6.1 scales rotary embeddings with {LLAMA3_ROPE}, and {model.name} has {found}"
+        return f"torchtune 0.6.1 cannot scale the rotary embeddings of a {model.family} model the {kind} way"
+    scaling = (model.rope_low_freq_factor, model.rope_high_freq_factor, model.rope_original_max_seq_len)
+    if scaling != LLAMA3_ROPE:
+        return f"torchtune 0.6.1 scales rotary embeddings with {LLAMA3_ROPE}, and {model.name} has {scaling}"
     return None
 
 
@@ -304,14 +304,14 @@ def _optimizer_of_torchtune(training: Training) -> str | None:
 
 
 def _fp8_elsewhere(training: Training) -> str:
-    able = " and ".join(name for name in LAUNCHED_ENGINES if ENGINES[name].fp8)
-    return f"fp8 {training.fp8}: here it is {able}'s"
+    engines = " and ".join(name for name in LAUNCHED_ENGINES if ENGINES[name].fp8)
+    return f"fp8 {training.fp8}: here it is {engines}'s"
 
 
 def _undivided(optimizer: str, processes: int) -> str | None:
     if not OPTIMIZERS[optimizer].bitsandbytes or processes == 1:
         return None
-    return f"optimizer {optimizer} is bitsandbytes', which can't step what FSDP2 divides"
+    return f"optimizer {optimizer} is bitsandbytes', which cannot step what FSDP2 divides"
 
 
 def unlaunchable_processes(job: Job, processes: int) -> str | None:
@@ -347,10 +347,10 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
         return reason
     if training.vision is not None and (reason := vision.unsupported(model, training)) is not None:
         return reason
-    if training.packing and (seen := family_of(model.family).sees_packed):
+    if training.packing and (packing_reason := family_of(model.family).sees_packed):
         return (
             f"packing: in transformers' {model.family} code a document may see those before it in its row "
-            f"({seen}), and {model.name} is such a model"
+            f"({packing_reason}), and {model.name} is such a model"
         )
     if method.quantized and model.experts:
         return (
@@ -376,8 +376,10 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
         return reason
     if method.llama_adapter:
         if training.compile or training.fp8 != "none":
-            what = "compile" if training.compile else f"fp8 {training.fp8}"
-            return f"{what}: LLaMA-Adapters change what a block and its linear layers run, and are left out"
+            setting = "compile" if training.compile else f"fp8 {training.fp8}"
+            return (
+                f"{setting}: LLaMA-Adapters change what a block and its linear layers run, and are left out"
+            )
         return trained_parts.llama_adapter(model, training.method)
     if training.trained_modules and method.adapters:
         reason = trained_parts.whole_modules(model)
@@ -405,8 +407,8 @@ def _task_of_loop(model: ModelSpec, training: Training) -> str | None:
 
 
 def _pairs_apart(training: Training) -> str:
-    what = "an answer that is judged" if TASKS[training.task].judged else "a pair of answers"
-    return f"packing: a row of {training.task} is {what}, and not put into one sequence with others"
+    row_kind = "an answer that is judged" if TASKS[training.task].judged else "a pair of answers"
+    return f"packing: a row of {training.task} is {row_kind}, and not put into one sequence with others"
 
 
 def _loop_model(engine: str, model: ModelSpec) -> str | None:
@@ -444,12 +446,12 @@ def _experts(engine: str, model: ModelSpec, training: Training) -> str | None:
     if training.method != "lora":
         return f"lora.experts with method {training.method}: PEFT's adapters on experts are LoRA's alone"
     if ENGINES[engine].sharding_options == "zero":
-        return "lora.experts: PEFT can't make them of weights that ZeRO-3 has divided; fsdp2 trains them"
+        return "lora.experts: PEFT cannot make them of weights that ZeRO-3 has divided; fsdp2 trains them"
     if training.compile:
         return "compile: PEFT inserts adapters on experts at each forward pass"
     if training.task == "reward" or training.new_tokens:
-        what = "task reward" if training.task == "reward" else "new_tokens"
-        return f"lora.experts with {what}: its adapter is not merged, and its base would lack the new rows"
+        setting = "task reward" if training.task == "reward" else "new_tokens"
+        return f"lora.experts with {setting}: its adapter is not merged, and its base would lack the new rows"
     return _experts_alone(model, training)
 
 
@@ -481,11 +483,11 @@ def _optimizer_of_loop(engine: str, training: Training) -> str | None:
             return f"optimizer {name} needs whole matrices, and ZeRO hands out flat pieces of them"
         return None
     if OPTIMIZERS[name].paged:
-        return f"optimizer {name} is bitsandbytes', which can't step what FSDP2 divides"
+        return f"optimizer {name} is bitsandbytes', which cannot step what FSDP2 divides"
     if name == "adafactor" and training.processes > 1:
-        return f"optimizer {name}: torch 2.13's squares norms in place, which weights divided by FSDP2 can't"
+        return f"optimizer {name}: torch 2.13's squares norms in place, which weights divided by FSDP2 cannot"
     if name == "adafactor" and training.precision not in ("bf16", "fp32"):
-        return f"optimizer {name} can't step FSDP2's fp32 copies of the weights; precision bf16 has none"
+        return f"optimizer {name} cannot step FSDP2's fp32 copies of the weights; precision bf16 has none"
     return None
 
 

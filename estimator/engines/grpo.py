@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from estimator.engines.training import Training
 from estimator.models import ModelSpec
 from estimator.models.architectures import family_of
-from estimator.planning.training import Training
 from estimator.vocabulary import ENGINES, METHODS, TASKS
 
 ELSEWHERE = "task grpo generates completions in every step, which engine trl supports"
@@ -39,8 +39,8 @@ def _training(training: Training) -> str | None:
     if METHODS[training.method].llama_adapter:
         return f"grpo with method {training.method}: generation does not support prompts of LLaMA-Adapters"
     if training.trained_modules or training.new_tokens:
-        what = "new_tokens" if training.new_tokens else "lora.modules_to_save"
-        return f"{what}: TRL's GRPO uses the original weight of the head, not PEFT's trained copy"
+        setting = "new_tokens" if training.new_tokens else "lora.modules_to_save"
+        return f"{setting}: TRL's GRPO uses the original weight of the head, not PEFT's trained copy"
     if training.fp8 != "none":
         return f"fp8 {training.fp8}: TRL's GRPO does not support float8 here"
     if training.liger:

@@ -23,7 +23,7 @@ from launchers.gang.job import TrainJob
 Scales = dict[str, torch.Tensor]
 Change = Callable[[str, torch.Tensor], torch.Tensor]
 
-# One scale for 64 weights, quantised in turn in groups of 256: Dettmers et al. 2023, QLoRA
+# One scale for 64 weights, quantized in turn in groups of 256: Dettmers et al. 2023, QLoRA
 # (arXiv:2305.14314), section 3; estimator/memory/states.py counts them.
 BLOCK, SCALES_BLOCK = 64, 256
 LARGEST_INT8 = 127
@@ -59,14 +59,17 @@ def packed(weight: torch.Tensor, kind: LaunchedQuantization) -> tuple[torch.Tens
 
 
 def unpacked(
-    words: torch.Tensor, scales: Mapping[str, torch.Tensor], kind: LaunchedQuantization, shape: torch.Size
+    packed_weight: torch.Tensor,
+    scales: Mapping[str, torch.Tensor],
+    kind: LaunchedQuantization,
+    shape: torch.Size,
 ) -> torch.Tensor:
     """Invert :func:`packed` for a matrix of that shape, in the words' type."""
     count = prod(shape)
-    values = words.reshape(-1).view(torch.uint8)
+    values = packed_weight.reshape(-1).view(torch.uint8)
     if kind == "int8":
-        whole = values[:count].view(torch.int8).view(shape).to(words.dtype)
-        return whole.mul_(scales["absmax"].view(torch.float32)[:, None] / LARGEST_INT8)
+        int8 = values[:count].view(torch.int8).view(shape).to(packed_weight.dtype)
+        return int8.mul_(scales["absmax"].view(torch.float32)[:, None] / LARGEST_INT8)
     from bitsandbytes import functional
 
     absmax = scales["absmax"]
@@ -77,9 +80,11 @@ def unpacked(
         ).add_(absmax2[0])
     else:
         absmax = absmax.view(torch.float32)
-    state = functional.QuantState(absmax, shape=shape, dtype=words.dtype, blocksize=BLOCK, quant_type="nf4")
-    found: torch.Tensor = functional.dequantize_4bit(values[: -(-count // 2)], state)
-    return found
+    state = functional.QuantState(
+        absmax, shape=shape, dtype=packed_weight.dtype, blocksize=BLOCK, quant_type="nf4"
+    )
+    dequantized: torch.Tensor = functional.dequantize_4bit(values[: -(-count // 2)], state)
+    return dequantized
 
 
 def _int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -108,7 +113,7 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(torch.uint8)
 
 
-class QuantisedLinear(nn.Linear):
+class QuantizedLinear(nn.Linear):
     """A frozen linear layer that is made whole for each product, and again for the product's gradient.
 
     ``weight`` holds the words of :func:`packed`, the buffers ``absmax`` and ``absmax2`` the scales' bytes;
@@ -125,8 +130,8 @@ class QuantisedLinear(nn.Linear):
         self.bias = like.bias
         old = like.weight
         count, size = old.numel(), old.element_size()
-        words = -(-(count if kind == "int8" else -(-count // 2)) // size)
-        empty = torch.empty((words, 1), dtype=old.dtype, device=old.device)
+        packed_count = -(-(count if kind == "int8" else -(-count // 2)) // size)
+        empty = torch.empty((packed_count, 1), dtype=old.dtype, device=old.device)
         self.weight = nn.Parameter(empty, requires_grad=False)
         device = torch.device("cpu") if old.is_meta else old.device
         for name, length in _scale_bytes(like.out_features, count, kind).items():
@@ -159,7 +164,7 @@ class _Product(torch.autograd.Function):
     """inputs @ weight.T for a weight that isn't trained; the layer's, as it is gathered at each time."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: torch.Tensor, layer: QuantisedLinear) -> torch.Tensor:
+    def forward(ctx: Any, inputs: torch.Tensor, layer: QuantizedLinear) -> torch.Tensor:
         ctx.layer = layer
         return nn.functional.linear(inputs, layer.whole())
 
@@ -169,19 +174,19 @@ class _Product(torch.autograd.Function):
 
 
 def replace_layers(network: Any, kind: LaunchedQuantization) -> None:
-    """Put a :class:`QuantisedLinear` in the place of each linear layer but the head, of whatever kind."""
-    for name, layer in _quantised_layers(network):
-        network.set_submodule(name, QuantisedLinear(layer, kind))
+    """Put a :class:`QuantizedLinear` in the place of each linear layer but the head, of whatever kind."""
+    for name, layer in _quantized_layers(network):
+        network.set_submodule(name, QuantizedLinear(layer, kind))
 
 
 def round_layers(network: Any, kind: LaunchedQuantization) -> None:
     """Give each of these layers the base weight of its adapter, unsharded and dequantized."""
-    for _, layer in _quantised_layers(network):
-        words, scales = packed(layer.weight.detach(), kind)
-        layer.weight.data = unpacked(words, scales, kind, layer.weight.shape)
+    for _, layer in _quantized_layers(network):
+        packed_weight, scales = packed(layer.weight.detach(), kind)
+        layer.weight.data = unpacked(packed_weight, scales, kind, layer.weight.shape)
 
 
-def _quantised_layers(network: Any) -> list[tuple[str, nn.Linear]]:
+def _quantized_layers(network: Any) -> list[tuple[str, nn.Linear]]:
     heads = (network.get_output_embeddings(), getattr(network, HEAD, None))
     linear = [(name, m) for name, m in network.named_modules() if isinstance(m, nn.Linear)]
     return [(name, m) for name, m in linear if all(m is not head for head in heads)]
@@ -198,15 +203,15 @@ def as_trained_on(network: nn.Module, device: torch.device) -> Change:
 
     Weights are packed again, on the device that has packed them, as a rank may hold a part of each only.
     """
-    modules = ((name, m) for name, m in network.named_modules() if isinstance(m, QuantisedLinear))
+    modules = ((name, m) for name, m in network.named_modules() if isinstance(m, QuantizedLinear))
     layers = {base_name(name): layer for name, layer in modules}
 
     def change(name: str, weight: torch.Tensor) -> torch.Tensor:
         layer = layers.get(name.removesuffix(".weight"))
         if layer is None:
             return weight
-        words, scales = packed(weight.to(device, layer.weight.dtype), layer.kind)
-        return unpacked(words, scales, layer.kind, weight.shape).cpu()
+        packed_weight, scales = packed(weight.to(device, layer.weight.dtype), layer.kind)
+        return unpacked(packed_weight, scales, layer.kind, weight.shape).cpu()
 
     return change
 

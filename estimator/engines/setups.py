@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from estimator.engines import automatic, liger, varlen
 from estimator.job import Job
 from estimator.models import ModelSpec
 from estimator.plan import Layout
-from estimator.planning import automatic, liger, varlen
 from estimator.setup import Setup, drawn_answer
 from estimator.vocabulary import ENGINES, METHODS, SHARDINGS, TASKS, Precision, StateOffload
 

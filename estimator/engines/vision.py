@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from estimator.engines.training import Training
 from estimator.job import Job
 from estimator.models import ModelSpec
-from estimator.planning.training import Training
 
 METHODS = ("full", "lora")  # with which a vision-language model is trained
 
@@ -20,28 +20,28 @@ def reasons(job: Job) -> list[str]:
         ]
     tokens = tower.tokens_of(job.image_size, job.image_size)
     total = job.images_per_row * tokens
-    room = "" if total < job.seq_len else f", more than seq_len {job.seq_len:,}"
+    excess = "" if total < job.seq_len else f", more than seq_len {job.seq_len:,}"
     return [
         f"vision {job.vision}: tower {tower.parameters / 1e6:,.1f} M and projector "
         f"{tower.projector_parameters / 1e6:,.1f} M parameters; an image of {job.image_size} x "
-        f"{job.image_size} pixels is about {tokens:,} tokens, {job.images_per_row} in a row {total:,}{room}; "
-        "speed leaves the tower out"
+        f"{job.image_size} pixels is about {tokens:,} tokens, {job.images_per_row} in a row {total:,}{excess}"
+        "; speed leaves the tower out"
     ]
 
 
 def unsupported(model: ModelSpec, training: Training) -> str | None:
     """Return the reason why the loop cannot train this model on images, as one clause; None if it can."""
-    asked = f"vision {training.vision}"
+    setting = f"vision {training.vision}"
     if not model.sees_images:
-        return f"{asked}: {model.name} sees no images"
+        return f"{setting}: {model.name} sees no images"
     if training.task != "sft":
-        return f"{asked}: images are part of the rows of task sft alone, not of {training.task}"
+        return f"{setting}: images are part of the rows of task sft alone, not of {training.task}"
     if training.method not in METHODS:
-        return f"{asked}: rows with images are trained with methods {' and '.join(METHODS)}"
-    needed = {"lora": "lora", "full": "full"}.get(training.vision or "")
-    if needed is not None and training.method != needed:
-        return f"{asked} belongs to method {needed}; with {training.method} use vision frozen"
-    for name, used in (
+        return f"{setting}: rows with images are trained with methods {' and '.join(METHODS)}"
+    mode = {"lora": "lora", "full": "full"}.get(training.vision or "")
+    if mode is not None and training.method != mode:
+        return f"{setting} belongs to method {mode}; with {training.method} use vision frozen"
+    for name, value in (
         ("packing", training.packing),
         ("liger", training.liger),
         ("compile", training.compile),
@@ -50,6 +50,6 @@ def unsupported(model: ModelSpec, training: Training) -> str | None:
         ("lora.modules_to_save", bool(training.trained_modules)),
         ("lora.experts", training.lora_experts),
     ):
-        if used:
+        if value:
             return f"{name}: not supported with images (vision)"
     return None

@@ -43,10 +43,10 @@ class Serving:
 
     def text(self) -> str:
         """Describe layout and memory in one line."""
-        where = "CPU" if self.device == "cpu" else f"{self.gpus} GPU(s)"
+        place = "CPU" if self.device == "cpu" else f"{self.gpus} GPU(s)"
         parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.memory.items() if size)
         return (
-            f"{where}, {self.requests} request(s) of {self.context:,} tokens at once: "
+            f"{place}, {self.requests} request(s) of {self.context:,} tokens at once: "
             f"{format_bytes(self.needed_bytes)} of {format_bytes(self.capacity_bytes)} ({parts})"
         )
 
@@ -118,15 +118,15 @@ def plan_serving(
                 capacity_bytes=capacity,
             )
     memory = serving_memory(model, device=device, gpus=counts[-1], context=tokens, requests=requests)
-    where = "in memory" if device == "cpu" else f"in each of {counts[-1]} GPU(s)"
-    without_cache = sum(memory.values()) - memory[CACHE]
+    place = "in memory" if device == "cpu" else f"in each of {counts[-1]} GPU(s)"
+    fixed_bytes = sum(memory.values()) - memory[CACHE]
     advice = "Use more or larger GPUs."
-    if without_cache < max(free_bytes):
+    if fixed_bytes < max(free_bytes):
         advice = f"Use a smaller --context than {tokens}, or fewer --requests than {requests}."
     elif device == "cpu":
         advice = "Use a machine with more memory, or a GPU."
     raise UserError(
-        f"{name} needs {format_bytes(sum(memory.values()))} {where} to serve {requests} request(s) of "
+        f"{name} needs {format_bytes(sum(memory.values()))} {place} to serve {requests} request(s) of "
         f"{tokens:,} tokens ({format_bytes(memory[WEIGHTS])} of weights, {format_bytes(memory[CACHE])} of KV "
         f"cache); {format_bytes(max(free_bytes))} are free.",
         advice,

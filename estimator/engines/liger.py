@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from estimator.engines.training import Training
 from estimator.errors import UserError
 from estimator.job import Job
 from estimator.models import ModelSpec
-from estimator.planning.training import Training
 from estimator.vocabulary import METHODS, TASKS
 
 VERSION = "liger"  # of the engines' rows in data/implementations.csv

@@ -10,8 +10,8 @@ import pytest
 
 import tests
 from estimator import Job, Target, plan
+from estimator.engines.automatic import CHOICES, PROVEN, decided
 from estimator.models import find
-from estimator.planning.automatic import CHOICES, PROVEN, decided
 from estimator.planning.run_command import run_command
 
 OPEN: dict[str, Any] = dict.fromkeys(CHOICES)

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from estimator import Job, Target, UserError
+from estimator.engines.setups import setup_of
+from estimator.engines.support import unsupported_job
 from estimator.job import Machine
 from estimator.memory.activations import block_bytes
 from estimator.memory.logits import loss_bytes
 from estimator.memory.shape import part_of, stages
 from estimator.models import find
 from estimator.plan import GIB
-from estimator.planning.engines import setup_of
 from estimator.planning.planner import plan
-from estimator.planning.support import unsupported_job
 from tests.estimator.memory.test_memory import layout_of
 
 JOB = Job(model=find("llama-8b"), engine="fsdp2", liger=True, global_batch_size=16)

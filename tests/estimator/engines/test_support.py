@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from estimator import CannotFit, Job, Target, UserError, hardware
+from estimator.engines.support import unsupported_job, unsupported_shards, with_engine
 from estimator.job import Machine
 from estimator.models import find, names
 from estimator.planning.planner import plan, plans
-from estimator.planning.support import unsupported_job, unsupported_shards, with_engine
 from estimator.setup import Setup
 
 ANY = Target(kind="catalogue")
@@ -185,7 +185,7 @@ def test_dora_takes_more_than_lora_and_rslora_the_same() -> None:
     assert magnitudes == lora.model.layers * outputs
 
 
-def test_quantised_weights_are_not_planned_over_processes_that_do_not_divide_them() -> None:
+def test_quantized_weights_are_not_planned_over_processes_that_do_not_divide_them() -> None:
     job = Job(model=find("llama-8b"), method="qlora", global_batch_size=48)
     reason = unsupported_shards(job.model, 3)
     assert reason is not None

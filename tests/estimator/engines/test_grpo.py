@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from estimator import hardware, memory, throughput
+from estimator.engines.setups import setup_of
+from estimator.engines.support import unsupported_job, with_engine
 from estimator.job import Job
 from estimator.memory.generation import CACHE, kv_cache_bytes
 from estimator.models import find
 from estimator.plan import Layout
-from estimator.planning.engines import setup_of
-from estimator.planning.support import unsupported_job, with_engine
 from estimator.setup import Setup, drawn_answer
 
 LLAMA = find("llama-8b")

@@ -1,7 +1,7 @@
-"""Loads a model with its linear layers quantised one by one, by transformers' interface for quantisers.
+"""Loads a model with its linear layers quantized one by one, by transformers' interface for quantizers.
 
-So at most one matrix exists in 16 bits at a time. transformers' own quantisers make bitsandbytes'
-layers, which ``quantised.py`` says more of.
+So at most one matrix exists in 16 bits at a time. transformers' own quantizers make bitsandbytes'
+layers, which ``quantized.py`` says more of.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from transformers.quantizers import HfQuantizer, register_quantization_config, r
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from estimator.vocabulary import LaunchedQuantization
-from launchers.engines.loop.quantised import QuantisedLinear, Scales, packed, replace_layers
+from launchers.engines.loop.quantized import QuantizedLinear, Scales, packed, replace_layers
 
 METHOD = "metaflow-finetune"
 
@@ -44,7 +44,7 @@ class LoopQuantizer(HfQuantizer):  # type: ignore[misc,unused-ignore]
 
     def param_needs_quantization(self, model: nn.Module, param_name: str, **_: Any) -> bool:
         owner, _dot, name = param_name.rpartition(".")
-        return name == "weight" and isinstance(model.get_submodule(owner), QuantisedLinear)
+        return name == "weight" and isinstance(model.get_submodule(owner), QuantizedLinear)
 
     def _process_model_before_weight_loading(self, model: nn.Module, **_: Any) -> None:
         replace_layers(model, self.quantization_config.kind)
@@ -72,11 +72,11 @@ class _Pack(ConversionOps):  # type: ignore[misc,unused-ignore]
     def convert(
         self, input_dict: dict[str, Any], full_layer_name: str = "", **_: Any
     ) -> dict[str, nn.Parameter]:
-        (found,) = input_dict.values()
-        weight = found[0] if isinstance(found, list) else found
-        asked = self._quantizer.quantization_config
-        words, scales = packed(weight.to(asked.device), asked.kind)
+        (tensors,) = input_dict.values()
+        weight = tensors[0] if isinstance(tensors, list) else tensors
+        config = self._quantizer.quantization_config
+        packed_weight, scales = packed(weight.to(config.device), config.kind)
         self._quantizer.scales[full_layer_name.removesuffix(".weight")] = {
             name: values.to(weight.device) for name, values in scales.items()
         }
-        return {full_layer_name: nn.Parameter(words.to(weight.device), requires_grad=False)}
+        return {full_layer_name: nn.Parameter(packed_weight.to(weight.device), requires_grad=False)}

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from estimator import hardware
 from estimator.errors import UserError
 from estimator.hardware import Gpu
+from estimator.inference.serving import heads_divide
 from estimator.memory.evaluation import inference_gpus
 from estimator.memory.generation import Batch, Device, largest_batch
 from estimator.models import ModelSpec
 from estimator.plan import MIB, Generation, Plan, Request, Stage
-from estimator.planning.serving import heads_divide
 from estimator.planning.step_requests import BESIDE_RANKS
 from estimator.throughput.generation import balanced_sequences, forward_seconds, generation_speed
 
@@ -52,19 +52,28 @@ def plan_generation(plan: Plan, model: ModelSpec, drawing: Drawing) -> Generatio
     batch_tokens = sequences * (drawing.prompt_tokens + drawing.new_tokens)
     request = _with_gpus(base, gpus)
     nodes = drawing.nodes or _nodes(plan, drawing, gpus, sequences)
-    drawn = _hours(plan, _draw_seconds(model, gpu, drawing, drawing.prompts, sequences, nodes))
-    drawn_again = _hours(plan, _draw_seconds(model, gpu, drawing, drawing.held_out, sequences, 1))
+    generation_hours = _hours(plan, _draw_seconds(model, gpu, drawing, drawing.prompts, sequences, nodes))
+    evaluation_hours = _hours(plan, _draw_seconds(model, gpu, drawing, drawing.held_out, sequences, 1))
     basis = generation_speed(model, gpu, _shape(drawing, sequences)).basis
     score, score_seconds, score_basis = _score(plan, gpu, drawing, base)
-    again = (0.0, 0.0) if drawing.by_function else _score_seconds(gpu, drawing, drawing.held_out)
-    compared = _sum((drawn_again, None if again is None else (again[0] / 3600, again[1] / 3600)))
+    evaluation_score_seconds = (
+        (0.0, 0.0) if drawing.by_function else _score_seconds(gpu, drawing, drawing.held_out)
+    )
+    compared = _sum(
+        (
+            evaluation_hours,
+            None
+            if evaluation_score_seconds is None
+            else (evaluation_score_seconds[0] / 3600, evaluation_score_seconds[1] / 3600),
+        )
+    )
     stages = [
         Stage(
             name="generate",
             request=request,
             nodes=nodes,
-            hours=drawn,
-            usd=_usd(plan, request, nodes, drawn),
+            hours=generation_hours,
+            usd=_usd(plan, request, nodes, generation_hours),
             basis=basis,
         ),
         Stage(
@@ -103,11 +112,11 @@ def total(plan: Plan) -> tuple[Range | None, Range | None, tuple[str, ...]]:
         *((stage.name, stage.hours, stage.usd) for stage in stages),
         ("train", _point(hours), _point(usd)),
     ]
-    known = [part for part in parts if part[1] is not None]
-    missing = tuple(name for name, found, _ in parts if found is None)
-    if not known:
+    known_parts = [part for part in parts if part[1] is not None]
+    missing = tuple(name for name, known_range, _ in parts if known_range is None)
+    if not known_parts:
         return None, None, missing
-    return _sum([part[1] for part in known]), _sum([part[2] for part in known]), missing
+    return _sum([part[1] for part in known_parts]), _sum([part[2] for part in known_parts]), missing
 
 
 def _point(value: float | None) -> Range | None:
@@ -137,13 +146,13 @@ def _batch(plan: Plan, model: ModelSpec, drawing: Drawing, base: Request) -> tup
         capacity = base.memory_mib * MIB - BESIDE_RANKS
     if capacity is None:
         return base.gpus_per_node, drawing.answers, None
-    most = _most(_gpu(plan)) if on_gpus else CPU_SEQUENCES
+    max_sequences = _most(_gpu(plan)) if on_gpus else CPU_SEQUENCES
     if not on_gpus:
-        most = min(most, CPU_BATCH_TOKENS // (drawing.prompt_tokens + drawing.new_tokens))
+        max_sequences = min(max_sequences, CPU_BATCH_TOKENS // (drawing.prompt_tokens + drawing.new_tokens))
     first, last = base.gpus_per_node, max(plan.request.gpus_per_node, base.gpus_per_node)
     counts = [count for count in range(max(first, 1), max(last, 1) + 1) if _can_share(model, count, drawing)]
     for gpus in counts:
-        found = largest_batch(
+        batch = largest_batch(
             model,
             capacity,
             prompt_tokens=drawing.prompt_tokens,
@@ -151,11 +160,11 @@ def _batch(plan: Plan, model: ModelSpec, drawing: Drawing, base: Request) -> tup
             gpus=gpus if on_gpus else 1,
             device=device,
             top_p=drawing.top_p,
-            most=max(most, drawing.answers),
+            max_sequences=max(max_sequences, drawing.answers),
         )
-        if found >= drawing.answers:
-            whole = found // drawing.answers * drawing.answers
-            return (gpus if on_gpus else 0), whole, True
+        if batch >= drawing.answers:
+            whole_groups = batch // drawing.answers * drawing.answers
+            return (gpus if on_gpus else 0), whole_groups, True
     return (counts[-1] if counts and on_gpus else last), drawing.answers, False
 
 
@@ -213,12 +222,12 @@ def _draw_seconds(
         return None
     if prompts == 0:
         return 0.0, 0.0
-    drawn = min(sequences, prompts * drawing.answers)
-    each = generation_speed(model, gpu, _shape(drawing, drawn)).seconds
-    if each is None:
+    batch = min(sequences, prompts * drawing.answers)
+    batch_seconds = generation_speed(model, gpu, _shape(drawing, batch)).seconds
+    if batch_seconds is None:
         return None
-    own = -(-_batches(drawing, prompts, sequences) // nodes)
-    return own * each[0], own * each[1]
+    node_batches = -(-_batches(drawing, prompts, sequences) // nodes)
+    return node_batches * batch_seconds[0], node_batches * batch_seconds[1]
 
 
 def _score(plan: Plan, gpu: Gpu | None, drawing: Drawing, base: Request) -> tuple[Request, Range | None, str]:
@@ -254,20 +263,20 @@ def _hours(plan: Plan, seconds: Range | None) -> Range | None:
 
 def _usd(plan: Plan, request: Request, nodes: int, hours: Range | None) -> Range | None:
     """Return the price of the complete instances used; None for another instance type."""
-    whole, machine = plan.prediction.usd_per_hour, plan.request.instance_type
-    if whole is None or hours is None or machine is None or request.instance_type != machine:
+    plan_usd_per_hour, machine = plan.prediction.usd_per_hour, plan.request.instance_type
+    if plan_usd_per_hour is None or hours is None or machine is None or request.instance_type != machine:
         return None
     try:
-        own = hardware.instance(machine).gpu_count
+        machine_gpus = hardware.instance(machine).gpu_count
     except UserError:
-        own = plan.request.gpus_per_node
-    together = max(own // request.gpus_per_node, 1) if request.gpus_per_node else 1
-    rate = whole / plan.request.nodes * -(-nodes // together)
+        machine_gpus = plan.request.gpus_per_node
+    together = max(machine_gpus // request.gpus_per_node, 1) if request.gpus_per_node else 1
+    rate = plan_usd_per_hour / plan.request.nodes * -(-nodes // together)
     return rate * hours[0], rate * hours[1]
 
 
 def _sum(ranges: Sequence[Range | None]) -> Range | None:
-    known = [each for each in ranges if each is not None]
-    if len(known) < len(ranges):
+    known_ranges = [item for item in ranges if item is not None]
+    if len(known_ranges) < len(ranges):
         return None
-    return sum(low for low, _ in known), sum(high for _, high in known)
+    return sum(low for low, _ in known_ranges), sum(high for _, high in known_ranges)

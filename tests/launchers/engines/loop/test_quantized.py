@@ -14,8 +14,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from estimator.vocabulary import LaunchedQuantization
 from launchers import engines
-from launchers.engines.loop import quantised
-from launchers.engines.loop.quantised import QuantisedLinear, packed, unpacked
+from launchers.engines.loop import quantized
+from launchers.engines.loop.quantized import QuantizedLinear, packed, unpacked
 from launchers.gang.job import TrainJob
 from tests.launchers.engines.loop import runs
 
@@ -28,9 +28,9 @@ def matrix(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> torch
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
-def layer_of(weight: torch.Tensor, kind: LaunchedQuantization) -> QuantisedLinear:
+def layer_of(weight: torch.Tensor, kind: LaunchedQuantization) -> QuantizedLinear:
     like = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype)
-    layer = QuantisedLinear(like, kind)
+    layer = QuantizedLinear(like, kind)
     words, scales = packed(weight, kind)
     assert words.shape == layer.weight.shape
     layer.weight.data = words
@@ -59,7 +59,7 @@ def test_8_bits_are_off_by_half_a_step_of_their_row(dtype: torch.dtype) -> None:
     weight = matrix(96, 160, dtype)
     words, scales = packed(weight, "int8")
     found = unpacked(words, scales, "int8", weight.shape)
-    step = weight.float().abs().amax(1, keepdim=True) / quantised.LARGEST_INT8
+    step = weight.float().abs().amax(1, keepdim=True) / quantized.LARGEST_INT8
     rounded = 2**-8 if dtype is torch.bfloat16 else 1e-6
     assert found.dtype == dtype
     assert ((found - weight).float().abs() <= step / 2 + rounded * weight.float().abs()).all()
@@ -234,14 +234,14 @@ def logits(network: Any) -> torch.Tensor:
     "kind",
     [pytest.param(kind, marks=[] if kind == "nf4-double" else pytest.mark.nightly) for kind in KINDS],
 )
-def test_the_merged_model_answers_as_the_quantised_base_with_its_adapter(
+def test_the_merged_model_answers_as_the_quantized_base_with_its_adapter(
     tmp_path: Path, model: Path, data: Path, kind: LaunchedQuantization, sharding: str
 ) -> None:
-    """The base as transformers' BitsAndBytesConfig quantises it, too, but for its 8 bits' rounding."""
+    """The base as transformers' BitsAndBytesConfig quantizes it, too, but for its 8 bits' rounding."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-    from launchers.engines.loop.quantised_loading import LoopQuantization
+    from launchers.engines.loop.quantized_loading import LoopQuantization
 
     job = qlora(tmp_path / "work", model, data, sharding, kind)
     runs.run(job)

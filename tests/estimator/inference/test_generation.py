@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from estimator import hardware
+from estimator.inference.generation import Drawing, plan_generation, total
 from estimator.job import Job, Machine, Target
 from estimator.memory.generation import Batch, generation_bytes
 from estimator.models import find
 from estimator.plan import GIB, Plan, Stage
 from estimator.planning import planner
-from estimator.planning.generation import Drawing, plan_generation, total
 from estimator.throughput.generation import generation_speed
 
 LLAMA = find("llama-8b")

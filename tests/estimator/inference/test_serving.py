@@ -6,9 +6,9 @@ import pytest
 
 from estimator import models
 from estimator.errors import UserError
+from estimator.inference.serving import Serving, plan_serving
 from estimator.memory.generation import CACHE, WEIGHTS, kv_cache_bytes
 from estimator.plan import GIB
-from estimator.planning.serving import Serving, plan_serving
 
 
 def plan(name: str, gib: float, gpus: int = 8, *, context: int | None = None, requests: int = 8) -> Serving:

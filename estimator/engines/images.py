@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from estimator.engines.training import Training
 from estimator.errors import UserError
 from estimator.models import PROJECTIONS, DiffusionSpec, ModelSpec
 from estimator.models.diffusion import positions_of
 from estimator.models.unet import ADAPTED
-from estimator.planning.training import Training
 from estimator.setup import default_seq_len
 from estimator.vocabulary import ENGINES, IMAGE_TASK, LAUNCHED_ENGINES, TASKS
 
@@ -66,8 +66,8 @@ def _training(model: ModelSpec, training: Training) -> str | None:
     if training.part_recomputed:
         return "activation checkpointing of a UNet recomputes complete blocks, and all of them"
     if training.new_tokens or training.trained_modules:
-        what = "new_tokens" if training.new_tokens else "lora.modules_to_save"
-        return f"{what}: {model.name}'s text encoders are not trained"
+        setting = "new_tokens" if training.new_tokens else "lora.modules_to_save"
+        return f"{setting}: {model.name}'s text encoders are not trained"
     if training.lora_experts:
         return f"lora.experts: {model.name} has no experts"
     if training.optimizer_in_backward:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from estimator.engines import liger, support, varlen
 from estimator.job import Job
-from estimator.planning import liger, support, varlen
 from estimator.vocabulary import Device, LaunchedEngine
 
 Choice = Literal["packing", "liger", "compile"]
