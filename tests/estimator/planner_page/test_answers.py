@@ -152,7 +152,10 @@ def test_a_plan_says_which_pasted_pods_it_waits_for() -> None:
         ({"config": "{"}, "The pasted config.json is not JSON"),
         ({"config": "[]"}, "The pasted config.json is not a JSON object"),
         ({"model": "llama-8b", "cluster": "{}"}, "There are no nodes in the pasted text"),
-        ({"model": "llama-8b", "cluster": '{"items": [{"kind": "Node"}]}'}, "A pasted node is incomplete"),
+        (
+            {"model": "llama-8b", "cluster": '{"items": [{"kind": "Node"}]}'},
+            "A pasted node or pod is incomplete",
+        ),
         (
             {"model": "llama-8b", "cluster": json.dumps({"items": [{"kind": "Node", **CPU_NODE}]})},
             "No node of the pasted cluster",
