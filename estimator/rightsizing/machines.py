@@ -157,13 +157,13 @@ def needs_of(found: Recommendation, sizes: Sizes) -> Needs | None:
     known = hardware.find_gpu_by_nvml_name(sizes.gpu_type) if sizes.gpu_type else None
     if not sizes.gpus or known is None:
         return None
-    rate, utilisation = flops_of(known), found.gpu_utilisation
+    rate, utilization = flops_of(known), found.gpu_utilization
     return Needs(
         cpu=sizes.cpu,
         memory_mib=sizes.memory_mib,
         gpus=sizes.gpus,
         gpu_memory_bytes=found.gpu_memory_bytes,
-        flops=rate * (1.0 if utilisation is None else utilisation) if rate is not None else None,
+        flops=rate * (1.0 if utilization is None else utilization) if rate is not None else None,
     )
 
 

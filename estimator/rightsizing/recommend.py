@@ -35,7 +35,7 @@ class Recommendation:
 
     sizes: Sizes
     gpu_memory_bytes: int | None  # that each GPU needs, with headroom
-    gpu_utilisation: float | None  # 0 to 1, the highest mean of a GPU in use
+    gpu_utilization: float | None  # 0 to 1, the highest mean of a GPU in use
     tasks: int  # that it rests on
     reason: str
 
@@ -52,7 +52,7 @@ def recommend(history: Sequence[Usage], parameters: Mapping[str, str] | None = N
     if not done and not lacking and not lacking_gpu:
         return None
     memory = _memory_mib(done, lacking)
-    gpus, utilisation = _gpus(done or tasks)
+    gpus, utilization = _gpus(done or tasks)
     newest = max(tasks, key=lambda usage: usage.at)
     sizes = Sizes(
         cpu=_cpu(done or tasks),
@@ -68,7 +68,7 @@ def recommend(history: Sequence[Usage], parameters: Mapping[str, str] | None = N
     return Recommendation(
         sizes=sizes,
         gpu_memory_bytes=_gpu_memory_bytes(done, lacking_gpu),
-        gpu_utilisation=utilisation,
+        gpu_utilization=utilization,
         tasks=len(done),
         reason="; ".join(reasons),
     )

@@ -1,4 +1,4 @@
-"""Speed and price: seconds of a training step, tokens a second, model FLOPs utilisation, hours and money.
+"""Speed and price: seconds of a training step, tokens a second, model FLOPs utilization, hours and money.
 
 A step is computing, what of the communication it can't hide, the pipeline's bubble and the optimizer. The
 work is counted in ``flops``, the volumes in ``communication``; what GPUs and kernels make of them are the
