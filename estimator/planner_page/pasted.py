@@ -52,7 +52,7 @@ def cluster(text: str, gpu: str | None = None) -> Cluster:
         return replace(offered(state, hardware.current(), PodRules(), gpu=gpu), name="the pasted cluster")
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise UserError(
-            f"A pasted node or pod is incomplete or damaged: {error}.", f"Paste what `{KUBECTL}` prints."
+            f"A pasted node or pod is incomplete: {error}.", f"Paste what `{KUBECTL}` prints."
         ) from None
 
 
