@@ -181,6 +181,8 @@ def settings_of(case: Case, scale: Scale, model_dir: Path, dataset: Path) -> Set
             "dataset": str(dataset),
             "seq_len": scale.seq_len,
             "packing": case.lengths == "fixed",
+            "liger": False,
+            "compile": False,
             "longest_first": case.longest_first,
             "expandable_segments": case.expandable_segments,
             "max_steps": scale.steps,

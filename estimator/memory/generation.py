@@ -76,7 +76,8 @@ def kv_cache_bytes(model: ModelSpec, sequences: int, tokens: int, *, bytes_each:
 
     Per sequence, token and block: kv_heads * head_dim keys and as many values; with latent attention (MLA)
     the compressed latents, kv_lora_rank + qk_rope_head_dim numbers (transformers 5.23). Blocks with a sliding
-    window (or Llama 4's chunks) keep the tokens of the window. A batch that generates has cached all tokens
+    window (or Llama 4's chunks) keep the tokens of the window; blocks that reuse keys and values (Gemma 4)
+    keep none. A batch that generates has cached all tokens
     but the last one generated. The allocator holds more: see :func:`working_bytes`.
 
     Parameters
@@ -87,8 +88,15 @@ def kv_cache_bytes(model: ModelSpec, sequences: int, tokens: int, *, bytes_each:
         Of one number: 2 in bf16, 4 in fp32.
     """
     window = min(tokens, model.sliding_window or tokens)
-    cached = (model.attention_layers - model.sliding_layers) * tokens + model.sliding_layers * window
-    return sequences * cached * _cached_width(model) * bytes_each
+    far_layers, near_layers = model.attention_layers - model.sliding_layers, model.sliding_layers
+    if not model.global_head_dim:
+        cached = (far_layers * tokens + near_layers * window) * _cached_width(model)
+    else:
+        near_layers -= model.reused_kv_sliding
+        far_layers -= model.reused_kv_layers - model.reused_kv_sliding
+        cached = near_layers * window * 2 * model.kv_heads * model.head_dim
+        cached += far_layers * tokens * 2 * model.wide_kv_heads * model.wide_head_dim
+    return sequences * cached * bytes_each
 
 
 def live_bytes(

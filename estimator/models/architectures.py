@@ -207,6 +207,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         qk_norm="head",
         hidden_act="gelu_pytorch_tanh",
         router_scales=True,
+        partial_rotary=True,
         source=_transformers("gemma4", _NEW),
     ),
     "olmo2": Family(scores_texts=False, qk_norm="all", source=_transformers("olmo2")),
@@ -233,7 +234,9 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
     ),
     "deepseek_v2": Family(mlp_names_are_experts=True, source=_transformers("deepseek_v2")),
     "deepseek_v3": Family(mlp_names_are_experts=True, source=_transformers("deepseek_v3")),
-    "mistral4": Family(mlp_names_are_experts=True, source=_transformers("mistral4", _NEW)),
+    "mistral4": Family(
+        partial_rotary=True, mlp_names_are_experts=True, source=_transformers("mistral4", _NEW)
+    ),
     "gpt_oss": Family(
         qkv_bias=True,
         o_bias=True,
@@ -324,6 +327,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         recurrence="short-conv",
         sees_packed=_RECURRENT,
         head_gates=True,
+        partial_rotary=True,
         linears={
             "in_proj": (("conv_in_proj",),),
             "out_proj": (("conv_out_proj",),),

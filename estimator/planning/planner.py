@@ -143,9 +143,9 @@ def _of_method(
     machine = target.machine
     on_cpu = machine is not None and (not machine.gpus or target.device == "cpu")
     failures: list[Failure] = []
-    skipped, uncertain = "", None
+    skipped, uncertain = "", list[Ranking]()
     for group in [jobs[:1]] if on_cpu else by_preference(jobs):
-        if uncertain is not None and group[0].precision != jobs[0].precision:
+        if group[0].precision != jobs[0].precision and not all(_is_tight(each, target) for each in uncertain):
             break  # pure bf16 only if fp32 master weights fit nowhere
         if machine is not None:
             outcome = _of_engines_here(group, target, goals, evidence, skipped)
@@ -155,14 +155,23 @@ def _of_method(
         if isinstance(outcome, Failure):
             failures.append(outcome)
             skipped = f"{masters} not fit"
+        elif _is_tight(outcome, target):
+            uncertain.append(outcome)
+            skipped = f"{masters} risk running out of memory"
         elif _is_well_founded(outcome.best):
             return _with_batch_reason(jobs[0], outcome)
         else:
-            uncertain = uncertain or outcome
+            uncertain.append(outcome)
             skipped = f"{masters} use GPUs without measurements or with low availability"
-    if uncertain is not None:
-        return _with_batch_reason(jobs[0], uncertain)
+    if uncertain:
+        chosen = next((each for each in uncertain if not _is_tight(each, target)), uncertain[0])
+        return _with_batch_reason(jobs[0], chosen)
     return min(failures, key=lambda failure: failure.distance)
+
+
+def _is_tight(ranking: Ranking, target: Target) -> bool:
+    """Return whether the best plan risks running out of memory more than the target accepts."""
+    return ranking.best.prediction.memory.tight and not target.tight
 
 
 def _is_well_founded(plan: Plan) -> bool:

@@ -54,6 +54,11 @@ def rightsize(
     if as_json:
         print_json([report.to_dict() for report in reports])
         return
+    if not reports:
+        raise UserError(
+            "No recorded task has ended yet.",
+            "Try again when a step has succeeded, or has run out of memory.",
+        )
     output = console()
     output.print(_table(reports))
     lines = [(f"{report.flow}.{report.step}", report.resources) for report in reports if report.resources]

@@ -30,7 +30,7 @@ def fetch(address: str, folder: Path) -> None:
                 digest.update(chunk)
         if digest.hexdigest() != file["sha256"]:
             sys.exit(f"{address}: {file['name']} has changed since it was stored.")
-        print(f"fetched {file['name']}", flush=True)
+        print(f"fetched {file['name']!r}", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
 from typing import Any
 
 from estimator import models
@@ -109,7 +111,7 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, install
         packing=_packing(settings),
         longest_first=settings.longest_first,
         expandable_segments=settings.expandable_segments,
-        compile=_or_none(settings.compile),
+        compile=_compile(settings, installed=installed),
         liger=_liger(settings, installed=installed),
         vision=settings.vision,
         zero_stage=None if stage == "auto" else stage,
@@ -146,6 +148,17 @@ def _liger(settings: Settings, *, installed: bool) -> bool | None:
     if settings.liger == "auto" and installed and importlib.util.find_spec("liger_kernel") is None:
         return False
     return _or_none(settings.liger)
+
+
+def _compile(settings: Settings, *, installed: bool) -> bool | None:
+    """Return whether blocks are compiled; None: the planner decides.
+
+    ``installed``: the job runs here, where Triton needs a C compiler (triton 3.6, runtime/build.py).
+    """
+    found = os.environ.get("CC") or any(shutil.which(name) for name in ("gcc", "clang"))
+    if settings.compile == "auto" and installed and not found:
+        return False
+    return _or_none(settings.compile)
 
 
 def _trained_spec(spec: ModelSpec, settings: Settings) -> ModelSpec:

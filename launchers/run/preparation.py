@@ -156,9 +156,9 @@ def check_matches(plan: Plan | None, settings: Settings, spec: ModelSpec) -> Pla
         raise UserError("This run has no plan.", "Start it with `run`, or redeploy the flow.")
     for name, requested, planned in _differences(plan, settings, spec):
         option = option_name(name)
-        was = f"without {option}" if planned is None else f"with {option} {planned}"
+        value = f"the default {option}" if planned is None else f"{option} {planned}"
         raise UserError(
-            f"This deployment was planned {was}; the run requests {requested or 'the default'}.",
+            f"This deployment was planned with {value}; the run requests {requested or 'the default'}.",
             "Redeploy the flow with this value: a deployment's resources are fixed.",
         )
     return plan

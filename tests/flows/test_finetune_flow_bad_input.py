@@ -72,7 +72,7 @@ def check_refused(run: FlowRun, *words: str) -> None:
         (["--task", "orpo", "--packing", "true"], ["packing", "pair of answers"]),
         (["--task", "reward", "--method", "adapter-v1"], ["task reward with method adapter-v1"]),
         (["--task", "reward", "--model", "olmo-2-7b", *ON_AN_A100], ["no sequence classification"]),
-        (["--set", "lora.rank=16"], ["--lora-rank does not apply to --method full"]),
+        (["--method", "full", "--set", "lora.rank=16"], ["--lora-rank does not apply to --method full"]),
     ],
 )
 def test_a_wrong_flag_is_refused_before_the_run(

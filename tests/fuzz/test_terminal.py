@@ -51,8 +51,15 @@ HOSTILE = (
 NAMES = ("print", "write", "echo", "Console")
 WRITERS = ("sys.stdout.write", "sys.stderr.write", "typer.echo", "click.echo")
 HARMLESS = ("json.dumps(", "self._page(", "help_page(", "run_help.help_page(")  # JSON is ASCII
-# terminal.py itself; an answer of chat, which it escapes in a terminal only
-ALLOWED = ("estimator/terminal.py:", "launchers/inference/terminal.py:")
+# terminal.py itself; answers of chat, escaped in a terminal only; a script that runs without this package
+ALLOWED = tuple(
+    f"{path}:"
+    for path in (
+        "estimator/terminal.py",
+        "launchers/inference/terminal.py",
+        "launchers/inference/fetch_in_pod.py",
+    )
+)
 ACTIVE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.on_gpu import data
+from estimator.models import find
 from launchers import settings
 from launchers.dataset.prepared import Prepared, PreparedInfo
 from launchers.models import tiny_llama
 from launchers.run import preparation
+from launchers.run_config import resolve
 
 LONGEST = 256
 
@@ -27,7 +29,8 @@ def prepared(folder: Path, model: Path, **values: object) -> tuple[PreparedInfo,
         {"dataset": str(file), "seq_len": LONGEST, "evaluation": {"fraction": 0}, "max_steps": 4, **values}
     )
     conversations, held_out = preparation.read_data(given, folder)
-    info = preparation.tokenize(conversations, held_out, given, model, folder / "data")
+    config = resolve(given, find("tiny-llama"), method="full", engine="torchtune")
+    info = preparation.tokenize(conversations, held_out, config, model, folder / "data")
     return info, Prepared(folder / "data")
 
 

@@ -83,6 +83,18 @@ def test_an_engine_that_trains_alone_gives_up_master_weights_only_where_they_fit
     assert rare.layout.precision == "bf16-mixed", "low availability is no reason to give them up"
 
 
+def test_master_weights_are_given_up_before_a_run_risks_its_memory() -> None:
+    name = hardware.gpu("A100 SXM 40GB").name
+    accepted = set()
+    for size in (22, 23, 24):
+        cards = ((name, size * GIB),) * 8
+        machine = Machine(gpus=cards, cpu_cores=64, ram_bytes=512 * GIB, disk_free_bytes=2048 * GIB)
+        assert made_for(target=Target(machine=machine)).prediction.memory.verdict == "fits"
+        tight = made_for(target=Target(machine=machine, tight=True))
+        accepted.add((tight.layout.precision, tight.prediction.memory.verdict))
+    assert ("bf16-mixed", "tight") in accepted
+
+
 def test_master_weights_are_given_up_before_measured_gpus_are() -> None:
     made = made_for("llama-70b", method="full")
     assert made.request.gpu_type == "A100 SXM 80GB"

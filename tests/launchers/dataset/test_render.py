@@ -260,7 +260,8 @@ class TestWeights:
 
 
 SPECIAL = re.compile(
-    r"<[|\uff5c][\w\u2581|\uff5c]*[|\uff5c]>|<(?:start|end)_of_turn>|<\|[a-z_]+>|<[a-z_]+\|>"
+    r"<[|\uff5c][\w\u2581|\uff5c]*[|\uff5c]>|<(?:start|end)_of_turn>"
+    r"|<\|[a-z_]+>|<[a-z_]+\|>"  # Gemma 4
 )
 CHAT = [
     {"role": "user", "content": "Hi"},

@@ -74,6 +74,18 @@ def test_packing_liger_and_compile_are_those_of_the_plan_unless_they_are_given()
     assert preparation.plan_run(settings.build({}), HERE).settings.packing is False
 
 
+def test_what_is_not_installed_here_is_off_unless_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("launchers.run.job.shutil.which", lambda _: None)
+    monkeypatch.setattr("launchers.run.job.importlib.util.find_spec", lambda _: None)
+    spec, auto = find("llama-8b"), settings.build({})
+    here, elsewhere = (build_job(auto, spec, None, installed=installed) for installed in (True, False))
+    assert (here.liger, here.compile) == (False, False)
+    assert (elsewhere.liger, elsewhere.compile) == (None, None)
+    given = build_job(settings.build({"liger": True, "compile": True}), spec, None, installed=True)
+    assert (given.liger, given.compile) == (True, True)
+
+
 def test_support_tickets_are_evaluated_by_their_test_split_and_other_data_as_the_settings_say() -> None:
     def evaluation(**values: object) -> Evaluation:
         return config(values).evaluation
@@ -267,7 +279,7 @@ def test_a_disk_that_is_too_small_is_named() -> None:
         ({"lora": {}}, "planned with --lora-rank 16; the run requests the default"),
         ({"packing": True}, "planned with --packing False; the run requests True"),
         ({"precision": "bf16"}, "planned with --precision fp32; the run requests bf16"),
-        ({"task": "dpo"}, "planned without --task; the run requests dpo"),
+        ({"task": "dpo"}, "planned with the default --task; the run requests dpo"),
     ],
 )
 def test_a_deployment_started_for_another_job_is_refused(given: dict[str, Any], message: str) -> None:

@@ -104,6 +104,29 @@ def test_mixed_precision_trains_as_fp32_but_for_bf16s_digits(
     assert losses(job) != losses(whole)
 
 
+@pytest.mark.parametrize("method", ["full", pytest.param("lora", marks=pytest.mark.nightly)])
+def test_one_process_in_mixed_precision_goes_on_bit_by_bit_and_on_two(
+    tmp_path: Path, model: Path, data: Path, method: str
+) -> None:
+    alone = fsdp(
+        tmp_path / "alone",
+        model,
+        data,
+        world=1,
+        micro=4,
+        sharding="none",
+        precision="bf16-mixed",
+        checkpoint_every=3,
+        settings={"method": method},
+    )
+    runs.run(alone)
+    assert runs.losses(runs.run(runs.resumed(alone, tmp_path / "again", 3))) == losses(alone)[3:]
+    two = {"processes_per_node": 2, "micro_batch_size": 2, "sharding": "fsdp"}
+    assert runs.losses(runs.run(runs.resumed(alone, tmp_path / "two", 3, **two))) == pytest.approx(
+        losses(alone)[3:], rel=1e-3
+    )
+
+
 @pytest.mark.parametrize(
     ("recipe", "world"),
     [
