@@ -87,14 +87,14 @@ def kv_cache_bytes(model: ModelSpec, sequences: int, tokens: int, *, bytes_each:
     bytes_each:
         Of one number: 2 in bf16, 4 in fp32.
     """
-    near = min(tokens, model.sliding_window or tokens)
+    window = min(tokens, model.sliding_window or tokens)
     far_layers, near_layers = model.attention_layers - model.sliding_layers, model.sliding_layers
     if not model.global_head_dim:
-        cached = (far_layers * tokens + near_layers * near) * _cached_width(model)
+        cached = (far_layers * tokens + near_layers * window) * _cached_width(model)
     else:
         near_layers -= model.reused_kv_sliding
         far_layers -= model.reused_kv_layers - model.reused_kv_sliding
-        cached = near_layers * near * 2 * model.kv_heads * model.head_dim
+        cached = near_layers * window * 2 * model.kv_heads * model.head_dim
         cached += far_layers * tokens * 2 * model.wide_kv_heads * model.wide_head_dim
     return sequences * cached * bytes_each
 

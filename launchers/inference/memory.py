@@ -89,10 +89,10 @@ def check_memory(
         parts = generation_bytes(spec, batch, gpus=memory.gpus, device=memory.device)
         weights = copies * parts[WEIGHTS]
         place = "this machine's memory" if memory.device == "cpu" else f"each of {memory.gpus} GPU(s)"
-        models = f" x {copies}" if copies > 1 else ""
+        models = f" of {copies} models" if copies > 1 else ""
         raise UserError(
-            f"{name} needs {format_bytes(required)} in {place} ({format_bytes(weights)} for weights{models},"
-            f" {format_bytes(required - weights)} to answer {batch.tokens:,} tokens); "
+            f"{name} needs {format_bytes(required)} in {place} ({format_bytes(weights)} for the weights"
+            f"{models}, {format_bytes(required - weights)} to answer {batch.tokens:,} tokens); "
             f"{format_bytes(free)} are free.",
             f"Use {', or '.join(advice)}." if advice else "",
         )

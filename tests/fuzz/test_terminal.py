@@ -142,7 +142,7 @@ def _models(name: str) -> None:
 
 def _tables(name: str) -> None:
     out = output.console()
-    total = Total(name=name, runs=1, hours=1, failed_hours=0, usd=None, unpriced_hours=0, without_end=0)
+    total = Total(name=name, runs=1, hours=1, failed_hours=0, usd=None, unpriced_hours=0, unfinished=0)
     out.print(costs._table([total], name))
     sizes = Sizes(gpus=1, gpu_type=name)
     report = StepReport(

@@ -64,7 +64,7 @@ def test_requested_used_and_next_request_stand_side_by_side() -> None:
     found = Recommendation(
         sizes=Sizes(cpu=12, memory_mib=80 * 1024, gpus=8, gpu_type="L40S"),
         gpu_memory_bytes=40 * GIB,
-        gpu_utilisation=0.97,
+        gpu_utilization=0.97,
         tasks=3,
         reason="used in 3 earlier tasks",
     )

@@ -25,7 +25,7 @@ from estimator.planning.start_up import rates_of, start_up
 from estimator.planning.step_requests import SHARED_MEMORY_PER_GPU
 from estimator.setup import Setup
 from estimator.throughput import Speed
-from tests.estimator.planning.test_generation import plan_of
+from tests.estimator.inference.test_generation import plan_of
 
 LLAMA = find("llama-8b")
 H100 = hardware.gpu("H100 SXM")

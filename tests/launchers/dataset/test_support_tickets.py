@@ -49,7 +49,7 @@ def test_half_of_the_held_out_rows_have_a_wording_that_training_does_not_contain
     new = [ticket for ticket in tickets("test") if ticket.wording not in trained]
     assert len(new) == ROWS["test"] // 2
     assert {ticket.area for ticket in new} == set(AREAS)
-    assert not trained & {wording for area in AREAS.values() for wording in area.unseen}
+    assert not trained & {wording for area in AREAS.values() for wording in area.held_out}
 
 
 def test_held_out_wordings_are_made_of_words_that_occur_in_training() -> None:

@@ -10,12 +10,13 @@ import pytest
 from estimator.errors import UserError
 from launchers import settings
 from launchers.engines._schedule import lr_factor
+from launchers.settings.sections import Schedule
 
 STEPS = 20
 
 
 def rates(**schedule: Any) -> list[float]:
-    factor = lr_factor(settings.Schedule(**schedule), STEPS)
+    factor = lr_factor(Schedule(**schedule), STEPS)
     return [factor(step) for step in range(STEPS + 1)]
 
 

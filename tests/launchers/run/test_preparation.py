@@ -382,7 +382,7 @@ def test_all_local_datasets_of_a_mixture_are_checked_and_counted(dataset: Path, 
     samples, _ = preparation.read_data(mixed, tmp_path / "data")
     assert [row.source for row in samples] == [0] * 60 + [1] * 10
     assert counted(settings.build({**given, "mixture": {"owner/rows": 1}})) is None
-    own = mixed.model_copy(update={"evaluation": settings.Evaluation(dataset=str(other))})
+    own = mixed.model_copy(update={"evaluation": Evaluation(dataset=str(other))})
     assert len(preparation.read_data(own, tmp_path / "data")[1] or ()) == 10
     assert preparation.read_data(mixed, tmp_path / "data")[1] is None, "nothing of an earlier attempt"
     other.write_text("{broken")
