@@ -103,7 +103,7 @@ COMMON: dict[str, CommonOption] = {
     ),
     "packing": CommonOption(
         group=_TRAINING,
-        text="Pack short samples into full sequences",
+        text="Pack short samples",
         unset="on GPUs where tested",
     ),
     "gpu": CommonOption(group=_WHERE, metavar="GPU", text="GPU model, by a name from `finetune gpus`"),

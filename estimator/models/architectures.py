@@ -234,9 +234,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
     ),
     "deepseek_v2": Family(mlp_names_are_experts=True, source=_transformers("deepseek_v2")),
     "deepseek_v3": Family(mlp_names_are_experts=True, source=_transformers("deepseek_v3")),
-    "mistral4": Family(
-        partial_rotary=True, mlp_names_are_experts=True, source=_transformers("mistral4", _NEW)
-    ),
+    "mistral4": Family(partial_rotary=True, source=_transformers("mistral4", _NEW)),
     "gpt_oss": Family(
         qkv_bias=True,
         o_bias=True,

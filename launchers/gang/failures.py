@@ -25,7 +25,7 @@ _SECONDARY = re.compile(
 
 # Errors of torch for GPU memory (torch.OutOfMemoryError) and host memory (c10's CPU allocator), and of Python
 _OUT_OF_MEMORY = re.compile(
-    r"OutOfMemoryError|out of memory|DefaultCPUAllocator: cannot allocate|^MemoryError"
+    r"OutOfMemoryError|out of memory|DefaultCPUAllocator: can't allocate|^MemoryError"
     r"|CUBLAS_STATUS_ALLOC_FAILED"
 )
 

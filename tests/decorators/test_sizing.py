@@ -69,7 +69,7 @@ def test_an_ending_for_lack_of_memory_is_told_from_others() -> None:
     assert ending_of(failed("torch.OutOfMemoryError: CUDA out of memory", out_of_memory=True)) == (
         "out of GPU memory"
     )
-    assert ending_of(failed("DefaultCPUAllocator: cannot allocate memory", out_of_memory=True)) == (
+    assert ending_of(failed("DefaultCPUAllocator: can't allocate memory", out_of_memory=True)) == (
         "out of memory"
     )
     assert ending_of(failed("KeyError: 1", out_of_memory=False)) == "failed"

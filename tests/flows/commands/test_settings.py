@@ -39,5 +39,5 @@ def test_a_setting_is_found_by_name_description_and_name_in_other_tools(word: st
 
 
 def test_a_word_that_no_setting_contains_is_answered_with_similar_names() -> None:
-    assert "Did you mean" in run("optimizer")
+    assert "Did you mean" in run("optimzer")
     assert "lists all of them" in run("zzzzz")

@@ -91,7 +91,7 @@ def misbehave(do: str, job: TrainJob) -> None:
     if do == "user":
         raise UserError("Line 7 of data.jsonl is broken.", "Mend it.")
     if do == "memory" and job.plan.layout.micro_batch_size > 1:
-        raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: cannot allocate memory")
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory")
     if do == "full":
         folder = job.checkpoint_dir(99)
         folder.mkdir(parents=True)

@@ -60,7 +60,7 @@ def test_vllm_gets_the_name_the_layout_and_an_adapter_of_a_rank_that_it_allows(
     assert servers.serves_adapter(finished.from_folder(adapter_dir))
     for name, value in {
         "use_dora": True,
-        "r": 1024,
+        "r": 600,
         "modules_to_save": ["lm_head"],
         "peft_type": "IA3",
     }.items():

@@ -117,7 +117,7 @@ def test_attempts_whose_containers_were_killed_as_a_whole_are_followed_by_leaner
     [
         ("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...", True),
         (
-            "RuntimeError: [enforce fail at alloc_cpu.cpp:131] . DefaultCPUAllocator: cannot allocate memory",
+            "RuntimeError: [enforce fail at alloc_cpu.cpp:131] . DefaultCPUAllocator: can't allocate memory",
             True,
         ),
         ("MemoryError: ", True),

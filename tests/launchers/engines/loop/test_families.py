@@ -58,7 +58,7 @@ def test_packing_is_refused_where_documents_see_each_other_and_nowhere_else(fami
     alone = torch.cat([logits(network, tokens[:, :border]), logits(network, tokens[:, border:])], dim=1)
     takes_positions = "position_ids" in inspect.signature(network.forward).parameters
     together = logits(network, tokens, **({"position_ids": positions} if takes_positions else {}))
-    apart = (together - alone).abs().max() < SAME
+    apart = (together - alone).abs().max() < 3 * SAME
     refused = bool(architectures.FAMILIES[family].sees_packed)
     assert apart or refused
     if family != "falcon":  # whose mask has the positions since a release after transformers 5.19

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from estimator.errors import UserError
-from estimator.models import FAMILIES, PROJECTIONS, find, hf_config, names
+from estimator.models import FAMILIES, PROJECTIONS, ModelSpec, find, hf_config, names
 from estimator.setup import Setup
 from launchers import settings
 from launchers.engines.loop import model
@@ -21,7 +21,8 @@ from tests.estimator.models.hf_configs import config_of
 from tests.estimator.models.test_parameters import built
 from tests.launchers.engines.loop import families, runs
 
-NO_ADAPTER = {"router", "gate", "shared_expert_gate", "lm_head", "embed_out"}  # heads, and what routes tokens
+# Output heads, routers, and gates of attention heads
+NO_ADAPTER = {"router", "gate", "shared_expert_gate", "lm_head", "embed_out", "g_proj"}
 ONE_OF_EACH_FAMILY = {
     find(name).family: name for name in names() if find(name).causal and find(name).family != "qwen"
 }  # Qwen 1's code is its own, on the Hub
@@ -31,10 +32,15 @@ ONE_OF_EACH_FAMILY = {
 UNLISTED = {"qwen", "ministral", "olmo3", "seed_oss", "hunyuan_v1_dense", "lfm2", "granitemoehybrid"}
 
 
-def tiny(name: str) -> Any:
-    """A network without weights, of two blocks; of three where the first ones have no experts."""
+def some_layers(name: str) -> ModelSpec:
+    """Return two blocks of a model: three where the first has no experts, six where the sixth is global."""
     spec = find(name)
-    return built(config_of(spec.with_layers(3 if spec.dense_layers else 2)))
+    return spec.with_layers(6 if spec.global_head_dim else 3 if spec.dense_layers else 2)
+
+
+def tiny(name: str) -> Any:
+    """Return a network without weights."""
+    return built(config_of(some_layers(name)))
 
 
 def targets(value: Any) -> settings.Settings:
@@ -62,8 +68,7 @@ def test_all_linear_is_every_linear_layer_but_heads_and_routers_and_is_counted_e
     assert set(found) == linear - NO_ADAPTER - experts
     assert model.adapted_layers(network, settings.build({})) == found, "the default is all seven names"
 
-    spec = find(name)
-    spec = spec.with_layers(3 if spec.dense_layers else 2)
+    spec = some_layers(name)
     for method in ("lora", "dora"):
         adapted = get_peft_model(
             tiny(name),
