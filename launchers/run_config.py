@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from estimator.engines import automatic
 from estimator.models import DiffusionSpec, ModelSpec
 from estimator.plan import Plan
@@ -54,8 +56,11 @@ class RunConfig(Settings):
     optimizer: RunOptimizer
     global_batch_size: Positive
     packing: bool
-    least_packed_steps: NonNegative = 0
-    """Rows are not packed if the packed run would have fewer optimizer steps. 0: pack in any case."""
+    least_packed_steps: NonNegative = Field(default=0, exclude=True)
+    """Rows are not packed if the packed run would have fewer optimizer steps; 0: pack in any case.
+
+    Not written to a run's settings file.
+    """
     liger: bool
     compile: bool
 

@@ -259,7 +259,7 @@ def _adapter_inputs(setup: Setup) -> float:
             input_bytes = 0
         elif code.lora_dropout:
             input_bytes = 1 + size
-        if setup.compile and not code.lora_dropout:
+        if setup.compile and code.family_code and not code.lora_dropout:
             input_bytes = 0  # the partitioner keeps it already (COMPILED_HIDDEN)
         saved_inputs.add(shared_input)
         result_bytes = 4 * size * out_features if setup.method == "dora" else 0

@@ -75,7 +75,7 @@ def test_openai_s_client_gets_the_answers_of_generate_and_sigterm_ends_all_proce
             answer = client.chat.completions.create(
                 model="mine", messages=QUESTION, max_tokens=12, temperature=0
             )
-            with pytest.raises(APIStatusError, match="other"):
+            with pytest.raises(APIStatusError):
                 client.chat.completions.create(model="other", messages=QUESTION, max_tokens=1)
             pieces = client.chat.completions.create(
                 model="mine", messages=QUESTION, max_tokens=12, temperature=0, stream=True

@@ -73,7 +73,6 @@ def test_on_premises_only_what_is_open_is_planned_with_and_no_cloud_has_a_price(
     shape.add(
         own_a100("fenced-a", taints=[FENCE, GPU_TAINT]),
         own_a100("fenced-b", taints=[FENCE, GPU_TAINT]),
-        own_a100("sliced", product="NVIDIA-A100-SXM4-80GB-MIG-3g.40gb"),
         own_a100("cordoned", unschedulable=True),
     )
     with pytest.raises(UserError) as caught:
@@ -89,7 +88,6 @@ def test_on_premises_only_what_is_open_is_planned_with_and_no_cloud_has_a_price(
     plan = run("llama-8b", *both, method="lora")
     lines = capsys.readouterr().err
     assert "Skipped, unschedulable (cordoned): cordoned" in lines
-    assert "Skipped, GPUs are partitioned into MIG slices" in lines
     assert (plan.request.gpu_type, plan.request.cloud) == ("A100 SXM 80GB", "cluster")
     assert plan.prediction.usd_per_hour is None
     assert "Price       unknown" in lines

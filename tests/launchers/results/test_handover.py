@@ -58,7 +58,7 @@ def job_of(base: Path, work: Path, values: dict[str, Any], rows: list[Any] | Non
     samples = CHATS if rows is None else rows
     prepare.prepare(samples, model_dir, settings, 128, work / "data")
     job = runs.make_job(work / "job", model_dir, work / "data", steps=1, settings=settings.model_dump())
-    return dataclasses.replace(job, settings=settings, model=resolve(str(base)))
+    return dataclasses.replace(job, settings=job.settings, model=resolve(str(base)))
 
 
 def handed_over(base: Path, work: Path, values: dict[str, Any], rows: list[Any] | None = None) -> Path:

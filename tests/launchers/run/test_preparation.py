@@ -50,7 +50,7 @@ def test_what_is_automatic_is_decided_from_model_and_method() -> None:
         "compile": True,
     }
     decided = config(given, "llama-8b").with_checkpoint_interval(200)
-    assert decided.model_dump() == settings.build(given).model_dump() | {"least_packed_steps": 0}
+    assert decided.model_dump() == settings.build(given).model_dump()
 
 
 def test_packing_liger_and_compile_are_those_of_the_plan_unless_they_are_given() -> None:
