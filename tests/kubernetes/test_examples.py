@@ -50,6 +50,7 @@ def test_plain_ddp_continues_from_its_checkpoint_after_a_node_is_lost(
     run.nothing_left()
 
 
+@pytest.mark.nightly  # the path to pods is that of plain DDP
 def test_trl_trains_on_two_pods(cluster: Cluster, tmp_path: Path) -> None:
     pytest.importorskip("trl")
     texts = [{"text": f"Ticket {number}: the printer does not print."} for number in range(64)]
