@@ -43,7 +43,7 @@ def resource_rows(state: CardState) -> list[tuple[str, str, str, str]]:
 
 
 def idle_lines(state: CardState) -> list[str]:
-    """Return one line for GPUs that were idle alike, with the time that loading data took if it is known."""
+    """Return one line per group of equally idle GPUs, with the time that loading data took if it is known."""
     measured, waits = state.measured, state.run.data_waits
     if measured.duration_seconds < SHORTEST_S:
         return []

@@ -19,7 +19,7 @@ _MAX_COMPRESSION = (
 )
 _MAX_EXPANSION, _FREE_BYTES = 1000, 2**30  # decoded bytes of a file over its size, and what is always allowed
 _ROW_BYTES = 16  # counted for each row, as a row without content costs time too
-_ADVICE = "If the rows are meant to be so alike, write the file without compression and use_dictionary=False."
+_ADVICE = "If the rows are meant to be equal, write the file without compression and use_dictionary=False."
 
 
 class ParquetLimits:

@@ -40,11 +40,11 @@ def host_settings(context: JudgingContext) -> Judgment:
     if reference is None:
         return _among_themselves(context, hosts)
     unlike = [fact for fact in compared_hosts if machine_of(fact) not in reference]
-    alike = [fact for fact in compared_hosts if machine_of(fact) in reference]
-    if not alike:
+    comparable = [fact for fact in compared_hosts if machine_of(fact) in reference]
+    if not comparable:
         title = f"The reference is of {_describe(reference)}, and no node of this run is."
         return no_verdict("host-settings", title)
-    differences_of = {fact.node: _differences(fact, reference[machine_of(fact)]) for fact in alike}
+    differences_of = {fact.node: _differences(fact, reference[machine_of(fact)]) for fact in comparable}
     findings = _findings(context, differences_of, f"those of {right}", blamed=True)
     passed = f"All settings that are known are those of {right}."
     if unlike:

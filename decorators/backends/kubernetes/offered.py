@@ -39,7 +39,7 @@ def devices_of(nodes: Sequence[Node]) -> tuple[tuple[str, int], ...]:
 def networks_of(get: Callable[..., Json], namespace: str) -> tuple[Network, ...]:
     """Return the Multus networks whose pods request a device: the namespace's, then those of ``default``.
 
-    Network operators create networks in ``default`` unless told otherwise, and Multus lets pods of all
+    Network operators create networks in ``default`` unless configured otherwise, and Multus lets pods of all
     namespaces refer to them. Empty without Multus, or if this login may not list networks.
     """
     own = _networks_in(get, namespace)

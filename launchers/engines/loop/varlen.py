@@ -19,7 +19,7 @@ from launchers.gang.job import TrainJob
 
 ATTENTION = "varlen"  # name in transformers' registries
 OLDEST_CAPABILITY = (8, 0)  # FlashAttention-2 needs Ampere
-# torch 2.11 takes fewer heads of keys without being told, and has no such argument
+# torch 2.11 supports grouped queries without this argument, which newer releases need
 _TAKEN = inspect.signature(kernel.varlen_attn).parameters
 _GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in _TAKEN else {}
 
