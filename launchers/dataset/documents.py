@@ -59,15 +59,9 @@ class Chunk:
     lengths: NDArray[np.int32]  # [documents], number of tokens
     desirable: NDArray[np.bool_]  # [kept rows]
     full_lengths: NDArray[np.int32]  # lengths of the kept rows' documents before truncation or splitting
-    images: NDArray[np.uint8] = field(
-        default_factory=lambda: np.zeros(0, dtype=np.uint8)
-    )  # files, concatenated
-    image_sizes: NDArray[np.int64] = field(
-        default_factory=lambda: np.zeros(0, dtype=np.int64)
-    )  # [images], bytes
-    image_counts: NDArray[np.int32] = field(
-        default_factory=lambda: np.zeros(0, dtype=np.int32)
-    )  # [documents]
+    images: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))  # files, concatenated
+    image_sizes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # [images], bytes
+    image_counts: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))  # [documents]
     rows: int = 0
     truncated: int = 0
     dropped: int = 0
@@ -101,7 +95,15 @@ class Documents:
         self.folder, self.per_row = folder, per_row
         self.rows = self.truncated = self.dropped = self.split = self.pieces = 0
         self.largest = -1  # largest token id
-        self._parts = _Parts()
+        # Of all documents (desirable: of all rows), appended chunk by chunk
+        types = {
+            "lengths": "i",
+            "desirable": "b",
+            "full_lengths": "i",
+            "image_sizes": "q",
+            "image_counts": "i",
+        }
+        self._columns = {name: array(kind) for name, kind in types.items()}
         self._tokens = (folder / "tokens").open("wb+", buffering=1 << 20)
         self._counted = (folder / "counted").open("wb+", buffering=1 << 20)
         self._images = (folder / "images").open("wb+", buffering=1 << 20)
@@ -111,8 +113,8 @@ class Documents:
         self._tokens.write(chunk.tokens.data)
         self._counted.write(chunk.counted.data)
         self._images.write(chunk.images.data)
-        for name in ("lengths", "desirable", "full_lengths", "image_sizes", "image_counts"):
-            getattr(self._parts, name).frombytes(getattr(chunk, name).tobytes())
+        for name, column in self._columns.items():
+            column.frombytes(getattr(chunk, name).tobytes())
         for name in ("rows", "truncated", "dropped", "split", "pieces"):
             setattr(self, name, getattr(self, name) + getattr(chunk, name))
         if len(chunk.tokens):
@@ -120,12 +122,12 @@ class Documents:
 
     def finish(self) -> None:
         """Finish writing, and make the documents readable."""
-        self.lengths = np.frombuffer(self._parts.lengths, dtype=np.int32)
-        self.desirable = np.frombuffer(self._parts.desirable, dtype=np.bool_)
-        self.full_lengths = np.frombuffer(self._parts.full_lengths, dtype=np.int32)
+        self.lengths = np.frombuffer(self._columns["lengths"], dtype=np.int32)
+        self.desirable = np.frombuffer(self._columns["desirable"], dtype=np.bool_)
+        self.full_lengths = np.frombuffer(self._columns["full_lengths"], dtype=np.int32)
         self._offsets = np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
-        sizes = np.frombuffer(self._parts.image_sizes, dtype=np.int64)
-        counts = np.frombuffer(self._parts.image_counts, dtype=np.int32)
+        sizes = np.frombuffer(self._columns["image_sizes"], dtype=np.int64)
+        counts = np.frombuffer(self._columns["image_counts"], dtype=np.int32)
         self._image_offsets = np.concatenate([[0], np.cumsum(sizes)])
         self._first_images = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         self._tokens.flush()
@@ -174,15 +176,6 @@ class Documents:
         self._counted.close()
         self._images.close()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-@dataclass(slots=True)
-class _Parts:
-    lengths: array[int] = field(default_factory=lambda: array("i"))
-    desirable: array[int] = field(default_factory=lambda: array("b"))
-    full_lengths: array[int] = field(default_factory=lambda: array("i"))
-    image_sizes: array[int] = field(default_factory=lambda: array("q"))
-    image_counts: array[int] = field(default_factory=lambda: array("i"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -302,11 +295,7 @@ def chunk_of(rows: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len
             documents_of_row = [[piece] for document in documents for piece in _pieces(*document, seq_len)]
         else:
             documents_of_row = [[(ids[:seq_len], counts[:seq_len]) for ids, counts in documents]]
-        documents_of_row = [
-            row_documents
-            for row_documents in documents_of_row
-            if all(counts.any() for _, counts in row_documents)
-        ]
+        documents_of_row = [each for each in documents_of_row if all(counts.any() for _, counts in each)]
         if not documents_of_row:
             dropped += 1
             continue
