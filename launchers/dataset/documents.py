@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from estimator.errors import UserError
 from estimator.vocabulary import TASKS
+from launchers.base.request_process import read_request, write_request
 from launchers.cluster.processes import PARENT, die_with_parent, started, tail
 from launchers.dataset import prompts, render, texts
 from launchers.dataset.preferences import Judged, Pair, Sample, asked_of
@@ -225,9 +226,10 @@ def tokenize(
                 settings=settings,
                 seq_len=seq_len,
                 folder=folder,
+                processes=processes,
             )
             np.save(folder / _PLACES, stored.places)
-            for chunk in _from_processes(request, processes, progress):
+            for chunk in _from_processes(request, progress):
                 documents.add(chunk)
         documents.finish()
     except BaseException:
@@ -413,31 +415,15 @@ class _Request:
     settings: Settings
     seq_len: int
     folder: Path
-
-    def save(self, process: int, processes: int) -> Path:
-        """Write the input file of one process, which tokenizes every ``processes``-th chunk."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        values |= {"settings": self.settings.model_dump(mode="json"), "share": [process, processes]}
-        path = self.folder / f"request-{process}.json"
-        path.write_text(json.dumps(values, default=str))
-        return path
-
-    @classmethod
-    def load(cls, path: Path) -> tuple[_Request, int, int]:
-        """Read a saved request; return it with the process's number and the number of processes."""
-        values = json.loads(path.read_text())
-        process, processes = values.pop("share")
-        values |= {name: Path(values[name]) for name in ("rows", "model_dir", "folder")}
-        values |= {"replaced": {int(place): row for place, row in values["replaced"].items()}}
-        values |= {"settings": Settings.model_validate(values["settings"])}
-        return cls(**values), process, processes
+    process: int = 0  # this process tokenizes every ``processes``-th chunk, from this one on
+    processes: int
 
     def chunk_file(self, number: int) -> Path:
         """Return the file of a chunk; with suffix .json the error that prevented it."""
         return self.folder / f"chunk-{number:06d}.npz"
 
 
-def _from_processes(request: _Request, processes: int, progress: Progress) -> Iterator[Chunk]:
+def _from_processes(request: _Request, progress: Progress) -> Iterator[Chunk]:
     """Start the processes, and iterate over their chunks in order."""
     count, limit_s = len(request.borders) - 1, request.settings.resources.hang_timeout_s
     with contextlib.ExitStack() as running:
@@ -445,16 +431,19 @@ def _from_processes(request: _Request, processes: int, progress: Progress) -> It
             running.enter_context(
                 started(
                     "launchers.dataset.documents",
-                    request.save(number, processes),
+                    write_request(
+                        request.folder / f"request-{number}.json",
+                        dataclasses.replace(request, process=number),
+                    ),
                     request.folder / f"{number}.log",
                     on_cpu=True,
                 )
             )
-            for number in range(processes)
+            for number in range(request.processes)
         ]
         for number in range(count):
             path, waiting_since = request.chunk_file(number), time.monotonic()
-            worker = workers[number % processes]
+            worker = workers[number % request.processes]
             while not path.is_file():
                 exited = worker.poll() is not None
                 if path.is_file():
@@ -462,7 +451,7 @@ def _from_processes(request: _Request, processes: int, progress: Progress) -> It
                 if path.with_suffix(".json").is_file():
                     raise UserError(**json.loads(path.with_suffix(".json").read_text()))
                 if exited:
-                    raise _worker_error(worker, request.folder / f"{number % processes}.log")
+                    raise _worker_error(worker, request.folder / f"{number % request.processes}.log")
                 if time.monotonic() - waiting_since > limit_s:
                     raise UserError(
                         f"Rows {request.borders[number] + 1:,} to {request.borders[number + 1]:,} were not "
@@ -485,12 +474,12 @@ def _worker_error(worker: subprocess.Popen[bytes], log: Path) -> UserError:
 
 def main(path: Path) -> None:
     """Tokenize the chunks of one process."""
-    request, process, processes = _Request.load(path)
+    request = read_request(_Request, path)
     tokenizer = render.load_tokenizer(request.model_dir, request.settings)
     replaced = {place: decode(row.encode()) for place, row in request.replaced.items()}
     places = np.load(request.folder / _PLACES, mmap_mode="r")
     base = StoredRows(request.rows)
-    for number in range(process, len(request.borders) - 1, processes):
+    for number in range(request.process, len(request.borders) - 1, request.processes):
         chunk_places = places[request.borders[number] : request.borders[number + 1]]
         rows = [replaced[place] if place in replaced else base[place] for place in chunk_places.tolist()]
         target = request.chunk_file(number)

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from estimator.errors import UserError
+from launchers.base.request_process import read_request, write_request
 from launchers.dataset import prepared
 from launchers.dataset.render import load_tokenizer
 from launchers.evaluation.evaluate import (
@@ -174,7 +175,8 @@ def test_without_held_out_rows_the_export_is_loaded_and_progress_is_printed(
 
 def test_request_and_result_go_through_json(tmp_path: Path) -> None:
     asked = request(tmp_path / "a", tmp_path / "b", tmp_path / "c", tmp_path / "work")
-    assert EvaluationRequest.load(asked.save()) == asked
+    path = write_request(tmp_path / "work" / "request.json", asked)
+    assert read_request(EvaluationRequest, path) == asked
     answer = Answer(prompt="p", reference="r", base="b", finetuned="f")
     result = EvaluationResult(
         base=Score(loss=2.0, labels=5, rows=1), finetuned=None, answers=(answer,), device="cpu"
