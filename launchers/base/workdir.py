@@ -16,7 +16,8 @@ import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -34,6 +35,26 @@ ROOM_ADVICE = (
     "Free some space, request a larger disk, or use another one: export FINETUNE_WORK_DIR=/a/larger/disk"
 )
 PLACE_ADVICE = "Use another folder: export FINETUNE_WORK_DIR=/a/folder/on/a/local/disk"
+
+
+def make_folder(folder: Path, write: Callable[[Path], None], is_complete: Callable[[Path], bool]) -> Path:
+    """Let ``write`` fill a temporary folder, then rename it to ``folder``. A complete folder is kept.
+
+    An empty folder is replaced. If another process is first, its folder is kept.
+    """
+    if is_complete(folder):
+        return folder
+    temporary = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
+    temporary.mkdir(parents=True)
+    try:
+        write(temporary)
+        temporary.rename(folder)
+    except OSError:
+        if not is_complete(folder):
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
 
 
 def place() -> Path:

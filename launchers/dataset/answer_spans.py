@@ -76,8 +76,8 @@ def _start(messages: Messages, index: int, text: str, render: Render) -> int | N
     header_text = prompt[len(prefix) :]
     if text.startswith(header_text, header):
         return header + len(header_text)
-    # The prompt may begin a reasoning block that the turn does not have. What also precedes another content
-    # is not part of this one
+    # The prompt may begin a reasoning block that the turn does not have. A beginning that another answer
+    # would have too belongs to the template, not to this answer
     replacement = "b" if str(messages[index]["content"]).lstrip().startswith("a") else "a"
     replaced = [*messages[:index], {"role": "assistant", "content": replacement}, *messages[index + 1 :]]
     start = header + _common(text[header:], header_text)

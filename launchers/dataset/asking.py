@@ -21,7 +21,7 @@ _FILE = "asking.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asking:
+class PromptFormat:
     """Prompt format of a model and its tokenizer; ids are token ids."""
 
     chats: bool
@@ -36,7 +36,7 @@ class Asking:
     chats, and if the template refuses it."""
 
     @classmethod
-    def of(cls, tokenizer: Any, *, task: str, chats: bool) -> Asking:
+    def of(cls, tokenizer: Any, *, task: str, chats: bool) -> PromptFormat:
         """Determine the prompt format of a tokenizer for a task."""
         rendered, end = "", tokenizer.eos_token_id
         # A template may support only another kind of chats
@@ -56,7 +56,7 @@ class Asking:
         )
 
     @classmethod
-    def read(cls, data_dir: Path) -> Asking:
+    def read(cls, data_dir: Path) -> PromptFormat:
         """Read the format from a folder of prepared data."""
         return cls(**json.loads((data_dir / _FILE).read_text(encoding="utf-8")))
 

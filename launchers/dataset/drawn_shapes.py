@@ -10,10 +10,11 @@ import io
 import itertools
 import json
 import shutil
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from launchers.base.workdir import make_folder
 
 if TYPE_CHECKING:
     from PIL import Image, ImageDraw
@@ -40,25 +41,16 @@ _LINE = 0.3  # line width of a cross or ring, as a share of half its width
 
 def write(folder: Path, count: int = COUNT) -> Path:
     """Draw ``count`` images into ``folder`` atomically, unless it already has as many; return it."""
-    if _has(folder, count):
-        return folder
-    temporary = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
-    temporary.mkdir(parents=True)
-    try:
-        with (temporary / "metadata.jsonl").open("w", encoding="utf-8") as file:
+
+    def write_images(path: Path) -> None:
+        with (path / "metadata.jsonl").open("w", encoding="utf-8") as file:
             for number, (caption, image) in enumerate(drawn(count)):
                 name = f"{number:05d}.png"
-                (temporary / name).write_bytes(image)
+                (path / name).write_bytes(image)
                 file.write(json.dumps({"file_name": name, "text": caption}) + "\n")
-        if folder.exists():
-            shutil.rmtree(folder)
-        temporary.rename(folder)
-    except OSError:  # another process may have been first
-        if not _has(folder, count):
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return folder
+        shutil.rmtree(folder, ignore_errors=True)  # with another number of images
+
+    return make_folder(folder, write_images, lambda path: _has(path, count))
 
 
 def drawn(count: int) -> Iterator[tuple[str, bytes]]:

@@ -23,7 +23,8 @@ def batches_by_length(
     data: Rows, rows: Iterable[int], max_tokens: int, max_rows: int | None = None
 ) -> Iterator[list[int]]:
     """Iterate over batches of rows of similar length, at least one row each; the longest first."""
-    lengths = {index: _padded_tokens(data.row(index)) for index in rows}
+    # A pair is two sequences, padded to the longer one
+    lengths = {index: len(sizes) * int(sizes.max()) for index in rows for sizes in [data.row(index).lengths]}
     batch: list[int] = []
     for index in sorted(lengths, key=lambda index: -lengths[index]):
         if batch and (lengths[batch[0]] * (len(batch) + 1) > max_tokens or len(batch) == max_rows):
@@ -32,8 +33,3 @@ def batches_by_length(
         batch.append(index)
     if batch:
         yield batch
-
-
-def _padded_tokens(row: Row) -> int:
-    """Return the tokens of a row, padding included, in a batch with shorter ones; a pair is two sequences."""
-    return len(row.lengths) * int(row.lengths.max())

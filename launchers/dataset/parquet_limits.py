@@ -1,7 +1,7 @@
-"""Limits of what a Parquet file expands to: a repeated value is stored once, and so is a run of levels.
+"""Limits of the decoded size of a Parquet file, which stores repeated values and runs of levels only once.
 
-``pyarrow`` decodes a batch before its size is known. So a batch has as many rows as the largest value in a
-dictionary page allows, and nested text stays encoded until its decoded size has been computed.
+``pyarrow`` decodes a batch before its size is known. So the largest value in a dictionary page limits the
+rows of a batch, and nested text stays encoded until its decoded size has been computed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from estimator.errors import UserError
 
 BATCH_BYTES = 64 * 2**20
-"""Decoded at a time, and the limit of one row with nested text."""
+"""Bytes decoded at a time, and limit of one row with nested text."""
 MAX_BATCH = 64  # rows
 _MAX_COMPRESSION = 100  # by codec; in practice text is compressed to a twentieth at most
 _MAX_EXPANSION, _FREE_BYTES = 1000, 2**30  # decoded bytes of a file over its size, and what is always allowed
@@ -30,7 +30,7 @@ class ParquetLimits:
         self.encoded = self._inspect(file)
 
     def _inspect(self, file: Any) -> list[str]:
-        """Return the nested text columns, to be read as dictionaries; raises UserError for a bomb."""
+        """Return the nested text columns, to be read as dictionaries; UserError if one is too large."""
         nested = {
             number: column
             for number in range(len(file.schema))
@@ -57,7 +57,7 @@ class ParquetLimits:
             self._refuse(f"{column.path_in_schema} has {expanded:,} bytes, compressed to {stored:,}")
 
     def rows(self, batch: Any) -> list[Any]:
-        """Split a batch into parts of at most ``BATCH_BYTES``; None stands for a single row of more."""
+        """Split a batch into parts of at most ``BATCH_BYTES``; a part of None is a single larger row."""
         size = sum(map(decoded_bytes, batch.columns)) + _ROW_BYTES * batch.num_rows
         if size > BATCH_BYTES and batch.num_rows > 1:
             return [part for n in range(batch.num_rows) for part in self.rows(batch.slice(n, 1))]

@@ -21,7 +21,7 @@ from estimator.errors import UserError
 from estimator.terminal import print
 from estimator.vocabulary import TASKS
 from launchers.dataset import prepared, prompts, render, texts
-from launchers.dataset.asking import Asking
+from launchers.dataset.asking import PromptFormat
 from launchers.dataset.documents import Documents, Packing, tokenize
 from launchers.dataset.order import grouped_by_length, longest_first
 from launchers.dataset.preferences import Sample, asked_of
@@ -145,9 +145,10 @@ def prepare(
             _prepare_held_out(held_out, model, settings, seq_len, folder)
         if TASKS[settings.task].draws_answers:
             _write_prompts(folder, train, model)
-        chats = settings.task != "pretrain" and _are_chats(train)
-        asking = Asking.of(model.tokenizer, task=settings.task, chats=chats)
-        return _write(documents, packing, order, model, seq_len, settings, folder, asking)
+        first_rows = islice(train, INSPECTED_ROWS)
+        chats = settings.task != "pretrain" and any(asked_of(row).messages for row in first_rows)
+        prompt_format = PromptFormat.of(model.tokenizer, task=settings.task, chats=chats)
+        return _write(documents, packing, order, model, seq_len, settings, folder, prompt_format)
 
 
 @contextlib.contextmanager
@@ -308,11 +309,6 @@ def _write_prompts(folder: Path, samples: Sequence[Sample], model: _Model) -> No
     prompts.write(folder / prepared.PROMPTS, row_prompts)
 
 
-def _are_chats(rows: Sequence[Sample]) -> bool:
-    """Whether there are chats, rendered by a template, among the first rows."""
-    return any(asked_of(sample).messages for sample in islice(rows, INSPECTED_ROWS))
-
-
 def _clear(folder: Path) -> None:
     """Delete files of an earlier run, so that they are not mistaken for new ones."""
     (folder / prepared.PROMPTS).unlink(missing_ok=True)
@@ -398,9 +394,9 @@ def _write(
     seq_len: int,
     settings: Settings,
     folder: Path,
-    asking: Asking | None = None,
+    prompt_format: PromptFormat | None = None,
 ) -> PreparedInfo:
-    """Write a prepared folder of these rows; ``asking`` is written there too."""
+    """Write a prepared folder of these rows; ``prompt_format`` is written there too."""
     if documents.largest >= model.vocab_size:
         raise UserError(
             f"{model.tokenizer_json.parent}: the tokenizer has token {documents.largest}, but config.json "
@@ -420,9 +416,9 @@ def _write(
             digest.update(image.tobytes())
         progress.at(number)
     digest.update(order.tobytes())
-    if asking is not None:
-        digest.update(asking.to_json().encode())
-        asking.write(folder)
+    if prompt_format is not None:
+        digest.update(prompt_format.to_json().encode())
+        prompt_format.write(folder)
     lengths = _Lengths.of(documents, packing)
     info = PreparedInfo(
         rows=rows,

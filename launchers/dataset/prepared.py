@@ -15,7 +15,7 @@ Contents of the folder::
     images.bin        encoded images of all rows, concatenated; rows with images only
     image_offsets.npy int64 [images + 1], start of each image in images.bin
     row_images.npy    int64 [rows + 1], index of each row's first image
-    asking.json       prompt format (launchers.dataset.asking.Asking); not for held-out rows
+    asking.json       prompt format (launchers.dataset.asking.PromptFormat); not for held-out rows
     prompts.jsonl     each row's prompt as launchers.dataset.prompts.Prompt; task grpo only, whose rows are
                       prompts without labels
     order.npy         int32 [total_steps * global_batch_size], rows in training order, all epochs included;

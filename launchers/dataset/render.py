@@ -82,9 +82,7 @@ def pad_id_of(tokenizer: Any) -> int:
 
 
 Rendered = TypeVar("Rendered")
-Tokens = tuple[
-    NDArray[np.int32], NDArray[np.bool_]
-]  # of one row, and the mask of those that count in the loss
+Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]  # of a row, and the mask of those in the loss
 
 
 def tokenize(
@@ -94,9 +92,9 @@ def tokenize(
     train_on_prompt: bool = False,
     last_turn_only: bool = False,
 ) -> Iterator[Tokens]:
-    """Tokenize conversations, and mask the tokens that count: the assistant's (in plain text, all).
+    """Tokenize conversations, with masks of the tokens that count in the loss.
 
-    ``last_turn_only``: only the last of the assistant's turns counts.
+    These are the assistant's, in plain text all. ``last_turn_only``: only those of its last turn.
 
     If the chat template marks the assistant's part with ``{% generation %}``, these marks decide; without
     them, white space after the token that ends a turn does not count. The first token of a row never counts,

@@ -40,7 +40,7 @@ _INSPECTED_ROWS = 50
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reader:
-    """Reads the images of a dataset. ``folder``: what paths are relative to.
+    """Reads the images of a dataset. ``folder``: folder that relative paths start from.
 
     ``fetches``: download images from http(s) URLs; otherwise they are left unread (empty).
     """

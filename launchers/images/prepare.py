@@ -108,7 +108,7 @@ def _steps(numbers: NDArray[np.int64], settings: Settings) -> int:
 
 
 def _epochs(numbers: NDArray[np.int64], settings: Settings) -> int:
-    """Passes over the data: the user's, else the fewest that have a step, or the user's number of steps."""
+    """Return the passes over the data: as set, else the fewest with one step, or with ``max_steps`` steps."""
     if settings.epochs is not None or not len(numbers):
         return settings.epochs or 1
     steps = settings.max_steps or 1

@@ -78,7 +78,7 @@ def check(settings: Settings) -> None:
 
 
 def min_side(settings: Settings) -> int:
-    """Minimum length in pixels of an image's shorter side: half of the resolution."""
+    """Return the minimum pixels of an image's shorter side: half of the resolution."""
     return settings.images.side // MAX_ENLARGEMENT
 
 

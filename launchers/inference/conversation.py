@@ -34,7 +34,7 @@ class Sampling:
     seed: int | None = None
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of transformers' ``generate``."""
+        """Return the arguments of transformers' ``generate``."""
         options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens}
         if self.repetition_penalty is not None:
             options["repetition_penalty"] = self.repetition_penalty
@@ -153,7 +153,7 @@ class Conversation:
         )
 
     def _encode(self, messages: list[Message]) -> tuple[list[int], int]:
-        """Encode the newest messages that leave room for an answer, and count those that were left out."""
+        """Encode the newest messages that fit before an answer, and count the omitted older ones."""
         longest = self.loaded.max_tokens
         max_prompt = None if longest is None else max(1, longest - self.sampling.max_new_tokens)
         dropped = 0
@@ -215,6 +215,6 @@ class Conversation:
 
 
 def _pad_id(model: Any, tokenizer: Any) -> int:
-    """Padding token of ``generate``; one sequence has no padding, but transformers warns without it."""
+    """Return the padding token for ``generate``, which warns if it is missing, even without padding."""
     ids = (model.generation_config.pad_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id)
     return next((token for token in ids if token is not None), 0)

@@ -1,4 +1,4 @@
-"""A model that can be asked: the folder that a run wrote, or any model by name."""
+"""Models to chat with or to serve: the folder of a finished run, or any model by name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SETTINGS = "settings.yaml"  # of the run, next to the folder of its model
 class FinishedModel:
     """A whole model in the Hugging Face layout, or an adapter of one."""
 
-    name: str  # as messages, tables and servers call it
+    name: str  # in messages, tables and requests to servers
     folder: Path
     base: str | None = None  # name of the model that was trained, as estimator.models.locate takes it
     settings: RunConfig | None = None  # of the run that trained it
@@ -52,7 +52,7 @@ class FinishedModel:
         return models.locate(self.base)
 
     def spec(self) -> ModelSpec:
-        """Read the shape of the model, of an adapter that of its base.
+        """Read the shape of the model; for an adapter, of its base.
 
         Raises UserError for a model that generates no text.
         """
@@ -98,7 +98,7 @@ def _gpu_of(plan: Path) -> str | None:
 
 
 def finetuned_name(base: str) -> str:
-    """Name of a fine-tuned model: the last part of its base's name, and ``-finetuned``."""
+    """Return the name of a fine-tuned model: the last part of its base's name, and ``-finetuned``."""
     return f"{Path(base).name}-finetuned"
 
 

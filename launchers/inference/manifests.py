@@ -33,7 +33,7 @@ class Stored:
 
 
 def resource_name(model: str) -> str:
-    """Make a model's name one of Kubernetes (RFC 1123)."""
+    """Convert a model's name to a valid Kubernetes name (RFC 1123)."""
     return re.sub(r"[^a-z0-9-]+", "-", model.lower()).strip("-")[:50].rstrip("-") or "model"
 
 
@@ -48,16 +48,16 @@ def manifests(
     image: str = IMAGE,
     token: bool,
 ) -> list[Json]:
-    """The Deployment and the Service.
+    """Build the Deployment and the Service of a server.
 
     Parameters
     ----------
     source:
-        What vLLM loads: a Hugging Face id, or a path below ``MODEL_FOLDER``.
+        Model for vLLM: a Hugging Face id, or a path below ``MODEL_FOLDER``.
     claim:
-        A PersistentVolumeClaim that is mounted, read only, at ``MODEL_FOLDER``.
+        PersistentVolumeClaim that is mounted read-only at ``MODEL_FOLDER``.
     stored:
-        A model in an S3 datastore; an init container fetches it to ``MODEL_FOLDER``.
+        Model in an S3 datastore; an init container fetches it to ``MODEL_FOLDER``.
     token:
         Whether requests need the token in the Secret NAME-token, key ``token``.
     """
@@ -124,7 +124,7 @@ def manifests(
 
 
 def _fetching(stored: Stored, image: str) -> Json:
-    """The init container; vLLM's image has boto3."""
+    """Build the init container that fetches a stored model; vLLM's image has boto3."""
     container: Json = {
         "name": "fetch",
         "image": image,
@@ -141,7 +141,7 @@ def _fetching(stored: Stored, image: str) -> Json:
 
 
 def _node_selector(gpu: str) -> dict[str, str]:
-    """Labels of nodes with that GPU, by GPU feature discovery; empty if the table has none."""
+    """Return the labels of nodes with that GPU (GPU feature discovery); empty if the table has none."""
     rows = labels_of(hardware.gpu(gpu).name, "gfd")
     return dict(rows[0].labels) if rows else {}
 

@@ -1,4 +1,4 @@
-"""Does a conversation fit into this machine's memory? Checked before any weights are loaded."""
+"""Check that a conversation fits into this machine's memory, before any weights are loaded."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def pick_device(device: Literal["auto", "cuda", "cpu"]) -> Device:
 
 
 def conversation_batch(spec: ModelSpec, tokens: int, new_tokens: int) -> Batch:
-    """One sequence of ``tokens``, or of the model's longest, of which ``new_tokens`` are generated."""
+    """Return a batch of one sequence of ``tokens``, limited by the model, with ``new_tokens`` generated."""
     longest = min(max(tokens, new_tokens + 1), spec.max_seq_len or tokens)
     new = min(new_tokens, longest - 1)
     return Batch(sequences=1, prompt_tokens=longest - new, new_tokens=new)

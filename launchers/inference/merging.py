@@ -1,4 +1,4 @@
-"""A whole model out of an adapter and its base, for servers that take no adapter."""
+"""Merge an adapter into its base, for servers that cannot load the adapter."""
 
 from __future__ import annotations
 

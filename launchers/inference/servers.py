@@ -48,7 +48,7 @@ class Endpoint:
         return f"http://{host}:{self.port}/v1"
 
     def usage(self, *, token: bool) -> str:
-        """A curl command and three lines of Python that send a first request."""
+        """Return a curl command and three lines of Python that send a first request."""
         messages = [{"role": "user", "content": "Hello"}]
         body = json.dumps({"model": self.model, "messages": messages})
         header = f'-H "Authorization: Bearer ${TOKEN_VARIABLE}" ' if token else ""
@@ -114,7 +114,7 @@ def serves_adapter(finished: FinishedModel) -> bool:
 def vllm_arguments(
     model: str, endpoint: Endpoint, serving: Serving, *, adapter: Path | None = None
 ) -> list[str]:
-    """Arguments of ``vllm``. ``model``: folder or Hugging Face id; with an adapter, of its base."""
+    """Return the arguments of ``vllm``. ``model``: folder or Hugging Face id; of the base of an adapter."""
     named = ["--served-model-name", endpoint.model]
     if adapter is not None:
         rank = next(size for size in LORA_RANKS if size >= _lora_rank(adapter))
@@ -143,10 +143,10 @@ def local_command(
     adapter: Path | None,
     work: Path,
 ) -> list[str]:
-    """The command that starts the server in ``work``.
+    """Return the command that starts the server in ``work``.
 
-    transformers serve accepts requests only for the model spelled as on its command line, so there ``work``
-    gets a link of the model's name.
+    transformers serve accepts requests only for the model's name on its command line, so ``work`` gets a link
+    with the name of the endpoint's model.
     """
     if server == "vllm":
         script = Path(sys.executable).with_name("vllm")
@@ -226,7 +226,7 @@ def is_healthy(endpoint: Endpoint) -> bool:
 
 
 def warning(endpoint: Endpoint, *, token: bool) -> str | None:
-    """A warning if anybody in the network can send requests; None if not."""
+    """Return a warning if other machines can send requests without a token; None if they cannot."""
     if token or is_loopback(endpoint.host):
         return None
     return (

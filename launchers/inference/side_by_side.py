@@ -40,7 +40,7 @@ class Comparison:
 
     @property
     def means(self) -> tuple[float, ...] | None:
-        """Mean score of each column; None without scores, and for blind columns, which have no one model."""
+        """Mean score of each column; None without scores, and for blind columns, which mix the models."""
         if self.key is not None:
             return None
         columns = zip(*(row.scores for row in self.rows if row.scores is not None), strict=True)
@@ -60,9 +60,7 @@ class Comparison:
         return Comparison(columns=letters, rows=tuple(rows), key=tuple(key))
 
     def key_json(self) -> str:
-        """Return the model of each answer of a blind comparison, and the mean scores of the models, as
-        JSON.
-        """
+        """Return the model of each answer in a blind comparison, and the models' mean scores, as JSON."""
         key = self.key or ()
         scores: dict[str, list[float]] = {}
         for row, names in zip(self.rows, key, strict=True):

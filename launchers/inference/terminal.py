@@ -36,7 +36,7 @@ def talk(conversations: Sequence[Conversation], read_message: Callable[[str], st
         message = line.strip()
         if message == "/quit":
             return
-        if message.startswith("/") and _obey(message, conversations):
+        if message.startswith("/") and _execute(message, conversations):
             continue
         if message:
             _answer(message, conversations)
@@ -51,12 +51,12 @@ def once(conversations: Sequence[Conversation], message: str) -> None:
 
 
 def _note(text: str) -> None:
-    """Print a remark to standard error: standard output has answers alone."""
+    """Print a remark to standard error; standard output contains only answers."""
     print(text, file=sys.stderr, flush=True)
 
 
-def _obey(message: str, conversations: Sequence[Conversation]) -> bool:
-    """Carry out a command; False if there is none of that name, so that it is a message."""
+def _execute(message: str, conversations: Sequence[Conversation]) -> bool:
+    """Execute a command; return False if the message is not one of the commands."""
     name, _, argument = message.partition(" ")
     if name == "/help":
         _note("\n".join(f"{command:<14}{purpose}" for command, purpose in COMMANDS.items()))

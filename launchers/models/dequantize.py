@@ -49,7 +49,7 @@ def groups(method: str, names: Iterable[str]) -> Iterator[tuple[str, dict[str, s
 
 
 def _bnb_parts(name: str, stored: Iterable[str], present: set[str]) -> dict[str, str]:
-    """The parts of a weight in 4 bits (``NAME.absmax`` ...) or 8 bits (``MODULE.SCB``)."""
+    """Return the parts of a weight in 4 bits (``NAME.absmax`` ...) or 8 bits (``MODULE.SCB``)."""
     if not name.endswith(".weight"):
         return {}
     if f"{name}.absmax" in present:
@@ -89,7 +89,7 @@ def _fp8(options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
 
 
 def _awq(options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
-    """AWQ's gemm layout: qweight [in, out / 8], eight columns interleaved in one int32."""
+    """Dequantize AWQ's gemm layout: qweight [in, out / 8], eight columns interleaved in one int32."""
     bits = int(options.get("bits", options.get("w_bit", 4)))
     if bits != 4 or str(options.get("version", "gemm")).lower() != "gemm":
         raise UserError(
@@ -104,7 +104,7 @@ def _awq(options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
 
 
 def _gptq(options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
-    """GPTQ: qweight [in / 8, out] with 4 bits; zero points are stored less one in the first format."""
+    """Dequantize GPTQ: qweight [in / 8, out] with 4 bits; format "gptq" stores zero points minus one."""
     bits = int(options.get("bits", 4))
     if bits not in (2, 4, 8):
         raise UserError(f"GPTQ weights with {bits} bits are not read here: only 2, 4 and 8 are.")

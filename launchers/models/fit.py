@@ -59,20 +59,8 @@ def _check_layers(folder: Path, config: Any, tensors: int) -> None:
 
 def _check(folder: Path, shapes: Mapping[str, tuple[int, ...]], rewards: bool) -> None:
     import torch
-    from huggingface_hub.errors import StrictDataclassError
 
-    try:
-        config = causal.configuration(folder)
-        _check_layers(folder, config.get_text_config(), len(shapes))
-        kind = causal.class_of(config, rewards=rewards)
-        with imported_quietly(), torch.device("meta"):
-            empty = kind.from_config(config, trust_remote_code=False)
-    except (ImportError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(
-            f"{folder / 'config.json'}: transformers cannot build a model of it: {reason}",
-            "Use the config.json that was published with the weights.",
-        ) from None
+    empty = _empty_model(folder, len(shapes), rewards)
     # If the files contain both of two tied weights, transformers compares values, which headers lack
     doubled = {
         name: tied_to
@@ -89,7 +77,7 @@ def _check(folder: Path, shapes: Mapping[str, tuple[int, ...]], rewards: bool) -
     try:
         _, differences = type(empty).from_pretrained(
             None,
-            config=config,
+            config=empty.config,
             state_dict=tensors,
             device_map={"": "meta"},
             dtype=torch.bfloat16,
@@ -108,6 +96,25 @@ def _check(folder: Path, shapes: Mapping[str, tuple[int, ...]], rewards: bool) -
     )
     if problem:
         raise UserError(f"{folder}: the weights don't fit config.json: {problem}.", _ADVICE)
+
+
+def _empty_model(folder: Path, tensors: int, rewards: bool) -> Any:
+    """Build the model of config.json on the meta device; the files have this number of tensors."""
+    import torch
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        config = causal.configuration(folder)
+        _check_layers(folder, config.get_text_config(), tensors)
+        kind = causal.class_of(config, rewards=rewards)
+        with imported_quietly(), torch.device("meta"):
+            return kind.from_config(config, trust_remote_code=False)
+    except (ImportError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"{folder / 'config.json'}: transformers cannot build a model of it: {reason}",
+            "Use the config.json that was published with the weights.",
+        ) from None
 
 
 def _check_same(folder: Path, name: str, tied_to: str) -> None:

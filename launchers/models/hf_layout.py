@@ -35,7 +35,7 @@ _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that transformers would load; some repositories hold a second copy in another layout."""
+    """List the weight files that transformers loads, without copies in another layout."""
     index = folder / INDEX
     if index.is_file():
         return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
@@ -44,7 +44,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def lay_out_model(weights: Sequence[Path], model_dir: Path, destination: Path) -> None:
-    """A whole model: ``weights`` (safetensors) under their usual names, the rest from ``model_dir``."""
+    """Lay out a model: ``weights`` (safetensors) under their usual names, other files of ``model_dir``."""
     destination.mkdir(parents=True, exist_ok=True)
     _copy_files(model_dir, (*_MODEL_FILES, *_TOKENIZER_FILES), destination)
     dtypes = place_weights(weights, destination)
@@ -52,7 +52,7 @@ def lay_out_model(weights: Sequence[Path], model_dir: Path, destination: Path) -
 
 
 def place_weights(weights: Sequence[Path], destination: Path) -> set[str]:
-    """Link the files and write their index; returns the safetensors names of the dtypes in them."""
+    """Link the weight files, write their index, and return their data types (names of safetensors)."""
     if not weights:
         raise FileNotFoundError("the engine left no weights to lay out")
     weight_map: dict[str, str] = {}
@@ -72,7 +72,7 @@ def place_weights(weights: Sequence[Path], destination: Path) -> set[str]:
 
 
 def lay_out_adapter(weights: Path, config: dict[str, Any], destination: Path, *, base_model: str) -> None:
-    """An adapter in PEFT's format, naming the model that it belongs to."""
+    """Lay out an adapter in PEFT's format; ``base_model``: name of the model that it belongs to."""
     destination.mkdir(parents=True, exist_ok=True)
     link(weights, destination / "adapter_model.safetensors")
     values = {"task_type": "CAUSAL_LM"} | config | {"base_model_name_or_path": base_model}
@@ -80,7 +80,10 @@ def lay_out_adapter(weights: Path, config: dict[str, Any], destination: Path, *,
 
 
 def lay_out_adapter_v2(source: Path, destination: Path, *, base_model: str) -> None:
-    """A LLaMA-Adapter v2 as the loop's ``adapter_v2.load`` takes it, naming the model that it belongs to."""
+    """Lay out a LLaMA-Adapter v2 in the form that the loop's ``adapter_v2.load`` reads.
+
+    ``base_model``: name of the model that it belongs to.
+    """
     destination.mkdir(parents=True, exist_ok=True)
     link(source / ADAPTER_V2_WEIGHTS, destination / ADAPTER_V2_WEIGHTS)
     values = json.loads((source / ADAPTER_V2_CONFIG).read_text()) | {"base_model_name_or_path": base_model}
@@ -100,7 +103,7 @@ def _copy_files(source: Path, patterns: Sequence[str], destination: Path) -> Non
 
 
 def link(source: Path, target: Path) -> None:
-    """A hard link, or a copy where the file systems differ; replaces what was there."""
+    """Create a hard link, or a copy if the file systems differ; an existing ``target`` is replaced."""
     target.unlink(missing_ok=True)
     try:
         os.link(source, target)
@@ -109,7 +112,7 @@ def link(source: Path, target: Path) -> None:
 
 
 def safetensors_header(path: Path) -> dict[str, Any]:
-    """The tensors of a file: name -> dtype, shape, data_offsets.
+    """Read the header of a safetensors file: tensor name -> dtype, shape, data_offsets.
 
     Format: https://huggingface.co/docs/safetensors (eight bytes of length, little-endian, then JSON).
     """
@@ -121,7 +124,7 @@ def safetensors_header(path: Path) -> dict[str, Any]:
 
 
 def _set_dtype(config_path: Path, dtypes: set[str]) -> None:
-    """Say in config.json what the weights were trained in: transformers loads them as what it says."""
+    """Set config.json's data type to that of the weights, because transformers loads them as this type."""
     if len(dtypes) != 1 or (dtype := _DTYPES.get(next(iter(dtypes)))) is None:
         return
     config = json.loads(config_path.read_text())

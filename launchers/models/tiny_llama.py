@@ -12,8 +12,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import shutil
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +22,7 @@ from numpy.typing import NDArray
 
 from estimator.errors import UserError
 from estimator.models import ModelSpec
+from launchers.base.workdir import make_folder
 from launchers.dataset import python_docs, support_tickets
 
 if TYPE_CHECKING:
@@ -122,21 +121,9 @@ def make(folder: Path, seed: int = 0, config: Mapping[str, Any] = CONFIG) -> Pat
     for larger shapes, the time to write them to disk. The tokenizer is tiny-llama's for any shape, so text
     uses the first 4096 tokens of a larger vocabulary.
     """
-    folder = Path(folder)
-    if (folder / "config.json").exists():
-        return folder
-    temporary = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
-    temporary.mkdir(parents=True)
-    try:
-        _write(temporary, seed, config)
-        try:
-            temporary.rename(folder)  # replaces an empty folder, too
-        except OSError:  # another process was first
-            if not (folder / "config.json").exists():
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return folder
+    return make_folder(
+        folder, lambda path: _write(path, seed, config), lambda path: (path / "config.json").exists()
+    )
 
 
 def _write(folder: Path, seed: int, config: Mapping[str, Any]) -> None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +16,7 @@ import numpy as np
 
 from estimator.errors import UserError
 from launchers.base.imports import imported_quietly
+from launchers.base.workdir import make_folder
 from launchers.dataset import drawn_shapes
 from launchers.models import causal
 
@@ -92,22 +91,12 @@ def make(folder: Path, seed: int = 0) -> Path:
     The same seed and packages give the same bytes on one machine. Takes a few seconds. Raises UserError if
     diffusers is not installed.
     """
-    folder = Path(folder)
-    if (folder / "model_index.json").exists():
-        return folder
-    temporary = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
-    temporary.mkdir(parents=True)
-    try:
+
+    def write(path: Path) -> None:
         with imported_quietly():
-            _write(temporary, seed)
-        try:
-            temporary.rename(folder)  # replaces an empty folder, too
-        except OSError:  # another process was first
-            if not (folder / "model_index.json").exists():
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return folder
+            _write(path, seed)
+
+    return make_folder(folder, write, lambda path: (path / "model_index.json").exists())
 
 
 def _write(folder: Path, seed: int) -> None:

@@ -164,11 +164,12 @@ def _fetch_hub(repo_id: str, folder: Path) -> Path:
             )
         if patterns == PATTERNS + PICKLED_PATTERNS:
             folder = _pickled_folder(folder)
-        _remove_unfinished(folder)
+        for path in (folder / ".cache" / "huggingface" / "download").glob("*.incomplete"):
+            path.unlink(missing_ok=True)  # of a killed download; huggingface_hub (1.33) does not reuse them
         missing = sum(size for file, size in sizes.items() if not _has_size(folder / file, size))
         _check_space(folder, missing, f"Model {repo_id}")
         with full_disk_explained(folder, RETRY_ADVICE):
-            path = huggingface_hub.snapshot_download(
+            downloaded = huggingface_hub.snapshot_download(
                 repo_id,
                 revision=info.sha,
                 local_dir=folder,
@@ -176,7 +177,7 @@ def _fetch_hub(repo_id: str, folder: Path) -> Path:
                 allow_patterns=list(patterns),
                 ignore_patterns=list(excluded),
             )
-    return Path(path)
+    return Path(downloaded)
 
 
 def _cached(repo_id: str) -> Path | None:
@@ -201,12 +202,6 @@ def _is_complete(folder: Path) -> bool:
     except UserError:
         return False
     return True
-
-
-def _remove_unfinished(folder: Path) -> None:
-    """Remove partial files of a killed download, which huggingface_hub (1.33) neither reuses nor removes."""
-    for path in (folder / ".cache" / "huggingface" / "download").glob("*.incomplete"):
-        path.unlink(missing_ok=True)
 
 
 def _has_size(path: Path, size: int) -> bool:

@@ -93,7 +93,7 @@ def _fingerprint(job: TrainJob, data: Prepared) -> str:
 
 
 def _at_once(job: TrainJob) -> int:
-    """Images of a bucket that go through the VAE together, limited by the memory of the plan's GPU."""
+    """Return how many images go through the VAE together, limited by the memory of the plan's GPU."""
     spec, memory = job.model.spec, job.plan.prediction.memory
     if job.plan.layout.device == "cpu" or memory is None or not isinstance(spec, DiffusionSpec):
         return MOST_AT_ONCE

@@ -43,8 +43,8 @@ def make_shards(
     ----------
     request:
         Input file of the process; its log and its error file are in the same folder.
-    what:
-        Description for progress lines: "drawing answers".
+    name:
+        Description for progress lines, such as "drawing answers".
     device:
         "cpu" hides all GPUs from the process.
     limit_s:

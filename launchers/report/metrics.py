@@ -116,17 +116,13 @@ def step_line(metrics: Metrics, total_steps: int, memory_peak_bytes: int | None 
         parts.append(f"lr {metrics.lr:.2e}")
     if metrics.grad_norm is not None:
         parts.append(f"grad {metrics.grad_norm:.2f}")
-    parts.append(f"dt {_times(metrics)}")
+    passes = [f"{name} {value:.2f}" for name, value in (("f", metrics.dtf), ("b", metrics.dtb)) if value]
+    parts.append(f"dt {metrics.dt:.2f}s" + (f" ({', '.join(passes)})" if passes else ""))
     if metrics.tokens_per_second != metrics.tokens_per_second_per_gpu and not metrics.is_image_run:
         parts.append(f"{metrics.tokens_per_second_per_gpu:,.0f} tok/s each")
     if metrics.mfu is not None:
         parts.append(f"MFU {metrics.mfu:.1%}")
     return "  ".join(parts)
-
-
-def _times(metrics: Metrics) -> str:
-    split = [f"{name} {value:.2f}" for name, value in (("f", metrics.dtf), ("b", metrics.dtb)) if value]
-    return f"{metrics.dt:.2f}s" + (f" ({', '.join(split)})" if split else "")
 
 
 def dist_lines(ranks: Sequence[DistInfo]) -> list[str]:

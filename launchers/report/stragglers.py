@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import mean, median, stdev
 
@@ -75,7 +75,8 @@ class Stragglers:
             if not _is_enough(rank.lags):
                 continue
             pace, values = rank.newest, [lag for _, lag, _ in rank.lags]
-            late = sum(lag > LATE for lag in values) >= STEADILY * len(values) and _is_certain(values)
+            steadily = sum(lag > LATE for lag in values) >= STEADILY * len(values)
+            late = steadily and mean(values) > CERTAIN * stdev(values) / math.sqrt(len(values))
             if rank.straggling is None and late:
                 rank.straggling = Straggling(
                     rank=pace.rank,
@@ -110,10 +111,6 @@ def lags(paces: Mapping[int, Pace]) -> dict[int, float]:
             (sum(values) / len(values) - pace.in_collectives) / step_s if step_s > 0 else 0.0
         )
     return lag_by_rank
-
-
-def _is_certain(values: Sequence[float]) -> bool:
-    return bool(mean(values) > CERTAIN * stdev(values) / math.sqrt(len(values)))
 
 
 def _is_enough(steps: Iterable[tuple[int, float, float]]) -> bool:

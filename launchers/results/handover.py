@@ -8,7 +8,7 @@ from pathlib import Path
 
 from estimator.vocabulary import METHODS, TASKS
 from launchers import engines
-from launchers.dataset.asking import ANSWER, QUESTION, Asking
+from launchers.dataset.asking import ANSWER, QUESTION, PromptFormat
 from launchers.engines import _pipeline_layout
 from launchers.gang.job import TrainJob
 from launchers.results import gguf
@@ -28,12 +28,12 @@ def collect(job: TrainJob, destination: Path) -> None:
     if TASKS[settings.task].images:
         (folder / PAGE).write_text(_image_page(job))
         return
-    asking = Asking.read(job.data_dir)
-    if asking.chats:
-        _write_template(folder, asking.template)
+    prompt_format = PromptFormat.read(job.data_dir)
+    if prompt_format.chats:
+        _write_template(folder, prompt_format.template)
     if settings.task != "reward" and (job.model_dir / "config.json").is_file():
-        _write_generation_config(folder, job.model_dir, asking)
-    page = _page(job, asking)
+        _write_generation_config(folder, job.model_dir, prompt_format)
+    page = _page(job, prompt_format)
     if command := gguf.command(folder, job.model_dir, job.base_model):
         page += f"\n{_GGUF_HEADING}\n\n    {command}\n"
     (folder / PAGE).write_text(page)
@@ -61,7 +61,7 @@ def _write_template(folder: Path, template: str) -> None:
     path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
 
-def _write_generation_config(folder: Path, model_dir: Path, asking: Asking) -> None:
+def _write_generation_config(folder: Path, model_dir: Path, prompt_format: PromptFormat) -> None:
     """Write the base's generation config, with the trained end token added to its ``eos_token_id``."""
     path = folder / _GENERATION
     values = json.loads((model_dir / "config.json").read_text())
@@ -71,8 +71,10 @@ def _write_generation_config(folder: Path, model_dir: Path, asking: Asking) -> N
         config = {name: values[name] for name in ("bos_token_id", "eos_token_id") if name in values}
     end_ids = config.get("eos_token_id", values.get("eos_token_id"))
     end_list = [end for end in (end_ids if isinstance(end_ids, list) else [end_ids]) if isinstance(end, int)]
-    config["eos_token_id"] = list(dict.fromkeys(end for end in (*end_list, asking.end_id) if end is not None))
-    config.setdefault("pad_token_id", asking.pad_id)
+    config["eos_token_id"] = list(
+        dict.fromkeys(end for end in (*end_list, prompt_format.end_id) if end is not None)
+    )
+    config.setdefault("pad_token_id", prompt_format.pad_id)
     path.write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -96,7 +98,7 @@ def _image_page(job: TrainJob) -> str:
     return "\n".join([HEADING, "", *(f"    {line}".rstrip() for line in lines), ""])
 
 
-def _page(job: TrainJob, asking: Asking) -> str:
+def _page(job: TrainJob, prompt_format: PromptFormat) -> str:
     """Return a README with a snippet that queries the model, runnable from the folder."""
     loading = _loading(job.settings, job.plan.method, job.base_model)
     if job.settings.task == "reward":
@@ -106,7 +108,7 @@ def _page(job: TrainJob, asking: Asking) -> str:
             'inputs = tokenizer.apply_chat_template(chat, return_tensors="pt", return_dict=True)',
             "print(model(**inputs).logits[0, 0].item())  # higher is better",
         ]
-    elif asking.chats:
+    elif prompt_format.chats:
         chat = [QUESTION.as_template()]
         lines = [
             f"chat = {chat!r}",
@@ -124,8 +126,8 @@ def _page(job: TrainJob, asking: Asking) -> str:
         ]
     code = "\n".join(f"    {line}".rstrip() for line in (*loading, "", *lines))
     page = f"{HEADING}\n\n{code}\n"
-    if asking.rendered:
-        quoted = "\n".join(f"    {line}" for line in asking.rendered.split("\n"))
+    if prompt_format.rendered:
+        quoted = "\n".join(f"    {line}" for line in prompt_format.rendered.split("\n"))
         page += f"\nA conversation as rendered by the template for training:\n\n{quoted}\n"
     return page
 

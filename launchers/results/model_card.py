@@ -163,9 +163,9 @@ def model_page(
     with the settings.yaml next to the folder. ``license_name``: license in the base model's card.
     """
     merged = settings.merges(plan.method)
-    library = "transformers" if merged or plan.method == "adapter-v2" else "peft"
     images = TASKS[settings.task].images
-    library = "diffusers" if images else library
+    whole = "diffusers" if images else "transformers"
+    library = whole if images or merged or plan.method == "adapter-v2" else "peft"
     head: dict[str, object] = {"library_name": library, "tags": ["metaflow-finetune", plan.method]}
     if model.hub_id is not None:
         head["base_model"] = model.hub_id

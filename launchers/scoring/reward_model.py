@@ -25,7 +25,7 @@ class RewardModel:
         The model's folder; its chat template and tokens are used, not those of the answering model.
     model:
         The loaded model.
-    shown:
+    name:
         Name of the model in error messages.
     """
 
@@ -77,7 +77,7 @@ class RewardModel:
 def check_reward_model(folder: Path, setting: str, label: str) -> None:
     """Raise UserError if a model folder's config.json is not of a reward model, with one score per text.
 
-    ``setting``: name of the setting that refers to it.
+    ``setting``: name of the setting that refers to it; ``label``: its value, as shown in messages.
     """
     try:
         config = json.loads((folder / "config.json").read_text())

@@ -20,7 +20,7 @@ def rewards_of(reward: str, name: str, device: str, *, bf16: bool) -> Rewards:
     ----------
     reward:
         ``file.py:function``, ``module:function`` or a reward model's folder, on this machine.
-    shown:
+    name:
         The user's setting, for error messages.
     device:
         Device of a reward model, which every process loads; ``bf16``: in 16 bits.

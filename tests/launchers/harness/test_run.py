@@ -17,7 +17,7 @@ from estimator.errors import UserError
 from launchers.cluster import processes
 from launchers.engines.loop.model import made_trainable
 from launchers.harness import run, tasks
-from launchers.harness.result import scores_of
+from launchers.harness.result import HarnessResult, merged, scores_of
 from launchers.models import causal, tiny_llama
 from launchers.settings import build
 from tests.conftest import write_sums
@@ -154,3 +154,7 @@ def test_scores_are_those_of_metrics_with_a_filter_and_their_standard_errors() -
         ("acc", 0.5, 0.1, True), ("f1,strict", 1.0, None, None),
     ]  # fmt: skip
     assert {each.rows for each in scores} == {9}
+    result = HarnessResult(rows=merged(scores, scores), limit=9, num_fewshot=None, chat=False, version="0.4")
+    assert result.how == "lm-evaluation-harness 0.4, at most 9 rows of a task; ± standard error"
+    assert result.facts()[0] == ("sums, acc", "0.5000 ± 0.1000 before, 0.5000 ± 0.1000 after")
+    assert result.text().splitlines()[2].split() == ["sums", "f1,strict", "1.0000", "1.0000", "9"]

@@ -5,7 +5,7 @@ import pytest
 
 
 def encoded(mode: str = "RGB", size: tuple[int, int] = (16, 12), kind: str = "PNG", **options: Any) -> bytes:
-    """An image file of one color."""
+    """Return an image file of one color."""
     image = pytest.importorskip("PIL.Image")
     colors = {"RGB": (200, 30, 40), "RGBA": (200, 30, 40, 0), "CMYK": (0, 255, 255, 0), "LA": (90, 0)}
     drawn = image.new(mode, size, colors.get(mode, 1))

@@ -17,6 +17,7 @@ from estimator.models import find
 from estimator.models.diffusion import TINY, positions_of
 from launchers import settings
 from launchers.dataset import sources
+from launchers.images import runs
 from launchers.run import preparation
 from tests.lab.configs import config
 from tests.launchers.images.encoded import encoded
@@ -36,6 +37,7 @@ def test_task_dataset_engine_and_length_follow_from_the_model() -> None:
     chosen = run.settings
     assert (chosen.task, chosen.dataset, chosen.engine) == ("text-to-image", "drawn-shapes", "fsdp2")
     assert chosen.seq_len == positions_of(64) == run.plan.layout.seq_len
+    assert runs.min_side(chosen) == 32, "an image is enlarged to twice its size at most"
     assert (run.plan.task, run.plan.parameters) == ("text-to-image", find(TINY).parameters)
 
 

@@ -55,7 +55,7 @@ class TestCheckComplete:
             ("tokenizer_config.json", b'{"a": "\xe9"}'),
         ],
     )
-    def test_json_that_is_none_is_named(self, folder: Path, name: str, content: bytes) -> None:
+    def test_invalid_json_is_named(self, folder: Path, name: str, content: bytes) -> None:
         (folder / name).write_bytes(content)
         with pytest.raises(UserError, match=re.escape(name)) as refused:
             check_complete(folder)

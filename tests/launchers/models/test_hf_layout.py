@@ -52,7 +52,7 @@ def test_one_file_is_linked_without_an_index_and_the_config_has_its_type(tmp_pat
     assert "float32" in (folder / "config.json").read_text()
 
 
-def test_a_tokenizer_goes_without_the_models_configuration(tmp_path: Path) -> None:
+def test_a_tokenizers_folder_has_no_configuration_of_the_model(tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
     hf_layout.lay_out_tokenizer(base(tmp_path / "base"), tmp_path / "new")
     names = {path.name for path in (tmp_path / "new").iterdir()}

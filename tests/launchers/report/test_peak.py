@@ -13,6 +13,7 @@ GIB = 2**30
     ("reserved", "resident", "device", "expected"),
     [
         ([3, 2], [9, 9], 5, MemoryPeak(size_bytes=5, counter="device")),
+        ([3, 2], [9, 9], 3, MemoryPeak(size_bytes=3, counter="device")),
         ([3, 2], [9, 9], 0, MemoryPeak(size_bytes=3, counter="reserved")),
         ([132 * GIB], [9], GIB // 2, MemoryPeak(size_bytes=132 * GIB, counter="reserved")),
         ([None, None], [4, 7], 0, MemoryPeak(size_bytes=7, counter="resident")),

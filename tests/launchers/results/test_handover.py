@@ -41,7 +41,7 @@ CHATS = [
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base model: its tokenizer has no chat template, and it knows no turns' end."""
+    """A base model: without a chat template or an end of turns."""
     folder = tiny_llama.make(tmp_path_factory.mktemp("models") / "base")
     config = json.loads((folder / "tokenizer_config.json").read_text())
     del config["chat_template"]
