@@ -136,7 +136,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in pairs:
         if name in values:
-            raise _Unusable(f"the key `{name}` is there twice")
+            raise _Unusable(f"the key `{name}` is repeated")
         values[name] = value
     return values
 

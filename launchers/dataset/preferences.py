@@ -249,7 +249,7 @@ def _check_repeated(row: Fields, messages: tuple[Message, ...]) -> None:
         return
     prompt = _prompt(row)
     if prompt not in (messages, messages[-len(prompt) :]):
-        raise BadRow("`prompt` stands beside whole chats which begin with another one")
+        raise BadRow("the whole chats do not begin with `prompt`")
 
 
 def _prompt(row: Fields) -> tuple[Message, ...]:

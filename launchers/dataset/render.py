@@ -405,8 +405,8 @@ def beginning_of(text: str) -> str:
 
 def _merged_tokens(conversation: Conversation, first: str, second: str) -> UserError:
     return UserError(
-        f"{_name(conversation)}: the tokenizer melts the end of one turn and the beginning of the next into "
-        f"one token ({first!r} and {second!r}), so what counts in the loss cannot be told apart.",
+        f"{_name(conversation)}: the tokenizer merges the end of one turn and the beginning of the next into "
+        f"one token ({first!r} and {second!r}), so it is unknown whether that counts in the loss.",
         "Remove white space there: at the beginning of the answer, or at the end of the template's prompt.",
     )
 

@@ -170,7 +170,7 @@ def test_a_row_of_many_keys_and_a_repeated_one_takes_one_pass(tmp_path: Path) ->
     with held_to(MIB):
         ((_, row),) = files.open_rows(tmp_path / "a.jsonl")
     assert isinstance(row, files.BadRow)
-    assert "k99999` is there twice" in str(row)
+    assert "k99999` is repeated" in str(row)
 
 
 def test_a_header_of_many_columns_takes_one_pass(tmp_path: Path) -> None:

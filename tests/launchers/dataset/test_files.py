@@ -121,7 +121,7 @@ def test_rows_of_a_printed_list_are_named_by_their_line(tmp_path: Path) -> None:
         ("d.jsonl", b"\x28\xb5\x2f\xfd", "d.jsonl is compressed (zstd)"),
         ("d.jsonl", '{"text": "a"}'.encode("utf-16"), "d.jsonl is UTF-16, not UTF-8"),
         ("d.parquet", b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer, not the data"),
-        ("d.jsonl", '{"text": "a", "text": "b"}', "line 1: the key `text` is there twice"),
+        ("d.jsonl", '{"text": "a", "text": "b"}', "line 1: the key `text` is repeated"),
         ("d.jsonl", '{"text": ' + "9" * 5000 + "}", "line 1: a number of 5,000 digits"),
         ("d.md", "# Words", "d.md has an unknown form"),
         ("d.jsonl", b'{"text": "\0"}\n', "d.jsonl has an unknown form"),

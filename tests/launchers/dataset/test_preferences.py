@@ -74,7 +74,10 @@ def test_every_shape_of_a_pair_is_read(row: dict[str, Any], prompt: list[tuple[s
         ({"chosen": "3", "rejected": "4"}, "without a prompt"),
         ({"prompt": "1+2?", "completion": "3"}, "no `chosen` and `rejected`, but `prompt`, `completion`"),
         ({"chosen": [USER, BETTER], "rejected": [USER, BETTER, USER, WORSE]}, "before their last turn"),
-        ({"prompt": "2+2?", "chosen": [USER, BETTER], "rejected": [USER, WORSE]}, "begin with another one"),
+        (
+            {"prompt": "2+2?", "chosen": [USER, BETTER], "rejected": [USER, WORSE]},
+            "do not begin with `prompt`",
+        ),
         ({"prompt": [USER], "chosen": [BETTER, BETTER], "rejected": "4"}, "2 turns"),
         ({"prompt": [USER], "chosen": USER, "rejected": "4"}, "a turn of 'user'"),
         ({"prompt": [USER, BETTER], "chosen": "3", "rejected": "4"}, "last turn must be the user's"),

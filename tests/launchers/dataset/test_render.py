@@ -104,7 +104,7 @@ class TestTemplates:
         with pytest.raises(UserError, match=r"line 7: the chat template renders the beginning .* turn 2"):
             list(tokenize([chat("Hi", "Hello", "Bye", "See you", line=7)], tokenizer))
 
-    def test_an_answer_that_melts_into_the_prompt_is_tokenized_by_turns(self, model: Path) -> None:
+    def test_an_answer_whose_tokens_merge_with_the_prompt_is_tokenized_by_turns(self, model: Path) -> None:
         """The model is asked with the prompt's own tokens, and goes on with the answer's."""
         tokenizer = load_tokenizer(model, build({"chat_template": CHATML}))
         row = chat("Hi", "\n\nHello", line=3)
@@ -132,7 +132,7 @@ class TestTemplates:
         tokenizer = load_tokenizer(model, build({"chat_template": CHATML}))
         row = chat("Hi", "\n\nHello", line=3)
         tokenizer.decode = str  # no two lists of tokens say the same
-        with pytest.raises(UserError, match="line 3: the tokenizer melts"):
+        with pytest.raises(UserError, match="line 3: the tokenizer merges"):
             list(tokenize([row], tokenizer))
         assert list(tokenize([row], tokenizer, train_on_prompt=True))
 
