@@ -57,7 +57,7 @@ def manifests(
     claim:
         PersistentVolumeClaim that is mounted read-only at ``MODEL_FOLDER``.
     stored:
-        Model in an S3 datastore; an init container fetches it to ``MODEL_FOLDER``.
+        A model in an S3 datastore; an init container fetches it to ``MODEL_FOLDER``.
     token:
         Whether requests need the token in the Secret NAME-token, key ``token``.
     """

@@ -114,7 +114,7 @@ def serves_adapter(finished: FinishedModel) -> bool:
 def vllm_arguments(
     model: str, endpoint: Endpoint, serving: Serving, *, adapter: Path | None = None
 ) -> list[str]:
-    """Return the arguments of ``vllm``. ``model``: folder or Hugging Face id; of the base of an adapter."""
+    """Arguments of ``vllm``. ``model``: folder or Hugging Face id; with an adapter, of its base."""
     named = ["--served-model-name", endpoint.model]
     if adapter is not None:
         rank = next(size for size in LORA_RANKS if size >= _lora_rank(adapter))

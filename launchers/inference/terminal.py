@@ -36,7 +36,7 @@ def talk(conversations: Sequence[Conversation], read_message: Callable[[str], st
         message = line.strip()
         if message == "/quit":
             return
-        if message.startswith("/") and _execute(message, conversations):
+        if message.startswith("/") and _obey(message, conversations):
             continue
         if message:
             _answer(message, conversations)
@@ -55,8 +55,8 @@ def _note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _execute(message: str, conversations: Sequence[Conversation]) -> bool:
-    """Execute a command; return False if the message is not one of the commands."""
+def _obey(message: str, conversations: Sequence[Conversation]) -> bool:
+    """Carry out a command; False if there is none of that name, so that it is a message."""
     name, _, argument = message.partition(" ")
     if name == "/help":
         _note("\n".join(f"{command:<14}{purpose}" for command, purpose in COMMANDS.items()))

@@ -71,7 +71,7 @@ def write_trainable(source: Path, folder: Path) -> None:
 
 
 def _class_name(model_type: str, source: Path) -> str:
-    """Return the name of transformers' class for next-token prediction; UserError if there is none."""
+    """The class of transformers for next-token prediction; UserError if there is none."""
     with collector_paused():
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
     try:
