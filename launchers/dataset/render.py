@@ -331,7 +331,7 @@ def _apply(tokenizer: Any, conversation: Conversation, messages: Messages, promp
 
 @contextmanager
 def template_limits() -> Iterator[None]:
-    """Limit time and memory of a chat template; raises TimeoutError, or MemoryError with a clause."""
+    """Limit time and memory of a chat template; raises TimeoutError, or MemoryError with a reason."""
     try:
         with cpu_limit(TEMPLATE_LIMIT_S), memory_limit(TEMPLATE_LIMIT_BYTES):
             yield

@@ -145,7 +145,7 @@ class BundleFile:
     sha256: str  # 64 hexadecimal digits
 
     def __post_init__(self) -> None:
-        """Raise ValueError with a clause for values that :func:`put_bundle` never writes into a manifest."""
+        """Raise ValueError with a reason for values that :func:`put_bundle` never writes into a manifest."""
         if not isinstance(self.name, str) or not _stays_inside(self.name):
             raise ValueError(f"its file name {self.name!r} is not a path inside a folder")
         if type(self.size) is not int or self.size < 0:
@@ -166,7 +166,7 @@ class Manifest:
     files: tuple[BundleFile, ...]
 
     def __post_init__(self) -> None:
-        """Raise ValueError with a clause if two files would have the same path."""
+        """Raise ValueError with a reason if two files would have the same path."""
         names = [file.name for file in self.files]
         folders = {str(parent) for name in names for parent in PurePosixPath(name).parents}
         for name, times in Counter(names).items():

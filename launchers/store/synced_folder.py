@@ -63,7 +63,7 @@ class SyncedFolder:
         return False
 
     def start(self) -> None:
-        """Store each entry of the folder whenever it has changed and come to rest."""
+        """Store each entry of the folder once it has changed and is no longer being written."""
         self._thread.start()
 
     def stop(self, *, complete: bool) -> None:
