@@ -355,7 +355,12 @@ def _lines_over_time(points: Sequence[TimePoint], y: dict[str, Any], field: str)
                 "scale": {"zero": True},
             },
             "y": {**y, "field": field},
-            "color": {"field": "who", "type": "nominal", "title": None, "legend": {"orient": "right"}},
+            "color": {
+                "field": "who",
+                "type": "nominal",
+                "title": None,
+                "legend": {"orient": "bottom", "columns": 4},
+            },
         },
     }
 
