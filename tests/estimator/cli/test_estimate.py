@@ -157,7 +157,7 @@ def test_finished_runs_correct_the_estimate_and_are_named(
     )
     assert after["memory"]["needs_bytes"] == before["memory"]["needs_bytes"]  # no tensors were counted
     assert after["calibration"]["runs"] == 3
-    assert "calibrated on 3 runs: x1.06" in run(*words).output
+    assert "calibrated on 3 runs: scaled by 1.06" in run(*words).output
     assert answer(*words, "--no-calibration") == before
 
 
