@@ -11,6 +11,7 @@ from estimator.memory import host_bytes
 from estimator.models import find
 from estimator.plan import GIB
 from estimator.setup import Setup
+from tests.estimator.models.hf_configs import with_layers
 
 PROCESS = 3 * GIB
 
@@ -35,7 +36,7 @@ def test_one_h100_with_the_memory_of_its_share_of_a_node_takes_qlora_of_70b() ->
 def test_a_merge_holds_a_few_of_the_largest_matrices_however_many_layers_there_are(engine: Any) -> None:
     shallow, deep = (
         host_bytes(
-            Setup(model=find("qwen2.5-7b").with_layers(layers), engine=engine, method="lora", lora_rank=1)
+            Setup(model=with_layers(find("qwen2.5-7b"), layers), engine=engine, method="lora", lora_rank=1)
         )
         for layers in (10, 20)
     )
