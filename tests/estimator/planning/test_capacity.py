@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from estimator import Job, Plan, Target, UserError, hardware
+from estimator import Job, Plan, Target, hardware
 from estimator.models import find
 from estimator.planning.capacity import TABLE, why_rare
 from estimator.planning.goals import Goals
@@ -87,8 +87,3 @@ def test_a_rare_machine_that_is_asked_for_is_planned_and_marked() -> None:
     made = plan(FULL, replace(USUAL, gpu="H100 SXM", instance_type="p5.48xlarge"))
     assert "Capacity Blocks" in made.prediction.low_availability
     assert "low availability: sold ahead in Capacity Blocks" in " ".join(render(made).split())
-
-
-def test_a_capacity_that_is_not_known_is_refused() -> None:
-    with pytest.raises(UserError, match="Choose one of usual, any"):
-        Target(kind="catalogue", capacity="plenty")  # type: ignore[arg-type]

@@ -99,6 +99,9 @@ def test_a_goal_that_is_just_met_is_met(
 
 @pytest.mark.parametrize("value", [0, -1, math.inf, math.nan])
 def test_goals_are_above_zero(value: float) -> None:
+    for unknown in ({"prefer": "green"}, {"epochs": 2}):
+        with pytest.raises(UserError):
+            Goals(**unknown)  # type: ignore[arg-type]
     for name in ("deadline_hours", "budget_usd", "interruption_rate"):
         with pytest.raises(UserError, match=name.replace("_", ".")):
             Goals(**{name: value})  # type: ignore[arg-type]
