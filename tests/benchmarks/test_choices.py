@@ -23,10 +23,6 @@ def test_a_plan_that_takes_other_gpus_than_the_source_says_why() -> None:
             assert choice.difference, f"{where}: {choice.machine}, and {choice.says}"
 
 
-def test_at_least_as_many_plans_agree_with_practice_as_when_they_were_last_looked_at() -> None:
-    assert sum(not choice.differs for choice in made()) >= 40
-
-
 def test_the_page_is_the_one_that_the_planner_makes() -> None:
     renew = "renew it: python -m benchmarks.choices"
     assert choices.RESULTS.read_text(encoding="utf-8") == choices.page(made()), renew

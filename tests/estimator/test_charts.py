@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -14,7 +13,6 @@ from estimator import charts, memory
 from estimator.chart_page import html
 from estimator.charts import ORDER, Bar, Chart, stacked
 from estimator.cli.breakdown import WHAT_IT_IS
-from tests.browser import browse, needs_browser
 
 GIB = 2**30
 SVG = "{http://www.w3.org/2000/svg}"
@@ -123,15 +121,6 @@ def test_the_pages_table_holds_every_number() -> None:
 
 def test_text_that_looks_like_markup_stays_text() -> None:
     assert "lora, &lt;8&gt; GPU(s) &amp; more" in html(chart())
-
-
-@needs_browser
-def test_a_browser_shows_the_page_without_a_network(tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    page.write_text(html(chart()))
-    shown = browse(page, "--dump-dom")
-    assert shown.count('class="part"') >= 4
-    assert "needs at most" in shown
 
 
 # ---------------------------------------------------------------------------------------------------------
