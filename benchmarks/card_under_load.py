@@ -1,4 +1,4 @@
-"""Runs a step with a live card on one core that others want too: how old its page gets, how soon it ends.
+"""Measure a step with a live card on one busy core: age of its page, and time until the step ends.
 
     python -m benchmarks.card_under_load    # three minutes; writes benchmarks/results/card_under_load.*
     python -m benchmarks.card_under_load --seconds 20 --others 1
@@ -105,7 +105,7 @@ def _log(home: Home) -> str:
 
 
 def _said(home: Home, *words: str) -> str:
-    """The line of the log that holds all these words; empty: there is none."""
+    """Return the last line of the log that contains all these words; empty if there is none."""
     return next((line for line in _log(home).splitlines() if all(word in line for word in words)), "")
 
 

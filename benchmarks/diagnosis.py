@@ -1,4 +1,4 @@
-"""How often the diagnosis names the right node, direction or link, and how often an innocent one.
+"""Score the diagnosis on simulated faults: how often it names the faulty part, how often a healthy one.
 
     python -m benchmarks.diagnosis    # a few minutes; writes benchmarks/results/diagnosis.*
     python -m benchmarks.diagnosis --first-night    # minutes; benchmarks/results/first_night.*
@@ -56,7 +56,7 @@ Name = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Truth:
-    """A cluster's sides and links, as shares of the reference, and the names of what is wrong."""
+    """Simulated cluster: speeds of sides and links as shares of the reference, and its faults."""
 
     transmit: np.ndarray
     receive: np.ndarray
@@ -66,7 +66,7 @@ class Truth:
 
 @dataclass
 class Tally:
-    """What came of the trials of one case."""
+    """Counts over the trials of one case."""
 
     trials: int = 0
     exact: int = 0
@@ -90,7 +90,7 @@ class Tally:
 
 
 def draw(random: np.random.Generator, nodes: int, case: str, left: float = LEFT) -> Truth:
-    """Faults of different nodes; with too few nodes links may touch a slow one."""
+    """Draw faults of different nodes; with too few nodes a link may touch a slow one."""
     kinds = {"none": (), "two": tuple(random.choice(KINDS, 2))}.get(case, (case,))
     free = list(random.permutation(nodes))
     transmit, receive = np.ones(nodes), np.ones(nodes)
@@ -119,7 +119,7 @@ def measure(
     rounds: Iterable[tuple[int, Iterable[tuple[int, int]]]],
     noise: str,
 ) -> list[Pair]:
-    """What the pairs of each round would show; ``rounds`` are (number, ordered pairs)."""
+    """Simulate the measurements of each round's pairs; ``rounds`` are (number, ordered pairs)."""
     nodes = len(truth.transmit)
     pod = POD if nodes <= 4 * POD else nodes // 4
     made: list[Pair] = []
@@ -145,7 +145,7 @@ def measure(
 
 
 def screened(random: np.random.Generator, truth: Truth, collisions: float) -> tuple[Pairs, ...]:
-    """The rounds after a screening in which that share of all messages has others in its way."""
+    """Simulate rounds after a screening; other traffic slows the share ``collisions`` of messages."""
     nodes = len(truth.transmit)
     value = np.minimum(truth.transmit[:, None], truth.receive[None, :])
     for (src, dst), left in truth.links.items():
@@ -164,7 +164,7 @@ def screened(random: np.random.Generator, truth: Truth, collisions: float) -> tu
 
 
 def first_night(nodes: int, collisions: float, left: float | None, trials: int) -> dict[str, Any]:
-    """How a link that has so much left (None: all are well) fares in its first night."""
+    """Diagnose one link with the share ``left`` of its speed (None: healthy) on the first night."""
     named = wrong = 0
     rounds, alone = [], []
     for trial in range(trials):
@@ -210,7 +210,7 @@ def examine(
     spec: float | None = None,
     more: tuple[Pairs, ...] = (),
 ) -> tuple[Diagnosis, Diagnosis, int, set[tuple[int, int]]]:
-    """The first diagnosis, the last one, measurements alone, and the pairs that met."""
+    """Return the first and last diagnosis, one from measurements alone, and the measured pairs."""
     nodes = len(truth.transmit)
     plan = (*schedule(nodes, seed=seed), *more)
     there = [(2 * number, pairs) for number, pairs in enumerate(plan)]
@@ -234,7 +234,7 @@ def examine(
 
 
 def names(found: Diagnosis, status: str, *, slight: bool = False) -> set[Name]:
-    """What is in that state: the faults that fail, or those that are slow a little."""
+    """Return the names of the faults with this status: failed ones, or slightly slow ones."""
     return {
         (fault.kind, fault.node)
         if fault.node is not None
@@ -269,7 +269,7 @@ def tally(
 
 
 def trials_for(nodes: int, share: float) -> int:
-    """Fewer of the large clusters, which take longer; at least 20."""
+    """Return the number of trials: fewer for large clusters, which take longer, but at least 20."""
     wanted = 400 if nodes <= 16 else 200 if nodes <= 64 else 100 if nodes <= 256 else 50
     return max(20, round(wanted * share))
 
@@ -415,7 +415,7 @@ def _command(command: str, share: float) -> str:
 
 
 def measuring_minutes(nodes: int, more: int, alone: int) -> float:
-    """At most, in the profile ``standard``: screening up to its limit, rounds, repeated rounds, alone."""
+    """Return the longest measuring time of profile ``standard``, from screening to single nodes."""
     both_ways = 2 * PAIR_REPETITIONS * EFFORTS["standard"].pair_cuda / 1e9 / GPU_GBYTES_PER_S
     measurements = ROUNDS_ABOVE + more + 2 * sharing.REPEATS + alone
     return (nodes * SCREEN_TURN_S + measurements * (GROUP_S + both_ways)) / 60

@@ -1,4 +1,4 @@
-"""Our losses of a UNet beside those of diffusers' own training script, step by step.
+"""Compare losses of a UNet with those of diffusers' own training script, step by step.
 
     git clone --depth 1 https://github.com/huggingface/diffusers
     python -m benchmarks.diffusers_script diffusers/examples/text_to_image/train_text_to_image_sdxl.py
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def prepared(folder: Path) -> PreparedRun:
-    """tiny-sdxl and the square ones of drawn shapes: the script takes squares alone."""
+    """Prepare tiny-sdxl and the square images of the drawn shapes; the script supports squares only."""
     read = pictures.read(drawn_shapes.write(folder / "shapes", 400), min_side=SIDE // 2)
     squares = [each for each in read if each.width == each.height]
     values = TASK | {"global_batch_size": BATCH, "max_steps": STEPS, "seq_len": SIDE, "epochs": 10}
@@ -86,7 +86,7 @@ def prepared(folder: Path) -> PreparedRun:
 
 
 class Rows:
-    """Stands for the script's dataset, and gives it what it would have computed, in the order of our run."""
+    """Substitute for the script's dataset: yields its computed values in the order of our run."""
 
     column_names = ("image", "text")
 
@@ -118,7 +118,7 @@ class Rows:
 
 
 def script_losses(path: Path, job: TrainJob, output: Path) -> list[float]:
-    """The losses that the script logs."""
+    """Return the losses that the script logs."""
     assert job.reference is not None
     task, data = TextToImage(job.settings, job.reference), Prepared(job.data_dir)
     batches = [
@@ -179,7 +179,7 @@ def script_losses(path: Path, job: TrainJob, output: Path) -> list[float]:
 
 
 def imported(path: Path) -> Any:
-    """The script as a module, whatever version of diffusers it asks for."""
+    """Import the script as a module, whichever version of diffusers it requires."""
     vision, transforms, functional = (
         types.ModuleType(name)
         for name in ("torchvision", "torchvision.transforms", "torchvision.transforms.functional")

@@ -1,4 +1,4 @@
-"""Takes pods away from runs that train on two nodes, and sees whether they end, and what each time costs.
+"""Delete pods of runs that train on two nodes; record whether the runs finish and what each deletion costs.
 
     python -m benchmarks.disruptions                                   # about 1.5 hours on 2 cores, as root
     python -m benchmarks.disruptions --deletions 3 --deletions 10      # these rows alone anew; others stay
@@ -58,7 +58,7 @@ Take = Callable[[Cluster, Pods], contextlib.AbstractContextManager[None]]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run: what is taken away of it, and how often."""
+    """One run: the pods that are deleted, and how often."""
 
     what: str
     times: int
@@ -79,7 +79,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Late:
-    """A run whose second node came late."""
+    """A run whose second node joined late."""
 
     late_seconds: float
     said: int  # times that the terminal has told who is missing and why
@@ -122,7 +122,7 @@ def once() -> list[Case]:
 
 
 class Bench:
-    """Runs on one cluster that make the same steps."""
+    """Runs on one cluster that train the same steps."""
 
     def __init__(self, cluster: Cluster, folder: Path, steps: int) -> None:
         self._cluster, self._folder, self._steps = cluster, folder, steps
@@ -189,13 +189,13 @@ class Bench:
         return self._cluster.launch("finetune_flow", home, "run", pods, *options, *more)
 
     def _main(self, run: Launched) -> list[lab_pods.Pod]:
-        """The main nodes' pods that have made a step, the oldest first."""
+        """Return the pods of main nodes that have trained a step, oldest first."""
         mark = f"/{run.run_id}/train_nodes/"
         own = [pod for pod in self._cluster.hub.pods if "-control-" in pod.spec.name]
         return [pod for pod in own if mark in str(pod.spec.command) and _steps(pod)]
 
     def _first_step(self, run: Launched, *, known: int) -> int:
-        """The first step of the launch that follows so many others, once it is made."""
+        """Wait for the first step of the launch after the ``known`` ones, and return it."""
 
         def made() -> Any:
             assert run.process.poll() is None, run.story()
@@ -209,12 +209,12 @@ class Bench:
 
 
 def _steps(pod: lab_pods.Pod) -> list[int]:
-    """Those that a main node's pod has told."""
+    """Return the steps that the pod of a main node has logged."""
     return [int(step) for step in re.findall(r"\bstep (\d+)/\d+ ", pod.log.read_text(errors="replace"))]
 
 
 def _wait(run: Launched, number: int) -> float:
-    """Seconds that the run has waited after a disruption before it submitted the step again."""
+    """Return the seconds between disruption ``number`` of a run and the next submission of the step."""
     found = re.search(rf"Disruption {number} of .* submitted again in (\d+) s", run.log)
     assert found is not None, run.story()
     return float(found[1])

@@ -1,4 +1,4 @@
-"""Kills each process of a run at each moment, and sees how the run ends and goes on.
+"""Kill each process of a run at each phase; record how the run ends and resumes.
 
     python benchmarks/faults.py                 # about an hour on 2 cores; writes benchmarks/results/faults.*
     python benchmarks/faults.py --engine fsdp2  # its rows alone anew; the others' stay as they are
@@ -45,7 +45,7 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run and the faults of its attempts, at most two: the third attempt is to end well."""
+    """One run and the faults of its attempts, at most two: the third attempt must succeed."""
 
     nodes: int
     engine: str
@@ -68,7 +68,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """A run that was told to stop while it evaluated."""
+    """A run that was requested to stop while it evaluated."""
 
     engine: str
     signal: str
@@ -77,7 +77,7 @@ class Stop:
 
 
 def cases(engine: str) -> Iterator[Case]:
-    """All faults for an engine; DeepSpeed's ranks, which run FSDP2's loop, are killed once."""
+    """List all faults for an engine; DeepSpeed's ranks, which run FSDP2's loop, are killed once."""
     if engine == "deepspeed":
         yield Case(nodes=2, engine=engine, faults=(Fault(who="rank", moment="in the middle", rank=1),))
         return
@@ -100,7 +100,7 @@ def cases(engine: str) -> Iterator[Case]:
 
 
 class Bench:
-    """Runs that share one datastore: all but the undisturbed ones resume a run that never trained."""
+    """Runs in one datastore; all but the undisturbed ones resume a run that was killed early."""
 
     def __init__(self, folder: Path, dataset: Path) -> None:
         self._folder, self._dataset = folder, dataset
@@ -155,7 +155,7 @@ class Bench:
         print(json.dumps(asdict(row)), flush=True)
 
     def _prepared(self, nodes: int, engine: str) -> tuple[Path, str, list[Any]]:
-        """The folder, a run that was killed when its training began, and an undisturbed run's losses."""
+        """Return the folder, a run killed at the start of training, and an undisturbed run's losses."""
         if (nodes, engine) not in self._homes:
             home = self._folder / f"{engine}-{nodes}"
             home.mkdir()

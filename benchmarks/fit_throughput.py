@@ -1,4 +1,4 @@
-"""Fits the coefficients of estimator/data/efficiency.csv to published tokens/s, and scores them.
+"""Fit the coefficients of estimator/data/efficiency.csv to published tokens/s, and score them.
 
     python -m benchmarks.fit_throughput            # minutes; writes the table and benchmarks/results
     python -m benchmarks.fit_throughput --score    # scores the table as it is
@@ -48,7 +48,7 @@ Array = NDArray[np.float64]
 
 
 def log_error(point: Point, table: Efficiency) -> float | None:
-    """Log of predicted over measured tokens/s of one GPU; None where there is no prediction."""
+    """Return the log of predicted over measured tokens/s of one GPU; None without a prediction."""
     found = throughput.speed(
         point.setup, point.gpu, network_gbps=point.network_gbps, rdma=point.rdma, efficiency=table
     )
@@ -58,7 +58,7 @@ def log_error(point: Point, table: Efficiency) -> float | None:
 
 
 def residual(point: Point, table: Efficiency) -> float:
-    """As :func:`log_error`, for a table that has every coefficient; 0 where a link is unknown."""
+    """Return :func:`log_error` for a table that has every coefficient; 0 if a link is unknown."""
     parts = throughput.step(point.setup, point.load, point.gpu, point.wires, table)
     setup, measured = point.setup, point.row.tps_per_gpu
     if parts is None or not measured:
@@ -77,7 +77,7 @@ def table_of(values: Array) -> Efficiency:
 
 
 def without_evidence(table: Efficiency, train: Sequence[Point]) -> Efficiency:
-    """The table as it would be had the fit known these runs alone: no row of what none of them shows."""
+    """Return the table that a fit to ``train`` alone could give: no row without evidence in these runs."""
     seen = {scope for point in train for scope in chips(point.gpu)}
     known = {scope for point in train for scope in recipes(point.setup, point.gpu)}
     kept = {
@@ -93,7 +93,7 @@ def without_evidence(table: Efficiency, train: Sequence[Point]) -> Efficiency:
 
 
 def fit(train: Sequence[Point], start: Array | None = None, steps: int = 14) -> Array:
-    """Values of SPECS that fit ``train`` best."""
+    """Fit the values of SPECS to ``train``."""
     prior = np.array([math.log(spec.prior) for spec in SPECS])
     width = np.array([spec.width for spec in SPECS])
     free = [index for index, spec in enumerate(SPECS) if spec.fitted]
@@ -134,7 +134,7 @@ def _residuals(train: Sequence[Point], theta: Array) -> Array:
 
 
 def _touched(train: Sequence[Point], theta: Array, free: Sequence[int]) -> dict[int, list[int]]:
-    """By coefficient, the rows that it has a part in; the others need not be looked at again."""
+    """Map each coefficient to the rows that depend on it; only these are evaluated again."""
     now = _residuals(train, theta)
     touched = {}
     for index in free:
@@ -158,14 +158,14 @@ def _slopes(
 
 
 def _loss(errors: Array, weights: Array, theta: Array, prior: Array, width: Array) -> float:
-    """Huber's loss of the rows and the prior's."""
+    """Return Huber's loss of the rows plus that of the prior."""
     size = np.abs(errors)
     rows_loss = np.where(size < ROBUST, size**2 / 2, ROBUST * (size - ROBUST / 2)) / ROBUST**2
     return float(weights @ rows_loss + np.sum(((theta - prior) / width) ** 2) / 2)
 
 
 def held_out(data: Sequence[Point], fitted: Array, group: Callable[[Point], str]) -> list[float | None]:
-    """Log error of each row by a fit that never saw its group."""
+    """Return the log error of each row by a fit without the row's group."""
     errors: list[float | None] = [None] * len(data)
     for name in dict.fromkeys(map(group, data)):
         train = [point for point in data if group(point) != name]
@@ -222,7 +222,7 @@ def write_table(
 
 
 def _sources(evidence: Iterable[Point]) -> str:
-    """Projects, most rows first."""
+    """List projects, most rows first."""
     return "; ".join(name for name, _ in Counter(point.project for point in evidence).most_common(4))
 
 

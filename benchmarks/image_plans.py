@@ -1,4 +1,4 @@
-"""The table of docs/images.md: what training Stable Diffusion XL needs, and on which cards it fits."""
+"""Build the table of docs/images.md: memory for training Stable Diffusion XL, and cards that fit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RUNS = (
 
 
 def needed(method: str, precision: str, checkpointing: str) -> tuple[int, int]:
-    """Bytes that one GPU needs, and the upper end of their range."""
+    """Return the bytes that one GPU needs, and the upper end of their range."""
     setup = Setup(
         model=STABLE_DIFFUSION_XL,
         engine="fsdp2",
@@ -38,7 +38,7 @@ def needed(method: str, precision: str, checkpointing: str) -> tuple[int, int]:
 
 
 def table() -> str:
-    """Rows of method, precision, checkpointing, the need in GiB, and each card."""
+    """Build rows of method, precision, checkpointing, need in GiB, and each card."""
     sizes = {card: hardware.gpu(card).usable_bytes or 0 for card in CARDS}
     titles = [f"{card}, {size / GIB:.1f} GiB" for card, size in sizes.items()]
     lines = [

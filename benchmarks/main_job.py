@@ -1,4 +1,4 @@
-"""The flow against the bare trainer's command, the profiler's cost, and one node against two.
+"""Compare the flow with the bare trainer's command; measure the profiler's cost, and two nodes against one.
 
     python -m benchmarks.main_job    # about 20 minutes on 2 cores; writes benchmarks/results/main_job.*
 
@@ -75,7 +75,7 @@ def _config(steps: int | None = None) -> run_config.RunConfig:
 
 
 def bare(folder: Path, data: Path, model: Path, steps: int) -> Timing:
-    """torchtune's recipe, as one would run it by hand."""
+    """Run torchtune's recipe without this package."""
     wanted = _config(steps)
     job = TrainJob(
         plan=plan(build_job(wanted, find("tiny-llama"), steps), Target(machine=here())),
@@ -128,7 +128,7 @@ def bare(folder: Path, data: Path, model: Path, steps: int) -> Timing:
 
 
 def prepare_tokens(data: Path, steps: int) -> list[int]:
-    """Labels that count, for each step."""
+    """Count the labels of each step."""
     from launchers.dataset.prepared import IGNORE, Prepared
 
     prepared = Prepared(data)
@@ -140,7 +140,7 @@ def prepare_tokens(data: Path, steps: int) -> list[int]:
 
 
 def flow(folder: Path, data: Path, steps: int, *more: str) -> dict[str, Any]:
-    """The whole flow; what is timed is its training task."""
+    """Run the whole flow; the training task is timed."""
     home = folder / f"flow-{steps}-{len(list(folder.iterdir()))}"
     home.mkdir()
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in CHOSEN.items()]

@@ -1,4 +1,4 @@
-"""Every fault of the test bed, several times: is the right one named, how long does it take, any false alarm?
+"""Run every fault of the test bed several times: is it named, how long does it take, any false alarm?
 
     python -m benchmarks.network_faults [--repeats 5] [--healthy 20]   # as root, with iproute2 and iptables
     python -m benchmarks.network_faults --load 8 --repeats 3 # beside processes that keep the processor busy
@@ -39,7 +39,7 @@ WORLD = ("--only", "correctness,bandwidth", "--profile", "standard", "--timeout"
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One fault, and what a right answer says."""
+    """One fault, and the expected answer."""
 
     name: str
     hosts: int
@@ -65,7 +65,7 @@ def _blames(kind: str) -> Callable[[Result], bool]:
 
 
 def _a_little(*nodes: str) -> Callable[[Result], bool]:
-    """WARN about those and nobody else."""
+    """Expect WARN about these nodes and no others."""
     return lambda result: (
         not result.bad_nodes
         and result.verdict == "WARN"
@@ -89,7 +89,7 @@ def _loses(*nodes: str) -> Callable[[Result], bool]:
 
 
 def _goes_and_comes(host: str) -> Callable[[Result], bool]:
-    """A carrier that was away when the interface was looked at is down; one that came back has gone."""
+    """Expect a finding about the carrier of a host: down, or flapping if it was back at the inspection."""
     codes = (
         "carrier",
         "loss-intermittent",
@@ -107,7 +107,7 @@ def _goes_and_comes(host: str) -> Callable[[Result], bool]:
 
 
 def _slowest(result: Result) -> dict[str, float]:
-    """How far the slowest message of any pair was behind the pair's best, and how much was sent again."""
+    """Return how far the slowest message of any pair is behind the pair's best, and the retransmissions."""
     first = [p for p in result.measurements.pairs if p.gbytes_per_s and p.gbytes_per_s_p95 and p.bytes]
     if not first:
         return {}
@@ -123,7 +123,7 @@ def _slowest(result: Result) -> dict[str, float]:
 
 
 def _says(words: str, *bad: str) -> Callable[[Result], bool]:
-    """One finding has those words, and only those nodes are bad."""
+    """Expect one finding with these words, and no other bad nodes."""
     return lambda result: result.bad_nodes == bad and any(words in fault.title for fault in result.findings)
 
 
@@ -395,7 +395,7 @@ def _measure(asked: argparse.Namespace) -> None:
 
 
 def _table(asked: argparse.Namespace) -> str:
-    """The name of the files in benchmarks/results."""
+    """Return the name of the files in benchmarks/results."""
     return "network_faults" + ("_many" if asked.many else "") + ("_under_load" if asked.load else "")
 
 

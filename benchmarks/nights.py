@@ -1,4 +1,4 @@
-"""What the checklist says each night, over thirty nights with one change each.
+"""Report the checklist's findings of thirty nights with one change each.
 
     python -m benchmarks.nights    # half a minute; writes benchmarks/results/nights.*
 
@@ -77,7 +77,7 @@ CASES: dict[str, Callable[[int, Measurements], Measurements]] = {
 
 
 def nights(change: Callable[[int, Measurements], Measurements]) -> list[Result]:
-    """The results of all nights, each judged with what the ones before it have left."""
+    """Judge all nights, each with the stored results of earlier ones."""
     results = []
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "history.jsonl"
@@ -101,12 +101,12 @@ def nights(change: Callable[[int, Measurements], Measurements]) -> list[Result]:
 
 
 def letters(results: list[Result]) -> str:
-    """Of each night's verdict the first letter."""
+    """Return the first letter of each night's verdict."""
     return "".join(result.verdict[0] for result in results)
 
 
 def said(results: list[Result]) -> list[dict[str, Any]]:
-    """What is said, and on which nights: lines in the order in which they come first."""
+    """Return the distinct lines of all nights in order of appearance, each with its nights."""
     lines: dict[str, list[int]] = {}
     for night, result in enumerate(results):
         now = [f"{one.verdict} {one.check}: {one.title}" for one in result.findings]
@@ -118,7 +118,7 @@ def said(results: list[Result]) -> list[dict[str, Any]]:
 
 
 def spans(on: list[int]) -> str:
-    """Nights in words: "3, 5 to 9"."""
+    """Format nights as spans: "3, 5 to 9"."""
     parts: list[list[int]] = []
     for night in on:
         if parts and night == parts[-1][-1] + 1:

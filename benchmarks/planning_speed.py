@@ -1,4 +1,4 @@
-"""How long a plan takes, beside `accelerate estimate-memory` for a model of the same size.
+"""Time a plan, and `accelerate estimate-memory` for a model of the same size.
 
     python -m benchmarks.planning_speed    # about 2 minutes; writes benchmarks/results/planning_speed.*
 
@@ -56,7 +56,7 @@ estimate.main()
 
 
 def seconds(command: list[str]) -> float:
-    """From start to end of a process; raises SystemExit with its words if it fails."""
+    """Time a process; raises SystemExit with its output if it fails."""
     quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "COLUMNS": "120"}
     start = time.perf_counter()
     ended = subprocess.run(command, capture_output=True, text=True, env=os.environ | quiet, check=False)
@@ -71,7 +71,7 @@ def median(values: list[float]) -> float:
 
 
 def write_config(folder: Path) -> Path:
-    """A config.json of the same model for Accelerate to read."""
+    """Write a config.json of the same model for Accelerate."""
     model = find(MODEL)
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -89,7 +89,7 @@ def write_config(folder: Path) -> Path:
 
 
 def measure(repeats: int) -> dict[str, Any]:
-    """Cold and warm plans and Accelerate, turn by turn, so that a busy moment of the machine meets all."""
+    """Time cold plans, warm plans and Accelerate in turn, so that load on the machine affects all alike."""
     script = Path(sys.executable).with_name("finetune")
     # What the installed script does, where the checkout was not installed with it
     finetune = [str(script)] if script.exists() else [sys.executable, "-c", ENTRY]
@@ -122,7 +122,7 @@ def measure(repeats: int) -> dict[str, Any]:
 
 
 def kept(found: dict[str, Any]) -> dict[str, bool]:
-    """Which of the limits are kept."""
+    """Return which of the limits hold."""
     return {
         "cold_seconds": found["cold_median"] < LIMITS["cold_seconds"],
         "warm_milliseconds": found["warm_slowest"] < LIMITS["warm_milliseconds"],

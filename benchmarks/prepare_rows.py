@@ -1,4 +1,4 @@
-"""How long the rows of a dataset take until they are tokens, and how much memory that takes.
+"""Measure time and memory of turning dataset rows into tokens.
 
     python -m benchmarks.prepare_rows --rows 200000    # its row in benchmarks/results/prepare_rows.*
     python -m benchmarks.prepare_rows --rows 2000000 --form pretrain --packing
@@ -61,7 +61,7 @@ print("done", read - began, time.perf_counter() - read, info.tokens, info.finger
 
 
 def write_rows(path: Path, rows: int, task: str, seed: int = 0) -> None:
-    """A JSONL file of so many rows, no two of them equal."""
+    """Write a JSONL file of ``rows`` distinct rows."""
     draw = random.Random(seed)
     letters = "etaoinshrdlucmfwypvbgkjqxz"
     words = ["".join(draw.choices(letters, range(26, 0, -1), k=draw.randint(2, 9))) for _ in range(5000)]
@@ -75,7 +75,7 @@ def write_rows(path: Path, rows: int, task: str, seed: int = 0) -> None:
 
 
 def memory_of(process: psutil.Process) -> int:
-    """Bytes of a process and all below it, without what is mapped from files and what they share."""
+    """Return the private bytes of a process and its descendants, without mapped files."""
     total = 0
     for each in [process, *process.children(recursive=True)]:
         try:
@@ -120,7 +120,7 @@ def measure(rows: int, task: str, packing: bool) -> dict[str, Any]:
 
 
 def _watched(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """What a process says, its largest memory beyond what it has when ready, and its longest silence."""
+    """Return a process's output, its peak memory above the start, and its longest silence."""
     assert process.stdout is not None
     lines: queue.Queue[str | None] = queue.Queue()
     output = process.stdout
@@ -151,7 +151,7 @@ def _watched(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def _kind(result: dict[str, Any]) -> tuple[Any, ...]:
-    """What a result is of: one of the same kind replaces it."""
+    """Return the identity of a result; a new one replaces the old one with the same identity."""
     return result["rows"], result["form"], result["packing"]
 
 

@@ -1,4 +1,4 @@
-"""How fast a GPU multiplies matrices: for a moment or for seconds, of which numbers, in which shape.
+"""Measure a GPU's matrix products: briefly or for seconds, with different numbers and shapes.
 
     python -m benchmarks.products [--seconds 3]
 
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def measure(shape: str, numbers: str, seconds: float, *, flushed: bool) -> dict[str, Any]:
-    """One case. ``flushed``: the cache is filled with other bytes before each product, untimed."""
+    """Measure one case. ``flushed``: the cache is overwritten before each product, untimed."""
     import torch
 
     m, k, n = SHAPES[shape]
@@ -111,7 +111,7 @@ def _matrix(rows: int, columns: int, numbers: str) -> Any:
 
 
 class _Watch:
-    """Clock, power and reasons of the first GPU, by NVML, twenty times a second."""
+    """Samples clock, power and throttle reasons of the first GPU by NVML, twenty times a second."""
 
     def __enter__(self) -> _Watch:
         import pynvml
@@ -132,7 +132,7 @@ class _Watch:
             self._looks.append(sample(self._nvml, self._handle))
 
     def told(self) -> dict[str, Any]:
-        """What was seen; "late" is the median of the second half."""
+        """Summarize the samples; "late" is the median of the second half."""
         clocks = [look.sm_clock_mhz or 0 for look in self._looks]
         power = [look.power_w or 0.0 for look in self._looks]
         half = len(self._looks) // 2
@@ -147,7 +147,7 @@ class _Watch:
 
 
 def write(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
-    """The figures, and the page."""
+    """Write the figures and the page."""
     machine = describe()
     gpu = machine["gpus"][0]
     name = "products_" + re.sub(r"[^a-z0-9]+", "_", gpu.lower())

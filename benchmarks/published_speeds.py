@@ -1,4 +1,4 @@
-"""The published tokens/s of the package's table, as the speed model takes them."""
+"""Published tokens/s of the package's table, as inputs of the speed model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Point:
 
 
 def points() -> list[Point]:
-    """The rows of the package's table that can be predicted."""
+    """Return the rows of the package's table that can be predicted."""
     found = []
     for row in rows.read(rows.TABLE):
         if row.throughput_skip or row.setup is None or row.gpu is None or not row.tps_per_gpu:

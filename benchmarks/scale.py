@@ -1,4 +1,4 @@
-"""A cluster of 5,000 nodes and a gang of 1,024: what plans, the preflight, the channel and records take.
+"""Measure planning, preflight, channel and records at 5,000 nodes and a gang of 1,024.
 
     python -m benchmarks.scale    # some minutes on 2 cores; writes benchmarks/results/scale.*
 
@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 
 def timed(what: Callable[[], T]) -> tuple[T, float]:
-    """Its answer, and the seconds until it came."""
+    """Return a call's result and its duration in seconds."""
     begin = time.monotonic()
     answer = what()
     return answer, time.monotonic() - begin
@@ -119,7 +119,7 @@ def _address(node: int, nodes: int, port: int) -> NodeAddress:
 
 
 def be_members(first: int, count: int, nodes: int, port: int) -> None:
-    """So many of the gang's members, in this process: join when told to, tell when all know the end."""
+    """Run ``count`` members of the gang in this process: join, then report the received end."""
     members = [Member(_address(node, nodes, port), Timeouts()) for node in range(first, first + count)]
     print("ready", flush=True)
     sys.stdin.readline()
@@ -134,7 +134,7 @@ def be_members(first: int, count: int, nodes: int, port: int) -> None:
 
 @contextmanager
 def _groups(nodes: int, port: int) -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes of members 1 to ``nodes - 1``, ready to join; the last one is alone in the last process."""
+    """Start processes of members 1 to ``nodes - 1``; the last member is alone in the last process."""
     command = [sys.executable, "-m", "benchmarks.scale", "--members"]
     starts = [*range(1, nodes - 1, GROUP), nodes - 1]
     groups = [
@@ -201,7 +201,7 @@ def gang(nodes: int) -> dict[str, Any]:
 
 
 def records(folder: Path, nodes: int) -> dict[str, Any]:
-    """What such a gang keeps in its store beside weights: sizes, and the time to make and find it there."""
+    """Measure a gang's records in its store: sizes, and the time to write and find them."""
     storage = LocalStorage(folder / "store")
     checkpoints = CheckpointStore(storage, "checkpoints/1")
     part = folder / "part"

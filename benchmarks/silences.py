@@ -1,4 +1,4 @@
-"""How long each flow is silent at most, as somebody at a terminal would see it.
+"""Measure the longest silence of each flow on a terminal.
 
     python -m benchmarks.silences                 # ten minutes; writes benchmarks/results/silences.*
     python -m benchmarks.silences --only sft      # the flows whose name has this in it; writes no file
@@ -41,7 +41,7 @@ FLOWS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Silence:
-    """One run of a flow; the silence is from the command to the first sign, or between two signs."""
+    """One run of a flow; its longest time without output, from the command on."""
 
     flow: str
     status: int
@@ -89,7 +89,7 @@ def listen(flow: str, words: tuple[str, ...], folder: Path) -> Silence:
 
 
 def text(machine: str, found: list[Silence]) -> str:
-    """The page of results."""
+    """Format the page of results."""
     rows = [
         f"| `{_command(each.flow)}` | {each.status} | {each.seconds:.0f} | {each.longest_seconds:.1f} "
         f"| {each.after.replace('|', '/')} |"
@@ -113,7 +113,7 @@ def text(machine: str, found: list[Silence]) -> str:
 
 
 def _command(flow: str) -> str:
-    """As somebody types it in a clone."""
+    """Return the command that a user types in a clone."""
     return " ".join(["finetune", *FLOWS[flow]]).replace(f"{ROOT}/", "")
 
 

@@ -1,4 +1,4 @@
-"""A run of 24 hours on spot nodes, interrupted at random, beside the formula that plans go by.
+"""Simulate a 24-hour run on spot nodes with random interruptions, and compare it with the planner's formula.
 
     python -m benchmarks.spot    # about 10 seconds; writes benchmarks/results/spot.*
 
@@ -33,7 +33,7 @@ BUDGETS = (2, 20)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Simulated:
-    """What many runs of the same work have taken."""
+    """Results of many simulated runs of the same work."""
 
     hours: tuple[float, ...]
     interruptions: tuple[int, ...]
@@ -43,12 +43,12 @@ class Simulated:
         return statistics.fmean(self.hours)
 
     def within(self, budget: int) -> float:
-        """The share of runs with no more interruptions than that."""
+        """Return the share of runs with at most ``budget`` interruptions."""
         return sum(count <= budget for count in self.interruptions) / len(self.interruptions)
 
 
 def gang(nodes: int, rate: float = RATE) -> Interruptions:
-    """A run on so many nodes that stores a checkpoint as often as the formula says."""
+    """Build a run on ``nodes`` spot nodes with the checkpoint interval of the formula."""
     interval = interruptions.interval(CHECKPOINT_S, 3600 / (rate * nodes))
     return Interruptions(
         nodes=nodes,
@@ -63,7 +63,7 @@ def gang(nodes: int, rate: float = RATE) -> Interruptions:
 
 
 def simulate(found: Interruptions, *, work_hours: float, runs: int, seed: int) -> Simulated:
-    """So many runs of that work, each interrupted at random."""
+    """Simulate ``runs`` runs of the work, each with random interruptions."""
     draw = random.Random(seed)  # no secret
     ended = [_run(found, work_hours * 3600, draw) for _ in range(runs)]
     return Simulated(
@@ -73,7 +73,7 @@ def simulate(found: Interruptions, *, work_hours: float, runs: int, seed: int) -
 
 
 def _run(found: Interruptions, work: float, draw: random.Random) -> tuple[float, int]:
-    """Seconds and interruptions of one run."""
+    """Simulate one run; return its seconds and its number of interruptions."""
     rate = found.per_node_hour * found.nodes / 3600
     each, stop = found.interval_seconds, found.checkpoint_seconds
     total, count, stored = 0.0, 0, 0.0
@@ -92,7 +92,7 @@ def _run(found: Interruptions, work: float, draw: random.Random) -> tuple[float,
 
 
 def measure(runs: int) -> list[dict[str, Any]]:
-    """A row for each number of nodes, with the planned cadence and with a tenth of the run."""
+    """Build a row per number of nodes, with the planned interval and with a tenth of the run."""
     rows = []
     for nodes in NODES:
         best = gang(nodes)

@@ -1,4 +1,4 @@
-"""Which engine trains what, as whole runs on tiny models show it, and why it refuses the rest.
+"""Record which engine trains what, by whole runs with tiny models, and why it refuses the rest.
 
     python -m benchmarks.support_table    # some minutes on 2 cores; writes benchmarks/results/support.csv
 
@@ -49,7 +49,7 @@ TASKS = tuple(dict.fromkeys(cell.task for cell in methods.TASK_CELLS))
 def of_families(
     chosen_engines: Chosen = LAUNCHED_ENGINES, chosen: Sequence[str] = tuple(proofs.FAMILIES)
 ) -> list[Row]:
-    """Each engine of the loop with a tiny model of each family; a row stands for all of its shardings."""
+    """Run each engine of the loop with a tiny model of each family; a row holds for all of its shardings."""
     with tempfile.TemporaryDirectory() as folder:
         first = (proofs.RESUMED[0],)  # which the others are compared with
         shardings = [name for name, engine in proofs.SHARDINGS.items() if engine in chosen_engines]
@@ -77,12 +77,12 @@ def of_families(
 
 
 def of_methods(chosen_engines: Chosen = LAUNCHED_ENGINES) -> list[Row]:
-    """Each engine by each method with tiny-llama, on one node and on two."""
+    """Run each engine by each method with tiny-llama, on one node and on two."""
     return _of_cells("methods", methods.CELLS, chosen_engines)
 
 
 def of_tasks(chosen_engines: Chosen = LAUNCHED_ENGINES, chosen: Sequence[str] = TASKS) -> list[Row]:
-    """Each engine by each task and some methods with tiny-llama, on one node and on two."""
+    """Run each engine by each task and some methods with tiny-llama, on one node and on two."""
     return _of_cells("tasks", [cell for cell in methods.TASK_CELLS if cell.task in chosen], chosen_engines)
 
 
@@ -109,7 +109,7 @@ def _said(wrong: Iterable[str]) -> str:
 
 
 def _packing(engine: str, family: str, folder: Path) -> Row:
-    """What the engine says of packed rows; test_families.py measures whether it is right."""
+    """Return the engine's verdict on packed rows; test_families.py measures whether it is right."""
     wanted = settings.build({"engine": engine, "packing": True, "seq_len": 64})
     clause = unsupported(engine, wanted, hf_files.read_directory(folder, f"a {family} model"))
     result = RUNS if clause is None else clause
@@ -124,7 +124,7 @@ PARTS: dict[str, Callable[..., list[Row]]] = {
 
 
 def read() -> list[Row]:
-    """The rows of the committed table."""
+    """Read the committed table."""
     with TABLE.open(newline="", encoding="utf-8") as file:
         return [Row(**{**row, "nodes": int(row["nodes"])}) for row in csv.DictReader(file)]  # type: ignore[arg-type]
 

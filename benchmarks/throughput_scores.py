@@ -1,4 +1,4 @@
-"""What a fit of published speeds is worth: errors by framework, GPU, recipe, method, kernels, source."""
+"""Score a fit of published speeds by framework, GPU, recipe, method, kernels and source."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ GROUPS: dict[str, Callable[[Point], str]] = {
 
 
 def parallelism(setup: Setup) -> str:
-    """Kinds that are above 1, in words."""
+    """Return the parallel degrees above 1 as text."""
     kinds = {
         "tensor": setup.tensor,
         "pipeline": setup.pipeline,

@@ -1,4 +1,4 @@
-"""Measure training speed on one GPU beside other trainers.
+"""Measure training speed on one GPU, and that of other trainers.
 
     python -m benchmarks.gpu_speed [--minutes 8]
 
@@ -39,7 +39,7 @@ MISTAKE, INTERRUPTED = 2, 130
 
 
 def main() -> None:
-    """``python -m benchmarks.gpu_speed``."""
+    """Run ``python -m benchmarks.gpu_speed``."""
     options = _options()
     try:
         status = run(options)
@@ -115,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _versions() -> dict[str, str]:
-    """Versions of the packages that decide on the speed, of those that are installed."""
+    """Return the versions of installed packages that affect the speed."""
     found = {}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):

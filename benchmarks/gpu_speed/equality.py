@@ -1,4 +1,4 @@
-"""Variable-length attention beside the mask: ``python -m benchmarks.gpu_speed.equality DEVICE``.
+"""Compare variable-length attention with the mask: ``python -m benchmarks.gpu_speed.equality DEVICE``.
 
 Trains one step of a small Llama with a sliding window and grouped queries on packed rows, with
 transformers' mask and with the loop's attention function, in bf16 on a GPU. Prints the relative errors of
@@ -23,7 +23,7 @@ def measure(device: str) -> dict[str, Any]:
 
 
 def _compare(kind: str, device: str) -> tuple[float, float]:
-    """Relative errors of the loss and of all gradients together."""
+    """Return the relative errors of the loss and of all gradients together."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

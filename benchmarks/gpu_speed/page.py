@@ -40,7 +40,7 @@ class Row:
 
 
 def rows(runs: Sequence[Run], results: Results) -> list[Row]:
-    """A row for each run of this package, in order."""
+    """Build a row for each run of this package, in order."""
     return [_row(run, results) for run in runs if not run.is_peer]
 
 
@@ -71,7 +71,7 @@ def _row(run: Run, results: Results) -> Row:
 
 
 def _best_peer(case: Case, results: Results) -> tuple[str | None, float | None]:
-    """The fastest peer that ran a case, and its tokens/s."""
+    """Return the fastest peer that ran a case, and its tokens/s."""
     rates = {}
     for peer in PEERS:
         outcome = results.outcomes.get(Run(case=case, engine=peer).name)
@@ -84,7 +84,7 @@ def _best_peer(case: Case, results: Results) -> tuple[str | None, float | None]:
 
 
 def figures(runs: Sequence[Run], results: Results, heading: Heading) -> dict[str, Any]:
-    """Everything, as the JSON file has it."""
+    """Return all results for the JSON file."""
     peers = []
     for run in runs:
         outcome = results.outcomes.get(run.name)

@@ -1,4 +1,4 @@
-"""What training needs of this machine's GPUs, shows and does, measured beside what is predicted.
+"""Measure memory and speed of training on this machine's GPUs, and compare them with predictions.
 
     python -m benchmarks.on_gpu [--minutes 20]
 
@@ -41,7 +41,7 @@ NO_GPU = (
 
 
 def main() -> None:
-    """``python -m benchmarks.on_gpu``."""
+    """Run ``python -m benchmarks.on_gpu``."""
     options = _options()
     try:
         status = run(options)
@@ -118,7 +118,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 class _Writer:
-    """Writes all that is measured so far, each time anew, so that a session that is ended has its results."""
+    """Rewrites the result files after each case, so that an interrupted session keeps its results."""
 
     def __init__(
         self, options: argparse.Namespace, scale: cases.Scale, checked: checks.Checked, clock: Clock
@@ -165,7 +165,7 @@ class _Writer:
 
 
 def _figures(measured: Measured) -> dict[str, object]:
-    """All that is known of a case, without the plan's text."""
+    """Return all figures of a case, without the plan's text."""
 
     def of(outcome: object) -> dict[str, object]:
         return {name: value for name, value in outcome.to_dict().items() if name != "plan"}  # type: ignore[attr-defined]

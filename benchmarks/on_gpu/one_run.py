@@ -41,7 +41,7 @@ Ended = Literal["ran", "out of memory", "failed", "refused", "no time"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """What is to be run, and where its files go."""
+    """Settings of a run, and the folders of its files."""
 
     settings: dict[str, Any]
     warm_up: int  # steps that don't count for the speed
@@ -50,7 +50,7 @@ class Order:
     limit_bytes: int | None = None  # of each process's memory
 
     def save(self) -> Path:
-        """Write the order into its folder; the result will lie beside it."""
+        """Write the order into its folder and return the path; :func:`result_of` is the outcome's."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / "order.json"
         values = {name: getattr(self, name) for name in ("settings", "warm_up", "limit_bytes")}
@@ -65,7 +65,7 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How a run ended and what was measured; bytes of the largest process. None: not known, or not there."""
+    """End of a run and its measurements; bytes of the largest process. None: unknown or not applicable."""
 
     ended: Ended
     message: str = ""  # why it did not run
@@ -94,11 +94,11 @@ class Outcome:
 
 
 class _Trained(Exception):  # noqa: N818 it says what has happened
-    """All ranks have made their last step."""
+    """Raised when all ranks have finished their last step."""
 
 
 class _Reporter:
-    """Adds the ranks' telemetry to the run's state, and ends the run when nothing more is to be measured."""
+    """Adds telemetry of the ranks to the run's state, and ends the run after the last measurement."""
 
     def __init__(self, job: TrainJob) -> None:
         self._processes = job.plan.layout.processes_per_node
@@ -113,7 +113,7 @@ class _Reporter:
                 raise _Trained
 
     def measured(self, warm_up: int) -> dict[str, Any]:
-        """For Outcome."""
+        """Return the measured fields of an Outcome."""
         steps, ranks = self._state.metrics, self._state.ranks
         return {
             "live_bytes": max((each.allocated_peak_bytes or 0 for each in ranks), default=0) or None,
@@ -126,7 +126,7 @@ class _Reporter:
 
 
 def run(order: Order) -> Outcome:
-    """Run it; whatever comes of it is an outcome, and only a mistake in here raises."""
+    """Run an order; every failure is an outcome, only bugs of this module raise."""
     began = time.monotonic()
     outcome = Outcome(ended="refused")
     try:
@@ -159,7 +159,7 @@ def _prepare(order: Order) -> TrainJob:
 
 
 def _key(settings: Settings) -> str:
-    """Of all that prepared rows depend on."""
+    """Return a key of all settings that prepared rows depend on."""
     names = ("model", "dataset", "seq_len", "packing", "longest_first", "global_batch_size", "max_steps")
     values = [getattr(settings, name) for name in names]
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
@@ -195,7 +195,7 @@ def _train(job: TrainJob, order: Order) -> Outcome:
 
 
 def _device(sampler: Sampler, processes: int) -> dict[str, Any]:
-    """What NVML saw of the GPUs that the run had: of the one that was used most."""
+    """Return NVML's figures of the run's most used GPU."""
     with sampler.lock:
         samples, notes = sampler.samples, tuple(sampler.notes)
         gpus = list(zip(sampler.gpus, samples.gpu_start, samples.gpu_peak, strict=False))[:processes]
@@ -217,7 +217,7 @@ def _one_line(text: str) -> str:
 
 
 def result_of(order: Path) -> Path:
-    """Where the outcome of an order lies."""
+    """Return the path of an order's outcome."""
     return order.with_name("outcome.json")
 
 

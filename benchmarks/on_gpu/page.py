@@ -1,4 +1,4 @@
-"""The page of one session: what was measured beside what was predicted, and what was left out."""
+"""Markdown page of one session: measurements, predictions, and cases that were left out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NONE = ""  # in a cell: not measured, or not predicted
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heading:
-    """What stands above the tables."""
+    """Figures above the tables."""
 
     title: str
     command: str

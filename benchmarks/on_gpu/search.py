@@ -1,4 +1,4 @@
-"""The smallest memory limit on which a case still runs, by halving the interval in which it must be."""
+"""Bisection for the smallest memory limit below which a case still runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Trial = Callable[[int], bool | None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """The interval that is left: it runs with ``runs_bytes``, and doesn't with ``fails_bytes``."""
+    """Result of a search: the case ran with ``runs_bytes`` and failed with ``fails_bytes``."""
 
     runs_bytes: int
     fails_bytes: int

@@ -1,4 +1,4 @@
-"""Goes through the cases within the time that there is, each run in a process of its own."""
+"""Run the cases within a time limit, each in its own process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ABOVE_RESIDENT, BESIDE_RESIDENT = 1.25, 2**28
 
 
 class Clock:
-    """The time that is left."""
+    """Time limit of a session."""
 
     def __init__(self, minutes: float) -> None:
         self.began = time.monotonic()
@@ -47,7 +47,7 @@ class Clock:
 
 @dataclass(kw_only=True, slots=True)
 class Measured:
-    """One case and what came of it so far."""
+    """One case and its results so far."""
 
     case: Case
     outcome: Outcome | None = None  # of the run without a limit; None: it was not made
@@ -61,7 +61,7 @@ class Measured:
 
     @property
     def device_missed(self) -> bool:
-        """Whether NVML's figure is below what torch reserved: nobody looked while the most was in use."""
+        """Whether NVML's peak is below the bytes that torch reserved, because no sample fell on the peak."""
         outcome = self.outcome
         if outcome is None or outcome.device_bytes is None or outcome.reserved_bytes is None:
             return False
@@ -69,12 +69,12 @@ class Measured:
 
     @property
     def device_bytes(self) -> int | None:
-        """What NVML saw at the peak; None where it did not look, or missed the peak."""
+        """Peak memory of the GPU by NVML; None if it was not sampled or the peak was missed."""
         return None if self.outcome is None or self.device_missed else self.outcome.device_bytes
 
     @property
     def outside_bytes(self) -> int | None:
-        """What the process holds on the GPU beside what torch reserves: CUDA's context, NCCL's buffers.
+        """Bytes on the GPU that torch's allocator does not manage: CUDA's context, NCCL's buffers.
 
         None where NVML missed the peak; 0 where nothing is held on a GPU.
         """
@@ -85,7 +85,7 @@ class Measured:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of one process. Packed sequences count with their full length; of others padding doesn't count."""
+        """Tokens/s of one process. Packed sequences count in full, padding of others does not count."""
         outcome = self.outcome
         if outcome is None or self.case.lengths == "varying" or outcome.plan is None:
             return outcome.tokens_per_second if outcome else None
@@ -95,7 +95,7 @@ class Measured:
 
     @property
     def needed_bytes(self) -> int | None:
-        """The smallest memory of one process with which the case still ran.
+        """Smallest memory of one process with which the case ran; None if unknown.
 
         None where it was not sought, or what lies outside of torch's allocator is not known.
         """
@@ -105,7 +105,7 @@ class Measured:
 
 @dataclass(kw_only=True)
 class Session:
-    """The measuring itself.
+    """Measures cases and reports progress.
 
     Parameters
     ----------
@@ -129,8 +129,7 @@ class Session:
     _runs: int = 0
 
     def measure(self, wanted: Sequence[Case]) -> list[Measured]:
-        """All cases, as far as the time allows: of those with the same switches first what each shows, then
-        what each needs."""
+        """Measure all cases, as far as the time allows."""
         every = [Measured(case=case) for case in wanted]
         for _, group in groupby(every, key=lambda each: each.case.switches):
             alike = list(group)
@@ -193,7 +192,7 @@ class Session:
                 measured.found = None
 
     def _run(self, case: Case, limit_bytes: int | None = None) -> Outcome | None:
-        """One run; None where the time that is left would not do for it."""
+        """Run a case once; None if the remaining time is too short."""
         expected = self._seconds.get(case.what, max(self._seconds.values(), default=FIRST_RUN_S))
         if self.clock.left_s < expected:
             return None
@@ -216,7 +215,7 @@ class Session:
         return outcome
 
     def _model(self, name: str) -> Path:
-        """Random weights in the model's shape, made by the first case that wants them."""
+        """Create random weights in the model's shape when the first case needs them."""
         folder = self.folder / name
         if not folder.exists():
             self.say(f"making random weights in the shape of {name}")
@@ -225,7 +224,7 @@ class Session:
 
 
 def run_apart(order: Order, limit_s: float, module: str = "benchmarks.on_gpu.one_run") -> Outcome:
-    """Run an order in a process of its own, which is ended with all its children when the time is over.
+    """Run an order in its own process; end the process and its children at the time limit.
 
     ``module`` runs it; it takes the order's file and the process to end with.
     """
@@ -253,7 +252,7 @@ def run_apart(order: Order, limit_s: float, module: str = "benchmarks.on_gpu.one
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, on which it ends its ranks; SIGKILL, on which the kernel and the gang's sweeper do."""
+    """End a process: SIGTERM, so that it ends its ranks; then SIGKILL, after which the kernel ends them."""
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -264,5 +263,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _without_host(message: str) -> str:
-    """What a rank said, without whose machine it was on."""
+    """Remove the host name from a rank's message."""
     return re.sub(r"^rank \d+ on \S+ failed: ", "", message)
