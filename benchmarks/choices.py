@@ -103,7 +103,7 @@ def _planned(row: dict[str, str]) -> Choice:
     )
 
 
-def page(made: list[Choice]) -> str:
+def page(plans: list[Choice]) -> str:
     """Format the table as Markdown."""
     lines = [
         "# Plans beside practice",
@@ -112,13 +112,13 @@ def page(made: list[Choice]) -> str:
         "the first of `finetune plan --model MODEL --method METHOD OPTIONS`: 2,048 tokens, a batch of 16",
         "where the options say nothing else, any machine of the catalogue.",
         "",
-        f"{sum(not choice.differs for choice in made)} of {len(made)} plans take the GPUs that the source",
+        f"{sum(not choice.differs for choice in plans)} of {len(plans)} plans take the GPUs that the source",
         "takes; of the others the last column says why.",
         "",
         "| Model | Method | Options | Plan | Layout | Tokens/s | $ an hour | Practice | Where ours differs |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for choice in made:
+    for choice in plans:
         price = choice.plan["usd_per_hour"] if choice.plan else None
         cells = (
             choice.model,

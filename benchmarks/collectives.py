@@ -82,11 +82,11 @@ def _measure_as_rank(rank: int, ranks: int, folder: str, seconds: float) -> None
     )
     progress = Progress(Path(folder) / f"rank{rank}.progress", create=True)
     of_cells = []
-    every = cases(cuda)
+    all_cases = cases(cuda)
     ends = time.monotonic() + seconds
-    for number, (op, dtype, size) in enumerate(every):
+    for number, (op, dtype, size) in enumerate(all_cases):
         # An equal part of what is left for each: the first must not take the time of the last
-        share = (ends - time.monotonic()) / (len(every) - number)
+        share = (ends - time.monotonic()) / (len(all_cases) - number)
         if not _all_go_on(share > 0, device):
             break
         elements = busbw.buffer_elements(op, size, DTYPES[dtype], ranks)

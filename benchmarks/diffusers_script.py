@@ -107,13 +107,13 @@ class Rows:
 
     def __getitem__(self, place: int) -> dict[str, Any]:
         image = self._images[place]
-        height, width, top, left, *_ = image.time_ids[0].int().tolist()
+        height, width, top, crop_left, *_ = image.time_ids[0].int().tolist()
         return {
             "model_input": image.clean[0],
             "prompt_embeds": image.text[0],
             "pooled_prompt_embeds": image.summary[0],
             "original_sizes": (height, width),
-            "crop_top_lefts": (top, left),
+            "crop_top_lefts": (top, crop_left),
         }
 
 
@@ -197,8 +197,8 @@ def imported(path: Path) -> Any:
     transforms.InterpolationMode = types.SimpleNamespace(BILINEAR="bilinear", LANCZOS="lanczos")  # type: ignore[attr-defined]
     functional.crop = None  # type: ignore[attr-defined]
     vision.transforms = transforms  # type: ignore[attr-defined]
-    own = {module.__name__: module for module in (vision, transforms, functional)}
-    for name, module in own.items():
+    substitutes = {module.__name__: module for module in (vision, transforms, functional)}
+    for name, module in substitutes.items():
         module.__spec__ = importlib.machinery.ModuleSpec(name, None)
     for name in ("accelerate", "datasets", "diffusers.training_utils"):  # which look for the real one
         importlib.import_module(name)
@@ -206,7 +206,7 @@ def imported(path: Path) -> Any:
     if spec is None or spec.loader is None:
         raise SystemExit(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
-    with mock.patch.dict(sys.modules, own), mock.patch("diffusers.utils.check_min_version"):
+    with mock.patch.dict(sys.modules, substitutes), mock.patch("diffusers.utils.check_min_version"):
         spec.loader.exec_module(module)
     return module
 

@@ -135,10 +135,10 @@ class Bench:
         for number in range(1, case.times + 1):
             launch = training(self._cluster, run)
             before = self._main(run)
-            began = time.monotonic()
+            start = time.monotonic()
             with case.take(self._cluster, launch):
-                first = self._first_step(run, known=len(before))
-                lost.append(time.monotonic() - began)
+                first = self._first_step(run, earlier_launches=len(before))
+                lost.append(time.monotonic() - start)
             waited.append(_wait(run, number))
             twice += max(0, _steps(before[-1])[-1] + 1 - first)
             print(f"{case.what} {number} of {case.times}: {lost[-1]:.1f} s, on from step {first}", flush=True)
@@ -158,13 +158,13 @@ class Bench:
             says(run, r"jobset \S+ waits")
             time.sleep(seconds)
         arrived = time.monotonic()
-        self._first_step(run, known=0)
+        self._first_step(run, earlier_launches=0)
         took = time.monotonic() - arrived
-        told = re.findall(r"jobset \S+ (waits.*)", run.log)
+        messages = re.findall(r"jobset \S+ (waits.*)", run.log)
         return Late(
             late_seconds=seconds,
-            said=len(told),
-            reason=told[-1],
+            said=len(messages),
+            reason=messages[-1],
             trained_after_seconds=took,
             ended=run.wait(END_S) == 0,
             losses_equal=self._losses(run) == self._undisturbed(),
@@ -191,15 +191,15 @@ class Bench:
     def _main(self, run: Launched) -> list[lab_pods.Pod]:
         """Return the pods of main nodes that have trained a step, oldest first."""
         mark = f"/{run.run_id}/train_nodes/"
-        own = [pod for pod in self._cluster.hub.pods if "-control-" in pod.spec.name]
-        return [pod for pod in own if mark in str(pod.spec.command) and _steps(pod)]
+        pods = [pod for pod in self._cluster.hub.pods if "-control-" in pod.spec.name]
+        return [pod for pod in pods if mark in str(pod.spec.command) and _steps(pod)]
 
-    def _first_step(self, run: Launched, *, known: int) -> int:
-        """Wait for the first step of the launch after the ``known`` ones, and return it."""
+    def _first_step(self, run: Launched, *, earlier_launches: int) -> int:
+        """Wait for the first step of the launch after the earlier ones, and return it."""
 
         def made() -> Any:
             assert run.process.poll() is None, run.story()
-            return run.has_begun and self._main(run)[known:]
+            return run.has_begun and self._main(run)[earlier_launches:]
 
         return _steps(wait_for(made, LIMIT_S, "a step is made", every=0.1)[0])[0]
 
@@ -215,9 +215,9 @@ def _steps(pod: lab_pods.Pod) -> list[int]:
 
 def _wait(run: Launched, number: int) -> float:
     """Return the seconds between disruption ``number`` of a run and the next submission of the step."""
-    found = re.search(rf"Disruption {number} of .* submitted again in (\d+) s", run.log)
-    assert found is not None, run.story()
-    return float(found[1])
+    match = re.search(rf"Disruption {number} of .* submitted again in (\d+) s", run.log)
+    assert match is not None, run.story()
+    return float(match[1])
 
 
 def text(result: dict[str, Any]) -> str:
@@ -266,8 +266,8 @@ def keep(kind: Literal["rows", "late"], row: Row | Late) -> None:
     result = json.loads(file.read_text()) if file.exists() else {"rows": [], "late": []}
     new = json.loads(json.dumps(asdict(row)))
     same = ("what", "times") if kind == "rows" else ("late_seconds",)
-    kept = [old for old in result[kind] if any(old[name] != new[name] for name in same)]
-    result |= {"command": "python -m benchmarks.disruptions", "machine": describe(), kind: [*kept, new]}
+    other_rows = [old for old in result[kind] if any(old[name] != new[name] for name in same)]
+    result |= {"command": "python -m benchmarks.disruptions", "machine": describe(), kind: [*other_rows, new]}
     file.write_text(json.dumps(result, indent=1) + "\n")
     file.with_suffix(".md").write_text(text(result))
     print(json.dumps(new), flush=True)

@@ -159,8 +159,8 @@ COLUMNS = [
 
 def refusal(model: str, engine: str, method: str) -> str | None:
     """Return why an engine refuses a model and a method with default settings, or None."""
-    wanted = settings.build({"model": model, "method": method, "engine": engine})
-    return unsupported(engine, wanted, models.find(model))
+    job = settings.build({"model": model, "method": method, "engine": engine})
+    return unsupported(engine, job, models.find(model))
 
 
 def refusal_of_column(model: str, group: tuple[str, ...], method: str) -> str | None:
@@ -179,12 +179,12 @@ def proofs() -> str:
     """Return the families that each engine has trained, from benchmarks/results/support.csv."""
     rows = [row for row in support_table.read() if row.part == "families"]
     heads = [(engine, method) for engine in ("deepspeed", "fsdp2") for method in ("full", "lora", "packing")]
-    found = {(row.family, row.engine, row.method): row.result for row in rows}
+    families = {(row.family, row.engine, row.method): row.result for row in rows}
     lines = [f"| Family | {' | '.join(f'{engine} {method}' for engine, method in heads)} |"]
     lines.append("|---" * (len(heads) + 1) + "|")
     clauses: dict[str, str] = {}
     for family in dict.fromkeys(row.family for row in rows):
-        cells = [found[family, engine, method] for engine, method in heads]
+        cells = [families[family, engine, method] for engine, method in heads]
         shown = ["yes" if cell == support_table.RUNS else "no" for cell in cells]
         clauses |= {cell: family for cell in cells if cell != support_table.RUNS}
         lines.append(f"| `{family}` | {' | '.join(shown)} |")
@@ -207,21 +207,21 @@ def proved_tasks() -> str:
         (ANSWERING, [row for row in answering if row.part in ("methods", "tasks")]),
         (["trl"], [row for row in rows if row.engine == "trl" and row.part == "tasks"]),
     ):
-        found = {(f"{row.task} {row.method}", row.engine, row.nodes): row.result for row in chosen}
-        tables.append(_proved("Task", found, engines_of))
+        results = {(f"{row.task} {row.method}", row.engine, row.nodes): row.result for row in chosen}
+        tables.append(_proved("Task", results, engines_of))
     return "\n\n".join(tables)
 
 
-def _proved(title: str, found: dict[tuple[str, str, int], str], names: Sequence[str] = ANSWERING) -> str:
+def _proved(title: str, results: dict[tuple[str, str, int], str], names: Sequence[str] = ANSWERING) -> str:
     """Format (name, engine, nodes) -> result as a table of engines, then the reasons for refusals."""
     heads = [(engine, nodes) for engine in names for nodes in (1, 2)]
     titles = [f"{engine}, {nodes} node{'s' * (nodes > 1)}" for engine, nodes in heads]
     lines = [f"| {title} | {' | '.join(titles)} |", "|---" * (len(heads) + 1) + "|"]
-    for name in dict.fromkeys(name for name, _, _ in found):
-        cells = [found[name, engine, nodes] for engine, nodes in heads]
+    for name in dict.fromkeys(name for name, _, _ in results):
+        cells = [results[name, engine, nodes] for engine, nodes in heads]
         shown = ["yes" if cell == support_table.RUNS else "no" for cell in cells]
         lines.append(f"| {name} | {' | '.join(shown)} |")
-    clauses = dict.fromkeys(result for result in found.values() if result != support_table.RUNS)
+    clauses = dict.fromkeys(result for result in results.values() if result != support_table.RUNS)
     return "\n".join([*lines, "", *(textwrap.fill(f"- {clause}.", WIDTH) for clause in clauses)])
 
 
@@ -236,30 +236,30 @@ def matrix() -> str:
         lines.append(f"| `{name}` | {' | '.join(cells)} | {'; '.join(clauses)} |")
     lines += ["", "No engine trains these; `finetune plan` plans for them.", ""]
     lines += ["| Models | Because |", "|---|---|"]
-    others: dict[str, list[str]] = {}
+    other_engines: dict[str, list[str]] = {}
     for name in models.names():
         if not runs_somewhere(name):
             clause = refusal(name, "deepspeed", "full") or ""
-            others.setdefault(clause.replace(name, "it"), []).append(f"`{name}`")
-    lines += [f"| {', '.join(names)} | {clause} |" for clause, names in others.items()]
+            other_engines.setdefault(clause.replace(name, "it"), []).append(f"`{name}`")
+    lines += [f"| {', '.join(names)} | {clause} |" for clause, names in other_engines.items()]
     return "\n".join(lines)
 
 
 def listed(words: Iterable[str], conjunction: str = "and") -> str:
     """Join distinct words: "a, b and c"."""
-    *most, last = dict.fromkeys(words)
-    return f"{', '.join(most)} {conjunction} {last}" if most else last
+    *head, last = dict.fromkeys(words)
+    return f"{', '.join(head)} {conjunction} {last}" if head else last
 
 
 def planned_families() -> str:
     """Write the paragraphs of docs/models.md on supported values of model_type."""
     rows = support_table.read()
     trained = dict.fromkeys(row.family for row in rows if row.part == "families")
-    others = [family for family in models.FAMILIES if family not in trained]
+    rest = [family for family in models.FAMILIES if family not in trained]
     sentence = (
         "A text-only model works by Hugging Face id, as a folder or from S3, in 16 or 32 bits, if its "
         f"`config.json` has one of these values of `model_type`: {listed(trained, 'or')}. Models of type "
-        f"{listed(others)} can be planned for, not trained."
+        f"{listed(rest)} can be planned for, not trained."
     )
     more = (
         f"The {len(untried.classes())} other causal models of transformers 5.23 "
@@ -315,8 +315,8 @@ def checks_table() -> str:
     """Build the table of all checks, by phase."""
     lines = ["| Phase | Check | What it verifies |", "|---|---|---|"]
     for phase in (*PHASES, None):
-        found = [check for check in CHECKS.values() if check.phase == phase]
-        for number, check in enumerate(found):
+        rows = [check for check in CHECKS.values() if check.phase == phase]
+        for number, check in enumerate(rows):
             label = "" if number else phase or "all"
             lines.append(f"| {label} | `{check.name}` | {check.description} |")
     return "\n".join(lines)

@@ -205,14 +205,14 @@ RIVALS = (
 
 def figures(items: list[Scored]) -> dict[str, Any]:
     """Return a group's score, the share within 10 %, and how often the upper bound covers the need."""
-    found = score(items)
+    group_score = score(items)
     errors = sorted(abs(item.error) for item in items)
     within = sum(error <= 0.1 for error in errors) / len(errors) if errors else None
     return {
-        "rows": found.rows,
-        "median_abs_error": found.median_abs_error,
+        "rows": group_score.rows,
+        "median_abs_error": group_score.median_abs_error,
         "p95_abs_error": percentile(errors, 0.95),
-        "bias": found.bias,
+        "bias": group_score.bias,
         "within_10pct": within,
         "upper_covers": score_of_bounds(items),
     }
@@ -296,9 +296,9 @@ def markdown(command: str, machine: dict[str, Any], entries: list[dict[str, Any]
     return "\n".join(lines) + "\n"
 
 
-def _line(name: str, found: dict[str, Any]) -> str:
+def _line(name: str, scores: dict[str, Any]) -> str:
     shown = [
-        "-" if found[key] is None else f"{found[key]:{form}}"
+        "-" if scores[key] is None else f"{scores[key]:{form}}"
         for key, form in (
             ("median_abs_error", ".1%"),
             ("p95_abs_error", ".1%"),
@@ -307,7 +307,7 @@ def _line(name: str, found: dict[str, Any]) -> str:
             ("upper_covers", ".0%"),
         )
     ]
-    return f"| {name} | {found['rows']} | {' | '.join(shown)} |"
+    return f"| {name} | {scores['rows']} | {' | '.join(shown)} |"
 
 
 def main() -> None:
@@ -320,8 +320,8 @@ def main() -> None:
     command = shlex.join(["python", "-m", "benchmarks.estimators", *sys.argv[1:]])
     machine, entries = describe(), measure(options.quality)
     options.out.mkdir(parents=True, exist_ok=True)
-    found = {"command": command, "machine": machine, "quality": options.quality, "estimators": entries}
-    (options.out / "estimators.json").write_text(json.dumps(found, indent=1) + "\n")
+    results = {"command": command, "machine": machine, "quality": options.quality, "estimators": entries}
+    (options.out / "estimators.json").write_text(json.dumps(results, indent=1) + "\n")
     text = markdown(command, machine, entries, options.quality)
     (options.out / "estimators.md").write_text(text)
     print(text)

@@ -113,13 +113,13 @@ def anchor(row: PublishedRow) -> Anchor:
     )
 
 
-def _peak(answer: dict[str, Any]) -> float:
-    return float(max(sum(parts.values()) for parts in answer["moments"].values()) / GIB)
+def _peak(estimate: dict[str, Any]) -> float:
+    return float(max(sum(parts.values()) for parts in estimate["moments"].values()) / GIB)
 
 
 def main() -> None:
-    found = [row for row in rows.read(rows.TABLE) if row.kind == "active" and row.gib and row.quality == "A"]
-    anchors = [anchor(row) for row in found if row.setup and untraceable(row.setup) is None]
+    peak = [row for row in rows.read(rows.TABLE) if row.kind == "active" and row.gib and row.quality == "A"]
+    anchors = [anchor(row) for row in peak if row.setup and untraceable(row.setup) is None]
     machine = describe()
     values = {"machine": machine, "anchors": [asdict(each) | {"error": each.error} for each in anchors]}
     (RESULTS / "exact_anchors.json").write_text(json.dumps(values, indent=1) + "\n")

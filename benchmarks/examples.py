@@ -30,15 +30,15 @@ def plan(path: Path) -> Plan:
     return preparation.plan_run(chosen, Target(kind="catalogue"), calibrated=False).plan
 
 
-def row(path: Path, made: Plan) -> str:
+def row(path: Path, example_plan: Plan) -> str:
     """Format an example as a line of the table."""
-    what, command = (line.removeprefix("# ") for line in path.read_text().splitlines()[:2])
-    request, prediction = made.request, made.prediction
+    purpose, command = (line.removeprefix("# ") for line in path.read_text().splitlines()[:2])
+    request, prediction = example_plan.request, example_plan.prediction
     machine = f"{request.nodes * request.gpus_per_node} x {request.gpu_type} ({request.instance_type})"
     need = (
         f"{format_bytes(prediction.memory.needs_bytes)} of {format_bytes(prediction.memory.capacity_bytes)}"
     )
-    cells = (f"[{path.name}]({path.name})", what, machine, need, *_price(prediction), f"`{command}`")
+    cells = (f"[{path.name}]({path.name})", purpose, machine, need, *_price(prediction), f"`{command}`")
     return f"| {' | '.join(cells)} |"
 
 

@@ -87,11 +87,15 @@ def cases(engine: str) -> Iterator[Case]:
         ("worker task", 1),
         ("control task", 0),
     )
-    two = [Fault(who=who, moment=moment, rank=rank) for who, rank in victims for moment in MOMENTS]
-    one = [Fault(who="rank", moment=moment) for moment in MOMENTS]
-    one += [Fault(who="agent", moment="in the middle")]
-    one += [Fault(who="control task", moment=moment) for moment in ("in the middle", "in a checkpoint")]
-    for nodes, faults in ((2, two), (1, one)):
+    on_two_nodes = [
+        Fault(who=process, moment=moment, rank=rank) for process, rank in victims for moment in MOMENTS
+    ]
+    on_one_node = [Fault(who="rank", moment=moment) for moment in MOMENTS]
+    on_one_node += [Fault(who="agent", moment="in the middle")]
+    on_one_node += [
+        Fault(who="control task", moment=moment) for moment in ("in the middle", "in a checkpoint")
+    ]
+    for nodes, faults in ((2, on_two_nodes), (1, on_one_node)):
         for first in range(0, len(faults), 2):
             yield Case(nodes=nodes, engine=engine, faults=tuple(faults[first : first + 2]))
     for nodes, moments in ((2, MOMENTS[1:]), (1, MOMENTS[1:2])):
@@ -117,8 +121,8 @@ class Bench:
         for fault in case.faults:
             struck.append((fault, flow.kill(fault.who, fault.moment, fault.rank)))
             if fault.who == "scheduler":
-                again = ("resume", "--origin-run-id", flow.run_id)
-                flow = self._started(Flow(home, *again, nodes=case.nodes))
+                resume_options = ("resume", "--origin-run-id", flow.run_id)
+                flow = self._started(Flow(home, *resume_options, nodes=case.nodes))
         self._stop_after_training(flow, case.engine)
         equal = flow.losses() == expected
         went_on = flow.went_on_from()
@@ -212,10 +216,10 @@ def text(result: dict[str, Any]) -> str:
     )
     stops = result["stops"]
     told = "\n".join(
-        f"| {name} | {len(found)} | {max(stop['ended_after_seconds'] for stop in found):.1f} "
-        f"| {sum(stop['orphans'] for stop in found)} |"
+        f"| {name} | {len(outcomes)} | {max(stop['ended_after_seconds'] for stop in outcomes):.1f} "
+        f"| {sum(stop['orphans'] for stop in outcomes)} |"
         for name in sorted({stop["signal"] for stop in stops})
-        if (found := [stop for stop in stops if stop["signal"] == name])
+        if (outcomes := [stop for stop in stops if stop["signal"] == name])
     )
     return f"""# Faults
 
@@ -245,7 +249,9 @@ def main() -> None:
     engines = (chosen.engine,) if chosen.engine else ENGINES
     file = RESULTS / "faults.json"
     earlier = json.loads(file.read_text()) if chosen.engine else {"rows": [], "stops": []}
-    kept = {key: [row for row in earlier[key] if row["engine"] not in engines] for key in ("rows", "stops")}
+    results = {
+        key: [row for row in earlier[key] if row["engine"] not in engines] for key in ("rows", "stops")
+    }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         bench = Bench(folder, write_sums(folder / "sums.jsonl"))
@@ -261,8 +267,8 @@ def main() -> None:
         result = {
             "command": "python benchmarks/faults.py",
             "machine": describe(),
-            "rows": kept["rows"] + [asdict(row) for row in bench.rows],
-            "stops": kept["stops"] + [asdict(stop) for stop in bench.stops],
+            "rows": results["rows"] + [asdict(row) for row in bench.rows],
+            "stops": results["stops"] + [asdict(stop) for stop in bench.stops],
             "problems": problems,
         }
     file.write_text(json.dumps(result, indent=1) + "\n")

@@ -49,12 +49,12 @@ Array = NDArray[np.float64]
 
 def log_error(point: Point, table: Efficiency) -> float | None:
     """Return the log of predicted over measured tokens/s of one GPU; None without a prediction."""
-    found = throughput.speed(
+    speed = throughput.speed(
         point.setup, point.gpu, network_gbps=point.network_gbps, rdma=point.rdma, efficiency=table
     )
-    if found.tokens_per_second is None or not point.row.tps_per_gpu:
+    if speed.tokens_per_second is None or not point.row.tps_per_gpu:
         return None
-    return math.log(found.tokens_per_second / point.setup.world_size / point.row.tps_per_gpu)
+    return math.log(speed.tokens_per_second / point.setup.world_size / point.row.tps_per_gpu)
 
 
 def residual(point: Point, table: Efficiency) -> float:
@@ -78,14 +78,15 @@ def table_of(values: Array) -> Efficiency:
 
 def without_evidence(table: Efficiency, train: Sequence[Point]) -> Efficiency:
     """Return the table that a fit to ``train`` alone could give: no row without evidence in these runs."""
-    seen = {scope for point in train for scope in chips(point.gpu)}
-    known = {scope for point in train for scope in recipes(point.setup, point.gpu)}
-    kept = {
+    chip_scopes = {scope for point in train for scope in chips(point.gpu)}
+    recipe_scopes = {scope for point in train for scope in recipes(point.setup, point.gpu)}
+    rows = {
         (name, scope): value
         for (name, scope), value in table.table.items()
-        if not (name == "products of" and scope not in seen) and not (name == "gain" and scope not in known)
+        if not (name == "products of" and scope not in chip_scopes)
+        and not (name == "gain" and scope not in recipe_scopes)
     }
-    return Efficiency(kept)
+    return Efficiency(rows)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -107,10 +108,10 @@ def fit(train: Sequence[Point], start: Array | None = None, steps: int = 14) -> 
         slopes = _slopes(train, theta, now, free, touched)
         pull = weights / np.maximum(np.abs(now), ROBUST) / ROBUST
         normal = slopes.T @ (slopes * pull[:, None])
-        right = -slopes.T @ (pull * now) - (theta - prior)[free] / width[free] ** 2
+        gradient = -slopes.T @ (pull * now) - (theta - prior)[free] / width[free] ** 2
         normal[np.diag_indices(len(free))] += 1 / width[free] ** 2
         while damping < 1e6:
-            move = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), right)
+            move = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient)
             tried = theta.copy()
             tried[free] += np.clip(move, -0.5, 0.5)
             then = _residuals(train, tried)
@@ -189,8 +190,8 @@ def write_table(
     the fit never saw.
     """
     theta = np.log(values)
-    every = list(range(len(SPECS)))
-    slopes = _slopes(data, theta, _residuals(data, theta), every, _touched(data, theta, every))
+    all_rows = list(range(len(SPECS)))
+    slopes = _slopes(data, theta, _residuals(data, theta), all_rows, _touched(data, theta, all_rows))
     lines: list[list[str]] = []
     for index, (spec, value) in enumerate(zip(SPECS, values, strict=True)):
         evidence = [p for p, slope in zip(data, slopes[:, index], strict=True) if abs(slope) > TOUCHED]
@@ -208,11 +209,11 @@ def write_table(
         lines.append(
             ["runs", scope, "1", str(len(evidence)), _sources(evidence), "published runs of this kind"]
         )
-    for prefix, what, spans in (("", "source", known), ("unseen ", "GPU architecture", unseen)):
+    for prefix, excluded, spans in (("", "source", known), ("unseen ", "GPU architecture", unseen)):
         for percentile, value in spans.items():
             share = f"{percentile:g} % of the runs lie below" if percentile < 50 else ""
             share = share or f"{100 - percentile:g} % of the runs lie above"
-            text = f"tokens/s over predicted that {share}, their {what} left out"
+            text = f"tokens/s over predicted that {share}, their {excluded} left out"
             page = f"benchmarks/{RESULTS.name}/{PAGE}"
             lines.append(["range", f"{prefix}p{percentile:g}", f"{value:.3f}", str(len(data)), page, text])
     with TABLE.open("w", newline="", encoding="utf-8") as file:
@@ -243,19 +244,19 @@ def main() -> None:
     errors["project held out"] = held_out(data, values, lambda point: point.project)
     errors["architecture held out"] = held_out(data, values, lambda point: point.gpu.architecture or "")
     write_table(data, values, spread(errors["source held out"]), spread(errors["architecture held out"]))
-    found = scores(data, errors)
+    all_scores = scores(data, errors)
     held, sources = errors["source held out"], [point.row.source for point in data]
-    found["all"]["source held out"]["covered"] = covered(held, sources)  # type: ignore[index]
-    found["rows"] = {
+    all_scores["all"]["source held out"]["covered"] = covered(held, sources)  # type: ignore[index]
+    all_scores["rows"] = {
         point.row.id: [
             None if error[index] is None else round(math.expm1(error[index] or 0.0), 3)
             for error in errors.values()
         ]
         for index, point in enumerate(data)
     }
-    (RESULTS / "throughput_fit.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    (RESULTS / PAGE).write_text(markdown(found), encoding="utf-8")
-    print(json.dumps(found["all"], indent=1))
+    (RESULTS / "throughput_fit.json").write_text(json.dumps(all_scores, indent=1) + "\n", encoding="utf-8")
+    (RESULTS / PAGE).write_text(markdown(all_scores), encoding="utf-8")
+    print(json.dumps(all_scores["all"], indent=1))
 
 
 if __name__ == "__main__":

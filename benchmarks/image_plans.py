@@ -33,8 +33,8 @@ def needed(method: str, precision: str, checkpointing: str) -> tuple[int, int]:
         expandable_segments=True,
         processes_per_node=1,
     )
-    found, _ = memory.needs(setup)
-    return found.likely_bytes, found.upper_bytes
+    estimate, _ = memory.needs(setup)
+    return estimate.likely_bytes, estimate.upper_bytes
 
 
 def table() -> str:

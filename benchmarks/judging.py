@@ -80,11 +80,11 @@ def measured(nodes: int, gpus: int, night: int, *, faults: bool) -> Measurements
     return with_pairs(run, Cluster(nodes=nodes, speed=45, transmit=slow, receive=slow, links=links))
 
 
-def timed(what: Callable[[], T]) -> tuple[T, float]:
+def timed(call: Callable[[], T]) -> tuple[T, float]:
     """Return the result of a call and its CPU seconds."""
     start = time.process_time()
-    answer = what()
-    return answer, time.process_time() - start
+    result = call()
+    return result, time.process_time() - start
 
 
 def measure(nodes: int, gpus: int, folder: Path) -> dict[str, Any]:
@@ -97,8 +97,8 @@ def measure(nodes: int, gpus: int, folder: Path) -> dict[str, Any]:
         for night in range(NIGHTS):  # the same figures each night, as drawing them anew takes far longer
             at = night * DAY_S
             records = [{**record, "unix": at} for record in line["records"]]
-            told = {**line, "started_unix": at, "finished_unix": at + 60, "records": records}
-            file.write(json.dumps(told) + "\n")
+            stored_run = {**line, "started_unix": at, "finished_unix": at + 60, "records": records}
+            file.write(json.dumps(stored_run) + "\n")
     past, read_s = timed(lambda: past_runs.read(place))
     known: dict[str, Any] = {"history": past.records, "sightings": past.looks, "pairs_seen": past.pairs_seen}
     healthy, healthy_s = timed(lambda: judge(fresh, **known))

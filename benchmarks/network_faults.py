@@ -82,8 +82,8 @@ def _suspects(check: str, *nodes: str) -> Callable[[Result], bool]:
 
 def _loses(*nodes: str) -> Callable[[Result], bool]:
     def right(result: Result) -> bool:
-        found = [fault for fault in result.findings if fault.check == "loss"]
-        return {n for fault in found for n in (*fault.nodes, *fault.suspects)} == set(nodes)
+        loss_findings = [fault for fault in result.findings if fault.check == "loss"]
+        return {n for fault in loss_findings for n in (*fault.nodes, *fault.suspects)} == set(nodes)
 
     return right
 
@@ -347,13 +347,13 @@ def once(case: Case, folder: Path) -> dict[str, Any]:
     }
 
 
-def _strike(made: Bed, folder: Path, how: signal.Signals, during: str) -> None:
+def _strike(bed: Bed, folder: Path, how: signal.Signals, during: str) -> None:
     """Stop or kill host 2's worker while it times collectives or pairs."""
     journal = folder / "host2" / "rank2.jsonl"
     sign = {"collectives": b'"seconds": [0.', "pairs": b'"segments"'}[during]
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
-        if journal.exists() and sign in journal.read_bytes() and (pid := made.worker(2)):
+        if journal.exists() and sign in journal.read_bytes() and (pid := bed.worker(2)):
             os.kill(pid, how)
             return
         time.sleep(0.02)
@@ -368,45 +368,45 @@ def main() -> None:
         "--load", type=int, default=0, help="processes that keep the processor busy meanwhile"
     )
     parser.add_argument("--many", action="store_true", help="34 hosts, two minutes a run")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     why_not = netns.missing()
     if why_not is not None:
         sys.exit(f"No separate hosts here: {why_not}.")
-    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(asked.load)]
+    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.load)]
     try:
-        _measure(asked)
-        print((RESULTS / f"{_table(asked)}.md").read_text())
+        _measure(options)
+        print((RESULTS / f"{_table(options)}.md").read_text())
     finally:
         for burner in burners:
             burner.kill()
             burner.wait()
 
 
-def _measure(asked: argparse.Namespace) -> None:
-    for case in MANY if asked.many else CASES:
-        if asked.only not in case.name:
+def _measure(options: argparse.Namespace) -> None:
+    for case in MANY if options.many else CASES:
+        if options.only not in case.name:
             continue
         runs = []
-        for _ in range(asked.healthy if case.name.startswith("healthy") else asked.repeats):
+        for _ in range(options.healthy if case.name.startswith("healthy") else options.repeats):
             with tempfile.TemporaryDirectory() as folder:
                 runs.append(once(case, Path(folder)))
             print(case.name, runs[-1], flush=True)
-        _keep(asked, {"case": case.name, "hosts": case.hosts, "runs": runs})
+        _keep(options, {"case": case.name, "hosts": case.hosts, "runs": runs})
 
 
-def _table(asked: argparse.Namespace) -> str:
+def _table(options: argparse.Namespace) -> str:
     """Return the name of the files in benchmarks/results."""
-    return "network_faults" + ("_many" if asked.many else "") + ("_under_load" if asked.load else "")
+    return "network_faults" + ("_many" if options.many else "") + ("_under_load" if options.load else "")
 
 
-def _keep(asked: argparse.Namespace, row: dict[str, Any]) -> None:
+def _keep(options: argparse.Namespace, row: dict[str, Any]) -> None:
     """Put a row in the place of the one before it."""
-    name = _table(asked)
+    name = _table(options)
     file = RESULTS / f"{name}.json"
     before = json.loads(file.read_text())["cases"] if file.exists() else []
-    rows = {known["case"]: known for known in (*before, row)}
-    order = [case.name for case in (MANY if asked.many else CASES)]
-    _write(asked, name, [rows[case] for case in order if case in rows])
+    rows = {earlier["case"]: earlier for earlier in (*before, row)}
+    order = [case.name for case in (MANY if options.many else CASES)]
+    _write(options, name, [rows[case] for case in order if case in rows])
 
 
 def _write(asked: argparse.Namespace, name: str, table: list[dict[str, Any]]) -> None:

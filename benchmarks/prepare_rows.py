@@ -99,10 +99,10 @@ def measure(rows: int, task: str, packing: bool) -> dict[str, Any]:
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | quiet
         ) as process:
-            found = _watched(process)
+            result = _watched(process)
         if process.returncode:
-            raise SystemExit(f"preparing the rows failed:\n{found['said']}")
-        read, tokenized, tokens, fingerprint = found["said"].rpartition(DONE)[2].split()
+            raise SystemExit(f"preparing the rows failed:\n{result['said']}")
+        read, tokenized, tokens, fingerprint = result["said"].rpartition(DONE)[2].split()
         return {
             "rows": rows,
             "form": task,
@@ -111,8 +111,8 @@ def measure(rows: int, task: str, packing: bool) -> dict[str, Any]:
             "read_seconds": round(float(read), 1),
             "tokenize_seconds": round(float(tokenized), 1),
             "seconds": round(float(read) + float(tokenized), 1),
-            "memory_mib": round(found["memory"] / 2**20),
-            "silence_seconds": round(found["silence"], 1),
+            "memory_mib": round(result["memory"] / 2**20),
+            "silence_seconds": round(result["silence"], 1),
             "tokens": int(tokens),
             "fingerprint": fingerprint,
             "load_average": round(os.getloadavg()[0], 1),
@@ -132,7 +132,7 @@ def _watched(process: subprocess.Popen[str]) -> dict[str, Any]:
 
     threading.Thread(target=listen, daemon=True).start()
     watched, said, start, peak, silence = psutil.Process(process.pid), "", 0, 0, 0.0
-    heard: float | None = None
+    last_output_s: float | None = None
     while True:
         try:
             line = lines.get(timeout=LOOKS_S)
@@ -140,12 +140,12 @@ def _watched(process: subprocess.Popen[str]) -> dict[str, Any]:
             line = ""
         if line is None:
             break
-        if heard is not None:
+        if last_output_s is not None:
             if line:
-                silence, heard = max(silence, time.monotonic() - heard), time.monotonic()
+                silence, last_output_s = max(silence, time.monotonic() - last_output_s), time.monotonic()
             peak = max(peak, memory_of(watched))
         elif line.strip() == READY:
-            start, heard = memory_of(watched), time.monotonic()
+            start, last_output_s = memory_of(watched), time.monotonic()
         said += line
     return {"said": said, "memory": peak - start, "silence": silence}
 
@@ -188,8 +188,8 @@ def main() -> None:
     command = shlex.join(["python", "-m", "benchmarks.prepare_rows", *sys.argv[1:]])
     machine = describe()
     file = options.out / "prepare_rows.json"
-    known = json.loads(file.read_text()) if file.is_file() else {}
-    earlier = known.get("results", []) if known.get("machine") == machine else []
+    stored = json.loads(file.read_text()) if file.is_file() else {}
+    earlier = stored.get("results", []) if stored.get("machine") == machine else []
     results = {_kind(result): result for result in earlier}
     for rows in options.rows:
         result = measure(rows, options.form, options.packing) | {"command": command}

@@ -73,17 +73,17 @@ def measure(shape: str, numbers: str, seconds: float, *, flushed: bool) -> dict[
     torch.matmul(left, right, out=out)
     torch.cuda.synchronize()
     time.sleep(REST_S)
-    taken: list[tuple[float, float]] = []  # when each began, and how long it took
-    began = time.perf_counter()
+    taken: list[tuple[float, float]] = []  # when each start, and how long it took
+    start = time.perf_counter()
     with _Watch() as watch:
-        while time.perf_counter() - began < seconds:
+        while time.perf_counter() - start < seconds:
             if flushed:
                 other.zero_()
             torch.cuda.synchronize()
             begin = time.perf_counter()
             torch.matmul(left, right, out=out)
             torch.cuda.synchronize()
-            taken.append((begin - began, time.perf_counter() - begin))
+            taken.append((begin - start, time.perf_counter() - begin))
     speeds = [(when, 2 * m * k * n / each / 1e12) for when, each in taken]
     return {
         "shape": shape,
@@ -133,16 +133,16 @@ class _Watch:
 
     def told(self) -> dict[str, Any]:
         """Summarize the samples; "late" is the median of the second half."""
-        clocks = [look.sm_clock_mhz or 0 for look in self._looks]
-        power = [look.power_w or 0.0 for look in self._looks]
+        clocks = [samples.sm_clock_mhz or 0 for samples in self._looks]
+        power = [samples.power_w or 0.0 for samples in self._looks]
         half = len(self._looks) // 2
         return {
             "clock_mhz": clocks,
             "power_w": [round(watts) for watts in power],
             "clock_late_mhz": statistics.median(clocks[half:]),
             "power_late_w": statistics.median(power[half:]),
-            "most_c": max(look.temperature_c or 0 for look in self._looks),
-            "reasons": dict(Counter(reason for look in self._looks for reason in look.reasons or ())),
+            "most_c": max(samples.temperature_c or 0 for samples in self._looks),
+            "reasons": dict(Counter(reason for samples in self._looks for reason in samples.reasons or ())),
         }
 
 
@@ -153,8 +153,8 @@ def write(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
     name = "products_" + re.sub(r"[^a-z0-9]+", "_", gpu.lower())
     command = f"python -m benchmarks.products --seconds {options.seconds:g}"
     options.out.mkdir(parents=True, exist_ok=True)
-    told = {"command": command, "machine": machine, "rows": rows}
-    (options.out / f"{name}.json").write_text(json.dumps(told, indent=1) + "\n")
+    figures = {"command": command, "machine": machine, "rows": rows}
+    (options.out / f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n")
     spans = " | ".join(
         f"{a:g} to {b:g} s" if b < math.inf else f"later than {a:g} s" for a, b in pairwise(SPANS_S)
     )

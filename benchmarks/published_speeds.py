@@ -38,12 +38,12 @@ class Point:
 
 def points() -> list[Point]:
     """Return the rows of the package's table that can be predicted."""
-    found = []
+    points_found = []
     for row in rows.read(rows.TABLE):
         if row.throughput_skip or row.setup is None or row.gpu is None or not row.tps_per_gpu:
             continue
         gbps, rdma = usual_network(row.gpu, row.setup.processes_per_node)
         if row.network_gbps is not None:
             gbps, rdma = row.network_gbps, True
-        found.append(Point(row, row.setup, row.gpu, gbps, rdma))
-    return found
+        points_found.append(Point(row, row.setup, row.gpu, gbps, rdma))
+    return points_found

@@ -31,9 +31,11 @@ def tables() -> str:
     parts = []
     for heading, (file, names) in RECORDS.items():
         source = (ROOT / file).read_text()
-        found = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
+        tables_found = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
         parts.append(f"## {heading}\n\nDefined in `{file}`.")
-        parts += [_record(found[name], source.splitlines(), 2 if name == heading else 3) for name in names]
+        parts += [
+            _record(tables_found[name], source.splitlines(), 2 if name == heading else 3) for name in names
+        ]
     return "\n\n".join(parts)
 
 

@@ -93,10 +93,10 @@ def chosen(runs: Iterable[Run], only: str | None) -> list[Run]:
     """Select the runs whose name has every word of ``only``; raises UserError where none has."""
     words = (only or "").split()
     every = list(runs)
-    found = [run for run in every if all(word in run.name.replace(",", "").split() for word in words)]
-    if not found:
+    matches = [run for run in every if all(word in run.name.replace(",", "").split() for word in words)]
+    if not matches:
         raise UserError(f"--only {only}: no run has all these words.", f"One run is: {every[0].name}")
-    return found
+    return matches
 
 
 def settings_of(run: Run, scale: Scale, model_dir: Path, dataset: Path, profile: str | None) -> Settings:

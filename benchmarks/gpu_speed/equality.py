@@ -18,8 +18,8 @@ WINDOW = 64
 
 def measure(device: str) -> dict[str, Any]:
     """Compare a model with full attention and one with a sliding window."""
-    found = {kind: _compare(kind, device) for kind in ("llama", "mistral")}
-    return {"errors": found, "tolerance": TOLERANCE, "equal": max(map(max, found.values())) <= TOLERANCE}
+    errors = {kind: _compare(kind, device) for kind in ("llama", "mistral")}
+    return {"errors": errors, "tolerance": TOLERANCE, "equal": max(map(max, errors.values())) <= TOLERANCE}
 
 
 def _compare(kind: str, device: str) -> tuple[float, float]:

@@ -144,8 +144,8 @@ def render(runs: Sequence[Run], results: Results, heading: Heading) -> str:
         "| Case | Engine | Tokens/s | Predicted | Best peer | Ratio | Share of limit | GiB | Predicted |",
         "|---|---|---:|---:|---|---:|---:|---:|---:|",
     ]
-    every = rows(runs, results)
-    measured = [row for row in every if row.ended != "not measured"]
+    rows_of_page = rows(runs, results)
+    measured = [row for row in rows_of_page if row.ended != "not measured"]
     for row in measured:
         peer = "" if row.best_peer is None else f"{row.best_peer} {row.best_peer_tokens_per_s:,.0f}"
         rate = f"{row.tokens_per_s:,.0f}" if row.tokens_per_s is not None else row.ended
@@ -161,8 +161,11 @@ def render(runs: Sequence[Run], results: Results, heading: Heading) -> str:
             _number(row.reserved_gib_predicted, ".1f"),
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    if len(measured) < len(every):
-        lines += ["", f"{len(every) - len(measured)} of {len(every)} rows are not measured yet."]
+    if len(measured) < len(rows_of_page):
+        lines += [
+            "",
+            f"{len(rows_of_page) - len(measured)} of {len(rows_of_page)} rows are not measured yet.",
+        ]
     lines += ["", "| Case | Peer | Tokens/s | Settings |", "|---|---|---:|---|"]
     for run in runs:
         outcome = results.outcomes.get(run.name)

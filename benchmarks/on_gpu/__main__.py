@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     scale = cases.ON_GPUS if machine.gpus else cases.ON_CPU
     if not machine.gpus:
         print(NO_GPU, flush=True)
-    wanted = cases.chosen(cases.in_order(scale, machine, options.model), options.only)
+    chosen_cases = cases.chosen(cases.in_order(scale, machine, options.model), options.only)
     clock = Clock(options.minutes)
     with workdir.work_folder("on_gpu", "session", "0") as folder:
         limit_s = 60 * options.minutes * CHECKLIST_SHARE
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
             say=lambda line: print(line, flush=True),
             keep=writer,
         )
-        measured = session.measure(wanted)
+        measured = session.measure(chosen_cases)
     left = sum(bool(each.left_out) for each in measured)
     print(f"{len(measured)} cases, {left} of them left out in part or whole: {writer.page}, {writer.rows}")
     return 0

@@ -28,8 +28,8 @@ class Checked:
     def versions(self) -> dict[str, str]:
         """Known versions of the software that affects memory and speed (``VERSIONS``)."""
         facts = self.answer.measurements.facts if self.answer else ()
-        found = facts[0].versions if facts else {}
-        return {name: value for name in VERSIONS if (value := found.get(name))}
+        parts = facts[0].versions if facts else {}
+        return {name: value for name in VERSIONS if (value := parts.get(name))}
 
 
 def check(device: str, gpus: int, folder: Path, limit_s: float) -> Checked:

@@ -35,7 +35,7 @@ from launchers.report.telemetry import Event, Phase
 from launchers.run import checks, preparation
 from launchers.settings import Settings
 
-SAMPLE_S = 0.1  # between two looks at NVML, where they cost little enough
+SAMPLE_S = 0.1  # interval between NVML samples, if sampling is cheap enough
 Ended = Literal["ran", "out of memory", "failed", "refused", "no time"]
 
 
@@ -44,10 +44,10 @@ class Order:
     """Settings of a run, and the folders of its files."""
 
     settings: dict[str, Any]
-    warm_up: int  # steps that don't count for the speed
-    folder: Path  # of this run alone
-    data: Path  # where prepared rows are kept for runs that have the same
-    limit_bytes: int | None = None  # of each process's memory
+    warm_up: int  # steps excluded from the speed
+    folder: Path  # files of this run alone
+    data: Path  # prepared rows, shared by runs with equal rows
+    limit_bytes: int | None = None  # memory limit of each process
 
     def save(self) -> Path:
         """Write the order into its folder and return the path; :func:`result_of` is the outcome's."""
@@ -79,10 +79,10 @@ class Outcome:
     device_before_bytes: int | None = None
     device_total_bytes: int | None = None
     device_name: str = ""  # as NVML has it
-    samples: int = 0  # looks at NVML
+    samples: int = 0  # NVML samples
     steps: int = 0
     step_seconds: float | None = None  # median of the steps after the warm-up
-    tokens_per_second: float | None = None  # of one process, padding not counted; median likewise
+    tokens_per_second: float | None = None  # of one process, padding not counted; median as above
     notes: tuple[str, ...] = field(default=())  # what the sampler could not see
 
     def to_dict(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class Outcome:
         return cls(**{**values, "notes": tuple(values["notes"])})
 
 
-class _Trained(Exception):  # noqa: N818 it says what has happened
+class _Trained(Exception):  # noqa: N818 - the successful end, no error
     """Raised when all ranks have finished their last step."""
 
 
@@ -127,14 +127,14 @@ class _Reporter:
 
 def run(order: Order) -> Outcome:
     """Run an order; every failure is an outcome, only bugs of this module raise."""
-    began = time.monotonic()
+    start = time.monotonic()
     outcome = Outcome(ended="refused")
     try:
         job = _prepare(order)
         outcome = _train(job, order)
     except UserError as error:
         outcome = dataclasses.replace(outcome, ended="refused", message=_one_line(error.problem))
-    return dataclasses.replace(outcome, seconds=time.monotonic() - began, limit_bytes=order.limit_bytes)
+    return dataclasses.replace(outcome, seconds=time.monotonic() - start, limit_bytes=order.limit_bytes)
 
 
 def _prepare(order: Order) -> TrainJob:

@@ -25,10 +25,10 @@ from launchers.models import tiny_llama
 
 NO_TIME = "no time was left to find what it needs, or to narrow it down"
 ROOT = Path(__file__).parents[2]
-FIRST_RUN_S = 60.0  # what a run is taken to last before one has been seen
+FIRST_RUN_S = 60.0  # assumed duration of the first run
 LONGEST_RUN_S = 300.0  # a run that lasts longer is ended
-ENDING_S = 20.0  # for a run to end its processes in order
-# Of a CPU's private memory only what a run touches is seen: where to begin to look for the limit
+ENDING_S = 20.0  # grace period for a run to end its processes
+# First limit on a CPU: resident memory excludes private memory that the run has not touched
 ABOVE_RESIDENT, BESIDE_RESIDENT = 1.25, 2**28
 
 
@@ -41,7 +41,7 @@ class Clock:
 
     @property
     def left_s(self) -> float:
-        """Seconds; below 0 when it is over."""
+        """Remaining seconds; negative after the end."""
         return self._end - time.monotonic()
 
 
@@ -50,7 +50,7 @@ class Measured:
     """One case and its results so far."""
 
     case: Case
-    outcome: Outcome | None = None  # of the run without a limit; None: it was not made
+    outcome: Outcome | None = None  # of the run without a limit; None: not run
     found: Found | None = None
     trials: list[Outcome] = field(default_factory=list)  # below limits, in the order of the search
     left_out: str = ""  # why something is missing
@@ -76,7 +76,7 @@ class Measured:
     def outside_bytes(self) -> int | None:
         """Bytes on the GPU that torch's allocator does not manage: CUDA's context, NCCL's buffers.
 
-        None where NVML missed the peak; 0 where nothing is held on a GPU.
+        None if NVML missed the peak; 0 without a GPU.
         """
         outcome = self.outcome
         if outcome is None or outcome.device_bytes is None or outcome.reserved_bytes is None:
@@ -97,7 +97,7 @@ class Measured:
     def needed_bytes(self) -> int | None:
         """Smallest memory of one process with which the case ran; None if unknown.
 
-        None where it was not sought, or what lies outside of torch's allocator is not known.
+        The limit that the search found for torch's allocator, plus ``outside_bytes``.
         """
         outside = self.outside_bytes
         return None if self.found is None or outside is None else self.found.runs_bytes + outside
@@ -110,13 +110,13 @@ class Session:
     Parameters
     ----------
     folder:
-        Where weights, rows and logs go; removed by the caller.
+        Folder of weights, rows and logs; removed by the caller.
     resolution:
-        How narrow the interval of the smallest limit shall be, as a part of what the case reserved.
+        Width of the final interval of the smallest limit, as a share of the bytes that the case reserved.
     say:
-        Hears a line for each run.
+        Called with one line per run.
     keep:
-        Is called after each case with all that is measured until then.
+        Called after each case with all measurements so far.
     """
 
     scale: Scale
@@ -128,19 +128,19 @@ class Session:
     _seconds: dict[str, float] = field(default_factory=dict)  # of the last run of such a case
     _runs: int = 0
 
-    def measure(self, wanted: Sequence[Case]) -> list[Measured]:
-        """Measure all cases, as far as the time allows."""
-        every = [Measured(case=case) for case in wanted]
-        for _, group in groupby(every, key=lambda each: each.case.switches):
-            alike = list(group)
-            for measured in alike:
+    def measure(self, chosen_cases: Sequence[Case]) -> list[Measured]:
+        """Measure all cases while time remains; of cases with equal switches peaks first, then limits."""
+        measurements = [Measured(case=case) for case in chosen_cases]
+        for _, group in groupby(measurements, key=lambda each: each.case.switches):
+            same_switches = list(group)
+            for measured in same_switches:
                 self._show(measured)
-                self.keep(every)
-            for measured in alike:
+                self.keep(measurements)
+            for measured in same_switches:
                 if measured.ran:
                     self._need(measured)
-                    self.keep(every)
-        return every
+                    self.keep(measurements)
+        return measurements
 
     def _show(self, measured: Measured) -> None:
         case = measured.case
@@ -174,11 +174,9 @@ class Session:
         runs = largest
         if outcome.reserved_bytes is None:  # on a CPU: resident memory and private memory are not the same
             runs = int(largest * ABOVE_RESIDENT) + BESIDE_RESIDENT
-            answer = trial(runs)
-            if not answer:
-                measured.left_out = (
-                    NO_TIME if answer is None else "even a limit above what it showed is too low"
-                )
+            ran = trial(runs)
+            if not ran:
+                measured.left_out = NO_TIME if ran is None else "even a limit above what it showed is too low"
                 return
         measured.found = smallest_limit(
             trial,
@@ -226,12 +224,12 @@ class Session:
 def run_apart(order: Order, limit_s: float, module: str = "benchmarks.on_gpu.one_run") -> Outcome:
     """Run an order in its own process; end the process and its children at the time limit.
 
-    ``module`` runs it; it takes the order's file and the process to end with.
+    ``module`` runs it; its arguments are the order's file and the process id of the parent.
     """
     path = order.save()
     log = order.folder / "log.txt"
     command = [sys.executable, "-m", module, str(path), str(os.getpid())]
-    began = time.monotonic()
+    start = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
@@ -245,10 +243,10 @@ def run_apart(order: Order, limit_s: float, module: str = "benchmarks.on_gpu.one
     file = result_of(path)
     if not file.is_file():
         last = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - start
         return Outcome(ended="failed", message=last[:300], seconds=seconds)
     outcome = Outcome.from_dict(json.loads(file.read_text()))
-    return replace(outcome, message=_without_host(outcome.message), seconds=time.monotonic() - began)
+    return replace(outcome, message=_without_host(outcome.message), seconds=time.monotonic() - start)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
