@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from functools import cache
 
+import pytest
+
 from benchmarks import choices
 from benchmarks.choices import Choice
+
+pytestmark = pytest.mark.slow
 
 
 @cache
