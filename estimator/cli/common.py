@@ -131,6 +131,11 @@ COMMON: dict[str, CommonOption] = {
 }
 
 
+def option(group: str, text: str, *declarations: str) -> Any:
+    """Build a typer option of a group of the help page."""
+    return Option(*declarations, help=text, rich_help_panel=group)
+
+
 def common(name: str, *declarations: str, choices: Iterable[str] | None = None) -> Any:
     """Build a typer option with the group and text of COMMON. ``choices`` replaces its set of values."""
     option = COMMON[name]
