@@ -232,12 +232,7 @@ def asked(rival: Rival, ours: list[Scored]) -> list[Scored]:
         gib = rival.bytes_of(item.row.setup) / GIB
         answers.append(
             Scored(
-                row=item.row,
-                measured=item.measured,
-                predicted=gib,
-                lower=None,
-                upper=gib,
-                basis=rival.source,
+                row=item.row, measured=item.measured, predicted=gib, lower=None, upper=gib, basis=rival.source
             )
         )
     return answers

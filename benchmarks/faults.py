@@ -163,12 +163,7 @@ class Bench:
         if (nodes, engine) not in self._homes:
             home = self._folder / f"{engine}-{nodes}"
             home.mkdir()
-            chosen = [
-                f"--nodes={nodes}",
-                f"--engine={engine}",
-                f"--dataset={self._dataset}",
-                *SHORT,
-            ]
+            chosen = [f"--nodes={nodes}", f"--engine={engine}", f"--dataset={self._dataset}", *SHORT]
             undisturbed = self._started(Flow(home, "run", *chosen, nodes=nodes))
             assert undisturbed.end() == 0, undisturbed.log
             expected = undisturbed.losses()

@@ -28,15 +28,7 @@ from benchmarks.published_speeds import Point, points
 from benchmarks.throughput_coefficients import SPECS
 from benchmarks.throughput_scores import covered, markdown, scores, spread, summary
 from estimator import throughput
-from estimator.throughput.efficiency import (
-    TABLE,
-    Coefficient,
-    Efficiency,
-    chips,
-    kernels,
-    published,
-    recipes,
-)
+from estimator.throughput.efficiency import TABLE, Coefficient, Efficiency, chips, kernels, published, recipes
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = "throughput_fit.md"

@@ -171,19 +171,9 @@ CASES = (
         right=_suspects("pairs", "h1", "h3"),
         fault=lambda b: b.slow_link(1, 3, "40mbit"),
     ),
-    Case(
-        name="host at 90 %",
-        hosts=4,
-        right=_a_little("h2"),
-        fault=lambda b: b.slow(2, "180mbit"),
-    ),
+    Case(name="host at 90 %", hosts=4, right=_a_little("h2"), fault=lambda b: b.slow(2, "180mbit")),
     Case(name="host at 95 %", hosts=4, right=lambda r: not r.findings, fault=lambda b: b.slow(2, "190mbit")),
-    Case(
-        name="host at 85 %",
-        hosts=4,
-        right=_a_little("h2"),
-        fault=lambda b: b.slow(2, "170mbit"),
-    ),
+    Case(name="host at 85 %", hosts=4, right=_a_little("h2"), fault=lambda b: b.slow(2, "170mbit")),
     Case(
         name="link at 85 %",
         hosts=4,
@@ -241,12 +231,7 @@ CASES = (
         right=_a_little("h2"),
         fault=lambda b: b.on(2, "sysctl", "-qw", "net.core.somaxconn=128"),
     ),
-    Case(
-        name="loses 3 % of its packets",
-        hosts=4,
-        right=_loses("h2"),
-        fault=lambda b: b.lose(2, 0.03),
-    ),
+    Case(name="loses 3 % of its packets", hosts=4, right=_loses("h2"), fault=lambda b: b.lose(2, 0.03)),
     Case(
         name="link that loses 4 %",
         hosts=4,
@@ -266,13 +251,7 @@ CASES = (
         right=_suspects("mesh", "h1", "h2"),
         fault=lambda b: b.black_hole(1, 2),
     ),
-    Case(
-        name="rank hangs",
-        hosts=3,
-        right=_hung("hang"),
-        arguments=WORLD,
-        strike=signal.SIGSTOP,
-    ),
+    Case(name="rank hangs", hosts=3, right=_hung("hang"), arguments=WORLD, strike=signal.SIGSTOP),
     Case(name="rank dies", hosts=3, right=_hung("died"), arguments=WORLD, strike=signal.SIGKILL),
     Case(
         name="rank dies while pairs are measured",

@@ -67,8 +67,7 @@ def simulate(spot: Interruptions, *, work_hours: float, runs: int, seed: int) ->
     draw = random.Random(seed)  # no secret
     ended = [_run(spot, work_hours * 3600, draw) for _ in range(runs)]
     return Simulated(
-        hours=tuple(seconds / 3600 for seconds, _ in ended),
-        interruptions=tuple(count for _, count in ended),
+        hours=tuple(seconds / 3600 for seconds, _ in ended), interruptions=tuple(count for _, count in ended)
     )
 
 

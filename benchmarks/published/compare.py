@@ -16,16 +16,7 @@ from rich.table import Table
 
 from benchmarks.published import scoring
 from benchmarks.published.held_out import compare_held_out
-from benchmarks.published.scoring import (
-    GROUPS,
-    SPEED_GROUPS,
-    Comparison,
-    Score,
-    Scored,
-    grouped,
-    line,
-    score,
-)
+from benchmarks.published.scoring import GROUPS, SPEED_GROUPS, Comparison, Score, Scored, grouped, line, score
 from benchmarks.published.verdict import verdict
 from estimator.errors import MISTAKE, UserError
 

@@ -120,10 +120,7 @@ def live_bytes(
             CACHE: prompts * model.attention_layers * _cached_width(model) * bytes_each,
             ACTIVATIONS: prompts * (_block_width(model) * bytes_each + batch.prompt_tokens * score) + mask,
         },
-        {
-            CACHE: cache,
-            ACTIVATIONS: cached * (_decoding_width(model, fused) * bytes_each + score),
-        },
+        {CACHE: cache, ACTIVATIONS: cached * (_decoding_width(model, fused) * bytes_each + score)},
         {CACHE: cache, LOGITS: batch.sequences * model.vocab * each_logit},
     )
     return max(moments, key=lambda moment: sum(moment.values()))

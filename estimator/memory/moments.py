@@ -19,12 +19,7 @@ from estimator.memory.activations import (
     last_bytes,
     selective_bytes,
 )
-from estimator.memory.buffers import (
-    buffers,
-    cached_bytes,
-    dequantized_bytes,
-    optimizer_temporary_bytes,
-)
+from estimator.memory.buffers import buffers, cached_bytes, dequantized_bytes, optimizer_temporary_bytes
 from estimator.memory.generation import ACTIVATIONS, CACHE, CACHE_HELD, LOGITS, drawn_batch, live_bytes
 from estimator.memory.logits import Logits, loss_bytes
 from estimator.memory.residuals import varies
@@ -311,10 +306,7 @@ def _moments(
             communication.reduced_total + (gradients if streams else 0),
         ),
         Moment(
-            {
-                "gradients": gradients,
-                "optimizer temporaries": optimizer_temporary_bytes(setup, part),
-            },
+            {"gradients": gradients, "optimizer temporaries": optimizer_temporary_bytes(setup, part)},
             gradients if streams else 0,
         ),
     ]

@@ -180,8 +180,7 @@ def part_of(setup: Setup, stage: str) -> Part:
     routed_linear = -(-shape.experts_linear // expert_share) + -(-shape.shared_mlp_linear // t)
     blocks_linear += expert_layers * routed_linear
     block_linear = linear + max(
-        -(-shape.mlp_linear // t) if dense else 0,
-        routed_linear if expert_layers else 0,
+        -(-shape.mlp_linear // t) if dense else 0, routed_linear if expert_layers else 0
     )
     has_head = last and setup.model.causal and setup.task != "reward"
     head_weights = shape.head

@@ -305,11 +305,9 @@ def gradient_size(setup: Setup) -> int:
 def divisor(setup: Setup, state: str) -> int:
     """By how many processes "weights", "gradients" or "optimizer" are divided."""
     sharding = SHARDINGS[setup.sharding]
-    divided = {
-        "weights": sharding.weights,
-        "gradients": sharding.gradients,
-        "optimizer": sharding.optimizer,
-    }[state]
+    divided = {"weights": sharding.weights, "gradients": sharding.gradients, "optimizer": sharding.optimizer}[
+        state
+    ]
     return setup.shard if divided else 1
 
 

@@ -214,10 +214,7 @@ class Search:
         fastest = max(rates)
         near_fastest = [i for i, rate in enumerate(rates) if rate * (1 + INDISTINCT) >= fastest]
         # Ladders are sorted without checkpointing first and with the least sharding first, which decides ties
-        chosen = min(
-            near_fastest,
-            key=lambda i: (complexity(layouts[i]), -rates[i]),
-        )
+        chosen = min(near_fastest, key=lambda i: (complexity(layouts[i]), -rates[i]))
         layout = layouts[chosen]
         estimate = self.estimate(layout, gpu).with_capacity(capacity)
         # Hardware of the user is available

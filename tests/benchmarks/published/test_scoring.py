@@ -3,13 +3,7 @@
 import pytest
 
 from benchmarks.published import rows
-from benchmarks.published.scoring import (
-    Score,
-    Scored,
-    percentile,
-    score,
-    usual_network,
-)
+from benchmarks.published.scoring import Score, Scored, percentile, score, usual_network
 from benchmarks.published.verdict import verdict
 from estimator import hardware
 from tests.benchmarks.published.measured_tables import CARRIED, carried

@@ -106,9 +106,7 @@ def test_a_users_mistake_is_two_lines_and_status_2(failing: list[BaseException])
     assert done.stdout == ""
 
 
-def test_what_can_not_fit_is_status_1_with_the_command_that_would_work(
-    failing: list[BaseException],
-) -> None:
+def test_what_can_not_fit_is_status_1_with_the_command_that_would_work(failing: list[BaseException]) -> None:
     failing.append(
         CannotFit(
             "llama-70b does not fit.", suggestions=({"resources.gpus": 8}, {"with": "batch"}), here="1x L4"

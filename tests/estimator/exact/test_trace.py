@@ -198,8 +198,7 @@ def test_parts_outside_the_trace_are_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
-    [({}, False), ({"tensor": 2}, True), ({"sharding": "fsdp", "shard": 2}, True)],
+    ("changes", "expected"), [({}, False), ({"tensor": 2}, True), ({"sharding": "fsdp", "shard": 2}, True)]
 )
 def test_buffers_of_a_second_stream_are_named_where_processes_exchange_pieces(
     changes: dict[str, Any], expected: bool

@@ -34,11 +34,7 @@ def fake_nvml(names: list[str]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("visible", "names"),
-    [
-        (None, ["NVIDIA L4", "Tesla T4"]),
-        ("1,0", ["Tesla T4", "NVIDIA L4"]),
-    ],
+    ("visible", "names"), [(None, ["NVIDIA L4", "Tesla T4"]), ("1,0", ["Tesla T4", "NVIDIA L4"])]
 )
 def test_gpus_are_those_that_cuda_would_see(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, names: list[str]

@@ -69,11 +69,7 @@ def test_fsdp_divides_the_states_among_processes() -> None:
 
 # (height, width, images) -> bytes at the peak of diffusers 0.42.1's AutoencoderKL.encode, without its weights
 # (torch 2.13, FakeTensorMode, no gradients)
-ENCODED = {
-    (1024, 1024, 1): 2_696_937_472,
-    (768, 1280, 1): 2_528_378_880,
-    (512, 512, 8): 5_393_874_944,
-}
+ENCODED = {(1024, 1024, 1): 2_696_937_472, (768, 1280, 1): 2_528_378_880, (512, 512, 8): 5_393_874_944}
 
 
 @pytest.mark.parametrize("size", ENCODED)

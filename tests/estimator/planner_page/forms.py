@@ -33,7 +33,4 @@ IMAGES: tuple[dict[str, str], ...] = (
     {"model": "sdxl", "method": "lora", "resolution": "512"},
     {"model": "tiny-sdxl", "method": "full"},
 )
-FORMS = [
-    *({"model": model, **more} for model, more in zip(cycle(MODELS), CHOICES, strict=False)),
-    *IMAGES,
-]
+FORMS = [*({"model": model, **more} for model, more in zip(cycle(MODELS), CHOICES, strict=False)), *IMAGES]

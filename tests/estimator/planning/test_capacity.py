@@ -38,12 +38,7 @@ def test_every_row_names_machines_of_the_table_with_reason_source_and_date() -> 
 
 @pytest.mark.parametrize(
     ("name", "rare"),
-    [
-        ("p5.48xlarge", True),
-        ("a3-highgpu-1g", True),
-        ("a3-highgpu-8g", False),
-        ("p4d.24xlarge", False),
-    ],
+    [("p5.48xlarge", True), ("a3-highgpu-1g", True), ("a3-highgpu-8g", False), ("p4d.24xlarge", False)],
 )
 def test_machines_sold_ahead_are_rarely_to_be_had(name: str, rare: bool) -> None:
     place = place_of(name)

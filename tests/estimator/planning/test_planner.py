@@ -48,10 +48,7 @@ def test_a_default_batch_becomes_the_nearest_workable_one(
     batch: int, processes: int, micro: int | None, multiple: int
 ) -> None:
     job = Job(
-        model=find("tiny-llama"),
-        global_batch_size=batch,
-        batch_multiple=multiple,
-        micro_batch_size=micro,
+        model=find("tiny-llama"), global_batch_size=batch, batch_multiple=multiple, micro_batch_size=micro
     )
     found = job.batch_over(processes)
     workable = [n for n in range(1, 7000) if n % (processes * (micro or 1)) == 0 and n % multiple == 0]

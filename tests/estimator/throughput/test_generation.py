@@ -58,11 +58,7 @@ def test_a_window_makes_long_answers_faster() -> None:
 
 @pytest.mark.parametrize(
     ("model", "gpu", "words"),
-    [
-        ("llama-8b", None, "this device"),
-        ("mixtral-8x7b", "H100 SXM", "experts"),
-        ("llama-8b", "T4", "T4"),
-    ],
+    [("llama-8b", None, "this device"), ("mixtral-8x7b", "H100 SXM", "experts"), ("llama-8b", "T4", "T4")],
 )
 def test_what_is_not_known_is_called_unknown(model: str, gpu: str | None, words: str) -> None:
     found = generation_speed(find(model), None if gpu is None else hardware.gpu(gpu), BATCH)
