@@ -28,12 +28,12 @@ from estimator.memory.states import (
     computing,
     divides_scales,
     fsdp1,
+    keeps_embedding_gradient,
     late_gradient_bytes,
     loaded_bytes,
     scale_bytes,
     shared,
     states,
-    trains_embedding_in_vain,
 )
 from estimator.models import DiffusionSpec
 from estimator.setup import Setup
@@ -224,7 +224,7 @@ def _of_unet(
 def _unfitting(setup: Setup, block_per_token: float) -> float:
     """Return the bytes per token that the allocator reserves additionally, as freed blocks cannot be reused.
 
-    A recomputed block's tensors have many sizes, for which the freed logits are no place that fits.
+    The tensors of a recomputed block have many sizes, which do not fit into the freed blocks of the logits.
     """
     if not checkpointed(setup) or setup.compile or setup.device == "cpu":
         return 0.0
@@ -456,7 +456,7 @@ def _held_gradients(setup: Setup, gradients: int) -> int:
         return gradients
     if setup.engine != "litgpt":
         return 0
-    if trains_embedding_in_vain(setup):
+    if keeps_embedding_gradient(setup):
         return min(gradients, setup.model.vocab * setup.model.hidden * computing(setup))
     return gradients  # it accumulates up to 16 sequences (finetune/full.py, TrainArgs.global_batch_size)
 

@@ -184,7 +184,8 @@ def part_of(setup: Setup, stage: str) -> Part:
     )
     has_head = last and setup.model.causal and setup.task != "reward"
     head_weights = shape.head
-    if setup.model.tied_embeddings and _head_apart(setup, stage):
+    # Tied embeddings are two matrices nevertheless: litgpt never ties them, a pipeline cannot
+    if setup.model.tied_embeddings and (setup.engine == "litgpt" or stage == "last"):
         head_weights += setup.model.vocab * setup.model.hidden
     return Part(
         layers=layers,
@@ -201,8 +202,3 @@ def part_of(setup: Setup, stage: str) -> Part:
         first=first,
         last=last,
     )
-
-
-def _head_apart(setup: Setup, stage: str) -> bool:
-    """Return whether tied embeddings are two matrices: litgpt never ties them, a pipeline cannot."""
-    return setup.engine == "litgpt" or stage == "last"
