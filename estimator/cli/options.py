@@ -268,6 +268,11 @@ def _parameters_of(kind: Any) -> list[inspect.Parameter]:
     ]
 
 
+def names_of(text: str) -> tuple[str, ...]:
+    """Split a comma-separated option."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
 def tokens_of(text: str) -> float:
     """Parse a number of tokens: 250M, 1.5B, 1e9. Raises UserError."""
     value = token_counts.parse(text)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from estimator.cli import output
 from estimator.cli.common import common, option
 from estimator.cli.help import GROUPS, MORE
-from estimator.cli.options import expanded, one_of, tokens_of
+from estimator.cli.options import expanded, names_of, one_of, tokens_of
 from estimator.errors import UserError
 from estimator.models.vision import IMAGE_SIDE
 from estimator.terminal import print
@@ -279,7 +279,7 @@ def job_from(job_options: JobOptions) -> Job:
         lora_experts=job_options.lora_experts,
         adapter_only=job_options.adapter_only,
         quantization=_quantization(job_options),  # type: ignore[arg-type]
-        trained_modules=_names(job_options.trained_modules),
+        trained_modules=names_of(job_options.trained_modules),
         adapter_prompt_length=job_options.adapter_prompt_length,
         adapter_start_layer=job_options.adapter_start_layer,
         packing=False if job_options.packing is None and batch is not None else job_options.packing,
@@ -331,11 +331,7 @@ def _quantization(job_options: JobOptions) -> str:
 def _targets(text: str, model: ModelSpec) -> tuple[str, ...]:
     if text == "all-linear":
         return tuple(model.projections)
-    return _names(text)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    return names_of(text)
 
 
 def target_from(goal_options: GoalOptions) -> Target:

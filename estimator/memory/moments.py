@@ -127,7 +127,7 @@ class Moment:
 def peak(setup: Setup, weight: float = 1.0, *, held: bool = True) -> Peak:
     """Return the largest moment of one process; in a pipeline, of the stage that needs the most.
 
-    ``weight``: what a live byte counts that is not of the states, where the allocator makes more of it.
+    ``weight``: factor for live bytes other than states, by which the allocator reserves more than is live.
     ``held``: whether to include the bytes that the allocator reserves in addition.
     """
     first, *_ = stages(setup)

@@ -125,12 +125,9 @@ def test_an_interrupt_is_silent(failing: list[BaseException]) -> None:
     assert (done.exit_code, done.output.strip()) == (130, "")
 
 
-@pytest.mark.parametrize(
-    ("words", "reader"), [("estimate --model llama-8b --over tp --gpus 8", "head -c 10"), ("models", "true")]
-)
-def test_a_reader_that_stops_reading_or_is_gone_is_no_error(words: str, reader: str) -> None:
-    command = f"({shlex.quote(sys.executable)} -m estimator.cli.app {words} --json; echo status $? >&2)"
-    done = subprocess.run(["bash", "-c", f"{command} | {reader}"], capture_output=True, text=True, check=True)
+def test_a_reader_that_stops_reading_is_no_error() -> None:
+    command = f"({shlex.quote(sys.executable)} -m estimator.cli.app models --json; echo status $? >&2)"
+    done = subprocess.run(["bash", "-c", f"{command} | true"], capture_output=True, text=True, check=True)
     assert done.stderr.strip() in ("status 0", "status 141")
 
 

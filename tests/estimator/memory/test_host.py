@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from estimator import Job, Target, plan
 from estimator.memory import host_bytes
 from estimator.models import find
 from estimator.plan import GIB
@@ -24,12 +23,6 @@ def test_qlora_of_70b_on_one_gpu_needs_the_copies_of_queries_and_keys_and_no_sec
     step = setup_of("llama-70b", method="lora", quantization="nf4-double")
     copies = 80 * 8192 * (8192 + 1024) * 2  # layers x hidden x rows of q and k, in bf16
     assert host_bytes(step) == PROCESS + copies
-
-
-def test_one_h100_with_the_memory_of_its_share_of_a_node_takes_qlora_of_70b() -> None:
-    job = Job(model=find("llama-70b"), method="qlora")
-    made = plan(job, Target(kind="catalogue", gpu="H100 SXM", nodes=1, gpus=1))
-    assert (made.layout.nodes, made.layout.processes_per_node) == (1, 1)
 
 
 @pytest.mark.parametrize("engine", ["torchtune", "deepspeed"])

@@ -131,6 +131,8 @@ def test_figures_within_a_fifth_of_the_best_count_as_equal() -> None:
 
     cheapest, dear = candidate(rate=2e4, usd=72.0), candidate(rate=1e4 / (1 + INDISTINCT), usd=36.0)
     assert order(cheapest, dear) == [dear, cheapest]
+    by_speed = Goals(prefer="speed")
+    assert in_order([dear, cheapest], by_speed, tokens=None, target=Target(kind="catalogue"))[0] is cheapest
     too_dear = candidate(rate=0.99e4 / (1 + INDISTINCT), usd=36.0)
     assert order(cheapest, too_dear) == [cheapest, too_dear]
     few = candidate(gpus=4, place=replace(MACHINE, gpus=4, usd_per_hour=36.0))
