@@ -17,7 +17,7 @@ ROWS, COLUMNS, GROUP = 4096, 4096, 128
 
 
 def parts_of(method: str) -> dict[str, torch.Tensor]:
-    """Random parts of one matrix in a published format."""
+    """Build random parts of one matrix in a published format."""
     words = torch.randint(-(2**31), 2**31, (ROWS, COLUMNS // 8), dtype=torch.int32)
     halves = torch.ones(ROWS // GROUP, COLUMNS, dtype=torch.float16)
     zeros = words[: ROWS // GROUP]

@@ -447,9 +447,7 @@ class Plan:
     def with_override(self, override: Override, **request: Any) -> Plan:
         """Return the plan with these fields of its request replaced, and the override recorded."""
         return dataclasses.replace(
-            self,
-            request=dataclasses.replace(self.request, **request),
-            overrides=(*self.overrides, override),
+            self, request=dataclasses.replace(self.request, **request), overrides=(*self.overrides, override)
         )
 
 
