@@ -330,8 +330,8 @@ def once(case: Case, folder: Path) -> dict[str, Any]:
     with bed(case.hosts, ipv6=case.ipv6, dual=case.dual) as made:
         case.fault(made)
         job = made.start(folder, *case.arguments, environment=case.environment, world=case.world)
-        if case.strike is not None:
-            _strike(made, folder, case.strike, case.during)
+        if case.strike is not None and (worker := wait_until(made, folder, case.during)):
+            os.kill(worker, case.strike)
         codes = job.wait(case.limit_s)
         left = sum(len(made.pids(host)) for host in range(case.hosts))
         ended = -9 not in codes and job.json.exists()
@@ -347,16 +347,16 @@ def once(case: Case, folder: Path) -> dict[str, Any]:
     }
 
 
-def _strike(made: Bed, folder: Path, how: signal.Signals, during: str) -> None:
-    """Stop or kill host 2's worker while it times collectives or pairs."""
+def wait_until(made: Bed, folder: Path, during: str) -> int | None:
+    """Process id of host 2's worker once it times collectives or pairs; None: it has not come that far."""
     journal = folder / "host2" / "rank2.jsonl"
     sign = {"collectives": b'"seconds": [0.', "pairs": b'"segments"'}[during]
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
-        if journal.exists() and sign in journal.read_bytes() and (pid := made.worker(2)):
-            os.kill(pid, how)
-            return
+        if journal.exists() and sign in journal.read_bytes() and (worker := made.worker(2)):
+            return worker
         time.sleep(0.02)
+    return None
 
 
 def main() -> None:

@@ -19,7 +19,10 @@ from checklist.checks.gpu import gpus_probe
 from checklist.measurements import PHASES
 from checklist.outputs.webhook import URL_VARIABLE
 from checklist.result import read
+from checklist.run.control import Limits
+from checklist.run.rendezvous import NO_SECRET
 from checklist.verdict import judge
+from estimator.errors import UserError
 from tests.checklist.clusters import Cluster
 from tests.checklist.runs import collective, gpu_run, with_pairs
 from tests.checklist.servers import Api, hook, kubeconfig, nodes_api
@@ -228,26 +231,6 @@ def test_what_cannot_be_run_is_told_in_a_line_and_ends_with_status_2(
     assert isinstance(done.exception, SystemExit)
 
 
-def test_a_rank_whose_rank_0_is_not_there_gives_up_with_the_address(tmp_path: Path) -> None:
-    launcher = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "no-such-host", "MASTER_PORT": "29500"}
-    code = (
-        "import sys, checklist.run.supervisor as s; from checklist.run.control import Limits;"
-        "s.limits_of = lambda options: Limits(rendezvous=1.0);"
-        "from checklist.__main__ import app; app()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=environment(**launcher),
-    )
-
-    assert done.returncode == 2
-    assert "no-such-host, ports 29517 to 29524" in done.stderr
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_when_the_run_is_killed_no_process_is_left(tmp_path: Path, how: signal.Signals) -> None:
@@ -275,3 +258,25 @@ def test_when_the_run_is_killed_no_process_is_left(tmp_path: Path, how: signal.S
     while of_this_run(marker) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert of_this_run(marker) == []
+
+
+def test_a_rank_whose_rank_0_is_not_there_gives_up_with_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "no-such-host", "MASTER_PORT": "29500"}
+    monkeypatch.setattr("checklist.run.supervisor.limits_of", lambda _: Limits(rendezvous=0.5))
+    done = CliRunner().invoke(app, [], env=launcher)
+    assert done.exit_code == 2
+    assert "no-such-host, ports 29517 to 29524" in done.stderr
+
+
+@pytest.mark.parametrize("secret", ["", "of this job"])
+def test_a_launched_run_without_a_secret_prints_a_warning(
+    monkeypatch: pytest.MonkeyPatch, secret: str
+) -> None:
+    def measure(*_: object) -> int:
+        raise UserError("Nothing is measured here.", "")
+
+    monkeypatch.setattr("checklist.__main__._measure", measure)
+    launcher = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "29500", "CHECKLIST_SECRET": secret}
+    done = CliRunner().invoke(app, ["--device", "cpu"], env=launcher)
+    assert (NO_SECRET in done.stderr) == (not secret)
+    assert "Nothing is measured here." in done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import multiprocessing
 import re
 from pathlib import Path
@@ -151,11 +150,6 @@ def test_a_place_that_can_not_be_written_is_refused() -> None:
         past_runs.check_writable(Path("/nowhere/a.jsonl"))
     with pytest.raises(UserError, match="This run cannot be added to /dev/full: No space left"):
         past_runs.append(healthy(), Path("/dev/full"))
-
-
-def test_a_line_of_the_history_is_small_beside_the_result() -> None:
-    made = healthy()
-    assert len(json.dumps(dataclasses.asdict(run_of(made)))) < len(result.to_json(made)) / 4
 
 
 def _add(place: str, first: int) -> None:

@@ -137,11 +137,6 @@ def test_a_change_of_fifteen_percent_fails_until_somebody_accepts_it(tmp_path: P
     assert results[20].open_failures() == ()
 
 
-def test_steady_nights_say_nothing(tmp_path: Path) -> None:
-    results = nights(tmp_path / "h.jsonl", lambda night: 1.0 + 0.004 * (night % 3))
-    assert (said(results), {result.verdict for result in results}) == ("P" * NIGHTS, {"PASS"})
-
-
 def test_a_node_whose_network_falls_to_85_percent_of_its_own_past_warns(tmp_path: Path) -> None:
     """It had a faster card than the others, so beside them it looks as well as they do."""
 

@@ -60,16 +60,6 @@ def test_a_link_that_loses_packets_is_named_and_neither_end() -> None:
     assert (lost.kind, lost.node, lost.pairs) == ("link", None, ((1, 3), (3, 1)))
 
 
-def test_without_sockets_slow_messages_far_behind_the_best_tell_it() -> None:
-    uneven = [
-        dataclasses.replace(
-            pair, segments=None, retransmitted=None, gbytes_per_s_p95=0.3 if pair.dst == 2 else 0.9
-        )
-        for pair in pairs(4, {})
-    ]
-    assert [(one.kind, one.node, one.rate) for one in find(uneven)] == [("receive", 2, 0.0)]
-
-
 def test_suspects_are_measured_alone_once_and_loss_that_is_then_gone_is_no_failure() -> None:
     lost = into(2, 4)
     asked = suspects(pairs(4, lost))

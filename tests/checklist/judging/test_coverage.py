@@ -54,12 +54,6 @@ def test_a_few_that_are_missing_are_told_and_their_nodes_are_not_called_healthy(
     assert result.healthy_nodes == ("host-0", "host-2", "host-3")
 
 
-def test_one_pair_of_six_is_no_verdict() -> None:
-    result = judge(only_pair(cpu_run(4), 0, 1))
-    assert (result.verdict, verdict_of(result, "pairs")) == ("NO-VERDICT", "NO-VERDICT")
-    assert reason(result, "pairs") == "Too little was measured: 1 of 6 pairs."
-
-
 def test_a_direction_that_is_missing_is_a_pair_that_is_missing() -> None:
     run = cpu_run(4)
     one_way = dataclasses.replace(run, pairs=tuple(p for p in run.pairs if (p.src, p.dst) != (2, 3)))

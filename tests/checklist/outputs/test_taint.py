@@ -83,11 +83,6 @@ def test_nodes_that_are_marked_already_count_toward_the_share(api: Api) -> None:
     assert api.marked() == ["host-1", "host-2"]
 
 
-def test_a_share_that_can_not_be_is_refused(api: Api) -> None:
-    with pytest.raises(UserError, match=r"A share of 1\.5 of the nodes is not possible"):
-        publish(slow(2), most_share=1.5)
-
-
 def test_a_mark_is_taken_off_only_by_a_later_pass_of_a_check_as_strong(api: Api) -> None:
     publish(slow(2), apply=True)
     weaker = judge(gpu_run(8, profile="quick", started_unix=2_000.0))

@@ -35,17 +35,6 @@ def test_lanes_that_all_gpus_of_a_kind_lack_are_taken_for_meant_unless_there_is_
     assert codes(dataclasses.replace(one, health=health))["pcie-narrow"] == "WARN"
 
 
-@pytest.mark.parametrize(("again", "found"), [(8, {}), (9, {"pcie-replays": "WARN"})])
-def test_a_pcie_link_that_sends_again_is_told_above_dcgms_limit(again: int, found: dict[str, str]) -> None:
-    run = gpu_run()
-    health = tuple(
-        dataclasses.replace(state, pcie_replays=again if (state.rank, state.when) == (9, "after") else 0)
-        for state in run.health
-    )
-    assert codes(dataclasses.replace(run, health=health)) == found
-    assert codes(with_health(run, 9, pcie_replays=1000)) == {}, "what was before the load is not known"
-
-
 def test_ill_gpus_are_named_with_their_node() -> None:
     run = gpu_run()
     for changes, code in (

@@ -53,16 +53,6 @@ def test_a_gpu_without_peers_is_held_against_its_own_data() -> None:
     assert [f.code for f in capped.findings if f.check == "gpu-load"] == ["power-cap", "pcie-slow"]
 
 
-def test_figures_stand_beside_the_verdict() -> None:
-    check = judge(gpu_run()).check("gpu-load")
-    assert {(figure.name, figure.unit) for figure in check.figures} == {
-        ("SM clock", "MHz"),
-        ("power", "W"),
-        ("temperature", "°C"),
-    }
-    assert (check.coverage.what, check.coverage.measured) == ("GPUs", 16)
-
-
 def test_gpus_that_were_not_watched_have_no_verdict() -> None:
     run = gpu_run()
     without = tuple(state for state in run.health if state.when != "loaded")
