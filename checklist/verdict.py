@@ -23,6 +23,7 @@ from checklist.checks.host import facts_judge, limits_judge, settings_judge
 from checklist.checks.network import efa_judge, loss_judge, mesh_judge, network_judge, open_ports_judge
 from checklist.condensed import condensed
 from checklist.judging import coverage, unsound
+from checklist.judging.common_cause import common_cause
 from checklist.judging.context import JudgingContext, Judgment
 from checklist.judging.thresholds import Table, table
 from checklist.measurements import Measurements
@@ -266,7 +267,8 @@ def _headline(
     worst = [fault for fault in findings if fault.verdict == verdict]
     if worst:
         rest = f" And {len(worst) - 1} more." if len(worst) > 1 else ""
-        return worst[0].title + rest
+        cause = common_cause(context, findings)
+        return (f"{cause.words} " if cause is not None else "") + worst[0].title + rest
     if standing:
         return f"Still open from an earlier run: {standing[0].title}"
     single_machine = one_machine.headline(context.measurements, checks)

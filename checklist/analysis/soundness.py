@@ -37,6 +37,7 @@ _COUNTS = (
     "pcie_width",
     "pcie_width_most",
     "pcie_replays",
+    "remap_exhausted_banks",
     "nvlinks_active",
     "nvlink_mbytes_per_s",
 )
@@ -153,6 +154,9 @@ def _facts(fact: Facts) -> tuple[Facts, list[Unsound]]:
         ("clock", "clock_offset_error_s", "s", _why_impossible_or_zero(fact.clock_offset_error_s)),
         ("shared-memory", "shm_bytes", "bytes", _negative(fact.shm_bytes)),
         ("memlock", "memlock_bytes", "bytes", _negative_limit(fact.memlock_bytes)),
+        ("hostname", "hostname_seconds", "s", _why_impossible_or_zero(fact.hostname_seconds)),
+        ("host-limits", "cpus", "", why_impossible(fact.cpus)),
+        ("host-limits", "load_per_cpu", "", _why_impossible_or_zero(fact.load_per_cpu)),
     ):
         if reason:
             unsound += _Source(check, fact.node, fact.rank).bad(field, getattr(fact, field), unit, reason)

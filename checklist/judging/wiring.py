@@ -14,7 +14,7 @@ from estimator.hardware import Gpu, Instance
 
 _PORTS = re.compile(r"(\d+)x(\d+)")  # "IB NDR 8x400 + 80 Ethernet"
 _EFA = re.compile(r"EFA x(\d+)")
-_NOMINAL = 0.94  # NVLink's nominal rate / the signaling rate that NVML reports (H100: 25 of 26.562 GB/s)
+NOMINAL_SHARE = 0.94  # NVLink's nominal rate / the signaling rate that NVML reports (H100: 25 of 26.562 GB/s)
 _Network = tuple[str, int, float]  # fabric, ports of a node, Gbit/s of a port
 
 
@@ -70,7 +70,7 @@ def _kind(gpu: Gpu) -> str:
 def _bridges(run: Measurements) -> float | None:
     """Return the rate of NVLink bridges between two PCIe GPUs as NVML reports it; None without bridges."""
     rates = [
-        state.nvlinks_active * state.nvlink_mbytes_per_s / 1000 * _NOMINAL
+        state.nvlinks_active * state.nvlink_mbytes_per_s / 1000 * NOMINAL_SHARE
         for state in run.health
         if state.nvlinks_active and state.nvlink_mbytes_per_s
     ]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _CPU_ORDER = 512  # matrix order on CPUs: compute-bound, and done in milliseconds
 _CUDA_ORDER = 8192  # matrix order used by the source of the thresholds (MAMF, ml-engineering)
 _CPU_COPY_BYTES = 64 << 20
+_NODE_COPY_BYTES = 1 << 30  # of host memory on a GPU node, larger than the caches of its processors
 _CUDA_COPY_BYTES = 2 << 30
 _HOST_COPY_BYTES = 256 << 20
 _CPU_S = 0.5  # on CPUs the load is a sample, not a burn-in
@@ -97,6 +98,9 @@ def _compute(
     if "hbm" in checks:
         size = _CUDA_COPY_BYTES if on_gpu else _CPU_COPY_BYTES
         record("hbm_copy" if on_gpu else "memory_copy", lambda: _copies(where, where, size, both_ways=True))
+    if on_gpu and "host-limits" in checks and context.local_rank == 0:
+        cpu = torch.device("cpu")
+        record("memory_copy", lambda: _copies(cpu, cpu, _NODE_COPY_BYTES, both_ways=True))
     if on_gpu and "host-copy" in checks:
         host = torch.device("cpu")
         record("h2d", lambda: _copies(host, where, _HOST_COPY_BYTES))

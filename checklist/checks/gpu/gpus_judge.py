@@ -18,6 +18,9 @@ NORMAL_THROTTLING = (
     "sync boost",
 )  # normal: large GPUs reach their power limit under load
 PCIE_REPLAYS_PER_MINUTE = 8  # DCGM's dcgm_gpu_hardware_limits.h
+CORRECTED_ERRORS = (
+    50_000_000  # since the driver was loaded; facebookresearch/gcm, ecc_corrected_volatile_total
+)
 
 
 def gpus(context: JudgingContext) -> Judgment:
@@ -62,16 +65,19 @@ def gpu_health(context: JudgingContext) -> Judgment:
     FAIL for uncorrectable memory errors, pending row remaps, an XID that takes the GPU out of service, a
     recovery action requested by the driver, fewer or slower NVLinks than GPUs of the same kind, NVLink
     recoveries or replays, and a GPU that the fabric manager has not registered. WARN for an XID that only
-    ends the application or predates the run, for throttling, and for GPUs of one NVLink cluster in several
-    cliques. Fewer PCIe lanes than GPUs of the same kind are WARN, and FAIL if GPU and slot support more; a
-    reduced width on all GPUs of a kind is accepted, because a virtual machine may report a wrong one.
+    ends the application or predates the run, for throttling, for GPUs of one NVLink cluster in several
+    cliques, for many corrected memory errors, for memory banks without a spare row, and for NVLinks of all
+    GPUs of a model that carry less than its data sheet. Fewer PCIe lanes than GPUs of the same kind are WARN,
+    and FAIL if GPU and slot support more; a reduced width on all GPUs of a kind is accepted, because a
+    virtual machine may report a wrong one.
 
     Limits: actions for XIDs are from xids.csv (NVIDIA's catalogue); throttling reasons that
     every large GPU has under load are ignored (``NORMAL_THROTTLING``); WARN for more
-    than ``PCIE_REPLAYS_PER_MINUTE`` (8, DCGM's limit); NVLinks' errors by DCGM's limits, in
+    than ``PCIE_REPLAYS_PER_MINUTE`` (8, DCGM's limit) or ``CORRECTED_ERRORS`` (50 million, gcm's limit);
+    NVLinks' errors by DCGM's limits, their rate by ``BELOW_PRODUCT`` (95 %) of the data sheet, in
     checklist/checks/gpu/nvlink_judge.py.
 
-    Not detected: a link that is missing on all GPUs of a kind, which looks intended; NVLink errors during
+    Not detected: PCIe lanes that all GPUs of a kind lack, which looks intended; NVLink errors during
     collectives, because only the load of each GPU and copies between GPUs are covered. PASS requires readable
     XIDs and memory errors after the load, else NO-VERDICT.
     """
@@ -160,6 +166,13 @@ def _unhealthy(context: JudgingContext, state: GpuHealth) -> list[Finding]:
     faults: list[tuple[str, str, str]] = []
     if state.ecc_uncorrected:
         faults.append(("ecc", "FAIL", f"{gpu} has {state.ecc_uncorrected} uncorrectable memory errors."))
+    if state.ecc_corrected is not None and state.ecc_corrected > CORRECTED_ERRORS:
+        faults.append(
+            ("ecc-corrected", "WARN", f"{gpu} has corrected {state.ecc_corrected:,} memory errors.")
+        )
+    if state.remap_exhausted_banks:
+        banks = f"{state.remap_exhausted_banks} of its memory banks"
+        faults.append(("remap-exhausted", "WARN", f"{gpu} has no spare rows left in {banks}."))
     if state.remap_failed:
         faults.append(("remap-failed", "FAIL", f"{gpu} could not remap broken memory rows."))
     elif state.remap_pending:

@@ -75,6 +75,7 @@ def _health(nvml: Any, handle: Any, rank: int, when: Any) -> GpuHealth:
         return optional(lambda: getattr(nvml, name)(handle, *arguments), nvml)
 
     remapped = query("nvmlDeviceGetRemappedRows")
+    spare_rows = query("nvmlDeviceGetRowRemapperHistogram")
     power = query("nvmlDeviceGetPowerUsage")
     volatile = nvml.NVML_VOLATILE_ECC
     return GpuHealth(
@@ -87,6 +88,7 @@ def _health(nvml: Any, handle: Any, rank: int, when: Any) -> GpuHealth:
         ecc_corrected=query("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, volatile),
         remap_pending=None if remapped is None else bool(remapped[2]),
         remap_failed=None if remapped is None else bool(remapped[3]),
+        remap_exhausted_banks=None if spare_rows is None else spare_rows.none,
         throttle_reasons=throttle_reasons(nvml, handle),
         temperature_c=query("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
         power_w=None if power is None else power / 1000,

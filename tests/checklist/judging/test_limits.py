@@ -124,7 +124,7 @@ def test_the_most_telling_row_is_taken() -> None:
     ("changes", "found"),
     [
         ({"temperature_c": 89.0}, {"hot": "WARN"}),
-        ({"temperature_c": 88.9}, {}),
+        ({"temperature_c": 88.9}, {"hotter": "WARN"}),
         ({"power_limit_w": 693.0}, {}),
         ({"power_limit_w": 692.9}, {"power-cap": "WARN"}),
         ({"pcie_generation": None}, {}),

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from checklist.checks.gpu.gpus_judge import CORRECTED_ERRORS
 from checklist.measurements import Measurements
 from checklist.verdict import judge
 from tests.checklist.runs import codes, gpu_run, healthy_gpu, spoil, verdict_of, with_health
@@ -39,6 +40,8 @@ def test_ill_gpus_are_named_with_their_node() -> None:
     run = gpu_run()
     for changes, code in (
         ({"ecc_uncorrected": 2}, "ecc"),
+        ({"ecc_corrected": CORRECTED_ERRORS + 1}, "ecc-corrected"),
+        ({"remap_exhausted_banks": 1}, "remap-exhausted"),
         ({"remap_failed": True}, "remap-failed"),
         ({"remap_pending": True}, "remap-pending"),
         ({"xids": (79,)}, "xid-reboot"),
@@ -55,6 +58,11 @@ def test_ill_gpus_are_named_with_their_node() -> None:
         assert [(fault.code, fault.nodes, fault.ranks) for fault in result.findings] == [
             (code, ("host-1",), (9,))
         ]
+
+
+def test_some_corrected_errors_and_spare_rows_are_normal() -> None:
+    fine = {"ecc_corrected": CORRECTED_ERRORS, "remap_exhausted_banks": 0}
+    assert codes(with_health(gpu_run(), 9, **fine)) == {}
 
 
 def test_an_applications_own_xids_from_before_the_run_are_nothing_against_the_gpu() -> None:

@@ -64,6 +64,20 @@ def test_a_gpu_whose_links_or_fabric_are_ill_is_named(changes: dict[str, Any], t
     assert (fault.nodes, fault.ranks, fault.gpus) == (("host-1",), (9,), ("GPU-1-1",))
 
 
+@pytest.mark.parametrize(
+    ("links", "found"), [({"nvlinks_active": 17}, 1), ({"nvlink_mbytes_per_s": 25_400}, 0), ({}, 0)]
+)
+def test_nvlinks_that_all_gpus_of_a_model_lack_are_held_against_its_data_sheet(
+    links: dict[str, int], found: int
+) -> None:
+    run = run_with()
+    everywhere = tuple(dataclasses.replace(state, **links) for state in run.health)  # type: ignore[arg-type]
+    findings = judge(dataclasses.replace(run, health=everywhere)).findings
+    assert [(fault.code, fault.verdict, fault.nodes) for fault in findings] == [
+        ("nvlink-below-product", "WARN", ())
+    ] * found
+
+
 def test_a_single_gpu_of_a_shared_machine_needs_no_fabric() -> None:
     run = gpu_run(2, 1)
     told = tuple(dataclasses.replace(state, fabric="in progress") for state in run.health)
