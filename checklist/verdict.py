@@ -141,7 +141,10 @@ def judge(
         coverage.add(context, unsound.add(context, JUDGES[check.name](context))) for check in selected
     ]
     results = tuple(judgment.result for judgment in judgments if isinstance(judgment.result, CheckResult))
-    findings = _sorted(fault for judgment in judgments for fault in judgment.findings)
+    all_findings = [fault for judgment in judgments for fault in judgment.findings]
+    # Hangs are listed before others, because they usually cause the other failures
+    all_findings.sort(key=lambda fault: (fault.verdict != "FAIL", fault.check != "hangs"))
+    findings = tuple(all_findings)
     profile = _profile(measurements)
     standing = still_open(open_failures, results, profile, context.gpus)
     # A failure of absent nodes stays open, but does not affect the verdict on the present ones
@@ -211,11 +214,6 @@ def _speed_unknown(context: JudgingContext, checks: Iterable[CheckResult]) -> bo
 
 def _profile(measurements: Measurements) -> Profile:
     return next((profile for profile in PROFILES if profile == measurements.profile), PROFILES[0])
-
-
-def _sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    # Hangs are listed before others, because they usually cause the other failures
-    return tuple(sorted(findings, key=lambda fault: (fault.verdict != "FAIL", fault.check != "hangs")))
 
 
 def _healthy(

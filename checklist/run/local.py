@@ -44,7 +44,8 @@ def run_local(options: Options, *, directory: Path | None = None) -> Measurement
         for node in range(1, nodes):
             rendezvous = _rendezvous(node, nodes, processes, port, secret)
             started.append(_start(options, rendezvous, shares[node], directory))
-        _select_gpus(shares[0])
+        if shares[0]:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(shares[0])
         return run(options, _rendezvous(0, nodes, processes, port, secret), directory=directory)
     finally:
         for process in started:
@@ -142,11 +143,6 @@ def _rendezvous(node: int, nodes: int, processes: int, port: int, secret: Secret
         secret=secret,
         simulated=True,
     )
-
-
-def _select_gpus(uuids: tuple[str, ...]) -> None:
-    if uuids:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
 
 
 def _start(

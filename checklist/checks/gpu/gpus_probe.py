@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from checklist.checks.gpu import nvlink_probe, xids_probe
@@ -42,16 +43,14 @@ def list_gpus() -> VisibleGpus:
             return VisibleGpus()
         handles = visible(nvml)
         uuids = tuple(text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles)
+        running = nvml.nvmlDeviceGetComputeRunningProcesses  # this package has not started any
+        counts = [len(optional(partial(running, handle), nvml) or ()) for handle in handles]
         return VisibleGpus(
             uuids=uuids,
             names=tuple(text(nvml.nvmlDeviceGetName(handle)) for handle in handles),
             driver=text(nvml.nvmlSystemGetDriverVersion()),
             nvlink_domain=nvlink_probe.domain(nvml, handles[0]) if handles else None,
-            busy={
-                name: count
-                for name, handle in zip(uuids, handles, strict=True)
-                if (count := _foreign_processes(nvml, handle))
-            },
+            busy={name: count for name, count in zip(uuids, counts, strict=True) if count},
         )
 
 
@@ -109,8 +108,3 @@ def _recovery(nvml: Any, handle: Any) -> str | None:
     field = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
     number = None if field is None else fields(nvml, handle, [field])[0]
     return None if number is None else _RECOVERIES.get(number, f"action {number}")
-
-
-def _foreign_processes(nvml: Any, handle: Any) -> int:
-    """Count compute processes on a GPU, before this package starts any."""
-    return len(optional(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), nvml) or ())
