@@ -82,7 +82,7 @@ def _bridges(run: Measurements) -> float | None:
 
 def _network(run: Measurements, leaders: Sequence[Facts], gpus: int) -> _Network | None:
     """Return the GPU network of a node: its machine type's, else its RDMA ports, else its Ethernet."""
-    machine = _machine(leaders)
+    machine = machine_of(leaders)
     machine_network = None if machine is None else _of_machine(machine, gpus)
     if machine_network is not None:
         return machine_network
@@ -93,7 +93,8 @@ def _network(run: Measurements, leaders: Sequence[Facts], gpus: int) -> _Network
     return _ethernet(leaders)
 
 
-def _machine(leaders: Sequence[Facts]) -> Instance | None:
+def machine_of(leaders: Sequence[Facts]) -> Instance | None:
+    """Return the machine type of all nodes; None for several or unlisted types."""
     kinds = {fact.instance_type for fact in leaders}
     name = kinds.pop() if len(kinds) == 1 else None
     try:

@@ -192,7 +192,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def main() -> int:
     """Run one node; write its result to the file named by the job, if any."""
     die_with_parent(int(os.environ[PARENT]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the affair of whoever waits for this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent process
     job = json.loads(sys.stdin.buffer.read())
     outcome: dict[str, Any]
     result_file = Path(job["answer"]) if job["answer"] else None

@@ -45,18 +45,19 @@ def measure(
     """
     figures: list[Local] = []
 
-    def noted(what: str, sampled: Callable[[], storage_probe.Sampled], peer: int | None = None) -> None:
+    def record_with_note(
+        what: str, sampled: Callable[[], storage_probe.Sampled], peer: int | None = None
+    ) -> None:
         context.progress.name(what)
         context.progress.begin()
         problem = note = None
         try:
             values, note = sampled()
         except (RuntimeError, OSError) as error:
-            first = (str(error).splitlines() or [""])[0]
-            ours = (
-                type(error) is OSError
-            )  # raised by storage with a full message; others also need their type
-            values, problem = [], first if ours else f"{type(error).__name__}: {first}"
+            first_line = (str(error).splitlines() or [""])[0]
+            # Storage raises OSError itself with a full message; the messages of others need their type
+            prefix = "" if type(error) is OSError else f"{type(error).__name__}: "
+            values, problem = [], f"{prefix}{first_line}"
         figures.append(
             Local(
                 rank=context.rank,
@@ -70,15 +71,15 @@ def measure(
             )
         )
 
-    def figure(what: str, samples: Callable[[], list[float]], peer: int | None = None) -> None:
-        noted(what, lambda: (samples(), None), peer)
+    def record(what: str, samples: Callable[[], list[float]], peer: int | None = None) -> None:
+        record_with_note(what, lambda: (samples(), None), peer)
 
     if _NEED_TORCH & set(checks):
-        _compute(context, device == "cuda", checks, load_s, figure)
+        _compute(context, device == "cuda", checks, load_s, record)
     if context.local_rank == 0:
         if "efa" in checks and efa_probe.devices():
-            noted("efa_loopback", lambda: efa_probe.loopback(context.progress.begin))
-        storage_probe.measure(noted, **folders)
+            record_with_note("efa_loopback", lambda: efa_probe.loopback(context.progress.begin))
+        storage_probe.measure(record_with_note, **folders)
     return [to_dict(item) for item in figures]
 
 

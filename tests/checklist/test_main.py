@@ -150,28 +150,6 @@ def test_no_option_of_ours_is_the_beginning_of_one_of_torchruns() -> None:
     assert [name for name in ours if any(other.startswith(name) for other in theirs)] == []
 
 
-GEMM = ("--only", "gemm", "--device", "cpu", "--system", "mine")
-
-
-def thresholds(folder: Path, tflops: float) -> tuple[str, str]:
-    file = folder / "own.csv"
-    file.write_text(f"system,op,floor,source,unit\nmine,gemm_fp32,{tflops},a test,TFLOPS\n")
-    return "--thresholds", str(file)
-
-
-@pytest.mark.slow
-def test_a_failure_stays_open_in_the_history_until_the_check_that_found_it_passes(tmp_path: Path) -> None:
-    kept = ("--history", str(tmp_path / "history.jsonl"), "--json", str(tmp_path / "out.json"))
-    too_high, low = thresholds(tmp_path, 1e6), 1e-9
-
-    assert checklist(*GEMM, *too_high, *kept).returncode == 1
-    other = checklist("--only", "ranks", "--device", "cpu", *kept)
-    assert other.returncode == 1
-    assert "Still open from an earlier run: gemm_fp32" in other.stdout
-    assert checklist(*GEMM, *thresholds(tmp_path, low), *kept).returncode == 0
-    assert read(tmp_path / "out.json").standing == ()
-
-
 @pytest.mark.slow
 def test_a_node_that_an_earlier_run_has_blamed_is_tainted_when_that_is_asked_for(tmp_path: Path) -> None:
     history = tmp_path / "history.jsonl"

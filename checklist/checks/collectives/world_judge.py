@@ -119,7 +119,7 @@ def transport(context: JudgingContext) -> Judgment:
 def _rdma(context: JudgingContext) -> str:
     """Describe the RDMA devices of the nodes; empty if there are none."""
     efa = max((fact.efa_devices or 0 for fact in context.leaders), default=0)
-    if efa or context.machine_fabric.upper().startswith("EFA"):
+    if efa or (context.machine is not None and context.machine.fabric.upper().startswith("EFA")):
         return f"{efa} EFA devices" if efa else "EFA devices in this machine type"
     ib = max((len(fact.ib_devices or ()) for fact in context.leaders), default=0)
     return f"{ib} InfiniBand devices" if ib else ""

@@ -40,7 +40,7 @@ def gpus(context: JudgingContext) -> Judgment:
         return context.unmeasured("gpus", "facts")
     counts = {fact.node: len(fact.gpu_uuids) for fact in context.leaders}
     common = Counter(counts.values()).most_common(1)[0][0]
-    machine = context.machine_gpus
+    machine = None if context.machine is None else context.machine.gpu_count
     findings = []
     for node, count in counts.items():
         expected = max(common, context.measurements.gpus_per_node_asked)
@@ -132,9 +132,9 @@ def _narrow(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
 
 
 def _replays(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
-    """GPUs whose PCIe link had to send again more often than it should under load."""
+    """Report GPUs whose PCIe link replayed packets under load more often than the limit."""
     before = {state.rank: state.pcie_replays for state in states if state.when == "before"}
-    minutes = max(load_s(context), 60.0) / 60  # a short load is not to make much of a few
+    minutes = max(load_s(context), 60.0) / 60  # at least one: a few replays of a short load are no rate
     findings = []
     for state in states:
         first, final = before.get(state.rank), state.pcie_replays

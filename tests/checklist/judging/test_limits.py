@@ -25,6 +25,7 @@ from tests.checklist.runs import (
     verdict_of,
     with_health,
     with_pairs,
+    with_states,
 )
 
 
@@ -44,15 +45,6 @@ def row(**changes: Any) -> Threshold:
         source="test",
     )
     return dataclasses.replace(base, **changes)
-
-
-def with_loaded(rank: int, **changes: Any) -> Measurements:
-    run = gpu_run(2)
-    health = [
-        dataclasses.replace(state, **changes) if (state.rank, state.when) == (rank, "loaded") else state
-        for state in run.health
-    ]
-    return dataclasses.replace(run, health=tuple(health))
 
 
 def with_counted(minutes: float, **grown: Any) -> Measurements:
@@ -133,7 +125,7 @@ def test_the_most_telling_row_is_taken() -> None:
 def test_a_gpu_under_load_is_held_back_only_beyond_its_limits(
     changes: dict[str, Any], found: dict[str, str]
 ) -> None:
-    assert codes(with_loaded(3, **changes)) == found
+    assert codes(with_states(gpu_run(2), [3], "loaded", **changes)) == found
 
 
 @pytest.mark.parametrize(
@@ -161,7 +153,8 @@ def test_nvlink_crc_errors_fail_from_100_a_second(errors: dict[str, int], verdic
 @pytest.mark.parametrize(("again", "found"), [(100, True), (99, False)])
 def test_a_nodes_retransmissions_count_from_one_percent(again: int, found: bool) -> None:
     counted = Counters(node=0, phase="world", tcp_segments=9_900, tcp_retransmitted=again)
-    assert ("loss-world" in codes(cpu_run(2, counters=(counted,)))) == found
+    findings = judge(cpu_run(2, counters=(counted,))).findings
+    assert [(one.code, one.suspects) for one in findings] == [("loss-world", ("host-0",))] * found
 
 
 def test_pairs_without_segments_and_slow_messages_say_nothing_of_loss() -> None:

@@ -36,15 +36,6 @@ exit 255  # {samples}{then}
 """
 
 
-@pytest.fixture
-def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
-    for name in ("RANK", "LOCAL_RANK", "NODE"):
-        monkeypatch.setenv(f"CHECKLIST_{name}", "0")
-    (tmp_path / "rank0.progress").write_bytes(bytes(256))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]))
-    return Context(tmp_path)
-
-
 def ask(
     context: Context,
     monkeypatch: pytest.MonkeyPatch,

@@ -9,16 +9,11 @@ import pytest
 
 from checklist.measurements import Measurements
 from checklist.verdict import judge
-from tests.checklist.runs import gpu_run, verdict_of
+from tests.checklist.runs import gpu_run, verdict_of, with_states
 
 
 def loaded(run: Measurements, *ranks: int, **changes: Any) -> Measurements:
-    """That run with some GPUs changed under load."""
-    health = tuple(
-        dataclasses.replace(state, **changes) if state.when == "loaded" and state.rank in ranks else state
-        for state in run.health
-    )
-    return dataclasses.replace(run, health=health)
+    return with_states(run, ranks, "loaded", **changes)
 
 
 @pytest.mark.parametrize(

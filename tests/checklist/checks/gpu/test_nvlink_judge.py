@@ -9,7 +9,7 @@ import pytest
 
 from checklist.measurements import Measurements
 from checklist.verdict import judge
-from tests.checklist.runs import gpu_run, verdict_of
+from tests.checklist.runs import gpu_run, verdict_of, with_states
 
 BOARD = "00000000-0000-0000-0000-000000000000"
 RACK = "5c9e8a10-0000-4000-8000-00000000beef"
@@ -25,13 +25,8 @@ HEALTHY: dict[str, Any] = {
 def run_with(*ranks: int, nodes: int = 2, **changes: Any) -> Measurements:
     """Healthy GPUs of HGX boards, but for what some say after the load."""
     run = gpu_run(nodes)
-    told = tuple(
-        dataclasses.replace(
-            state, **HEALTHY | (changes if state.rank in ranks and state.when == "after" else {})
-        )
-        for state in run.health
-    )
-    return dataclasses.replace(run, health=told)
+    health = tuple(dataclasses.replace(state, **HEALTHY) for state in run.health)
+    return with_states(dataclasses.replace(run, health=health), ranks, "after", **changes)
 
 
 def errors(**grown: int) -> dict[str, int]:
@@ -98,12 +93,6 @@ def test_cliques_within_one_board_or_one_rack_are_told_and_boards_are_not_one_ra
     assert (fault.code, fault.verdict, fault.suspects) == ("fabric-cliques", "WARN", ("host-1",))
     rack = run_with(*range(16), fabric_clique=f"{RACK}.1")
     assert judge(rack).findings == ()
-    health = tuple(
-        dataclasses.replace(state, fabric_clique=f"{RACK}.2")
-        if state.when == "after" and state.rank >= 8
-        else state
-        for state in rack.health
-    )
-    (fault,) = judge(dataclasses.replace(rack, health=health)).findings
+    (fault,) = judge(with_states(rack, range(8, 16), "after", fabric_clique=f"{RACK}.2")).findings
     assert (fault.code, fault.suspects) == ("fabric-cliques", ("host-0", "host-1"))
     assert "8 GPUs of host-0; 8 GPUs of host-1" in fault.title

@@ -9,20 +9,12 @@ import pytest
 
 from checklist.checks.host import settings_probe
 from checklist.measurements import Nic
+from tests.checklist.checks.host.files import host
 
 LINE = (
     "BOOT_IMAGE=(hd0,gpt1)/vmlinuz root=UUID=5c9ab2c1-90d1-4a0f-b52f-6f2b1b0b6a11 ro console=ttyS0 quiet "
     "iommu=pt intel_iommu=on hugepagesz=1G hugepages=8 hugepagesz=2M hugepages=512 nosmt -- --token secret"
 )
-
-
-def host(folder: Path, **files: str) -> Path:
-    """A root with those files, whose names have / as __."""
-    for name, text in files.items():
-        place = folder / name.replace("__", "/")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
-    return folder
 
 
 def read(root: Path) -> dict[str, str]:
