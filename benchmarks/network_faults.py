@@ -303,6 +303,12 @@ CASES = (
         fault=lambda b: b.names(2, "127.0.0.1 localhost\n"),
     ),
     Case(
+        name="slow name resolution",
+        hosts=3,
+        right=_a_little("h2"),
+        fault=lambda b: b.slow_names(2, 4),
+    ),
+    Case(
         name="two runs of one node",
         hosts=2,
         right=lambda r: any("1 seen" in finding.title for finding in r.findings),
