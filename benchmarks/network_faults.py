@@ -226,7 +226,7 @@ CASES = (
     Case(
         name="duplicate host name",
         hosts=3,
-        right=_says("Duplicate host name: h1 (node 1), h1 (node 2)"),
+        right=_says("Duplicate host name: different hosts are called h1: h1 (node 1), h1 (node 2)"),
         fault=_renamed,
     ),
     Case(

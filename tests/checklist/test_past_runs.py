@@ -62,18 +62,6 @@ def test_a_run_is_judged_by_the_figures_of_the_runs_before_it(place: Path) -> No
     assert any(figure.basis == "history" for figure in check.figures)
 
 
-def test_a_failure_is_open_until_the_same_check_passes_on_that_node(place: Path) -> None:
-    past_runs.append(slow(2), place)
-    past_runs.append(healthy(at=2_000.0, profile="quick"), place)
-    found = past_runs.read(place)
-    assert [(item.check, item.nodes) for item in found.open_failures] == [("pairs", ("host-2",))]
-
-    again = judge(gpu_run(2, started_unix=3_000.0), open_failures=found.open_failures)
-    assert again.bad_nodes == ("host-2",)
-    past_runs.append(healthy(at=4_000.0, profile="deep"), place)
-    assert past_runs.read(place).open_failures == ()
-
-
 def test_runs_at_a_time_that_know_nothing_of_each_other_lose_no_failure() -> None:
     assert open_nodes(slow(2, at=1_000.0), slow(5, at=1_001.0)) == [("host-2",), ("host-5",)]
 

@@ -66,13 +66,6 @@ def keys(client: Any) -> list[str]:
     return [item["Key"] for item in client.list_objects_v2(Bucket="data").get("Contents", [])]
 
 
-def test_a_work_directory_is_written_and_read_and_left_as_it_was(tmp_path: Path) -> None:
-    found = figures(directory=str(tmp_path))
-    assert set(found) == {"storage_write", "storage_read", "storage_files"}
-    assert all(value is not None and value > 0 for value, _ in found.values())
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_reading_comes_from_the_disk_and_not_from_memory(tmp_path: Path) -> None:
     def from_disk() -> int:
         lines = Path("/proc/self/io").read_text().splitlines()
