@@ -59,9 +59,21 @@ def test_warnings_count_where_nothing_fails() -> None:
     assert headline(slow(range(4, 8), rack, 0.86)).startswith("4 of the 4 nodes")
 
 
-@pytest.mark.parametrize("nodes", [(4, 5), (0, 4, 8), (4, 5, 8, 9)], ids=["two", "three racks", "two racks"])
-def test_few_or_scattered_nodes_have_no_common_cause(nodes: tuple[int, ...]) -> None:
-    assert headline(slow(nodes, rack)).startswith("host-")
+@pytest.mark.parametrize(
+    ("nodes", "count", "reported"),
+    [
+        ((4, 5), 32, False),
+        ((4, 5, 6), 32, True),
+        ((4, 5, 6), 16, False),
+        ((0, 4, 8), 32, False),
+        ((0, 1, 2, 3, 16, 17, 18, 19), 48, False),
+    ],
+    ids=["two", "three", "three of few nodes", "three racks", "half in each of two racks"],
+)
+def test_few_or_scattered_nodes_have_no_common_cause(
+    nodes: tuple[int, ...], count: int, reported: bool
+) -> None:
+    assert headline(slow(nodes, rack, count=count)).startswith("3 of the 3" if reported else "host-")
 
 
 def test_random_faulty_nodes_rarely_look_like_a_common_cause() -> None:

@@ -9,7 +9,7 @@ import pytest
 from checklist.checks.gpu.gpus_judge import CORRECTED_ERRORS
 from checklist.measurements import Measurements
 from checklist.verdict import judge
-from tests.checklist.runs import codes, gpu_run, healthy_gpu, spoil, verdict_of, with_health
+from tests.checklist.runs import codes, gpu_run, healthy_gpu, spoil, verdict_of, with_health, with_states
 
 FAULTS: list[tuple[str, Measurements, str, str]] = [
     ("one GPU twice", spoil(gpu_run(2, 1), 1, gpu_uuids=("GPU-0-0",)), "gpu-shared", "FAIL"),
@@ -78,3 +78,10 @@ def test_xids_that_can_not_be_read_are_no_pass() -> None:
     assert verdict_of(result, "gpu-health") == "NO-VERDICT"
     assert result.verdict == "PASS"
     assert "Not judged: gpu-health" in result.headline
+
+
+def test_memory_errors_that_are_not_reported_are_no_pass() -> None:
+    silent = with_states(gpu_run(), [3], "after", ecc_uncorrected=None, remap_failed=None)
+    assert verdict_of(judge(silent), "gpu-health") == "NO-VERDICT"
+    without_ecc = with_states(gpu_run(), [3], "after", ecc_uncorrected=None)
+    assert verdict_of(judge(without_ecc), "gpu-health") == "PASS"

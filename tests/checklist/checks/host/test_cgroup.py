@@ -60,3 +60,9 @@ def test_without_a_limit_the_machine_is_the_limit(tmp_path: Path) -> None:
     )
     assert cgroup.limits(root) == cgroup.Limits(cpus=len(os.sched_getaffinity(0)), memory_bytes=64 << 20)
     assert cgroup.throttling(root) is None
+
+
+def test_load_is_that_of_the_last_minute_on_each_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (3.0, 100.0, 100.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    assert cgroup.load_per_cpu() == 0.75

@@ -44,6 +44,7 @@ def test_a_node_with_less_than_its_peers_warns(changes: dict[str, Any], code: st
 def test_a_rank_needs_a_cpu_and_a_gibibyte() -> None:
     small = all_with(cpu_run(2), cpus=0.6, memory_bytes=250 << 20)
     assert [code for code, _, _ in found(small)] == ["cpu-limit", "memory-limit"] * 2
+    assert found(all_with(cpu_run(2), cpus=1.0, memory_bytes=1 << 30)) == []
 
 
 @pytest.mark.parametrize(("throttled", "says"), [(25, True), (24, False)])
