@@ -147,6 +147,8 @@ class GpuHealth:
     """Uncorrectable memory errors since the driver was loaded."""
     ecc_corrected: int | None = None
     """Corrected memory errors since the driver was loaded."""
+    memory_mib: int | None = None
+    """Total memory, MiB; less with ECC on GPUs that keep its bits there."""
     remap_pending: bool | None = None
     remap_failed: bool | None = None
     remap_exhausted_banks: int | None = None

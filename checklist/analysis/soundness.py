@@ -38,6 +38,7 @@ _COUNTS = (
     "pcie_width_most",
     "pcie_replays",
     "remap_exhausted_banks",
+    "memory_mib",
     "nvlinks_active",
     "nvlink_mbytes_per_s",
 )

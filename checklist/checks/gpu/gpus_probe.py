@@ -75,7 +75,7 @@ def _health(nvml: Any, handle: Any, rank: int, when: Any) -> GpuHealth:
 
     remapped = query("nvmlDeviceGetRemappedRows")
     spare_rows = query("nvmlDeviceGetRowRemapperHistogram")
-    power = query("nvmlDeviceGetPowerUsage")
+    memory, power = query("nvmlDeviceGetMemoryInfo"), query("nvmlDeviceGetPowerUsage")
     volatile = nvml.NVML_VOLATILE_ECC
     return GpuHealth(
         rank=rank,
@@ -85,6 +85,7 @@ def _health(nvml: Any, handle: Any, rank: int, when: Any) -> GpuHealth:
             "nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, volatile
         ),
         ecc_corrected=query("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, volatile),
+        memory_mib=None if memory is None else memory.total >> 20,
         remap_pending=None if remapped is None else bool(remapped[2]),
         remap_failed=None if remapped is None else bool(remapped[3]),
         remap_exhausted_banks=None if spare_rows is None else spare_rows.none,

@@ -60,6 +60,15 @@ def test_ill_gpus_are_named_with_their_node() -> None:
         ]
 
 
+@pytest.mark.parametrize(("mib", "short"), [(73_404, False), (73_403, True)])
+def test_less_memory_than_the_peers_or_on_all_gpus_than_the_data_sheet_warns(mib: int, short: bool) -> None:
+    full = with_states(gpu_run(), range(16), "after", memory_mib=81_559)  # an H100's
+    one, every = (with_states(full, ranks, "after", memory_mib=mib) for ranks in ([9], range(16)))
+    for run, nodes in ((one, ("host-1",)), (every, ())):
+        found = [(fault.code, fault.verdict, fault.nodes) for fault in judge(run).findings]
+        assert found == [("memory-short", "WARN", nodes)] * short
+
+
 def test_some_corrected_errors_and_spare_rows_are_normal() -> None:
     fine = {"ecc_corrected": CORRECTED_ERRORS, "remap_exhausted_banks": 0}
     assert codes(with_health(gpu_run(), 9, **fine)) == {}
