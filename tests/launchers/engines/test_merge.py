@@ -64,6 +64,7 @@ def test_tensors_can_change_their_values_and_their_type_or_be_left_out(
             return None
         return weight.float().t() + 1 if name == "layer.2.weight" else weight
 
+    before = [path.read_bytes() for path in base]
     _merge.merge(base, tmp_path / "out", change)
     after = load(tmp_path / "out")
     assert sorted(after) == sorted(
@@ -72,11 +73,6 @@ def test_tensors_can_change_their_values_and_their_type_or_be_left_out(
     wanted = load_file(base[1])["layer.2.weight"].float().t() + 1
     assert torch.equal(after["layer.2.weight"], wanted)
     assert after["layer.1.weight"].dtype == torch.bfloat16
-
-
-def test_the_base_is_not_written_to(base: list[Path], tmp_path: Path) -> None:
-    before = [path.read_bytes() for path in base]
-    _merge.merge(base, tmp_path / "out", lambda _, weight: weight + 1)
     assert [path.read_bytes() for path in base] == before
 
 

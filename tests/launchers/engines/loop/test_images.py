@@ -21,8 +21,7 @@ from launchers import engines
 from launchers.dataset.prepared import Prepared
 from launchers.engines import _pipeline_layout
 from launchers.engines._schedule import lr_factor
-from launchers.engines.loop.images import QUARTERS, LatentBatch, NoiseSchedule, TextToImage
-from launchers.engines.loop.moving_average import MovingAverage
+from launchers.engines.loop.images import QUARTERS, LatentBatch, TextToImage
 from launchers.evaluation import image_evaluation
 from launchers.gang.job import TrainJob
 from launchers.images.prepared import PreparedImages
@@ -215,17 +214,6 @@ def test_lora_in_kohya_s_format_has_the_names_and_the_scale_that_image_programs_
     assert abs(picture(ours) - picture(theirs)).max() < 1e-4
 
 
-def test_velocities_are_what_the_scheduler_says() -> None:
-    from diffusers import DDPMScheduler
-
-    config = {"beta_schedule": "scaled_linear", "prediction_type": "v_prediction"}
-    theirs, ours = DDPMScheduler.from_config(config), NoiseSchedule(config)
-    clean, noise = torch.randn(2, 4, 8, 8), torch.randn(2, 4, 8, 8)
-    steps = torch.tensor([10, 900])
-    torch.testing.assert_close(ours.target(clean, noise, steps), theirs.get_velocity(clean, noise, steps))
-    torch.testing.assert_close(ours.add(clean, noise, steps), theirs.add_noise(clean, noise, steps))
-
-
 def test_captions_are_left_out_of_the_asked_share_with_zeros(images: PreparedRun) -> None:
     job = images.job("dropout", settings={"images": {"prompt_dropout": 0.5}})
     assert job.reference is not None
@@ -325,25 +313,6 @@ def said(job: TrainJob, kind: type[Any]) -> list[Any]:
 def evaluations(job: TrainJob) -> list[Evaluated]:
     """Those that have ended; a long one says that it is under way, too."""
     return [event for event in said(job, Evaluated) if event.loss is not None]
-
-
-def test_the_average_is_diffusers_own() -> None:
-    from diffusers.training_utils import EMAModel
-
-    torch.manual_seed(0)
-    layer = torch.nn.Linear(3, 2)
-    ours, theirs = MovingAverage(layer.named_parameters(), 0.7), EMAModel(layer.parameters(), decay=0.7)
-    for _ in range(30):
-        with torch.no_grad():
-            for parameter in layer.parameters():
-                parameter.add_(torch.randn_like(parameter))
-        ours.update()
-        theirs.step(layer.parameters())
-    torch.testing.assert_close(list(ours.weights.values()), theirs.shadow_params)
-    before = [parameter.clone() for parameter in layer.parameters()]
-    with ours.in_place():
-        torch.testing.assert_close(list(layer.parameters()), list(ours.weights.values()))
-    assert all(torch.equal(one, other) for one, other in zip(before, layer.parameters(), strict=True))
 
 
 @pytest.mark.nightly
