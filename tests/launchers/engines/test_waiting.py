@@ -32,6 +32,7 @@ json.dump(seconds, open(sys.argv[1], "w"))
 """
 
 
+@pytest.mark.slow  # two processes import torch
 def test_an_early_rank_waits_in_collectives_and_a_late_one_does_not(tmp_path: Path) -> None:
     early, late = ranks.run_script(_RANK, tmp_path)
     for name, waited in early.items():
@@ -39,8 +40,22 @@ def test_an_early_rank_waits_in_collectives_and_a_late_one_does_not(tmp_path: Pa
         assert late[name] < 0.3, name
 
 
-def test_a_single_process_reports_no_time_in_collectives() -> None:
+def test_time_in_waits_is_counted_per_step_and_only_with_several_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     torch = pytest.importorskip("torch")
-    from launchers.engines.waiting import Waiting
+    from launchers.engines import waiting
 
-    assert Waiting(torch.device("cpu")).seconds() is None
+    assert waiting.Waiting(torch.device("cpu")).seconds() is None
+    clock = iter((1.0, 1.5, 10.0, 12.0, 20.0, 20.25))
+    monkeypatch.setattr(waiting.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(waiting.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(waiting.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(waiting.dist.Work, "wait", lambda _: "done")
+    measured = waiting.Waiting(torch.device("cpu"))
+    wait = waiting.dist.Work.wait
+    assert [wait(None), wait(None)] == ["done", "done"]  # type: ignore[arg-type]
+    assert measured.seconds() == 2.5
+    measured.begin()
+    wait(None)  # type: ignore[arg-type]
+    assert measured.seconds() == 0.25

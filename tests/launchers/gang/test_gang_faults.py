@@ -93,21 +93,6 @@ def test_kill_9_of_an_agent_or_a_task_ends_all_nodes(gang: NewGang, who: str, mo
 
 
 @pytest.mark.slow
-@pytest.mark.nightly
-def test_a_stopped_task_is_found_by_its_silence_and_ends_when_it_goes_on(gang: NewGang) -> None:
-    two = gang(nodes=2, orders=LONG, timeouts={"lost_after": 4.0}).start_all()
-    two.wait_for_step(2, rank=1)
-    os.kill(two.tasks[1].pid, signal.SIGSTOP)
-    end = two.end(0, within=END_S)
-    assert end["error"] == "NodeLost"
-    assert end["failure"]["node"] == 1
-    assert "sent nothing for 4 s" in end["message"]
-    os.kill(two.tasks[1].pid, signal.SIGCONT)
-    (end,) = ends(two, 1)
-    assert end["error"] in ("NodeLost", "RankFailed")
-
-
-@pytest.mark.slow
 def test_a_node_that_has_to_go_while_a_checkpoint_is_written_is_followed_by_one_more_of_all_nodes(
     gang: NewGang,
 ) -> None:
@@ -125,17 +110,6 @@ def test_a_node_that_has_to_go_while_a_checkpoint_is_written_is_followed_by_one_
     assert f"the checkpoint of step {last.step} is stored" in end["message"]
 
 
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_a_node_that_has_to_go_within_a_long_step_goes_without_a_checkpoint(gang: NewGang) -> None:
-    orders = {**LONG, "do": "hang", "at": 3}
-    one = gang(store=True, grace_s=3, orders=orders).start_all()
-    one.wait_for_step(2)
-    one.tasks[0].send_signal(signal.SIGTERM)
-    (end,) = ends(one, 0)
-    assert end["error"] == "SystemExit"
-
-
 @pytest.mark.parametrize("how", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=SLOW_NIGHTLY)])
 def test_a_task_that_receives_a_signal_ends_its_processes_and_the_other_nodes(
     gang: NewGang, how: signal.Signals
@@ -148,30 +122,6 @@ def test_a_task_that_receives_a_signal_ends_its_processes_and_the_other_nodes(
     assert other["error"] == "NodeLost"
     assert "node 0" in other["message"]
     assert "was stopped by" in other["message"]
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_a_hanging_rank_is_named_with_its_last_sign(gang: NewGang) -> None:
-    orders = {**LONG, "do": "hang", "at": 3, "ranks": [1], "hang_timeout_s": 6}
-    two = gang(nodes=2, orders=orders).start_all()
-    two.wait_for_step(2, rank=1)
-    for end in ends(two, 0, 1):
-        assert end["error"] == "RankHung"
-        assert "rank 1 on" in end["message"]
-        assert "its last sign: step 2" in end["message"]
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_a_consequence_that_comes_first_does_not_hide_the_cause(gang: NewGang) -> None:
-    """Rank 0 says "connection closed" at the same step at which rank 1 is killed."""
-    two = gang(nodes=2, orders={**LONG, "do": "reset", "at": 6, "ranks": [0]}).start_all()
-    two.wait_for_step(5, rank=0)
-    os.kill(two.rank_pid(1), signal.SIGKILL)
-    for end in ends(two, 0, 1):
-        assert "rank 1 on" in end["message"]
-        assert "SIGKILL" in end["message"]
 
 
 def test_a_full_disk_is_a_user_error_that_names_the_last_complete_checkpoint(gang: NewGang) -> None:

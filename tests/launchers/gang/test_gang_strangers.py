@@ -78,10 +78,3 @@ def test_a_member_that_is_cut_off_is_lost_and_a_second_one_is_refused(
             assert end["error"] == "NodeLost"
             assert "connection broke without a goodbye" in end["message"]
         print(f"both nodes ended {time.monotonic() - begin:.1f} s after the cut")
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_two_nodes_meet_over_ipv6(gang: NewGang) -> None:
-    two = gang(nodes=2, orders={"steps": 3}, main_host="::1").start_all()
-    assert [end.get("error") for end in ends(two, 0, 1, within=90)] == [None, None], two.logs()

@@ -52,16 +52,6 @@ def test_two_nodes_with_two_ranks_each_run_to_their_end(
 
 
 @pytest.mark.slow
-@pytest.mark.nightly
-def test_a_node_that_has_finished_waits_for_one_that_has_not(gang: NewGang) -> None:
-    two = gang(nodes=2, orders={"steps": 3, "do": "nap", "at": 3, "ranks": [1], "nap_s": 3}).start_all()
-    assert "error" not in two.end(0), two.logs()
-    assert "step 1 3" in two.events(1), "node 0 has ended after the last step of node 1"
-    assert "error" not in two.end(1)
-    two.gone(within=60)
-
-
-@pytest.mark.slow
 def test_the_cause_is_shown_and_not_the_broken_collective_of_its_peer(gang: NewGang) -> None:
     two = gang(nodes=2, engine="Gloo", orders={"do": "raise", "at": 1, "ranks": [1]}).start_all()
     for node in (0, 1):

@@ -172,16 +172,6 @@ def test_zero_and_fsdp2_train_alike(
 
 
 @pytest.mark.slow
-@pytest.mark.nightly
-@pytest.mark.parametrize("options", [{"offload": "cpu"}, {"activation_checkpointing": True}], ids=str)
-def test_offload_and_checkpointing_change_no_loss(
-    tmp_path: Path, whole: TrainJob, options: dict[str, Any]
-) -> None:
-    again = qlora(tmp_path, whole.model_dir, whole.data_dir, whole.plan.layout.sharding, **options)
-    assert runs.losses(runs.run(again)) == pytest.approx(losses(whole), rel=CLOSE)
-
-
-@pytest.mark.slow
 def test_a_checkpoint_holds_no_base(whole: TrainJob) -> None:
     engine = whole.checkpoint_dir(3) / "engine"
     if whole.plan.engine == "fsdp2":  # whose files have a head for each tensor

@@ -40,7 +40,6 @@ def job(folder: Path, chosen: tuple[str, ...]) -> TrainJob:
         ("Llama", ("embed_tokens",), False),
         ("Llama", ("lm_head",), True),
         ("Qwen3", ("norms",), False),  # which has norms of queries and keys, too
-        ("Llama", EVERYTHING, False),
         ("Qwen3", EVERYTHING, True),
     ],
 )
