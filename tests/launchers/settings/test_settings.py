@@ -88,7 +88,12 @@ def test_what_was_used_builds_the_same_settings_again() -> None:
         ({}, ["lora.targets=[q_proj"], "--set lora.targets=[q_proj: the value is not valid YAML", "quotes"),
         ({}, ["tokens=5x"], "tokens = '5x': should be a number of tokens, such as 20000, 300M or 1B", ""),
         ({"tokens": "1M", "max_steps": 3}, [], "tokens and max_steps both limit", ""),
-        ({"task": "grpo", "rl": {"group_size": 1}}, [], "rl.group_size = 1: should be 2 or more", ""),
+        (
+            {"task": "grpo", "rl": {"group_size": 1}},
+            [],
+            "rl.group_size = 1: should be greater than or equal to 2",
+            "",
+        ),
         ({"task": "grpo", "global_batch_size": 12}, [], "multiple of rl.group_size 8", ""),
         ({"task": "grpo", "tokens": "1M"}, [], "unknown in advance", ""),
         ({"mixture": {"b.jsonl": 0}}, [], "mixture = 0: should be greater than 0", ""),
