@@ -112,5 +112,5 @@ def _refusal(folder: Path, message: str) -> UserError:
     return UserError(
         f"The checkpoint in {folder} holds more than tensors and plain values, or is damaged: {problem}. It"
         " is not read, because that would run code from the file.",
-        "Resume from a checkpoint of this version of the package, or start anew.",
+        "Resume from a checkpoint of this version of the package, or start from the beginning.",
     )

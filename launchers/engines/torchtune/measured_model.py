@@ -39,5 +39,5 @@ class MeasuredModel:
         return torch.cat(logits, dim=1) if isinstance(logits, list) else logits
 
     def fused_loss(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
-        """The summed cross entropy of the logits: no kernel joins the two here."""
+        """Sum the cross entropy of the logits, which no fused kernel computes for these models."""
         return summed_cross_entropy(self.logits(**inputs), labels)

@@ -121,7 +121,7 @@ def test_a_task_that_receives_a_signal_ends_its_processes_and_the_other_nodes(
     assert stopped["error"] == ("SystemExit" if how == signal.SIGTERM else "KeyboardInterrupt")
     assert other["error"] == "NodeLost"
     assert "node 0" in other["message"]
-    assert "was stopped by" in other["message"]
+    assert f"was stopped by {how.name if how == signal.SIGTERM else 'KeyboardInterrupt'}" in other["message"]
 
 
 def test_a_full_disk_is_a_user_error_that_names_the_last_complete_checkpoint(gang: NewGang) -> None:

@@ -93,12 +93,14 @@ def test_a_dead_rank_is_described_by_its_exit_status_once(
 
 
 def test_without_an_exit_status_a_dead_rank_is_reported_after_a_while(
-    tmp_path: Path, living: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, living: int, clock: list[float]
 ) -> None:
     ranks = Ranks(tmp_path)
     ranks.start(living, GONE)
-    assert ranks.failures() == []
-    monkeypatch.setattr(watch, "_EXIT_CODE_WAIT_S", 0.0)
+    for wait_s in (0.0, watch._EXIT_CODE_WAIT_S):
+        clock[0] += wait_s
+        assert ranks.failures() == []
+    clock[0] += 0.1
     [failure] = ranks.failures()
     assert "rank 1" in failure.message
     assert failure.message.endswith("ended without an exit code")

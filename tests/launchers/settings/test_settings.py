@@ -122,6 +122,14 @@ def test_what_was_used_builds_the_same_settings_again() -> None:
         ({}, ["optimizer/lr=1"], "unknown setting `optimizer/lr`", "optimizer.lr"),
         ({}, ["engine_options={a"], "the value is not valid YAML", "brackets"),
         ({"a name": 1}, [], "unknown setting `a name`", ""),
+        (
+            {"columns": "promt=q"},
+            [],
+            "not of `promt`. Did you mean prompt",
+            "",
+        ),
+        ({"columns": {"zzz": "q"}}, [], "not of `zzz`. The keys are messages, conversations, prompt", ""),
+        ({"columns": "prompt"}, [], "should be pairs of key and column", ""),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_value(
@@ -136,6 +144,10 @@ def test_a_wrong_setting_is_named_with_its_value(
 
 def test_a_date_is_a_text_like_any_other() -> None:
     assert settings.parse_yaml("model: 2026-11-21")["model"] == "2026-11-21"
+
+
+def test_two_steps_are_no_number_to_the_base_60() -> None:
+    assert settings.parse_yaml("profile: {steps: 20:23}")["profile"]["steps"] == "20:23"
 
 
 def test_a_broken_settings_file_says_where() -> None:

@@ -152,9 +152,10 @@ def test_an_optimizer_in_the_backward_pass_trains_as_one_after_it_and_goes_on(
     ],
 )
 def test_bitsandbytes_optimizers_learn_in_the_backward_pass_and_go_on(
-    tmp_path: Path, model: Path, data: Path, name: str
+    tmp_path: Path, model: Path, name: str
 ) -> None:
-    settings = {"optimizer": {"name": name, "in_backward": True, "lr": 1e-2}}
+    data = runs.make_data(tmp_path / "data", runs.documents(BATCH), batch=BATCH, steps=STEPS)
+    settings = {"optimizer": {"name": name, "in_backward": True, "lr": 1e-3}}
     options = {"micro": BATCH, "accumulation": 1, "checkpoint_every": 3}
     job = job_of(tmp_path / "work", model, data, settings=settings, **options)
     losses = runs.losses(runs.run(job))
