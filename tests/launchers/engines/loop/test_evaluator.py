@@ -103,6 +103,17 @@ def test_an_evaluation_is_due_by_steps_or_minutes_and_at_the_end(
     assert steps(job, 20.0, monkeypatch) == expected
 
 
+def test_all_ranks_go_by_the_clock_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job(tmp_path, {"evaluation": {"every_minutes": 60}}, runs.documents(3))
+    for decided in (0, 1):
+        others = SimpleNamespace(
+            is_initialized=lambda: True,
+            broadcast=lambda tensor, src, decided=decided: tensor.fill_(decided if src == 0 else -1),
+        )
+        monkeypatch.setattr(evaluation, "dist", others)
+        assert evaluator(job, Table(), Reporter())._is_due(1, Table.device) == bool(decided)
+
+
 def test_a_job_without_evaluations_writes_checkpoints_by_its_cadence_and_its_last_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
