@@ -17,6 +17,7 @@ from launchers.dataset import render
 from launchers.engines.new_tokens import with_new_tokens
 from launchers.evaluation.evaluate import load_model, precision_on
 from launchers.inference.finished import FinishedModel, fetch_cached
+from launchers.models import causal
 
 Message = dict[str, str]  # role, content
 
@@ -108,16 +109,9 @@ def load_base(loaded: LoadedModel, finished: FinishedModel, device: str) -> Load
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Load a model without libraries' warnings and progress bars."""
-    with imported_quietly(), warnings.catch_warnings():
-        from transformers.utils import logging
-
+    with causal.without_progress_bars(), imported_quietly(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of transformers about its own names
-
-        logging.disable_progress_bar()
-        try:
-            yield
-        finally:
-            logging.enable_progress_bar()
+        yield
 
 
 @dataclass(kw_only=True)

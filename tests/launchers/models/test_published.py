@@ -225,6 +225,14 @@ def test_quantization_options_below_the_text_config_count() -> None:
     assert hf_config.is_rewritten(config)
 
 
+def test_the_converted_size_follows_from_the_published_files_and_their_format(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"0" * 1000)
+    for method, expected in (("fp8", 2000), ("bitsandbytes_4bit", 3555), ("awq", 3849), (None, 1000)):
+        config = {} if method is None else {"quantization_config": {"quant_method": method}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert published.bf16_bytes(tmp_path) == expected, method
+
+
 def test_a_format_that_is_not_read_is_named_with_those_that_are() -> None:
     config = {"model_type": "llama", "quantization_config": {"quant_method": "hqq"}}
     with pytest.raises(UserError, match=r"quant_method hqq\)\. Supported formats: mxfp4, fp8, awq"):
@@ -235,7 +243,6 @@ def test_a_format_that_is_not_read_is_named_with_those_that_are() -> None:
 # Language models of multimodal checkpoints
 
 _VISION = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
-_QWEN_VISION = {"hidden_size": 32, "intermediate_size": 48, "depth": 1, "num_heads": 2, "out_hidden_size": 64}
 MULTIMODAL: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3_text", {"vision_config": _VISION | {"image_size": 28, "patch_size": 14}}),
     "llama4": (
