@@ -230,13 +230,3 @@ def test_credentials_that_the_datastore_does_not_take_are_named_before_anything_
     assert "the AWS credentials have expired. Log in again" in " ".join(run.log.split())
     assert "Traceback" not in run.log
     assert run.jobs() == []
-
-
-def test_local_metadata_is_refused_for_two_nodes_before_anything_is_submitted(
-    lab: Lab, tmp_path: Path
-) -> None:
-    run = small(lab, tmp_path, METAFLOW_DEFAULT_METADATA="local")
-    assert run.end(END_S) == 1
-    assert "A step on 2 nodes of AWS Batch needs a metadata service" in " ".join(run.log.split())
-    assert "Traceback" not in run.log
-    assert run.jobs() == []

@@ -18,7 +18,7 @@ from estimator.plan import Plan
 from tests.batch.lab import QUEUE, Client, Lab, check_training_job
 from tests.conftest import write_sums
 from tests.flows.conftest import FLOW
-from tests.kubernetes.test_on_a_control_plane import READ_CARDS, SCORE
+from tests.kubernetes.test_on_a_control_plane import READ_CARDS
 
 # test_faults.py runs the flow on two nodes, with ranks that don't train; tests/kubernetes trains on two pods.
 pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(3600)]
@@ -111,33 +111,3 @@ def test_the_checklist_measures_two_containers_and_judges_them(lab: Lab, tmp_pat
     assert (len(found["healthy_nodes"]), found["bad_nodes"]) == (2, [])
     cards = json.loads(run.ask(READ_CARDS, f"ChecklistFlow/{run.run_id}"))
     assert [name.partition("/")[0] for name in cards] == ["verdict"]
-
-
-def test_rejection_sampling_draws_in_two_containers_and_scores_and_trains_in_others(
-    lab: Lab, tmp_path: Path
-) -> None:
-    (tmp_path / "scores.py").write_text(SCORE)
-    data = write_sums(tmp_path / "sums.jsonl")
-    options = ["--with", "batch", "--device=cpu", "--score=scores.py:share_of_e", f"--dataset={data}"]
-    drawn = [f"--set=rejection.{each}" for each in ("prompts=40", "max_new_tokens=8", "nodes=2")]
-    short = ["--answers=4", "--max-steps=2", "--global-batch-size=4", "--set=evaluation.generations=0"]
-    run = lab.start(tmp_path, "run", *options, *drawn, *short, flow=FLOW.with_name("rejection_flow.py"))
-    assert run.end(LIMIT_S) == 0, run.log + run.pods_log()
-    found = run.artifacts("RejectionFlow")
-    plan: Plan = found["plan"]
-    assert plan.target == "batch"
-    assert plan.generation is not None
-    assert (found["drawn"].answers, found["selection"].overview.drawn.answers) == (160, 160)
-    assert found["selection"].kept.answers == 40
-    assert found["selection"].kept.mean > found["selection"].overview.drawn.mean
-    assert len(run.jobs("generate")) == 2
-    assert all(job.status == "SUCCEEDED" for job in run.jobs())
-    for name in ("generate", "score", "compare"):
-        stage = plan.generation.stage(name)
-        assert stage is not None
-        for job in run.jobs(name):
-            asked = [(node.number("VCPU"), node.number("MEMORY")) for node in job.nodes]
-            assert asked == [(stage.request.cpu, stage.request.memory_mib)]
-    cards = json.loads(run.ask(READ_CARDS, f"RejectionFlow/{run.run_id}"))
-    steps = sorted(name.partition("/")[0] for name in cards if name.endswith("/rejection"))
-    assert steps == ["generate", "generate", "score", "select"]

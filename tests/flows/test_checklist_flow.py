@@ -168,17 +168,12 @@ def test_a_run_with_no_options_ends_with_a_verdict_a_card_and_a_result(
 
 
 @pytest.mark.slow
-def test_a_result_is_exactly_what_the_file_says(failed: Run) -> None:
-    found = failed.artifacts()
-    assert json.loads((failed.home / "failed.json").read_text()) == found["result"]
-
-
-@pytest.mark.slow
 def test_a_fail_ends_the_flow_after_all_is_stored_with_one_clear_line(failed: Run) -> None:
     assert failed.status != 0
     assert "Traceback" not in failed.output, failed.output
     assert "FAIL: gemm_fp32 of all 2 ranks is below the floor" in failed.text
     found = failed.artifacts()
+    assert json.loads((failed.home / "failed.json").read_text()) == found["result"]
     assert not found["successful"]
     assert found["result"]["verdict"] == "FAIL"
     assert "not fit for training" in failed.card()
@@ -202,13 +197,6 @@ def test_a_failed_checklist_stops_a_training_run_of_the_same_cluster(failed: Run
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_a_later_run_knows_of_the_earlier_one(later: Run) -> None:
-    notes = later.artifacts()["result"]["notes"]
-    assert any("1 earlier run of local:" in note and "1 failures still open" in note for note in notes)
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
 def test_a_failure_stands_until_the_same_check_passes(later: Run) -> None:
     assert later.status != 0
     found = later.artifacts()["result"]
@@ -217,6 +205,7 @@ def test_a_failure_stands_until_the_same_check_passes(later: Run) -> None:
     assert [item["check"] for item in found["standing"]] == ["gemm"]
     assert "Still open from an earlier run" in later.text
     assert "--only gemm" in later.text
+    assert any("1 earlier run of local:" in n and "1 failures still open" in n for n in found["notes"])
 
 
 @pytest.mark.slow
@@ -355,12 +344,6 @@ def test_only_what_is_of_this_cluster_and_schema_is_read_of_the_past(tmp_path: P
     assert any("schema version 99" in note for note in past.notes)
 
 
-def test_a_cluster_without_earlier_runs_has_no_history(tmp_path: Path) -> None:
-    past = _python(tmp_path, _READ_PAST, "here")
-    assert past.runs == ()
-    assert past.notes == ("History: 0 earlier runs of here, 0 figures, 0 failures still open.",)
-
-
 @pytest.fixture(scope="module")
 def launch(home: Path) -> Iterator[Callable[..., Run]]:
     """``launch("run", "--help")``: the flow's command line, which ends before it starts a task."""
@@ -374,21 +357,17 @@ def launch(home: Path) -> Iterator[Callable[..., Run]]:
         yield run
 
 
-def test_a_mistake_is_one_line_and_nothing_is_launched(launch: Callable[..., Run]) -> None:
-    for words in (["--only", "meshh"], ["--thresholds", "missing.csv"]):
-        run = launch("run", *words)
+def test_a_mistake_is_one_line_and_nothing_is_launched(home: Path, launch: Callable[..., Run]) -> None:
+    (home / "options.yaml").write_text("nodess: 3\n")
+    for words, said in (
+        (["run", "--only", "meshh"], "meshh"),
+        (["--config", "options", "options.yaml", "run"], "'nodess'. Did you mean nodes?"),
+    ):
+        run = launch(*words)
         assert run.status != 0
-        assert words[1] in run.text
+        assert said in run.text
         assert "Traceback" not in run.output
         assert "Workflow starting" not in run.output
-
-
-def test_a_mistake_in_the_options_file_is_one_line(home: Path, launch: Callable[..., Run]) -> None:
-    (home / "options.yaml").write_text("nodess: 3\n")
-    run = launch("--config", "options", "options.yaml", "run")
-    assert run.status != 0
-    assert "'nodess'. Did you mean nodes?" in run.text
-    assert "Traceback" not in run.output
 
 
 def test_every_option_is_a_flag_of_the_flow_and_nothing_else_is(launch: Callable[..., Run]) -> None:

