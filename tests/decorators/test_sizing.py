@@ -126,9 +126,6 @@ def test_sizes_that_this_machine_lacks_end_the_command_before_a_run(home: Home) 
     assert done.returncode == 1
     assert "the step asks for 64x GPU" in done.stderr
     assert "Traceback" not in done.stderr
-    done = home.run("plain.py", "run", "--with", "gpu_profile:rightsize=maybe")
-    assert done.returncode == 1
-    assert "it is true or false" in done.stderr
 
 
 def test_a_flow_without_records_is_named_with_what_to_do(home: Home) -> None:

@@ -179,22 +179,6 @@ def test_a_fail_ends_the_flow_after_all_is_stored_with_one_clear_line(failed: Ru
     assert "not fit for training" in failed.card()
 
 
-@pytest.mark.slow
-def test_a_failed_checklist_stops_a_training_run_of_the_same_cluster(failed: Run) -> None:
-    stopped = subprocess.run(
-        [sys.executable, str(FLOW.with_name("finetune_flow.py")), "run"],
-        cwd=failed.home,
-        env=environment(failed.home),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=BUSY_SECONDS,
-        check=False,
-    )
-    assert stopped.returncode == 2
-    assert "gemm_fp32 of all 2 ranks is below the floor" in stopped.stdout
-
-
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_a_failure_stands_until_the_same_check_passes(later: Run) -> None:

@@ -285,6 +285,7 @@ def test_a_run_whose_gpus_are_nowhere_says_so_once_and_ends_without_a_pod(
     assert all(job.get("status", {}).get("succeeded") for job in own), own
 
 
+@pytest.mark.nightly  # tests/decorators/backends/kubernetes/test_errors.py has the server's answers
 def test_who_may_not_submit_is_told_so_by_the_server_itself(cluster: Cluster, tmp_path: Path) -> None:
     config = str(cluster.control_plane.kubeconfig("nobody", NAMESPACE))
     run = _launch(cluster, tmp_path, "--no-preflight", KUBECONFIG=config)

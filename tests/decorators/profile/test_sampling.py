@@ -286,16 +286,6 @@ def _nvml(count: int) -> Any:
     return nvml
 
 
-def test_a_pss_from_before_the_peak_is_no_figure_of_the_peak() -> None:
-    samples = Samples()
-    samples.add_host(dataclasses.replace(_host(60), pss_bytes=56))
-    assert samples.pss_of_peak == 56
-    samples.add_host(_host(500))
-    assert samples.pss_of_peak is None
-    samples.add_host(dataclasses.replace(_host(480), pss_bytes=400))
-    assert samples.pss_of_peak == 400
-
-
 class _RisingGpus(Gpus):
     """One GPU, of which ``used`` is in use; each question may cost processor time."""
 

@@ -89,19 +89,10 @@ def test_a_disabled_compute_environment_is_refused(queue: Callable[..., str]) ->
     assert "DISABLED" in _look(queue(environment="DISABLED")).impossible[0].detail
 
 
-def test_spot_is_fine_for_one_node(queue: Callable[..., str]) -> None:
-    assert _look(queue(type="SPOT"), dataclasses.replace(FOUR, nodes=1)).impossible == []
-
-
 def test_a_spot_run_needs_a_compute_environment_of_spot_machines(queue: Callable[..., str]) -> None:
     one = dataclasses.replace(FOUR, nodes=1, spot=True)
     assert _look(queue("spot", type="SPOT"), one).impossible == []
     assert "EC2: not on spot" in _look(queue("on-demand"), one).impossible[0].detail
-
-
-def test_a_family_of_machines_is_looked_into(queue: Callable[..., str]) -> None:
-    findings = _look(queue(instanceTypes=["p5", "g5"]))
-    assert _found(findings, "compute environment") == ["ok: gpus-environment: p5.48xlarge"]
 
 
 @pytest.mark.parametrize(

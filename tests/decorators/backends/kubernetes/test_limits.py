@@ -98,6 +98,7 @@ def test_a_limit_range_refuses_only_what_is_beyond_its_bounds(
         ({"requests.cpu": "8"}, "0", 2, []),
         ({"requests.cpu": "8"}, "1", 2, ["unknown"]),
         ({"requests.cpu": "7"}, "0", 2, ["no"]),
+        ({"cpu": "7"}, "0", 2, ["no"]),
         ({"pods": "1"}, "0", 2, ["no"]),
         ({"services": "0"}, "0", 1, []),
         ({"services": "0"}, "0", 2, ["no"]),

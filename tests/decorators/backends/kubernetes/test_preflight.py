@@ -155,25 +155,6 @@ nodeGroups:
 """
 
 
-def test_gpus_that_are_in_use_are_waited_for(
-    ask: Asker, nodes: Callable[..., None], control_plane: ControlPlane, namespace: str
-) -> None:
-    nodes("h100-a", "h100-b")
-    resources = {"limits": {"nvidia.com/gpu": "8"}}
-    pod = {
-        "metadata": {"name": "holder"},
-        "spec": {"nodeName": "h100-b", "containers": [{"name": "c", "image": "c", "resources": resources}]},
-    }
-    path = f"/api/v1/namespaces/{namespace}/pods"
-    control_plane.api().create(path, pod)
-    try:
-        [(state, found, _)] = rows_of(ask()[0], "nodes")
-        assert state == "unknown"
-        assert found == "2 could run it, 2 needed, 1 with free GPUs: the run will wait for others to end"
-    finally:
-        control_plane.api().delete(f"{path}/holder", gracePeriodSeconds=0)
-
-
 def test_nodes_without_nvidias_device_plugin_get_the_command_that_installs_it(
     ask: Asker, nodes: Callable[..., None]
 ) -> None:

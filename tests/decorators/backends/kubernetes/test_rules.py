@@ -15,30 +15,6 @@ from tests.lab.control_plane import ControlPlane
 pytestmark = pytest.mark.slow
 
 
-def test_a_quota_that_is_too_small_is_refused(
-    ask: Asker, control_plane: ControlPlane, namespace: str, nodes: Callable[..., None]
-) -> None:
-    control_plane.kubectl("create", "quota", "few", "--hard=requests.nvidia.com/gpu=8", "-n", namespace)
-    [(state, found, fix)] = rows_of(ask()[0], "quota")
-    assert state == "no"
-    assert found == "few allows 8 requests.nvidia.com/gpu; 16 needed"
-    assert fix == f"kubectl describe resourcequota few -n {namespace}"
-
-
-def test_a_quota_with_scopes_is_refused_only_where_it_counts_the_pods(
-    ask: Asker, control_plane: ControlPlane, namespace: str, nodes: Callable[..., None]
-) -> None:
-    nodes("h100-a", "h100-b")
-    for name, scope in (("services", "NotTerminating"), ("jobs", "Terminating")):
-        hard = "--hard=requests.nvidia.com/gpu=8"
-        control_plane.kubectl("create", "quota", name, hard, f"--scopes={scope}", "-n", namespace)
-    rows = [(state, found) for state, found, _ in rows_of(ask()[0], "quota")]
-    assert rows == [("no", "jobs allows 8 requests.nvidia.com/gpu; 16 needed")]
-    endless = Options(pod_template={"spec": {"activeDeadlineSeconds": None}})
-    rows = [(state, found) for state, found, _ in rows_of(ask(options=endless)[0], "quota")]
-    assert rows == [("no", "services allows 8 requests.nvidia.com/gpu; 16 needed")]
-
-
 def test_a_priority_class_must_be_there_and_has_quotas_of_its_own(
     ask: Asker, control_plane: ControlPlane, namespace: str, nodes: Callable[..., None]
 ) -> None:
@@ -143,12 +119,3 @@ def _network_policy(namespace: str, name: str, rules: dict[str, Any]) -> dict[st
         "metadata": {"name": name, "namespace": namespace},
         "spec": {"podSelector": {}, "policyTypes": ["Ingress"], **rules},
     }
-
-
-@pytest.mark.parametrize("resource", ["cpu", "requests.cpu"])
-def test_a_quota_goes_by_either_name_of_a_resource(
-    ask: Asker, control_plane: ControlPlane, namespace: str, resource: str
-) -> None:
-    control_plane.kubectl("create", "quota", "few", f"--hard={resource}=8", "-n", namespace)
-    [(state, found, _)] = rows_of(ask()[0], "quota")
-    assert (state, found) == ("no", f"few allows 8 {resource}; {TWO.nodes * TWO.cpu} needed")
