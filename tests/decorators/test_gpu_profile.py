@@ -186,6 +186,7 @@ def test_without_the_decorator_nothing_is_measured_and_nothing_breaks(home: Home
     assert home.artifacts("PlainFlow", "start", "measured")["measured"].samples == 0
 
 
+@pytest.mark.slow
 def test_each_node_of_a_parallel_step_has_the_plan_and_measures_itself(home: Home) -> None:
     done = home.python(NODES, "run", "--until-sampled", "true")
     assert done.returncode == 0, done.stdout + done.stderr

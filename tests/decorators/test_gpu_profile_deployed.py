@@ -89,6 +89,7 @@ def templates(workflow: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {template["name"]: template for template in workflow["spec"]["templates"]}
 
 
+@pytest.mark.slow
 def test_a_deployed_flow_asks_for_what_was_planned(home: Home, s3: str) -> None:
     workflow, said = _argo(home, s3)
     assert "Traceback" not in said

@@ -146,6 +146,7 @@ def later(failed: Run) -> Run:
     return _flow(failed.home, "run", *options)
 
 
+@pytest.mark.slow
 def test_a_run_with_no_options_ends_with_a_verdict_a_card_and_a_result(
     first: Run, record_property: Callable[[str, object], None]
 ) -> None:
