@@ -23,17 +23,14 @@ from checklist import result as results
 from checklist.measurements import Facts, record
 from checklist.options import help_of
 from checklist.probing.progress import Progress
-from checklist.verdict import judge
 from flows.cluster_check import launch as checklist_launch
 from flows.cluster_check import steps
 from flows.cluster_check.launch import DEFAULTS
-from tests.checklist.runs import gpu_run
 from tests.flows.checklist_options import FLOOR
 from tests.flows.conftest import environment, left_behind
 from tests.warm_python import WarmPython
 
 FLOW = Path(__file__).parents[2] / "flows" / "checklist_flow.py"
-EARLIER = Path(__file__).parent / "flows" / "earlier_checks.py"
 KEPT = ".metaflow/ChecklistFlow/finetune/runs/*"  # what a run keeps while it measures
 BUSY_SECONDS = 480  # a run takes less than 60 on a machine that does nothing else
 _READ = """
@@ -44,15 +41,6 @@ run = Run(sys.argv[1])
 data = run["verdict"].task.data
 found = {name: getattr(data, name) for name in ("result", "healthy_nodes", "bad_nodes", "cluster", "kept")}
 sys.stdout.buffer.write(pickle.dumps(found | {"successful": run.successful}))
-"""
-_READ_PAST = """
-import pickle, sys
-from metaflow import get_namespace, namespace
-from flows.cluster_check.steps import read_past_runs
-namespace("user:somebody")
-past = read_past_runs("ChecklistFlow", sys.argv[1], "none")
-assert get_namespace() == "user:somebody", get_namespace()
-sys.stdout.buffer.write(pickle.dumps(past))
 """
 
 
@@ -296,37 +284,6 @@ def _looks_after(process: psutil.Process, home: Path, node: int) -> bool:
     if said.get("FINETUNE_WORK_DIR") != str(home / "work"):
         return False
     return said["CHECKLIST_LOCAL_NODE"] == str(node)
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_only_what_is_of_this_cluster_and_schema_is_read_of_the_past(tmp_path: Path) -> None:
-    good = steps.summarize(judge(gpu_run(2)))
-    wrong = gpu_run(2, started_unix=2_000.0, probes=())
-    failed = steps.summarize(judge(wrong))
-    newer = {**good, "version": 99}
-    for name, kept, cluster in (
-        ("good", good, "here"),
-        ("elsewhere", good, "there"),
-        ("newer", newer, "here"),
-        ("failed", {**failed, "verdict": "FAIL"}, "here"),
-    ):
-        (tmp_path / f"{name}.json").write_text(json.dumps(kept))
-        words = ["run", "--kept-file", str(tmp_path / f"{name}.json"), "--of-cluster", cluster]
-        subprocess.run(
-            [sys.executable, str(EARLIER), *words],
-            cwd=tmp_path,
-            env=environment(tmp_path),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            check=name != "failed",
-            timeout=120,
-        )
-    past = _python(tmp_path, _READ_PAST, "here")
-    assert [run.verdict for run in past.runs] == ["FAIL", good["verdict"]]
-    assert len(past.history.records) == len(good["records"]) + len(failed["records"]) > 4
-    assert any("2 earlier runs of here" in note for note in past.notes)
-    assert any("schema version 99" in note for note in past.notes)
 
 
 @pytest.fixture(scope="module")

@@ -198,8 +198,8 @@ def test_a_failing_look_is_noted_once_and_breaks_nothing(
     def fails(*_: Any) -> Any:
         raise RuntimeError("the device has fallen off the bus")
 
-    monkeypatch.setattr(ProcessTree, "sample", lambda _: 1)  # the host's own costs the more, the busier it is
-    monkeypatch.setattr(ProcessTree, "pss", lambda _: 1)
+    monkeypatch.setattr(sampling, "HOST_CPU_BUDGET", 1.0)
+    monkeypatch.setattr(ProcessTree, "pss", lambda *_: 1)
     monkeypatch.setattr(
         _RisingGpus if failing == "memory" else ProcessTree,
         "memory" if failing == "memory" else "sample",

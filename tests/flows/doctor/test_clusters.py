@@ -28,20 +28,17 @@ def test_without_a_kubeconfig_each_way_to_kubernetes_says_so(ask: Asker, kubecon
     assert all(line.state == "no" and "KUBECONFIG" in line.fix for line in lines.values())
 
 
-def test_a_broken_kubeconfig_is_a_line_without_what_is_in_it(ask: Asker, kubeconfig: Path) -> None:
-    kubeconfig.parent.mkdir()
-    kubeconfig.write_text("users: [{name: u, user: {token: own-secret-token")
-    line = ask("kubernetes", KUBECONFIG=str(kubeconfig))["kubernetes"]
-    assert line.state == "no"
-    assert "cannot be used" in line.found
-    assert "own-secret-token" not in f"{line}"
-
-
-def test_a_closed_port_is_said_at_once(ask: Asker, tmp_path: Path, kubeconfig: Path) -> None:
+def test_a_broken_kubeconfig_and_a_closed_port_are_a_line_without_the_login(
+    ask: Asker, tmp_path: Path, kubeconfig: Path
+) -> None:
     write_kubeconfig(tmp_path, training="http://127.0.0.1:9")
-    line = ask("kubernetes", KUBECONFIG=str(kubeconfig))["kubernetes"]
-    assert line.state == "no"
-    assert "(http://127.0.0.1:9) cannot be reached" in line.found
+    closed = ask("kubernetes", KUBECONFIG=str(kubeconfig))["kubernetes"]
+    kubeconfig.write_text("users: [{name: u, user: {token: own-secret-token")
+    broken = ask("kubernetes", KUBECONFIG=str(kubeconfig))["kubernetes"]
+    assert (closed.state, broken.state) == ("no", "no")
+    assert "(http://127.0.0.1:9) cannot be reached" in closed.found
+    assert "cannot be used" in broken.found
+    assert "own-secret-token" not in f"{broken}"
 
 
 @pytest.mark.slow
