@@ -57,9 +57,7 @@ def evaluation_blocks(result: EvaluationResult) -> list[Block]:
 
 
 def drawn_blocks(drawn: Sequence[Drawn]) -> list[Block]:
-    """Return images drawn of held-out captions during training, one row per caption, first by the base
-    model.
-    """
+    """Return images drawn of held-out captions while training, a row per caption, the base model's first."""
     names = [f"after step {image.step}" if image.step else "base model" for image in drawn]
     rows: tuple[tuple[Any, ...], ...] = tuple(
         (

@@ -223,9 +223,7 @@ def _choose_plan(
     settings: Settings,
     ignored: bool,
 ) -> Plan:
-    """Return the plan for the available machines, with bandwidths measured by the checklist and without nodes
-    that failed it.
-    """
+    """Return the plan for the available machines, with measured bandwidths, without failed nodes."""
     checked = _newest_checklist(backend, ignored=ignored)
     plan, goals = _plan_for_place(job, target, corrections, backend, settings.resources)
     if checked is None:
@@ -298,9 +296,7 @@ def _on_spot(goals: Goals, backend: Backend, resources: Resources) -> Goals:
 
 
 def _work_disk() -> tuple[str, int]:
-    """Return the disk of the local work folders and its free bytes. Raises UserError if it is not
-    writable.
-    """
+    """Return the local work folders' disk and its free bytes. Raises UserError if it is not writable."""
     workdir.check_root()
     root = workdir.root()
     existing = next(folder for folder in (root, *root.parents) if folder.exists())

@@ -223,9 +223,7 @@ def _none_able(preflight: _Preflight) -> None:
 
 
 def _fitting(resources: Mapping[str, Any], request: Request, minimum: MinimumRequest) -> list[str]:
-    """Return the machine types of the instance table that the environment may start and that are large
-    enough.
-    """
+    """Return the machine types of the table that the environment may start and that are large enough."""
     allowed = aws.allowed(resources)
     gpu = hardware.current().gpu(request.gpu_type).name if request.gpu_type else None
     return [
