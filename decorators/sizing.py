@@ -269,10 +269,7 @@ def _price(request: Request) -> tuple[bool, float, int]:
 
 def _sizes_of(request: Request) -> Sizes:
     return Sizes(
-        cpu=request.cpu,
-        memory_mib=request.memory_mib,
-        gpus=request.gpus_per_node,
-        gpu_type=request.gpu_type,
+        cpu=request.cpu, memory_mib=request.memory_mib, gpus=request.gpus_per_node, gpu_type=request.gpu_type
     )
 
 

@@ -67,8 +67,7 @@ def datastore_timeout_s() -> float:
         minutes = math.nan
     if not 0 < minutes < math.inf:
         raise UserError(
-            f"{DATASTORE_TIMEOUT}={text} must be a number of minutes above 0.",
-            "Unset it for 5 minutes.",
+            f"{DATASTORE_TIMEOUT}={text} must be a number of minutes above 0.", "Unset it for 5 minutes."
         )
     return minutes * 60
 

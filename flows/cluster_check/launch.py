@@ -250,11 +250,7 @@ def resolve(requested: FlowOptions, launch: Launch, *, datastore: str) -> RunCon
     )
     shares: tuple[tuple[str, ...], ...] = ((),) * options.nodes
     return RunConfig(
-        options=options,
-        thresholds=launch.thresholds,
-        shares=shares,
-        local=False,
-        reference=launch.reference,
+        options=options, thresholds=launch.thresholds, shares=shares, local=False, reference=launch.reference
     )
 
 

@@ -116,11 +116,7 @@ def _translated(flow: type[Any], args: Sequence[str]) -> list[str]:
         raise SystemExit(0)
     _typed[:] = args
     parameters, switches = run_parameters(flow)
-    return [
-        *options,
-        "run",
-        *translate(run_options[1:], parameters, {*switches, *OF_METAFLOW}),
-    ]
+    return [*options, "run", *translate(run_options[1:], parameters, {*switches, *OF_METAFLOW})]
 
 
 _typed: list[str] = []  # the words of this process's command line before they were translated
@@ -159,10 +155,7 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
             Target(kind=backend, machine=machine),
             calibrated=not params.get("no_calibration"),
             choose=functools.partial(
-                _choose_plan,
-                backend=backend,
-                settings=settings,
-                ignored=bool(params.get("ignore_checklist")),
+                _choose_plan, backend=backend, settings=settings, ignored=bool(params.get("ignore_checklist"))
             ),
         )
     except CannotFit as error:

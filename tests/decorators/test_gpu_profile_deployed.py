@@ -16,11 +16,7 @@ pytest.importorskip("kubernetes", reason="needs the kubernetes package to compil
 boto3 = pytest.importorskip("boto3", reason="needs boto3 for the S3 of this machine")
 
 
-CREDENTIALS = {
-    "AWS_ACCESS_KEY_ID": "x",
-    "AWS_SECRET_ACCESS_KEY": "x",
-    "AWS_DEFAULT_REGION": "us-east-1",
-}
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
 ROLE = "arn:aws:iam::123456789012:role/any"
 
 

@@ -58,11 +58,7 @@ def _s3_storage(address: str, monkeypatch: pytest.MonkeyPatch) -> MetaflowStorag
     from decorators import _metaflow
 
     client = boto3.client(
-        "s3",
-        endpoint_url=address,
-        region_name="us-east-1",
-        aws_access_key_id="x",
-        aws_secret_access_key="x",
+        "s3", endpoint_url=address, region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x"
     )
     client.create_bucket(Bucket="bucket")
     from botocore.exceptions import ClientError

@@ -213,10 +213,7 @@ def test_the_eks_cluster_has_the_accounts_groups_and_machines_that_the_rest_name
         if item["name"] in ("nvidia.com/gpu", EFA)
     }
     nodes = group["maxSize"]
-    assert quota == {
-        "nvidia.com/gpu": nodes * machine.gpu_count,
-        EFA: nodes * tables.efa_interfaces(machine),
-    }
+    assert quota == {"nvidia.com/gpu": nodes * machine.gpu_count, EFA: nodes * tables.efa_interfaces(machine)}
 
 
 def _place(metadata: dict[str, str]) -> tuple[str, str]:

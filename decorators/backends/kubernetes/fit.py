@@ -201,10 +201,7 @@ def archs_of(nodes: Iterable[Node]) -> tuple[str, ...]:
 
 
 def _facts(
-    candidates: list[_Candidate],
-    labels: tuple[tuple[str, str], ...] | None,
-    zone: str | None,
-    daemons: Room,
+    candidates: list[_Candidate], labels: tuple[tuple[str, str], ...] | None, zone: str | None, daemons: Room
 ) -> ClusterFacts:
     rooms = [_room(item.node, daemons) for item in candidates]
     nodes = [item.node for item in candidates]

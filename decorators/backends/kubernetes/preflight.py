@@ -133,14 +133,7 @@ def inspect_size(
     with ClusterApi(clock=clock) as api:
         findings = Findings(where=f"For step {step}, Kubernetes context {api.context}")
         check_nodes(
-            Preflight(
-                api=api,
-                request=request,
-                options=options,
-                pods=pods,
-                minimum=None,
-                findings=findings,
-            )
+            Preflight(api=api, request=request, options=options, pods=pods, minimum=None, findings=findings)
         )
     return findings
 

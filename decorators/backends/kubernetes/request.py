@@ -139,10 +139,7 @@ def lowered(step_request: StepRequest) -> tuple[Override, ...]:
     }
     return tuple(
         Override(
-            name=name,
-            planned=str(getattr(request, name)),
-            used=str(value),
-            given_by=f"allocatable on {node}",
+            name=name, planned=str(getattr(request, name)), used=str(value), given_by=f"allocatable on {node}"
         )
         for attribute, (name, value) in values.items()
         if value < getattr(request, name) and attribute not in step_request.user_values

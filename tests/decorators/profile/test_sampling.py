@@ -14,15 +14,7 @@ import pytest
 
 from decorators.profile import sampling
 from decorators.profile.process_tree import ProcessTree
-from decorators.profile.sampling import (
-    GpuInfo,
-    Gpus,
-    GpuSample,
-    GpusSample,
-    HostSample,
-    Sampler,
-    Samples,
-)
+from decorators.profile.sampling import GpuInfo, Gpus, GpuSample, GpusSample, HostSample, Sampler, Samples
 from decorators.profiler import Profile
 from tests.decorators.conftest import wait_until
 

@@ -355,8 +355,7 @@ def test_the_plan_takes_the_measured_bandwidth_and_asks_for_fit_nodes(tmp_path: 
     assert speed(after) < 0.8 * speed(before)
     flat = " ".join(after.split())
     assert re.search(
-        r"- between nodes 20 GB/s as measured \(ChecklistFlow/\d+, all_reduce of 16.0 GiB over 8 nodes,",
-        flat,
+        r"- between nodes 20 GB/s as measured \(ChecklistFlow/\d+, all_reduce of 16.0 GiB over 8 nodes,", flat
     )
     assert f"Excluded by requiring the label {LABEL}=true: host-2." in flat
     assert f"disk, labeled {LABEL}=true" in flat

@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 
 from flows.commands import flow_commands
-from flows.commands.flow_commands import (
-    BEFORE_COMMAND,
-    FLOWS,
-    command_line,
-    console_script,
-    flow_arguments,
-)
+from flows.commands.flow_commands import BEFORE_COMMAND, FLOWS, command_line, console_script, flow_arguments
 from tests.flows.conftest import environment
 
 SETTINGS = ["--config", "settings", "mine.yaml"]

@@ -38,10 +38,7 @@ def test_an_empty_flag_leaves_the_file_as_it_is() -> None:
 
 
 def test_trackers_may_be_given_with_commas() -> None:
-    assert planning.settings_from({}, {"tracker": "tensorboard, wandb"}).tracker == (
-        "tensorboard",
-        "wandb",
-    )
+    assert planning.settings_from({}, {"tracker": "tensorboard, wandb"}).tracker == ("tensorboard", "wandb")
 
 
 def test_every_flag_is_a_setting() -> None:

@@ -16,16 +16,7 @@ from estimator.errors import CannotFit, UserError
 from estimator.hardware.cluster.taints import Toleration
 from estimator.plan import Plan
 from flows.finetune import artifacts, planning
-from tests.flows.clusters import (
-    FENCE,
-    GPU_TAINT,
-    Shape,
-    cpu_node,
-    gke,
-    holding,
-    own_a100,
-    shaped,
-)
+from tests.flows.clusters import FENCE, GPU_TAINT, Shape, cpu_node, gke, holding, own_a100, shaped
 from tests.lab.control_plane import ControlPlane
 
 pytestmark = pytest.mark.slow

@@ -29,12 +29,7 @@ def answer(status: int, message: str) -> ApiException:
         (403, FORBIDDEN, "cannot create resource", "rbac-launcher.yaml"),
         (403, QUOTA, "exceeded quota: small", "kubectl describe resourcequota"),
         (401, "Unauthorized", "has expired", "Log in again"),
-        (
-            404,
-            "the server could not find the requested resource",
-            "could not find",
-            "Install JobSet",
-        ),
+        (404, "the server could not find the requested resource", "could not find", "Install JobSet"),
         (404, 'namespaces "none" not found', '"none" not found', "METAFLOW_KUBERNETES_NAMESPACE"),
         (422, "spec.hostname: Invalid value", "Invalid value", "kubectl get events"),
     ],

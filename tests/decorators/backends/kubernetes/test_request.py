@@ -114,10 +114,7 @@ def test_what_the_cluster_has_told_goes_before_the_tables() -> None:
     assert asked.compute["tolerations"] == [
         {"key": "sku", "operator": "Equal", "value": "gpu", "effect": "NoSchedule"}
     ]
-    assert asked.compute["extended_resources"] == {
-        "vpc.amazonaws.com/efa": "8",
-        "hugepages-2Mi": "5120Mi",
-    }
+    assert asked.compute["extended_resources"] == {"vpc.amazonaws.com/efa": "8", "hugepages-2Mi": "5120Mi"}
 
 
 def test_a_step_without_gpus_is_not_tied_to_the_machines_that_train() -> None:
