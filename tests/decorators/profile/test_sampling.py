@@ -218,6 +218,8 @@ def test_without_a_gpu_only_host_memory_is_measured_and_the_note_says_so(
     assert measured.samples >= 1
     assert any("only host memory" in note for note in measured.notes)
     assert measured.to_dict()["sampling_share"] == measured.sampling_share
+    profile._card_seconds = 50.0  # drawing the card is part of the cost
+    assert profile.measured().sampling_seconds > 50
 
 
 def test_gpus_are_read_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:

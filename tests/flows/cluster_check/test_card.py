@@ -17,6 +17,7 @@ from checklist.result import Result
 from checklist.verdict import judge
 from decorators.card.blocks import Block, Chart, Grid, Text
 from flows.cluster_check.card import (
+    MAX_FINDINGS,
     MAX_NODES,
     MAX_RANKS,
     draw,
@@ -77,6 +78,14 @@ def test_the_verdict_and_what_to_do_come_first() -> None:
     assert "host-2" in blocks[2].markdown
     assert finding.command is not None
     assert f"```bash\n{finding.command}\n```" in blocks[2].markdown
+
+
+@pytest.mark.parametrize(("more", "shown"), [(0, False), (1, True)])
+def test_findings_beyond_the_limit_are_counted(more: int, shown: bool) -> None:
+    result = _slow_run()
+    findings = (result.findings[0],) * (MAX_FINDINGS + more)
+    text = _text(draw(dataclasses.replace(result, findings=findings), (), "c"))
+    assert ("and 1 more findings" in text) is shown
 
 
 def test_every_check_is_in_the_table_with_its_verdict() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from decorators.backends.findings import Findings
 from decorators.backends.interface import ClusterFacts, Network
-from decorators.backends.kubernetes import rules
+from decorators.backends.kubernetes import preflight, rules
 from decorators.backends.kubernetes.nodes import PodSettings, Preflight
 from decorators.backends.kubernetes.offered import MULTUS_RESOURCE, networks_of
 from decorators.backends.options import Options
@@ -44,9 +44,9 @@ def preflight_of(*items: Any, nodes: int = 2, **pods: Any) -> Preflight:
 
 def found(judge: Any, *specs: Any, **values: Any) -> list[tuple[str, str]]:
     """State and text of each row that a rule finds in objects with these specs."""
-    preflight = preflight_of(*({"metadata": {"name": "own"}, "spec": spec} for spec in specs), **values)
-    judge(preflight, pod=POD)
-    return [(row.state, row.detail) for row in preflight.findings.rows]
+    checked = preflight_of(*({"metadata": {"name": "own"}, "spec": spec} for spec in specs), **values)
+    judge(checked, pod=POD)
+    return [(row.state, row.detail) for row in checked.findings.rows]
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_a_quota_waits_for_what_is_in_use_and_refuses_what_it_never_allows(
 ) -> None:
     (name,) = hard
     item = {"metadata": {"name": "q"}, "spec": {"hard": hard}, "status": {"hard": hard, "used": {name: used}}}
-    preflight = preflight_of(item, nodes=nodes)
-    rules.quota(preflight, pod=POD)
-    assert [row.state for row in preflight.findings.rows] == states
+    checked = preflight_of(item, nodes=nodes)
+    rules.quota(checked, pod=POD)
+    assert [row.state for row in checked.findings.rows] == states
 
 
 def test_a_pod_asks_for_each_resource_that_is_not_zero() -> None:
@@ -145,3 +145,41 @@ def test_the_state_of_a_check_is_its_worst_row() -> None:
     findings.no("zones", "none")
     findings.unknown("nodes", "not told")
     assert [findings.state(check) for check in ("nodes", "zones", "quota")] == ["unknown", "no", None]
+
+
+class Login:
+    """An API server whose user lacks these rights."""
+
+    def __init__(self, *denied: str) -> None:
+        self.denied = denied
+
+    def may(self, verb: str, resource: str, **where: str) -> bool:
+        group = {"jobs": "batch", "jobsets": "jobset.x-k8s.io"}.get(resource, "")
+        assert where == {"group": group, "namespace": "train"}
+        return f"{verb} {resource}" not in self.denied
+
+
+@pytest.mark.parametrize(
+    ("denied", "nodes", "rows"),
+    [
+        ((), 2, [("ok", "may create jobsets")]),
+        (("create jobs",), 2, [("ok", "may create jobsets")]),
+        (("create jobs",), 1, [("no", "this login may not create jobs in train")]),
+        (("list pods", "delete jobsets"), 2, [("no", "this login may not list pods in train")]),
+        (
+            ("delete jobsets",),
+            2,
+            [("unknown", "stopped run will not be removed"), ("ok", "may create jobsets")],
+        ),
+        (("patch jobs",), 1, [("unknown", "stopped run will not be removed"), ("ok", "may create jobs")]),
+        (("list events",), 1, [("unknown", "reasons for waiting are not shown"), ("ok", "may create jobs")]),
+    ],
+)
+def test_rights_that_a_run_needs_are_required_and_others_are_reported(
+    denied: tuple[str, ...], nodes: int, rows: list[tuple[str, str]]
+) -> None:
+    checked = dataclasses.replace(preflight_of(nodes=nodes, namespace="train"), api=Login(*denied))
+    preflight._permission(checked)
+    found = [(row.state, row.detail) for row in checked.findings.rows]
+    assert [state for state, _ in found] == [state for state, _ in rows]
+    assert all(text in detail for (_, text), (_, detail) in zip(rows, found, strict=True))
