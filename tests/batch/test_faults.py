@@ -102,7 +102,7 @@ def interrupted(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Interrupt
 
 
 @pytest.mark.nightly
-def test_machines_that_are_taken_away_cost_no_attempt(interrupted: Interrupted) -> None:
+def test_lost_machines_cost_no_attempt(interrupted: Interrupted) -> None:
     run, jobs = interrupted.run, interrupted.run.jobs("train_nodes")
     for job, node in zip(jobs, interrupted.nodes, strict=False):
         who = f"node {job.id}#{node}: Host EC2 (instance i-{job.id[:8]}{node}) terminated. The step is sub"

@@ -101,7 +101,7 @@ def test_parameters_from_the_environment_reach_the_plan(home: Home) -> None:
 
 
 @pytest.mark.slow
-def test_resume_plans_with_the_parameters_of_the_run_it_goes_on_from(home: Home) -> None:
+def test_resume_plans_with_the_parameters_of_the_original_run(home: Home) -> None:
     failed = home.run("profiled.py", "run", "--model", "llama-8b", "--fail", "train")
     assert failed.returncode == 1
     resumed = home.run("profiled.py", "resume", COUNT_PLANS=str(home.path / "plans"))
@@ -112,7 +112,7 @@ def test_resume_plans_with_the_parameters_of_the_run_it_goes_on_from(home: Home)
 
 
 @pytest.mark.slow
-def test_a_resumed_run_knows_all_the_runs_that_it_goes_on_from(home: Home) -> None:
+def test_a_resumed_run_knows_all_its_origins(home: Home) -> None:
     runs = []
     for words in (("run", "--fail", "train"), ("resume",), ("resume",)):
         origin = ("--origin-run-id", runs[-1]) if runs else ()

@@ -38,7 +38,7 @@ def _decorators(monkeypatch: pytest.MonkeyPatch, command: str) -> dict[str, dict
     return {decorator.name: decorator.attributes for decorator in function.decorators}
 
 
-def test_a_trampoline_hands_the_plan_of_its_environment_to_the_container(
+def test_a_trampoline_passes_its_plan_to_the_container(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text = pack(make_plan({}, "kubernetes"))

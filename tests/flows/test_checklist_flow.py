@@ -217,7 +217,7 @@ def test_a_step_that_is_lost_is_judged_by_what_its_nodes_had_measured(tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_ctrl_c_ends_a_run_at_once_and_resume_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_run_at_once_and_resume_finishes_it(tmp_path: Path) -> None:
     def interrupt(process: subprocess.Popen[bytes]) -> None:
         _supervisor(tmp_path, node=0)
         os.killpg(process.pid, signal.SIGINT)

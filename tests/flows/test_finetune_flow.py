@@ -38,7 +38,7 @@ print("generated", answer.shape[1] - prompt["input_ids"].shape[1])
         pytest.param("torchtune", "qlora", 1, marks=[pytest.mark.slow, pytest.mark.nightly]),
     ],
 )
-def test_a_run_learns_and_hands_over_a_model_that_transformers_loads(
+def test_a_run_learns_and_exports_a_model_that_transformers_loads(
     finished_run: Callable[[str, str, int], FlowRun], engine: str, method: str, nodes: int
 ) -> None:
     run = finished_run(engine, method, nodes)

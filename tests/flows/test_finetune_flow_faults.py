@@ -89,9 +89,7 @@ def test_after_a_killed_rank_and_a_killed_node_the_retries_end_with_the_same_los
 
 
 @pytest.mark.nightly
-def test_a_killed_scheduler_ctrl_c_and_sigterm_are_each_gone_on_from_by_resume(
-    flow: NewFlow, tmp_path: Path
-) -> None:
+def test_resume_continues_after_a_killed_scheduler_ctrl_c_and_sigterm(flow: NewFlow, tmp_path: Path) -> None:
     """Ranks that don't train (tests.lab.small_engine), but look at the checkpoint that they go on from."""
     site = {"PYTHONPATH": str(small_engine.install(tmp_path / "site"))}
     run = flow("run", "--set=engine_options.step_s=1.0", nodes=2, **site)
@@ -135,7 +133,7 @@ def test_a_killed_evaluation_does_not_cost_the_model(flow: NewFlow, tmp_path: Pa
 
 
 @pytest.mark.nightly
-def test_the_loop_goes_on_after_a_killed_agent(flow: NewFlow) -> None:
+def test_the_loop_resumes_after_a_killed_agent(flow: NewFlow) -> None:
     run = flow("run", "--engine=deepspeed", nodes=2)
     ended = run.kill("agent", "in the middle", rank=1)
     check_ended(run, ended)
@@ -193,7 +191,7 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Disk]]:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("what", "nodes"), [("work", 2), (".metaflow", 1)])
-def test_a_disk_that_fills_up_is_one_line_and_resume_goes_on_when_there_is_room_again(
+def test_a_full_disk_is_one_line_and_resume_continues_when_space_is_free(
     flow: NewFlow,
     disk: Callable[[str], Disk],
     undisturbed: Callable[[int], Losses],

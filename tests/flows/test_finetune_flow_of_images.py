@@ -50,7 +50,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> FlowRun:
     return run
 
 
-def test_lora_on_two_nodes_learns_and_is_handed_over_in_both_formats(undisturbed: FlowRun) -> None:
+def test_lora_on_two_nodes_learns_and_is_exported_in_both_formats(undisturbed: FlowRun) -> None:
     found = undisturbed.artifacts()
     evaluation = found["evaluation"]
     assert evaluation.finetuned.loss < evaluation.base.loss

@@ -18,7 +18,7 @@ SHORT = ("--max-steps=6", "--checkpoint-every=3", "--trial=2")
 
 
 @pytest.mark.nightly
-def test_a_plan_that_runs_out_of_memory_in_its_trial_is_told_and_left_out(
+def test_a_plan_that_runs_out_of_memory_in_its_trial_is_reported_and_dropped(
     flow: Callable[..., FlowRun], tmp_path: Path
 ) -> None:
     (tmp_path / "hungry").mkdir()

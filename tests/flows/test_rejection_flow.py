@@ -214,7 +214,7 @@ def test_the_mean_score_rises_with_two_nodes_that_draw_what_one_draws(flow: Flow
 
 
 @pytest.mark.nightly
-def test_what_was_finished_before_kill_9_is_not_done_again(flow: Flow) -> None:
+def test_finished_shards_are_not_repeated_after_kill_9(flow: Flow) -> None:
     data = write_sums(flow.home / "sums.jsonl")
     flow.start("run", "--score=functions.py:slow", f"--dataset={data}", *SHORT)
     flow.wait_for(lambda: flow.finished("answers"))

@@ -201,7 +201,7 @@ def test_disks_hold_a_model_and_are_faster_than_gp3_by_itself_and_metadata_is_on
             assert (options["http_tokens"], options["http_put_response_hop_limit"]) == ("required", 1)
 
 
-def test_a_job_that_can_not_start_keeps_no_queue_for_good(planned: Planned) -> None:
+def test_a_job_that_cannot_start_is_canceled(planned: Planned) -> None:
     queues = [item for name, item in planned.items() if name.startswith("aws_batch_job_queue.")]
     assert len(queues) == 5
     for queue in queues:
@@ -211,7 +211,7 @@ def test_a_job_that_can_not_start_keeps_no_queue_for_good(planned: Planned) -> N
         assert all(600 <= each["max_time_seconds"] <= 86400 for each in limits.values())  # Batch's bounds
 
 
-def test_the_nodes_may_reach_each_other_and_https_and_nobody_may_reach_them(planned: Planned) -> None:
+def test_nodes_reach_each_other_and_https_and_accept_no_other_connection(planned: Planned) -> None:
     into = [name for name in planned if name.startswith("aws_vpc_security_group_ingress_rule.")]
     assert into == ["aws_vpc_security_group_ingress_rule.among_nodes"]
     assert planned[into[0]]["cidr_ipv4"] is None
@@ -420,7 +420,7 @@ def test_every_night_a_job_launches_the_checklist_on_the_pools_queue(
     _takes(words)
 
 
-def test_a_night_without_a_check_is_heard_of(stack: Stack, made: dict[str, Any]) -> None:
+def test_a_night_without_a_check_raises_an_alarm(stack: Stack, made: dict[str, Any]) -> None:
     (alarm,) = client(stack, "cloudwatch").describe_alarms()["MetricAlarms"]
     (topic,) = client(stack, "sns").list_topics()["Topics"]
     assert alarm["AlarmActions"] == [topic["TopicArn"]]

@@ -159,7 +159,7 @@ def test_efas_plugin_runs_only_by_a_digest_that_the_user_sets(objects: Objects, 
     assert name in (KUBERNETES / "README.md").read_text()
 
 
-def test_nobody_reaches_a_flows_pods_but_nodes_of_several_each_other(objects: Objects) -> None:
+def test_pods_of_a_flow_accept_connections_only_from_its_other_nodes(objects: Objects) -> None:
     found = of_kind(objects, "NetworkPolicy")
     policies = [item for item in found if item["metadata"]["name"] != "pushgateway"]  # no pod of a flow
     assert {item["metadata"]["namespace"] for item in policies} == {"finetune", "finetune-check"}

@@ -185,9 +185,7 @@ def test_a_pod_killed_for_memory_is_followed_by_a_leaner_plan_and_an_s3_gone_for
 
 
 @pytest.mark.nightly
-def test_a_node_that_comes_late_is_waited_for_and_told_of_once_a_minute(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_late_node_is_waited_for_and_reported_once_a_minute(cluster: Cluster, tmp_path: Path) -> None:
     """An hour is no other case than a minute: --pending-timeout counts from the last news."""
     with one_node_short(cluster):
         run = _launch(cluster, tmp_path, "--no-preflight", pods=BIG)
@@ -286,7 +284,7 @@ def test_a_run_whose_gpus_are_nowhere_says_so_once_and_ends_without_a_pod(
 
 
 @pytest.mark.nightly  # tests/decorators/backends/kubernetes/test_errors.py has the server's answers
-def test_who_may_not_submit_is_told_so_by_the_server_itself(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_user_without_rights_gets_the_servers_refusal(cluster: Cluster, tmp_path: Path) -> None:
     config = str(cluster.control_plane.kubeconfig("nobody", NAMESPACE))
     run = _launch(cluster, tmp_path, "--no-preflight", KUBECONFIG=config)
     _ends(run, r"User \"nobody\" cannot create resource \"jobs\"", "rbac-launcher.yaml")

@@ -104,7 +104,7 @@ def is_busy(faults: Faults) -> None:
 
 
 @pytest.mark.parametrize("hurt", [goes, is_busy, expires])
-def test_what_is_asked_while_s3_is_away_is_done_once_it_is_back_and_the_wait_is_said_once(
+def test_requests_during_an_s3_outage_succeed_afterwards_and_the_wait_is_reported_once(
     storage: S3Storage, faults: Faults, clock: Clock, tmp_path: Path, hurt: Callable[[Faults], None]
 ) -> None:
     (tmp_path / "file").write_bytes(b"weights")
@@ -138,7 +138,7 @@ def test_what_is_asked_while_s3_is_away_is_done_once_it_is_back_and_the_wait_is_
         (expires, rf"{ROOT}/Flow: the AWS credentials have expired"),
     ],
 )
-def test_what_stays_away_is_named_in_time_and_nobody_waits_a_second_time(
+def test_a_long_outage_is_named_in_time_and_not_waited_for_twice(
     storage: S3Storage, faults: Faults, clock: Clock, hurt: Callable[[Faults], None], words: str
 ) -> None:
     storage.put_bytes("a", b"1")
@@ -150,7 +150,7 @@ def test_what_stays_away_is_named_in_time_and_nobody_waits_a_second_time(
 
 
 @pytest.mark.parametrize(("hurt", "waited"), [(goes, FIRST_S), (expires, 0.0)])
-def test_a_datastore_that_has_never_answered_is_soon_given_up(
+def test_a_datastore_that_never_responded_is_given_up_early(
     storage: S3Storage, faults: Faults, clock: Clock, hurt: Callable[[Faults], None], waited: float
 ) -> None:
     hurt(faults)
@@ -159,7 +159,7 @@ def test_a_datastore_that_has_never_answered_is_soon_given_up(
     assert clock.now == waited
 
 
-def test_a_silence_counts_from_the_last_answer_but_nobody_gives_up_at_the_first_question(
+def test_an_outage_counts_from_the_last_response_but_the_first_request_is_retried(
     storage: S3Storage, faults: Faults, clock: Clock
 ) -> None:
     waits = clock.patience(answered=True)
@@ -173,7 +173,7 @@ def test_a_silence_counts_from_the_last_answer_but_nobody_gives_up_at_the_first_
     assert other.call(ROOT, lambda: storage._client.list_objects_v2(Bucket=BUCKET), since=0.0)
 
 
-def test_what_s3_refuses_for_good_is_not_asked_again(storage: S3Storage, clock: Clock) -> None:
+def test_permanent_errors_of_s3_are_not_retried(storage: S3Storage, clock: Clock) -> None:
     other = S3Storage("s3://no-such-bucket/metaflow", clock.patience())
     with pytest.raises(Exception, match="NoSuchBucket"):
         other.put_bytes("a", b"1")
@@ -242,14 +242,14 @@ def limits(home: Home, **environment: str) -> list[Any]:
     return found
 
 
-def test_metaflow_asks_s3_for_minutes_and_not_for_hours_and_so_do_its_containers(home: Home) -> None:
+def test_metaflow_retries_s3_for_minutes_also_in_containers(home: Home) -> None:
     *here, carried = limits(home)
     assert here == [2, 6, 2, 3, 20]
     assert carried["METAFLOW_S3_TRANSIENT_RETRY_COUNT"] == "6"
     assert limits(home, **carried)[:4] == here[:4], "a container has the same"
 
 
-def test_the_users_own_limits_stand_and_are_handed_on(home: Home) -> None:
+def test_the_users_retry_limits_apply_also_in_containers(home: Home) -> None:
     own = {"METAFLOW_S3_RETRY_COUNT": "9", "FINETUNE_DATASTORE_TIMEOUT": "1"}
     *here, carried = limits(home, **own)
     assert here[:3] == [9, 3, 9]

@@ -25,7 +25,7 @@ def test_a_run_and_its_tasks_outlive_the_terminal_they_were_started_from(home: H
         flow.wait()
 
 
-def test_an_interrupted_run_ends_with_the_command_that_goes_on(home: Home) -> None:
+def test_an_interrupted_run_prints_the_resume_command(home: Home) -> None:
     flow = home.start("profiled.py", "--metadata=local", "run", "--seconds=60")
     try:
         output = home.path / "output.txt"
@@ -55,7 +55,7 @@ def test_an_interrupted_run_ends_with_the_command_that_goes_on(home: Home) -> No
         (["f.py", "resume", "--origin-run-id", "6"], "python f.py resume --origin-run-id 7"),
     ],
 )
-def test_where_a_run_goes_is_said_again_when_it_goes_on(words: list[str], command: str) -> None:
+def test_the_resume_command_repeats_where_the_run_goes(words: list[str], command: str) -> None:
     assert resume_command(words[0], words[1:], "7", file_command) == command
 
 

@@ -71,6 +71,6 @@ def test_a_flow_that_has_never_run_is_named_in_one_line(home: Home) -> None:
     assert "Traceback" not in read.stderr
 
 
-def test_wrong_words_on_the_command_line_are_answered_with_its_use() -> None:
+def test_wrong_arguments_show_the_usage() -> None:
     with pytest.raises(UserError, match=r"python -m decorators\.profile\.finished_runs FLOW"):
         finished_runs.main([])

@@ -145,7 +145,7 @@ def test_a_figure_is_only_shown_beside_runs_of_the_same_setting() -> None:
 @pytest.mark.parametrize(
     ("size_bytes", "told"), [(8, "8 B"), (4096, "4 KiB"), (3 * 2**19, "1.5 MiB"), (4 * GIB, "4 GiB")]
 )
-def test_message_sizes_are_told_in_powers_of_two(size_bytes: int, told: str) -> None:
+def test_message_sizes_are_shown_in_binary_units(size_bytes: int, told: str) -> None:
     assert message(size_bytes) == told
 
 

@@ -106,7 +106,7 @@ def test_what_trainings_have_left_is_read_until_a_checklist_has_measured_the_nod
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.nightly
-def test_a_slowed_rank_is_named_within_20_steps_and_the_next_checklist_hears_of_it(tmp_path: Path) -> None:
+def test_a_slowed_rank_is_named_within_20_steps_and_in_the_next_checklist(tmp_path: Path) -> None:
     data = write_sums(tmp_path / "sums.jsonl")
     training = start_flow(
         tmp_path,

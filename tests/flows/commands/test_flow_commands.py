@@ -134,7 +134,7 @@ def test_completion_knows_the_commands_and_the_options_of_the_flows(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_run_is_gone_on_with_and_its_card_seen_in_an_empty_folder(tmp_path: Path) -> None:
+def test_a_run_is_resumed_and_its_card_read_in_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("max_steps: 2\nseq_len: 128\n")
     once = finetune(tmp_path, "run", "--set=evaluation.generations=0", *SETTINGS, timeout=300)
     assert once.returncode == 0, once.stdout + once.stderr

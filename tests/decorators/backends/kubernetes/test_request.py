@@ -95,7 +95,7 @@ def test_queue_priority_zone_and_the_requests_own_labels_are_passed_on() -> None
     }
 
 
-def test_what_the_cluster_has_told_goes_before_the_tables() -> None:
+def test_facts_of_the_cluster_take_precedence_over_the_tables() -> None:
     request = planned("llama-70b", "full", "H100", 4).request
     facts = ClusterFacts(
         labels=(("nvidia.com/gpu.product", "NVIDIA-H100-80GB-HBM3"),),

@@ -49,7 +49,7 @@ def _state(job: WaitedJob, words: str) -> WaitState:
 
 
 @pytest.mark.slow
-def test_the_schedulers_reason_is_told_and_the_end_leaves_nothing(
+def test_the_schedulers_reason_is_shown_and_removal_leaves_no_pod(
     submit: Any, control_plane: ControlPlane, namespace: str
 ) -> None:
     job = submit("wants-gpus", {"nvidia.com/gpu": "8"})
@@ -72,7 +72,7 @@ def test_a_quota_that_is_used_up_is_the_reason(
 
 
 @pytest.mark.slow
-def test_a_rule_that_refuses_the_pod_for_good_ends_the_wait_at_once(
+def test_a_permanent_refusal_of_the_pod_ends_the_wait_at_once(
     submit: Any, control_plane: ControlPlane, namespace: str
 ) -> None:
     limits = {"limits": [{"type": "Container", "max": {"cpu": "1"}}]}
@@ -94,7 +94,7 @@ def test_a_rule_that_refuses_the_pod_for_good_ends_the_wait_at_once(
         ('failed calling webhook "policy.example": connection refused', False),
     ],
 )
-def test_only_what_no_wait_cures_ends_it(said: str, for_good: bool) -> None:
+def test_only_permanent_refusals_end_the_wait(said: str, for_good: bool) -> None:
     assert bool(waiting._FOR_GOOD.search(f"Error creating: {said}")) is for_good
 
 
@@ -105,7 +105,7 @@ def test_a_service_account_that_is_missing_is_the_reason(submit: Any) -> None:
 
 
 @pytest.mark.slow
-def test_an_image_that_can_not_be_pulled_is_hopeless_after_a_while(
+def test_an_image_that_cannot_be_pulled_is_permanent_after_a_grace_period(
     submit: Any, control_plane: ControlPlane, namespace: str
 ) -> None:
     job = submit("image", {"cpu": "1"})
@@ -125,7 +125,7 @@ def test_an_image_that_can_not_be_pulled_is_hopeless_after_a_while(
 
 
 @pytest.mark.slow
-def test_an_api_that_is_gone_is_a_wait_without_a_verdict(
+def test_an_unreachable_api_is_pending_without_a_reason_to_give_up(
     submit: Any, control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = submit("unseen", {"cpu": "1"})
