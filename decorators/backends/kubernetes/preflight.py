@@ -143,9 +143,7 @@ def run_check(preflight: Preflight, check: Callable[[Preflight], None], name: st
     name = (name or check.__name__).strip("_").replace("_", " ")
     try:
         check(preflight)
-    except ApiRefusedError as error:
-        preflight.findings.unknown(name, f"no response: {error}")
-    except UnreachableError as error:
+    except (ApiRefusedError, UnreachableError) as error:
         preflight.findings.unknown(name, f"no response: {error}")
 
 

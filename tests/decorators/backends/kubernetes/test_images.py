@@ -99,7 +99,7 @@ def _state(image: str | None, gpus: bool = False) -> tuple[str, str]:
         ("token:2", "unknown"),  # not there, or not for strangers
     ],
 )
-def test_a_registrys_response_decides_what_is_known_of_an_image(registry: str, image: str, state: str) -> None:
+def test_a_registrys_response_decides_what_is_known(registry: str, image: str, state: str) -> None:
     assert _state(f"{registry}/{image}")[0] == state
 
 

@@ -14,6 +14,8 @@ from decorators.backends.kubernetes import preflight, rules
 from decorators.backends.kubernetes.nodes import PodSettings, Preflight
 from decorators.backends.kubernetes.offered import MULTUS_RESOURCE, networks_of
 from decorators.backends.options import Options
+from estimator.errors import UserError
+from estimator.hardware.cluster.api import ApiRefusedError, UnreachableError
 from tests.decorators.backends.kubernetes.conftest import TWO
 
 OPEN, TO_PODS = {"ingress": [{"from": [{"podSelector": {}}]}]}, {"egress": [{"to": [{"podSelector": {}}]}]}
@@ -183,3 +185,35 @@ def test_rights_that_a_run_needs_are_required_and_others_are_reported(
     found = [(row.state, row.detail) for row in checked.findings.rows]
     assert [state for state, _ in found] == [state for state, _ in rows]
     assert all(text in detail for (_, text), (_, detail) in zip(rows, found, strict=True))
+
+
+class Refusing:
+    """An API server that answers every request with an error."""
+
+    server = "lab (https://127.0.0.1:9)"
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def get(self, *_: Any) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        (UnreachableError("refused"), "cannot be reached"),
+        (ApiRefusedError(401, ""), "does not accept this login"),
+        (ApiRefusedError(403, "no"), None),
+    ],
+)
+def test_a_rejected_login_ends_the_preflight_and_a_denied_listing_does_not(
+    error: Exception, problem: str | None
+) -> None:
+    checked = dataclasses.replace(preflight_of(), api=Refusing(error))
+    if problem is not None:
+        with pytest.raises(UserError, match=problem):
+            preflight.access(checked)
+        return
+    preflight.access(checked)
+    assert checked.findings.state("access") == "unknown"
