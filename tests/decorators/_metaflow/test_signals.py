@@ -44,9 +44,7 @@ class Child:
         return psutil.STATUS_ZOMBIE if self.ended else psutil.STATUS_RUNNING
 
 
-@pytest.mark.parametrize(
-    ("number", "ended"), [(signal.SIGINT, [True, False]), (signal.SIGTERM, [True, True])]
-)
+@pytest.mark.parametrize(("number", "all_end"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
 def test_a_signal_is_forwarded_to_processes_that_wait_for_jobs_and_sigterm_to_all(
     number: signal.Signals, all_end: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
