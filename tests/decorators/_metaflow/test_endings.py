@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from decorators._metaflow.endings import file_command, resume_command
+from decorators._metaflow import endings
+from decorators._metaflow.endings import ExecutionPhase, file_command, resume_command
 from tests.decorators.conftest import Home, wait_until
 
 
@@ -65,3 +67,24 @@ def test_the_root_of_a_local_datastore_is_found_and_none_is_made(home: Home) -> 
     done = home.python("-c", code, PYTHONPATH=str(Path(__file__).parents[3]))
     assert done.stdout.split() == ["local", str(home.path / ".metaflow")], done.stderr
     assert not (home.path / ".metaflow").exists()
+
+
+@pytest.mark.parametrize(
+    ("phase", "attempt", "retries", "retried"),
+    [
+        (ExecutionPhase.TASK, 0, 1, True),
+        (ExecutionPhase.TASK, 1, 1, False),
+        (ExecutionPhase.TASK, None, None, False),
+        (ExecutionPhase.LAUNCH, 0, 1, False),
+    ],
+)
+def test_only_a_task_with_attempts_left_would_be_retried(
+    phase: ExecutionPhase,
+    attempt: int | None,
+    retries: int | None,
+    retried: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    context = SimpleNamespace(phase=phase, retry_count=attempt, max_user_code_retries=retries)
+    monkeypatch.setattr(endings, "system_context", context)
+    assert endings._would_be_retried() is retried
