@@ -16,7 +16,9 @@ from decorators.backends.kubernetes.offered import MULTUS_RESOURCE, networks_of
 from decorators.backends.options import Options
 from estimator.errors import UserError
 from estimator.hardware.cluster.api import ApiRefusedError, UnreachableError
+from estimator.hardware.cluster.quotas import QuotaPod
 from tests.decorators.backends.kubernetes.conftest import TWO
+from tests.decorators.backends.kubernetes.test_queues import Objects
 
 OPEN, TO_PODS = {"ingress": [{"from": [{"podSelector": {}}]}]}, {"egress": [{"to": [{"podSelector": {}}]}]}
 BY_ADDRESS = {"ingress": [{"from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}]}
@@ -101,6 +103,10 @@ def test_a_limit_range_refuses_only_what_is_beyond_its_bounds(
         ({"requests.cpu": "8"}, "1", 2, ["unknown"]),
         ({"requests.cpu": "7"}, "0", 2, ["no"]),
         ({"cpu": "7"}, "0", 2, ["no"]),
+        ({"requests.memory": "15Gi"}, "0", 2, ["no"]),
+        ({"count/jobs.batch": "1"}, "0", 2, ["no"]),
+        ({"count/jobsets.jobset.x-k8s.io": "0"}, "0", 2, ["no"]),
+        ({"requests.nvidia.com/gpu": "0"}, "0", 2, []),
         ({"pods": "1"}, "0", 2, ["no"]),
         ({"services": "0"}, "0", 1, []),
         ({"services": "0"}, "0", 2, ["no"]),
@@ -217,3 +223,54 @@ def test_a_rejected_login_ends_the_preflight_and_a_denied_listing_does_not(
         return
     preflight.access(checked)
     assert checked.findings.state("access") == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("limit_range", "guaranteed", "problem"),
+    [
+        ({}, False, "q has limits.memory, so it rejects pods without this limit"),
+        ({}, True, "q allows 15Gi limits.memory; 16Gi needed"),
+        ({"default": {"memory": "7Gi"}}, False, None),
+        ({"max": {"memory": "8Gi"}}, False, "q allows 15Gi limits.memory; 16Gi needed"),
+    ],
+)
+def test_a_quota_of_limits_counts_the_pods_own_limit_else_that_of_a_limit_range(
+    limit_range: dict[str, Any], guaranteed: bool, problem: str | None
+) -> None:
+    core = "/api/v1/namespaces/train"
+    hard = {"limits.memory": "15Gi"}
+    quota = {"metadata": {"name": "q"}, "spec": {"hard": hard}, "status": {"hard": hard, "used": {}}}
+    spec = {"limits": [{"type": "Container", **limit_range}]}
+    api = Objects(
+        {
+            f"{core}/resourcequotas": {"items": [quota]},
+            f"{core}/limitranges": {"items": [{"metadata": {"name": "own"}, "spec": spec}]},
+        }
+    )
+    checked = dataclasses.replace(preflight_of(namespace="train", guaranteed=guaranteed), api=api)
+    rules.quota(checked, pod=POD)
+    assert [row.detail for row in checked.findings.rows] == ([problem] if problem else [])
+
+
+@pytest.mark.parametrize(
+    ("level", "restricted", "states"),
+    [("restricted", False, ["no"]), ("restricted", True, []), ("baseline", False, []), (None, False, [])],
+)
+def test_a_restricted_namespace_requires_a_security_context(
+    level: str | None, restricted: bool, states: list[str]
+) -> None:
+    labels = {"pod-security.kubernetes.io/enforce": level} if level else {}
+    api = Objects({"/api/v1/namespaces/train": {"metadata": {"labels": labels}}})
+    checked = dataclasses.replace(preflight_of(namespace="train", restricted=restricted), api=api)
+    rules.pod_security(checked, pod=POD)
+    assert [row.state for row in checked.findings.rows] == states
+
+
+@pytest.mark.parametrize(("name", "states"), [("research", ["ok"]), ("resaerch", ["no"]), (None, [])])
+def test_the_priority_class_must_exist(name: str | None, states: list[str]) -> None:
+    item = {"metadata": {"name": "research"}, "value": 7}
+    checked = preflight_of(item, quota_pod=QuotaPod(priority_class=name))
+    rules.priority_class(checked, pod=POD)
+    assert [row.state for row in checked.findings.rows] == states
+    if states == ["no"]:
+        assert checked.findings.rows[0].detail == "'resaerch' does not exist; the cluster has research"
