@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,7 +23,7 @@ from launchers.store.bundles import LocalStorage
 from tests.checklist.clusters import Cluster
 from tests.checklist.runs import gpu_run, with_pairs
 from tests.conftest import write_sums
-from tests.flows.conftest import FLOW, environment, left_behind, start_flow
+from tests.flows.conftest import FLOW, environment, left_behind, read_card, run_flow, start_flow
 
 SOON = 20  # steps
 STEPS = 30
@@ -63,20 +61,6 @@ def _slowed(home: Path, training: subprocess.Popen[str]) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-
-
-def _flow(home: Path, flow: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(flow), *arguments],
-        cwd=home,
-        env=environment(home, AWS_EC2_METADATA_DISABLED="true"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=480,
-        check=False,
-    )
-    return done.stdout
 
 
 def _late(rank: int, host: str, **changes: Any) -> Straggling:
@@ -131,12 +115,11 @@ def test_a_slowed_rank_is_named_within_20_steps_and_in_the_next_checklist(tmp_pa
 
     run = (tmp_path / "run_id").read_text()
     task = re.findall(rf"\[{run}/train_nodes/(\d+)", before)[-1]  # the one that has named it
-    page = tmp_path / "card.html"
-    _flow(tmp_path, FLOW, "card", "get", f"{run}/train_nodes/{task}", str(page), "--id", "finetune")
-    data_of_card = re.search(r'__MF_DATA__\["[^"]+"\] = "([^"]+)"', page.read_text())
-    shown = base64.b64decode(data_of_card[1]).decode().replace("\\", "")
-    assert f"node 1 ({name}) is late" in shown
+    shown = read_card(tmp_path, environment(tmp_path), FLOW, f"{run}/train_nodes/{task}", "finetune")
+    assert f"node 1 ({name}) is late" in shown.replace("\\", "")
 
     checklist = FLOW.with_name("checklist_flow.py")
-    told = " ".join(_flow(tmp_path, checklist, "run", "--only=ranks").split())
-    assert f"Training run {run} reported: node 1 ({name}) is late" in told, told
+    check = run_flow(
+        tmp_path, "run", "--only=ranks", flow=checklist, timeout=480, AWS_EC2_METADATA_DISABLED="true"
+    )
+    assert f"Training run {run} reported: node 1 ({name}) is late" in check.text, check.text
