@@ -12,7 +12,7 @@ from checklist.measurements import Collective, Facts, Measurements
 from checklist.outputs.figures import by_rank, of_check
 from checklist.past_runs import PastRun
 from checklist.registry import CHECKS
-from checklist.result import CheckResult, Finding, FitResult, OpenFailure, Result
+from checklist.result import CheckResult, Finding, FitResult, Result
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Text, safe, size
 from flows.cluster_check import charts
 from flows.cluster_check.charts import Cell, HistoryPoint, Point, Tile
@@ -44,7 +44,10 @@ def draw(result: Result, runs: Sequence[PastRun], cluster: str) -> list[Block]:
             Text(markdown="### Still open from earlier runs"),
             Grid(
                 headers=("since", "check", "nodes", "what"),
-                rows=tuple(_standing_row(item) for item in result.standing),
+                rows=tuple(
+                    (_time(item.since_unix), item.check, ", ".join(item.nodes) or "the cluster", item.title)
+                    for item in result.standing
+                ),
             ),
         ]
     blocks += [
@@ -107,10 +110,6 @@ def check_rows(checks: Sequence[CheckResult]) -> tuple[tuple[str, ...], ...]:
         (c.check, c.verdict, of_check(c), c.reason, CHECKS[c.check].description if c.check in CHECKS else "")
         for c in checks
     )
-
-
-def _standing_row(item: OpenFailure) -> tuple[str, ...]:
-    return _time(item.since_unix), item.check, ", ".join(item.nodes) or "the cluster", item.title
 
 
 def _ranks(result: Result) -> list[Block]:

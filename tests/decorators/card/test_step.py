@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from decorators.card import step as card
 from decorators.card.blocks import Block, Log
-from decorators.card.state import Setting
+from decorators.card.state import CardState, Setting
 from decorators.card.step import Chart, Grid, Text, comparison, draw, status, title
 from estimator.plan import Override
 from launchers.report.state import RunState
@@ -86,9 +87,17 @@ def test_every_rank_has_its_row() -> None:
     assert card.rank_rows(make_state(on_gpus=False))[0][5] == "no GPU"
 
 
-def test_an_mfu_curve_is_drawn_only_where_the_peak_is_known() -> None:
-    assert '"MFU"' in json.dumps(_charts(draw(make_state())))
-    assert '"MFU"' not in json.dumps(_charts(draw(make_state(on_gpus=False))))
+def test_curves_are_drawn_of_what_was_reported() -> None:
+    def curves(state: CardState) -> list[str]:
+        return [view["title"]["text"] for view in card._curves(state)["concat"]]
+
+    state = make_state()
+    always = ["loss", "tokens/s", "seconds of a step"]
+    assert curves(state) == ["loss", "learning rate", *always[1:], "MFU", "gradient norm"]
+    assert "MFU" not in curves(make_state(on_gpus=False)), "its peak is unknown"
+    bare = [dataclasses.replace(each, lr=None, grad_norm=None, mfu=None) for each in state.run.steps]
+    run = cast("RunState", SimpleNamespace(steps=bare, evaluations=(), plan=state.plan))
+    assert curves(dataclasses.replace(state, run=run)) == always
 
 
 def test_settings_are_whole_with_those_that_differ_first_and_the_log_ends_the_card() -> None:

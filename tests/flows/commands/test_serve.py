@@ -112,6 +112,7 @@ def test_manifests_are_printed_for_a_gpu_and_a_claim_and_refused_without_either(
     assert "kubectl port-forward service/mine 8000" in shown.err
 
 
+@pytest.mark.slow
 def test_applied_twice_there_is_one_deployment_and_one_service(
     model_dir: Path, control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
