@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from decorators.declared import DeclaredPlan, fill, summarize
+from decorators.profiler import Profile
 from estimator.errors import UserError
 from estimator.hardware import local_machine
 from estimator.job import Machine
@@ -137,6 +138,14 @@ def test_a_planning_function_that_returns_no_plan_is_named(home: Home, warm: War
     assert done.returncode == 1
     assert "@gpu_profile(plan=chosen) returned int, which is no Plan." in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_the_plan_of_a_step_without_one_is_a_users_mistake_and_says_what_to_write() -> None:
+    for step, words in (("start", "Step start has no plan"), ("", "outside of a step")):
+        with pytest.raises(UserError, match=words):
+            _ = Profile(plan=None, step=step).plan
+    carried = make_plan({}, "local")
+    assert Profile(plan=None, step="start", about=carried).plan == carried
 
 
 def test_the_summary_on_cpus_speaks_of_processes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import signal
 import subprocess
@@ -110,6 +111,24 @@ def test_manifests_are_printed_for_a_gpu_and_a_claim_and_refused_without_either(
     assert container["args"][:2] == ["serve", "/model/tiny"]
     assert (deployment["kind"], service["kind"]) == ("Deployment", "Service")
     assert "kubectl port-forward service/mine 8000" in shown.err
+
+
+def test_an_adapter_on_a_claim_is_served_on_its_base_from_the_hub_and_refused_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 8}))
+    for base in ("llama-8b", "tiny-llama"):
+        adapter = finished.FinishedModel(name="mine", folder=tmp_path, base=base, gpu="L40S")
+        monkeypatch.setattr(serve, "find", lambda _, adapter=adapter: adapter)
+        if base == "tiny-llama":
+            with pytest.raises(UserError, match=r"its base tiny-llama is not on the Hugging Face Hub"):
+                serve.serve("mine", with_="kubernetes", volume="models:runs/17/adapter")
+            continue
+        serve.serve("mine", with_="kubernetes", volume="models:runs/17/adapter")
+        deployment, _ = yaml.safe_load_all(capsys.readouterr().out)
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        assert container["args"][:2] == ["serve", "meta-llama/Llama-3.1-8B"]
+        assert "mine=/model/runs/17/adapter" in container["args"]
 
 
 def test_applied_twice_there_is_one_deployment_and_one_service(

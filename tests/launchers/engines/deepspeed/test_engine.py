@@ -59,7 +59,7 @@ def test_the_plans_sharding_is_the_stage(sharding: str, stage: int) -> None:
 
 
 def test_another_engines_sharding_is_an_error() -> None:
-    with pytest.raises(ValueError, match="fsdp"):
+    with pytest.raises(UserError, match="fsdp"):
         deepspeed_config.configuration(job(sharding="fsdp"))
 
 
