@@ -29,10 +29,11 @@ _EXPORT = "export"  # the step that stores the artifact model_path
 _ADVICE = "Run this in the folder where the runs were started, or with the same Metaflow configuration."
 
 
-def find(name: str | None) -> FinishedModel:
+def find(name: str | None, *, vision: bool = False) -> FinishedModel:
     """Return a model by run (an id, or FLOW/ID), folder or model name; by default that of the newest run.
 
-    A model in a remote datastore is downloaded to this machine's cache. Raises UserError if there is none.
+    A model in a remote datastore is downloaded to this machine's cache. ``vision``: keep the vision tower of
+    a model that is fetched by its name. Raises UserError if there is none.
     """
     if name is None:
         with _all_namespaces():
@@ -43,7 +44,7 @@ def find(name: str | None) -> FinishedModel:
     if flow in FLOWS or (not flow and (run_id.isdigit() or run_id.startswith(("argo-", "sfn-")))):
         with _all_namespaces():
             return _of_run(_run((flow,) if flow else FLOWS, run_id))
-    return finished.from_name(name)
+    return finished.from_name(name, vision=vision)
 
 
 def stored_in_s3(model: FinishedModel) -> Stored | None:

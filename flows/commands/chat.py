@@ -29,6 +29,13 @@ def chat(
     with_base: Annotated[
         bool, typer.Option("--with-base", help="Show the answer of the model before training too.")
     ] = False,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="PATH",
+            help="Image for the first message to a vision-language model. Repeat for several images.",
+        ),
+    ] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 512,
     temperature: Annotated[
@@ -51,13 +58,14 @@ def chat(
 ) -> None:
     """Chat with a finished model, with the chat template and end tokens it was trained with."""
     message = _message() if once else None
-    finished = find(model)
+    finished = find(model, vision=bool(image))
     finished.spec()  # refuses a model that generates no text, before torch is imported
     from launchers.base.imports import imported_quietly
 
     with imported_quietly():
         from launchers.inference import conversation, memory, terminal
 
+    images = [conversation.read_image(path) for path in image or ()]
     picked = memory.pick_device(device)
     memory.check_conversation(finished, picked, new_tokens=max_new_tokens, with_base=with_base)
     sampling = conversation.Sampling(
@@ -75,21 +83,26 @@ def chat(
         conversations = [
             conversation.Conversation(loaded=each, sampling=sampling, system=system) for each in loaded
         ]
+        if images:
+            conversations[0].check_sees_images()
         if message is not None:
-            terminal.once(conversations, message)
+            terminal.once(conversations, message, images)
         else:
-            terminal.talk(conversations)
+            terminal.talk(conversations, images=images)
 
 
-def find(name: str | None) -> FinishedModel:
-    """Return the model that the user has named; Metaflow is asked for runs alone."""
+def find(name: str | None, *, vision: bool = False) -> FinishedModel:
+    """Return the model that the user has named; Metaflow is asked for runs alone.
+
+    ``vision``: keep the vision tower of a model that is fetched by its name.
+    """
     from launchers.inference import finished
 
     if name is not None and Path(name).expanduser().is_dir():
         return finished.from_folder(Path(name))
     from decorators import finished_models
 
-    return finished_models.find(name)
+    return finished_models.find(name, vision=vision)
 
 
 def _message() -> str:

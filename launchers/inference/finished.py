@@ -102,9 +102,12 @@ def finetuned_name(base: str) -> str:
     return f"{Path(base).name}-finetuned"
 
 
-def from_name(name: str) -> FinishedModel:
-    """Fetch a model by its name, Hugging Face id or S3 address into this machine's cache."""
-    return FinishedModel(name=name, folder=fetch_cached(models.locate(name)), base=name)
+def from_name(name: str, *, vision: bool = False) -> FinishedModel:
+    """Fetch a model by its name, Hugging Face id or S3 address into this machine's cache.
+
+    ``vision``: keep the vision tower of a multimodal model.
+    """
+    return FinishedModel(name=name, folder=fetch_cached(models.locate(name), vision=vision), base=name)
 
 
 def fetch_cached(model: ModelSource, *, rewards: bool = False, vision: bool = False) -> Path:
