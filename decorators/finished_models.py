@@ -29,11 +29,11 @@ _EXPORT = "export"  # the step that stores the artifact model_path
 _ADVICE = "Run this in the folder where the runs were started, or with the same Metaflow configuration."
 
 
-def find(name: str | None, *, vision: bool = False) -> FinishedModel:
+def find(name: str | None) -> FinishedModel:
     """Return a model by run (an id, or FLOW/ID), folder or model name; by default that of the newest run.
 
-    A model in a remote datastore is downloaded to this machine's cache. ``vision``: keep the vision tower of
-    a model that is fetched by its name. Raises UserError if there is none.
+    A run's model in a remote datastore is downloaded to this machine's cache. Raises UserError if there is
+    none.
     """
     if name is None:
         with _all_namespaces():
@@ -44,7 +44,7 @@ def find(name: str | None, *, vision: bool = False) -> FinishedModel:
     if flow in FLOWS or (not flow and (run_id.isdigit() or run_id.startswith(("argo-", "sfn-")))):
         with _all_namespaces():
             return _of_run(_run((flow,) if flow else FLOWS, run_id))
-    return finished.from_name(name, vision=vision)
+    return finished.from_name(name)
 
 
 def stored_in_s3(model: FinishedModel) -> Stored | None:
@@ -95,7 +95,7 @@ def load_model(run: Any = None, *, device: Literal["auto", "cuda", "cpu"] = "aut
     picked = memory.pick_device(device)
     memory.check_conversation(model, picked)
     with tempfile.TemporaryDirectory(prefix="finetune-load-") as folder:
-        loaded = load_finetuned(model, picked, Path(folder))
+        loaded = load_finetuned(model.fetched(), picked, Path(folder))
     return loaded.model, loaded.tokenizer
 
 

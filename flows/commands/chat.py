@@ -58,7 +58,7 @@ def chat(
 ) -> None:
     """Chat with a finished model, with the chat template and end tokens it was trained with."""
     message = _message() if once else None
-    finished = find(model, vision=bool(image))
+    finished = find(model)
     finished.spec()  # refuses a model that generates no text, before torch is imported
     from launchers.base.imports import imported_quietly
 
@@ -68,6 +68,7 @@ def chat(
     images = [conversation.read_image(path) for path in image or ()]
     picked = memory.pick_device(device)
     memory.check_conversation(finished, picked, new_tokens=max_new_tokens, with_base=with_base)
+    finished = finished.fetched(vision=bool(images))
     sampling = conversation.Sampling(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -91,18 +92,15 @@ def chat(
             terminal.talk(conversations, images=images)
 
 
-def find(name: str | None, *, vision: bool = False) -> FinishedModel:
-    """Return the model that the user has named; Metaflow is asked for runs alone.
-
-    ``vision``: keep the vision tower of a model that is fetched by its name.
-    """
+def find(name: str | None) -> FinishedModel:
+    """Return the model that the user has named; Metaflow is asked for runs alone."""
     from launchers.inference import finished
 
     if name is not None and Path(name).expanduser().is_dir():
         return finished.from_folder(Path(name))
     from decorators import finished_models
 
-    return finished_models.find(name, vision=vision)
+    return finished_models.find(name)
 
 
 def _message() -> str:

@@ -142,6 +142,7 @@ def _here(
     serving = plan_serving(
         finished.name, spec, device=picked, free_bytes=free, context=context, requests=requests
     )
+    finished = finished.fetched()
     folder = cache_folder() / "serve"
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"{endpoint.port}.log"
@@ -201,7 +202,7 @@ def _kubernetes(
     kind = gpu or finished.gpu
     if kind is None:
         raise UserError(
-            f"{finished.name} was trained without a GPU, so the GPU for serving is unknown.", "Use --gpu L4."
+            f"The GPU for serving {finished.name} is unknown: no run of it used one.", "Add --gpu L4."
         )
     model = _pod_model(finished, volume)
     usable = int(hardware.gpu(kind).usable_bytes * VLLM_SHARE)
@@ -272,6 +273,8 @@ def _pod_model(finished: FinishedModel, volume: str | None) -> _PodModel:
                 "Train without --adapter-only, and name the merged model.",
             )
         return _PodModel(source=base.location, claim=claim, adapter_path=path)
+    if finished.source is not None and finished.source.kind in ("table", "hub"):
+        return _PodModel(source=finished.source.location)
     pushed = finished.settings.export.push if finished.settings is not None else None
     if pushed and not finished.is_adapter:
         return _PodModel(source=pushed)

@@ -180,6 +180,10 @@ def free_port(host: str, port: int) -> int:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
+        except socket.gaierror:
+            raise UserError(
+                f"--host {host} is no address of this machine.", "Use 127.0.0.1, or 0.0.0.0 for all of them."
+            ) from None
         except OSError as error:
             raise UserError(
                 f"Port {port} of {host} cannot be used: {error.strerror or error}.",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from estimator.errors import UserError
 from estimator.formatting import printable
+from estimator.names import did_you_mean
 from estimator.terminal import print
 from launchers.inference.conversation import Conversation, Reply, read_image
 
@@ -36,7 +37,7 @@ def talk(
     images:
         Encoded images of the first message.
     """
-    _note(f"{conversations[0].loaded.name}: {', '.join(COMMANDS)}")
+    _note(f"{conversations[0].loaded.name}: {', '.join(_commands(conversations))}")
     pending = list(images)
     while True:
         try:
@@ -69,11 +70,17 @@ def _note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def _commands(conversations: Sequence[Conversation]) -> dict[str, str]:
+    """Return the commands by name, ``/image`` only for a model that sees images."""
+    sees = conversations[0].loaded.vision is not None
+    return {name: purpose for name, purpose in COMMANDS.items() if sees or not name.startswith("/image")}
+
+
 def _obey(message: str, conversations: Sequence[Conversation], pending: list[bytes]) -> bool:
     """Carry out a command; False if there is none of that name, so that it is a message."""
     name, _, argument = message.partition(" ")
     if name == "/help":
-        _note("\n".join(f"{command:<14}{purpose}" for command, purpose in COMMANDS.items()))
+        _note("\n".join(f"{command:<14}{purpose}" for command, purpose in _commands(conversations).items()))
     elif name in ("/reset", "/system"):
         for conversation in conversations:
             conversation.reset()
@@ -82,6 +89,8 @@ def _obey(message: str, conversations: Sequence[Conversation], pending: list[byt
         _note("The conversation is forgotten." if name == "/reset" else "The system prompt is set.")
     elif name == "/image":
         _attach(argument.strip(), conversations, pending)
+    elif hint := did_you_mean(name, [command.partition(" ")[0] for command in COMMANDS], 1):
+        _note(f"There is no command {name}. {hint}")
     else:
         return False
     return True

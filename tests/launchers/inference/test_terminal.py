@@ -60,7 +60,9 @@ def test_each_model_gets_every_message_and_commands_are_no_messages(
         "base> Be kind: /unknown x",
     ]
     assert "/reset" in shown.err
-    terminal.talk(both, typed("/reset", "/quit", "never"))
+    assert "/image" not in shown.err
+    terminal.talk(both, typed("/quitt", "/reset", "/quit", "never"))
+    assert "There is no command /quitt. Did you mean /quit?" in capsys.readouterr().err
     assert [each.messages for each in both] == [[], []]
 
 
