@@ -86,8 +86,9 @@ def read_prompts(path: Path) -> list[str]:
     try:
         lines = path.expanduser().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UserError(
-            f"Prompts {path} cannot be read: {error}.", "Give a text or JSON Lines file."
+            f"Prompts {path} cannot be read: {reason}.", "Give a text or JSON Lines file."
         ) from None
     numbered = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:

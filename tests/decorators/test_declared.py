@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import metaflow
 import pytest
 
+from decorators.arguments import OWN_ARGUMENTS
 from decorators.declared import DeclaredPlan, fill, summarize
 from decorators.profiler import Profile
 from estimator.errors import UserError
@@ -146,6 +149,18 @@ def test_the_plan_of_a_step_without_one_is_a_users_mistake_and_says_what_to_writ
             _ = Profile(plan=None, step=step).plan
     carried = make_plan({}, "local")
     assert Profile(plan=None, step="start", about=carried).plan == carried
+
+
+def test_the_signature_has_every_accepted_argument_with_its_type_and_default() -> None:
+    parameters = inspect.signature(metaflow.gpu_profile).parameters
+    assert {"model", "method", "seq_len", "gpus", "nodes", "memory", "rightsize", "request"} <= set(
+        parameters
+    )
+    assert {item.kind for item in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
+    assert (parameters["seq_len"].annotation, parameters["seq_len"].default) == (int | None, None)
+    accepted = {name: item.default for name, item in parameters.items() if name not in OWN_ARGUMENTS}
+    planned = set(accepted) - {"cpu", "memory", "gpu_memory"}
+    DeclaredPlan({name: accepted[name] for name in planned} | {"model": "tiny-llama"})._resolve({})
 
 
 def test_the_summary_on_cpus_speaks_of_processes() -> None:
