@@ -190,7 +190,10 @@ def _plan(job: Job, target: Target, goals: Any, cluster: Cluster | None, prices:
 
 
 def summarize(plan: Plan) -> str:
-    """Return two lines about a plan: the job and its hardware; memory, speed and price."""
+    """Return two lines about a plan: the job and its hardware; memory, speed and price.
+
+    A third line lists the user's own values.
+    """
     from estimator.formatting import format_bytes, format_usd
 
     request, memory, prediction = plan.request, plan.prediction.memory, plan.prediction
@@ -205,4 +208,8 @@ def summarize(plan: Plan) -> str:
     if prediction.usd_per_hour is not None:
         facts.append(f"{format_usd(prediction.usd_per_hour)} per hour")
     job = f"{plan.model}, {plan.method} with {plan.engine}"
-    return f"{job}, on {nodes}{hardware_text}{machine}\n  {', '.join(facts)}"
+    overrides = "; ".join(
+        f"{item.name} {item.used} instead of {item.planned} ({item.given_by})" for item in plan.overrides
+    )
+    lines = [f"{job}, on {nodes}{hardware_text}{machine}", f"  {', '.join(facts)}"]
+    return "\n".join([*lines, f"  Overridden: {overrides}"] if overrides else lines)

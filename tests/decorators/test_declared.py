@@ -17,6 +17,7 @@ from decorators.profiler import Profile
 from estimator.errors import UserError
 from estimator.hardware import local_machine
 from estimator.job import Machine
+from estimator.plan import Override
 from tests.decorators.conftest import FLOWS, Home
 from tests.decorators.flows.plans import make_plan
 from tests.warm_python import WarmPython
@@ -166,3 +167,11 @@ def test_the_signature_has_every_accepted_argument_with_its_type_and_default() -
 def test_the_summary_on_cpus_speaks_of_processes() -> None:
     assert "needed per process" in summarize(make_plan({}, "local"))
     assert "needed per GPU" in summarize(make_plan({}, "kubernetes"))
+
+
+def test_the_summary_lists_the_users_own_values() -> None:
+    plan = make_plan({}, "local")
+    assert len(summarize(plan).splitlines()) == 2
+    override = Override(name="cpu", planned="4", used="2", given_by="@resources in the flow")
+    lines = summarize(plan.with_override(override)).splitlines()
+    assert lines[2:] == ["  Overridden: cpu 2 instead of 4 (@resources in the flow)"]
