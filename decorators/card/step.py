@@ -15,7 +15,6 @@ from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Log, Text, safe,
 from decorators.card.memory import memory_bars, memory_over_time, memory_rows
 from decorators.card.resources import idle_lines, resource_rows, utilization_over_time
 from decorators.card.state import CardState, Setting
-from decorators.card.window import window_blocks
 from estimator.formatting import format_clock
 from estimator.plan import Plan, Request
 from estimator.vocabulary import TASKS
@@ -73,8 +72,11 @@ def draw(state: CardState) -> list[Block]:
         blocks += [Chart(spec=curve) for curve in _curves(state)]
     if state.run.drawn:
         blocks += evaluation.drawn_blocks(state.run.drawn)
-    for window in state.run.windows:
-        blocks += window_blocks(window, state.plan)
+    if state.run.windows:
+        from decorators.card.window import window_blocks
+
+        for window in state.run.windows:
+            blocks += window_blocks(window, state.plan)
     over_time = memory_over_time(state)
     if over_time is not None:
         blocks.append(Chart(spec=over_time))
