@@ -25,6 +25,7 @@ from estimator.hardware.cluster import tables
 from estimator.hardware.cluster.inventory import ClusterState, offered
 from estimator.hardware.cluster.nodes import Node
 from estimator.hardware.cluster.pods import PodRules
+from estimator.hardware.cluster.pools import pool_of
 from estimator.plan import GIB, MIB, Plan, Request
 from flows.cluster_check import launch
 from flows.finetune import artifacts, planning
@@ -87,17 +88,24 @@ class Pool:
 
 
 def eks() -> list[Node]:
-    """clusters/eks.yaml. The kubelet keeps 10 % for evictions, EKS 1 GiB."""
+    """clusters/eks.yaml and karpenter/node-pools.yaml. The kubelet keeps 10 % for evictions, EKS 1 GiB."""
     cluster = yaml.safe_load((KUBERNETES / "clusters" / "eks.yaml").read_text())
     nodes = []
     for group in cluster["managedNodeGroups"]:
         size = group["volumeSize"] * GIB
-        if "setup-local-disks raid0" in group.get("preBootstrapCommands", []):
-            size = NVME_GB[group["instanceType"]] * GB
-        taints = tuple(f"{t['key']}={t['value']}:{t['effect']}" for t in group.get("taints", []))
-        count = group["desiredCapacity"] or group["maxSize"]
-        nodes += Pool("aws", group["instanceType"], count, 0.9 * size - GIB, taints).nodes()
-    return nodes
+        nodes += Pool("aws", group["instanceType"], group["desiredCapacity"], 0.9 * size - GIB).nodes()
+    (h100,) = [pool for pool in map(pool_of, _node_pools()) if pool.name == "h100"]
+    (types,) = [values for key, _, values in h100.requirements if key.endswith("/instance-type")]
+    machine = hardware.current().find_instance(types[0])
+    assert machine is not None
+    size = NVME_GB[machine.name] * GB  # instanceStorePolicy of the node class
+    count = h100.room_for(machine) or 0
+    return nodes + Pool("aws", machine.name, count, 0.9 * size - GIB, h100.taints).nodes()
+
+
+def _node_pools() -> list[dict[str, Any]]:
+    text = (KUBERNETES / "karpenter" / "node-pools.yaml").read_text()
+    return list(yaml.safe_load_all(text))
 
 
 def gke() -> list[Node]:
