@@ -259,7 +259,7 @@ def test_an_image_that_is_not_there_is_named_and_not_waited_for_for_ever(
     absent = {"METAFLOW_KUBERNETES_CONTAINER_IMAGE": "registry.example/absent:1"}
     run = _launch(cluster, tmp_path, "--pending-timeout=0.25", **absent)
     _ends(run, r"registry\.example/absent:1", r"had not started after 15 s|cannot start")
-    assert 1 <= len(re.findall(r"waits: (ErrImagePull|ImagePullBackOff)", run.log)) <= 2, run.log
+    assert 1 <= len(re.findall(r"is waiting: (ErrImagePull|ImagePullBackOff)", run.log)) <= 2, run.log
 
 
 def test_a_run_whose_gpus_are_nowhere_says_so_once_and_ends_without_a_pod(
