@@ -22,7 +22,7 @@ PAGES = [ROOT / "docs" / f"{name}.md" for name in ("aws", "kubernetes", "gcp", "
 def test_every_file_and_variable_that_a_page_names_is_there(page: Path) -> None:
     text = page.read_text()
     for path in re.findall(r"(?<![\w-])infra/[\w./-]+\w", text):
-        made = path.endswith("/GPU") or path.endswith("/terraform.tfvars")  # by the reader
+        made = path.endswith(("/GPU", "/terraform.tfvars"))  # by the reader
         assert made or (ROOT / path).exists(), path
     for name in re.findall(r"`(components/[\w-]+|clusters/[\w.]+)`", text):
         assert (KUBERNETES / name).exists(), name
