@@ -23,11 +23,11 @@ def bind_to_gpu(local_rank: int, processes: int) -> None:
     near = [cpus & allowed for cpus in gpu_cpus()]
     if local_rank >= len(near):
         return
-    mine = near[local_rank]
-    sharing = sum(cpus == mine for cpus in near[:processes])
-    if len(mine) >= sharing * int(os.environ.get("OMP_NUM_THREADS") or 1) and mine != allowed:
-        os.sched_setaffinity(0, mine)
-        _log.info("Rank %d runs on %d CPUs next to its GPU", local_rank, len(mine))
+    own_cpus = near[local_rank]
+    sharing = sum(cpus == own_cpus for cpus in near[:processes])
+    if len(own_cpus) >= sharing * int(os.environ.get("OMP_NUM_THREADS") or 1) and own_cpus != allowed:
+        os.sched_setaffinity(0, own_cpus)
+        _log.info("Rank %d runs on %d CPUs next to its GPU", local_rank, len(own_cpus))
 
 
 def gpu_cpus() -> list[set[int]]:
@@ -52,6 +52,6 @@ def gpu_cpus() -> list[set[int]]:
 def _cpus(handle: Any) -> set[int]:
     import pynvml
 
-    words = pynvml.nvmlDeviceGetCpuAffinity(handle, -(-(os.cpu_count() or 1) // _WORD_BITS))
-    bits = [mask >> bit & 1 for mask in words for bit in range(_WORD_BITS)]
+    masks = pynvml.nvmlDeviceGetCpuAffinity(handle, -(-(os.cpu_count() or 1) // _WORD_BITS))
+    bits = [mask >> bit & 1 for mask in masks for bit in range(_WORD_BITS)]
     return {cpu for cpu, is_near in enumerate(bits) if is_near}
