@@ -60,7 +60,8 @@ SETUP = "python3 -m venv .venv && .venv/bin/pip install -q -e '{extra}' && .venv
 RUN_COMMAND = SETUP.format(extra=".[train]", what="flows/finetune_flow.py run")
 TEST_COMMAND = SETUP.format(extra=".[dev]", what="-m pytest")
 HOSTS = {"arxiv.org", "docs.metaflow.org", "huggingface.co", "keepachangelog.com", "semver.org"}
-HOSTS |= {"github.com", "helm.ngc.nvidia.com", "nvidia.github.io"}  # manifests and charts at a fixed version
+HOSTS |= {"github.com", "raw.githubusercontent.com"}  # manifests and charts at a fixed version
+HOSTS |= {"helm.ngc.nvidia.com", "nvidia.github.io", "aws.github.io"}
 HOSTS |= {"ui.perfetto.dev", "pytorch.org"}  # viewers of traces
 HOSTS |= {"ACCOUNT.blob.core.windows.net", "127.0.0.1:8000"}  # the reader's own
 HOSTS |= {"HOST:9091", "127.0.0.1:8080", "pushgateway.finetune:9091", "metadata-service.metaflow:8080"}
