@@ -253,9 +253,9 @@ class SetupOptions:
         Option("--activation-offload", help="Offload activations to host memory.", rich_help_panel=_STEP),
     ] = False
     compile: Annotated[
-        bool,
-        Option("--compile", help="Compile the model with torch.compile.", rich_help_panel=_STEP),
-    ] = False
+        bool | None,
+        Option("--compile/--no-compile", help="Compile the model with torch.compile.", rich_help_panel=_STEP),
+    ] = None
     loss: Annotated[
         str | None,
         Option(help=one_of(get_args(vocabulary.LossKind), "Loss implementation:"), rich_help_panel=_STEP),

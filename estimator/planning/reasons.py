@@ -35,7 +35,7 @@ def of_layout(search: Search, candidate: Candidate) -> list[str]:
         *_parallelism(job, layout),
         _micro_batch(search, candidate),
         _checkpointing(search, candidate),
-        *automatic.reason(search.requested, layout.device),
+        *automatic.reason(search.requested, layout.device, layout.precision),
         *_documents_apart(job, candidate),
         *_varying_lengths(job, candidate),
         *vision.reasons(job),
@@ -247,7 +247,7 @@ def _documents_apart(job: Job, candidate: Candidate) -> list[str]:
     """Explain how a loop engine separates packed documents on a GPU, if it uses a dense mask."""
     if not job.packing or candidate.layout.device != "cuda" or not ENGINES[job.engine].runs_loop:
         return []
-    reason = varlen.unsupported(job.model, job.task)
+    reason = varlen.unsupported(job.model, job.task, job.method, candidate.layout.precision)
     return [f"packed documents are separated by a dense mask, which is slower: {reason}"] if reason else []
 
 

@@ -189,7 +189,7 @@ class Search:
         takes_tight: bool = False,
     ) -> None:
         self.requested = job
-        self.job = job = automatic.decided(job, device)
+        self.job = job = automatic.decided(job, device, precision)
         self.takes_tight = takes_tight
         self.ladders = Ladders(job, precision, device)
         self.evidence = evidence or Evidence()
