@@ -264,14 +264,18 @@ def collate_pairs(rows: list[Row], pad_id: int, multiple: int | None = None) -> 
 
 
 def summed_log_probabilities(logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
-    """Return [sequences]: the sum of the log-probabilities of each sequence's labels, in fp32.
+    """Return [sequences]: the sum of the log-probabilities of each sequence's labels, in fp32."""
+    return batch.sums(log_probabilities(logits, batch.labels))
+
+
+def log_probabilities(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return [sequences, positions]: log-probabilities of ``labels`` in fp32, 0 where they do not count.
 
     Computed in chunks like :func:`summed_cross_entropy`.
     """
-    labels = batch.labels
     per_token = [
         checkpoint(
-            _chunk_log_probabilities, chunk, chunk_labels, use_reentrant=False, preserve_rng_state=False
+            chunk_log_probabilities, chunk, chunk_labels, use_reentrant=False, preserve_rng_state=False
         )
         for chunk, chunk_labels in zip(
             torch.split(logits.flatten(0, -2), LOSS_CHUNK),
@@ -279,10 +283,11 @@ def summed_log_probabilities(logits: torch.Tensor, batch: MicroBatch) -> torch.T
             strict=True,
         )
     ]
-    return batch.sums(torch.cat(per_token).view(labels.shape))
+    return torch.cat(per_token).view(labels.shape)
 
 
-def _chunk_log_probabilities(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def chunk_log_probabilities(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return [positions]: log-probabilities of ``labels``, all at once."""
     return -torch.nn.functional.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="none")
 
 
