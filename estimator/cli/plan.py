@@ -101,15 +101,15 @@ class JobOptions:
     ] = None
     packing: Annotated[bool | None, common("packing")] = None
     recompute_what: Annotated[
-        str,
+        str | None,
         Option(
-            help="What activation checkpointing recomputes: full or selective.",
+            help="What activation checkpointing recomputes: full or selective. Default: the fastest.",
             rich_help_panel=_STEP,
         ),
-    ] = "full"
+    ] = None
     recompute_every: Annotated[
-        int, Option(help="Checkpoint one of every N blocks.", rich_help_panel=_STEP)
-    ] = 1
+        int | None, Option(help="Checkpoint one of every N blocks.", rich_help_panel=_STEP)
+    ] = None
     fp8: Annotated[
         str,
         Option(

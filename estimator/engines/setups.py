@@ -81,8 +81,8 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         expandable_segments=job.expandable_segments,
         document_mask=bool(job.packing)
         and dense_mask(job.engine, layout.device, job.model, job.task, job.method, layout.precision),
-        checkpointing=job.recompute if layout.activation_checkpointing else "none",
-        recompute_every=job.recompute_every,
+        checkpointing=layout.recompute if layout.activation_checkpointing else "none",
+        recompute_every=layout.recompute_every,
         fp8=job.fp8,
         average=job.average,
         compile=bool(job.compile),
