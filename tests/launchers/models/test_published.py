@@ -243,6 +243,7 @@ def test_a_format_that_is_not_read_is_named_with_those_that_are() -> None:
 # Language models of multimodal checkpoints
 
 _VISION = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+_QWEN_VISION = {"hidden_size": 32, "intermediate_size": 48, "depth": 1, "num_heads": 2, "out_hidden_size": 64}
 MULTIMODAL: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3_text", {"vision_config": _VISION | {"image_size": 28, "patch_size": 14}}),
     "llama4": (
