@@ -89,7 +89,7 @@ def test_every_rank_has_its_row() -> None:
 
 def test_curves_are_drawn_of_what_was_reported() -> None:
     def curves(state: CardState) -> list[str]:
-        return [view["title"]["text"] for view in card._curves(state)["concat"]]
+        return [view["title"]["text"] for view in card._curves(state)]
 
     state = make_state()
     always = ["loss", "tokens/s", "seconds of a step"]
