@@ -261,8 +261,17 @@ def collate_pairs(rows: list[Row], pad_id: int, multiple: int | None = None) -> 
 
 def summed_log_probabilities(logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
     """Return [sequences]: the sum of the log-probabilities of each sequence's labels, in fp32."""
-    cross_entropies = torch.cat(list(_cross_entropies(logits, batch.labels, "none")))
-    return batch.sums(-cross_entropies.view(batch.labels.shape))
+    return batch.sums(log_probabilities(logits, batch.labels))
+
+
+def log_probabilities(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return [sequences, positions]: log-probabilities of ``labels`` in fp32, 0 where they do not count."""
+    return -torch.cat(list(_cross_entropies(logits, labels, "none"))).view(labels.shape)
+
+
+def chunk_log_probabilities(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return [positions]: log-probabilities of ``labels``, all at once."""
+    return -cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="none")
 
 
 def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

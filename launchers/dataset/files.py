@@ -30,6 +30,7 @@ FORMS = (
     "task pretrain plain text (.txt)"
 )
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")  # of files of rows
+_SAVED_BATCH = 100  # rows
 _SAVED = "state.json"  # file of a folder with one split; a folder with several has dataset_dict.json
 _CHUNK = 1 << 20  # characters of a JSON list read at a time
 _TOO_LARGE = f"its lists have more than {BATCH_BYTES // 2**20} MiB of text"
@@ -382,9 +383,10 @@ class _Saved(Rows):
                 plain_name(file["filename"])
             saved = datasets.load_from_disk(str(self.path))
             self._total, self._done = len(saved), 0
-            for row in saved:
-                self._done += 1
-                yield self._done, row
+            for table in saved.with_format("arrow").iter(_SAVED_BATCH):  # images stay encoded
+                for row in _converted(table):
+                    self._done += 1
+                    yield self._done, row
         except (OSError, ValueError, KeyError, TypeError, OverflowError, ArrowException) as error:
             reason = str(error).strip().partition("\n")[0]
             raise UserError(f"Dataset {self.path} cannot be read: {reason}") from None

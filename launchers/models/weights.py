@@ -16,7 +16,7 @@ from typing import IO
 from estimator import remote
 from estimator.errors import UserError
 from estimator.formatting import format_bytes, format_duration
-from estimator.models import ModelSource
+from estimator.models import ModelSource, hf_config
 from estimator.terminal import print
 from estimator.untrusted import files_inside
 from launchers.base.workdir import full_disk_explained
@@ -104,7 +104,7 @@ def _needs_conversion(path: Path, vision: bool) -> bool:
             "weights in 16 or 32 bits.",
             "Start from the unquantized model.",
         )
-    return not vision and published.needs_conversion(config)
+    return not vision and hf_config.is_rewritten(config)
 
 
 def _convert(path: Path, folder: Path) -> Path:

@@ -1,3 +1,4 @@
+import io
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,10 +11,12 @@ import pytest
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from huggingface_hub.errors import RepositoryNotFoundError
 from moto import mock_aws
+from PIL import Image
 
 from estimator.errors import UserError
 from launchers.dataset import rows
 from launchers.dataset.sources import fetch, kind_of
+from launchers.images.attached import Reader
 
 ROW = {"text": "hello"}
 
@@ -185,6 +188,26 @@ class TestHub:
         assert calls == [(("org/name", "main"), {"split": "train", "token": "hf_secret"})]
         fetch("org/name#test", tmp_path)
         assert calls[1] == (("org/name", None), {"split": "test", "token": "hf_secret"})
+
+    @pytest.mark.parametrize("column", ["image", "images"])
+    def test_images_of_the_hub_arrive_as_encoded_files(
+        self, answer: Callable[[Any], list[Any]], tmp_path: Path, column: str
+    ) -> None:
+        chat = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "red"}]
+        picture = Image.new("RGB", (8, 6), "red")
+        picture.save(tmp_path / "red.png")
+        value, feature = (str(tmp_path / "red.png"), datasets.Image())
+        if column == "images":
+            value, feature = [picture], datasets.List(datasets.Image())
+        data = datasets.Dataset.from_list([{"messages": chat, column: value}] * 2)
+        answer(data.cast_column(column, feature))
+        path = fetch("org/pictures", tmp_path / "data")
+        (tmp_path / "red.png").unlink()
+        conversations = list(rows.read(path, images=Reader(folder=path.parent)))
+        assert len(conversations) == 2
+        (image,) = conversations[0].images
+        assert Image.open(io.BytesIO(image)).size == (8, 6)
+        assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
     @pytest.mark.parametrize(
         ("failure", "reason"),
