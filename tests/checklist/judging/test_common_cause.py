@@ -79,7 +79,7 @@ def test_few_or_scattered_nodes_have_no_common_cause(
 def test_random_faulty_nodes_rarely_look_like_a_common_cause() -> None:
     chosen = random.Random(1)
     reported = 0
-    for _ in range(40):
+    for _ in range(20):
         nodes = chosen.sample(range(16), 4)
         if len({node // 4 for node in nodes}) > 1:
             reported += headline(slow(nodes, rack)).startswith("3 of")
