@@ -151,8 +151,7 @@ class Job:
         self._check_sharding()
         if self.offload == "cpu" and self.zero_stage == 0:
             raise UserError(
-                "--zero-offload cpu needs ZeRO stage 1, 2 or 3.",
-                "Leave --zero-stage to the planner.",
+                "--zero-offload cpu needs ZeRO stage 1, 2 or 3.", "Leave --zero-stage to the planner."
             )
         if self.engine == "torchtune" and self.precision == "bf16-mixed":
             raise UserError(

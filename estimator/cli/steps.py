@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, get_args
 
-from estimator.cli.options import SetupOptions
+from estimator.cli.options import SetupOptions, names_of
 from estimator.engines import automatic, images, liger
 from estimator.engines.setups import dense_mask
 from estimator.errors import UserError
@@ -64,7 +64,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
         adapter_only=options.adapter_only,
         adapter_prompt_length=options.adapter_prompt_length,
         adapter_start_layer=options.adapter_start_layer,
-        trained_modules=_names(options.trained_modules or ""),
+        trained_modules=names_of(options.trained_modules or ""),
         quantization=quantization,  # type: ignore[arg-type]
         upcast_frozen=options.upcast_frozen,
         undivided_base=options.undivided_base,
@@ -144,7 +144,7 @@ def _decided(options: SetupOptions, model: ModelSpec, seq_len: int, precision: s
             quantization=options.quantization or "nf4-double",  # type: ignore[arg-type]
             lora_targets=_targets(options, engine_of(options.engine)[1], model),
             lora_experts=options.lora_experts,
-            trained_modules=_names(options.trained_modules or ""),
+            trained_modules=names_of(options.trained_modules or ""),
             vision=options.vision,  # type: ignore[arg-type]
             tensor_parallel=options.tp,
             context_parallel=options.cp,
@@ -198,10 +198,6 @@ def _or(value: Any, otherwise: Any) -> Any:
     return otherwise if value is None else value
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
 def _version(options: SetupOptions) -> str:
     versions = [
         version for engine, version in implementations.table() if engine == options.engine and version
@@ -231,7 +227,7 @@ def _method(options: SetupOptions, engine: EngineDefaults) -> tuple[str, str]:
 
 def _targets(options: SetupOptions, engine: EngineDefaults, model: ModelSpec) -> tuple[str, ...]:
     if options.lora_targets is not None and options.lora_targets != "all-linear":
-        names = _names(options.lora_targets)
+        names = names_of(options.lora_targets)
         if not names:
             raise UserError(
                 "--lora-targets is empty: no layer would be trained.", "Name some layers, or use all-linear."

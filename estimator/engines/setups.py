@@ -7,7 +7,7 @@ from estimator.job import Job
 from estimator.models import ModelSpec
 from estimator.plan import Layout
 from estimator.setup import Setup, drawn_answer
-from estimator.vocabulary import ENGINES, METHODS, SHARDINGS, TASKS, Precision, StateOffload
+from estimator.vocabulary import ENGINES, METHODS, SHARDINGS, TASKS, Precision
 
 
 def dense_mask(engine: str, device: str, model: ModelSpec, task: str, method: str, precision: str) -> bool:
@@ -21,11 +21,6 @@ def dense_mask(engine: str, device: str, model: ModelSpec, task: str, method: st
     if device == "cuda" and ENGINES[engine].runs_loop:
         return varlen.unsupported(model, task, method, precision) is not None
     return not (engine == "torchtune" and device == "cuda")
-
-
-def _offloaded(job: Job, layout: Layout) -> StateOffload:
-    """Return the offloaded states: optimizer states with DeepSpeed, all sharded states with FSDP2."""
-    return ENGINES[job.engine].offload if layout.offload == "cpu" else "none"
 
 
 def _answer_len(job: Job) -> int:
@@ -89,7 +84,7 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         engine_version=liger.VERSION if job.liger else "",
         loss="fused" if job.liger else engine.loss,
         optimizer_in_backward=layout.optimizer_in_backward,
-        offload=_offloaded(job, layout),
+        offload=engine.offload if layout.offload == "cpu" else "none",
         device=layout.device,
         processes_per_node=layout.processes_per_node,
         keep_checkpoints=job.keep_checkpoints,

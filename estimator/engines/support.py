@@ -103,10 +103,7 @@ def refuse_gpu(job: Job, gpu: Gpu) -> None:
     """Raise UserError where :func:`unsupported_gpu` has a reason."""
     reason = unsupported_gpu(job, gpu)
     if reason is not None:
-        raise UserError(
-            f"--fp8: {reason}.",
-            "Leave --fp8 out, or ask for another GPU, as H100.",
-        )
+        raise UserError(f"--fp8: {reason}.", "Leave --fp8 out, or ask for another GPU, as H100.")
 
 
 def with_engines(job: Job) -> list[Job]:

@@ -91,12 +91,6 @@ class Candidate:
         return (self.place.gpus - self.layout.processes_per_node) * self.layout.nodes
 
     @property
-    def gpu_seconds_per_token(self) -> float | None:
-        """GPU-seconds per training token; None if the speed is unknown."""
-        speed = self.speed.tokens_per_second
-        return None if speed is None else self.layout.world_size / speed
-
-    @property
     def usd_per_token(self) -> float | None:
         """USD per training token; None if price or speed is unknown."""
         if self.usd_per_hour is None or self.speed.tokens_per_second is None:
@@ -229,10 +223,7 @@ class Search:
         fastest = max(rates)
         near_fastest = [i for i, rate in enumerate(rates) if rate * (1 + INDISTINCT) >= fastest]
         # Ladders are sorted without checkpointing first and with the least sharding first, which decides ties
-        chosen = min(
-            near_fastest,
-            key=lambda i: (complexity(layouts[i]), -rates[i]),
-        )
+        chosen = min(near_fastest, key=lambda i: (complexity(layouts[i]), -rates[i]))
         layout, speed = self._recomputing_less(layouts[chosen], speeds[chosen], capacity, gpu, place)
         estimate = self.estimate(layout, gpu).with_capacity(capacity)
         # Hardware of the user is available

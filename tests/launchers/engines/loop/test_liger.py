@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from launchers.cluster.endpoint import unused_port
 from tests.launchers.engines import ranks
 from tests.launchers.engines.loop import runs
 
@@ -66,10 +66,7 @@ def test_a_run_of_two_processes_learns_and_is_evaluated_as_it_is_without_them(
         )
         for liger in (False, True)
     }
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    world = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    world = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": unused_port()}
     started = [
         subprocess.Popen(
             [*COMMAND, str(jobs[True].save())],
