@@ -41,7 +41,7 @@ def unsupported(model: ModelSpec, task: str, method: str, precision: str) -> str
     if not (spec.next_token or spec.preferences) or task == "reward":
         return f"task {task} needs separate rows"
     if METHODS[method].llama_adapter:
-        return "LLaMA-Adapters have attention of their own"
+        return "LLaMA-Adapters change the attention"
     if model.attention_dropout:
         return (
             f"the kernel has no dropout, and {model.name} has attention_dropout {model.attention_dropout:g}"
