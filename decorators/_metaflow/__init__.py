@@ -95,13 +95,7 @@ from decorators._metaflow.endings import (
     without_retry,
 )
 from decorators._metaflow.job_errors import explain_batch_errors, explain_kubernetes_errors
-from decorators._metaflow.jobs import (
-    WaitedJob,
-    on_batch_client,
-    waited_attempt,
-    waited_task,
-    watch_waiting,
-)
+from decorators._metaflow.jobs import WaitedJob, on_batch_client, waited_attempt, waited_task, watch_waiting
 from decorators._metaflow.labels import label_jobs
 from decorators._metaflow.liveness import is_alive
 from decorators._metaflow.pods import shape_pods

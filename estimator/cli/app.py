@@ -136,12 +136,9 @@ def load(name: str) -> Any:
     module = importlib.import_module(ELSEWHERE.get(name, f"estimator.cli.{name}"))
     program = typer.Typer(add_completion=False)
     kind = getattr(module, "FlowCommand", PlainHelp)
-    program.command(name, cls=kind, help=_help(module, name))(getattr(module, name))
+    function = getattr(module, name)
+    program.command(name, cls=kind, help=function.__doc__ or COMMANDS[name])(function)
     return typer.main.get_command(program)
-
-
-def _help(module: Any, name: str) -> str:
-    return getattr(module, name).__doc__ or COMMANDS[name]
 
 
 def _cannot_fit(error: CannotFit, command: str) -> str:
