@@ -50,6 +50,7 @@ resource "aws_batch_job_definition" "nightly" {
     environment = [
       for key, value in merge(local.metaflow, {
         METAFLOW_BATCH_CONTAINER_IMAGE = each.value.on_nodes
+        METAFLOW_SERVICE_URL           = local.metadata_inner
         METAFLOW_USER                  = "nightly-check"
         AWS_DEFAULT_REGION             = local.region
       }) : { name = key, value = value }

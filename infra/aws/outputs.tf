@@ -12,10 +12,10 @@ locals {
       METAFLOW_BATCH_DEFAULT_TAGS       = jsonencode({ Project = var.name })
       FINETUNE_QUEUES                   = local.queues
     },
-    var.metadata_service_url == null ? {} : {
+    var.metadata_service_url == null && var.metadata_service == null ? {} : {
       METAFLOW_DEFAULT_METADATA     = "service"
-      METAFLOW_SERVICE_URL          = var.metadata_service_url
-      METAFLOW_SERVICE_INTERNAL_URL = var.metadata_service_url
+      METAFLOW_SERVICE_URL          = local.metadata_outer
+      METAFLOW_SERVICE_INTERNAL_URL = local.metadata_inner
     },
     length(var.secret_arns) == 0 ? {} : {
       METAFLOW_AWS_SECRETS_MANAGER_DEFAULT_REGION = split(":", var.secret_arns[0])[3]
@@ -37,6 +37,12 @@ output "metaflow_environment" {
 output "metaflow_config" {
   description = "For ~/.metaflowconfig/config.json: terraform output -raw metaflow_config. FINETUNE_QUEUES is a variable of the shell besides."
   value       = jsonencode({ for key, value in local.metaflow : key => value if startswith(key, "METAFLOW_") })
+}
+
+output "metadata_key" {
+  description = "Of metadata_service, for launchers: export METAFLOW_SERVICE_AUTH_KEY=$(terraform output -raw metadata_key). Null: none."
+  value       = one([for key in aws_api_gateway_api_key.metadata : key.value])
+  sensitive   = true
 }
 
 output "queues" {

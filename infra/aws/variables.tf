@@ -178,8 +178,33 @@ variable "gpu_image_type" {
   }
 }
 
+variable "metadata_service" {
+  description = <<-EOT
+    Creates Metaflow's metadata service, which runs on several nodes need on Batch: {} for the defaults. image: with its
+    version. instance_class, storage_gib: of its Postgres database. Null: none.
+  EOT
+  type = object({
+    image          = optional(string, "netflixoss/metaflow_metadata_service:v2.4.12")
+    instance_class = optional(string, "db.t4g.micro")
+    storage_gib    = optional(number, 20)
+  })
+  default = null
+  validation {
+    condition     = var.metadata_service == null || var.metadata_service_url == null
+    error_message = "metadata_service creates a service, metadata_service_url names yours: give one of them."
+  }
+  validation {
+    condition     = var.metadata_service == null || var.network.vpc_id == null || length(var.network.subnet_ids) >= 2
+    error_message = "metadata_service: its database needs subnets in two zones (network.subnet_ids)."
+  }
+  validation {
+    condition     = var.metadata_service == null || var.network.vpc_id != null || length(var.network.zones) != 1
+    error_message = "metadata_service: its database needs two zones (network.zones)."
+  }
+}
+
 variable "metadata_service_url" {
-  description = "Metaflow's metadata service, which runs on several nodes need on Batch. Null: none yet."
+  description = "Metaflow's metadata service, if you have one. Null: metadata_service's, or none yet."
   type        = string
   default     = null
   validation {
@@ -269,8 +294,8 @@ variable "nightly_check" {
     error_message = "nightly_check.silent_hours: a whole number from 1 to 168."
   }
   validation {
-    condition     = var.nightly_check == null ? true : var.metadata_service_url != null
-    error_message = "nightly_check runs on several nodes of Batch, which needs metadata_service_url."
+    condition     = var.nightly_check == null ? true : var.metadata_service_url != null || var.metadata_service != null
+    error_message = "nightly_check runs on several nodes of Batch, which needs metadata_service or metadata_service_url."
   }
 }
 

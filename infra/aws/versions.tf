@@ -1,5 +1,5 @@
 terraform {
-  required_version = ">= 1.9" # conditions of variables that look at other values
+  required_version = ">= 1.11" # write-only arguments
   required_providers {
     aws = {
       source  = "hashicorp/aws"

@@ -268,6 +268,35 @@ def test_the_budget_warns_its_subscribers(planned: Planned) -> None:
         assert item["subscriber_email_addresses"] == VALUES["alert_emails"]
 
 
+def test_the_metadata_service_is_private_and_people_reach_it_with_a_key(stack: Stack) -> None:
+    values = {
+        **VALUES,
+        "metadata_service_url": None,
+        "metadata_service": {},
+        "network": {"zones": ["us-east-1a", "us-east-1b"]},
+    }
+    done = stack.run("plan", "-input=false", "-refresh=false", "-out=metadata", values=values)
+    assert done.status == 0, done.errors
+    shown = json.loads(stack.run("show", "-json", "metadata").stdout)
+    resources = shown["planned_values"]["root_module"]["resources"]
+    items = {item["address"].partition("[")[0]: item.get("values", {}) for item in resources}
+    assert items["aws_lb.metadata"]["internal"]
+    assert items["aws_api_gateway_method.metadata"]["api_key_required"]
+    database = items["aws_db_instance.metadata"]
+    assert database["storage_encrypted"]
+    assert not database.get("publicly_accessible")
+    assert not database.get("password_wo")  # write-only: in no plan and no state
+    (rule,) = items["aws_security_group.metadata_db"]["ingress"]
+    assert (rule["from_port"], bool(rule.get("cidr_blocks"))) == (5432, False)
+    (rule,) = items["aws_security_group.metadata"]["ingress"]
+    assert (rule["from_port"], rule["to_port"]) == (8080, 8080)
+    uses = {item["address"] for item in resources}
+    assert 'aws_ecs_service.metadata["this"]' in uses
+    (version,) = re.findall(r"metaflow_metadata_service:(v[\d.]+)", (STACK / "variables.tf").read_text())
+    manifest = STACK.parent / "kubernetes" / "examples" / "metadata-service" / "service.yaml"
+    assert f"metaflow_metadata_service:{version}" in manifest.read_text()
+
+
 # -- what is refused -------------------------------------------------------------------------------------
 
 BAD_POOLS = {
@@ -330,7 +359,10 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
         ],
     ),
     (
-        {"nightly_check": {**VALUES["nightly_check"], **BAD_CHECK}, "monthly_budget_usd": -1},
+        {
+            "nightly_check": {**VALUES["nightly_check"], **BAD_CHECK},
+            "monthly_budget_usd": -1,
+        },
         [
             "nightly_check.pool is no key of gpu_pools",
             "nightly_check.profile: quick, standard or deep",
@@ -346,16 +378,25 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
             "nightly_check": {**VALUES["nightly_check"], "nodes": 3},
         },
         [
-            "nightly_check runs on several nodes of Batch, which needs metadata_service_url",
+            "nightly_check runs on several nodes of Batch, which needs metadata_service",
             "monthly_budget_usd needs alert_emails",
             "nightly_check.nodes is more than the pool's max_nodes",
+        ],
+    ),
+    (
+        {"nightly_check": None, "metadata_service": {}},
+        [
+            "metadata_service creates a service, metadata_service_url names yours",
+            "metadata_service: its database needs two zones",
         ],
     ),
 ]
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("changed", "said"), REFUSED, ids=["pools", "values", "check", "together"])
+@pytest.mark.parametrize(
+    ("changed", "said"), REFUSED, ids=["pools", "values", "check", "together", "metadata"]
+)
 def test_an_impossible_value_is_refused_with_what_would_be_possible(
     stack: Stack, changed: dict[str, Any], said: list[str]
 ) -> None:
