@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from estimator import Job, Target, UserError, hardware, memory
+from estimator.engines import varlen
 from estimator.engines.setups import setup_of
 from estimator.inference.generation import Drawing, _batches, _can_share, _with_gpus
 from estimator.models import find
@@ -320,6 +321,7 @@ def test_a_drawing_shares_heads_evenly_and_counts_whole_prompts() -> None:
     base = replace(plan_of(gpu="H100 SXM", gpus=8, nodes=1).request, nodes=2, cpu=80, memory_mib=800)
     half = _with_gpus(base, 4)
     assert (half.nodes, half.gpus_per_node, half.cpu, half.memory_mib) == (1, 4, 40, 400)
+    assert half.shared_memory_mib == base.shared_memory_mib // 2
     assert _with_gpus(base, 8) == replace(base, nodes=1)
 
 
@@ -338,6 +340,11 @@ def test_a_dense_mask_is_of_packed_samples_that_no_kernel_keeps_apart(
 ) -> None:
     job = replace(parallel(engine, packing=packing), model=find(model))
     assert setup_of(job, candidate().layout).document_mask == masked
+
+
+def test_the_kernel_for_packed_samples_takes_heads_of_up_to_256() -> None:
+    widths = [replace(LLAMA, head_dim=width) for width in (256, 257)]
+    assert [varlen.unsupported(model, "sft") is None for model in widths] == [True, False]
 
 
 def test_shared_memory_is_asked_for_by_the_gpu() -> None:
