@@ -23,7 +23,7 @@ from estimator.planning.places import Place
 from estimator.planning.ranking import against_goals, compared, in_order, later_ranked
 from estimator.planning.search import INDISTINCT, Candidate, Miss, percent
 from estimator.planning.start_up import rates_of, start_up
-from estimator.planning.step_requests import SHARED_MEMORY_PER_GPU
+from estimator.planning.step_requests import BESIDE_RANKS, SHARED_MEMORY_PER_GPU, _memory
 from estimator.setup import Setup
 from estimator.throughput import Speed
 from tests.estimator.inference.test_generation import plan_of
@@ -345,6 +345,15 @@ def test_a_dense_mask_is_of_packed_samples_that_no_kernel_keeps_apart(
 def test_the_kernel_for_packed_samples_takes_heads_of_up_to_256() -> None:
     widths = [replace(LLAMA, head_dim=width) for width in (256, 257)]
     assert [varlen.unsupported(model, "sft") is None for model in widths] == [True, False]
+
+
+def test_a_request_is_a_quarter_above_the_need_within_the_share_of_the_node() -> None:
+    extra = BESIDE_RANKS + 4 * SHARED_MEMORY_PER_GPU
+    assert _memory(candidate(), 4, 100 * GIB) == 125 * GIB + extra
+    assert _memory(candidate(), 4, 400 * GIB) == 450 * GIB, "half of the 900 GiB that can be allocated"
+    assert _memory(candidate(), 4, 600 * GIB) == 600 * GIB
+    unknown = candidate(place=replace(MACHINE, ram_bytes=None))
+    assert _memory(unknown, 4, 400 * GIB) == 500 * GIB + extra
 
 
 def test_shared_memory_is_asked_for_by_the_gpu() -> None:
