@@ -21,6 +21,7 @@ from estimator.planning.ladders import LARGEST_MICRO_BATCH, LARGEST_PIPELINE_MIC
 from estimator.planning.parallelism import SHORTEST_PIECE, Spread, spreads
 from estimator.planning.places import Place
 from estimator.planning.ranking import against_goals, compared, in_order, later_ranked
+from estimator.planning.reasons import behind
 from estimator.planning.search import INDISTINCT, Candidate, Miss, percent
 from estimator.planning.start_up import rates_of, start_up
 from estimator.planning.step_requests import BESIDE_RANKS, SHARED_MEMORY_PER_GPU, _memory
@@ -160,6 +161,8 @@ def test_differences_in_words() -> None:
     assert [percent(value) for value in (0.0994, 0.1, -0.05)] == ["9.9 %", "10 %", "-5.0 %"]
     assert [compared(value, "more", "less")[-4:] for value in (0.0, -0.01)] == ["more", "less"]
     assert Miss(what="x", needs=150, has=100).over == pytest.approx(0.5)
+    slower = behind(candidate(rate=0.5e4), candidate())[0]
+    assert slower.endswith(", 100 % dearer a token, 50 % slower than the best")
 
 
 RATE = Rate(per_node_hour=0.5, source="test")
