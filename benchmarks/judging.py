@@ -39,7 +39,6 @@ NIGHTS = 30
 SPREAD = 0.01  # of a GPU's figures
 FIGURES = {
     "gemm_bf16": (760.0, "TFLOPS"),
-    "gemm_fp8": (1400.0, "TFLOPS"),
     "hbm_copy": (2850.0, "GB/s"),
     "h2d": (55.0, "GB/s"),
     "d2h": (54.0, "GB/s"),

@@ -216,7 +216,7 @@ CASES = (
     Case(
         name="duplicate host name",
         hosts=3,
-        right=_says("Duplicate host name: h1 (node 1), h1 (node 2)"),
+        right=_says("Duplicate host name: different hosts are called h1: h1 (node 1), h1 (node 2)"),
         fault=_renamed,
     ),
     Case(
@@ -282,6 +282,12 @@ CASES = (
         fault=lambda b: b.names(2, "127.0.0.1 localhost\n"),
     ),
     Case(
+        name="slow name resolution",
+        hosts=3,
+        right=_a_little("h2"),
+        fault=lambda b: b.slow_names(2, 4),
+    ),
+    Case(
         name="two runs of one node",
         hosts=2,
         right=lambda r: any("1 seen" in finding.title for finding in r.findings),
@@ -309,8 +315,8 @@ def once(case: Case, folder: Path) -> dict[str, Any]:
     with bed(case.hosts, ipv6=case.ipv6, dual=case.dual) as made:
         case.fault(made)
         job = made.start(folder, *case.arguments, environment=case.environment, world=case.world)
-        if case.strike is not None:
-            _strike(made, folder, case.strike, case.during)
+        if case.strike is not None and (worker := wait_until(made, folder, case.during)):
+            os.kill(worker, case.strike)
         codes = job.wait(case.limit_s)
         left = sum(len(made.pids(host)) for host in range(case.hosts))
         ended = -9 not in codes and job.json.exists()
@@ -326,16 +332,16 @@ def once(case: Case, folder: Path) -> dict[str, Any]:
     }
 
 
-def _strike(bed: Bed, folder: Path, how: signal.Signals, during: str) -> None:
-    """Stop or kill host 2's worker while it times collectives or pairs."""
+def wait_until(bed: Bed, folder: Path, during: str) -> int | None:
+    """Process id of host 2's worker once it times collectives or pairs; None: it has not come that far."""
     journal = folder / "host2" / "rank2.jsonl"
     sign = {"collectives": b'"seconds": [0.', "pairs": b'"segments"'}[during]
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
-        if journal.exists() and sign in journal.read_bytes() and (pid := bed.worker(2)):
-            os.kill(pid, how)
-            return
+        if journal.exists() and sign in journal.read_bytes() and (worker := bed.worker(2)):
+            return worker
         time.sleep(0.02)
+    return None
 
 
 def main() -> None:

@@ -154,7 +154,9 @@ def _sharding(layout: Layout) -> dict[str, Any]:
 def _packing(measured: Measured, layout: Layout) -> str:
     """In words that benchmarks/published knows; of rows that vary, the mean length is not the longest."""
     if measured.case.lengths == "fixed":
-        masked = dense_mask(measured.case.engine, layout.device, models.find(measured.case.model), "sft")
+        case = measured.case
+        model = models.find(case.model)
+        masked = dense_mask(case.engine, layout.device, model, "sft", case.method, layout.precision)
         return "packed, dense document mask" if masked else "packed"
     first = ", longest rows first" if measured.case.longest_first else ""
     return f"variable length (short samples), padded to the micro batch's longest{first}"

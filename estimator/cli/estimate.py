@@ -12,6 +12,7 @@ from estimator.cli.common import option
 from estimator.cli.help import GROUPS
 from estimator.cli.options import PlaceOptions, SetupOptions, expanded
 from estimator.cli.steps import engine_of
+from estimator.engines import liger
 from estimator.errors import UserError
 from estimator.formatting import format_bytes, format_duration, format_usd
 from estimator.models.diffusion import DiffusionSpec
@@ -193,6 +194,8 @@ def _by_default(answer: Answer, options: SetupOptions) -> list[str]:
         f"sharding {setup.sharding}": options.sharding is None and setup.world_size > 1,
         f"checkpointing {setup.checkpointing}": options.activation_checkpointing is None,
         f"loss {setup.loss}": options.loss is None,
+        "compiled": setup.compile and options.compile is None,
+        "Liger-Kernel": setup.engine_version == liger.VERSION and not options.engine_version,
         "samples packed" if setup.fixed_length else "samples of varying length": options.packing is None,
     }
     return [name for name, is_open in open_values.items() if is_open]

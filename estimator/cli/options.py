@@ -172,7 +172,9 @@ class SetupOptions:
     activation_offload: Annotated[
         bool, option(_STEP, "Offload activations to host memory.", "--activation-offload")
     ] = False
-    compile: Annotated[bool, option(_STEP, "Compile the model with torch.compile.", "--compile")] = False
+    compile: Annotated[
+        bool | None, option(_STEP, "Compile the model with torch.compile.", "--compile/--no-compile")
+    ] = None
     loss: Annotated[
         str | None, option(_STEP, one_of(get_args(vocabulary.LossKind), "Loss implementation:"))
     ] = None

@@ -78,9 +78,10 @@ class JobOptions:
     activation_checkpointing: Annotated[bool | None, common("activation_checkpointing")] = None
     packing: Annotated[bool | None, common("packing")] = None
     recompute_what: Annotated[
-        str, option(_STEP, "What activation checkpointing recomputes: full or selective.")
-    ] = "full"
-    recompute_every: Annotated[int, option(_STEP, "Checkpoint one of every N blocks.")] = 1
+        str | None,
+        option(_STEP, "What activation checkpointing recomputes: full or selective. Default: the fastest."),
+    ] = None
+    recompute_every: Annotated[int | None, option(_STEP, "Checkpoint one of every N blocks.")] = None
     fp8: Annotated[str, option(_STEP, "Scaling of float8 matrix products (fsdp2): tensorwise, rowwise.")] = (
         "none"
     )

@@ -10,7 +10,7 @@ from estimator.setup import Setup, drawn_answer
 from estimator.vocabulary import ENGINES, METHODS, SHARDINGS, TASKS, Precision
 
 
-def dense_mask(engine: str, device: str, model: ModelSpec, task: str) -> bool:
+def dense_mask(engine: str, device: str, model: ModelSpec, task: str, method: str, precision: str) -> bool:
     """Return whether packed samples are separated by a dense mask.
 
     On GPUs, torchtune uses flex attention's sparse mask (torchtune 0.6.1, utils/_import_guard.py), and the
@@ -19,7 +19,7 @@ def dense_mask(engine: str, device: str, model: ModelSpec, task: str) -> bool:
     if ENGINES[engine].streams:
         return False
     if device == "cuda" and ENGINES[engine].runs_loop:
-        return varlen.unsupported(model, task) is not None
+        return varlen.unsupported(model, task, method, precision) is not None
     return not (engine == "torchtune" and device == "cuda")
 
 
@@ -39,7 +39,7 @@ def _precision(job: Job, layout: Layout) -> Precision:
 
 def setup_of(job: Job, layout: Layout) -> Setup:
     """Return the training step of a job's engine in a layout."""
-    job = automatic.decided(job, layout.device)
+    job = automatic.decided(job, layout.device, layout.precision)
     engine, task, method = ENGINES[job.engine], TASKS[job.task], METHODS[job.method]
     shared = SHARDINGS[layout.sharding].divides
     fixed_length = bool(job.packing) or engine.streams or task.images
@@ -74,9 +74,10 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         fixed_length=fixed_length,
         longest_first=job.longest_first and not fixed_length,
         expandable_segments=job.expandable_segments,
-        document_mask=bool(job.packing) and dense_mask(job.engine, layout.device, job.model, job.task),
-        checkpointing=job.recompute if layout.activation_checkpointing else "none",
-        recompute_every=job.recompute_every,
+        document_mask=bool(job.packing)
+        and dense_mask(job.engine, layout.device, job.model, job.task, job.method, layout.precision),
+        checkpointing=layout.recompute if layout.activation_checkpointing else "none",
+        recompute_every=layout.recompute_every,
         fp8=job.fp8,
         average=job.average,
         compile=bool(job.compile),

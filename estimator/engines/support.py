@@ -153,7 +153,7 @@ def _training(job: Job, processes: int, *, engine: str | None = None) -> Trainin
         compile=bool(job.compile),
         liger=bool(job.liger),
         vision=job.vision,
-        part_recomputed=(job.recompute, job.recompute_every) != ("full", 1),
+        part_recomputed=(job.recompute or "full", job.recompute_every or 1) != ("full", 1),
         packing=bool(job.packing),
         lora_targets=job.lora_targets,
         rslora=job.rslora,

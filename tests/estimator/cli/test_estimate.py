@@ -132,7 +132,7 @@ def test_finished_runs_correct_the_estimate_and_are_named(
     )
     assert after["memory"]["needs_bytes"] == before["memory"]["needs_bytes"]  # no tensors were counted
     assert after["calibration"]["runs"] == 3
-    assert "calibrated on 3 runs: x1.06" in run(*words).output
+    assert "calibrated on 3 runs: scaled by 1.06" in run(*words).output
     assert answer(*words, "--no-calibration") == before
 
 
@@ -175,3 +175,32 @@ def test_the_default_method_is_the_first_that_fits_the_gpu() -> None:
         ("lora", "none"),
         ("lora", "nf4-double"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "defaults"),
+    [
+        ("--engine fsdp2", (True, True, "fused")),
+        ("--engine deepspeed", (True, False, "fused")),
+        ("--engine fsdp2 --no-compile", (True, False, "fused")),
+        ("--engine fsdp2 --loss plain", (True, True, "plain")),
+        ("--engine fsdp2 --no-packing", (False, False, "fused")),
+        ("--engine fsdp2 --gpu T4", (False, False, "fused")),
+        ("--engine fsdp2 --device cpu", (False, False, "recomputed")),
+        ("--engine transformers", (False, False, "plain")),
+        ("--engine torchtune --optimizer adamw4bit", (True, False, "chunked")),
+    ],
+)
+def test_packing_compile_and_liger_are_those_of_plans_unless_given(
+    words: str, defaults: tuple[bool, bool, str]
+) -> None:
+    found = answer("--model", "llama-8b", "--method", "lora", *words.split())["setup"]
+    assert (found["fixed_length"], found["compile"], found["loss"]) == defaults
+    if "T4" in words:
+        assert found["precision"] == "fp32"
+
+
+def test_the_text_names_what_was_decided_by_default() -> None:
+    words = ("--model", "llama-8b", "--engine", "fsdp2", "--method", "lora")
+    assert "compiled, Liger-Kernel" in " ".join(run(*words).output.split())
+    assert "Liger-Kernel" not in run(*words, "--loss", "plain").output
