@@ -347,7 +347,7 @@ def test_a_dense_mask_is_of_packed_samples_that_no_kernel_keeps_apart(
 
 def test_the_kernel_for_packed_samples_takes_heads_of_up_to_256() -> None:
     widths = [replace(LLAMA, head_dim=width) for width in (256, 257)]
-    assert [varlen.unsupported(model, "sft") is None for model in widths] == [True, False]
+    assert [varlen.unsupported(model, "sft", "full", "bf16") is None for model in widths] == [True, False]
 
 
 def test_a_request_is_a_quarter_above_the_need_within_the_share_of_the_node() -> None:
