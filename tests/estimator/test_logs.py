@@ -143,3 +143,4 @@ def test_a_user_s_error_shows_where_it_was_raised_only_if_that_is_requested(
 def test_values_of_ordinary_variables_are_not_masked() -> None:
     environment = {"TOKENIZERS_PARALLELISM": "false", "HOME": "/home/alice", "API_KEY": "abc"}
     assert mask_secrets("false /home/alice abc", environment) == "false /home/alice abc"
+    assert mask_secrets("key abcd", {"API_KEY": "abcd"}) == f"key {MASK}", "from 4 characters on"

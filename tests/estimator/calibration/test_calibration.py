@@ -157,6 +157,11 @@ def test_a_setup_is_corrected_by_runs_on_its_device() -> None:
     assert known.of(dataclasses.replace(setup, device="cuda"), None) is None
 
 
+def test_a_run_without_both_counts_of_tensors_has_no_ratio_of_them() -> None:
+    assert finished(allocated_bytes=6, predicted_live_bytes=5).live_ratio == 1.2
+    assert finished(allocated_bytes=6).live_ratio is finished(predicted_live_bytes=5).live_ratio is None
+
+
 def test_a_quantized_base_is_its_own_method() -> None:
     setup = Setup(model=models.find("llama-8b"), method="lora", quantization="nf4")
     assert calibration.method_of(setup) == "qlora"

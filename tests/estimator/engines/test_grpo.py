@@ -40,6 +40,9 @@ def test_engine_auto_is_trl_and_trl_is_for_nothing_else() -> None:
     assert with_engine(job).engine == "trl"
     assert unsupported_job(with_engine(job)) is None
     assert with_engine(replace(job, task="dpo")).engine != "trl"
+    for fields in ({"trained_modules": ("lm_head",)}, {"new_tokens": 2}):
+        refused = replace(job, engine="trl", **fields)  # type: ignore[arg-type]
+        assert "original weight of the head" in (unsupported_job(refused) or "")
 
 
 def test_the_keys_and_values_of_all_answers_of_a_step_are_there_at_once() -> None:

@@ -204,6 +204,7 @@ UNBUILT = {"qwen", "bert"}  # no class in transformers; no next-token loss
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - UNBUILT))
 def test_every_decoder_of_the_table_is_built_by_transformers_and_traced(family: str) -> None:
     model = find(FAMILIES[family])

@@ -110,6 +110,8 @@ def test_a_reward_model_scores_on_the_gpus_that_hold_it(h100: Plan) -> None:
     assert score.hours[0] < score.hours[1]
     small = stage(planned(h100, replace(drawing, reward_model=LLAMA)), "score")
     assert small.request.gpus_per_node == 1
+    long = replace(drawing, prompt_tokens=60_000, new_tokens=60_000)
+    assert stage(planned(h100, long), "score").request.gpus_per_node > 2
     unread = stage(planned(h100, replace(drawing, reward_model=None)), "score")
     assert (unread.hours, unread.basis) == (None, "the reward model is read when the run begins")
 

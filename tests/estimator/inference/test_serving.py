@@ -7,7 +7,7 @@ import pytest
 from estimator import models
 from estimator.errors import UserError
 from estimator.inference.serving import Serving, plan_serving
-from estimator.memory.generation import CACHE, WEIGHTS, kv_cache_bytes
+from estimator.memory.generation import CACHE, LOGITS, WEIGHTS, kv_cache_bytes
 from estimator.plan import GIB
 
 
@@ -29,6 +29,7 @@ def test_the_fewest_gpus_that_hold_weights_and_cache_are_taken() -> None:
     assert large.gpus == 4  # 131 GiB of weights leave too little of two GPUs for 20 GiB of cache
     spec = models.find("llama-70b")
     assert large.memory[WEIGHTS] == 2 * spec.parameters // 4
+    assert large.memory[LOGITS] == 8 * spec.vocab * (2 + 4)
     assert large.memory[CACHE] == kv_cache_bytes(spec, 8, 8192) // 4
     assert large.needed_bytes <= large.capacity_bytes
 

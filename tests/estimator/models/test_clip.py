@@ -40,9 +40,10 @@ def test_a_caption_keeps_what_was_traced(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quick", [True, False])
-@pytest.mark.parametrize("adapters", [LORA, LORA_FP32])
-@pytest.mark.parametrize("recomputed", [True, False])
+@pytest.mark.parametrize(
+    ("quick", "adapters", "recomputed"),
+    [(True, LORA, False), (False, LORA_FP32, False), (False, LORA, True), (True, LORA_FP32, True)],
+)
 def test_a_small_encoder_keeps_what_a_trace_of_it_says(
     quick: bool, adapters: Adapters, recomputed: bool
 ) -> None:

@@ -68,6 +68,13 @@ def test_a_disk_that_is_short_is_named_before_a_run_is_launched() -> None:
     assert plan(FULL, KUBERNETES, Goals(cluster=cluster_of(small).with_any_disk)).prediction.memory.fits
 
 
+def test_only_labeled_nodes_and_nodes_to_come_could_be_spot() -> None:
+    here = nodes_of("p5.48xlarge", 2)
+    come = replace(here, count=0, max_new_nodes=None)
+    nodes = (here, replace(here, spot=True), come, replace(come, max_new_nodes=0), replace(come, spot=False))
+    assert [each.could_be_spot for each in nodes] == [False, True, True, False, False]
+
+
 def test_nodes_without_a_price_go_by_speed() -> None:
     here = nodes_of("p5.48xlarge", 4)
     unpriced = replace(here, instance=replace(here.instance, usd_per_hour=None, name="own-h100"))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from estimator import CannotFit, Job, Machine, Target, UserError, hardware
+from estimator.formatting import format_duration
 from estimator.models import find
 from estimator.planning.goals import Goals
 from estimator.planning.planner import plan, plans
@@ -72,6 +73,8 @@ def test_goals_that_nothing_meets_name_the_nearest_and_its_option_works(
     name, value = format_suggestion(caught.value.suggestions[0]).split()
     assert name == option
     assert caught.value.example_plan is not None
+    if option == "--budget-usd":
+        assert f"in {format_duration(hours(caught.value.example_plan) * 3600)} on" in caught.value.problem
     looser = replace(goals, **{name.strip("-").replace("-", "_"): float(value)})
     assert plans(LORA, ANY, looser).plans
 

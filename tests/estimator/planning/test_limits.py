@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from estimator import Job, Target, UserError, hardware, memory
+from estimator.engines import varlen
 from estimator.engines.setups import setup_of
 from estimator.inference.generation import Drawing, _batches, _can_share, _with_gpus
 from estimator.models import find
@@ -20,9 +21,10 @@ from estimator.planning.ladders import LARGEST_MICRO_BATCH, LARGEST_PIPELINE_MIC
 from estimator.planning.parallelism import SHORTEST_PIECE, Spread, spreads
 from estimator.planning.places import Place
 from estimator.planning.ranking import against_goals, compared, in_order, later_ranked
+from estimator.planning.reasons import behind
 from estimator.planning.search import INDISTINCT, Candidate, Miss, percent
 from estimator.planning.start_up import rates_of, start_up
-from estimator.planning.step_requests import SHARED_MEMORY_PER_GPU
+from estimator.planning.step_requests import BESIDE_RANKS, SHARED_MEMORY_PER_GPU, _memory
 from estimator.setup import Setup
 from estimator.throughput import Speed
 from tests.estimator.inference.test_generation import plan_of
@@ -159,6 +161,8 @@ def test_differences_in_words() -> None:
     assert [percent(value) for value in (0.0994, 0.1, -0.05)] == ["9.9 %", "10 %", "-5.0 %"]
     assert [compared(value, "more", "less")[-4:] for value in (0.0, -0.01)] == ["more", "less"]
     assert Miss(what="x", needs=150, has=100).over == pytest.approx(0.5)
+    slower = behind(candidate(rate=0.5e4), candidate())[0]
+    assert slower.endswith(", 100 % dearer a token, 50 % slower than the best")
 
 
 RATE = Rate(per_node_hour=0.5, source="test")
@@ -320,6 +324,7 @@ def test_a_drawing_shares_heads_evenly_and_counts_whole_prompts() -> None:
     base = replace(plan_of(gpu="H100 SXM", gpus=8, nodes=1).request, nodes=2, cpu=80, memory_mib=800)
     half = _with_gpus(base, 4)
     assert (half.nodes, half.gpus_per_node, half.cpu, half.memory_mib) == (1, 4, 40, 400)
+    assert half.shared_memory_mib == base.shared_memory_mib // 2
     assert _with_gpus(base, 8) == replace(base, nodes=1)
 
 
@@ -338,6 +343,20 @@ def test_a_dense_mask_is_of_packed_samples_that_no_kernel_keeps_apart(
 ) -> None:
     job = replace(parallel(engine, packing=packing), model=find(model))
     assert setup_of(job, candidate().layout).document_mask == masked
+
+
+def test_the_kernel_for_packed_samples_takes_heads_of_up_to_256() -> None:
+    widths = [replace(LLAMA, head_dim=width) for width in (256, 257)]
+    assert [varlen.unsupported(model, "sft", "full", "bf16") is None for model in widths] == [True, False]
+
+
+def test_a_request_is_a_quarter_above_the_need_within_the_share_of_the_node() -> None:
+    extra = BESIDE_RANKS + 4 * SHARED_MEMORY_PER_GPU
+    assert _memory(candidate(), 4, 100 * GIB) == 125 * GIB + extra
+    assert _memory(candidate(), 4, 400 * GIB) == 450 * GIB, "half of the 900 GiB that can be allocated"
+    assert _memory(candidate(), 4, 600 * GIB) == 600 * GIB
+    unknown = candidate(place=replace(MACHINE, ram_bytes=None))
+    assert _memory(unknown, 4, 400 * GIB) == 500 * GIB + extra
 
 
 def test_shared_memory_is_asked_for_by_the_gpu() -> None:

@@ -73,6 +73,12 @@ def test_only_the_machines_and_the_cloud_that_are_named_are_left() -> None:
         places(*mixed, target=replace(KUBERNETES, cloud="gcp"))
 
 
+def test_only_instance_types_with_known_resources_are_requested_from_a_cluster() -> None:
+    for target, known in ((KUBERNETES, True), (Target(kind="catalogue"), False)):
+        found = choose_places(LORA, target, Goals())
+        assert all(place.vcpu and place.ram_bytes for place in found) == known
+
+
 def test_a_guess_takes_a_user_who_names_the_machine() -> None:
     guess = replace(nodes_of("p5.48xlarge", 0), max_new_nodes=2, guessed=True, added_by="the node group big")
     with pytest.raises(UserError, match="it has"):

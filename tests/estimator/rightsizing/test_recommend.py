@@ -101,6 +101,7 @@ def test_the_report_prices_what_is_wasted_and_writes_the_line() -> None:
     assert smaller.next_request is not None
     assert smaller.next_request.gpu_type in ("A10G", "L4")
     assert (smaller.wasted_share or 0.0) > 0.5
+    assert asked.describe() == "8 CPU, 62.5 GiB, 1x A100-80GB"
     unknown = report_step([usage(requested=Sizes())])
     assert unknown.usd is unknown.wasted_usd is None, "nobody said what was requested"
 

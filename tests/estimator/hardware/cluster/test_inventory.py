@@ -116,8 +116,9 @@ def test_a_pool_without_nodes_counts_as_the_machines_that_its_rules_allow() -> N
 
 
 def test_a_pool_of_one_cloud_starts_no_machine_of_another() -> None:
-    clouds = {group.instance.cloud for group in pooled(pool(group="karpenter.azure.com")).nodes}
-    assert clouds == {"azure"}
+    of_azure = [group.instance for group in pooled(pool(group="karpenter.azure.com")).nodes]
+    assert {machine.cloud for machine in of_azure} == {"azure"}
+    assert min(machine.gpu_count for machine in of_azure) > 0, "no shares of a GPU"
     assert {group.instance.cloud for group in pooled(pool()).nodes} == {"aws"}
     # A node class that nobody knows: the cloud of the nodes that are there, and none on premises
     assert pooled(pool(group="karpenter.example.com")).nodes == ()

@@ -34,6 +34,12 @@ def test_a_refreshed_price_goes_in_when_it_is_not_older() -> None:
     assert made.instance("a2-highgpu-1g").spot_usd_per_hour == 1.92802
 
 
+def test_of_two_prices_of_one_day_the_refreshed_one_counts() -> None:
+    day = hardware.instance("p4d.24xlarge").price_date
+    made = cached(f"aws,p4d.24xlarge,19,7,us-east-1,{day},API\n")
+    assert made.instance("p4d.24xlarge").usd_per_hour == 19
+
+
 def test_a_refreshed_spot_price_alone_does_not_make_the_other_price_younger() -> None:
     item = cached("aws,p5.48xlarge,,20,us-east-1,2026-08-01,EC2 API\n").instance("p5.48xlarge")
     assert (item.usd_per_hour, item.spot_usd_per_hour, item.price_date) == (55.04, 20, "2026-07-20")
