@@ -18,6 +18,7 @@ from decorators import _metaflow
 from decorators.card.state import CardState, Setting
 from decorators.profile.measured import GpuMeasured, Measured
 from decorators.profile.sampling import Sampler
+from estimator.errors import UserError
 from estimator.plan import Plan
 from launchers.report.state import RunState
 from launchers.report.telemetry import CHECKPOINTS_VARIABLE, Event, Step, Writer, memory_now
@@ -117,8 +118,23 @@ class Profile:
             _metaflow.after_error_message(lambda: self._draw(publish=True))
 
     @property
-    def plan(self) -> Plan | None:
-        """Plan of this attempt; None if nothing was planned."""
+    def plan(self) -> Plan:
+        """Plan of this attempt. Raises UserError if the step has none."""
+        plan = self._run.plan or self._about
+        if plan is None:
+            raise UserError(
+                f"Step {self._step} has no plan: its @gpu_profile names no model."
+                if self._step
+                else "There is no plan outside of a step with @gpu_profile.",
+                'Write @gpu_profile(model="llama-8b", method="lora"), for example.'
+                if self._step
+                else "Read current.gpu_profile.plan in the step, and give it to the script.",
+            )
+        return plan
+
+    @property
+    def predicted(self) -> Plan | None:
+        """Plan whose predictions the measurements are compared with; None without predictions."""
         return self._run.plan
 
     def follow(self, run: RunState) -> None:
@@ -126,9 +142,7 @@ class Profile:
         self._run = run
 
     def trial(self, result: TrialResult) -> None:
-        """Record one plan's trial, and reset the peaks, which belong to the trial and not to the
-        following run.
-        """
+        """Record one plan's trial, and reset the peaks, so that the run does not count the trial's."""
         with self._lock, self._sampler.lock:
             self._trials.append(result)
             self._sampler.samples.forget_peaks()
@@ -284,7 +298,7 @@ class Profile:
         from decorators.own_script import torchrun
 
         torchrun(
-            self.plan,
+            self._run.plan,
             self.add,
             self.checkpoint_dir,
             script,
@@ -372,11 +386,12 @@ class Profile:
                 total_bytes=info.total_bytes,
                 start_used_bytes=samples.gpu_start[i],
                 peak_used_bytes=samples.gpu_peak[i],
-                mean_utilization=_ratio(*samples.gpu_utilization[i]),
+                mean_utilization=busy_seconds / seconds if seconds > 0 else None,
                 peak_power_watts=samples.gpu_power_peak[i],
                 peak_temperature_celsius=samples.gpu_temperature_peak[i],
             )
             for i, info in enumerate(self._sampler.gpus)
+            for busy_seconds, seconds in [samples.gpu_utilization[i]]
         )
 
     def _draw_in_turn(self) -> None:
@@ -438,7 +453,3 @@ class RankProfile(_NoProfile):
     def checkpoint_dir(self) -> Path:
         """Folder of the step's task for checkpoints, which all ranks of a node share."""
         return Path(os.environ[CHECKPOINTS_VARIABLE])
-
-
-def _ratio(total: float, seconds: float) -> float | None:
-    return total / seconds if seconds > 0 else None

@@ -22,6 +22,7 @@ from estimator import logs
 from estimator.errors import UserError
 from launchers import engines
 from launchers.base.workdir import NO_SPACE, file_of_error, is_caused_by_full_disk
+from launchers.cluster.numa import bind_to_gpu
 from launchers.cluster.processes import PARENT, die_with_parent
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, write_atomically, write_error
@@ -49,9 +50,12 @@ def main() -> None:
         _link_logs(work_dir / "logs", env.rank)
         reserve.write_bytes(os.urandom(_RESERVE_BYTES))
         if is_script(arguments.job_file):
+            bind_to_gpu(env.local_rank, env.local_world_size)
             ScriptJob.load(arguments.job_file).run()
         else:
             job = TrainJob.load(arguments.job_file)
+            if job.plan.layout.device == "cuda":
+                bind_to_gpu(env.local_rank, env.local_world_size)
             _engine(arguments.engine, job).train(job)
         (ranks / f"rank-{env.rank:05d}.done").write_text(json.dumps({"at": time.time()}))
     except BaseException as error:  # noqa: BLE001 the process ends here, whatever it was

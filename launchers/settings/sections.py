@@ -260,11 +260,12 @@ class Fsdp(Section):
 class Recompute(Section):
     """Activations that activation checkpointing recomputes."""
 
-    what: vocabulary.Recompute = "full"
+    what: vocabulary.Recompute | Auto = "auto"
     """full: recompute whole blocks. selective: keep the results of attention and of every second matrix
-    product (deepspeed, fsdp2)."""
-    every: Positive = 1
-    """Recompute one of every N blocks (deepspeed, fsdp2)."""
+    product (deepspeed, fsdp2). auto: with `activation_checkpointing: auto` the fastest by prediction,
+    otherwise full."""
+    every: Positive | Auto = "auto"
+    """Recompute one of every N blocks (deepspeed, fsdp2). auto: as `what`; otherwise 1."""
 
 
 class Preference(Section):

@@ -18,7 +18,7 @@ from launchers.base.imports import collector_paused
 from launchers.engines import _merge
 from launchers.engines.fsdp2 import checkpoint, kernels
 from launchers.engines.fsdp2.master_weights import MasterWeights
-from launchers.engines.loop import generators, liger, model, optimizer, quantized, unet
+from launchers.engines.loop import generators, head, liger, model, optimizer, quantized, unet
 from launchers.engines.loop.families import blocks
 from launchers.engines.loop.moving_average import MovingAverage
 from launchers.gang.job import TrainJob
@@ -87,6 +87,9 @@ class FsdpModel:
 
     def fused_loss(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
         return liger.summed_loss(self.module, labels, inputs)
+
+    def fused_log_probabilities(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+        return head.log_probabilities(self.module, self.module, labels, inputs)
 
     def backward(self, loss: torch.Tensor, counted: int, *, last: bool) -> None:
         if self._reduces_once:

@@ -49,7 +49,7 @@ def test_the_plans_sharding_is_the_stage_and_another_engines_an_error() -> None:
     stages = {"none": 0, "ddp": 0, "zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3}
     for name, stage in stages.items():
         assert deepspeed_config.configuration(job(sharding=name))["zero_optimization"]["stage"] == stage
-    with pytest.raises(ValueError, match="fsdp"):
+    with pytest.raises(UserError, match="fsdp"):
         deepspeed_config.configuration(job(sharding="fsdp"))
 
 

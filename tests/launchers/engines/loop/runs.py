@@ -202,7 +202,10 @@ def make_job(
     settings: dict[str, Any] | None = None,
     **options: Any,
 ) -> TrainJob:
+    recomputed = (settings or {}).get("recompute", {})
     layout = Layout(
+        recompute=recomputed.get("what", "full"),
+        recompute_every=recomputed.get("every", 1),
         device="cpu",
         nodes=1,
         processes_per_node=world,
