@@ -234,7 +234,7 @@ def test_a_sparse_member_of_a_tar_is_not_read(tmp_path: Path) -> None:
         list(pictures.read(tar, min_side=1))
 
 
-def test_parquet_that_stands_for_gigabytes_is_refused(tmp_path: Path) -> None:
+def test_parquet_that_decodes_to_gigabytes_is_refused(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 

@@ -82,7 +82,7 @@ def sbatch(script: str, folder: Path, *arguments: str, **more: str) -> tuple[int
 @pytest.mark.parametrize(
     ("script", "module"), [("finetune.sbatch", "launchers"), ("checklist.sbatch", "checklist")]
 )
-def test_a_container_and_the_sites_variables_are_asked_for_where_they_are_named(
+def test_a_container_and_the_sites_variables_are_used_if_they_are_named(
     script: str, module: str, tmp_path: Path
 ) -> None:
     status, plain = sbatch(script, tmp_path)
@@ -171,7 +171,7 @@ def test_the_pbs_script_passes_settings_on_and_ends_with_the_commands_status(tmp
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["run"], "the script's own files are gone"
 
 
-def test_the_pbs_script_says_what_it_lacks(tmp_path: Path) -> None:
+def test_the_pbs_script_reports_what_is_missing(tmp_path: Path) -> None:
     done = pbs(tmp_path, ["n1"])
     assert done.returncode == 2
     assert "FINETUNE_OUTPUT is not set" in done.stderr
@@ -200,7 +200,7 @@ def test_pbsdsh_runs_the_command_on_each_host_and_they_meet(bed: netns.Bed, tmp_
     assert "SECRET" not in done.stdout + done.stderr
 
 
-def test_trainers_variables_say_which_node_a_pod_is() -> None:
+def test_trainers_variables_give_a_pods_node() -> None:
     """The command of the Kubeflow Trainer example, with what its torch policy sets in each pod."""
     runtime, job = yaml.safe_load_all(TRAINER.read_text())
     assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]

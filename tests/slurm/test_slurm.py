@@ -78,7 +78,7 @@ def test_two_nodes_train_and_hand_over_a_model_with_what_made_it(slurm: Lab, sha
 
 
 @pytest.mark.nightly
-def test_a_stopped_job_and_one_that_lost_a_node_go_on_from_their_checkpoints(
+def test_a_stopped_job_and_one_that_lost_a_node_resume_from_their_checkpoints(
     slurm: Lab, shared: Path
 ) -> None:
     output = shared / "out"
@@ -147,7 +147,7 @@ def wait_for_checkpoint(slurm: Lab, job: int, output: Path, attempt: int) -> Non
     )
 
 
-def test_what_the_nodes_cannot_take_is_said_at_once_and_not_tried_again(slurm: Lab, shared: Path) -> None:
+def test_a_job_that_the_nodes_cannot_run_is_refused_at_once_and_not_retried(slurm: Lab, shared: Path) -> None:
     job = submit(slurm, shared, "--set", "model=llama-70b", "--output", str(shared / "out"))
     assert slurm.wait_for(job, LIMIT_S) == ("FAILED", 2)
     said = slurm.output(job)

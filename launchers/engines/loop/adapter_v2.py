@@ -1,4 +1,4 @@
-"""LLaMA-Adapter v2 on transformers models, as litgpt trains it (litgpt/adapter_v2.py); PEFT has v1 only.
+"""LLaMA-Adapter v2 on transformers models, as litgpt trains it (litgpt/adapter_v2.py); PEFT only has v1.
 
 Gao et al. 2023 (arXiv:2304.15010): prompts that the upper blocks' attention sees next to the text, through
 gates that begin at 0; a scale and a bias for each output of every linear layer, the head's too; and all norms
@@ -36,12 +36,12 @@ class AdapterV2:
 
     @classmethod
     def of(cls, settings: Adapter) -> AdapterV2:
-        """As a run's settings ask for it."""
+        """Build the description from a run's settings."""
         return cls(prompt_length=settings.prompt_length, start_layer=settings.start_layer)
 
 
 def insert(model: Any, adapter: AdapterV2) -> None:
-    """Freeze a transformers model and give it an adapter that changes nothing yet.
+    """Freeze a transformers model and add an adapter that initially changes nothing.
 
     Prompts are drawn from the standard normal distribution, as litgpt's embeddings are.
     """
@@ -63,14 +63,14 @@ def insert(model: Any, adapter: AdapterV2) -> None:
 
 
 def save(state: dict[str, torch.Tensor], adapter: AdapterV2, folder: Path) -> None:
-    """Write the trained tensors, by their names in the model, and what they belong to."""
+    """Write the trained tensors, by their names in the model, and the adapter's description."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / ADAPTER_V2_WEIGHTS)
     (folder / ADAPTER_V2_CONFIG).write_text(json.dumps(asdict(adapter), indent=2) + "\n")
 
 
 def load(base: str | Path, folder: str | Path, **options: Any) -> Any:
-    """The model ``base`` (a folder or a Hugging Face id) with the adapter in ``folder``, for inference.
+    """Load the model ``base`` (a folder or a Hugging Face id) with the adapter in ``folder``, for inference.
 
     ``options`` are from_pretrained's. Raises RuntimeError where adapter and model don't belong together.
     """
@@ -91,7 +91,7 @@ def _like(weight: torch.Tensor, make: Any, *shape: int) -> torch.Tensor:
 
 
 def _rescaled(linear: Any, _: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
-    """A forward hook: scale * (W x + bias)."""
+    """Forward hook that returns scale * (W x + bias)."""
     rescaled: torch.Tensor = linear.adapter_scale * (output + linear.adapter_bias)
     return rescaled
 
@@ -104,7 +104,7 @@ def _attention(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """torch's attention, and what the prompt adds to it: [batch, positions, heads, head_dim]."""
+    """Add the prompt's attention to torch's attention: [batch, positions, heads, head_dim]."""
     output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     if hasattr(module, "adapter_prompt"):
         output = output + _over_prompt(module, query, options["scaling"])
@@ -112,7 +112,7 @@ def _attention(
 
 
 def _over_prompt(module: Any, query: torch.Tensor, scaling: float) -> torch.Tensor:
-    """Attention over the prompt alone, which has no positions, times each head's gate.
+    """Compute attention over the prompt, which has no positions, times each head's gate.
 
     The gate goes onto the probabilities: a few for each position are kept for the backward pass, not its
     whole result. Without the batch in the keys nothing is copied for the products.

@@ -1,8 +1,8 @@
 """Evaluations on held-out rows while a rank trains, the same for every engine.
 
-The measure is the task's own, so that a finished model has here what launchers.evaluation.held_out gives it.
-Nothing of the training is touched: the model's modes and the random generators are put back, and no gradient
-is made.
+The measure is the task's loss, so a finished model gets the same result from launchers.evaluation.held_out.
+Evaluations do not affect training: the model's modes and the random generators are restored, and no gradients
+are computed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Evaluator:
         return self._rows is not None and stops_early(self._losses, self._settings)
 
     def begin(self, model: Answering) -> None:
-        """Before the first step of a run: what the base makes, where pictures are drawn."""
+        """Before the first step of a run: draw pictures with the base model, if the task draws any."""
         if self._rows is not None and self._job.start_step == 0:
             self._draw(0, model, self._rows)
 
@@ -85,8 +85,8 @@ class Evaluator:
     def is_kept(self, step: int) -> bool:
         """Whether a checkpoint is scheduled after a step.
 
-        The last step has none, as it leaves the result, but where an earlier step is the result: then it is
-        kept so that no later attempt trains again.
+        The last step has none, because its result is exported, unless an earlier step is the result: then the
+        last step is kept so that no later attempt trains again.
         """
         job = self._job
         if self.stops or step == job.total_steps:
@@ -102,7 +102,7 @@ class Evaluator:
         return self._rows is None or exported_step(self._losses, self._settings, last_step) == last_step
 
     def _is_due(self, step: int, device: torch.device) -> bool:
-        """By the clock of the first rank, where it goes by minutes: clocks differ."""
+        """Whether an evaluation is scheduled; if by minutes, by rank 0's clock, because clocks differ."""
         if step == self._job.total_steps:
             return True
         if self._settings.every_minutes is None:
@@ -114,7 +114,7 @@ class Evaluator:
         return bool(decided.item())
 
     def _draw(self, step: int, model: Answering, rows: HeldOut) -> None:
-        """Have pictures drawn of held-out captions, where the task has some; the first rank has them all."""
+        """Draw pictures of the held-out captions, if the task has any; rank 0 receives all of them."""
         if not rows.captions:
             return
         self._reporter.phase("evaluate", step)
@@ -165,7 +165,7 @@ class Evaluator:
 
 @contextlib.contextmanager
 def _untouched(network: torch.nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards all is as before, sharded weights too."""
+    """Enter evaluation mode without gradients; on exit, restore everything, sharded weights included."""
     training = [module for module in network.modules() if module.training]
     network.eval()
     with torch.no_grad(), generators.kept():

@@ -26,7 +26,7 @@ _ADAPTER_PREFIX = "base_model.model."
 
 
 def check_mergeable(network: Any, job: TrainJob) -> None:
-    """Raise UserError where the base's files have other names than the layers with adapters.
+    """Raise UserError if the base's files name tensors differently than the layers with adapters.
 
     transformers renames tensors of some families as it reads them; recorded before training.
     """
@@ -107,7 +107,7 @@ def merge(
     base_of: quantized.Change = quantized.unchanged,
     names_in_files: Callable[[Iterable[str]], dict[str, str]] | None = None,
 ) -> None:
-    """Base weights plus adapter on the CPU, in the base's own files, names and types; sums are in fp32.
+    """Add the adapter to the base weights on the CPU, in fp32; keep the base's files, names and types.
 
     ``base_of`` returns the weight that the adapter was trained with, for one of the base's.
     ``names_in_files``: returns the names that the model's weights have in the base's files, if they differ.
@@ -134,12 +134,12 @@ def merge(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Whole:
-    """A tensor that was trained itself: of PEFT's modules_to_save."""
+    """Tensor trained in full (PEFT's modules_to_save)."""
 
     trained: torch.Tensor
 
     def applied_to(self, weight: torch.Tensor) -> torch.Tensor:
-        """The new tensor, in the old one's type."""
+        """Return the new tensor in the old one's type."""
         return self.trained.to(weight.dtype)
 
 

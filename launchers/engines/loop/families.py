@@ -1,4 +1,4 @@
-"""Parts of a model that the loop needs, found whatever its family calls them."""
+"""Find the parts of a model that the loop needs; their names depend on the model's family."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launchers.engines.loop import unet
 
 
 def blocks(network: Any) -> list[nn.Module]:
-    """The model's decoder layers: what transformers says must not be split over devices.
+    """Return the model's decoder layers: the modules that transformers does not split over devices.
 
     Of a family that says nothing, the list with as many modules as config.json has layers. Empty where that
     isn't there either.
@@ -27,7 +27,7 @@ def blocks(network: Any) -> list[nn.Module]:
 
 
 def expert_tensors(network: Any) -> list[str]:
-    """The ends of the names of all tensors that hold a block's experts, such as "experts.down_proj"."""
+    """Return the name suffixes of all tensors that hold a block's experts, such as "experts.down_proj"."""
     return sorted(
         {
             f"experts.{tensor}"
@@ -40,5 +40,5 @@ def expert_tensors(network: Any) -> list[str]:
 
 
 def expert_blocks(network: Any) -> set[type[nn.Module]]:
-    """The classes of modules that send each token to some of their experts only."""
+    """Return the classes of modules that route each token to some of their experts."""
     return {type(module) for module in network.modules() if hasattr(module, "experts")}

@@ -26,14 +26,14 @@ class Feed:
         self._prepared: tuple[int, StepCounts, Any, Iterator[Any]] | None = None
 
     def prepare(self, step: int) -> None:
-        """Make the counts and the first micro batch of a coming step."""
+        """Prepare the counts and the first micro batch of a future step."""
         if self._device.type == "cpu" or step >= self._total_steps:
             return
         batches = self._task.batches(self._data, self._layout, step, self._rank)
         self._prepared = (step, self._counts(step), next(batches).to(self._device), batches)
 
     def step(self, step: int) -> tuple[StepCounts, Iterator[Any]]:
-        """Return what a step is divided by, and its micro batches on the device."""
+        """Return a step's counts, and its micro batches on the device."""
         if self._prepared is not None and self._prepared[0] == step:
             _, counts, first, remaining = self._prepared
             self._prepared = None

@@ -1,4 +1,4 @@
-"""Random generators of a rank: seeded, kept in a checkpoint, and put back."""
+"""Random generators of a rank: seeding, saving to a checkpoint, restoring."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from launchers.gang.rank import RankEnv
 
 
 def seed(number: int) -> None:
-    """Seed all three."""
+    """Seed Python's, NumPy's and torch's generators."""
     random.seed(number)
     np.random.seed(number % 2**32)
     torch.manual_seed(number)
 
 
 def seed_rank(job: TrainJob, env: RankEnv) -> None:
-    """Seed for training, each rank its own way: what dropout takes."""
+    """Seed for training, differently on each rank: dropout uses these generators."""
     seed(job.settings.seed + env.rank + job.start_step * job.plan.layout.world_size)
 
 
@@ -34,7 +34,7 @@ def save(folder: Path, env: RankEnv) -> None:
 
 
 def restore(folder: Path, env: RankEnv) -> None:
-    """Put back what :func:`save` wrote; nothing where this rank wrote none, as in a smaller run."""
+    """Restore the state from :func:`save`; do nothing if this rank has no file, as after a smaller run."""
     path = _file(folder, env)
     if not path.is_file():
         return

@@ -1,4 +1,4 @@
-"""The held-out rows that a rank measures while it trains, in batches that are dealt out to the ranks."""
+"""Held-out rows that a rank measures during training, in batches that are distributed over the ranks."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class HeldOut(Protocol):
     captions: tuple[str, ...]  # that pictures are made of
 
     def batches(self) -> Iterator[tuple[Any, bool]]:
-        """This rank's batches, and whether they count: all ranks make equally many passes."""
+        """Iterate over this rank's batches, and whether they count: all ranks make equally many passes."""
         ...
 
     def outcome(self, model: Answering, batch: Any, /) -> Outcome:
-        """The forward pass, or passes, of one batch."""
+        """Run the forward pass or passes of one batch."""
         ...
 
     def draw(self, model: Answering, /) -> tuple[str, ...]:
-        """A picture of each of :attr:`captions`, PNG files in base64; all ranks call it."""
+        """Draw a picture of each of :attr:`captions`, as PNG in base64; called by all ranks."""
         ...
 
 
@@ -94,7 +94,7 @@ class TextRows:
 
 
 def held_out_of(job: TrainJob, env: RankEnv) -> HeldOut:
-    """A job's held-out rows."""
+    """Return a job's held-out rows."""
     if TASKS[job.settings.task].images:
         from launchers.engines.loop.held_out_images import HeldOutImages  # which needs diffusers
 

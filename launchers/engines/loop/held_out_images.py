@@ -1,4 +1,4 @@
-"""Held-out images while a UNet is trained: the error at four levels of noise, and pictures of captions."""
+"""Evaluation of a UNet during training: errors of held-out images at four noise levels, drawn pictures."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class HeldOutImages:
         return drawing.encoded(image)
 
     def _dealt(self, count: int) -> Iterator[tuple[int, bool]]:
-        """This rank's rows of the first ``count``, and whether they count: as many on each rank."""
+        """Iterate over this rank's rows of ``count``, and whether they count; equally many on each rank."""
         world = self._env.world_size
         for first in range(0, count, world):
             row = first + self._env.rank

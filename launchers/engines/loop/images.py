@@ -47,7 +47,7 @@ class LatentBatch:
 
     @property
     def tokens(self) -> int:
-        """Positions of all latents."""
+        """Number of positions of all latents."""
         return self.clean.shape[0] * self.clean.shape[2] * self.clean.shape[3]
 
     def split(self) -> list[LatentBatch]:
@@ -75,7 +75,7 @@ class TextToImage:
         self.noise = NoiseSchedule(self._latents.noise["scheduler"])
 
     def check(self, model: Answering, data: Prepared, /) -> None:
-        """Raise ValueError where the texts are of another width than the UNet takes."""
+        """Raise ValueError if the texts' width differs from the UNet's."""
         unet_width, text_width = model.module.config.cross_attention_dim, self._latents.row(0).text.shape[-1]
         if unet_width != text_width:
             raise ValueError(
@@ -94,7 +94,7 @@ class TextToImage:
         return StepCounts(divisor=global_batch_size, quarters=tuple(quarters))
 
     def batches(self, data: Prepared, layout: Layout, step: int, rank: int) -> Iterator[LatentBatch]:
-        """A rank's micro batches of a step: of each ``world_size`` images in order it takes the rank-th."""
+        """Iterate over a rank's micro batches of a step: the rank-th of every ``world_size`` images."""
         pictures = PreparedImages(data.folder)
         rows = step_rows(data, step, layout.global_batch_size)
         rank_rows = range(rank, len(rows), layout.data_parallel)
@@ -125,7 +125,7 @@ class TextToImage:
         return steps * len(QUARTERS) // self.noise.count
 
     def _drawn(self, pictures: PreparedImages, row: int, place: int) -> LatentBatch:
-        """One image with what is drawn for its place in the order of the run."""
+        """Return one image with the random values of its position in the run's order."""
         latent = self._latents.row(row)
         generator, step = self._generator(place)
         shape = latent.mean.shape
@@ -173,9 +173,9 @@ def noise_errors(unet: Any, batch: LatentBatch, schedule: NoiseSchedule) -> torc
 def noisy_quarters(
     latent: Latent, time_ids: NDArray[np.int32], row: int, schedule: NoiseSchedule, scaling_factor: float
 ) -> LatentBatch:
-    """A held-out image four times: at the middle time step of each of QUARTERS, with the same noise.
+    """Return a held-out image four times: at the middle time step of each of QUARTERS, with the same noise.
 
-    Whoever measures row ``row`` takes the same noise, so that models can be compared.
+    The noise depends only on ``row``, so that models can be compared.
     """
     count = len(QUARTERS)
     generator = torch.Generator()
@@ -215,7 +215,7 @@ class NoiseSchedule:
         self._alphas_cumprod: torch.Tensor = noise_scheduler.alphas_cumprod
 
     def add(self, clean: torch.Tensor, noise: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
-        """The noisy latents: Ho et al. 2020 (arXiv:2006.11239), equation 4."""
+        """Return the noisy latents: Ho et al. 2020 (arXiv:2006.11239), equation 4."""
         signal, disturbance = self._shares(steps)
         return signal * clean + disturbance * noise
 

@@ -12,7 +12,7 @@ _OF_BLOCKS = ("rope", "rms_norm", "swiglu")
 
 
 def put_in(network: Any, *, loss_alone: bool = False) -> None:
-    """Replace parts of a transformers model by Liger's, before it gets adapters.
+    """Replace parts of a transformers model by Liger's kernels, before adapters are added.
 
     Its forward pass, given labels, then ends in the loss and makes no logits (:func:`summed_loss`).
     ``loss_alone``: the blocks stay as they are, for torch.compile, which fuses what Liger's kernels do there,

@@ -30,7 +30,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the weights after an optimizer step."""
+        """Update the averages with the weights after an optimizer step."""
         self._updates += 1
         rate = min(self._decay, self._updates / (self._updates + 9)) if self._updates > 1 else 0.0
         for name, average in self.weights.items():
@@ -38,7 +38,7 @@ class MovingAverage:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within it the parameters are their averages; the weights that are trained wait in host memory."""
+        """Replace the parameters by their averages within the block; the weights are kept in host memory."""
         with torch.no_grad():
             backup = {
                 name: parameter.detach().to("cpu", copy=True) for name, parameter in self._trained.items()

@@ -1,4 +1,4 @@
-"""The optimizers and the schedule of the learning rate: torch's own, and bitsandbytes' with fewer bits."""
+"""Optimizers of torch and (with fewer bits) bitsandbytes, and the learning rate schedule."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TABLES = ("embed_tokens", "wte", "embed_in", "word_embeddings", "lm_head", "emb
 
 
 def build(job: TrainJob, named: Named) -> list[torch.optim.Optimizer]:
-    """The optimizers of what is trained: one, or for Muon one of matrices and AdamW for the rest.
+    """Build the optimizers of the trained parameters: one, or Muon for matrices and AdamW for the rest.
 
     torch's own need no compiler; its fused AdamW is native on GPUs and on CPUs.
     """

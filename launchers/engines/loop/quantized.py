@@ -36,7 +36,7 @@ def kind_of(job: TrainJob) -> LaunchedQuantization | None:
 
 
 def packed(weight: torch.Tensor, kind: LaunchedQuantization) -> tuple[torch.Tensor, Scales]:
-    """A matrix in 4 or 8 bits, as words of its type in one column, and its scales, as bytes.
+    """Quantize a matrix to 4 or 8 bits: words of its type in one column, and its scales as bytes.
 
     As words of a type that networks are made of, they can be divided, gathered and moved like any weight;
     as bytes, scales stay what they are where a network is cast to another type.
@@ -88,7 +88,7 @@ def unpacked(
 
 
 def _int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each row by its largest value: Dettmers et al. 2022, LLM.int8() (arXiv:2208.07339), section 2.1.
+    """Quantize each row by its largest value: Dettmers et al. 2022 (arXiv:2208.07339), section 2.1.
 
     Computed in fp32, some rows at a time.
     """
@@ -174,13 +174,13 @@ class _Product(torch.autograd.Function):
 
 
 def replace_layers(network: Any, kind: LaunchedQuantization) -> None:
-    """Put a :class:`QuantizedLinear` in the place of each linear layer but the head, of whatever kind."""
+    """Replace each linear layer except the head by a :class:`QuantizedLinear`."""
     for name, layer in _quantized_layers(network):
         network.set_submodule(name, QuantizedLinear(layer, kind))
 
 
 def round_layers(network: Any, kind: LaunchedQuantization) -> None:
-    """Give each of these layers the base weight of its adapter, unsharded and dequantized."""
+    """Set the weight of each of these layers to the quantized and dequantized base weight."""
     for _, layer in _quantized_layers(network):
         packed_weight, scales = packed(layer.weight.detach(), kind)
         layer.weight.data = unpacked(packed_weight, scales, kind, layer.weight.shape)

@@ -1,4 +1,4 @@
-"""A UNet with its pipeline's text encoders, where those are trained too: it takes captions, not texts."""
+"""A UNet with its pipeline's text encoders, if those are trained too; its inputs are captions."""
 
 from __future__ import annotations
 
@@ -105,9 +105,9 @@ def with_texts(unet: Any, job: TrainJob, dtype: torch.dtype, *, weights: bool) -
 
 
 def add_adapters(network: UNetWithTexts, options: dict[str, Any]) -> None:
-    """LoRA on the queries, keys, values and results of both encoders; ``options`` are PEFT's.
+    """Add LoRA to the queries, keys, values and outputs of both encoders; ``options`` are PEFT's.
 
-    But for the first encoder's last layer, of which nothing is used (:func:`launchers.images.texts.encode`).
+    Not in the first encoder's last layer, whose output is unused (:func:`launchers.images.texts.encode`).
     """
     from peft import LoraConfig
 

@@ -75,14 +75,14 @@ def train(job: TrainJob, sharding: Sharding) -> None:
 
 
 class _Stopwatch:
-    """Seconds spent in parts of a step. On a GPU by events, so that nothing has to wait for it."""
+    """Measures seconds spent in parts of a step. On a GPU, with events, so that nothing waits for it."""
 
     def __init__(self, device: torch.device, profiler: Profiler) -> None:
         self._cuda, self._profiler = device.type == "cuda", profiler
         self._marks: list[tuple[str, Any]] = []
 
     def mark(self, part: str) -> None:
-        """From here on, until the next mark, time belongs to ``part``."""
+        """Assign the time until the next mark to ``part``."""
         self._profiler.phase(part)
         if self._cuda:
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call,unused-ignore]
@@ -92,7 +92,7 @@ class _Stopwatch:
             self._marks.append((part, time.perf_counter()))
 
     def seconds(self) -> dict[str, float]:
-        """Call when the device has done all; the last mark only ends the one before it."""
+        """Return the seconds by part, once the device has finished. The last mark only ends a part."""
         total: dict[str, float] = {}
         for (part, start), (_, end) in zip(self._marks, self._marks[1:], strict=False):
             seconds = start.elapsed_time(end) / 1000 if self._cuda else end - start
@@ -166,5 +166,5 @@ def _fetched(sums: torch.Tensor, norm: torch.Tensor | None) -> tuple[list[float]
 
 
 def _known(metrics: dict[str, float]) -> dict[str, float]:
-    """Without those that this step has nothing of, which are NaN."""
+    """Remove the figures that this step does not have, which are NaN."""
     return {name: value for name, value in metrics.items() if not math.isnan(value)}

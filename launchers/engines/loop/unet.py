@@ -1,4 +1,4 @@
-"""The UNet of a pipeline that makes images, with what is trained of it: as the loop holds language models."""
+"""Loads the UNet of an image pipeline and selects its trained parameters, as model.py for language models."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _BLOCKS = ("ResnetBlock2D", "BasicTransformerBlock", "CLIPEncoderLayer")
 
 
 def is_unet(network: Any) -> bool:
-    """Whether this is a UNet, divided or not, alone or with text encoders."""
+    """Whether this is a UNet, sharded or not, alone or with text encoders."""
     return type(network).__name__.endswith(("UNet2DConditionModel", "UNetWithTexts"))
 
 
 def has_texts(network: Any) -> bool:
-    """Whether this is a UNet with the text encoders that are trained with it, divided or not."""
+    """Whether this is a UNet with trained text encoders, sharded or not."""
     return type(network).__name__.endswith("UNetWithTexts")
 
 
@@ -31,7 +31,7 @@ def blocks(network: nn.Module) -> list[nn.Module]:
 
 
 def load(job: TrainJob, dtype: torch.dtype) -> Any:
-    """The job's UNet with its weights."""
+    """Load the job's UNet with its weights."""
     with collector_paused():
         from diffusers import UNet2DConditionModel
 
@@ -40,7 +40,7 @@ def load(job: TrainJob, dtype: torch.dtype) -> Any:
 
 
 def build(job: TrainJob, dtype: torch.dtype) -> Any:
-    """The job's UNet without its weights."""
+    """Build the job's UNet without its weights."""
     with collector_paused():
         from diffusers import UNet2DConditionModel
 
@@ -49,7 +49,7 @@ def build(job: TrainJob, dtype: torch.dtype) -> Any:
 
 
 def _whole(network: Any, job: TrainJob, dtype: torch.dtype, *, weights: bool) -> Any:
-    """The UNet, with its text encoders where those are trained."""
+    """Return the UNet, with its text encoders if those are trained."""
     if not job.settings.images.text_encoders:
         return network
     from launchers.engines.loop.text_encoders import with_texts

@@ -1,4 +1,4 @@
-"""Result of a UNet: its weights, or its LoRA in the formats that image programs read."""
+"""Export of a trained UNet: its weights, or its LoRA in the formats that image programs read."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Adapter:
 
 
 def networks_of(module: Any) -> dict[str, Any]:
-    """The networks that are trained, by their folders' names."""
+    """Return the trained networks by the names of their folders."""
     if not unet.has_texts(module):
         return {_pipeline_layout.UNET: module}
     return {name: getattr(module, name) for name in (_pipeline_layout.UNET, *_pipeline_layout.TEXTS)}
@@ -79,7 +79,7 @@ def _adapter_tensors(network: Any, state: dict[str, Any] | None) -> dict[str, to
 
 
 def save_adapters(adapters: Mapping[str, Adapter], lora: Lora, folder: Path) -> None:
-    """LoRA as diffusers reads it, and in kohya's format, which ComfyUI and A1111 read.
+    """Write LoRA in diffusers' format, and in kohya's, which ComfyUI and A1111 read.
 
     ``adapters``: by the networks' folders' names.
     """
@@ -113,7 +113,7 @@ def scale_of(lora: Lora) -> float:
 
 
 def merge(tensors: dict[str, torch.Tensor], lora: Lora, base: Path, destination: Path) -> None:
-    """A base's network plus LoRA, in the base's own files, names and types; sums are in fp32."""
+    """Add LoRA to a base network in fp32; keep the base's files, names and types."""
     layers = [name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight")]
     updates = {
         f"{layer}.weight": Update(

@@ -41,7 +41,7 @@ def adapted_layers(network: Any, language_layers: list[str], settings: Settings)
 
 
 def vision_parts(network: Any) -> Iterator[tuple[str, nn.Module]]:
-    """Iterate over the modules with all parameters outside of the language model and its head."""
+    """Iterate over the modules that hold all parameters outside of the language model and its head."""
     embedding = network.get_input_embeddings()
     for name, module in network.model.named_children():
         if not any(submodule is embedding for submodule in module.modules()):

@@ -11,7 +11,7 @@ EMBEDDINGS = ("embed_tokens", "lm_head")
 
 
 def norms(model: Any) -> list[nn.Module]:
-    """A model's norms over the hidden size; those of queries and keys are over a head."""
+    """Return a model's norms over the hidden size, without those of queries and keys."""
     return [
         module
         for name, module in model.named_modules()

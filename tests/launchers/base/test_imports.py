@@ -10,7 +10,7 @@ import pytest
 from launchers.base.imports import collector_paused
 
 
-def test_the_collector_rests_and_goes_on_even_after_an_import_that_fails() -> None:
+def test_the_collector_is_paused_and_resumed_even_if_an_import_fails() -> None:
     with collector_paused():
         assert not gc.isenabled()
     assert gc.isenabled()
@@ -19,7 +19,7 @@ def test_the_collector_rests_and_goes_on_even_after_an_import_that_fails() -> No
     assert gc.isenabled()
 
 
-def test_a_collector_that_somebody_has_stopped_stays_so() -> None:
+def test_a_collector_that_was_already_stopped_stays_stopped() -> None:
     gc.disable()
     try:
         with collector_paused():

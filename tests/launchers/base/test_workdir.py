@@ -79,7 +79,7 @@ def test_what_a_killed_task_has_left_is_removed_and_no_running_ones(base: Path) 
         assert list(base.iterdir()) == [own]
 
 
-def test_a_place_where_nothing_can_be_made_is_said_in_two_lines(base: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported_in_two_lines(base: Path) -> None:
     base.parent.write_text("a file")
     with (
         pytest.raises(UserError, match="Cannot create a work folder in") as caught,
@@ -90,7 +90,7 @@ def test_a_place_where_nothing_can_be_made_is_said_in_two_lines(base: Path) -> N
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
-def test_a_disk_that_fills_up_under_a_task_is_said_in_two_lines(base: Path) -> None:
+def test_a_disk_that_fills_up_during_a_task_is_reported_in_two_lines(base: Path) -> None:
     """numpy's own error holds neither the system's number nor the file."""
     base.mkdir(parents=True)
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(base)]).returncode != 0:

@@ -96,7 +96,7 @@ def test_an_scontrol_that_hangs_or_fails_costs_no_more_than_its_limit(
 
 
 @pytest.mark.parametrize("nodelist", ["n[a-b]", "n[3-1]", "n[1", "n1]", "n[]", "n[[1]]"])
-def test_a_list_of_nodes_that_makes_no_sense_is_said_so(
+def test_an_invalid_list_of_nodes_is_refused(
     nodelist: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -177,7 +177,7 @@ def test_mpich_and_its_relatives_are_read_too() -> None:
         node_address({**hydra, "MPI_LOCALNRANKS": "2"})
 
 
-def test_pbsdsh_says_nothing_so_a_host_looks_its_own_name_up(tmp_path: Path) -> None:
+def test_under_pbsdsh_a_host_finds_its_own_name_in_the_node_file(tmp_path: Path) -> None:
     nodes = tmp_path / "nodes"
     nodes.write_text("b2.site\nb2.site\nb3.site\n")
     environment = {"PBS_JOBID": "99[3].server", "PBS_NODEFILE": str(nodes)}
@@ -206,7 +206,7 @@ def test_without_a_scheduler_there_is_one_node() -> None:
         {**OPENMPI, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "MASTER_ADDR": "a1"},
     ],
 )
-def test_a_single_node_of_a_scheduler_meets_nobody_over_the_network(environment: dict[str, str]) -> None:
+def test_a_single_node_of_a_scheduler_uses_no_network(environment: dict[str, str]) -> None:
     place = node_address(environment)
     assert (place.node, place.nodes, place.main_host) == (0, 1, "127.0.0.1")
 

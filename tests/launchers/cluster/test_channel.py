@@ -163,7 +163,7 @@ def test_a_greeting_that_was_recorded_proves_nothing(main: Main) -> None:
     assert main.members.empty()
 
 
-def test_the_name_that_is_claimed_is_part_of_what_is_proven(main: Main) -> None:
+def test_the_proof_covers_the_claimed_name(main: Main) -> None:
     with stranger(main) as sock:
         said = greeting(main.where, sock.recv(CHALLENGE), b'{"name":7}')
         sock.sendall(said.replace(b'{"name":7}', b'{"name":8}'))
@@ -193,7 +193,7 @@ def test_what_strangers_say_is_neither_read_nor_answered(main: Main, said: bytes
     assert takes_part(main) < 5
 
 
-def test_a_greeting_byte_by_byte_ends_at_the_limit_and_holds_nobody_up(
+def test_a_greeting_byte_by_byte_ends_at_the_limit_and_delays_no_other(
     main: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "GREETING_S", 1.5)
@@ -246,7 +246,7 @@ def test_a_message_that_is_too_long_is_not_read(main: Main) -> None:
         member.close()
 
 
-def test_a_caller_that_is_refused_is_told_why(main: Main) -> None:
+def test_a_refused_caller_receives_the_reason(main: Main) -> None:
     with pytest.raises(Refused, match="negative"):
         call(main.where, -1)
 
@@ -287,7 +287,7 @@ def test_ipv6_and_loopback_alone() -> None:
         assert takes_part(main) < 5
 
 
-def test_a_host_of_which_one_address_says_nothing_is_met_at_the_other(
+def test_a_host_with_a_silent_address_is_reached_at_the_other(
     main: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = main.where.ports[0]

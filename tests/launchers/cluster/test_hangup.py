@@ -41,7 +41,7 @@ def test_a_run_outlives_its_terminal_and_continues_in_a_file(tmp_path: Path) -> 
     assert {"line 9", "problem 9"} <= set(lines)
 
 
-def test_a_pipe_that_nobody_reads_any_more_ends_nothing(tmp_path: Path) -> None:
+def test_a_pipe_without_a_reader_ends_no_process(tmp_path: Path) -> None:
     (tmp_path / "counts.py").write_text(_COUNTS)
     done = subprocess.run(
         ["bash", "-c", f"{sys.executable} counts.py 2>&1 | head -1; exit ${{PIPESTATUS[0]}}"],
@@ -54,7 +54,7 @@ def test_a_pipe_that_nobody_reads_any_more_ends_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "nohup.out").read_text().endswith("the child ended with 0\n")
 
 
-def test_output_to_a_file_stays_where_it_is(tmp_path: Path) -> None:
+def test_output_to_a_file_is_not_redirected(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with log.open("wb") as file:
         pid = os.posix_spawn(

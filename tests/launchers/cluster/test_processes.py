@@ -37,7 +37,7 @@ def test_a_signal_waits_until_it_is_looked_for() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_signal_that_nobody_looked_for_is_raised_at_the_end() -> None:
+def test_a_signal_that_was_not_polled_is_raised_at_the_end() -> None:
     done: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         interrupted(done)
@@ -58,7 +58,7 @@ def terminated() -> None:
         look(signals)
 
 
-def test_sigterm_unwinds_where_it_is_looked_for() -> None:
+def test_sigterm_unwinds_where_it_is_polled() -> None:
     with pytest.raises(SystemExit) as ended:
         terminated()
     assert ended.value.code == 128 + signal.SIGTERM
@@ -80,7 +80,7 @@ def test_another_thread_leaves_the_handlers_alone() -> None:
     assert seen == [before]
 
 
-def test_the_end_of_a_log_is_without_what_says_nothing(tmp_path: Path) -> None:
+def test_the_end_of_a_log_omits_uninformative_lines(tmp_path: Path) -> None:
     log = tmp_path / "stderr.log"
     log.write_text(
         "Skipping import of cpp extensions due to incompatible torch version 2.13 for torchao version 0.15\n"

@@ -41,9 +41,7 @@ def load(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for path in folder.glob("*") for name, tensor in load_file(path).items()}
 
 
-def test_what_is_not_changed_comes_out_as_it_was_in_files_of_the_same_names(
-    base: list[Path], tmp_path: Path
-) -> None:
+def test_unchanged_tensors_are_copied_to_files_of_the_same_names(base: list[Path], tmp_path: Path) -> None:
     _merge.merge(base, tmp_path / "out", lambda _, weight: weight)
     assert [path.name for path in sorted((tmp_path / "out").iterdir())] == [path.name for path in base]
     for path in base:
@@ -76,7 +74,7 @@ def test_tensors_can_change_their_values_and_their_type_or_be_left_out(
     assert [path.read_bytes() for path in base] == before
 
 
-def test_a_merge_that_fails_leaves_no_half_file_and_the_next_begins_anew(
+def test_a_failed_merge_leaves_no_partial_file_and_the_next_starts_over(
     base: list[Path], tmp_path: Path
 ) -> None:
     def change(name: str, weight: torch.Tensor) -> torch.Tensor:

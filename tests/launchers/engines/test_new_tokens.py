@@ -47,7 +47,7 @@ def sums(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
 
 
-def test_new_rows_are_the_mean_of_all_others_and_the_base_is_as_it_was(tmp_path: Path, base: Path) -> None:
+def test_new_rows_are_the_mean_of_all_others_and_the_base_is_unchanged(tmp_path: Path, base: Path) -> None:
     before = sums(base)
     folder = with_new_tokens(base, SETTINGS, tmp_path / "new")
     assert sums(base) == before
@@ -129,7 +129,7 @@ def test_data_with_new_tokens_are_other_data(tmp_path: Path, base: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [pytest.param("full", marks=pytest.mark.nightly), "lora"])
-def test_rows_of_new_tokens_are_trained_and_handed_over(tmp_path: Path, base: Path, method: str) -> None:
+def test_rows_of_new_tokens_are_trained_and_exported(tmp_path: Path, base: Path, method: str) -> None:
     """The same by every sharding; model, adapter and tokenizer have the new vocabulary."""
     folder = with_new_tokens(base, SETTINGS, tmp_path / "new")
     texts = [Conversation(text=f"{TEXT} {number}") for number in range(8)]

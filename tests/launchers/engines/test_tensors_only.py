@@ -75,7 +75,7 @@ def test_a_caller_that_would_take_anything_gets_tensors_alone(tmp_path: Path, ma
     assert mark.exists()
 
 
-def test_a_broken_file_is_said_in_one_line(tmp_path: Path) -> None:
+def test_a_broken_file_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "states.pt").write_bytes(b"no tensors")
     with pytest.raises(UserError, match="or is damaged") as caught, tensors_only(tmp_path):
         torch.load(tmp_path / "states.pt")

@@ -20,12 +20,12 @@ def failure(kind: Kind, at: float, *, secondary: bool = False) -> Failure:
     return Failure(kind=kind, node=0, host="a", at=at, message=f"{kind} at {at}", secondary=secondary)
 
 
-def test_the_first_failure_is_the_cause_save_where_it_is_known_to_be_a_consequence() -> None:
+def test_the_first_failure_is_the_cause_unless_it_is_known_to_be_a_consequence() -> None:
     assert root_cause([failure("rank", 2.0), failure("agent", 1.0)]).kind == "agent"
     assert root_cause([failure("rank", 1.0, secondary=True), failure("node", 2.0)]).kind == "node"
 
 
-def test_what_the_user_can_mend_is_shown_before_what_other_nodes_say_of_it() -> None:
+def test_a_users_error_is_shown_before_its_consequences_on_other_nodes() -> None:
     assert root_cause([failure("rank", 1.0), failure("user", 2.0)]).kind == "user"
 
 
@@ -47,7 +47,7 @@ def test_a_failure_that_shows_the_end_of_a_log_ends_with_the_cause() -> None:
         (RuntimeError("the loss is not a number"), 1, False),
     ],
 )
-def test_a_full_disk_is_known_by_what_torch_says_of_it(
+def test_a_full_disk_is_recognized_by_torchs_message(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, free_mib: int, full: bool
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free_mib * MIB))

@@ -93,7 +93,7 @@ def test_kill_9_of_an_agent_or_a_task_ends_all_nodes(gang: NewGang, who: str, mo
 
 
 @pytest.mark.slow
-def test_a_node_that_has_to_go_while_a_checkpoint_is_written_is_followed_by_one_more_of_all_nodes(
+def test_after_a_node_must_leave_during_a_checkpoint_all_nodes_write_another(
     gang: NewGang,
 ) -> None:
     orders = {"steps": 500, "every": 4, "step_s": 0.3, "checkpoint_s": 0.5}

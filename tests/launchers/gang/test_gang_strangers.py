@@ -24,7 +24,7 @@ FAILED = b'{"kind":"failed","failure":' + FAILURE + b"}"
 
 
 @pytest.mark.slow
-def test_a_run_among_strangers_ends_as_if_nobody_had_called(gang: NewGang) -> None:
+def test_a_run_ends_normally_although_strangers_connect(gang: NewGang) -> None:
     two = gang(nodes=2, orders={"steps": 20, "every": 5}, store=True)
     forged = [
         greets(RUN, "", CLAIM, FAILED),  # the run's name alone, which is to be read in ps

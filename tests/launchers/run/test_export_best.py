@@ -29,7 +29,7 @@ ALONE = NodeAddress(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Sec
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_after_kill_9_the_best_step_is_exported_and_the_run_stops_where_it_would_have(
+def test_after_kill_9_the_best_step_is_exported_and_the_run_stops_at_the_same_step(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The learning rate is so high that every loss after the first is higher."""

@@ -174,7 +174,7 @@ def test_a_method_left_open_is_decided_with_the_plan_and_its_engine_and_learning
         ({}, AUTOMATIC_METHODS),
     ],
 )
-def test_a_method_left_open_is_one_to_which_the_given_options_apply(
+def test_an_automatic_method_is_one_to_which_the_given_options_apply(
     given: dict[str, Any], methods: tuple[str, ...]
 ) -> None:
     run = preparation.plan_run(settings.build({"model": "tiny-llama", "method": "auto", **given}), HERE)
@@ -239,7 +239,7 @@ def _never(*_: object) -> object:
     raise AssertionError("a plan was made where none may be")
 
 
-def test_an_engine_whose_packages_are_missing_is_refused_with_what_to_install(
+def test_an_engine_whose_packages_are_missing_is_refused_with_the_packages_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     needs = dataclasses.replace(deepspeed.NEEDS, packages=("torch", "not_there"))
@@ -311,7 +311,7 @@ def test_a_default_batch_becomes_what_processes_and_data_can_make_up(dataset: Pa
         )
 
 
-def test_gpus_that_are_asked_for_where_there_are_none_are_refused() -> None:
+def test_requested_gpus_that_do_not_exist_are_refused() -> None:
     with pytest.raises(UserError, match="has no NVIDIA GPU reported by a driver") as refused:
         preparation.plan_run(settings.build({"resources": {"gpus": 4}}), HERE)
     assert "--device cpu" in refused.value.advice
@@ -328,7 +328,7 @@ def test_a_default_batch_is_no_larger_than_the_data(tmp_path: Path) -> None:
     assert settings.build({"task": "grpo", "rl": {"group_size": 6}}).batch_size == 18
 
 
-def test_steps_are_known_where_the_data_is_at_hand(dataset: Path) -> None:
+def test_steps_are_known_if_the_data_is_local(dataset: Path) -> None:
     given = {"dataset": str(dataset), "global_batch_size": 8, "evaluation": {"fraction": 0.1}}
     once = counted(settings.build(given))
     assert once == 54 // 8
@@ -347,7 +347,7 @@ def test_steps_are_known_where_the_data_is_at_hand(dataset: Path) -> None:
         ({"warmup_steps": 0}, 1, None),
     ],
 )
-def test_a_run_that_ends_in_its_warm_up_is_told(
+def test_a_run_that_ends_in_its_warm_up_gets_a_warning(
     schedule: dict[str, float], steps: int, words: str | None
 ) -> None:
     told = preparation.short_run_warning(settings.build({"schedule": schedule}), steps)

@@ -36,14 +36,14 @@ def after(made: Plan, attempt: int = 0) -> NextPlan:
     return following
 
 
-def test_without_a_failure_for_want_of_memory_every_attempt_has_the_launched_plan(
+def test_unless_memory_runs_out_every_attempt_has_the_launched_plan(
     plans: Replanning, launched: Plan
 ) -> None:
     assert choose_plan(plans, 0, launched) is launched
     assert choose_plan(plans, 2, launched) is launched
 
 
-def test_what_an_attempt_has_left_holds_for_all_later_ones(plans: Replanning, launched: Plan) -> None:
+def test_the_plan_that_an_attempt_stores_applies_to_all_later_ones(plans: Replanning, launched: Plan) -> None:
     following = after(launched)
     plans.keep(0, following)
     said: list[str] = []
@@ -55,7 +55,7 @@ def test_what_an_attempt_has_left_holds_for_all_later_ones(plans: Replanning, la
     assert choose_plan(plans, 2, launched) == then.plan
 
 
-def test_a_plan_for_another_gpu_holds_only_where_that_gpu_was_asked_for(
+def test_a_plan_for_another_gpu_applies_only_if_that_gpu_was_requested(
     plans: Replanning, launched: Plan
 ) -> None:
     other = replace(launched, request=replace(launched.request, gpu_type="B200"))
@@ -68,12 +68,12 @@ def test_a_plan_for_another_gpu_holds_only_where_that_gpu_was_asked_for(
     assert choose_plan(plans, 2, launched) == leaner.plan  # what could be had
 
 
-def test_a_torn_note_of_an_attempt_is_passed_over(plans: Replanning, launched: Plan) -> None:
+def test_an_incomplete_plan_of_an_attempt_is_ignored(plans: Replanning, launched: Plan) -> None:
     plans.storage.put_bytes("plans/7/attempt-0.json", b'{"plan"')
     assert choose_plan(plans, 1, launched) is launched
 
 
-def test_a_failed_attempt_says_what_the_next_will_do(plans: Replanning, launched: Plan) -> None:
+def test_a_failed_attempt_logs_the_change_of_the_next(plans: Replanning, launched: Plan) -> None:
     tiny = plan(
         Job(model=find("tiny-llama"), seq_len=256, global_batch_size=8),
         Target(kind="kubernetes", gpu="h100-sxm", nodes=1, gpus=1),
@@ -87,7 +87,7 @@ def test_a_failed_attempt_says_what_the_next_will_do(plans: Replanning, launched
     assert choose_plan(plans, 1, tiny).layout.micro_batch_size < tiny.layout.micro_batch_size
 
 
-def test_attempts_whose_containers_were_killed_as_a_whole_are_followed_by_leaner_plans(
+def test_attempts_whose_containers_were_killed_are_followed_by_plans_that_need_less(
     plans: Replanning,
 ) -> None:
     tiny = plan(
@@ -125,7 +125,7 @@ def test_attempts_whose_containers_were_killed_as_a_whole_are_followed_by_leaner
         ("RuntimeError: [gloo/transport/tcp/pair.cc:554] Connection closed by peer", False),
     ],
 )
-def test_want_of_memory_is_known_by_what_torch_and_python_say(
+def test_running_out_of_memory_is_recognized_by_the_messages_of_torch_and_python(
     tmp_path: Path, message: str, expected: bool
 ) -> None:
     path = tmp_path / "rank-00000.json"

@@ -77,7 +77,7 @@ def raising(error: Exception) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_every_node_resumes_from_the_newest_checkpoint_and_the_first_has_the_metrics_and_says_so(
+def test_every_node_resumes_from_the_newest_checkpoint_and_the_first_logs_it_and_has_the_metrics(
     job: TrainJob,
     store: LocalStorage,
     tmp_path: Path,

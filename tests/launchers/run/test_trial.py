@@ -38,7 +38,7 @@ def result(**changes: object) -> TrialResult:
     return TrialResult(**(values | changes))  # type: ignore[arg-type]
 
 
-def test_a_decision_is_found_as_it_was_left(tmp_path: Path) -> None:
+def test_a_stored_decision_is_found_unchanged(tmp_path: Path) -> None:
     store = LocalStorage(tmp_path)
     assert find_decision(store, "trials/7") is None
     failed = result(steps=0, tokens_per_second=None, failure="rank 0 failed: no memory", out_of_memory=True)
@@ -55,7 +55,7 @@ def test_a_node_waits_no_longer_than_the_limit_for_the_decision(
         trial._await_decision(LocalStorage(tmp_path), "trials/7")
 
 
-def test_measured_stands_beside_predicted() -> None:
+def test_a_result_shows_prediction_and_measurement() -> None:
     assert describe_result(result()) == (
         "predicted unknown speed, memory 0 MiB; measured 640 tokens/s, memory 1.00 GiB"
     )
@@ -63,7 +63,7 @@ def test_measured_stands_beside_predicted() -> None:
     assert describe_result(result(failure="rank 0 failed")).endswith("; failed: rank 0 failed")
 
 
-def test_the_largest_process_counts_by_what_torch_reserved_where_it_did() -> None:
+def test_the_peak_is_the_largest_reserved_memory_on_gpus_and_resident_memory_on_cpus() -> None:
     on_gpus = (rank(0, 2 * GIB, 9 * GIB), rank(1, 3 * GIB, 9 * GIB))
     assert result(ranks=on_gpus).memory_peak == MemoryPeak(size_bytes=3 * GIB, counter="reserved")
     assert result().memory_peak == MemoryPeak(size_bytes=GIB, counter="resident")
@@ -84,7 +84,7 @@ def test_on_gpus_the_prediction_is_of_what_torch_reserves_too() -> None:
     assert "memory 3.00 GiB reserved by torch; measured 640 tokens/s, memory 2.00 GiB" in words
 
 
-def test_tried_plans_are_told_apart_by_their_layout() -> None:
+def test_tried_plans_are_distinguished_by_their_layout() -> None:
     plan = make_plan(1, 1)
     other = replace(plan, layout=replace(plan.layout, sharding="zero2", activation_checkpointing=True))
     assert describe_layout(plan) == "micro batch 1 x 1, no checkpointing"

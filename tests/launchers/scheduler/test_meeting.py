@@ -186,7 +186,7 @@ def test_a_secret_that_an_earlier_start_has_left_is_renewed(port: int, tmp_path:
     assert heard == [{"from": 0}, {"from": 1}]
 
 
-def test_a_node_that_does_not_see_the_folder_of_node_0_says_so(port: int, tmp_path: Path) -> None:
+def test_a_node_that_does_not_see_the_folder_of_node_0_reports_it(port: int, tmp_path: Path) -> None:
     with (
         pytest.raises(UserError, match=r"meeting-4711_1_.pbs.0, .* is not visible on"),
         meet(place(1, port), tmp_path, 1.0),

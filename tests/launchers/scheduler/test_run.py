@@ -108,7 +108,7 @@ def test_a_folder_into_which_another_job_writes_is_refused(
 
 
 @pytest.mark.parametrize("result", ["model", "adapter"])
-def test_a_result_whose_evaluation_fails_is_handed_over_and_the_failure_is_noted(
+def test_a_result_whose_evaluation_fails_is_kept_and_the_failure_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], result: str
 ) -> None:
     """A model, or an adapter that cannot be merged; what finishes a folder is there last."""
@@ -151,7 +151,7 @@ def test_a_result_whose_evaluation_fails_is_handed_over_and_the_failure_is_noted
     assert found["evaluation_failed"] in said.err
 
 
-def test_what_torch_reserved_is_kept_beside_what_it_was_to_reserve() -> None:
+def test_reserved_memory_is_stored_with_its_prediction() -> None:
     peak = MemoryPeak(size_bytes=32 * GIB, counter="reserved")
     predicted, measured = run._memory(make_plan({}, "kubernetes"), peak)
     assert predicted == {
@@ -165,7 +165,7 @@ def test_what_torch_reserved_is_kept_beside_what_it_was_to_reserve() -> None:
     assert measured["memory_peak_bytes"] is None
 
 
-def test_a_full_disk_is_said_in_two_lines(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_in_two_lines(tmp_path: Path) -> None:
     with (
         pytest.raises(UserError, match="No space left") as caught,
         full_disk_explained(tmp_path, run.RESUME_ADVICE),
@@ -178,7 +178,7 @@ def test_a_full_disk_is_said_in_two_lines(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_a_run_that_a_signal_stopped_goes_on_and_is_finished_once(tmp_path: Path, dataset: Path) -> None:
+def test_a_run_that_a_signal_stopped_resumes_and_is_finished_once(tmp_path: Path, dataset: Path) -> None:
     words = [*QUICK, "--set", f"dataset={dataset}", "--set", "epochs=3", "--set", "max_steps=30"]
     words += ["--set", "checkpoint_every=5"]
     process = start(tmp_path, *words)

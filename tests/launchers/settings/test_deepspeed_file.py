@@ -45,7 +45,7 @@ def test_a_file_becomes_the_settings_that_the_plan_reads_and_options_of_the_engi
     }
 
 
-def test_what_is_said_beside_the_file_counts(tmp_path: Path) -> None:
+def test_settings_given_in_addition_to_the_file_win(tmp_path: Path) -> None:
     path = written(tmp_path, FILE)
     beside = settings.build({"zero": {"config": path, "stage": 2}})
     assert (beside.zero.stage, beside.zero.offload) == (2, "cpu")

@@ -146,11 +146,11 @@ def test_a_date_is_a_text_like_any_other() -> None:
     assert settings.parse_yaml("model: 2026-11-21")["model"] == "2026-11-21"
 
 
-def test_two_steps_are_no_number_to_the_base_60() -> None:
+def test_a_range_of_steps_is_not_a_number_to_base_60() -> None:
     assert settings.parse_yaml("profile: {steps: 20:23}")["profile"]["steps"] == "20:23"
 
 
-def test_a_broken_settings_file_says_where() -> None:
+def test_an_error_in_a_settings_file_names_the_line() -> None:
     with pytest.raises(UserError, match="line 2"):
         settings.parse_yaml("model: a\n  b: : c\n")
 
@@ -275,7 +275,7 @@ def test_grpo_is_not_evaluated_while_it_trains() -> None:
         settings.build({"task": "grpo", "evaluation": {"every_steps": 5}})
 
 
-def test_the_best_is_kept_where_a_run_may_stop_early_or_that_is_asked_for() -> None:
+def test_the_best_is_kept_if_a_run_may_stop_early_or_if_requested() -> None:
     kept = [{"patience": 2}, {"keep_best": True}, {"patience": 2, "keep_best": False}, {}]
     found = [settings.build({"evaluation": {"every_steps": 5, **each}}).evaluation for each in kept]
     assert [each.keeps_best for each in found] == [True, True, False, False]

@@ -115,7 +115,7 @@ def test_a_checkpoint_of_another_kind_is_refused(tmp_path: Path, values: dict[st
         deepspeed_checkpoint.needs_conversion(job(resume_dir=write_checkpoint(tmp_path, **values)))
 
 
-def test_sgd_cannot_go_on_with_another_number_of_processes(tmp_path: Path) -> None:
+def test_sgd_cannot_resume_with_another_number_of_processes(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, optimizer="sgd", world_size=4)
     with pytest.raises(UserError, match="4 processes"):
         deepspeed_checkpoint.needs_conversion(
@@ -148,7 +148,7 @@ def test_bucket_and_loss_chunk_are_what_the_estimator_counts_with() -> None:
 
 
 @pytest.mark.parametrize("restored", [3, 3.0, torch.tensor(3.0, dtype=torch.float64)])
-def test_a_fused_optimizer_goes_on_from_whatever_step_count_was_restored(restored: Any) -> None:
+def test_a_fused_optimizer_continues_from_any_restored_step_count(restored: Any) -> None:
     parameter = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.AdamW([parameter], lr=0.1, fused=True)
     parameter.grad = torch.ones(2)

@@ -122,7 +122,7 @@ def test_a_run_resumes_on_another_number_of_processes(tmp_path: Path, whole: Tra
 
 
 @NIGHTLY
-def test_adapters_on_experts_train_alike_resume_bit_by_bit_and_are_exported_alone(
+def test_adapters_on_experts_train_equally_resume_bit_by_bit_and_are_exported_alone(
     tmp_path: Path, data: Path
 ) -> None:
     from peft import PeftModel

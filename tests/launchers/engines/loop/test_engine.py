@@ -49,7 +49,7 @@ def test_a_whole_model_replaces_what_lay_there_and_has_its_tokenizer(tmp_path: P
     ("outputs", "new_tokens", "with_tokenizer"),
     [(("model", "adapter"), [], False), (("adapter",), [], True), (("model", "adapter"), ["<a>"], True)],
 )
-def test_an_adapter_has_a_tokenizer_beside_it_where_it_is_used_alone_or_adds_tokens(
+def test_an_adapter_has_a_tokenizer_if_it_is_used_alone_or_adds_tokens(
     tmp_path: Path, base: Path, outputs: tuple[str, ...], new_tokens: list[str], with_tokenizer: bool
 ) -> None:
     job = job_with(tmp_path, base, *outputs, method="lora", new_tokens=new_tokens)

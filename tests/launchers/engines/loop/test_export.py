@@ -97,7 +97,7 @@ def _adapted(base: Any, flags: dict[str, bool]) -> Any:
     return adapted
 
 
-def test_what_an_adapter_holds_beside_its_matrices_is_not_lost_in_silence(tmp_path: Path) -> None:
+def test_tensors_of_an_adapter_other_than_its_matrices_are_not_lost_silently(tmp_path: Path) -> None:
     tensors = {
         "base_model.model.layers.0.q_proj.lora_A.weight": torch.ones(2, 4),
         "base_model.model.layers.0.q_proj.lora_B.weight": torch.ones(4, 2),

@@ -133,7 +133,7 @@ def proved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Pro
     ]
     + [pytest.param("zero3", each, marks=pytest.mark.nightly) for each in DIFFERENT],
 )
-def test_it_trains_alike_with_every_sharding_goes_on_bit_by_bit_and_exports_what_it_has_trained(
+def test_it_trains_equally_with_every_sharding_resumes_bit_by_bit_and_exports_what_it_has_trained(
     tmp_path: Path, family: str, method: str, sharding: str, proved: Callable[[str, str], Proofs]
 ) -> None:
     proof = proved(sharding, family)[family, method]

@@ -35,7 +35,7 @@ def _put_back() -> Any:
         yield
 
 
-def test_all_three_go_on_bit_for_bit_from_a_file(tmp_path: Path) -> None:
+def test_all_three_resume_bit_for_bit_from_a_file(tmp_path: Path) -> None:
     generators.seed(7)
     drawn()
     generators.save(tmp_path, RANK)

@@ -128,9 +128,7 @@ def test_two_processes_train_as_one(
     assert losses_of(job) == pytest.approx(losses_of(alone), abs=CLOSE)
 
 
-def test_a_run_goes_on_from_its_checkpoint_as_if_nothing_had_been(
-    images: PreparedRun, trained: TrainJob
-) -> None:
+def test_a_run_resumes_from_its_checkpoint_exactly(images: PreparedRun, trained: TrainJob) -> None:
     first = images.job("first", checkpoint_every=3)
     runs.run(first)
     again = runs.resumed(first, images.folder / "again", 3)
@@ -202,7 +200,7 @@ def test_lora_in_kohya_s_format_has_the_names_and_the_scale_that_image_programs_
     assert abs(picture(ours) - picture(theirs)).max() < 1e-4
 
 
-def test_captions_are_left_out_of_the_asked_share_with_zeros(images: PreparedRun) -> None:
+def test_the_configured_share_of_captions_is_replaced_by_zeros(images: PreparedRun) -> None:
     job = images.job("dropout", settings={"images": {"prompt_dropout": 0.5}})
     assert job.reference is not None
     task, data = TextToImage(job.settings, job.reference), Prepared(job.data_dir)
@@ -234,7 +232,7 @@ def with_texts(images: PreparedRun) -> TrainJob:
 
 
 @pytest.mark.nightly
-def test_text_encoders_are_trained_and_handed_over_with_the_unet(
+def test_text_encoders_are_trained_and_exported_with_the_unet(
     adapted: TrainJob, with_texts: TrainJob, tmp_path: Path
 ) -> None:
     from diffusers import StableDiffusionXLPipeline
@@ -266,7 +264,7 @@ def test_text_encoders_are_trained_and_handed_over_with_the_unet(
 
 
 @pytest.mark.nightly
-def test_text_encoders_go_on_exactly_and_train_alike_on_two_processes(
+def test_text_encoders_resume_exactly_and_train_equally_on_two_processes(
     images: PreparedRun, with_texts: TrainJob, tmp_path: Path
 ) -> None:
     again = runs.resumed(with_texts, tmp_path / "again", 3)
@@ -373,7 +371,7 @@ def test_an_evaluation_while_it_trains_is_what_the_finished_pipeline_gets(
 
 
 @pytest.mark.nightly
-def test_a_clip_model_says_how_well_pictures_fit_their_captions(averaged: TrainJob, tmp_path: Path) -> None:
+def test_a_clip_model_scores_how_well_pictures_fit_their_captions(averaged: TrainJob, tmp_path: Path) -> None:
     clip = make_clip(averaged.model_dir, tmp_path / "clip")
     engines.get("fsdp2").collect(averaged, tmp_path)
     held_out = PreparedImages(averaged.held_out_dir)

@@ -103,7 +103,7 @@ def test_targets_by_llamas_names_are_found_under_the_familys(
     assert model.adapted_layers(tiny(name), targets(wanted)) == found
 
 
-def test_targets_of_which_the_model_has_none_are_refused_with_what_it_has() -> None:
+def test_targets_that_the_model_lacks_are_refused_with_those_it_has() -> None:
     with pytest.raises(UserError, match="up_proj") as caught:
         model.adapted_layers(tiny("mixtral-8x7b"), targets(["up_proj"]))
     assert "k_proj, lm_head" in (caught.value.advice or "")

@@ -59,7 +59,7 @@ EVERY_CHANGE = [("deepspeed", "paged-adamw8bit"), ("fsdp2", "adafactor")]
     ("engine", "name"),
     [pytest.param(*end, marks=[] if end in EVERY_CHANGE else pytest.mark.nightly) for end in ENDS],
 )
-def test_an_optimizer_learns_and_goes_on_bit_by_bit(tmp_path: Path, engine: str, name: str) -> None:
+def test_an_optimizer_learns_and_resumes_bit_by_bit(tmp_path: Path, engine: str, name: str) -> None:
     model = runs.make_model(tmp_path / "model")
     data = runs.make_data(tmp_path / "data", runs.documents(8), batch=4, steps=6)
     settings = {"optimizer": {"name": name, "lr": 3e-2 if name == "adafactor" else 1e-2}}

@@ -159,7 +159,7 @@ def losses(job: TrainJob) -> list[float]:
     "kind",
     [pytest.param(kind, marks=[] if kind == "nf4-double" else pytest.mark.nightly) for kind in KINDS],
 )
-def test_zero_and_fsdp2_train_alike(
+def test_zero_and_fsdp2_train_equally(
     tmp_path: Path, model: Path, data: Path, kind: LaunchedQuantization, precision: str
 ) -> None:
     found = []
@@ -222,7 +222,7 @@ def test_the_merged_model_answers_as_the_quantized_base_with_its_adapter(
         assert (before - merged).abs().max() > 10 * close
 
 
-def test_a_checkpoint_beside_another_base_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_base_is_refused(tmp_path: Path) -> None:
     from estimator.errors import UserError
     from launchers.engines.deepspeed import checkpoint as zero
     from launchers.engines.fsdp2 import checkpoint as fsdp

@@ -70,7 +70,7 @@ def repeated(job: TrainJob) -> tuple[int, int]:
         ({"what": "selective", "every": 2}, 3, 0),
     ],
 )
-def test_only_what_is_to_be_recomputed_runs_again(
+def test_only_the_chosen_activations_are_recomputed(
     folder: Path, recompute: dict[str, Any], products: int, attentions: int
 ) -> None:
     # the last product of a block is not run again where all of it is recomputed: nothing needs its result

@@ -52,7 +52,7 @@ def bucket(setup: Setup) -> int:
         for sharding in SHARDINGS
     ],
 )
-def test_each_rank_holds_the_bytes_that_the_estimate_says(
+def test_each_rank_holds_the_estimated_bytes(
     tmp_path: Path, folder: Path, method: str, sharding: str
 ) -> None:
     engine = "fsdp2" if sharding == "fsdp" else "deepspeed"

@@ -60,7 +60,7 @@ def test_loss_and_gradients_of_a_step_are_those_of_the_mask(family: str) -> None
 
 
 @pytest.mark.usefixtures("_kernel")
-def test_a_window_hides_what_is_farther_back() -> None:
+def test_a_window_hides_earlier_positions() -> None:
     network = families.network("qwen3")
     batch = collate(packed_rows(), 0, batches.TOKEN_MULTIPLE)
     varlen.use(network)

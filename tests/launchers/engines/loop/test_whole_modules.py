@@ -89,7 +89,7 @@ def made(work: Path, folder: Path, data: Path, layout: str, **options: Any) -> T
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [pytest.param("llama", marks=pytest.mark.nightly), "tied"])
-def test_every_sharding_trains_them_alike_exports_the_merged_model_and_resumes(
+def test_every_sharding_trains_them_equally_exports_the_merged_model_and_resumes(
     tmp_path: Path, data: Path, kind: str
 ) -> None:
     folder = runs.make_model(tmp_path / "model", kind)

@@ -25,7 +25,7 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
 
-def test_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_training_resumes_bit_for_bit(tmp_path: Path) -> None:
     model, optimizer = make(0)
     step(model, optimizer)
     torchtune_checkpoint.save(tmp_path, model, [optimizer])

@@ -49,7 +49,7 @@ def test_dense_models_are_supported_with_every_method(method: str) -> None:
         ("llama-8b", {"engine_options": {"optimizer_in_bwd": True}}, "optimizer_in_bwd"),
     ],
 )
-def test_what_torchtune_cannot_do_is_said_in_one_clause(
+def test_unsupported_jobs_of_torchtune_are_explained_in_one_clause(
     model: str, settings: dict[str, Any], word: str
 ) -> None:
     said = reason(model, **settings)

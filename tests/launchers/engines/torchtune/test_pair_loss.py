@@ -46,7 +46,7 @@ def test_it_gives_the_loops_loss_and_sums_what_it_has_given(smoothing: float) ->
     assert loss.take_sums().tolist() == [0.0] * 6
 
 
-def test_pairs_are_handed_over_in_training_order(tmp_path: Path) -> None:
+def test_pairs_are_read_in_training_order(tmp_path: Path) -> None:
     runs.make_data(tmp_path, runs.pairs(6), batch=2, steps=3)
     pairs = PreparedPairs(PadOnly(0), folder=str(tmp_path), start_step=1, total_steps=3, packed=False)
     data = Prepared(tmp_path)
@@ -77,7 +77,7 @@ def test_torchtune_learns_dpo_with_adapters(values: dict[str, object], word: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("clip", [0.05, pytest.param(None, marks=pytest.mark.nightly)])
-def test_gradients_are_clipped_and_measured_alike_on_one_process_and_two(
+def test_gradients_are_clipped_and_measured_equally_on_one_process_and_two(
     tmp_path: Path, clip: float | None
 ) -> None:
     from launchers.models import tiny_llama

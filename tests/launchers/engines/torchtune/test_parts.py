@@ -84,7 +84,7 @@ def test_packed_rows_are_filled_up_with_a_document_of_padding(tmp_path: Path) ->
         ({"name": "wsd", "decay_ratio": 0.3}, [0.0, 0.5, 1.0, 1.0, 1.0, 0.5]),
     ],
 )
-def test_schedules_warm_up_and_go_on_where_they_were(settings: dict[str, Any], expected: list[float]) -> None:
+def test_schedules_warm_up_and_resume(settings: dict[str, Any], expected: list[float]) -> None:
     def rates(last_epoch: int) -> list[float]:
         parameter = torch.nn.Parameter(torch.zeros(1))
         optimizer = torch.optim.SGD([{"params": [parameter], "initial_lr": 1.0}], lr=1.0)

@@ -125,7 +125,7 @@ def test_dropout_continues_from_its_random_state(tmp_path: Path, model: Path, da
 
 
 @pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.nightly), 2])
-def test_an_optimizer_in_the_backward_pass_trains_as_one_after_it_and_goes_on(
+def test_an_optimizer_in_the_backward_pass_trains_as_one_after_it_and_resumes(
     tmp_path: Path, model: Path, data: Path, world: int
 ) -> None:
     def job(name: str, **optimizer: Any) -> TrainJob:
@@ -151,7 +151,7 @@ def test_an_optimizer_in_the_backward_pass_trains_as_one_after_it_and_goes_on(
         pytest.param("paged-adamw", marks=pytest.mark.nightly),
     ],
 )
-def test_bitsandbytes_optimizers_learn_in_the_backward_pass_and_go_on(
+def test_bitsandbytes_optimizers_learn_in_the_backward_pass_and_resume(
     tmp_path: Path, model: Path, name: str
 ) -> None:
     data = runs.make_data(tmp_path / "data", runs.documents(BATCH), batch=BATCH, steps=STEPS)

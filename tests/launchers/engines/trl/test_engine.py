@@ -46,7 +46,7 @@ def test_trl_trains_nothing_else(task: str) -> None:
         ({"engine_options": {"num_generations": 4}}, "follows from other settings"),
     ],
 )
-def test_what_it_can_not_do_is_said_in_a_clause(asked: dict[str, Any], named: str) -> None:
+def test_unsupported_jobs_are_explained_in_a_clause(asked: dict[str, Any], named: str) -> None:
     settings = build({**GRPO, **asked})
     reason = unsupported("trl", settings, TINY)
     assert named in (reason or "")
