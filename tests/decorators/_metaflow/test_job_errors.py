@@ -29,9 +29,7 @@ JOB = SimpleNamespace(_namespace="train")
 @pytest.fixture
 def described(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(job_errors, "stop_retrying", lambda: None)
-    monkeypatch.setattr(
-        job_errors, "kubernetes_job", lambda job: SimpleNamespace(what=f"{job.kind} {job._name}")
-    )
+    monkeypatch.setattr(job_errors, "kubernetes_job", lambda _: SimpleNamespace(what="jobset js-1"))
     return job_errors._with_kubernetes_errors(
         Kubernetes.wait,
         lambda error, submitted: UserError(f"{error}, {submitted or 'nothing submitted'}", "Do this."),
