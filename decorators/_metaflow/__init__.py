@@ -99,7 +99,7 @@ from decorators._metaflow.liveness import is_alive
 from decorators._metaflow.pods import shape_pods
 from decorators._metaflow.resubmitting import leave_no_record, submit_again
 from decorators._metaflow.retries import retry_deployed
-from decorators._metaflow.signals import end_with_jobs
+from decorators._metaflow.signals import forward_signals_to_jobs
 from decorators._metaflow.step_functions import compile_state_machines
 from decorators._metaflow.steps import StepView, UserValue, resumed_artifact, set_current
 from decorators._metaflow.users import (
@@ -134,13 +134,13 @@ __all__ = [
     "datastore_timeout_s",
     "datastore_variables",
     "deployer",
-    "end_with_jobs",
     "ensure_python",
     "ensure_user",
     "exclude_bytecode",
     "explain_batch_errors",
     "explain_kubernetes_errors",
     "flow_name",
+    "forward_signals_to_jobs",
     "give_up_datastore",
     "in_container",
     "is_alive",
