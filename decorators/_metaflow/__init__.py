@@ -43,7 +43,7 @@ The internals used, and why no public interface is enough:
   and ``MetaflowInternalError.headline`` is reworded.
 * ``MetaflowCodeContentV1._module_files``: Metaflow also packs the ``.pyc`` files of installed packages.
   ``distribution_support._cached_distributions``: Metaflow reads the file lists of all distributions.
-* The record behind a client's ``Run``, ``_object``: it has the last heartbeat, which tells a killed run.
+* The record behind a client's ``Run``, ``_object``: its last heartbeat shows whether the run was killed.
 * ``metaflow.cli``'s ``print_metaflow_exception`` and ``start.main``: a user error before anything starts must
   exit with 2, while Metaflow always exits with 1; and the help must name the command that was typed.
 * ``NativeRuntime._logger``: on a terminal, progress lines of training steps are updated in place.
