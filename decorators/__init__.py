@@ -5,6 +5,7 @@ from decorators.gpu_profile import current_plan, current_profile, gpu_profile
 from decorators.profile.measured import GpuMeasured, Measured
 from decorators.profiler import Profile
 from decorators.storage import MetaflowStorage, datastore, fetch_model, origin_run_ids
+from launchers.report.state import RankMeasured
 
 METAFLOW_PACKAGE_POLICY = "include"  # the code package of a remote task contains this package
 

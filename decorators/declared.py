@@ -7,13 +7,14 @@ that the planner is imported only there.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 import sys
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 
 from decorators._metaflow import Backend
-from decorators.arguments import OWN_ARGUMENTS, SIZE_ARGUMENTS
+from decorators.arguments import OWN_ARGUMENTS, SIZE_ARGUMENTS, Role
 from decorators.backends.destination import find_cluster
 from estimator import hardware
 from estimator.errors import UserError
@@ -126,6 +127,32 @@ class DeclaredPlan:
         )
 
 
+def signature() -> inspect.Signature:
+    """Return the signature of ``@gpu_profile``: its own arguments, sizes, options of ``finetune plan``."""
+    from estimator.cli.plan import GoalOptions, JobOptions
+
+    own: dict[str, tuple[Any, Any]] = {
+        "plan": (Callable[..., Any] | None, None),
+        "request": (Role, "train"),
+        "interval": (float, 1.0),
+        "rightsize": (bool, False),
+        "device": (Literal["auto", "cuda", "cpu"], "auto"),
+        **dict.fromkeys(SIZE_ARGUMENTS, (int | str | None, None)),
+    }
+    options = {
+        field.name: (hints[field.name], None if field.default is dataclasses.MISSING else field.default)
+        for kind, hints in ((kind, get_type_hints(kind)) for kind in (JobOptions, GoalOptions))
+        for field in dataclasses.fields(kind)
+        if field.name not in _COMMAND_LINE_ONLY
+    }
+    return inspect.Signature(
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for name, (annotation, default) in (own | options).items()
+        ]
+    )
+
+
 def check_names(arguments: Iterable[str], names: Iterable[str]) -> None:
     """Raise UserError for the first argument of the decorator that it does not have."""
     for name in arguments:
@@ -163,7 +190,10 @@ def _plan(job: Job, target: Target, goals: Any, cluster: Cluster | None, prices:
 
 
 def summarize(plan: Plan) -> str:
-    """Return two lines about a plan: the job and its hardware; memory, speed and price."""
+    """Return two lines about a plan: the job and its hardware; memory, speed and price.
+
+    A third line lists the user's own values.
+    """
     from estimator.formatting import format_bytes, format_usd
 
     request, memory, prediction = plan.request, plan.prediction.memory, plan.prediction
@@ -178,4 +208,8 @@ def summarize(plan: Plan) -> str:
     if prediction.usd_per_hour is not None:
         facts.append(f"{format_usd(prediction.usd_per_hour)} per hour")
     job = f"{plan.model}, {plan.method} with {plan.engine}"
-    return f"{job}, on {nodes}{hardware_text}{machine}\n  {', '.join(facts)}"
+    overrides = "; ".join(
+        f"{item.name} {item.used} instead of {item.planned} ({item.given_by})" for item in plan.overrides
+    )
+    lines = [f"{job}, on {nodes}{hardware_text}{machine}", f"  {', '.join(facts)}"]
+    return "\n".join([*lines, f"  Overridden: {overrides}"] if overrides else lines)

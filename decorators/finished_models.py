@@ -32,7 +32,8 @@ _ADVICE = "Run this in the folder where the runs were started, or with the same 
 def find(name: str | None) -> FinishedModel:
     """Return a model by run (an id, or FLOW/ID), folder or model name; by default that of the newest run.
 
-    A model in a remote datastore is downloaded to this machine's cache. Raises UserError if there is none.
+    A run's model in a remote datastore is downloaded to this machine's cache. Raises UserError if there is
+    none.
     """
     if name is None:
         with _all_namespaces():
@@ -94,7 +95,7 @@ def load_model(run: Any = None, *, device: Literal["auto", "cuda", "cpu"] = "aut
     picked = memory.pick_device(device)
     memory.check_conversation(model, picked)
     with tempfile.TemporaryDirectory(prefix="finetune-load-") as folder:
-        loaded = load_finetuned(model, picked, Path(folder))
+        loaded = load_finetuned(model.fetched(), picked, Path(folder))
     return loaded.model, loaded.tokenizer
 
 

@@ -217,12 +217,13 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
 
 def _store_measurements(profile: Profile) -> None:
     """Store the measurements, which correct later estimates."""
-    if profile.plan is None:
+    plan = profile.predicted
+    if plan is None:
         return
     from decorators.profile import calibration
 
     problem = calibration.keep(
-        profile.plan, profile.measured(), run=current.pathspec, in_container=_metaflow.in_container()
+        plan, profile.measured(), run=current.pathspec, in_container=_metaflow.in_container()
     )
     if problem:
         print(problem, file=sys.stderr, flush=True)

@@ -18,6 +18,7 @@ from decorators import _metaflow
 from decorators.card.state import CardState, Setting
 from decorators.profile.measured import GpuMeasured, Measured
 from decorators.profile.sampling import Sampler
+from estimator.errors import UserError
 from estimator.plan import Plan
 from launchers.report.state import RunState
 from launchers.report.telemetry import CHECKPOINTS_VARIABLE, Event, Step, Writer, memory_now
@@ -117,8 +118,23 @@ class Profile:
             _metaflow.after_error_message(lambda: self._draw(publish=True))
 
     @property
-    def plan(self) -> Plan | None:
-        """Plan of this attempt; None if nothing was planned."""
+    def plan(self) -> Plan:
+        """Plan of this attempt. Raises UserError if the step has none."""
+        plan = self._run.plan or self._about
+        if plan is None:
+            raise UserError(
+                f"Step {self._step} has no plan: its @gpu_profile names no model."
+                if self._step
+                else "There is no plan outside of a step with @gpu_profile.",
+                'Write @gpu_profile(model="llama-8b", method="lora"), for example.'
+                if self._step
+                else "Read current.gpu_profile.plan in the step, and give it to the script.",
+            )
+        return plan
+
+    @property
+    def predicted(self) -> Plan | None:
+        """Plan whose predictions the measurements are compared with; None without predictions."""
         return self._run.plan
 
     def follow(self, run: RunState) -> None:
@@ -282,7 +298,7 @@ class Profile:
         from decorators.own_script import torchrun
 
         torchrun(
-            self.plan,
+            self._run.plan,
             self.add,
             self.checkpoint_dir,
             script,

@@ -149,7 +149,7 @@ def _plan_with_user_values(resolver: Resolver, lead: StepView, options: Options)
                 name = getattr(resolver, "__name__", repr(resolver))
                 raise UserError(
                     f"@gpu_profile(plan={name}) returned {type(plan).__name__}, which is no Plan.",
-                    "Return what estimator.planning.planner.plan(...) returns.",
+                    "Return what estimator.plan(...) returns.",
                 )
             result: Plan = plan
             return result

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from estimator.formatting import printable
 from estimator.suggestions import Suggestion, format_suggestion
-
-if TYPE_CHECKING:
-    from estimator.plan import Plan
-
 
 MISTAKE = 2
 """Exit status of a command that ends with a UserError before it starts to work; click's for wrong options."""
@@ -40,7 +36,7 @@ class CannotFit(UserError):  # noqa: N818 - it is a result with a plan in it, mo
     Attributes
     ----------
     example_plan:
-        The best plan on any instance type of the catalogue, or None.
+        The best plan (estimator.plan.Plan) on any instance type of the catalogue, or None.
     suggestions:
         Changes of options with which the job fits, best first.
     here:
@@ -52,7 +48,7 @@ class CannotFit(UserError):  # noqa: N818 - it is a result with a plan in it, mo
         problem: str,
         advice: str = "",
         *,
-        example_plan: Plan | None = None,
+        example_plan: Any = None,  # estimator.plan imports this module
         suggestions: tuple[Suggestion, ...] = (),
         here: str = "",
     ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from estimator.errors import UserError
 from estimator.vocabulary import SHARDINGS, Device, LaunchedPrecision, Offload, Sharding
 
 
@@ -71,11 +72,14 @@ _LIGHTNING_PRECISIONS = {"bf16": "bf16-true", "bf16-mixed": "bf16-mixed", "fp32"
 def to_transformers(layout: Layout, *, sft: bool = False) -> dict[str, Any]:
     """Return keyword arguments for ``transformers.TrainingArguments``, or for ``trl.SFTConfig`` with ``sft``.
 
-    Raises ValueError for an optimizer or a parallelism that transformers' Trainer does not have.
+    Raises UserError for an optimizer or a parallelism that transformers' Trainer does not have.
     """
     _check_data_parallel(layout, "transformers' Trainer")
     if layout.optimizer not in _TRANSFORMERS_OPTIMIZERS:
-        raise ValueError(f"transformers' Trainer has no optimizer {layout.optimizer}")
+        raise UserError(
+            f"transformers' Trainer has no optimizer {layout.optimizer}, which the plan has.",
+            f"Plan with one of {', '.join(_TRANSFORMERS_OPTIMIZERS)}.",
+        )
     values: dict[str, Any] = {
         "per_device_train_batch_size": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.accumulation,
@@ -107,12 +111,14 @@ def to_transformers(layout: Layout, *, sft: bool = False) -> dict[str, Any]:
 def to_deepspeed(layout: Layout) -> dict[str, Any]:
     """Return a DeepSpeed configuration with the plan's ZeRO stage, offload, batch and precision.
 
-    Raises ValueError if the plan shards in a way that is no ZeRO stage.
+    Raises UserError if the plan shards in a way that is no ZeRO stage.
     """
     _check_data_parallel(layout, "this configuration")
     sharding = SHARDINGS[layout.sharding]
     if sharding.zero_stage is None and sharding.divides:
-        raise ValueError(f"DeepSpeed has no sharding {layout.sharding}: plan with engine deepspeed")
+        raise UserError(
+            f"DeepSpeed has no sharding {layout.sharding}, which the plan has.", "Plan with engine deepspeed."
+        )
     zero: dict[str, Any] = {
         "stage": sharding.zero_stage or 0,
         "overlap_comm": layout.device == "cuda",
@@ -132,7 +138,7 @@ def to_accelerate(layout: Layout) -> dict[str, Any]:
     """Return keyword arguments for ``accelerate.Accelerator``.
 
     ``fsdp_plugin`` and ``deepspeed_plugin``, where the plan shards, hold the keyword arguments of
-    ``FullyShardedDataParallelPlugin`` and ``DeepSpeedPlugin``.
+    ``FullyShardedDataParallelPlugin`` and ``DeepSpeedPlugin``. Raises UserError if the plan splits the model.
     """
     _check_data_parallel(layout, "Accelerate")
     values: dict[str, Any] = {
@@ -157,13 +163,14 @@ def to_accelerate(layout: Layout) -> dict[str, Any]:
 def to_lightning(layout: Layout) -> dict[str, Any]:
     """Return keyword arguments for ``lightning.Trainer``.
 
-    Raises ValueError if the plan shards with FSDP2, for which Lightning needs a function of the model.
+    Raises UserError if the plan shards with FSDP2, for which Lightning needs a function of the model.
     """
     _check_data_parallel(layout, "Lightning")
     sharding = SHARDINGS[layout.sharding]
     if sharding.fsdp:
-        raise ValueError(
-            "Lightning's FSDP2 strategy needs a function of the model: plan with engine deepspeed"
+        raise UserError(
+            "The plan shards with FSDP2, for which Lightning needs a function of the model.",
+            "Plan with engine deepspeed.",
         )
     strategy = "auto" if layout.world_size == 1 else "ddp"
     if sharding.zero_stage:
@@ -180,4 +187,7 @@ def to_lightning(layout: Layout) -> dict[str, Any]:
 
 def _check_data_parallel(layout: Layout, trainer: str) -> None:
     if layout.data_parallel != layout.world_size:
-        raise ValueError(f"{trainer} does data parallelism only; the plan splits the model over processes")
+        raise UserError(
+            f"{trainer} supports data parallelism only; the plan splits the model over processes.",
+            "Plan with a tensor, context and pipeline parallelism of 1.",
+        )

@@ -136,6 +136,12 @@ def test_a_circle_would_be_seen() -> None:
     assert circles(graph) == [["a", "b", "c"]]
 
 
+@pytest.mark.parametrize("package", ["decorators", "launchers", "estimator"])
+def test_every_exported_name_exists(package: str) -> None:
+    module = importlib.import_module(package)
+    assert [name for name in getattr(module, "__all__", ()) if not hasattr(module, name)] == []
+
+
 def test_every_module_of_the_packages_is_looked_at() -> None:
     assert len(imports()) > 250
     assert "checklist.checks.host.facts_judge" in imports()["checklist.verdict"]

@@ -33,6 +33,8 @@ The internals used, and why no public interface is enough:
   signal that ends only the launching process would leave their jobs running.
 * ``Kubernetes.launch_job``, ``Kubernetes.wait``: Metaflow shows errors of the API server as tracebacks. The
   same two: a job that the cluster disrupted is submitted again without using up an attempt.
+* ``FlowDataStore.get_task_datastore``, ``sync_local_metadata_from_datastore`` of the same processes: after a
+  failed step that left no records, Metaflow's own error about them would be the last line.
 * ``CatchDecorator`` under another name: ``@kubernetes`` rejects ``@catch`` together with ``@parallel`` by
   name.
 * A compute decorator's ``runtime_step_cli``: the attempt after one that ran out of memory may need another

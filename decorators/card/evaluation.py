@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Picture, Text, breaking
-from decorators.card.charts import PAIR_WIDTH, SCHEMA
+from decorators.card.charts import SCHEMA
 from estimator.vocabulary import IMAGE_TASK, TASKS
 from launchers.evaluation.evaluate import EXACT_MATCH, EvaluationResult
 from launchers.evaluation.held_out import CalibrationBin, Score
@@ -127,7 +127,7 @@ def calibration_chart(bins: tuple[CalibrationBin, ...]) -> dict[str, Any]:
     share = {"type": "quantitative", "axis": {"format": "%"}}
     return {
         "$schema": SCHEMA,
-        "width": PAIR_WIDTH,
+        "width": "container",
         "height": 190,
         "title": {"text": "calibration on held-out pairs", "fontSize": 12, "anchor": "start"},
         "layer": [

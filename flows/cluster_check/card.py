@@ -14,7 +14,6 @@ from checklist.past_runs import PastRun
 from checklist.registry import CHECKS
 from checklist.result import CheckResult, Finding, FitResult, Result
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Text, safe, size
-from decorators.card.charts import side_by_side
 from flows.cluster_check import charts
 from flows.cluster_check.charts import Cell, HistoryPoint, Point, Tile
 
@@ -184,7 +183,7 @@ def _sweeps(result: Result) -> list[Block]:
     views = [
         charts.sweep(f"{op} {dtype}", sweep_points(result, items)) for (op, dtype), items in sweeps.items()
     ]
-    return [Text(markdown=text), Chart(spec=side_by_side(views))]
+    return [Text(markdown=text), *(Chart(spec=view) for view in views)]
 
 
 def sweep_points(result: Result, items: Sequence[Collective]) -> list[Point]:
@@ -230,7 +229,7 @@ def _history(result: Result, runs: Sequence[PastRun]) -> list[Block]:
     blocks: list[Block] = [Text(markdown=f"### History\n\n{text}")]
     if histories:
         views = [charts.over_time(title, points) for title, points in histories[:MAX_HISTORIES]]
-        blocks.append(Chart(spec=side_by_side(views)))
+        blocks += [Chart(spec=view) for view in views]
     if runs:
         newest = sorted(runs, key=lambda run: -run.finished_unix)[:10]
         rows = tuple((_time(run.finished_unix), run.verdict, run.profile) for run in newest)

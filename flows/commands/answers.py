@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from launchers.inference.conversation import Sampling
 from launchers.inference.side_by_side import BASE, LETTERS, Comparison
 from launchers.scoring.functions import load_function, scorer_of
 from launchers.scoring.rewards import rewards_of
+
+SHOWN = 300  # characters of an answer in the terminal
 
 
 def compare_runs(
@@ -56,7 +58,7 @@ def compare_runs(
         device,
         base_of=first if BASE in runs or len(models) == 1 else None,
         score=None if score is None else _scores_by(score, device),
-        on_progress=lambda name: note(f"{name}: answering {len(texts):,} prompts"),
+        on_progress=lambda name, done: note(f"{name}: {done:,} of {len(texts):,} prompts answered"),
     )
     if key is None:
         return comparison
@@ -100,11 +102,13 @@ def _scores_by(score: str, device: memory.Device) -> Callable[[Sequence[str], Se
 
 
 def terminal_table(comparison: Comparison) -> Table:
-    """One row per prompt, one column per model."""
-    table = Table(box=SIMPLE_HEAD, show_lines=True)
+    """Return a table with one row per prompt and one column per model; long answers are cut."""
+    is_cut = any(len(answer) > SHOWN for row in comparison.rows for answer in row.answers)
+    caption = f"Answers longer than {SHOWN} characters are cut; --html and --json have them whole."
+    table = Table(box=SIMPLE_HEAD, show_lines=True, caption=caption if is_cut else None)
     for name in ("prompt", *comparison.columns):
         table.add_column(name, overflow="fold", ratio=1)
-    for row in _cells(comparison):
+    for row in _cells(comparison, SHOWN):
         table.add_row(*(Text(printable(cell)) for cell in row))
     return table
 
@@ -118,15 +122,20 @@ def page_blocks(comparison: Comparison) -> list[Any]:
     ]
 
 
-def _cells(comparison: Comparison) -> list[tuple[str, ...]]:
+def _cells(comparison: Comparison, limit: int | None = None) -> list[tuple[str, ...]]:
+    """Return prompts, answers and scores as text; answers longer than ``limit`` are cut."""
     rows = []
     for row in comparison.rows:
         scores = row.scores or (None,) * len(row.answers)
         answers = [
             answer if score is None else f"{answer}\n(score {score:.4g})"
-            for answer, score in zip(row.answers, scores, strict=True)
+            for answer, score in zip(map(partial(_cut, limit), row.answers), scores, strict=True)
         ]
         rows.append((row.prompt, *answers))
     if comparison.means is not None:
         rows.append(("mean score", *(f"{mean:.4g}" for mean in comparison.means)))
     return rows
+
+
+def _cut(limit: int | None, answer: str) -> str:
+    return answer if limit is None or len(answer) <= limit else f"{answer[:limit]} ..."

@@ -29,6 +29,13 @@ def chat(
     with_base: Annotated[
         bool, typer.Option("--with-base", help="Show the answer of the model before training too.")
     ] = False,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="PATH",
+            help="Image for the first message to a vision-language model. Repeat for several images.",
+        ),
+    ] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 512,
     temperature: Annotated[
@@ -58,8 +65,10 @@ def chat(
     with imported_quietly():
         from launchers.inference import conversation, memory, terminal
 
+    images = [conversation.read_image(path) for path in image or ()]
     picked = memory.pick_device(device)
     memory.check_conversation(finished, picked, new_tokens=max_new_tokens, with_base=with_base)
+    finished = finished.fetched(vision=bool(images))
     sampling = conversation.Sampling(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -75,10 +84,12 @@ def chat(
         conversations = [
             conversation.Conversation(loaded=each, sampling=sampling, system=system) for each in loaded
         ]
+        if images:
+            conversations[0].check_sees_images()
         if message is not None:
-            terminal.once(conversations, message)
+            terminal.once(conversations, message, images)
         else:
-            terminal.talk(conversations)
+            terminal.talk(conversations, images=images)
 
 
 def find(name: str | None) -> FinishedModel:

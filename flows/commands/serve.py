@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -141,6 +142,7 @@ def _here(
     serving = plan_serving(
         finished.name, spec, device=picked, free_bytes=free, context=context, requests=requests
     )
+    finished = finished.fetched()
     folder = cache_folder() / "serve"
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"{endpoint.port}.log"
@@ -200,9 +202,9 @@ def _kubernetes(
     kind = gpu or finished.gpu
     if kind is None:
         raise UserError(
-            f"{finished.name} was trained without a GPU, so the GPU for serving is unknown.", "Use --gpu L4."
+            f"The GPU for serving {finished.name} is unknown: no run of it used one.", "Add --gpu L4."
         )
-    source, claim, stored = _source(finished, volume)
+    model = _pod_model(finished, volume)
     usable = int(hardware.gpu(kind).usable_bytes * VLLM_SHARE)
     serving = plan_serving(
         finished.name,
@@ -214,7 +216,15 @@ def _kubernetes(
     )
     endpoint = servers.Endpoint(host=ANY, port=port, model=name or finished.name.replace("/", "--"))
     objects = manifests.manifests(
-        endpoint, serving, gpu=kind, source=source, claim=claim, stored=stored, token=token
+        endpoint,
+        serving,
+        gpu=kind,
+        source=model.source,
+        claim=model.claim,
+        stored=model.stored,
+        adapter=finished.folder if model.adapter_path is not None else None,
+        adapter_path=model.adapter_path,
+        token=token,
     )
     resource = manifests.resource_name(endpoint.model)
     if namespace is None:
@@ -230,27 +240,51 @@ def _kubernetes(
         print(f"next: {step}", file=sys.stderr)
 
 
-def _source(finished: FinishedModel, volume: str | None) -> tuple[str, str | None, Stored | None]:
-    """Return (model for vLLM in a pod, claim that holds it, S3 that it is fetched from).
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _PodModel:
+    """Location of a model for a pod."""
 
-    Raises UserError if pods cannot read it.
-    """
+    source: str  # for vLLM: a Hugging Face id or a path in the pod; with an adapter, of its base
+    claim: str | None = None  # PersistentVolumeClaim that holds the model or the adapter
+    stored: Stored | None = None  # in S3
+    adapter_path: str | None = None  # in the pod
+
+
+def _pod_model(finished: FinishedModel, volume: str | None) -> _PodModel:
+    """Locate the model for a pod. Raises UserError if pods cannot read it, or its base."""
     from decorators.finished_models import stored_in_s3
+    from launchers.inference import servers
     from launchers.inference.manifests import MODEL_FOLDER
 
     if volume is not None:
-        volume_claim, _, path = volume.partition(":")
-        return str(Path(MODEL_FOLDER, path.lstrip("/"))), volume_claim, None
+        claim, _, folder = volume.partition(":")
+        path = str(Path(MODEL_FOLDER, folder.lstrip("/")))
+        if not finished.is_adapter:
+            return _PodModel(source=path, claim=claim)
+        base = finished.base_source()
+        if base.kind not in ("table", "hub") or not servers.serves_adapter(finished):
+            reason = (
+                f"its base {base.name} is not on the Hugging Face Hub"
+                if base.kind not in ("table", "hub")
+                else "vLLM cannot apply it to its base"
+            )
+            raise UserError(
+                f"{finished.name} is an adapter, and {reason}.",
+                "Train without --adapter-only, and name the merged model.",
+            )
+        return _PodModel(source=base.location, claim=claim, adapter_path=path)
+    if finished.source is not None and finished.source.kind in ("table", "hub"):
+        return _PodModel(source=finished.source.location)
     pushed = finished.settings.export.push if finished.settings is not None else None
     if pushed and not finished.is_adapter:
-        return pushed, None, None
+        return _PodModel(source=pushed)
     stored = None if finished.is_adapter else stored_in_s3(finished)
     if stored is not None:
-        return str(Path(MODEL_FOLDER, stored.path)), None, stored
+        return _PodModel(source=str(Path(MODEL_FOLDER, stored.path)), stored=stored)
     raise UserError(
-        f"Pods cannot read {finished.folder}{' and its base' if finished.is_adapter else ''}.",
-        "Name a PersistentVolumeClaim that holds the merged model (--volume CLAIM:PATH), or train without "
-        "--adapter-only, with --push or with an S3 datastore.",
+        f"Pods cannot read {finished.folder}.",
+        "Copy it to a PersistentVolumeClaim (--volume CLAIM:PATH), or train with --push or an S3 datastore"
+        f"{', without --adapter-only' if finished.is_adapter else ''}.",
     )
 
 

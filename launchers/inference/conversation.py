@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,16 @@ from estimator.errors import UserError
 from launchers.base.imports import imported_quietly
 from launchers.base.tokenizer import tokenizer_in
 from launchers.dataset import render
+from launchers.dataset.files import BadRow
+from launchers.dataset.turns import IMAGE
+from launchers.dataset.vision_tokenizer import VisionTokenizer
 from launchers.engines.new_tokens import with_new_tokens
 from launchers.evaluation.evaluate import load_model, precision_on
+from launchers.images.decoding import checked
 from launchers.inference.finished import FinishedModel, fetch_cached
+from launchers.models import causal
 
-Message = dict[str, str]  # role, content
+Message = dict[str, Any]  # role, content; images: encoded images that precede the content
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +67,7 @@ class LoadedModel:
     name: str
     model: Any
     tokenizer: Any
+    vision: VisionTokenizer | None = None  # of a vision-language model
     without_adapter: bool = False
 
     @property
@@ -84,12 +90,15 @@ def load_finetuned(finished: FinishedModel, device: str, work: Path) -> LoadedMo
     """Load a model, or an adapter on its base. ``device``: cuda (over all GPUs) or cpu."""
     base = finished.folder
     if finished.is_adapter:
-        base = fetch_cached(finished.base_source())
+        vision = finished.settings is not None and finished.settings.vision is not None
+        base = fetch_cached(finished.base_source(), vision=vision)
         if finished.settings is not None:
             base = with_new_tokens(base, finished.settings, work / "base")
     with _quietly():
         model = load_model(finished.folder, base, device, precision_on(device), finished.settings)
-    return LoadedModel(name=finished.name, model=model, tokenizer=tokenizer_in(finished.folder))
+    tokenizer = tokenizer_in(finished.folder)
+    vision_tokenizer = VisionTokenizer(tokenizer, base) if causal.sees_images(model.config) else None
+    return LoadedModel(name=finished.name, model=model, tokenizer=tokenizer, vision=vision_tokenizer)
 
 
 def load_base(loaded: LoadedModel, finished: FinishedModel, device: str) -> LoadedModel:
@@ -98,26 +107,28 @@ def load_base(loaded: LoadedModel, finished: FinishedModel, device: str) -> Load
     A PEFT adapter's base is in memory already.
     """
     if hasattr(loaded.model, "disable_adapter"):
-        return LoadedModel(name="base", model=loaded.model, tokenizer=loaded.tokenizer, without_adapter=True)
-    folder = fetch_cached(finished.base_source())
+        return replace(loaded, name="base", without_adapter=True)
+    folder = fetch_cached(finished.base_source(), vision=loaded.vision is not None)
     with _quietly():
         model = load_model(folder, folder, device, precision_on(device))
-    return LoadedModel(name="base", model=model, tokenizer=loaded.tokenizer)
+    return LoadedModel(name="base", model=model, tokenizer=loaded.tokenizer, vision=loaded.vision)
+
+
+def read_image(path: Path) -> bytes:
+    """Read an image file for a message. Raises UserError if it is missing or no image."""
+    try:
+        return checked(path.expanduser().read_bytes(), min_side=1).image
+    except (OSError, BadRow) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"Image {path} cannot be read: {reason}.", "Give a PNG, JPEG or WebP file.") from None
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Load a model without libraries' warnings and progress bars."""
-    with imported_quietly(), warnings.catch_warnings():
-        from transformers.utils import logging
-
+    with causal.without_progress_bars(), imported_quietly(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of transformers about its own names
-
-        logging.disable_progress_bar()
-        try:
-            yield
-        finally:
-            logging.enable_progress_bar()
+        yield
 
 
 @dataclass(kw_only=True)
@@ -138,18 +149,25 @@ class Conversation:
         """Forget all messages; the system prompt stays."""
         self.messages.clear()
 
-    def ask(self, text: str, on_text: Callable[[str], None] = lambda _: None) -> Reply:
+    def ask(
+        self, text: str, on_text: Callable[[str], None] = lambda _: None, *, images: Sequence[bytes] = ()
+    ) -> Reply:
         """Generate the answer to a message, and keep both for the next turn.
 
         ``on_text`` is called with each piece of the answer. An interrupt (KeyboardInterrupt) keeps neither.
-        Raises UserError for a message longer than the model takes.
+        Raises UserError for a message longer than the model takes, and for ``images`` (encoded files) that it
+        cannot process.
         """
-        tokens, dropped = self._encode([*self.messages, {"role": "user", "content": text}])
+        if images:
+            self.check_sees_images()
+        message = {"role": "user", "content": text, "images": tuple(images)}
+        messages = [*self.messages, message]
+        tokens, dropped = self._encode(messages)
         start = time.monotonic()
-        generated = self._generate(tokens, on_text)
+        generated = self._generate(tokens, _images_of(messages[dropped:]), on_text)
         answer = self.loaded.tokenizer.decode(generated, skip_special_tokens=True)
         if self.chats:
-            self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+            self.messages += [message, {"role": "assistant", "content": answer}]
         return Reply(
             text=answer,
             tokens=len(generated),
@@ -157,6 +175,14 @@ class Conversation:
             prompt_tokens=len(tokens),
             dropped=dropped,
         )
+
+    def check_sees_images(self) -> None:
+        """Raise UserError for a model without a vision tower."""
+        if self.loaded.vision is None or not self.chats:
+            raise UserError(
+                f"{self.loaded.name} sees no images.",
+                "Use a vision-language model, trained on rows with images.",
+            )
 
     def _encode(self, messages: list[Message]) -> tuple[list[int], int]:
         """Encode the newest messages that leave room for an answer, and count those that were left out."""
@@ -182,11 +208,15 @@ class Conversation:
             tokens = tokenizer(messages[-1]["content"]).input_ids
             return tokens
         system = [{"role": "system", "content": self.system}] if self.system else []
-        chat = [*system, *messages]
+        chat = [*system, *({"role": each["role"], "content": _marked(each)} for each in messages)]
+        vision, images = self.loaded.vision, _images_of(messages)
+        template = tokenizer if vision is None else vision
         try:
             with render.template_limits():
-                text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+                text = template.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
             render.checked_length(text, chat)
+            if vision is not None and images:
+                text, _ = vision.expanded(images, text, [])
         except Exception as error:  # noqa: BLE001 - a template is a program, which can fail in any way
             reason = render.one_line(error).removesuffix(".")
             raise UserError(
@@ -196,7 +226,9 @@ class Conversation:
         tokens = tokenizer(text, add_special_tokens=False).input_ids  # the template has written them
         return tokens
 
-    def _generate(self, tokens: list[int], on_text: Callable[[str], None]) -> list[int]:
+    def _generate(
+        self, tokens: list[int], images: Sequence[bytes], on_text: Callable[[str], None]
+    ) -> list[int]:
         import torch
         from transformers import TextStreamer
 
@@ -212,12 +244,33 @@ class Conversation:
             output = model.generate(
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
+                **self._image_inputs(images, ids),
                 streamer=Streamer(tokenizer, skip_prompt=True, skip_special_tokens=True),
                 pad_token_id=_pad_id(model, tokenizer),
                 **self.sampling.arguments(),
             )
         generated: list[int] = output[0, len(tokens) :].tolist()
         return generated
+
+    def _image_inputs(self, images: Sequence[bytes], ids: Any) -> dict[str, Any]:
+        """Return the model's further inputs for the images, on its device and in its precision."""
+        if self.loaded.vision is None or not images:
+            return {}
+        model = self.loaded.model
+        return {
+            name: value.to(model.device, model.dtype if value.is_floating_point() else None)
+            for name, value in self.loaded.vision.inputs([images], ids.cpu()).items()
+        }
+
+
+def _images_of(messages: Sequence[Message]) -> list[bytes]:
+    return [image for message in messages for image in message.get("images", ())]
+
+
+def _marked(message: Message) -> str:
+    """Return a message's text, with a mark for each image before it."""
+    text: str = message["content"].replace(IMAGE, "")
+    return IMAGE * len(message.get("images", ())) + text
 
 
 def _pad_id(model: Any, tokenizer: Any) -> int:

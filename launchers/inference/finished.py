@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -36,11 +36,18 @@ class FinishedModel:
     settings: RunConfig | None = None  # of the run that trained it
     run: str | None = None  # FLOW/ID
     gpu: str | None = None  # type of the GPU that it was trained on
+    source: ModelSource | None = None  # of a model by its name; :meth:`fetched` puts it into ``folder``
 
     @property
     def is_adapter(self) -> bool:
         """Whether the folder holds no whole model."""
         return any((self.folder / name).is_file() for name in (ADAPTER_CONFIG, ADAPTER_V2_CONFIG))
+
+    def fetched(self, *, vision: bool = False) -> FinishedModel:
+        """Return the model with its files on this machine. ``vision``: keep a vision tower."""
+        if self.source is None:
+            return self
+        return replace(self, folder=fetch_cached(self.source, vision=vision), source=None)
 
     def base_source(self) -> ModelSource:
         """Locate the model that was trained. Raises UserError if nothing names it."""
@@ -56,7 +63,7 @@ class FinishedModel:
 
         Raises UserError for a model that generates no text.
         """
-        if self.is_adapter:
+        if self.source is not None or self.is_adapter:
             spec = models.resolve(self.base_source().name).spec
         else:
             spec = hf_files.read_directory(self.folder, self.name)
@@ -103,8 +110,9 @@ def finetuned_name(base: str) -> str:
 
 
 def from_name(name: str) -> FinishedModel:
-    """Fetch a model by its name, Hugging Face id or S3 address into this machine's cache."""
-    return FinishedModel(name=name, folder=fetch_cached(models.locate(name)), base=name)
+    """Describe a model by its name, Hugging Face id or S3 address; its weights are not fetched yet."""
+    source = models.locate(name)
+    return FinishedModel(name=name, folder=cache_folder() / cache_name(source), base=name, source=source)
 
 
 def fetch_cached(model: ModelSource, *, rewards: bool = False, vision: bool = False) -> Path:

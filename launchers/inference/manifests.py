@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from estimator import hardware
@@ -45,6 +46,8 @@ def manifests(
     source: str,
     claim: str | None,
     stored: Stored | None = None,
+    adapter: Path | None = None,
+    adapter_path: str | None = None,
     image: str = IMAGE,
     token: bool,
 ) -> list[Json]:
@@ -58,6 +61,10 @@ def manifests(
         A PersistentVolumeClaim that is mounted, read only, at ``MODEL_FOLDER``.
     stored:
         A model in an S3 datastore; an init container fetches it to ``MODEL_FOLDER``.
+    adapter:
+        Folder on this machine of the adapter that vLLM applies to ``source``.
+    adapter_path:
+        Path of the same adapter in the pod.
     token:
         Whether requests need the token in the Secret NAME-token, key ``token``.
     """
@@ -80,7 +87,7 @@ def manifests(
         "name": "vllm",
         "image": image,
         "command": ["vllm"],
-        "args": vllm_arguments(source, endpoint, serving),
+        "args": vllm_arguments(source, endpoint, serving, adapter=adapter, adapter_path=adapter_path),
         "env": environment,
         "ports": [{"name": "http", "containerPort": endpoint.port, "protocol": "TCP"}],
         "resources": {

@@ -8,7 +8,7 @@ from typing import Literal
 
 from estimator.errors import UserError
 from estimator.formatting import format_bytes
-from estimator.memory.generation import WEIGHTS, Batch, generation_bytes
+from estimator.memory.generation import WEIGHT_BYTES, WEIGHTS, Batch, generation_bytes
 from estimator.models import ModelSpec
 from launchers.inference.finished import FinishedModel
 
@@ -67,8 +67,18 @@ def free_memory(device: Device) -> Memory:
 
 def needed_bytes(spec: ModelSpec, batch: Batch, memory: Memory, *, copies: int = 1) -> int:
     """Estimate the memory of the fullest device: ``copies`` of the weights, one batch at a time."""
-    parts = generation_bytes(spec, batch, gpus=memory.gpus, device=memory.device)
+    parts = _parts(spec, batch, memory)
     return sum(parts.values()) + (copies - 1) * parts[WEIGHTS]
+
+
+def _parts(spec: ModelSpec, batch: Batch, memory: Memory) -> dict[str, int]:
+    """Estimate the memory of the fullest device by category, a vision tower among the weights."""
+    parts = generation_bytes(spec, batch, gpus=memory.gpus, device=memory.device)
+    tower = spec.vision
+    if tower is not None:
+        parameters = tower.parameters + tower.projector_parameters
+        parts[WEIGHTS] += parameters * WEIGHT_BYTES[memory.device]
+    return parts
 
 
 def check_memory(
@@ -86,8 +96,7 @@ def check_memory(
     required = needed_bytes(spec, batch, memory, copies=copies)
     free = min(memory.free_bytes)
     if required > free:
-        parts = generation_bytes(spec, batch, gpus=memory.gpus, device=memory.device)
-        weights = copies * parts[WEIGHTS]
+        weights = copies * _parts(spec, batch, memory)[WEIGHTS]
         place = "this machine's memory" if memory.device == "cpu" else f"each of {memory.gpus} GPU(s)"
         models = f" of {copies} models" if copies > 1 else ""
         raise UserError(

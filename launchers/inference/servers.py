@@ -112,16 +112,29 @@ def serves_adapter(finished: FinishedModel) -> bool:
 
 
 def vllm_arguments(
-    model: str, endpoint: Endpoint, serving: Serving, *, adapter: Path | None = None
+    model: str,
+    endpoint: Endpoint,
+    serving: Serving,
+    *,
+    adapter: Path | None = None,
+    adapter_path: str | None = None,
 ) -> list[str]:
-    """Arguments of ``vllm``. ``model``: folder or Hugging Face id; with an adapter, of its base."""
+    """Arguments of ``vllm``.
+
+    Parameters
+    ----------
+    model:
+        Folder or Hugging Face id; with an adapter, of its base.
+    adapter_path:
+        Path of the adapter where the server runs; by default its folder on this machine.
+    """
     named = ["--served-model-name", endpoint.model]
     if adapter is not None:
         rank = next(size for size in LORA_RANKS if size >= _lora_rank(adapter))
         named = [
             "--enable-lora",
             "--lora-modules",
-            f"{endpoint.model}={adapter}",
+            f"{endpoint.model}={adapter_path or adapter}",
             "--max-lora-rank",
             str(rank),
         ]
@@ -167,6 +180,10 @@ def free_port(host: str, port: int) -> int:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
+        except socket.gaierror:
+            raise UserError(
+                f"--host {host} is no address of this machine.", "Use 127.0.0.1, or 0.0.0.0 for all of them."
+            ) from None
         except OSError as error:
             raise UserError(
                 f"Port {port} of {host} cannot be used: {error.strerror or error}.",

@@ -6,6 +6,7 @@ import gc
 import json
 import random
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from launchers.inference.finished import FinishedModel
 from launchers.inference.memory import Device
 
 BASE = "base"
+PROGRESS_INTERVAL_S = 10.0
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -84,8 +86,9 @@ def read_prompts(path: Path) -> list[str]:
     try:
         lines = path.expanduser().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UserError(
-            f"Prompts {path} cannot be read: {error}.", "Give a text or JSON Lines file."
+            f"Prompts {path} cannot be read: {reason}.", "Give a text or JSON Lines file."
         ) from None
     numbered = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
@@ -121,7 +124,7 @@ def compare(
     *,
     base_of: FinishedModel | None = None,
     score: Callable[[Sequence[str], Sequence[str]], Sequence[float]] | None = None,
-    on_progress: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[str, int], None] = lambda *_: None,
 ) -> Comparison:
     """Generate and score all answers, with one model after the other in memory.
 
@@ -133,14 +136,14 @@ def compare(
         A finished model whose base answers in a last column, with that model's template.
     score:
         Maps prompts and one answer to each to numbers. Called when no model is in memory any more.
+    on_progress:
+        Called with a column's name and the number of its answers, at the start and every few seconds.
     """
     columns: dict[str, list[str]] = {}
     for name, model in models.items():
-        on_progress(name)
-        columns[name] = _answers(model, prompts, sampling, device)
+        columns[name] = _answers(name, model, prompts, sampling, device, on_progress)
     if base_of is not None:
-        on_progress(BASE)
-        columns[BASE] = _answers(base_of, prompts, sampling, device, of_base=True)
+        columns[BASE] = _answers(BASE, base_of, prompts, sampling, device, on_progress, of_base=True)
     scored = None if score is None else [score(prompts, answers) for answers in columns.values()]
     rows = []
     for place, prompt in enumerate(prompts):
@@ -151,14 +154,28 @@ def compare(
 
 
 def _answers(
-    model: FinishedModel, prompts: Sequence[str], sampling: Sampling, device: Device, *, of_base: bool = False
+    name: str,
+    model: FinishedModel,
+    prompts: Sequence[str],
+    sampling: Sampling,
+    device: Device,
+    on_progress: Callable[[str, int], None],
+    *,
+    of_base: bool = False,
 ) -> list[str]:
+    on_progress(name, 0)
     memory.check_conversation(model, device, new_tokens=sampling.max_new_tokens, with_base=of_base)
     with tempfile.TemporaryDirectory(prefix="finetune-runs-") as work:
         loaded = load_finetuned(model, device, Path(work))
         if of_base:
             loaded = load_base(loaded, model, device)
-        answers = [_answer(loaded, prompt, sampling) for prompt in prompts]
+        answers: list[str] = []
+        reported = time.monotonic()
+        for prompt in prompts:
+            if time.monotonic() - reported > PROGRESS_INTERVAL_S:
+                on_progress(name, len(answers))
+                reported = time.monotonic()
+            answers.append(_answer(loaded, prompt, sampling))
     del loaded
     gc.collect()
     if device == "cuda":

@@ -4,27 +4,41 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from estimator.errors import UserError
 from estimator.formatting import printable
+from estimator.names import did_you_mean
 from estimator.terminal import print
-from launchers.inference.conversation import Conversation, Reply
+from launchers.inference.conversation import Conversation, Reply, read_image
 
 COMMANDS = {
     "/reset": "forget the conversation",
     "/system TEXT": "set the system prompt and forget the conversation; without TEXT, remove it",
+    "/image PATH": "show an image with the next message, to a vision-language model",
     "/help": "list these commands",
     "/quit": "end (or Ctrl-D); Ctrl-C stops an answer",
 }
 _PROMPT = "you> "
 
 
-def talk(conversations: Sequence[Conversation], read_message: Callable[[str], str] = input) -> None:
+def talk(
+    conversations: Sequence[Conversation],
+    read_message: Callable[[str], str] = input,
+    *,
+    images: Sequence[bytes] = (),
+) -> None:
     """Read messages until the end of the input, and print each model's answers.
 
-    ``conversations``: one for each model; all get the same messages, and each keeps its own answers.
+    Parameters
+    ----------
+    conversations:
+        One for each model; all get the same messages, and each keeps its own answers.
+    images:
+        Encoded images of the first message.
     """
-    _note(f"{conversations[0].loaded.name}: {', '.join(COMMANDS)}")
+    _note(f"{conversations[0].loaded.name}: {', '.join(_commands(conversations))}")
+    pending = list(images)
     while True:
         try:
             line = read_message(_PROMPT if sys.stdin.isatty() else "")
@@ -36,18 +50,19 @@ def talk(conversations: Sequence[Conversation], read_message: Callable[[str], st
         message = line.strip()
         if message == "/quit":
             return
-        if message.startswith("/") and _obey(message, conversations):
+        if message.startswith("/") and _obey(message, conversations, pending):
             continue
         if message:
-            _answer(message, conversations)
+            _answer(message, conversations, pending)
+            pending.clear()
 
 
-def once(conversations: Sequence[Conversation], message: str) -> None:
+def once(conversations: Sequence[Conversation], message: str, images: Sequence[bytes] = ()) -> None:
     """Print the answers to one message to standard output, and nothing else."""
     for conversation in conversations:
         if len(conversations) > 1:
             print(f"{conversation.loaded.name}> ", end="")
-        _stream(conversation, message)
+        _stream(conversation, message, images)
 
 
 def _note(text: str) -> None:
@@ -55,29 +70,50 @@ def _note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _obey(message: str, conversations: Sequence[Conversation]) -> bool:
+def _commands(conversations: Sequence[Conversation]) -> dict[str, str]:
+    """Return the commands by name, ``/image`` only for a model that sees images."""
+    sees = conversations[0].loaded.vision is not None
+    return {name: purpose for name, purpose in COMMANDS.items() if sees or not name.startswith("/image")}
+
+
+def _obey(message: str, conversations: Sequence[Conversation], pending: list[bytes]) -> bool:
     """Carry out a command; False if there is none of that name, so that it is a message."""
     name, _, argument = message.partition(" ")
     if name == "/help":
-        _note("\n".join(f"{command:<14}{purpose}" for command, purpose in COMMANDS.items()))
+        _note("\n".join(f"{command:<14}{purpose}" for command, purpose in _commands(conversations).items()))
     elif name in ("/reset", "/system"):
         for conversation in conversations:
             conversation.reset()
             if name == "/system":
                 conversation.system = argument.strip() or None
         _note("The conversation is forgotten." if name == "/reset" else "The system prompt is set.")
+    elif name == "/image":
+        _attach(argument.strip(), conversations, pending)
+    elif hint := did_you_mean(name, [command.partition(" ")[0] for command in COMMANDS], 1):
+        _note(f"There is no command {name}. {hint}")
     else:
         return False
     return True
 
 
-def _answer(message: str, conversations: Sequence[Conversation]) -> None:
+def _attach(path: str, conversations: Sequence[Conversation], pending: list[bytes]) -> None:
+    """Add an image to those of the next message."""
+    try:
+        conversations[0].check_sees_images()
+        pending.append(read_image(Path(path)))
+    except UserError as error:
+        _note(str(error))
+    else:
+        _note(f"The next message shows {len(pending)} image(s).")
+
+
+def _answer(message: str, conversations: Sequence[Conversation], images: Sequence[bytes]) -> None:
     lengths = [len(conversation.messages) for conversation in conversations]
     for conversation in conversations:
         if len(conversations) > 1 or sys.stdout.isatty():
             print(f"{conversation.loaded.name}> ", end="", flush=True)
         try:
-            reply = _stream(conversation, message)
+            reply = _stream(conversation, message, images)
         except KeyboardInterrupt:
             print(flush=True)
             for item, length in zip(conversations, lengths, strict=True):
@@ -92,13 +128,13 @@ def _answer(message: str, conversations: Sequence[Conversation]) -> None:
             _note(f"The oldest {reply.dropped} messages did not fit into the model's context.")
 
 
-def _stream(conversation: Conversation, message: str) -> Reply:
+def _stream(conversation: Conversation, message: str, images: Sequence[bytes]) -> Reply:
     show = printable if sys.stdout.isatty() else str
 
     def write(piece: str) -> None:
         sys.stdout.write(show(piece))
         sys.stdout.flush()
 
-    reply = conversation.ask(message, write)
+    reply = conversation.ask(message, write, images=images)
     write("\n")
     return reply

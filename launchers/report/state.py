@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from estimator.plan import Plan
 from estimator.vocabulary import TASKS
@@ -27,7 +27,9 @@ from launchers.report.telemetry import (
     Step,
     Straggling,
 )
-from launchers.report.window import Window
+
+if TYPE_CHECKING:
+    from launchers.report.window import Window
 
 ETA_STEPS = 20  # newest steps whose median time the ETA assumes for the remaining ones
 DRAWN_EVALUATIONS = 2  # newest evaluations whose pictures are kept in addition to the base model's
@@ -104,8 +106,10 @@ class RunState:
                 self._phases[event.rank] = event
             elif isinstance(event, DistInfo):
                 self._infos[event.rank] = event
-            elif isinstance(event, Profiled):
-                self._windows += [Window.from_dict(event.window)] if event.window else []
+            elif isinstance(event, Profiled) and event.window:
+                from launchers.report.window import Window
+
+                self._windows.append(Window.from_dict(event.window))
             elif isinstance(event, Drawn):
                 self._add_drawn(event)
             elif isinstance(event, Straggling):

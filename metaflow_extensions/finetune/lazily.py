@@ -6,6 +6,7 @@ project, so that an unrelated package with the same name causes no error until a
 
 from __future__ import annotations
 
+import inspect
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,8 +21,16 @@ REQUIRED_PACKAGES = ("decorators", "estimator", "launchers")
 class LazyDecorator:
     """Proxy for one of this project's step decorators, in flows and as a name for ``--with``."""
 
-    def __init__(self, name: str) -> None:
-        self.__name__ = name
+    def __init__(self, name: str, purpose: str) -> None:
+        self.__name__, self.__doc__ = name, purpose
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """Arguments for completion and help in notebooks and editors."""
+        exit_if_shadowed(REQUIRED_PACKAGES)
+        from decorators.declared import signature
+
+        return signature()
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Decorate a step, without or with arguments for the decorator."""
@@ -38,7 +47,11 @@ class LazyDecorator:
         return getattr(decorators, self.__name__)
 
 
-gpu_profile = LazyDecorator("gpu_profile")
+gpu_profile = LazyDecorator(
+    "gpu_profile",
+    "Measure a step, and request its hardware by a plan for a model (options of `finetune plan`), by sizes, "
+    "or by what earlier runs used.",
+)
 """Measure a step, and request its hardware from a plan: see ``decorators/gpu_profile.py``."""
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import metaflow
 import pytest
 
+from decorators.arguments import OWN_ARGUMENTS
 from decorators.declared import DeclaredPlan, fill, summarize
+from decorators.profiler import Profile
 from estimator.errors import UserError
 from estimator.hardware import local_machine
 from estimator.job import Machine
+from estimator.plan import Override
 from tests.decorators.conftest import FLOWS, Home
 from tests.decorators.flows.plans import make_plan
 from tests.warm_python import WarmPython
@@ -139,6 +144,34 @@ def test_a_planning_function_that_returns_no_plan_is_named(home: Home, warm: War
     assert "Traceback" not in done.stdout + done.stderr
 
 
+def test_the_plan_of_a_step_without_one_is_a_users_mistake_and_says_what_to_write() -> None:
+    for step, words in (("start", "Step start has no plan"), ("", "outside of a step")):
+        with pytest.raises(UserError, match=words):
+            _ = Profile(plan=None, step=step).plan
+    carried = make_plan({}, "local")
+    assert Profile(plan=None, step="start", about=carried).plan == carried
+
+
+def test_the_signature_has_every_accepted_argument_with_its_type_and_default() -> None:
+    parameters = inspect.signature(metaflow.gpu_profile).parameters
+    assert {"model", "method", "seq_len", "gpus", "nodes", "memory", "rightsize", "request"} <= set(
+        parameters
+    )
+    assert {item.kind for item in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
+    assert (parameters["seq_len"].annotation, parameters["seq_len"].default) == (int | None, None)
+    accepted = {name: item.default for name, item in parameters.items() if name not in OWN_ARGUMENTS}
+    planned = set(accepted) - {"cpu", "memory", "gpu_memory"}
+    DeclaredPlan({name: accepted[name] for name in planned} | {"model": "tiny-llama"})._resolve({})
+
+
 def test_the_summary_on_cpus_speaks_of_processes() -> None:
     assert "needed per process" in summarize(make_plan({}, "local"))
     assert "needed per GPU" in summarize(make_plan({}, "kubernetes"))
+
+
+def test_the_summary_lists_the_users_own_values() -> None:
+    plan = make_plan({}, "local")
+    assert len(summarize(plan).splitlines()) == 2
+    override = Override(name="cpu", planned="4", used="2", given_by="@resources in the flow")
+    lines = summarize(plan.with_override(override)).splitlines()
+    assert lines[2:] == ["  Overridden: cpu 2 instead of 4 (@resources in the flow)"]

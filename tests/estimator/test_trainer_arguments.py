@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from estimator.errors import UserError
 from estimator.plan import Layout, Plan
 from launchers.cluster.endpoint import unused_port
 from tests.decorators.flows.plans import make_plan
@@ -73,7 +74,7 @@ def test_each_sharding_becomes_the_trainers_own() -> None:
     ],
 )
 def test_what_a_trainer_cannot_do_is_an_error(method: str, layout: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
+    with pytest.raises(UserError, match=named):
         getattr(planned(**layout), method)()
 
 

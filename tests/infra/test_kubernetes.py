@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from decorators.backends.kubernetes import security
 from decorators.backends.kubernetes.request import EFA, HUGEPAGES
 from estimator import hardware
 from estimator.hardware.cluster import tables as cluster_tables
+from estimator.hardware.cluster.pods import PodRules
+from estimator.hardware.cluster.pools import pool_of, refusal
+from estimator.plan import Request
 from launchers.cluster.endpoint import CLUSTER_PORTS, STORE_PORTS
 from tests.checklist.runs import gpu_run
 from tests.infra.manifests import KUBERNETES, Json, everything, needs_kubectl, of_kind, queues, render
@@ -200,10 +204,11 @@ def test_the_eks_cluster_has_the_accounts_groups_and_machines_that_the_rest_name
     }
     assert cluster["metadata"]["version"] == API
     assert cluster["accessConfig"]["accessEntries"][0]["kubernetesGroups"] == ["finetune-launchers"]
-    group = cluster["managedNodeGroups"][1]
-    machine = hardware.current().find_instance(group["instanceType"])
-    assert bool(tables.efa_interfaces(machine)) == group["efaEnabled"]
-    (zone,) = group["availabilityZones"]
+    pools = {pool.name: pool for pool in map(pool_of, node_pools())}
+    machine = hardware.current().find_instance("p5.48xlarge")
+    requirements = {key: values for key, _, values in pools["h100"].requirements}
+    assert requirements["node.kubernetes.io/instance-type"] == (machine.name,)
+    (zone,) = requirements["topology.kubernetes.io/zone"]
     assert zone in cluster["availabilityZones"]  # of its subnets; left out, eksctl draws them
     assert len(cluster["availabilityZones"]) >= 2  # as EKS demands
     (queue,) = of_kind(render(KUBERNETES / "examples" / "eks-h100"), "ClusterQueue")
@@ -212,8 +217,46 @@ def test_the_eks_cluster_has_the_accounts_groups_and_machines_that_the_rest_name
         for item in queue["spec"]["resourceGroups"][0]["flavors"][1]["resources"]
         if item["name"] in ("nvidia.com/gpu", EFA)
     }
-    nodes = group["maxSize"]
-    assert quota == {"nvidia.com/gpu": nodes * machine.gpu_count, EFA: nodes * tables.efa_interfaces(machine)}
+    nodes = pools["h100"].room_for(machine)
+    assert nodes == 2
+    assert quota == {
+        "nvidia.com/gpu": nodes * machine.gpu_count,
+        EFA: nodes * tables.efa_interfaces(machine),
+    }
+
+
+def test_gpu_pools_of_karpenter_start_empty_and_serve_the_runs_that_they_are_for() -> None:
+    """Only empty nodes are removed. Labels that queues select are on the pools, before nodes exist."""
+    classes = {item["metadata"]["name"]: item["spec"] for item in of_kind(_karpenter(), "EC2NodeClass")}
+    for item in node_pools():
+        spec = item["spec"]
+        assert spec["disruption"]["consolidationPolicy"] == "WhenEmpty"
+        assert {tuple(b["reasons"]): b["nodes"] for b in spec["disruption"]["budgets"]}[("Drifted",)] == "0"
+        assert spec["template"]["spec"]["expireAfter"] == "Never"
+        assert classes[spec["template"]["spec"]["nodeClassRef"]["name"]]["metadataOptions"] == {
+            "httpTokens": "required",
+            "httpPutResponseHopLimit": 1,
+        }
+    pools = {pool.name: pool for pool in map(pool_of, node_pools())}
+    sizes = {"cpu": 1, "memory_mib": 1, "shared_memory_mib": 1, "disk_mib": 1}
+    h100 = Request(nodes=2, gpus_per_node=8, gpu_type="H100 SXM", instance_type="p5.48xlarge", **sizes)
+    l40s = Request(
+        nodes=1, gpus_per_node=4, gpu_type="L40S", instance_type="g6e.12xlarge", spot=True, **sizes
+    )
+    for name, request, other in (("h100", h100, "l40s-spot"), ("l40s-spot", l40s, "h100")):
+        (label,) = cluster_tables.labels_of(request.gpu_type or "", "gfd")
+        selected = replace(request, node_labels=label.labels)
+        assert refusal(pools[name], selected, PodRules()) is None
+        assert refusal(pools[other], selected, PodRules())
+    assert "leave room for 2" in str(refusal(pools["h100"], replace(h100, nodes=3), PodRules()))
+
+
+def _karpenter() -> Objects:
+    return render(KUBERNETES / "karpenter")
+
+
+def node_pools() -> list[Json]:
+    return of_kind(_karpenter(), "NodePool")
 
 
 def _place(metadata: dict[str, str]) -> tuple[str, str]:

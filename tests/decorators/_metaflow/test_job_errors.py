@@ -1,4 +1,4 @@
-"""Errors of a backend, in the process that waits for a job."""
+"""Errors of a backend in the process that waits for a job; the last message is the failed step's cause."""
 
 from __future__ import annotations
 
@@ -6,10 +6,68 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from metaflow.datastore.exceptions import DataException
+from metaflow.datastore.flow_datastore import FlowDataStore
 from metaflow.exception import METAFLOW_EXIT_DISALLOW_RETRY, MetaflowException
 
 from decorators._metaflow import job_errors
 from estimator.errors import UserError
+
+kubernetes = pytest.importorskip("metaflow.plugins.kubernetes.kubernetes")
+kubernetes_cli = pytest.importorskip("metaflow.plugins.kubernetes.kubernetes_cli")
+
+
+class Killed(MetaflowException):
+    headline = "Kubernetes error"
+
+
+@pytest.fixture
+def waiting(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``waiting(error)``: wait for a step as Metaflow's command does; ``error`` ends the wait."""
+
+    def missing(*_: Any, **__: Any) -> None:
+        raise DataException("No completed attempts of the task was found for task 'F/1/train/3'")
+
+    def wait(self: Any) -> None:
+        if self.error is not None:
+            raise self.error
+
+    monkeypatch.setattr(FlowDataStore, "get_task_datastore", missing)
+    monkeypatch.setattr(kubernetes_cli, "sync_local_metadata_from_datastore", lambda *_: None)
+    monkeypatch.setattr(kubernetes.Kubernetes, "launch_job", lambda *_: None)
+    monkeypatch.setattr(kubernetes.Kubernetes, "wait", wait)
+    monkeypatch.setattr(job_errors, "command_arguments", lambda: ["kubernetes"])
+    monkeypatch.setattr(job_errors.atexit, "register", lambda _: None)
+    job_errors.explain_kubernetes_errors(lambda *_: pytest.fail("not explained here"), lambda _: [])
+
+    def command(error: Exception | None) -> None:
+        waits = object.__new__(kubernetes.Kubernetes)
+        waits.error, waits._job = error, SimpleNamespace(_name="t-1", _namespace="ml", _job=None)
+        try:
+            waits.wait()
+        finally:
+            datastore = object.__new__(FlowDataStore)
+            kubernetes_cli.sync_local_metadata_from_datastore("folder", datastore.get_task_datastore("1"))
+
+    return command
+
+
+def test_missing_records_of_a_failed_step_do_not_replace_its_cause(waiting: Any) -> None:
+    with pytest.raises(Killed, match="no node within 45 minutes"):
+        waiting(Killed("no node within 45 minutes"))
+    with pytest.raises(SystemExit):
+        waiting(SystemExit(202))
+
+
+def test_missing_records_of_a_finished_step_are_an_error(waiting: Any) -> None:
+    with pytest.raises(DataException):
+        waiting(None)
+
+
+def test_a_deleted_job_is_named_as_deleted(waiting: Any) -> None:
+    with pytest.raises(Killed) as caught:
+        waiting(Killed("Unable to locate Kubernetes batch/v1 job t-1"))
+    assert str(caught.value.message) == "The job t-1 in namespace ml was deleted."
 
 
 class Kubernetes:
@@ -64,7 +122,8 @@ def test_a_backend_is_wrapped_once_and_only_where_its_jobs_are_waited_for(
     command: str, wrapped: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_errors, "command_arguments", lambda: command.split())
-    kind, calls = SimpleNamespace(launch_job=lambda: None, wait=lambda: None), []
+    monkeypatch.setattr(job_errors, "_keep_cause_last", lambda _: None)
+    kind, calls = SimpleNamespace(launch_job=lambda: None, wait=lambda: None, __module__="m"), []
 
     def wrap(original: Any) -> Any:
         calls.append(original)

@@ -50,4 +50,4 @@ def test_the_card_of_a_running_step_shows_its_progress_and_predicted_beside_meas
         assert wanted in text
     assert re.search(r"reserved by torch 33.0 GiB, at most 39.0 GiB 31.9 GiB", text)
     assert re.search(r"tokens/s 24,000 16,391", text)
-    assert charts(pages[1]) == 4
+    assert charts(pages[1]) == 9

@@ -10,6 +10,7 @@ from estimator.errors import UserError
 from flows.commands import answers
 from launchers.dataset.rows import Conversation
 from launchers.dataset.turns import Message
+from launchers.inference import side_by_side
 from tests.launchers.scoring import reward_models
 
 
@@ -36,3 +37,14 @@ def test_a_reward_models_folder_scores_as_in_its_training(tmp_path: Path) -> Non
 def test_a_scorer_that_is_neither_function_nor_reward_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="neither a function nor a model folder"):
         answers._check_scorer(str(tmp_path))
+
+
+def test_long_answers_are_cut_in_the_terminal_alone() -> None:
+    row = side_by_side.Row(prompt="Hello", answers=("short", "long " * 200))
+    comparison = side_by_side.Comparison(columns=("one", "base"), rows=(row,))
+    table = answers.terminal_table(comparison)
+    ((prompt, short, long),) = zip(*(column.cells for column in table.columns), strict=True)
+    assert (str(prompt), str(short)) == ("Hello", "short")
+    assert len(str(long)) < answers.SHOWN + 5
+    (_, grid) = answers.page_blocks(comparison)
+    assert grid.rows[0][2] == "long " * 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import signal
 import subprocess
@@ -14,8 +15,8 @@ import pytest
 import yaml
 
 from estimator.errors import UserError
-from flows.commands import serve
-from launchers.inference import finished
+from flows.commands import chat, serve
+from launchers.inference import finished, memory
 from launchers.models import tiny_llama
 from tests.flows.conftest import environment, left_behind
 from tests.lab.control_plane import ControlPlane
@@ -97,7 +98,7 @@ def test_openai_s_client_gets_the_answers_of_generate_and_sigterm_ends_all_proce
 def test_manifests_are_printed_for_a_gpu_and_a_claim_and_refused_without_either(
     model_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(UserError, match="the GPU for serving is unknown"):
+    with pytest.raises(UserError, match=r"The GPU for serving .* is unknown"):
         serve.serve(str(model_dir), with_="kubernetes")
     with pytest.raises(UserError, match="Pods cannot read"):
         serve.serve(str(model_dir), with_="kubernetes", gpu="L4")
@@ -110,6 +111,44 @@ def test_manifests_are_printed_for_a_gpu_and_a_claim_and_refused_without_either(
     assert container["args"][:2] == ["serve", "/model/tiny"]
     assert (deployment["kind"], service["kind"]) == ("Deployment", "Service")
     assert "kubectl port-forward service/mine 8000" in shown.err
+
+
+def test_an_adapter_on_a_claim_is_served_on_its_base_from_the_hub_and_refused_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 8}))
+    for base in ("llama-8b", "tiny-llama"):
+        adapter = finished.FinishedModel(name="mine", folder=tmp_path, base=base, gpu="L40S")
+        monkeypatch.setattr(serve, "find", lambda _, adapter=adapter: adapter)
+        if base == "tiny-llama":
+            with pytest.raises(UserError, match=r"its base tiny-llama is not on the Hugging Face Hub"):
+                serve.serve("mine", with_="kubernetes", volume="models:runs/17/adapter")
+            continue
+        serve.serve("mine", with_="kubernetes", volume="models:runs/17/adapter")
+        deployment, _ = yaml.safe_load_all(capsys.readouterr().out)
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        assert container["args"][:2] == ["serve", "meta-llama/Llama-3.1-8B"]
+        assert "mine=/model/runs/17/adapter" in container["args"]
+
+
+def test_a_model_by_name_is_checked_before_its_weights_are_fetched(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fetch(*_: object, **__: object) -> Path:
+        raise AssertionError
+
+    monkeypatch.setattr(finished, "fetch_cached", fetch)
+    monkeypatch.setattr(
+        memory, "free_memory", lambda device: memory.Memory(device=device, free_bytes=(2**30,))
+    )
+    with pytest.raises(UserError, match=r"llama-70b needs .* in memory to serve"):
+        serve.serve("llama-70b", port=0, device="cpu")
+    with pytest.raises(UserError, match=r"llama-70b needs .* in this machine's memory"):
+        chat.chat("llama-70b", device="cpu")
+    serve.serve("llama-8b", with_="kubernetes", gpu="L40S")
+    deployment, _ = yaml.safe_load_all(capsys.readouterr().out)
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["args"][:2] == ["serve", "meta-llama/Llama-3.1-8B"]
 
 
 @pytest.mark.slow

@@ -102,7 +102,7 @@ def test_finished_runs_correct_the_plan_unless_switched_off(
     after = planning.plan_from_parameters({**PARAMETERS, "device": "cpu"}, "local").prediction.memory
     assert after.shows_bytes > before.shows_bytes
     assert after.uncorrected.categories == before.categories
-    assert "calibrated on 1 run: x1.06" in after.shows_basis
+    assert "calibrated on 1 run: scaled by 1.06" in after.shows_basis
     assert "Skipped line 2" in capsys.readouterr().err
     plain = planning.plan_from_parameters({**PARAMETERS, "no_calibration": True}, "local")
     assert plain.prediction.memory.shows_bytes == before.shows_bytes

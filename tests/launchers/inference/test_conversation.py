@@ -16,7 +16,9 @@ from launchers.inference.conversation import (
     Sampling,
     load_base,
     load_finetuned,
+    read_image,
 )
+from tests import vision_models
 
 GREEDY = Sampling(max_new_tokens=12, temperature=0)
 
@@ -85,6 +87,10 @@ def test_a_conversation_longer_than_the_model_takes_loses_its_oldest_turns(loade
     tokens, dropped = conversation._encode([*conversation.messages, {"role": "user", "content": "Hello"}])
     assert dropped == 4
     assert loaded.tokenizer.decode(tokens).count("word") == 0
+    exact = [{"role": "user", "content": "Hello"}]
+    conversation.sampling = Sampling(max_new_tokens=longest - len(tokens), temperature=0)
+    assert conversation._encode(exact) == (tokens, 0)
+    conversation.sampling = sampling
     with pytest.raises(UserError, match="takes at most 60"):
         conversation._encode([{"role": "user", "content": "word " * 100}])
 
@@ -102,3 +108,32 @@ def test_a_model_without_a_template_continues_the_text(loaded: LoadedModel) -> N
         output = loaded.model.generate(ids, max_new_tokens=12, do_sample=False)
     assert reply.text == loaded.tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
     assert conversation.messages == []
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", pytest.param("gemma3", marks=pytest.mark.slow)])
+def test_an_answer_about_an_image_equals_that_of_generate_and_of_a_model_without_images_is_refused(
+    family: str, loaded: LoadedModel, tmp_path: Path
+) -> None:
+    image = pytest.importorskip("PIL.Image")
+    picture = image.new("RGB", (40, 40), (220, 20, 20))
+    picture.save(tmp_path / "red.png")
+    data = read_image(tmp_path / "red.png")
+    with pytest.raises(UserError, match="sees no images"):
+        Conversation(loaded=loaded, sampling=GREEDY).ask("What is it?", images=[data])
+    folder = vision_models.make(tmp_path / family, family)
+    seeing = load_finetuned(finished.from_folder(folder), "cpu", tmp_path / "work")
+    assert seeing.vision is not None
+    conversation = Conversation(loaded=seeing, sampling=GREEDY)
+    parts: list[dict[str, Any]] = [{"type": "image"}, {"type": "text", "text": "What is it?"}]
+    chat: list[dict[str, Any]] = [{"role": "user", "content": parts}]
+    processor = seeing.vision.processor
+    for question in ("What is it?", "And its color?"):
+        text = processor.apply_chat_template(chat, add_generation_prompt=True)
+        inputs = processor(text=[text], images=[[picture]], return_tensors="pt", add_special_tokens=False)
+        with torch.no_grad():
+            output = seeing.model.generate(**inputs, max_new_tokens=12, do_sample=False)
+        expected = processor.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        reply = conversation.ask(question, images=[data] if len(chat) == 1 else ())
+        assert (reply.text, reply.prompt_tokens) == (expected, inputs["input_ids"].shape[1])
+        for role, content in (("assistant", expected), ("user", "And its color?")):
+            chat.append({"role": role, "content": [{"type": "text", "text": content}]})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +14,15 @@ from launchers.inference.conversation import Conversation, LoadedModel, Reply, S
 class Echo(Conversation):
     """Answers with what it was asked, and is interrupted by a question that says so."""
 
-    def ask(self, text: str, on_text: Callable[[str], None] = lambda _: None) -> Reply:
+    def check_sees_images(self) -> None:
+        """It accepts images."""
+
+    def ask(
+        self, text: str, on_text: Callable[[str], None] = lambda _: None, *, images: Sequence[bytes] = ()
+    ) -> Reply:
         if text == "interrupt" and self.loaded.name == "base":
             raise KeyboardInterrupt
-        answer = f"{self.system}: {text}"
+        answer = f"{self.system}: {text}" + f" about {len(images)} image(s)" * bool(images)
         on_text(answer)
         self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
         return Reply(text=answer, tokens=1, seconds=1.0, prompt_tokens=1)
@@ -54,7 +60,9 @@ def test_each_model_gets_every_message_and_commands_are_no_messages(
         "base> Be kind: /unknown x",
     ]
     assert "/reset" in shown.err
-    terminal.talk(both, typed("/reset", "/quit", "never"))
+    assert "/image" not in shown.err
+    terminal.talk(both, typed("/quitt", "/reset", "/quit", "never"))
+    assert "There is no command /quitt. Did you mean /quit?" in capsys.readouterr().err
     assert [each.messages for each in both] == [[], []]
 
 
@@ -77,3 +85,15 @@ def test_control_characters_of_an_answer_do_not_reach_a_terminal(
     monkeypatch.setattr("sys.stdout.isatty", lambda: False)
     terminal.once(conversations("tuned"), text)
     assert text in capsys.readouterr().out
+
+
+def test_images_go_with_the_next_message_alone_and_a_wrong_path_is_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = pytest.importorskip("PIL.Image")
+    image.new("RGB", (4, 4), "red").save(tmp_path / "red.png")
+    lines = (f"/image {tmp_path / 'red.png'}", "/image missing.png", "both", "none")
+    terminal.talk(conversations("tuned"), typed(*lines), images=[b"first"])
+    shown = capsys.readouterr()
+    assert shown.out.splitlines() == ["None: both about 2 image(s)", "None: none"]
+    assert "Image missing.png cannot be read: No such file or directory.\nGive a PNG" in shown.err
