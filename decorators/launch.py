@@ -58,7 +58,7 @@ class LaunchMixin:
             _metaflow.ensure_python()
             _metaflow.exclude_bytecode()
             if kind != "deploy":
-                _metaflow.end_with_jobs()
+                _metaflow.forward_signals_to_jobs()
             elif deployer() == "airflow":
                 raise FinetuneError("These flows cannot be deployed to Airflow.", _DEPLOYED)
             else:

@@ -251,7 +251,7 @@ class Profile:
     def checkpoint_dir(self) -> Path:
         """Folder for the script's own checkpoints on this node, with those of an earlier attempt in it.
 
-        While the step runs, its files are stored in the run's datastore whenever they have come to rest. A
+        While the step runs, its files are stored in the run's datastore when they no longer change. A
         retry and a resumed run find them here again, on all nodes.
         """
         if self._checkpoints is None:

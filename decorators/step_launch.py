@@ -118,7 +118,7 @@ class StepLaunch(LaunchMixin):
     def _request(self, step: StepView, plan: Plan, largest: StepRequest) -> None:
         role = self._decorator.role
         request = request_for(plan, role)
-        minimum = largest.minimum if role == "train" else minimum_beside(request)
+        minimum = largest.minimum if role == "train" else minimum_of_other_step(request)
         step_request = build_step_request(step, request, largest.options, minimum)
         step_request = replace(step_request, on_fabric=role == "train")
         place(step, step_request, largest)
@@ -163,6 +163,6 @@ def minimum_of(plan: Plan) -> MinimumRequest:
     return MinimumRequest(cpu=layout.processes_per_node, memory_bytes=plan.prediction.memory.host_bytes)
 
 
-def minimum_beside(request: Request) -> MinimumRequest:
+def minimum_of_other_step(request: Request) -> MinimumRequest:
     """Return the minimum request of another step: one core, and the memory that it requests."""
     return MinimumRequest(cpu=1, memory_bytes=request.memory_mib * MIB)

@@ -45,7 +45,7 @@ The internals used, and why no public interface is enough:
   and ``MetaflowInternalError.headline`` is reworded.
 * ``MetaflowCodeContentV1._module_files``: Metaflow also packs the ``.pyc`` files of installed packages.
   ``distribution_support._cached_distributions``: Metaflow reads the file lists of all distributions.
-* The record behind a client's ``Run``, ``_object``: it has the last heartbeat, which tells a killed run.
+* The record behind a client's ``Run``, ``_object``: its last heartbeat shows whether the run was killed.
 * ``metaflow.cli``'s ``print_metaflow_exception`` and ``start.main``: a user error before anything starts must
   exit with 2, while Metaflow always exits with 1; and the help must name the command that was typed.
 * ``NativeRuntime._logger``: on a terminal, progress lines of training steps are updated in place.
@@ -101,7 +101,7 @@ from decorators._metaflow.liveness import is_alive
 from decorators._metaflow.pods import shape_pods
 from decorators._metaflow.resubmitting import leave_no_record, submit_again
 from decorators._metaflow.retries import retry_deployed
-from decorators._metaflow.signals import end_with_jobs
+from decorators._metaflow.signals import forward_signals_to_jobs
 from decorators._metaflow.step_functions import compile_state_machines
 from decorators._metaflow.steps import StepView, UserValue, resumed_artifact, set_current
 from decorators._metaflow.users import (
@@ -136,13 +136,13 @@ __all__ = [
     "datastore_timeout_s",
     "datastore_variables",
     "deployer",
-    "end_with_jobs",
     "ensure_python",
     "ensure_user",
     "exclude_bytecode",
     "explain_batch_errors",
     "explain_kubernetes_errors",
     "flow_name",
+    "forward_signals_to_jobs",
     "give_up_datastore",
     "in_container",
     "is_alive",

@@ -14,7 +14,7 @@ from metaflow.parameters import flow_context
 from metaflow.system_context import ExecutionPhase, system_context
 
 from decorators._metaflow.datastores import limit_datastore
-from decorators._metaflow.signals import end_with_jobs, was_interrupted
+from decorators._metaflow.signals import forward_signals_to_jobs, was_interrupted
 from decorators._metaflow.terminal import renew_steps
 from decorators._metaflow.users import ensure_user
 from estimator import logs
@@ -129,7 +129,7 @@ def main(flow: type[Any], command_line: CommandLine | None = None) -> None:
     close_line = None
     if launches:
         outlive_shell()
-        end_with_jobs()
+        forward_signals_to_jobs()
         if sys.stdout.isatty():
             close_line = renew_steps()
     try:

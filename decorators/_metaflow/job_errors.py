@@ -8,7 +8,7 @@ import logging
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 from metaflow.datastore.flow_datastore import FlowDataStore
 from metaflow.exception import METAFLOW_EXIT_DISALLOW_RETRY, MetaflowException
@@ -28,18 +28,26 @@ def explain_batch_errors(
 ) -> None:
     """Print two lines instead of a traceback if submitting a step to AWS Batch or waiting for it raises.
 
-    ``explain(exception, id)`` returns them; ``id`` names a job that still runs, or is empty. ``on_failure``
-    is
-
-    called for a step that failed.
+    ``explain(exception, id)`` returns them; ``id`` names a job that still runs, or is empty. For a step that
+    failed ``on_failure`` is called.
     """
     from metaflow.plugins.aws.batch.batch import Batch
 
-    if (command_arguments() or [""])[0] != "batch" or hasattr(Batch.wait, "__wrapped__"):
-        return
-    _keep_cause_last("metaflow.plugins.aws.batch.batch_cli")
-    Batch.launch_job = _with_batch_errors(Batch.launch_job, explain, on_failure)
-    Batch.wait = _with_batch_errors(Batch.wait, explain, on_failure)
+    _wrap(Batch, "batch", lambda call: _with_batch_errors(call, explain, on_failure))
+
+
+def _wrap(kind: Any, backend: str, wrapped: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
+    """Wrap ``launch_job`` and ``wait``, once, in the process that waits for a job of this backend."""
+    if command_arguments()[:1] == [backend] and not hasattr(kind.wait, "__wrapped__"):
+        _keep_cause_last(f"{kind.__module__}_cli")
+        kind.launch_job, kind.wait = wrapped(kind.launch_job), wrapped(kind.wait)
+
+
+def _end(message: UserError) -> NoReturn:
+    """Print a message's two lines, and end the process so that Metaflow does not retry the step."""
+    print_line(message.problem)
+    print_line(message.advice)
+    raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
 
 
 def _with_batch_errors(
@@ -57,10 +65,7 @@ def _with_batch_errors(
             if isinstance(error, MetaflowException) and job is not None:
                 on_failure(batch_job(job))
                 raise  # the step failed: Metaflow prints the reason in one line
-            message = explain(error, job.id if job is not None and not _terminated(job) else "")
-            print_line(message.problem)
-            print_line(message.advice)
-            raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
+            _end(explain(error, job.id if job is not None and not _terminated(job) else ""))
 
     return explained
 
@@ -81,16 +86,11 @@ def explain_kubernetes_errors(
     """Print two lines instead of a traceback if submitting a step to Kubernetes or waiting for it raises.
 
     ``explain(exception, submitted)`` returns them; ``submitted`` is the name and namespace of the submitted
-    job, or empty. For a step that failed Metaflow prints few details, so ``describe_pods`` adds a line per
-    pod.
+    job, or empty. ``describe_pods`` adds a line per pod of a step that failed.
     """
     from metaflow.plugins.kubernetes.kubernetes import Kubernetes
 
-    if (command_arguments() or [""])[0] != "kubernetes" or hasattr(Kubernetes.wait, "__wrapped__"):
-        return
-    _keep_cause_last("metaflow.plugins.kubernetes.kubernetes_cli")
-    Kubernetes.launch_job = _with_kubernetes_errors(Kubernetes.launch_job, explain, describe_pods)
-    Kubernetes.wait = _with_kubernetes_errors(Kubernetes.wait, explain, describe_pods)
+    _wrap(Kubernetes, "kubernetes", lambda call: _with_kubernetes_errors(call, explain, describe_pods))
 
 
 def _with_kubernetes_errors(
@@ -115,10 +115,7 @@ def _with_kubernetes_errors(
                 raise
             name = f"{kubernetes_job(job).what} in namespace {job._namespace}" if job is not None else ""
             stop_retrying()
-            message = explain(error, name)
-            print_line(message.problem)
-            print_line(message.advice)
-            raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
+            _end(explain(error, name))
 
     return explained
 

@@ -18,9 +18,8 @@ REMOVING_S = 30.0  # Metaflow kills child processes after 5 s, too short to remo
 _WAITS = ({"kubernetes", "step"}, {"batch", "step"})  # arguments of processes that wait for a job
 
 
-def end_with_jobs() -> None:
-    """Handle SIGTERM like Ctrl-C in the launching process, and forward both to the processes that wait for
-    jobs.
+def forward_signals_to_jobs() -> None:
+    """Handle SIGTERM like Ctrl-C in the launching process; forward both to processes that wait for jobs.
 
     An ignored SIGINT, as in a background job of a script, stays ignored.
     """

@@ -54,7 +54,7 @@ class Checked:
         return f"{age} ago ({self.run})"
 
     def refusal(self, backend: Backend, *, resumes: bool = False) -> UserError | None:
-        """Return the error that stops a run here; None if the result is good or too old."""
+        """Return the error that refuses a run on this cluster; None if the result is good or too old."""
         if self.result.verdict != "FAIL" or self.age_s >= STOPS_S:
             return None
         failed = [finding for finding in self.result.findings if finding.verdict == "FAIL"]
@@ -221,7 +221,7 @@ def explain_bandwidth(plan: Plan, bandwidth: MeasuredBandwidth) -> str | None:
 
 
 def _largest_all_reduce(result: Result) -> Collective | None:
-    """Return the measurement behind Result.busbw_gbytes_per_s."""
+    """Return the all-reduce of the largest message, of which Result.busbw_gbytes_per_s is the bandwidth."""
     done = [
         item for item in result.measurements.collectives if item.op == "all_reduce" and item.error is None
     ]

@@ -140,7 +140,7 @@ def settings_from(config: Mapping[str, Any], params: Mapping[str, Any]) -> Setti
 
 
 def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
-    """Plan the run that these parameters ask for, or raise UserError before anything is asked for.
+    """Plan the run that these parameters describe. Raises UserError before any resource is requested.
 
     ``params`` are the flow's parameters by name, and under "settings" the settings file's values.
     ``--no-calibration`` ignores measurements of finished runs, ``--ignore-checklist`` continues although the

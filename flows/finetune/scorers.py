@@ -27,9 +27,9 @@ def stage_scorer(score: str | None) -> dict[str, str]:
 
 
 def fetch_reward_model_once(score: str, setting: str, work_dir: Path) -> str | None:
-    """Fetch a reward model once for the cluster: a folder or a bundle's key; None where a function scores.
+    """Fetch a reward model once for the cluster; return its folder or bundle key, or None for a function.
 
-    ``setting``: the name of the one that has named it. Raises UserError where it is no reward model.
+    ``setting``: name of the setting for messages. Raises UserError if it is no reward model.
     """
     if scorer_of(score).function is not None:
         return None
@@ -41,10 +41,9 @@ def fetch_reward_model_once(score: str, setting: str, work_dir: Path) -> str | N
 
 
 def fetch_scorer(score: str, reward_model: str | None, work_dir: Path) -> str:
-    """Return the scorer on this machine: ``file.py:function``, ``module:function`` or a reward model's
-    folder.
+    """Return the scorer on this machine: ``file.py:function``, ``module:function`` or a model's folder.
 
-    ``reward_model``: what :func:`fetch_reward_model_once` has said.
+    ``reward_model``: result of :func:`fetch_reward_model_once`.
     """
     if reward_model is not None:
         return str(artifacts.fetch_model(reward_model, work_dir / "reward").resolve())
@@ -55,7 +54,7 @@ def fetch_scorer(score: str, reward_model: str | None, work_dir: Path) -> str:
 
 
 def _scoring_file(name: str, file: str, folder: Path) -> Path:
-    """The user's file on this machine: put there by the launch, or still where it was."""
+    """Return the user's file on this machine, fetched from the datastore if the launch stored it."""
     key = artifacts.staged_key(name)
     if key is None:
         path = Path(file).expanduser().resolve()

@@ -1,7 +1,7 @@
 """Check that imports of this project's packages are not shadowed by other packages of the same names.
 
 ``flows``, ``decorators`` and ``estimator`` also exist on PyPI and as folders next to users' flows. If one of
-them comes first on the path or was installed over this project's package, the user gets two lines instead of
+them precedes this project's package on the path or was installed over it, the user gets two lines instead of
 a traceback.
 """
 

@@ -101,25 +101,19 @@ def test_parameters_from_the_environment_reach_the_plan(home: Home) -> None:
 
 
 @pytest.mark.slow
-def test_resume_plans_with_the_parameters_of_the_original_run(home: Home) -> None:
-    failed = home.run("profiled.py", "run", "--model", "llama-8b", "--fail", "train")
-    assert failed.returncode == 1
-    resumed = home.run("profiled.py", "resume", COUNT_PLANS=str(home.path / "plans"))
-    assert resumed.returncode == 1  # "fail" is one of these parameters
-    (made,) = (home.path / "plans").read_text().splitlines()
-    assert made.endswith(" local llama-8b")  # the plan that the run had is at hand, too
-    assert home.artifacts("ProfiledFlow", "start", "plan")["plan"].model == "llama-8b"
-
-
-@pytest.mark.slow
-def test_a_resumed_run_knows_all_its_origins(home: Home) -> None:
-    runs = []
-    for words in (("run", "--fail", "train"), ("resume",), ("resume",)):
+def test_a_resumed_run_has_the_parameters_of_its_origin_and_knows_all_its_origins(home: Home) -> None:
+    runs: list[str] = []
+    for words in (("run", "--model", "llama-8b", "--fail", "train"), ("resume",), ("resume",)):
         origin = ("--origin-run-id", runs[-1]) if runs else ()
-        done = home.run("profiled.py", *words, *origin, "--run-id-file", "run_id")
+        plans = home.path / f"plans-{len(runs)}"
+        done = home.run("profiled.py", *words, *origin, "--run-id-file", "run_id", COUNT_PLANS=str(plans))
+        assert done.returncode == 1  # "fail" is one of these parameters
         said = next(line for line in done.stdout.splitlines() if "origins:" in line)
         assert said.split("origins:")[1].split() == runs[::-1]
+        (made,) = plans.read_text().splitlines()
+        assert made.endswith(" local llama-8b" if runs else " local none"), "the plan that its origin had"
         runs.append((home.path / "run_id").read_text())
+    assert home.artifacts("ProfiledFlow", "start", "plan")["plan"].model == "llama-8b"
 
 
 def test_resume_of_nothing_is_a_clean_line(home: Home) -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from decorators import own_script
 from decorators.own_script import _importable
 from estimator.errors import UserError
+from launchers.store.bundles import LocalStorage
 from tests.decorators.conftest import FLOWS, Home
 
 SCRIPTED = str(FLOWS / "scripted.py")  # nodes are started by the flow's file: no warm Python
@@ -22,6 +24,22 @@ def test_only_functions_that_other_processes_can_import_are_run() -> None:
     for function in (lambda: None, len):
         with pytest.raises(UserError, match="cannot be run by other processes"):
             _importable(function)
+
+
+def test_nodes_agree_on_ports_and_a_secret_that_is_deleted_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalStorage(tmp_path)
+    monkeypatch.setattr(own_script, "datastore", lambda: store)
+    with own_script._rendezvous("r", 0, 2, 60.0) as (ports, secret):
+        assert ports
+        with own_script._rendezvous("r", 1, 2, 60.0) as received:
+            assert (received[0], received[1].text) == (ports, secret.text)
+    assert store.size("r") is None
+    with pytest.raises(UserError), own_script._rendezvous("r", 1, 2, 0.05):
+        pass
+    with own_script._rendezvous("r", 0, 1, 60.0) as alone:
+        assert (alone[0], store.size("r")) == ((), None)
 
 
 @pytest.mark.slow

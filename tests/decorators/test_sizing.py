@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from decorators import sizing
+from decorators._metaflow import StepView
+from decorators.backends.options import Options
 from decorators.sizing import SizeArguments
 from decorators.usage import digest_parameters, ending_of
 from estimator.errors import UserError
+from estimator.rightsizing import machines
 from estimator.rightsizing.machines import Needs
+from estimator.rightsizing.usage import Sizes
 from launchers.gang.failures import Failure, RankFailed
+from tests.decorators.backends.steps import RecordedStep
 from tests.decorators.conftest import Home
 from tests.warm_python import WarmPython
 
@@ -46,6 +53,24 @@ def test_a_gpu_by_name_or_memory_is_one_gpu_unless_more_are_asked_for() -> None:
 def test_what_is_no_size_is_refused_by_its_name(name: str, value: Any) -> None:
     with pytest.raises(UserError, match=rf"@gpu_profile\({name}="):
         SizeArguments(**{name: value}).needs({})
+
+
+@pytest.mark.parametrize(
+    ("recommended", "current", "expected"),
+    [
+        (Sizes(cpu=3, memory_mib=900), Sizes(cpu=6, memory_mib=2000), (3, 900)),
+        (Sizes(), Sizes(cpu=6, memory_mib=2000), (6, 2000)),
+        (Sizes(), Sizes(), (machines.USUAL_CPU, machines.USUAL_MEMORY_MIB)),
+    ],
+)
+def test_sizes_without_a_recommendation_are_the_current_or_the_usual_ones(
+    recommended: Sizes, current: Sizes, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sizing.usage, "sizes_of_step", lambda _: current)
+    monkeypatch.setattr(sizing, "needs_of", lambda *_: None)
+    recommendation: Any = SimpleNamespace(sizes=recommended)
+    request = sizing._request_of(recommendation, cast("StepView", RecordedStep("local")), Options())
+    assert (request.cpu, request.memory_mib, request.gpus_per_node) == (*expected, 0)
 
 
 def test_digests_compare_parameters_and_hide_texts() -> None:

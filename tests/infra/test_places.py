@@ -19,7 +19,7 @@ from decorators.backends.interface import StepRequest
 from decorators.backends.kubernetes.fit import fit
 from decorators.backends.kubernetes.request import values_for
 from decorators.backends.overrides import request_for
-from decorators.step_launch import minimum_beside, minimum_of
+from decorators.step_launch import minimum_of, minimum_of_other_step
 from estimator import hardware
 from estimator.hardware.cluster import tables
 from estimator.hardware.cluster.inventory import ClusterState, offered
@@ -211,7 +211,7 @@ def placed(request: Request, plan: Plan | None, role: Role, nodes: list[Node]) -
     """What the step's pods ask for, once there are nodes for all of them."""
     minimum = None
     if plan is not None:
-        minimum = minimum_of(plan) if role == "train" else minimum_beside(request)
+        minimum = minimum_of(plan) if role == "train" else minimum_of_other_step(request)
     found = fit(nodes, request, PodRules(), minimum)
     assert len(found.names) >= request.nodes, (role, found.rejections)
     asked = StepRequest(backend="kubernetes", request=request, minimum=minimum, facts=found.facts)

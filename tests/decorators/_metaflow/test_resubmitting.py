@@ -68,3 +68,8 @@ def test_a_failure_is_an_attempt_and_not_recorded_as_a_disruption(noted: Disrupt
     assert noted.count() == 0
     assert not bed.said
     assert not bed.waits
+
+
+@pytest.mark.parametrize(("count", "end"), [(4, " a; b; c; d"), (5, " a; b; c; d, and 1 more")])
+def test_a_disruption_lists_four_losses_and_counts_the_others(count: int, end: str) -> None:
+    assert disruptions.Disruption(at=0.0, lost=tuple("abcde"[:count])).text.endswith(end)

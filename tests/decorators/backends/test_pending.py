@@ -127,3 +127,24 @@ def test_the_reason_for_giving_up_a_wait_is_passed_on(monkeypatch: pytest.Monkey
         watchers[0](WaitedJob(backend="kubernetes", kind="job", name="t-1"))
     assert len(reasons) == 1
     assert "no H100 left" in reasons[0]
+
+
+def test_a_timeout_is_given_in_minutes_and_each_job_is_watched_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watchers: list[Any] = []
+    made: list[float] = []
+
+    def watch(*, timeout_s: float, **_: Any) -> Callable[[WaitedJob], None]:
+        made.append(timeout_s)
+        return lambda _: None
+
+    monkeypatch.setattr(pending, "_installed", False)
+    monkeypatch.setattr(pending, "Watch", watch)
+    monkeypatch.setattr(pending.waiting_datastore, "watch", lambda _: None)
+    monkeypatch.setattr(pending._metaflow, "watch_waiting", watchers.append)
+    monkeypatch.setenv(pending.TIMEOUT_VARIABLE, "7")
+    pending.install()
+    for name in ("t-1", "t-1", "t-2"):
+        watchers[0](WaitedJob(backend="kubernetes", kind="job", name=name))
+    assert made == [420, 420]

@@ -199,4 +199,5 @@ def test_a_run_on_one_machine_says_what_it_is_and_what_to_run_next() -> None:
     assert isinstance(text, Text)
     assert text.markdown.startswith("## PASS: no problem found on this machine")
     assert "Software works; " in text.markdown
+    assert "1 node of c, nccl on GPUs" in text.markdown
     assert "\n".join(result.next_commands) in text.markdown

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from checklist import measurements
 from checklist.measurements import Hang, Phase
 from checklist.verdict import judge
 from decorators.past_runs import NeverRunError
+from estimator.errors import UserError
 from flows.cluster_check import steps
 from flows.cluster_check.launch import Launch, resolve
+from launchers.cluster.endpoint import NodeAddress, Secret
 from tests.checklist.runs import gpu_run
 from tests.flows.checklist_options import options_with, run_config_with
 
@@ -69,6 +73,29 @@ def test_a_gpu_that_others_use_is_not_loaded_and_that_is_no_pass() -> None:
     assert result.verdict == "NO-VERDICT"
     assert why in result.headline
     assert why in steps.explain_refusal(result).problem  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_node_0_stores_what_it_measured_and_every_node_returns_it(
+    node: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    measured, stored = gpu_run(2), list[Any]()
+    monkeypatch.setattr(steps, "_store", lambda key, value: stored.append((key, value)))
+    monkeypatch.setattr(steps, "die_with_parent", lambda *_: None)
+    monkeypatch.setattr(steps.local, "run_node", lambda *_: measured)
+    config = run_config_with(nodes=2, gpus_per_node=1)
+    address = NodeAddress(
+        node=node, nodes=2, main_host="127.0.0.1", ports=(1,), secret=Secret.make(), run="7/check/0"
+    )
+    part, problem = steps.check_node(config, address, tmp_path, "key")
+    assert (part, problem) == (measurements.to_dict(measured), None)
+    assert stored == ([("key", measured)] if node == 0 else [])
+
+    def fail(*_: Any) -> Any:
+        raise UserError("No port is free.", "Free one.")
+
+    monkeypatch.setattr(steps.local, "run_node", fail)
+    assert steps.check_node(config, address, tmp_path, "key") == (None, "No port is free.")
 
 
 class EndedTask(dict[str, Any]):

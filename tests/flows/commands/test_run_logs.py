@@ -42,6 +42,11 @@ def test_a_launch_leaves_a_log_and_other_commands_of_a_flow_none(
         _log.debug("shown")
     assert not store.exists()
     monkeypatch.setattr(sys, "argv", ["flow.py", "--quiet", "run"])
+    with monkeypatch.context() as patched:
+        patched.setattr(run_logs, "run_id", lambda: "None")  # it was refused before it had an id
+        with run_logs.recorded_launch():
+            _log.debug("refused")
+    assert not store.exists()
     with pytest.raises(SystemExit), run_logs.recorded_launch():  # noqa: PT012
         _log.debug("planned")
         raise SystemExit(1)

@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 
+from checklist.verdict import judge
 from decorators.backends import destination
 from estimator import calibration
 from estimator.errors import UserError
 from estimator.hardware.cluster import Cluster
+from flows.cluster_check import gate
 from flows.finetune import artifacts, planning
 from flows.finetune.planning import Backend
 from launchers import settings
 from tests.estimator.planning.test_clusters import nodes_of
+from tests.flows.cluster_check.test_gate import checked, healthy
 from tests.lab.configs import config
 
 PARAMETERS = {"model": "tiny-llama", "global_batch_size": 8}
@@ -215,3 +218,24 @@ def test_several_nodes_on_spot_are_refused_on_batch(cluster: list[Cluster]) -> N
     with pytest.raises(UserError, match="--nodes 2: AWS Batch starts no such job on spot machines"):
         planning.plan_from_parameters({**ON_CLUSTER, "spot": True, "nodes": 2}, "batch")
     assert planning.plan_from_parameters({**ON_CLUSTER, "spot": True}, "batch").request.nodes == 1
+
+
+def test_a_measured_bandwidth_and_the_label_of_fit_nodes_are_part_of_the_plan(
+    cluster: list[Cluster], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parameters = {"model": "llama-70b", "method": "full", "nodes": 2, "global_batch_size": 64}
+    before = planning.plan_from_parameters(parameters, "kubernetes")
+    result = healthy()
+    slow = [replace(item, busbw_gbytes_per_s=20.0) for item in result.measurements.collectives]
+    found = checked(judge(replace(result.measurements, collectives=tuple(slow))))
+    exclusion = gate.NodeExclusion(labels=(("fit", "true"),), lines=("Excluded: host-2.",))
+    monkeypatch.setattr(planning, "_newest_checklist", lambda *_, **__: found)
+    monkeypatch.setattr(gate, "exclude_nodes", lambda *_: exclusion)
+    after = planning.plan_from_parameters(parameters, "kubernetes")
+    assert any("between nodes 20 GB/s as measured" in line for line in after.why)
+    assert after.prediction.tokens_per_second < 0.8 * before.prediction.tokens_per_second
+    assert (before.request.node_labels, after.request.node_labels) == ((), (("fit", "true"),))
+    assert "Excluded: host-2." in capsys.readouterr().err
+    monkeypatch.setattr(type(found), "is_of", lambda *_: False)
+    other = planning.plan_from_parameters(parameters, "kubernetes")
+    assert other.prediction == before.prediction, "measured on another instance type"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,3 +36,19 @@ def test_a_module_is_not_put_into_the_store(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(scorers, "datastore", lambda **_: LocalStorage(tmp_path))
     assert (scorers.stage_scorer("package.module:f"), scorers.stage_scorer(None)) == ({}, {})
     assert scorers.fetch_scorer("package.module:f", None, tmp_path) == "package.module:f"
+
+
+@pytest.mark.parametrize("staged", ["bundles/1", None])
+def test_a_reward_model_is_fetched_once_unless_the_launch_stored_it(
+    staged: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    checked: list[Any] = []
+    monkeypatch.setattr(artifacts, "staged_key", lambda _: staged)
+    monkeypatch.setattr(models, "locate", lambda name: name)
+    monkeypatch.setattr(artifacts, "fetch_weights_once", lambda name, *_, **__: f"fetched {name}")
+    monkeypatch.setattr(artifacts, "fetch_tokenizer", lambda reference, _: reference)
+    monkeypatch.setattr(scorers, "check_reward_model", lambda *arguments: checked.append(arguments))
+    found = scorers.fetch_reward_model_once(str(tmp_path), "rl.reward", tmp_path)
+    assert found == (staged or f"fetched {tmp_path}")
+    assert checked == [(found, "rl.reward", str(tmp_path))]
+    assert scorers.fetch_reward_model_once("module:function", "rl.reward", tmp_path) is None
