@@ -10,6 +10,7 @@ from estimator.charts import MAX_CAPACITY_RATIO
 from estimator.plan import GIB, Counted
 
 MAX_POINTS = 500  # points per line, to limit the size of a card
+WHOLE_LABEL = "datum.value % 1 ? '' : format(datum.value, 'd')"  # old Vegas tick a short axis at halves
 SHORT_MINUTES = 2.0  # a shorter step has seconds on its axis
 MIN_SMOOTHED_POINTS = 40  # shorter lines are not smoothed
 PAIR_WIDTH = 290  # width in pixels of one of two charts side by side; a card's column is about 720 wide
@@ -327,7 +328,7 @@ def memory_over_time(
     return _over_time("memory over time", layers, 190)
 
 
-def over_time(points: Sequence[TimePoint], title: str, *, number_format: str = "~s") -> dict[str, Any]:
+def over_time(points: Sequence[TimePoint], title: str, *, number_format: str = "~g") -> dict[str, Any]:
     """Line chart of another figure of each GPU or process, from zero."""
     y = {
         "type": "quantitative",
@@ -379,6 +380,6 @@ def _steps_axis() -> dict[str, Any]:
         "field": "step",
         "type": "quantitative",
         "title": "step",
-        "axis": {"tickMinStep": 1, "format": "d", "grid": False},
+        "axis": {"tickMinStep": 1, "labelExpr": WHOLE_LABEL, "grid": False},
         "scale": {"zero": False, "nice": False},
     }
