@@ -58,14 +58,14 @@ class Scored:
 
 
 def scores(rows: Iterable[Published]) -> list[Scored]:
-    """Judge every row by the shipped shares, and by those of all other sources."""
-    every = list(rows)
+    """Judge all rows by the shipped shares, and by those of all other sources."""
+    all_rows = list(rows)
     without = {
-        source: ranges_of(row for row in every if row.source != source)
-        for source in {row.source for row in every}
+        source: ranges_of(row for row in all_rows if row.source != source)
+        for source in {row.source for row in all_rows}
     }
     scored = []
-    for row in every:
+    for row in all_rows:
         shipped = expect(row.wiring, row.op, row.bytes, row.algorithm)
         held_out = expect(row.wiring, row.op, row.bytes, row.algorithm, without[row.source])
         verdicts = [
@@ -84,15 +84,15 @@ def summary(scored: list[Scored]) -> str:
     ]
     titles = {"healthy": "healthy clusters", "bad": "clusters with a known fault", GATE: "vendors' gates"}
     for condition, title in titles.items():
-        same = [one for one in scored if one.row.condition == condition]
+        same = [row for row in scored if row.row.condition == condition]
         for basis, verdicts in (
-            ("all sources", [one.shipped for one in same]),
-            ("other sources", [one.held_out for one in same]),
+            ("all sources", [row.shipped for row in same]),
+            ("other sources", [row.held_out for row in same]),
         ):
             none = verdicts.count(NONE)
-            right = sum(one.right(verdict) for one, verdict in zip(same, verdicts, strict=True))
-            wrong = len(same) - right - none
-            lines.append(f"| {title} | {len(same)} | {basis} | {right} | {wrong} | {none} |")
+            correct = sum(row.right(verdict) for row, verdict in zip(same, verdicts, strict=True))
+            incorrect = len(same) - correct - none
+            lines.append(f"| {title} | {len(same)} | {basis} | {correct} | {incorrect} | {none} |")
     return "\n".join(lines)
 
 
@@ -134,7 +134,7 @@ def table(scored: list[Scored]) -> str:
 
 
 def _sources(scored: list[Scored]) -> dict[str, str]:
-    return {one.row.source: one.row.date for one in scored}
+    return {row.row.source: row.row.date for row in scored}
 
 
 def page(scored: list[Scored]) -> str:

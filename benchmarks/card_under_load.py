@@ -1,4 +1,4 @@
-"""Runs a step with a live card on one core that others want too: how old its page gets, how soon it ends.
+"""Measure a step with a live card on one busy core: age of its page, and time until the step ends.
 
     python -m benchmarks.card_under_load    # three minutes; writes benchmarks/results/card_under_load.*
     python -m benchmarks.card_under_load --seconds 20 --others 1
@@ -42,7 +42,7 @@ class Measurement:
 
 @contextmanager
 def on_one_core(others: int) -> Iterator[None]:
-    """Hold this process and its children to one core, and have others compute on it."""
+    """Hold this process and its children to one core that ``others`` processes share."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
     spin = "while True: pass"
@@ -56,12 +56,12 @@ def on_one_core(others: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def measure(folder: Path, *, seconds: float, others: int) -> Measurement:
+def measure(folder: Path, *, seconds: float, busy_processes: int) -> Measurement:
     """Run a step that works for ``seconds`` and look at its card's file and at its log."""
     home = Home(folder)
     (folder / ".metaflow").mkdir()
     pages: list[float] = []
-    with on_one_core(others):
+    with on_one_core(busy_processes):
         options = ("--model=llama-8b", "--steps=400", "--of-steps=4000", f"--seconds={seconds}")
         flow = home.start("profiled.py", "run", *options)
         try:
@@ -79,13 +79,13 @@ def measure(folder: Path, *, seconds: float, others: int) -> Measurement:
         finally:
             flow.kill()
             flow.wait()
-    began, work_ended = (
+    start, work_ended = (
         float(_said(home, "/train/", words).split()[-1]) for words in ("began", "work ended")
     )
     live = [at for at in pages if at <= work_ended]
-    moments = [began, *live, work_ended]
+    moments = [start, *live, work_ended]
     return Measurement(
-        others=others,
+        others=busy_processes,
         work_seconds=seconds,
         pages=len(live),
         longest_without_page_seconds=max(b - a for a, b in pairwise(moments)),
@@ -105,7 +105,7 @@ def _log(home: Home) -> str:
 
 
 def _said(home: Home, *words: str) -> str:
-    """The line of the log that holds all these words; empty: there is none."""
+    """Return the last line of the log that contains all these words; empty if there is none."""
     return next((line for line in _log(home).splitlines() if all(word in line for word in words)), "")
 
 
@@ -131,9 +131,9 @@ def main() -> None:
     parser.add_argument("--others", type=int, action="append", help="processes beside it; default 0, 1 and 3")
     chosen = parser.parse_args()
     rows = []
-    for others in chosen.others or (0, 1, 3):
+    for busy_processes in chosen.others or (0, 1, 3):
         with tempfile.TemporaryDirectory() as name:
-            rows.append(measure(Path(name), seconds=chosen.seconds, others=others))
+            rows.append(measure(Path(name), seconds=chosen.seconds, busy_processes=busy_processes))
             print(json.dumps(asdict(rows[-1])), flush=True)
     result = {"command": "python -m benchmarks.card_under_load", "machine": describe()}
     if not chosen.others:

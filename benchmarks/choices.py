@@ -1,4 +1,4 @@
-"""Plans beside what practitioners do: ``python -m benchmarks.choices`` writes benchmarks/results/choices.md.
+"""Compare plans with published practice: ``python -m benchmarks.choices`` writes results/choices.md.
 
 ``practice.csv`` holds a row for each: the options of ``finetune plan``, the GPUs (``gpus``, of ``gb`` as
 their label says; blank: not stated) that a published recipe takes, where it says so; and where the plan
@@ -25,7 +25,7 @@ RESULTS = Path(__file__).parent / "results" / "choices.md"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """One plan beside what a source says; ``plan`` is a row of ``finetune plan --json``; None: none fits."""
+    """One plan (a row of ``finetune plan --json``; None: nothing fits) compared with a source."""
 
     model: str
     method: str
@@ -49,7 +49,7 @@ class Choice:
 
     @property
     def machine(self) -> str:
-        """What the plan takes, in words."""
+        """Machines that the plan requests, as text."""
         plan = self.plan
         if plan is None:
             return f"nothing: {self.refused}"
@@ -65,7 +65,7 @@ class Choice:
 
     @property
     def layout(self) -> str:
-        """How the plan lays the job out, in words."""
+        """Layout of the plan, as text."""
         plan = self.plan
         if plan is None:
             return ""
@@ -75,7 +75,7 @@ class Choice:
 
 
 def choices() -> list[Choice]:
-    """The plans of all rows of the table, without what finished runs have measured on this machine."""
+    """Plan all rows of the table, without corrections from runs of this machine."""
     with PRACTICE.open(newline="", encoding="utf-8") as file:
         return [_planned(row) for row in csv.DictReader(file)]
 
@@ -103,8 +103,8 @@ def _planned(row: dict[str, str]) -> Choice:
     )
 
 
-def page(made: list[Choice]) -> str:
-    """The table, as Markdown."""
+def page(plans: list[Choice]) -> str:
+    """Format the table as Markdown."""
     lines = [
         "# Plans beside practice",
         "",
@@ -112,13 +112,13 @@ def page(made: list[Choice]) -> str:
         "the first of `finetune plan --model MODEL --method METHOD OPTIONS`: 2,048 tokens, a batch of 16",
         "where the options say nothing else, any machine of the catalogue.",
         "",
-        f"{sum(not choice.differs for choice in made)} of {len(made)} plans take the GPUs that the source",
+        f"{sum(not choice.differs for choice in plans)} of {len(plans)} plans take the GPUs that the source",
         "takes; of the others the last column says why.",
         "",
         "| Model | Method | Options | Plan | Layout | Tokens/s | $ an hour | Practice | Where ours differs |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for choice in made:
+    for choice in plans:
         price = choice.plan["usd_per_hour"] if choice.plan else None
         cells = (
             choice.model,

@@ -1,4 +1,4 @@
-"""The bandwidth that the checklist reports, over what a bare loop of the same collective reaches.
+"""Ratio of the bandwidth that the checklist reports to that of a bare loop of the same collective.
 
     python -m benchmarks.collectives [--repeats 5] [--nodes 2] [--seconds 240]
 
@@ -47,7 +47,7 @@ START_S = 120.0  # for all ranks to be there
 
 
 def cases(cuda: bool) -> list[ratios.Cell]:
-    """Every operation, type and size of the profile's sweep that is bandwidth and not latency."""
+    """List operations, types and sizes of the profile's sweep that are limited by bandwidth."""
     effort = EFFORTS[PROFILE]
     largest = effort.largest_cuda if cuda else effort.largest_cpu
     return [
@@ -60,7 +60,7 @@ def cases(cuda: bool) -> list[ratios.Cell]:
 
 
 def measure(ranks: int, seconds: float) -> dict[ratios.Cell, ratios.Turns]:
-    """One run of that many ranks on this machine: the turns of each cell, by the slowest rank."""
+    """Run all cells with ``ranks`` processes on this machine; per cell, the seconds of the slowest rank."""
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks)))
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(_measure_as_rank, (ranks, folder, seconds), nprocs=ranks)  # type: ignore[no-untyped-call,attr-defined]
@@ -82,11 +82,11 @@ def _measure_as_rank(rank: int, ranks: int, folder: str, seconds: float) -> None
     )
     progress = Progress(Path(folder) / f"rank{rank}.progress", create=True)
     of_cells = []
-    every = cases(cuda)
+    all_cases = cases(cuda)
     ends = time.monotonic() + seconds
-    for number, (op, dtype, size) in enumerate(every):
+    for number, (op, dtype, size) in enumerate(all_cases):
         # An equal part of what is left for each: the first must not take the time of the last
-        share = (ends - time.monotonic()) / (len(every) - number)
+        share = (ends - time.monotonic()) / (len(all_cases) - number)
         if not _all_go_on(share > 0, device):
             break
         elements = busbw.buffer_elements(op, size, DTYPES[dtype], ranks)
@@ -111,7 +111,7 @@ def _turns(
     begin: Callable[[], None],
     limit_s: float,
 ) -> Iterator[tuple[float, float]]:
-    """Seconds of an operation in each turn: as the checklist times it, and bare."""
+    """Time an operation repeatedly: as the checklist times it, and in a bare loop."""
     work = prepare(op, getattr(torch, dtype), elements, dist.get_rank(), dist.get_world_size(), device)
     try:
         for _ in range(WARM_UPS):
@@ -144,7 +144,7 @@ def _all_go_on(go_on: bool, device: torch.device) -> bool:
 
 
 def _bare_loop(run: Callable[[], Any], count: int, device: torch.device) -> float:
-    """Seconds for each operation of a loop with nothing in it but the operation."""
+    """Return the seconds per operation of a loop that contains nothing else."""
     if device.type == "cuda":
         first, last = mark(), mark()
         first.record()
@@ -160,7 +160,7 @@ def _bare_loop(run: Callable[[], Any], count: int, device: torch.device) -> floa
 
 
 def gather(runs: list[dict[ratios.Cell, ratios.Turns]]) -> dict[ratios.Cell, ratios.Turns]:
-    """The turns of all runs, by operation, type and size."""
+    """Merge the timings of all runs by operation, type and size."""
     turns: dict[ratios.Cell, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for run in runs:
         for cell, (ours, bare) in run.items():
@@ -170,7 +170,7 @@ def gather(runs: list[dict[ratios.Cell, ratios.Turns]]) -> dict[ratios.Cell, rat
 
 
 def rows(cells: dict[ratios.Cell, ratios.Turns]) -> list[dict[str, Any]]:
-    """One row for each cell."""
+    """Build one row per cell."""
     table = []
     for (op, dtype, size), turns in cells.items():
         ratio = ratios.of_cell(turns)

@@ -17,7 +17,7 @@ ROWS, COLUMNS, GROUP = 4096, 4096, 128
 
 
 def parts_of(method: str) -> dict[str, torch.Tensor]:
-    """Random parts of one matrix in a published format."""
+    """Build random parts of one matrix in a published format."""
     words = torch.randint(-(2**31), 2**31, (ROWS, COLUMNS // 8), dtype=torch.int32)
     halves = torch.ones(ROWS // GROUP, COLUMNS, dtype=torch.float16)
     zeros = words[: ROWS // GROUP]
@@ -32,6 +32,8 @@ def parts_of(method: str) -> dict[str, torch.Tensor]:
     if method == "gptq":
         rows = (torch.arange(ROWS) // GROUP).to(torch.int32)
         return {".qweight": words.T.contiguous(), ".qzeros": zeros, ".scales": halves, ".g_idx": rows}
+    if method == "compressed-tensors":
+        return {".weight_packed": words, ".weight_scale": torch.ones(ROWS, COLUMNS // 32)}
     from bitsandbytes.functional import quantize_4bit
 
     codes, state = quantize_4bit(torch.randn(ROWS, COLUMNS), quant_type="nf4", compress_statistics=True)
@@ -41,7 +43,12 @@ def parts_of(method: str) -> dict[str, torch.Tensor]:
 def main() -> None:
     """Time each format's dequantization to bf16 on one thread: the best of three passes."""
     torch.set_num_threads(1)
-    options: dict[str, Any] = {"weight_block_size": [GROUP, GROUP], "bits": 4}
+    options: dict[str, Any] = {
+        "weight_block_size": [GROUP, GROUP],
+        "bits": 4,
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"weights": {"num_bits": 4}}},
+    }
     for method in FORMATS:
         parts, seconds = parts_of(method), []
         for _ in range(3):

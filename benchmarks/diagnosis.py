@@ -1,4 +1,4 @@
-"""How often the diagnosis names the right node, direction or link, and how often an innocent one.
+"""Score the diagnosis on simulated faults: how often it names the faulty part, how often a healthy one.
 
     python -m benchmarks.diagnosis    # a few minutes; writes benchmarks/results/diagnosis.*
     python -m benchmarks.diagnosis --first-night    # minutes; benchmarks/results/first_night.*
@@ -56,7 +56,7 @@ Name = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Truth:
-    """A cluster's sides and links, as shares of the reference, and the names of what is wrong."""
+    """Simulated cluster: speeds of sides and links as shares of the reference, and its faults."""
 
     transmit: np.ndarray
     receive: np.ndarray
@@ -66,7 +66,7 @@ class Truth:
 
 @dataclass
 class Tally:
-    """What came of the trials of one case."""
+    """Counts over the trials of one case."""
 
     trials: int = 0
     exact: int = 0
@@ -89,8 +89,8 @@ class Tally:
     wrong: Counter[str] = field(default_factory=Counter)
 
 
-def draw(random: np.random.Generator, nodes: int, case: str, left: float = LEFT) -> Truth:
-    """Faults of different nodes; with too few nodes links may touch a slow one."""
+def draw(random: np.random.Generator, nodes: int, case: str, share: float = LEFT) -> Truth:
+    """Draw faults of different nodes; with too few nodes a link may touch a slow one."""
     kinds = {"none": (), "two": tuple(random.choice(KINDS, 2))}.get(case, (case,))
     free = list(random.permutation(nodes))
     transmit, receive = np.ones(nodes), np.ones(nodes)
@@ -99,16 +99,16 @@ def draw(random: np.random.Generator, nodes: int, case: str, left: float = LEFT)
     for kind in sorted(kinds, key=lambda name: name == "link"):
         if kind == "link":
             ends = [free.pop() if free else None for _ in range(2)]
-            others = [node for node in random.permutation(nodes) if node not in ends]
-            a, b = sorted(int(end if end is not None else others.pop()) for end in ends)
-            links[a, b] = links[b, a] = left
+            other_nodes = [node for node in random.permutation(nodes) if node not in ends]
+            a, b = sorted(int(end if end is not None else other_nodes.pop()) for end in ends)
+            links[a, b] = links[b, a] = share
             names.add(("link", a, b))
             continue
         node = int(free.pop())
         if kind in ("node", "transmit"):
-            transmit[node] = left
+            transmit[node] = share
         if kind in ("node", "receive"):
-            receive[node] = left
+            receive[node] = share
         names.add((kind, node))
     return Truth(transmit, receive, links, frozenset(names))
 
@@ -119,10 +119,10 @@ def measure(
     rounds: Iterable[tuple[int, Iterable[tuple[int, int]]]],
     noise: str,
 ) -> list[Pair]:
-    """What the pairs of each round would show; ``rounds`` are (number, ordered pairs)."""
+    """Simulate the measurements of each round's pairs; ``rounds`` are (number, ordered pairs)."""
     nodes = len(truth.transmit)
     pod = POD if nodes <= 4 * POD else nodes // 4
-    made: list[Pair] = []
+    measured_pairs: list[Pair] = []
     for number, pairs in rounds:
         ends = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
         src, dst = ends[:, 0], ends[:, 1]
@@ -135,21 +135,21 @@ def measure(
         if noise == "shared spine" and random.random() < CROWDED:
             value = np.where(src // pod != dst // pod, value * random.uniform(*CROWDED_LEFT), value)
         if noise == "other jobs":
-            left = random.uniform(*CROWDED_LEFT, len(value))
-            value = np.where(random.random(len(value)) < VISITS, value * left, value)
-        made += [
+            share = random.uniform(*CROWDED_LEFT, len(value))
+            value = np.where(random.random(len(value)) < VISITS, value * share, value)
+        measured_pairs += [
             Pair(src=s, dst=d, round=number, gbytes_per_s=v)
             for s, d, v in zip(src.tolist(), dst.tolist(), value.tolist(), strict=True)
         ]
-    return made
+    return measured_pairs
 
 
 def screened(random: np.random.Generator, truth: Truth, collisions: float) -> tuple[Pairs, ...]:
-    """The rounds after a screening in which that share of all messages has others in its way."""
+    """Simulate rounds after a screening; other traffic slows the share ``collisions`` of messages."""
     nodes = len(truth.transmit)
     value = np.minimum(truth.transmit[:, None], truth.receive[None, :])
-    for (src, dst), left in truth.links.items():
-        value[src, dst] = min(value[src, dst], left)
+    for (src, dst), remaining in truth.links.items():
+        value[src, dst] = min(value[src, dst], remaining)
     place = np.arange(nodes)
     distances = np.arange(1, nodes)
     to, back = ((place[:, None] + sign * distances[None, :]) % nodes for sign in (1, -1))
@@ -163,27 +163,27 @@ def screened(random: np.random.Generator, truth: Truth, collisions: float) -> tu
     return more_rounds(slow_pairs(rates(best, 10**9)))
 
 
-def first_night(nodes: int, collisions: float, left: float | None, trials: int) -> dict[str, Any]:
-    """How a link that has so much left (None: all are well) fares in its first night."""
-    named = wrong = 0
+def first_night(nodes: int, collisions: float, share: float | None, trials: int) -> dict[str, Any]:
+    """Diagnose one link with the share ``share`` of its speed (None: healthy) on the first night."""
+    named = innocent = 0
     rounds, alone = [], []
     for trial in range(trials):
-        random = np.random.default_rng([nodes, round(100 * collisions), round(100 * (left or 0)), trial])
-        truth = draw(random, nodes, "none" if left is None else "link", left or 1.0)
+        random = np.random.default_rng([nodes, round(100 * collisions), round(100 * (share or 0)), trial])
+        truth = draw(random, nodes, "none" if share is None else "link", share or 1.0)
         more = screened(random, truth, collisions)
-        _, found, again, _ = examine(random, truth, "independent", trial, more=more)
-        accused = names(found, "confirmed")
+        _, diagnosis, repeated, _ = examine(random, truth, "independent", trial, more=more)
+        accused = names(diagnosis, "confirmed")
         named += bool(truth.names) and truth.names <= accused
-        wrong += bool(accused - truth.names)
+        innocent += bool(accused - truth.names)
         rounds.append(len(more))
-        alone.append(again)
+        alone.append(repeated)
     return {
         "nodes": nodes,
         "collisions": collisions,
-        "left": left,
+        "left": share,
         "trials": trials,
-        "named": named / trials if left else None,
-        "false_alarms": wrong / trials,
+        "named": named / trials if share else None,
+        "false_alarms": innocent / trials,
         "rounds_more": float(np.median(rounds)),
         "rounds_most": max(rounds),
         "alone_median": float(np.median(alone)),
@@ -210,48 +210,48 @@ def examine(
     spec: float | None = None,
     more: tuple[Pairs, ...] = (),
 ) -> tuple[Diagnosis, Diagnosis, int, set[tuple[int, int]]]:
-    """The first diagnosis, the last one, measurements alone, and the pairs that met."""
+    """Return the first and last diagnosis, one from measurements alone, and the measured pairs."""
     nodes = len(truth.transmit)
     plan = (*schedule(nodes, seed=seed), *more)
-    there = [(2 * number, pairs) for number, pairs in enumerate(plan)]
+    present = [(2 * number, pairs) for number, pairs in enumerate(plan)]
     back = [(2 * number + 1, [(b, a) for a, b in pairs]) for number, pairs in enumerate(plan)]
-    measured = measure(random, truth, [*there, *back], noise)
-    before = found = diagnose(measured, nodes, spec_gbytes_per_s=spec)
-    again = 0
+    measured = measure(random, truth, [*present, *back], noise)
+    before = diagnosis = diagnose(measured, nodes, spec_gbytes_per_s=spec)
+    repeated = 0
     # A pair that runs by itself has the spine for itself, but not for itself alone what other jobs share
     noise_alone = "independent" if noise == "shared spine" else noise
     for _ in range(PASSES):
-        if not found.again:
+        if not diagnosis.again:
             break
-        alone = measure(random, truth, [(n, [pair]) for n, pair in enumerate(found.again)], noise_alone)
+        alone = measure(random, truth, [(n, [pair]) for n, pair in enumerate(diagnosis.again)], noise_alone)
         measured += [
             Pair(src=pair.src, dst=pair.dst, round=pair.round, gbytes_per_s=pair.gbytes_per_s, alone=True)
             for pair in alone
         ]
-        again += len(alone)
-        found = diagnose(measured, nodes, spec_gbytes_per_s=spec)
-    return before, found, again, {pair for pairs in plan for pair in pairs}
+        repeated += len(alone)
+        diagnosis = diagnose(measured, nodes, spec_gbytes_per_s=spec)
+    return before, diagnosis, repeated, {pair for pairs in plan for pair in pairs}
 
 
-def names(found: Diagnosis, status: str, *, slight: bool = False) -> set[Name]:
-    """What is in that state: the faults that fail, or those that are slow a little."""
+def names(diagnosis: Diagnosis, status: str, *, slight: bool = False) -> set[Name]:
+    """Return the names of the faults with this status: failed ones, or slightly slow ones."""
     return {
         (fault.kind, fault.node)
         if fault.node is not None
         else ("link", *sorted((int(fault.src or 0), int(fault.dst or 0))))
-        for fault in found.faults
+        for fault in diagnosis.faults
         if fault.status == status and fault.slight == slight
     }
 
 
 def tally(
-    nodes: int, case: str, noise: str, trials: int, spec: float | None = None, left: float = LEFT
+    nodes: int, case: str, noise: str, trials: int, spec: float | None = None, share: float = LEFT
 ) -> Tally:
     count = Tally()
     for trial in range(trials):
         random = np.random.default_rng([nodes, CASES.index(case), NOISES.index(noise), trial])
-        truth = draw(random, nodes, case, left)
-        before, after, again, paired = examine(random, truth, noise, trial, spec)
+        truth = draw(random, nodes, case, share)
+        before, after, repeated, paired = examine(random, truth, noise, trial, spec)
         accused, warned = names(after, "confirmed"), names(after, "confirmed", slight=True)
         count.trials += 1
         count.exact += accused == truth.names
@@ -263,15 +263,15 @@ def tally(
         count.warned += len(warned & truth.names)
         count.warned_wrongly += bool(warned - truth.names)
         count.undecided += bool(after.undecided)
-        count.again.append(again)
+        count.again.append(repeated)
         count.wrong.update(str(name[0]) for name in accused - truth.names)
     return count
 
 
 def trials_for(nodes: int, share: float) -> int:
-    """Fewer of the large clusters, which take longer; at least 20."""
-    wanted = 400 if nodes <= 16 else 200 if nodes <= 64 else 100 if nodes <= 256 else 50
-    return max(20, round(wanted * share))
+    """Return the number of trials: fewer for large clusters, which take longer, but at least 20."""
+    trials = 400 if nodes <= 16 else 200 if nodes <= 64 else 100 if nodes <= 256 else 50
+    return max(20, round(trials * share))
 
 
 def run(share: float, sizes: Iterable[int]) -> list[dict[str, Any]]:
@@ -286,14 +286,14 @@ def run(share: float, sizes: Iterable[int]) -> list[dict[str, Any]]:
                 rows.append(_row(nodes, noise, case, spec, count))
                 print(rows[-1], flush=True)
             for case in KINDS if nodes >= LEAST_NODES else ():
-                count = tally(nodes, case, noise, trials_for(nodes, share), left=SLIGHTLY_LEFT)
+                count = tally(nodes, case, noise, trials_for(nodes, share), share=SLIGHTLY_LEFT)
                 rows.append(_row(nodes, noise, f"{case}, a little", None, count))
                 print(rows[-1], flush=True)
     return rows
 
 
 def _row(nodes: int, noise: str, case: str, spec: float | None, count: Tally) -> dict[str, Any]:
-    seen = count.faults - count.unseen_links
+    measured_faults = count.faults - count.unseen_links
     return {
         "nodes": nodes,
         "noise": noise,
@@ -302,9 +302,9 @@ def _row(nodes: int, noise: str, case: str, spec: float | None, count: Tally) ->
         "trials": count.trials,
         "exact": count.exact / count.trials,
         "found": count.found / count.faults if count.faults else None,
-        "found_of_measured": count.found / seen if seen else None,
+        "found_of_measured": count.found / measured_faults if measured_faults else None,
         "false_alarms": count.accused_wrongly / count.trials,
-        "warned_of_measured": count.warned / seen if seen else None,
+        "warned_of_measured": count.warned / measured_faults if measured_faults else None,
         "false_warnings": count.warned_wrongly / count.trials,
         "false_alarms_without_second_pass": count.suspected_wrongly / count.trials,
         "left_undecided": count.undecided / count.trials,
@@ -402,8 +402,8 @@ def _slight_table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _three(rows: list[dict[str, Any]]) -> str:
-    known = [row["left_undecided"] for row in rows if row["reference_known"]]
-    return _percent(sum(known) / len(known)) if known else "(not run)"
+    undecided = [row["left_undecided"] for row in rows if row["reference_known"]]
+    return _percent(sum(undecided) / len(undecided)) if undecided else "(not run)"
 
 
 def _percent(share: float | None) -> str:
@@ -415,7 +415,7 @@ def _command(command: str, share: float) -> str:
 
 
 def measuring_minutes(nodes: int, more: int, alone: int) -> float:
-    """At most, in the profile ``standard``: screening up to its limit, rounds, repeated rounds, alone."""
+    """Return the longest measuring time of profile ``standard``, from screening to single nodes."""
     both_ways = 2 * PAIR_REPETITIONS * EFFORTS["standard"].pair_cuda / 1e9 / GPU_GBYTES_PER_S
     measurements = ROUNDS_ABOVE + more + 2 * sharing.REPEATS + alone
     return (nodes * SCREEN_TURN_S + measurements * (GROUP_S + both_ways)) / 60
@@ -424,10 +424,10 @@ def measuring_minutes(nodes: int, more: int, alone: int) -> float:
 @functools.cache
 def nights_until_all(nodes: int) -> int:
     """Nights after which the rounds have had every pair, found by going through them."""
-    seen: set[tuple[int, int]] = set()
+    measured_pairs: set[tuple[int, int]] = set()
     for night in range(nodes):
-        seen |= {pair for pairs in schedule(nodes, night=night) for pair in pairs}
-        if len(seen) == nodes * (nodes - 1) // 2:
+        measured_pairs |= {pair for pairs in schedule(nodes, night=night) for pair in pairs}
+        if len(measured_pairs) == nodes * (nodes - 1) // 2:
             return night + 1
     raise ValueError(f"{nodes} nights were not enough")
 

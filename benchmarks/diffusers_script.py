@@ -1,4 +1,4 @@
-"""Our losses of a UNet beside those of diffusers' own training script, step by step.
+"""Compare losses of a UNet with those of diffusers' own training script, step by step.
 
     git clone --depth 1 https://github.com/huggingface/diffusers
     python -m benchmarks.diffusers_script diffusers/examples/text_to_image/train_text_to_image_sdxl.py
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def prepared(folder: Path) -> PreparedRun:
-    """tiny-sdxl and the square ones of drawn shapes: the script takes squares alone."""
+    """Prepare tiny-sdxl and the square images of the drawn shapes; the script supports squares only."""
     read = pictures.read(drawn_shapes.write(folder / "shapes", 400), min_side=SIDE // 2)
     squares = [each for each in read if each.width == each.height]
     values = TASK | {"global_batch_size": BATCH, "max_steps": STEPS, "seq_len": SIDE, "epochs": 10}
@@ -86,7 +86,7 @@ def prepared(folder: Path) -> PreparedRun:
 
 
 class Rows:
-    """Stands for the script's dataset, and gives it what it would have computed, in the order of our run."""
+    """Substitute for the script's dataset: yields its computed values in the order of our run."""
 
     column_names = ("image", "text")
 
@@ -107,18 +107,18 @@ class Rows:
 
     def __getitem__(self, place: int) -> dict[str, Any]:
         image = self._images[place]
-        height, width, top, left, *_ = image.time_ids[0].int().tolist()
+        height, width, top, crop_left, *_ = image.time_ids[0].int().tolist()
         return {
             "model_input": image.clean[0],
             "prompt_embeds": image.text[0],
             "pooled_prompt_embeds": image.summary[0],
             "original_sizes": (height, width),
-            "crop_top_lefts": (top, left),
+            "crop_top_lefts": (top, crop_left),
         }
 
 
 def script_losses(path: Path, job: TrainJob, output: Path) -> list[float]:
-    """The losses that the script logs."""
+    """Return the losses that the script logs."""
     assert job.reference is not None
     task, data = TextToImage(job.settings, job.reference), Prepared(job.data_dir)
     batches = [
@@ -179,7 +179,7 @@ def script_losses(path: Path, job: TrainJob, output: Path) -> list[float]:
 
 
 def imported(path: Path) -> Any:
-    """The script as a module, whatever version of diffusers it asks for."""
+    """Import the script as a module, whichever version of diffusers it requires."""
     vision, transforms, functional = (
         types.ModuleType(name)
         for name in ("torchvision", "torchvision.transforms", "torchvision.transforms.functional")
@@ -197,8 +197,8 @@ def imported(path: Path) -> Any:
     transforms.InterpolationMode = types.SimpleNamespace(BILINEAR="bilinear", LANCZOS="lanczos")  # type: ignore[attr-defined]
     functional.crop = None  # type: ignore[attr-defined]
     vision.transforms = transforms  # type: ignore[attr-defined]
-    own = {module.__name__: module for module in (vision, transforms, functional)}
-    for name, module in own.items():
+    substitutes = {module.__name__: module for module in (vision, transforms, functional)}
+    for name, module in substitutes.items():
         module.__spec__ = importlib.machinery.ModuleSpec(name, None)
     for name in ("accelerate", "datasets", "diffusers.training_utils"):  # which look for the real one
         importlib.import_module(name)
@@ -206,7 +206,7 @@ def imported(path: Path) -> Any:
     if spec is None or spec.loader is None:
         raise SystemExit(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
-    with mock.patch.dict(sys.modules, own), mock.patch("diffusers.utils.check_min_version"):
+    with mock.patch.dict(sys.modules, substitutes), mock.patch("diffusers.utils.check_min_version"):
         spec.loader.exec_module(module)
     return module
 

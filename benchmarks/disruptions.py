@@ -1,4 +1,4 @@
-"""Takes pods away from runs that train on two nodes, and sees whether they end, and what each time costs.
+"""Delete pods of runs that train on two nodes; record whether the runs finish and what each deletion costs.
 
     python -m benchmarks.disruptions                                   # about 1.5 hours on 2 cores, as root
     python -m benchmarks.disruptions --deletions 3 --deletions 10      # these rows alone anew; others stay
@@ -58,7 +58,7 @@ Take = Callable[[Cluster, Pods], contextlib.AbstractContextManager[None]]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run: what is taken away of it, and how often."""
+    """One run: the pods that are deleted, and how often."""
 
     what: str
     times: int
@@ -79,7 +79,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Late:
-    """A run whose second node came late."""
+    """A run whose second node joined late."""
 
     late_seconds: float
     said: int  # times that the terminal has told who is missing and why
@@ -122,7 +122,7 @@ def once() -> list[Case]:
 
 
 class Bench:
-    """Runs on one cluster that make the same steps."""
+    """Runs on one cluster that train the same steps."""
 
     def __init__(self, cluster: Cluster, folder: Path, steps: int) -> None:
         self._cluster, self._folder, self._steps = cluster, folder, steps
@@ -135,10 +135,10 @@ class Bench:
         for number in range(1, case.times + 1):
             launch = training(self._cluster, run)
             before = self._main(run)
-            began = time.monotonic()
+            start = time.monotonic()
             with case.take(self._cluster, launch):
-                first = self._first_step(run, known=len(before))
-                lost.append(time.monotonic() - began)
+                first = self._first_step(run, earlier_launches=len(before))
+                lost.append(time.monotonic() - start)
             waited.append(_wait(run, number))
             twice += max(0, _steps(before[-1])[-1] + 1 - first)
             print(f"{case.what} {number} of {case.times}: {lost[-1]:.1f} s, on from step {first}", flush=True)
@@ -158,13 +158,13 @@ class Bench:
             says(run, r"jobset \S+ waits")
             time.sleep(seconds)
         arrived = time.monotonic()
-        self._first_step(run, known=0)
+        self._first_step(run, earlier_launches=0)
         took = time.monotonic() - arrived
-        told = re.findall(r"jobset \S+ (waits.*)", run.log)
+        messages = re.findall(r"jobset \S+ (waits.*)", run.log)
         return Late(
             late_seconds=seconds,
-            said=len(told),
-            reason=told[-1],
+            said=len(messages),
+            reason=messages[-1],
             trained_after_seconds=took,
             ended=run.wait(END_S) == 0,
             losses_equal=self._losses(run) == self._undisturbed(),
@@ -189,17 +189,17 @@ class Bench:
         return self._cluster.launch("finetune_flow", home, "run", pods, *options, *more)
 
     def _main(self, run: Launched) -> list[lab_pods.Pod]:
-        """The main nodes' pods that have made a step, the oldest first."""
+        """Return the pods of main nodes that have trained a step, oldest first."""
         mark = f"/{run.run_id}/train_nodes/"
-        own = [pod for pod in self._cluster.hub.pods if "-control-" in pod.spec.name]
-        return [pod for pod in own if mark in str(pod.spec.command) and _steps(pod)]
+        pods = [pod for pod in self._cluster.hub.pods if "-control-" in pod.spec.name]
+        return [pod for pod in pods if mark in str(pod.spec.command) and _steps(pod)]
 
-    def _first_step(self, run: Launched, *, known: int) -> int:
-        """The first step of the launch that follows so many others, once it is made."""
+    def _first_step(self, run: Launched, *, earlier_launches: int) -> int:
+        """Wait for the first step of the launch after the earlier ones, and return it."""
 
         def made() -> Any:
             assert run.process.poll() is None, run.story()
-            return run.has_begun and self._main(run)[known:]
+            return run.has_begun and self._main(run)[earlier_launches:]
 
         return _steps(wait_for(made, LIMIT_S, "a step is made", every=0.1)[0])[0]
 
@@ -209,15 +209,15 @@ class Bench:
 
 
 def _steps(pod: lab_pods.Pod) -> list[int]:
-    """Those that a main node's pod has told."""
+    """Return the steps that the pod of a main node has logged."""
     return [int(step) for step in re.findall(r"\bstep (\d+)/\d+ ", pod.log.read_text(errors="replace"))]
 
 
 def _wait(run: Launched, number: int) -> float:
-    """Seconds that the run has waited after a disruption before it submitted the step again."""
-    found = re.search(rf"Disruption {number} of .* submitted again in (\d+) s", run.log)
-    assert found is not None, run.story()
-    return float(found[1])
+    """Return the seconds between disruption ``number`` of a run and the next submission of the step."""
+    match = re.search(rf"Disruption {number} of .* submitted again in (\d+) s", run.log)
+    assert match is not None, run.story()
+    return float(match[1])
 
 
 def text(result: dict[str, Any]) -> str:
@@ -266,8 +266,8 @@ def keep(kind: Literal["rows", "late"], row: Row | Late) -> None:
     result = json.loads(file.read_text()) if file.exists() else {"rows": [], "late": []}
     new = json.loads(json.dumps(asdict(row)))
     same = ("what", "times") if kind == "rows" else ("late_seconds",)
-    kept = [old for old in result[kind] if any(old[name] != new[name] for name in same)]
-    result |= {"command": "python -m benchmarks.disruptions", "machine": describe(), kind: [*kept, new]}
+    other_rows = [old for old in result[kind] if any(old[name] != new[name] for name in same)]
+    result |= {"command": "python -m benchmarks.disruptions", "machine": describe(), kind: [*other_rows, new]}
     file.write_text(json.dumps(result, indent=1) + "\n")
     file.with_suffix(".md").write_text(text(result))
     print(json.dumps(new), flush=True)

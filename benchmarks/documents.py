@@ -32,7 +32,7 @@ WIDTH = 110  # of a line of text
 
 
 def planned(parameters: dict[str, Any], backend: str) -> str:
-    """What ``--plan-only`` prints for these parameters."""
+    """Return what ``--plan-only`` prints for these parameters."""
     values = {"settings": settings.parse_yaml(""), **parameters, "plan_only": True, "no_calibration": True}
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
@@ -41,7 +41,7 @@ def planned(parameters: dict[str, Any], backend: str) -> str:
 
 
 def settings_page() -> str:
-    """docs/settings.md."""
+    """Build docs/settings.md."""
     lines = [
         "# Settings",
         "",
@@ -128,7 +128,7 @@ def _takes(values: dict[str, Any]) -> str:
 
 
 def plan_block() -> str:
-    """The plan that README.md shows."""
+    """Build the plan that README.md shows."""
     return "```text\n" + planned({"model": "llama-8b", "method": "lora"}, "kubernetes").strip() + "\n```"
 
 
@@ -158,33 +158,33 @@ COLUMNS = [
 
 
 def refusal(model: str, engine: str, method: str) -> str | None:
-    """Why this engine refuses, at otherwise default settings."""
-    wanted = settings.build({"model": model, "method": method, "engine": engine})
-    return unsupported(engine, wanted, models.find(model))
+    """Return why an engine refuses a model and a method with default settings, or None."""
+    job = settings.build({"model": model, "method": method, "engine": engine})
+    return unsupported(engine, job, models.find(model))
 
 
 def refusal_of_column(model: str, group: tuple[str, ...], method: str) -> str | None:
-    """Why the engines of a column refuse; they have to agree whether they do."""
+    """Return why the engines of a column refuse; all of them must agree."""
     reasons = [refusal(model, engine, method) for engine in group]
     assert len({reason is None for reason in reasons}) == 1, f"{group} disagree on {model} {method}"
     return reasons[0]
 
 
 def runs_somewhere(model: str) -> bool:
-    """Whether any engine trains it, by any method; the others are known to the estimator alone."""
+    """Return whether any engine trains the model with any method; others can only be estimated."""
     return any(refusal(model, *combination) is None for combination in COMBINATIONS)
 
 
 def proofs() -> str:
-    """Every family that the loop was seen to train, from benchmarks/results/support.csv."""
+    """Return the families that each engine has trained, from benchmarks/results/support.csv."""
     rows = [row for row in support_table.read() if row.part == "families"]
     heads = [(engine, method) for engine in ("deepspeed", "fsdp2") for method in ("full", "lora", "packing")]
-    found = {(row.family, row.engine, row.method): row.result for row in rows}
+    families = {(row.family, row.engine, row.method): row.result for row in rows}
     lines = [f"| Family | {' | '.join(f'{engine} {method}' for engine, method in heads)} |"]
     lines.append("|---" * (len(heads) + 1) + "|")
     clauses: dict[str, str] = {}
     for family in dict.fromkeys(row.family for row in rows):
-        cells = [found[family, engine, method] for engine, method in heads]
+        cells = [families[family, engine, method] for engine, method in heads]
         shown = ["yes" if cell == support_table.RUNS else "no" for cell in cells]
         clauses |= {cell: family for cell in cells if cell != support_table.RUNS}
         lines.append(f"| `{family}` | {' | '.join(shown)} |")
@@ -192,13 +192,13 @@ def proofs() -> str:
 
 
 def proved_methods() -> str:
-    """What each engine was seen to do with tiny-llama, from benchmarks/results/support.csv."""
+    """Build the table of methods that each engine has trained with tiny-llama (results/support.csv)."""
     rows = [row for row in support_table.read() if row.part == "methods"]
     return _proved("Method", {(row.method, row.engine, row.nodes): row.result for row in rows})
 
 
 def proved_tasks() -> str:
-    """The same of all tasks, each by some methods; SFT's rows are those of the methods."""
+    """Build the table of tasks, each by some methods; SFT's rows are those of the methods."""
     rows = support_table.read()
     methods = [row.method for row in rows if row.part == "tasks"]
     answering = [row for row in rows if row.engine != "trl" and row.method in methods]
@@ -207,26 +207,26 @@ def proved_tasks() -> str:
         (ANSWERING, [row for row in answering if row.part in ("methods", "tasks")]),
         (["trl"], [row for row in rows if row.engine == "trl" and row.part == "tasks"]),
     ):
-        found = {(f"{row.task} {row.method}", row.engine, row.nodes): row.result for row in chosen}
-        tables.append(_proved("Task", found, engines_of))
+        results = {(f"{row.task} {row.method}", row.engine, row.nodes): row.result for row in chosen}
+        tables.append(_proved("Task", results, engines_of))
     return "\n\n".join(tables)
 
 
-def _proved(title: str, found: dict[tuple[str, str, int], str], names: Sequence[str] = ANSWERING) -> str:
-    """A table of (name, engine, nodes) -> result of the engines with these names, and the reasons below."""
+def _proved(title: str, results: dict[tuple[str, str, int], str], names: Sequence[str] = ANSWERING) -> str:
+    """Format (name, engine, nodes) -> result as a table of engines, then the reasons for refusals."""
     heads = [(engine, nodes) for engine in names for nodes in (1, 2)]
     titles = [f"{engine}, {nodes} node{'s' * (nodes > 1)}" for engine, nodes in heads]
     lines = [f"| {title} | {' | '.join(titles)} |", "|---" * (len(heads) + 1) + "|"]
-    for name in dict.fromkeys(name for name, _, _ in found):
-        cells = [found[name, engine, nodes] for engine, nodes in heads]
+    for name in dict.fromkeys(name for name, _, _ in results):
+        cells = [results[name, engine, nodes] for engine, nodes in heads]
         shown = ["yes" if cell == support_table.RUNS else "no" for cell in cells]
         lines.append(f"| {name} | {' | '.join(shown)} |")
-    clauses = dict.fromkeys(result for result in found.values() if result != support_table.RUNS)
+    clauses = dict.fromkeys(result for result in results.values() if result != support_table.RUNS)
     return "\n".join([*lines, "", *(textwrap.fill(f"- {clause}.", WIDTH) for clause in clauses)])
 
 
 def matrix() -> str:
-    """Every model of the table that an engine trains, by what each engine says."""
+    """Build the table of models that any engine trains, with a column per engine."""
     head = " | ".join(f"{', '.join(group)} {method}" for group, method in COLUMNS)
     lines = [f"| Model | {head} | Refused, because |", "|---" * (len(COLUMNS) + 2) + "|"]
     for name in filter(runs_somewhere, models.names()):
@@ -236,30 +236,30 @@ def matrix() -> str:
         lines.append(f"| `{name}` | {' | '.join(cells)} | {'; '.join(clauses)} |")
     lines += ["", "No engine trains these; `finetune plan` plans for them.", ""]
     lines += ["| Models | Because |", "|---|---|"]
-    others: dict[str, list[str]] = {}
+    other_engines: dict[str, list[str]] = {}
     for name in models.names():
         if not runs_somewhere(name):
             clause = refusal(name, "deepspeed", "full") or ""
-            others.setdefault(clause.replace(name, "it"), []).append(f"`{name}`")
-    lines += [f"| {', '.join(names)} | {clause} |" for clause, names in others.items()]
+            other_engines.setdefault(clause.replace(name, "it"), []).append(f"`{name}`")
+    lines += [f"| {', '.join(names)} | {clause} |" for clause, names in other_engines.items()]
     return "\n".join(lines)
 
 
 def listed(words: Iterable[str], conjunction: str = "and") -> str:
-    """Each of them once: a, b and c."""
-    *most, last = dict.fromkeys(words)
-    return f"{', '.join(most)} {conjunction} {last}" if most else last
+    """Join distinct words: "a, b and c"."""
+    *head, last = dict.fromkeys(words)
+    return f"{', '.join(head)} {conjunction} {last}" if head else last
 
 
 def planned_families() -> str:
     """Write the paragraphs of docs/models.md on supported values of model_type."""
     rows = support_table.read()
     trained = dict.fromkeys(row.family for row in rows if row.part == "families")
-    others = [family for family in models.FAMILIES if family not in trained]
+    rest = [family for family in models.FAMILIES if family not in trained]
     sentence = (
         "A text-only model works by Hugging Face id, as a folder or from S3, in 16 or 32 bits, if its "
         f"`config.json` has one of these values of `model_type`: {listed(trained, 'or')}. Models of type "
-        f"{listed(others)} can be planned for, not trained."
+        f"{listed(rest)} can be planned for, not trained."
     )
     more = (
         f"The {len(untried.classes())} other causal models of transformers 5.23 "
@@ -271,7 +271,7 @@ def planned_families() -> str:
 
 
 def errors_of_the_estimator() -> str:
-    """Accuracy of both fits for docs/accuracy.md, from their committed scores."""
+    """Build the accuracy section of docs/accuracy.md from the committed scores of both fits."""
     results = ROOT / "benchmarks" / "results"
     memory = json.loads((results / "estimator_fit.json").read_text())
     speed = json.loads((results / "throughput_fit.json").read_text())["all"]
@@ -298,7 +298,7 @@ def errors_of_the_estimator() -> str:
 
 
 def risk_table() -> str:
-    """The table of docs/estimator.md that compares predicted risk with observed frequency."""
+    """Build the table of docs/estimator.md that compares predicted risk with observed frequency."""
     fit = json.loads((ROOT / "benchmarks" / "results" / "estimator_fit.json").read_text())
     lines = [
         "| Predicted risk | Runs | Sources | Predicted, mean | Ran out of memory |",
@@ -312,18 +312,18 @@ def risk_table() -> str:
 
 
 def checks_table() -> str:
-    """All checks, by phase."""
+    """Build the table of all checks, by phase."""
     lines = ["| Phase | Check | What it verifies |", "|---|---|---|"]
     for phase in (*PHASES, None):
-        found = [check for check in CHECKS.values() if check.phase == phase]
-        for number, check in enumerate(found):
+        rows = [check for check in CHECKS.values() if check.phase == phase]
+        for number, check in enumerate(rows):
             label = "" if number else phase or "all"
             lines.append(f"| {label} | `{check.name}` | {check.description} |")
     return "\n".join(lines)
 
 
 def conversions() -> str:
-    """Settings, and what other tools call them."""
+    """Build the table of settings and their names in other tools."""
     words: dict[str, dict[str, list[str]]] = {}
     for tool, rules in convert.RULES.items():
         for key, rule in rules.items():
@@ -359,7 +359,7 @@ GENERATED = {
 
 
 def with_generated(name: str, text: str) -> str:
-    """A document's text with its generated part renewed."""
+    """Return a document's text with its generated part renewed."""
     part = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
     content = GENERATED[name][1]()
     renewed, count = part.subn(lambda found: f"{found[1]}\n{content}\n\n{found[2]}", text)

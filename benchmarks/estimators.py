@@ -1,4 +1,4 @@
-"""Our estimator beside others on the same published measurements of memory.
+"""Compare our estimator with others on the same published measurements of memory.
 
     python -m benchmarks.estimators    # seconds; writes benchmarks/results/estimators.*
 
@@ -30,7 +30,7 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True, kw_only=True)
 class Rival:
-    """Another estimator: its bytes of one GPU for a setup, and whether it claims such setups."""
+    """Another estimator: its bytes of one GPU for a setup, and the setups that it supports."""
 
     name: str
     source: str
@@ -44,7 +44,7 @@ class Rival:
 
 
 def accelerate_bytes(setup: Setup) -> float:
-    """`accelerate estimate-memory`, "Training using Adam"; it loads the model without its output head."""
+    """Compute `accelerate estimate-memory`, "Training using Adam"; without the model's output head."""
     from accelerate.commands.estimate import estimate_training_usage
 
     model = setup.model
@@ -54,7 +54,7 @@ def accelerate_bytes(setup: Setup) -> float:
 
 
 def deepspeed_bytes(setup: Setup) -> float:
-    """estimate_zero2/3_model_states_mem_needs; FSDP asked as ZeRO's stage of the same sharding."""
+    """Compute estimate_zero2/3_model_states_mem_needs; FSDP counts as its ZeRO equivalent."""
     from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
     from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
@@ -88,7 +88,7 @@ def _largest_matrix(model: ModelSpec) -> int:
 
 
 def cookbook_bytes(setup: Setup) -> float:
-    """EleutherAI cookbook, calc/calc_transformer_mem.py @827ee3b, at its defaults; Transformer Math 101.
+    """Compute EleutherAI cookbook's calc_transformer_mem.py @827ee3b at its defaults.
 
     Its parameters: untied embeddings, learned positions, query and key/value projections, MLPs of as many
     matrices as the model has. States: 2 + 4 + 12 bytes, by stage over all GPUs. Activations: 34 bytes a token
@@ -115,7 +115,7 @@ def cookbook_bytes(setup: Setup) -> float:
 
 
 def nanotron_bytes(setup: Setup) -> float:
-    """The Ultra-Scale Playbook's formulas, on which nanotron's predict_memory rests.
+    """Compute the Ultra-Scale Playbook's formulas, the base of nanotron's predict_memory.
 
     Parameters and gradients in bf16, fp32 master weights and two fp32 moments, by ZeRO stage over the data
     parallel group; activations of 34 bytes a token, hidden value and layer with flash attention (its charts:
@@ -139,7 +139,7 @@ def nanotron_bytes(setup: Setup) -> float:
 
 
 def llama_factory_bytes(setup: Setup) -> float:
-    """LLaMA-Factory's README @ff6d4d12e: GB for each billion parameters, over the GPUs that share them."""
+    """Compute LLaMA-Factory's table (README @ff6d4d12e): GB per billion parameters over the GPUs."""
     if setup.quantization.startswith("nf4"):
         share = 0.5
     elif setup.quantization == "int8":
@@ -204,47 +204,42 @@ RIVALS = (
 
 
 def figures(items: list[Scored]) -> dict[str, Any]:
-    """A group's score, the share within 10 %, and how often the largest figure given covers the need."""
-    found = score(items)
+    """Return a group's score, the share within 10 %, and how often the upper bound covers the need."""
+    group_score = score(items)
     errors = sorted(abs(item.error) for item in items)
     within = sum(error <= 0.1 for error in errors) / len(errors) if errors else None
     return {
-        "rows": found.rows,
-        "median_abs_error": found.median_abs_error,
+        "rows": group_score.rows,
+        "median_abs_error": group_score.median_abs_error,
         "p95_abs_error": percentile(errors, 0.95),
-        "bias": found.bias,
+        "bias": group_score.bias,
         "within_10pct": within,
         "upper_covers": score_of_bounds(items),
     }
 
 
 def score_of_bounds(items: list[Scored]) -> float | None:
-    """Share of rows whose need is at most the largest figure given."""
+    """Return the share of rows whose need is at most the upper bound."""
     bounds = [item.upper >= item.measured for item in items if item.upper is not None]
     return sum(bounds) / len(bounds) if bounds else None
 
 
 def asked(rival: Rival, ours: list[Scored]) -> list[Scored]:
-    """The same rows by the rival, whose only figure is its bound as well."""
+    """Predict the same rows with a rival, whose only figure is its bound as well."""
     answers = []
     for item in ours:
         assert item.row.setup is not None
         gib = rival.bytes_of(item.row.setup) / GIB
         answers.append(
             Scored(
-                row=item.row,
-                measured=item.measured,
-                predicted=gib,
-                lower=None,
-                upper=gib,
-                basis=rival.source,
+                row=item.row, measured=item.measured, predicted=gib, lower=None, upper=gib, basis=rival.source
             )
         )
     return answers
 
 
 def measure(quality: str) -> list[dict[str, Any]]:
-    """One entry for each estimator: over what it claims, ours over the same rows, and over all."""
+    """Score each estimator on the setups it supports, and ours on the same rows and on all."""
     ours = [item for item in scoring.compare(rows.TABLE).memory if item.row.quality in quality]
     everything = figures(ours)
     entries = [{"name": "finetune", "claim": "every row", "claimed": everything, "all": everything}]
@@ -296,9 +291,9 @@ def markdown(command: str, machine: dict[str, Any], entries: list[dict[str, Any]
     return "\n".join(lines) + "\n"
 
 
-def _line(name: str, found: dict[str, Any]) -> str:
+def _line(name: str, scores: dict[str, Any]) -> str:
     shown = [
-        "-" if found[key] is None else f"{found[key]:{form}}"
+        "-" if scores[key] is None else f"{scores[key]:{form}}"
         for key, form in (
             ("median_abs_error", ".1%"),
             ("p95_abs_error", ".1%"),
@@ -307,7 +302,7 @@ def _line(name: str, found: dict[str, Any]) -> str:
             ("upper_covers", ".0%"),
         )
     ]
-    return f"| {name} | {found['rows']} | {' | '.join(shown)} |"
+    return f"| {name} | {scores['rows']} | {' | '.join(shown)} |"
 
 
 def main() -> None:
@@ -320,8 +315,8 @@ def main() -> None:
     command = shlex.join(["python", "-m", "benchmarks.estimators", *sys.argv[1:]])
     machine, entries = describe(), measure(options.quality)
     options.out.mkdir(parents=True, exist_ok=True)
-    found = {"command": command, "machine": machine, "quality": options.quality, "estimators": entries}
-    (options.out / "estimators.json").write_text(json.dumps(found, indent=1) + "\n")
+    results = {"command": command, "machine": machine, "quality": options.quality, "estimators": entries}
+    (options.out / "estimators.json").write_text(json.dumps(results, indent=1) + "\n")
     text = markdown(command, machine, entries, options.quality)
     (options.out / "estimators.md").write_text(text)
     print(text)

@@ -45,7 +45,7 @@ class Anchor:
 
 @contextmanager
 def norm_of_torchtune_04() -> Iterator[None]:
-    """torchtune 0.4's RMSNorm (modules/rms_norm.py): the weight is applied in the input's type."""
+    """Compute torchtune 0.4's RMSNorm (modules/rms_norm.py): the weight is applied in the input's type."""
     import torch
 
     with torchtune_imports():
@@ -63,7 +63,7 @@ def norm_of_torchtune_04() -> Iterator[None]:
 
 @contextmanager
 def logits_alive() -> Iterator[None]:
-    """torchtitan's first train.py kept ``pred``, the fp32 logits, through the backward pass."""
+    """Keep the fp32 logits through the backward pass, as ``pred`` of torchtitan's first train.py did."""
     from torch.nn import functional
 
     held: list[Any] = []
@@ -78,7 +78,7 @@ def logits_alive() -> Iterator[None]:
 
 
 def as_it_was(row: PublishedRow) -> tuple[str, Callable[[], Any]]:
-    """What the measured code did differently, in words and as a patch; nothing where nothing is known."""
+    """Return the differences of the measured code, as text and as a patch; empty if unknown."""
     assert row.setup is not None
     if row.source.startswith("pytorch/torchtune@1814feb17") and not row.setup.compile:
         return "RMSNorm of torchtune 0.4", norm_of_torchtune_04
@@ -113,13 +113,13 @@ def anchor(row: PublishedRow) -> Anchor:
     )
 
 
-def _peak(answer: dict[str, Any]) -> float:
-    return float(max(sum(parts.values()) for parts in answer["moments"].values()) / GIB)
+def _peak(estimate: dict[str, Any]) -> float:
+    return float(max(sum(parts.values()) for parts in estimate["moments"].values()) / GIB)
 
 
 def main() -> None:
-    found = [row for row in rows.read(rows.TABLE) if row.kind == "active" and row.gib and row.quality == "A"]
-    anchors = [anchor(row) for row in found if row.setup and untraceable(row.setup) is None]
+    peak = [row for row in rows.read(rows.TABLE) if row.kind == "active" and row.gib and row.quality == "A"]
+    anchors = [anchor(row) for row in peak if row.setup and untraceable(row.setup) is None]
     machine = describe()
     values = {"machine": machine, "anchors": [asdict(each) | {"error": each.error} for each in anchors]}
     (RESULTS / "exact_anchors.json").write_text(json.dumps(values, indent=1) + "\n")

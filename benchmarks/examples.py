@@ -1,4 +1,4 @@
-"""The table of examples/README.md: what each example needs and costs by its plan.
+"""Build the table of examples/README.md: need and cost of each example by its plan.
 
     python -m benchmarks.examples
 
@@ -25,25 +25,25 @@ _TABLE = re.compile(r"(<!-- generated: examples -->\n).*?(<!-- end -->)", re.DOT
 
 
 def plan(path: Path) -> Plan:
-    """The plan of an example, on the machines of the tables."""
+    """Plan an example on the machines of the tables."""
     chosen = settings.build(settings.parse_yaml(path.read_text(), path.parent))
     return preparation.plan_run(chosen, Target(kind="catalogue"), calibrated=False).plan
 
 
-def row(path: Path, made: Plan) -> str:
-    """An example's line of the table."""
-    what, command = (line.removeprefix("# ") for line in path.read_text().splitlines()[:2])
-    request, prediction = made.request, made.prediction
+def row(path: Path, example_plan: Plan) -> str:
+    """Format an example as a line of the table."""
+    purpose, command = (line.removeprefix("# ") for line in path.read_text().splitlines()[:2])
+    request, prediction = example_plan.request, example_plan.prediction
     machine = f"{request.nodes * request.gpus_per_node} x {request.gpu_type} ({request.instance_type})"
     need = (
         f"{format_bytes(prediction.memory.needs_bytes)} of {format_bytes(prediction.memory.capacity_bytes)}"
     )
-    cells = (f"[{path.name}]({path.name})", what, machine, need, *_price(prediction), f"`{command}`")
+    cells = (f"[{path.name}]({path.name})", purpose, machine, need, *_price(prediction), f"`{command}`")
     return f"| {' | '.join(cells)} |"
 
 
 def _price(prediction: Any) -> tuple[str, str]:
-    """USD an hour, and for a million tokens; unknown where the speed or the price is."""
+    """Format USD per hour and per million tokens; unknown if speed or price is."""
     hour, speed = prediction.usd_per_hour, prediction.tokens_per_second
     if hour is None:
         return "unknown", "unknown"

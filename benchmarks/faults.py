@@ -1,4 +1,4 @@
-"""Kills each process of a run at each moment, and sees how the run ends and goes on.
+"""Kill each process of a run at each phase; record how the run ends and resumes.
 
     python benchmarks/faults.py                 # about an hour on 2 cores; writes benchmarks/results/faults.*
     python benchmarks/faults.py --engine fsdp2  # its rows alone anew; the others' stay as they are
@@ -45,7 +45,7 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run and the faults of its attempts, at most two: the third attempt is to end well."""
+    """One run and the faults of its attempts, at most two: the third attempt must succeed."""
 
     nodes: int
     engine: str
@@ -68,7 +68,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """A run that was told to stop while it evaluated."""
+    """A run that was requested to stop while it evaluated."""
 
     engine: str
     signal: str
@@ -77,7 +77,7 @@ class Stop:
 
 
 def cases(engine: str) -> Iterator[Case]:
-    """All faults for an engine; DeepSpeed's ranks, which run FSDP2's loop, are killed once."""
+    """List all faults for an engine; DeepSpeed's ranks, which run FSDP2's loop, are killed once."""
     if engine == "deepspeed":
         yield Case(nodes=2, engine=engine, faults=(Fault(who="rank", moment="in the middle", rank=1),))
         return
@@ -87,11 +87,15 @@ def cases(engine: str) -> Iterator[Case]:
         ("worker task", 1),
         ("control task", 0),
     )
-    two = [Fault(who=who, moment=moment, rank=rank) for who, rank in victims for moment in MOMENTS]
-    one = [Fault(who="rank", moment=moment) for moment in MOMENTS]
-    one += [Fault(who="agent", moment="in the middle")]
-    one += [Fault(who="control task", moment=moment) for moment in ("in the middle", "in a checkpoint")]
-    for nodes, faults in ((2, two), (1, one)):
+    on_two_nodes = [
+        Fault(who=process, moment=moment, rank=rank) for process, rank in victims for moment in MOMENTS
+    ]
+    on_one_node = [Fault(who="rank", moment=moment) for moment in MOMENTS]
+    on_one_node += [Fault(who="agent", moment="in the middle")]
+    on_one_node += [
+        Fault(who="control task", moment=moment) for moment in ("in the middle", "in a checkpoint")
+    ]
+    for nodes, faults in ((2, on_two_nodes), (1, on_one_node)):
         for first in range(0, len(faults), 2):
             yield Case(nodes=nodes, engine=engine, faults=tuple(faults[first : first + 2]))
     for nodes, moments in ((2, MOMENTS[1:]), (1, MOMENTS[1:2])):
@@ -100,7 +104,7 @@ def cases(engine: str) -> Iterator[Case]:
 
 
 class Bench:
-    """Runs that share one datastore: all but the undisturbed ones resume a run that never trained."""
+    """Runs in one datastore; all but the undisturbed ones resume a run that was killed early."""
 
     def __init__(self, folder: Path, dataset: Path) -> None:
         self._folder, self._dataset = folder, dataset
@@ -117,8 +121,8 @@ class Bench:
         for fault in case.faults:
             struck.append((fault, flow.kill(fault.who, fault.moment, fault.rank)))
             if fault.who == "scheduler":
-                again = ("resume", "--origin-run-id", flow.run_id)
-                flow = self._started(Flow(home, *again, nodes=case.nodes))
+                resume_options = ("resume", "--origin-run-id", flow.run_id)
+                flow = self._started(Flow(home, *resume_options, nodes=case.nodes))
         self._stop_after_training(flow, case.engine)
         equal = flow.losses() == expected
         went_on = flow.went_on_from()
@@ -155,16 +159,11 @@ class Bench:
         print(json.dumps(asdict(row)), flush=True)
 
     def _prepared(self, nodes: int, engine: str) -> tuple[Path, str, list[Any]]:
-        """The folder, a run that was killed when its training began, and an undisturbed run's losses."""
+        """Return the folder, a run killed at the start of training, and an undisturbed run's losses."""
         if (nodes, engine) not in self._homes:
             home = self._folder / f"{engine}-{nodes}"
             home.mkdir()
-            chosen = [
-                f"--nodes={nodes}",
-                f"--engine={engine}",
-                f"--dataset={self._dataset}",
-                *SHORT,
-            ]
+            chosen = [f"--nodes={nodes}", f"--engine={engine}", f"--dataset={self._dataset}", *SHORT]
             undisturbed = self._started(Flow(home, "run", *chosen, nodes=nodes))
             assert undisturbed.end() == 0, undisturbed.log
             expected = undisturbed.losses()
@@ -212,10 +211,10 @@ def text(result: dict[str, Any]) -> str:
     )
     stops = result["stops"]
     told = "\n".join(
-        f"| {name} | {len(found)} | {max(stop['ended_after_seconds'] for stop in found):.1f} "
-        f"| {sum(stop['orphans'] for stop in found)} |"
+        f"| {name} | {len(outcomes)} | {max(stop['ended_after_seconds'] for stop in outcomes):.1f} "
+        f"| {sum(stop['orphans'] for stop in outcomes)} |"
         for name in sorted({stop["signal"] for stop in stops})
-        if (found := [stop for stop in stops if stop["signal"] == name])
+        if (outcomes := [stop for stop in stops if stop["signal"] == name])
     )
     return f"""# Faults
 
@@ -245,7 +244,9 @@ def main() -> None:
     engines = (chosen.engine,) if chosen.engine else ENGINES
     file = RESULTS / "faults.json"
     earlier = json.loads(file.read_text()) if chosen.engine else {"rows": [], "stops": []}
-    kept = {key: [row for row in earlier[key] if row["engine"] not in engines] for key in ("rows", "stops")}
+    results = {
+        key: [row for row in earlier[key] if row["engine"] not in engines] for key in ("rows", "stops")
+    }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         bench = Bench(folder, write_sums(folder / "sums.jsonl"))
@@ -261,8 +262,8 @@ def main() -> None:
         result = {
             "command": "python benchmarks/faults.py",
             "machine": describe(),
-            "rows": kept["rows"] + [asdict(row) for row in bench.rows],
-            "stops": kept["stops"] + [asdict(stop) for stop in bench.stops],
+            "rows": results["rows"] + [asdict(row) for row in bench.rows],
+            "stops": results["stops"] + [asdict(stop) for stop in bench.stops],
             "problems": problems,
         }
     file.write_text(json.dumps(result, indent=1) + "\n")

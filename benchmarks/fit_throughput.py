@@ -1,4 +1,4 @@
-"""Fits the coefficients of estimator/data/efficiency.csv to published tokens/s, and scores them.
+"""Fit the coefficients of estimator/data/efficiency.csv to published tokens/s, and score them.
 
     python -m benchmarks.fit_throughput            # minutes; writes the table and benchmarks/results
     python -m benchmarks.fit_throughput --score    # scores the table as it is
@@ -28,15 +28,7 @@ from benchmarks.published_speeds import Point, points
 from benchmarks.throughput_coefficients import SPECS
 from benchmarks.throughput_scores import covered, markdown, scores, spread, summary
 from estimator import throughput
-from estimator.throughput.efficiency import (
-    TABLE,
-    Coefficient,
-    Efficiency,
-    chips,
-    kernels,
-    published,
-    recipes,
-)
+from estimator.throughput.efficiency import TABLE, Coefficient, Efficiency, chips, kernels, published, recipes
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = "throughput_fit.md"
@@ -48,17 +40,17 @@ Array = NDArray[np.float64]
 
 
 def log_error(point: Point, table: Efficiency) -> float | None:
-    """Log of predicted over measured tokens/s of one GPU; None where there is no prediction."""
-    found = throughput.speed(
+    """Return the log of predicted over measured tokens/s of one GPU; None without a prediction."""
+    speed = throughput.speed(
         point.setup, point.gpu, network_gbps=point.network_gbps, rdma=point.rdma, efficiency=table
     )
-    if found.tokens_per_second is None or not point.row.tps_per_gpu:
+    if speed.tokens_per_second is None or not point.row.tps_per_gpu:
         return None
-    return math.log(found.tokens_per_second / point.setup.world_size / point.row.tps_per_gpu)
+    return math.log(speed.tokens_per_second / point.setup.world_size / point.row.tps_per_gpu)
 
 
 def residual(point: Point, table: Efficiency) -> float:
-    """As :func:`log_error`, for a table that has every coefficient; 0 where a link is unknown."""
+    """Return :func:`log_error` for a table that has every coefficient; 0 if a link is unknown."""
     parts = throughput.step(point.setup, point.load, point.gpu, point.wires, table)
     setup, measured = point.setup, point.row.tps_per_gpu
     if parts is None or not measured:
@@ -77,15 +69,16 @@ def table_of(values: Array) -> Efficiency:
 
 
 def without_evidence(table: Efficiency, train: Sequence[Point]) -> Efficiency:
-    """The table as it would be had the fit known these runs alone: no row of what none of them shows."""
-    seen = {scope for point in train for scope in chips(point.gpu)}
-    known = {scope for point in train for scope in recipes(point.setup, point.gpu)}
-    kept = {
+    """Return the table that a fit to ``train`` alone could give: no row without evidence in these runs."""
+    chip_scopes = {scope for point in train for scope in chips(point.gpu)}
+    recipe_scopes = {scope for point in train for scope in recipes(point.setup, point.gpu)}
+    rows = {
         (name, scope): value
         for (name, scope), value in table.table.items()
-        if not (name == "products of" and scope not in seen) and not (name == "gain" and scope not in known)
+        if not (name == "products of" and scope not in chip_scopes)
+        and not (name == "gain" and scope not in recipe_scopes)
     }
-    return Efficiency(kept)
+    return Efficiency(rows)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -93,7 +86,7 @@ def without_evidence(table: Efficiency, train: Sequence[Point]) -> Efficiency:
 
 
 def fit(train: Sequence[Point], start: Array | None = None, steps: int = 14) -> Array:
-    """Values of SPECS that fit ``train`` best."""
+    """Fit the values of SPECS to ``train``."""
     prior = np.array([math.log(spec.prior) for spec in SPECS])
     width = np.array([spec.width for spec in SPECS])
     free = [index for index, spec in enumerate(SPECS) if spec.fitted]
@@ -107,10 +100,10 @@ def fit(train: Sequence[Point], start: Array | None = None, steps: int = 14) -> 
         slopes = _slopes(train, theta, now, free, touched)
         pull = weights / np.maximum(np.abs(now), ROBUST) / ROBUST
         normal = slopes.T @ (slopes * pull[:, None])
-        right = -slopes.T @ (pull * now) - (theta - prior)[free] / width[free] ** 2
+        gradient = -slopes.T @ (pull * now) - (theta - prior)[free] / width[free] ** 2
         normal[np.diag_indices(len(free))] += 1 / width[free] ** 2
         while damping < 1e6:
-            move = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), right)
+            move = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient)
             tried = theta.copy()
             tried[free] += np.clip(move, -0.5, 0.5)
             then = _residuals(train, tried)
@@ -134,7 +127,7 @@ def _residuals(train: Sequence[Point], theta: Array) -> Array:
 
 
 def _touched(train: Sequence[Point], theta: Array, free: Sequence[int]) -> dict[int, list[int]]:
-    """By coefficient, the rows that it has a part in; the others need not be looked at again."""
+    """Map each coefficient to the rows that depend on it; only these are evaluated again."""
     now = _residuals(train, theta)
     touched = {}
     for index in free:
@@ -158,14 +151,14 @@ def _slopes(
 
 
 def _loss(errors: Array, weights: Array, theta: Array, prior: Array, width: Array) -> float:
-    """Huber's loss of the rows and the prior's."""
+    """Return Huber's loss of the rows plus that of the prior."""
     size = np.abs(errors)
     rows_loss = np.where(size < ROBUST, size**2 / 2, ROBUST * (size - ROBUST / 2)) / ROBUST**2
     return float(weights @ rows_loss + np.sum(((theta - prior) / width) ** 2) / 2)
 
 
 def held_out(data: Sequence[Point], fitted: Array, group: Callable[[Point], str]) -> list[float | None]:
-    """Log error of each row by a fit that never saw its group."""
+    """Return the log error of each row by a fit without the row's group."""
     errors: list[float | None] = [None] * len(data)
     for name in dict.fromkeys(map(group, data)):
         train = [point for point in data if group(point) != name]
@@ -189,8 +182,8 @@ def write_table(
     the fit never saw.
     """
     theta = np.log(values)
-    every = list(range(len(SPECS)))
-    slopes = _slopes(data, theta, _residuals(data, theta), every, _touched(data, theta, every))
+    all_rows = list(range(len(SPECS)))
+    slopes = _slopes(data, theta, _residuals(data, theta), all_rows, _touched(data, theta, all_rows))
     lines: list[list[str]] = []
     for index, (spec, value) in enumerate(zip(SPECS, values, strict=True)):
         evidence = [p for p, slope in zip(data, slopes[:, index], strict=True) if abs(slope) > TOUCHED]
@@ -208,11 +201,11 @@ def write_table(
         lines.append(
             ["runs", scope, "1", str(len(evidence)), _sources(evidence), "published runs of this kind"]
         )
-    for prefix, what, spans in (("", "source", known), ("unseen ", "GPU architecture", unseen)):
+    for prefix, excluded, spans in (("", "source", known), ("unseen ", "GPU architecture", unseen)):
         for percentile, value in spans.items():
             share = f"{percentile:g} % of the runs lie below" if percentile < 50 else ""
             share = share or f"{100 - percentile:g} % of the runs lie above"
-            text = f"tokens/s over predicted that {share}, their {what} left out"
+            text = f"tokens/s over predicted that {share}, their {excluded} left out"
             page = f"benchmarks/{RESULTS.name}/{PAGE}"
             lines.append(["range", f"{prefix}p{percentile:g}", f"{value:.3f}", str(len(data)), page, text])
     with TABLE.open("w", newline="", encoding="utf-8") as file:
@@ -222,7 +215,7 @@ def write_table(
 
 
 def _sources(evidence: Iterable[Point]) -> str:
-    """Projects, most rows first."""
+    """List projects, most rows first."""
     return "; ".join(name for name, _ in Counter(point.project for point in evidence).most_common(4))
 
 
@@ -243,19 +236,19 @@ def main() -> None:
     errors["project held out"] = held_out(data, values, lambda point: point.project)
     errors["architecture held out"] = held_out(data, values, lambda point: point.gpu.architecture or "")
     write_table(data, values, spread(errors["source held out"]), spread(errors["architecture held out"]))
-    found = scores(data, errors)
+    all_scores = scores(data, errors)
     held, sources = errors["source held out"], [point.row.source for point in data]
-    found["all"]["source held out"]["covered"] = covered(held, sources)  # type: ignore[index]
-    found["rows"] = {
+    all_scores["all"]["source held out"]["covered"] = covered(held, sources)  # type: ignore[index]
+    all_scores["rows"] = {
         point.row.id: [
             None if error[index] is None else round(math.expm1(error[index] or 0.0), 3)
             for error in errors.values()
         ]
         for index, point in enumerate(data)
     }
-    (RESULTS / "throughput_fit.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    (RESULTS / PAGE).write_text(markdown(found), encoding="utf-8")
-    print(json.dumps(found["all"], indent=1))
+    (RESULTS / "throughput_fit.json").write_text(json.dumps(all_scores, indent=1) + "\n", encoding="utf-8")
+    (RESULTS / PAGE).write_text(markdown(all_scores), encoding="utf-8")
+    print(json.dumps(all_scores["all"], indent=1))
 
 
 if __name__ == "__main__":

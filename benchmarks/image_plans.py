@@ -1,4 +1,4 @@
-"""The table of docs/images.md: what training Stable Diffusion XL needs, and on which cards it fits."""
+"""Build the table of docs/images.md: memory for training Stable Diffusion XL, and cards that fit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RUNS = (
 
 
 def needed(method: str, precision: str, checkpointing: str) -> tuple[int, int]:
-    """Bytes that one GPU needs, and the upper end of their range."""
+    """Return the bytes that one GPU needs, and the upper end of their range."""
     setup = Setup(
         model=STABLE_DIFFUSION_XL,
         engine="fsdp2",
@@ -33,12 +33,12 @@ def needed(method: str, precision: str, checkpointing: str) -> tuple[int, int]:
         expandable_segments=True,
         processes_per_node=1,
     )
-    found, _ = memory.needs(setup)
-    return found.likely_bytes, found.upper_bytes
+    estimate, _ = memory.needs(setup)
+    return estimate.likely_bytes, estimate.upper_bytes
 
 
 def table() -> str:
-    """Rows of method, precision, checkpointing, the need in GiB, and each card."""
+    """Build rows of method, precision, checkpointing, need in GiB, and each card."""
     sizes = {card: hardware.gpu(card).usable_bytes or 0 for card in CARDS}
     titles = [f"{card}, {size / GIB:.1f} GiB" for card, size in sizes.items()]
     lines = [

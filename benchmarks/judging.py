@@ -1,4 +1,4 @@
-"""How long the checklist's judges take over a large run, and how large its result is.
+"""Measure how long the checklist's judges take for a large run, and the size of its result.
 
     python -m benchmarks.judging    # about two minutes; writes benchmarks/results/judging.*
 
@@ -39,7 +39,6 @@ NIGHTS = 30
 SPREAD = 0.01  # of a GPU's figures
 FIGURES = {
     "gemm_bf16": (760.0, "TFLOPS"),
-    "gemm_fp8": (1400.0, "TFLOPS"),
     "hbm_copy": (2850.0, "GB/s"),
     "h2d": (55.0, "GB/s"),
     "d2h": (54.0, "GB/s"),
@@ -50,7 +49,7 @@ T = TypeVar("T")
 
 
 def measured(nodes: int, gpus: int, night: int, *, faults: bool) -> Measurements:
-    """A run of that many machines; with a slow GPU, a slow node and a slow link."""
+    """Build the measurements of a run; optionally with a slow GPU, a slow node and a slow link."""
     random = np.random.default_rng([nodes, night])
     run = gpu_run(nodes, gpus, started_unix=night * DAY_S)
     devices = tuple(Nic(name=f"rdmap{index}s0", mtu=4096, gbps=100.0, up=True) for index in range(32))
@@ -80,15 +79,15 @@ def measured(nodes: int, gpus: int, night: int, *, faults: bool) -> Measurements
     return with_pairs(run, Cluster(nodes=nodes, speed=45, transmit=slow, receive=slow, links=links))
 
 
-def timed(what: Callable[[], T]) -> tuple[T, float]:
-    """Its answer, and the processor's seconds."""
+def timed(call: Callable[[], T]) -> tuple[T, float]:
+    """Return the result of a call and its CPU seconds."""
     start = time.process_time()
-    answer = what()
-    return answer, time.process_time() - start
+    result = call()
+    return result, time.process_time() - start
 
 
 def measure(nodes: int, gpus: int, folder: Path) -> dict[str, Any]:
-    """One size: without a past, then with 30 nights of it, healthy and with faults."""
+    """Judge one size: without past runs, then with those of 30 nights, healthy and with faults."""
     fresh = measured(nodes, gpus, NIGHTS, faults=False)
     first, alone_s = timed(lambda: judge(fresh))
     place = folder / "history.jsonl"
@@ -97,8 +96,8 @@ def measure(nodes: int, gpus: int, folder: Path) -> dict[str, Any]:
         for night in range(NIGHTS):  # the same figures each night, as drawing them anew takes far longer
             at = night * DAY_S
             records = [{**record, "unix": at} for record in line["records"]]
-            told = {**line, "started_unix": at, "finished_unix": at + 60, "records": records}
-            file.write(json.dumps(told) + "\n")
+            stored_run = {**line, "started_unix": at, "finished_unix": at + 60, "records": records}
+            file.write(json.dumps(stored_run) + "\n")
     past, read_s = timed(lambda: past_runs.read(place))
     known: dict[str, Any] = {"history": past.records, "sightings": past.looks, "pairs_seen": past.pairs_seen}
     healthy, healthy_s = timed(lambda: judge(fresh, **known))

@@ -1,4 +1,4 @@
-"""The machine a figure was measured on, in words that say nothing of whose it is."""
+"""Description of the machine of a measurement, without its name or owner."""
 
 from __future__ import annotations
 

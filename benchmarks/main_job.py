@@ -1,4 +1,4 @@
-"""The flow against the bare trainer's command, the profiler's cost, and one node against two.
+"""Compare the flow with the bare trainer's command; measure the profiler's cost, and two nodes against one.
 
     python -m benchmarks.main_job    # about 20 minutes on 2 cores; writes benchmarks/results/main_job.*
 
@@ -75,11 +75,11 @@ def _config(steps: int | None = None) -> run_config.RunConfig:
 
 
 def bare(folder: Path, data: Path, model: Path, steps: int) -> Timing:
-    """torchtune's recipe, as one would run it by hand."""
-    wanted = _config(steps)
+    """Run torchtune's recipe without this package."""
+    settings = _config(steps)
     job = TrainJob(
-        plan=plan(build_job(wanted, find("tiny-llama"), steps), Target(machine=here())),
-        settings=wanted,
+        plan=plan(build_job(settings, find("tiny-llama"), steps), Target(machine=here())),
+        settings=settings,
         model=resolve("tiny-llama"),
         model_dir=model,
         data_dir=data,
@@ -100,7 +100,7 @@ def bare(folder: Path, data: Path, model: Path, steps: int) -> Timing:
     if spec is None or spec.origin is None:
         raise SystemExit("torchtune is not installed: pip install -e '.[train]'")
     recipe = Path(spec.origin).parents[1] / "recipes" / f"{recipe_name(job)}.py"
-    began = time.perf_counter()
+    start = time.perf_counter()
     with (job.work_dir / "bare.log").open("wb") as output:
         subprocess.run(
             [sys.executable, "-m", "estimator.exact.torchtune_imports", str(recipe), "--config", str(config)],
@@ -114,7 +114,7 @@ def bare(folder: Path, data: Path, model: Path, steps: int) -> Timing:
             stderr=subprocess.STDOUT,
             check=True,
         )
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start
     tokens = prepare_tokens(data, steps)
     speeds = [
         float(line.split("tokens_per_second_per_gpu:")[1].split()[0])
@@ -128,7 +128,7 @@ def bare(folder: Path, data: Path, model: Path, steps: int) -> Timing:
 
 
 def prepare_tokens(data: Path, steps: int) -> list[int]:
-    """Labels that count, for each step."""
+    """Count the labels of each step."""
     from launchers.dataset.prepared import IGNORE, Prepared
 
     prepared = Prepared(data)
@@ -140,7 +140,7 @@ def prepare_tokens(data: Path, steps: int) -> list[int]:
 
 
 def flow(folder: Path, data: Path, steps: int, *more: str) -> dict[str, Any]:
-    """The whole flow; what is timed is its training task."""
+    """Run the whole flow; the training task is timed."""
     home = folder / f"flow-{steps}-{len(list(folder.iterdir()))}"
     home.mkdir()
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in CHOSEN.items()]
@@ -159,12 +159,12 @@ def flow(folder: Path, data: Path, steps: int, *more: str) -> dict[str, Any]:
         stdout=subprocess.PIPE,
         check=True,
     )
-    found: dict[str, Any] = pickle.loads(read.stdout)  # noqa: S301
-    return found
+    timings: dict[str, Any] = pickle.loads(read.stdout)  # noqa: S301
+    return timings
 
 
-def flow_timing(found: dict[str, Any], steps: int) -> Timing:
-    return Timing(steps=steps, seconds=found["task_seconds"], step_seconds=median(found["dt"][10:]))
+def flow_timing(timing: dict[str, Any], steps: int) -> Timing:
+    return Timing(steps=steps, seconds=timing["task_seconds"], step_seconds=median(timing["dt"][10:]))
 
 
 def slope(short: Timing, long: Timing) -> float:
@@ -176,10 +176,10 @@ def run(short: int, long: int, pairs: int) -> dict[str, Any]:
         folder = Path(name)
         model = tiny_llama.make(folder / "model")
         dataset = python_docs.write(folder / "docs.jsonl")
-        wanted = _config()
-        train, held_out = prepare.split(list(rows.read(dataset)), wanted)
-        prepare.prepare(train, model, wanted, CHOSEN["seq_len"], folder / "data", held_out)
-        found = []
+        config = _config()
+        train, held_out = prepare.split(list(rows.read(dataset)), config)
+        prepare.prepare(train, model, config, CHOSEN["seq_len"], folder / "data", held_out)
+        timed_pairs = []
         for number in range(pairs):  # in turn, so that a slow stretch of the machine meets both
             times = {}
             for steps in (short, long):
@@ -189,7 +189,7 @@ def run(short: int, long: int, pairs: int) -> dict[str, Any]:
             per_step = {
                 side: slope(times[f"{side} {short}"], times[f"{side} {long}"]) for side in ("bare", "flow")
             }
-            found.append(
+            timed_pairs.append(
                 {
                     "times": {key: asdict(value) for key, value in times.items()},
                     "seconds_per_step": per_step,
@@ -205,11 +205,11 @@ def run(short: int, long: int, pairs: int) -> dict[str, Any]:
     return {
         "command": f"python -m benchmarks.main_job --short {short} --long {long} --pairs {pairs}",
         "machine": describe(),
-        "pairs": found,
-        "ratio": median([pair["ratio"] for pair in found]),
-        "ratio_of_median_steps": median([pair["ratio_of_median_steps"] for pair in found]),
-        "fixed_start_seconds": median([pair["fixed_start_seconds"] for pair in found]),
-        "profiler_share": max(pair["profiler_share"] for pair in found),
+        "pairs": timed_pairs,
+        "ratio": median([pair["ratio"] for pair in timed_pairs]),
+        "ratio_of_median_steps": median([pair["ratio_of_median_steps"] for pair in timed_pairs]),
+        "fixed_start_seconds": median([pair["fixed_start_seconds"] for pair in timed_pairs]),
+        "profiler_share": max(pair["profiler_share"] for pair in timed_pairs),
         "nodes": {
             str(count): {
                 "step_seconds": median(values["dt"][5:]),

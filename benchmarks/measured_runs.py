@@ -1,4 +1,4 @@
-"""The table of docs/estimator.md: this package's own runs on an H200, predicted beside measured."""
+"""Build the table of docs/estimator.md: this package's own runs on an H200, predicted and measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ METHODS = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}
 
 
 def table() -> str:
-    """A line for each run; what a run was not measured in, or is not scored in, is left empty."""
+    """Build a line for each run; figures that were not measured or are not scored are left empty."""
     scored = compare_rows(row for row in read(TABLE) if row.source == SOURCE)
     lines = ["| Run | Live | Reserved | Shown by NVML | Tokens/s | |", "|---|---|---|---|---|---|"]
     for run, rows in groupby(scored.rows, _run):

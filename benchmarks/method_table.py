@@ -1,4 +1,4 @@
-"""The tables of docs/which-method.md, by the commands ``finetune plan`` and ``finetune estimate``."""
+"""Build the tables of docs/which-method.md with ``finetune plan`` and ``finetune estimate``."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ NOTHING_FITS = 1  # exit status of ``finetune plan``
 
 
 def command(model: str, count: int, gpu: str) -> str:
-    """The command behind one cell."""
+    """Return the command behind one cell."""
     return f'finetune plan --model {model} --gpu "{gpu}" --gpus {count} --nodes 1'
 
 
 def first_plan(model: str, count: int, gpu: str) -> Plan | None:
-    """The command's first plan, or None if the command finds none that fits."""
+    """Return the command's first plan, or None if nothing fits."""
     words = [*shlex.split(command(model, count, gpu))[1:], "--json"]
     done = CliRunner().invoke(app, words, prog_name="finetune")
     if done.exit_code == NOTHING_FITS:
@@ -42,7 +42,7 @@ def first_plan(model: str, count: int, gpu: str) -> Plan | None:
 
 
 def methods() -> str:
-    """Rows of models, columns of methods; a cell is the memory in GiB that one process needs."""
+    """Build rows of models and columns of methods; a cell is the memory in GiB that one process needs."""
     lines = ["| Model | " + " | ".join(METHODS) + " |", "|---" * (1 + len(METHODS)) + "|"]
     for model in MODELS:
         cells = [f"{_estimate(model, method):.1f}" for method in METHODS]
@@ -51,7 +51,7 @@ def methods() -> str:
 
 
 def _estimate(model: str, method: str) -> float:
-    """GiB by ``finetune estimate``, which takes micro batch 1 by default."""
+    """Return the GiB of ``finetune estimate``, whose default is micro batch 1."""
     words = ["estimate", "--model", model, "--method", method, "--activation-checkpointing", "--json"]
     done = CliRunner().invoke(app, words, prog_name="finetune")
     assert done.exit_code == 0, done.stderr
@@ -59,7 +59,7 @@ def _estimate(model: str, method: str) -> float:
 
 
 def table() -> str:
-    """Rows of GPUs, columns of models; a cell has the method and the memory that each GPU needs in GiB."""
+    """Build rows of GPUs and columns of models; a cell has the method and the GiB that each GPU needs."""
     lines = ["| GPUs of one machine | Memory of each |" + "".join(f" {model} |" for model in MODELS)]
     lines.append("|---" * (2 + len(MODELS)) + "|")
     for count, gpu in GPUS:

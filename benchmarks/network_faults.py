@@ -1,4 +1,4 @@
-"""Every fault of the test bed, several times: is the right one named, how long does it take, any false alarm?
+"""Run every fault of the test bed several times: is it named, how long does it take, any false alarm?
 
     python -m benchmarks.network_faults [--repeats 5] [--healthy 20]   # as root, with iproute2 and iptables
     python -m benchmarks.network_faults --load 8 --repeats 3 # beside processes that keep the processor busy
@@ -39,7 +39,7 @@ WORLD = ("--only", "correctness,bandwidth", "--profile", "standard", "--timeout"
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One fault, and what a right answer says."""
+    """One fault, and the expected answer."""
 
     name: str
     hosts: int
@@ -65,7 +65,7 @@ def _blames(kind: str) -> Callable[[Result], bool]:
 
 
 def _a_little(*nodes: str) -> Callable[[Result], bool]:
-    """WARN about those and nobody else."""
+    """Expect WARN about these nodes and no others."""
     return lambda result: (
         not result.bad_nodes
         and result.verdict == "WARN"
@@ -82,14 +82,14 @@ def _suspects(check: str, *nodes: str) -> Callable[[Result], bool]:
 
 def _loses(*nodes: str) -> Callable[[Result], bool]:
     def right(result: Result) -> bool:
-        found = [fault for fault in result.findings if fault.check == "loss"]
-        return {n for fault in found for n in (*fault.nodes, *fault.suspects)} == set(nodes)
+        loss_findings = [fault for fault in result.findings if fault.check == "loss"]
+        return {n for fault in loss_findings for n in (*fault.nodes, *fault.suspects)} == set(nodes)
 
     return right
 
 
 def _goes_and_comes(host: str) -> Callable[[Result], bool]:
-    """A carrier that was away when the interface was looked at is down; one that came back has gone."""
+    """Expect a finding about the carrier of a host: down, or flapping if it was back at the inspection."""
     codes = (
         "carrier",
         "loss-intermittent",
@@ -107,7 +107,7 @@ def _goes_and_comes(host: str) -> Callable[[Result], bool]:
 
 
 def _slowest(result: Result) -> dict[str, float]:
-    """How far the slowest message of any pair was behind the pair's best, and how much was sent again."""
+    """Return how far the slowest message of any pair is behind the pair's best, and the retransmissions."""
     first = [p for p in result.measurements.pairs if p.gbytes_per_s and p.gbytes_per_s_p95 and p.bytes]
     if not first:
         return {}
@@ -123,7 +123,7 @@ def _slowest(result: Result) -> dict[str, float]:
 
 
 def _says(words: str, *bad: str) -> Callable[[Result], bool]:
-    """One finding has those words, and only those nodes are bad."""
+    """Expect one finding with these words, and no other bad nodes."""
     return lambda result: result.bad_nodes == bad and any(words in fault.title for fault in result.findings)
 
 
@@ -171,19 +171,9 @@ CASES = (
         right=_suspects("pairs", "h1", "h3"),
         fault=lambda b: b.slow_link(1, 3, "40mbit"),
     ),
-    Case(
-        name="host at 90 %",
-        hosts=4,
-        right=_a_little("h2"),
-        fault=lambda b: b.slow(2, "180mbit"),
-    ),
+    Case(name="host at 90 %", hosts=4, right=_a_little("h2"), fault=lambda b: b.slow(2, "180mbit")),
     Case(name="host at 95 %", hosts=4, right=lambda r: not r.findings, fault=lambda b: b.slow(2, "190mbit")),
-    Case(
-        name="host at 85 %",
-        hosts=4,
-        right=_a_little("h2"),
-        fault=lambda b: b.slow(2, "170mbit"),
-    ),
+    Case(name="host at 85 %", hosts=4, right=_a_little("h2"), fault=lambda b: b.slow(2, "170mbit")),
     Case(
         name="link at 85 %",
         hosts=4,
@@ -226,7 +216,7 @@ CASES = (
     Case(
         name="duplicate host name",
         hosts=3,
-        right=_says("Duplicate host name: h1 (node 1), h1 (node 2)"),
+        right=_says("Duplicate host name: different hosts are called h1: h1 (node 1), h1 (node 2)"),
         fault=_renamed,
     ),
     Case(
@@ -241,12 +231,7 @@ CASES = (
         right=_a_little("h2"),
         fault=lambda b: b.on(2, "sysctl", "-qw", "net.core.somaxconn=128"),
     ),
-    Case(
-        name="loses 3 % of its packets",
-        hosts=4,
-        right=_loses("h2"),
-        fault=lambda b: b.lose(2, 0.03),
-    ),
+    Case(name="loses 3 % of its packets", hosts=4, right=_loses("h2"), fault=lambda b: b.lose(2, 0.03)),
     Case(
         name="link that loses 4 %",
         hosts=4,
@@ -266,13 +251,7 @@ CASES = (
         right=_suspects("mesh", "h1", "h2"),
         fault=lambda b: b.black_hole(1, 2),
     ),
-    Case(
-        name="rank hangs",
-        hosts=3,
-        right=_hung("hang"),
-        arguments=WORLD,
-        strike=signal.SIGSTOP,
-    ),
+    Case(name="rank hangs", hosts=3, right=_hung("hang"), arguments=WORLD, strike=signal.SIGSTOP),
     Case(name="rank dies", hosts=3, right=_hung("died"), arguments=WORLD, strike=signal.SIGKILL),
     Case(
         name="rank dies while pairs are measured",
@@ -303,6 +282,12 @@ CASES = (
         fault=lambda b: b.names(2, "127.0.0.1 localhost\n"),
     ),
     Case(
+        name="slow name resolution",
+        hosts=3,
+        right=_a_little("h2"),
+        fault=lambda b: b.slow_names(2, 4),
+    ),
+    Case(
         name="two runs of one node",
         hosts=2,
         right=lambda r: any("1 seen" in finding.title for finding in r.findings),
@@ -330,8 +315,8 @@ def once(case: Case, folder: Path) -> dict[str, Any]:
     with bed(case.hosts, ipv6=case.ipv6, dual=case.dual) as made:
         case.fault(made)
         job = made.start(folder, *case.arguments, environment=case.environment, world=case.world)
-        if case.strike is not None:
-            _strike(made, folder, case.strike, case.during)
+        if case.strike is not None and (worker := wait_until(made, folder, case.during)):
+            os.kill(worker, case.strike)
         codes = job.wait(case.limit_s)
         left = sum(len(made.pids(host)) for host in range(case.hosts))
         ended = -9 not in codes and job.json.exists()
@@ -347,16 +332,16 @@ def once(case: Case, folder: Path) -> dict[str, Any]:
     }
 
 
-def _strike(made: Bed, folder: Path, how: signal.Signals, during: str) -> None:
-    """Stop or kill host 2's worker while it times collectives or pairs."""
+def wait_until(bed: Bed, folder: Path, during: str) -> int | None:
+    """Process id of host 2's worker once it times collectives or pairs; None: it has not come that far."""
     journal = folder / "host2" / "rank2.jsonl"
     sign = {"collectives": b'"seconds": [0.', "pairs": b'"segments"'}[during]
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
-        if journal.exists() and sign in journal.read_bytes() and (pid := made.worker(2)):
-            os.kill(pid, how)
-            return
+        if journal.exists() and sign in journal.read_bytes() and (worker := bed.worker(2)):
+            return worker
         time.sleep(0.02)
+    return None
 
 
 def main() -> None:
@@ -368,45 +353,45 @@ def main() -> None:
         "--load", type=int, default=0, help="processes that keep the processor busy meanwhile"
     )
     parser.add_argument("--many", action="store_true", help="34 hosts, two minutes a run")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     why_not = netns.missing()
     if why_not is not None:
         sys.exit(f"No separate hosts here: {why_not}.")
-    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(asked.load)]
+    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.load)]
     try:
-        _measure(asked)
-        print((RESULTS / f"{_table(asked)}.md").read_text())
+        _measure(options)
+        print((RESULTS / f"{_table(options)}.md").read_text())
     finally:
         for burner in burners:
             burner.kill()
             burner.wait()
 
 
-def _measure(asked: argparse.Namespace) -> None:
-    for case in MANY if asked.many else CASES:
-        if asked.only not in case.name:
+def _measure(options: argparse.Namespace) -> None:
+    for case in MANY if options.many else CASES:
+        if options.only not in case.name:
             continue
         runs = []
-        for _ in range(asked.healthy if case.name.startswith("healthy") else asked.repeats):
+        for _ in range(options.healthy if case.name.startswith("healthy") else options.repeats):
             with tempfile.TemporaryDirectory() as folder:
                 runs.append(once(case, Path(folder)))
             print(case.name, runs[-1], flush=True)
-        _keep(asked, {"case": case.name, "hosts": case.hosts, "runs": runs})
+        _keep(options, {"case": case.name, "hosts": case.hosts, "runs": runs})
 
 
-def _table(asked: argparse.Namespace) -> str:
-    """The name of the files in benchmarks/results."""
-    return "network_faults" + ("_many" if asked.many else "") + ("_under_load" if asked.load else "")
+def _table(options: argparse.Namespace) -> str:
+    """Return the name of the files in benchmarks/results."""
+    return "network_faults" + ("_many" if options.many else "") + ("_under_load" if options.load else "")
 
 
-def _keep(asked: argparse.Namespace, row: dict[str, Any]) -> None:
+def _keep(options: argparse.Namespace, row: dict[str, Any]) -> None:
     """Put a row in the place of the one before it."""
-    name = _table(asked)
+    name = _table(options)
     file = RESULTS / f"{name}.json"
     before = json.loads(file.read_text())["cases"] if file.exists() else []
-    rows = {known["case"]: known for known in (*before, row)}
-    order = [case.name for case in (MANY if asked.many else CASES)]
-    _write(asked, name, [rows[case] for case in order if case in rows])
+    rows = {earlier["case"]: earlier for earlier in (*before, row)}
+    order = [case.name for case in (MANY if options.many else CASES)]
+    _write(options, name, [rows[case] for case in order if case in rows])
 
 
 def _write(asked: argparse.Namespace, name: str, table: list[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""What the checklist says each night, over thirty nights with one change each.
+"""Report the checklist's findings of thirty nights with one change each.
 
     python -m benchmarks.nights    # half a minute; writes benchmarks/results/nights.*
 
@@ -37,7 +37,10 @@ REPLACED = 12  # the night from which another machine stands in for the one that
 
 
 def _speed(run: Measurements, share: float) -> Measurements:
-    locals_ = tuple(dataclasses.replace(one, value=float(one.value or 0) * share) for one in run.locals)
+    locals_ = tuple(
+        dataclasses.replace(measurement, value=float(measurement.value or 0) * share)
+        for measurement in run.locals
+    )
     return dataclasses.replace(run, locals=locals_)
 
 
@@ -46,13 +49,17 @@ def _sent_again(run: Measurements, flaps: bool) -> Measurements:
         return 400 if flaps and {src, dst} == {1, 4} and not alone else 3
 
     pairs = tuple(
-        dataclasses.replace(one, segments=10_000, retransmitted=told(one.src, one.dst, one.alone))
-        for one in run.pairs
+        dataclasses.replace(
+            measurement,
+            segments=10_000,
+            retransmitted=told(measurement.src, measurement.dst, measurement.alone),
+        )
+        for measurement in run.pairs
     )
     alone = tuple(
-        dataclasses.replace(one, alone=True, round=100 + one.round, retransmitted=3)
-        for one in pairs
-        if flaps and {one.src, one.dst} == {1, 4}
+        dataclasses.replace(measurement, alone=True, round=100 + measurement.round, retransmitted=3)
+        for measurement in pairs
+        if flaps and {measurement.src, measurement.dst} == {1, 4}
     )
     return dataclasses.replace(run, pairs=(*pairs, *alone))
 
@@ -77,7 +84,7 @@ CASES: dict[str, Callable[[int, Measurements], Measurements]] = {
 
 
 def nights(change: Callable[[int, Measurements], Measurements]) -> list[Result]:
-    """The results of all nights, each judged with what the ones before it have left."""
+    """Judge all nights, each with the stored results of earlier ones."""
     results = []
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "history.jsonl"
@@ -101,16 +108,16 @@ def nights(change: Callable[[int, Measurements], Measurements]) -> list[Result]:
 
 
 def letters(results: list[Result]) -> str:
-    """Of each night's verdict the first letter."""
+    """Return the first letter of each night's verdict."""
     return "".join(result.verdict[0] for result in results)
 
 
 def said(results: list[Result]) -> list[dict[str, Any]]:
-    """What is said, and on which nights: lines in the order in which they come first."""
+    """Return the distinct lines of all nights in order of appearance, each with its nights."""
     lines: dict[str, list[int]] = {}
     for night, result in enumerate(results):
-        now = [f"{one.verdict} {one.check}: {one.title}" for one in result.findings]
-        now += [f"still open, {one.check}: {one.title}" for one in result.standing]
+        now = [f"{entry.verdict} {entry.check}: {entry.title}" for entry in result.findings]
+        now += [f"still open, {entry.check}: {entry.title}" for entry in result.standing]
         now += [note for note in result.notes if "baseline" in note]
         for line in now:
             lines.setdefault(line, []).append(night)
@@ -118,7 +125,7 @@ def said(results: list[Result]) -> list[dict[str, Any]]:
 
 
 def spans(on: list[int]) -> str:
-    """Nights in words: "3, 5 to 9"."""
+    """Format nights as spans: "3, 5 to 9"."""
     parts: list[list[int]] = []
     for night in on:
         if parts and night == parts[-1][-1] + 1:
@@ -144,9 +151,9 @@ def markdown(report: dict[str, Any]) -> str:
         if row["said"]:
             lines += [f"## {row['case'].capitalize()}", ""]
             shown = row["said"][: report["most"]]
-            lines += [f"- {spans(one['nights'])}: {one['line']}" for one in shown]
-            left = len(row["said"]) - len(shown)
-            lines += [f"- and {left} lines more, with other figures"] if left else []
+            lines += [f"- {spans(entry['nights'])}: {entry['line']}" for entry in shown]
+            remaining = len(row["said"]) - len(shown)
+            lines += [f"- and {remaining} lines more, with other figures"] if remaining else []
             lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 

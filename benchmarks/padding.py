@@ -1,4 +1,4 @@
-"""How much of a step is padding, with rows as they are drawn and with ``group_by_length``.
+"""Measure the share of padding in a step, with rows in random order and with ``group_by_length``.
 
     python -m benchmarks.padding [DATASET]    # python-docs, by default; needs no GPU
 

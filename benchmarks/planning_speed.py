@@ -1,4 +1,4 @@
-"""How long a plan takes, beside `accelerate estimate-memory` for a model of the same size.
+"""Time a plan, and `accelerate estimate-memory` for a model of the same size.
 
     python -m benchmarks.planning_speed    # about 2 minutes; writes benchmarks/results/planning_speed.*
 
@@ -56,7 +56,7 @@ estimate.main()
 
 
 def seconds(command: list[str]) -> float:
-    """From start to end of a process; raises SystemExit with its words if it fails."""
+    """Time a process; raises SystemExit with its output if it fails."""
     quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "COLUMNS": "120"}
     start = time.perf_counter()
     ended = subprocess.run(command, capture_output=True, text=True, env=os.environ | quiet, check=False)
@@ -71,7 +71,7 @@ def median(values: list[float]) -> float:
 
 
 def write_config(folder: Path) -> Path:
-    """A config.json of the same model for Accelerate to read."""
+    """Write a config.json of the same model for Accelerate."""
     model = find(MODEL)
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -89,16 +89,16 @@ def write_config(folder: Path) -> Path:
 
 
 def measure(repeats: int) -> dict[str, Any]:
-    """Cold and warm plans and Accelerate, turn by turn, so that a busy moment of the machine meets all."""
+    """Time cold plans, warm plans and Accelerate in turn, so that load on the machine affects all alike."""
     script = Path(sys.executable).with_name("finetune")
     # What the installed script does, where the checkout was not installed with it
     finetune = [str(script)] if script.exists() else [sys.executable, "-c", ENTRY]
-    asked = ["plan", "--model", MODEL]
+    commands = ["plan", "--model", MODEL]
     cold, bare, rival = [], [], []
     with tempfile.TemporaryDirectory() as name:
         folder = str(write_config(Path(name)))
         for _ in range(repeats):
-            cold.append(seconds([*finetune, *asked]))
+            cold.append(seconds([*finetune, *commands]))
             rival.append(seconds([sys.executable, "-c", ACCELERATE, folder]))
             bare.append(seconds([sys.executable, "-c", "pass"]))
     inside = subprocess.run(
@@ -108,7 +108,7 @@ def measure(repeats: int) -> dict[str, Any]:
         raise SystemExit(f"planning inside one process failed:\n{inside.stderr[-2000:]}")
     warm = json.loads(inside.stdout.splitlines()[-1])
     return {
-        "command": shlex.join(["finetune", *asked]),
+        "command": shlex.join(["finetune", *commands]),
         "cold_seconds": cold,
         "cold_median": median(cold),
         "python_alone_median": median(bare),
@@ -121,18 +121,18 @@ def measure(repeats: int) -> dict[str, Any]:
     }
 
 
-def kept(found: dict[str, Any]) -> dict[str, bool]:
-    """Which of the limits are kept."""
+def kept(medians: dict[str, Any]) -> dict[str, bool]:
+    """Return which of the limits hold."""
     return {
-        "cold_seconds": found["cold_median"] < LIMITS["cold_seconds"],
-        "warm_milliseconds": found["warm_slowest"] < LIMITS["warm_milliseconds"],
-        "times_faster": found["times_faster"] >= LIMITS["times_faster"],
+        "cold_seconds": medians["cold_median"] < LIMITS["cold_seconds"],
+        "warm_milliseconds": medians["warm_slowest"] < LIMITS["warm_milliseconds"],
+        "times_faster": medians["times_faster"] >= LIMITS["times_faster"],
     }
 
 
-def markdown(command: str, machine: dict[str, Any], found: dict[str, Any]) -> str:
+def markdown(command: str, machine: dict[str, Any], results: dict[str, Any]) -> str:
     answers = {True: "kept", False: "not kept"}
-    ok = {name: answers[value] for name, value in kept(found).items()}
+    ok = {name: answers[value] for name, value in kept(results).items()}
     return "\n".join(
         [
             "# Speed of planning",
@@ -141,15 +141,15 @@ def markdown(command: str, machine: dict[str, Any], found: dict[str, Any]) -> st
             "",
             "| what | median | of | limit | |",
             "|---|---|---|---|---|",
-            f"| `{found['command']}`, a new process | {found['cold_median']:.2f} s "
-            f"| {len(found['cold_seconds'])} runs | < {LIMITS['cold_seconds']} s | {ok['cold_seconds']} |",
-            f"| a plan inside one process (slowest {found['warm_slowest']:.0f} ms) "
-            f"| {found['warm_median']:.0f} ms | {len(OTHERS)} models | < 150 ms "
+            f"| `{results['command']}`, a new process | {results['cold_median']:.2f} s "
+            f"| {len(results['cold_seconds'])} runs | < {LIMITS['cold_seconds']} s | {ok['cold_seconds']} |",
+            f"| a plan inside one process (slowest {results['warm_slowest']:.0f} ms) "
+            f"| {results['warm_median']:.0f} ms | {len(OTHERS)} models | < 150 ms "
             f"| {ok['warm_milliseconds']} |",
-            f"| `accelerate estimate-memory`, the same size | {found['accelerate_median']:.2f} s "
-            f"| {len(found['accelerate_seconds'])} runs | | |",
-            f"| ours is faster by | {found['times_faster']:.1f}x | | >= 10x | {ok['times_faster']} |",
-            f"| Python alone, started and ended | {found['python_alone_median']:.2f} s | | | |",
+            f"| `accelerate estimate-memory`, the same size | {results['accelerate_median']:.2f} s "
+            f"| {len(results['accelerate_seconds'])} runs | | |",
+            f"| ours is faster by | {results['times_faster']:.1f}x | | >= 10x | {ok['times_faster']} |",
+            f"| Python alone, started and ended | {results['python_alone_median']:.2f} s | | | |",
             "",
         ]
     )
@@ -163,14 +163,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     command = shlex.join(["python", "-m", "benchmarks.planning_speed", *sys.argv[1:]])
-    machine, found = describe(), measure(options.repeats)
+    machine, results = describe(), measure(options.repeats)
     options.out.mkdir(parents=True, exist_ok=True)
-    text = markdown(command, machine, found)
-    result = {"command": command, "machine": machine, "limits": LIMITS, "kept": kept(found), **found}
+    text = markdown(command, machine, results)
+    result = {"command": command, "machine": machine, "limits": LIMITS, "kept": kept(results), **results}
     (options.out / "planning_speed.json").write_text(json.dumps(result, indent=1) + "\n")
     (options.out / "planning_speed.md").write_text(text)
     print(text)
-    if not all(kept(found).values()):
+    if not all(kept(results).values()):
         raise SystemExit("a limit is not kept: see above")
 
 

@@ -1,4 +1,4 @@
-"""How long the rows of a dataset take until they are tokens, and how much memory that takes.
+"""Measure time and memory of turning dataset rows into tokens.
 
     python -m benchmarks.prepare_rows --rows 200000    # its row in benchmarks/results/prepare_rows.*
     python -m benchmarks.prepare_rows --rows 2000000 --form pretrain --packing
@@ -61,7 +61,7 @@ print("done", read - began, time.perf_counter() - read, info.tokens, info.finger
 
 
 def write_rows(path: Path, rows: int, task: str, seed: int = 0) -> None:
-    """A JSONL file of so many rows, no two of them equal."""
+    """Write a JSONL file of ``rows`` distinct rows."""
     draw = random.Random(seed)
     letters = "etaoinshrdlucmfwypvbgkjqxz"
     words = ["".join(draw.choices(letters, range(26, 0, -1), k=draw.randint(2, 9))) for _ in range(5000)]
@@ -75,7 +75,7 @@ def write_rows(path: Path, rows: int, task: str, seed: int = 0) -> None:
 
 
 def memory_of(process: psutil.Process) -> int:
-    """Bytes of a process and all below it, without what is mapped from files and what they share."""
+    """Return the private bytes of a process and its descendants, without mapped files."""
     total = 0
     for each in [process, *process.children(recursive=True)]:
         try:
@@ -99,10 +99,10 @@ def measure(rows: int, task: str, packing: bool) -> dict[str, Any]:
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | quiet
         ) as process:
-            found = _watched(process)
+            result = _watched(process)
         if process.returncode:
-            raise SystemExit(f"preparing the rows failed:\n{found['said']}")
-        read, tokenized, tokens, fingerprint = found["said"].rpartition(DONE)[2].split()
+            raise SystemExit(f"preparing the rows failed:\n{result['said']}")
+        read, tokenized, tokens, fingerprint = result["said"].rpartition(DONE)[2].split()
         return {
             "rows": rows,
             "form": task,
@@ -111,8 +111,8 @@ def measure(rows: int, task: str, packing: bool) -> dict[str, Any]:
             "read_seconds": round(float(read), 1),
             "tokenize_seconds": round(float(tokenized), 1),
             "seconds": round(float(read) + float(tokenized), 1),
-            "memory_mib": round(found["memory"] / 2**20),
-            "silence_seconds": round(found["silence"], 1),
+            "memory_mib": round(result["memory"] / 2**20),
+            "silence_seconds": round(result["silence"], 1),
             "tokens": int(tokens),
             "fingerprint": fingerprint,
             "load_average": round(os.getloadavg()[0], 1),
@@ -120,7 +120,7 @@ def measure(rows: int, task: str, packing: bool) -> dict[str, Any]:
 
 
 def _watched(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """What a process says, its largest memory beyond what it has when ready, and its longest silence."""
+    """Return a process's output, its peak memory above the start, and its longest silence."""
     assert process.stdout is not None
     lines: queue.Queue[str | None] = queue.Queue()
     output = process.stdout
@@ -132,7 +132,7 @@ def _watched(process: subprocess.Popen[str]) -> dict[str, Any]:
 
     threading.Thread(target=listen, daemon=True).start()
     watched, said, start, peak, silence = psutil.Process(process.pid), "", 0, 0, 0.0
-    heard: float | None = None
+    last_output_s: float | None = None
     while True:
         try:
             line = lines.get(timeout=LOOKS_S)
@@ -140,18 +140,18 @@ def _watched(process: subprocess.Popen[str]) -> dict[str, Any]:
             line = ""
         if line is None:
             break
-        if heard is not None:
+        if last_output_s is not None:
             if line:
-                silence, heard = max(silence, time.monotonic() - heard), time.monotonic()
+                silence, last_output_s = max(silence, time.monotonic() - last_output_s), time.monotonic()
             peak = max(peak, memory_of(watched))
         elif line.strip() == READY:
-            start, heard = memory_of(watched), time.monotonic()
+            start, last_output_s = memory_of(watched), time.monotonic()
         said += line
     return {"said": said, "memory": peak - start, "silence": silence}
 
 
 def _kind(result: dict[str, Any]) -> tuple[Any, ...]:
-    """What a result is of: one of the same kind replaces it."""
+    """Return the identity of a result; a new one replaces the old one with the same identity."""
     return result["rows"], result["form"], result["packing"]
 
 
@@ -188,8 +188,8 @@ def main() -> None:
     command = shlex.join(["python", "-m", "benchmarks.prepare_rows", *sys.argv[1:]])
     machine = describe()
     file = options.out / "prepare_rows.json"
-    known = json.loads(file.read_text()) if file.is_file() else {}
-    earlier = known.get("results", []) if known.get("machine") == machine else []
+    stored = json.loads(file.read_text()) if file.is_file() else {}
+    earlier = stored.get("results", []) if stored.get("machine") == machine else []
     results = {_kind(result): result for result in earlier}
     for rows in options.rows:
         result = measure(rows, options.form, options.packing) | {"command": command}

@@ -1,4 +1,4 @@
-"""How fast a GPU multiplies matrices: for a moment or for seconds, of which numbers, in which shape.
+"""Measure a GPU's matrix products: briefly or for seconds, with different numbers and shapes.
 
     python -m benchmarks.products [--seconds 3]
 
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def measure(shape: str, numbers: str, seconds: float, *, flushed: bool) -> dict[str, Any]:
-    """One case. ``flushed``: the cache is filled with other bytes before each product, untimed."""
+    """Measure one case. ``flushed``: the cache is overwritten before each product, untimed."""
     import torch
 
     m, k, n = SHAPES[shape]
@@ -73,17 +73,17 @@ def measure(shape: str, numbers: str, seconds: float, *, flushed: bool) -> dict[
     torch.matmul(left, right, out=out)
     torch.cuda.synchronize()
     time.sleep(REST_S)
-    taken: list[tuple[float, float]] = []  # when each began, and how long it took
-    began = time.perf_counter()
+    taken: list[tuple[float, float]] = []  # when each start, and how long it took
+    start = time.perf_counter()
     with _Watch() as watch:
-        while time.perf_counter() - began < seconds:
+        while time.perf_counter() - start < seconds:
             if flushed:
                 other.zero_()
             torch.cuda.synchronize()
             begin = time.perf_counter()
             torch.matmul(left, right, out=out)
             torch.cuda.synchronize()
-            taken.append((begin - began, time.perf_counter() - begin))
+            taken.append((begin - start, time.perf_counter() - begin))
     speeds = [(when, 2 * m * k * n / each / 1e12) for when, each in taken]
     return {
         "shape": shape,
@@ -111,7 +111,7 @@ def _matrix(rows: int, columns: int, numbers: str) -> Any:
 
 
 class _Watch:
-    """Clock, power and reasons of the first GPU, by NVML, twenty times a second."""
+    """Samples clock, power and throttle reasons of the first GPU by NVML, twenty times a second."""
 
     def __enter__(self) -> _Watch:
         import pynvml
@@ -132,29 +132,29 @@ class _Watch:
             self._looks.append(sample(self._nvml, self._handle))
 
     def told(self) -> dict[str, Any]:
-        """What was seen; "late" is the median of the second half."""
-        clocks = [look.sm_clock_mhz or 0 for look in self._looks]
-        power = [look.power_w or 0.0 for look in self._looks]
+        """Summarize the samples; "late" is the median of the second half."""
+        clocks = [samples.sm_clock_mhz or 0 for samples in self._looks]
+        power = [samples.power_w or 0.0 for samples in self._looks]
         half = len(self._looks) // 2
         return {
             "clock_mhz": clocks,
             "power_w": [round(watts) for watts in power],
             "clock_late_mhz": statistics.median(clocks[half:]),
             "power_late_w": statistics.median(power[half:]),
-            "most_c": max(look.temperature_c or 0 for look in self._looks),
-            "reasons": dict(Counter(reason for look in self._looks for reason in look.reasons or ())),
+            "most_c": max(samples.temperature_c or 0 for samples in self._looks),
+            "reasons": dict(Counter(reason for samples in self._looks for reason in samples.reasons or ())),
         }
 
 
 def write(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
-    """The figures, and the page."""
+    """Write the figures and the page."""
     machine = describe()
     gpu = machine["gpus"][0]
     name = "products_" + re.sub(r"[^a-z0-9]+", "_", gpu.lower())
     command = f"python -m benchmarks.products --seconds {options.seconds:g}"
     options.out.mkdir(parents=True, exist_ok=True)
-    told = {"command": command, "machine": machine, "rows": rows}
-    (options.out / f"{name}.json").write_text(json.dumps(told, indent=1) + "\n")
+    figures = {"command": command, "machine": machine, "rows": rows}
+    (options.out / f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n")
     spans = " | ".join(
         f"{a:g} to {b:g} s" if b < math.inf else f"later than {a:g} s" for a, b in pairwise(SPANS_S)
     )

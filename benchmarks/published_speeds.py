@@ -1,4 +1,4 @@
-"""The published tokens/s of the package's table, as the speed model takes them."""
+"""Published tokens/s of the package's table, as inputs of the speed model."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Point:
 
 
 def points() -> list[Point]:
-    """The rows of the package's table that can be predicted."""
-    found = []
+    """Return the rows of the package's table that can be predicted."""
+    points_found = []
     for row in rows.read(rows.TABLE):
         if row.throughput_skip or row.setup is None or row.gpu is None or not row.tps_per_gpu:
             continue
         gbps, rdma = usual_network(row.gpu, row.setup.processes_per_node)
         if row.network_gbps is not None:
             gbps, rdma = row.network_gbps, True
-        found.append(Point(row, row.setup, row.gpu, gbps, rdma))
-    return found
+        points_found.append(Point(row, row.setup, row.gpu, gbps, rdma))
+    return points_found

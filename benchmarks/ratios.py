@@ -1,4 +1,4 @@
-"""What a collective's time is beside that of a bare loop: turn by turn, with an interval.
+"""Ratio of a collective's time to that of a bare loop, with a confidence interval.
 
 Both are timed in one run, in turns of random order over the same buffers, so that whatever slows the machine
 down slows both. A turn's ratio is bare seconds over ours, which is our bandwidth over the bare loop's; of the
@@ -32,12 +32,12 @@ class Ratio:
 
 
 def of_cell(turns: Turns) -> Ratio:
-    """The ratio of one cell."""
+    """Return the ratio of one cell."""
     return overall([turns])
 
 
 def overall(every: Iterable[Turns]) -> Ratio:
-    """The median of the cells' ratios, each the median of its turns. Give at least one cell with a turn.
+    """Return the median of the cells' ratios. At least one cell must have a measurement.
 
     The interval is from cells whose turns are drawn anew, each cell from its own.
     """

@@ -27,13 +27,15 @@ RECORDS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def tables() -> str:
-    """A heading and a table for each record."""
+    """Build a heading and a table for each record."""
     parts = []
     for heading, (file, names) in RECORDS.items():
         source = (ROOT / file).read_text()
-        found = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
+        tables_found = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
         parts.append(f"## {heading}\n\nDefined in `{file}`.")
-        parts += [_record(found[name], source.splitlines(), 2 if name == heading else 3) for name in names]
+        parts += [
+            _record(tables_found[name], source.splitlines(), 2 if name == heading else 3) for name in names
+        ]
     return "\n\n".join(parts)
 
 
@@ -48,20 +50,20 @@ def _record(record: ast.ClassDef, lines: list[str], level: int) -> str:
 
 
 def _docstring(record: ast.ClassDef) -> str:
-    """Its first paragraphs, without Sphinx's marks."""
+    """Return a record's first paragraphs without Sphinx markup."""
     text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", ast.get_docstring(record) or "")
     return text.replace("``", "`")
 
 
 def _type(field: ast.AnnAssign) -> str:
-    """The annotation; a type of the vocabulary as its values."""
+    """Format a field's annotation; types of the vocabulary as their values."""
     values = get_args(getattr(vocabulary, ast.unparse(field.annotation), None))
     text = f"Literal[{', '.join(map(repr, values))}]" if values else ast.unparse(field.annotation)
     return text.replace("|", "\\|")
 
 
 def _comment(record: ast.ClassDef, field: ast.AnnAssign, lines: list[str]) -> str:
-    """What stands beside the field after "#", or below it as a string."""
+    """Return the comment next to a field, or the string below it."""
     place = record.body.index(field)
     after = record.body[place + 1] if place + 1 < len(record.body) else None
     if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):

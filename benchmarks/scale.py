@@ -1,4 +1,4 @@
-"""A cluster of 5,000 nodes and a gang of 1,024: what plans, the preflight, the channel and records take.
+"""Measure planning, preflight, channel and records at 5,000 nodes and a gang of 1,024.
 
     python -m benchmarks.scale    # some minutes on 2 cores; writes benchmarks/results/scale.*
 
@@ -54,11 +54,11 @@ PLAN = ("--model=llama-70b", "--method=full", f"--nodes={GANG}", f"--global-batc
 T = TypeVar("T")
 
 
-def timed(what: Callable[[], T]) -> tuple[T, float]:
-    """Its answer, and the seconds until it came."""
+def timed(call: Callable[[], T]) -> tuple[T, float]:
+    """Return a call's result and its duration in seconds."""
     begin = time.monotonic()
-    answer = what()
-    return answer, time.monotonic() - begin
+    result = call()
+    return result, time.monotonic() - begin
 
 
 # -- a cluster ---------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def _address(node: int, nodes: int, port: int) -> NodeAddress:
 
 
 def be_members(first: int, count: int, nodes: int, port: int) -> None:
-    """So many of the gang's members, in this process: join when told to, tell when all know the end."""
+    """Run ``count`` members of the gang in this process: join, then report the received end."""
     members = [Member(_address(node, nodes, port), Timeouts()) for node in range(first, first + count)]
     print("ready", flush=True)
     sys.stdin.readline()
@@ -134,7 +134,7 @@ def be_members(first: int, count: int, nodes: int, port: int) -> None:
 
 @contextmanager
 def _groups(nodes: int, port: int) -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes of members 1 to ``nodes - 1``, ready to join; the last one is alone in the last process."""
+    """Start processes of members 1 to ``nodes - 1``; the last member is alone in the last process."""
     command = [sys.executable, "-m", "benchmarks.scale", "--members"]
     starts = [*range(1, nodes - 1, GROUP), nodes - 1]
     groups = [
@@ -158,12 +158,12 @@ def _groups(nodes: int, port: int) -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def gang(nodes: int) -> dict[str, Any]:
-    """Join, wait, and lose the last node."""
+    """Measure a gang that joins, idles, and loses its last node: seconds, CPU share and memory."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    own = psutil.Process()
-    before = own.memory_info().rss
+    process = psutil.Process()
+    before = process.memory_info().rss
     hub = Hub(_address(0, nodes, port), Timeouts())
     try:
         with _groups(nodes, port) as groups:
@@ -172,19 +172,19 @@ def gang(nodes: int) -> dict[str, Any]:
                 group.stdin.write("go\n")
                 group.stdin.flush()
             _, joined_s = timed(hub.join)
-            said = [group.stdout for group in groups if group.stdout is not None]
-            assert [output.readline() for output in said] == ["joined\n"] * len(groups)
-            used = sum(own.cpu_times()[:2])
+            outputs = [group.stdout for group in groups if group.stdout is not None]
+            assert [output.readline() for output in outputs] == ["joined\n"] * len(groups)
+            used = sum(process.cpu_times()[:2])
             time.sleep(IDLE_S)
-            busy = (sum(own.cpu_times()[:2]) - used) / IDLE_S
-            memory = own.memory_info().rss - before
+            busy = (sum(process.cpu_times()[:2]) - used) / IDLE_S
+            memory = process.memory_info().rss - before
             lost = time.monotonic()
             groups[-1].send_signal(signal.SIGKILL)
             verdict = wait_for(hub.verdict, LIMIT_S, "the hub knows the end", every=0.01)
             assert verdict.failure is not None
             assert verdict.failure.node == nodes - 1
             decided = time.monotonic()
-            told = max(float(output.readline()) for output in said[:-1])
+            last_received = max(float(output.readline()) for output in outputs[:-1])
     finally:
         hub.close()
     return {
@@ -193,7 +193,7 @@ def gang(nodes: int) -> dict[str, Any]:
         "idle_share_of_a_core": busy,
         "hub_mib": memory / 2**20,
         "decided_seconds": decided - lost,
-        "told_seconds": told - decided,
+        "told_seconds": last_received - decided,
     }
 
 
@@ -201,7 +201,7 @@ def gang(nodes: int) -> dict[str, Any]:
 
 
 def records(folder: Path, nodes: int) -> dict[str, Any]:
-    """What such a gang keeps in its store beside weights: sizes, and the time to make and find it there."""
+    """Measure a gang's records in its store: sizes, and the time to write and find them."""
     storage = LocalStorage(folder / "store")
     checkpoints = CheckpointStore(storage, "checkpoints/1")
     part = folder / "part"
@@ -214,9 +214,11 @@ def records(folder: Path, nodes: int) -> dict[str, Any]:
             checkpoints.put_part(10, node, part)
 
     _, put_s = timed(put)
-    made, commit_s = timed(lambda: checkpoints.commit(10, nodes=nodes, world_size=nodes * GPUS, extra={}))
-    found, find_s = timed(checkpoints.latest)
-    assert found == made
+    committed, commit_s = timed(
+        lambda: checkpoints.commit(10, nodes=nodes, world_size=nodes * GPUS, extra={})
+    )
+    latest, find_s = timed(checkpoints.latest)
+    assert latest == committed
     lost = tuple(f"pod js-1b2c3d-worker-{node}-0-x7k2p on node-{node}: deleted" for node in range(nodes))
     noted = Disruptions(storage=storage, run="1")
     noted.note("train_nodes", Disruption(at=time.time(), lost=lost))
@@ -226,14 +228,14 @@ def records(folder: Path, nodes: int) -> dict[str, Any]:
         "parts_seconds": put_s,
         "commit_seconds": commit_s,
         "find_seconds": find_s,
-        "checkpoint_bytes": len(storage.get_bytes(f"{made.key}/checkpoint.json")),
-        "keys": len(storage.keys(made.key)),
+        "checkpoint_bytes": len(storage.get_bytes(f"{committed.key}/checkpoint.json")),
+        "keys": len(storage.keys(committed.key)),
         "disruption_bytes": len(storage.get_bytes(disruption)),
     }
 
 
 def text(result: dict[str, Any]) -> str:
-    plans, channel, kept = result["cluster"], result["gang"], result["records"]
+    plans, channel, record_sizes = result["cluster"], result["gang"], result["records"]
     return f"""# Scale
 
 `{result["command"]}`, {result["machine"]["text"]}
@@ -252,13 +254,13 @@ def text(result: dict[str, Any]) -> str:
 | a killed node is decided on after | {channel["decided_seconds"]:.2f} s |
 | and told to all others in | {channel["told_seconds"]:.2f} s |
 
-| records of {kept["nodes"]:,} nodes of {GPUS} GPUs, on a local disk | |
+| records of {record_sizes["nodes"]:,} nodes of {GPUS} GPUs, on a local disk | |
 |---|---|
-| a checkpoint's parts stored (without weights), one after the other | {kept["parts_seconds"]:.1f} s |
-| its commit, which looks for every part | {kept["commit_seconds"]:.1f} s |
-| it is found, with all parts | {kept["find_seconds"]:.1f} s |
-| its keys; `checkpoint.json` | {kept["keys"]:,}; {kept["checkpoint_bytes"]:,} bytes |
-| a disruption of all pods, as it is noted | {kept["disruption_bytes"] / 1000:.0f} kB |
+| a checkpoint's parts stored (without weights), one after the other | {record_sizes["parts_seconds"]:.1f} s |
+| its commit, which looks for every part | {record_sizes["commit_seconds"]:.1f} s |
+| it is found, with all parts | {record_sizes["find_seconds"]:.1f} s |
+| its keys; `checkpoint.json` | {record_sizes["keys"]:,}; {record_sizes["checkpoint_bytes"]:,} bytes |
+| a disruption of all pods, as it is noted | {record_sizes["disruption_bytes"] / 1000:.0f} kB |
 """
 
 

@@ -1,4 +1,4 @@
-"""How long each flow is silent at most, as somebody at a terminal would see it.
+"""Measure the longest silence of each flow on a terminal.
 
     python -m benchmarks.silences                 # ten minutes; writes benchmarks/results/silences.*
     python -m benchmarks.silences --only sft      # the flows whose name has this in it; writes no file
@@ -41,7 +41,7 @@ FLOWS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Silence:
-    """One run of a flow; the silence is from the command to the first sign, or between two signs."""
+    """One run of a flow; its longest time without output, from the command on."""
 
     flow: str
     status: int
@@ -55,7 +55,7 @@ def listen(flow: str, words: tuple[str, ...], folder: Path) -> Silence:
     """Run ``finetune`` with these words in a folder. Raises TimeoutError behind LIMIT_S."""
     command = [sys.executable, "-m", "estimator.cli.app", *words]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "METAFLOW_USER": "somebody"}
-    began = heard = time.monotonic()
+    start = last_output = time.monotonic()
     longest, after, line = 0.0, "", ""
     process = subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -65,13 +65,13 @@ def listen(flow: str, words: tuple[str, ...], folder: Path) -> Silence:
         with selectors.DefaultSelector() as signs:
             signs.register(process.stdout, selectors.EVENT_READ)
             while True:
-                if not signs.select(max(0.0, began + LIMIT_S - time.monotonic())):
+                if not signs.select(max(0.0, start + LIMIT_S - time.monotonic())):
                     raise TimeoutError(f"{flow} has not ended within {LIMIT_S:.0f} s; last said: {line}")
                 text = os.read(process.stdout.fileno(), 65536)
                 now = time.monotonic()
-                if now - heard > longest:
-                    longest, after = now - heard, line
-                heard = now
+                if now - last_output > longest:
+                    longest, after = now - last_output, line
+                last_output = now
                 if not text:
                     break
                 line = text.decode(errors="replace").strip().rpartition("\n")[2].rpartition(")] ")[2]
@@ -82,14 +82,14 @@ def listen(flow: str, words: tuple[str, ...], folder: Path) -> Silence:
     return Silence(
         flow=flow,
         status=status,
-        seconds=round(heard - began, 1),
+        seconds=round(last_output - start, 1),
         longest_seconds=round(longest, 1),
         after=after[:80],
     )
 
 
 def text(machine: str, found: list[Silence]) -> str:
-    """The page of results."""
+    """Format the page of results."""
     rows = [
         f"| `{_command(each.flow)}` | {each.status} | {each.seconds:.0f} | {each.longest_seconds:.1f} "
         f"| {each.after.replace('|', '/')} |"
@@ -113,7 +113,7 @@ def text(machine: str, found: list[Silence]) -> str:
 
 
 def _command(flow: str) -> str:
-    """As somebody types it in a clone."""
+    """Return the command that a user types in a clone."""
     return " ".join(["finetune", *FLOWS[flow]]).replace(f"{ROOT}/", "")
 
 
@@ -121,19 +121,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", default="")
     only = parser.parse_args().only
-    found = []
+    silences = []
     for flow, words in FLOWS.items():
         if only in flow:
             with tempfile.TemporaryDirectory() as folder:
-                found.append(listen(flow, words, Path(folder)))
-            print(json.dumps(asdict(found[-1])), flush=True)
+                silences.append(listen(flow, words, Path(folder)))
+            print(json.dumps(asdict(silences[-1])), flush=True)
     machine = describe()
     if not only:
         file = RESULTS / "silences.json"
-        rows = [asdict(each) for each in found]
+        rows = [asdict(each) for each in silences]
         file.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
-        file.with_suffix(".md").write_text(text(machine["text"], found))
-    sys.exit(any(each.status or each.longest_seconds > MOST_S for each in found))
+        file.with_suffix(".md").write_text(text(machine["text"], silences))
+    sys.exit(any(each.status or each.longest_seconds > MOST_S for each in silences))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A run of 24 hours on spot nodes, interrupted at random, beside the formula that plans go by.
+"""Simulate a 24-hour run on spot nodes with random interruptions, and compare it with the planner's formula.
 
     python -m benchmarks.spot    # about 10 seconds; writes benchmarks/results/spot.*
 
@@ -33,7 +33,7 @@ BUDGETS = (2, 20)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Simulated:
-    """What many runs of the same work have taken."""
+    """Results of many simulated runs of the same work."""
 
     hours: tuple[float, ...]
     interruptions: tuple[int, ...]
@@ -43,12 +43,12 @@ class Simulated:
         return statistics.fmean(self.hours)
 
     def within(self, budget: int) -> float:
-        """The share of runs with no more interruptions than that."""
+        """Return the share of runs with at most ``budget`` interruptions."""
         return sum(count <= budget for count in self.interruptions) / len(self.interruptions)
 
 
 def gang(nodes: int, rate: float = RATE) -> Interruptions:
-    """A run on so many nodes that stores a checkpoint as often as the formula says."""
+    """Build a run on ``nodes`` spot nodes with the checkpoint interval of the formula."""
     interval = interruptions.interval(CHECKPOINT_S, 3600 / (rate * nodes))
     return Interruptions(
         nodes=nodes,
@@ -62,61 +62,60 @@ def gang(nodes: int, rate: float = RATE) -> Interruptions:
     )
 
 
-def simulate(found: Interruptions, *, work_hours: float, runs: int, seed: int) -> Simulated:
-    """So many runs of that work, each interrupted at random."""
+def simulate(spot: Interruptions, *, work_hours: float, runs: int, seed: int) -> Simulated:
+    """Simulate ``runs`` runs of the work, each with random interruptions."""
     draw = random.Random(seed)  # no secret
-    ended = [_run(found, work_hours * 3600, draw) for _ in range(runs)]
+    ended = [_run(spot, work_hours * 3600, draw) for _ in range(runs)]
     return Simulated(
-        hours=tuple(seconds / 3600 for seconds, _ in ended),
-        interruptions=tuple(count for _, count in ended),
+        hours=tuple(seconds / 3600 for seconds, _ in ended), interruptions=tuple(count for _, count in ended)
     )
 
 
-def _run(found: Interruptions, work: float, draw: random.Random) -> tuple[float, int]:
-    """Seconds and interruptions of one run."""
-    rate = found.per_node_hour * found.nodes / 3600
-    each, stop = found.interval_seconds, found.checkpoint_seconds
+def _run(spot_run: Interruptions, work: float, draw: random.Random) -> tuple[float, int]:
+    """Simulate one run; return its seconds and its number of interruptions."""
+    rate = spot_run.per_node_hour * spot_run.nodes / 3600
+    interval, pause = spot_run.interval_seconds, spot_run.checkpoint_seconds
     total, count, stored = 0.0, 0, 0.0
     while True:
-        left = work - stored
-        checkpoints = max(0, -int(-left // each) - 1)  # none at the end
-        needed, until = left + checkpoints * stop, draw.expovariate(rate)
-        if until >= needed:
+        remaining = work - stored
+        checkpoints = max(0, -int(-remaining // interval) - 1)  # none at the end
+        needed, time_to_interruption = remaining + checkpoints * pause, draw.expovariate(rate)
+        if time_to_interruption >= needed:
             return total + needed, count
-        safe = int((until - found.store_seconds) // (each + stop))
-        stored += min(max(safe, 0), checkpoints) * each
-        total, count = total + until, count + 1
-        while (again := draw.expovariate(rate)) < found.restart_seconds:
-            total, count = total + again, count + 1
-        total += found.restart_seconds
+        safe = int((time_to_interruption - spot_run.store_seconds) // (interval + pause))
+        stored += min(max(safe, 0), checkpoints) * interval
+        total, count = total + time_to_interruption, count + 1
+        while (next_interruption := draw.expovariate(rate)) < spot_run.restart_seconds:
+            total, count = total + next_interruption, count + 1
+        total += spot_run.restart_seconds
 
 
 def measure(runs: int) -> list[dict[str, Any]]:
-    """A row for each number of nodes, with the planned cadence and with a tenth of the run."""
+    """Build a row per number of nodes, with the planned interval and with a tenth of the run."""
     rows = []
     for nodes in NODES:
         best = gang(nodes)
-        for cadence, found in (
+        for cadence, spot in (
             ("planned", best),
             ("every tenth", replace(best, interval_seconds=HOURS * 360.0)),
         ):
-            planned = interruptions.wall_hours(HOURS, found)
+            planned = interruptions.wall_hours(HOURS, spot)
             row: dict[str, Any] = {
                 "nodes": nodes,
                 "cadence": cadence,
-                "interval_minutes": found.interval_seconds / 60,
+                "interval_minutes": spot.interval_seconds / 60,
                 "formula_hours": planned,
-                "formula_interruptions": interruptions.expected(planned, found),
+                "formula_interruptions": interruptions.expected(planned, spot),
             }
             if planned < 100 * HOURS:
-                seen = simulate(found, work_hours=HOURS, runs=runs, seed=nodes)
+                simulated = simulate(spot, work_hours=HOURS, runs=runs, seed=nodes)
                 row |= {
-                    "hours": seen.mean_hours,
-                    "hours_5_95": statistics.quantiles(seen.hours, n=20)[::18],
-                    "interruptions": statistics.fmean(seen.interruptions),
-                    "within": {budget: seen.within(budget) for budget in BUDGETS},
+                    "hours": simulated.mean_hours,
+                    "hours_5_95": statistics.quantiles(simulated.hours, n=20)[::18],
+                    "interruptions": statistics.fmean(simulated.interruptions),
+                    "within": {budget: simulated.within(budget) for budget in BUDGETS},
                     "formula_within": {
-                        budget: interruptions.ends_well(planned, found, budget) for budget in BUDGETS
+                        budget: interruptions.ends_well(planned, spot, budget) for budget in BUDGETS
                     },
                 }
             rows.append(row)

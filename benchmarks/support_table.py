@@ -1,4 +1,4 @@
-"""Which engine trains what, as whole runs on tiny models show it, and why it refuses the rest.
+"""Record which engine trains what, by whole runs with tiny models, and why it refuses the rest.
 
     python -m benchmarks.support_table    # some minutes on 2 cores; writes benchmarks/results/support.csv
 
@@ -49,7 +49,7 @@ TASKS = tuple(dict.fromkeys(cell.task for cell in methods.TASK_CELLS))
 def of_families(
     chosen_engines: Chosen = LAUNCHED_ENGINES, chosen: Sequence[str] = tuple(proofs.FAMILIES)
 ) -> list[Row]:
-    """Each engine of the loop with a tiny model of each family; a row stands for all of its shardings."""
+    """Run each engine of the loop with a tiny model of each family; a row holds for all of its shardings."""
     with tempfile.TemporaryDirectory() as folder:
         first = (proofs.RESUMED[0],)  # which the others are compared with
         shardings = [name for name, engine in proofs.SHARDINGS.items() if engine in chosen_engines]
@@ -58,31 +58,33 @@ def of_families(
             for sharding in dict.fromkeys((*first, *shardings))
             for proof in proofs.prove(Path(folder) / sharding, sharding, chosen)
         ]
-        beside = {(p.family, p.method): p for p in done if p.sharding == proofs.RESUMED[0]}
-        found: dict[tuple[str, str, str], list[str]] = {}
+        other_rows = {(p.family, p.method): p for p in done if p.sharding == proofs.RESUMED[0]}
+        result: dict[tuple[str, str, str], list[str]] = {}
         for proof in done:
             out = proof.whole.work_dir / "collected"
-            clauses = proofs.problems(proof, beside[proof.family, proof.method], out)
+            clauses = proofs.problems(proof, other_rows[proof.family, proof.method], out)
             key = (proofs.SHARDINGS[proof.sharding], proof.method, proof.family)
-            found.setdefault(key, []).extend(f"{proof.sharding}: {clause}" for clause in clauses)
+            result.setdefault(key, []).extend(f"{proof.sharding}: {clause}" for clause in clauses)
         rows = [
-            Row(part="families", engine=engine, method=method, family=family, nodes=1, result=_said(wrong))
-            for (engine, method, family), wrong in found.items()
+            Row(part="families", engine=engine, method=method, family=family, nodes=1, result=_said(reason))
+            for (engine, method, family), reason in result.items()
             if engine in chosen_engines
         ]
         models = {family: Path(folder) / "models" / family for family in chosen}
-        asked = [(engine, family) for engine in dict.fromkeys(proofs.SHARDINGS.values()) for family in chosen]
-        asked = [(engine, family) for engine, family in asked if engine in chosen_engines]
-        return rows + [_packing(engine, family, models[family]) for engine, family in asked]
+        families = [
+            (engine, family) for engine in dict.fromkeys(proofs.SHARDINGS.values()) for family in chosen
+        ]
+        families = [(engine, family) for engine, family in families if engine in chosen_engines]
+        return rows + [_packing(engine, family, models[family]) for engine, family in families]
 
 
 def of_methods(chosen_engines: Chosen = LAUNCHED_ENGINES) -> list[Row]:
-    """Each engine by each method with tiny-llama, on one node and on two."""
+    """Run each engine by each method with tiny-llama, on one node and on two."""
     return _of_cells("methods", methods.CELLS, chosen_engines)
 
 
 def of_tasks(chosen_engines: Chosen = LAUNCHED_ENGINES, chosen: Sequence[str] = TASKS) -> list[Row]:
-    """Each engine by each task and some methods with tiny-llama, on one node and on two."""
+    """Run each engine by each task and some methods with tiny-llama, on one node and on two."""
     return _of_cells("tasks", [cell for cell in methods.TASK_CELLS if cell.task in chosen], chosen_engines)
 
 
@@ -104,14 +106,14 @@ def _of_cells(part: str, cells: Iterable[methods.Cell], chosen_engines: Chosen) 
     return rows
 
 
-def _said(wrong: Iterable[str]) -> str:
-    return "; ".join(wrong) or RUNS
+def _said(reason: Iterable[str]) -> str:
+    return "; ".join(reason) or RUNS
 
 
 def _packing(engine: str, family: str, folder: Path) -> Row:
-    """What the engine says of packed rows; test_families.py measures whether it is right."""
-    wanted = settings.build({"engine": engine, "packing": True, "seq_len": 64})
-    clause = unsupported(engine, wanted, hf_files.read_directory(folder, f"a {family} model"))
+    """Return the engine's verdict on packed rows; test_families.py measures whether it is right."""
+    job = settings.build({"engine": engine, "packing": True, "seq_len": 64})
+    clause = unsupported(engine, job, hf_files.read_directory(folder, f"a {family} model"))
     result = RUNS if clause is None else clause
     return Row(part="families", engine=engine, method="packing", family=family, nodes=1, result=result)
 
@@ -124,7 +126,7 @@ PARTS: dict[str, Callable[..., list[Row]]] = {
 
 
 def read() -> list[Row]:
-    """The rows of the committed table."""
+    """Read the committed table."""
     with TABLE.open(newline="", encoding="utf-8") as file:
         return [Row(**{**row, "nodes": int(row["nodes"])}) for row in csv.DictReader(file)]  # type: ignore[arg-type]
 
@@ -141,18 +143,18 @@ def write(
 
     None: all of them.
     """
-    kept = read() if TABLE.is_file() else []
+    old_rows = read() if TABLE.is_file() else []
 
     def stays(row: Row) -> bool:
-        asked = (tasks is None or row.task in tasks) and (families is None or row.family in families)
-        return row.part != part or row.engine not in chosen_engines or not asked
+        engines = (tasks is None or row.task in tasks) and (families is None or row.family in families)
+        return row.part != part or row.engine not in chosen_engines or not engines
 
-    others = [row for row in kept if stays(row)]
+    rest = [row for row in old_rows if stays(row)]
     with TABLE.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
         writer.writeheader()
         key = [field.name for field in fields(Row)]
-        ordered = sorted(map(asdict, [*others, *rows]), key=lambda row: [str(row[name]) for name in key])
+        ordered = sorted(map(asdict, [*rest, *rows]), key=lambda row: [str(row[name]) for name in key])
         writer.writerows(ordered)
 
 
@@ -164,11 +166,11 @@ def main() -> None:
     parser.add_argument(
         "--family", action="append", choices=list(proofs.FAMILIES), help="of part families; all by default"
     )
-    asked = parser.parse_args()
-    chosen = tuple(asked.engine or LAUNCHED_ENGINES)
-    for part in asked.part or PARTS:
-        tasks = asked.task if part == "tasks" else None
-        families = asked.family if part == "families" else None
+    options = parser.parse_args()
+    chosen = tuple(options.engine or LAUNCHED_ENGINES)
+    for part in options.part or PARTS:
+        tasks = options.task if part == "tasks" else None
+        families = options.family if part == "families" else None
         only = tasks or families
         rows = PARTS[part](chosen, *([only] if only else []))
         write(rows, part=part, chosen_engines=chosen, tasks=tasks, families=families)

@@ -1,4 +1,4 @@
-"""The coefficients that benchmarks.fit_throughput fits: what each means, its physical prior, how free it is.
+"""Coefficients that benchmarks.fit_throughput fits: meaning, physical prior, width of the prior.
 
 To add one, add a line here, use it in estimator/throughput/, and fit again.
 """
@@ -53,7 +53,7 @@ def _fixed(name: str, scope: str, value: float, source: str) -> Spec:
 
 
 def usual_best_products() -> dict[str, float]:
-    """By architecture: the median of best measured product over peak, in the dtype that the GPU trains in."""
+    """Return by architecture the median of best measured product over peak, in the GPU's training dtype."""
     shares: dict[str, list[float]] = {}
     for gpu in hardware.catalogue().gpus:
         peak = gpu.peak_flops("bf16" if gpu.bf16 else "fp32")

@@ -1,4 +1,4 @@
-"""What a fit of published speeds is worth: errors by framework, GPU, recipe, method, kernels, source."""
+"""Score a fit of published speeds by framework, GPU, recipe, method, kernels and source."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ FITS = ("fitted", "source held out", "project held out", "architecture held out"
 
 def summary(errors: Iterable[float | None]) -> dict[str, float | int | None]:
     errors = list(errors)
-    known = [math.expm1(error) for error in errors if error is not None]
-    if not known:
+    errors_known = [math.expm1(error) for error in errors if error is not None]
+    if not errors_known:
         return {
             "rows": 0,
             "unknown": len(errors),
@@ -27,11 +27,11 @@ def summary(errors: Iterable[float | None]) -> dict[str, float | int | None]:
             "bias": None,
         }
     return {
-        "rows": len(known),
-        "unknown": len(errors) - len(known),
-        "median_abs_error": round(float(np.median(np.abs(known))), 4),
-        "p95_abs_error": round(float(np.percentile(np.abs(known), 95)), 4),
-        "bias": round(float(np.median(known)), 4),
+        "rows": len(errors_known),
+        "unknown": len(errors) - len(errors_known),
+        "median_abs_error": round(float(np.median(np.abs(errors_known))), 4),
+        "p95_abs_error": round(float(np.percentile(np.abs(errors_known), 95)), 4),
+        "bias": round(float(np.median(errors_known)), 4),
     }
 
 
@@ -48,7 +48,7 @@ GROUPS: dict[str, Callable[[Point], str]] = {
 
 
 def parallelism(setup: Setup) -> str:
-    """Kinds that are above 1, in words."""
+    """Return the parallel degrees above 1 as text."""
     kinds = {
         "tensor": setup.tensor,
         "pipeline": setup.pipeline,
@@ -62,20 +62,20 @@ def parallelism(setup: Setup) -> str:
 
 
 def scores(data: Sequence[Point], errors: dict[str, list[float | None]]) -> dict[str, object]:
-    found: dict[str, object] = {"all": {name: summary(values) for name, values in errors.items()}}
+    groups: dict[str, object] = {"all": {name: summary(values) for name, values in errors.items()}}
     for title, by in GROUPS.items():
         keys = [by(point) for point in data]
-        found[title] = {
+        groups[title] = {
             key: {
                 name: summary(value for value, other in zip(values, keys, strict=True) if other == key)
                 for name, values in errors.items()
             }
             for key, _ in Counter(keys).most_common()
         }
-    return found
+    return groups
 
 
-def markdown(found: dict[str, object]) -> str:
+def markdown(all_scores: dict[str, object]) -> str:
     lines = [
         "# Predicted tokens/s against published ones",
         "",
@@ -86,7 +86,7 @@ def markdown(found: dict[str, object]) -> str:
         "recipe no other source has published in such kernels: a fit without theirs has no speed for them.",
         "`python -m benchmarks.fit_throughput` writes this.",
     ]
-    for title, groups in found.items():
+    for title, groups in all_scores.items():
         if title == "rows":
             continue
         table = {"all": groups} if title == "all" else groups

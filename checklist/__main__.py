@@ -174,18 +174,11 @@ def _measure(
 
     if node_name is not None:
         os.environ[NODE_NAME] = node_name
-    end = take_part(_set_gpus(options, rendezvous), rendezvous, directory=keep, conclude=conclude)
+    if options.gpus_per_node is None:
+        started = max(1, rendezvous.world // rendezvous.nodes)
+        options = options.model_copy(update={"gpus_per_node": started})
+    end = take_part(options, rendezvous, directory=keep, conclude=conclude)
     return COULD_NOT_RUN if end.status is None else end.status
-
-
-def _set_gpus(options: Options, rendezvous: Rendezvous) -> Options:
-    """Return the options with the number of GPUs per node: the option, else that of the launcher."""
-    started = max(1, rendezvous.world // rendezvous.nodes)
-    return (
-        options
-        if options.gpus_per_node is not None
-        else options.model_copy(update={"gpus_per_node": started})
-    )
 
 
 def _publish(result: Result, outputs: Outputs, json: Path | None, history: Path | None) -> None:

@@ -117,6 +117,8 @@ class Facts:
     """Time to resolve the host's own name."""
     cpus: float | None = None
     """CPUs that the rank may use, by cgroup quota and affinity."""
+    load_per_cpu: float | None = None
+    """Runnable processes per CPU of the host, averaged over the minute before the checks."""
     memory_bytes: int | None = None
     """Memory that the rank's cgroup allows, or the machine's if that is less."""
     efa_devices: int | None = None
@@ -144,8 +146,13 @@ class GpuHealth:
     ecc_uncorrected: int | None = None
     """Uncorrectable memory errors since the driver was loaded."""
     ecc_corrected: int | None = None
+    """Corrected memory errors since the driver was loaded."""
+    memory_mib: int | None = None
+    """Total memory, MiB; less with ECC on GPUs that keep its bits there."""
     remap_pending: bool | None = None
     remap_failed: bool | None = None
+    remap_exhausted_banks: int | None = None
+    """Memory banks without a spare row for another remap."""
     throttle_reasons: tuple[str, ...] | None = None
     """NVML's throttling reasons without "idle"; () means none."""
     xids: tuple[int, ...] | None = None

@@ -134,12 +134,10 @@ def _pairs_seen(runs: Iterable[PastRun]) -> dict[tuple[str, str], float]:
             if check.check == "pairs" and check.coverage is not None:
                 nodes = check.nodes
                 indexes = combinations(range(len(nodes)), 2) if check.links is None else check.links
-                last_seen |= {_ordered(nodes[a], nodes[b]): run.finished_unix for a, b in indexes}
+                last_seen |= {
+                    (min(nodes[a], nodes[b]), max(nodes[a], nodes[b])): run.finished_unix for a, b in indexes
+                }
     return last_seen
-
-
-def _ordered(a: str, b: str) -> tuple[str, str]:
-    return (a, b) if a < b else (b, a)
 
 
 # ---- storage in files

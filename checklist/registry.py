@@ -70,7 +70,7 @@ CHECKS: dict[str, Check] = {
         Check(
             name="host-limits",
             phase="node",
-            description="CPU quota, throttling and memory limit of each node, compared with its peers",
+            description="CPU quota, throttling, load and memory of each node, compared with its peers",
         ),
         Check(
             name="interface",
@@ -213,7 +213,6 @@ LOCALS: dict[str, LocalKind] = {
             unit="TFLOPS",
             description="bf16 matrix products sustained for seconds, at the power limit",
         ),
-        LocalKind(name="gemm_fp8", check="gemm", unit="TFLOPS", description="fp8 matrix product"),
         LocalKind(name="gemm_fp32", check="gemm", unit="TFLOPS", description="fp32 matrix product"),
         LocalKind(
             name="hbm_copy", check="hbm", unit="GB/s", description="device-to-device copy, read plus write"

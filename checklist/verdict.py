@@ -23,6 +23,7 @@ from checklist.checks.host import facts_judge, limits_judge, settings_judge
 from checklist.checks.network import efa_judge, loss_judge, mesh_judge, network_judge, open_ports_judge
 from checklist.condensed import condensed
 from checklist.judging import coverage, unsound
+from checklist.judging.common_cause import common_cause
 from checklist.judging.context import JudgingContext, Judgment
 from checklist.judging.thresholds import Table, table
 from checklist.measurements import Measurements
@@ -140,7 +141,10 @@ def judge(
         coverage.add(context, unsound.add(context, JUDGES[check.name](context))) for check in selected
     ]
     results = tuple(judgment.result for judgment in judgments if isinstance(judgment.result, CheckResult))
-    findings = _sorted(fault for judgment in judgments for fault in judgment.findings)
+    all_findings = [fault for judgment in judgments for fault in judgment.findings]
+    # Hangs are listed before others, because they usually cause the other failures
+    all_findings.sort(key=lambda fault: (fault.verdict != "FAIL", fault.check != "hangs"))
+    findings = tuple(all_findings)
     profile = _profile(measurements)
     standing = still_open(open_failures, results, profile, context.gpus)
     # A failure of absent nodes stays open, but does not affect the verdict on the present ones
@@ -212,11 +216,6 @@ def _profile(measurements: Measurements) -> Profile:
     return next((profile for profile in PROFILES if profile == measurements.profile), PROFILES[0])
 
 
-def _sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    # Hangs are listed before others, because they usually cause the other failures
-    return tuple(sorted(findings, key=lambda fault: (fault.verdict != "FAIL", fault.check != "hangs")))
-
-
 def _healthy(
     context: JudgingContext,
     verdict: Verdict,
@@ -266,7 +265,8 @@ def _headline(
     worst = [fault for fault in findings if fault.verdict == verdict]
     if worst:
         rest = f" And {len(worst) - 1} more." if len(worst) > 1 else ""
-        return worst[0].title + rest
+        cause = common_cause(context, findings)
+        return (f"{cause.words} " if cause is not None else "") + worst[0].title + rest
     if standing:
         return f"Still open from an earlier run: {standing[0].title}"
     single_machine = one_machine.headline(context.measurements, checks)

@@ -52,9 +52,7 @@ class LaunchMixin:
         """Receive one line per failed pod of the step, in the process that waits."""
 
     def decide_or_apply(self, step: StepView) -> bool:
-        """Decide at launch, or apply the decision in the process that waits; return False in all other
-        processes.
-        """
+        """Decide at launch, or apply the decision in the process that waits; elsewhere return False."""
         kind = _metaflow.command()
         if kind in ("run", "resume", "deploy"):
             _metaflow.ensure_python()

@@ -162,8 +162,7 @@ def _published(key: str, timeout_s: float) -> tuple[tuple[int, ...], Secret]:
             return tuple(values["ports"]), Secret(values["secret"])
         time.sleep(_POLL_S)
     raise UserError(
-        f"Node 0 did not start its script within {timeout_s:g} s.",
-        "Check the log of the step's first task.",
+        f"Node 0 did not start its script within {timeout_s:g} s.", "Check the log of the step's first task."
     )
 
 

@@ -144,9 +144,7 @@ class Profile:
         self._run = run
 
     def trial(self, result: TrialResult) -> None:
-        """Record one plan's trial, and reset the peaks, which belong to the trial and not to the
-        following run.
-        """
+        """Record one plan's trial, and reset the peaks, so that the run does not count the trial's."""
         with self._lock, self._sampler.lock:
             self._trials.append(result)
             self._sampler.samples.forget_peaks()
@@ -391,11 +389,12 @@ class Profile:
                 total_bytes=info.total_bytes,
                 start_used_bytes=samples.gpu_start[i],
                 peak_used_bytes=samples.gpu_peak[i],
-                mean_utilization=_ratio(*samples.gpu_utilization[i]),
+                mean_utilization=busy_seconds / seconds if seconds > 0 else None,
                 peak_power_watts=samples.gpu_power_peak[i],
                 peak_temperature_celsius=samples.gpu_temperature_peak[i],
             )
             for i, info in enumerate(self._sampler.gpus)
+            for busy_seconds, seconds in [samples.gpu_utilization[i]]
         )
 
     def _draw_in_turn(self) -> None:
@@ -457,7 +456,3 @@ class RankProfile(_NoProfile):
     def checkpoint_dir(self) -> Path:
         """Folder of the step's task for checkpoints, which all ranks of a node share."""
         return Path(os.environ[CHECKPOINTS_VARIABLE])
-
-
-def _ratio(total: float, seconds: float) -> float | None:
-    return total / seconds if seconds > 0 else None

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from decorators import _metaflow, usage
-from decorators._metaflow import StepView, UserValue, before_retry
+from decorators._metaflow import StepView, before_retry
 from decorators.backends.destination import find_cluster, planning_for
 from decorators.backends.interface import MinimumRequest, StepRequest
 from decorators.backends.job_labels import note_team
@@ -187,14 +187,14 @@ class StepSizing:
         return min(requests, key=_price, default=None)
 
     def _step_request(self, step: StepView, request: Request, options: Options) -> StepRequest:
-        """Build the request to the backend. The user's values take precedence, except those that right-sizing
-        replaces.
-        """
+        """Build the request to the backend; user values take precedence except where right-sized."""
         minimum = MinimumRequest(cpu=1, memory_bytes=request.memory_mib * MIB)
         built = build_step_request(step, request, options, minimum)
         if not self.rightsize:
             return built
-        user_values = {name: value for name, value in built.user_values.items() if not _in_flow(value)}
+        user_values = {
+            name: value for name, value in built.user_values.items() if not value.by.endswith("in the flow")
+        }
         return replace(
             built, request=apply_user_values(request, user_values, built.backend)[0], user_values=user_values
         )
@@ -231,9 +231,7 @@ def _history(step: str) -> list[Any]:
 
 
 def _request_of(recommendation: Recommendation, step: StepView, options: Options) -> Request:
-    """Return the request for a recommendation, with the cheapest GPU that is at least as fast for the
-    step.
-    """
+    """Return the request for a recommendation, with the cheapest GPU of at least the same speed."""
     current_sizes, sizes = usage.sizes_of_step(step), recommendation.sizes
     memory = sizes.memory_mib or current_sizes.memory_mib
     needs = needs_of(recommendation, replace(sizes, memory_mib=memory))
@@ -271,15 +269,8 @@ def _price(request: Request) -> tuple[bool, float, int]:
 
 def _sizes_of(request: Request) -> Sizes:
     return Sizes(
-        cpu=request.cpu,
-        memory_mib=request.memory_mib,
-        gpus=request.gpus_per_node,
-        gpu_type=request.gpu_type,
+        cpu=request.cpu, memory_mib=request.memory_mib, gpus=request.gpus_per_node, gpu_type=request.gpu_type
     )
-
-
-def _in_flow(value: UserValue) -> bool:
-    return value.by.endswith("in the flow")
 
 
 def _bytes(name: str, value: Any) -> int | None:

@@ -94,7 +94,9 @@ class StepLaunch(LaunchMixin):
         """Plan the step, once for all steps that share a planning function, and request its part."""
         decorator = self._decorator
         check_deployable(step)
-        lead = step if decorator.options else first_step(step, type(decorator), _plans_training)
+        lead = step
+        if not decorator.options:
+            lead = first_step(step, type(decorator), lambda other: other.planned and other.role == "train")
         resolver = decorator.planner or DeclaredPlan(decorator.options)
         with user_errors_for_metaflow():
             options = Options.from_values(step.flow_values())
@@ -127,10 +129,6 @@ class StepLaunch(LaunchMixin):
                 minimum=minimum_of,
                 carry=lambda other: {self.variable: pack(other)},
             ).install()
-
-
-def _plans_training(decorator: Decorator) -> bool:
-    return decorator.planned and decorator.role == "train"
 
 
 def _plan_with_user_values(resolver: Resolver, lead: StepView, options: Options) -> Plan:

@@ -55,6 +55,6 @@ def format_usd(amount: float | None) -> str:
     return "unknown" if amount is None else f"${amount:,.2f}"
 
 
-def format_list(names: Sequence[str], last: str = "and") -> str:
+def format_list(names: Sequence[str]) -> str:
     """Join names into a phrase: "full, lora and qlora"."""
-    return f" {last} ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)

@@ -65,8 +65,8 @@ class Job:
     fp8: LaunchedFp8 = "none"  # of the matrix products
     average: bool = False  # a moving average of the trained weights is kept (images)
     activation_checkpointing: bool | None = None
-    recompute: Recompute = "full"  # what checkpointing recomputes of a block
-    recompute_every: int = 1  # one of this many blocks is recomputed
+    recompute: Recompute | None = None  # what checkpointing recomputes of a block
+    recompute_every: int | None = None  # one of this many blocks is recomputed
     lora_rank: int = 8
     lora_targets: tuple[str, ...] = PROJECTIONS
     lora_experts: bool = False  # adapters on the experts too
@@ -110,7 +110,8 @@ class Job:
         _one_of("quantization", self.quantization, get_args(LaunchedQuantization))
         _one_of("offload", self.offload, get_args(Offload))
         _one_of("fp8", self.fp8, get_args(LaunchedFp8))
-        _one_of("recompute.what", self.recompute, get_args(Recompute))
+        if self.recompute is not None:
+            _one_of("recompute.what", self.recompute, get_args(Recompute))
         if self.vision is not None:
             _one_of("vision", self.vision, get_args(Vision))
         for name in (
@@ -121,10 +122,9 @@ class Job:
             "lora_rank",
             "adapter_prompt_length",
             "keep_checkpoints",
-            "recompute_every",
         ):
             _at_least_one(name, getattr(self, name))
-        for name in ("micro_batch_size", "batch_multiple", "steps", "replicas", *DEGREES):
+        for name in ("micro_batch_size", "batch_multiple", "steps", "replicas", "recompute_every", *DEGREES):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
         if self.seq_len > self.model.max_seq_len:
@@ -151,8 +151,7 @@ class Job:
         self._check_sharding()
         if self.offload == "cpu" and self.zero_stage == 0:
             raise UserError(
-                "--zero-offload cpu needs ZeRO stage 1, 2 or 3.",
-                "Leave --zero-stage to the planner.",
+                "--zero-offload cpu needs ZeRO stage 1, 2 or 3.", "Leave --zero-stage to the planner."
             )
         if self.engine == "torchtune" and self.precision == "bf16-mixed":
             raise UserError(

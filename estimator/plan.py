@@ -23,6 +23,7 @@ from estimator.vocabulary import (
     LaunchedPrecision,
     LaunchedSchedule,
     Offload,
+    Recompute,
     Sharding,
     TargetKind,
 )
@@ -218,6 +219,16 @@ class Layout:
     expert_parallel: int = 1  # reuses the processes of the other kinds
     replicate: int = 1  # groups that each hold the sharded states once (HYBRID_SHARD)
     optimizer_in_backward: bool = False  # apply and free each gradient immediately
+    recompute: Recompute = "full"  # what activation checkpointing recomputes of a block
+    recompute_every: int = 1  # one of this many blocks is recomputed
+
+    @property
+    def checkpointing(self) -> str:
+        """Activation checkpointing in words: "off", "full", "selective", "full, 1 of 2 blocks"."""
+        if not self.activation_checkpointing:
+            return "off"
+        part = f", 1 of {self.recompute_every} blocks" if self.recompute_every > 1 else ""
+        return self.recompute + part
 
     @property
     def world_size(self) -> int:
@@ -447,9 +458,7 @@ class Plan:
     def with_override(self, override: Override, **request: Any) -> Plan:
         """Return the plan with these fields of its request replaced, and the override recorded."""
         return dataclasses.replace(
-            self,
-            request=dataclasses.replace(self.request, **request),
-            overrides=(*self.overrides, override),
+            self, request=dataclasses.replace(self.request, **request), overrides=(*self.overrides, override)
         )
 
 

@@ -113,7 +113,7 @@ def _explain_hub(error: Exception, kind: str, name: str) -> UserError:
         reason = "HF_HUB_OFFLINE is set" if offline else "the Hugging Face Hub cannot be reached"
         return UserError(
             f"{title} is not in the local cache, and {reason}.",
-            f"Fetch it where there is a network, or give a local path instead of the {kind}'s id.",
+            f"Run `finetune fetch` where there is internet access, or give a local path for the {kind}.",
         )
     return UserError(
         f"{title}: the Hugging Face Hub cannot be reached ({type(error).__name__}).",

@@ -38,7 +38,7 @@ def least_capacity(needs: int, limits: tuple[int, int]) -> int:
 
 
 def _deviation(needs: int, end: int) -> float:
-    """Standard deviation of the need on the side of that end of its range."""
+    """Return the standard deviation of the need on one side, from that end of its range."""
     return math.hypot((end - needs) / WITHIN, LEAST_SPREAD * needs)
 
 

@@ -37,9 +37,7 @@ CARD_ID = "checklist"
 
 
 def option(name: str) -> Any:
-    """Return a flow parameter with the type and help of the field in FlowOptions; its default comes from the
-    options file.
-    """
+    """Return a flow parameter for a field of FlowOptions; its default is the options file's value."""
     field = FlowOptions.model_fields[name]
     kind = type_of(field)
     return Parameter(

@@ -122,15 +122,7 @@ def _run(request: SchedulerRun, place: Allocation) -> int:
 
 def _settings(file: Path | None, overrides: Sequence[str]) -> settings.Settings:
     """Build the settings from the file and the overrides."""
-    if file is None:
-        return settings.build({}, overrides)
-    try:
-        text = file.read_text()
-    except OSError as error:
-        raise UserError(f"Cannot read --settings {file}: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise UserError(f"--settings {file} is not UTF-8 text.") from None
-    return settings.build(settings.parse_yaml(text, file.parent), overrides)
+    return settings.build({} if file is None else settings.read_file(file), overrides)
 
 
 def _own_options() -> set[str]:

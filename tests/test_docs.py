@@ -60,7 +60,8 @@ SETUP = "python3 -m venv .venv && .venv/bin/pip install -q -e '{extra}' && .venv
 RUN_COMMAND = SETUP.format(extra=".[train]", what="flows/finetune_flow.py run")
 TEST_COMMAND = SETUP.format(extra=".[dev]", what="-m pytest")
 HOSTS = {"arxiv.org", "docs.metaflow.org", "huggingface.co", "keepachangelog.com", "semver.org"}
-HOSTS |= {"github.com", "helm.ngc.nvidia.com", "nvidia.github.io"}  # manifests and charts at a fixed version
+HOSTS |= {"github.com", "raw.githubusercontent.com"}  # manifests and charts at a fixed version
+HOSTS |= {"helm.ngc.nvidia.com", "nvidia.github.io", "aws.github.io"}
 HOSTS |= {"ui.perfetto.dev", "pytorch.org"}  # viewers of traces
 HOSTS |= {"ACCOUNT.blob.core.windows.net", "127.0.0.1:8000"}  # the reader's own
 HOSTS |= {"HOST:9091", "127.0.0.1:8080", "pushgateway.finetune:9091", "metadata-service.metaflow:8080"}
@@ -263,7 +264,7 @@ def subcommand_of(plain: list[str]) -> list[str]:
 
 
 def check_run(where: str, options: dict[str, list[str]], place: Path) -> None:
-    """It can be planned, or is refused only because this machine is too small for it."""
+    """It can be planned, or is refused because this machine is too small for it or has not fetched it."""
     backends = [name for word in options.get("--with", []) if (name := word.split(":")[0]) != "secrets"]
     assert set(backends) <= {"kubernetes", "batch"}, where
     parameters: dict[str, Any] = {
@@ -282,8 +283,8 @@ def check_run(where: str, options: dict[str, list[str]], place: Path) -> None:
         answer = planned(parameters, backends[0] if backends else "local")
     except UserError as error:
         answer = str(error)
-    too_small = ("Alternatives that fit:", "this machine has no NVIDIA GPU")
-    assert answer.startswith("Plan: ") or any(words in answer for words in too_small), f"{where}: {answer}"
+    refused = ("Alternatives that fit:", "this machine has no NVIDIA GPU", "is not in the local cache")
+    assert answer.startswith("Plan: ") or any(words in answer for words in refused), f"{where}: {answer}"
 
 
 def test_every_command_of_the_estimator_is_one_that_the_command_line_takes(place: Path) -> None:

@@ -1,4 +1,4 @@
-"""Training speed on one GPU beside other trainers: ``python -m benchmarks.gpu_speed``.
+"""Training speed on one GPU compared with other trainers: ``python -m benchmarks.gpu_speed``.
 
 ``cases`` lists the runs and their order, ``peer`` runs transformers' Trainer and TRL's SFTTrainer, ``tune``
 torchtune's own command line, ``limit`` measures a matrix product and ``equality`` the attention kernel;

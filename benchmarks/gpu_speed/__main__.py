@@ -1,4 +1,4 @@
-"""Measure training speed on one GPU beside other trainers.
+"""Measure training speed on one GPU, and that of other trainers.
 
     python -m benchmarks.gpu_speed [--minutes 8]
 
@@ -39,7 +39,7 @@ MISTAKE, INTERRUPTED = 2, 130
 
 
 def main() -> None:
-    """``python -m benchmarks.gpu_speed``."""
+    """Run ``python -m benchmarks.gpu_speed``."""
     options = _options()
     try:
         status = run(options)
@@ -70,13 +70,13 @@ def _options() -> argparse.Namespace:
 def run(options: argparse.Namespace) -> int:
     """Measure and write; returns the exit status."""
     scale = cases.TINY if options.tiny else cases.ON_GPU
-    every = cases.in_order(scale)
+    runs = cases.in_order(scale)
     machine = describe()
     card = "CPU" if options.tiny else (machine["gpus"] or [""])[0]
     path = options.out / f"{NAME}{'_tiny' if options.tiny else ''}.json"
     results = Results.load(path, card)
     if options.dry_run:
-        return _dry_run(cases.chosen(every, options.only), results, scale, options)
+        return _dry_run(cases.chosen(runs, options.only), results, scale, options)
     if not card:
         raise UserError(
             "No NVIDIA GPU is found by its driver (NVML).",
@@ -93,8 +93,8 @@ def run(options: argparse.Namespace) -> int:
     )
 
     def keep() -> None:
-        path.write_text(json.dumps(page.figures(every, results, heading), indent=1) + "\n")
-        path.with_suffix(".md").write_text(page.render(every, results, heading))
+        path.write_text(json.dumps(page.figures(runs, results, heading), indent=1) + "\n")
+        path.with_suffix(".md").write_text(page.render(runs, results, heading))
 
     with workdir.work_folder(NAME, "session", "0") as folder:
         session = Session(
@@ -106,21 +106,21 @@ def run(options: argparse.Namespace) -> int:
             keep=keep,
         )
         if options.profile:
-            for line in session.profile(cases.chosen(every, options.profile)[0]):
+            for line in session.profile(cases.chosen(runs, options.profile)[0]):
                 print(line)
             return 0
-        session.measure(cases.chosen(every, options.only))
-    print(f"{sum(map(results.is_done, every))} of {len(every)} runs are measured: {path.with_suffix('.md')}")
+        session.measure(cases.chosen(runs, options.only))
+    print(f"{sum(map(results.is_done, runs))} of {len(runs)} runs are measured: {path.with_suffix('.md')}")
     return 0
 
 
 def _versions() -> dict[str, str]:
-    """Versions of the packages that decide on the speed, of those that are installed."""
-    found = {}
+    """Return the versions of installed packages that affect the speed."""
+    versions = {}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions
 
 
 def _dry_run(runs: Sequence[Run], results: Results, scale: cases.Scale, options: argparse.Namespace) -> int:

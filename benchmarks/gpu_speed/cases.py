@@ -79,7 +79,7 @@ class Run:
 
 
 def in_order(scale: Scale) -> list[Run]:
-    """All runs: each case by the first engine and by all peers, then by the other engines."""
+    """List all runs: each case by the first engine and by all peers, then by the other engines."""
     methods: tuple[LaunchedMethod, ...] = ("lora", "full", "qlora")
     cases = [
         Case(model=model, method=method, seq_len=seq_len)
@@ -93,10 +93,10 @@ def chosen(runs: Iterable[Run], only: str | None) -> list[Run]:
     """Select the runs whose name has every word of ``only``; raises UserError where none has."""
     words = (only or "").split()
     every = list(runs)
-    found = [run for run in every if all(word in run.name.replace(",", "").split() for word in words)]
-    if not found:
+    matches = [run for run in every if all(word in run.name.replace(",", "").split() for word in words)]
+    if not matches:
         raise UserError(f"--only {only}: no run has all these words.", f"One run is: {every[0].name}")
-    return found
+    return matches
 
 
 def settings_of(run: Run, scale: Scale, model_dir: Path, dataset: Path, profile: str | None) -> Settings:
@@ -127,10 +127,10 @@ def settings_of(run: Run, scale: Scale, model_dir: Path, dataset: Path, profile:
 
 
 def rows_needed(run: Run, scale: Scale) -> int:
-    """Documents of the dataset: their mean is a third of the longest, and some remain."""
+    """Return the number of documents; their mean length is a third of the longest."""
     return 4 * scale.steps * scale.accumulation * max(1, scale.tokens // run.case.seq_len)
 
 
 def engines_of(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Engines of this package that the runs need."""
+    """List the engines of this package that the runs need."""
     return tuple(engine for engine in OURS if any(run.engine == engine for run in runs))

@@ -1,4 +1,4 @@
-"""Variable-length attention beside the mask: ``python -m benchmarks.gpu_speed.equality DEVICE``.
+"""Compare variable-length attention with the mask: ``python -m benchmarks.gpu_speed.equality DEVICE``.
 
 Trains one step of a small Llama with a sliding window and grouped queries on packed rows, with
 transformers' mask and with the loop's attention function, in bf16 on a GPU. Prints the relative errors of
@@ -18,12 +18,12 @@ WINDOW = 64
 
 def measure(device: str) -> dict[str, Any]:
     """Compare a model with full attention and one with a sliding window."""
-    found = {kind: _compare(kind, device) for kind in ("llama", "mistral")}
-    return {"errors": found, "tolerance": TOLERANCE, "equal": max(map(max, found.values())) <= TOLERANCE}
+    errors = {kind: _compare(kind, device) for kind in ("llama", "mistral")}
+    return {"errors": errors, "tolerance": TOLERANCE, "equal": max(map(max, errors.values())) <= TOLERANCE}
 
 
 def _compare(kind: str, device: str) -> tuple[float, float]:
-    """Relative errors of the loss and of all gradients together."""
+    """Return the relative errors of the loss and of all gradients together."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -17,7 +17,7 @@ SECONDS = {"cuda": 3.0, "cpu": 0.5}
 
 
 def measure(device: str) -> dict[str, Any]:
-    """Multiply two square matrices for some seconds; the median of the second half, at steady clocks."""
+    """Multiply two square matrices for some seconds; return the second half's median rate."""
     import torch
 
     side = SIDE[device]

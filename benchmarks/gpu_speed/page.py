@@ -40,7 +40,7 @@ class Row:
 
 
 def rows(runs: Sequence[Run], results: Results) -> list[Row]:
-    """A row for each run of this package, in order."""
+    """Build a row for each run of this package, in order."""
     return [_row(run, results) for run in runs if not run.is_peer]
 
 
@@ -71,7 +71,7 @@ def _row(run: Run, results: Results) -> Row:
 
 
 def _best_peer(case: Case, results: Results) -> tuple[str | None, float | None]:
-    """The fastest peer that ran a case, and its tokens/s."""
+    """Return the fastest peer that ran a case, and its tokens/s."""
     rates = {}
     for peer in PEERS:
         outcome = results.outcomes.get(Run(case=case, engine=peer).name)
@@ -84,7 +84,7 @@ def _best_peer(case: Case, results: Results) -> tuple[str | None, float | None]:
 
 
 def figures(runs: Sequence[Run], results: Results, heading: Heading) -> dict[str, Any]:
-    """Everything, as the JSON file has it."""
+    """Return all results for the JSON file."""
     peers = []
     for run in runs:
         outcome = results.outcomes.get(run.name)
@@ -144,8 +144,8 @@ def render(runs: Sequence[Run], results: Results, heading: Heading) -> str:
         "| Case | Engine | Tokens/s | Predicted | Best peer | Ratio | Share of limit | GiB | Predicted |",
         "|---|---|---:|---:|---|---:|---:|---:|---:|",
     ]
-    every = rows(runs, results)
-    measured = [row for row in every if row.ended != "not measured"]
+    rows_of_page = rows(runs, results)
+    measured = [row for row in rows_of_page if row.ended != "not measured"]
     for row in measured:
         peer = "" if row.best_peer is None else f"{row.best_peer} {row.best_peer_tokens_per_s:,.0f}"
         rate = f"{row.tokens_per_s:,.0f}" if row.tokens_per_s is not None else row.ended
@@ -161,8 +161,11 @@ def render(runs: Sequence[Run], results: Results, heading: Heading) -> str:
             _number(row.reserved_gib_predicted, ".1f"),
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    if len(measured) < len(every):
-        lines += ["", f"{len(every) - len(measured)} of {len(every)} rows are not measured yet."]
+    if len(measured) < len(rows_of_page):
+        lines += [
+            "",
+            f"{len(rows_of_page) - len(measured)} of {len(rows_of_page)} rows are not measured yet.",
+        ]
     lines += ["", "| Case | Peer | Tokens/s | Settings |", "|---|---|---:|---|"]
     for run in runs:
         outcome = results.outcomes.get(run.name)

@@ -162,7 +162,7 @@ def _train(peer: Peer, folder: Path, *, checkpointing: bool) -> Outcome:
 
 
 def _network(peer: Peer) -> tuple[Any, Any]:
-    """The model in 16 bits (fp32 on a CPU) and PEFT's configuration, with the adapters of this package."""
+    """Build the model in 16 bits (fp32 on a CPU), and PEFT's configuration of its adapters."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -202,7 +202,7 @@ def _config(peer: Peer) -> Any:
 
 
 def _dataset(peer: Peer, *, labels: bool) -> Any:
-    """Rows of random tokens of the full length."""
+    """Build rows of random tokens of the full length."""
     import numpy as np
     from datasets import Dataset
 
@@ -260,12 +260,12 @@ def _tune(peer: Peer, folder: Path) -> Outcome:
 
 
 def _checkpoints(peer: Peer) -> bool:
-    """Whether torchtune recomputes activations, as its configurations of an 8B model do."""
+    """Return whether torchtune recomputes activations, as its configurations of an 8B model do."""
     return models.find(peer.model).parameters > 4e9
 
 
 def _logged(folder: Path) -> list[dict[str, float]]:
-    """Figures of each step that torchtune's DiskLogger has written."""
+    """Read the figures of each step from torchtune's DiskLogger."""
     lines = [
         line
         for path in (folder / "tune-logs").glob("*.txt")
@@ -276,7 +276,7 @@ def _logged(folder: Path) -> list[dict[str, float]]:
 
 
 def _recipe_config(peer: Peer, folder: Path) -> dict[str, Any]:
-    """torchtune's published single-device configuration for such a model, with packing and compile on."""
+    """Build torchtune's published single-device configuration for the model, with packing and compile on."""
     from launchers.engines.torchtune.config import model_component, weight_files
 
     cuda = peer.device == "cuda"
@@ -342,9 +342,9 @@ def main() -> None:
     path, parent = Path(sys.argv[1]), int(sys.argv[2])
     die_with_parent(parent, signal.SIGTERM)
     order = Order.load(path)
-    began = time.monotonic()
+    start = time.monotonic()
     outcome = run(Peer(**order.settings), order.folder)
-    outcome = dataclasses.replace(outcome, seconds=time.monotonic() - began)
+    outcome = dataclasses.replace(outcome, seconds=time.monotonic() - start)
     temporary = result_of(path).with_suffix(".tmp")
     temporary.write_text(json.dumps(outcome.to_dict()))
     temporary.rename(result_of(path))

@@ -1,4 +1,4 @@
-"""Goes through the runs within the time, each in a process of its own; a later call continues."""
+"""Run the cases within a time limit, each in its own process; a later call continues."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Results:
         return cls(card=card, limit=values["limit"], equality=values["equality"], outcomes=outcomes)
 
     def is_done(self, run: Run) -> bool:
-        """Whether an earlier call has measured a run."""
+        """Return whether an earlier call has measured a run."""
         return run.name in self.outcomes and self.outcomes[run.name].ended in DONE
 
 
 @dataclass(kw_only=True)
 class Session:
-    """The measuring itself.
+    """Runs the cases and keeps their results.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class Session:
     _runs: int = 0
 
     def measure(self, runs: Sequence[Run]) -> None:
-        """Probe the device and go through the runs, as far as the time allows."""
+        """Probe the device and measure the runs, as far as the time allows."""
         device = self.scale.device
         if self.results.limit is None:
             self.results.limit = self._probe("limit", device)
@@ -156,7 +156,7 @@ class Session:
         return dataclasses.asdict(peer)
 
     def _model(self, name: str) -> Path:
-        """Random weights in the model's shape, made when the first run needs them."""
+        """Create random weights in the model's shape when the first run needs them."""
         folder = self.folder / name
         if not folder.exists():
             self.say(f"writing random weights in the shape of {name}")
@@ -164,7 +164,7 @@ class Session:
         return tiny_llama.make(folder, config=tiny_llama.config_of(models.find(name), dtype))
 
     def _probe(self, name: str, device: str) -> dict[str, Any] | None:
-        """Figures of limit.py or equality.py; None where it failed."""
+        """Run limit.py or equality.py and return its figures; None if it failed."""
         command = [sys.executable, "-m", f"benchmarks.gpu_speed.{name}", device]
         try:
             done = subprocess.run(

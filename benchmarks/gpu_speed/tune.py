@@ -11,11 +11,11 @@ def tokenizer(folder: str, max_seq_len: int) -> Any:
     """Build torchtune's tokenizer of a Hugging Face folder, with the attributes that its datasets read."""
     from torchtune.modules.transforms.tokenizers import HuggingFaceBaseTokenizer
 
-    found = HuggingFaceBaseTokenizer(
+    tokenizer_model = HuggingFaceBaseTokenizer(
         f"{folder}/tokenizer.json", tokenizer_config_json_path=f"{folder}/tokenizer_config.json"
     )
-    found.max_seq_len, found.pad_id = max_seq_len, 0
-    return found
+    tokenizer_model.max_seq_len, tokenizer_model.pad_id = max_seq_len, 0
+    return tokenizer_model
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What training needs of this machine's GPUs, shows and does, measured beside what is predicted.
+"""Measure memory and speed of training on this machine's GPUs, and compare them with predictions.
 
     python -m benchmarks.on_gpu [--minutes 20]
 
@@ -41,7 +41,7 @@ NO_GPU = (
 
 
 def main() -> None:
-    """``python -m benchmarks.on_gpu``."""
+    """Run ``python -m benchmarks.on_gpu``."""
     options = _options()
     try:
         status = run(options)
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     scale = cases.ON_GPUS if machine.gpus else cases.ON_CPU
     if not machine.gpus:
         print(NO_GPU, flush=True)
-    wanted = cases.chosen(cases.in_order(scale, machine, options.model), options.only)
+    chosen_cases = cases.chosen(cases.in_order(scale, machine, options.model), options.only)
     clock = Clock(options.minutes)
     with workdir.work_folder("on_gpu", "session", "0") as folder:
         limit_s = 60 * options.minutes * CHECKLIST_SHARE
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
             say=lambda line: print(line, flush=True),
             keep=writer,
         )
-        measured = session.measure(wanted)
+        measured = session.measure(chosen_cases)
     left = sum(bool(each.left_out) for each in measured)
     print(f"{len(measured)} cases, {left} of them left out in part or whole: {writer.page}, {writer.rows}")
     return 0
@@ -118,7 +118,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 class _Writer:
-    """Writes all that is measured so far, each time anew, so that a session that is ended has its results."""
+    """Rewrites the result files after each case, so that an interrupted session keeps its results."""
 
     def __init__(
         self, options: argparse.Namespace, scale: cases.Scale, checked: checks.Checked, clock: Clock
@@ -165,7 +165,7 @@ class _Writer:
 
 
 def _figures(measured: Measured) -> dict[str, object]:
-    """All that is known of a case, without the plan's text."""
+    """Return all figures of a case, without the plan's text."""
 
     def of(outcome: object) -> dict[str, object]:
         return {name: value for name, value in outcome.to_dict().items() if name != "plan"}  # type: ignore[attr-defined]

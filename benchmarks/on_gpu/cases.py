@@ -219,7 +219,7 @@ def rows_needed(case: Case, scale: Scale) -> int:
 def chosen(cases: Sequence[Case], only: str | None) -> list[Case]:
     """The cases whose name has every word of ``only``; raises UserError where none has."""
     words = (only or "").split()
-    found = [case for case in cases if all(word in case.name.replace(",", "").split() for word in words)]
-    if not found:
+    matches = [case for case in cases if all(word in case.name.replace(",", "").split() for word in words)]
+    if not matches:
         raise UserError(f"--only {only}: no case has all these words.", f"One case is: {cases[0].name}")
-    return found
+    return matches

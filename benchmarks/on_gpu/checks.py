@@ -1,4 +1,4 @@
-"""What ``python -m checklist`` says of this machine: its GPUs, its software, NCCL (gloo on CPUs) over it."""
+"""Run ``python -m checklist`` on this machine: its GPUs, its software, NCCL (gloo on CPUs)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONGEST_PROBLEM = 300  # characters of it that are shown
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
-    """The checklist's answer, or why there is none."""
+    """Result of the checklist, or why there is none."""
 
     command: str
     answer: result.Result | None = None
@@ -26,10 +26,10 @@ class Checked:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Of what decides on memory and speed (``VERSIONS``): those that are known."""
+        """Known versions of the software that affects memory and speed (``VERSIONS``)."""
         facts = self.answer.measurements.facts if self.answer else ()
-        found = facts[0].versions if facts else {}
-        return {name: value for name in VERSIONS if (value := found.get(name))}
+        parts = facts[0].versions if facts else {}
+        return {name: value for name in VERSIONS if (value := parts.get(name))}
 
 
 def check(device: str, gpus: int, folder: Path, limit_s: float) -> Checked:

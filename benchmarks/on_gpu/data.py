@@ -1,4 +1,4 @@
-"""Rows to train on: Python's own documentation, cut to lengths that are drawn."""
+"""Training rows: Python's own documentation, cut to drawn lengths."""
 
 from __future__ import annotations
 

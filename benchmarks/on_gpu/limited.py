@@ -1,4 +1,4 @@
-"""The engine of a run whose memory is held below a limit: ``launchers.run.worker --engine`` takes it.
+"""Engine that limits the memory of a run, for ``launchers.run.worker --engine``.
 
 The only part that touches CUDA: everything else is the launchers', or reads what their ranks report.
 """
@@ -22,7 +22,7 @@ LIMIT = "ON_GPU_LIMIT_BYTES"  # of each process; not set: none
 
 
 class Limited:
-    """The job's own engine (see launchers.engines.Engine), below the limit that the environment names."""
+    """The job's own engine (see launchers.engines.Engine) below the limit in the environment."""
 
     def unsupported_settings(self, settings: Settings) -> str | None:
         return engines.get(settings.engine).unsupported_settings(settings)

@@ -35,22 +35,22 @@ from launchers.report.telemetry import Event, Phase
 from launchers.run import checks, preparation
 from launchers.settings import Settings
 
-SAMPLE_S = 0.1  # between two looks at NVML, where they cost little enough
+SAMPLE_S = 0.1  # interval between NVML samples, if sampling is cheap enough
 Ended = Literal["ran", "out of memory", "failed", "refused", "no time"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """What is to be run, and where its files go."""
+    """Settings of a run, and the folders of its files."""
 
     settings: dict[str, Any]
-    warm_up: int  # steps that don't count for the speed
-    folder: Path  # of this run alone
-    data: Path  # where prepared rows are kept for runs that have the same
-    limit_bytes: int | None = None  # of each process's memory
+    warm_up: int  # steps excluded from the speed
+    folder: Path  # files of this run alone
+    data: Path  # prepared rows, shared by runs with equal rows
+    limit_bytes: int | None = None  # memory limit of each process
 
     def save(self) -> Path:
-        """Write the order into its folder; the result will lie beside it."""
+        """Write the order into its folder and return the path; :func:`result_of` is the outcome's."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / "order.json"
         values = {name: getattr(self, name) for name in ("settings", "warm_up", "limit_bytes")}
@@ -65,7 +65,7 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How a run ended and what was measured; bytes of the largest process. None: not known, or not there."""
+    """End of a run and its measurements; bytes of the largest process. None: unknown or not applicable."""
 
     ended: Ended
     message: str = ""  # why it did not run
@@ -79,10 +79,10 @@ class Outcome:
     device_before_bytes: int | None = None
     device_total_bytes: int | None = None
     device_name: str = ""  # as NVML has it
-    samples: int = 0  # looks at NVML
+    samples: int = 0  # NVML samples
     steps: int = 0
     step_seconds: float | None = None  # median of the steps after the warm-up
-    tokens_per_second: float | None = None  # of one process, padding not counted; median likewise
+    tokens_per_second: float | None = None  # of one process, padding not counted; median as above
     notes: tuple[str, ...] = field(default=())  # what the sampler could not see
 
     def to_dict(self) -> dict[str, Any]:
@@ -93,12 +93,12 @@ class Outcome:
         return cls(**{**values, "notes": tuple(values["notes"])})
 
 
-class _Trained(Exception):  # noqa: N818 it says what has happened
-    """All ranks have made their last step."""
+class _Trained(Exception):  # noqa: N818 - the successful end, no error
+    """Raised when all ranks have finished their last step."""
 
 
 class _Reporter:
-    """Adds the ranks' telemetry to the run's state, and ends the run when nothing more is to be measured."""
+    """Adds telemetry of the ranks to the run's state, and ends the run after the last measurement."""
 
     def __init__(self, job: TrainJob) -> None:
         self._processes = job.plan.layout.processes_per_node
@@ -113,7 +113,7 @@ class _Reporter:
                 raise _Trained
 
     def measured(self, warm_up: int) -> dict[str, Any]:
-        """For Outcome."""
+        """Return the measured fields of an Outcome."""
         steps, ranks = self._state.metrics, self._state.ranks
         return {
             "live_bytes": max((each.allocated_peak_bytes or 0 for each in ranks), default=0) or None,
@@ -126,15 +126,15 @@ class _Reporter:
 
 
 def run(order: Order) -> Outcome:
-    """Run it; whatever comes of it is an outcome, and only a mistake in here raises."""
-    began = time.monotonic()
+    """Run an order; every failure is an outcome, only bugs of this module raise."""
+    start = time.monotonic()
     outcome = Outcome(ended="refused")
     try:
         job = _prepare(order)
         outcome = _train(job, order)
     except UserError as error:
         outcome = dataclasses.replace(outcome, ended="refused", message=_one_line(error.problem))
-    return dataclasses.replace(outcome, seconds=time.monotonic() - began, limit_bytes=order.limit_bytes)
+    return dataclasses.replace(outcome, seconds=time.monotonic() - start, limit_bytes=order.limit_bytes)
 
 
 def _prepare(order: Order) -> TrainJob:
@@ -159,7 +159,7 @@ def _prepare(order: Order) -> TrainJob:
 
 
 def _key(settings: Settings) -> str:
-    """Of all that prepared rows depend on."""
+    """Return a key of all settings that prepared rows depend on."""
     names = ("model", "dataset", "seq_len", "packing", "longest_first", "global_batch_size", "max_steps")
     values = [getattr(settings, name) for name in names]
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
@@ -195,7 +195,7 @@ def _train(job: TrainJob, order: Order) -> Outcome:
 
 
 def _device(sampler: Sampler, processes: int) -> dict[str, Any]:
-    """What NVML saw of the GPUs that the run had: of the one that was used most."""
+    """Return NVML's figures of the run's most used GPU."""
     with sampler.lock:
         samples, notes = sampler.samples, tuple(sampler.notes)
         gpus = list(zip(sampler.gpus, samples.gpu_start, samples.gpu_peak, strict=False))[:processes]
@@ -217,7 +217,7 @@ def _one_line(text: str) -> str:
 
 
 def result_of(order: Path) -> Path:
-    """Where the outcome of an order lies."""
+    """Return the path of an order's outcome."""
     return order.with_name("outcome.json")
 
 

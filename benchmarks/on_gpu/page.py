@@ -1,4 +1,4 @@
-"""The page of one session: what was measured beside what was predicted, and what was left out."""
+"""Markdown page of one session: measurements, predictions, and cases that were left out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NONE = ""  # in a cell: not measured, or not predicted
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heading:
-    """What stands above the tables."""
+    """Figures above the tables."""
 
     title: str
     command: str
@@ -89,8 +89,8 @@ def _missed(measured: Measured) -> str:
 
 
 def _versions(checked: Checked) -> str:
-    known = [f"{name} {value}" for name, value in checked.versions.items()]
-    return f"{', '.join(known)}." if known else ""
+    versions = [f"{name} {value}" for name, value in checked.versions.items()]
+    return f"{', '.join(versions)}." if versions else ""
 
 
 def _of_runs(scale: Scale, heading: Heading) -> str:
@@ -128,8 +128,8 @@ def _checklist(checked: Checked) -> list[str]:
     lines += [f"| {check.check} | {check.verdict} | {_cell(check.reason)} |" for check in answer.checks]
     figures = [_figure(figure) for check in answer.checks for figure in check.figures]
     table = ["| Figure | Measured | Expected |", "|---|---:|---:|", *figures]
-    said = f"{shown}: {answer.verdict}. {answer.headline}"
-    return [said, "\n".join(lines), "\n".join(table) if figures else ""]
+    heading = f"{shown}: {answer.verdict}. {answer.headline}"
+    return [heading, "\n".join(lines), "\n".join(table) if figures else ""]
 
 
 def _figure(figure: Figure) -> str:
@@ -150,22 +150,22 @@ def _not_measured(measured: Sequence[Measured]) -> list[str]:
     if reasons:
         parts.append("## Left out")
         parts += [f"{_cell(reason)}:\n\n{_list(names)}" for reason, names in reasons.items()]
-    others = {
+    rest = {
         trial.message
         for each in measured
         for trial in each.trials
         if trial.ended not in ("ran", "out of memory")
     }
-    if others:
-        parts.append(f"Below a limit runs ended with other words, too:\n\n{_list(sorted(others))}")
+    if rest:
+        parts.append(f"Below a limit runs ended with other words, too:\n\n{_list(sorted(rest))}")
     return parts
 
 
 def _predicted_needs(measured: Measured) -> str:
     memory = _plan(measured).prediction.memory
     capacity = measured.outcome.device_total_bytes if measured.outcome else None
-    there = f" of {capacity / GIB:.1f}" if capacity else ""
-    return f"predicted to need {memory.needs_bytes / GIB:.1f} GiB{there}"
+    capacity_text = f" of {capacity / GIB:.1f}" if capacity else ""
+    return f"predicted to need {memory.needs_bytes / GIB:.1f} GiB{capacity_text}"
 
 
 def _list(lines: Iterable[str]) -> str:
@@ -235,10 +235,10 @@ def _needed(measured: Measured) -> int | None:
 
 def _between(measured: Measured) -> str:
     """How far above a limit that did not do the smallest one is that did, and after how many runs."""
-    found = measured.found
-    if found is None or measured.needed_bytes is None:
+    search = measured.found
+    if search is None or measured.needed_bytes is None:
         return NONE
-    return f"{(found.runs_bytes - found.fails_bytes) / GIB:.2f} ({len(measured.trials)} runs)"
+    return f"{(search.runs_bytes - search.fails_bytes) / GIB:.2f} ({len(measured.trials)} runs)"
 
 
 def _speed(measured: Measured) -> float | None:

@@ -49,7 +49,7 @@ def rows(measured: Sequence[Measured], *, source: str, prefix: str) -> list[dict
 
 def _figures(measured: Measured) -> list[dict[str, Any]]:
     """The cells of each figure of memory; the first has the speed, too."""
-    outcome, found = measured.outcome, measured.found
+    outcome, search = measured.outcome, measured.found
     assert outcome is not None
     if outcome.reserved_bytes is None:
         peaks = [("process (resident)", outcome.resident_bytes, "")]
@@ -59,10 +59,10 @@ def _figures(measured: Measured) -> list[dict[str, Any]]:
             ("allocated (max_memory_allocated)", outcome.live_bytes, ""),
             ("process (NVML, beyond what was in use before)", measured.device_bytes, ""),
         ]
-    if found is not None and measured.needed_bytes is not None:
-        above = (found.runs_bytes - found.fails_bytes) / GIB
+    if search is not None and measured.needed_bytes is not None:
+        above = (search.runs_bytes - search.fails_bytes) / GIB
         how = f"smallest limit that ran, {above:.2f} GiB above one that did not"
-        if not found.trials:
+        if not search.trials:
             how = f"as it ran without a limit, {above:.2f} GiB above what was alive; none lower was tried"
         peaks.append(("needed", measured.needed_bytes, how))
     cells = [
@@ -154,7 +154,9 @@ def _sharding(layout: Layout) -> dict[str, Any]:
 def _packing(measured: Measured, layout: Layout) -> str:
     """In words that benchmarks/published knows; of rows that vary, the mean length is not the longest."""
     if measured.case.lengths == "fixed":
-        masked = dense_mask(measured.case.engine, layout.device, models.find(measured.case.model), "sft")
+        case = measured.case
+        model = models.find(case.model)
+        masked = dense_mask(case.engine, layout.device, model, "sft", case.method, layout.precision)
         return "packed, dense document mask" if masked else "packed"
     first = ", longest rows first" if measured.case.longest_first else ""
     return f"variable length (short samples), padded to the micro batch's longest{first}"

@@ -1,46 +1,46 @@
-"""The smallest memory limit on which a case still runs, by halving the interval in which it must be."""
+"""Bisection for the smallest memory limit below which a case still runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# Whether a run below that limit (bytes) went through; None: not known, as the time was over
+# Run the case below a limit in bytes; return whether it succeeded, None if the time limit came first
 Trial = Callable[[int], bool | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """The interval that is left: it runs with ``runs_bytes``, and doesn't with ``fails_bytes``."""
+    """Result of a search: the case ran with ``runs_bytes`` and failed with ``fails_bytes``."""
 
     runs_bytes: int
     fails_bytes: int
     trials: int
-    finished: bool  # False: the time was over before the interval was as narrow as asked for
+    finished: bool  # False: the time limit came before the interval was narrow enough
 
 
 def smallest_limit(trial: Trial, *, fails_bytes: int, runs_bytes: int, resolution_bytes: int) -> Found:
-    """Halve the interval between a limit that cannot do and one that does until it is narrow enough.
+    """Find the smallest memory limit below which a case runs, by bisection.
 
     Parameters
     ----------
     trial:
         Runs the case below a limit.
     fails_bytes:
-        Below what must be alive at once; it is not tried.
+        Lower bound: a limit that is known to be too low; not tried.
     runs_bytes:
-        What the case reserved without a limit; it is not tried.
+        Upper bound: bytes that the case reserved without a limit; not tried.
     resolution_bytes:
-        How wide the interval may be in the end.
+        Largest width of the final interval.
     """
     trials = 0
     while runs_bytes - fails_bytes > max(resolution_bytes, 1):
         middle = (runs_bytes + fails_bytes) // 2
-        answer = trial(middle)
-        if answer is None:
+        ran = trial(middle)
+        if ran is None:
             return Found(runs_bytes=runs_bytes, fails_bytes=fails_bytes, trials=trials, finished=False)
         trials += 1
-        if answer:
+        if ran:
             runs_bytes = middle
         else:
             fails_bytes = middle

@@ -1,4 +1,4 @@
-"""Goes through the cases within the time that there is, each run in a process of its own."""
+"""Run the cases within a time limit, each in its own process."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from launchers.models import tiny_llama
 
 NO_TIME = "no time was left to find what it needs, or to narrow it down"
 ROOT = Path(__file__).parents[2]
-FIRST_RUN_S = 60.0  # what a run is taken to last before one has been seen
+FIRST_RUN_S = 60.0  # assumed duration of the first run
 LONGEST_RUN_S = 300.0  # a run that lasts longer is ended
-ENDING_S = 20.0  # for a run to end its processes in order
-# Of a CPU's private memory only what a run touches is seen: where to begin to look for the limit
+ENDING_S = 20.0  # grace period for a run to end its processes
+# First limit on a CPU: resident memory excludes private memory that the run has not touched
 ABOVE_RESIDENT, BESIDE_RESIDENT = 1.25, 2**28
 
 
 class Clock:
-    """The time that is left."""
+    """Time limit of a session."""
 
     def __init__(self, minutes: float) -> None:
         self.began = time.monotonic()
@@ -41,16 +41,16 @@ class Clock:
 
     @property
     def left_s(self) -> float:
-        """Seconds; below 0 when it is over."""
+        """Remaining seconds; negative after the end."""
         return self._end - time.monotonic()
 
 
 @dataclass(kw_only=True, slots=True)
 class Measured:
-    """One case and what came of it so far."""
+    """One case and its results so far."""
 
     case: Case
-    outcome: Outcome | None = None  # of the run without a limit; None: it was not made
+    outcome: Outcome | None = None  # of the run without a limit; None: not run
     found: Found | None = None
     trials: list[Outcome] = field(default_factory=list)  # below limits, in the order of the search
     left_out: str = ""  # why something is missing
@@ -61,7 +61,7 @@ class Measured:
 
     @property
     def device_missed(self) -> bool:
-        """Whether NVML's figure is below what torch reserved: nobody looked while the most was in use."""
+        """Whether NVML's peak is below the bytes that torch reserved, because no sample fell on the peak."""
         outcome = self.outcome
         if outcome is None or outcome.device_bytes is None or outcome.reserved_bytes is None:
             return False
@@ -69,14 +69,14 @@ class Measured:
 
     @property
     def device_bytes(self) -> int | None:
-        """What NVML saw at the peak; None where it did not look, or missed the peak."""
+        """Peak memory of the GPU by NVML; None if it was not sampled or the peak was missed."""
         return None if self.outcome is None or self.device_missed else self.outcome.device_bytes
 
     @property
     def outside_bytes(self) -> int | None:
-        """What the process holds on the GPU beside what torch reserves: CUDA's context, NCCL's buffers.
+        """Bytes on the GPU that torch's allocator does not manage: CUDA's context, NCCL's buffers.
 
-        None where NVML missed the peak; 0 where nothing is held on a GPU.
+        None if NVML missed the peak; 0 without a GPU.
         """
         outcome = self.outcome
         if outcome is None or outcome.device_bytes is None or outcome.reserved_bytes is None:
@@ -85,7 +85,7 @@ class Measured:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of one process. Packed sequences count with their full length; of others padding doesn't count."""
+        """Tokens/s of one process. Packed sequences count in full, padding of others does not count."""
         outcome = self.outcome
         if outcome is None or self.case.lengths == "varying" or outcome.plan is None:
             return outcome.tokens_per_second if outcome else None
@@ -95,9 +95,9 @@ class Measured:
 
     @property
     def needed_bytes(self) -> int | None:
-        """The smallest memory of one process with which the case still ran.
+        """Smallest memory of one process with which the case ran; None if unknown.
 
-        None where it was not sought, or what lies outside of torch's allocator is not known.
+        The limit that the search found for torch's allocator, plus ``outside_bytes``.
         """
         outside = self.outside_bytes
         return None if self.found is None or outside is None else self.found.runs_bytes + outside
@@ -105,18 +105,18 @@ class Measured:
 
 @dataclass(kw_only=True)
 class Session:
-    """The measuring itself.
+    """Measures cases and reports progress.
 
     Parameters
     ----------
     folder:
-        Where weights, rows and logs go; removed by the caller.
+        Folder of weights, rows and logs; removed by the caller.
     resolution:
-        How narrow the interval of the smallest limit shall be, as a part of what the case reserved.
+        Width of the final interval of the smallest limit, as a share of the bytes that the case reserved.
     say:
-        Hears a line for each run.
+        Called with one line per run.
     keep:
-        Is called after each case with all that is measured until then.
+        Called after each case with all measurements so far.
     """
 
     scale: Scale
@@ -128,20 +128,19 @@ class Session:
     _seconds: dict[str, float] = field(default_factory=dict)  # of the last run of such a case
     _runs: int = 0
 
-    def measure(self, wanted: Sequence[Case]) -> list[Measured]:
-        """All cases, as far as the time allows: of those with the same switches first what each shows, then
-        what each needs."""
-        every = [Measured(case=case) for case in wanted]
-        for _, group in groupby(every, key=lambda each: each.case.switches):
-            alike = list(group)
-            for measured in alike:
+    def measure(self, chosen_cases: Sequence[Case]) -> list[Measured]:
+        """Measure all cases while time remains; of cases with equal switches peaks first, then limits."""
+        measurements = [Measured(case=case) for case in chosen_cases]
+        for _, group in groupby(measurements, key=lambda each: each.case.switches):
+            same_switches = list(group)
+            for measured in same_switches:
                 self._show(measured)
-                self.keep(every)
-            for measured in alike:
+                self.keep(measurements)
+            for measured in same_switches:
                 if measured.ran:
                     self._need(measured)
-                    self.keep(every)
-        return every
+                    self.keep(measurements)
+        return measurements
 
     def _show(self, measured: Measured) -> None:
         case = measured.case
@@ -175,11 +174,9 @@ class Session:
         runs = largest
         if outcome.reserved_bytes is None:  # on a CPU: resident memory and private memory are not the same
             runs = int(largest * ABOVE_RESIDENT) + BESIDE_RESIDENT
-            answer = trial(runs)
-            if not answer:
-                measured.left_out = (
-                    NO_TIME if answer is None else "even a limit above what it showed is too low"
-                )
+            ran = trial(runs)
+            if not ran:
+                measured.left_out = NO_TIME if ran is None else "even a limit above what it showed is too low"
                 return
         measured.found = smallest_limit(
             trial,
@@ -193,7 +190,7 @@ class Session:
                 measured.found = None
 
     def _run(self, case: Case, limit_bytes: int | None = None) -> Outcome | None:
-        """One run; None where the time that is left would not do for it."""
+        """Run a case once; None if the remaining time is too short."""
         expected = self._seconds.get(case.what, max(self._seconds.values(), default=FIRST_RUN_S))
         if self.clock.left_s < expected:
             return None
@@ -216,7 +213,7 @@ class Session:
         return outcome
 
     def _model(self, name: str) -> Path:
-        """Random weights in the model's shape, made by the first case that wants them."""
+        """Create random weights in the model's shape when the first case needs them."""
         folder = self.folder / name
         if not folder.exists():
             self.say(f"making random weights in the shape of {name}")
@@ -225,14 +222,14 @@ class Session:
 
 
 def run_apart(order: Order, limit_s: float, module: str = "benchmarks.on_gpu.one_run") -> Outcome:
-    """Run an order in a process of its own, which is ended with all its children when the time is over.
+    """Run an order in its own process; end the process and its children at the time limit.
 
-    ``module`` runs it; it takes the order's file and the process to end with.
+    ``module`` runs it; its arguments are the order's file and the process id of the parent.
     """
     path = order.save()
     log = order.folder / "log.txt"
     command = [sys.executable, "-m", module, str(path), str(os.getpid())]
-    began = time.monotonic()
+    start = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
@@ -246,14 +243,14 @@ def run_apart(order: Order, limit_s: float, module: str = "benchmarks.on_gpu.one
     file = result_of(path)
     if not file.is_file():
         last = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - start
         return Outcome(ended="failed", message=last[:300], seconds=seconds)
     outcome = Outcome.from_dict(json.loads(file.read_text()))
-    return replace(outcome, message=_without_host(outcome.message), seconds=time.monotonic() - began)
+    return replace(outcome, message=_without_host(outcome.message), seconds=time.monotonic() - start)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, on which it ends its ranks; SIGKILL, on which the kernel and the gang's sweeper do."""
+    """End a process: SIGTERM, so that it ends its ranks; then SIGKILL, after which the kernel ends them."""
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -264,5 +261,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _without_host(message: str) -> str:
-    """What a rank said, without whose machine it was on."""
+    """Remove the host name from a rank's message."""
     return re.sub(r"^rank \d+ on \S+ failed: ", "", message)

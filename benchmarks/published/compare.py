@@ -16,16 +16,7 @@ from rich.table import Table
 
 from benchmarks.published import scoring
 from benchmarks.published.held_out import compare_held_out
-from benchmarks.published.scoring import (
-    GROUPS,
-    SPEED_GROUPS,
-    Comparison,
-    Score,
-    Scored,
-    grouped,
-    line,
-    score,
-)
+from benchmarks.published.scoring import GROUPS, SPEED_GROUPS, Comparison, Score, Scored, grouped, line, score
 from benchmarks.published.verdict import verdict
 from estimator.errors import MISTAKE, UserError
 
@@ -68,7 +59,7 @@ def compare(
     elif as_csv:
         _print_csv(comparison)
     else:
-        _print_tables(comparison, by, every=each_row)
+        _print_tables(comparison, by, tables=each_row)
 
 
 def _print_csv(comparison: Comparison) -> None:
@@ -80,7 +71,7 @@ def _print_csv(comparison: Comparison) -> None:
     writer.writerows(lines)
 
 
-def _print_tables(comparison: Comparison, by: str, *, every: bool) -> None:
+def _print_tables(comparison: Comparison, by: str, *, tables: bool) -> None:
     console = Console()
     console.print(_verdict(comparison))
     console.print(
@@ -90,18 +81,18 @@ def _print_tables(comparison: Comparison, by: str, *, every: bool) -> None:
     for title, items in (("Memory", comparison.memory), ("Throughput", comparison.throughput)):
         if items:
             console.print(_scores(title, items, by))
-            console.print(_worst(title, items, None if every else WORST))
+            console.print(_worst(title, items, None if tables else WORST))
     if comparison.skipped:
         console.print(_skips(comparison))
 
 
 def _verdict(comparison: Comparison) -> str:
     """Summarize how often the estimator misjudged whether a run fits, and list those runs."""
-    answer = verdict(comparison.judged)
+    counts = verdict(comparison.judged)
     lines = [
-        f"Of {answer.ran} runs that ran, {answer.refused_of_ran} are called impossible"
-        + (f" ({answer.refused_of_ran / answer.ran:.1%})" if answer.ran else "")
-        + f"; of {answer.oom} that ran out of memory, {answer.accepted_of_oom} are said to fit."
+        f"Of {counts.ran} runs that ran, {counts.refused_of_ran} are called impossible"
+        + (f" ({counts.refused_of_ran / counts.ran:.1%})" if counts.ran else "")
+        + f"; of {counts.oom} that ran out of memory, {counts.accepted_of_oom} are said to fit."
     ]
     lines += [
         f"  {item.row.id} {item.row.source}: "

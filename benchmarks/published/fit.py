@@ -137,8 +137,8 @@ def _factor(runs: list[MeasuredRun], key: tuple[str, str], fitted: set[tuple[str
     """
     class_runs = _runs_of_class(runs, key)
     if len({run.source for run in class_runs}) < 2:
-        others = [run for run in runs if run.counter == key[0] and (run.counter, run.name) in fitted]
-        class_runs = [run for run in others if run.quality == "A"]
+        other_runs = [run for run in runs if run.counter == key[0] and (run.counter, run.name) in fitted]
+        class_runs = [run for run in other_runs if run.quality == "A"]
     if not class_runs:
         return 1.0
     medians = [statistics.median(ratios) for ratios in _by_source(class_runs).values()]
@@ -237,8 +237,8 @@ def held_out(runs: list[MeasuredRun], previous: list[Residual]) -> list[Predicti
     """Predict each source's runs with a fit to all other sources."""
     predictions = []
     for source in sorted({run.source for run in runs}):
-        others = fit([run for run in runs if run.source != source], previous)
-        predictions += predict([run for run in runs if run.source == source], others)
+        other_runs = fit([run for run in runs if run.source != source], previous)
+        predictions += predict([run for run in runs if run.source == source], other_runs)
     return predictions
 
 

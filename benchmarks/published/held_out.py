@@ -30,8 +30,8 @@ def compare_held_out(path: str | Path) -> Comparison:
     runs, previous = fit.runs_of(Path(path)), list(residuals.table().values())
     parts = []
     for source in dict.fromkeys(row.source for row in table):
-        others = [run for run in runs if run.source != source]
-        with replaced_residuals(fit.fit(others, previous)):
+        other_runs = [run for run in runs if run.source != source]
+        with replaced_residuals(fit.fit(other_runs, previous)):
             parts.append(compare_rows(row for row in table if row.source == source))
     return Comparison(
         rows=tuple(row for part in parts for row in part.rows),

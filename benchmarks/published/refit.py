@@ -61,11 +61,11 @@ def _report(residuals: dict[tuple[str, str], Residual]) -> None:
         "in_sample": asdict(verdict(compare(rows.TABLE).judged)),
         "held_out_by_source": asdict(verdict(judged)),
     }
-    every = fit.score(fit.held_out(runs, previous))
+    all_scores = fit.score(fit.held_out(runs, previous))
     report = {
         "verdict": verdicts,
         "risk": calibration(judged),
-        "every_row_held_out": every,
+        "every_row_held_out": all_scores,
         "quality": "A",
         "lean": fit.LEAN,
         "in_sample": scores,
@@ -134,9 +134,9 @@ def _markdown(
     return "\n".join(lines) + "\n"
 
 
-def _verdict_line(what: str, counts: dict[str, int]) -> str:
+def _verdict_line(label: str, counts: dict[str, int]) -> str:
     return (
-        f"{what}: of {counts['ran']} runs that ran {counts['refused_of_ran']} are refused; of "
+        f"{label}: of {counts['ran']} runs that ran {counts['refused_of_ran']} are refused; of "
         f"{counts['oom']} that ran out of memory {counts['accepted_of_oom']} are accepted."
     )
 

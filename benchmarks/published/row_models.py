@@ -83,7 +83,7 @@ def _nearest(specs: list[ModelSpec], dims: Dims) -> ModelSpec:
 
 
 def _off(spec: ModelSpec, dims: Dims) -> float:
-    """Relative difference of the model's parameter count from the row's; 0 if the row has none."""
+    """Return the relative difference of the model's parameter count from the row's; 0 if the row has none."""
     return abs(spec.parameters / dims.parameters - 1) if dims.parameters else 0.0
 
 
@@ -95,7 +95,7 @@ def _positions(spec: ModelSpec, dims: Dims) -> Iterator[ModelSpec]:
 
 
 def _agrees(spec: ModelSpec, dims: Dims) -> bool:
-    """Whether a model of the table matches the dimensions that the row states, except the vocabulary."""
+    """Return whether a model of the table matches the row's dimensions, except the vocabulary."""
     stated = (
         (dims.hidden, spec.hidden),
         (dims.layers, spec.layers),

@@ -272,7 +272,7 @@ def _why(comparison: Comparison, row: PublishedRow) -> str:
 
 def as_json(comparison: Comparison, *, each_row: bool = False) -> dict[str, Any]:
     """Return the output of ``compare --json``."""
-    answer: dict[str, Any] = {
+    result: dict[str, Any] = {
         "verdict": asdict(verdict(comparison.judged))
         | {
             "wrong": [item.row.id for item in comparison.judged if item.wrong],
@@ -285,11 +285,11 @@ def as_json(comparison: Comparison, *, each_row: bool = False) -> dict[str, Any]
         "throughput": _block(comparison.throughput, comparison.throughput_skipped, SPEED_GROUPS),
     }
     if each_row:
-        answer["each_row"] = [
+        result["each_row"] = [
             *_lines("memory", comparison.memory),
             *_lines("throughput", comparison.throughput),
         ]
-    return answer
+    return result
 
 
 def _block(

@@ -108,7 +108,7 @@ _OWN_PREPARATION = re.compile("raw loop|fsdp|unsloth|axolotl|factory", re.IGNORE
 
 
 def upcasts_frozen(framework: str, quant: str, notes: str, engine: Engine, *, quantized: bool) -> bool:
-    """Whether norms, embeddings and head of a quantized base are kept in fp32.
+    """Return whether norms, embeddings and head of a quantized base are kept in fp32.
 
     PEFT's prepare_model_for_kbit_training (peft/utils/other.py) casts the modules that bitsandbytes doesn't
     quantize. It doesn't change GPTQ and AWQ models, and isn't called if 4-bit weights are stored in bf16 for
@@ -120,7 +120,7 @@ def upcasts_frozen(framework: str, quant: str, notes: str, engine: Engine, *, qu
 
 
 def fused_optimizer_of(text: str) -> bool | None:
-    """Whether AdamW is fused (True) or torch's foreach (False); None if the cell states neither."""
+    """Return whether AdamW is fused (True) or torch's foreach (False); None if the cell states neither."""
     lower = text.lower()
     if "foreach=false" in lower or ("fused" in lower and "unfused" not in lower):
         return True
@@ -329,6 +329,6 @@ def kind_of(text: str) -> Kind:
 
 
 def fixed_length(packing: str) -> bool:
-    """Whether every sequence has seq_len tokens."""
+    """Return whether every sequence has seq_len tokens."""
     lower = packing.lower()
     return not re.search(r"variable|unpacked|unpadded|dynamic|batch longest|^no\b|^0$|not packed", lower)

@@ -223,15 +223,12 @@ def baseline(records: Iterable[Record]) -> Baseline | None:
         if current is not None and len(current.values) >= LEAST and _settled(window, current):
             values = tuple(item.value for item in window)
             current = Baseline(values=values, since_unix=record.unix, before=current.median)
-        elif record.verdict == "PASS" and (current is None or len(current.values) < MAX_RUNS):
-            current = _extended(current, record)
+        elif record.verdict == "PASS":
+            if current is None:
+                current = Baseline(values=(record.value,), since_unix=record.unix)
+            elif len(current.values) < MAX_RUNS:
+                current = replace(current, values=(*current.values, record.value))
     return current
-
-
-def _extended(current: Baseline | None, record: Record) -> Baseline:
-    if current is None:
-        return Baseline(values=(record.value,), since_unix=record.unix)
-    return replace(current, values=(*current.values, record.value))
 
 
 def _nights(records: list[Record]) -> list[Record]:

@@ -64,7 +64,7 @@ class Ceilings:
         sheet = None
         if gpu is not None and what == "hbm_copy":
             sheet = gpu.bandwidth_gbps
-        elif gpu is not None and what in ("gemm_bf16", "gemm_bf16_sustained", "gemm_fp8"):
+        elif gpu is not None and what in ("gemm_bf16", "gemm_bf16_sustained"):
             sheet = dict(gpu.peak_tflops).get(what.split("_")[1])
         if gpu is None or sheet is None:
             return none_above(unit)

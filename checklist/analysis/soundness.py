@@ -37,6 +37,8 @@ _COUNTS = (
     "pcie_width",
     "pcie_width_most",
     "pcie_replays",
+    "remap_exhausted_banks",
+    "memory_mib",
     "nvlinks_active",
     "nvlink_mbytes_per_s",
 )
@@ -148,11 +150,15 @@ def _not_finite(value: float | None) -> str | None:
 def _facts(fact: Facts) -> tuple[Facts, list[Unsound]]:
     changes: dict[str, Any] = {}
     unsound: list[Unsound] = []
+    memlock = None if fact.memlock_bytes == UNLIMITED else fact.memlock_bytes
     for check, field, unit, reason in (
         ("clock", "clock_offset_s", "s", _not_finite(fact.clock_offset_s)),
         ("clock", "clock_offset_error_s", "s", _why_impossible_or_zero(fact.clock_offset_error_s)),
         ("shared-memory", "shm_bytes", "bytes", _negative(fact.shm_bytes)),
-        ("memlock", "memlock_bytes", "bytes", _negative_limit(fact.memlock_bytes)),
+        ("memlock", "memlock_bytes", "bytes", _negative(memlock)),
+        ("hostname", "hostname_seconds", "s", _why_impossible_or_zero(fact.hostname_seconds)),
+        ("host-limits", "cpus", "", why_impossible(fact.cpus)),
+        ("host-limits", "load_per_cpu", "", _why_impossible_or_zero(fact.load_per_cpu)),
     ):
         if reason:
             unsound += _Source(check, fact.node, fact.rank).bad(field, getattr(fact, field), unit, reason)
@@ -180,10 +186,6 @@ def _facts(fact: Facts) -> tuple[Facts, list[Unsound]]:
 def _why_impossible_or_zero(value: float | None) -> str | None:
     """Return as :func:`wrong`, but allow zero."""
     return None if value == 0 else why_impossible(value)
-
-
-def _negative_limit(value: int | None) -> str | None:
-    return None if value == UNLIMITED else _negative(value)
 
 
 def _health(state: GpuHealth, node: int | None) -> tuple[GpuHealth, list[Unsound]]:

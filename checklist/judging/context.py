@@ -23,12 +23,12 @@ from checklist.analysis.expectation import Expectation, Wiring
 from checklist.analysis.paths import Paths
 from checklist.analysis.recurrence import Sightings
 from checklist.judging.thresholds import Key, Table, Threshold
-from checklist.judging.wiring import wiring_of
+from checklist.judging.wiring import machine_of, wiring_of
 from checklist.measurements import Facts, Measurements, PhaseName
 from checklist.reference import Reference
 from checklist.result import CheckResult, Figure, Finding, Skipped, Verdict
 from estimator import hardware
-from estimator.errors import UserError
+from estimator.hardware import Instance
 
 ORDER: tuple[Verdict, ...] = ("PASS", "NO-VERDICT", "WARN", "FAIL")  # from the best to the worst
 _MAX_NAMES = 8  # maximum number of names in one title
@@ -242,24 +242,9 @@ class JudgingContext:
         return self._of(record.setting, record.op, record.bytes)
 
     @property
-    def machine_gpus(self) -> int | None:
-        """Return the machine type's number of GPUs; None for several or unlisted types."""
-        kinds = {fact.instance_type for fact in self.leaders}
-        kind = kinds.pop() if len(kinds) == 1 else None
-        try:
-            return None if kind is None else hardware.instance(kind).gpu_count
-        except UserError:  # unlisted machine type
-            return None
-
-    @property
-    def machine_fabric(self) -> str:
-        """Return the table's network of the machine type; empty if unknown."""
-        kinds = {fact.instance_type for fact in self.leaders}
-        kind = kinds.pop() if len(kinds) == 1 else None
-        try:
-            return "" if kind is None else hardware.instance(kind).fabric
-        except UserError:
-            return ""
+    def machine(self) -> Instance | None:
+        """Return the machine type of all nodes; None for several or unlisted types."""
+        return machine_of(self.leaders)
 
     # ---- judgments
 

@@ -14,7 +14,7 @@ from estimator.hardware import Gpu, Instance
 
 _PORTS = re.compile(r"(\d+)x(\d+)")  # "IB NDR 8x400 + 80 Ethernet"
 _EFA = re.compile(r"EFA x(\d+)")
-_NOMINAL = 0.94  # NVLink's nominal rate / the signaling rate that NVML reports (H100: 25 of 26.562 GB/s)
+NOMINAL_SHARE = 0.94  # NVLink's nominal rate / the signaling rate that NVML reports (H100: 25 of 26.562 GB/s)
 _Network = tuple[str, int, float]  # fabric, ports of a node, Gbit/s of a port
 
 
@@ -70,7 +70,7 @@ def _kind(gpu: Gpu) -> str:
 def _bridges(run: Measurements) -> float | None:
     """Return the rate of NVLink bridges between two PCIe GPUs as NVML reports it; None without bridges."""
     rates = [
-        state.nvlinks_active * state.nvlink_mbytes_per_s / 1000 * _NOMINAL
+        state.nvlinks_active * state.nvlink_mbytes_per_s / 1000 * NOMINAL_SHARE
         for state in run.health
         if state.nvlinks_active and state.nvlink_mbytes_per_s
     ]
@@ -82,7 +82,7 @@ def _bridges(run: Measurements) -> float | None:
 
 def _network(run: Measurements, leaders: Sequence[Facts], gpus: int) -> _Network | None:
     """Return the GPU network of a node: its machine type's, else its RDMA ports, else its Ethernet."""
-    machine = _machine(leaders)
+    machine = machine_of(leaders)
     machine_network = None if machine is None else _of_machine(machine, gpus)
     if machine_network is not None:
         return machine_network
@@ -93,7 +93,8 @@ def _network(run: Measurements, leaders: Sequence[Facts], gpus: int) -> _Network
     return _ethernet(leaders)
 
 
-def _machine(leaders: Sequence[Facts]) -> Instance | None:
+def machine_of(leaders: Sequence[Facts]) -> Instance | None:
+    """Return the machine type of all nodes; None for several or unlisted types."""
     kinds = {fact.instance_type for fact in leaders}
     name = kinds.pop() if len(kinds) == 1 else None
     try:

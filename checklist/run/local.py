@@ -44,7 +44,8 @@ def run_local(options: Options, *, directory: Path | None = None) -> Measurement
         for node in range(1, nodes):
             rendezvous = _rendezvous(node, nodes, processes, port, secret)
             started.append(_start(options, rendezvous, shares[node], directory))
-        _select_gpus(shares[0])
+        if shares[0]:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(shares[0])
         return run(options, _rendezvous(0, nodes, processes, port, secret), directory=directory)
     finally:
         for process in started:
@@ -144,11 +145,6 @@ def _rendezvous(node: int, nodes: int, processes: int, port: int, secret: Secret
     )
 
 
-def _select_gpus(uuids: tuple[str, ...]) -> None:
-    if uuids:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
-
-
 def _start(
     options: Options,
     rendezvous: Rendezvous,
@@ -196,7 +192,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def main() -> int:
     """Run one node; write its result to the file named by the job, if any."""
     die_with_parent(int(os.environ[PARENT]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the affair of whoever waits for this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent process
     job = json.loads(sys.stdin.buffer.read())
     outcome: dict[str, Any]
     result_file = Path(job["answer"]) if job["answer"] else None

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _CPU_ORDER = 512  # matrix order on CPUs: compute-bound, and done in milliseconds
 _CUDA_ORDER = 8192  # matrix order used by the source of the thresholds (MAMF, ml-engineering)
 _CPU_COPY_BYTES = 64 << 20
+_NODE_COPY_BYTES = 1 << 30  # of host memory on a GPU node, larger than the caches of its processors
 _CUDA_COPY_BYTES = 2 << 30
 _HOST_COPY_BYTES = 256 << 20
 _CPU_S = 0.5  # on CPUs the load is a sample, not a burn-in
@@ -44,18 +45,19 @@ def measure(
     """
     figures: list[Local] = []
 
-    def noted(what: str, sampled: Callable[[], storage_probe.Sampled], peer: int | None = None) -> None:
+    def record_with_note(
+        what: str, sampled: Callable[[], storage_probe.Sampled], peer: int | None = None
+    ) -> None:
         context.progress.name(what)
         context.progress.begin()
         problem = note = None
         try:
             values, note = sampled()
         except (RuntimeError, OSError) as error:
-            first = (str(error).splitlines() or [""])[0]
-            ours = (
-                type(error) is OSError
-            )  # raised by storage with a full message; others also need their type
-            values, problem = [], first if ours else f"{type(error).__name__}: {first}"
+            first_line = (str(error).splitlines() or [""])[0]
+            # Storage raises OSError itself with a full message; the messages of others need their type
+            prefix = "" if type(error) is OSError else f"{type(error).__name__}: "
+            values, problem = [], f"{prefix}{first_line}"
         figures.append(
             Local(
                 rank=context.rank,
@@ -69,15 +71,15 @@ def measure(
             )
         )
 
-    def figure(what: str, samples: Callable[[], list[float]], peer: int | None = None) -> None:
-        noted(what, lambda: (samples(), None), peer)
+    def record(what: str, samples: Callable[[], list[float]], peer: int | None = None) -> None:
+        record_with_note(what, lambda: (samples(), None), peer)
 
     if _NEED_TORCH & set(checks):
-        _compute(context, device == "cuda", checks, load_s, figure)
+        _compute(context, device == "cuda", checks, load_s, record)
     if context.local_rank == 0:
         if "efa" in checks and efa_probe.devices():
-            noted("efa_loopback", lambda: efa_probe.loopback(context.progress.begin))
-        storage_probe.measure(noted, **folders)
+            record_with_note("efa_loopback", lambda: efa_probe.loopback(context.progress.begin))
+        storage_probe.measure(record_with_note, **folders)
     return [to_dict(item) for item in figures]
 
 
@@ -97,6 +99,9 @@ def _compute(
     if "hbm" in checks:
         size = _CUDA_COPY_BYTES if on_gpu else _CPU_COPY_BYTES
         record("hbm_copy" if on_gpu else "memory_copy", lambda: _copies(where, where, size, both_ways=True))
+    if on_gpu and "host-limits" in checks and context.local_rank == 0:
+        cpu = torch.device("cpu")
+        record("memory_copy", lambda: _copies(cpu, cpu, _NODE_COPY_BYTES, both_ways=True))
     if on_gpu and "host-copy" in checks:
         host = torch.device("cpu")
         record("h2d", lambda: _copies(host, where, _HOST_COPY_BYTES))

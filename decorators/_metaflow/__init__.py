@@ -33,6 +33,8 @@ The internals used, and why no public interface is enough:
   signal that ends only the launching process would leave their jobs running.
 * ``Kubernetes.launch_job``, ``Kubernetes.wait``: Metaflow shows errors of the API server as tracebacks. The
   same two: a job that the cluster disrupted is submitted again without using up an attempt.
+* ``FlowDataStore.get_task_datastore``, ``sync_local_metadata_from_datastore`` of the same processes: after a
+  failed step that left no records, Metaflow's own error about them would be the last line.
 * ``CatchDecorator`` under another name: ``@kubernetes`` rejects ``@catch`` together with ``@parallel`` by
   name.
 * A compute decorator's ``runtime_step_cli``: the attempt after one that ran out of memory may need another
@@ -93,13 +95,7 @@ from decorators._metaflow.endings import (
     without_retry,
 )
 from decorators._metaflow.job_errors import explain_batch_errors, explain_kubernetes_errors
-from decorators._metaflow.jobs import (
-    WaitedJob,
-    on_batch_client,
-    waited_attempt,
-    waited_task,
-    watch_waiting,
-)
+from decorators._metaflow.jobs import WaitedJob, on_batch_client, waited_attempt, waited_task, watch_waiting
 from decorators._metaflow.labels import label_jobs
 from decorators._metaflow.liveness import is_alive
 from decorators._metaflow.pods import shape_pods

@@ -37,9 +37,8 @@ def compile_workflows(remove_older: str, pending_s: Callable[[], float]) -> None
     Parameters
     ----------
     remove_older:
-        Python source that deletes the JobSets of earlier attempts. Runs before each retry of a multi-node
-        step;
-                its arguments are the attempt and a label selector of those JobSets.
+        Python source that deletes the JobSets of earlier attempts. Runs before each retry on several nodes;
+        its arguments are the attempt and a label selector of those JobSets.
     pending_s:
         Returns the seconds that a step's pods may wait for nodes.
     """
@@ -59,7 +58,8 @@ def compile_workflows(remove_older: str, pending_s: Callable[[], float]) -> None
                 _complete_jobset(step, resource, pending_s(), remove_older)
             if strategy := step.get("retryStrategy"):
                 strategy["backoff"] = dict(BACKOFF)
-                strategy["expression"] = _expression(steps.get(step["name"], ""), bool(resource))
+                retried = retries_failures(steps.get(step["name"], ""))
+                strategy["expression"] = _JOBSET_FAILED if resource else _FAILED if retried else _LOST
         return template
 
     ArgoWorkflows._compile_workflow_template = compile_workflow_template
@@ -85,12 +85,6 @@ def _forbid_overlaps() -> None:
             api.replace_namespaced_custom_object(**location, plural="cronworkflows", name=name, body=workflow)
 
     ArgoClient.schedule_workflow_template = schedule
-
-
-def _expression(step: str, is_jobset: bool) -> str:
-    if is_jobset:
-        return _JOBSET_FAILED
-    return _FAILED if retries_failures(step) else _LOST
 
 
 def _complete_jobset(

@@ -29,9 +29,7 @@ class _CatchNodeFailure(CatchDecorator):  # type: ignore[misc]
 
 
 def catch_node_failure(var: str) -> Callable[[Any], Any]:
-    """Return a step decorator that continues the flow after a failure; artifact ``var`` holds the
-    exception.
-    """
+    """Return a decorator that continues the flow after a failure; artifact ``var`` holds the exception."""
     wrapped: Callable[[Any], Any] = _base_step_decorator(_CatchNodeFailure, var=var, print_exception=False)
     return wrapped
 

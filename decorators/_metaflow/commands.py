@@ -19,9 +19,7 @@ DEPLOYERS: dict[str, Backend] = {
 
 
 def run_parameters(flow: type[Any]) -> tuple[set[str], set[str]]:
-    """Return the options of a flow's parameters: (options with a value, switches). Does not load its
-    command.
-    """
+    """Return a flow's parameters as (options with a value, switches), without loading its command."""
     parameters = [parameter for _, parameter in flow._get_parameters() if not parameter.IS_CONFIG_PARAMETER]
     switches = {f"--{parameter.name}" for parameter in parameters if parameter.kwargs.get("is_flag")}
     return {f"--{parameter.name}" for parameter in parameters} - switches, switches

@@ -29,9 +29,7 @@ def configured_storage() -> Any:
 
 
 def s3_client(*, brief: bool = False) -> tuple[Any, type[Exception]]:
-    """Return Metaflow's boto3 client for S3 and its error class; ``brief``: one attempt with short
-    timeouts.
-    """
+    """Return Metaflow's boto3 client for S3 and its error class; ``brief``: one attempt, short timeouts."""
     from botocore.config import Config
     from metaflow.metaflow_config import DATATOOLS_CLIENT_PARAMS
     from metaflow.plugins.datatools.s3.s3util import get_s3_client
@@ -69,8 +67,7 @@ def datastore_timeout_s() -> float:
         minutes = math.nan
     if not 0 < minutes < math.inf:
         raise UserError(
-            f"{DATASTORE_TIMEOUT}={text} must be a number of minutes above 0.",
-            "Unset it for 5 minutes.",
+            f"{DATASTORE_TIMEOUT}={text} must be a number of minutes above 0.", "Unset it for 5 minutes."
         )
     return minutes * 60
 
@@ -121,8 +118,6 @@ def datastore_given_up() -> bool:
 
 
 def datastore_variables() -> dict[str, str]:
-    """Return the variables that set these limits in a container. Raises UserError, like
-    :func:`datastore_timeout_s`.
-    """
+    """Return the variables that set these limits in a container. Raises UserError."""
     limit_datastore()
     return {name: os.environ[name] for name in (DATASTORE_TIMEOUT, *S3_LIMITS) if name in os.environ}

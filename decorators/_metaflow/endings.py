@@ -66,9 +66,7 @@ _ended_by_user_error = False
 
 
 def without_retry(error: UserError, kind: type[FinetuneError] = FinetuneError) -> FinetuneError:
-    """Convert a UserError to the exception that Metaflow prints, and prevent retries, which would fail
-    again.
-    """
+    """Convert a UserError to the exception that Metaflow prints; the task is not retried."""
     global _ended_by_user_error
     _ended_by_user_error = True
     logs.show_traceback(error)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import atexit
 import functools
+import logging
+import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
+from metaflow.datastore.flow_datastore import FlowDataStore
 from metaflow.exception import METAFLOW_EXIT_DISALLOW_RETRY, MetaflowException
 
 from decorators._metaflow.api_retries import stop_retrying
@@ -14,6 +18,9 @@ from decorators._metaflow.commands import command_arguments
 from decorators._metaflow.endings import print_line
 from decorators._metaflow.jobs import WaitedJob, batch_job, kubernetes_job
 from estimator.errors import UserError
+
+_log = logging.getLogger(__name__)
+_DELETED = "Unable to locate Kubernetes"  # Metaflow's message for a Job or JobSet that is gone
 
 
 def explain_batch_errors(
@@ -30,6 +37,7 @@ def explain_batch_errors(
 
     if (command_arguments() or [""])[0] != "batch" or hasattr(Batch.wait, "__wrapped__"):
         return
+    _keep_cause_last("metaflow.plugins.aws.batch.batch_cli")
     Batch.launch_job = _with_batch_errors(Batch.launch_job, explain, on_failure)
     Batch.wait = _with_batch_errors(Batch.wait, explain, on_failure)
 
@@ -80,6 +88,7 @@ def explain_kubernetes_errors(
 
     if (command_arguments() or [""])[0] != "kubernetes" or hasattr(Kubernetes.wait, "__wrapped__"):
         return
+    _keep_cause_last("metaflow.plugins.kubernetes.kubernetes_cli")
     Kubernetes.launch_job = _with_kubernetes_errors(Kubernetes.launch_job, explain, describe_pods)
     Kubernetes.wait = _with_kubernetes_errors(Kubernetes.wait, explain, describe_pods)
 
@@ -100,6 +109,9 @@ def _with_kubernetes_errors(
             if isinstance(error, MetaflowException) and job is not None:
                 for line in describe_pods(kubernetes_job(job)):
                     print_line(line)
+                if str(error).startswith(_DELETED):
+                    waited = kubernetes_job(job)
+                    error.message = f"The {waited.what} in namespace {waited.namespace} was deleted."
                 raise
             name = f"{kubernetes_job(job).what} in namespace {job._namespace}" if job is not None else ""
             stop_retrying()
@@ -109,3 +121,36 @@ def _with_kubernetes_errors(
             raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
 
     return explained
+
+
+def _keep_cause_last(command_module: str) -> None:
+    """Suppress follow-up errors of a step that has failed, so that its cause is the last message.
+
+    With local metadata Metaflow copies the task's records when the wait ends, in any way. A task that never
+    started has none, and an unavailable datastore cannot be read: both raise another error.
+    """
+    module: Any = import_module(command_module)
+    read, copy = FlowDataStore.get_task_datastore, module.sync_local_metadata_from_datastore
+
+    @functools.wraps(read)
+    def get_task_datastore(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return _unless_failing(lambda: read(self, *args, **kwargs))
+
+    def sync_local_metadata_from_datastore(folder: str, task_datastore: Any) -> None:
+        if task_datastore is not None:
+            _unless_failing(lambda: copy(folder, task_datastore))
+
+    FlowDataStore.get_task_datastore = get_task_datastore
+    module.sync_local_metadata_from_datastore = sync_local_metadata_from_datastore
+
+
+def _unless_failing(function: Callable[[], Any]) -> Any:
+    """Call ``function``; None instead of its error while another exception ends the step."""
+    cause = sys.exc_info()[1]
+    try:
+        return function()
+    except Exception as error:
+        if cause is None:
+            raise
+        _log.debug("Records of the failed step were not copied: %s", error)
+        return None

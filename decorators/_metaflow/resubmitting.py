@@ -70,11 +70,7 @@ def leave_no_record() -> None:
         return
     from metaflow.datastore.task_datastore import TaskDataStore
 
-    TaskDataStore.done = _keep_nothing
-
-
-def _keep_nothing(_: Any) -> None:
-    """Replacement for ``TaskDataStore.done``, which registers artifacts and marks the attempt as done."""
+    TaskDataStore.done = lambda _: None  # it registers artifacts and marks the attempt as done
 
 
 def _empty(storage: Any, locations: tuple[str, ...]) -> None:

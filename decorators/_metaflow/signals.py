@@ -65,7 +65,7 @@ def remove_job_at_signal() -> None:
     def end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         for handled in (signal.SIGINT, signal.SIGTERM):
             signal.signal(handled, signal.SIG_IGN)
-        raise SystemExit(128 + handled)
+        raise SystemExit(128 + number)
 
     for handled in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(handled) is not signal.SIG_IGN:

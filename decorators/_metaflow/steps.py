@@ -102,8 +102,7 @@ class StepView:
         """Add the live card, unless the step already has a card with the same id."""
         if not any(d.name == "card" and d.attributes.get("id") == CARD_ID for d in self._step.decorators):
             self._mutable.add_decorator(
-                "card",
-                deco_kwargs={"type": "blank", "id": CARD_ID, "refresh_interval": refresh_seconds},
+                "card", deco_kwargs={"type": "blank", "id": CARD_ID, "refresh_interval": refresh_seconds}
             )
 
     def flow_values(self) -> dict[str, Any]:

@@ -198,9 +198,7 @@ class ComputeBackend:
 
 
 def number_of(name: str, user_value: UserValue) -> float:
-    """Return a size that the user set. Raises UserError unless it is a number, and a whole one for
-    ``gpu``.
-    """
+    """Return a size set by the user. Raises UserError unless it is a number (for ``gpu`` an integer)."""
     try:
         value = float(user_value.value)
         if name == "gpu" and not value.is_integer():

@@ -21,9 +21,7 @@ def note_team(team: str | None) -> None:
 
 
 def labels_of(user: str, flow: str, run: str | None) -> dict[str, str]:
-    """Return the labels of a run's jobs, restricted to characters that Kubernetes allows; ``run`` may be
-    unknown.
-    """
+    """Return the labels of a run's jobs, in characters that Kubernetes allows; ``run`` may be unknown."""
     texts = {"user": user, "flow": flow, "run": run, "team": os.environ.get(TEAM_VARIABLE)}
     values = {name: label_value(text) for name, text in texts.items() if text}
     return {f"{PREFIX}{name}": value for name, value in values.items() if value}

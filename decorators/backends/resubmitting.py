@@ -76,9 +76,7 @@ class Resubmitting:
 
 
 def install() -> None:
-    """Enable resubmission in the process that Metaflow starts for a remote step, if the launch set a
-    budget.
-    """
+    """Enable resubmission in the process that waits for a remote step, if the launch set a budget."""
     max_disruptions = int(os.environ.get(MAX_DISRUPTIONS_VARIABLE) or 0)
     if not max_disruptions:
         return

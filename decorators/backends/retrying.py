@@ -41,9 +41,7 @@ class Retrying:
         before_retry(self.step, self.step_request.backend, self.prepare)
 
     def prepare(self, run_id: str, attempt: int) -> dict[str, str]:
-        """Change the step's request if the failed attempt requires it; return variables for the next
-        attempt.
-        """
+        """Change the step's request if the failed attempt requires it; return the next one's variables."""
         launch = Disruptions(storage=datastore(), run=run_id).launch(self.step.name, attempt)
         replanning = Replanning(storage=datastore(), prefix=plans_key(run_id)).after(launch - 1)
         following = next(replanning, None)

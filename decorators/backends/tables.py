@@ -88,10 +88,7 @@ class Release:
 def fabrics() -> tuple[Fabric, ...]:
     return tuple(
         Fabric(
-            name=row["fabric"],
-            requestable=row["requestable"] == "yes",
-            why=row["why"],
-            source=row["source"],
+            name=row["fabric"], requestable=row["requestable"] == "yes", why=row["why"], source=row["source"]
         )
         for row in _rows("fabrics.csv")
     )

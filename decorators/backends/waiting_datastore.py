@@ -42,9 +42,7 @@ class DatastoreWatch:
     _over: bool = False
 
     def __call__(self, job: WaitedJob) -> None:
-        """Probe the datastore. Raises UserError after it was unavailable for too long; the job is removed
-        first.
-        """
+        """Probe the datastore; after a long outage remove the job and raise UserError."""
         now, answered_at = self.clock(), self._answered_at
         if self._over or (answered_at is not None and now - answered_at < PROBE_EVERY_S):
             return

@@ -13,7 +13,6 @@ MAX_POINTS = 500  # points per line, to limit the size of a card
 WHOLE_LABEL = "datum.value % 1 ? '' : format(datum.value, 'd')"  # old Vegas tick a short axis at halves
 SHORT_MINUTES = 2.0  # a shorter step has seconds on its axis
 MIN_SMOOTHED_POINTS = 40  # shorter lines are not smoothed
-PAIR_WIDTH = 290  # width in pixels of one of two charts side by side; a card's column is about 720 wide
 SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"  # identifies the grammar; nothing is downloaded
 _CATEGORY_COLORS = ("#4c78a8", "#72b7b2", "#f58518", "#e4b93c", "#9d755d", "#b279a2", "#bab0ac", "#8cb36a")
 _MEASURED_COLORS = ("#54a24b", "#a7d9a0")
@@ -161,7 +160,8 @@ def line(
         "axis": {"format": number_format, "tickCount": 5},
     }
     view: dict[str, Any] = {
-        "width": PAIR_WIDTH,
+        "$schema": SCHEMA,
+        "width": "container",
         "height": 130,
         "title": {"text": title, "fontSize": 12, "anchor": "start"},
         "data": {"values": rows},
@@ -257,7 +257,8 @@ def step_times(rows: Sequence[tuple[int, float | None, float | None, float]]) ->
             if seconds is not None
         ]
     return {
-        "width": PAIR_WIDTH,
+        "$schema": SCHEMA,
+        "width": "container",
         "height": 130,
         "title": {"text": "seconds of a step", "fontSize": 12, "anchor": "start"},
         "data": {"values": values},
@@ -277,18 +278,6 @@ def step_times(rows: Sequence[tuple[int, float | None, float | None, float]]) ->
                 "legend": {"orient": "top", "direction": "horizontal", "offset": 2},
             },
         },
-    }
-
-
-def side_by_side(views: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Arrange views (of :func:`line`, :func:`step_times`) in rows of two."""
-    return {
-        "$schema": SCHEMA,
-        "columns": 2,
-        "spacing": 24,
-        "width": 0,  # keeps Metaflow from setting a width, which a composed chart does not support
-        "concat": list(views),
-        "resolve": {"scale": {"color": "independent"}},
     }
 
 
@@ -370,7 +359,12 @@ def _lines_over_time(points: Sequence[TimePoint], y: dict[str, Any], field: str)
                 "scale": {"zero": True},
             },
             "y": {**y, "field": field},
-            "color": {"field": "who", "type": "nominal", "title": None, "legend": {"orient": "right"}},
+            "color": {
+                "field": "who",
+                "type": "nominal",
+                "title": None,
+                "legend": {"orient": "bottom", "columns": 4},
+            },
         },
     }
 

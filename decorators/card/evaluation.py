@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Picture, Text, breaking
-from decorators.card.charts import PAIR_WIDTH, SCHEMA
+from decorators.card.charts import SCHEMA
 from estimator.vocabulary import IMAGE_TASK, TASKS
 from launchers.evaluation.evaluate import EXACT_MATCH, EvaluationResult
 from launchers.evaluation.held_out import CalibrationBin, Score
@@ -57,9 +57,7 @@ def evaluation_blocks(result: EvaluationResult) -> list[Block]:
 
 
 def drawn_blocks(drawn: Sequence[Drawn]) -> list[Block]:
-    """Return images drawn of held-out captions during training, one row per caption, first by the base
-    model.
-    """
+    """Return images drawn of held-out captions while training, a row per caption, the base model's first."""
     names = [f"after step {image.step}" if image.step else "base model" for image in drawn]
     rows: tuple[tuple[Any, ...], ...] = tuple(
         (
@@ -80,10 +78,7 @@ def drawn_blocks(drawn: Sequence[Drawn]) -> list[Block]:
 def task_blocks(result: HarnessResult) -> list[Block]:
     """Return the table of the tasks' metrics and how the tasks were run."""
     rows = tuple(row.cells() for row in result.rows)
-    return [
-        Text(markdown=f"### Tasks before and after\n\n{result.how}"),
-        Grid(headers=HEADERS, rows=rows),
-    ]
+    return [Text(markdown=f"### Tasks before and after\n\n{result.how}"), Grid(headers=HEADERS, rows=rows)]
 
 
 def _shown(text: str) -> str:
@@ -132,17 +127,14 @@ def calibration_chart(bins: tuple[CalibrationBin, ...]) -> dict[str, Any]:
     share = {"type": "quantitative", "axis": {"format": "%"}}
     return {
         "$schema": SCHEMA,
-        "width": PAIR_WIDTH,
+        "width": "container",
         "height": 190,
         "title": {"text": "calibration on held-out pairs", "fontSize": 12, "anchor": "start"},
         "layer": [
             {
                 "data": {"values": [{"sure": 0.5, "right": 0.5}, {"sure": 1.0, "right": 1.0}]},
                 "mark": {"type": "line", "strokeDash": [4, 4], "color": "#999"},
-                "encoding": {
-                    "x": {"field": "sure", **share},
-                    "y": {"field": "right", **share},
-                },
+                "encoding": {"x": {"field": "sure", **share}, "y": {"field": "right", **share}},
             },
             {
                 "data": {"values": values},

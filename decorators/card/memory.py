@@ -66,9 +66,7 @@ def memory_over_time(state: CardState) -> dict[str, Any] | None:
 
 
 def measured_parts(state: CardState) -> list[MeasuredPart]:
-    """Return the parts of the measured bar: on GPUs the fullest rank's torch peak and the memory outside
-    of torch, on a CPU resident memory.
-    """
+    """Return the measured parts: on GPUs of the fullest rank (torch, the rest), on a CPU resident memory."""
     ranks, peak = state.measured.ranks, state.measured.memory_peak
     on_gpu = [r for r in ranks if r.reserved_peak_bytes is not None]
     if on_gpu:

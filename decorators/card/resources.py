@@ -39,7 +39,7 @@ def resource_rows(state: CardState) -> list[tuple[str, str, str, str]]:
         capacity = min((gpu.total_bytes for gpu in measured.gpus), default=None)
         needed = size(found.gpu_memory_bytes) if found is not None else UNKNOWN
         rows.append(("memory of a GPU", size(capacity), size(peak), needed))
-    return rows
+    return [row for row in rows if set(row[1:]) != {UNKNOWN}]
 
 
 def idle_lines(state: CardState) -> list[str]:

@@ -69,7 +69,7 @@ def draw(state: CardState) -> list[Block]:
     if notes:
         blocks.append(Text(markdown="\n".join(f"- {safe(note)}" for note in notes)))
     if state.run.steps:
-        blocks.append(Chart(spec=_curves(state)))
+        blocks += [Chart(spec=curve) for curve in _curves(state)]
     if state.run.drawn:
         blocks += evaluation.drawn_blocks(state.run.drawn)
     if state.run.windows:
@@ -182,7 +182,7 @@ def comparison(state: CardState) -> list[tuple[str, str, str]]:
             f"{measured.usd:,.2f}{suffix}" if measured.usd is not None else UNKNOWN,
         ),
     ]
-    return rows
+    return [row for row in rows if row[1:] != (UNKNOWN, UNKNOWN)]
 
 
 def plan_rows(plan: Plan) -> tuple[tuple[str, str], ...]:
@@ -283,7 +283,7 @@ def _speed_curve(state: CardState) -> dict[str, Any]:
     return charts.line(speeds, title, from_zero=True, smooth=True)
 
 
-def _curves(state: CardState) -> dict[str, Any]:
+def _curves(state: CardState) -> list[dict[str, Any]]:
     steps, held_out = state.run.steps, state.run.evaluations
     best = best_of(held_out)
     best_step = None if best is None else best.step
@@ -306,7 +306,7 @@ def _curves(state: CardState) -> dict[str, Any]:
         views.append(charts.line([(s.step, s.mfu) for s in steps], "MFU", from_zero=True, number_format="%"))
     if any(s.grad_norm is not None for s in steps):
         views.append(charts.line([(s.step, s.grad_norm) for s in steps], "gradient norm", from_zero=True))
-    return charts.side_by_side(views)
+    return views
 
 
 def _plan(plan: Plan) -> list[Block]:

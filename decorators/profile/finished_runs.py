@@ -68,9 +68,7 @@ def _of_task(task: Any) -> Finished | None:
 
 
 def main(arguments: list[str]) -> str:
-    """Store the measurements of a flow's runs. Raises UserError unless the argument is the name of one
-    flow.
-    """
+    """Store the measurements of a flow's runs. Raises UserError unless one flow is named."""
     if len(arguments) != 1:
         raise UserError(
             f"Expected one flow name, got {len(arguments)} arguments.",

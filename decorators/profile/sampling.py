@@ -105,11 +105,7 @@ class Gpus:
     def _add(self, handle: Any) -> None:
         name = self._nvml.nvmlDeviceGetName(handle)
         self.infos.append(
-            GpuInfo(
-                index=len(self.infos),
-                name=_text(name),
-                total_bytes=int(self._memory(handle).total),
-            )
+            GpuInfo(index=len(self.infos), name=_text(name), total_bytes=int(self._memory(handle).total))
         )
         self._handles.append(handle)
 

@@ -60,7 +60,10 @@ class Correction:
     def basis(self) -> str:
         """Describe the evidence for the ``basis`` of an estimate: number of runs, factor, largest ratio."""
         runs = "1 run" if self.runs == 1 else f"{self.runs} runs"
-        return f"calibrated on {runs}: x{self.factor:.2f}, at most x{self.largest_ratio:.2f} measured"
+        return (
+            f"calibrated on {runs}: scaled by {self.factor:.2f} "
+            f"(measured up to {self.largest_ratio:.2f} times the estimate)"
+        )
 
 
 class Calibration:

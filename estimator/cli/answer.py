@@ -151,13 +151,15 @@ def estimate_configuration(options: SetupOptions, place: PlaceOptions) -> Answer
     instance = hardware.instance(place.instance_type) if place.instance_type else None
     gpus = options.gpus if options.gpus is not None else (instance.gpu_count if instance else 1)
     model = models.resolve(options.model).spec
+    gpu_name = instance.gpu if instance else place.gpu
+    gpu = hardware.gpu(gpu_name) if gpu_name else None
     methods = (
         automatic_methods(low_rank=options.lora_rank is not None)
         if options.method == "auto"
         else (options.method,)
     )
     for method in methods:  # the first that fits, otherwise the last
-        setup = setup_from(dataclasses.replace(options, method=method), model, gpus)
+        setup = setup_from(dataclasses.replace(options, method=method), model, gpus, gpu)
         answer = estimate_setup(setup, site_of(place, setup, instance))
         if answer.memory.fits is not False:
             break

@@ -24,6 +24,7 @@ COMMANDS = {
     "run": "Fine-tune a model, on this machine or with --with kubernetes, --with batch.",
     "check": "Check whether a cluster is fit for training: its nodes and network.",
     "flow": "Run any command of a flow: resume, card view, logs, argo-workflows create.",
+    "fetch": "Fetch weights and data in advance, for nodes without internet access.",
     "convert": "Convert a configuration of axolotl, LLaMA-Factory, TRL or torchtune.",
     "plan": "Rank the configurations that train a model within the given goals.",
     "estimate": "Estimate memory, speed and price of one configuration.",
@@ -38,7 +39,7 @@ COMMANDS = {
     "doctor": "Diagnose the installation: what works here, and how to fix the rest.",
 }
 GROUPS = {
-    "Run": ("run", "check", "flow"),
+    "Run": ("run", "check", "flow", "fetch"),
     "Plan": ("convert", "plan", "estimate", "gpus", "models", "settings"),
     "Use the model": ("chat", "serve"),
     "Inspect": ("runs", "costs", "rightsize", "doctor"),
@@ -47,6 +48,7 @@ ELSEWHERE = {
     "run": "flows.commands.flow_commands",
     "check": "flows.commands.flow_commands",
     "flow": "flows.commands.flow_commands",
+    "fetch": "flows.commands.fetch",
     "settings": "flows.commands.settings",
     "convert": "flows.commands.convert",
     "chat": "flows.commands.chat",
@@ -134,12 +136,9 @@ def load(name: str) -> Any:
     module = importlib.import_module(ELSEWHERE.get(name, f"estimator.cli.{name}"))
     program = typer.Typer(add_completion=False)
     kind = getattr(module, "FlowCommand", PlainHelp)
-    program.command(name, cls=kind, help=_help(module, name))(getattr(module, name))
+    function = getattr(module, name)
+    program.command(name, cls=kind, help=function.__doc__ or COMMANDS[name])(function)
     return typer.main.get_command(program)
-
-
-def _help(module: Any, name: str) -> str:
-    return getattr(module, name).__doc__ or COMMANDS[name]
 
 
 def _cannot_fit(error: CannotFit, command: str) -> str:

@@ -31,23 +31,14 @@ class CommonOption:
 
 COMMON: dict[str, CommonOption] = {
     "model": CommonOption(
-        group=_DATA,
-        metavar="MODEL",
-        text="Model name, Hugging Face id, folder or s3:// path",
+        group=_DATA, metavar="MODEL", text="Model name, Hugging Face id, folder or s3:// path"
     ),
-    "dataset": CommonOption(
-        group=_DATA,
-        metavar="DATA",
-        text="File, folder, Hugging Face id or s3:// path",
-    ),
+    "dataset": CommonOption(group=_DATA, metavar="DATA", text="File, folder, Hugging Face id or s3:// path"),
     "task": CommonOption(
         group=_DATA, metavar="TASK", text="Training task", choices=tuple(get_args(vocabulary.Task))
     ),
     "seq_len": CommonOption(
-        group=_DATA,
-        metavar="N",
-        text="Tokens per sequence",
-        unset="2048 or model limit",
+        group=_DATA, metavar="N", text="Tokens per sequence", unset="2048 or model limit"
     ),
     "method": CommonOption(
         group=_METHOD,
@@ -79,16 +70,10 @@ COMMON: dict[str, CommonOption] = {
         group=_TRAINING, metavar="N", text="Sequences per step over all GPUs", unset="about 16"
     ),
     "micro_batch_size": CommonOption(
-        group=_TRAINING,
-        metavar="N",
-        text="Sequences per GPU and pass",
-        unset="largest fit",
+        group=_TRAINING, metavar="N", text="Sequences per GPU and pass", unset="largest fit"
     ),
     "optimizer": CommonOption(
-        group=_TRAINING,
-        metavar="NAME",
-        text="Optimizer",
-        choices=tuple(vocabulary.LAUNCHED_OPTIMIZERS),
+        group=_TRAINING, metavar="NAME", text="Optimizer", choices=tuple(vocabulary.LAUNCHED_OPTIMIZERS)
     ),
     "precision": CommonOption(
         group=_TRAINING,
@@ -97,15 +82,9 @@ COMMON: dict[str, CommonOption] = {
         choices=tuple(get_args(vocabulary.RequestedPrecision)),
     ),
     "activation_checkpointing": CommonOption(
-        group=_TRAINING,
-        text="Recompute activations",
-        unset="if memory needs it",
+        group=_TRAINING, text="Recompute activations", unset="if memory needs it"
     ),
-    "packing": CommonOption(
-        group=_TRAINING,
-        text="Pack short samples",
-        unset="on GPUs where tested",
-    ),
+    "packing": CommonOption(group=_TRAINING, text="Pack short samples", unset="on GPUs where tested"),
     "gpu": CommonOption(group=_WHERE, metavar="GPU", text="GPU model, by a name from `finetune gpus`"),
     "gpus": CommonOption(group=_WHERE, metavar="N", text="GPUs per node"),
     "nodes": CommonOption(group=_WHERE, metavar="N", text="Number of nodes"),
@@ -131,6 +110,11 @@ COMMON: dict[str, CommonOption] = {
 }
 
 
+def option(group: str, text: str, *declarations: str) -> Any:
+    """Build a typer option of a group of the help page."""
+    return Option(*declarations, help=text, rich_help_panel=group)
+
+
 def common(name: str, *declarations: str, choices: Iterable[str] | None = None) -> Any:
     """Build a typer option with the group and text of COMMON. ``choices`` replaces its set of values."""
     option = COMMON[name]
@@ -141,8 +125,5 @@ def common(name: str, *declarations: str, choices: Iterable[str] | None = None) 
         return [value for value in values if value.startswith(incomplete)]
 
     return Option(
-        *declarations,
-        help=text,
-        rich_help_panel=option.group,
-        autocompletion=complete if values else None,
+        *declarations, help=text, rich_help_panel=option.group, autocompletion=complete if values else None
     )

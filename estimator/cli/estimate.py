@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
-
 from estimator import calibration, hardware, memory
 from estimator.cli import output
 from estimator.cli.answer import Answer, catalogue, estimate_configuration
+from estimator.cli.common import option
 from estimator.cli.help import GROUPS
 from estimator.cli.options import PlaceOptions, SetupOptions, expanded
 from estimator.cli.steps import engine_of
+from estimator.engines import liger
 from estimator.errors import UserError
 from estimator.formatting import format_bytes, format_duration, format_usd
 from estimator.models.diffusion import DiffusionSpec
@@ -30,35 +30,20 @@ BAR = 28  # columns of the longest bar
 def estimate(
     options: SetupOptions,
     place: PlaceOptions,
-    exact: Annotated[
-        bool,
-        Option("--exact", help="Also trace the real model (needs torch).", rich_help_panel=GROUPS[-1]),
-    ] = False,
+    exact: Annotated[bool, option(GROUPS[-1], "Also trace the real model (needs torch).", "--exact")] = False,
     breakdown: Annotated[
-        bool,
-        Option("--breakdown", help="Explain the memory by category, as bars.", rich_help_panel=GROUPS[-1]),
+        bool, option(GROUPS[-1], "Explain the memory by category, as bars.", "--breakdown")
     ] = False,
     over: Annotated[
-        str | None,
-        Option(help="Draw one bar per value of this option, such as tp.", rich_help_panel=GROUPS[-1]),
+        str | None, option(GROUPS[-1], "Draw one bar per value of this option, such as tp.")
     ] = None,
-    values: Annotated[
-        str | None, Option(help="Values of --over, separated by commas.", rich_help_panel=GROUPS[-1])
-    ] = None,
-    svg: Annotated[
-        Path | None,
-        Option("--svg", help="Write the breakdown to this SVG file.", rich_help_panel=GROUPS[-1]),
-    ] = None,
+    values: Annotated[str | None, option(GROUPS[-1], "Values of --over, separated by commas.")] = None,
+    svg: Annotated[Path | None, option(GROUPS[-1], "Write the breakdown to this SVG file.", "--svg")] = None,
     html: Annotated[
-        Path | None,
-        Option("--html", help="Write the breakdown to this HTML file.", rich_help_panel=GROUPS[-1]),
+        Path | None, option(GROUPS[-1], "Write the breakdown to this HTML file.", "--html")
     ] = None,
-    as_json: Annotated[
-        bool, Option("--json", help="Print one JSON object.", rich_help_panel=GROUPS[-1])
-    ] = False,
-    as_csv: Annotated[
-        bool, Option("--csv", help="Print one row of CSV.", rich_help_panel=GROUPS[-1])
-    ] = False,
+    as_json: Annotated[bool, option(GROUPS[-1], "Print one JSON object.", "--json")] = False,
+    as_csv: Annotated[bool, option(GROUPS[-1], "Print one row of CSV.", "--csv")] = False,
 ) -> None:
     """Estimate memory, speed and price of one configuration."""
     output.one_format(json=as_json, csv=as_csv)
@@ -67,14 +52,7 @@ def estimate(
             from estimator.cli.breakdown import show_breakdown
 
             show_breakdown(
-                options,
-                place,
-                over=over,
-                values=values,
-                svg=svg,
-                html=html,
-                as_json=as_json,
-                as_csv=as_csv,
+                options, place, over=over, values=values, svg=svg, html=html, as_json=as_json, as_csv=as_csv
             )
             return
         answer = estimate_configuration(options, place)
@@ -216,6 +194,8 @@ def _by_default(answer: Answer, options: SetupOptions) -> list[str]:
         f"sharding {setup.sharding}": options.sharding is None and setup.world_size > 1,
         f"checkpointing {setup.checkpointing}": options.activation_checkpointing is None,
         f"loss {setup.loss}": options.loss is None,
+        "compiled": setup.compile and options.compile is None,
+        "Liger-Kernel": setup.engine_version == liger.VERSION and not options.engine_version,
         "samples packed" if setup.fixed_length else "samples of varying length": options.packing is None,
     }
     return [name for name, is_open in open_values.items() if is_open]

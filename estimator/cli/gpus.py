@@ -46,8 +46,7 @@ def gpus(
         bool, typer.Option("--refresh", help="First download current prices from AWS and gpuhunt.")
     ] = False,
     from_cluster: Annotated[
-        bool,
-        typer.Option("--from-cluster", help="List the nodes of your Kubernetes cluster instead."),
+        bool, typer.Option("--from-cluster", help="List the nodes of your Kubernetes cluster instead.")
     ] = False,
     context: Annotated[
         str | None, typer.Option(help="With --from-cluster: context of the kubeconfig.")

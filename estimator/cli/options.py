@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from typer import Option
-
 from estimator import token_counts, vocabulary
-from estimator.cli.common import common
+from estimator.cli.common import common, option
 from estimator.cli.help import GROUPS, MORE
 from estimator.errors import UserError
 
@@ -36,62 +34,41 @@ class SetupOptions:
     model: Annotated[str, common("model", "--model", "-m")]
     engine: Annotated[str, common("engine", choices=(*get_args(vocabulary.Engine), "auto"))] = "auto"
     engine_version: Annotated[
-        str,
-        Option(
-            help="Older engine version whose code differs, such as torchtitan 2024-05.",
-            rich_help_panel=_ADAPT,
-        ),
+        str, option(_ADAPT, "Older engine version whose code differs, such as torchtitan 2024-05.")
     ] = ""
     method: Annotated[str, common("method", choices=(*vocabulary.METHODS, "auto"))] = "auto"
     task: Annotated[str, common("task")] = "sft"
     lora_rank: Annotated[int | None, common("lora_rank")] = None
     lora_targets: Annotated[
-        str | None,
-        Option(help="Linear layers with LoRA: comma-separated names, or all-linear.", rich_help_panel=_ADAPT),
+        str | None, option(_ADAPT, "Linear layers with LoRA: comma-separated names, or all-linear.")
     ] = None
     reference_copy: Annotated[
         bool,
-        Option(
+        option(
+            _ADAPT,
+            "Full training of pairs holds the reference as a frozen copy, as TRL does.",
             "--reference-copy",
-            help="Full training of pairs holds the reference as a frozen copy, as TRL does.",
-            rich_help_panel=_ADAPT,
         ),
     ] = False
     reward_parameters: Annotated[
-        int,
-        Option(
-            help="Parameters of the reward model that scores grpo's answers. 0: none.",
-            rich_help_panel=_ADAPT,
-        ),
+        int, option(_ADAPT, "Parameters of the reward model that scores grpo's answers. 0: none.")
     ] = 0
     lora_experts: Annotated[
-        bool,
-        Option(
-            "--lora-experts",
-            help="Apply LoRA to the experts of a mixture-of-experts model.",
-            rich_help_panel=_ADAPT,
-        ),
+        bool, option(_ADAPT, "Apply LoRA to the experts of a mixture-of-experts model.", "--lora-experts")
     ] = False
     adapter_only: Annotated[
-        bool,
-        Option(
-            "--adapter-only",
-            help="Export the adapter without merging it into the model.",
-            rich_help_panel=_ADAPT,
-        ),
+        bool, option(_ADAPT, "Export the adapter without merging it into the model.", "--adapter-only")
     ] = False
     adapter_prompt_length: Annotated[
-        int, Option(help="LLaMA-Adapter: number of prompt vectors per block.", rich_help_panel=_ADAPT)
+        int, option(_ADAPT, "LLaMA-Adapter: number of prompt vectors per block.")
     ] = 10
-    adapter_start_layer: Annotated[
-        int, Option(help="LLaMA-Adapter: first block with a prompt.", rich_help_panel=_ADAPT)
-    ] = 2
+    adapter_start_layer: Annotated[int, option(_ADAPT, "LLaMA-Adapter: first block with a prompt.")] = 2
     trained_modules: Annotated[
         str | None,
-        Option(
+        option(
+            _ADAPT,
+            one_of(vocabulary.TRAINED_MODULES, "Modules trained in full next to adapters:"),
             "--modules-to-save",
-            help=one_of(vocabulary.TRAINED_MODULES, "Modules trained in full next to adapters:"),
-            rich_help_panel=_ADAPT,
         ),
     ] = None
     quantization: Annotated[str | None, common("quantization", choices=get_args(vocabulary.Quantization))] = (
@@ -99,204 +76,127 @@ class SetupOptions:
     )
     upcast_frozen: Annotated[
         bool,
-        Option(
-            "--upcast-frozen",
-            help="Keep the base's 16-bit parts in fp32, like PEFT's k-bit preparation.",
-            rich_help_panel=_ADAPT,
+        option(
+            _ADAPT, "Keep the base's 16-bit parts in fp32, like PEFT's k-bit preparation.", "--upcast-frozen"
         ),
     ] = False
     undivided_base: Annotated[
-        bool,
-        Option(
-            "--undivided-base",
-            help="Do not shard the quantized weights (ZeRO-3 cannot).",
-            rich_help_panel=_ADAPT,
-        ),
+        bool, option(_ADAPT, "Do not shard the quantized weights (ZeRO-3 cannot).", "--undivided-base")
     ] = False
     precision: Annotated[str | None, common("precision", choices=get_args(vocabulary.Precision))] = None
-    average: Annotated[
-        bool,
-        Option("--ema", help="Keep a moving average of the weights.", rich_help_panel=_ADAPT),
-    ] = False
+    average: Annotated[bool, option(_ADAPT, "Keep a moving average of the weights.", "--ema")] = False
     encoders: Annotated[
         bool,
-        Option(
-            "--encoders",
-            help="Keep VAE and text encoders in memory, instead of precomputing latents.",
-            rich_help_panel=_ADAPT,
+        option(
+            _ADAPT, "Keep VAE and text encoders in memory, instead of precomputing latents.", "--encoders"
         ),
     ] = False
     fp8: Annotated[
-        str,
-        Option(
-            help=one_of(get_args(vocabulary.Fp8), "Scaling of float8 matrix products:"),
-            rich_help_panel=_STEP,
-        ),
+        str, option(_STEP, one_of(get_args(vocabulary.Fp8), "Scaling of float8 matrix products:"))
     ] = "none"
     optimizer: Annotated[str, common("optimizer", choices=get_args(vocabulary.Optimizer))] = "adamw"
     fused_optimizer: Annotated[
         bool | None,
-        Option(
+        option(
+            _STEP,
+            "Use the fused kernel of AdamW, or torch's foreach implementation.",
             "--fused-optimizer/--foreach-optimizer",
-            help="Use the fused kernel of AdamW, or torch's foreach implementation.",
-            rich_help_panel=_STEP,
         ),
     ] = None
 
     nodes: Annotated[int, common("nodes")] = 1
     gpus: Annotated[int | None, common("gpus")] = None
     sharding: Annotated[
-        str | None,
-        Option(
-            help=one_of(get_args(vocabulary.Sharding), "Sharding of the model states:"),
-            rich_help_panel=_WHERE,
-        ),
+        str | None, option(_WHERE, one_of(get_args(vocabulary.Sharding), "Sharding of the model states:"))
     ] = None
-    flat_parameters: Annotated[
-        bool, Option("--flat-parameters", help="FSDP1 instead of FSDP2.", rich_help_panel=_SHARD)
-    ] = False
-    shard: Annotated[
-        int | None,
-        Option(help="GPUs that shard one copy of the model states.", rich_help_panel=_SHARD),
-    ] = None
-    dp_replicate: Annotated[
-        int | None, Option(help="Replicas of the sharded model states.", rich_help_panel=_SHARD)
-    ] = None
-    tp: Annotated[int, Option(help="Degree of tensor parallelism.", rich_help_panel=_WHERE)] = 1
+    flat_parameters: Annotated[bool, option(_SHARD, "FSDP1 instead of FSDP2.", "--flat-parameters")] = False
+    shard: Annotated[int | None, option(_SHARD, "GPUs that shard one copy of the model states.")] = None
+    dp_replicate: Annotated[int | None, option(_SHARD, "Replicas of the sharded model states.")] = None
+    tp: Annotated[int, option(_WHERE, "Degree of tensor parallelism.")] = 1
     sequence_parallel: Annotated[
         bool | None,
-        Option(
+        option(
+            _SHARD,
+            "Use sequence parallelism together with tensor parallelism.",
             "--sequence-parallel/--no-sequence-parallel",
-            help="Use sequence parallelism together with tensor parallelism.",
-            rich_help_panel=_SHARD,
         ),
     ] = None
-    cp: Annotated[int, Option(help="Degree of context parallelism.", rich_help_panel=_SHARD)] = 1
-    pp: Annotated[int, Option(help="Degree of pipeline parallelism.", rich_help_panel=_SHARD)] = 1
-    virtual_stages: Annotated[
-        int, Option(help="Model chunks per pipeline stage.", rich_help_panel=_SHARD)
-    ] = 1
+    cp: Annotated[int, option(_SHARD, "Degree of context parallelism.")] = 1
+    pp: Annotated[int, option(_SHARD, "Degree of pipeline parallelism.")] = 1
+    virtual_stages: Annotated[int, option(_SHARD, "Model chunks per pipeline stage.")] = 1
     schedule: Annotated[
-        str | None,
-        Option(help=one_of(get_args(vocabulary.Schedule), "Pipeline schedule:"), rich_help_panel=_SHARD),
+        str | None, option(_SHARD, one_of(get_args(vocabulary.Schedule), "Pipeline schedule:"))
     ] = None
-    ep: Annotated[int, Option(help="Degree of expert parallelism.", rich_help_panel=_SHARD)] = 1
+    ep: Annotated[int, option(_SHARD, "Degree of expert parallelism.")] = 1
 
     micro_batch_size: Annotated[int, common("micro_batch_size")] = 1
     accumulation: Annotated[
-        int | None,
-        Option(help="Forward passes per optimizer step (gradient accumulation).", rich_help_panel=_TRAINING),
+        int | None, option(_TRAINING, "Forward passes per optimizer step (gradient accumulation).")
     ] = None
     seq_len: Annotated[int | None, common("seq_len")] = None
     resolution: Annotated[
-        int | None,
-        Option(help="Image side in pixels. Default: that of the published model.", rich_help_panel=_ADAPT),
+        int | None, option(_ADAPT, "Image side in pixels. Default: that of the published model.")
     ] = None
     packing: Annotated[bool | None, common("packing")] = None
     vision: Annotated[
-        str | None,
-        Option(
-            help="Train a vision-language model on images; tower frozen, lora or full.", rich_help_panel=_STEP
-        ),
+        str | None, option(_STEP, "Train a vision-language model on images; tower frozen, lora or full.")
     ] = None
-    images_per_row: Annotated[
-        int | None, Option(help="Images in a sequence, with --vision.", rich_help_panel=_STEP)
-    ] = None
-    image_size: Annotated[
-        int | None, Option(help="Side of a square image in pixels, with --vision.", rich_help_panel=_STEP)
-    ] = None
+    images_per_row: Annotated[int | None, option(_STEP, "Images in a sequence, with --vision.")] = None
+    image_size: Annotated[int | None, option(_STEP, "Side of a square image in pixels, with --vision.")] = (
+        None
+    )
     longest_first: Annotated[
-        bool | None,
-        Option(
-            "--longest-first/--any-order",
-            help="Train on the longest batch first.",
-            rich_help_panel=_STEP,
-        ),
+        bool | None, option(_STEP, "Train on the longest batch first.", "--longest-first/--any-order")
     ] = None
     expandable_segments: Annotated[
         bool | None,
-        Option(
+        option(
+            _STEP,
+            "PYTORCH_CUDA_ALLOC_CONF of the CUDA caching allocator.",
             "--expandable-segments/--fixed-segments",
-            help="PYTORCH_CUDA_ALLOC_CONF of the CUDA caching allocator.",
-            rich_help_panel=_STEP,
         ),
     ] = None
-    longest_once: Annotated[
-        bool,
-        Option("--longest-once", help="Only one batch has the full length.", rich_help_panel=_STEP),
-    ] = False
+    longest_once: Annotated[bool, option(_STEP, "Only one batch has the full length.", "--longest-once")] = (
+        False
+    )
     document_mask: Annotated[
         bool | None,
-        Option(
-            "--document-mask/--no-document-mask",
-            help="Mask attention between packed samples.",
-            rich_help_panel=_STEP,
-        ),
+        option(_STEP, "Mask attention between packed samples.", "--document-mask/--no-document-mask"),
     ] = None
 
-    activation_checkpointing: Annotated[
-        bool | None,
-        common("activation_checkpointing"),
-    ] = None
+    activation_checkpointing: Annotated[bool | None, common("activation_checkpointing")] = None
     recompute_what: Annotated[
-        str,
-        Option(
-            help="What activation checkpointing recomputes: full or selective.",
-            rich_help_panel=_STEP,
-        ),
+        str, option(_STEP, "What activation checkpointing recomputes: full or selective.")
     ] = "full"
-    recompute_every: Annotated[
-        int, Option(help="Checkpoint one of every N blocks.", rich_help_panel=_STEP)
-    ] = 1
+    recompute_every: Annotated[int, option(_STEP, "Checkpoint one of every N blocks.")] = 1
     activation_offload: Annotated[
-        bool,
-        Option("--activation-offload", help="Offload activations to host memory.", rich_help_panel=_STEP),
+        bool, option(_STEP, "Offload activations to host memory.", "--activation-offload")
     ] = False
     compile: Annotated[
-        bool,
-        Option("--compile", help="Compile the model with torch.compile.", rich_help_panel=_STEP),
-    ] = False
+        bool | None, option(_STEP, "Compile the model with torch.compile.", "--compile/--no-compile")
+    ] = None
     loss: Annotated[
-        str | None,
-        Option(help=one_of(get_args(vocabulary.LossKind), "Loss implementation:"), rich_help_panel=_STEP),
+        str | None, option(_STEP, one_of(get_args(vocabulary.LossKind), "Loss implementation:"))
     ] = None
-    loss_chunks: Annotated[
-        int | None, Option(help="Number of chunks of the chunked loss.", rich_help_panel=_STEP)
-    ] = None
+    loss_chunks: Annotated[int | None, option(_STEP, "Number of chunks of the chunked loss.")] = None
     attention: Annotated[
-        str,
-        Option(
-            help="Attention kernel: flash, or math (stores all attention scores).",
-            rich_help_panel=_STEP,
-        ),
+        str, option(_STEP, "Attention kernel: flash, or math (stores all attention scores).")
     ] = "flash"
-    flash_version: Annotated[
-        int, Option(help="Version of FlashAttention (PyTorch has 2).", rich_help_panel=_STEP)
-    ] = 2
+    flash_version: Annotated[int, option(_STEP, "Version of FlashAttention (PyTorch has 2).")] = 2
     optimizer_in_backward: Annotated[
         bool,
-        Option(
+        option(
+            _STEP,
+            "Apply the optimizer during the backward pass, freeing each gradient immediately.",
             "--optimizer-in-backward",
-            help="Apply the optimizer during the backward pass, freeing each gradient immediately.",
-            rich_help_panel=_STEP,
         ),
     ] = False
     offload: Annotated[
-        str,
-        Option(
-            help=one_of(get_args(vocabulary.StateOffload), "Offload to host memory or disk:"),
-            rich_help_panel=_SHARD,
-        ),
+        str, option(_SHARD, one_of(get_args(vocabulary.StateOffload), "Offload to host memory or disk:"))
     ] = "none"
-    offload_to: Annotated[
-        str, Option(help="Where offloaded states are stored: cpu, nvme.", rich_help_panel=_SHARD)
-    ] = "cpu"
-    keep_checkpoints: Annotated[
-        int, Option(help="Number of checkpoints kept on disk.", rich_help_panel=_STEP)
-    ] = 2
-    device: Annotated[
-        str, Option(help=one_of(get_args(vocabulary.Device), "Training device:"), rich_help_panel=_WHERE)
-    ] = "cuda"
+    offload_to: Annotated[str, option(_SHARD, "Where offloaded states are stored: cpu, nvme.")] = "cpu"
+    keep_checkpoints: Annotated[int, option(_STEP, "Number of checkpoints kept on disk.")] = 2
+    device: Annotated[str, option(_WHERE, one_of(get_args(vocabulary.Device), "Training device:"))] = "cuda"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -305,35 +205,25 @@ class PlaceOptions:
 
     gpu: Annotated[str | None, common("gpu")] = None
     instance_type: Annotated[str | None, common("instance_type")] = None
-    network_gbps: Annotated[
-        float | None, Option(help="Network bandwidth per node, in Gbit/s.", rich_help_panel=_PLACE)
-    ] = None
+    network_gbps: Annotated[float | None, option(_PLACE, "Network bandwidth per node, in Gbit/s.")] = None
     rdma: Annotated[
         bool | None,
-        Option(
-            "--rdma/--no-rdma",
-            help="Whether the network has RDMA (InfiniBand, EFA or RoCE).",
-            rich_help_panel=_PLACE,
-        ),
+        option(_PLACE, "Whether the network has RDMA (InfiniBand, EFA or RoCE).", "--rdma/--no-rdma"),
     ] = None
-    busbw_intra: Annotated[
-        float | None,
-        Option(help="Measured bus bandwidth inside a node, in GB/s.", rich_help_panel=_PLACE),
-    ] = None
+    busbw_intra: Annotated[float | None, option(_PLACE, "Measured bus bandwidth inside a node, in GB/s.")] = (
+        None
+    )
     busbw_inter: Annotated[
-        float | None,
-        Option(help="Measured bus bandwidth between nodes, in GB/s per GPU.", rich_help_panel=_PLACE),
+        float | None, option(_PLACE, "Measured bus bandwidth between nodes, in GB/s per GPU.")
     ] = None
     tokens: Annotated[str | None, common("tokens")] = None
-    hardware: Annotated[
-        Path | None, Option(help="CSV file with your own GPUs and machines.", rich_help_panel=_PLACE)
-    ] = None
+    hardware: Annotated[Path | None, option(_PLACE, "CSV file with your own GPUs and machines.")] = None
     calibration: Annotated[
         bool,
-        Option(
+        option(
+            _PLACE,
+            "Correct predictions by the measurements of finished runs.",
             "--calibration/--no-calibration",
-            help="Correct predictions by the measurements of finished runs.",
-            rich_help_panel=_PLACE,
         ),
     ] = True
 
@@ -378,6 +268,11 @@ def _parameters_of(kind: Any) -> list[inspect.Parameter]:
         )
         for field in dataclasses.fields(kind)
     ]
+
+
+def names_of(text: str) -> tuple[str, ...]:
+    """Split a comma-separated option."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def tokens_of(text: str) -> float:

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
-
 from estimator.cli import output
-from estimator.cli.common import common
+from estimator.cli.common import common, option
 from estimator.cli.help import GROUPS, MORE
-from estimator.cli.options import expanded, one_of, tokens_of
+from estimator.cli.options import expanded, names_of, one_of, tokens_of
 from estimator.errors import UserError
 from estimator.models.vision import IMAGE_SIDE
 from estimator.terminal import print
@@ -51,131 +49,86 @@ class JobOptions:
     task: Annotated[str, common("task", choices=tuple(TASKS))] = "sft"
     seq_len: Annotated[int | None, common("seq_len")] = None
     resolution: Annotated[
-        int | None,
-        Option(help="Image side in pixels. Default: that of the published model.", rich_help_panel=_ADAPT),
+        int | None, option(_ADAPT, "Image side in pixels. Default: that of the published model.")
     ] = None
     global_batch_size: Annotated[int | None, common("global_batch_size")] = None
     lora_rank: Annotated[int, common("lora_rank")] = 8
     lora_targets: Annotated[
-        str,
-        Option(help="Linear layers with LoRA: comma-separated names, or all-linear.", rich_help_panel=_ADAPT),
+        str, option(_ADAPT, "Linear layers with LoRA: comma-separated names, or all-linear.")
     ] = "all-linear"
     lora_experts: Annotated[
-        bool,
-        Option(
-            "--lora-experts",
-            help="Apply LoRA to the experts of a mixture-of-experts model.",
-            rich_help_panel=_ADAPT,
-        ),
+        bool, option(_ADAPT, "Apply LoRA to the experts of a mixture-of-experts model.", "--lora-experts")
     ] = False
     adapter_only: Annotated[
-        bool,
-        Option(
-            "--adapter-only",
-            help="Export the adapter without merging it into the model.",
-            rich_help_panel=_ADAPT,
-        ),
+        bool, option(_ADAPT, "Export the adapter without merging it into the model.", "--adapter-only")
     ] = False
     quantization: Annotated[str | None, common("quantization")] = None
     trained_modules: Annotated[
         str,
-        Option(
-            "--modules-to-save",
-            help=one_of(TRAINED_MODULES, "Modules trained in full next to LoRA:"),
-            rich_help_panel=_ADAPT,
-        ),
+        option(_ADAPT, one_of(TRAINED_MODULES, "Modules trained in full next to LoRA:"), "--modules-to-save"),
     ] = ""
     adapter_prompt_length: Annotated[
-        int, Option(help="LLaMA-Adapter: number of prompt vectors per block.", rich_help_panel=_ADAPT)
+        int, option(_ADAPT, "LLaMA-Adapter: number of prompt vectors per block.")
     ] = 10
-    adapter_start_layer: Annotated[
-        int, Option(help="LLaMA-Adapter: first block with a prompt.", rich_help_panel=_ADAPT)
-    ] = 2
+    adapter_start_layer: Annotated[int, option(_ADAPT, "LLaMA-Adapter: first block with a prompt.")] = 2
     optimizer: Annotated[str, common("optimizer")] = "adamw"
 
     precision: Annotated[str, common("precision")] = "auto"
     micro_batch_size: Annotated[int | None, common("micro_batch_size")] = None
-    activation_checkpointing: Annotated[
-        bool | None,
-        common("activation_checkpointing"),
-    ] = None
+    activation_checkpointing: Annotated[bool | None, common("activation_checkpointing")] = None
     packing: Annotated[bool | None, common("packing")] = None
     recompute_what: Annotated[
-        str,
-        Option(
-            help="What activation checkpointing recomputes: full or selective.",
-            rich_help_panel=_STEP,
-        ),
-    ] = "full"
-    recompute_every: Annotated[
-        int, Option(help="Checkpoint one of every N blocks.", rich_help_panel=_STEP)
-    ] = 1
-    fp8: Annotated[
-        str,
-        Option(
-            help="Scaling of float8 matrix products (fsdp2): tensorwise, rowwise.",
-            rich_help_panel=_STEP,
-        ),
-    ] = "none"
+        str | None,
+        option(_STEP, "What activation checkpointing recomputes: full or selective. Default: the fastest."),
+    ] = None
+    recompute_every: Annotated[int | None, option(_STEP, "Checkpoint one of every N blocks.")] = None
+    fp8: Annotated[str, option(_STEP, "Scaling of float8 matrix products (fsdp2): tensorwise, rowwise.")] = (
+        "none"
+    )
     compile: Annotated[
         bool | None,
-        Option(
+        option(
+            _STEP,
+            "Compile the model with torch.compile. Default: on GPUs where tested.",
             "--compile/--no-compile",
-            help="Compile the model with torch.compile. Default: on GPUs where tested.",
-            rich_help_panel=_STEP,
         ),
     ] = None
     liger: Annotated[
         bool | None,
-        Option(
+        option(
+            _STEP,
+            "Use the fused kernels of Liger-Kernel. Default: on GPUs where tested.",
             "--liger/--no-liger",
-            help="Use the fused kernels of Liger-Kernel. Default: on GPUs where tested.",
-            rich_help_panel=_STEP,
         ),
     ] = None
     vision: Annotated[
-        str | None,
-        Option(
-            help="Train a vision-language model on images; tower frozen, lora or full.",
-            rich_help_panel=_STEP,
-        ),
+        str | None, option(_STEP, "Train a vision-language model on images; tower frozen, lora or full.")
     ] = None
-    images_per_row: Annotated[
-        int, Option(help="Images in a sequence, with --vision.", rich_help_panel=_STEP)
-    ] = 1
-    image_size: Annotated[
-        int, Option(help="Side of a square image in pixels, with --vision.", rich_help_panel=_STEP)
-    ] = IMAGE_SIDE
+    images_per_row: Annotated[int, option(_STEP, "Images in a sequence, with --vision.")] = 1
+    image_size: Annotated[int, option(_STEP, "Side of a square image in pixels, with --vision.")] = IMAGE_SIDE
     optimizer_in_backward: Annotated[
         bool,
-        Option(
+        option(
+            _STEP,
+            "Apply the optimizer during the backward pass, freeing each gradient immediately.",
             "--optimizer-in-backward",
-            help="Apply the optimizer during the backward pass, freeing each gradient immediately.",
-            rich_help_panel=_STEP,
         ),
     ] = False
-    zero_stage: Annotated[
-        int | None, Option(help="ZeRO stage of DeepSpeed: 0, 1, 2 or 3.", rich_help_panel=_SHARD)
-    ] = None
+    zero_stage: Annotated[int | None, option(_SHARD, "ZeRO stage of DeepSpeed: 0, 1, 2 or 3.")] = None
     fsdp_sharding: Annotated[
-        str | None,
-        Option(help="FSDP2 sharding: full, or grad-op (weights stay gathered).", rich_help_panel=_SHARD),
+        str | None, option(_SHARD, "FSDP2 sharding: full, or grad-op (weights stay gathered).")
     ] = None
-    fsdp_replicas: Annotated[
-        int | None,
-        Option(help="FSDP2 replicas of the model (hybrid sharding).", rich_help_panel=_SHARD),
-    ] = None
+    fsdp_replicas: Annotated[int | None, option(_SHARD, "FSDP2 replicas of the model (hybrid sharding).")] = (
+        None
+    )
     zero_offload: Annotated[
-        str,
-        Option(help="DeepSpeed: keep the optimizer in host memory: none, cpu.", rich_help_panel=_SHARD),
+        str, option(_SHARD, "DeepSpeed: keep the optimizer in host memory: none, cpu.")
     ] = "none"
-    fsdp_offload: Annotated[
-        str, Option(help="FSDP2: keep all shards in host memory: none, cpu.", rich_help_panel=_SHARD)
-    ] = "none"
-    tp: Annotated[int | None, Option(help="Degree of tensor parallelism.", rich_help_panel=_SHARD)] = None
-    cp: Annotated[int | None, Option(help="Degree of context parallelism.", rich_help_panel=_SHARD)] = None
-    pp: Annotated[int | None, Option(help="Degree of pipeline parallelism.", rich_help_panel=_SHARD)] = None
-    ep: Annotated[int | None, Option(help="Degree of expert parallelism.", rich_help_panel=_SHARD)] = None
+    fsdp_offload: Annotated[str, option(_SHARD, "FSDP2: keep all shards in host memory: none, cpu.")] = "none"
+    tp: Annotated[int | None, option(_SHARD, "Degree of tensor parallelism.")] = None
+    cp: Annotated[int | None, option(_SHARD, "Degree of context parallelism.")] = None
+    pp: Annotated[int | None, option(_SHARD, "Degree of pipeline parallelism.")] = None
+    ep: Annotated[int | None, option(_SHARD, "Degree of expert parallelism.")] = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,96 +136,65 @@ class GoalOptions:
     """Options that describe the goal and the hardware."""
 
     tokens: Annotated[str | None, common("tokens")] = None
-    dataset_tokens: Annotated[
-        str | None, Option(help="Tokens per epoch, instead of --tokens.", rich_help_panel=_TRAINING)
-    ] = None
-    epochs: Annotated[
-        int | None, Option(help="Number of epochs, with --dataset-tokens.", rich_help_panel=_TRAINING)
-    ] = None
+    dataset_tokens: Annotated[str | None, option(_TRAINING, "Tokens per epoch, instead of --tokens.")] = None
+    epochs: Annotated[int | None, option(_TRAINING, "Number of epochs, with --dataset-tokens.")] = None
     deadline_hours: Annotated[
-        float | None,
-        Option(help="Cheapest plan that finishes within this many hours", rich_help_panel=_WHERE),
+        float | None, option(_WHERE, "Cheapest plan that finishes within this many hours")
     ] = None
-    budget_usd: Annotated[
-        float | None, Option(help="Fastest plan within this budget in USD", rich_help_panel=_WHERE)
-    ] = None
-    prefer: Annotated[str, Option(help="Rank by price or speed", rich_help_panel=_WHERE)] = "price"
+    budget_usd: Annotated[float | None, option(_WHERE, "Fastest plan within this budget in USD")] = None
+    prefer: Annotated[str, option(_WHERE, "Rank by price or speed")] = "price"
 
     gpu: Annotated[str | None, common("gpu")] = None
     instance_type: Annotated[list[str] | None, common("instance_type")] = None
     cloud: Annotated[list[str] | None, common("cloud")] = None
     capacity: Annotated[
         str,
-        Option(
-            help="Rank instance types with poor availability last (usual), or treat all equally (any).",
-            rich_help_panel=_PLACE,
+        option(
+            _PLACE, "Rank instance types with poor availability last (usual), or treat all equally (any)."
         ),
     ] = "usual"
     spot: Annotated[bool, common("spot")] = False
     interruption_rate: Annotated[
-        float | None,
-        Option(help="With --spot: interruptions per node and hour.", rich_help_panel=_PLACE),
+        float | None, option(_PLACE, "With --spot: interruptions per node and hour.")
     ] = None
     nodes: Annotated[int | None, common("nodes")] = None
     gpus: Annotated[int | None, common("gpus")] = None
-    max_nodes: Annotated[
-        int | None, Option(help="Maximum number of nodes. Default: 16.", rich_help_panel=_PLACE)
-    ] = None
-    max_gpus: Annotated[
-        int | None, Option(help="Maximum number of GPUs over all nodes.", rich_help_panel=_PLACE)
-    ] = None
+    max_nodes: Annotated[int | None, option(_PLACE, "Maximum number of nodes. Default: 16.")] = None
+    max_gpus: Annotated[int | None, option(_PLACE, "Maximum number of GPUs over all nodes.")] = None
     tight: Annotated[
         bool,
-        Option(
-            "--tight",
-            help="Rank plans with a risk of 2 to 20 % of running out of memory like others.",
-            rich_help_panel=_PLACE,
+        option(
+            _PLACE, "Rank plans with a risk of 2 to 20 % of running out of memory like others.", "--tight"
         ),
     ] = False
     here: Annotated[
         bool | None,
-        Option(
-            "--here/--no-here",
-            help="Plan for this machine's GPUs (default if it has any)",
-            rich_help_panel=_WHERE,
-        ),
+        option(_WHERE, "Plan for this machine's GPUs (default if it has any)", "--here/--no-here"),
     ] = None
     from_cluster: Annotated[
-        bool,
-        Option(
-            "--from-cluster",
-            help="Plan for the nodes of your Kubernetes cluster.",
-            rich_help_panel=_WHERE,
-        ),
+        bool, option(_WHERE, "Plan for the nodes of your Kubernetes cluster.", "--from-cluster")
     ] = False
-    context: Annotated[
-        str | None,
-        Option(help="With --from-cluster: context of the kubeconfig.", rich_help_panel=_PLACE),
-    ] = None
+    context: Annotated[str | None, option(_PLACE, "With --from-cluster: context of the kubeconfig.")] = None
     namespace: Annotated[
         str | None,
-        Option(
-            help="With --from-cluster: namespace whose quotas apply. Default: METAFLOW_KUBERNETES_NAMESPACE.",
-            rich_help_panel=_PLACE,
+        option(
+            _PLACE,
+            "With --from-cluster: namespace whose quotas apply. Default: METAFLOW_KUBERNETES_NAMESPACE.",
         ),
     ] = None
-    hardware: Annotated[
-        Path | None, Option(help="CSV file with your own GPUs and machines.", rich_help_panel=_PLACE)
-    ] = None
-    busbw_intra: Annotated[
-        float | None,
-        Option(help="Measured bus bandwidth inside a node, in GB/s.", rich_help_panel=_PLACE),
-    ] = None
+    hardware: Annotated[Path | None, option(_PLACE, "CSV file with your own GPUs and machines.")] = None
+    busbw_intra: Annotated[float | None, option(_PLACE, "Measured bus bandwidth inside a node, in GB/s.")] = (
+        None
+    )
     busbw_inter: Annotated[
-        float | None,
-        Option(help="Measured bus bandwidth between nodes, in GB/s per GPU.", rich_help_panel=_PLACE),
+        float | None, option(_PLACE, "Measured bus bandwidth between nodes, in GB/s per GPU.")
     ] = None
     calibration: Annotated[
         bool,
-        Option(
+        option(
+            _PLACE,
+            "Correct predictions by the measurements of finished runs.",
             "--calibration/--no-calibration",
-            help="Correct predictions by the measurements of finished runs.",
-            rich_help_panel=_PLACE,
         ),
     ] = True
 
@@ -281,15 +203,12 @@ class GoalOptions:
 def plan(
     job_options: JobOptions,
     goal_options: GoalOptions,
-    top: Annotated[int, Option(help="Number of plans to show.", rich_help_panel=_OUTPUT)] = 5,
+    top: Annotated[int, option(_OUTPUT, "Number of plans to show.")] = 5,
     verbose: Annotated[bool, common("verbose", "--verbose", "-v")] = False,
     as_json: Annotated[
-        bool,
-        Option("--json", help="Print plans and rejected configurations as JSON.", rich_help_panel=_OUTPUT),
+        bool, option(_OUTPUT, "Print plans and rejected configurations as JSON.", "--json")
     ] = False,
-    as_csv: Annotated[
-        bool, Option("--csv", help="Print one CSV row per plan.", rich_help_panel=_OUTPUT)
-    ] = False,
+    as_csv: Annotated[bool, option(_OUTPUT, "Print one CSV row per plan.", "--csv")] = False,
 ) -> None:
     """Rank the configurations that train a model within the given goals."""
     from estimator import calibration, hardware
@@ -361,7 +280,7 @@ def job_from(job_options: JobOptions) -> Job:
         lora_experts=job_options.lora_experts,
         adapter_only=job_options.adapter_only,
         quantization=_quantization(job_options),  # type: ignore[arg-type]
-        trained_modules=_names(job_options.trained_modules),
+        trained_modules=names_of(job_options.trained_modules),
         adapter_prompt_length=job_options.adapter_prompt_length,
         adapter_start_layer=job_options.adapter_start_layer,
         packing=False if job_options.packing is None and batch is not None else job_options.packing,
@@ -413,11 +332,7 @@ def _quantization(job_options: JobOptions) -> str:
 def _targets(text: str, model: ModelSpec) -> tuple[str, ...]:
     if text == "all-linear":
         return tuple(model.projections)
-    return _names(text)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    return names_of(text)
 
 
 def target_from(goal_options: GoalOptions) -> Target:

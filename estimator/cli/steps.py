@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, get_args
 
-from estimator.cli.options import SetupOptions
-from estimator.engines import images
+from estimator.cli.options import SetupOptions, names_of
+from estimator.engines import automatic, images, liger
 from estimator.engines.setups import dense_mask
 from estimator.errors import UserError
+from estimator.hardware import Gpu
+from estimator.job import Job
 from estimator.memory import implementations
 from estimator.models.diffusion import DiffusionSpec
 from estimator.models.spec import ModelSpec
@@ -27,9 +29,10 @@ from estimator.vocabulary import (
 )
 
 
-def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
+def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | None = None) -> Setup:
     """Build the training step that the options describe, on ``gpus`` GPUs per node.
 
+    ``gpu``: the GPU, which decides the default precision of engines that this package launches; None: any.
     Raises UserError for unknown and for contradictory values.
     """
     options = replace(options, engine=_engine(options, model))
@@ -40,14 +43,19 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
     launched_here = options.engine in LAUNCHED_ENGINES
     shard, replicate, sharding = _data_parallel(options, engine, gpus)
     sharded = shard > 1
-    precision = "fp32" if options.device == "cpu" else spec.precision_of(sharded=sharded)
+    without_bf16 = options.device == "cpu" or (launched_here and gpu is not None and not gpu.bf16)
+    precision = options.precision or ("fp32" if without_bf16 else spec.precision_of(sharded=sharded))
     seq_len = images.length_of(model, options.seq_len, options.resolution)
     draws = options.task in TASKS and TASKS[options.task].draws_answers  # Setup refuses other names
+    decided = _decided(options, model, seq_len, precision) if launched_here else None
     packed = engine.fixed_length if options.packing is None else options.packing
+    if decided is not None:
+        packed = bool(decided.packing) or TASKS[decided.task].images
+    with_liger = decided is not None and bool(decided.liger)
     setup = Setup(
         model=model,
         engine=options.engine,  # type: ignore[arg-type]
-        engine_version=_version(options),
+        engine_version=liger.VERSION if with_liger else _version(options),
         method=method,  # type: ignore[arg-type]
         task=images.task_for(model, options.task),  # type: ignore[arg-type]
         lora_rank=_or(options.lora_rank, engine.lora_rank),
@@ -56,13 +64,13 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
         adapter_only=options.adapter_only,
         adapter_prompt_length=options.adapter_prompt_length,
         adapter_start_layer=options.adapter_start_layer,
-        trained_modules=_names(options.trained_modules or ""),
+        trained_modules=names_of(options.trained_modules or ""),
         quantization=quantization,  # type: ignore[arg-type]
         upcast_frozen=options.upcast_frozen,
         undivided_base=options.undivided_base,
         average=options.average,
         encoders=options.encoders,
-        precision=options.precision or precision,  # type: ignore[arg-type]
+        precision=precision,  # type: ignore[arg-type]
         fp8=options.fp8,  # type: ignore[arg-type]
         optimizer=options.optimizer,  # type: ignore[arg-type]
         fused_optimizer=options.fused_optimizer,
@@ -93,17 +101,17 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
         document_mask=_or(
             options.document_mask,
             packed
-            and engine.document_mask
-            and dense_mask(options.engine, options.device, model, options.task),
+            and (engine.document_mask or decided is not None)
+            and dense_mask(options.engine, options.device, model, options.task, method, precision),
         ),
         checkpointing=_checkpointing(options, engine, sharded=sharded),  # type: ignore[arg-type]
         recompute_every=options.recompute_every,
         activation_offload=options.activation_offload,
-        compile=options.compile,
+        compile=bool(options.compile if decided is None else decided.compile),
         vision=options.vision,  # type: ignore[arg-type]
         images_per_row=_or(options.images_per_row, 1),
         image_size=_or(options.image_size, IMAGE_SIDE),
-        loss=options.loss or spec.loss,  # type: ignore[arg-type]
+        loss="fused" if with_liger else options.loss or spec.loss,  # type: ignore[arg-type]
         loss_chunks=_or(options.loss_chunks, engine.chunks_of(seq_len)),
         flash_version=options.flash_version,
         attention=options.attention,  # type: ignore[arg-type]
@@ -116,6 +124,39 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int) -> Setup:
     if setup.adapters:
         _ = setup.adapter_parameters  # raises for targets that the model does not have
     return setup
+
+
+def _decided(options: SetupOptions, model: ModelSpec, seq_len: int, precision: str) -> Job | None:
+    """Decide packing, Liger and compile as plans do; None for a step that no plan can have."""
+    try:
+        job = Job(
+            model=model,
+            method=options.method,  # type: ignore[arg-type]
+            engine=options.engine,  # type: ignore[arg-type]
+            task=images.task_for(model, options.task),  # type: ignore[arg-type]
+            seq_len=seq_len,
+            precision=precision,  # type: ignore[arg-type]
+            fp8=options.fp8,  # type: ignore[arg-type]
+            optimizer=options.optimizer,  # type: ignore[arg-type]
+            optimizer_in_backward=options.optimizer_in_backward,
+            recompute=options.recompute_what,  # type: ignore[arg-type]
+            recompute_every=options.recompute_every,
+            quantization=options.quantization or "nf4-double",  # type: ignore[arg-type]
+            lora_targets=_targets(options, engine_of(options.engine)[1], model),
+            lora_experts=options.lora_experts,
+            trained_modules=names_of(options.trained_modules or ""),
+            vision=options.vision,  # type: ignore[arg-type]
+            tensor_parallel=options.tp,
+            context_parallel=options.cp,
+            pipeline_parallel=options.pp,
+            expert_parallel=options.ep,
+            packing=options.packing,
+            compile=options.compile,
+            liger=None if options.loss is None and not options.engine_version else False,
+        )
+    except UserError:
+        return None  # an estimate has more precisions, optimizers and parallelisms than runs
+    return automatic.decided(job, options.device, precision)  # type: ignore[arg-type]
 
 
 def _check_tower(vision: str, model: ModelSpec) -> None:
@@ -157,10 +198,6 @@ def _or(value: Any, otherwise: Any) -> Any:
     return otherwise if value is None else value
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
 def _version(options: SetupOptions) -> str:
     versions = [
         version for engine, version in implementations.table() if engine == options.engine and version
@@ -190,7 +227,7 @@ def _method(options: SetupOptions, engine: EngineDefaults) -> tuple[str, str]:
 
 def _targets(options: SetupOptions, engine: EngineDefaults, model: ModelSpec) -> tuple[str, ...]:
     if options.lora_targets is not None and options.lora_targets != "all-linear":
-        names = _names(options.lora_targets)
+        names = names_of(options.lora_targets)
         if not names:
             raise UserError(
                 "--lora-targets is empty: no layer would be trained.", "Name some layers, or use all-linear."

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from estimator.engines import liger, support, varlen
 from estimator.job import Job
-from estimator.vocabulary import Device, LaunchedEngine
+from estimator.vocabulary import ENGINES, Device, LaunchedEngine, LaunchedPrecision
 
 Choice = Literal["packing", "liger", "compile"]
 CHOICES: tuple[Choice, ...] = get_args(Choice)
@@ -47,14 +47,17 @@ PROVEN = (
 )
 
 
-def decided(job: Job, device: Device) -> Job:
-    """Return the job with packing, Liger and compile decided; its engine and method are decided before."""
-    return _decide(job, device)[0]
+def decided(job: Job, device: Device, precision: LaunchedPrecision) -> Job:
+    """Return the job with packing, Liger and compile decided; its engine and method are decided before.
+
+    ``precision``: of its layout.
+    """
+    return _decide(job, device, precision)[0]
 
 
-def reason(job: Job, device: Device) -> list[str]:
+def reason(job: Job, device: Device, precision: LaunchedPrecision) -> list[str]:
     """Explain in one line what was decided for a job on GPUs, if anything was left open."""
-    objections = _decide(job, device)[1]
+    objections = _decide(job, device, precision)[1]
     if not objections or device == "cpu":
         return []
     on = [choice for choice, objection in objections.items() if objection is None]
@@ -63,12 +66,12 @@ def reason(job: Job, device: Device) -> list[str]:
     return ["automatic: " + "; ".join(parts)]
 
 
-def _decide(job: Job, device: Device) -> tuple[Job, dict[Choice, str | None]]:
+def _decide(job: Job, device: Device, precision: LaunchedPrecision) -> tuple[Job, dict[Choice, str | None]]:
     """Decide the open choices; return, for each of these, why it is off, or None."""
     objections = {}
     for choice in CHOICES:
         if getattr(job, choice) is None:
-            objections[choice] = _objection(choice, job, device)
+            objections[choice] = _objection(choice, job, device, precision)
             job = _with(job, choice, on=objections[choice] is None)
     return job, objections
 
@@ -78,7 +81,7 @@ def _with(job: Job, choice: Choice, *, on: bool) -> Job:
     return replace(job, **values)
 
 
-def _objection(choice: Choice, job: Job, device: Device) -> str | None:
+def _objection(choice: Choice, job: Job, device: Device, precision: LaunchedPrecision) -> str | None:
     """Return why a choice is off, as a clause; None if it is on."""
     if device == "cpu":
         return "on CPUs"
@@ -89,6 +92,8 @@ def _objection(choice: Choice, job: Job, device: Device) -> str | None:
     objection = support.unsupported_job(_with(alone, choice, on=True))
     if objection is not None:
         return objection.removeprefix(f"{choice}: ")
+    if choice == "packing" and (reason := _masked(job, precision)):
+        return f"documents would be separated by a dense mask: {reason}"
     if choice == "compile" and not job.packing:
         return "batches vary in length"
     tested = (
@@ -96,3 +101,10 @@ def _objection(choice: Choice, job: Job, device: Device) -> str | None:
         for row in PROVEN
     )
     return None if any(tested) else f"not tested with {job.engine} and {job.model.family} models"
+
+
+def _masked(job: Job, precision: LaunchedPrecision) -> str | None:
+    """Return the reason why packed documents need a dense mask, or None if a kernel keeps them apart."""
+    if not ENGINES[job.engine].runs_loop:
+        return "flex attention is not tested in fp32" if precision == "fp32" else None
+    return varlen.unsupported(job.model, job.task, job.method, precision)

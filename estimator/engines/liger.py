@@ -17,8 +17,9 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 def unsupported(model: ModelSpec, training: Training) -> str | None:
     """Return the reason why a job of the loop cannot use the kernels, as one clause; None if it can."""
-    if not TASKS[training.task].next_token:
-        return f"liger: its fused loss is for next-token prediction, and {training.task} needs logits"
+    task = TASKS[training.task]
+    if not (task.next_token or task.preferences) or training.task == "reward":
+        return f"liger: its loss needs an output head over the vocabulary, and task {training.task} has none"
     if model.family not in FAMILIES:
         return f"liger: its kernels support {', '.join(FAMILIES)} models here, not {model.family}"
     if model.hidden_act != "silu":

@@ -7,10 +7,10 @@ from estimator.job import Job
 from estimator.models import ModelSpec
 from estimator.plan import Layout
 from estimator.setup import Setup, drawn_answer
-from estimator.vocabulary import ENGINES, METHODS, SHARDINGS, TASKS, Precision, StateOffload
+from estimator.vocabulary import ENGINES, METHODS, SHARDINGS, TASKS, Precision
 
 
-def dense_mask(engine: str, device: str, model: ModelSpec, task: str) -> bool:
+def dense_mask(engine: str, device: str, model: ModelSpec, task: str, method: str, precision: str) -> bool:
     """Return whether packed samples are separated by a dense mask.
 
     On GPUs, torchtune uses flex attention's sparse mask (torchtune 0.6.1, utils/_import_guard.py), and the
@@ -19,13 +19,8 @@ def dense_mask(engine: str, device: str, model: ModelSpec, task: str) -> bool:
     if ENGINES[engine].streams:
         return False
     if device == "cuda" and ENGINES[engine].runs_loop:
-        return varlen.unsupported(model, task) is not None
+        return varlen.unsupported(model, task, method, precision) is not None
     return not (engine == "torchtune" and device == "cuda")
-
-
-def _offloaded(job: Job, layout: Layout) -> StateOffload:
-    """Return the offloaded states: optimizer states with DeepSpeed, all sharded states with FSDP2."""
-    return ENGINES[job.engine].offload if layout.offload == "cpu" else "none"
 
 
 def _answer_len(job: Job) -> int:
@@ -44,7 +39,7 @@ def _precision(job: Job, layout: Layout) -> Precision:
 
 def setup_of(job: Job, layout: Layout) -> Setup:
     """Return the training step of a job's engine in a layout."""
-    job = automatic.decided(job, layout.device)
+    job = automatic.decided(job, layout.device, layout.precision)
     engine, task, method = ENGINES[job.engine], TASKS[job.task], METHODS[job.method]
     shared = SHARDINGS[layout.sharding].divides
     fixed_length = bool(job.packing) or engine.streams or task.images
@@ -79,16 +74,17 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         fixed_length=fixed_length,
         longest_first=job.longest_first and not fixed_length,
         expandable_segments=job.expandable_segments,
-        document_mask=bool(job.packing) and dense_mask(job.engine, layout.device, job.model, job.task),
-        checkpointing=job.recompute if layout.activation_checkpointing else "none",
-        recompute_every=job.recompute_every,
+        document_mask=bool(job.packing)
+        and dense_mask(job.engine, layout.device, job.model, job.task, job.method, layout.precision),
+        checkpointing=layout.recompute if layout.activation_checkpointing else "none",
+        recompute_every=layout.recompute_every,
         fp8=job.fp8,
         average=job.average,
         compile=bool(job.compile),
         engine_version=liger.VERSION if job.liger else "",
         loss="fused" if job.liger else engine.loss,
         optimizer_in_backward=layout.optimizer_in_backward,
-        offload=_offloaded(job, layout),
+        offload=engine.offload if layout.offload == "cpu" else "none",
         device=layout.device,
         processes_per_node=layout.processes_per_node,
         keep_checkpoints=job.keep_checkpoints,

@@ -103,10 +103,7 @@ def refuse_gpu(job: Job, gpu: Gpu) -> None:
     """Raise UserError where :func:`unsupported_gpu` has a reason."""
     reason = unsupported_gpu(job, gpu)
     if reason is not None:
-        raise UserError(
-            f"--fp8: {reason}.",
-            "Leave --fp8 out, or ask for another GPU, as H100.",
-        )
+        raise UserError(f"--fp8: {reason}.", "Leave --fp8 out, or ask for another GPU, as H100.")
 
 
 def with_engines(job: Job) -> list[Job]:
@@ -156,7 +153,7 @@ def _training(job: Job, processes: int, *, engine: str | None = None) -> Trainin
         compile=bool(job.compile),
         liger=bool(job.liger),
         vision=job.vision,
-        part_recomputed=(job.recompute, job.recompute_every) != ("full", 1),
+        part_recomputed=(job.recompute or "full", job.recompute_every or 1) != ("full", 1),
         packing=bool(job.packing),
         lora_targets=job.lora_targets,
         rslora=job.rslora,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from estimator.models import ModelSpec
-from estimator.vocabulary import TASKS
+from estimator.vocabulary import METHODS, TASKS
 
 # Families whose code passes the lengths to the attention function and has no custom attention;
 # tests/launchers/engines/loop/test_varlen.py compares each of them with the mask
@@ -28,11 +28,24 @@ FAMILIES = (
 LARGEST_HEAD_DIM = 256  # of FlashAttention-2
 
 
-def unsupported(model: ModelSpec, task: str) -> str | None:
+# FlashAttention computes in 16 bits. Plans are in fp32 on GPUs without bf16, which are those below compute
+# capability 8.0, that FlashAttention-2 needs
+NO_FP32 = "FlashAttention has no fp32, and needs compute capability 8.0 (Ampere or newer)"
+
+
+def unsupported(model: ModelSpec, task: str, method: str, precision: str) -> str | None:
     """Return the reason why a job keeps padding and the dense mask, or None if the kernel applies."""
     spec = TASKS[task]
+    if precision == "fp32":
+        return NO_FP32
     if not (spec.next_token or spec.preferences) or task == "reward":
         return f"task {task} needs separate rows"
+    if METHODS[method].llama_adapter:
+        return "LLaMA-Adapters have attention of their own"
+    if model.attention_dropout:
+        return (
+            f"the kernel has no dropout, and {model.name} has attention_dropout {model.attention_dropout:g}"
+        )
     if model.attention_sinks:
         return f"{model.family}'s attention sinks are not in the kernel"
     if model.family not in FAMILIES:

@@ -178,7 +178,7 @@ class Step:
                 parameter.register_post_accumulate_grad_hook(self._gradient_done)  # type: ignore[no-untyped-call]
 
     def _gradient_done(self, parameter: torch.Tensor) -> None:
-        if zero.gradients_elsewhere(self.setup):
+        if self.setup.zero_stage is not None:  # DeepSpeed copies each gradient into buffers immediately
             parameter.grad = None
             return
         self.tracker.mark(parameter.grad, Part.GRADIENTS)

@@ -57,14 +57,11 @@ def configuration(setup: Setup) -> Any:
     try:
         return AutoConfig.for_model(spec.family, **hf_configuration.values(spec, setup.seq_len))
     except (ValueError, TypeError) as error:
+        reason = str(error).partition(". ")[0]
         raise UserError(
-            f"transformers has no {spec.family} model of the shape of {spec.name}: {_short(error)}",
+            f"transformers has no {spec.family} model of the shape of {spec.name}: {reason}",
             "Remove --exact: the formulas cover it.",
         ) from None
-
-
-def _short(error: Exception) -> str:
-    return str(error).partition(". ")[0]
 
 
 class Nf4Linear(nn.Linear):
@@ -150,20 +147,17 @@ def _forward(setup: Setup, model: Any) -> Loss:
 
 
 def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Compute the loss of launchers/dataset/batches.py: a sum over positions, with two fp32 copies per piece.
+    """Compute the loss of launchers/dataset/batches.py: a sum over positions, with two fp32 copies per chunk.
 
     logits [batch, length, vocabulary], labels [batch, length] -> scalar.
     """
+
+    def chunk_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(logits.float(), labels, ignore_index=-100, reduction="sum")
+
     total = torch.zeros(())
-    pieces = zip(
-        torch.split(logits.flatten(0, -2), LOSS_POSITIONS),
-        torch.split(labels.flatten(), LOSS_POSITIONS),
-        strict=True,
-    )
-    for chunk, targets in pieces:
-        total = total + checkpoint(_piece, chunk, targets, use_reentrant=False, preserve_rng_state=False)
+    logit_chunks = torch.split(logits.flatten(0, -2), LOSS_POSITIONS)
+    label_chunks = torch.split(labels.flatten(), LOSS_POSITIONS)
+    for chunk in zip(logit_chunks, label_chunks, strict=True):
+        total = total + checkpoint(chunk_loss, *chunk, use_reentrant=False, preserve_rng_state=False)
     return total
-
-
-def _piece(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return nn.functional.cross_entropy(logits.float(), labels, ignore_index=-100, reduction="sum")

@@ -18,11 +18,6 @@ def optimizer_traced(setup: Setup) -> bool:
     return setup.zero_stage is None and setup.optimizer in TRACED_OPTIMIZERS
 
 
-def gradients_elsewhere(setup: Setup) -> bool:
-    """Return whether the engine copies each gradient into buffers immediately, as DeepSpeed does."""
-    return setup.zero_stage is not None
-
-
 def with_states(
     setup: Setup, peaks: dict[str, dict[str, int]], states: dict[str, int], sizes: dict[str, int]
 ) -> tuple[dict[str, dict[str, int]], dict[str, int], tuple[str, ...]]:

@@ -47,7 +47,8 @@ def instance_table(machines: tuple[Instance, ...], today: date) -> Table:
     )
     sources = price_sources(machines)
     for item in machines:
-        age = item.price_age_days(today)
+        days = item.price_age_days(today)
+        age = f"{days} days" if days is not None else f"of {(item.price_date or '?').split(' (')[0]}"
         priced = item.usd_per_hour is not None or item.spot_usd_per_hour is not None
         table.add_row(
             item.cloud,
@@ -60,7 +61,7 @@ def instance_table(machines: tuple[Instance, ...], today: date) -> Table:
             "?" if item.usd_per_hour is None else f"{item.usd_per_hour:,.2f}",
             "?" if item.spot_usd_per_hour is None else f"{item.spot_usd_per_hour:,.2f}",
             (item.region or "?") if priced else "",
-            "" if not priced else f"{age} days" if age is not None else _undated(item.price_date),
+            age if priced else "",
             str(sources.index(item.price_source) + 1) if item.price_source else "",
         )
     return table
@@ -69,10 +70,6 @@ def instance_table(machines: tuple[Instance, ...], today: date) -> Table:
 def price_sources(machines: tuple[Instance, ...]) -> list[str]:
     """Return the sources of the prices; the table of instance types refers to them by number, from 1."""
     return list(dict.fromkeys(item.price_source for item in machines if item.price_source))
-
-
-def _undated(text: str | None) -> str:
-    return "?" if text is None else f"of {text.split(' (')[0]}"
 
 
 def cluster_table(cluster: Cluster) -> Table:

@@ -89,7 +89,7 @@ def _around(setup: Setup) -> float:
 
 
 def _layer_inputs(setup: Setup, size: int) -> float:
-    """Bytes that a block's own embedding saves for one token: embedding, gate, its activation, product.
+    """Return the bytes per token of a block's own embedding: embedding, gate, activation and product.
 
     The gate's input is kept where its weight trains. Traced (transformers 5.23, torch 2.13, bf16).
     """
@@ -98,7 +98,7 @@ def _layer_inputs(setup: Setup, size: int) -> float:
 
 
 def _recurrence(setup: Setup, size: int) -> float:
-    """Bytes that recurrent blocks' mixers save for one token: the mean over all blocks.
+    """Return the mean bytes per token and block that the mixers of recurrent blocks save.
 
     Of transformers' own code, which runs where the packages with fused kernels are not installed.
     """
@@ -129,7 +129,7 @@ def _norm_bytes(setup: Setup, *, trained: bool) -> int:
 
 
 def _gathered(setup: Setup) -> int:
-    """By how much tensor parallel divides the products' inputs.
+    """Return the factor by which tensor parallelism divides the inputs of matrix products.
 
     torch's DTensor keeps them gathered over the sequence, Megatron gathers them again (arXiv:2205.05198,
     section 4.2.2).
@@ -274,9 +274,9 @@ def _adapter_inputs(setup: Setup) -> float:
 def _prompt_attention(setup: Setup) -> float:
     """Return the mean bytes per block and token of LLaMA-Adapter's attention over its prompt.
 
-    litgpt keeps its result for the gate, and what the kernel keeps of the softmax (litgpt/adapter.py). The
-    loop's v2 and PEFT's v1 keep the probabilities in fp32, as they compute, and behind the gate; PEFT makes
-    the queries again (peft/tuners/adaption_prompt/layer.py).
+    litgpt saves the attention's result, which the gate scales, and the kernel's softmax statistics
+    (litgpt/adapter.py). The loop's v2 and PEFT's v1 save the fp32 probabilities before and after the gate;
+    PEFT also computes the queries a second time (peft/tuners/adaption_prompt/layer.py).
     """
     model, size = setup.model, computing(setup)
     if setup.engine == "litgpt":
@@ -341,7 +341,7 @@ def _adapted(setup: Setup, target: str) -> int:
 
 
 def _input_widths(model: ModelSpec) -> int:
-    """Widths of the inputs of a block's linear layers, together."""
+    """Return the sum of the input widths of a block's linear layers."""
     return sum(in_features for _, in_features in shape_of(model).linear_shapes.values())
 
 

@@ -62,10 +62,7 @@ def moments(
             "gradients": gradients,
             "communication buffers": communication.gathered + communication.reduced + communication.last,
         },
-        {
-            "gradients": gradients,
-            "optimizer temporaries": optimizer_temporary_bytes(setup, part),
-        },
+        {"gradients": gradients, "optimizer temporaries": optimizer_temporary_bytes(setup, part)},
     ]
 
 

@@ -77,8 +77,8 @@ def kv_cache_bytes(model: ModelSpec, sequences: int, tokens: int, *, bytes_each:
     Per sequence, token and block: kv_heads * head_dim keys and as many values; with latent attention (MLA)
     the compressed latents, kv_lora_rank + qk_rope_head_dim numbers (transformers 5.23). Blocks with a sliding
     window (or Llama 4's chunks) keep the tokens of the window; blocks that reuse keys and values (Gemma 4)
-    keep none. A batch that generates has cached all tokens
-    but the last one generated. The allocator holds more: see :func:`working_bytes`.
+    keep none. A batch that generates has cached all tokens but the last one generated. The allocator holds
+    more: see ``CACHE_HELD``.
 
     Parameters
     ----------
@@ -120,22 +120,10 @@ def live_bytes(
             CACHE: prompts * model.attention_layers * _cached_width(model) * bytes_each,
             ACTIVATIONS: prompts * (_block_width(model) * bytes_each + batch.prompt_tokens * score) + mask,
         },
-        {
-            CACHE: cache,
-            ACTIVATIONS: cached * (_decoding_width(model, fused) * bytes_each + score),
-        },
+        {CACHE: cache, ACTIVATIONS: cached * (_decoding_width(model, fused) * bytes_each + score)},
         {CACHE: cache, LOGITS: batch.sequences * model.vocab * each_logit},
     )
     return max(moments, key=lambda moment: sum(moment.values()))
-
-
-def working_bytes(model: ModelSpec, batch: Batch, *, bytes_each: int = 2, top_p: float = 1.0) -> int:
-    """Return a batch's memory next to the weights: live tensors, and the cache's blocks held twice.
-
-    Use it for generation next to other tensors on the same GPU; :func:`generation_bytes` is the process.
-    """
-    live = live_bytes(model, batch, bytes_each=bytes_each, top_p=top_p)
-    return sum(live.values()) + (CACHE_HELD - 1) * live[CACHE]
 
 
 def generation_bytes(

@@ -8,6 +8,7 @@ from estimator.memory import implementations
 from estimator.memory.shape import Part
 from estimator.memory.states import computing
 from estimator.setup import Setup
+from estimator.vocabulary import TASKS
 
 # launchers/dataset/batches.py, LOSS_CHUNK: positions whose logits are in fp32 at a time
 DEEPSPEED_LOSS_POSITIONS = 1024
@@ -56,6 +57,8 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
     which their gradient replaces, the hidden states' gradient and the head's (Liger-Kernel 0.8.5,
     ops/fused_linear_cross_entropy.py). fused: pieces of the logits, and
     the head's gradient in fp32 (Liger-Kernel, ops/fused_linear_cross_entropy.py: about T h / V tokens each).
+    liger with preferences (launchers/engines/loop/head.py): the hidden states' gradient and the head's; one
+    piece of the logits with 12 B a logit more, or with the head's gradient of that piece.
     """
     model, size = setup.model, computing(setup)
     if not part.head or not part.last:
@@ -65,6 +68,10 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
     divided = 1 if code.whole_logits else setup.tensor
     elements = tokens * -(-model.vocab // divided)
     head = 0 if setup.adapters else part.head
+    if setup.loss == "fused" and setup.engine_version == "liger" and TASKS[setup.task].preferences:
+        chunk = min(tokens, DEEPSPEED_LOSS_POSITIONS) * model.vocab
+        piece = max((12 + size) * chunk, size * (chunk + head))
+        return Logits(piece + size * (tokens * model.hidden + head))
     if setup.loss == "fused" and setup.engine_version == "liger":
         pieces = -(-model.vocab // model.hidden)
         chunk = min(tokens, 1 << (-(-tokens // pieces) - 1).bit_length())  # the next power of two

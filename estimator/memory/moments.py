@@ -19,12 +19,7 @@ from estimator.memory.activations import (
     last_bytes,
     selective_bytes,
 )
-from estimator.memory.buffers import (
-    buffers,
-    cached_bytes,
-    dequantized_bytes,
-    optimizer_temporary_bytes,
-)
+from estimator.memory.buffers import buffers, cached_bytes, dequantized_bytes, optimizer_temporary_bytes
 from estimator.memory.generation import ACTIVATIONS, CACHE, CACHE_HELD, LOGITS, drawn_batch, live_bytes
 from estimator.memory.logits import Logits, loss_bytes
 from estimator.memory.residuals import varies
@@ -33,12 +28,12 @@ from estimator.memory.states import (
     computing,
     divides_scales,
     fsdp1,
+    keeps_embedding_gradient,
     late_gradient_bytes,
     loaded_bytes,
     scale_bytes,
     shared,
     states,
-    trains_embedding_in_vain,
 )
 from estimator.models import DiffusionSpec
 from estimator.setup import Setup
@@ -132,7 +127,7 @@ class Moment:
 def peak(setup: Setup, weight: float = 1.0, *, held: bool = True) -> Peak:
     """Return the largest moment of one process; in a pipeline, of the stage that needs the most.
 
-    ``weight``: what a live byte counts that is not of the states, where the allocator makes more of it.
+    ``weight``: factor for live bytes other than states, by which the allocator reserves more than is live.
     ``held``: whether to include the bytes that the allocator reserves in addition.
     """
     first, *_ = stages(setup)
@@ -229,7 +224,7 @@ def _of_unet(
 def _unfitting(setup: Setup, block_per_token: float) -> float:
     """Return the bytes per token that the allocator reserves additionally, as freed blocks cannot be reused.
 
-    A recomputed block's tensors have many sizes, for which the freed logits are no place that fits.
+    The tensors of a recomputed block have many sizes, which do not fit into the freed blocks of the logits.
     """
     if not checkpointed(setup) or setup.compile or setup.device == "cpu":
         return 0.0
@@ -311,10 +306,7 @@ def _moments(
             communication.reduced_total + (gradients if streams else 0),
         ),
         Moment(
-            {
-                "gradients": gradients,
-                "optimizer temporaries": optimizer_temporary_bytes(setup, part),
-            },
+            {"gradients": gradients, "optimizer temporaries": optimizer_temporary_bytes(setup, part)},
             gradients if streams else 0,
         ),
     ]
@@ -464,7 +456,7 @@ def _held_gradients(setup: Setup, gradients: int) -> int:
         return gradients
     if setup.engine != "litgpt":
         return 0
-    if trains_embedding_in_vain(setup):
+    if keeps_embedding_gradient(setup):
         return min(gradients, setup.model.vocab * setup.model.hidden * computing(setup))
     return gradients  # it accumulates up to 16 sequences (finetune/full.py, TrainArgs.global_batch_size)
 

@@ -114,4 +114,4 @@ def _basis(residual: Residual, setup: Setup) -> str:
     """Describe the source of a range, with both ends relative to the likely value."""
     scope = " of language models" if isinstance(setup.model, DiffusionSpec) else ""
     lower, upper = residual.lower - 1, residual.upper - 1
-    return f"{lower:+.0%} to {upper:+.0%} beyond the states: {residual.basis}{scope}"
+    return f"activations and buffers {lower:+.0%} to {upper:+.0%}, from {residual.basis}{scope}"

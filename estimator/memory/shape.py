@@ -180,12 +180,12 @@ def part_of(setup: Setup, stage: str) -> Part:
     routed_linear = -(-shape.experts_linear // expert_share) + -(-shape.shared_mlp_linear // t)
     blocks_linear += expert_layers * routed_linear
     block_linear = linear + max(
-        -(-shape.mlp_linear // t) if dense else 0,
-        routed_linear if expert_layers else 0,
+        -(-shape.mlp_linear // t) if dense else 0, routed_linear if expert_layers else 0
     )
     has_head = last and setup.model.causal and setup.task != "reward"
     head_weights = shape.head
-    if setup.model.tied_embeddings and _head_apart(setup, stage):
+    # Tied embeddings are two matrices nevertheless: litgpt never ties them, a pipeline cannot
+    if setup.model.tied_embeddings and (setup.engine == "litgpt" or stage == "last"):
         head_weights += setup.model.vocab * setup.model.hidden
     return Part(
         layers=layers,
@@ -202,8 +202,3 @@ def part_of(setup: Setup, stage: str) -> Part:
         first=first,
         last=last,
     )
-
-
-def _head_apart(setup: Setup, stage: str) -> bool:
-    """Return whether tied embeddings are two matrices: litgpt never ties them, a pipeline cannot."""
-    return setup.engine == "litgpt" or stage == "last"

@@ -42,7 +42,7 @@ def states(setup: Setup, stage: str | None = None) -> dict[str, int]:
     result = {"weights": 0, "master weights": 0, "reference model": 0, "reward model": 0, "adapters": 0}
     result["reward model"] = setup.reward_parameters * computing(setup)  # whole in each process
     base = base_bytes(setup, part, weight)
-    if not (offloads_weights(setup)):
+    if not offloads_weights(setup):
         is_undivided = setup.undivided_base and setup.zero_stage == 3
         result["weights"] = base if is_undivided else shared(setup, part, base, "weights")
         if not divides_scales(setup):
@@ -79,11 +79,11 @@ def _vision_bytes(setup: Setup, part: Part) -> int:
 
 
 def loaded_bytes(setup: Setup, part: Part) -> int:
-    """Weights in bytes, with their scales, that one process has loaded before any are given away.
+    """Return the bytes of weights and scales that one process has loaded before they are sharded.
 
     transformers leaves a quantized model out of ZeRO-3's partitioned construction (integrations/deepspeed.py
     and modeling_utils.py, is_deepspeed_zero3_enabled and not is_quantized), so every process has all of it on
-    its GPU until deepspeed.initialize divides it. 0 where no more is loaded than is kept.
+    its GPU until deepspeed.initialize shards it. 0 if loading needs no more than the shard.
     """
     if setup.zero_stage != 3 or setup.quantization == "none" or offloads_weights(setup):
         return 0
@@ -168,7 +168,7 @@ def base_bytes(setup: Setup, part: Part, weight: int) -> int:
     total = packed_bytes(setup, part) + unquantized * size
     if setup.engine == "litgpt":
         # finetune/lora.py replaces the embedding by bitsandbytes' StableEmbedding; the old one stays
-        # referenced. Runs of before that (2023-10) hold as much, by what is not known.
+        # referenced. Runs before that (2023-10) hold as much, for an unknown reason.
         total += part.embedding * size
     return total
 
@@ -187,9 +187,8 @@ def _quantized(setup: Setup, part: Part) -> int:
 def scale_bytes(setup: Setup, part: Part) -> int:
     """Return the bytes of the scales of quantized weights in one process.
 
-    torchtune's are a part of the weight (torchao, NF4Tensor) and divided with it. The loop's lie next to it
-    (launchers/engines/loop/quantized.py), where neither FSDP nor ZeRO divides them; its int8 has one in fp32
-    for each row.
+    torchtune's scales are part of the weight (torchao, NF4Tensor) and sharded with it. The loop stores them
+    next to it (launchers/engines/loop/quantized.py), unsharded; its int8 has one fp32 scale per row.
     """
     if setup.quantization == "none":
         return 0
@@ -230,14 +229,14 @@ def gradient_bytes(setup: Setup, part: Part) -> int:
         flat_elements = part.blocks if setup.adapters else part.parameters
         return flat_elements * size if setup.accumulation > 1 else share(flat_elements * size, setup.shard)
     total = shared(setup, part, trained * size, "gradients") + partial_gradient_bytes(setup, part)
-    if trains_embedding_in_vain(setup):
+    if keeps_embedding_gradient(setup):
         total += part.embedding * size
     if unreduced(setup):
         total += 4 * trained
     return total
 
 
-def trains_embedding_in_vain(setup: Setup) -> bool:
+def keeps_embedding_gradient(setup: Setup) -> bool:
     """Return whether a frozen embedding gets gradients that are neither used nor freed.
 
     litgpt's StableEmbedding does, with a quantized base, since Lightning-AI/litgpt@ae798aba (October 2024).
@@ -246,9 +245,10 @@ def trains_embedding_in_vain(setup: Setup) -> bool:
 
 
 def late_gradient_bytes(setup: Setup, part: Part) -> int:
-    """Return the bytes of gradients allocated after the peak of the first block's backward pass.
+    """Return the bytes of gradients that do not exist yet at the peak of the first block's backward pass.
 
-    The embedding's, where the head has none with it, and the block's but for one matrix.
+    At that peak one matrix of the block has its gradient. The block's other gradients come later, and
+    the embedding's, unless it is tied to the head, which is first in the backward pass.
     """
     if setup.adapters or setup.optimizer_in_backward:
         return 0
@@ -303,14 +303,8 @@ def gradient_size(setup: Setup) -> int:
 
 
 def divisor(setup: Setup, state: str) -> int:
-    """By how many processes "weights", "gradients" or "optimizer" are divided."""
-    sharding = SHARDINGS[setup.sharding]
-    divided = {
-        "weights": sharding.weights,
-        "gradients": sharding.gradients,
-        "optimizer": sharding.optimizer,
-    }[state]
-    return setup.shard if divided else 1
+    """Return the number of processes that share "weights", "gradients" or "optimizer"."""
+    return setup.shard if getattr(SHARDINGS[setup.sharding], state) else 1
 
 
 def shared(setup: Setup, part: Part, total: int, state: str) -> int:

@@ -131,8 +131,7 @@ def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
     field, or values that contradict each other.
     """
     reader = ConfigReader(language_part(config, name), name)
-    family = reader.text("model_type")
-    family = _SAME_CODE.get(family, family)
+    family = shared_code(reader.text("model_type"))
     if family not in FAMILIES and not untried.is_untried(family):
         raise UserError(
             f"Model {name}: config.json has model_type {family!r}, which is not supported.",
@@ -161,6 +160,11 @@ def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
     )
 
 
+def shared_code(model_type: str) -> str:
+    """Return the family whose code a ``model_type`` shares; itself for most."""
+    return _SAME_CODE.get(model_type, model_type)
+
+
 def language_part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return the language model's configuration, which multimodal models keep under ``text_config``."""
     text = config.get("text_config")
@@ -170,6 +174,16 @@ def language_part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
         raise UserError(f"Model {name}: config.json has text_config = {text!r}; it must be an object.")
     outer = {key: config[key] for key in ("tie_word_embeddings", "quantization_config") if key in config}
     return {**text, **outer}  # transformers ties by the outer one
+
+
+def quantization_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``quantization_config``, which multimodal models may keep under ``text_config``."""
+    return dict(language_part(config, "the checkpoint").get("quantization_config") or {})
+
+
+def is_rewritten(config: Mapping[str, Any]) -> bool:
+    """Whether training needs a conversion: quantized weights, or parts besides a language model."""
+    return bool(quantization_options(config)) or "text_config" in config
 
 
 def _refuse(reader: ConfigReader) -> None:

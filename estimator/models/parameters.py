@@ -124,11 +124,6 @@ def _weights(shapes: dict[str, tuple[int, int]]) -> int:
     return sum(out_features * in_features for out_features, in_features in shapes.values())
 
 
-def attention_weights(m: ModelShape) -> int:
-    """Count the weights of the linear layers of one block's attention, without biases."""
-    return _weights(attention_shapes(m))
-
-
 def attention_extras(m: ModelShape) -> int:
     """Count the other parameters of attention: biases, sinks, norms of queries, keys and latents."""
     count = (m.q_dim + m.kv_dim + m.v_dim) * m.qkv_bias + m.hidden * m.o_bias

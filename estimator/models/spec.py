@@ -47,16 +47,6 @@ class ModelSpec(ModelShape):
     # Parameters
 
     @property
-    def attention_linear_parameters(self) -> int:
-        """Weights of one block's attention projections."""
-        return parameters.attention_weights(self)
-
-    @property
-    def mlp_linear_parameters(self) -> int:
-        """Weights of one block's MLP, all experts; of a block with experts where only some have them."""
-        return parameters.mlp_weights(self, max(self.experts, 1) * self.ffn + self.shared_ffn)
-
-    @property
     def linear_parameters(self) -> int:
         """Weights of the linear layers of all blocks: what QLoRA stores in 4 bits."""
         return parameters.linears(self)
@@ -137,22 +127,4 @@ class ModelSpec(ModelShape):
             return self
         return replace(
             self, vocab=self.vocab + count, published_parameters=None, published_active_parameters=None
-        )
-
-    def with_layers(self, layers: int) -> ModelSpec:
-        """Return this model with ``layers`` blocks, with dense and sliding-window ones in proportion."""
-        dense = min(self.dense_layers, max(layers - 1, 0)) if self.dense_layers < self.layers else layers
-        sliding = self.sliding_layers and max(1, round(layers * self.sliding_layers / self.layers))
-        reused = min(layers * self.reused_kv_layers // self.layers, layers - 1)
-        return replace(
-            self,
-            layers=layers,
-            recurrent_layers=layers * self.recurrent_layers // self.layers,
-            mlp_layers=layers * self.mlp_layers // self.layers,
-            dense_layers=dense,
-            sliding_layers=sliding,
-            reused_kv_layers=reused,
-            reused_kv_sliding=min(sliding, layers * self.reused_kv_sliding // self.layers, reused),
-            published_parameters=None,
-            published_active_parameters=None,
         )

@@ -161,11 +161,6 @@ class UNetShape:
         return total
 
     @property
-    def transformer_blocks(self) -> int:
-        """Blocks of all transformers."""
-        return sum(part.layers for part in self.parts())
-
-    @property
     def units(self) -> int:
         """Number of blocks that FSDP shards and checkpointing recomputes one by one: resnets and
         transformer blocks.

@@ -28,6 +28,7 @@ FORMATS: dict[str, WeightFormat] = {
     "fp8": WeightFormat(bytes_each=1.0, rate=48e6, title="FP8"),
     "awq": WeightFormat(bytes_each=0.5 + 2.5 / 128, rate=15e6, title="AWQ"),
     "gptq": WeightFormat(bytes_each=0.5 + 2.5 / 128, rate=8e6, title="GPTQ"),
+    "compressed-tensors": WeightFormat(bytes_each=0.5 + 2 / 32, rate=19e6, title="compressed-tensors"),
     "bitsandbytes": WeightFormat(bytes_each=0.5 + 4 / 64, rate=76e6, title="bitsandbytes"),
 }
 BF16_BYTES = 2

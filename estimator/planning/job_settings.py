@@ -34,9 +34,9 @@ def changed_settings(job: Job) -> Iterator[tuple[str, object]]:
         yield "activation_checkpointing", job.activation_checkpointing
     if job.fp8 != "none":
         yield "fp8", job.fp8
-    if job.recompute != "full":
+    if job.recompute is not None:
         yield "recompute.what", job.recompute
-    if job.recompute_every != 1:
+    if job.recompute_every is not None:
         yield "recompute.every", job.recompute_every
     if job.vision is not None:
         yield "vision", job.vision

@@ -114,4 +114,6 @@ class Ladders:
             expert_parallel=spread.expert,
             replicate=spread.replicate,
             optimizer_in_backward=self.job.optimizer_in_backward,
+            recompute=self.job.recompute or "full",
+            recompute_every=self.job.recompute_every or 1,
         )

@@ -17,15 +17,7 @@ from estimator.planning.clusters import best_or_none
 from estimator.planning.failures import smaller, with_lean_states, without_costly_options
 from estimator.planning.goals import Goals
 from estimator.planning.places import LARGEST_MODEL_ON_CPU
-from estimator.planning.search import (
-    Evidence,
-    Search,
-    divides,
-    indivisible,
-    percent,
-    precision_of,
-    title,
-)
+from estimator.planning.search import Evidence, Search, divides, indivisible, percent, precision_of, title
 from estimator.suggestions import Suggestion
 
 # Maximum request of a CPU process on a cluster, which nearly every cluster can meet. General-purpose

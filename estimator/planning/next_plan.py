@@ -1,7 +1,8 @@
 """Next plan after a run was out of memory: the same step and rows, in less memory.
 
-In this order: a smaller micro batch with the same global batch, activation checkpointing, more sharding, and,
-if hardware can be chosen, the next GPU with more memory. Values set by the user are kept.
+In this order: checkpointing of whole blocks instead of parts, a smaller micro batch with the same global
+batch, activation checkpointing, more sharding, and, if hardware can be chosen, the next GPU with more memory.
+Values set by the user are kept.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from estimator.planning.places import Place, choose_places
 from estimator.planning.search import Candidate, Evidence, Search
 
 AFTER = "out of memory in attempt"  # origin of the override
+_RECOMPUTED = ("recompute", "recompute_every")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +66,8 @@ def after_out_of_memory(
 
 def _leaner(search: Search, failed: Layout) -> Iterator[Layout]:
     """Yield layouts of the same processes that may need less, in the order to try them."""
+    if failed.activation_checkpointing and (failed.recompute, failed.recompute_every) != ("full", 1):
+        yield replace(failed, recompute="full", recompute_every=1)
     ladders = search.ladders.of(failed.nodes, failed.processes_per_node)
     same_ladders = [  # ladders that differ from the failed layout in the micro batch only
         ladder
@@ -98,7 +102,7 @@ def _rungs(search: Search, ladders: list[Ladder], max_size: int) -> Iterator[Lay
 def _divides_alike(ladder: Ladder, failed: Layout, search: Search) -> bool:
     """Return whether a ladder shards the model like the failed layout."""
     first = search.ladders.rung(ladder)
-    varying = ("micro_batch_size", "accumulation", "activation_checkpointing")
+    varying = ("micro_batch_size", "accumulation", "activation_checkpointing", *_RECOMPUTED)
     equalized = replace(first, **{name: getattr(failed, name) for name in varying})
     return equalized == failed
 
@@ -127,7 +131,7 @@ def _same_machine(plan: Plan, layout: Layout, estimate: MemoryEstimate, attempt:
             used=str(getattr(layout, name)),
             given_by=f"{AFTER} {attempt}",
         )
-        for name in ("micro_batch_size", "accumulation", "activation_checkpointing", "sharding")
+        for name in ("micro_batch_size", "accumulation", "activation_checkpointing", *_RECOMPUTED, "sharding")
         if getattr(plan.layout, name) != getattr(layout, name)
     ]
     changed = replace(changed, overrides=(*plan.overrides, *notes))

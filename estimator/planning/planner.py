@@ -29,12 +29,7 @@ from estimator.planning.engine_choice import (
 )
 from estimator.planning.failures import Failure, of_error, of_survey
 from estimator.planning.goals import Goals
-from estimator.planning.local_plan import (
-    describe,
-    describe_place,
-    plan_local,
-    pod_of_cpus,
-)
+from estimator.planning.local_plan import describe, describe_place, plan_local, pod_of_cpus
 from estimator.planning.measured_gpus import UNMEASURED
 from estimator.planning.places import LARGEST_MODEL_ON_CPU
 from estimator.planning.ranking import Ranking, Rejection
@@ -108,8 +103,7 @@ def _plans(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence)
         for name, value in (("--gpu", target.gpu), ("--instance-type", target.instance_type)):
             if value is not None:
                 raise UserError(
-                    f"--device cpu and {name} {value} contradict each other.",
-                    "Remove one of them.",
+                    f"--device cpu and {name} {value} contradict each other.", "Remove one of them."
                 )
         target = replace(target, machine=pod_of_cpus(target.gpus or 1))
     elif _is_for_cpus(job, target, goals):

@@ -78,6 +78,9 @@ class Ranking:
         return json.dumps(self.to_dict(), indent=2)
 
 
+_VISIBLE = 0.005  # relative difference of prices that whole percents show
+
+
 def _trade(plans: tuple[Plan, ...]) -> str:
     """Describe a later plan that is much faster than the first for about its price; "" for none."""
     first, rate = plans[0].prediction, plans[0].prediction.tokens_per_second
@@ -98,11 +101,8 @@ def _trade(plans: tuple[Plan, ...]) -> str:
     remedy = (
         "`--capacity any` ranks it by that" if low_availability else "`--prefer speed` puts the fastest first"
     )
-    return (
-        f"Plan {rank} is {times:.1f} times as fast as plan 1 and "
-        f"{compared(extra_cost, 'more expensive', 'cheaper')} per "
-        f"token; {remedy}."
-    )
+    price = compared(extra_cost, "more expensive", "cheaper") if abs(extra_cost) >= _VISIBLE else "as cheap"
+    return f"Plan {rank} is {times:.1f} times as fast as plan 1 and {price} per token; {remedy}."
 
 
 def in_order(

@@ -14,7 +14,7 @@ from estimator.memory import latents
 from estimator.memory.generation import drawn_batch, kv_cache_bytes
 from estimator.memory.states import computing
 from estimator.models import DiffusionSpec, ModelSpec, weight_formats
-from estimator.plan import Layout
+from estimator.plan import Layout, MemoryEstimate
 from estimator.planning.capacity import why_rare
 from estimator.planning.goals import Goals
 from estimator.planning.ladders import LARGEST_MICRO_BATCH
@@ -35,7 +35,7 @@ def of_layout(search: Search, candidate: Candidate) -> list[str]:
         *_parallelism(job, layout),
         _micro_batch(search, candidate),
         _checkpointing(search, candidate),
-        *automatic.reason(search.requested, layout.device),
+        *automatic.reason(search.requested, layout.device, layout.precision),
         *_documents_apart(job, candidate),
         *_varying_lengths(job, candidate),
         *vision.reasons(job),
@@ -204,6 +204,8 @@ def _why_so_small(search: Search, candidate: Candidate) -> str:
         text += " without activation checkpointing"
     if capacity is None:
         return text
+    if layout.checkpointing not in ("off", "full"):
+        return f"{text} with {layout.checkpointing} checkpointing"
     fitting = search.fitting(layout.nodes, layout.processes_per_node, capacity, candidate.gpu)
     kind = replace(layout, micro_batch_size=0, accumulation=0)
     same_kind = [fit for fit in fitting if replace(fit, micro_batch_size=0, accumulation=0) == kind]
@@ -238,16 +240,30 @@ def _checkpointing(search: Search, candidate: Candidate) -> str:
     capacity = candidate.memory.capacity_bytes or 0
     uncheckpointed = search.estimate(replace(layout, activation_checkpointing=False), candidate.gpu)
     uncheckpointed = uncheckpointed.with_capacity(capacity)
+    if layout.checkpointing != "full" and not search.job.recompute and not search.job.recompute_every:
+        return _part_recomputed(search, candidate, uncheckpointed)
     if uncheckpointed.verdict == "fits":
         return "activation checkpointing: allows this micro batch with less sharding"
     return f"activation checkpointing: without it this micro batch needs {uncheckpointed.describe()}"
+
+
+def _part_recomputed(search: Search, candidate: Candidate, uncheckpointed: MemoryEstimate) -> str:
+    """Compare checkpointing of some activations with that of whole blocks, and with none."""
+    layout = candidate.layout
+    whole = replace(layout, recompute="full", recompute_every=1)
+    speed = search.speed(whole, candidate.gpu, candidate.place).tokens_per_second
+    gain = (candidate.speed.tokens_per_second or 0.0) / speed - 1 if speed else 0.0
+    return (
+        f"activation checkpointing {layout.checkpointing}: {compared(gain, 'faster', 'slower')} than full; "
+        f"without it this micro batch needs {uncheckpointed.describe()}"
+    )
 
 
 def _documents_apart(job: Job, candidate: Candidate) -> list[str]:
     """Explain how a loop engine separates packed documents on a GPU, if it uses a dense mask."""
     if not job.packing or candidate.layout.device != "cuda" or not ENGINES[job.engine].runs_loop:
         return []
-    reason = varlen.unsupported(job.model, job.task)
+    reason = varlen.unsupported(job.model, job.task, job.method, candidate.layout.precision)
     return [f"packed documents are separated by a dense mask, which is slower: {reason}"] if reason else []
 
 

@@ -89,7 +89,7 @@ def _layout(plan: Plan) -> str:
         f"{side} x {side} pixels" if TASKS[plan.task].images else f"{layout.seq_len} tokens",
         layout.precision,
         layout.optimizer,
-        f"checkpointing {'on' if layout.activation_checkpointing else 'off'}",
+        f"checkpointing {layout.checkpointing}",
         *plan.accelerations,
     ]
     if layout.offload != "none":

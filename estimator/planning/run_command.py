@@ -72,7 +72,10 @@ def _unlike_default(plan: Plan, job: Job) -> Iterator[tuple[str, object]]:
     default = replace(decided, packing=None, liger=None, compile=None)
     if plan.layout.global_batch_size != DEFAULT_BATCH:
         default = replace(default, packing=False)  # the command names the batch, in rows
-    decided, default = (automatic.decided(each, plan.layout.device) for each in (decided, default))
+    layout = plan.layout
+    decided, default = (
+        automatic.decided(each, layout.device, layout.precision) for each in (decided, default)
+    )
     for choice in automatic.CHOICES:
         if getattr(decided, choice) != getattr(default, choice):
             yield choice, getattr(decided, choice)

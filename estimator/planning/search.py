@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from estimator import memory, throughput
 from estimator.engines import automatic
 from estimator.engines.setups import setup_of
+from estimator.engines.support import unsupported_job
 from estimator.errors import UserError
 from estimator.formatting import format_bytes
 from estimator.hardware import Gpu
@@ -21,7 +23,7 @@ from estimator.planning.places import Place
 from estimator.planning.start_up import start_up
 from estimator.risk import least_capacity, out_of_memory_risk, verdict_of
 from estimator.setup import Setup
-from estimator.vocabulary import ENGINES, SHARDINGS, Device, LaunchedPrecision, Task
+from estimator.vocabulary import ENGINES, SHARDINGS, Device, LaunchedPrecision, Recompute, Task
 
 if TYPE_CHECKING:
     from estimator.calibration import Calibration
@@ -38,6 +40,13 @@ REPLAN_HOURS = 0.1
 # Largest share of the forward pass in a step: with frozen weights, the backward pass has as many products
 # (throughput/flops.py)
 FORWARD_SHARE = 0.5
+# Compared where checkpointing is needed: attention and every second product kept, or whole blocks. A choice.
+PART_RECOMPUTATIONS: tuple[tuple[Recompute, int], ...] = (
+    ("selective", 1),
+    ("full", 2),
+    ("full", 3),
+    ("full", 4),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,12 +89,6 @@ class Candidate:
         if self.place is None or self.place.shared or not self.place.name:
             return 0
         return (self.place.gpus - self.layout.processes_per_node) * self.layout.nodes
-
-    @property
-    def gpu_seconds_per_token(self) -> float | None:
-        """GPU-seconds per training token; None if the speed is unknown."""
-        speed = self.speed.tokens_per_second
-        return None if speed is None else self.layout.world_size / speed
 
     @property
     def usd_per_token(self) -> float | None:
@@ -189,7 +192,7 @@ class Search:
         takes_tight: bool = False,
     ) -> None:
         self.requested = job
-        self.job = job = automatic.decided(job, device)
+        self.job = job = automatic.decided(job, device, precision)
         self.takes_tight = takes_tight
         self.ladders = Ladders(job, precision, device)
         self.evidence = evidence or Evidence()
@@ -220,11 +223,8 @@ class Search:
         fastest = max(rates)
         near_fastest = [i for i, rate in enumerate(rates) if rate * (1 + INDISTINCT) >= fastest]
         # Ladders are sorted without checkpointing first and with the least sharding first, which decides ties
-        chosen = min(
-            near_fastest,
-            key=lambda i: (complexity(layouts[i]), -rates[i]),
-        )
-        layout = layouts[chosen]
+        chosen = min(near_fastest, key=lambda i: (complexity(layouts[i]), -rates[i]))
+        layout, speed = self._recomputing_less(layouts[chosen], speeds[chosen], capacity, gpu, place)
         estimate = self.estimate(layout, gpu).with_capacity(capacity)
         # Hardware of the user is available
         start_up_hours = start_up(place, nodes, self.job.model) if place is not None and place.name else None
@@ -234,11 +234,52 @@ class Search:
             memory=estimate,
             gpu=gpu,
             place=place,
-            speed=speeds[chosen],
+            speed=speed,
             start_up=start_up_hours,
             interruptions=self._foresee(layout, gpu, place, checkpoint),
             checkpoint_bytes=checkpoint,
             evaluated_tokens=self.job.evaluated_sequences * self.job.seq_len,
+        )
+
+    def _recomputing_less(
+        self, layout: Layout, speed: throughput.Speed, capacity: int, gpu: Gpu | None, place: Place | None
+    ) -> tuple[Layout, throughput.Speed]:
+        """Return the fastest of a layout and those that recompute less in its backward pass, with its speed.
+
+        Of each kind, that with the largest micro batch of the same global batch that fits.
+        """
+        if not layout.activation_checkpointing:
+            return layout, speed
+        options = [(layout, speed)]
+        accepts = self._fits if self.takes_tight else self._fits_well
+        sequences = layout.micro_batch_size * layout.accumulation
+        for what, every in self.part_recomputations:
+            for size in range(layout.micro_batch_size, 0, -1):
+                if sequences % size or (self.job.micro_batch_size or size) != size:
+                    continue
+                option = replace(
+                    layout,
+                    micro_batch_size=size,
+                    accumulation=sequences // size,
+                    recompute=what,
+                    recompute_every=every,
+                )
+                if accepts(option, capacity, gpu):
+                    options.append((option, self.speed(option, gpu, place)))
+                    break
+        return max(options, key=lambda option: option[1].tokens_per_second or 0.0)
+
+    @cached_property
+    def part_recomputations(self) -> tuple[tuple[Recompute, int], ...]:
+        """Kinds of checkpointing that recompute less than whole blocks, and are left to the planner."""
+        job = self.job
+        given = (job.activation_checkpointing, job.recompute, job.recompute_every)
+        if given != (None, None, None) or not ENGINES[job.engine].runs_loop:
+            return ()
+        return tuple(
+            (what, every)
+            for what, every in PART_RECOMPUTATIONS
+            if unsupported_job(replace(job, recompute=what, recompute_every=every)) is None
         )
 
     def _foresee(
@@ -396,6 +437,9 @@ class Search:
     def is_tight(self, layout: Layout, capacity: int, gpu: Gpu | None) -> bool:
         """Return whether a layout that fits has a risk of running out of memory above the limit."""
         return verdict_of(self._risk(layout, capacity, gpu)) != "fits"
+
+    def _fits_well(self, layout: Layout, capacity: int, gpu: Gpu | None) -> bool:
+        return not self.is_tight(layout, capacity, gpu)
 
     def _fits(self, layout: Layout, capacity: int, gpu: Gpu | None) -> bool:
         return verdict_of(self._risk(layout, capacity, gpu)) != "does not fit"

@@ -14,7 +14,7 @@ from estimator.planning.search import Evidence, Search
 TRIED = 3  # plans of one trial
 
 
-def trial_plans(plan: Plan, job: Job, *, count: int = TRIED) -> tuple[Plan, ...]:
+def trial_plans(plan: Plan, job: Job) -> tuple[Plan, ...]:
     """Return the plan and the next best layouts of its job on the same hardware, by predicted speed.
 
     Per spread, the largest micro batch that fits and the next smaller one. If the speed is unknown, in the
@@ -32,7 +32,7 @@ def trial_plans(plan: Plan, job: Job, *, count: int = TRIED) -> tuple[Plan, ...]
     other_layouts = [option for option in dict.fromkeys(layouts) if option != layout]
     speeds = {option: search.speed(option, gpu, None).tokens_per_second or 0.0 for option in other_layouts}
     other_layouts.sort(key=lambda option: -speeds[option])
-    return (plan, *(_plan_of(plan, job, search, option, gpu) for option in other_layouts[: count - 1]))
+    return (plan, *(_plan_of(plan, job, search, option, gpu) for option in other_layouts[: TRIED - 1]))
 
 
 def _smaller(layout: Layout) -> Layout | None:

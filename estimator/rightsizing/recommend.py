@@ -86,10 +86,10 @@ def comparable(history: Sequence[Usage], parameters: Mapping[str, str] | None) -
     return same_parameters
 
 
-def quantile(values: Sequence[float], share: float = QUANTILE) -> float:
-    """Return the quantile by linear interpolation; ``values`` must not be empty."""
+def quantile(values: Sequence[float]) -> float:
+    """Return the quantile ``QUANTILE`` by linear interpolation; ``values`` must not be empty."""
     ordered = sorted(values)
-    place = share * (len(ordered) - 1)
+    place = QUANTILE * (len(ordered) - 1)
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])

@@ -56,11 +56,7 @@ class StepReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to values of JSON."""
-        return {
-            **dataclasses.asdict(self),
-            "wasted_share": self.wasted_share,
-            "resources": self.resources,
-        }
+        return {**dataclasses.asdict(self), "wasted_share": self.wasted_share, "resources": self.resources}
 
 
 def report_step(history: Sequence[Usage]) -> StepReport:

@@ -95,12 +95,7 @@ class Links:
 
 
 def links(
-    setup: Setup,
-    gpu: Gpu,
-    *,
-    network_gbps: float | None,
-    rdma: bool,
-    busbw: MeasuredBandwidth | None = None,
+    setup: Setup, gpu: Gpu, *, network_gbps: float | None, rdma: bool, busbw: MeasuredBandwidth | None = None
 ) -> Links:
     """Return the rates of a job's links; ``network_gbps`` is one node's network, in gigabits a second.
 

@@ -156,6 +156,8 @@ def work(setup: Setup) -> Work:
     head_weights = model.vocab * model.hidden if model.causal else 0
     head_backward = PRODUCT_BACKWARD if _head_trained(setup) else PRODUCT_BACKWARD / 2
     head_passes = 1 + head_backward + reference
+    if setup.loss == "fused" and TASKS[setup.task].preferences:
+        head_passes += 1  # computed again, launchers/engines/loop/head.py
     attention = 2 * _attended(setup) * (model.q_dim + model.attention_out_dim)
     rest_passes = 3 + repeat_rest + reference
     size = 4 if setup.precision == "fp32" else 2

@@ -41,7 +41,6 @@ class GenerationSpeed:
     """
 
     basis: str
-    prompt_seconds: tuple[float, float] | None = None  # the prompts' forward pass
     step_seconds: tuple[float, float] | None = None  # a token of each sequence, at half of the new tokens
     seconds: tuple[float, float] | None = None
     tokens_per_second: tuple[float, float] | None = None  # new ones, over the whole time
@@ -68,7 +67,6 @@ def generation_speed(model: ModelSpec, gpu: Gpu | None, batch: Batch) -> Generat
             "from the memory's full bandwidth down to what published runs of transformers' generate reached, "
             "nearly all of one sequence (benchmarks/published/data/generation.csv)"
         ),
-        prompt_seconds=prompt,
         step_seconds=step,
         seconds=(fast, slow),
         tokens_per_second=(new / slow, new / fast),

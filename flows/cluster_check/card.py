@@ -12,9 +12,8 @@ from checklist.measurements import Collective, Facts, Measurements
 from checklist.outputs.figures import by_rank, of_check
 from checklist.past_runs import PastRun
 from checklist.registry import CHECKS
-from checklist.result import CheckResult, Finding, FitResult, OpenFailure, Result
+from checklist.result import CheckResult, Finding, FitResult, Result
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Text, safe, size
-from decorators.card.charts import side_by_side
 from flows.cluster_check import charts
 from flows.cluster_check.charts import Cell, HistoryPoint, Point, Tile
 
@@ -45,7 +44,10 @@ def draw(result: Result, runs: Sequence[PastRun], cluster: str) -> list[Block]:
             Text(markdown="### Still open from earlier runs"),
             Grid(
                 headers=("since", "check", "nodes", "what"),
-                rows=tuple(_standing_row(item) for item in result.standing),
+                rows=tuple(
+                    (_time(item.since_unix), item.check, ", ".join(item.nodes) or "the cluster", item.title)
+                    for item in result.standing
+                ),
             ),
         ]
     blocks += [
@@ -108,10 +110,6 @@ def check_rows(checks: Sequence[CheckResult]) -> tuple[tuple[str, ...], ...]:
         (c.check, c.verdict, of_check(c), c.reason, CHECKS[c.check].description if c.check in CHECKS else "")
         for c in checks
     )
-
-
-def _standing_row(item: OpenFailure) -> tuple[str, ...]:
-    return _time(item.since_unix), item.check, ", ".join(item.nodes) or "the cluster", item.title
 
 
 def _ranks(result: Result) -> list[Block]:
@@ -185,7 +183,7 @@ def _sweeps(result: Result) -> list[Block]:
     views = [
         charts.sweep(f"{op} {dtype}", sweep_points(result, items)) for (op, dtype), items in sweeps.items()
     ]
-    return [Text(markdown=text), Chart(spec=side_by_side(views))]
+    return [Text(markdown=text), *(Chart(spec=view) for view in views)]
 
 
 def sweep_points(result: Result, items: Sequence[Collective]) -> list[Point]:
@@ -231,7 +229,7 @@ def _history(result: Result, runs: Sequence[PastRun]) -> list[Block]:
     blocks: list[Block] = [Text(markdown=f"### History\n\n{text}")]
     if histories:
         views = [charts.over_time(title, points) for title, points in histories[:MAX_HISTORIES]]
-        blocks.append(Chart(spec=side_by_side(views)))
+        blocks += [Chart(spec=view) for view in views]
     if runs:
         newest = sorted(runs, key=lambda run: -run.finished_unix)[:10]
         rows = tuple((_time(run.finished_unix), run.verdict, run.profile) for run in newest)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from checklist.result import Verdict
-from decorators.card.charts import PAIR_WIDTH, SCHEMA, thin
+from decorators.card.charts import SCHEMA, thin
 
 COLORS: dict[Verdict, str] = {
     "PASS": "#54a24b",
@@ -156,7 +156,8 @@ def sweep(title: str, points: Sequence[Point]) -> dict[str, Any]:
     y = {"field": "GB/s", "type": "quantitative", "title": None, "scale": {"zero": True}}
     axes_encoding = {"x": x, "y": y}
     return {
-        "width": PAIR_WIDTH,
+        "$schema": SCHEMA,
+        "width": "container",
         "height": 130,
         "title": {"text": f"{title}, busbw in GB/s", "fontSize": 12, "anchor": "start"},
         "layer": [
@@ -189,7 +190,8 @@ def over_time(title: str, runs: Sequence[HistoryPoint]) -> dict[str, Any]:
     x = {"field": "time", "type": "temporal", "title": None, "axis": axis}
     y = {"field": "value", "type": "quantitative", "title": None, "scale": {"zero": True}}
     return {
-        "width": PAIR_WIDTH,
+        "$schema": SCHEMA,
+        "width": "container",
         "height": 110,
         "title": {"text": title, "fontSize": 12, "anchor": "start"},
         "data": {"values": values},

@@ -49,7 +49,9 @@ class Checked:
 
     @property
     def ago(self) -> str:
-        return f"{_age_text(self.age_s)} ago ({self.run})"
+        days = self.age_s / DAY_S
+        age = format_duration(self.age_s) if days < 2 else f"{days:.0f} days"
+        return f"{age} ago ({self.run})"
 
     def refusal(self, backend: Backend, *, resumes: bool = False) -> UserError | None:
         """Return the error that stops a run here; None if the result is good or too old."""
@@ -180,9 +182,7 @@ def _search_runs(cluster: str, search: _Search, stop: threading.Event) -> None:
 
 
 def exclude_nodes(checked: Checked, backend: Backend) -> NodeExclusion:
-    """Return how failed nodes are avoided, regardless of the result's age: by a taint, else by a label of
-    healthy nodes.
-    """
+    """Return how failed nodes are avoided, however old the result: by a taint, else by a label."""
     bad_nodes = checked.result.bad_nodes
     if not bad_nodes or backend == "local":
         return NodeExclusion()
@@ -226,7 +226,3 @@ def _largest_all_reduce(result: Result) -> Collective | None:
         item for item in result.measurements.collectives if item.op == "all_reduce" and item.error is None
     ]
     return max(done, key=lambda item: item.bytes, default=None)
-
-
-def _age_text(seconds: float) -> str:
-    return format_duration(seconds) if seconds < 2 * DAY_S else f"{seconds / DAY_S:.0f} days"

@@ -194,9 +194,7 @@ def ask(values: Mapping[str, Any], backend: Backend, gpus: int | None) -> NodeRe
 
 
 def _longest_s(options: FlowOptions) -> float:
-    """Return the maximum duration of a check on running nodes: limits of all phases, and the wait for
-    nodes.
-    """
+    """Return the maximum duration of a check: the limits of all phases, and the wait for nodes."""
     run = _run_options(options)
     limits = sum(run.limit_s(phase) for phase in run.phases)
     return (options.start_timeout or REMOTE_START_S) + limits + _AROUND_S
@@ -216,9 +214,7 @@ def check_outputs(options: FlowOptions) -> tuple[str, ...]:
 
 
 def resolve(requested: FlowOptions, launch: Launch, *, datastore: str) -> RunConfig:
-    """Decide the configuration in the first task. Raises UserError if a deployed flow cannot do what is
-    requested.
-    """
+    """Decide the configuration in the first task. Raises UserError for what a deployment cannot do."""
     options = _run_options(requested, datastore=datastore if measurable(datastore) else None)
     if str(requested.thresholds or "") != launch.thresholds_file:
         raise UserError(
@@ -254,11 +250,7 @@ def resolve(requested: FlowOptions, launch: Launch, *, datastore: str) -> RunCon
     )
     shares: tuple[tuple[str, ...], ...] = ((),) * options.nodes
     return RunConfig(
-        options=options,
-        thresholds=launch.thresholds,
-        shares=shares,
-        local=False,
-        reference=launch.reference,
+        options=options, thresholds=launch.thresholds, shares=shares, local=False, reference=launch.reference
     )
 
 

@@ -108,9 +108,7 @@ def flow(args: FlowWords = None) -> None:
 
 
 def flow_arguments(command: str, args: Sequence[str]) -> tuple[str, list[str]]:
-    """Return (file of the flow, its arguments) for the arguments of ``finetune run``, ``check`` or
-    ``flow``.
-    """
+    """Return (the flow's file, its arguments) for the arguments of ``finetune run``, ``check``, ``flow``."""
     if command in RUNS:
         return FLOWS[RUNS[command]], _run_arguments(args, CONFIGS[command])
     has_name = bool(args) and args[0] in FLOWS
@@ -118,9 +116,7 @@ def flow_arguments(command: str, args: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _run_arguments(args: Sequence[str], config: str) -> list[str]:
-    """Move the options that Metaflow expects before its command to the front; a leading YAML file becomes the
-    value of ``config``.
-    """
+    """Move Metaflow's own options before the command; a leading YAML file is the value of ``config``."""
     if args and args[0].endswith((".yaml", ".yml")):
         args = ["--config", config, *args]
     options, run_options = split_arguments(args)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
+from itertools import takewhile
 from typing import Any, get_args
 
 from metaflow import Run, namespace
@@ -59,23 +60,11 @@ def read_costs(flows: Sequence[str], since: datetime) -> list[RunCost]:
 def _costs_of(flow: str, since: datetime) -> list[RunCost] | None:
     """Return the costs of a flow's runs; None if it has never run."""
     try:
-        return list(_costs_since(runs_of(flow), since))
+        # Metaflow's times are in this machine's zone
+        recent = takewhile(lambda run: run.created_at.astimezone(timezone.utc) >= since, runs_of(flow))
+        return [cost for run in recent if (cost := _cost(run)).spans]
     except NeverRunError:
         return None
-
-
-def _costs_since(runs: Iterator[Any], since: datetime) -> Iterator[RunCost]:
-    for run in runs:
-        if _in_utc(run.created_at) < since:
-            return
-        cost = _cost(run)
-        if cost.spans:
-            yield cost
-
-
-def _in_utc(moment: datetime) -> datetime:
-    """Convert Metaflow's times, which are in this machine's zone, to UTC."""
-    return moment.astimezone(timezone.utc)
 
 
 def _cost(run: Any) -> RunCost:

@@ -41,7 +41,11 @@ def extras() -> list[Line]:
     wrong = {name: _wrong(list(_of_extra(name))) for name in names}
     complete = [name for name, problems in wrong.items() if not problems]
     # An extra with a missing package was not requested, or is not usable here
-    optional = [name for name, problems in wrong.items() if problems and _is_missing(problems)]
+    optional = [
+        name
+        for name, problems in wrong.items()
+        if problems and all(problem.startswith("not installed") for problem in problems)
+    ]
     found = ", ".join(complete) or "none"
     if optional:
         found += f"; optional: {', '.join(optional)} ({_install('NAME')})"
@@ -52,10 +56,6 @@ def extras() -> list[Line]:
         if name not in (*complete, *optional)
     ]
     return lines
-
-
-def _is_missing(problems: list[str]) -> bool:
-    return all(problem.startswith("not installed") for problem in problems)
 
 
 def _python() -> Line:

@@ -30,9 +30,7 @@ def default_job() -> list[Line]:
 
 
 def not_writable(folder: Path) -> str:
-    """Return the reason why no file can be written in a folder, or its parent if it is missing; empty if
-    one can.
-    """
+    """Return why no file can be written in a folder, or its parent if it is missing; empty if one can."""
     folder = folder.absolute()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     try:

@@ -30,10 +30,7 @@ def run_probes(probes: Sequence[Probe], limit_s: float | None = None) -> Iterato
     def one(probe: Probe) -> list[Line]:
         return [without_secrets(line) for line in _lines(probe, limit_s or probe.limit_s, stop)]
 
-    with (
-        sigterm_raises(),
-        ThreadPoolExecutor(max(2, min(_MAX_WORKERS, os.cpu_count() or 1))) as pool,
-    ):
+    with sigterm_raises(), ThreadPoolExecutor(max(2, min(_MAX_WORKERS, os.cpu_count() or 1))) as pool:
         try:
             quickest_first = sorted(probes, key=lambda probe: probe.limit_s)
             futures = {pool.submit(one, probe): probe for probe in quickest_first}

@@ -225,9 +225,7 @@ def _job(
 
 @contextmanager
 def _grace_period(settings: RunConfig) -> Iterator[Grace]:
-    """Yield the grace period of this task if its pod is evicted; the preStop hook finds the task by a file
-    (decorators.backends.kubernetes).
-    """
+    """Yield the grace period of this task on eviction; the pod's preStop hook finds the task by a file."""
     seconds = settings.resources.termination_grace_s
     if not seconds or not in_container():
         yield NO_GRACE

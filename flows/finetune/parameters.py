@@ -16,9 +16,7 @@ from launchers.settings import choices_of, help_of, parse_yaml
 
 
 def knob(name: str, kind: type = str) -> Any:
-    """Return a flow parameter for a setting; its default is the settings file's value, its help the
-    setting's.
-    """
+    """Return a flow parameter for a setting, with its help; the default is the settings file's value."""
     setting = planning.FLAGS[name]
     choices = f" One of {', '.join(choices_of(setting))}." if choices_of(setting) else ""
     return Parameter(

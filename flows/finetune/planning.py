@@ -116,11 +116,7 @@ def _translated(flow: type[Any], args: Sequence[str]) -> list[str]:
         raise SystemExit(0)
     _typed[:] = args
     parameters, switches = run_parameters(flow)
-    return [
-        *options,
-        "run",
-        *translate(run_options[1:], parameters, {*switches, *OF_METAFLOW}),
-    ]
+    return [*options, "run", *translate(run_options[1:], parameters, {*switches, *OF_METAFLOW})]
 
 
 _typed: list[str] = []  # the words of this process's command line before they were translated
@@ -159,10 +155,7 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
             Target(kind=backend, machine=machine),
             calibrated=not params.get("no_calibration"),
             choose=functools.partial(
-                _choose_plan,
-                backend=backend,
-                settings=settings,
-                ignored=bool(params.get("ignore_checklist")),
+                _choose_plan, backend=backend, settings=settings, ignored=bool(params.get("ignore_checklist"))
             ),
         )
     except CannotFit as error:
@@ -223,9 +216,7 @@ def _choose_plan(
     settings: Settings,
     ignored: bool,
 ) -> Plan:
-    """Return the plan for the available machines, with bandwidths measured by the checklist and without nodes
-    that failed it.
-    """
+    """Return the plan for the available machines, with measured bandwidths, without failed nodes."""
     checked = _newest_checklist(backend, ignored=ignored)
     plan, goals = _plan_for_place(job, target, corrections, backend, settings.resources)
     if checked is None:
@@ -298,9 +289,7 @@ def _on_spot(goals: Goals, backend: Backend, resources: Resources) -> Goals:
 
 
 def _work_disk() -> tuple[str, int]:
-    """Return the disk of the local work folders and its free bytes. Raises UserError if it is not
-    writable.
-    """
+    """Return the local work folders' disk and its free bytes. Raises UserError if it is not writable."""
     workdir.check_root()
     root = workdir.root()
     existing = next(folder for folder in (root, *root.parents) if folder.exists())

@@ -43,10 +43,7 @@ T = TypeVar("T")
 @contextmanager
 def task_folder(step_name: str) -> Iterator[Path]:
     """Create an empty work folder for this attempt."""
-    with (
-        work_folder(current.run_id, step_name, current.task_id) as work_dir,
-        recorded_task(work_dir),
-    ):
+    with work_folder(current.run_id, step_name, current.task_id) as work_dir, recorded_task(work_dir):
         yield work_dir
 
 
@@ -58,11 +55,7 @@ def next_steps(train: str, model_path: str, task: str) -> list[str]:
     usage = f"the Python lines in {page}" if page.is_file() else "decorators.fetch_model (docs/models.md)"
     if task != "reward" and not TASKS[task].images:
         usage = f"{program} chat, or {usage}"
-    return [
-        f"See the card:   {card}",
-        f"Use the model:  {usage}",
-        f"Compare runs:   {program} runs",
-    ]
+    return [f"See the card:   {card}", f"Use the model:  {usage}", f"Compare runs:   {program} runs"]
 
 
 class FinetuneRun(FinetuneParameters):

@@ -1,5 +1,5 @@
-# For each GPU type: a queue for runs on one node or several (on-demand, one zone, a placement group, EFA), and a
-# queue for single-node runs only (spot first where the pool has it, every zone). One for steps without GPUs.
+# For each GPU type: a queue for runs on one node or several (on-demand, one zone, a placement group, EFA), and, if
+# the pool has spot machines, a queue for single-node runs that takes those first. One queue for steps without GPUs.
 # Everything starts from no machine and goes back to none.
 
 locals {
@@ -25,23 +25,20 @@ locals {
     ["--==BOUNDARY==--", ""],
   )) }
 
-  # Compute environments of GPUs. POOL-multi takes runs on several nodes, the others do not.
+  # Compute environments of GPUs, which together have max_nodes machines. Both queues of a pool share POOL-multi.
   environments = merge(
     { for key, pool in var.gpu_pools : "${key}-multi" => {
       pool    = pool
-      type    = "EC2"              # no spot: Batch starts runs on several nodes on none
+      nodes   = pool.max_nodes - pool.spot_nodes
+      type    = "EC2"              # Batch does not run multi-node jobs on spot machines
       subnets = [local.subnets[0]] # nodes of a run are in one zone
     } },
-    { for key, pool in var.gpu_pools : "${key}-single" => {
-      pool    = pool
-      type    = "EC2"
-      subnets = local.subnets
-    } if pool.capacity_reservation_id == null },
     { for key, pool in var.gpu_pools : "${key}-spot" => {
       pool    = pool
+      nodes   = pool.spot_nodes
       type    = "SPOT"
       subnets = local.subnets
-    } if pool.spot },
+    } if pool.spot_nodes > 0 },
   )
   several_nodes = toset([for key in keys(var.gpu_pools) : "${key}-multi"])
 
@@ -70,13 +67,12 @@ resource "aws_launch_template" "gpu" {
   user_data              = base64encode(local.user_data[each.value.pool.instance_store])
   update_default_version = true
 
-  # One EFA interface for each network card
   dynamic "network_interfaces" {
-    for_each = range(contains(local.several_nodes, each.key) ? local.machines[each.value.pool.instance_type].efa_interfaces : 0)
+    for_each = contains(local.several_nodes, each.key) ? local.cards[each.value.pool.instance_type] : []
     content {
-      interface_type        = "efa"
-      network_card_index    = network_interfaces.value
-      device_index          = network_interfaces.value == 0 ? 0 : 1
+      interface_type        = network_interfaces.value.type
+      network_card_index    = network_interfaces.value.card
+      device_index          = network_interfaces.value.device
       security_groups       = [aws_security_group.nodes.id]
       delete_on_termination = true
     }
@@ -136,14 +132,15 @@ resource "aws_batch_compute_environment" "gpu" {
     allocation_strategy = each.value.type == "SPOT" ? "SPOT_PRICE_CAPACITY_OPTIMIZED" : "BEST_FIT_PROGRESSIVE"
     instance_type       = [each.value.pool.instance_type]
     min_vcpus           = 0
-    max_vcpus           = each.value.pool.max_nodes * local.machines[each.value.pool.instance_type].vcpus
+    max_vcpus           = each.value.nodes * local.machines[each.value.pool.instance_type].vcpus
     subnets             = each.value.subnets
     security_group_ids  = [aws_security_group.nodes.id]
     instance_role       = aws_iam_instance_profile.nodes.arn
     placement_group     = try(aws_placement_group.gpu[each.key].name, null)
     tags                = merge(local.tags, { Name = "${var.name}-${each.key}", Pool = each.key })
     ec2_configuration {
-      image_type = var.gpu_image_type
+      image_type        = var.gpu_image_type
+      image_id_override = each.value.pool.image_id
     }
     launch_template {
       launch_template_id = aws_launch_template.gpu[each.key].id
@@ -236,7 +233,7 @@ resource "aws_batch_job_queue" "multi" {
 }
 
 resource "aws_batch_job_queue" "single" {
-  for_each = { for key, pool in var.gpu_pools : key => pool if pool.capacity_reservation_id == null }
+  for_each = { for key, pool in var.gpu_pools : key => pool if pool.spot_nodes > 0 }
   name     = "${var.name}-${each.key}-single"
   state    = "ENABLED"
   priority = 10
@@ -250,7 +247,7 @@ resource "aws_batch_job_queue" "single" {
     }
   }
   dynamic "compute_environment_order" {
-    for_each = each.value.spot ? ["spot", "single"] : ["single"]
+    for_each = ["spot", "multi"]
     content {
       order               = compute_environment_order.key + 1
       compute_environment = aws_batch_compute_environment.gpu["${each.key}-${compute_environment_order.value}"].arn

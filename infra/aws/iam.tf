@@ -70,6 +70,27 @@ resource "aws_iam_role_policy_attachment" "job" {
   policy_arn = aws_iam_policy.datastore.arn
 }
 
+data "aws_iam_policy_document" "secrets" {
+  count = length(var.secret_arns) > 0 ? 1 : 0
+  statement {
+    actions   = ["secretsmanager:GetSecretValue"]
+    resources = var.secret_arns
+  }
+}
+
+# For jobs on Batch, and for the account `flow` of an EKS cluster (output secrets_policy)
+resource "aws_iam_policy" "secrets" {
+  count  = length(var.secret_arns) > 0 ? 1 : 0
+  name   = "${var.name}-secrets"
+  policy = data.aws_iam_policy_document.secrets[0].json
+}
+
+resource "aws_iam_role_policy_attachment" "job_secrets" {
+  count      = length(var.secret_arns) > 0 ? 1 : 0
+  role       = aws_iam_role.job.name
+  policy_arn = aws_iam_policy.secrets[0].arn
+}
+
 data "aws_iam_policy_document" "launcher" {
   statement {
     # To queues of this stack only, and only with Metaflow's job definitions
@@ -110,6 +131,10 @@ data "aws_iam_policy_document" "launcher" {
       "servicequotas:GetServiceQuota",
     ]
     resources = ["*"]
+  }
+  statement {
+    actions   = ["logs:DescribeLogStreams", "logs:FilterLogEvents", "logs:GetLogEvents"]
+    resources = ["${local.job_logs_arn}:*"]
   }
   statement {
     actions   = ["iam:PassRole"]

@@ -17,6 +17,9 @@ locals {
       METAFLOW_SERVICE_URL          = var.metadata_service_url
       METAFLOW_SERVICE_INTERNAL_URL = var.metadata_service_url
     },
+    length(var.secret_arns) == 0 ? {} : {
+      METAFLOW_AWS_SECRETS_MANAGER_DEFAULT_REGION = split(":", var.secret_arns[0])[3]
+    },
   )
 
   # By the GPU's name in estimator/data/gpus.csv; of two pools of one GPU the first by name
@@ -64,6 +67,11 @@ output "definitions_policy" {
   value       = aws_iam_policy.definitions.arn
 }
 
+output "secrets_policy" {
+  description = "For the pods of a Kubernetes cluster that read secret_arns. Null: there are none."
+  value       = one(aws_iam_policy.secrets[*].arn)
+}
+
 output "datastore_policy" {
   description = "For the pods of a Kubernetes cluster that uses the same datastore."
   value       = aws_iam_policy.datastore.arn
@@ -73,6 +81,6 @@ output "most_usd_per_hour" {
   description = "All GPU machines that the compute environments allow together, spot ones too, at the table's on-demand prices (us-east-1, estimator/data/instances.csv). Null: one of them is unknown."
   value = anytrue([for price in local.prices : price == null]) ? null : sum(concat([0], [
     for environment in values(local.environments) :
-    environment.pool.max_nodes * local.machines[environment.pool.instance_type].usd_per_hour
+    environment.nodes * local.machines[environment.pool.instance_type].usd_per_hour
   ]))
 }

@@ -101,9 +101,22 @@ resource "aws_s3_bucket_policy" "datastore" {
   depends_on = [aws_s3_bucket_public_access_block.datastore]
 }
 
+# Logs of jobs: Batch writes to this group unless a job definition names another, which Metaflow's do not.
+locals {
+  job_logs_name = "/aws/batch/job"
+  job_logs_arn  = "arn:${local.partition}:logs:${local.region}:${local.account}:log-group:${local.job_logs_name}"
+}
+
+resource "aws_cloudwatch_log_group" "jobs" {
+  count             = var.job_logs.create ? 1 : 0
+  name              = local.job_logs_name
+  retention_in_days = var.job_logs.retention_days
+  kms_key_id        = var.job_logs.kms_key_arn
+}
+
 # Images of infra/docker. A tag is never moved, so a run can be repeated with the image that it had.
 resource "aws_ecr_repository" "images" {
-  for_each             = toset(["torchtune", "deepspeed", "launcher"])
+  for_each             = toset(["train", "launcher"])
   name                 = "${var.name}-${each.key}"
   image_tag_mutability = "IMMUTABLE"
   image_scanning_configuration {

@@ -50,8 +50,10 @@ variable "network" {
 variable "gpu_pools" {
   description = <<-EOT
     One for each type of GPU machine; the key is part of its queues' names. EFA interfaces and vCPUs follow from
-    instance_type. max_nodes holds for each of its compute environments. spot: single-node runs may use spot
-    machines first. capacity_reservation_id: of an On-Demand Capacity Reservation or a Capacity Block.
+    instance_type. max_nodes: machines in all. spot_nodes: how many of them are spot machines, which single-node runs
+    use first; multi-node runs get the others. capacity_reservation_id: of an On-Demand Capacity Reservation or a
+    Capacity Block. image_id: an AMI of yours in place of gpu_image_type's; it needs the ECS agent, NVIDIA's driver and
+    container toolkit, and for several nodes EFA's driver (`finetune check` tests EFA and GPUDirect).
     placement_group: the nodes of a run near each other; off where a reservation is in a group of its own.
     instance_store: the machine's own NVMe disks, where it has some, take what jobs write (weights, checkpoints).
     disk_mib_per_s: of the gp3 disk, which takes it where there are none.
@@ -59,7 +61,8 @@ variable "gpu_pools" {
   type = map(object({
     instance_type           = string
     max_nodes               = number
-    spot                    = optional(bool, false)
+    spot_nodes              = optional(number, 0)
+    image_id                = optional(string)
     instance_store          = optional(bool, true)
     disk_gib                = optional(number, 500)
     disk_mib_per_s          = optional(number, 1000)
@@ -84,6 +87,14 @@ variable "gpu_pools" {
     error_message = "gpu_pools: max_nodes is a whole number from 1 up."
   }
   validation {
+    condition     = alltrue([for pool in values(var.gpu_pools) : contains(range(max(1, floor(pool.max_nodes))), pool.spot_nodes)])
+    error_message = "gpu_pools: spot_nodes is a whole number from 0 up and less than max_nodes."
+  }
+  validation {
+    condition     = alltrue([for pool in values(var.gpu_pools) : pool.image_id == null ? true : can(regex("^ami-[0-9a-f]+$", pool.image_id))])
+    error_message = "gpu_pools: image_id is the id of an AMI, such as ami-0123456789abcdef0."
+  }
+  validation {
     condition     = alltrue([for pool in values(var.gpu_pools) : pool.disk_gib >= 100])
     error_message = "gpu_pools: disk_gib is at least 100: images with CUDA take 20 to 30 GiB, weights and checkpoints the rest."
   }
@@ -96,8 +107,8 @@ variable "gpu_pools" {
     error_message = "gpu_pools: capacity_block needs its capacity_reservation_id."
   }
   validation {
-    condition     = alltrue([for pool in values(var.gpu_pools) : !pool.spot || pool.capacity_reservation_id == null])
-    error_message = "gpu_pools: a reservation is no spot capacity: give spot or capacity_reservation_id."
+    condition     = alltrue([for pool in values(var.gpu_pools) : pool.spot_nodes == 0 || pool.capacity_reservation_id == null])
+    error_message = "gpu_pools: a reservation is no spot capacity: give spot_nodes or capacity_reservation_id."
   }
 }
 
@@ -187,6 +198,37 @@ variable "kms_key_arn" {
   }
 }
 
+variable "job_logs" {
+  description = <<-EOT
+    The log group /aws/batch/job, which all Batch jobs of an account and region share. create: false if it exists
+    already. retention_days: as CloudWatch Logs has it (1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, ...).
+    kms_key_arn: a key whose policy lets logs.REGION.amazonaws.com use it; null: CloudWatch's own encryption.
+  EOT
+  type = object({
+    create         = optional(bool, true)
+    retention_days = optional(number, 30)
+    kms_key_arn    = optional(string)
+  })
+  default = {}
+  validation {
+    condition     = contains([1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653], var.job_logs.retention_days)
+    error_message = "job_logs.retention_days: one of CloudWatch's periods, such as 7, 30, 90 or 365."
+  }
+}
+
+variable "secret_arns" {
+  description = <<-EOT
+    Full ARNs of secrets in AWS Secrets Manager that jobs may read, such as one with HF_TOKEN for gated models. Secrets
+    with a key of their own can be read if that key is kms_key_arn.
+  EOT
+  type        = list(string)
+  default     = []
+  validation {
+    condition     = alltrue([for arn in var.secret_arns : can(regex("^arn:[a-z-]+:secretsmanager:[a-z0-9-]+:[0-9]{12}:secret:[^*?]+$", arn))])
+    error_message = "secret_arns: full ARNs of secrets without wildcards; `aws secretsmanager describe-secret --secret-id NAME` prints one."
+  }
+}
+
 variable "launchers_register_definitions" {
   description = "Whether launcher_policies include definitions_policy, by which launchers can be root on the machines. false: somebody with definitions_policy launches each image, number of nodes and size of shared memory once before others can."
   type        = bool
@@ -211,8 +253,8 @@ variable "nightly_check" {
     error_message = "nightly_check.pool is no key of gpu_pools."
   }
   validation {
-    condition     = var.nightly_check == null ? true : try(var.nightly_check.nodes <= var.gpu_pools[var.nightly_check.pool].max_nodes, true)
-    error_message = "nightly_check.nodes is more than the pool's max_nodes."
+    condition     = var.nightly_check == null ? true : try(var.nightly_check.nodes <= var.gpu_pools[var.nightly_check.pool].max_nodes - var.gpu_pools[var.nightly_check.pool].spot_nodes, true)
+    error_message = "nightly_check.nodes is more than the pool's max_nodes without spot_nodes."
   }
   validation {
     condition     = var.nightly_check == null ? true : contains(["quick", "standard", "deep"], var.nightly_check.profile)

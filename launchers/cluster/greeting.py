@@ -122,8 +122,8 @@ def _connect(host: str, port: int, deadline: float) -> socket.socket:
 
 def authenticate(
     sock: socket.socket, endpoint: Endpoint, claims: TypeAdapter[Model], deadline: float
-) -> tuple[Model, Callable[[Reply], None]]:
-    """Verify a caller's proof; return its claim, and a function that sends the reply.
+) -> tuple[Model, Callable[[str | None], None]]:
+    """Verify a caller's proof; return its claim, and a function that sends the reason to refuse it, or None.
 
     Raises OSError or BadMessage if the proof fails.
     """
@@ -140,8 +140,9 @@ def authenticate(
     if _has_disconnected(sock):  # it has retried meanwhile, or was ended
         raise ConnectionError("the caller has disconnected")
 
-    def answer(reply: Reply) -> None:
-        payload = _clip(reply).model_dump_json().encode()
+    def answer(refused: str | None) -> None:
+        # Shortened to fit into a greeting, whatever its characters become in JSON
+        payload = Reply(refused=refused and refused[:600]).model_dump_json().encode()
         own_proof = endpoint.prove("listener", nonce, challenge, payload)
         _send(sock, own_proof + len(payload).to_bytes(_LENGTH, "big") + payload, deadline)
 
@@ -149,7 +150,7 @@ def authenticate(
         return parse(claims, claim_payload), answer
     except BadMessage as error:
         with contextlib.suppress(OSError):
-            answer(Reply(refused=str(error)))
+            answer(str(error))
         raise
 
 
@@ -161,11 +162,6 @@ def parse(messages: TypeAdapter[Model], payload: bytes) -> Model:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         field = ".".join(str(part) for part in first["loc"])
         raise BadMessage(" ".join(f"not of this protocol: {field} {first['msg']}".split())[:300]) from None
-
-
-def _clip(answer: Reply) -> Reply:
-    """Shorten a reply to fit into a greeting, whatever its characters become in JSON."""
-    return Reply(refused=answer.refused[:600]) if answer.refused else answer
 
 
 def _take_payload(sock: socket.socket, deadline: float) -> bytes:

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from estimator.errors import UserError
 from launchers.cluster.channel import MAX_MESSAGE_BYTES, Connection
 from launchers.cluster.endpoint import Endpoint
-from launchers.cluster.greeting import GREETING_S, BadMessage, Model, Reply, authenticate
+from launchers.cluster.greeting import GREETING_S, BadMessage, Model, authenticate
 from launchers.cluster.processes import is_loopback
 
 MAX_UNAUTHENTICATED = 256  # callers greeted at the same time; more wait in the kernel's queue
@@ -30,7 +30,7 @@ _SPARE_DESCRIPTORS = 256  # for other files of the listening process
 class Guest(Generic[Model]):
     """Authenticated caller that waits to be admitted or refused."""
 
-    def __init__(self, sock: socket.socket, claim: Model, answer: Callable[[Reply], None]) -> None:
+    def __init__(self, sock: socket.socket, claim: Model, answer: Callable[[str | None], None]) -> None:
         self.claim = claim
         self.address: str = sock.getpeername()[0].removeprefix(_MAPPED)
         """From where it calls."""
@@ -45,7 +45,7 @@ class Guest(Generic[Model]):
     ) -> Connection[Any]:
         """Admit the caller. Raises OSError if it has disconnected meanwhile."""
         try:
-            self._answer(Reply())
+            self._answer(None)
         except OSError:
             self._socket.close()
             raise
@@ -54,7 +54,7 @@ class Guest(Generic[Model]):
     def refuse(self, reason: str) -> None:
         """Send the reason in one line, and end the connection."""
         with contextlib.suppress(OSError):
-            self._answer(Reply(refused=reason))
+            self._answer(reason)
         self._socket.close()
 
 

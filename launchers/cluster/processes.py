@@ -190,47 +190,6 @@ def one_gpu(number: int, visible: str) -> str:
     return names[number] if names else str(number)
 
 
-def start_agent(
-    *,
-    marker: str,
-    job_file: Path,
-    engine: str | None,
-    logs_dir: Path,
-    node: int,
-    nodes: int,
-    processes: int,
-    main_host: str,
-    main_port: int,
-    rendezvous_s: float,
-    environment: Mapping[str, str],
-) -> subprocess.Popen[bytes]:
-    """Start the node's agent (torchrun with static rendezvous) in a separate session.
-
-    Call it from a thread that lives as long as the agent should: the kernel treats the end of that thread as
-    the end of the parent.
-    """
-    logs_dir.mkdir(parents=True, exist_ok=True)
-    command = [
-        *(sys.executable, "-m", "launchers.gang.agent"),
-        *("--nnodes", str(nodes), "--node_rank", str(node), "--nproc_per_node", str(processes)),
-        *("--master_addr", main_host, "--master_port", str(main_port)),
-        *("--rdzv_id", "gang", "--rdzv_conf", f"timeout={int(rendezvous_s)}"),
-        *("--max_restarts", "0", "--monitor_interval", "0.1"),
-        *("--log_dir", str(logs_dir / marker), "--redirects", "3"),
-        *("-m", "launchers.run.worker", str(job_file)),
-        *(("--engine", engine) if engine else ()),
-    ]
-    with (logs_dir / "agent.log").open("wb") as log:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=child_environment(marker, environment),
-            start_new_session=True,  # Ctrl-C reaches only the task, which ends its processes in order
-        )
-
-
 def start_sweeper(marker: str) -> subprocess.Popen[bytes]:
     """Start the small process that ends the gang's processes after this one has ended."""
     return subprocess.Popen(
@@ -241,12 +200,6 @@ def start_sweeper(marker: str) -> subprocess.Popen[bytes]:
         env={"PYTHONPATH": str(_ROOT), "PATH": os.environ.get("PATH", "")},
         start_new_session=True,
     )
-
-
-def end_sweeper(sweeper: subprocess.Popen[bytes]) -> None:
-    """End the sweeper."""
-    sweeper.kill()
-    sweeper.wait(timeout=10)
 
 
 def die_with_parent(parent_pid: int, death_signal: signal.Signals = signal.SIGKILL) -> None:
@@ -347,10 +300,14 @@ def signals_wait() -> Iterator[WaitingSignals]:
 
 def tail(path: Path, lines: int = 20) -> str:
     """Return the last lines of a log; empty if it cannot be read."""
+    return "\n".join(_read_end(path, 16_384).splitlines()[-lines:])
+
+
+def _read_end(path: Path, size: int) -> str:
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 16_384))
-            return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+            file.seek(max(0, path.stat().st_size - size))
+            return file.read().decode(errors="replace")
     except OSError:
         return ""
 
@@ -364,12 +321,7 @@ def rank_log_tail(logs_dir: Path, lines: int = 15) -> str:
 
 def relevant_tail(path: Path, lines: int = 20) -> str:
     """Return the last lines like :func:`tail`, without library warnings and outdated progress bar states."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 65_536))
-            text = file.read().decode(errors="replace").rstrip()
-    except OSError:
-        return ""
+    text = _read_end(path, 65_536).rstrip()
     # A progress bar overwrites its line; only the last state is relevant
     cleaned = [line.rstrip("\r").rpartition("\r")[2][:300] for line in text.split("\n")]
     after_warning = [False, *(bool(_WARNING.search(line)) for line in cleaned)]

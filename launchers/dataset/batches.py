@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from estimator.plan import Layout
@@ -38,9 +39,7 @@ class MicroBatch:
     cu_seq_lens: torch.Tensor | None = None  # int32 [documents + 1], cumulative lengths from 0
     max_length: int = 0  # upper bound of a document's tokens, a power of two
     desirable: torch.Tensor | None = None  # [sequences] bool, for judged answers
-    reference: torch.Tensor | None = (
-        None  # [rows, answers], log-probabilities from launchers.evaluation.reference
-    )
+    reference: torch.Tensor | None = None  # [rows, answers], from launchers.evaluation.reference
     vision: Mapping[str, Any] = field(default_factory=dict)  # further inputs of a vision-language model
 
     @property
@@ -134,7 +133,7 @@ def micro_batches(
                 batch, max_length=max(batch.max_length, _power_of_two(data.info.seq_len))
             )
         batch_reference = None if reference is None else torch.from_numpy(reference[batch_rows])
-        yield batch if batch_reference is None else dataclasses.replace(batch, reference=batch_reference)
+        yield dataclasses.replace(batch, reference=batch_reference)
 
 
 def token_multiple(data: Prepared, *, padding_free: bool, rows: int = 1) -> int | None:
@@ -171,11 +170,8 @@ def mismatched_batches(
     for first in range(0, len(rank_rows), layout.micro_batch_size):
         part = slice(first, first + layout.micro_batch_size)
         batch = collate(rank_rows[part], data.info.pad_id, multiple)
-        yield (
-            batch
-            if rank_reference is None
-            else dataclasses.replace(batch, reference=torch.from_numpy(rank_reference[part]))
-        )
+        batch_reference = None if rank_reference is None else torch.from_numpy(rank_reference[part])
+        yield dataclasses.replace(batch, reference=batch_reference)
 
 
 def collate(
@@ -264,43 +260,34 @@ def collate_pairs(rows: list[Row], pad_id: int, multiple: int | None = None) -> 
 
 
 def summed_log_probabilities(logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
-    """Return [sequences]: the sum of the log-probabilities of each sequence's labels, in fp32.
-
-    Computed in chunks like :func:`summed_cross_entropy`.
-    """
-    labels = batch.labels
-    per_token = [
-        checkpoint(
-            _chunk_log_probabilities, chunk, chunk_labels, use_reentrant=False, preserve_rng_state=False
-        )
-        for chunk, chunk_labels in zip(
-            torch.split(logits.flatten(0, -2), LOSS_CHUNK),
-            torch.split(labels.flatten(), LOSS_CHUNK),
-            strict=True,
-        )
-    ]
-    return batch.sums(torch.cat(per_token).view(labels.shape))
+    """Return [sequences]: the sum of the log-probabilities of each sequence's labels, in fp32."""
+    return batch.sums(log_probabilities(logits, batch.labels))
 
 
-def _chunk_log_probabilities(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return -torch.nn.functional.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="none")
+def log_probabilities(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return [sequences, positions]: log-probabilities of ``labels`` in fp32, 0 where they do not count."""
+    return -torch.cat(list(_cross_entropies(logits, labels, "none"))).view(labels.shape)
+
+
+def chunk_log_probabilities(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return [positions]: log-probabilities of ``labels``, all at once."""
+    return -cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="none")
 
 
 def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the cross entropies of all labels, in fp32.
+    """Return the sum of the cross entropies of all labels, in fp32."""
+    return sum(_cross_entropies(logits, labels, "sum"), torch.zeros((), device=logits.device))
 
-    The logits are converted to fp32 in chunks of positions, and again in the backward pass.
+
+def _cross_entropies(logits: torch.Tensor, labels: torch.Tensor, reduction: str) -> Iterator[torch.Tensor]:
+    """Iterate over the cross entropies of chunks of positions.
+
+    The logits of a chunk are converted to fp32, and again in the backward pass.
     """
-    flat_logits, flat_labels = logits.flatten(0, -2), labels.flatten()
-    total = torch.zeros((), device=logits.device)
-    for chunk, chunk_labels in zip(
-        torch.split(flat_logits, LOSS_CHUNK), torch.split(flat_labels, LOSS_CHUNK), strict=True
-    ):
-        total = total + checkpoint(
-            _chunk_loss, chunk, chunk_labels, use_reentrant=False, preserve_rng_state=False
-        )
-    return total
 
+    def of_chunk(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction=reduction)
 
-def _chunk_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="sum")
+    chunks = torch.split(logits.flatten(0, -2), LOSS_CHUNK), torch.split(labels.flatten(), LOSS_CHUNK)
+    for chunk, chunk_labels in zip(*chunks, strict=True):
+        yield checkpoint(of_chunk, chunk, chunk_labels, use_reentrant=False, preserve_rng_state=False)

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from estimator.errors import UserError
 from estimator.vocabulary import TASKS
+from launchers.base.request_process import read_request, write_request
 from launchers.cluster.processes import PARENT, die_with_parent, started, tail
 from launchers.dataset import prompts, render, texts
 from launchers.dataset.preferences import Judged, Pair, Sample, asked_of
@@ -59,15 +60,9 @@ class Chunk:
     lengths: NDArray[np.int32]  # [documents], number of tokens
     desirable: NDArray[np.bool_]  # [kept rows]
     full_lengths: NDArray[np.int32]  # lengths of the kept rows' documents before truncation or splitting
-    images: NDArray[np.uint8] = field(
-        default_factory=lambda: np.zeros(0, dtype=np.uint8)
-    )  # files, concatenated
-    image_sizes: NDArray[np.int64] = field(
-        default_factory=lambda: np.zeros(0, dtype=np.int64)
-    )  # [images], bytes
-    image_counts: NDArray[np.int32] = field(
-        default_factory=lambda: np.zeros(0, dtype=np.int32)
-    )  # [documents]
+    images: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))  # files, concatenated
+    image_sizes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # [images], bytes
+    image_counts: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))  # [documents]
     rows: int = 0
     truncated: int = 0
     dropped: int = 0
@@ -101,7 +96,15 @@ class Documents:
         self.folder, self.per_row = folder, per_row
         self.rows = self.truncated = self.dropped = self.split = self.pieces = 0
         self.largest = -1  # largest token id
-        self._parts = _Parts()
+        # Of all documents (desirable: of all rows), appended chunk by chunk
+        types = {
+            "lengths": "i",
+            "desirable": "b",
+            "full_lengths": "i",
+            "image_sizes": "q",
+            "image_counts": "i",
+        }
+        self._columns = {name: array(kind) for name, kind in types.items()}
         self._tokens = (folder / "tokens").open("wb+", buffering=1 << 20)
         self._counted = (folder / "counted").open("wb+", buffering=1 << 20)
         self._images = (folder / "images").open("wb+", buffering=1 << 20)
@@ -111,8 +114,8 @@ class Documents:
         self._tokens.write(chunk.tokens.data)
         self._counted.write(chunk.counted.data)
         self._images.write(chunk.images.data)
-        for name in ("lengths", "desirable", "full_lengths", "image_sizes", "image_counts"):
-            getattr(self._parts, name).frombytes(getattr(chunk, name).tobytes())
+        for name, column in self._columns.items():
+            column.frombytes(getattr(chunk, name).tobytes())
         for name in ("rows", "truncated", "dropped", "split", "pieces"):
             setattr(self, name, getattr(self, name) + getattr(chunk, name))
         if len(chunk.tokens):
@@ -120,12 +123,12 @@ class Documents:
 
     def finish(self) -> None:
         """Finish writing, and make the documents readable."""
-        self.lengths = np.frombuffer(self._parts.lengths, dtype=np.int32)
-        self.desirable = np.frombuffer(self._parts.desirable, dtype=np.bool_)
-        self.full_lengths = np.frombuffer(self._parts.full_lengths, dtype=np.int32)
+        self.lengths = np.frombuffer(self._columns["lengths"], dtype=np.int32)
+        self.desirable = np.frombuffer(self._columns["desirable"], dtype=np.bool_)
+        self.full_lengths = np.frombuffer(self._columns["full_lengths"], dtype=np.int32)
         self._offsets = np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
-        sizes = np.frombuffer(self._parts.image_sizes, dtype=np.int64)
-        counts = np.frombuffer(self._parts.image_counts, dtype=np.int32)
+        sizes = np.frombuffer(self._columns["image_sizes"], dtype=np.int64)
+        counts = np.frombuffer(self._columns["image_counts"], dtype=np.int32)
         self._image_offsets = np.concatenate([[0], np.cumsum(sizes)])
         self._first_images = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         self._tokens.flush()
@@ -176,15 +179,6 @@ class Documents:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-@dataclass(slots=True)
-class _Parts:
-    lengths: array[int] = field(default_factory=lambda: array("i"))
-    desirable: array[int] = field(default_factory=lambda: array("b"))
-    full_lengths: array[int] = field(default_factory=lambda: array("i"))
-    image_sizes: array[int] = field(default_factory=lambda: array("q"))
-    image_counts: array[int] = field(default_factory=lambda: array("i"))
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packing:
     """Assignment of documents to rows: row r contains ``members[starts[r] : starts[r + 1]]``."""
@@ -232,9 +226,10 @@ def tokenize(
                 settings=settings,
                 seq_len=seq_len,
                 folder=folder,
+                processes=processes,
             )
             np.save(folder / _PLACES, stored.places)
-            for chunk in _from_processes(request, processes, progress):
+            for chunk in _from_processes(request, progress):
                 documents.add(chunk)
         documents.finish()
     except BaseException:
@@ -302,11 +297,7 @@ def chunk_of(rows: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len
             documents_of_row = [[piece] for document in documents for piece in _pieces(*document, seq_len)]
         else:
             documents_of_row = [[(ids[:seq_len], counts[:seq_len]) for ids, counts in documents]]
-        documents_of_row = [
-            row_documents
-            for row_documents in documents_of_row
-            if all(counts.any() for _, counts in row_documents)
-        ]
+        documents_of_row = [each for each in documents_of_row if all(counts.any() for _, counts in each)]
         if not documents_of_row:
             dropped += 1
             continue
@@ -424,31 +415,15 @@ class _Request:
     settings: Settings
     seq_len: int
     folder: Path
-
-    def save(self, process: int, processes: int) -> Path:
-        """Write the input file of one process, which tokenizes every ``processes``-th chunk."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        values |= {"settings": self.settings.model_dump(mode="json"), "share": [process, processes]}
-        path = self.folder / f"request-{process}.json"
-        path.write_text(json.dumps(values, default=str))
-        return path
-
-    @classmethod
-    def load(cls, path: Path) -> tuple[_Request, int, int]:
-        """Read a saved request; return it with the process's number and the number of processes."""
-        values = json.loads(path.read_text())
-        process, processes = values.pop("share")
-        values |= {name: Path(values[name]) for name in ("rows", "model_dir", "folder")}
-        values |= {"replaced": {int(place): row for place, row in values["replaced"].items()}}
-        values |= {"settings": Settings.model_validate(values["settings"])}
-        return cls(**values), process, processes
+    process: int = 0  # this process tokenizes every ``processes``-th chunk, from this one on
+    processes: int
 
     def chunk_file(self, number: int) -> Path:
         """Return the file of a chunk; with suffix .json the error that prevented it."""
         return self.folder / f"chunk-{number:06d}.npz"
 
 
-def _from_processes(request: _Request, processes: int, progress: Progress) -> Iterator[Chunk]:
+def _from_processes(request: _Request, progress: Progress) -> Iterator[Chunk]:
     """Start the processes, and iterate over their chunks in order."""
     count, limit_s = len(request.borders) - 1, request.settings.resources.hang_timeout_s
     with contextlib.ExitStack() as running:
@@ -456,16 +431,19 @@ def _from_processes(request: _Request, processes: int, progress: Progress) -> It
             running.enter_context(
                 started(
                     "launchers.dataset.documents",
-                    request.save(number, processes),
+                    write_request(
+                        request.folder / f"request-{number}.json",
+                        dataclasses.replace(request, process=number),
+                    ),
                     request.folder / f"{number}.log",
                     on_cpu=True,
                 )
             )
-            for number in range(processes)
+            for number in range(request.processes)
         ]
         for number in range(count):
             path, waiting_since = request.chunk_file(number), time.monotonic()
-            worker = workers[number % processes]
+            worker = workers[number % request.processes]
             while not path.is_file():
                 exited = worker.poll() is not None
                 if path.is_file():
@@ -473,7 +451,7 @@ def _from_processes(request: _Request, processes: int, progress: Progress) -> It
                 if path.with_suffix(".json").is_file():
                     raise UserError(**json.loads(path.with_suffix(".json").read_text()))
                 if exited:
-                    raise _worker_error(worker, request.folder / f"{number % processes}.log")
+                    raise _worker_error(worker, request.folder / f"{number % request.processes}.log")
                 if time.monotonic() - waiting_since > limit_s:
                     raise UserError(
                         f"Rows {request.borders[number] + 1:,} to {request.borders[number + 1]:,} were not "
@@ -496,12 +474,12 @@ def _worker_error(worker: subprocess.Popen[bytes], log: Path) -> UserError:
 
 def main(path: Path) -> None:
     """Tokenize the chunks of one process."""
-    request, process, processes = _Request.load(path)
+    request = read_request(_Request, path)
     tokenizer = render.load_tokenizer(request.model_dir, request.settings)
     replaced = {place: decode(row.encode()) for place, row in request.replaced.items()}
     places = np.load(request.folder / _PLACES, mmap_mode="r")
     base = StoredRows(request.rows)
-    for number in range(process, len(request.borders) - 1, processes):
+    for number in range(request.process, len(request.borders) - 1, request.processes):
         chunk_places = places[request.borders[number] : request.borders[number + 1]]
         rows = [replaced[place] if place in replaced else base[place] for place in chunk_places.tolist()]
         target = request.chunk_file(number)

@@ -30,6 +30,7 @@ FORMS = (
     "task pretrain plain text (.txt)"
 )
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")  # of files of rows
+_SAVED_BATCH = 100  # rows
 _SAVED = "state.json"  # file of a folder with one split; a folder with several has dataset_dict.json
 _CHUNK = 1 << 20  # characters of a JSON list read at a time
 _TOO_LARGE = f"its lists have more than {BATCH_BYTES // 2**20} MiB of text"
@@ -153,7 +154,18 @@ class _Decoder(json.JSONDecoder):
         super().__init__(object_pairs_hook=_object, parse_int=_integer)
 
 
-class _Json(Rows):
+class _TextFile(Rows):
+    """Text file that is read in pieces of any length."""
+
+    _file: TextIO
+
+    def share(self) -> float:
+        # The position of a text file is unknown during iteration, that of its descriptor is not
+        position = os.lseek(self._file.fileno(), 0, os.SEEK_CUR) if not self._file.closed else 0
+        return position / max(1, self.path.stat().st_size)
+
+
+class _Json(_TextFile):
     """JSON list, or consecutive JSON values. Nothing after a syntax error can be read."""
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
@@ -170,9 +182,6 @@ class _Json(Rows):
                 yield self._number, BadRow(str(error))
             except (RecursionError, DeepError):
                 yield self._number, BadRow("JSON that is nested too deeply")
-
-    def share(self) -> float:
-        return _position(self._file) / max(1, self.path.stat().st_size)
 
     @property
     def _number(self) -> int:
@@ -260,7 +269,7 @@ class _Cursor:
         return bool(chunk)
 
 
-class _Csv(Rows):
+class _Csv(_TextFile):
     """CSV with a header, separated by commas or another separator found in the header."""
 
     unit = "line"
@@ -284,9 +293,6 @@ class _Csv(Rows):
         except UnicodeDecodeError as error:
             yield number, BadRow(f"{NOT_UTF_8} ({error.reason})")
 
-    def share(self) -> float:
-        return _position(self._file) / max(1, self.path.stat().st_size)
-
     def _delimiter(self, header: str) -> str:
         if self.path.suffix.lower() == ".tsv":
             return "\t"
@@ -304,11 +310,6 @@ class _Csv(Rows):
         if len(cells) != len(columns):
             return BadRow(f"{len(cells)} fields, but the first line names {len(columns)}")
         return {name: cell for name, cell in zip(columns, cells, strict=True) if cell}
-
-
-def _position(file: TextIO) -> int:
-    """Count the bytes read from a text file, whose position is unknown during iteration."""
-    return os.lseek(file.fileno(), 0, os.SEEK_CUR) if not file.closed else 0
 
 
 class _Parquet(Rows):
@@ -354,14 +355,9 @@ class _Parquet(Rows):
 
 def _converted(batch: Any) -> list[Any]:
     """Convert a batch to rows; one that Python has no values for becomes a BadRow."""
-    unusable = (
-        ValueError,
-        OverflowError,
-        RecursionError,
-    )  # text that is not UTF-8, dates after the year 9999
     try:
         rows: list[Any] = batch.to_pylist()
-    except unusable as error:
+    except (ValueError, OverflowError, RecursionError) as error:  # not UTF-8, a date after the year 9999
         if batch.num_rows == 1:
             reason = NOT_UTF_8 if isinstance(error, UnicodeDecodeError) else str(error)
             return [BadRow(reason)]
@@ -387,9 +383,10 @@ class _Saved(Rows):
                 plain_name(file["filename"])
             saved = datasets.load_from_disk(str(self.path))
             self._total, self._done = len(saved), 0
-            for row in saved:
-                self._done += 1
-                yield self._done, row
+            for table in saved.with_format("arrow").iter(_SAVED_BATCH):  # images stay encoded
+                for row in _converted(table):
+                    self._done += 1
+                    yield self._done, row
         except (OSError, ValueError, KeyError, TypeError, OverflowError, ArrowException) as error:
             reason = str(error).strip().partition("\n")[0]
             raise UserError(f"Dataset {self.path} cannot be read: {reason}") from None

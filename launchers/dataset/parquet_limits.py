@@ -14,9 +14,7 @@ from estimator.errors import UserError
 BATCH_BYTES = 64 * 2**20
 """Decoded at a time, and the limit of one row with nested text."""
 MAX_BATCH = 64  # rows
-_MAX_COMPRESSION = (
-    100  # by codec; text is compressed to a twentieth at most, by what writes Parquet in practice
-)
+_MAX_COMPRESSION = 100  # by codec; in practice text is compressed to a twentieth at most
 _MAX_EXPANSION, _FREE_BYTES = 1000, 2**30  # decoded bytes of a file over its size, and what is always allowed
 _ROW_BYTES = 16  # counted for each row, as a row without content costs time too
 _ADVICE = "If the rows are meant to be equal, write the file without compression and use_dictionary=False."

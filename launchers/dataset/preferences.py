@@ -142,10 +142,8 @@ def parse(row: Any, line: int = 0) -> Pair:
     row = Fields.of(row)
     chosen_turns, rejected_turns = map(decoded_turns, _answers(row))
     if _is_whole_chat(row, chosen_turns) or _is_whole_chat(row, rejected_turns):
-        chosen, rejected = (
-            _complete_chat(chosen_turns, "chosen", row),
-            _complete_chat(rejected_turns, "rejected", row),
-        )
+        chosen = _complete_chat(chosen_turns, "chosen", row)
+        rejected = _complete_chat(rejected_turns, "rejected", row)
         if chosen[:-1] != rejected[:-1]:
             raise BadRow("`chosen` and `rejected` differ before their last turn: they answer no one prompt")
         _check_repeated(row, chosen[:-1])

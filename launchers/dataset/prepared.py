@@ -63,9 +63,7 @@ class PreparedInfo:
     total_steps: int
     seed: int
     fingerprint: str  # hash of tokenizer, data and settings; equal for the same tokens in the same order
-    documents: int = (
-        0  # conversations, texts or their pieces, or pairs in all rows; equals rows unless packed
-    )
+    documents: int = 0  # conversations, texts or their pieces, or pairs; equals rows unless packed
     task: str = "sft"
     dropped_rows: int = 0  # rows without labels within seq_len
     split_rows: int = 0  # rows longer than seq_len that were split (task pretrain), not truncated
@@ -111,37 +109,15 @@ class Prepared:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._arrays: dict[str, NDArray[np.int32]] = {}
         self.info = PreparedInfo(**json.loads((folder / "info.json").read_text()))
 
     def _array(self, name: str) -> NDArray[np.int32]:
         import numpy as np
 
-        array: NDArray[np.int32] = np.load(self.folder / f"{name}.npy", mmap_mode="r")
-        return array
-
-    @cached_property
-    def _tokens(self) -> NDArray[np.int32]:
-        return self._array("tokens")
-
-    @cached_property
-    def _labels(self) -> NDArray[np.int32]:
-        return self._array("labels")
-
-    @cached_property
-    def _lengths(self) -> NDArray[np.int32]:
-        return self._array("lengths")
-
-    @cached_property
-    def _offsets(self) -> NDArray[np.int32]:
-        return self._array("offsets")
-
-    @cached_property
-    def _length_offsets(self) -> NDArray[np.int32]:
-        return self._array("length_offsets")
-
-    @cached_property
-    def _desirable(self) -> NDArray[np.int32] | None:
-        return self._array("desirable") if (self.folder / "desirable.npy").is_file() else None
+        if name not in self._arrays:
+            self._arrays[name] = np.load(self.folder / f"{name}.npy", mmap_mode="r")
+        return self._arrays[name]
 
     @cached_property
     def has_images(self) -> bool:
@@ -149,26 +125,23 @@ class Prepared:
         return (self.folder / _IMAGES).is_file()
 
     @cached_property
+    def _is_judged(self) -> bool:
+        return (self.folder / "desirable.npy").is_file()
+
+    @cached_property
     def _encoded(self) -> NDArray[np.uint8]:
         import numpy as np
 
         return np.memmap(self.folder / _IMAGES, dtype=np.uint8, mode="r")
 
-    @cached_property
-    def _image_offsets(self) -> NDArray[np.int32]:
-        return self._array("image_offsets")
-
-    @cached_property
-    def _row_images(self) -> NDArray[np.int32]:
-        return self._array("row_images")
-
     def _images_of(self, index: int) -> Sequence[NDArray[np.uint8]]:
         if not self.has_images:
             return ()
-        offsets = self._image_offsets[self._row_images[index] : self._row_images[index + 1] + 1]
+        first, last = self._array("row_images")[index : index + 2]
+        offsets = self._array("image_offsets")[first : last + 1]
         return [self._encoded[first:last] for first, last in itertools.pairwise(offsets)]
 
-    @cached_property
+    @property
     def order(self) -> NDArray[np.int32]:
         """Rows in training order."""
         return self._array("order")
@@ -181,17 +154,17 @@ class Prepared:
         """Number of tokens in each row."""
         import numpy as np
 
-        return np.diff(self._offsets)
+        return np.diff(self._array("offsets"))
 
     def row(self, index: int) -> Row:
         """Return one row."""
-        first, last = self._offsets[index], self._offsets[index + 1]
-        low, high = self._length_offsets[index], self._length_offsets[index + 1]
+        first, last = self._array("offsets")[index : index + 2]
+        low, high = self._array("length_offsets")[index : index + 2]
         return Row(
-            tokens=self._tokens[first:last],
-            labels=self._labels[first:last],
-            lengths=self._lengths[low:high],
-            desirable=self._desirable is None or bool(self._desirable[index]),
+            tokens=self._array("tokens")[first:last],
+            labels=self._array("labels")[first:last],
+            lengths=self._array("lengths")[low:high],
+            desirable=not self._is_judged or bool(self._array("desirable")[index]),
             images=self._images_of(index),
         )
 

@@ -17,15 +17,7 @@ from typing import Any
 from launchers.dataset import render, rows
 from launchers.dataset.columns import UnknownColumns
 from launchers.dataset.rows import Conversation
-from launchers.dataset.turns import (
-    Fields,
-    Message,
-    chat,
-    ends_with_question,
-    system_of,
-    text_of,
-    tools_of,
-)
+from launchers.dataset.turns import Fields, Message, chat, ends_with_question, system_of, text_of, tools_of
 
 _ANSWERS = ("completion", "response")
 _BATCH = 1024  # prompts tokenized at a time
@@ -100,16 +92,9 @@ def _prompt(index: int, conversation: Conversation, text: str, tokens: int) -> P
     if conversation.text is not None:
         prefix = render.beginning_of(conversation.text)
         return Prompt(index=index, text=text, shown=prefix, tokens=tokens, prefix=prefix)
-    messages = conversation.asked
-    text_for_scoring = "\n\n".join(message.content for message in messages)
-    return Prompt(
-        index=index,
-        text=text,
-        shown=text_for_scoring,
-        tokens=tokens,
-        messages=messages,
-        tools=conversation.tools,
-    )
+    turns, tools = conversation.asked, conversation.tools
+    shown = "\n\n".join(turn.content for turn in turns)
+    return Prompt(index=index, text=text, shown=shown, tokens=tokens, messages=turns, tools=tools)
 
 
 def write(path: Path, prompts: Iterable[Prompt]) -> None:

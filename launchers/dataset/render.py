@@ -84,7 +84,7 @@ def pad_id_of(tokenizer: Any) -> int:
 Rendered = TypeVar("Rendered")
 Tokens = tuple[
     NDArray[np.int32], NDArray[np.bool_]
-]  # tokens of one row, and the mask of those that count in the loss
+]  # of one row, and the mask of those that count in the loss
 
 
 def tokenize(
@@ -182,7 +182,7 @@ def end_of_answers(tokenizer: Any, messages: Sequence[Message]) -> int | None:
 def written(messages: Sequence[Message], tokenizer: Any, *, prompt: bool = False) -> str:
     """Render a chat with the template; with ``prompt``, up to the start of the model's answer."""
     chat = Conversation(messages=tuple(messages))
-    return _apply(tokenizer, [message.as_template() for message in messages], chat, prompt)
+    return _apply(tokenizer, chat, [message.as_template() for message in messages], prompt)
 
 
 def _ids(tokenizer: Any, texts: list[str], *, special: bool) -> list[list[int]]:
@@ -215,7 +215,7 @@ def _render(conversation: Conversation, tokenizer: Any, turns: list[int]) -> tup
     if conversation.text is not None:
         return conversation.text, []
     messages = [message.as_template() for message in conversation.messages]
-    full_text = _apply(tokenizer, messages, conversation)
+    full_text = _apply(tokenizer, conversation, messages)
     _check_contents(conversation, full_text)
     _check_tools(conversation, full_text)
     spans: list[Span] = []
@@ -227,7 +227,7 @@ def _render(conversation: Conversation, tokenizer: Any, turns: list[int]) -> tup
                 "Put the answers between {% generation %} and {% endgeneration %} in chat_template.",
             )
     else:
-        render = partial(_prefix, tokenizer, conversation)
+        render = partial(_apply, tokenizer, conversation)
         special = [value.content for value in tokenizer.added_tokens_decoder.values() if value.special]
         for index in turns:
             span = turn_span(messages, index, full_text, render, special)
@@ -261,10 +261,6 @@ def _with_images(
 def _is_marked(tokenizer: Any) -> bool:
     template = tokenizer.chat_template
     return isinstance(template, str) and has_marks(template)
-
-
-def _prefix(tokenizer: Any, conversation: Conversation, messages: Messages, prompt: bool) -> str:
-    return _apply(tokenizer, list(messages), conversation, prompt)
 
 
 def _marks(tokenizer: Any, conversation: Conversation, messages: Messages) -> list[Span]:
@@ -320,9 +316,9 @@ def _check_tools(conversation: Conversation, text: str) -> None:
         )
 
 
-def _apply(
-    tokenizer: Any, messages: list[dict[str, Any]], conversation: Conversation, prompt: bool = False
-) -> str:
+def _apply(tokenizer: Any, conversation: Conversation, messages: Messages, prompt: bool = False) -> str:
+    """Render messages of a conversation; ``prompt``: with the beginning of the model's answer."""
+
     def text(values: list[dict[str, Any]]) -> str:
         rendered: str = tokenizer.apply_chat_template(
             values,
@@ -332,7 +328,7 @@ def _apply(
         )
         return checked_length(rendered, messages, conversation.tools)
 
-    return _with_either_arguments(text, messages, conversation)
+    return _with_either_arguments(text, list(messages), conversation)
 
 
 @contextmanager
@@ -366,17 +362,13 @@ def _with_either_arguments(
         with template_limits():
             return render(messages)
     except Exception as error:  # noqa: BLE001 - a template is a program, which can fail in any way
-        if any(isinstance(arguments, dict) for arguments in _arguments_of(messages)):  # DeepSeek's take text
+        calls = [call for message in messages for call in message.get("tool_calls", ())]
+        if any(isinstance(call["function"]["arguments"], dict) for call in calls):  # DeepSeek's take text
             return _with_either_arguments(render, _with_text_arguments(messages), conversation)
         raise UserError(
             f"{_name(conversation)}: the chat template refuses it: {one_line(error).removesuffix('.')}.",
             "Change the row, or set chat_template.",
         ) from None
-
-
-def _arguments_of(messages: list[dict[str, Any]]) -> list[Any]:
-    calls = (call for message in messages for call in message.get("tool_calls", ()))
-    return [call["function"]["arguments"] for call in calls]
 
 
 def _with_text_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -396,7 +388,7 @@ def prompt_of(conversation: Conversation, tokenizer: Any) -> tuple[str, str]:
     if conversation.text is None:
         prompt_conversation = replace(conversation, messages=conversation.asked)
         messages = [message.as_template() for message in prompt_conversation.messages]
-        prompt = _apply(tokenizer, messages, prompt_conversation, prompt=True)
+        prompt = _apply(tokenizer, prompt_conversation, messages, prompt=True)
         _check_contents(prompt_conversation, prompt)
         _check_tools(prompt_conversation, prompt)
         answered = len(prompt_conversation.messages) < len(conversation.messages)

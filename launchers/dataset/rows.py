@@ -183,15 +183,11 @@ def parse_with_images(row: Any, line: int = 0, *, images: ImageReader) -> Conver
 def _pair(row: Fields, question: str, extra_keys: tuple[str, ...], answer: str) -> tuple[Message, ...]:
     prompt_value, answer_value = decoded_turns(row[question]), decoded_turns(row[answer])
     if isinstance(prompt_value, list) or isinstance(answer_value, list):
-        prompt_turns = (
-            prompt_value if isinstance(prompt_value, list) else [{"role": "user", "content": prompt_value}]
-        )
-        answer_turns = (
-            answer_value
-            if isinstance(answer_value, list)
-            else [{"role": "assistant", "content": answer_value}]
-        )
-        return chat([*prompt_turns, *answer_turns], question, row)
+        turns_of = {
+            role: value if isinstance(value, list) else [{"role": role, "content": value}]
+            for role, value in (("user", prompt_value), ("assistant", answer_value))
+        }
+        return chat([*turns_of["user"], *turns_of["assistant"]], question, row)
     prompt = text_of(prompt_value, f"`{question}`")
     extra = next((key for key in extra_keys if row.get(key)), None)
     if extra:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,8 +61,8 @@ def split_of(dataset: str) -> tuple[str, str | None]:
 def fetch(dataset: str, folder: Path) -> Path:
     """Return the dataset as a local file or folder, fetched into ``folder`` if it is not local.
 
-    Hub datasets are converted to JSONL. Raises UserError with the reason if the dataset is unavailable. The
-    rows are not checked, see rows.read.
+    Hub datasets are converted to JSONL, those with images to a folder of save_to_disk. Raises UserError with
+    the reason if the dataset is unavailable. The rows are not checked, see rows.read.
     """
     kind = kind_of(dataset)
     _log.info("Dataset %s: %s", dataset, kind)
@@ -164,6 +165,8 @@ def _from_hub(dataset: str, folder: Path) -> Path:
     rows = _load_from_hub(name, configuration or None, split or SPLIT)
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / (re.sub(r"[/:#]", "--", dataset) + ".jsonl")
+    if _has_files(rows):
+        return _saved(rows, target.with_suffix(".saved"))
     temporary = target.with_name(target.name + ".part")
     progress = Progress(f"reading {dataset}", len(rows))
     try:
@@ -174,6 +177,25 @@ def _from_hub(dataset: str, folder: Path) -> Path:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+    return target
+
+
+def _has_files(rows: Any) -> bool:
+    """Whether rows have images, which JSON cannot hold."""
+    from datasets.features.features import require_decoding
+
+    return any(require_decoding(feature) for feature in rows.features.values())
+
+
+def _saved(rows: Any, target: Path) -> Path:
+    """Save rows by save_to_disk, which stores encoded images among them; return the folder."""
+    temporary = target.with_name(target.name + ".part")
+    try:
+        rows.save_to_disk(str(temporary))
+        shutil.rmtree(target, ignore_errors=True)
+        temporary.replace(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
     return target
 
 

@@ -54,7 +54,7 @@ def parse(row: Any, line: int = 0) -> Conversation:
         keys = ", ".join(f"`{key}`" for key in list(row)[:6]) or "nothing"
         reason = f"{keys}, but task pretrain needs plain text (`{COLUMN}`)"
         raise UnknownColumns(reason, row, [COLUMN])
-    return _document(row[COLUMN], line)
+    return Conversation(text=text_of(row[COLUMN], f"`{COLUMN}`"), line=line)
 
 
 def from_conversations(conversations: Iterable[Conversation]) -> Iterator[Conversation]:
@@ -121,10 +121,6 @@ def piece_lengths(length: int, longest: int) -> list[int]:
     if remainder == 1 and full_pieces and longest > 2:
         sizes[-2:] = [longest - 1, 2]
     return sizes
-
-
-def _document(value: Any, number: int) -> Conversation:
-    return Conversation(text=text_of(value, f"`{COLUMN}`"), line=number)
 
 
 def _sections(pieces: Iterable[str], line: int = 0) -> Iterator[Conversation]:

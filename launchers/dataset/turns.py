@@ -253,8 +253,9 @@ def without_nulls(value: Any) -> Any:
 def _check_order(messages: Sequence[Message], ends_with: Role) -> None:
     roles = [message.role for message in messages]
     if ends_with not in roles:
-        lesson = ": there is nothing to learn from it" if ends_with == "assistant" else ""
-        raise BadRow(f"a chat without {_article(ends_with)} turn{lesson}")
+        if ends_with == "assistant":
+            raise BadRow("a chat without an assistant turn: there is nothing to learn from it")
+        raise BadRow(f"a chat without a {ends_with} turn")
     first = 1 if roles[0] == "system" else 0
     expected: tuple[Role, ...] = ("user",)
     for position, message in enumerate(messages[first:], start=first + 1):
@@ -268,10 +269,6 @@ def _check_order(messages: Sequence[Message], ends_with: Role) -> None:
             expected = ("assistant",) if message.role == "user" else ("assistant", "tool")
     if roles[-1] != ends_with and not (ends_with == "user" and roles[-1] == "tool"):
         raise BadRow(f"roles out of order: the last turn must be the {ends_with}'s")
-
-
-def _article(role: Role) -> str:
-    return f"an {role}" if role == "assistant" else f"a {role}"
 
 
 def joined_parts(content: Any, location: str, images: list[Any] | None = None) -> Any:

@@ -1,7 +1,7 @@
-"""Writes a model with an adapter merged in, tensor by tensor.
+"""Merge of an adapter into a model's files, one tensor at a time.
 
-Each tensor is mapped from the base's file, changed and written before the next is mapped, and sums are made a
-block of rows at a time. So what is held in memory is the largest matrix once, whatever the size of the model.
+Each tensor is mapped from the base's file, changed and written before the next one is mapped, and sums are
+computed for a block of rows at a time. Memory holds the largest matrix once, whatever the size of the model.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from safetensors import safe_open
 
 from launchers.models.hf_layout import safetensors_header
 
-# The other ranks wait this long for the one that merges: 70 B parameters in 16 bits take 20 minutes on a disk
-# that writes 125 MiB/s (gp3's baseline). It is not what finds hangs: the gang watches the telemetry.
+# Time limit of the ranks that wait for the merging one: 70 B parameters in 16 bits take 20 minutes on a disk
+# that writes 125 MiB/s (gp3's baseline). Hangs are found earlier, by missing telemetry.
 LIMIT = timedelta(hours=2)
 
-# Values that are added up at once: 16 MiB of a sum in fp32. Rows by multiples of 64: products of other blocks
-# take other kernels for their last rows, which round otherwise (seen with MKL, in fp32).
+# Values per block: 16 MiB in fp32. A block has a multiple of 64 rows, because MKL computes the last rows of
+# other blocks with other kernels, which round differently (in fp32).
 BLOCK = 4 * 2**20
 _ROWS = 64
 
 Change = Callable[[str, torch.Tensor], torch.Tensor | None]
 
-# https://huggingface.co/docs/safetensors/metadata_parsing; others are written as they came
+# https://huggingface.co/docs/safetensors/metadata_parsing; other types are written unchanged
 _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 def merge(base: Sequence[Path], destination: Path, change: Change) -> None:
-    """Write the safetensors files ``base`` into the folder ``destination``, made again, under their names.
+    """Write the safetensors files ``base`` with changed tensors into ``destination``, which is emptied first.
 
-    ``change`` gets each tensor's name and values, which it must not write to, and gives what takes its place
-    (on the CPU); None leaves it out. A file shows up whole or not at all.
+    ``change`` receives each tensor's name and values, which it must not modify. It returns the new values (on
+    the CPU), or None to leave the tensor out. Each file keeps its name, and appears complete or not at all.
     """
     shutil.rmtree(destination, ignore_errors=True)
     destination.mkdir(parents=True)
@@ -66,7 +66,7 @@ class Update:
     magnitudes: torch.Tensor | None  # m, [out]
 
     def applied_to(self, weight: torch.Tensor) -> torch.Tensor:
-        """The new matrix, in the old one's type; computed in fp32, some rows at a time."""
+        """Compute the updated matrix in fp32, some rows at a time; it has the type of ``weight``."""
         lora_a = self.lora_a.float()
 
         def new(rows: slice) -> torch.Tensor:
@@ -80,7 +80,7 @@ class Update:
 
 
 def by_rows(weight: torch.Tensor, change: Callable[[slice], torch.Tensor]) -> torch.Tensor:
-    """A matrix like ``weight`` whose rows are what ``change`` gives for them, some rows at a time."""
+    """Build a matrix like ``weight`` from the rows that ``change`` returns for each slice of rows."""
     result = torch.empty_like(weight)
     for rows in blocks(weight):
         result[rows] = change(rows)
@@ -95,7 +95,7 @@ def blocks(weight: torch.Tensor) -> Iterator[slice]:
 
 
 def _write(source: Path, target: Path, change: Change) -> None:
-    """The format: 8 bytes of length, little-endian, a JSON header, which spaces may follow, the data."""
+    """Write one file: 8 bytes of header length, little-endian, a JSON header padded with spaces, the data."""
     source_header = safetensors_header(source)
     header: dict[str, Any] = {}
     with safe_open(source, framework="pt") as file:
@@ -110,7 +110,7 @@ def _write(source: Path, target: Path, change: Change) -> None:
         output.seek(8 + header_bytes)
         end = 0
         for name, entry in sorted(source_header.items(), key=lambda item: item[1]["data_offsets"]):
-            with safe_open(source, framework="pt") as file:  # again: pages stay mapped as long as it is open
+            with safe_open(source, framework="pt") as file:  # reopened: pages stay mapped while it is open
                 tensor = file.get_tensor(name)
                 updated = change(name, tensor)
                 if updated is None:
@@ -130,6 +130,6 @@ def _entry(dtype: str, shape: list[int], start: int, size: int = 0) -> dict[str,
 
 
 def _as_json(header: dict[str, Any]) -> bytes:
-    """A header, padded so that the data after it begins at a multiple of 8 bytes."""
+    """Format a header, padded so that the data after it begins at a multiple of 8 bytes."""
     text = json.dumps(header, separators=(",", ":")).encode()
     return text.ljust(-(-len(text) // 8) * 8)

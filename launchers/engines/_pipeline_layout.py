@@ -1,4 +1,4 @@
-"""Lays out a trained pipeline as diffusers' folders, without torch: files are linked, not copied."""
+"""Layout of a trained pipeline in diffusers' folders. Files are linked, not copied. Needs no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KOHYA = "kohya_lora_weights.safetensors"
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """A network's files that would be loaded; repositories hold a second copy in half precision."""
+    """Return the files of a network that are loaded; a repository may also have them in half precision."""
     weights = WEIGHTS if folder.name == UNET else _TEXT_WEIGHTS
     index = folder / f"{weights}.index.json"
     if index.is_file():
@@ -26,9 +26,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def lay_out(output: Path, model_dir: Path, destination: Path) -> None:
-    """``destination``/model, the whole pipeline with the networks of ``output``, and /adapter, LoRA's files.
+    """Write ``destination``/model, a pipeline with trained networks, and ``destination``/adapter for LoRA.
 
-    Each exists if ``output`` contains it.
+    Each is written if ``output`` contains it.
     """
     for name in ("model", "adapter"):
         shutil.rmtree(destination / name, ignore_errors=True)
@@ -40,16 +40,16 @@ def lay_out(output: Path, model_dir: Path, destination: Path) -> None:
 
 
 def _lay_out_model(trained: Path, model_dir: Path, destination: Path) -> None:
-    """The base's files, but for the weights of the networks (folders) in ``trained``, which have its own."""
+    """Link the base's files, with the weights of the networks in ``trained`` instead of the base's."""
     networks = {folder.name: {path.name for path in folder.iterdir()} for folder in trained.iterdir()}
     for path in sorted(model_dir.rglob("*")):
         relative_path = path.relative_to(model_dir)
         hidden = any(part.startswith(".") for part in relative_path.parts)
         network_files = networks.get(relative_path.parts[0])
-        # a merged network has the base's own files, and so its index
+        # A merged network has the base's own files, and so its index; no index belongs to a single file
         is_replaced = network_files is not None and (
             path.suffix == ".safetensors"
-            or (path.name.endswith(".index.json") and _is_one_file(network_files))
+            or (path.name.endswith(".index.json") and bool(network_files & {WEIGHTS, _TEXT_WEIGHTS}))
         )
         if path.is_file() and not hidden and not is_replaced:
             (destination / relative_path).parent.mkdir(parents=True, exist_ok=True)
@@ -58,8 +58,3 @@ def _lay_out_model(trained: Path, model_dir: Path, destination: Path) -> None:
         (destination / name).mkdir(parents=True, exist_ok=True)
         for file in sorted(files):
             link(trained / name / file, destination / name / file)
-
-
-def _is_one_file(names: set[str]) -> bool:
-    """Whether a network's weights are one file, which no index belongs to."""
-    return WEIGHTS in names or _TEXT_WEIGHTS in names

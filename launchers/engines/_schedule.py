@@ -1,4 +1,4 @@
-"""The learning rate over the steps of a run: one definition for every engine. Needs no torch."""
+"""Learning rate over the steps of a run, the same for every engine. Needs no torch."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from launchers.settings.sections import Schedule
 
-WARMUP_STEPS = 5  # where neither a number nor a share of the steps is given
+WARMUP_STEPS = 5  # if the settings have neither a number nor a share of the steps
 
 
 def warmup_steps(schedule: Schedule, total_steps: int) -> int:
-    """Steps of warm-up; a share is rounded up, as transformers' TrainingArguments.get_warmup_steps does."""
+    """Return the steps of warm-up; a share is rounded up, like transformers' get_warmup_steps."""
     if schedule.warmup_ratio is not None:
         return math.ceil(total_steps * schedule.warmup_ratio)
     return WARMUP_STEPS if schedule.warmup_steps is None else schedule.warmup_steps
 
 
 def lr_factor(schedule: Schedule, total_steps: int) -> Callable[[int], float]:
-    """Share of the peak learning rate that a step (0 is the first) uses.
+    """Return a function from a step (0 is the first) to its share of the peak learning rate.
 
     Linear from 0 over the warm-up, then the chosen shape down to ``min_lr_ratio``, which is reached one step
     after the last. Formulas of transformers' optimization.py: get_cosine_with_min_lr_schedule_with_warmup

@@ -1,4 +1,4 @@
-"""NEFTune: noise on the embeddings of the rows that are trained on, the same for any number of processes."""
+"""NEFTune: noise on the embeddings during training, the same for any number of processes."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from launchers.gang.rank import RankEnv
 
 
 class EmbeddingNoise:
-    """Adds numbers drawn evenly from -s to s to each embedding in training, and nothing elsewhere.
+    """Adds uniform noise from -s to s to each embedding during training.
 
     s = alpha / sqrt(L d), for L tokens of a document and d dimensions: Jain et al. 2023 (arXiv:2310.05914),
-    algorithm 1. transformers (integrations/neftune.py) counts a batch's padding in L and draws noise for it,
-    too; here a document has the same noise packed or alone.
+    algorithm 1. Unlike transformers (integrations/neftune.py), L excludes padding, which gets no noise, so a
+    document has the same noise packed or alone.
 
-    The noise depends only on the seed, the step and the row's position in it: a run resumes from a
-    checkpoint with the noise that it would have had, on as many processes as it may have then.
+    The noise depends only on the seed, the step and the row's position in it, so a resumed run has the same
+    noise on any number of processes.
     """
 
     def __init__(self, embedding: Any, job: TrainJob, env: RankEnv, data: Prepared) -> None:
         self._alpha, self._seed = job.settings.neftune_alpha or 0.0, job.settings.seed
         self._layout, self._rank, self._data = job.plan.layout, env.rank, data
-        self._places: range = range(0)  # in the order of the run, of this rank's rows of the step
+        self._places: range = range(0)  # positions of this rank's rows of the step, in the run's order
         self._passes = 0
         if self._alpha:
             embedding.register_forward_hook(self._add)
 
     def begin(self, step: int) -> None:
-        """The micro batches that come are those of ``step``, of which 1 is the first."""
+        """Start ``step`` (1 is the first), whose micro batches follow."""
         first, last = ((step - steps_back) * self._layout.global_batch_size for steps_back in (1, 0))
         self._places = range(first + self._rank, last, self._layout.data_parallel)
         self._passes = 0

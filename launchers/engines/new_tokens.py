@@ -1,7 +1,6 @@
-"""A model with tokens added: its tokenizer, its configuration, and rows of its embedding and its head.
+"""Model with added tokens: its tokenizer, its configuration, and rows of its embedding and its head.
 
-It is made once, as files, before anything is trained: engines, merges and exports then have a model of that
-vocabulary and know nothing of it.
+Its files are written once, before training, so that engines, merges and exports need no special case.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from launchers.dataset import render
 from launchers.models import hf_layout
 from launchers.settings import Settings
 
-WITH_ROWS = ("model.embed_tokens.weight", "lm_head.weight")  # of the families that are taken here
+WITH_ROWS = ("model.embed_tokens.weight", "lm_head.weight")  # in the supported families
 _DONE = "new_tokens.json"
 
 
 def with_new_tokens(model_dir: Path, settings: Settings, folder: Path) -> Path:
-    """The model with ``settings.new_tokens``, in ``folder``; ``model_dir`` itself where there are none.
+    """Write the model with ``settings.new_tokens`` into ``folder``; returns ``model_dir`` if there are none.
 
     Unchanged files are linked. An existing folder is used as it is.
     """
@@ -56,7 +55,7 @@ def _link_or_grow(path: Path, folder: Path, new: range, vocab: int) -> None:
     if not set(WITH_ROWS) & hf_layout.safetensors_header(path).keys():
         hf_layout.link(path.resolve(), folder / path.name)
         return
-    from launchers.engines import _merge  # with torch, which is where weights are
+    from launchers.engines import _merge  # imports torch
 
     temporary = folder / "grown"
     _merge.merge([path], temporary, lambda name, old: _grown(old, new, vocab) if name in WITH_ROWS else old)
@@ -65,7 +64,7 @@ def _link_or_grow(path: Path, folder: Path, new: range, vocab: int) -> None:
 
 
 def _grown(old: Any, new: range, vocab: int) -> Any:
-    """The matrix with ``vocab`` rows; those of ``new`` tokens are the mean of the rows of all others.
+    """Return the matrix with ``vocab`` rows; rows of ``new`` tokens are the mean of all other rows.
 
     transformers' resize_token_embeddings draws them around that mean with a billionth of the covariance.
     """
@@ -82,7 +81,7 @@ def _grown(old: Any, new: range, vocab: int) -> Any:
 
 
 def _check(folder: Path, old_vocab: int, new_vocab: int) -> None:
-    """Raise UserError where a matrix whose rows are tokens has another name, and was not grown."""
+    """Raise UserError if a matrix with a row per token has an unknown name, so that it was not extended."""
     for path in folder.glob("*.safetensors"):
         for name, entry in hf_layout.safetensors_header(path).items():
             if new_vocab > old_vocab and entry["shape"][:1] == [old_vocab]:

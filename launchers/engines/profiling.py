@@ -1,8 +1,8 @@
-"""Records a profiled window of a rank's training: the steps that ``settings.profile`` names.
+"""Recording of a profiled window of a rank's training: the steps in ``settings.profile``.
 
-Each engine says where a step begins, where its parts begin, and where it ends. Outside the window that costs
-a comparison; torch's profiler is imported when the window begins. Whatever goes wrong with the profiler ends
-the window, is reported, and does not affect the training.
+Each engine reports the start of a step, the start of its phases, and its end. Outside the window that costs
+a comparison; torch's profiler is imported when the window begins. An error of the profiler is reported and
+ends the window, but not the training.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from launchers.report.window import Window
 
 
 class Profiler:
-    """One rank's window; for ranks that ``settings.profile`` doesn't name, and outside of it, nothing.
+    """Profiled window of one rank; does nothing for other ranks and outside the window.
 
     Parameters
     ----------
@@ -44,9 +44,9 @@ class Profiler:
         self._open: list[Any] = []  # annotations, the outermost first
 
     def begin(self, step: int) -> None:
-        """A step begins."""
+        """Start a step."""
         if self._first <= step <= self._last:
-            with self._told(step):
+            with self._errors_reported(step):
                 if step == self._first:
                     self._start()
                 if self._profile is not None:
@@ -54,22 +54,22 @@ class Profiler:
                     self._annotate(f"{traces.STEP}{step}")
 
     def phase(self, name: str) -> None:
-        """From here on, until the next phase or the end of the step, ``name`` runs."""
+        """Start phase ``name``, which lasts until the next phase or the end of the step."""
         if self._open:
             self._close(1)
             self._annotate(f"{traces.PHASE}{name}")
 
     @contextlib.contextmanager
     def within(self, name: str) -> Iterator[None]:
-        """Profile a part that ends by itself."""
+        """Profile a part of a step that ends with the context."""
         if not self._open:
             yield
             return
         with torch.profiler.record_function(f"{traces.PHASE}{name}"):
             yield
 
-    def end(self, step: int) -> None:  # noqa: ARG002
-        """The step ends; what comes until the next is no part of it."""
+    def end(self) -> None:
+        """End the step; what comes until the next is no part of it."""
         if self._open:
             self._close(0)
 
@@ -77,7 +77,7 @@ class Profiler:
         """After a step: write and report the window if it has ended."""
         if step == self._last and self._profile is not None:
             self._reporter.phase("profile", step)
-            with self._told(step):
+            with self._errors_reported(step):
                 self._report(self._stop())
             self._reporter.phase("train", step)
 
@@ -96,7 +96,7 @@ class Profiler:
     def _stop(self) -> Path:
         """End the window; returns the trace's file."""
         profiler, self._profile = self._profile, None
-        self._tensors.leave()
+        self._tensors.stop()
         if self._cuda:
             torch.cuda.synchronize()
         profiler.stop()
@@ -132,14 +132,14 @@ class Profiler:
             self._open.pop().__exit__(None, None, None)
 
     @contextlib.contextmanager
-    def _told(self, step: int) -> Iterator[None]:
-        """A profiler that fails ends the window, not the training."""
+    def _errors_reported(self, step: int) -> Iterator[None]:
+        """Report an error of the profiler and end the window, but not the training."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - whatever the profiler may meet
+        except Exception as error:  # noqa: BLE001 - any error of the profiler
             self._last, self._profile = -1, None
             self._open.clear()
-            self._tensors.leave()
+            self._tensors.stop()
             problem = f"{type(error).__name__}: {error}".splitlines()[0]
             self._reporter.profiled(Profiled(rank=self._rank, step=step, problem=problem))
 
@@ -147,7 +147,7 @@ class Profiler:
 class _Tensors:
     """Bytes of the model's and the optimizer's tensors on this rank, read at the optimizer's steps.
 
-    By hooks for all of torch's optimizers, so that it doesn't matter who steps them.
+    Uses hooks for all of torch's optimizers, whatever calls their steps.
     """
 
     def __init__(self, module: Any) -> None:
@@ -161,7 +161,7 @@ class _Tensors:
         self._old_states: dict[int, int] = {}  # before the window
 
     def watch(self) -> None:
-        """From here on, until :meth:`leave`."""
+        """Start recording, until :meth:`stop`."""
         from torch.optim.optimizer import (
             register_optimizer_step_post_hook,
             register_optimizer_step_pre_hook,
@@ -176,14 +176,14 @@ class _Tensors:
             register_optimizer_step_post_hook(self._after_step),
         ]
 
-    def leave(self) -> None:
-        """Look no more."""
+    def stop(self) -> None:
+        """Stop recording."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
 
     def begin(self) -> None:
-        """A step begins: its gradients are other tensors than the last one's."""
+        """Start a step, whose gradients are new tensors."""
         self._gradients = {}
 
     def categories(self, allocated: traces.Allocated | None, *, gpu: bool) -> tuple[tuple[str, int], ...]:
@@ -197,7 +197,7 @@ class _Tensors:
         }
         if allocated is not None:
             attributed = sum(categories.values())
-            if not gpu:  # whose count leaves out what was there before
+            if not gpu:  # the CPU's total excludes what was allocated before the window
                 old = sum(size for address, size in self._states.items() if address in self._old_states)
                 attributed = categories[traces.STATES] - old
                 attributed += max(categories[traces.GRADIENTS] - self._old_gradient_bytes, 0)
@@ -222,7 +222,7 @@ def _states(optimizer: torch.optim.Optimizer) -> dict[int, int]:
 
 
 def _addresses(values: Iterable[Any]) -> dict[int, int]:
-    """Bytes of the memory behind these tensors by its address: what several share counts once."""
+    """Return bytes by address of the memory behind these tensors; shared memory counts once."""
     sizes: dict[int, int] = {}
     for value in values:
         tensor = getattr(value, "ds_tensor", value)  # ZeRO-3's part of a weight that is gathered when used

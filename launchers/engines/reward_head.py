@@ -1,7 +1,7 @@
-"""A model with a head of one number in the place of its output layer: transformers' sequence classification.
+"""Model with a head of one number instead of its output layer: transformers' sequence classification.
 
-It is made once, as files, before anything is trained: engines, merges and exports then have a model of that
-architecture and know nothing of it. The head begins at zero, so that the first rewards are all equal.
+Its files are written once, before training, so that engines, merges and exports need no special case. The
+head starts at zero, so that the first rewards are all equal.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 from estimator.errors import UserError
 from launchers.dataset import render
@@ -17,16 +16,15 @@ from launchers.engines.new_tokens import with_new_tokens
 from launchers.models import hf_layout
 from launchers.settings import Settings
 
-HEAD = "score"  # what transformers calls it in all its families
-ARCHITECTURE = "ForSequenceClassification"  # how the names of its classes end
+HEAD = "score"  # its name in all families of transformers
 _OUTPUTS = frozenset({"lm_head.weight", "embed_out.weight"})  # output layers, which are left out
 _DONE = "reward_head.json"
 
 
 def as_trained(model_dir: Path, settings: Settings, work: Path) -> Path:
-    """The model as this run begins with it: with its new tokens and a head for its task, below ``work``.
+    """Write the model that the run starts with, with new tokens and a head for its task, below ``work``.
 
-    ``model_dir`` itself where the settings ask for neither.
+    Returns ``model_dir`` if the settings need neither.
     """
     return with_reward_head(
         with_new_tokens(model_dir, settings, work / "new_tokens"), settings, work / "reward_head"
@@ -34,10 +32,10 @@ def as_trained(model_dir: Path, settings: Settings, work: Path) -> Path:
 
 
 def with_reward_head(model_dir: Path, settings: Settings, folder: Path) -> Path:
-    """The model with a reward head, in ``folder``; ``model_dir`` itself where the task is another.
+    """Write the model with a reward head into ``folder``; returns ``model_dir`` for other tasks.
 
     Unchanged files are linked. An existing folder is used as it is. Raises UserError
-    where transformers has no such model of the family.
+    if transformers has no such model of the family.
     """
     if settings.task != "reward":
         return model_dir
@@ -65,7 +63,7 @@ def with_reward_head(model_dir: Path, settings: Settings, folder: Path) -> Path:
 
 
 def _architecture(model_type: str) -> str:
-    """The class of transformers that has one number for a whole text."""
+    """Return the name of the transformers class that maps a text to one number."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
     class_name: str | None = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(model_type)
@@ -91,8 +89,9 @@ def _place(model_dir: Path, folder: Path, hidden: int) -> None:
         if not _OUTPUTS & header.keys():
             files.append(path.resolve())
         elif header.keys() - _OUTPUTS:
-            _merge.merge([path], changed / str(number), _without_output)
-            files.append(changed / str(number) / path.name)
+            changed_files = changed / str(number)
+            _merge.merge([path], changed_files, lambda name, old: None if name in _OUTPUTS else old)
+            files.append(changed_files / path.name)
     changed.mkdir(exist_ok=True)
     kind = {"BF16": torch.bfloat16, "F16": torch.float16}.get(next(iter(dtypes)), torch.float32)
     save_file(
@@ -102,7 +101,3 @@ def _place(model_dir: Path, folder: Path, hidden: int) -> None:
     )
     hf_layout.place_weights([*files, changed / "head.safetensors"], folder)
     shutil.rmtree(changed)
-
-
-def _without_output(name: str, tensor: Any) -> Any:
-    return None if name in _OUTPUTS else tensor

@@ -1,7 +1,7 @@
 """Reading of checkpoint files without executing code in them: tensors and plain values only.
 
-torch's files are pickles, and a pickle may call anything. Whoever may write to the store of checkpoints would
-run code in every rank that resumes from one.
+torch's files are pickles, and a pickle may call anything. Anyone who can write to the store of checkpoints
+could otherwise run code in every rank that resumes from one.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from torch.serialization import _get_layout
 
 from estimator.errors import UserError
 
-# How torch and _Unpickler name what a pickle would call: "Unsupported global: GLOBAL os.system was not ..."
+# Error of torch and _Unpickler for a function in a pickle: "Unsupported global: GLOBAL os.system was not ..."
 _CALLED = re.compile(r"GLOBAL ([\w.]+)")
-# torch.load then takes weights_only for True, whatever its caller says, and libraries' callers say False
+# Makes torch.load use weights_only=True even if its caller, such as a library, passes False
 _FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 # Classes in .metadata, in addition to torch's dtypes. None of them has side effects when called.
 _PLAIN: dict[tuple[str, str], Any] = {
@@ -44,13 +44,13 @@ _PLAIN: dict[tuple[str, str], Any] = {
         torch.Size,
     )
 }
-# Where Python 3.12 and those before it, and 3.13, have the class of paths
+# Modules of the path class in Python up to 3.12, and in 3.13
 _PLAIN |= {(module, "PosixPath"): PosixPath for module in ("pathlib", "pathlib._local")}
 
 
 @contextmanager
 def tensors_only(folder: Path, classes: Sequence[Any] = ()) -> Iterator[None]:
-    """In here torch.load reads tensors, plain values and ``classes`` alone, whoever calls it.
+    """Restrict torch.load to tensors, plain values and ``classes``, whatever calls it.
 
     Raises UserError for a file of ``folder`` that holds anything else.
     """
@@ -111,6 +111,6 @@ def _refusal(folder: Path, message: str) -> UserError:
     problem = f"a file would call {match[1].rstrip('.')}" if match else "a file is broken"
     return UserError(
         f"The checkpoint in {folder} holds more than tensors and plain values, or is damaged: {problem}. It"
-        " is not read, as that would run code of the file's.",
-        "Go on from a checkpoint of this version of the package, or start anew.",
+        " is not read, because that would run code from the file.",
+        "Resume from a checkpoint of this version of the package, or start from the beginning.",
     )

@@ -1,7 +1,7 @@
-"""Time of a rank in collectives in each step, which shows who is late, as all steps take equally long.
+"""Time that a rank spends in collectives in each step, which shows the slowest rank.
 
-In synchronous training every rank's step takes as long as the slowest's. Who is slow waits for no one, and
-the others wait for it: it is the one that spends the least time in collectives.
+In synchronous training every rank's step takes as long as the slowest rank's. The other ranks wait for it in
+collectives, so it is the one that spends the least time there.
 """
 
 from __future__ import annotations
@@ -30,22 +30,21 @@ _COLLECTIVES = (
 
 
 class Waiting:
-    """Seconds between a collective and its end, over a step: transfer and the wait for others.
+    """Seconds of a step in collectives: transfer, and waiting for other ranks.
 
-    All that torch's Python side waits for goes through ``Work.wait``, whoever calls it (FSDP2, DeepSpeed,
-    TRL, we). On a CPU it returns when the collective has ended, and its time is what is counted. On a GPU
-    only a stream waits: two CUDA events around the collective give how long that stream stood, also where it
-    overlapped with other work. What C++ waits for itself, as in DTensor's functional collectives (the
-    gradients' norm), is not counted.
+    Python code waits for a collective by ``Work.wait`` (FSDP2, DeepSpeed, TRL and this package). On a CPU the
+    duration of that call counts. On a GPU only a stream waits: the time between two CUDA events around the
+    collective counts, even if it overlaps with other work. Waits inside C++, as in DTensor's functional
+    collectives (the gradients' norm), are not counted.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Listens from now on to all collectives of this process, to its end."""
+        """Measure all collectives of this process from now on."""
         self._cuda = device.type == "cuda"
         self._spans: list[tuple[Any, Any]] = []
         self._begun: Any = None
-        self._listens = dist.is_initialized() and dist.get_world_size() > 1
-        if self._listens:
+        self._measures = dist.is_initialized() and dist.get_world_size() > 1
+        if self._measures:
             dist.Work.wait = self._timed(dist.Work.wait)  # type: ignore[method-assign]
             if self._cuda:  # where a collective may run on the very stream that waits for it
                 for name in _COLLECTIVES:
@@ -53,12 +52,12 @@ class Waiting:
                         setattr(dist.ProcessGroup, name, self._noted(getattr(dist.ProcessGroup, name)))
 
     def begin(self) -> None:
-        """A step begins; what came before belongs to none."""
+        """Start a step."""
         self._spans.clear()
 
     def seconds(self) -> float | None:
-        """Seconds of the step so far; None with a single rank. Call it when the device has finished."""
-        if not self._listens:
+        """Return the seconds of the step so far, once the device has finished; None for a single rank."""
+        if not self._measures:
             return None
         if not self._cuda:
             return float(sum(end - start for start, end in self._spans))
@@ -78,7 +77,7 @@ class Waiting:
         return timed
 
     def _noted(self, collective: Callable[..., Any]) -> Callable[..., Any]:
-        """One that is waited for at once is timed from its call, else from where it is waited for."""
+        """Wrap a collective: a synchronous one is timed from its call, an asynchronous one from its wait."""
 
         @functools.wraps(collective)
         def noted(group: Any, *arguments: Any, **options: Any) -> Any:

@@ -25,6 +25,7 @@ from estimator.formatting import format_clock, printable
 from estimator.terminal import print
 from estimator.vocabulary import IMAGE_TASK, METHODS, TASKS
 from launchers.base.imports import collector_paused
+from launchers.base.request_process import read_request, write_request
 from launchers.cluster.processes import PARENT, die_with_parent, started, tail
 from launchers.dataset.measured import MAX_BATCH_TOKENS, MAX_ROWS
 from launchers.dataset.turns import IMAGE
@@ -70,22 +71,6 @@ class EvaluationRequest:
         for name in ("generations", "max_new_tokens", "max_rows"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} = {getattr(self, name)} must not be below 0")
-
-    def save(self) -> Path:
-        """Write the request into ``work_dir`` and return its path."""
-        self.work_dir.mkdir(parents=True, exist_ok=True)
-        path = self.work_dir / "request.json"
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        values["settings"] = self.settings.model_dump(mode="json")
-        path.write_text(json.dumps(values, default=str, indent=1))
-        return path
-
-    @classmethod
-    def load(cls, path: Path) -> EvaluationRequest:
-        """Read a saved request."""
-        values = json.loads(path.read_text())
-        folders = {name: Path(values[name]) for name in ("base_dir", "model_dir", "data_dir", "work_dir")}
-        return cls(**(values | folders | {"settings": RunConfig.model_validate(values["settings"])}))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,36 +173,32 @@ class EvaluationResult:
 
     def text(self) -> str:
         """Format the scores of both models for a terminal."""
-        lines = ["held-out loss: nothing was held out"]
-        preferences = TASKS[self.task].preferences
-        if self.base is not None and self.finetuned is not None and preferences:
-            unit = "answers" if TASKS[self.task].judged else "pairs"
-            right = "judged right" if TASKS[self.task].judged else "ranked right"
-            base_accuracy, finetuned_accuracy = (
-                score.metrics["accuracy"] for score in (self.base, self.finetuned)
-            )
+        task, base, finetuned = TASKS[self.task], self.base, self.finetuned
+        if base is None or finetuned is None:
+            lines = ["held-out loss: nothing was held out"]
+        elif task.preferences:
+            unit, right = ("answers", "judged right") if task.judged else ("pairs", "ranked right")
+            accuracies = f"{base.metrics['accuracy']:.1%} -> {finetuned.metrics['accuracy']:.1%}"
             lines = [
-                f"held-out {unit}: loss {self.base.loss:.4f} before, {self.finetuned.loss:.4f} after;"
-                f" {right} {base_accuracy:.1%} -> {finetuned_accuracy:.1%} ({self.base.rows:,} {unit})"
+                f"held-out {unit}: loss {base.loss:.4f} before, {finetuned.loss:.4f} after;"
+                f" {right} {accuracies} ({base.rows:,} {unit})"
             ]
-        elif self.base is not None and self.finetuned is not None and TASKS[self.task].draws_answers:
-            base_accuracy, finetuned_accuracy = (
-                score.metrics["reward"] for score in (self.base, self.finetuned)
-            )
+        elif task.draws_answers:
             lines = [
-                f"held-out prompts: mean reward {base_accuracy:.4f} before, {finetuned_accuracy:.4f} after"
-                f" ({self.base.rows:,} prompts, one sampled answer each)"
+                f"held-out prompts: mean reward {base.metrics['reward']:.4f} before,"
+                f" {finetuned.metrics['reward']:.4f} after"
+                f" ({base.rows:,} prompts, one sampled answer each)"
             ]
-        elif self.base is not None and self.finetuned is not None and TASKS[self.task].images:
+        elif task.images:
             lines = [
-                f"held-out images: loss {self.base.loss:.4f} before, {self.finetuned.loss:.4f} after"
-                f" ({self.base.rows:,} images, each at four noise levels)"
+                f"held-out images: loss {base.loss:.4f} before, {finetuned.loss:.4f} after"
+                f" ({base.rows:,} images, each at four noise levels)"
             ]
-        elif self.base is not None and self.finetuned is not None:
+        else:
             lines = [
-                f"held-out loss: {self.base.loss:.4f} before, {self.finetuned.loss:.4f} after"
-                f" (perplexity {self.base.perplexity:,.4g} -> {self.finetuned.perplexity:,.4g};"
-                f" {self.base.rows:,} rows, {self.base.labels:,} tokens)"
+                f"held-out loss: {base.loss:.4f} before, {finetuned.loss:.4f} after"
+                f" (perplexity {base.perplexity:,.4g} -> {finetuned.perplexity:,.4g};"
+                f" {base.rows:,} rows, {base.labels:,} tokens)"
             ]
         if self.exact_match is not None:
             lines.append(f"{EXACT_MATCH}: {self.exact_match.text()}")
@@ -229,7 +210,8 @@ def evaluate(request: EvaluationRequest) -> EvaluationResult:
 
     Raises UserError if the evaluation fails or exceeds ``timeout_s``.
     """
-    path, log, result = request.save(), request.work_dir / "evaluate.log", request.work_dir / "result.json"
+    path = write_request(request.work_dir / "request.json", request)
+    log, result = request.work_dir / "evaluate.log", request.work_dir / "result.json"
     result.unlink(missing_ok=True)
     (request.work_dir / STAGE).unlink(missing_ok=True)
     with started("launchers.evaluation.evaluate", path, log, on_cpu=request.device == "cpu") as process:
@@ -268,7 +250,7 @@ def main() -> None:
     """Entry point of the evaluation process."""
     if PARENT in os.environ:
         die_with_parent(int(os.environ[PARENT]))
-    request = EvaluationRequest.load(Path(sys.argv[1]))
+    request = read_request(EvaluationRequest, Path(sys.argv[1]))
     result = _evaluate(request)
     temporary = request.work_dir / "result.tmp"
     temporary.write_text(json.dumps(result.to_dict(), indent=1))

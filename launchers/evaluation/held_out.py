@@ -240,10 +240,8 @@ class _SampledAnswers(_Scorer):
         remaining = sorted(self._rows, key=lambda index: -int(self._data.row(index).lengths[0]))
         while remaining:
             width = int(self._data.row(remaining[0]).lengths[0]) + max_new_tokens
-            batch, remaining = (
-                remaining[: max(1, max_tokens // width)],
-                remaining[max(1, max_tokens // width) :],
-            )
+            count = max(1, max_tokens // width)
+            batch, remaining = remaining[:count], remaining[count:]
             answers = self._draw(model, batch, max_new_tokens)
             texts = [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in answers]
             rewards += self._rewards([self._prompts[index] for index in batch], texts)

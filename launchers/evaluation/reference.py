@@ -11,7 +11,6 @@ import functools
 import json
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,29 +84,17 @@ def _parts(job: TrainJob, count: int) -> parts.Parts:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Request:
-    model_dir: Path
-    data_dir: Path
-    parts: list[int]
-    count: int
-    judged: bool
-    out: Path
-    device: str
-
-
 def main() -> None:
     """Entry point of the process that computes parts."""
     if PARENT in os.environ:
         die_with_parent(int(os.environ[PARENT]))
-    values = json.loads(Path(sys.argv[1]).read_text())
-    folders = {name: Path(values[name]) for name in ("model_dir", "data_dir", "out")}
-    request = _Request(**(values | folders))
-    model = load_model(request.model_dir, request.model_dir, request.device, precision_on(request.device))
-    compared = _Items(Prepared(request.data_dir), judged=request.judged)
-    for part in request.parts:
-        items = range(part * PART, min((part + 1) * PART, request.count))
-        _write_part(model, compared, items, request.out / f"part-{part:05d}.npy")
+    request = json.loads(Path(sys.argv[1]).read_text())
+    folder, device = Path(request["model_dir"]), request["device"]
+    model = load_model(folder, folder, device, precision_on(device))
+    compared = _Items(Prepared(Path(request["data_dir"])), judged=request["judged"])
+    for part in request["parts"]:
+        items = range(part * PART, min((part + 1) * PART, request["count"]))
+        _write_part(model, compared, items, Path(request["out"]) / f"part-{part:05d}.npy")
 
 
 class _Items:
@@ -115,9 +102,8 @@ class _Items:
 
     def __init__(self, data: Prepared, *, judged: bool) -> None:
         self.data, self.judged = data, judged
-        self._of_step = functools.lru_cache(maxsize=PART)(
-            self._mismatched
-        )  # batches_by_length reads in order of length
+        # Steps are read repeatedly, as batches_by_length reads in order of length
+        self._of_step = functools.lru_cache(maxsize=PART)(self._mismatched)
 
     def __len__(self) -> int:
         return len(self.data) + (len(self.data.order) if self.judged else 0)

@@ -229,7 +229,7 @@ def unexpected(request: NodeRequest) -> str:
 def absent(nodes: list[int], limit_s: float, *, joined: int, of: int) -> Failure:
     """Failure of nodes that did not join in time."""
     message = f"node {some(nodes)} did not join within {limit_s:g} s ({joined} of {of} joined)"
-    return Failure(kind="node", node=nodes[0], host="?", at=time.time(), message=message)
+    return Failure.now("node", nodes[0], "?", message)
 
 
 def some(nodes: list[int]) -> str:
@@ -239,8 +239,7 @@ def some(nodes: list[int]) -> str:
 
 def lost(node: int, host: str, reason: str) -> Failure:
     """Failure of a node that was lost."""
-    message = f"node {node} ({host}) was lost: {reason}"
-    return Failure(kind="node", node=node, host=host, at=time.time(), message=message)
+    return Failure.now("node", node, host, f"node {node} ({host}) was lost: {reason}")
 
 
 def why_lost(error: Exception, lost_after: float) -> str:

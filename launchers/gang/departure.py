@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from launchers.cluster.processes import WaitingSignals
 from launchers.gang.control import Control, Drain, Failed, Stopped
 from launchers.gang.failures import Failure
-from launchers.gang.leaving import folder_of, read_number, write_atomically
+from launchers.gang.leaving import folder_of, read_number
+from launchers.gang.rank import write_atomically
 from launchers.gang.script_job import GangJob
 from launchers.gang.uploads import Uploads
 
@@ -71,7 +72,9 @@ class Departure:
             if self.possible and number in self._grace.signals and self._deadline is None:
                 deadline = time.monotonic() + self._grace.storing_s
                 self._deadline = (deadline, lambda: signals.act(number))
-                self._control.report(Drain(failure=self._departure_failure(number)))
+                host = socket.gethostname()
+                message = f"node {self._node} ({host}) has to leave ({signal.Signals(number).name})"
+                self._control.report(Drain(failure=Failure.now("left", self._node, host, message)))
             else:
                 signals.act(number)
         if (leaving := self._control.leaving()) is not None:
@@ -83,7 +86,8 @@ class Departure:
         if not self._stop_requested:
             write_atomically(self._folder / "asked", leaving.message)
             self._stop_requested = True
-        steps = [step for rank in self._ranks if (step := self._stopped_after(rank)) is not None]
+        stopped_after = (read_number(self._folder / f"rank-{rank:05d}.json") for rank in self._ranks)
+        steps = [step for step in stopped_after if step is not None]
         if len(steps) > self._stopped:
             self._stopped = len(steps)
             self._control.report(Stopped(step=max(steps), all=len(steps) == len(self._ranks)))
@@ -97,16 +101,3 @@ class Departure:
             stored = f"{leaving.message}; all have stopped, and the checkpoint of step {last} is stored"
             failure = replace(leaving, message=stored, at=time.time())
             self._control.report(Failed(failure=failure))
-
-    def _stopped_after(self, rank: int) -> int | None:
-        return read_number(self._folder / f"rank-{rank:05d}.json")
-
-    def _departure_failure(self, number: int) -> Failure:
-        host = socket.gethostname()
-        return Failure(
-            kind="left",
-            node=self._node,
-            host=host,
-            at=time.time(),
-            message=f"node {self._node} ({host}) has to leave ({signal.Signals(number).name})",
-        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -48,6 +49,11 @@ class Failure:
     secondary: bool = False  # probably the consequence of another failure
     out_of_memory: bool = False  # GPU or host memory
 
+    @classmethod
+    def now(cls, kind: Kind, node: int, host: str, message: str, **details: Any) -> Failure:
+        """Describe a failure that is noticed now; ``details``: the other fields."""
+        return cls(kind=kind, node=node, host=host, at=time.time(), message=message, **details)
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -62,27 +68,17 @@ class Failure:
             values = json.loads(path.read_text())
         except (FileNotFoundError, ValueError):
             return None
-        rank, user = int(values["rank"]), values.get("user")
+        rank, user, message = int(values["rank"]), values.get("user"), values["message"]
+        source: dict[str, Any] = {"node": node, "host": host, "at": values["at"], "rank": rank}
         if user:
-            return cls(
-                kind="user",
-                node=node,
-                host=host,
-                at=values["at"],
-                rank=rank,
-                message=user["problem"],
-                advice=user["advice"],
-            )
+            return cls(kind="user", message=user["problem"], advice=user["advice"], **source)
         return cls(
             kind="rank",
-            node=node,
-            host=host,
-            at=values["at"],
-            rank=rank,
-            message=f"rank {rank} on {host} failed: {values['message']}",
+            message=f"rank {rank} on {host} failed: {message}",
             traceback=values["traceback"],
-            secondary=bool(_SECONDARY.search(values["message"])),
-            out_of_memory=bool(_OUT_OF_MEMORY.search(values["message"])),
+            secondary=bool(_SECONDARY.search(message)),
+            out_of_memory=bool(_OUT_OF_MEMORY.search(message)),
+            **source,
         )
 
     def error(self) -> Exception:

@@ -178,7 +178,8 @@ class Hub(Control):
                 _log.info("Rendezvous: node %d joined from %s", node, host)
                 self._changed.notify_all()
                 return
-            failure = self._disagree(node, host, step)  # they restored different checkpoints
+            text = f"node {node} ({host}) would resume from step {step}, node 0 from step {self._start_step}"
+            failure = Failure.now("task", node, host, text)  # they restored different checkpoints
             self._note(failure)
         peer.connection.send(End(failure=failure))
 
@@ -209,10 +210,6 @@ class Hub(Control):
     def _missing(self) -> list[int]:
         """Return the nodes that have not joined; the caller holds the lock."""
         return sorted(set(range(self._address.nodes)) - set(self._hosts))
-
-    def _disagree(self, node: int, host: str, step: int) -> Failure:
-        message = f"node {node} ({host}) would resume from step {step}, node 0 from step {self._start_step}"
-        return Failure(kind="task", node=node, host=host, at=time.time(), message=message)
 
 
 def free_port(address: NodeAddress) -> int:

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from launchers.gang.job import TrainJob
-from launchers.gang.rank import RankEnv
+from launchers.gang.rank import RankEnv, write_atomically
 
 DECISION_S = 60.0  # time limit for node 0's choice
 _POLL_S = 0.02
@@ -65,16 +65,8 @@ class Cadence:
         return 0  # no step: without a decision the gang is ended by its failure
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a small file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
-    temporary.rename(path)
-
-
 def read_number(path: Path) -> int | None:
-    """Read a number written by :func:`write_atomically`; None if absent."""
+    """Read a number written by :func:`launchers.gang.rank.write_atomically`; None if absent."""
     try:
         return int(path.read_text())
     except FileNotFoundError:

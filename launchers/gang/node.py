@@ -18,11 +18,11 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 import traceback
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from estimator.errors import UserError
@@ -32,7 +32,7 @@ from launchers.cluster.endpoint import NodeAddress
 from launchers.gang.allocator import allocator_environment
 from launchers.gang.control import Control, Done, Failed, StepTimings, Timeouts, Verdict
 from launchers.gang.departure import NO_GRACE, Departure, Grace
-from launchers.gang.failures import Failure, GangFailed, NodeLeft, NodeLost, RankFailed, RankHung
+from launchers.gang.failures import Failure, GangFailed
 from launchers.gang.hub import Hub
 from launchers.gang.member import Member
 from launchers.gang.script_job import GangJob
@@ -41,30 +41,8 @@ from launchers.gang.watch import LocalRanks
 from launchers.report.telemetry import Event, Follower, Pace, Step
 from launchers.store.checkpoints import CheckpointStore
 
-__all__ = [
-    "GangFailed",
-    "NodeLeft",
-    "NodeLost",
-    "NodeResult",
-    "RankFailed",
-    "RankHung",
-    "Timeouts",
-    "run_node",
-]
-
 PARENT_GONE = "the end of the process that started its task"
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeResult:
-    """Result of a node's part after success."""
-
-    node: int
-    host: str
-    seconds: float
-    logs_dir: Path
-    stored_steps: tuple[int, ...]  # steps of the checkpoints whose part this node has stored
 
 
 def run_node(
@@ -76,7 +54,7 @@ def run_node(
     engine: str | None = None,
     timeouts: Timeouts | None = None,
     grace: Grace = NO_GRACE,
-) -> NodeResult:
+) -> None:
     """Run this node's ranks to the end of training; called on every node.
 
     Parameters
@@ -109,7 +87,7 @@ def run_node(
     timeouts = timeouts or Timeouts()
     control: Control = (Hub if address.node == 0 else Member)(address, timeouts, job.start_step)
     with processes.sigterm_raises(), contextlib.closing(control):
-        return _Node(job, address, on_event, checkpoints, engine, timeouts, control, grace).run()
+        _Node(job, address, on_event, checkpoints, engine, timeouts, control, grace).run()
 
 
 class _Node:
@@ -135,12 +113,11 @@ class _Node:
         self._host = socket.gethostname()
         self._name = os.environ.get("NODE_NAME") or self._host  # as the checklist calls this node
         self._marker = uuid.uuid4().hex
-        self._started = time.monotonic()
         self._parent = os.getppid()
         self._follower = Follower(job.telemetry_dir)
         self._agent: subprocess.Popen[bytes] | None = None
 
-    def run(self) -> NodeResult:
+    def run(self) -> None:
         _clear(self._job)
         job_file = self._job.save()
         uploads = Uploads(self._job, self._address.node, self._store, self._control)
@@ -163,16 +140,10 @@ class _Node:
             raise
         finally:
             self._end_processes(well=False)
-            processes.end_sweeper(sweeper)
+            sweeper.kill()
+            sweeper.wait(timeout=10)
         if failure is not None:
             raise self._with_last_checkpoint(failure).error()
-        return NodeResult(
-            node=self._address.node,
-            host=self._host,
-            seconds=time.monotonic() - self._started,
-            logs_dir=self._job.work_dir / "logs",
-            stored_steps=tuple(uploads.stored),
-        )
 
     def _train(self, job_file: Path, uploads: Uploads) -> Verdict:
         """Start the ranks and monitor them until the gang's outcome is decided."""
@@ -239,30 +210,42 @@ class _Node:
             self._on_event(pace)
 
     def _start_agent(self, job_file: Path, port: int) -> subprocess.Popen[bytes]:
+        """Start the node's agent (torchrun with static rendezvous) in a separate session.
+
+        Called from the thread that lives as long as the agent should: the kernel treats the end of that
+        thread as the end of the parent.
+        """
         layout, address = self._job.layout, self._address
-        return processes.start_agent(
-            marker=self._marker,
-            job_file=job_file,
-            engine=self._engine,
-            logs_dir=self._job.work_dir / "logs",
-            node=address.node,
-            nodes=address.nodes,
+        logs_dir = self._job.logs_dir
+        logs_dir.mkdir(parents=True, exist_ok=True)
+        command = [
+            *(sys.executable, "-m", "launchers.gang.agent"),
+            *("--nnodes", str(address.nodes), "--node_rank", str(address.node)),
+            *("--nproc_per_node", str(layout.processes_per_node)),
+            *("--master_addr", address.main_host, "--master_port", str(port)),
+            *("--rdzv_id", "gang", "--rdzv_conf", f"timeout={int(self._timeouts.rendezvous)}"),
+            *("--max_restarts", "0", "--monitor_interval", "0.1"),
+            *("--log_dir", str(logs_dir / self._marker), "--redirects", "3"),
+            *("-m", "launchers.run.worker", str(job_file)),
+            *(("--engine", self._engine) if self._engine else ()),
+        ]
+        environment = processes.rank_environment(
             processes=layout.processes_per_node,
+            cores=self._job.cores,
             main_host=address.main_host,
-            main_port=port,
-            rendezvous_s=self._timeouts.rendezvous,
-            environment={
-                **processes.rank_environment(
-                    processes=layout.processes_per_node,
-                    cores=self._job.cores,
-                    main_host=address.main_host,
-                    node=address.node,
-                    on_gpus=layout.device == "cuda",
-                ),
-                **allocator_environment(self._job, os.environ),
-                **self._grace.environment(),
-            },
+            node=address.node,
+            on_gpus=layout.device == "cuda",
         )
+        environment |= allocator_environment(self._job, os.environ) | self._grace.environment()
+        with (logs_dir / "agent.log").open("wb") as log:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=processes.child_environment(self._marker, environment),
+                start_new_session=True,  # Ctrl-C reaches only the task, which ends its processes in order
+            )
 
     def _end_processes(self, *, well: bool) -> None:
         agent, self._agent = self._agent, None
@@ -294,20 +277,15 @@ class _Node:
 
     def _of_task(self, error: BaseException) -> Failure:
         node, host = self._address.node, self._host
-        common = {"node": node, "host": host, "at": time.time()}
         if isinstance(error, UserError):
-            return Failure(kind="user", message=error.problem, advice=error.advice, **common)  # type: ignore[arg-type]
+            return Failure.now("user", node, host, error.problem, advice=error.advice)
         if not isinstance(error, Exception):
             cause = error.code if isinstance(error, SystemExit) else type(error).__name__
             if cause == 128 + signal.SIGTERM:
                 cause = PARENT_GONE if self._parent_is_gone(within=0.3) else "SIGTERM"
-            return Failure(kind="node", message=f"node {node} ({host}) was stopped by {cause}", **common)  # type: ignore[arg-type]
-        return Failure(
-            kind="task",
-            message=f"the task of node {node} on {host} failed: {type(error).__name__}: {error}",
-            traceback="".join(traceback.format_exception(error)),
-            **common,  # type: ignore[arg-type]
-        )
+            return Failure.now("node", node, host, f"node {node} ({host}) was stopped by {cause}")
+        message = f"the task of node {node} on {host} failed: {type(error).__name__}: {error}"
+        return Failure.now("task", node, host, message, traceback="".join(traceback.format_exception(error)))
 
     def _parent_is_gone(self, within: float) -> bool:
         """Whether the parent ends within these seconds; its death signal may precede its actual end."""

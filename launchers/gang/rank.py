@@ -154,28 +154,20 @@ def mark_part_complete(checkpoint_dir: Path, env: RankEnv, step: int) -> None:
     Call it on every rank after a barrier that follows the last write, so that no rank of this node is still
     writing.
     """
-    files = [p for p in sorted(checkpoint_dir.rglob("*")) if p.is_file() and not _is_part_file(p)]
-    for path in files:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    part = checkpoint_dir / f"rank-{env.rank:05d}.json"
-    temporary = part.with_suffix(".tmp")
-    temporary.write_text(
-        json.dumps({"rank": env.rank, "world_size": env.world_size, "step": step, "at": time.time()})
-    )
-    temporary.rename(part)
-
-
-def _is_part_file(path: Path) -> bool:
-    return path.name.startswith("rank-") and path.suffix in (".json", ".tmp")
+    for path in sorted(checkpoint_dir.rglob("*")):
+        part_file = path.name.startswith("rank-") and path.suffix in (".json", ".tmp")
+        if path.is_file() and not part_file:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+    values = {"rank": env.rank, "world_size": env.world_size, "step": step, "at": time.time()}
+    write_atomically(checkpoint_dir / f"rank-{env.rank:05d}.json", json.dumps(values))
 
 
 def write_error(errors_dir: Path, rank: int, error: BaseException) -> None:
     """Write this rank's failure atomically for the node's task: errors/rank-NNNNN.json."""
-    errors_dir.mkdir(parents=True, exist_ok=True)
     values: dict[str, object] = {
         "rank": rank,
         "at": time.time(),
@@ -184,7 +176,12 @@ def write_error(errors_dir: Path, rank: int, error: BaseException) -> None:
     }
     if isinstance(error, UserError):
         values["user"] = {"problem": error.problem, "advice": error.advice}
-    path = errors_dir / f"rank-{rank:05d}.json"
+    write_atomically(errors_dir / f"rank-{rank:05d}.json", json.dumps(values))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small file, of which a reader sees all or nothing; creates its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(values))
+    temporary.write_text(text)
     temporary.rename(path)

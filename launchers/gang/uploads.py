@@ -29,7 +29,6 @@ class Uploads:
         self._queued: set[Path] = set()
         self._queue: queue.Queue[tuple[int, Path | None]] = queue.Queue()
         self.error: Exception | None = None
-        self.stored: list[int] = []  # steps of this node's stored parts
         self.committed: list[int] = []  # steps of committed checkpoints, on node 0
         threading.Thread(target=self._work, name="gang-uploads", daemon=True).start()
 
@@ -85,7 +84,6 @@ class Uploads:
     def _put(self, store: CheckpointStore, step: int, folder: Path | None) -> None:
         if folder is not None:
             store.put_part(step, self._node, folder)
-            self.stored.append(step)
             self._control.report(PartStored(step=step))
             shutil.rmtree(folder, ignore_errors=True)
             return

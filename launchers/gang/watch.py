@@ -14,7 +14,7 @@ from pathlib import Path
 
 from launchers.cluster.processes import is_running, relevant_tail, tail
 from launchers.gang.control import Timeouts
-from launchers.gang.failures import Failure
+from launchers.gang.failures import Failure, Kind
 from launchers.gang.script_job import GangJob
 from launchers.report.telemetry import Drawn, Evaluated, Event, Memory, Phase, Profiled, Step
 
@@ -24,8 +24,6 @@ _EXIT_RANK = re.compile(r"exitcode: (-?\d+)\) local_rank: (\d+) ")
 _EXIT_CODE_WAIT_S = 1.5
 _MEMBERSHIP = Path("/proc/self/cgroup")
 _CGROUPS = Path("/sys/fs/cgroup")
-
-
 # Phases that read, write or merge a complete model, or write a trace, without intermediate telemetry
 _LONG_PHASES = {"load": 4, "save": 4, "profile": 4}
 
@@ -127,7 +125,8 @@ class LocalRanks:
         dead = [rank for rank in unfinished if rank in pids and not is_running(pids[rank])]
         for rank in dead:
             self._missing_since.setdefault(rank, (now, time.time()))
-        codes = self._exit_codes() if dead else {}
+        exits = _EXIT.findall(self._agent_log()) if dead else []
+        codes = {int(pid): int(code) for code, pid in exits}
         for rank in dead:
             since, at = self._missing_since[rank]
             if pids[rank] in codes or now - since > _EXIT_CODE_WAIT_S:
@@ -149,16 +148,8 @@ class LocalRanks:
                 ending += ": by the kernel's out-of-memory killer"
             elif code == -signal.SIGKILL:
                 ending += ": often the kernel's out-of-memory killer, or a manual kill -9"
-        log = self._stderr_tail(rank)
-        return Failure(
-            kind="rank",
-            node=self._node,
-            host=self._host,
-            at=at,
-            rank=rank,
-            message=f"rank {rank} on {self._host} {ending}",
-            traceback=f"The end of its standard error:\n{log}" if log else "",
-            out_of_memory=out_of_memory,
+        return self._failure(
+            "rank", f"rank {rank} on {self._host} {ending}", at, rank, out_of_memory=out_of_memory
         )
 
     def _of_ended_agent(self, code: int) -> Failure:
@@ -174,13 +165,8 @@ class LocalRanks:
         return replace(failure, traceback=f"The end of its log:\n{end}")
 
     def _of_agent(self, ending: str) -> Failure:
-        return Failure(
-            kind="agent",
-            node=self._node,
-            host=self._host,
-            at=time.time(),
-            message=f"the agent of node {self._node} on {self._host} {ending}",
-        )
+        message = f"the agent of node {self._node} on {self._host} {ending}"
+        return Failure.now("agent", self._node, self._host, message)
 
     def _silent(self, unfinished: list[int]) -> Iterator[Failure]:
         now = time.monotonic()
@@ -203,14 +189,24 @@ class LocalRanks:
             yield self._hung(rank, description, sign.at)
 
     def _hung(self, rank: int, description: str, at: float) -> Failure:
+        return self._failure("hang", f"rank {rank} on {self._host} {description}", at, rank)
+
+    def _failure(
+        self, kind: Kind, message: str, at: float, rank: int, *, out_of_memory: bool = False
+    ) -> Failure:
+        """Describe a rank's failure, with the end of its standard error."""
+        local = rank - self.ranks[0]
+        folders = (self._job.work_dir / "logs" / self._marker).glob(f"gang_*/attempt_0/{local}")
+        log = "\n".join(filter(None, (relevant_tail(folder / "stderr.log") for folder in folders)))
         return Failure(
-            kind="hang",
+            kind=kind,
             node=self._node,
             host=self._host,
             at=at,
             rank=rank,
-            message=f"rank {rank} on {self._host} {description}",
-            traceback=f"The end of its standard error:\n{log}" if (log := self._stderr_tail(rank)) else "",
+            message=message,
+            traceback=f"The end of its standard error:\n{log}" if log else "",
+            out_of_memory=out_of_memory,
         )
 
     def _read_pids(self) -> dict[int, int]:
@@ -224,16 +220,8 @@ class LocalRanks:
                         self._signs.setdefault(rank, _Sign(time.monotonic(), values["at"]))
         return self._pids
 
-    def _exit_codes(self) -> dict[int, int]:
-        return {int(pid): int(code) for code, pid in _EXIT.findall(self._agent_log())}
-
     def _agent_log(self) -> str:
         return tail(self._job.work_dir / "logs" / "agent.log", lines=200)
-
-    def _stderr_tail(self, rank: int) -> str:
-        local = rank - self.ranks[0]
-        folders = (self._job.work_dir / "logs" / self._marker).glob(f"gang_*/attempt_0/{local}")
-        return "\n".join(filter(None, (relevant_tail(Path(folder) / "stderr.log") for folder in folders)))
 
 
 def signal_name(number: int) -> str:

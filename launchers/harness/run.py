@@ -20,7 +20,7 @@ from typing import Any, Literal
 from estimator.errors import UserError
 from estimator.terminal import print
 from launchers.base.imports import collector_paused
-from launchers.base.request_process import PROBLEM, serve
+from launchers.base.request_process import PROBLEM, read_request, serve, write_request
 from launchers.base.tokenizer import tokenizer_in
 from launchers.cluster.processes import relevant_tail, started
 from launchers.evaluation.evaluate import load_model, precision_on
@@ -41,26 +41,6 @@ class HarnessRequest:
     work_dir: Path  # receives request.json, request.log, and NAME.json for each model
     models: dict[str, Path] = field(default_factory=dict)  # by MODELS; empty: only load and try the tasks
     device: Literal["cuda", "cpu"] = "cpu"
-
-    def save(self) -> Path:
-        """Write request.json into the work folder."""
-        self.work_dir.mkdir(parents=True, exist_ok=True)
-        path = self.work_dir / "request.json"
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        values["settings"] = self.settings.model_dump(mode="json")
-        path.write_text(json.dumps(values, default=str))
-        return path
-
-    @classmethod
-    def load(cls, path: Path) -> HarnessRequest:
-        """Read a saved request."""
-        values = json.loads(path.read_text())
-        return cls(
-            settings=Settings.model_validate(values["settings"]),
-            work_dir=Path(values["work_dir"]),
-            models={name: Path(folder) for name, folder in values["models"].items()},
-            device=values["device"],
-        )
 
     def file_of(self, name: str) -> Path:
         """Return the file of a model's scores, which exists once they are complete."""
@@ -98,7 +78,7 @@ def run_tasks(request: HarnessRequest, on_model: Callable[[Path], None] = lambda
 
 
 def _run(request: HarnessRequest, on_model: Callable[[Path], None]) -> None:
-    path, log = request.save(), request.work_dir / "request.log"
+    path, log = write_request(request.work_dir / "request.json", request), request.work_dir / "request.log"
     problem = path.with_name(PROBLEM)
     problem.unlink(missing_ok=True)
     missing = [file for name in request.models if not (file := request.file_of(name)).is_file()]
@@ -140,7 +120,7 @@ def _last_progress(log: Path) -> str:
 
 def main(path: Path) -> None:
     """Score the models without a score file, in this process."""
-    request = HarnessRequest.load(path)
+    request = read_request(HarnessRequest, path)
     if all(tasks.is_file(task) for task in request.settings.harness.tasks):
         # The cache of datasets for the user's local files is useless afterwards
         os.environ["HF_DATASETS_CACHE"] = str(request.work_dir / "datasets")

@@ -126,16 +126,9 @@ def read_image(path: Path) -> bytes:
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Load a model without libraries' warnings and progress bars."""
-    with imported_quietly(), warnings.catch_warnings():
-        from transformers.utils import logging
-
+    with causal.without_progress_bars(), imported_quietly(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of transformers about its own names
-
-        logging.disable_progress_bar()
-        try:
-            yield
-        finally:
-            logging.enable_progress_bar()
+        yield
 
 
 @dataclass(kw_only=True)

@@ -5,6 +5,8 @@ Supports causal language models, vision-language models and reward models, disti
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,21 @@ from launchers.base.imports import imported_quietly
 
 # Language models that transformers 5.23 lists under AutoModelForImageTextToText alone
 _OTHER_MAPPING = ("mistral4",)
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Disable transformers' progress bars in the block."""
+    with imported_quietly():
+        from transformers.utils import logging
+
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()
 
 
 def configuration(folder: Path) -> Any:

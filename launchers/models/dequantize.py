@@ -19,10 +19,14 @@ _PARTS: dict[str, tuple[str, ...]] = {
     "fp8": (".weight", ".weight_scale_inv"),
     "awq": (".qweight", ".qzeros", ".scales"),
     "gptq": (".qweight", ".qzeros", ".scales", ".g_idx"),
+    "compressed-tensors": (".weight_packed", ".weight_scale"),
     "bitsandbytes": (".weight",),
 }
-_WEIGHT = {"mxfp4": "", "fp8": ".weight", "awq": ".weight", "gptq": ".weight", "bitsandbytes": ".weight"}
-_UNUSED = {"fp8": (".activation_scale", ".input_scale")}  # of static activations, which training has not
+_WEIGHT = {method: "" if method == "mxfp4" else ".weight" for method in _PARTS}
+_UNUSED = {
+    "fp8": (".activation_scale", ".input_scale"),  # of static activations, which training has not
+    "compressed-tensors": (".weight_shape",),
+}
 
 
 def groups(method: str, names: Iterable[str]) -> Iterator[tuple[str, dict[str, str]]]:
@@ -119,6 +123,30 @@ def _gptq(options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
     return dequantized
 
 
+def _compressed_tensors(options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
+    """compressed-tensors' pack-quantized layout: weight_packed [out, in * bits / 32], symmetric.
+
+    Integers are stored with an offset of half their range; one scale per group of columns, or per row.
+    """
+    groups = [dict(group) for group in dict(options.get("config_groups") or {}).values()]
+    weights = [dict(group.get("weights") or {}) for group in groups]
+    formats = {str(options.get("format"))} | {str(group["format"]) for group in groups if group.get("format")}
+    widths = {int(weight.get("num_bits") or 0) for weight in weights}
+    symmetric = all(weight.get("symmetric", True) for weight in weights)
+    reordered = any(weight.get("actorder") == "group" for weight in weights)
+    width = widths.pop() if len(widths) == 1 else 0
+    if formats != {"pack-quantized"} or width not in (4, 8) or not symmetric or reordered:
+        raise UserError(
+            f"compressed-tensors weights of format {', '.join(sorted(formats))} are not read here: only "
+            "pack-quantized ones of one width, 4 or 8 bits, symmetric and in their own order are.",
+            "Start from the unquantized model.",
+        )
+    codes = _unpacked(parts[".weight_packed"], width, list(range(32 // width))) - 2 ** (width - 1)
+    scales = parts[".weight_scale"].float()
+    dequantized: torch.Tensor = codes * scales.repeat_interleave(codes.shape[1] // scales.shape[1], 1)
+    return dequantized
+
+
 def _unpacked(packed: torch.Tensor, bits: int, order: list[int]) -> torch.Tensor:
     """Unpack int32 [rows, columns] to float32 [rows, columns * 32 / bits]."""
     import torch
@@ -153,5 +181,6 @@ _METHODS: dict[str, Callable[[Mapping[str, Any], Tensors], torch.Tensor]] = {
     "fp8": _fp8,
     "awq": _awq,
     "gptq": _gptq,
+    "compressed-tensors": _compressed_tensors,
     "bitsandbytes": _bitsandbytes,
 }

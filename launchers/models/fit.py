@@ -32,22 +32,18 @@ def check_fits(folder: Path, *, rewards: bool = False) -> None:
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Suppress transformers' progress bar and table of differences, and torchao's messages on import."""
-    with imported_quietly():
+    with causal.without_progress_bars():
         from transformers.utils import logging as transformers_logging
 
-    torchao = logging.getLogger("torchao")
-    bar, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
-    level = torchao.level
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity(transformers_logging.CRITICAL)
-    torchao.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        torchao.setLevel(level)
-        transformers_logging.set_verbosity(verbosity)
-        if bar:
-            transformers_logging.enable_progress_bar()
+        torchao, verbosity = logging.getLogger("torchao"), transformers_logging.get_verbosity()
+        level = torchao.level
+        transformers_logging.set_verbosity(transformers_logging.CRITICAL)
+        torchao.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            torchao.setLevel(level)
+            transformers_logging.set_verbosity(verbosity)
 
 
 def _check_layers(folder: Path, config: Any, tensors: int) -> None:
@@ -149,18 +145,10 @@ def _differences(empty: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
 
 
 def _problem(*, missing: Sequence[str], mismatched: Sequence[str], unused: Sequence[str]) -> str:
-    parts = (
-        ("missing", missing),
-        ("of another shape", mismatched),
-        ("not used by such a model", unused),
-    )
+    parts = (("missing", missing), ("of another shape", mismatched), ("not used by such a model", unused))
     return "; ".join(
-        f"{len(names)} tensor{'s are' if len(names) > 1 else ' is'} {problem} ({_first(names)})"
+        f"{len(names)} tensor{'s are' if len(names) > 1 else ' is'} {problem} "
+        f"({', '.join(names[:_NAMED])}{', ...' if len(names) > _NAMED else ''})"
         for problem, names in parts
         if names
     )
-
-
-def _first(names: Sequence[str]) -> str:
-    suffix = ", ..." if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + suffix

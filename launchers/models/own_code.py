@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from estimator.errors import UserError
+from estimator.models import hf_config
 from estimator.untrusted import read_json_object
 
 _LIBRARIES = ("diffusers", "transformers")  # of a pipeline's components
@@ -42,7 +43,10 @@ def check_pipeline(index: Path) -> None:
 def _has_model(values: dict[str, Any]) -> bool:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    return str(values.get("model_type")) in CONFIG_MAPPING_NAMES
+    family = str(values.get("model_type"))
+    if hf_config.is_rewritten(values):  # its config.json is written anew
+        family = hf_config.shared_code(family)
+    return family in CONFIG_MAPPING_NAMES
 
 
 def _has_tokenizer(values: dict[str, Any]) -> bool:

@@ -1,7 +1,7 @@
 """Conversion of published checkpoints to trainable ones: quantized weights to bf16, language part alone.
 
 Done once, on CPUs, one shard in memory at a time. Formats: MXFP4 (GPT-OSS), FP8 with block scales (DeepSeek
-V3), AWQ, GPTQ and bitsandbytes' 4 and 8 bits.
+V3), AWQ, GPTQ, compressed-tensors (Kimi K2.5) and bitsandbytes' 4 and 8 bits.
 """
 
 from __future__ import annotations
@@ -27,11 +27,6 @@ _LANGUAGE = re.compile(r"^(?:model\.)?language_model\.(?:model\.)?")
 _LANGUAGE_HEAD = re.compile(r"^(?:model\.)?language_model\.lm_head\.")
 
 
-def needs_conversion(config: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint with this config.json is quantized, or has parts besides a language model."""
-    return bool(config.get("quantization_config")) or "text_config" in config
-
-
 def describe(config: Mapping[str, Any]) -> str:
     """Describe the conversion, for a line of output."""
     parts = []
@@ -44,7 +39,7 @@ def describe(config: Mapping[str, Any]) -> str:
 
 def quantization_of(config: Mapping[str, Any]) -> str:
     """Return config.json's ``quant_method``; blank for weights in 16 or 32 bits."""
-    method = str((config.get("quantization_config") or {}).get("quant_method") or "")
+    method = str(hf_config.quantization_options(config).get("quant_method") or "")
     return "bitsandbytes" if method.startswith("bitsandbytes") else method
 
 
@@ -62,7 +57,8 @@ def write_trainable(source: Path, folder: Path) -> None:
     trainable = dict(hf_config.language_part(config, str(source)))
     trainable.pop("quantization_config", None)
     trainable.pop("torch_dtype", None)
-    trainable |= {"dtype": "bfloat16", "architectures": [_class_name(trainable["model_type"], source)]}
+    model_type, class_name = _code(trainable["model_type"], source)
+    trainable |= {"dtype": "bfloat16", "model_type": model_type, "architectures": [class_name]}
     if "text_config" in config:  # the outer and the inner configuration may differ in it
         names = tensor_shapes(source, quantized=True)
         trainable["tie_word_embeddings"] = not any(name.endswith("lm_head.weight") for name in names)
@@ -70,17 +66,17 @@ def write_trainable(source: Path, folder: Path) -> None:
     conversion.write_shards(_shards(source, config), folder)
 
 
-def _class_name(model_type: str, source: Path) -> str:
-    """The class of transformers for next-token prediction; UserError if there is none."""
+def _code(model_type: str, source: Path) -> tuple[str, str]:
+    """The family and class of transformers for next-token prediction; UserError if there is none."""
     with collector_paused():
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
-    try:
-        return str(CLASSES[model_type])
-    except KeyError:
-        raise UserError(
-            f"{source}: transformers has no language model of model_type {model_type!r}.",
-            "Update transformers, or choose another model.",
-        ) from None
+    for family in (model_type, hf_config.shared_code(model_type)):
+        if family in CLASSES:
+            return family, str(CLASSES[family])
+    raise UserError(
+        f"{source}: transformers has no language model of model_type {model_type!r}.",
+        "Update transformers, or choose another model.",
+    )
 
 
 def _shards(source: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
@@ -102,7 +98,7 @@ def _tensors(source: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, tor
         from safetensors import safe_open
 
     method = quantization_of(config)
-    options = dict(config.get("quantization_config") or {})
+    options = hf_config.quantization_options(config)
     multimodal = "text_config" in config
     with ExitStack() as open_files:
         files = {

@@ -11,8 +11,6 @@ import io
 import json
 import shutil
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +19,7 @@ import numpy as np
 from estimator.errors import UserError
 from launchers.base.imports import imported_quietly
 from launchers.dataset import drawn_shapes
+from launchers.models import causal
 
 if TYPE_CHECKING:
     import torch
@@ -113,6 +112,7 @@ def make(folder: Path, seed: int = 0) -> Path:
 
 def _write(folder: Path, seed: int) -> None:
     try:
+        import torch
         from diffusers import AutoencoderKL, EulerDiscreteScheduler, StableDiffusionXLPipeline
         from diffusers import UNet2DConditionModel as UNet
         from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
@@ -124,7 +124,8 @@ def _write(folder: Path, seed: int) -> None:
     tokenizer = _tokenizer()
     ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     text = CLIPTextConfig(**_TEXT, **ids, pad_token_id=tokenizer.pad_token_id, vocab_size=len(tokenizer))
-    with _drawn_by(seed):
+    with torch.random.fork_rng(devices=[]):  # other random numbers stay the same
+        torch.manual_seed(seed)
         vae = AutoencoderKL(**_VAE).eval()
         parts = {
             "unet": UNet(**CONFIG),
@@ -133,46 +134,15 @@ def _write(folder: Path, seed: int) -> None:
             "text_encoder_2": CLIPTextModelWithProjection(text),
         }
     _scale_latents(vae)
-    for name in ("text_encoder", "text_encoder_2"):
-        _scale_words(parts[name])
+    with torch.no_grad():  # so that prompts differ: random layers pass little of small values
+        for name in ("text_encoder", "text_encoder_2"):
+            parts[name].get_input_embeddings().weight *= _WORDS
     scheduler = EulerDiscreteScheduler(**_SCHEDULER)
     pipeline = StableDiffusionXLPipeline(
         **parts, tokenizer=tokenizer, tokenizer_2=tokenizer, scheduler=scheduler
     )
-    with _without_bars():
+    with causal.without_progress_bars():
         pipeline.save_pretrained(folder, safe_serialization=True)
-
-
-@contextmanager
-def _drawn_by(seed: int) -> Iterator[None]:
-    """Seed the random weights created in this context, without affecting other random numbers."""
-    import torch
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """Disable transformers' progress bars while models are written."""
-    from transformers.utils import logging
-
-    was_enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            logging.enable_progress_bar()
-
-
-def _scale_words(encoder: Any) -> None:
-    """Scale the embeddings so that prompts differ: random layers pass little of small values."""
-    import torch
-
-    with torch.no_grad():
-        encoder.get_input_embeddings().weight *= _WORDS
 
 
 def _scale_latents(vae: Any) -> None:

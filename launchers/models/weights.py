@@ -8,15 +8,15 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from estimator import remote
 from estimator.errors import UserError
 from estimator.formatting import format_bytes, format_duration
-from estimator.models import ModelSource
+from estimator.models import ModelSource, hf_config
 from estimator.terminal import print
 from estimator.untrusted import files_inside
 from launchers.base.workdir import full_disk_explained
@@ -104,7 +104,7 @@ def _needs_conversion(path: Path, vision: bool) -> bool:
             "weights in 16 or 32 bits.",
             "Start from the unquantized model.",
         )
-    return not vision and published.needs_conversion(config)
+    return not vision and hf_config.is_rewritten(config)
 
 
 def _convert(path: Path, folder: Path) -> Path:
@@ -252,7 +252,9 @@ def _fetch_s3(url: str, folder: Path) -> Path:
     client = remote.s3_client()
     with remote.s3_errors(url):
         root = prefix.rstrip("/") + "/"
-        remote_sizes = {key[len(root) :]: size for key, size in _s3_list(client, bucket, root)}
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=root)
+        entries = (entry for page in pages for entry in page.get("Contents", ()))
+        remote_sizes = {entry["Key"].removeprefix(root): entry["Size"] for entry in entries}
         patterns, excluded = _patterns(remote_sizes)
         sizes = {name: size for name, size in remote_sizes.items() if is_model_file(name, patterns, excluded)}
         if not sizes:
@@ -267,8 +269,3 @@ def _fetch_s3(url: str, folder: Path) -> Path:
             for name in missing:
                 remote.s3_download(client, bucket, root + name, folder / name)
     return folder
-
-
-def _s3_list(client: Any, bucket: str, prefix: str) -> Iterable[tuple[str, int]]:
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-    return ((entry["Key"], entry["Size"]) for page in pages for entry in page.get("Contents", ()))

@@ -54,10 +54,6 @@ class Parts:
         """Return the key of a part in the store."""
         return f"{self.name}/{self.fingerprint}/{self.file(part)}"
 
-    def items(self, part: int) -> range:
-        """Return the indices of a part's items."""
-        return range(part * self.size, min((part + 1) * self.size, self.count))
-
 
 def fetch(
     parts: Parts,
@@ -157,22 +153,19 @@ def _compute(
 
 
 def _error(name: str, node: int, status: int, log: Path) -> RankFailed | UserError:
-    """Return the error for a process that ended early: RankFailed after a signal, otherwise UserError."""
-    if status < 0:
-        return RankFailed(_signal_failure(name, node, status, tail(log, 30)))
-    reason = tail(log, 1) or f"exit status {status}"
-    return UserError(f"The {name} could not be computed: {reason}", f"Its log: {tail(log, 30)}")
-
-
-def _signal_failure(name: str, node: int, status: int, log: str) -> Failure:
-    """Describe a process that a signal ended; not a user error, so the step is retried."""
-    return Failure(
-        kind="rank",
-        node=node,
-        host=socket.gethostname(),
-        at=time.time(),
-        message=f"the process that computes the {name} was ended by {signal_name(-status)}",
-        traceback=f"{LOG_END}log:\n{log}",
+    """Return the error for a process that ended early: RankFailed after a signal, so that it is retried."""
+    if status >= 0:
+        reason = tail(log, 1) or f"exit status {status}"
+        return UserError(f"The {name} could not be computed: {reason}", f"Its log: {tail(log, 30)}")
+    return RankFailed(
+        Failure(
+            kind="rank",
+            node=node,
+            host=socket.gethostname(),
+            at=time.time(),
+            message=f"the process that computes the {name} was ended by {signal_name(-status)}",
+            traceback=f"{LOG_END}log:\n{tail(log, 30)}",
+        )
     )
 
 

@@ -6,8 +6,6 @@ of a shard does not depend on shards computed before it in the same process.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import shutil
 import subprocess
 import sys
@@ -18,7 +16,7 @@ from typing import Literal, Protocol
 
 from estimator.errors import UserError
 from launchers.base.imports import collector_paused
-from launchers.base.request_process import serve
+from launchers.base.request_process import read_request, serve, write_request
 from launchers.dataset import prompts
 from launchers.dataset.prompts import Prompt
 from launchers.rejection import answers as rows
@@ -66,25 +64,8 @@ class GenerationRequest:
 
     def save(self) -> Path:
         """Write request.json into the work folder."""
-        self.work_dir.mkdir(parents=True, exist_ok=True)
         self.shards_dir.mkdir(parents=True, exist_ok=True)
-        path = self.work_dir / "request.json"
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        values |= {"settings": self.settings.model_dump(mode="json"), "limit": dataclasses.asdict(self.limit)}
-        path.write_text(json.dumps(values, default=str))
-        return path
-
-    @classmethod
-    def load(cls, path: Path) -> GenerationRequest:
-        """Read a saved request."""
-        values = json.loads(path.read_text())
-        names = ("base_dir", "model_dir", "prompts", "work_dir", "shards_dir")
-        folders = {name: Path(values[name]) for name in names}
-        objects = {
-            "settings": Settings.model_validate(values["settings"]),
-            "limit": BatchLimit(**values["limit"]),
-        }
-        return cls(**(values | folders | objects))
+        return write_request(self.work_dir / "request.json", self)
 
 
 def check_vllm(python: str | None) -> str:
@@ -147,7 +128,7 @@ class Sampler(Protocol):
 
 def main(path: Path) -> None:
     """Compute the missing shards in this process."""
-    request = GenerationRequest.load(path)
+    request = read_request(GenerationRequest, path)
     sampler = _sampler(request)
     for shard, shard_prompts in request.shards().items():
         file = request.shards_dir / rows.shard_name(shard)

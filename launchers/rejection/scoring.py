@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from launchers.base.imports import collector_paused
-from launchers.base.request_process import serve
+from launchers.base.request_process import read_request, serve, write_request
 from launchers.dataset import prompts
 from launchers.dataset.prompts import Prompt
 from launchers.rejection import answers as rows
@@ -41,20 +39,8 @@ class ScoringRequest:
 
     def save(self) -> Path:
         """Write request.json into the work folder."""
-        self.work_dir.mkdir(parents=True, exist_ok=True)
         self.shards_dir.mkdir(parents=True, exist_ok=True)
-        path = self.work_dir / "request.json"
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        path.write_text(json.dumps(values | {"settings": self.settings.model_dump(mode="json")}, default=str))
-        return path
-
-    @classmethod
-    def load(cls, path: Path) -> ScoringRequest:
-        """Read a saved request."""
-        values = json.loads(path.read_text())
-        names = ("model_dir", "prompts", "answers_dir", "shards_dir", "work_dir")
-        folders = {name: Path(values[name]) for name in names if values[name] is not None}
-        return cls(**(values | folders | {"settings": Settings.model_validate(values["settings"])}))
+        return write_request(self.work_dir / "request.json", self)
 
 
 def score(request: ScoringRequest, on_shard: Callable[[int, Path], None]) -> None:
@@ -77,7 +63,7 @@ def score(request: ScoringRequest, on_shard: Callable[[int, Path], None]) -> Non
 
 def main(path: Path) -> None:
     """Score the missing shards in this process."""
-    request = ScoringRequest.load(path)
+    request = read_request(ScoringRequest, path)
     prompt_by_index = {prompt.index: prompt for prompt in prompts.read_written(request.prompts)}
     scorer = _function_scorer(request) if request.function else _model_scorer(request)
     for shard in range(request.shards):

@@ -83,7 +83,10 @@ class VllmSampler:
         ids_of = self._tokenizer(texts, add_special_tokens=False, verbose=False).input_ids
         # Long prompts are truncated at the beginning, as the question is usually at the end
         inputs = [{"prompt_token_ids": ids[-self._max_prompt :]} for ids in ids_of]
-        sampling = [self._sampling_params(**self._sampling(prompt)) for prompt in prompts]
+        sampling = [
+            self._sampling_params(**self._penalties | sampling_options(self._settings, prompt, self._ends))
+            for prompt in prompts
+        ]
         outputs = self._engine.generate(inputs, sampling, use_tqdm=False)
         return [
             Answers(
@@ -92,9 +95,6 @@ class VllmSampler:
             )
             for prompt, output in zip(prompts, outputs, strict=True)
         ]
-
-    def _sampling(self, prompt: Prompt) -> dict[str, Any]:
-        return self._penalties | sampling_options(self._settings, prompt, self._ends)
 
 
 def engine_options(

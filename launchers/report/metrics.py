@@ -18,8 +18,7 @@ from launchers.dataset.prepared import Prepared
 from launchers.report.telemetry import DistInfo
 
 # Task-specific figures that fit into a terminal line, with their labels
-SHOWN = {"reward": "reward", "kl": "KL"}
-SHOWN |= {"reward_margin": "margin", "accuracy": "accuracy"}
+SHOWN = {"reward": "reward", "kl": "KL", "reward_margin": "margin", "accuracy": "accuracy"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,11 +46,8 @@ class Metrics:
 
     def figures(self) -> dict[str, float]:
         """Return all known figures as a flat mapping for a tracker."""
-        values = {
-            k: v
-            for k, v in self.to_dict().items()
-            if v is not None and k not in ("step", "task", "is_image_run")
-        }
+        omitted = ("step", "task", "is_image_run")
+        values = {k: v for k, v in self.to_dict().items() if v is not None and k not in omitted}
         return values | self.task
 
 

@@ -51,9 +51,7 @@ class Stragglers:
         paces[pace.rank] = pace
         if len(paces) < self._count or self._count < 2:
             return []
-        for step in [
-            candidate for candidate in self._steps if candidate <= pace.step
-        ]:  # earlier steps stay incomplete
+        for step in [step for step in self._steps if step <= pace.step]:  # earlier steps stay incomplete
             del self._steps[step]
         self._complete_steps += 1
         if self._complete_steps <= WARM_UP:

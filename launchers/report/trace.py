@@ -213,18 +213,23 @@ class _Cpu:
     """Time of the training thread."""
 
     def __init__(self, spans: Sequence[_Span], thread: tuple[Any, Any]) -> None:
-        self._spans = _host_spans(spans, thread)
+        annotated = [span for span in spans if span.category in ("cpu_op", "user_annotation")]
+        self._spans = sorted(
+            (span for span in annotated if span.thread == thread), key=lambda span: (span.begin, -span.end)
+        )
         self._collectives = [
-            span for span in spans if span.thread != thread and span.category == "user_annotation"
+            span
+            for span in annotated
+            if span.thread != thread and span.category == "user_annotation" and _collective(span.name)
         ]
-        self._collectives = [span for span in self._collectives if _collective(span.name)]
 
     def add_to(self, count: _Count, begin: float, end: float) -> None:
         """Count the work from ``begin`` to ``end``."""
         in_progress = _clipped(self._collectives, begin, end)
         for start, stop, kind in in_progress.stretches:
             count.hidden[kind] += stop - start
-        for piece in _thread_pieces(_within(self._spans, begin, end), begin, end):
+        within = [span for span in self._spans if span.begin < end and span.end > begin]
+        for piece in _thread_pieces(within, begin, end):
             remaining = piece.end - piece.begin
             for start, stop, kind in in_progress.between(piece.begin, piece.end) if piece.waits else ():
                 count.kinds[kind] += stop - start
@@ -342,17 +347,6 @@ def _thread_pieces(spans: Sequence[_Span], begin: float, end: float) -> Iterator
         yield from until(min(max(span.begin, begin), end))
         stack.append(_frame(span, stack[-1] if stack else None))
     yield from until(end)
-
-
-def _host_spans(spans: Sequence[_Span], thread: tuple[Any, Any]) -> list[_Span]:
-    thread_spans = [
-        span for span in spans if span.thread == thread and span.category in ("cpu_op", "user_annotation")
-    ]
-    return sorted(thread_spans, key=lambda span: (span.begin, -span.end))
-
-
-def _within(spans: Sequence[_Span], begin: float, end: float) -> list[_Span]:
-    return [span for span in spans if span.begin < end and span.end > begin]
 
 
 def _phase(name: str) -> str | None:

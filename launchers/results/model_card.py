@@ -71,10 +71,8 @@ def closing_facts(
             metric, base_value, finetuned_value = "held-out reward", -base_value, -finetuned_value
         rows.append((metric, f"{base_value:.4f} before, {finetuned_value:.4f} after"))
         if "accuracy" in evaluation.finetuned.metrics:
-            base_value, finetuned_value = (
-                evaluation.base.metrics["accuracy"],
-                evaluation.finetuned.metrics["accuracy"],
-            )
+            scores = (evaluation.base, evaluation.finetuned)
+            base_value, finetuned_value = (score.metrics["accuracy"] for score in scores)
             metric = "answers judged" if TASKS[evaluation.task].judged else "pairs ranked"
             rows.append((f"held-out {metric} right", f"{base_value:.1%} before, {finetuned_value:.1%} after"))
     if evaluation is not None and evaluation.exact_match is not None:
@@ -98,8 +96,9 @@ def _memory(estimate: MemoryEstimate, peak: MemoryPeak | None) -> tuple[str, str
 def _speed(plan: Plan, summary: Summary) -> tuple[str, str]:
     if TASKS[plan.task].images:  # no published measurements to predict the speed of image models from
         return "images/s", f"predicted unknown, measured {summary.samples_per_second:,.2f}"
-    predicted = _number(plan.prediction.tokens_per_second)
-    return "tokens/s", f"predicted {predicted}, measured {summary.tokens_per_second:,.0f}"
+    predicted = plan.prediction.tokens_per_second
+    text = "unknown" if predicted is None else f"{predicted:,.0f}"
+    return "tokens/s", f"predicted {text}, measured {summary.tokens_per_second:,.0f}"
 
 
 def write_records(
@@ -136,15 +135,14 @@ def _from_anywhere(settings: RunConfig) -> RunConfig:
     def absolute(name: str | None) -> str | None:
         return str(Path(name).expanduser().resolve()) if name and Path(name).expanduser().exists() else name
 
+    tasks = tuple(map(absolute, settings.harness.tasks))
     evaluation = settings.evaluation.model_copy(update={"dataset": absolute(settings.evaluation.dataset)})
     changes = {
         "model": absolute(settings.model),
         "dataset": absolute(settings.dataset),
         "mixture": {absolute(name): weight for name, weight in settings.mixture.items()},
         "evaluation": evaluation,
-        "harness": settings.harness.model_copy(
-            update={"tasks": tuple(map(absolute, settings.harness.tasks))}
-        ),
+        "harness": settings.harness.model_copy(update={"tasks": tasks}),
     }
     return settings.model_copy(update=changes)
 
@@ -186,7 +184,3 @@ def model_page(
         f"| | |\n|---|---|\n{rows}\n\n"
         f"{repeating}{usage}"
     )
-
-
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:,.0f}"

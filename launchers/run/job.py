@@ -18,7 +18,6 @@ from launchers import engines
 from launchers.dataset.measured import MAX_ROWS
 from launchers.scoring.functions import scorer_of
 from launchers.settings import Settings
-from launchers.settings.sections import Auto
 
 
 def unsupported(engine: str, settings: Settings, spec: ModelSpec) -> str | None:
@@ -97,8 +96,8 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, install
         fp8=settings.fp8,
         average=settings.images.ema_decay is not None,
         activation_checkpointing=None if checkpointing == "auto" else checkpointing,
-        recompute=settings.recompute.what,
-        recompute_every=settings.recompute.every,
+        recompute=None if settings.recompute.what == "auto" else settings.recompute.what,
+        recompute_every=None if settings.recompute.every == "auto" else settings.recompute.every,
         lora_rank=settings.lora.rank,
         lora_targets=spec.all_linear if settings.lora.all_linear else tuple(settings.lora.targets),
         rslora=settings.lora.rslora,
@@ -108,11 +107,8 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, install
         new_tokens=len(settings.new_tokens),
         adapter_prompt_length=settings.adapter.prompt_length,
         adapter_start_layer=settings.adapter.start_layer,
-        packing=_packing(settings),
         longest_first=settings.longest_first,
         expandable_segments=settings.expandable_segments,
-        compile=_compile(settings, installed=installed),
-        liger=_liger(settings, installed=installed),
         vision=settings.vision,
         zero_stage=None if stage == "auto" else stage,
         fsdp_sharding=None if settings.fsdp.sharding == "auto" else settings.fsdp.sharding,
@@ -121,44 +117,27 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, install
         steps=steps,
         evaluated_sequences=_evaluated_sequences(settings, steps),
         adapter_only=settings.export.adapter_only,
+        **_automatic_fields(settings, installed=installed),
         **_generation_fields(settings, seq_len),
     )
 
 
-def _or_none(value: bool | Auto) -> bool | None:
-    """Return None, the planner's word for its own choice, for ``auto``."""
-    return None if value == "auto" else value
+def _automatic_fields(settings: Settings, *, installed: bool) -> dict[str, Any]:
+    """Return packing, Liger's kernels and compiled blocks of the job; None: the planner decides.
 
-
-def _packing(settings: Settings) -> bool | None:
-    """Return whether rows are packed; None: the planner decides.
-
-    A batch size that the user gives counts rows, which packed sequences would multiply.
+    A batch size that the user gives counts rows, which packed sequences would multiply. ``installed``: the
+    job runs here and cannot use what is missing: Liger, or the C compiler that Triton needs (triton 3.6,
+    runtime/build.py).
     """
-    if settings.packing == "auto" and (settings.global_batch_size is not None or settings.group_by_length):
-        return False
-    return _or_none(settings.packing)
-
-
-def _liger(settings: Settings, *, installed: bool) -> bool | None:
-    """Return whether Liger's kernels are used; None: the planner decides.
-
-    ``installed``: the job runs here, and cannot use what is not installed.
-    """
-    if settings.liger == "auto" and installed and importlib.util.find_spec("liger_kernel") is None:
-        return False
-    return _or_none(settings.liger)
-
-
-def _compile(settings: Settings, *, installed: bool) -> bool | None:
-    """Return whether blocks are compiled; None: the planner decides.
-
-    ``installed``: the job runs here, where Triton needs a C compiler (triton 3.6, runtime/build.py).
-    """
-    found = os.environ.get("CC") or any(shutil.which(name) for name in ("gcc", "clang"))
-    if settings.compile == "auto" and installed and not found:
-        return False
-    return _or_none(settings.compile)
+    compiler = os.environ.get("CC") or any(shutil.which(name) for name in ("gcc", "clang"))
+    excluded = {
+        "packing": settings.global_batch_size is not None or settings.group_by_length,
+        "liger": installed and importlib.util.find_spec("liger_kernel") is None,
+        "compile": installed and not compiler,
+    }
+    chosen = {name: getattr(settings, name) for name in excluded}
+    automatic = {name: False if is_excluded else None for name, is_excluded in excluded.items()}
+    return {name: automatic[name] if value == "auto" else value for name, value in chosen.items()}
 
 
 def _trained_spec(spec: ModelSpec, settings: Settings) -> ModelSpec:
@@ -183,15 +162,11 @@ def _generation_fields(settings: Settings, seq_len: int) -> dict[str, Any]:
     """Return the fields of Job for sampling and comparing answers in a step; empty for other tasks."""
     if not TASKS[settings.task].draws_answers:
         return {}
+    reward, reward_parameters = settings.rl.reward, 0
+    if reward is not None and scorer_of(reward).function is None:
+        reward_parameters = models.resolve(reward, online=True).spec.parameters
     return {
         "answer_len": settings.rl.answer_tokens(seq_len),
         "compares": None if settings.rl.beta == "auto" else settings.rl.beta > 0,
-        "reward_parameters": _reward_parameters(settings.rl.reward),
+        "reward_parameters": reward_parameters,
     }
-
-
-def _reward_parameters(reward: str | None) -> int:
-    """Count the parameters of the reward model; 0 if a function scores."""
-    if reward is None or scorer_of(reward).function is not None:
-        return 0
-    return models.resolve(reward, online=True).spec.parameters

@@ -127,7 +127,7 @@ def train(
     if job.settings.trial:
         job = replace(job, plan=_tried_plan(job, attempt, address, store, plans, on_trial))
     if plans is not None:
-        report = print if address.node == 0 else _quiet
+        report = print if address.node == 0 else lambda _: None  # only node 0 logs what all nodes do
         job = replace(job, plan=_choose_plan(plans, job, attempt, report))
     data = Prepared(job.data_dir)
     state = state if state is not None else RunState()
@@ -201,14 +201,8 @@ def with_reference(job: TrainJob, address: NodeAddress, store: Storage, work: Pa
 
 def _plan_next_attempt(plans: Replanning, attempt: Attempt, job: TrainJob, address: NodeAddress) -> None:
     """After running out of memory, store a plan that needs less for the next attempt, and log it."""
-    line = out_of_memory(
-        plans,
-        attempt.number,
-        job.plan,
-        job.settings,
-        job.model.spec,
-        other_machines=attempt.other_machines,
-    )
+    spec, other_machines = job.model.spec, attempt.other_machines
+    line = out_of_memory(plans, attempt.number, job.plan, job.settings, spec, other_machines=other_machines)
     if address.node == 0:
         print(line, flush=True)
 
@@ -249,10 +243,6 @@ def _choose_plan(plans: Replanning, job: TrainJob, attempt: Attempt, report: Cal
             )
         )
     return choose_plan(plans, attempt.number, job.plan, granted=attempt.granted, report=report)
-
-
-def _quiet(_: str) -> None:
-    """Discard a log line: only node 0 logs what all nodes do."""
 
 
 def _warn_missed_window(job: TrainJob) -> None:
@@ -347,8 +337,9 @@ class _Reporter:
                 self._show_progress(event)
             elif self._node == 0 and evaluations < len(self._state.evaluations):
                 self._show_evaluation()
-        elif isinstance(event, Phase) and event.rank == 0 and self._is_printed(event):
-            print(f"{event.name} after step {event.step}" if event.step else event.name, flush=True)
+        elif isinstance(event, Phase) and event.rank == 0:
+            if event.name == "save" or (event.name == "checkpoint" and self._progress.prints_checkpoint()):
+                print(f"{event.name} after step {event.step}" if event.step else event.name, flush=True)
         elif isinstance(event, Step) and event.loss is not None:
             metrics, peak = self._state.step(event.step), self._state.memory_peak
             self._progress.step(metrics, None if peak is None else peak.size_bytes)
@@ -357,10 +348,6 @@ class _Reporter:
     def _add(self, event: Event) -> None:
         self._state.add(event)
         self._on_event(event)
-
-    def _is_printed(self, event: Phase) -> bool:
-        """Whether the log has a line for this phase of rank 0."""
-        return event.name == "save" or (event.name == "checkpoint" and self._progress.prints_checkpoint())
 
     def _show(self, event: Profiled) -> None:
         if event.window is None:

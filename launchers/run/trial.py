@@ -84,7 +84,7 @@ class Decision:
 def find_decision(store: Storage, prefix: str) -> Decision | None:
     """Return the decision of an earlier attempt or of the first node; None if not yet available."""
     try:
-        values = json.loads(store.get_bytes(_key(prefix)))
+        values = json.loads(store.get_bytes(f"{prefix}/trial.json"))
     except FileNotFoundError:
         return None
     results = tuple(TrialResult.from_dict(result) for result in values["results"])
@@ -162,7 +162,7 @@ def run_trials(
 def _store_decision(store: Storage, prefix: str, decision: Decision) -> None:
     results = [result.to_dict() for result in decision.results]
     values = {"plan": decision.plan.to_json(), "results": results}
-    store.put_bytes(_key(prefix), json.dumps(values).encode())
+    store.put_bytes(f"{prefix}/trial.json", json.dumps(values).encode())
 
 
 def _await_decision(store: Storage, prefix: str) -> Decision:
@@ -209,10 +209,6 @@ def _rate(tokens_per_second: float | None) -> str:
 def _say(address: NodeAddress, line: str) -> None:
     if address.node == 0:
         print(line, flush=True)
-
-
-def _key(prefix: str) -> str:
-    return f"{prefix}/trial.json"
 
 
 def _result(state: RunState, plan: Plan, failure: Failure | None = None) -> TrialResult:

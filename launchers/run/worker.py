@@ -22,9 +22,10 @@ from estimator import logs
 from estimator.errors import UserError
 from launchers import engines
 from launchers.base.workdir import NO_SPACE, file_of_error, is_caused_by_full_disk
+from launchers.cluster.numa import bind_to_gpu
 from launchers.cluster.processes import PARENT, die_with_parent
 from launchers.gang.job import TrainJob
-from launchers.gang.rank import RankEnv, write_error
+from launchers.gang.rank import RankEnv, write_atomically, write_error
 from launchers.gang.script_job import ScriptJob, is_script
 
 _RESERVE_BYTES = 256 * 1024
@@ -44,13 +45,17 @@ def main() -> None:
     errors.mkdir(parents=True, exist_ok=True)
     reserve = errors / f"rank-{env.rank:05d}.reserve"  # freed to write the error on a full disk
     try:
-        _announce(ranks, env.rank)
+        values = {"pid": os.getpid(), "at": time.time()}
+        write_atomically(ranks / f"rank-{env.rank:05d}.json", json.dumps(values))
         _link_logs(work_dir / "logs", env.rank)
         reserve.write_bytes(os.urandom(_RESERVE_BYTES))
         if is_script(arguments.job_file):
+            bind_to_gpu(env.local_rank, env.local_world_size)
             ScriptJob.load(arguments.job_file).run()
         else:
             job = TrainJob.load(arguments.job_file)
+            if job.plan.layout.device == "cuda":
+                bind_to_gpu(env.local_rank, env.local_world_size)
             _engine(arguments.engine, job).train(job)
         (ranks / f"rank-{env.rank:05d}.done").write_text(json.dumps({"at": time.time()}))
     except BaseException as error:  # noqa: BLE001 the process ends here, whatever it was
@@ -68,13 +73,6 @@ def _engine(name: str | None, job: TrainJob) -> engines.Engine:
     module, _, attribute = name.partition(":")
     engine: engines.Engine = getattr(import_module(module), attribute)()
     return engine
-
-
-def _announce(ranks: Path, rank: int) -> None:
-    ranks.mkdir(parents=True, exist_ok=True)
-    temporary = ranks / f"rank-{rank:05d}.tmp"
-    temporary.write_text(json.dumps({"pid": os.getpid(), "at": time.time()}))
-    temporary.rename(ranks / f"rank-{rank:05d}.json")
 
 
 def _link_logs(logs: Path, rank: int) -> None:

@@ -39,6 +39,7 @@ from launchers.report.peak import MemoryPeak
 from launchers.results import handover
 from launchers.results.model_card import closing_facts, hub_page, write_records
 from launchers.run import checks, stages
+from launchers.run.export_best import VISIBLE_S
 from launchers.run.replanning import plans_key
 from launchers.run.stages import StageResult
 from launchers.run.training import Attempt, Trained, train
@@ -48,8 +49,6 @@ from launchers.scheduler.ownership import Ownership
 from launchers.settings import Settings
 from launchers.store.bundles import LocalStorage
 
-# Time for another node's files to become visible: NFS caches directories up to 60 s (nfs(5), acdirmax)
-VISIBLE_S = 90.0
 RESUME_ADVICE = "Free some space there, then run the same command to resume."
 AGAIN = "python -m launchers --settings settings.yaml --output FOLDER"
 
@@ -201,10 +200,7 @@ def _export(request: SchedulerRun, place: Allocation, start: Start, trained: Tra
         "job": place.job,
         "attempts": start.attempt + 1,
         "resumed_from": trained.resumed_from,
-        "predicted": {
-            **memory_predicted,
-            "tokens_per_second": plan.prediction.tokens_per_second,
-        },
+        "predicted": {**memory_predicted, "tokens_per_second": plan.prediction.tokens_per_second},
         "measured": {
             **memory_measured,
             "tokens_per_second": summary.tokens_per_second,

@@ -12,7 +12,7 @@ from launchers.settings.description import (
     type_of,
 )
 from launchers.settings.fields import Settings
-from launchers.settings.reading import build, overlay, parse_yaml
+from launchers.settings.reading import build, overlay, parse_yaml, read_file
 
 __all__ = [
     "SCHEMA_FILE",
@@ -27,5 +27,6 @@ __all__ = [
     "json_schema",
     "overlay",
     "parse_yaml",
+    "read_file",
     "type_of",
 ]

@@ -59,6 +59,11 @@ _METHODS_HELP = (
 )
 
 
+def _changed(section: Section) -> list[str]:
+    """Return the names of the section's settings that differ from their defaults."""
+    return [name for name, default in type(section)() if getattr(section, name) != default]
+
+
 class Settings(Section):
     """All settings of a run. Unknown names are refused."""
 
@@ -201,41 +206,34 @@ class Settings(Section):
         if self.neftune_alpha is not None and not TASKS[self.task].next_token:
             unused.append("neftune_alpha")
         applicable = TASKS[self.task].preference_settings
-        for name, default in Preference():
-            if getattr(self.preference, name) != default and name not in applicable:
-                unused.append(f"preference.{name}")
+        unused += [f"preference.{name}" for name in _changed(self.preference) if name not in applicable]
         if not TASKS[self.task].draws_answers:
-            unused += [f"rl.{name}" for name, default in Rl() if getattr(self.rl, name) != default]
+            unused += [f"rl.{name}" for name in _changed(self.rl)]
         if not TASKS[self.task].images:
-            unused += [
-                f"images.{name}"
-                for name, default_value in Images()
-                if getattr(self.images, name) != default_value
-            ]
+            unused += [f"images.{name}" for name in _changed(self.images)]
         return tuple(unused)
 
     @property
     def unused_by_method(self) -> tuple[str, ...]:
         """Dotted names of adapter settings that are set but do not apply to the method."""
-        if self.method == "auto":
-            return tuple(self._changed_adapter_settings())
-        method, unused = METHODS[self.method], []
-        if not method.low_rank:
-            unused = [f"lora.{name}" for name, default in Lora() if getattr(self.lora, name) != default]
-        elif not method.quantized and self.lora.quantization != Lora().quantization:
-            unused = ["lora.quantization"]
-        return (*unused, *(() if method.llama_adapter else self._changed_adapter_settings()))
+        unused: list[str] = []
+        if self.method != "auto":
+            method = METHODS[self.method]
+            if method.llama_adapter:
+                return tuple(f"lora.{name}" for name in _changed(self.lora))
+            if not method.low_rank:
+                unused = [f"lora.{name}" for name in _changed(self.lora)]
+            elif not method.quantized and "quantization" in _changed(self.lora):
+                unused = ["lora.quantization"]
+        return (*unused, *(f"adapter.{name}" for name in _changed(self.adapter)))
 
     @property
     def automatic_methods(self) -> tuple[LaunchedMethod, ...]:
         """Methods that "auto" may take: those to which all changed settings of ``lora`` apply."""
-        changed = {name for name, default in Lora() if getattr(self.lora, name) != default}
+        changed = _changed(self.lora)
         return automatic_methods(
             low_rank=bool(changed) or self.export.adapter_only, quantized="quantization" in changed
         )
-
-    def _changed_adapter_settings(self) -> list[str]:
-        return [f"adapter.{name}" for name, default in Adapter() if getattr(self.adapter, name) != default]
 
     def sequence_length(self, spec: ModelSpec) -> int:
         """Maximum sequence length in tokens; for images, latent positions of a square image."""

@@ -64,6 +64,17 @@ _INPUTS = (
 )
 
 
+def read_file(file: Path) -> dict[str, Any]:
+    """Read a settings file like :func:`parse_yaml`; UserError if it cannot be read."""
+    try:
+        text = file.read_text()
+    except OSError as error:
+        raise UserError(f"Cannot read the settings file {file}: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise UserError(f"The settings file {file} is not UTF-8 text.") from None
+    return parse_yaml(text, file.parent)
+
+
 def parse_yaml(text: str, folder: Path = Path()) -> dict[str, Any]:
     """Read a settings file's text and fill in the defaults; raises UserError naming the bad key.
 

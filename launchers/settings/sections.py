@@ -34,6 +34,7 @@ Auto = Literal["auto"]
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
 NotEmpty = Annotated[str, Field(min_length=1)]
 Average = Annotated[float, Field(ge=0, lt=1)]  # decay of a running average
 Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -259,11 +260,12 @@ class Fsdp(Section):
 class Recompute(Section):
     """Activations that activation checkpointing recomputes."""
 
-    what: vocabulary.Recompute = "full"
+    what: vocabulary.Recompute | Auto = "auto"
     """full: recompute whole blocks. selective: keep the results of attention and of every second matrix
-    product (deepspeed, fsdp2)."""
-    every: Positive = 1
-    """Recompute one of every N blocks (deepspeed, fsdp2)."""
+    product (deepspeed, fsdp2). auto: with `activation_checkpointing: auto` the fastest by prediction,
+    otherwise full."""
+    every: Positive | Auto = "auto"
+    """Recompute one of every N blocks (deepspeed, fsdp2). auto: as `what`; otherwise 1."""
 
 
 class Preference(Section):
@@ -294,8 +296,8 @@ class Rejection(Section):
     score: str | None = None
     """Scorer of the answers: a function, `path/file.py:function` or `package.module:function`, called with
     prompt and answer as strings; or a reward model, in any form of `model`."""
-    answers: int = Field(default=4, json_schema_extra={"minimum": 2})
-    """Answers per prompt; the best one is kept."""
+    answers: int = Field(default=4, ge=2)
+    """Answers per prompt, 2 or more; the best one is kept."""
     prompts: Positive | None = None
     """Number of prompts, from the first rows of the dataset. Empty: all rows."""
     temperature: PositiveFloat = 1.0
@@ -317,13 +319,6 @@ class Rejection(Section):
     top_share: float = Field(default=1.0, gt=0, le=1)
     """Share of the best answers to keep, by highest score."""
 
-    @field_validator("answers")
-    @classmethod
-    def _check_answers(cls, value: int) -> int:
-        if value < 2:
-            raise ValueError("2 or more: a single answer leaves no choice")
-        return value
-
     @model_validator(mode="after")
     def _check(self) -> Rejection:
         if self.generator_python is not None and self.generator != "vllm":
@@ -337,9 +332,9 @@ class Rl(Section):
     reward: str | None = None
     """Reward of a sampled answer: a function, `path/file.py:function` or `package.module:function`, called
     with prompt and answer as strings; or a reward model, in any form of `model`."""
-    group_size: int = Field(default=8, json_schema_extra={"minimum": 2})
+    group_size: int = Field(default=8, ge=2)
     """Answers per prompt that are compared with each other (G). `global_batch_size` counts answers."""
-    beta: float | Auto = Field(default="auto")
+    beta: NonNegativeFloat | Auto = "auto"
     """Weight of the KL divergence from the reference model. auto: 0.04 with adapters; 0 for full, which
     would need a second model in memory."""
     temperature: PositiveFloat = 1.0
@@ -351,20 +346,6 @@ class Rl(Section):
     loss: Literal["grpo", "dapo", "dr_grpo"] = "dapo"
     """Normalization of the loss over tokens: mean of each answer, then over answers (grpo); over all
     tokens of the step (dapo); or by the maximum length (dr_grpo)."""
-
-    @field_validator("group_size")
-    @classmethod
-    def _check_group_size(cls, value: int) -> int:
-        if value < 2:
-            raise ValueError("2 or more: answers to the same prompt are compared with each other")
-        return value
-
-    @field_validator("beta")
-    @classmethod
-    def _check_beta(cls, value: float | str) -> float | str:
-        if not isinstance(value, str) and value < 0:
-            raise ValueError("0 or more")
-        return value
 
     def beta_of(self, method: str) -> float:
         """Resolve ``beta`` for a method. 0.04: Shao et al. 2024 (arXiv:2402.03300), section 4.2."""

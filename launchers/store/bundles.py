@@ -82,20 +82,21 @@ class LocalStorage:
         return self.root.joinpath(*parts)
 
     def put_file(self, key: str, path: Path) -> None:
-        destination = self._path(key)
-        temporary = _temporary(destination)
-        try:
-            shutil.copyfile(path, temporary)
-            _publish(temporary, destination)
-        finally:
-            temporary.unlink(missing_ok=True)
+        self._put(key, lambda temporary: shutil.copyfile(path, temporary))
 
     def put_bytes(self, key: str, data: bytes) -> None:
+        self._put(key, lambda temporary: temporary.write_bytes(data))
+
+    def _put(self, key: str, write: Callable[[Path], object]) -> None:
+        """Let ``write`` write a temporary file, and publish it under the key once it is on the disk."""
         destination = self._path(key)
-        temporary = _temporary(destination)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        temporary = destination.with_name(f"{destination.name}.{uuid.uuid4().hex[:8]}.tmp")
         try:
-            temporary.write_bytes(data)
-            _publish(temporary, destination)
+            write(temporary)
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.replace(destination)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -359,18 +360,14 @@ def fetch_files(
 
 def _refuse_links(folder: Path, manifest: Manifest) -> None:
     """Raise UserError if a file would be written through a symbolic link in the folder."""
-    paths = {folder / path for file in manifest.files for path in _path_and_parents(file.name)}
+    names = [PurePosixPath(file.name) for file in manifest.files]
+    paths = {folder / path for name in names for path in (name, *name.parents[:-1])}
     for place in sorted(paths):
         if place.is_symlink():
             raise UserError(
                 f"{place} is a symbolic link: files fetched into {folder} would be written elsewhere.",
                 "Remove it, or choose another folder.",
             )
-
-
-def _path_and_parents(name: str) -> tuple[PurePosixPath, ...]:
-    path = PurePosixPath(name)
-    return path, *path.parents[:-1]
 
 
 def _damaged(storage: Storage, key: str, name: str, problem: str) -> DamagedError:
@@ -386,17 +383,3 @@ def _too_small(folder: Path, manifest: Manifest, free: int) -> UserError:
         f"{format_bytes(free)} are free.",
         "Free some space there, or request a larger disk.",
     )
-
-
-def _temporary(destination: Path) -> Path:
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    return destination.with_name(f"{destination.name}.{uuid.uuid4().hex[:8]}.tmp")
-
-
-def _publish(temporary: Path, destination: Path) -> None:
-    descriptor = os.open(temporary, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    temporary.replace(destination)

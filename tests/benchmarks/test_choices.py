@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from functools import cache
 
+import pytest
+
 from benchmarks import choices
 from benchmarks.choices import Choice
+
+pytestmark = pytest.mark.slow
 
 
 @cache
@@ -21,10 +25,6 @@ def test_a_plan_that_takes_other_gpus_than_the_source_says_why() -> None:
         if choice.differs:
             where = f"{choice.model} {choice.method} {choice.options}"
             assert choice.difference, f"{where}: {choice.machine}, and {choice.says}"
-
-
-def test_at_least_as_many_plans_agree_with_practice_as_when_they_were_last_looked_at() -> None:
-    assert sum(not choice.differs for choice in made()) >= 40
 
 
 def test_the_page_is_the_one_that_the_planner_makes() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks import scale
 
 
-def test_a_lost_member_is_told_to_all_others() -> None:
+@pytest.mark.slow
+def test_all_members_receive_the_loss_of_one() -> None:
     measured = scale.gang(6)
     assert 0 < measured["told_seconds"] < 60
     assert measured["joined_seconds"] < 60

@@ -146,6 +146,13 @@ class Bed:
         (folder / "resolv.conf").write_text("")  # no name server: an unknown name is unknown at once
         (folder / "nsswitch.conf").write_text("hosts: files\n")
 
+    def slow_names(self, host: int, seconds: int) -> None:
+        """Names of that host are looked up first at a name server that does not answer."""
+        folder = _NETNS / self.name(host)
+        server = f"nameserver {self.address(200)}\noptions timeout:{seconds} attempts:1\n"
+        (folder / "resolv.conf").write_text(server)
+        (folder / "nsswitch.conf").write_text("hosts: dns files\n")
+
     # -- faults ----------------------------------------------------------------------------------------
 
     def slow(self, host: int, rate: str, *, sends: bool = True, receives: bool = True) -> None:

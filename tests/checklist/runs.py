@@ -251,14 +251,32 @@ def all_with(run: Measurements, **changes: Any) -> Measurements:
     return dataclasses.replace(run, facts=tuple(dataclasses.replace(fact, **changes) for fact in run.facts))
 
 
+def with_states(run: Measurements, ranks: Collection[int], when: str, **changes: Any) -> Measurements:
+    """That run with what some GPUs report at that time changed."""
+    health = tuple(
+        dataclasses.replace(state, **changes) if state.rank in ranks and state.when == when else state
+        for state in run.health
+    )
+    return dataclasses.replace(run, health=health)
+
+
 def with_health(run: Measurements, rank: int, **changes: Any) -> Measurements:
     """That run with 18 NVLinks and 16 lanes for every GPU, but for what one says after the load."""
-    usual = [dataclasses.replace(state, nvlinks_active=18, pcie_width=16) for state in run.health]
-    told = [
-        dataclasses.replace(state, **changes) if (state.rank, state.when) == (rank, "after") else state
-        for state in usual
-    ]
-    return dataclasses.replace(run, health=tuple(told))
+    usual = tuple(dataclasses.replace(state, nvlinks_active=18, pcie_width=16) for state in run.health)
+    return with_states(dataclasses.replace(run, health=usual), (rank,), "after", **changes)
+
+
+def with_share(
+    run: Measurements, share: float, ranks: Collection[int] | None = None, what: str | None = None
+) -> Measurements:
+    """That run with the figures of some ranks (None: all) and of one kind at a share of what they were."""
+    figures = tuple(
+        dataclasses.replace(local, value=(local.value or 0.0) * share)
+        if (ranks is None or local.rank in ranks) and what in (None, local.what)
+        else local
+        for local in run.locals
+    )
+    return dataclasses.replace(run, locals=figures)
 
 
 def past_of(result: Result, runs: int = 3, **changes: Any) -> list[Record]:

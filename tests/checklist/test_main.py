@@ -19,7 +19,10 @@ from checklist.checks.gpu import gpus_probe
 from checklist.measurements import PHASES
 from checklist.outputs.webhook import URL_VARIABLE
 from checklist.result import read
+from checklist.run.control import Limits
+from checklist.run.rendezvous import NO_SECRET
 from checklist.verdict import judge
+from estimator.errors import UserError
 from tests.checklist.clusters import Cluster
 from tests.checklist.runs import collective, gpu_run, with_pairs
 from tests.checklist.servers import Api, hook, kubeconfig, nodes_api
@@ -147,28 +150,6 @@ def test_no_option_of_ours_is_the_beginning_of_one_of_torchruns() -> None:
     assert [name for name in ours if any(other.startswith(name) for other in theirs)] == []
 
 
-GEMM = ("--only", "gemm", "--device", "cpu", "--system", "mine")
-
-
-def thresholds(folder: Path, tflops: float) -> tuple[str, str]:
-    file = folder / "own.csv"
-    file.write_text(f"system,op,floor,source,unit\nmine,gemm_fp32,{tflops},a test,TFLOPS\n")
-    return "--thresholds", str(file)
-
-
-@pytest.mark.slow
-def test_a_failure_stays_open_in_the_history_until_the_check_that_found_it_passes(tmp_path: Path) -> None:
-    kept = ("--history", str(tmp_path / "history.jsonl"), "--json", str(tmp_path / "out.json"))
-    too_high, low = thresholds(tmp_path, 1e6), 1e-9
-
-    assert checklist(*GEMM, *too_high, *kept).returncode == 1
-    other = checklist("--only", "ranks", "--device", "cpu", *kept)
-    assert other.returncode == 1
-    assert "Still open from an earlier run: gemm_fp32" in other.stdout
-    assert checklist(*GEMM, *thresholds(tmp_path, low), *kept).returncode == 0
-    assert read(tmp_path / "out.json").standing == ()
-
-
 @pytest.mark.slow
 def test_a_node_that_an_earlier_run_has_blamed_is_tainted_when_that_is_asked_for(tmp_path: Path) -> None:
     history = tmp_path / "history.jsonl"
@@ -228,26 +209,6 @@ def test_what_cannot_be_run_is_told_in_a_line_and_ends_with_status_2(
     assert isinstance(done.exception, SystemExit)
 
 
-def test_a_rank_whose_rank_0_is_not_there_gives_up_with_the_address(tmp_path: Path) -> None:
-    launcher = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "no-such-host", "MASTER_PORT": "29500"}
-    code = (
-        "import sys, checklist.run.supervisor as s; from checklist.run.control import Limits;"
-        "s.limits_of = lambda options: Limits(rendezvous=1.0);"
-        "from checklist.__main__ import app; app()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=environment(**launcher),
-    )
-
-    assert done.returncode == 2
-    assert "no-such-host, ports 29517 to 29524" in done.stderr
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_when_the_run_is_killed_no_process_is_left(tmp_path: Path, how: signal.Signals) -> None:
@@ -275,3 +236,25 @@ def test_when_the_run_is_killed_no_process_is_left(tmp_path: Path, how: signal.S
     while of_this_run(marker) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert of_this_run(marker) == []
+
+
+def test_a_rank_whose_rank_0_is_not_there_gives_up_with_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "no-such-host", "MASTER_PORT": "29500"}
+    monkeypatch.setattr("checklist.run.supervisor.limits_of", lambda _: Limits(rendezvous=0.5))
+    done = CliRunner().invoke(app, [], env=launcher)
+    assert done.exit_code == 2
+    assert "no-such-host, ports 29517 to 29524" in done.stderr
+
+
+@pytest.mark.parametrize("secret", ["", "of this job"])
+def test_a_launched_run_without_a_secret_prints_a_warning(
+    monkeypatch: pytest.MonkeyPatch, secret: str
+) -> None:
+    def measure(*_: object) -> int:
+        raise UserError("Nothing is measured here.", "")
+
+    monkeypatch.setattr("checklist.__main__._measure", measure)
+    launcher = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "29500", "CHECKLIST_SECRET": secret}
+    done = CliRunner().invoke(app, ["--device", "cpu"], env=launcher)
+    assert (NO_SECRET in done.stderr) == (not secret)
+    assert "Nothing is measured here." in done.stderr

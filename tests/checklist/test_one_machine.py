@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 
 from checklist.judging.thresholds import Table
-from checklist.measurements import Local
 from checklist.registry import select
 from checklist.verdict import judge
 from tests.checklist.runs import all_with, cpu_run, gpu_run
@@ -30,13 +29,6 @@ def test_several_machines_and_a_run_without_collectives_say_no_such_thing() -> N
     assert judge(gpu_run(2)).next_commands == ()
     local = cpu_run(2, local=True)
     assert judge(local, checks=select(only=["mesh", "ranks"])).headline == "3 checks passed."
-
-
-def test_a_fault_goes_before_what_works() -> None:
-    broken = Local(rank=0, what="storage_write", value=None, unit="GB/s", error="No space left on device")
-    result = judge(cpu_run(2, local=True, locals=(broken,)))
-    assert (result.verdict, "storage_write" in result.headline) == ("FAIL", True)
-    assert result.next_commands
 
 
 def test_the_next_commands_are_ones_that_there_are_and_ask_for_the_same_gpus() -> None:

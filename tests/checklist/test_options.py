@@ -12,7 +12,7 @@ import pytest
 
 from checklist import registry
 from checklist.effort import EFFORTS
-from checklist.options import CommandOptions, Options, build, flags, help_of, names, type_of
+from checklist.options import Options, build, names
 from estimator.errors import UserError
 
 
@@ -91,21 +91,9 @@ def test_the_same_options_are_the_same_bytes_in_any_process() -> None:
             stdout=subprocess.PIPE,
             check=True,
         ).stdout
-        for seed in ("1", "2", "3")
+        for seed in ("1", "2")
     ]
     assert len(set(texts)) == 1
-
-
-def test_every_option_has_a_text_that_says_what_it_is() -> None:
-    for kind in (Options, CommandOptions):
-        assert [name for name, field in kind.model_fields.items() if not help_of(field)] == []
-
-
-def test_a_flag_s_kind_is_that_of_its_field() -> None:
-    kinds = {name: type_of(field) for name, field in flags(CommandOptions).items()}
-    assert (kinds["nodes"], kinds["timeout"], kinds["webhook"]) == (int, float, bool)
-    assert (kinds["profile"], kinds["only"], kinds["json"], kinds["context"]) == (str, tuple, Path, str)
-    assert "seed" not in kinds
 
 
 def test_what_a_node_is_given_goes_through_json() -> None:
@@ -126,7 +114,3 @@ def test_only_the_same_check_asked_as_hard_clears_a_verdict() -> None:
     assert not registry.clears(gemm, "quick", gemm, "standard")
     assert not registry.clears(mesh, "deep", gemm, "quick")
     assert registry.clears(mesh, "quick", mesh, "deep"), "a profile doesn't change what the mesh asks"
-
-
-def test_every_figure_of_a_rank_belongs_to_a_check() -> None:
-    assert {kind.check for kind in registry.LOCALS.values()} <= set(registry.CHECKS)

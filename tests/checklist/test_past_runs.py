@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import multiprocessing
 import re
 from pathlib import Path
@@ -61,18 +60,6 @@ def test_a_run_is_judged_by_the_figures_of_the_runs_before_it(place: Path) -> No
     check = judged.check("bandwidth")
     assert check.verdict == "FAIL"
     assert any(figure.basis == "history" for figure in check.figures)
-
-
-def test_a_failure_is_open_until_the_same_check_passes_on_that_node(place: Path) -> None:
-    past_runs.append(slow(2), place)
-    past_runs.append(healthy(at=2_000.0, profile="quick"), place)
-    found = past_runs.read(place)
-    assert [(item.check, item.nodes) for item in found.open_failures] == [("pairs", ("host-2",))]
-
-    again = judge(gpu_run(2, started_unix=3_000.0), open_failures=found.open_failures)
-    assert again.bad_nodes == ("host-2",)
-    past_runs.append(healthy(at=4_000.0, profile="deep"), place)
-    assert past_runs.read(place).open_failures == ()
 
 
 def test_runs_at_a_time_that_know_nothing_of_each_other_lose_no_failure() -> None:
@@ -151,11 +138,6 @@ def test_a_place_that_can_not_be_written_is_refused() -> None:
         past_runs.check_writable(Path("/nowhere/a.jsonl"))
     with pytest.raises(UserError, match="This run cannot be added to /dev/full: No space left"):
         past_runs.append(healthy(), Path("/dev/full"))
-
-
-def test_a_line_of_the_history_is_small_beside_the_result() -> None:
-    made = healthy()
-    assert len(json.dumps(dataclasses.asdict(run_of(made)))) < len(result.to_json(made)) / 4
 
 
 def _add(place: str, first: int) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Mapping
+from itertools import permutations
+from typing import Any
 
-from checklist import result as results
+from checklist.run.pairing import pairs
 from checklist.suspects import PARTNERS, first_pairs
 from checklist.verdict import judge
 from tests.checklist.clusters import Cluster
+from tests.checklist.run.sessions import Answered
 from tests.checklist.runs import gpu_run, with_pairs
 
 
@@ -39,23 +39,13 @@ def test_the_result_says_of_each_suspect_what_was_found() -> None:
     assert result.suspects_measured == ("host-3", "host-4")
 
 
-def test_a_suspect_is_measured_alone_before_all_other_pairs(tmp_path: Path) -> None:
-    file = tmp_path / "result.json"
-    command = [sys.executable, "-m", "checklist", "--device", "cpu", "--nodes", "3", "--only", "pairs"]
-    done = subprocess.run(
-        [*command, "--suspects", "local2", "--json", str(file)],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode in (0, 1, 3), done.stderr
-    pairs = sorted(results.read(file).measurements.pairs, key=lambda pair: pair.round)
-    first = pairs[:4]
-    assert {(pair.src, pair.dst) for pair in first} == {(2, 0), (0, 2), (2, 1), (1, 2)}
+def test_a_suspect_is_measured_alone_before_all_other_pairs() -> None:
+    def answer(what: str, rank: int, told: Mapping[str, Any]) -> Any:
+        return 4000 if what == "listen" else {"seconds": [0.1] * 5, "bytes": 10**9, "error": None}
+
+    run = Answered(3, answer, suspects=("host-2",))
+    assert pairs(run) is None
+    first, later = run.results.pairs[:4], run.results.pairs[4:]
+    assert [(pair.src, pair.dst) for pair in first] == [(2, 0), (0, 2), (2, 1), (1, 2)]
     assert all(pair.alone for pair in first)
-    assert {(p.src, p.dst) for p in pairs if not p.alone} == {(a, b) for a in range(3) for b in range(3)} - {
-        (a, a) for a in range(3)
-    }
-    assert json.loads(file.read_text())["suspects_measured"] == ["local2"]
+    assert {(pair.src, pair.dst) for pair in later if not pair.alone} == set(permutations(range(3), 2))

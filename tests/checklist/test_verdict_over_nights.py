@@ -13,24 +13,21 @@ from checklist.measurements import Measurements
 from checklist.result import Result
 from checklist.verdict import judge
 from tests.checklist.clusters import Cluster
-from tests.checklist.runs import gpu_run, spoil, verdict_of, with_pairs
+from tests.checklist.runs import gpu_run, spoil, verdict_of, with_pairs, with_share
 
 NIGHTS = 30
 
 
-def nights(
-    place: Path, share: Callable[[int], float], *, late_clock: bool = False, accept: int | None = None
+def nights_of(
+    place: Path, change: Callable[[int], Measurements], count: int = 8, accept: int | None = None
 ) -> list[Result]:
-    """All GPUs of each night's run at that share of what they had in the first; by a file's history."""
+    """Judge each night's run by a file's history of the nights before, without thresholds."""
     results = []
-    for night in range(NIGHTS):
-        run = gpu_run(started_unix=night * DAY_S)
-        locals_ = tuple(dataclasses.replace(x, value=float(x.value or 0) * share(night)) for x in run.locals)
-        run = dataclasses.replace(run, locals=locals_)
+    for night in range(count):
         past = past_runs.read(place)
         results.append(
             judge(
-                spoil(run, 8, clock_offset_s=30.0) if late_clock else run,
+                dataclasses.replace(change(night), started_unix=night * DAY_S),
                 thresholds=Table(()),
                 history=past.records,
                 open_failures=past.open_failures,
@@ -41,38 +38,30 @@ def nights(
     return results
 
 
-def nights_of(
-    place: Path, change: Callable[[int, Measurements], Measurements], count: int = 8
+def nights(
+    place: Path, share: Callable[[int], float], *, late_clock: bool = False, accept: int | None = None
 ) -> list[Result]:
-    """Nights of six nodes with a GPU each, each changed; by a file's history, without thresholds."""
-    results = []
-    for night in range(count):
-        run = change(night, gpu_run(6, 1, started_unix=night * DAY_S))
-        past = past_runs.read(place)
-        results.append(
-            judge(run, thresholds=Table(()), history=past.records, open_failures=past.open_failures)
-        )
-        past_runs.append(results[-1], place)
-    return results
+    """Thirty nights, with all GPUs at that share of what they had in the first."""
+
+    def change(night: int) -> Measurements:
+        run = with_share(gpu_run(), share(night))
+        return spoil(run, 8, clock_offset_s=30.0) if late_clock else run
+
+    return nights_of(place, change, NIGHTS, accept)
 
 
 def told(result: Result) -> list[tuple[str, str, tuple[str, ...]]]:
     return [(fault.check, fault.verdict, fault.nodes or fault.suspects) for fault in result.findings]
 
 
-def of_rank(run: Measurements, rank: int, share: float) -> Measurements:
-    locals_ = [
-        dataclasses.replace(local, value=float(local.value or 0) * share) if local.rank == rank else local
-        for local in run.locals
-    ]
-    return dataclasses.replace(run, locals=tuple(locals_))
+SIX = gpu_run(6, 1)
 
 
 def test_a_gpu_that_falls_behind_its_own_past_is_named_though_it_is_as_fast_as_its_peers(
     tmp_path: Path,
 ) -> None:
-    def change(night: int, run: Measurements) -> Measurements:
-        return of_rank(run, 3, 1.09 * (1.0 if night < 5 else 0.93 if night < 7 else 0.89))
+    def change(night: int) -> Measurements:
+        return with_share(SIX, 1.09 * (1.0 if night < 5 else 0.93 if night < 7 else 0.89), [3])
 
     results = nights_of(tmp_path / "h.jsonl", change)
     assert [told(result) for result in results[3:]] == [
@@ -84,8 +73,8 @@ def test_a_gpu_that_falls_behind_its_own_past_is_named_though_it_is_as_fast_as_i
 
 
 def test_a_gpu_on_another_level_for_steady_nights_has_that_as_its_baseline(tmp_path: Path) -> None:
-    def change(night: int, run: Measurements) -> Measurements:
-        return of_rank(run, 3, 1.05 if night < 4 else 1.05 * 0.93)
+    def change(night: int) -> Measurements:
+        return with_share(SIX, 1.05 if night < 4 else 1.05 * 0.93, [3])
 
     results = nights_of(tmp_path / "h.jsonl", change, 4 + STEADY_NIGHTS + 2)
     assert ["".join(verdict_of(result, "hbm")[0]) for result in results] == [
@@ -137,17 +126,12 @@ def test_a_change_of_fifteen_percent_fails_until_somebody_accepts_it(tmp_path: P
     assert results[20].open_failures() == ()
 
 
-def test_steady_nights_say_nothing(tmp_path: Path) -> None:
-    results = nights(tmp_path / "h.jsonl", lambda night: 1.0 + 0.004 * (night % 3))
-    assert (said(results), {result.verdict for result in results}) == ("P" * NIGHTS, {"PASS"})
-
-
 def test_a_node_whose_network_falls_to_85_percent_of_its_own_past_warns(tmp_path: Path) -> None:
     """It had a faster card than the others, so beside them it looks as well as they do."""
 
-    def change(night: int, run: Measurements) -> Measurements:
+    def change(night: int) -> Measurements:
         best = 54 if night < 6 else 54 * 0.85
-        return with_pairs(run, Cluster(nodes=6, path=lambda a, b: best if 2 in (a, b) else 45))
+        return with_pairs(SIX, Cluster(nodes=6, path=lambda a, b: best if 2 in (a, b) else 45))
 
     results = nights_of(tmp_path / "h.jsonl", change)
     assert {verdict_of(result, "pairs") for result in results[:6]} == {"WARN"}, "uneven: one is faster"
@@ -156,10 +140,10 @@ def test_a_node_whose_network_falls_to_85_percent_of_its_own_past_warns(tmp_path
 
 
 def test_a_pair_that_falls_behind_its_own_past_warns_on_the_third_night(tmp_path: Path) -> None:
-    def change(night: int, run: Measurements) -> Measurements:
+    def change(night: int) -> Measurements:
         slow = {(1, 4): 0.7} if night == 3 else {(1, 4): 0.9} if night >= 5 else {}
         fast = Cluster(nodes=6, speed=45, path=lambda a, b: 49 if (a, b) == (1, 4) else 45, links=slow)
-        return with_pairs(run, fast, again=night != 3)
+        return with_pairs(SIX, fast, again=night != 3)
 
     results = nights_of(tmp_path / "h.jsonl", change)
     assert told(results[5]) == told(results[6]) == []

@@ -92,14 +92,6 @@ def test_a_users_number_of_gpus_changes_the_layout_too(home: Home) -> None:
     assert [(o.name, o.used) for o in plan.overrides] == [("gpus_per_node", "2")]
 
 
-def test_two_numbers_of_gpus_are_refused(home: Home) -> None:
-    done = home.run("profiled.py", "run", "--model=llama-8b", "--gpus=4", "--with=resources:gpu=2")
-    assert done.returncode == 2
-    assert "--gpus 4 and --with resources:gpu 2 contradict each other." in done.stderr
-    _clean(done.stdout + done.stderr)
-    assert home.runs("ProfiledFlow") == []
-
-
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_parameters_from_the_environment_reach_the_plan(home: Home) -> None:
@@ -109,7 +101,7 @@ def test_parameters_from_the_environment_reach_the_plan(home: Home) -> None:
 
 
 @pytest.mark.slow
-def test_resume_plans_with_the_parameters_of_the_run_it_goes_on_from(home: Home) -> None:
+def test_resume_plans_with_the_parameters_of_the_original_run(home: Home) -> None:
     failed = home.run("profiled.py", "run", "--model", "llama-8b", "--fail", "train")
     assert failed.returncode == 1
     resumed = home.run("profiled.py", "resume", COUNT_PLANS=str(home.path / "plans"))
@@ -120,7 +112,7 @@ def test_resume_plans_with_the_parameters_of_the_run_it_goes_on_from(home: Home)
 
 
 @pytest.mark.slow
-def test_a_resumed_run_knows_all_the_runs_that_it_goes_on_from(home: Home) -> None:
+def test_a_resumed_run_knows_all_its_origins(home: Home) -> None:
     runs = []
     for words in (("run", "--fail", "train"), ("resume",), ("resume",)):
         origin = ("--origin-run-id", runs[-1]) if runs else ()
@@ -170,7 +162,7 @@ def test_a_programs_mistake_in_a_step_keeps_its_traceback_and_leaves_a_page_and_
     assert not (home.path / "calibration.jsonl").exists()
 
 
-@pytest.mark.parametrize("words", [("show",), ("run", "--help"), ("package", "list")])
+@pytest.mark.parametrize("words", [("show",), ("run", "--help")])
 def test_other_commands_make_no_plan_and_say_nothing(home: Home, words: tuple[str, ...]) -> None:
     done = home.run("profiled.py", *words, COUNT_PLANS=str(home.path / "plans"))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -195,19 +187,6 @@ def test_without_the_decorator_nothing_is_measured_and_nothing_breaks(home: Home
 
 
 @pytest.mark.slow
-@pytest.mark.nightly
-def test_by_its_short_name_after_the_flow_has_imported_it(home: Home) -> None:
-    done = home.run("profiled.py", "run", "--with", "gpu_profile")
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_an_unknown_argument_is_a_clean_line(home: Home) -> None:
-    done = home.run("plain.py", "run", "--with", "decorators.gpu_profile:every=3")
-    assert done.returncode == 1  # of a flow that is Metaflow's alone
-    assert "@gpu_profile has no argument every." in done.stderr
-    _clean(done.stderr)
-
-
 def test_each_node_of_a_parallel_step_has_the_plan_and_measures_itself(home: Home) -> None:
     done = home.python(NODES, "run", "--until-sampled", "true")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -220,18 +199,17 @@ def test_each_node_of_a_parallel_step_has_the_plan_and_measures_itself(home: Hom
     assert second.host_rss_peak_bytes - first.host_rss_peak_bytes > 100 << 20
 
 
-@pytest.mark.parametrize("node", [0, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.nightly])])
-def test_a_failing_node_says_why_without_a_traceback_and_leaves_no_process(home: Home, node: int) -> None:
-    done = home.python(NODES, "run", "--failing-node", str(node))
+@pytest.mark.slow
+def test_a_failing_node_says_why_without_a_traceback_and_leaves_no_process(home: Home) -> None:
+    done = home.python(NODES, "run", "--failing-node", "1")
     assert done.returncode == 1
-    assert f"Node {node} has no disk space." in done.stdout
+    assert "Node 1 has no disk space." in done.stdout
     _clean(done.stdout + done.stderr)
     wait_until(lambda: not _alive(home), BUSY_S)
 
 
-@pytest.mark.parametrize(
-    "victim", ["scheduler", pytest.param("first node", marks=[pytest.mark.slow, pytest.mark.nightly])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["scheduler", pytest.param("first node", marks=pytest.mark.nightly)])
 def test_a_killed_parent_takes_its_tasks_along(home: Home, victim: str) -> None:
     flow = home.start("nodes.py", "run", "--seconds", "300")
     try:

@@ -16,11 +16,7 @@ pytest.importorskip("kubernetes", reason="needs the kubernetes package to compil
 boto3 = pytest.importorskip("boto3", reason="needs boto3 for the S3 of this machine")
 
 
-CREDENTIALS = {
-    "AWS_ACCESS_KEY_ID": "x",
-    "AWS_SECRET_ACCESS_KEY": "x",
-    "AWS_DEFAULT_REGION": "us-east-1",
-}
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
 ROLE = "arn:aws:iam::123456789012:role/any"
 
 
@@ -89,6 +85,7 @@ def templates(workflow: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {template["name"]: template for template in workflow["spec"]["templates"]}
 
 
+@pytest.mark.slow
 def test_a_deployed_flow_asks_for_what_was_planned(home: Home, s3: str) -> None:
     workflow, said = _argo(home, s3)
     assert "Traceback" not in said

@@ -38,7 +38,7 @@ def _decorators(monkeypatch: pytest.MonkeyPatch, command: str) -> dict[str, dict
     return {decorator.name: decorator.attributes for decorator in function.decorators}
 
 
-def test_a_trampoline_hands_the_plan_of_its_environment_to_the_container(
+def test_a_trampoline_passes_its_plan_to_the_container(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text = pack(make_plan({}, "kubernetes"))
@@ -63,10 +63,7 @@ def test_the_plan_survives_its_journey_and_stays_short(monkeypatch: pytest.Monke
     monkeypatch.setenv(PLAN_VARIABLE, pack(plan))
     assert current_plan() == plan
     assert len(pack(plan)) < len(plan.to_json())
-
-
-def test_outside_of_a_run_there_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(PLAN_VARIABLE, raising=False)
+    monkeypatch.delenv(PLAN_VARIABLE)
     assert current_plan() is None
 
 
@@ -78,6 +75,7 @@ def test_outside_of_a_run_there_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> N
             '"train", "encode", "evaluate", "generate", "score", "compare", "inference", "data", "none"',
         ),
         ({"interval": 0}, "above 0 seconds"),
+        ({"rightsize": "maybe"}, "it is true or false"),
         ({"plan": make_plan, "model": "llama-8b"}, "either plan= or model="),
     ],
 )

@@ -46,13 +46,6 @@ def test_batch_is_asked_for_gpus_shared_memory_and_the_fabric() -> None:
     assert extra["FI_PROVIDER"] == "efa"
 
 
-def test_kubernetes_is_asked_for_gpus_shared_memory_and_the_fabric() -> None:
-    written, extra = _written("kubernetes")
-    assert (written["resources"]["gpu"], written["resources"]["shared_memory"]) == (8, 8192)
-    assert written["kubernetes"]["extended_resources"]["vpc.amazonaws.com/efa"] == "32"
-    assert extra["FI_PROVIDER"] == "efa"
-
-
 def test_what_the_user_has_written_stands() -> None:
     written, _ = _written("batch", gpu="4", memory="9000", queue="mine", efa="0")
     assert (written["resources"]["gpu"], written["resources"]["memory"]) == (4, 9000)

@@ -45,7 +45,7 @@ def test_a_rank_that_fails_ends_all_nodes_and_is_named(home: Home) -> None:
 
 
 @pytest.mark.slow
-def test_a_retry_goes_on_from_the_checkpoints_of_the_attempt_before(home: Home) -> None:
+def test_a_retry_resumes_from_the_checkpoints_of_the_previous_attempt(home: Home) -> None:
     done = home.run("checkpointed.py", "run")
     assert done.returncode == 0, done.stdout + done.stderr
     assert [

@@ -52,7 +52,7 @@ def test_reading_sees_the_runs_of_all_users_and_leaves_the_namespace_as_it_was()
         namespace(before)
 
 
-def test_a_reader_that_hangs_is_left_in_time_and_told_that_nobody_waits() -> None:
+def test_a_hanging_reader_is_abandoned_in_time_and_notified() -> None:
     told = threading.Event()
 
     def hang(over: threading.Event) -> None:

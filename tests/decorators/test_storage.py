@@ -58,11 +58,7 @@ def _s3_storage(address: str, monkeypatch: pytest.MonkeyPatch) -> MetaflowStorag
     from decorators import _metaflow
 
     client = boto3.client(
-        "s3",
-        endpoint_url=address,
-        region_name="us-east-1",
-        aws_access_key_id="x",
-        aws_secret_access_key="x",
+        "s3", endpoint_url=address, region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x"
     )
     client.create_bucket(Bucket="bucket")
     from botocore.exceptions import ClientError
@@ -133,7 +129,7 @@ def test_small_values_are_overwritten_and_listed(store: MetaflowStorage) -> None
     assert (store.keys("runs"), store.keys("nothing/here")) == (["runs/1/origin", "runs/12/origin"], [])
 
 
-def test_what_is_missing_is_a_missing_file(store: MetaflowStorage, tmp_path: Path) -> None:
+def test_a_missing_key_raises_file_not_found(store: MetaflowStorage, tmp_path: Path) -> None:
     assert store.size("no/such") is None
     with pytest.raises(FileNotFoundError):
         store.get_bytes("no/such")
@@ -143,7 +139,7 @@ def test_what_is_missing_is_a_missing_file(store: MetaflowStorage, tmp_path: Pat
         get_bundle(store, "no/such", tmp_path / "folder")
 
 
-def test_files_are_removed_where_that_is_possible_and_else_it_is_said_once(
+def test_files_are_deleted_where_possible_and_otherwise_it_is_reported_once(
     store: MetaflowStorage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage_module._OtherStorage, "_warned", False)
@@ -172,7 +168,7 @@ def test_more_than_a_thousand_files_can_be_removed_from_s3(s3: str, monkeypatch:
     assert asked == [1000, 1000, 1]
 
 
-def test_a_role_that_may_not_remove_anything_from_s3_is_said_once(
+def test_a_role_that_cannot_delete_from_s3_is_reported_once(
     s3: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from botocore.stub import ANY, Stubber

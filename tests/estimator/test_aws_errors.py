@@ -48,11 +48,7 @@ PROBLEM = "AWS credentials have expired (ExpiredToken)."
 
 
 @pytest.mark.parametrize(
-    ("subject", "problem"),
-    [
-        ("", f"The {PROBLEM}"),
-        ("s3://b/k", f"s3://b/k: the {PROBLEM}"),
-    ],
+    ("subject", "problem"), [("", f"The {PROBLEM}"), ("s3://b/k", f"s3://b/k: the {PROBLEM}")]
 )
 def test_credentials_that_fail_are_named_with_what_they_were_for(subject: str, problem: str) -> None:
     error = failure_of(answer("ExpiredToken")).credentials_error(subject)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -14,7 +13,6 @@ from estimator import charts, memory
 from estimator.chart_page import html
 from estimator.charts import ORDER, Bar, Chart, stacked
 from estimator.cli.breakdown import WHAT_IT_IS
-from tests.browser import browse, needs_browser
 
 GIB = 2**30
 SVG = "{http://www.w3.org/2000/svg}"
@@ -125,52 +123,8 @@ def test_text_that_looks_like_markup_stays_text() -> None:
     assert "lora, &lt;8&gt; GPU(s) &amp; more" in html(chart())
 
 
-@needs_browser
-def test_a_browser_shows_the_page_without_a_network(tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    page.write_text(html(chart()))
-    shown = browse(page, "--dump-dom")
-    assert shown.count('class="part"') >= 4
-    assert "needs at most" in shown
-
-
 # ---------------------------------------------------------------------------------------------------------
-# Colors
-
-# Machado, Oliveira and Fernandes 2009, A Physiologically-based Model for Simulation of Color Vision
-# Deficiency, severity 1.0; on linear RGB.
-VISIONS = {
-    "usual": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
-    "protanopia": (
-        (0.152286, 1.052583, -0.204868),
-        (0.114503, 0.786281, 0.099216),
-        (-0.003882, -0.048116, 1.051998),
-    ),
-    "deuteranopia": (
-        (0.367322, 0.860646, -0.227968),
-        (0.280085, 0.672501, 0.047413),
-        (-0.011820, 0.042940, 0.968881),
-    ),
-    "tritanopia": (
-        (1.255528, -0.076749, -0.178779),
-        (-0.078411, 0.930809, 0.147602),
-        (0.004733, 0.691367, 0.303900),
-    ),
-}
-
-
-def lab(color: str, vision: str) -> tuple[float, float, float]:
-    """CIE L*a*b* (D65) of an sRGB color as people with that vision see it."""
-    srgb = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in srgb]
-    r, g, b = (
-        min(max(sum(m * c for m, c in zip(row, linear, strict=True)), 0), 1) for row in VISIONS[vision]
-    )
-    x = (0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.95047
-    y = 0.2126 * r + 0.7152 * g + 0.0722 * b
-    z = (0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.08883
-    fx, fy, fz = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in (x, y, z))
-    return 116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)
+# Categories
 
 
 def test_every_category_of_the_estimator_has_a_place_and_an_explanation() -> None:

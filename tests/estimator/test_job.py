@@ -42,6 +42,7 @@ def test_a_job_names_the_value_that_can_not_be(change: dict[str, Any], words: st
     [
         ({"kind": "slurm"}, "target = 'slurm'"),
         ({"device": "tpu"}, "device = 'tpu'"),
+        ({"capacity": "plenty"}, "capacity = 'plenty'"),
         ({"nodes": 0}, "nodes = 0"),
         ({"gpus": 0}, "gpus = 0"),
         ({"machine": None}, "needs a description of the machine"),

@@ -66,7 +66,7 @@ PLANS = st.builds(
 
 
 @given(PLANS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_any_plan_survives_json_both_ways(made: Plan) -> None:
     assert Plan.from_json(made.to_json()) == made
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from decorators.backends.findings import Findings
@@ -18,11 +17,10 @@ from estimator.hardware.cluster.api import Clock
 from estimator.hardware.cluster.taints import Toleration
 from estimator.plan import Plan
 from tests.lab.api import Json
-from tests.lab.control_plane import ControlPlane, permissive_definition, wait_for
+from tests.lab.control_plane import ControlPlane, wait_for
 
 GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 FENCE = {"key": "dedicated", "value": "research", "effect": "NoSchedule"}
-_GPUS = "requests.nvidia.com/gpu"
 STATUS = "/api/v1/namespaces/kube-system/configmaps"
 
 
@@ -79,19 +77,6 @@ def holding(name: str, on: str, gpus: int) -> Json:
     return {"metadata": {"name": name}, "spec": spec}
 
 
-def node_pool(name: str, *requirements: tuple[str, str, list[str]], **spec: Any) -> Json:
-    """Karpenter's, of AWS; ``taints`` are its nodes'."""
-    rules = [{"key": key, "operator": operator, "values": values} for key, operator, values in requirements]
-    reference = {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"}
-    of_nodes = {"nodeClassRef": reference, "requirements": rules, "taints": spec.pop("taints", [])}
-    return {
-        "apiVersion": "karpenter.sh/v1",
-        "kind": "NodePool",
-        "metadata": {"name": name},
-        "spec": {"template": {"spec": of_nodes}, **spec},
-    }
-
-
 @dataclass
 class Shape:
     """A cluster while a test gives it a shape; what was made goes with it."""
@@ -117,19 +102,6 @@ class Shape:
 
     def end(self, name: str) -> None:
         self.plane.api().delete(f"/api/v1/namespaces/{self.namespace}/pods/{name}", gracePeriodSeconds=0)
-
-    def quota(self, name: str, gpus: int) -> None:
-        body = {"metadata": {"name": name}, "spec": {"hard": {_GPUS: str(gpus)}}}
-        self.make(self._quotas, body)
-        wait_for(lambda: self._quota_status(name).get("hard"), 60, "it counts")
-
-    @property
-    def _quotas(self) -> str:
-        return f"/api/v1/namespaces/{self.namespace}/resourcequotas"
-
-    def _quota_status(self, name: str) -> Json:
-        status: Json = self.plane.api().get(f"{self._quotas}/{name}").get("status", {})
-        return status
 
     def autoscaler(self, *groups: tuple[str, int, int]) -> None:
         """The cluster autoscaler's status: (group, nodes that it has, its largest size)."""
@@ -206,16 +178,3 @@ def shaped(plane: ControlPlane, namespace: str) -> Iterator[Shape]:
         yield shape
     finally:
         shape.forget()
-
-
-@contextmanager
-def karpenter(plane: ControlPlane, folder: Path) -> Iterator[None]:
-    """Karpenter's NodePools are known to the API server."""
-    name = "nodepools.karpenter.sh"
-    definition = permissive_definition(
-        "nodepools", "karpenter.sh", "v1", "NodePool", "Cluster", folder / "crd"
-    )
-    with ExitStack() as stack:
-        plane.install(name, definition)
-        stack.callback(plane.kubectl, "delete", "crd", name, "--timeout=60s")
-        yield

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import functools
 import json
 import os
+import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -55,32 +58,63 @@ pickle.dump(found, sys.stdout.buffer)
 
 @dataclass
 class FlowRun:
-    """A run of the flow that has ended."""
+    """A run of a flow that has ended."""
 
     home: Path
     environment: dict[str, str]
     returncode: int
     output: str  # standard output and error as they came
     seconds: float
+    run_id: str = ""  # empty: the command started no run
 
     @property
-    def run_id(self) -> str:
-        return (self.home / "run_id").read_text()
+    def text(self) -> str:
+        """The output without Metaflow's prefixes and line breaks."""
+        lines = (re.sub(r"^\S+ \S+ \[[^]]*\] ", "", line) for line in self.output.splitlines())
+        return " ".join(" ".join(lines).split())
 
-    def artifacts(self) -> dict[str, Any]:
-        """All artifacts of the finished tasks by name; a later step's win."""
-        import pickle
+    def artifacts(self, flow: str = "FinetuneFlow") -> dict[str, Any]:
+        """Read all artifacts of the finished tasks by name; a later step's win."""
+        return read_artifacts(self.home, self.environment, f"{flow}/{self.run_id}")
 
-        read = subprocess.run(
-            [sys.executable, "-c", READ_ARTIFACTS, f"FinetuneFlow/{self.run_id}"],
-            cwd=self.home,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            check=True,
-            timeout=120,
-        )
-        found: dict[str, Any] = pickle.loads(read.stdout)  # noqa: S301
-        return found
+    def card(self, flow: Path, step: str, card_id: str) -> str:
+        """Read the content of a step's card."""
+        return read_card(self.home, self.environment, flow, f"{self.run_id}/{step}", card_id)
+
+
+def read_artifacts(home: Path, environment: dict[str, str], run: str) -> dict[str, Any]:
+    """Read all artifacts of a run's finished tasks by name, with Metaflow's client; a later step's win."""
+    read = subprocess.run(
+        [sys.executable, "-c", READ_ARTIFACTS, run],
+        cwd=home,
+        env=environment,
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=120,
+    )
+    found: dict[str, Any] = pickle.loads(read.stdout)  # noqa: S301
+    return found
+
+
+def read_card(home: Path, environment: dict[str, str], flow: Path, task: str, card_id: str) -> str:
+    """Read the content of a task's card."""
+    shown = subprocess.run(
+        [sys.executable, str(flow), "card", "get", task, "--id", card_id],
+        cwd=home,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=480,
+    )
+    return content_of_card(shown.stdout)
+
+
+def content_of_card(page: str) -> str:
+    """Decode what the page of a card shows."""
+    data = re.search(r'__MF_DATA__\["[^"]*"\] = "([^"]+)"', page)
+    assert data is not None, page[:1000]
+    return base64.b64decode(data[1]).decode()
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
@@ -101,9 +135,10 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     }
 
 
-def start_flow(home: Path, arguments: list[str], **more: str) -> subprocess.Popen[str]:
-    """Start the flow; its output goes to ``home/log``."""
-    command = [sys.executable, str(FLOW), *arguments]
+def start_flow(home: Path, arguments: list[str], flow: Path = FLOW, **more: str) -> subprocess.Popen[str]:
+    """Start a flow; its output goes to ``home/log``."""
+    # A shell's background jobs ignore a Ctrl-C, and so would this if pytest were one
+    command = ["env", "--default-signal=INT", sys.executable, str(flow), *arguments]
     if "run" in arguments or "resume" in arguments:  # options of the flow may come before
         command += ["--run-id-file", str(home / "run_id")]
     with (home / "log").open("w") as log:
@@ -118,11 +153,20 @@ def start_flow(home: Path, arguments: list[str], **more: str) -> subprocess.Pope
         )
 
 
-def run_flow(home: Path, *arguments: str, timeout: float = 400, **more: str) -> FlowRun:
-    """Run the flow in the folder ``home`` to its end; no process may be left."""
+def run_flow(
+    home: Path,
+    *arguments: str,
+    timeout: float = 400,
+    flow: Path = FLOW,
+    hurt: Callable[[subprocess.Popen[str]], None] = lambda _: None,
+    **more: str,
+) -> FlowRun:
+    """Run a flow in the folder ``home`` to its end, with ``hurt`` done to it; no process may be left."""
     began = time.monotonic()
-    process = start_flow(home, list(arguments), **more)
+    (home / "run_id").unlink(missing_ok=True)
+    process = start_flow(home, list(arguments), flow, **more)
     try:
+        hurt(process)
         process.wait(timeout)
     finally:
         if process.poll() is None:
@@ -133,6 +177,7 @@ def run_flow(home: Path, *arguments: str, timeout: float = 400, **more: str) -> 
         returncode=process.returncode,
         output=(home / "log").read_text(),
         seconds=time.monotonic() - began,
+        run_id=(home / "run_id").read_text() if (home / "run_id").exists() else "",
     )
     assert left_behind(home) == []
     return ended

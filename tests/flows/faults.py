@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import psutil
 
-from tests.flows.conftest import EVERY, QUICK, STEPS, environment, left_behind, start_flow
+from tests.flows.conftest import EVERY, FLOW, QUICK, STEPS, environment, left_behind, start_flow
 
 __all__ = ["EVERY", "QUICK", "SHORT", "STEPS"]
 
@@ -95,7 +95,7 @@ class Flow:
         self.home, self.nodes = home, nodes
         self._environment = environment(home, **more)
         (home / "run_id").unlink(missing_ok=True)
-        self.process = start_flow(home, list(arguments), **more)
+        self.process = start_flow(home, list(arguments), FLOW, **more)
 
     # -- what is to be seen ----------------------------------------------------------------------------
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
-import pickle
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,100 +19,22 @@ from checklist import result as results
 from checklist.measurements import Facts, record
 from checklist.options import help_of
 from checklist.probing.progress import Progress
-from checklist.verdict import judge
 from flows.cluster_check import launch as checklist_launch
 from flows.cluster_check import steps
 from flows.cluster_check.launch import DEFAULTS
-from tests.checklist.runs import gpu_run
 from tests.flows.checklist_options import FLOOR
-from tests.flows.conftest import environment, left_behind
+from tests.flows.conftest import FlowRun, environment, run_flow
 from tests.warm_python import WarmPython
 
 FLOW = Path(__file__).parents[2] / "flows" / "checklist_flow.py"
-EARLIER = Path(__file__).parent / "flows" / "earlier_checks.py"
 KEPT = ".metaflow/ChecklistFlow/finetune/runs/*"  # what a run keeps while it measures
 BUSY_SECONDS = 480  # a run takes less than 60 on a machine that does nothing else
-_READ = """
-import pickle, sys
-from metaflow import Run, namespace
-namespace(None)
-run = Run(sys.argv[1])
-data = run["verdict"].task.data
-found = {name: getattr(data, name) for name in ("result", "healthy_nodes", "bad_nodes", "cluster", "kept")}
-sys.stdout.buffer.write(pickle.dumps(found | {"successful": run.successful}))
-"""
-_READ_PAST = """
-import pickle, sys
-from metaflow import get_namespace, namespace
-from flows.cluster_check.steps import read_past_runs
-namespace("user:somebody")
-past = read_past_runs("ChecklistFlow", sys.argv[1], "none")
-assert get_namespace() == "user:somebody", get_namespace()
-sys.stdout.buffer.write(pickle.dumps(past))
-"""
 
 
-@dataclass
-class Run:
-    """A run that has ended."""
-
-    home: Path
-    status: int
-    output: str
-    seconds: float
-
-    @property
-    def text(self) -> str:
-        """What was said, without Metaflow's prefixes and line breaks."""
-        lines = (re.sub(r"^\S+ \S+ \[[^]]*\] ", "", line) for line in self.output.splitlines())
-        return " ".join(" ".join(lines).split())
-
-    @property
-    def run_id(self) -> str:
-        found = re.search(r"run-id (\d+)", self.output)
-        assert found is not None, self.output
-        return found[1]
-
-    def artifacts(self) -> dict[str, Any]:
-        return dict(_python(self.home, _READ, f"ChecklistFlow/{self.run_id}"))
-
-    def card(self) -> str:
-        """The content of the card's page."""
-        page = self.home / f"{self.run_id}.html"
-        words = ("card", "get", f"{self.run_id}/verdict", str(page), "--id", "checklist")
-        done = _flow(self.home, *words)
-        assert page.exists(), done.output
-        data = re.search(r'__MF_DATA__\["[^"]+"\] = "([^"]+)"', page.read_text())
-        assert data is not None
-        return base64.b64decode(data[1]).decode()
-
-
-def _flow(home: Path, *arguments: str) -> Run:
-    began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, str(FLOW), *arguments],
-        cwd=home,
-        env=environment(home, AWS_EC2_METADATA_DISABLED="true"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=BUSY_SECONDS,
-        check=False,
+def _flow(home: Path, *arguments: str, **more: Any) -> FlowRun:
+    return run_flow(
+        home, *arguments, flow=FLOW, timeout=BUSY_SECONDS, AWS_EC2_METADATA_DISABLED="true", **more
     )
-    assert left_behind(home) == []
-    return Run(home=home, status=done.returncode, output=done.stdout, seconds=time.monotonic() - began)
-
-
-def _python(home: Path, code: str, *arguments: str) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=home,
-        env=environment(home, PYTHONPATH=str(FLOW.parents[1])),
-        stdout=subprocess.PIPE,
-        check=True,
-        timeout=120,
-    )
-    return pickle.loads(done.stdout)  # noqa: S301
 
 
 @pytest.fixture(scope="module")
@@ -125,13 +43,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def first(home: Path) -> Run:
+def first(home: Path) -> FlowRun:
     """A run with no options."""
     return _flow(home, "run")
 
 
 @pytest.fixture(scope="module")
-def failed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def failed(tmp_path_factory: pytest.TempPathFactory) -> FlowRun:
     """A run whose own thresholds no machine can reach."""
     folder = tmp_path_factory.mktemp("failed")
     (folder / "thresholds.csv").write_text(FLOOR)
@@ -140,18 +58,19 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="module")
-def later(failed: Run) -> Run:
+def later(failed: FlowRun) -> FlowRun:
     """A later run on one node, without the check that failed before."""
     options = ("--nodes", "1", "--gpus-per-node", "2", "--skip", "gemm,hbm,storage,datastore")
     return _flow(failed.home, "run", *options)
 
 
+@pytest.mark.slow
 def test_a_run_with_no_options_ends_with_a_verdict_a_card_and_a_result(
-    first: Run, record_property: Callable[[str, object], None]
+    first: FlowRun, record_property: Callable[[str, object], None]
 ) -> None:
     record_property("seconds", round(first.seconds, 1))
-    assert first.status == 0, first.output
-    found = first.artifacts()
+    assert first.returncode == 0, first.output
+    found = first.artifacts("ChecklistFlow")
     result = steps.from_plain(found["result"])
     assert result.verdict in ("PASS", "WARN")
     assert f"{result.verdict}: " in first.text
@@ -164,68 +83,41 @@ def test_a_run_with_no_options_ends_with_a_verdict_a_card_and_a_result(
     assert found["cluster"].startswith("local:")
     assert results.read(first.home / "checklist-result.json").verdict in ("PASS", "WARN", "FAIL")
     assert "checklist-result.json" in first.output
-    assert result.headline.split(".")[0] in first.card()
+    assert result.headline.split(".")[0] in first.card(FLOW, "verdict", "checklist")
 
 
 @pytest.mark.slow
-def test_a_result_is_exactly_what_the_file_says(failed: Run) -> None:
-    found = failed.artifacts()
-    assert json.loads((failed.home / "failed.json").read_text()) == found["result"]
-
-
-@pytest.mark.slow
-def test_a_fail_ends_the_flow_after_all_is_stored_with_one_clear_line(failed: Run) -> None:
-    assert failed.status != 0
+def test_a_fail_ends_the_flow_after_all_is_stored_with_one_clear_line(failed: FlowRun) -> None:
+    assert failed.returncode != 0
     assert "Traceback" not in failed.output, failed.output
     assert "FAIL: gemm_fp32 of all 2 ranks is below the floor" in failed.text
-    found = failed.artifacts()
-    assert not found["successful"]
+    found = failed.artifacts("ChecklistFlow")
+    assert json.loads((failed.home / "failed.json").read_text()) == found["result"]
     assert found["result"]["verdict"] == "FAIL"
-    assert "not fit for training" in failed.card()
-
-
-@pytest.mark.slow
-def test_a_failed_checklist_stops_a_training_run_of_the_same_cluster(failed: Run) -> None:
-    stopped = subprocess.run(
-        [sys.executable, str(FLOW.with_name("finetune_flow.py")), "run"],
-        cwd=failed.home,
-        env=environment(failed.home),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=BUSY_SECONDS,
-        check=False,
-    )
-    assert stopped.returncode == 2
-    assert "gemm_fp32 of all 2 ranks is below the floor" in stopped.stdout
+    assert "not fit for training" in failed.card(FLOW, "verdict", "checklist")
 
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_a_later_run_knows_of_the_earlier_one(later: Run) -> None:
-    notes = later.artifacts()["result"]["notes"]
-    assert any("1 earlier run of local:" in note and "1 failures still open" in note for note in notes)
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_a_failure_stands_until_the_same_check_passes(later: Run) -> None:
-    assert later.status != 0
-    found = later.artifacts()["result"]
+def test_a_failure_stands_until_the_same_check_passes(later: FlowRun) -> None:
+    assert later.returncode != 0
+    found = later.artifacts("ChecklistFlow")["result"]
     assert len(found["nodes"]) == 1
     assert {check["check"]: check["verdict"] for check in found["checks"]}["correctness"] == "PASS"
     assert [item["check"] for item in found["standing"]] == ["gemm"]
     assert "Still open from an earlier run" in later.text
     assert "--only gemm" in later.text
+    assert any("1 earlier run of local:" in n and "1 failures still open" in n for n in found["notes"])
 
 
 @pytest.mark.slow
 def test_a_node_whose_process_is_killed_is_named_and_the_verdict_still_comes(tmp_path: Path) -> None:
-    run = _hurt(
-        tmp_path, lambda _: os.kill(_supervisor(tmp_path, node=1), signal.SIGKILL), "--op-timeout", "20"
-    )
-    assert run.status != 0
-    found = run.artifacts()["result"]
+    def hurt(_: subprocess.Popen[str]) -> None:
+        os.kill(_supervisor(tmp_path, node=1), signal.SIGKILL)
+
+    run = _flow(tmp_path, "run", "--op-timeout", "20", hurt=hurt)
+    assert run.returncode != 0
+    found = run.artifacts("ChecklistFlow")["result"]
     assert found["verdict"] == "FAIL", run.output
     assert found["bad_nodes"] == ["local1"], run.output
     assert any("was ended by signal 9" in note for note in found["notes"])
@@ -237,13 +129,13 @@ def test_a_node_whose_process_is_killed_is_named_and_the_verdict_still_comes(tmp
 def test_a_step_that_is_lost_is_judged_by_what_its_nodes_had_measured(tmp_path: Path) -> None:
     kept: list[Path] = []
 
-    def hurt(_: subprocess.Popen[bytes]) -> None:
+    def hurt(_: subprocess.Popen[str]) -> None:
         kept.append(_until(lambda: next(tmp_path.glob(f"{KEPT}/measured.json"), None)))
         os.kill(psutil.Process(_supervisor(tmp_path, node=0)).ppid(), signal.SIGKILL)
 
-    run = _hurt(tmp_path, hurt)
-    assert run.status != 0
-    found = run.artifacts()["result"]
+    run = _flow(tmp_path, "run", hurt=hurt)
+    assert run.returncode != 0
+    found = run.artifacts("ChecklistFlow")["result"]
     assert found["verdict"] == "NO-VERDICT", run.output
     assert len(found["nodes"]) == 2, "the facts were measured by then"
     assert "A pod or container of the step did not finish" in found["headline"]
@@ -255,43 +147,18 @@ def test_a_step_that_is_lost_is_judged_by_what_its_nodes_had_measured(tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_ctrl_c_ends_a_run_at_once_and_resume_goes_on(tmp_path: Path) -> None:
-    def interrupt(process: subprocess.Popen[bytes]) -> None:
+def test_ctrl_c_ends_a_run_at_once_and_resume_finishes_it(tmp_path: Path) -> None:
+    def interrupt(process: subprocess.Popen[str]) -> None:
         _supervisor(tmp_path, node=0)
         os.killpg(process.pid, signal.SIGINT)
 
-    run = _hurt(tmp_path, interrupt, "--only", "mesh,correctness,latency,bandwidth")
-    assert run.status != 0
+    run = _flow(tmp_path, "run", "--only", "mesh,correctness,latency,bandwidth", hurt=interrupt)
+    assert run.returncode != 0
     assert "Workflow interrupted" in run.text
     assert "Traceback" not in run.output
     resumed = _flow(tmp_path, "resume", "--origin-run-id", run.run_id)
-    assert resumed.status == 0, resumed.output
-    assert resumed.artifacts()["result"]["verdict"] in ("PASS", "WARN")
-
-
-def _hurt(home: Path, hurt: Callable[[subprocess.Popen[bytes]], None], *options: str) -> Run:
-    """A run to which that is done; it ends, and leaves no process."""
-    # A shell's background jobs ignore a Ctrl-C, and so would this if pytest were one
-    command = ["env", "--default-signal=INT", sys.executable, str(FLOW), "run", *options]
-    began = time.monotonic()
-    with (home / "log").open("w") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=home,
-            env=environment(home, AWS_EC2_METADATA_DISABLED="true"),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # as in a terminal of its own
-        )
-        try:
-            hurt(process)
-            status = process.wait(BUSY_SECONDS)
-        finally:
-            process.kill()
-            process.wait()
-    assert left_behind(home) == []
-    output, seconds = (home / "log").read_text(), time.monotonic() - began
-    return Run(home=home, status=status, output=output, seconds=seconds)
+    assert resumed.returncode == 0, resumed.output
+    assert resumed.artifacts("ChecklistFlow")["result"]["verdict"] in ("PASS", "WARN")
 
 
 def _until(found: Callable[[], Any]) -> Any:
@@ -324,74 +191,33 @@ def _looks_after(process: psutil.Process, home: Path, node: int) -> bool:
     return said["CHECKLIST_LOCAL_NODE"] == str(node)
 
 
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_only_what_is_of_this_cluster_and_schema_is_read_of_the_past(tmp_path: Path) -> None:
-    good = steps.summarize(judge(gpu_run(2)))
-    wrong = gpu_run(2, started_unix=2_000.0, probes=())
-    failed = steps.summarize(judge(wrong))
-    newer = {**good, "version": 99}
-    for name, kept, cluster in (
-        ("good", good, "here"),
-        ("elsewhere", good, "there"),
-        ("newer", newer, "here"),
-        ("failed", {**failed, "verdict": "FAIL"}, "here"),
-    ):
-        (tmp_path / f"{name}.json").write_text(json.dumps(kept))
-        words = ["run", "--kept-file", str(tmp_path / f"{name}.json"), "--of-cluster", cluster]
-        subprocess.run(
-            [sys.executable, str(EARLIER), *words],
-            cwd=tmp_path,
-            env=environment(tmp_path),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            check=name != "failed",
-            timeout=120,
-        )
-    past = _python(tmp_path, _READ_PAST, "here")
-    assert [run.verdict for run in past.runs] == ["FAIL", good["verdict"]]
-    assert len(past.history.records) == len(good["records"]) + len(failed["records"]) > 4
-    assert any("2 earlier runs of here" in note for note in past.notes)
-    assert any("schema version 99" in note for note in past.notes)
-
-
-def test_a_cluster_without_earlier_runs_has_no_history(tmp_path: Path) -> None:
-    past = _python(tmp_path, _READ_PAST, "here")
-    assert past.runs == ()
-    assert past.notes == ("History: 0 earlier runs of here, 0 figures, 0 failures still open.",)
-
-
 @pytest.fixture(scope="module")
-def launch(home: Path) -> Iterator[Callable[..., Run]]:
+def launch(home: Path) -> Iterator[Callable[..., FlowRun]]:
     """``launch("run", "--help")``: the flow's command line, which ends before it starts a task."""
     variables = environment(home, AWS_EC2_METADATA_DISABLED="true")
     with WarmPython("flows.cluster_check.steps", environment=variables, folder=home) as warm:
 
-        def run(*words: str) -> Run:
+        def run(*words: str) -> FlowRun:
             done = warm.run([str(FLOW), *words], folder=home, environment=variables, merge=True)
-            return Run(home=home, status=done.returncode, output=done.stdout, seconds=0.0)
+            return FlowRun(home, variables, done.returncode, done.stdout, seconds=0.0)
 
         yield run
 
 
-def test_a_mistake_is_one_line_and_nothing_is_launched(launch: Callable[..., Run]) -> None:
-    for words in (["--only", "meshh"], ["--thresholds", "missing.csv"]):
-        run = launch("run", *words)
-        assert run.status != 0
-        assert words[1] in run.text
+def test_a_mistake_is_one_line_and_nothing_is_launched(home: Path, launch: Callable[..., FlowRun]) -> None:
+    (home / "options.yaml").write_text("nodess: 3\n")
+    for words, said in (
+        (["run", "--only", "meshh"], "meshh"),
+        (["--config", "options", "options.yaml", "run"], "'nodess'. Did you mean nodes?"),
+    ):
+        run = launch(*words)
+        assert run.returncode != 0
+        assert said in run.text
         assert "Traceback" not in run.output
         assert "Workflow starting" not in run.output
 
 
-def test_a_mistake_in_the_options_file_is_one_line(home: Path, launch: Callable[..., Run]) -> None:
-    (home / "options.yaml").write_text("nodess: 3\n")
-    run = launch("--config", "options", "options.yaml", "run")
-    assert run.status != 0
-    assert "'nodess'. Did you mean nodes?" in run.text
-    assert "Traceback" not in run.output
-
-
-def test_every_option_is_a_flag_of_the_flow_and_nothing_else_is(launch: Callable[..., Run]) -> None:
+def test_every_option_is_a_flag_of_the_flow_and_nothing_else_is(launch: Callable[..., FlowRun]) -> None:
     text = launch("run", "--help").output
     flags = {"--" + name.replace("_", "-") for name in DEFAULTS}
     assert flags <= set(re.findall(r"--[a-z-]+", text))

@@ -93,7 +93,7 @@ def test_a_nightly_checklist_of_one_node_gives_way_to_others_and_knows_its_node(
 
 
 @pytest.mark.slow
-def test_what_a_user_writes_behind_with_stands(home: Home, s3: str) -> None:
+def test_values_given_with_with_are_kept(home: Home, s3: str) -> None:
     with_own = "kubernetes:gpu=4,cpu=10,shared_memory=20000,node_selector=pool=big"
     workflow = _argo(home, s3, "--config-value", "options", "nodes: 2", "--with", with_own)
     manifest = templates(workflow)["check-nodes"]["resource"]["manifest"]

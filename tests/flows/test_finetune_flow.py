@@ -31,15 +31,14 @@ print("generated", answer.shape[1] - prompt["input_ids"].shape[1])
 @pytest.mark.parametrize(
     ("engine", "method", "nodes"),
     [
-        ("torchtune", "lora", 2),
-        pytest.param("deepspeed", "full", 1, marks=[pytest.mark.slow, pytest.mark.nightly]),
+        ("torchtune", "lora", 1),
         # Elsewhere: DeepSpeed on two nodes (test_finetune_flow_faults.py and tests/batch, nightly),
         # FSDP2 on one node (below) and on two (test_suspicions.py).
         pytest.param("torchtune", "full", 2, marks=pytest.mark.slow),
         pytest.param("torchtune", "qlora", 1, marks=[pytest.mark.slow, pytest.mark.nightly]),
     ],
 )
-def test_a_run_learns_and_hands_over_a_model_that_transformers_loads(
+def test_a_run_learns_and_exports_a_model_that_transformers_loads(
     finished_run: Callable[[str, str, int], FlowRun], engine: str, method: str, nodes: int
 ) -> None:
     run = finished_run(engine, method, nodes)
@@ -99,19 +98,17 @@ def test_an_adapter_alone_is_scored_by_tasks_and_answers(
 
 @pytest.mark.slow
 @pytest.mark.nightly
-@pytest.mark.parametrize(("engine", "method"), [("deepspeed", "adapter-v1"), ("fsdp2", "adapter-v2")])
-def test_an_adapter_that_can_not_be_merged_is_evaluated_and_handed_over_with_its_page(
-    finished_run: Callable[[str, str, int], FlowRun], engine: str, method: str
+def test_an_adapter_that_cannot_be_merged_is_evaluated_and_exported_with_its_page(
+    finished_run: Callable[[str, str, int], FlowRun],
 ) -> None:
-    found = finished_run(engine, method, 1).artifacts()
+    found = finished_run("fsdp2", "adapter-v2", 1).artifacts()
     adapter = Path(found["model_path"])
     assert adapter.name == "adapter"
     assert not (adapter.parent / "model").exists()
     assert found["evaluation"].finetuned.loss < found["evaluation"].base.loss - 0.01
     assert len(found["evaluation"].answers) == 1
     assert (adapter / "tokenizer.json").exists()
-    page = (adapter / "README.md").read_text()
-    assert ("PeftModel.from_pretrained" if method == "adapter-v1" else "adapter_v2.load") in page
+    assert "adapter_v2.load" in (adapter / "README.md").read_text()
 
 
 SCORE = """
@@ -131,12 +128,12 @@ for answer in ("The sum is 3.", "THE SUM IS 3."):
 
 @pytest.mark.slow
 @pytest.mark.nightly
-@pytest.mark.parametrize(("task", "method", "nodes"), [("dpo", "full", 1), ("reward", "lora", 1)])
+@pytest.mark.parametrize(("task", "method"), [("dpo", "full"), ("reward", "lora")])
 def test_a_task_on_pairs_ranks_held_out_pairs_better(
-    flow: Callable[..., FlowRun], tmp_path: Path, task: str, method: str, nodes: int
+    flow: Callable[..., FlowRun], tmp_path: Path, task: str, method: str
 ) -> None:
     pairs = write_pairs(tmp_path / "pairs.jsonl")
-    chosen = [f"--task={task}", f"--method={method}", f"--nodes={nodes}", f"--dataset={pairs}"]
+    chosen = [f"--task={task}", f"--method={method}", "--nodes=1", f"--dataset={pairs}"]
     run = flow("run", *chosen, *QUICK)
     assert run.returncode == 0, run.output
     assert ("reference: 1 of 1 parts" in run.output) == (task == "dpo")

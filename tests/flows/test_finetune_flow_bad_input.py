@@ -51,10 +51,8 @@ def check_refused(run: FlowRun, *words: str) -> None:
     ("arguments", "words"),
     [
         (["--model", "lama-8b"], ["lama-8b", "llama-8b"]),
-        (["--method", "loar"], ["method = 'loar'", "'lora'"]),
         (["--nodes", "0"], ["nodes = 0"]),
         (["--seq-len", "4096"], ["4096", "2048"]),
-        (["--global-batch-size", "8", "--nodes", "3"], ["8", "3"]),
         (["--set", "optimizer.lt=1"], ["optimizer.lt", "optimizer.lr"]),
         (["--dataset", "missing.jsonl"], ["missing.jsonl"]),
         (
@@ -65,13 +63,10 @@ def check_refused(run: FlowRun, *words: str) -> None:
             ["--engine", "fsdp2", "--set", "fp8=tensorwise", *ON_AN_A100],
             ["tensorwise needs GPUs of compute capability 8.9", "A100"],
         ),
-        (
-            ["--task", "dpo", "--method", "lora", "--set", "preference.margin=2"],
-            ["--preference-margin", "does not apply"],
-        ),
         (["--task", "orpo", "--packing", "true"], ["packing", "pair of answers"]),
         (["--task", "reward", "--method", "adapter-v1"], ["task reward with method adapter-v1"]),
         (["--task", "reward", "--model", "olmo-2-7b", *ON_AN_A100], ["no sequence classification"]),
+        (["--task", "pretrain", "--dataset", "book.txt", "--tokens", "5x"], ["tokens = '5x'", "300M"]),
         (["--method", "full", "--set", "lora.rank=16"], ["--lora-rank does not apply to --method full"]),
     ],
 )
@@ -81,19 +76,10 @@ def test_a_wrong_flag_is_refused_before_the_run(
     check_refused(launch("run", *arguments), *words)
 
 
-@pytest.mark.parametrize(
-    ("old", "name"),
-    [
-        ("--launcher=deepspeed", "--engine"),
-        ("--learning-rate=1e-5", "--lr"),
-    ],
-)
-def test_a_flag_by_another_name_is_answered_with_ours(
-    launch: Callable[..., FlowRun], old: str, name: str
-) -> None:
-    run = launch("run", old)
+def test_another_tools_name_of_a_flag_is_answered_with_ours(launch: Callable[..., FlowRun]) -> None:
+    run = launch("run", "--learning-rate=1e-5")
     assert run.returncode == 2
-    assert run.output == f"There is no option {old.partition('=')[0]}.\nDid you mean {name}?\n"
+    assert run.output == "There is no option --learning-rate.\nDid you mean --lr?\n"
 
 
 def test_a_model_that_cannot_fit_here_says_what_would_work(launch: Callable[..., FlowRun]) -> None:
@@ -125,57 +111,17 @@ def test_the_commands_that_are_advised_work(launch: Callable[..., FlowRun], argu
 
 
 @pytest.mark.parametrize(
-    ("lines", "words"),
+    ("task", "lines", "words"),
     [
-        ([*[json.dumps(GOOD_ROW)] * 6, '{"messages": [', json.dumps(GOOD_ROW)], ["line 7", "JSON"]),
+        ("sft", [*[json.dumps(GOOD_ROW)] * 6, '{"messages": [', json.dumps(GOOD_ROW)], ["line 7", "JSON"]),
+        ("dpo", [json.dumps({"prompt": "1 + 1?", "chosen": "2"})], ["line 1", "no `rejected` answer"]),
     ],
 )
 def test_a_broken_dataset_is_refused_before_the_run(
-    launch: Callable[..., FlowRun], dataset: Path, lines: list[str], words: list[str]
+    launch: Callable[..., FlowRun], dataset: Path, task: str, lines: list[str], words: list[str]
 ) -> None:
     dataset.write_text("".join(line + "\n" for line in lines))
-    check_refused(launch("run", "--dataset", str(dataset)), *words)
-
-
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        ({"prompt": "1 + 1?", "chosen": "2"}, ["line 1", "no `rejected` answer"]),
-    ],
-)
-def test_broken_pairs_are_refused_before_the_run(
-    launch: Callable[..., FlowRun], dataset: Path, row: dict[str, object], words: list[str]
-) -> None:
-    dataset.write_text(json.dumps(row) + "\n")
-    check_refused(launch("run", "--task", "dpo", "--dataset", str(dataset)), *words)
-
-
-def test_judged_answers_that_are_all_good_are_refused_before_the_run(
-    launch: Callable[..., FlowRun], dataset: Path
-) -> None:
-    dataset.write_text((json.dumps({"prompt": "1 + 1?", "completion": "2", "label": True}) + "\n") * 9)
-    run = launch("run", "--task", "kto", "--method", "lora", "--dataset", str(dataset))
-    check_refused(run, "every `label` is true", "bad answers")
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "arguments", "words"),
-    [
-        ("book.txt", b"Once upon a time.", ["--tokens", "5x"], ["tokens = '5x'", "300M"]),
-        ("book.txt", b"Once.", ["--tokens", "1M", "--max-steps", "3"], ["tokens and max_steps"]),
-        ("book.txt", b"Once.", ["--task", "sft"], ["plain text", "--task pretrain"]),
-    ],
-)
-def test_plain_text_that_can_not_be_learned_is_refused_before_the_run(
-    launch: Callable[..., FlowRun],
-    tmp_path: Path,
-    name: str,
-    content: bytes,
-    arguments: list[str],
-    words: list[str],
-) -> None:
-    (tmp_path / name).write_bytes(content)
-    check_refused(launch("run", "--task", "pretrain", "--dataset", name, *arguments), *words)
+    check_refused(launch("run", "--task", task, "--dataset", str(dataset)), *words)
 
 
 def test_a_model_folder_with_truncated_weights_is_refused(
@@ -187,7 +133,8 @@ def test_a_model_folder_with_truncated_weights_is_refused(
     check_refused(launch("run", "--model", str(model)), "truncated", "model.safetensors")
 
 
-@pytest.mark.slow  # tests/launchers/models/test_fit.py compares the shapes
+@pytest.mark.slow
+@pytest.mark.nightly  # tests/launchers/models/test_fit.py compares the shapes
 def test_weights_that_do_not_fit_their_config_are_refused_by_name(
     flow: Callable[..., FlowRun], tmp_path: Path
 ) -> None:

@@ -31,15 +31,9 @@ SFN = {
     "METAFLOW_BATCH_JOB_QUEUE": "gpu-queue",
 }
 # model, GPU -> nodes, instance type, cores that the plan asks for, EFA interfaces of each node
-ARGO = {  # a whole machine; two machines with EFA; another whole machine
+ARGO = {  # a whole machine; two machines with EFA
     ("llama-8b", "h100-sxm"): (1, "p5.48xlarge", 34, 0),
     ("mixtral-8x7b", "a100-80gb"): (2, "p4de.24xlarge", 34, 4),
-    ("llama-70b", "h200"): (1, "p5en.48xlarge", 34, 0),
-}
-BATCH = {
-    ("llama-8b", "a100-80gb"): ("torchtune", 34),
-    ("llama-70b", "b200"): ("torchtune", 34),
-    ("mixtral-8x7b", "h200"): ("deepspeed", 34),
 }
 
 
@@ -190,11 +184,9 @@ def test_on_argo_every_field_of_the_training_step_is_the_plan_s(
         assert "nvidia.com/gpu" not in asked.get("limits", {})
 
 
-@pytest.mark.parametrize(("model", "gpu"), BATCH)
-def test_on_step_functions_every_field_of_the_training_step_is_the_plan_s(
-    home: Home, queue: str, model: str, gpu: str
-) -> None:
-    words = (*settings(model, gpu), "step-functions", "--name", "ft", "create", "--only-json")
+def test_on_step_functions_every_field_of_the_training_step_is_the_plan_s(home: Home, queue: str) -> None:
+    given = settings("mixtral-8x7b", "h200")
+    words = (*given, "step-functions", "--name", "ft", "create", "--only-json")
     machine, _ = compiled(home, queue, str(FLOWS / "finetune_linear_flow.py"), *words, **SFN)
     for state in machine["States"].values():
         check_batch_retries(state)
@@ -202,8 +194,8 @@ def test_on_step_functions_every_field_of_the_training_step_is_the_plan_s(
         assert len(json.dumps(overrides)) < 4000, "AWS Batch takes 8192 characters"
     parameters = machine["States"]["train"]["Parameters"]
     plan = unpack(variable_of_script(queue, parameters["ContainerOverrides"]["Command"], "FINETUNE_PLAN"))
-    engine, cores = BATCH[model, gpu]
-    assert (plan.engine, plan.request.nodes, plan.request.cpu) == (engine, 1, cores)
+    cores = 34
+    assert (plan.engine, plan.request.nodes, plan.request.cpu) == ("deepspeed", 1, cores)
     asked = {item["Type"]: item["Value"] for item in parameters["ContainerOverrides"]["ResourceRequirements"]}
     assert asked == {"GPU": "8", "VCPU": str(cores), "MEMORY": str(plan.request.memory_mib)}
     assert "gpu-queue" in parameters["JobQueue"]
@@ -248,7 +240,6 @@ THERE, NOWHERE = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, {"AWS_CONFIG_FILE":
     [
         ("finetune_flow", SFN_CREATE, THERE, ("train_nodes", "@parallel", "argo-workflows create")),
         ("finetune_linear_flow", AIRFLOW, THERE, ("Airflow", "argo-workflows create")),
-        ("checklist_flow", AIRFLOW, THERE, ("Airflow", "argo-workflows create")),
         ("finetune_linear_flow", SFN_CREATE, NOWHERE, ("region", "AWS_DEFAULT_REGION")),
     ],
 )

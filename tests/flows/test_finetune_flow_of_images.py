@@ -50,7 +50,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> FlowRun:
     return run
 
 
-def test_lora_on_two_nodes_learns_and_is_handed_over_in_both_formats(undisturbed: FlowRun) -> None:
+def test_lora_on_two_nodes_learns_and_is_exported_in_both_formats(undisturbed: FlowRun) -> None:
     found = undisturbed.artifacts()
     evaluation = found["evaluation"]
     assert evaluation.finetuned.loss < evaluation.base.loss
@@ -107,5 +107,6 @@ def test_killed_while_latents_are_computed_and_while_it_trains_it_ends_with_the_
     assert re.search(r"latents: \d of \d parts are already stored", text), text
     assert re.search(r"from the checkpoint of step \d", text), text
     assert left_behind(tmp_path) == []
-    run = FlowRun(home=tmp_path, environment=environment(tmp_path), returncode=0, output=text, seconds=0.0)
+    run_id = (tmp_path / "run_id").read_text()
+    run = FlowRun(tmp_path, environment(tmp_path), returncode=0, output=text, seconds=0.0, run_id=run_id)
     assert losses(run) == pytest.approx(losses(undisturbed), abs=1e-4)

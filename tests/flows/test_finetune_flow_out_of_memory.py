@@ -33,7 +33,7 @@ if "launchers.run.worker" in words:
 """
 
 
-def test_the_retry_halves_the_micro_batch_goes_on_from_the_checkpoint_and_records_it(
+def test_the_retry_halves_the_micro_batch_and_resumes_from_the_checkpoint(
     flow: Callable[..., FlowRun], tmp_path: Path
 ) -> None:
     (tmp_path / "hungry").mkdir()

@@ -11,7 +11,6 @@ from estimator.calibration import VARIABLE, Store
 from tests.conftest import write_sums
 from tests.flows.conftest import QUICK, FlowRun
 from tests.flows.test_finetune_flow_out_of_memory import HUNGRY
-from tests.lab import small_engine
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +18,7 @@ SHORT = ("--max-steps=6", "--checkpoint-every=3", "--trial=2")
 
 
 @pytest.mark.nightly
-def test_a_plan_that_runs_out_of_memory_in_its_trial_is_told_and_left_out(
+def test_a_plan_that_runs_out_of_memory_in_its_trial_is_reported_and_dropped(
     flow: Callable[..., FlowRun], tmp_path: Path
 ) -> None:
     (tmp_path / "hungry").mkdir()
@@ -50,19 +49,3 @@ def test_a_plan_that_runs_out_of_memory_in_its_trial_is_told_and_left_out(
     names = [record.run for record in Store(runs).read().finished]
     assert sum("trial-3" in name for name in names) == 1
     assert len(names) == 2  # that trial, and the run
-
-
-@pytest.mark.nightly
-def test_two_nodes_try_the_same_plans_and_keep_the_same_one(
-    flow: Callable[..., FlowRun], tmp_path: Path
-) -> None:
-    site = small_engine.install(tmp_path / "site")
-    small = [f"--set={value}" for value in small_engine.SMALL]
-    data = write_sums(tmp_path / "sums.jsonl")
-    nothing_to_evaluate = ("--set=evaluation.generations=0", "--set=evaluation.fraction=0")
-    given = (*QUICK, *small, *SHORT, "--nodes=2", f"--dataset={data}", *nothing_to_evaluate)
-    run = flow("run", *given, PYTHONPATH=str(site))
-    assert run.returncode == 0, run.output
-    assert "trial 3 of 3" in run.output
-    assert run.output.count("kept: ") == 1
-    assert len(run.artifacts()["outcome"].tried) == 3

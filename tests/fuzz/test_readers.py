@@ -16,8 +16,8 @@ from tests.fuzz.inputs import damaged
 from tests.fuzz.limits import held_to
 from tests.fuzz.readers import READERS, Reader
 
-FAST, NIGHTLY = 40, 4000  # inputs for each reader
-FAST_S, NIGHTLY_S = 60 / len(READERS), 3600 / len(READERS)  # after which no further input is read
+FAST, NIGHTLY = 25, 4000  # inputs for each reader
+FAST_S, NIGHTLY_S = 30 / len(READERS), 3600 / len(READERS)  # after which no further input is read
 
 
 def place(folder: Path, reader: Reader, data: bytes) -> Path:
@@ -67,17 +67,18 @@ def fuzz(reader: Reader, folder: Path, examples: int, limit_s: float, *, repeata
     return done
 
 
+@pytest.mark.parametrize(
+    ("examples", "limit_s"),
+    [(FAST, FAST_S), pytest.param(NIGHTLY, NIGHTLY_S, marks=[pytest.mark.slow, pytest.mark.nightly])],
+)
 @pytest.mark.parametrize("name", READERS)
 def test_damaged_input_is_refused_in_one_clear_error(
-    name: str, tmp_path: Path, record_property: Callable[[str, object], None]
+    name: str,
+    examples: int,
+    limit_s: float,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
-    record_property("inputs", fuzz(READERS[name], tmp_path / "input", FAST, FAST_S, repeatable=True))
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", READERS)
-def test_more_damaged_input_is_refused(
-    name: str, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
-    record_property("inputs", fuzz(READERS[name], tmp_path / "input", NIGHTLY, NIGHTLY_S, repeatable=False))
+    repeatable = examples == FAST
+    count = fuzz(READERS[name], tmp_path / "input", examples, limit_s, repeatable=repeatable)
+    record_property("inputs", count)

@@ -50,15 +50,12 @@ HOSTILE = (
 )
 NAMES = ("print", "write", "echo", "Console")
 WRITERS = ("sys.stdout.write", "sys.stderr.write", "typer.echo", "click.echo")
-HARMLESS = ("json.dumps(", "self._page(", "help_page(", "run_help.help_page(")  # JSON is ASCII
+HARMLESS = ("json.dumps(", "self._page(", "help_page(", "run_help.")  # JSON is ASCII
 # terminal.py itself; answers of chat, escaped in a terminal only; a script that runs without this package
-ALLOWED = tuple(
-    f"{path}:"
-    for path in (
-        "estimator/terminal.py",
-        "launchers/inference/terminal.py",
-        "launchers/inference/fetch_in_pod.py",
-    )
+ALLOWED = (
+    "estimator/terminal.py:",
+    "launchers/inference/terminal.py:",
+    "launchers/inference/fetch_in_pod.py:",
 )
 ACTIVE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -251,7 +248,4 @@ def test_every_module_prints_through_the_escaping_functions() -> None:
 def _is_harmless(argument: ast.expr) -> bool:
     if isinstance(argument, ast.BinOp):
         return _is_harmless(argument.left) and _is_harmless(argument.right)
-    text = ast.unparse(argument)
-    return isinstance(argument, ast.Constant) or text.startswith(
-        ("json.dumps(", "self._page(", "help_page(", "run_help.")
-    )
+    return isinstance(argument, ast.Constant) or ast.unparse(argument).startswith(HARMLESS)

@@ -9,6 +9,8 @@ import metaflow.metaflow_config
 import pytest
 import yaml
 
+from estimator import hardware
+from estimator.hardware.cluster.pools import pool_of
 from flows.cluster_check import launch
 from tests.infra.manifests import KUBERNETES
 
@@ -19,8 +21,8 @@ PAGES = [ROOT / "docs" / f"{name}.md" for name in ("aws", "kubernetes", "gcp", "
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_file_and_variable_that_a_page_names_is_there(page: Path) -> None:
     text = page.read_text()
-    for path in re.findall(r"infra/[\w./-]+\w", text):
-        made = path.endswith("/GPU") or path == "infra/aws/terraform.tfvars"  # by the reader
+    for path in re.findall(r"(?<![\w-])infra/[\w./-]+\w", text):
+        made = path.endswith(("/GPU", "/terraform.tfvars"))  # by the reader
         assert made or (ROOT / path).exists(), path
     for name in re.findall(r"`(components/[\w-]+|clusters/[\w.]+)`", text):
         assert (KUBERNETES / name).exists(), name
@@ -32,7 +34,10 @@ def test_the_example_of_a_nightly_check_is_one() -> None:
     """It names the queue and the machines of the cluster beside it."""
     text = (KUBERNETES / "examples" / "nightly.yaml").read_text()
     values = launch.read_options(text)
-    cluster = yaml.safe_load((KUBERNETES / "clusters" / "eks.yaml").read_text())
-    assert values["nodes"] <= cluster["managedNodeGroups"][1]["maxSize"]
+    pools = yaml.safe_load_all((KUBERNETES / "karpenter" / "node-pools.yaml").read_text())
+    (h100,) = [pool for pool in map(pool_of, pools) if pool.name == "h100"]
+    machine = hardware.current().find_instance("p5.48xlarge")
+    assert machine is not None
+    assert values["nodes"] <= (h100.room_for(machine) or 0)
     folder = KUBERNETES / "queues" / values["queue"].removeprefix("finetune-")
     assert folder.is_dir()

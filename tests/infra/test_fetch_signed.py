@@ -76,22 +76,14 @@ def test_what_the_named_key_has_signed_is_left_there(publisher: Publisher) -> No
     assert (publisher.place / "work" / "tool.tar.gz").read_bytes() == b"what was published"
 
 
-def test_what_was_changed_since_is_not(publisher: Publisher) -> None:
-    (publisher.folder / "tool.tar.gz").write_bytes(b"something else")
-    _refused(publisher)
-
-
-def test_nor_is_what_another_key_has_signed(publisher: Publisher) -> None:
-    publisher.sign("stranger@example.org")
-    _refused(publisher)
-
-
-def test_nor_is_what_nobody_has_signed(publisher: Publisher) -> None:
-    (publisher.folder / "tool.tar.gz.sig").write_bytes(b"")
-    _refused(publisher)
-
-
-def _refused(publisher: Publisher) -> None:
+@pytest.mark.parametrize("fault", ["changed since", "signed by another key", "not signed"])
+def test_a_file_without_the_named_keys_signature_is_refused(publisher: Publisher, fault: str) -> None:
+    if fault == "changed since":
+        (publisher.folder / "tool.tar.gz").write_bytes(b"something else")
+    elif fault == "not signed":
+        (publisher.folder / "tool.tar.gz.sig").write_bytes(b"")
+    else:
+        publisher.sign("stranger@example.org")
     done = publisher.fetched(publisher.fingerprint)
     assert done.returncode == 1
     said = f"https://example.org/tools/tool.tar.gz has no signature of the key {publisher.fingerprint}."

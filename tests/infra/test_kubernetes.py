@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from decorators.backends.kubernetes import security
 from decorators.backends.kubernetes.request import EFA, HUGEPAGES
 from estimator import hardware
 from estimator.hardware.cluster import tables as cluster_tables
+from estimator.hardware.cluster.pods import PodRules
+from estimator.hardware.cluster.pools import pool_of, refusal
+from estimator.plan import Request
 from launchers.cluster.endpoint import CLUSTER_PORTS, STORE_PORTS
 from tests.checklist.runs import gpu_run
 from tests.infra.manifests import KUBERNETES, Json, everything, needs_kubectl, of_kind, queues, render
@@ -59,17 +63,6 @@ def test_every_object_has_the_shape_of_its_api(objects: Objects) -> None:
     assert len(known) > 15
     for item in known:
         kubernetes_validate.validate(item, API, strict=True)
-
-
-def test_no_object_is_there_twice(objects: Objects) -> None:
-    names = [(item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"]) for item in objects]
-    assert len(names) == len(set(names))
-
-
-def test_a_workers_name_in_the_clusters_dns_is_short_enough(objects: Objects) -> None:
-    namespaces = {namespace["metadata"]["name"] for namespace in of_kind(objects, "Namespace")}
-    assert namespaces == {"finetune", "finetune-check"}
-    assert max(map(len, namespaces)) <= 14
 
 
 def test_a_launchers_pod_meets_the_standard_that_its_namespace_may_enforce(objects: Objects) -> None:
@@ -155,19 +148,6 @@ def test_efas_plugin_runs_on_every_machine_of_the_table_that_has_both_gpus_and_e
     assert set(term["matchExpressions"][0]["values"]) == expected
 
 
-def test_efas_plugin_has_no_more_rights_than_the_kubelets_folder_needs(objects: Objects) -> None:
-    (daemons,) = of_kind(objects, "DaemonSet")
-    pod = daemons["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    assert pod["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
-    assert container["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-    assert set(container["resources"]["limits"]) == {"cpu", "memory"}
-
-
 def test_efas_plugin_runs_only_by_a_digest_that_the_user_sets(objects: Objects, tmp_path: Path) -> None:
     (daemons,) = of_kind(objects, "DaemonSet")
     image = daemons["spec"]["template"]["spec"]["containers"][0]["image"]
@@ -183,7 +163,7 @@ def test_efas_plugin_runs_only_by_a_digest_that_the_user_sets(objects: Objects, 
     assert name in (KUBERNETES / "README.md").read_text()
 
 
-def test_nobody_reaches_a_flows_pods_but_nodes_of_several_each_other(objects: Objects) -> None:
+def test_pods_of_a_flow_accept_connections_only_from_its_other_nodes(objects: Objects) -> None:
     found = of_kind(objects, "NetworkPolicy")
     policies = [item for item in found if item["metadata"]["name"] != "pushgateway"]  # no pod of a flow
     assert {item["metadata"]["namespace"] for item in policies} == {"finetune", "finetune-check"}
@@ -224,10 +204,11 @@ def test_the_eks_cluster_has_the_accounts_groups_and_machines_that_the_rest_name
     }
     assert cluster["metadata"]["version"] == API
     assert cluster["accessConfig"]["accessEntries"][0]["kubernetesGroups"] == ["finetune-launchers"]
-    group = cluster["managedNodeGroups"][1]
-    machine = hardware.current().find_instance(group["instanceType"])
-    assert bool(tables.efa_interfaces(machine)) == group["efaEnabled"]
-    (zone,) = group["availabilityZones"]
+    pools = {pool.name: pool for pool in map(pool_of, node_pools())}
+    machine = hardware.current().find_instance("p5.48xlarge")
+    requirements = {key: values for key, _, values in pools["h100"].requirements}
+    assert requirements["node.kubernetes.io/instance-type"] == (machine.name,)
+    (zone,) = requirements["topology.kubernetes.io/zone"]
     assert zone in cluster["availabilityZones"]  # of its subnets; left out, eksctl draws them
     assert len(cluster["availabilityZones"]) >= 2  # as EKS demands
     (queue,) = of_kind(render(KUBERNETES / "examples" / "eks-h100"), "ClusterQueue")
@@ -236,11 +217,46 @@ def test_the_eks_cluster_has_the_accounts_groups_and_machines_that_the_rest_name
         for item in queue["spec"]["resourceGroups"][0]["flavors"][1]["resources"]
         if item["name"] in ("nvidia.com/gpu", EFA)
     }
-    nodes = group["maxSize"]
+    nodes = pools["h100"].room_for(machine)
+    assert nodes == 2
     assert quota == {
         "nvidia.com/gpu": nodes * machine.gpu_count,
         EFA: nodes * tables.efa_interfaces(machine),
     }
+
+
+def test_gpu_pools_of_karpenter_start_empty_and_serve_the_runs_that_they_are_for() -> None:
+    """Only empty nodes are removed. Labels that queues select are on the pools, before nodes exist."""
+    classes = {item["metadata"]["name"]: item["spec"] for item in of_kind(_karpenter(), "EC2NodeClass")}
+    for item in node_pools():
+        spec = item["spec"]
+        assert spec["disruption"]["consolidationPolicy"] == "WhenEmpty"
+        assert {tuple(b["reasons"]): b["nodes"] for b in spec["disruption"]["budgets"]}[("Drifted",)] == "0"
+        assert spec["template"]["spec"]["expireAfter"] == "Never"
+        assert classes[spec["template"]["spec"]["nodeClassRef"]["name"]]["metadataOptions"] == {
+            "httpTokens": "required",
+            "httpPutResponseHopLimit": 1,
+        }
+    pools = {pool.name: pool for pool in map(pool_of, node_pools())}
+    sizes = {"cpu": 1, "memory_mib": 1, "shared_memory_mib": 1, "disk_mib": 1}
+    h100 = Request(nodes=2, gpus_per_node=8, gpu_type="H100 SXM", instance_type="p5.48xlarge", **sizes)
+    l40s = Request(
+        nodes=1, gpus_per_node=4, gpu_type="L40S", instance_type="g6e.12xlarge", spot=True, **sizes
+    )
+    for name, request, other in (("h100", h100, "l40s-spot"), ("l40s-spot", l40s, "h100")):
+        (label,) = cluster_tables.labels_of(request.gpu_type or "", "gfd")
+        selected = replace(request, node_labels=label.labels)
+        assert refusal(pools[name], selected, PodRules()) is None
+        assert refusal(pools[other], selected, PodRules())
+    assert "leave room for 2" in str(refusal(pools["h100"], replace(h100, nodes=3), PodRules()))
+
+
+def _karpenter() -> Objects:
+    return render(KUBERNETES / "karpenter")
+
+
+def node_pools() -> list[Json]:
+    return of_kind(_karpenter(), "NodePool")
 
 
 def _place(metadata: dict[str, str]) -> tuple[str, str]:

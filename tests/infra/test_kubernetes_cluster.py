@@ -150,7 +150,7 @@ def test_roles_allow_what_they_should_and_no_more(
     assert len(there) == len(objects)
 
 
-def test_the_example_is_taken_as_it_is(based: ControlPlane) -> None:
+def test_the_example_is_applied_unchanged(based: ControlPlane) -> None:
     based.kubectl("apply", "--validate=false", "-k", str(KUBERNETES / "examples" / "eks-h100"))
     account = json.loads(based.kubectl("get", "serviceaccount", "flow", "-n", "finetune", "-o", "json"))
     assert account["metadata"]["annotations"]["eks.amazonaws.com/role-arn"].endswith("role/finetune-flow")

@@ -50,7 +50,7 @@ def test_a_page_that_is_gone_is_named_with_its_document(capsys: pytest.CaptureFi
         assert script.main({f"{url}/refused": ["README.md"]}) == 0
 
 
-def test_a_host_that_nobody_knows_is_gone_and_a_closed_port_is_not_sure() -> None:
+def test_an_unknown_host_is_gone_and_a_closed_port_is_uncertain() -> None:
     assert script.ask("http://no-such-host.invalid/")[0] is True
     gone, problem = script.ask("http://127.0.0.1:9/")
     assert (gone, bool(problem)) == (False, True)

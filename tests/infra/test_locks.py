@@ -107,18 +107,3 @@ def test_every_lock_is_audited_each_week() -> None:
     job = workflow["jobs"]["locks"]
     assert job["strategy"]["matrix"]["lock"] == [file.stem for file in LOCKS]
     assert "infra/docker/requirements/locked/${{ matrix.lock }}.txt" in job["steps"][-1]["run"]
-
-
-def test_updates_are_looked_for_wherever_something_is_pinned() -> None:
-    updates = yaml.safe_load((ROOT / ".github" / "dependabot.yml").read_text())["updates"]
-    found = {(each["package-ecosystem"], each["directory"]) for each in updates}
-    assert found == {
-        ("github-actions", "/"),
-        ("docker", "/infra/docker"),
-        ("pip", "/infra/docker/requirements"),
-        ("terraform", "/infra/aws"),
-        ("npm", "/infra/site/planner"),
-    }
-    for _, directory in found:
-        assert (ROOT / directory.lstrip("/")).is_dir()
-    assert all(each["schedule"]["interval"] == "weekly" for each in updates)

@@ -25,6 +25,7 @@ from estimator.hardware.cluster import tables
 from estimator.hardware.cluster.inventory import ClusterState, offered
 from estimator.hardware.cluster.nodes import Node
 from estimator.hardware.cluster.pods import PodRules
+from estimator.hardware.cluster.pools import pool_of
 from estimator.plan import GIB, MIB, Plan, Request
 from flows.cluster_check import launch
 from flows.finetune import artifacts, planning
@@ -87,39 +88,65 @@ class Pool:
 
 
 def eks() -> list[Node]:
-    """clusters/eks.yaml. The kubelet keeps 10 % for evictions, EKS 1 GiB."""
+    """clusters/eks.yaml and karpenter/node-pools.yaml. The kubelet keeps 10 % for evictions, EKS 1 GiB."""
     cluster = yaml.safe_load((KUBERNETES / "clusters" / "eks.yaml").read_text())
     nodes = []
     for group in cluster["managedNodeGroups"]:
         size = group["volumeSize"] * GIB
-        if "setup-local-disks raid0" in group.get("preBootstrapCommands", []):
-            size = NVME_GB[group["instanceType"]] * GB
-        taints = tuple(f"{t['key']}={t['value']}:{t['effect']}" for t in group.get("taints", []))
-        count = group["desiredCapacity"] or group["maxSize"]
-        nodes += Pool("aws", group["instanceType"], count, 0.9 * size - GIB, taints).nodes()
-    return nodes
+        nodes += Pool("aws", group["instanceType"], group["desiredCapacity"], 0.9 * size - GIB).nodes()
+    (h100,) = [pool for pool in map(pool_of, _node_pools()) if pool.name == "h100"]
+    (types,) = [values for key, _, values in h100.requirements if key.endswith("/instance-type")]
+    machine = hardware.current().find_instance(types[0])
+    assert machine is not None
+    size = NVME_GB[machine.name] * GB  # instanceStorePolicy of the node class
+    count = h100.room_for(machine) or 0
+    return nodes + Pool("aws", machine.name, count, 0.9 * size - GIB, h100.taints).nodes()
+
+
+def _node_pools() -> list[dict[str, Any]]:
+    text = (KUBERNETES / "karpenter" / "node-pools.yaml").read_text()
+    return list(yaml.safe_load_all(text))
 
 
 def gke() -> list[Node]:
-    """docs/gcp.md. What GKE keeps of disks: its page "plan node sizes"."""
-    cluster = commands("gcp", "gcloud container clusters create")
-    pool = commands("gcp", "gcloud container node-pools")
+    """infra/gke. What GKE keeps of disks: its page "plan node sizes"."""
+    pool, main = example_of("gke"), (ROOT / "infra" / "gke" / "main.tf").read_text()
+    system = re.search(r'node_count = (\d+)\s+node_config {\s+machine_type += "([\w-]+)"', main)
+    assert system is not None
+    ssds = re.search(rf'"{pool["machine_type"]}" = (\d+)[,\s]', _after("local_ssds", "gke"))
+    assert ssds is not None
     boot = 100 * GB / GIB  # its default
     left = boot - 0.1 * boot - min(boot / 2, 6 + 0.35 * boot, 100)
-    nodes = Pool("gcp", cluster["machine-type"], int(cluster["num-nodes"]), left * GIB).nodes()
-    disks = int(pool["ephemeral-storage-local-ssd"].removeprefix("count="))
+    nodes = Pool("gcp", system[2], int(system[1]), left * GIB).nodes()
+    disks = int(ssds[1])
     left = disks * LOCAL_SSD_GIB * 0.9 - {1: 50, 2: 75}.get(disks, 100)
     taint = ("nvidia.com/gpu=present:NoSchedule",)
-    return nodes + Pool("gcp", pool["machine-type"], int(pool["max-nodes"]), left * GIB, taint).nodes()
+    return nodes + Pool("gcp", pool["machine_type"], int(pool["max_nodes"]), left * GIB, taint).nodes()
 
 
 def aks() -> list[Node]:
-    """docs/azure.md. The kubelet keeps 10 % for evictions; a disk has 128 GiB unless a size is asked for."""
-    cluster, pool = commands("azure", "az aks create"), commands("azure", "az aks nodepool add")
-    nodes = Pool("azure", cluster["node-vm-size"], int(cluster["node-count"]), 0.9 * 128 * GIB).nodes()
-    left = 0.9 * int(pool["node-osdisk-size"]) * GIB
-    taints = (pool["node-taints"],)
-    return nodes + Pool("azure", pool["node-vm-size"], int(pool["max-count"]), left, taints).nodes()
+    """infra/aks. The kubelet keeps 10 % of a disk for evictions."""
+    pool, main = example_of("aks"), (ROOT / "infra" / "aks" / "main.tf").read_text()
+    (machine,) = re.findall(r'vm_size += "(\w+)"', main)
+    (count,) = re.findall(r"node_count += (\d+)", main)
+    system_disk, gpu_disk = (int(size) * GIB for size in re.findall(r"os_disk_size_gb += (\d+)", main))
+    nodes = Pool("azure", machine, int(count), 0.9 * system_disk).nodes()
+    taints = ("sku=gpu:NoSchedule",)
+    assert f'"{taints[0]}"' in main
+    return nodes + Pool("azure", pool["vm_size"], int(pool["max_nodes"]), 0.9 * gpu_disk, taints).nodes()
+
+
+def example_of(stack: str) -> dict[str, str]:
+    """The values of gpu_pool in the example of a stack's variables."""
+    text = (ROOT / "infra" / stack / "terraform.tfvars.example").read_text()
+    (pool,) = re.findall(r"^gpu_pool += {(.*)}$", text, re.MULTILINE)
+    return {name: value.strip('"') for name, value in re.findall(r'(\w+) = ("[^"]*"|\d+)', pool)}
+
+
+def _after(name: str, stack: str) -> str:
+    """The line of a local value of a stack."""
+    (line,) = re.findall(rf"^ +{name} += (.*)$", (ROOT / "infra" / stack / "versions.tf").read_text(), re.M)
+    return str(line)
 
 
 def shell_lines(page: str) -> list[str]:
@@ -147,11 +174,6 @@ def parameters_of(line: str) -> dict[str, Any]:
     words = {name: int(value) if name in numbers else value for name, value in words.items()}
     given = {name.replace("-", "_"): value for name, value in words.items() if name != "with"}
     return {"no_calibration": True, **given}
-
-
-def commands(page: str, start: str) -> dict[str, str]:
-    (line,) = [line for line in shell_lines(f"docs/{page}.md") if line.startswith(start)]
-    return options_of(shlex.split(line))
 
 
 # page, whose cluster: the pages that make one, and those that speak of H100 without a cluster of their own

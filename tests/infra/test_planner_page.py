@@ -137,7 +137,7 @@ def test_where_nothing_fits_a_click_makes_it_fit(page: Tab) -> None:
 
 
 @pytest.mark.nightly
-def test_without_a_network_it_goes_on(page: Tab) -> None:
+def test_the_page_works_without_a_network(page: Tab) -> None:
     page.cut_the_network()
     asked = len(page.requests)
     assert "finetune plan --model qwen3-32b" in change(page, "#planner-model", "qwen3-32b")

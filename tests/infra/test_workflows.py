@@ -52,14 +52,6 @@ def test_every_change_is_tested_by_the_script_that_runs_the_readmes_command() ->
     assert '.venv/bin/python -m pytest -m "$slow"' in script
 
 
-def test_what_no_change_waits_for_is_tested_every_night() -> None:
-    assert "slow='slow and not nightly'" in (ROOT / ".ci" / "run").read_text()
-    assert last_command("nightly", "all") == "bash .ci/run nightly"
-    assert last_command("nightly", "pythons") == "bash .ci/run"
-    file = ROOT / ".github" / "workflows" / "nightly.yml"
-    assert yaml.safe_load(file.read_text())[True]["schedule"], "YAML reads `on` as true"
-
-
 def test_a_part_that_does_not_exist_is_refused_before_anything_is_installed() -> None:
     command = ["bash", str(ROOT / ".ci" / "run"), "sytem"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -77,18 +69,6 @@ def test_parts_that_workflows_run_exist() -> None:
         for job in jobs(file).values():
             commands = [step["run"].split() for step in job["steps"] if ".ci/run" in step.get("run", "")]
             assert {words[2] for words in commands if len(words) > 2} <= parts, file
-
-
-def test_a_change_of_documents_alone_builds_the_site_and_runs_no_training() -> None:
-    ci, docs = (
-        yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text())
-        for name in ("ci", "docs")
-    )
-    for event in ("push", "pull_request"):
-        ignored = ci[True][event]["paths-ignore"]
-        assert {"**.md", "docs/**"} <= set(ignored) & set(docs[True][event]["paths"])
-    assert any("mkdocs build --strict" in step.get("run", "") for step in docs["jobs"]["build"]["steps"])
-    assert docs["jobs"]["publish"]["if"] == "github.ref == 'refs/heads/main'"
 
 
 def test_a_release_is_tried_from_its_wheel_and_published_without_a_stored_password() -> None:

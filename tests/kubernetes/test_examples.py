@@ -27,6 +27,7 @@ def _stored(cluster: Cluster, run: Launched) -> list[str]:
     return cluster.store.keys_below(f"metaflow/DdpFlow/finetune/runs/{run.run_id}/own-checkpoints/")
 
 
+@pytest.mark.nightly  # tests/decorators/test_own_script.py has it without pods
 def test_plain_ddp_continues_from_its_checkpoint_after_a_node_is_lost(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ with Hub(Path(sys.argv[1])) as hub:
 """
 
 
+@pytest.mark.slow
 def test_all_of_it_dies_with_the_test_process(tmp_path: Path) -> None:
     test = subprocess.Popen(
         [sys.executable, "-c", BED, str(tmp_path / "hub")], cwd=ROOT, stdout=subprocess.PIPE, text=True

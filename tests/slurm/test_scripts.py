@@ -116,6 +116,13 @@ def test_an_apptainer_image_runs_the_command_and_array_tasks_have_their_own_sett
     assert "sweep/%a.yaml" in sbatch("finetune.sbatch", tmp_path, "--settings", "sweep/%a.yaml")[1]
 
 
+def test_one_cpu_for_all_processes_of_a_node_is_refused(tmp_path: Path) -> None:
+    few = {"SLURM_CPUS_ON_NODE": "1", "SLURM_GPUS_ON_NODE": "8"}
+    assert sbatch("finetune.sbatch", tmp_path, **few) == (2, [])
+    status, words = sbatch("finetune.sbatch", tmp_path, **few | {"SLURM_CPUS_ON_NODE": "96"})
+    assert (status, "launchers" in words) == (0, True)
+
+
 def test_failures_are_counted_and_the_time_limit_is_not(tmp_path: Path) -> None:
     requeued = tmp_path / "requeued"
 

@@ -168,3 +168,13 @@ def test_the_checklist_judges_the_nodes_and_its_status_is_the_verdict(slurm: Lab
     assert (state, status) == ("COMPLETED", 0), said
     assert {"h1", "h2"} <= set(re.findall(r'"(h\d)"', result.read_text()))
     assert "mesh" in said
+
+
+@pytest.mark.parametrize("script", ["finetune", "checklist"])
+def test_options_decide_whether_a_job_has_whole_nodes(slurm: Lab, script: str) -> None:
+    shown = []
+    for options in (("--exclusive", "--mem=0"), ("--mem=1000M",)):
+        job = slurm.submit("--hold", *options, str(SCRIPTS / f"{script}.sbatch"))
+        shown.append((slurm.job(job)["OverSubscribe"], slurm.job(job)["MinMemoryNode"]))
+        slurm.command("scancel", str(job))
+    assert shown == [("NO", "0"), ("OK", "1000M")]

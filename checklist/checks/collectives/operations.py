@@ -86,7 +86,7 @@ class _Builder:
 
     def values(self, rank: int, indexes: torch.Tensor, largest: int = _LARGEST) -> torch.Tensor:
         """Return values from 1 to ``largest``, by rank and index."""
-        hashed = (indexes.to(dtype=_int64()) + 1) * 40_503 + (rank + 1) * 2_654_435_761
+        hashed = (indexes.long() + 1) * 40_503 + (rank + 1) * 2_654_435_761
         hashed = (hashed ^ (hashed >> 13)) * 1_274_126_177 & 0x7FFF_FFFF
         return (hashed >> 7) % largest + 1
 
@@ -248,9 +248,3 @@ class _Builder:
 
         devices = [self.device.index] if self.device.type == "cuda" else None
         return Work(run=lambda: dist.barrier(device_ids=devices), result=list, expected=lambda _, i: i)
-
-
-def _int64() -> Any:
-    import torch
-
-    return torch.int64

@@ -68,8 +68,8 @@ def gemm(context: JudgingContext) -> Judgment:
     matmuls over seconds (``gemm_bf16_sustained``), during which a GPU at its power limit lowers its clocks
     (by a seventh with normally distributed operands); the table has no row for the latter.
 
-    Limits: the rows ``gemm_bf16``, ``gemm_bf16_sustained``, ``gemm_fp8`` and ``gemm_fp32`` of thresholds.csv
-    (TFLOPS); with at least ``PEERS`` values, an ``OUTLIER`` below ``PEERS_WARN`` or ``PEERS_FAIL`` of their
+    Limits: the rows ``gemm_bf16``, ``gemm_bf16_sustained`` and ``gemm_fp32`` of thresholds.csv (TFLOPS);
+    with at least ``PEERS`` values, an ``OUTLIER`` below ``PEERS_WARN`` or ``PEERS_FAIL`` of their
     median; ``UNEVEN``, 1.1 from the slowest to the fastest, without one of ``EXTREMES`` at either end; for
     the slowest, and for each GPU by itself, ``WARN_SHARE`` and ``FAIL_SHARE`` of
     checklist/analysis/baseline.py.
@@ -150,7 +150,9 @@ def datastore(context: JudgingContext) -> Judgment:
 
 def _judge_node(context: JudgingContext, check: str) -> Judgment:
     """Judge one single-node check: all its figures on all ranks."""
-    kinds = [kind for kind in LOCALS.values() if kind.check == check]
+    # Of GPU nodes, host memory is judged by check host-limits
+    gpu_nodes = ("memory_copy",) if context.cuda else ()
+    kinds = [kind for kind in LOCALS.values() if kind.check == check and kind.name not in gpu_nodes]
     locals_ = [local for local in context.measurements.locals if local.what in {kind.name for kind in kinds}]
     if not locals_:
         reason = _does_not_apply(context, check)

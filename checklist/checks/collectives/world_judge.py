@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from checklist.analysis.busbw import OPS, SMALL_BYTES
 from checklist.judging.advice import finding
@@ -119,7 +119,7 @@ def transport(context: JudgingContext) -> Judgment:
 def _rdma(context: JudgingContext) -> str:
     """Describe the RDMA devices of the nodes; empty if there are none."""
     efa = max((fact.efa_devices or 0 for fact in context.leaders), default=0)
-    if efa or context.machine_fabric.upper().startswith("EFA"):
+    if efa or (context.machine is not None and context.machine.fabric.upper().startswith("EFA")):
         return f"{efa} EFA devices" if efa else "EFA devices in this machine type"
     ib = max((len(fact.ib_devices or ()) for fact in context.leaders), default=0)
     return f"{ib} InfiniBand devices" if ib else ""
@@ -204,7 +204,8 @@ def bandwidth(context: JudgingContext) -> Judgment:
             topology = context.measurements.environment.get(_TOPOLOGY, "")
             title += f"; {pattern}." if pattern else "."
             findings.append(finding("bandwidth", code, comparison.level, title, file=topology))
-    return _judge_figures(context, "bandwidth", figures, _worst_sizes(findings), records)
+    findings.sort(key=lambda fault: fault.verdict != "FAIL")  # the headline shows the gravest size
+    return _judge_figures(context, "bandwidth", figures, findings, records)
 
 
 def _advice_for(context: JudgingContext, share: float) -> tuple[str, str]:
@@ -224,11 +225,6 @@ def _advice_for(context: JudgingContext, share: float) -> tuple[str, str]:
     return "below-expected", ""
 
 
-def _worst_sizes(findings: list[Finding]) -> list[Finding]:
-    """Return the worst findings first, so that the headline shows the gravest size."""
-    return sorted(findings, key=lambda fault: fault.verdict != "FAIL")
-
-
 def _topology_suspect(context: JudgingContext) -> bool:
     """Return whether NCCL was given a topology file although copies between the GPUs are fast enough."""
     floors = context.thresholds_by_rank("peer_copy")
@@ -243,7 +239,9 @@ def _judge_figures(
     context: JudgingContext, check: str, figures: list[Figure], findings: list[Finding], records: Records
 ) -> Judgment:
     judged = [figure for figure in figures if figure.basis != "none"]
-    if check == "bandwidth" and context.several_gpu_nodes and not findings and not _speed_known(figures):
+    # Compared with more than its own history
+    speed_known = any(figure.basis in ("floor", "expectation") for figure in figures)
+    if check == "bandwidth" and context.several_gpu_nodes and not findings and not speed_known:
         return no_verdict(
             check,
             _unknown_speed(context, judged),
@@ -266,11 +264,6 @@ def _judge_figures(
         figures=figures,
         records=records,
     )
-
-
-def _speed_known(figures: Iterable[Figure]) -> bool:
-    """Return whether any collective was compared with more than its own history."""
-    return any(figure.basis in ("floor", "expectation") for figure in figures)
 
 
 def _unknown_speed(context: JudgingContext, judged: list[Figure]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 
 from checklist.checks.gpu import xids_judge
@@ -12,12 +12,17 @@ from checklist.judging.advice import finding
 from checklist.judging.context import JudgingContext, Judgment, decide, no_verdict, skipped
 from checklist.measurements import GpuHealth
 from checklist.result import Finding
+from estimator import hardware
 
 NORMAL_THROTTLING = (
     "software power cap",
     "sync boost",
 )  # normal: large GPUs reach their power limit under load
 PCIE_REPLAYS_PER_MINUTE = 8  # DCGM's dcgm_gpu_hardware_limits.h
+FULL_MEMORY = 0.9  # share of the data sheet or of the peers; ECC in GDDR memory takes a sixteenth
+CORRECTED_ERRORS = (
+    50_000_000  # since the driver was loaded; facebookresearch/gcm, ecc_corrected_volatile_total
+)
 
 
 def gpus(context: JudgingContext) -> Judgment:
@@ -37,7 +42,7 @@ def gpus(context: JudgingContext) -> Judgment:
         return context.unmeasured("gpus", "facts")
     counts = {fact.node: len(fact.gpu_uuids) for fact in context.leaders}
     common = Counter(counts.values()).most_common(1)[0][0]
-    machine = context.machine_gpus
+    machine = None if context.machine is None else context.machine.gpu_count
     findings = []
     for node, count in counts.items():
         expected = max(common, context.measurements.gpus_per_node_asked)
@@ -62,16 +67,19 @@ def gpu_health(context: JudgingContext) -> Judgment:
     FAIL for uncorrectable memory errors, pending row remaps, an XID that takes the GPU out of service, a
     recovery action requested by the driver, fewer or slower NVLinks than GPUs of the same kind, NVLink
     recoveries or replays, and a GPU that the fabric manager has not registered. WARN for an XID that only
-    ends the application or predates the run, for throttling, and for GPUs of one NVLink cluster in several
-    cliques. Fewer PCIe lanes than GPUs of the same kind are WARN, and FAIL if GPU and slot support more; a
+    ends the application or predates the run, for throttling, for GPUs of one NVLink cluster in several
+    cliques, for less memory than GPUs of the model or its data sheet, for many corrected memory errors, for
+    memory banks without a spare row, and for NVLinks of all GPUs of a model that carry less than its data
+    sheet. Fewer PCIe lanes than GPUs of the same kind are WARN, and FAIL if GPU and slot support more; a
     reduced width on all GPUs of a kind is accepted, because a virtual machine may report a wrong one.
 
-    Limits: actions for XIDs are from xids.csv (NVIDIA's catalogue); throttling reasons that
-    every large GPU has under load are ignored (``NORMAL_THROTTLING``); WARN for more
-    than ``PCIE_REPLAYS_PER_MINUTE`` (8, DCGM's limit); NVLinks' errors by DCGM's limits, in
+    Limits: actions for XIDs are from xids.csv (NVIDIA's catalogue); throttling reasons that every large GPU
+    has under load are ignored (``NORMAL_THROTTLING``); WARN for more than ``PCIE_REPLAYS_PER_MINUTE`` (8,
+    DCGM's limit) or ``CORRECTED_ERRORS`` (50 million, gcm's limit), and below ``FULL_MEMORY``, 90 %; NVLinks'
+    errors by DCGM's limits, their rate by ``BELOW_PRODUCT`` (95 %) of the data sheet, in
     checklist/checks/gpu/nvlink_judge.py.
 
-    Not detected: a link that is missing on all GPUs of a kind, which looks intended; NVLink errors during
+    Not detected: PCIe lanes that all GPUs of a kind lack, which looks intended; NVLink errors during
     collectives, because only the load of each GPU and copies between GPUs are covered. PASS requires readable
     XIDs and memory errors after the load, else NO-VERDICT.
     """
@@ -85,6 +93,7 @@ def gpu_health(context: JudgingContext) -> Judgment:
     findings += nvlink(context)
     findings += _narrow(context, states)
     findings += _replays(context, states)
+    findings += _less_memory(context, after or states)
     unique = {(fault.code, fault.ranks): fault for fault in findings}  # before and after: once
     if not unique and len(after) < len(context.facts):
         return no_verdict("gpu-health", "The GPUs were not asked again after the load.")
@@ -125,10 +134,35 @@ def _narrow(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
     return findings
 
 
+def _less_memory(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
+    """Report GPUs with less memory than others of their model, or a model with less than its data sheet."""
+    kinds, by_kind = kinds_of(context), defaultdict(list)
+    for state in states:
+        if state.rank in kinds and state.memory_mib is not None:
+            by_kind[kinds[state.rank]].append((state, state.memory_mib))
+    findings = []
+    for kind, memories in by_kind.items():
+        gpu, largest = hardware.find_gpu_by_nvml_name(kind), max(mib for _, mib in memories)
+        data_sheet_mib = 0.0 if gpu is None else gpu.vram_bytes / (1 << 20)
+        if largest < FULL_MEMORY * data_sheet_mib:
+            title = f"All GPUs of model {kind} have {largest:,} MiB of memory or less, by the data sheet "
+            title += f"{data_sheet_mib:,.0f}."
+            findings.append(finding("gpu-health", "memory-short", "WARN", title))
+        for state, mib in memories:
+            if mib < FULL_MEMORY * largest:
+                name = context.name_of_rank(state.rank)
+                title = f"The GPU of rank {state.rank} ({name}) has {mib:,} MiB of memory, others of its "
+                title += f"kind {largest:,}."
+                findings.append(
+                    finding("gpu-health", "memory-short", "WARN", title, nodes=[name], ranks=[state.rank])
+                )
+    return findings
+
+
 def _replays(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
-    """GPUs whose PCIe link had to send again more often than it should under load."""
+    """Report GPUs whose PCIe link replayed packets under load more often than the limit."""
     before = {state.rank: state.pcie_replays for state in states if state.when == "before"}
-    minutes = max(load_s(context), 60.0) / 60  # a short load is not to make much of a few
+    minutes = max(load_s(context), 60.0) / 60  # at least one: a few replays of a short load are no rate
     findings = []
     for state in states:
         first, final = before.get(state.rank), state.pcie_replays
@@ -160,6 +194,13 @@ def _unhealthy(context: JudgingContext, state: GpuHealth) -> list[Finding]:
     faults: list[tuple[str, str, str]] = []
     if state.ecc_uncorrected:
         faults.append(("ecc", "FAIL", f"{gpu} has {state.ecc_uncorrected} uncorrectable memory errors."))
+    if state.ecc_corrected is not None and state.ecc_corrected > CORRECTED_ERRORS:
+        faults.append(
+            ("ecc-corrected", "WARN", f"{gpu} has corrected {state.ecc_corrected:,} memory errors.")
+        )
+    if state.remap_exhausted_banks:
+        banks = f"{state.remap_exhausted_banks} of its memory banks"
+        faults.append(("remap-exhausted", "WARN", f"{gpu} has no spare rows left in {banks}."))
     if state.remap_failed:
         faults.append(("remap-failed", "FAIL", f"{gpu} could not remap broken memory rows."))
     elif state.remap_pending:

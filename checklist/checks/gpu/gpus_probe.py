@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from checklist.checks.gpu import nvlink_probe, xids_probe
@@ -42,16 +43,14 @@ def list_gpus() -> VisibleGpus:
             return VisibleGpus()
         handles = visible(nvml)
         uuids = tuple(text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles)
+        running = nvml.nvmlDeviceGetComputeRunningProcesses  # this package has not started any
+        counts = [len(optional(partial(running, handle), nvml) or ()) for handle in handles]
         return VisibleGpus(
             uuids=uuids,
             names=tuple(text(nvml.nvmlDeviceGetName(handle)) for handle in handles),
             driver=text(nvml.nvmlSystemGetDriverVersion()),
             nvlink_domain=nvlink_probe.domain(nvml, handles[0]) if handles else None,
-            busy={
-                name: count
-                for name, handle in zip(uuids, handles, strict=True)
-                if (count := _foreign_processes(nvml, handle))
-            },
+            busy={name: count for name, count in zip(uuids, counts, strict=True) if count},
         )
 
 
@@ -66,7 +65,7 @@ def health(context: Context, when: str) -> list[dict[str, Any]]:
         address = None if pci is None else text(pci.busId)
         xids = xids_probe.read_xids(context, when, address, nvml, handle)
         current = replace(_health(nvml, handle, context.rank, when), **xids)
-        loaded = context.kept.pop("loaded", None)  # by gpu_load.watched
+        loaded = context.kept.pop("loaded", None)  # by load_probe.watched
         return [to_dict(state) for state in (loaded, current) if state is not None]
 
 
@@ -75,7 +74,8 @@ def _health(nvml: Any, handle: Any, rank: int, when: Any) -> GpuHealth:
         return optional(lambda: getattr(nvml, name)(handle, *arguments), nvml)
 
     remapped = query("nvmlDeviceGetRemappedRows")
-    power = query("nvmlDeviceGetPowerUsage")
+    spare_rows = query("nvmlDeviceGetRowRemapperHistogram")
+    memory, power = query("nvmlDeviceGetMemoryInfo"), query("nvmlDeviceGetPowerUsage")
     volatile = nvml.NVML_VOLATILE_ECC
     return GpuHealth(
         rank=rank,
@@ -85,8 +85,10 @@ def _health(nvml: Any, handle: Any, rank: int, when: Any) -> GpuHealth:
             "nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, volatile
         ),
         ecc_corrected=query("nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, volatile),
+        memory_mib=None if memory is None else memory.total >> 20,
         remap_pending=None if remapped is None else bool(remapped[2]),
         remap_failed=None if remapped is None else bool(remapped[3]),
+        remap_exhausted_banks=None if spare_rows is None else spare_rows.none,
         throttle_reasons=throttle_reasons(nvml, handle),
         temperature_c=query("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
         power_w=None if power is None else power / 1000,
@@ -107,8 +109,3 @@ def _recovery(nvml: Any, handle: Any) -> str | None:
     field = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
     number = None if field is None else fields(nvml, handle, [field])[0]
     return None if number is None else _RECOVERIES.get(number, f"action {number}")
-
-
-def _foreign_processes(nvml: Any, handle: Any) -> int:
-    """Count compute processes on a GPU, before this package starts any."""
-    return len(optional(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), nvml) or ())

@@ -15,6 +15,7 @@ from checklist.measurements import GpuHealth
 from checklist.result import Figure, Finding, Gravity, Verdict
 
 CAPPED = 0.99  # share of the peers' power limit; firmware rounds limits
+HOTTER_C = 10.0  # above the peers' median, which an outlier must exceed too
 
 
 def gpu_load(context: JudgingContext) -> Judgment:
@@ -22,14 +23,16 @@ def gpu_load(context: JudgingContext) -> Judgment:
 
     FAIL for median SM clocks 10 % below the median of GPUs of its model, WARN for 5 %, if they are also an
     outlier as for gemm. WARN for a power limit below that of most GPUs of the model (without peers: below its
-    default); for clocks throttled by heat or power faults; for a GPU at its slowdown temperature; for a PCIe
-    generation older than that of GPUs of its model (without peers: than GPU and slot support).
+    default), or for one below the default on all GPUs of the model; for clocks throttled by heat or power
+    faults; for a GPU at its slowdown temperature, or hotter than its peers; for a PCIe generation older than
+    that of GPUs of its model (without peers: than GPU and slot support).
 
     Limits: those of check gemm, in checklist/checks/collectives/speed_judge.py; ``CAPPED`` (99 %) of the
-    peers' power limit; NVML's slowdown temperature. Throttling reasons that every large GPU has under load
-    are ignored (``NORMAL_THROTTLING``).
+    peers' power limit or of the default; NVML's slowdown temperature, and ``HOTTER_C`` (10 °C) above the
+    median of at least four GPUs of the model for an outlier. Throttling reasons that every large GPU has
+    under load are ignored (``NORMAL_THROTTLING``).
 
-    Not detected: a cap or slow slot common to all GPUs of a model, which may be intended.
+    Not detected: a slow slot common to all GPUs of a model, which may be intended.
     """
     if not context.cuda:
         return skipped("gpu-load", "The run uses no GPUs.")
@@ -47,6 +50,7 @@ def gpu_load(context: JudgingContext) -> Judgment:
     clocks, findings = _clocks(context, states, kinds)
     findings += _capped(context, states, kinds)
     findings += [fault for state in states for fault in _hot(context, state)]
+    findings += _hotter(context, states, kinds)
     findings += below_peers(
         context, states, "pcie_generation", "pcie-slow", "WARN", "as its PCIe generation", check="gpu-load"
     )
@@ -107,6 +111,38 @@ def _capped(context: JudgingContext, states: list[GpuHealth], kinds: dict[int, s
         if limit_w is not None and common_w is not None and limit_w < CAPPED * common_w:
             symptom = f"is capped at {limit_w:.0f} W, {peers} {common_w:.0f} W"
             findings.append(_of_gpu(context, state, "power-cap", "WARN", symptom))
+    return findings or _all_capped(states, kinds)
+
+
+def _all_capped(states: list[GpuHealth], kinds: dict[int, str]) -> list[Finding]:
+    """Report models of which every GPU has a power limit below its default."""
+    findings = []
+    for kind in dict.fromkeys(kinds.values()):
+        of_kind = [state for state in states if kinds.get(state.rank) == kind]
+        limits = [(state.power_limit_w, state.power_default_w) for state in of_kind]
+        known = [(limit, default) for limit, default in limits if limit is not None and default is not None]
+        if known and len(known) == len(limits) and all(limit < CAPPED * default for limit, default in known):
+            limit, default = max(known)
+            title = f"All {len(known)} GPUs of model {kind} are capped at {limit:.0f} W or less, by default "
+            findings.append(finding("gpu-load", "power-cap", "WARN", f"{title}they have {default:.0f} W."))
+    return findings
+
+
+def _hotter(context: JudgingContext, states: list[GpuHealth], kinds: dict[int, str]) -> list[Finding]:
+    """Report GPUs that are hotter under the same load than others of their model."""
+    by_kind: dict[str | None, list[tuple[GpuHealth, float]]] = defaultdict(list)
+    for state in states:
+        if state.temperature_c is not None:
+            by_kind[kinds.get(state.rank)].append((state, state.temperature_c))
+    findings = []
+    for of_kind in by_kind.values():
+        verdicts = peers([-temperature for _, temperature in of_kind])
+        median = statistics.median(temperature for _, temperature in of_kind)
+        for (state, temperature), verdict in zip(of_kind, verdicts or (), strict=False):
+            slowed = state.slowdown_c is not None and temperature >= state.slowdown_c  # reported as hot
+            if verdict != "PASS" and temperature >= median + HOTTER_C and not slowed:
+                symptom = f"is {temperature:.0f} °C hot under load, its peers {median:.0f}"
+                findings.append(_of_gpu(context, state, "hotter", "WARN", symptom))
     return findings
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from checklist.checks.gpu.peer_gpus import below_peers, load_s
+from checklist.checks.gpu.peer_gpus import below_peers, kinds_of, load_s
 from checklist.judging.advice import finding
 from checklist.judging.context import JudgingContext, shorten
+from checklist.judging.wiring import NOMINAL_SHARE
 from checklist.measurements import GpuHealth
 from checklist.result import Finding, Gravity
+from estimator import hardware
 
 # Links: NVIDIA's Health Validation, checks nvlink_active (none may be inactive) and
 # nvlink_bandwidth_count_speed (18 of them, at 26,562 MB/s on H100, 53,125 on GB200). Errors: DCGM's
@@ -16,6 +18,7 @@ from checklist.result import Finding, Gravity
 # second. A recovery that succeeded is counted from Blackwell on; DCGM has no limit for that.
 SERIOUS_ERRORS = ("replay", "recovery", "failed recovery")
 CRC_PER_S = 100.0
+BELOW_PRODUCT = 0.95  # share of the data sheet; one of Hopper's 18 links is 5.6 %
 _DONE = "completed"
 _TRANSIENT = ("route recovery", "access timeout recovery")
 
@@ -34,7 +37,7 @@ def nvlink(context: JudgingContext) -> list[Finding]:
     newest = list({state.rank: state for state in (*before.values(), *after)}.values())
     for state in newest:
         findings += _fabric(context, state)
-    return findings + _cliques(context, newest)
+    return findings + _cliques(context, newest) + _below_product(context, newest)
 
 
 def _errors(context: JudgingContext, before: GpuHealth | None, after: GpuHealth) -> list[Finding]:
@@ -68,6 +71,28 @@ def _fabric(context: JudgingContext, state: GpuHealth) -> list[Finding]:
     verdict: Gravity = "FAIL" if set(state.fabric_faults) - set(_TRANSIENT) else "WARN"
     symptom = f"is ill in its NVLink fabric: {', '.join(state.fabric_faults)}"
     return [_of_gpu(context, state, "fabric-state", verdict, symptom)]
+
+
+def _below_product(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
+    """Report models of which no GPU has the NVLink rate of the data sheet."""
+    kinds, rates = kinds_of(context), defaultdict(list)
+    for state in states:
+        if state.rank in kinds and state.nvlinks_active and state.nvlink_mbytes_per_s:
+            rate = state.nvlinks_active * state.nvlink_mbytes_per_s / 1000 * NOMINAL_SHARE
+            rates[kinds[state.rank]].append(rate)
+    findings = []
+    for kind, measured in rates.items():
+        gpu = hardware.find_gpu_by_nvml_name(kind)
+        if gpu is None or gpu.interconnect_gbps is None or not gpu.interconnect.startswith("NVLink"):
+            continue
+        expected = gpu.interconnect_gbps / 2  # the table counts both directions
+        if max(measured) < BELOW_PRODUCT * expected:
+            title = (
+                f"The NVLinks of each {gpu.name} carry at most {max(measured):.0f} GB/s in one direction, "
+            )
+            title += f"by its data sheet {expected:.0f}."
+            findings.append(finding("gpu-health", "nvlink-below-product", "WARN", title))
+    return findings
 
 
 def _of_gpu(context: JudgingContext, state: GpuHealth, code: str, verdict: Gravity, symptom: str) -> Finding:

@@ -49,6 +49,11 @@ def throttling(root: Path = Path("/")) -> Throttling | None:
     return max(readings, key=lambda one: one.throttled, default=None)
 
 
+def load_per_cpu() -> float:
+    """Return the runnable processes per CPU of the host, averaged over the last minute."""
+    return os.getloadavg()[0] / (os.cpu_count() or 1)
+
+
 def _groups(root: Path, controller: str) -> Iterator[Path]:
     """Yield this process's group of a controller and the groups above it, as far as they are visible."""
     for line in (_text(root / "proc/self/cgroup") or "").splitlines():

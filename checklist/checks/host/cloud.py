@@ -39,7 +39,8 @@ def place() -> CloudPlace:
     labels = node_labels()
     zone = next((os.environ[name] for name in _ZONES if os.environ.get(name)), labels.get(ZONE))
     kind = os.environ.get("NODE_INSTANCE_TYPE") or labels.get(INSTANCE_TYPE)
-    service = None if (zone and kind) or _metadata_disabled() else _Service()
+    disabled = os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"  # the AWS SDKs' switch
+    service = None if (zone and kind) or disabled else _Service()
     network = next((names for names in _LABELS_NETWORK if names[0] in labels), ())
     return CloudPlace(
         zone=zone or (service.get("placement/availability-zone") if service else None),
@@ -78,10 +79,6 @@ def _labels(text: str) -> dict[str, str]:
         return {str(name): str(value) for name, value in labels.items()}
     except (ValueError, KeyError, TypeError, AttributeError):  # a node without labels, or an unknown response
         return {}
-
-
-def _metadata_disabled() -> bool:
-    return os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"  # the AWS SDKs' switch
 
 
 class _Service:

@@ -104,17 +104,12 @@ def rdma(devices: Path) -> dict[str, int] | None:
     for port in ports:
         device = port.parent.parent.name
         # EFA's counters are in the device's folder in some kernels, in the port's folder in others
-        for folder, where in ((port, f"{device}/{port.name}"), (device_of(port), device)):
+        for folder, where in ((port, f"{device}/{port.name}"), (port.parent.parent, device)):
             for error in _ERRORS:
                 value = _number(folder / error)
                 if value is not None:
                     counters[f"{where}/{error.rpartition('/')[2]}"] = value
     return counters if ports else None
-
-
-def device_of(port: Path) -> Path:
-    """Return the folder of a port's device."""
-    return port.parent.parent
 
 
 def growth(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:

@@ -60,6 +60,7 @@ def gather(context: Context, backend: str, route_to: str) -> dict[str, Any]:
         hostname_address=resolved,
         hostname_seconds=resolved_s,
         cpus=cpu_limits.cpus,
+        load_per_cpu=cgroup.load_per_cpu(),
         memory_bytes=cpu_limits.memory_bytes,
         efa_devices=efa_probe.devices(),
         ib_devices=_devices("/sys/class/infiniband"),

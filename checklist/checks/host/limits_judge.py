@@ -9,13 +9,14 @@ from checklist.judging.advice import finding
 from checklist.judging.context import JudgingContext, Judgment, decide
 from checklist.measurements import Counters, Facts
 from checklist.reference import machine_of
-from checklist.result import Finding
+from checklist.result import Figure, Finding
 from estimator.formatting import format_bytes
 
 THROTTLED = 0.25  # share of the quota's periods in which it was used up
 LEAST_PERIODS = 10  # fewer, of mostly 100 ms, say little
 PEERS = 3  # nodes of a kind from which one with less than the others is found
 BELOW_PEERS = 0.8  # share of the peers' median
+BUSY, BUSIER = 0.5, 2.0  # runnable processes per CPU before the checks, and multiple of the peers' median
 RANK_BYTES = 1 << 30  # torch and NCCL in one process take up to this
 
 
@@ -23,12 +24,14 @@ def host_limits(context: JudgingContext) -> Judgment:
     """WARN for a node whose CPU quota or memory limit holds its ranks up.
 
     WARN if the CPU quota was used up in many of its periods during a phase, if there is less than one CPU for
-    each rank or less memory than its ranks need, or if a node has less of either than others of its kind.
+    each rank or less memory than its ranks need, or if a node has less of either, slower memory (GPU nodes),
+    or busier CPUs before the checks than others of its kind.
 
     Limits: ``THROTTLED``, 25 %, of at least ``LEAST_PERIODS``; ``RANK_BYTES``, 1 GiB for each rank; with
-    ``PEERS``, 3, nodes of a kind ``BELOW_PEERS``, 80 %, of their median.
+    ``PEERS``, 3, nodes of a kind ``BELOW_PEERS``, 80 %, of their median; ``BUSY``, 0.5 runnable processes per
+    CPU, and ``BUSIER``, twice the median.
 
-    Not detected: CPUs that other jobs of the host use; how much memory the training will take.
+    Not detected: CPUs that are busy on all nodes; how much memory the training will take.
     """
     hosts = [fact for fact in context.leaders if fact.cpus is not None or fact.memory_bytes is not None]
     hosts = hosts[: 1 if context.local else None]
@@ -43,9 +46,12 @@ def host_limits(context: JudgingContext) -> Judgment:
     memory = min((fact.memory_bytes for fact in hosts if fact.memory_bytes is not None), default=None)
     limits = [f"{cpus:g} CPUs"] if cpus is not None else []
     limits += [f"{format_bytes(memory)} of memory"] if memory is not None else []
-    return decide(
-        "host-limits", f"At least {' and '.join(limits)} on each node.", findings, nodes=context.all_names
-    )
+    figures = [
+        Figure(name="memory_copy", value=value, unit="GB/s", verdict="NO-VERDICT", node=context.name(node))
+        for node, value in _memory_bandwidth(context).items()
+    ]
+    passed = f"At least {' and '.join(limits)} on each node."
+    return decide("host-limits", passed, findings, nodes=context.all_names, figures=figures)
 
 
 def _too_little(context: JudgingContext, fact: Facts) -> list[Finding]:
@@ -62,30 +68,60 @@ def _too_little(context: JudgingContext, fact: Facts) -> list[Finding]:
 
 
 def _below_peers(context: JudgingContext, hosts: list[Facts]) -> list[Finding]:
+    """Report nodes with less of a resource, or busier CPUs, than others of their kind."""
     by_kind: dict[str, list[Facts]] = defaultdict(list)
-    for fact in hosts:
+    for fact in hosts if not context.local else ():
         by_kind[machine_of(fact)].append(fact)
+    bandwidth = _memory_bandwidth(context)
     findings = []
-    for hosts_of_kind in by_kind.values() if not context.local else ():
-        for code, resource, values in (
-            ("cpu-limit", "CPUs", {fact.node: fact.cpus for fact in hosts_of_kind}),
-            ("memory-limit", "memory", {fact.node: fact.memory_bytes for fact in hosts_of_kind}),
+    for of_kind in by_kind.values():
+        for code, text, values in (
+            ("cpu-limit", "may use {} CPUs", {fact.node: fact.cpus for fact in of_kind}),
+            ("memory-limit", "may use {} of memory", {fact.node: fact.memory_bytes for fact in of_kind}),
+            ("memory-slow", "copies {} GB/s of memory", {f.node: bandwidth.get(f.node) for f in of_kind}),
         ):
             amounts = {node: float(value) for node, value in values.items() if value is not None}
             if len(amounts) < PEERS:
                 continue
             median = statistics.median(amounts.values())
-            less = [node for node, value in amounts.items() if value < BELOW_PEERS * median]
-            for node in less:
-                name = context.name(node)
-                amount, typical = (
-                    (f"{amounts[node]:g} CPUs", f"{median:g}")
-                    if resource == "CPUs"
-                    else (f"{format_bytes(int(amounts[node]))} of memory", format_bytes(int(median)))
-                )
-                title = f"{name} may use {amount}; most nodes like it have {typical}."
-                findings.append(finding("host-limits", code, "WARN", title, suspects=[name]))
+            for node, amount in amounts.items():
+                if amount < BELOW_PEERS * median:
+                    shown, typical = (
+                        format_bytes(int(value)) if code == "memory-limit" else f"{value:.4g}"
+                        for value in (amount, median)
+                    )
+                    name = context.name(node)
+                    title = f"{name} {text.format(shown)}; most nodes like it have {typical}."
+                    findings.append(finding("host-limits", code, "WARN", title, suspects=[name]))
+        findings += _busy(context, of_kind)
     return findings
+
+
+def _busy(context: JudgingContext, hosts: list[Facts]) -> list[Finding]:
+    loads = {fact.node: fact.load_per_cpu for fact in hosts if fact.load_per_cpu is not None}
+    if len(loads) < PEERS:
+        return []
+    median = statistics.median(loads.values())
+    findings = []
+    for node, load in loads.items():
+        if load >= max(BUSY, BUSIER * median):
+            name = context.name(node)
+            title = f"{name} was busy before the checks: {load:.2g} runnable processes per CPU, most nodes "
+            title += f"like it {median:.2g}."
+            findings.append(finding("host-limits", "cpu-busy", "WARN", title, suspects=[name]))
+    return findings
+
+
+def _memory_bandwidth(context: JudgingContext) -> dict[int, float]:
+    """Return GB/s of host memory copies by node, of GPU nodes; on others it depends on what else runs."""
+    return {
+        context.nodes_by_rank[local.rank]: local.value
+        for local in context.measurements.locals
+        if context.cuda
+        and local.what == "memory_copy"
+        and local.value
+        and local.rank in context.nodes_by_rank
+    }
 
 
 def _throttled(context: JudgingContext) -> list[Finding]:

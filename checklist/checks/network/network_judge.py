@@ -160,7 +160,7 @@ def rdma(context: JudgingContext) -> Judgment:
         return skipped("rdma", "The run uses no GPUs.")
     efa = {fact.node: fact.efa_devices for fact in context.leaders if fact.efa_devices is not None}
     ib = {fact.node: len(fact.ib_devices) for fact in context.leaders if fact.ib_devices is not None}
-    has_efa = context.machine_fabric.upper().startswith("EFA")
+    has_efa = context.machine is not None and context.machine.fabric.upper().startswith("EFA")
     if not has_efa and not any(efa.values()) and not any(ib.values()):
         if not efa and not ib:
             return context.unmeasured("rdma", "facts")

@@ -38,10 +38,12 @@ def rdma_ports(context: JudgingContext) -> list[Finding]:
             same_port = ports_by_key[kinds.get(node), port.model, port.name]
             peers = [peer for peer_node, peer in same_port.items() if peer_node != node]
             where = _ELSEWHERE if peers else _BESIDE
-            peers = peers or [peer for peer in ports if _comparable(peer, port)]
+            board = (port.model, port.layer)
+            peers = peers or [one for one in ports if one is not port and (one.model, one.layer) == board]
             gravity: Gravity = "FAIL" if where == _ELSEWHERE and len(peers) >= WITNESSES else "WARN"
             switched_off = where == _BESIDE and port.physical == _OFF
-            if port.state not in (None, _UP) and _mostly_up(peers) and not switched_off:
+            mostly_up = peers and 2 * sum(peer.state == _UP for peer in peers) >= len(peers)
+            if port.state not in (None, _UP) and mostly_up and not switched_off:
                 down[gravity, where].append(f"{port.name} ({port.state}, {port.physical})")
             expected = _usual_rate(peers)
             if port.state == _UP and port.gbps is not None and expected is not None and port.gbps < expected:
@@ -70,14 +72,6 @@ def _title(name: str, state: str, where: str, ports: list[str]) -> str:
     ports_words, verb = ("ports", "are") if len(ports) > 1 else ("port", "is")
     comparison = f"{where} not" if where == _ELSEWHERE else f"{where} are not"
     return f"{name}: RDMA {ports_words} {shorten(tuple(ports))} {verb} {state}, {comparison}."
-
-
-def _comparable(peer: RdmaPort, port: RdmaPort) -> bool:
-    return peer is not port and (peer.model, peer.layer) == (port.model, port.layer)
-
-
-def _mostly_up(ports: Sequence[RdmaPort]) -> bool:
-    return bool(ports) and 2 * sum(port.state == _UP for port in ports) >= len(ports)
 
 
 def _usual_rate(ports: Sequence[RdmaPort]) -> float | None:

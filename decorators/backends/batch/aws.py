@@ -43,9 +43,7 @@ def clients() -> Callable[[str], Any]:
 
 
 def query(question: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return the result of a query. Raises UserError if AWS cannot be reached, RefusedError if it denies
-    it.
-    """
+    """Return a query's result. Raises UserError if AWS cannot be reached, RefusedError if it denies it."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:

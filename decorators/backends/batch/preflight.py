@@ -95,9 +95,7 @@ def inspect(
             _optional_check(preflight, "quota", partial(_quota, preflight, item))
     if not job.iam_role:
         preflight.findings.unknown(
-            "role",
-            "the jobs have no IAM role, so they cannot read S3",
-            "METAFLOW_ECS_S3_ACCESS_IAM_ROLE=ARN",
+            "role", "the jobs have no IAM role, so they cannot read S3", "METAFLOW_ECS_S3_ACCESS_IAM_ROLE=ARN"
         )
     images.check(job.image, preflight.findings, preflight.clock, gpus=bool(request.gpus_per_node))
     return preflight.findings
@@ -151,9 +149,7 @@ def _queue(preflight: _Preflight, name: str) -> dict[str, Any] | None:
         names = ", ".join(item["jobQueueName"] for item in every[:5])
         region = client.meta.region_name
         preflight.findings.no(
-            "queue",
-            f"not found in {region}",
-            f"--queue {' or '.join(names.split(', '))}" if names else INFRA,
+            "queue", f"not found in {region}", f"--queue {' or '.join(names.split(', '))}" if names else INFRA
         )
         return None
     queue = queues[0]
@@ -223,9 +219,7 @@ def _none_able(preflight: _Preflight) -> None:
 
 
 def _fitting(resources: Mapping[str, Any], request: Request, minimum: MinimumRequest) -> list[str]:
-    """Return the machine types of the instance table that the environment may start and that are large
-    enough.
-    """
+    """Return the machine types of the table that the environment may start and that are large enough."""
     allowed = aws.allowed(resources)
     gpu = hardware.current().gpu(request.gpu_type).name if request.gpu_type else None
     return [

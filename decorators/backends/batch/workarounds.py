@@ -66,9 +66,7 @@ def correct(params: dict[str, Any], **_: Any) -> dict[str, Any]:
 
 
 def others_command(main: str, task: str) -> str | None:
-    """Derive the other nodes' command from the main node's; None if it does not have the form of Metaflow
-    2.19.39.
-    """
+    """Derive the other nodes' command from the main node's; None unless it is as in Metaflow 2.19.39."""
     node_id = f"{task.replace('control-', '')}-node-{_INDEX}"
     command = main
     for prefix, count in ((r"MF_PATHSPEC=\S+/", 1), ("--task-id ", 1)):

@@ -163,9 +163,7 @@ def _marked_alike(
 def _by_selector(
     candidates: list[_Candidate], request: Request
 ) -> tuple[list[_Candidate], tuple[tuple[str, str], ...] | None]:
-    """Return the nodes that one selector matches, and that selector: of the planned machine, else of the
-    GPU.
-    """
+    """Return the nodes matched by one selector (machine type or GPU), and that selector."""
     if not request.gpus_per_node:
         return candidates, None
     exact = [item for item in candidates if item.node.labels.get(INSTANCE_TYPE) == request.instance_type]
@@ -203,10 +201,7 @@ def archs_of(nodes: Iterable[Node]) -> tuple[str, ...]:
 
 
 def _facts(
-    candidates: list[_Candidate],
-    labels: tuple[tuple[str, str], ...] | None,
-    zone: str | None,
-    daemons: Room,
+    candidates: list[_Candidate], labels: tuple[tuple[str, str], ...] | None, zone: str | None, daemons: Room
 ) -> ClusterFacts:
     rooms = [_room(item.node, daemons) for item in candidates]
     nodes = [item.node for item in candidates]

@@ -94,12 +94,7 @@ def _get(
     """Return (status, body up to a limit, authentication challenge); follows one redirect that uses TLS."""
     for _ in range(2):
         response = pool.request(
-            "GET",
-            url,
-            headers=headers,
-            timeout=clock.left() or 0.01,
-            redirect=False,
-            preload_content=False,
+            "GET", url, headers=headers, timeout=clock.left() or 0.01, redirect=False, preload_content=False
         )
         try:
             location = response.headers.get("Location", "")

@@ -35,9 +35,7 @@ _OWN_DISK = re.compile(
 
 @dataclass(kw_only=True, slots=True)
 class ObservedPod:
-    """Last observed state of a pod, and the numbers of the polls when it had ended or was gone (0: not
-    yet).
-    """
+    """Last observed state of a pod, and the polls at which it had ended or was gone (0: not yet)."""
 
     pod: Json
     ended_at_poll: int = 0
@@ -198,9 +196,7 @@ def has_ended(job: WaitedJob, gang_end: GangEnd | None) -> bool:
 
 
 def _note(job: WaitedJob, pods: Pods, *, require_job: bool = False) -> bool:
-    """Record the job's pods. Returns whether the API responded and, with ``require_job``, the job still
-    exists.
-    """
+    """Record the job's pods; return whether the API responded and, if required, the job still exists."""
     try:
         with ClusterApi() as api:
             if require_job and not exists(api, job):

@@ -21,13 +21,7 @@ from estimator.formatting import format_bytes
 from estimator.hardware.catalogue.parts import is_part
 from estimator.hardware.cluster import pods as cluster_pods
 from estimator.hardware.cluster import tables as cluster_tables
-from estimator.hardware.cluster.api import (
-    ApiRefusedError,
-    ClusterApi,
-    Json,
-    UnreachableError,
-    found_at,
-)
+from estimator.hardware.cluster.api import ApiRefusedError, ClusterApi, Json, UnreachableError, found_at
 from estimator.hardware.cluster.machines import group
 from estimator.hardware.cluster.nodes import GPUS, RULE, Node, read_nodes
 from estimator.hardware.cluster.pods import PodRules
@@ -117,14 +111,7 @@ def check_nodes(preflight: Preflight) -> ClusterFacts:
     pods = preflight.pods
     if not preflight.request.gpus_per_node:
         pods = replace(pods, tolerations=(*pods.tolerations, *cpu_tolerations))
-    judge = partial(
-        fit,
-        nodes,
-        preflight.request,
-        pods,
-        preflight.minimum,
-        extended=preflight.pods.extended,
-    )
+    judge = partial(fit, nodes, preflight.request, pods, preflight.minimum, extended=preflight.pods.extended)
     fitting = judge()
     daemons, daemon_note = _daemons(preflight, fitting)
     if daemons is not None:
@@ -234,10 +221,7 @@ def _too_few(preflight: Preflight, fitting: Fit) -> Growth:
     summary = f"{len(fitting.names)} of {request.nodes} nodes could run it; other nodes: {rejections}"
     try:
         growth = could_grow(
-            read_autoscalers(preflight.api.get, preflight.api.may),
-            request,
-            fitting.clouds,
-            preflight.pods,
+            read_autoscalers(preflight.api.get, preflight.api.may), request, fitting.clouds, preflight.pods
         )
     except (ApiRefusedError, UnreachableError) as error:
         preflight.findings.unknown("nodes", f"{summary}; possible new nodes are unknown: {error}")

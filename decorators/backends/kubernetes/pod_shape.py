@@ -42,9 +42,7 @@ def install() -> None:
 
 
 def graceful(grace_period_s: int) -> Json:
-    """Return the patch that sets the grace period, so that a deleted pod can store a checkpoint before it is
-    killed.
-    """
+    """Return the patch of the grace period, in which a deleted pod can store a checkpoint."""
     hook = {"exec": {"command": ["sh", "-c", _TERMINATE]}}
     main = {"name": MAIN, "lifecycle": {"preStop": hook}}
     return {"spec": {"terminationGracePeriodSeconds": grace_period_s, "containers": [main]}}

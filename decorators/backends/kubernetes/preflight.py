@@ -129,20 +129,11 @@ def _architecture(preflight: Preflight, facts: ClusterFacts, built_for: frozense
 def inspect_size(
     step: str, request: Request, *, options: Options, pods: PodSettings, clock: Clock | None = None
 ) -> Findings:
-    """Return the findings on nodes for another step of a run that passed :func:`inspect`, with another
-    size.
-    """
+    """Return findings on nodes for a step of another size, of a run that passed :func:`inspect`."""
     with ClusterApi(clock=clock) as api:
         findings = Findings(where=f"For step {step}, Kubernetes context {api.context}")
         check_nodes(
-            Preflight(
-                api=api,
-                request=request,
-                options=options,
-                pods=pods,
-                minimum=None,
-                findings=findings,
-            )
+            Preflight(api=api, request=request, options=options, pods=pods, minimum=None, findings=findings)
         )
     return findings
 
@@ -152,9 +143,7 @@ def run_check(preflight: Preflight, check: Callable[[Preflight], None], name: st
     name = (name or check.__name__).strip("_").replace("_", " ")
     try:
         check(preflight)
-    except ApiRefusedError as error:
-        preflight.findings.unknown(name, f"no response: {error}")
-    except UnreachableError as error:
+    except (ApiRefusedError, UnreachableError) as error:
         preflight.findings.unknown(name, f"no response: {error}")
 
 
@@ -236,9 +225,7 @@ def _service_account(preflight: Preflight) -> None:
 
 
 def _near(preflight: Preflight) -> str | None:
-    """Return the topology label by which Kueue keeps the nodes together; None if there is none or it is
-    unreadable.
-    """
+    """Return the topology label by which Kueue keeps nodes together; None if unreadable or not set."""
     try:
         near = queues.near(preflight)
     except (ApiRefusedError, UnreachableError) as error:

@@ -137,9 +137,7 @@ def _state(preflight: Preflight, name: str, local_queue: Json) -> None:
 
 
 def _quota(preflight: Preflight, name: str, version: str, pod: Mapping[str, float]) -> None:
-    """Check the quota. Kueue admits all pods of a workload or none, and per pod set one flavor for a
-    resource.
-    """
+    """Check the quota. Kueue admits all pods of a workload or none, one flavor per pod set and resource."""
     cluster_queue = preflight.find(f"/apis/{version}/clusterqueues/{name}")
     if cluster_queue is None:
         preflight.findings.unknown(

@@ -84,9 +84,7 @@ def values_for(step_request: StepRequest) -> StepValues:
 
 
 def pod_patches(step_request: StepRequest) -> tuple[dict[str, Any], ...]:
-    """Return the patches of pods: the queue's scheduler; of training pods also fabric, topology, grace
-    period, and finally the user's patch.
-    """
+    """Return the patches of pods: scheduler; for training also fabric, topology, grace; the user's last."""
     options, system = step_request.options, _queue_system(step_request.options, step_request.facts)
     queue = options.queue_for(step_request.request.gpu_type)
     scheduler = schedulers.patch(system, queue) if queue else None
@@ -100,9 +98,7 @@ def pod_patches(step_request: StepRequest) -> tuple[dict[str, Any], ...]:
 
 
 def _kept_near(level: str) -> dict[str, Any]:
-    """Return Kueue's annotations for topology-aware scheduling; the main pod and the workers form one
-    group.
-    """
+    """Return Kueue's annotations that place the main pod and the workers as one group, close together."""
     return {"metadata": {"annotations": {TOPOLOGY_ANNOTATION: level, GROUP_ANNOTATION: "nodes"}}}
 
 
@@ -133,9 +129,7 @@ def gpu_resource(request: Request, facts: ClusterFacts) -> str:
 
 
 def lowered(step_request: StepRequest) -> tuple[Override, ...]:
-    """Return the CPUs and memory of the plan that are lowered to what a node can hold, except the user's
-    values.
-    """
+    """Return the planned CPUs and memory that are lowered to what a node can hold, except user values."""
     request, facts = step_request.request, step_request.facts
     limited_sizes = sizes(request, facts)
     node = "a node of this cluster" if facts.room is not None else "this machine type"
@@ -145,10 +139,7 @@ def lowered(step_request: StepRequest) -> tuple[Override, ...]:
     }
     return tuple(
         Override(
-            name=name,
-            planned=str(getattr(request, name)),
-            used=str(value),
-            given_by=f"allocatable on {node}",
+            name=name, planned=str(getattr(request, name)), used=str(value), given_by=f"allocatable on {node}"
         )
         for attribute, (name, value) in values.items()
         if value < getattr(request, name) and attribute not in step_request.user_values

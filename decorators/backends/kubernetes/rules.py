@@ -141,9 +141,7 @@ def network_policy(preflight: Preflight, *, pod: Mapping[str, float]) -> None:  
 
 
 def _closes(spec: Json, direction: str) -> bool:
-    """Whether a policy blocks a direction for all pods of the namespace, except traffic that its rules
-    allow.
-    """
+    """Whether a policy blocks a direction for all pods of the namespace (its rules may allow traffic)."""
     directions = spec.get("policyTypes") or ["Ingress", *(["Egress"] if spec.get("egress") else [])]
     return not spec.get("podSelector") and direction.capitalize() in directions
 
@@ -155,9 +153,7 @@ def _lets_pods(rule: Json, peers: str) -> bool:
 
 
 def priority_class(preflight: Preflight, *, pod: Mapping[str, float]) -> None:  # noqa: ARG001
-    """Check that the priority class exists; otherwise pods are rejected when a Job's controller creates
-    them.
-    """
+    """Check that the priority class exists; without it a Job's controller cannot create pods."""
     name = preflight.pods.quota_pod.priority_class
     if name is None:
         return

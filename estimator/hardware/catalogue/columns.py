@@ -177,9 +177,7 @@ GPU: Mapping[str, Column] = {
         rule="a compute capability",
         hint="Write it as 9.0; leave it blank for other vendors.",
     ),
-    "tensor_dtypes": Words(
-        known=DTYPES,
-    ),
+    "tensor_dtypes": Words(known=DTYPES),
     "form_factor": TEXT,
     "gpus_per_server_typical": TEXT,
     "source": TEXT,
@@ -193,11 +191,7 @@ INSTANCE: Mapping[str, Column] = {
     "gpu": TEXT,
     "gpu_count": Number(unit="GPUs", low=1, high=128, whole=True, other_pattern=r"1/\d+"),
     "vram_total_GB": Number(
-        unit="GB",
-        low=1,
-        high=100_000,
-        low_hint="It looks like TB: give GB.",
-        high_hint="It looks like MiB.",
+        unit="GB", low=1, high=100_000, low_hint="It looks like TB: give GB.", high_hint="It looks like MiB."
     ),
     "vcpu": Number(unit="vCPUs", low=1, high=4096, whole=True),
     "ram_GiB": Number(

@@ -213,13 +213,7 @@ class ClusterApi:
         path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
         return bool((self._ask("POST", path, review).get("status") or {}).get("allowed"))
 
-    def _ask(
-        self,
-        method: str,
-        path: str,
-        body: Json | None = None,
-        kind: str = "application/json",
-    ) -> Json:
+    def _ask(self, method: str, path: str, body: Json | None = None, kind: str = "application/json") -> Json:
         from urllib3.exceptions import HTTPError, SSLError
 
         timeout_s = self.clock.left()

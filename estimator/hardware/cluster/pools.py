@@ -149,12 +149,7 @@ def read_autoscalers(get: Callable[..., Json], may: Callable[..., bool]) -> Auto
     return Autoscalers(pools=pools, groups=groups, karpenter=karpenter is not None, unknown=unknown)
 
 
-def could_grow(
-    autoscalers: Autoscalers,
-    request: Request,
-    clouds: frozenset[str],
-    rules: PodRules,
-) -> Growth:
+def could_grow(autoscalers: Autoscalers, request: Request, clouds: frozenset[str], rules: PodRules) -> Growth:
     """Return whether nodes that fit a request could be added.
 
     ``clouds``: clouds of the present nodes, for the command that shows their node groups.

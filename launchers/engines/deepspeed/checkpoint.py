@@ -1,4 +1,4 @@
-"""DeepSpeed's checkpoints: each rank's part into its node's folder, and back from the union of all.
+"""DeepSpeed's checkpoints: each rank writes its part into its node's folder, and reads the parts of all.
 
 A checkpoint folder holds ``engine.json`` (what wrote it), ``engine/`` (DeepSpeed's files: its shard from
 every rank, with ZeRO 0-2 also the weights from rank 0) and ``random-00000.pt`` (a rank's generators).
@@ -71,7 +71,7 @@ def save(engine: Any, job: TrainJob, env: RankEnv, step: int) -> None:
 def needs_conversion(job: TrainJob) -> bool:
     """Whether the checkpoint to resume from was sharded over another number of processes.
 
-    Raises UserError where DeepSpeed cannot take it at all.
+    Raises UserError if DeepSpeed cannot resume from it.
     """
     if job.resume_dir is None:
         return False
@@ -87,7 +87,7 @@ def needs_conversion(job: TrainJob) -> bool:
             raise UserError(
                 f"the checkpoint was written with {field} {getattr(saved, field)},"
                 f" this run has {getattr(current, field)}.",
-                "DeepSpeed goes on only with the same ZeRO stage, method, precision and optimizer.",
+                "DeepSpeed resumes only with the same ZeRO stage, method, precision and optimizer.",
             )
     if current.stage == 0 or saved.world_size == current.world_size:
         return False  # without ZeRO nothing is sharded
@@ -105,7 +105,7 @@ def convert(job: TrainJob, env: RankEnv, device: torch.device) -> Path:
 
     Called by every rank; returns the folder to load from once it exists.
     """
-    assert job.resume_dir is not None  # noqa: S101 - needs_conversion() has looked
+    assert job.resume_dir is not None  # noqa: S101 - needs_conversion() has checked it
     folder = job.work_dir / "engine" / "resume"
     failure: str | None = None
     if env.local_rank == 0:
@@ -140,9 +140,7 @@ def _run_conversion(source: Path, destination: Path) -> str | None:
 
 
 def plain_classes() -> tuple[Any, ...]:
-    """Return the classes in DeepSpeed's files other than tensors and plain values; creating one has no
-    effect.
-    """
+    """Return the classes in DeepSpeed's files that are no tensors or plain values; none has side effects."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
@@ -151,8 +149,8 @@ def plain_classes() -> tuple[Any, ...]:
 
 
 def restore(engine: Any, job: TrainJob, env: RankEnv, converted: Path | None) -> None:
-    """Bring weights, optimizer, schedule and generators back to where the checkpoint was written."""
-    assert job.resume_dir is not None  # noqa: S101 - the caller has looked
+    """Restore weights, optimizer, schedule and random generators from the checkpoint."""
+    assert job.resume_dir is not None  # noqa: S101 - the caller has checked it
     folder, tag = (job.resume_dir, TAG) if converted is None else (converted, UNIVERSAL_TAG)
     with tensors_only(job.resume_dir, plain_classes()):
         loaded, _ = engine.load_checkpoint(str(folder), tag=tag, load_module_strict=not job.plan.adapters)
@@ -171,8 +169,7 @@ def restore(engine: Any, job: TrainJob, env: RankEnv, converted: Path | None) ->
 
 
 def _steps_beside_parameters(optimizer: torch.optim.Optimizer) -> None:
-    """Fused optimizers want their step counts as tensors on the parameters' device; DeepSpeed restores them
-    in the order of the file."""
+    """Move step counts to the parameters' device, as fused optimizers require; DeepSpeed restores numbers."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = optimizer.state.get(parameter, {})

@@ -1,4 +1,4 @@
-"""From a TrainJob to DeepSpeed's JSON configuration. Needs neither torch nor DeepSpeed."""
+"""DeepSpeed's JSON configuration of a TrainJob. Needs neither torch nor DeepSpeed."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def zero_stage(job: TrainJob) -> int:
 def configuration(
     job: TrainJob, *, trained: int | None = None, load_universal: bool = False
 ) -> dict[str, Any]:
-    """DeepSpeed's configuration of a job; ``settings.engine_options`` is laid over it last.
+    """Build DeepSpeed's configuration of a job; ``settings.engine_options`` overrides it.
 
-    ``trained`` is the number of parameters that get gradients, the whole model's as long as not known.
+    ``trained``: number of parameters with gradients; None: all parameters of the model.
 
     Optimizer and schedule are torch's own, given to ``deepspeed.initialize`` as objects, so that no
     CUDA or C++ extension has to be compiled; naming an "optimizer" or a "scheduler" in
@@ -49,7 +49,7 @@ def configuration(
 
 
 def write(job: TrainJob, values: dict[str, Any]) -> Path:
-    """Keep the configuration with the run: engine/deepspeed.json."""
+    """Write the configuration to engine/deepspeed.json in the work folder."""
     path = job.work_dir / "engine" / "deepspeed.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(values, indent=1))

@@ -1,8 +1,7 @@
-"""A checkpoint's files rewritten for any number of processes, by DeepSpeed's own tool.
+"""Conversion of a checkpoint to any number of processes, by DeepSpeed's own tool.
 
-``python -m launchers.engines.deepspeed.conversion --input_folder FOLDER --output_folder FOLDER``, with what
-``ds_to_universal`` takes besides. Without this, it executes pickled code in the files; here it reads tensors
-only.
+``python -m launchers.engines.deepspeed.conversion --input_folder FOLDER --output_folder FOLDER`` takes the
+options of ``ds_to_universal``, which executes pickled code in the files. Here only tensors are read.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from launchers.engines.tensors_only import tensors_only
 
 
 def main() -> None:
-    """Ends with status 1 and one line where a file holds more than tensors."""
+    """Run the tool; exit with status 1 and one line if a file holds more than tensors."""
     arguments = ds_to_universal.parse_arguments()
     try:
         with tensors_only(Path(arguments.input_folder), plain_classes()):

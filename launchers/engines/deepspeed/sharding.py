@@ -14,7 +14,7 @@ import torch.distributed as dist
 from launchers.base.imports import collector_paused
 from launchers.engines import _merge
 from launchers.engines.deepspeed import checkpoint, config
-from launchers.engines.loop import generators, liger, model, optimizer, quantized
+from launchers.engines.loop import generators, head, liger, model, optimizer, quantized
 from launchers.engines.loop.families import expert_blocks
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
@@ -98,6 +98,9 @@ class ZeroModel:
     def fused_loss(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
         return liger.summed_loss(self._engine, labels, inputs)
 
+    def fused_log_probabilities(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+        return head.log_probabilities(self.module, self._engine, labels, inputs)
+
     def backward(self, loss: torch.Tensor, counted: int, *, last: bool) -> None:
         self._engine.backward(loss * (self._divided_by / counted))
         if last:
@@ -129,10 +132,10 @@ class ZeroModel:
 
 
 def _load(job: TrainJob, values: dict[str, Any], device: torch.device) -> Any:
-    """The job's model with its weights, in training mode; with ZeRO-3 each rank holds its shard only.
+    """Load the job's model in training mode; with ZeRO-3 each rank holds only its shard.
 
-    The HfDeepSpeedConfig that makes transformers load sharded has to outlive the loading; it is kept on
-    the model. transformers loads no quantized base that way: it is whole until deepspeed.initialize.
+    The HfDeepSpeedConfig that makes transformers load shards must exist as long as the model, which keeps it.
+    transformers cannot load a quantized base that way: each rank holds it whole until deepspeed.initialize.
     """
     sharded = config.zero_stage(job) == 3 and quantized.kind_of(job) is None
     options, hf_config = dict[str, Any](), None
@@ -152,7 +155,7 @@ def _load(job: TrainJob, values: dict[str, Any], device: torch.device) -> Any:
 
 @contextlib.contextmanager
 def _weights_read_by_first_rank() -> Iterator[None]:
-    """With ZeRO-3, let every rank but the first load names and shapes alone: the first hands out the weights.
+    """With ZeRO-3, let all ranks except the first load only names and shapes; the first distributes weights.
 
     transformers (5.4, integrations/deepspeed.py) loads all files in each rank, of which only the first rank's
     are used. Mapped files cost little, but experts are put together: a copy of the model in every rank.
@@ -173,8 +176,10 @@ def _weights_read_by_first_rank() -> Iterator[None]:
 
 
 def _fetch_expert_blocks_whole(network: Any) -> None:
-    """ZeRO-3 gathers weights module by module as they are used. Which expert is used differs between
-    ranks, so that a block of experts is gathered as one (DeepSpeed's "leaf modules")."""
+    """Let ZeRO-3 gather each block of experts as one module (DeepSpeed's "leaf modules").
+
+    It gathers the weights of a module when it is used, and which expert is used differs between ranks.
+    """
     from deepspeed.utils import set_z3_leaf_modules
 
     if blocks := expert_blocks(network):

@@ -80,11 +80,11 @@ def save(
 
 
 def restore(network: nn.Module, steps: Optimizers, average: MovingAverage | None, job: TrainJob) -> None:
-    """Bring weights, optimizer states and the weights' average back to where the checkpoint was written.
+    """Restore weights, optimizer states and the weights' average from the checkpoint.
 
     Raises UserError for a checkpoint of another kind of run.
     """
-    assert job.resume_dir is not None  # noqa: S101 - the caller has looked
+    assert job.resume_dir is not None  # noqa: S101 - the caller has checked it
     _check(job)
     state = _state(network, steps, average)
     load_distributed(state, job.resume_dir / FILES)
@@ -111,7 +111,7 @@ def _state(network: nn.Module, steps: Optimizers, average: MovingAverage | None)
 
 
 def _check(job: TrainJob) -> None:
-    assert job.resume_dir is not None  # noqa: S101 - the caller has looked
+    assert job.resume_dir is not None  # noqa: S101 - the caller has checked it
     path = job.resume_dir / "engine.json"
     values = json.loads(path.read_text()) if path.is_file() else {}
     if values.get("engine") != "fsdp2":
@@ -125,5 +125,5 @@ def _check(job: TrainJob) -> None:
             raise UserError(
                 f"the checkpoint was written with {field} {getattr(saved, field)},"
                 f" this run has {getattr(current, field)}.",
-                "FSDP2 goes on only with the same method, precision, optimizer and average.",
+                "FSDP2 resumes only with the same method, precision, optimizer and average.",
             )

@@ -14,12 +14,12 @@ from estimator.models.architectures import own_names
 from launchers.engines.loop.families import blocks
 from launchers.gang.job import TrainJob
 
-# The kernels of float8 products take sides of whole multiples of it (torchao 0.15, float8/README.md)
+# Float8 kernels need matrix sides that are multiples of this (torchao 0.15, float8/README.md)
 FLOAT8_MULTIPLE = 16
 
 
 def set_up(network: Any, job: TrainJob) -> None:
-    """Change the blocks as ``settings.fp8`` and ``settings.compile`` say; before they are divided."""
+    """Apply ``settings.fp8`` and ``settings.compile`` to the blocks, before they are sharded."""
     if job.settings.fp8 != "none":
         _use_float8(network, job)
     if job.settings.compile:
@@ -36,11 +36,11 @@ def _number_of_documents_varies(_network: Any, _inputs: Any, named: dict[str, An
 
 
 def _use_float8(network: Any, job: TrainJob) -> None:
-    """Let attention's and MLPs' products run in float8: not the head's or adapters'.
+    """Compute the products of attention and MLPs in float8, except the head's and the adapters'.
 
-    On a CPU in its own arithmetic on values that are rounded to float8.
+    A CPU emulates it: it computes in its own types, with values rounded to float8.
     """
-    logging.getLogger("torchao").setLevel(logging.ERROR)  # that its own kernels are for another torch
+    logging.getLogger("torchao").setLevel(logging.ERROR)  # about its own kernels, built for another torch
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     recipe = Float8LinearConfig.from_recipe_name(job.settings.fp8)

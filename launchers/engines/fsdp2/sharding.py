@@ -18,7 +18,7 @@ from launchers.base.imports import collector_paused
 from launchers.engines import _merge
 from launchers.engines.fsdp2 import checkpoint, kernels
 from launchers.engines.fsdp2.master_weights import MasterWeights
-from launchers.engines.loop import generators, liger, model, optimizer, quantized, unet
+from launchers.engines.loop import generators, head, liger, model, optimizer, quantized, unet
 from launchers.engines.loop.families import blocks
 from launchers.engines.loop.moving_average import MovingAverage
 from launchers.gang.job import TrainJob
@@ -26,7 +26,7 @@ from launchers.gang.rank import RankEnv
 
 
 class FullyShard:
-    """Each block of the model divided over the ranks; see launchers.engines.loop.sharding.Sharding."""
+    """Shards each block of the model over the ranks; see launchers.engines.loop.sharding.Sharding."""
 
     name = "fsdp2"
 
@@ -88,6 +88,9 @@ class FsdpModel:
     def fused_loss(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
         return liger.summed_loss(self.module, labels, inputs)
 
+    def fused_log_probabilities(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+        return head.log_probabilities(self.module, self.module, labels, inputs)
+
     def backward(self, loss: torch.Tensor, counted: int, *, last: bool) -> None:
         if self._reduces_once:
             self.module.set_requires_gradient_sync(last)
@@ -143,8 +146,9 @@ class FsdpModel:
 
 
 def _is_divided(job: TrainJob) -> bool:
-    """Whether the model is under fully_shard: on several processes, for states in host memory, or for the
-    several networks that generate images, in mixed precision.
+    """Whether the model is under fully_shard.
+
+    That is the case on several processes, for states in host memory, and for image models in mixed precision.
     """
     layout = job.plan.layout
     several = TASKS[job.settings.task].images and _is_mixed(job)
@@ -156,9 +160,9 @@ def _is_mixed(job: TrainJob) -> bool:
 
 
 def _load(job: TrainJob, env: RankEnv, device: torch.device) -> Any:
-    """The job's model in training mode, divided. Rank 0 alone reads the weights, on the CPU.
+    """Load the job's model in training mode and shard it. Only rank 0 reads the weights, on the CPU.
 
-    A model that is not divided is read into the GPU's memory.
+    A model that is not sharded is read into the GPU's memory.
     """
     if not _is_divided(job):
         read = device.type == "cuda" and not TASKS[job.settings.task].images and not quantized.kind_of(job)
@@ -179,7 +183,7 @@ def _load(job: TrainJob, env: RankEnv, device: torch.device) -> Any:
 
 
 def _storage_dtype(job: TrainJob) -> torch.dtype:
-    """The type of the weights of the base: fp32 where they are trained next to their 16-bit copies."""
+    """Return the type of the base's weights: fp32 if they are trained next to their 16-bit copies."""
     return torch.float32 if _is_mixed(job) and not job.plan.adapters else model.dtype_of(job)
 
 
@@ -207,7 +211,7 @@ def _without_weights(job: TrainJob) -> Any:
 
 
 def _divide(network: Any, job: TrainJob, device: torch.device) -> None:
-    """Put each block under fully_shard, and then what is around them (embedding, last norm, head)."""
+    """Shard each block, and then the rest of the model (embedding, last norm, head)."""
     layout = job.plan.layout
     options: dict[str, Any] = {
         "mesh": _mesh(job, device),
@@ -221,7 +225,7 @@ def _divide(network: Any, job: TrainJob, device: torch.device) -> None:
 
 
 def _mesh(job: TrainJob, device: torch.device) -> DeviceMesh:
-    """The ranks; with replicas in two dimensions, of which the second one shares a copy of the states."""
+    """Arrange the ranks; with replicas in two dimensions, the second of which shards one copy."""
     layout = job.plan.layout
     if layout.replicate == 1:
         return init_device_mesh(device.type, (layout.world_size,))
@@ -230,7 +234,7 @@ def _mesh(job: TrainJob, device: torch.device) -> DeviceMesh:
 
 
 def _policy(job: TrainJob) -> MixedPrecisionPolicy:
-    """bf16-mixed: weights are gathered in bf16 and gradients summed in fp32. Else one type throughout."""
+    """Gather weights in bf16 and sum gradients in fp32 for bf16-mixed; use one type otherwise."""
     if not _is_mixed(job):
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -243,7 +247,7 @@ def _offload(job: TrainJob, device: torch.device) -> OffloadPolicy:
 
 
 def _hand_out(full_model: Any, network: Any, job: TrainJob, device: torch.device) -> None:
-    """Give each rank its part of rank 0's weights, a tensor at a time.
+    """Distribute rank 0's weights over the ranks, one tensor at a time.
 
     ``full_model`` is None on the other ranks, which hold one whole tensor at a time.
     """

@@ -11,7 +11,7 @@ from estimator.models import LATENT_PROJECTIONS, PROJECTIONS, RECURRENT_PROJECTI
 from estimator.models.architectures import own_names
 from estimator.vocabulary import METHODS, TASKS
 from launchers.base.imports import collector_paused
-from launchers.engines.loop import liger, quantized, unet, varlen, vision, whole_modules
+from launchers.engines.loop import head, liger, quantized, unet, varlen, vision, whole_modules
 from launchers.engines.loop.families import blocks, expert_tensors
 from launchers.engines.loop.recompute import recompute
 from launchers.engines.reward_head import HEAD
@@ -56,6 +56,8 @@ def made_trainable(model: Any, job: TrainJob, *, adapters_in_fp32: bool = False)
         varlen.use(model)
     if job.settings.liger:
         liger.put_in(model, loss_alone=job.settings.compile or job.settings.fp8 != "none")
+        if TASKS[job.settings.task].preferences:
+            head.put_in(model)
     if job.plan.adapters:
         torch.manual_seed(job.settings.seed)
         model = _with_adapters(model, job)

@@ -30,18 +30,18 @@ _ATTENTION = {torch.ops.torch_attn._varlen_attn.default} | frozenset(
 def recompute(blocks: Iterable[nn.Module], job: TrainJob) -> None:
     """Let every n-th block keep its input alone for the backward pass, or that and some results.
 
-    As ``settings.recompute`` says, where the plan has activation checkpointing. What is around a block's
+    As the plan's layout says. What is around a block's
     own code (the hooks that gather its weights) is not run again.
     """
-    if not job.plan.layout.activation_checkpointing:
+    layout = job.plan.layout
+    if not layout.activation_checkpointing:
         return
-    settings = job.settings.recompute
     options: dict[str, Any] = {"use_reentrant": False}
-    if settings.what == "selective":
+    if layout.recompute == "selective":
         rank = job.settings.lora.rank if job.plan.adapters else 0
         options["context_fn"] = partial(_keep_some, rank)
     for number, block in enumerate(blocks, 1):
-        if number % settings.every == 0:
+        if number % layout.recompute_every == 0:
             block.forward = partial(checkpoint, block.forward, **options)
 
 

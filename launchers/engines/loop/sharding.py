@@ -29,6 +29,10 @@ class Answering(Protocol):
         """A forward pass that ends in the summed cross entropy of all labels that count (liger.py)."""
         ...
 
+    def fused_log_probabilities(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+        """A forward pass that ends in the log-probabilities of ``labels`` (head.py)."""
+        ...
+
 
 class TrainedModel(Protocol):
     """A model that was trained, whatever has trained it."""

@@ -22,11 +22,11 @@ from launchers.dataset.batches import (
     ImageInputs,
     MicroBatch,
     counted_labels,
+    log_probabilities,
     micro_batches,
     mismatched_batches,
     step_rows,
     summed_cross_entropy,
-    summed_log_probabilities,
 )
 from launchers.dataset.prepared import IGNORE, Prepared
 from launchers.engines.loop import preference_losses
@@ -71,7 +71,8 @@ class TextTask(Task, Protocol):
 class OfRows:
     """Common part of tasks on rows of tokens.
 
-    ``reference``: launchers.evaluation.reference's file, where the run has one. ``padding_free``: batches are
+    ``reference``: launchers.evaluation.reference's file, where the run has one. ``fused``: the model's head
+    computes the loss or log-probabilities, without logits (liger.py, head.py). ``padding_free``: batches are
     joined without padding (launchers.dataset.batches.MicroBatch). ``images``: makes the inputs of a
     vision-language model.
     """
@@ -79,10 +80,15 @@ class OfRows:
     pairs: ClassVar[bool] = False  # whether a row is a pair
 
     def __init__(
-        self, reference: Path | None, *, padding_free: bool = False, images: ImageInputs | None = None
+        self,
+        reference: Path | None,
+        *,
+        fused: bool = False,
+        padding_free: bool = False,
+        images: ImageInputs | None = None,
     ) -> None:
         self.reference: NDArray[np.float32] | None = None if reference is None else np.load(reference)
-        self.padding_free, self.images = padding_free, images
+        self.fused, self.padding_free, self.images = fused, padding_free, images
 
     def batches(self, data: Prepared, layout: Layout, step: int, rank: int, /) -> Iterator[MicroBatch]:
         return micro_batches(
@@ -96,15 +102,17 @@ class OfRows:
             images=self.images,
         )
 
+    def log_probabilities(self, model: Answering, batch: MicroBatch, labels: torch.Tensor) -> torch.Tensor:
+        """[sequences, positions]: log-probabilities of ``labels``, 0 where they do not count."""
+        if self.fused:
+            return model.fused_log_probabilities(labels, **batch.inputs)
+        return log_probabilities(model.logits(**batch.inputs), labels)
+
 
 class NextToken(OfRows):
     """The mean cross entropy of the labels that count."""
 
     metrics: ClassVar[tuple[str, ...]] = ()
-
-    def __init__(self, *, fused: bool, padding_free: bool = False, images: ImageInputs | None = None) -> None:
-        super().__init__(None, padding_free=padding_free, images=images)
-        self._fused = fused
 
     def check(self, _model: Answering, _data: Prepared, /) -> None:
         """Any model that predicts tokens will do."""
@@ -116,7 +124,7 @@ class NextToken(OfRows):
         return StepCounts(divisor=max(1, counted_labels(data, step, global_batch_size)))
 
     def outcome(self, model: Answering, batch: MicroBatch, _: StepCounts, /) -> Outcome:
-        if self._fused:
+        if self.fused:
             return Outcome(loss=model.fused_loss(batch.labels, **batch.inputs))
         return Outcome(loss=summed_cross_entropy(model.logits(**batch.inputs), batch.labels))
 
@@ -136,7 +144,7 @@ class Preferences(OfRows):
     def __init__(
         self, settings: Settings, reference: Path | None = None, *, padding_free: bool = False
     ) -> None:
-        super().__init__(reference, padding_free=padding_free)
+        super().__init__(reference, fused=settings.liger is True, padding_free=padding_free)
         self._task = settings.task
         self._beta = settings.preference.beta_of(settings.task)
         self._margin = settings.preference.margin
@@ -159,14 +167,18 @@ class Preferences(OfRows):
             )
         elif self._task == "dpo":
             with torch.no_grad(), without_adapters(model):
-                reference = answers_of(model.logits(**batch.inputs), batch)
-        logits = model.logits(**batch.inputs)
-        policy = answers_of(logits, batch)
-        losses, rewards = self.losses(policy, reference)
+                reference = _answers(self.log_probabilities(model, batch, batch.labels), batch)
+        labels, counted = batch.labels, batch.labels != IGNORE
+        if self._task == "orpo":
+            chosen = chosen_labels(batch)
+            labels = torch.where(counted, labels, chosen)
+        per_token = self.log_probabilities(model, batch, labels)
+        losses, rewards = self.losses(_answers(per_token * counted, batch), reference)
         loss = losses.sum()
         if self._task == "orpo":
             # the rest of ORPO's loss is a mean over tokens: its sum gets the weight of a sum over pairs
-            loss = loss + chosen_cross_entropy(logits, batch) * (counts.divisor / counts.tokens)
+            cross_entropy = -(per_token * (chosen != IGNORE)).sum()
+            loss = loss + cross_entropy * (counts.divisor / counts.tokens)
         return Outcome(loss=loss, metrics=rewards.sums())
 
     def losses(
@@ -226,7 +238,7 @@ class Kto(OfRows):
     def __init__(
         self, settings: Settings, reference: Path | None = None, *, padding_free: bool = False
     ) -> None:
-        super().__init__(reference, padding_free=padding_free)
+        super().__init__(reference, fused=settings.liger is True, padding_free=padding_free)
         self._beta = settings.preference.beta_of(settings.task)
         self._kl = torch.zeros(())
 
@@ -240,8 +252,8 @@ class Kto(OfRows):
         for batch in batches:
             batch = batch.to(model.device)
             with torch.no_grad():
-                policy = summed_log_probabilities(model.logits(**batch.inputs), batch)
-            ahead += (policy - _untrained(model, batch)).sum()
+                policy = self._sums(model, batch)
+            ahead += (policy - self._untrained(model, batch)).sum()
         dist.all_reduce(ahead)
         self._kl = (ahead / layout.global_batch_size).clamp(min=0)
 
@@ -250,8 +262,8 @@ class Kto(OfRows):
         return StepCounts(divisor=global_batch_size, good=sum(data.row(index).desirable for index in rows))
 
     def outcome(self, model: Answering, batch: MicroBatch, counts: StepCounts, /) -> Outcome:
-        reference = _untrained(model, batch)
-        policy = summed_log_probabilities(model.logits(**batch.inputs), batch)
+        reference = self._untrained(model, batch)
+        policy = self._sums(model, batch)
         if batch.desirable is None:
             raise ValueError("KTO learns from judged answers, and these are not")
         losses = preference_losses.kto_loss(policy - reference, batch.desirable, self._kl, self._beta)
@@ -273,13 +285,16 @@ class Kto(OfRows):
             },
         )
 
+    def _sums(self, model: Answering, batch: MicroBatch) -> torch.Tensor:
+        """[rows]: log-probability of each answer."""
+        return batch.sums(self.log_probabilities(model, batch, batch.labels))
 
-def _untrained(model: Answering, batch: MicroBatch) -> torch.Tensor:
-    """[rows]: what the untrained model gives to each answer."""
-    if batch.reference is not None:
-        return batch.reference[:, 0]
-    with torch.no_grad(), without_adapters(model):
-        return summed_log_probabilities(model.logits(**batch.inputs), batch)
+    def _untrained(self, model: Answering, batch: MicroBatch) -> torch.Tensor:
+        """[rows]: log-probability of each answer by the untrained model."""
+        if batch.reference is not None:
+            return batch.reference[:, 0]
+        with torch.no_grad(), without_adapters(model):
+            return self._sums(model, batch)
 
 
 def task_of(
@@ -317,7 +332,7 @@ def text_task_of(
         return Reward(None)
     if settings.trains_on_pairs:
         return Preferences(settings, reference, padding_free=padding_free)
-    return NextToken(fused=settings.liger is True, padding_free=padding_free, images=images)
+    return NextToken(None, fused=settings.liger is True, padding_free=padding_free, images=images)
 
 
 @contextlib.contextmanager
@@ -335,7 +350,12 @@ def rewards_of(logits: torch.Tensor) -> preference_losses.Rewards:
 
 def answers_of(logits: torch.Tensor, batch: MicroBatch) -> Answers:
     """Log-probabilities of the labels that count, of a batch of all chosen and then all rejected ones."""
-    chosen, rejected = summed_log_probabilities(logits, batch).chunk(2)
+    return _answers(log_probabilities(logits, batch.labels), batch)
+
+
+def _answers(per_token: torch.Tensor, batch: MicroBatch) -> Answers:
+    """Sum the log-probabilities of the labels that count over each answer."""
+    chosen, rejected = batch.sums(per_token).chunk(2)
     chosen_tokens, rejected_tokens = batch.sums(batch.labels != IGNORE).chunk(2)
     return Answers(
         chosen=chosen, rejected=rejected, chosen_tokens=chosen_tokens, rejected_tokens=rejected_tokens
@@ -344,13 +364,17 @@ def answers_of(logits: torch.Tensor, batch: MicroBatch) -> Answers:
 
 def chosen_cross_entropy(logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
     """The summed cross entropy of the chosen conversations, prompts too, as in TRL's ORPOTrainer."""
+    return summed_cross_entropy(logits, chosen_labels(batch))
+
+
+def chosen_labels(batch: MicroBatch) -> torch.Tensor:
+    """Labels of all tokens of the chosen conversations, prompts too; shaped like ``batch.labels``."""
     pairs = len(batch.lengths) // 2
+    labels = batch.input_ids.roll(-1, dims=1)
+    positions = torch.arange(labels.shape[1], device=labels.device)
     if batch.cu_seq_lens is not None:
-        tokens = int(batch.lengths[:pairs].sum())
-        labels = batch.input_ids[:, :tokens].roll(-1, dims=1)
         labels[:, batch.cu_seq_lens[1 : pairs + 1] - 1] = IGNORE  # of a pair each conversation is a document
-        return summed_cross_entropy(logits[:, :tokens], labels)
-    labels = batch.input_ids[:pairs].roll(-1, dims=1)
-    last = (batch.lengths[:pairs] - 1).to(labels.device)
-    after_end = torch.arange(labels.shape[1], device=labels.device)[None, :] >= last[:, None]
-    return summed_cross_entropy(logits[:pairs], labels.masked_fill(after_end, IGNORE))
+        return labels.masked_fill(positions >= int(batch.lengths[:pairs].sum()), IGNORE)
+    last = (batch.lengths - 1).to(labels.device)
+    last[pairs:] = 0  # rejected
+    return labels.masked_fill(positions[None, :] >= last[:, None], IGNORE)

@@ -141,7 +141,7 @@ def _step(
     sums, grad_norm = _fetched(summed, norm)
     loss, *metrics = [value / counts.divisor for value in sums]
     part_seconds, step_seconds = stopwatch.seconds(), time.perf_counter() - start
-    profiler.end(step)
+    profiler.end()
     reporter.step(
         step=step,
         loss=loss if env.rank == 0 else None,

@@ -14,7 +14,6 @@ import torch
 from torch.nn.attention import varlen as kernel
 
 from estimator.engines import varlen
-from estimator.vocabulary import METHODS
 from launchers.gang.job import TrainJob
 
 ATTENTION = "varlen"  # name in transformers' registries
@@ -28,9 +27,8 @@ def applies(job: TrainJob) -> bool:
     """Whether the loop trains this job's model with variable-length attention and padding-free batches."""
     return (
         job.plan.layout.device == "cuda"
-        and varlen.unsupported(job.model.spec, job.settings.task) is None
-        and job.plan.layout.precision != "fp32"
-        and not METHODS[job.plan.method].llama_adapter
+        and varlen.unsupported(job.model.spec, job.settings.task, job.plan.method, job.plan.layout.precision)
+        is None
         and job.settings.vision is None  # its positions follow the images
         and torch.cuda.get_device_capability() >= OLDEST_CAPABILITY
         and not _attention_dropout(job)

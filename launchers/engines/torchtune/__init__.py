@@ -1,1 +1,1 @@
-"""torchtune behind :class:`launchers.engines.Engine`: its own recipes, entered through a subclass."""
+"""torchtune behind :class:`launchers.engines.Engine`: its own recipes, extended by a subclass."""

@@ -1,4 +1,4 @@
-"""Step-level checkpoints for torchtune's recipes, which by themselves save at the ends of epochs only.
+"""Step-level checkpoints for torchtune's recipes, which alone save only at the ends of epochs.
 
 A checkpoint folder holds::
 
@@ -6,9 +6,9 @@ A checkpoint folder holds::
     __R_0.distcp         rank R's shards of the trained weights and of the optimizer's states
     rng-RRRRR.pt         rank R's random generators
 
-Each rank writes only its own files and reads whatever of the union it needs, so no shared file system is
-wanted, and a checkpoint may be read at another world size. Frozen weights (LoRA's base) are not in it: they
-come from the model folder again.
+Each rank writes only its own files and reads what it needs from the files of all ranks, so no shared file
+system is needed, and the world size may change. Frozen weights (LoRA's base) are not included: they are read
+from the model folder.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
 
 
 def save(folder: Path, model: torch.nn.Module, optimizers: Optimizers) -> None:
-    """Write this rank's part; every rank has written its own when this returns on any."""
+    """Write this rank's part; returns when all ranks have written theirs."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(_generators(), _rng_file(folder))
     try:
@@ -50,7 +50,7 @@ def save(folder: Path, model: torch.nn.Module, optimizers: Optimizers) -> None:
 
 
 def load(folder: Path, model: torch.nn.Module, optimizers: Optimizers) -> None:
-    """Fill the model and the optimizers in place. Hyperparameters stay as the optimizers have them now."""
+    """Load into the model and the optimizers in place; the optimizers keep their hyperparameters."""
     for optimizer in optimizers:
         groups = [
             {key: value for key, value in group.items() if key != "params"}
@@ -67,7 +67,7 @@ def load(folder: Path, model: torch.nn.Module, optimizers: Optimizers) -> None:
 
 
 def load_generators(folder: Path) -> bool:
-    """Put this rank's random generators back; False where the checkpoint is of another world size."""
+    """Restore this rank's random generators; False if the checkpoint has another world size."""
     path = _rng_file(folder)
     if not path.is_file():
         return False
@@ -95,7 +95,7 @@ def _world_size() -> int:
 
 
 def _states(model: torch.nn.Module, optimizers: Optimizers) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The plain name of each trained weight, and its optimizer's states."""
+    """Iterate over the plain name and the optimizer states of each trained weight."""
     states = {parameter: state for optimizer in optimizers for parameter, state in optimizer.state.items()}
     for name, parameter in model.named_parameters():
         if parameter in states:
@@ -103,12 +103,12 @@ def _states(model: torch.nn.Module, optimizers: Optimizers) -> Iterator[tuple[st
 
 
 def _numbers(states: dict[str, Any]) -> list[str]:
-    """The states that are whole numbers, as bitsandbytes counts its steps."""
+    """Return the names of integer states, such as the step count of bitsandbytes."""
     return [key for key, value in states.items() if isinstance(value, int)]
 
 
 def _tensors(model: torch.nn.Module, optimizers: Optimizers) -> dict[str, torch.Tensor]:
-    """Trained weights and optimizer states, by name; DTensors where the model is sharded.
+    """Return trained weights and optimizer states by name; DTensors if the model is sharded.
 
     get_state_dict of torch.distributed.checkpoint would do, but for QLoRA it first makes a whole
     dequantized copy of the base that it then drops.

@@ -1,4 +1,4 @@
-"""Times a recipe's steps from outside: hooks on the model and on the optimizer, no change to the loop."""
+"""Timing of a recipe's steps by hooks on the model and the optimizer, without changes to its loop."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Times:
 
 
 class StepClock:
-    """Forward: inside the model. Backward: from a model's output to the next input or to the optimizer.
+    """Clock of a recipe's steps.
 
-    The loss, the gradients' reduction and their clipping so count as backward. On a GPU the marks are CUDA
-    events and nothing waits for them: the recipes read the loss at the end of each step, so that the events
-    have passed when they are read.
+    Forward time is spent inside the model. Backward time lasts from the model's output to its next input or
+    to the optimizer, and includes the loss, the reduction of gradients and their clipping. On a GPU the marks
+    are CUDA events that cost no synchronization: the recipes read the loss at the end of each step anyway.
     """
 
     def __init__(self, cuda: bool, on_part: Callable[[str], None]) -> None:
@@ -32,12 +32,10 @@ class StepClock:
         self._cuda, self._on_part = cuda, on_part
         self._marks: list[tuple[str, Any]] = []
         self._began = time.perf_counter()
-        self.lr: float | None = None  # of the last step: the one that it was made with
+        self.lr: float | None = None  # learning rate of the last step
 
     def watch(self, model: torch.nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
-        """Mark each pass and step. For optimizers in the backward pass, which have no separate time,
-        the first one's rate is kept.
-        """
+        """Register the hooks. Optimizers in the backward pass have no separate time."""
         # prepend: before a sharded model gathers its weights, which is part of its forward pass
         model.register_forward_pre_hook(lambda *_: self._pass("input", "forward"), prepend=True)
         model.register_forward_hook(lambda *_: self._pass("output", "backward"))
@@ -50,13 +48,13 @@ class StepClock:
         optimizers[0].register_step_pre_hook(before_step)
 
     def restart(self) -> None:
-        """A step begins, with its data."""
+        """Start a step, which first reads its data."""
         self._on_part("data")
         self._marks.clear()
         self._began = time.perf_counter()
 
     def read(self) -> Times:
-        """The times of the optimizer step that ends now."""
+        """Return the times of the optimizer step that ends now."""
         if self._marks and self._marks[-1][0] == "output":  # no optimizer came after the backward pass
             self._mark("end")
         seconds = {"input": 0.0, "output": 0.0}

@@ -1,7 +1,7 @@
-"""TrainJob -> the name of a torchtune recipe and its whole YAML. Imports neither torch nor torchtune.
+"""Name and configuration (YAML) of the torchtune recipe of a TrainJob. Imports neither torch nor torchtune.
 
-One "epoch" of the recipe is what is left of the run: the order of the rows, epochs included, is fixed when
-the data is prepared (launchers.dataset.prepared), so the recipe never shuffles.
+One "epoch" of the recipe is the rest of the run: the order of the rows over all epochs is fixed when the
+data is prepared (launchers.dataset.prepared), so the recipe never shuffles.
 """
 
 from __future__ import annotations
@@ -17,13 +17,32 @@ from estimator.plan import Layout
 from estimator.vocabulary import METHODS, OPTIMIZERS
 from launchers.dataset.prepared import Prepared
 from launchers.engines import generic_targets
-from launchers.engines.torchtune.support import ATTENTION
 from launchers.gang.job import TrainJob
 from launchers.run_config import RunConfig
 
 _PARTS = "launchers.engines.torchtune.parts"
 _MODELS = "torchtune.models"
 _CHECKPOINTERS = {"qwen2": "launchers.engines.torchtune.qwen2.Qwen2Checkpointer"}
+
+ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "o_proj": "output_proj"}
+"""Hugging Face's names of the attention's linear layers -> torchtune's."""
+# Keys of the YAML that follow from the plan, and the setting that changes each.
+PLANNED_KEYS = {
+    "batch_size": "micro_batch_size",
+    "gradient_accumulation_steps": "global_batch_size",
+    "epochs": "epochs",
+    "max_steps_per_epoch": "max_steps",
+    "dtype": "precision",
+    "device": "resources.device",
+    "tensor_parallel_dim": "",
+    "optimizer_in_bwd": "optimizer.in_backward",
+    "resume_from_checkpoint": "",
+    "save_adapter_weights_only": "",
+    "output_dir": "output_dir",
+    "shuffle": "",
+    "dataset": "dataset",
+    "collate_fn": "packing",
+}
 
 
 def recipe_name(job: TrainJob) -> str:
@@ -34,9 +53,9 @@ def recipe_name(job: TrainJob) -> str:
 
 
 def recipe_config(job: TrainJob) -> dict[str, Any]:
-    """The recipe's whole configuration; ``settings.engine_options`` is laid over it last.
+    """Build the recipe's configuration; ``settings.engine_options`` overrides it.
 
-    Raises UserError where torchtune cannot do what is asked.
+    Raises UserError if torchtune cannot run the job.
     """
     config_json = json.loads((job.model_dir / "config.json").read_text())
     spec = hf_config.to_spec(config_json, job.model.name)
@@ -110,7 +129,7 @@ def _misfit(job: TrainJob, spec: ModelSpec, data: Prepared) -> str | None:
 
 
 def _incomplete(config_json: dict[str, Any], spec: ModelSpec) -> str | None:
-    """torchtune's checkpointer reads these from config.json and knows no defaults for them."""
+    """Name a field without a default that torchtune's checkpointer misses in config.json, as one clause."""
     fields = ["hidden_size", "num_attention_heads", "num_key_value_heads"]
     fields += ["tie_word_embeddings"] if spec.family == "qwen2" else []
     missing = [name for name in fields if name not in config_json]
@@ -118,7 +137,7 @@ def _incomplete(config_json: dict[str, Any], spec: ModelSpec) -> str | None:
 
 
 def model_component(spec: ModelSpec, settings: RunConfig) -> dict[str, Any]:
-    """The builder and its arguments. Rotary tables are only made as long as the sequences are."""
+    """Return the builder and its arguments; rotary tables are as long as the sequences."""
     module, extra = _builder(spec)
     adapters = METHODS[settings.method].adapters
     values: dict[str, Any] = {
@@ -139,10 +158,10 @@ def model_component(spec: ModelSpec, settings: RunConfig) -> dict[str, Any]:
 
 
 def _builder(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
-    """torchtune's builder for a model, and the arguments that only it has.
+    """Return torchtune's builder for a model, and the arguments that only this builder has.
 
-    Llama 2 is Llama 3 with another rotary base. Of the Llama builders only 3.2's can tie the embeddings;
-    its scaling by 1 is none.
+    Llama 2 is Llama 3 with another rotary base. Of the Llama builders only 3.2's can tie the embeddings; a
+    scale of 1 has no effect.
     """
     if spec.family == "qwen2":
         return "qwen2", {"tie_word_embeddings": spec.tied_embeddings}
@@ -195,7 +214,7 @@ def _schedule(settings: RunConfig) -> dict[str, Any]:
 
 
 def merge(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """``overrides`` laid over ``base``, section by section; naming another component replaces its section."""
+    """Merge ``overrides`` over ``base`` by section; a section that names a component is replaced."""
     result = dict(base)
     for key, value in overrides.items():
         old = result.get(key)
@@ -205,7 +224,7 @@ def merge(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def weight_files(model_dir: Path) -> list[str]:
-    """Names of the safetensors files of a model; raises UserError when there are none."""
+    """Return the names of a model's safetensors files; raises UserError if there are none."""
     index = model_dir / "model.safetensors.index.json"
     if index.is_file():
         return sorted(set(json.loads(index.read_text())["weight_map"].values()))

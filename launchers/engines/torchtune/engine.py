@@ -1,8 +1,7 @@
 """torchtune 0.6.1: full fine-tuning, LoRA and QLoRA of dense models, on one process or several (FSDP2).
 
-This module implements Engine. The others are ``support`` (limits), ``config`` (TrainJob -> YAML),
-``recipe`` (running torchtune's own recipes) with ``checkpoint`` and ``clock``, and ``parts`` (what the YAML
-names).
+This module implements Engine. The others are ``config`` (TrainJob -> YAML), ``recipe`` (running torchtune's
+own recipes) with ``checkpoint`` and ``clock``, and ``parts`` (what the YAML names).
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import yaml
 from launchers.base.imports import collector_paused
 from launchers.engines import Needs
 from launchers.engines.torchtune import config as torchtune_config
-from launchers.engines.torchtune import support as torchtune_support
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, RankReporter
 from launchers.models import hf_layout
@@ -29,7 +27,16 @@ class Torchtune:
     """See :class:`launchers.engines.Engine`."""
 
     def unsupported_settings(self, settings: Settings) -> str | None:
-        return torchtune_support.unsupported_settings(settings)
+        for key in torchtune_config.PLANNED_KEYS.keys() & settings.engine_options.keys():
+            advice = (
+                f"; set {torchtune_config.PLANNED_KEYS[key]} instead"
+                if torchtune_config.PLANNED_KEYS[key]
+                else ""
+            )
+            return (
+                f"engine_options.{key} cannot be set by hand, the run's own accounting depends on it{advice}"
+            )
+        return None
 
     def train(self, job: TrainJob) -> None:
         env = RankEnv.read()

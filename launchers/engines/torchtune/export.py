@@ -52,10 +52,10 @@ def save(
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    """Called by every rank; the first writes ``output_dir``/epoch_0 (the adapter) and ``output_dir``/model.
+    """Write ``output_dir``/epoch_0 (the adapter) and ``output_dir``/model on rank 0; called by every rank.
 
-    ``merged``: whether there is to be the latter.
-    ``dtype`` is what the model was trained in and is written in, ``device`` where it was.
+    ``merged``: whether to write the latter. ``dtype``: type in which the model was trained and is written.
+    ``device``: where it was trained.
     """
     waiting = dist.new_group(backend="gloo", timeout=_merge.LIMIT) if dist.is_initialized() else None
     trained = _gather_trained(model)
@@ -72,7 +72,7 @@ def save(
 
 
 def _gather_trained(model: torch.nn.Module) -> Tensors:
-    """The trained weights, whole and on the CPU, by torchtune's names; every rank takes part."""
+    """Gather the trained weights on the CPU, by torchtune's names; called by every rank."""
     trained = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -137,12 +137,12 @@ class _Change:
 
 
 def _added(weight: torch.Tensor, scaled_lora_b: torch.Tensor, lora_a: torch.Tensor) -> torch.Tensor:
-    """The sum in the adapter's type, kept in the weight's."""
+    """Add the update in the adapter's type; the result has the weight's type."""
     return _merge.by_rows(weight, lambda rows: weight[rows] + scaled_lora_b[rows] @ lora_a)
 
 
 def _conversions(model_dir: Path) -> tuple[Callable[[Tensors], Tensors], Callable[[Tensors], Tensors]]:
-    """torchtune's conversions from Hugging Face's names and order of rows to its own, and back."""
+    """Return torchtune's conversions from Hugging Face's names and order of rows to its own, and back."""
     config = json.loads((model_dir / "config.json").read_text())
     shape: dict[str, Any] = {
         "num_heads": config["num_attention_heads"],

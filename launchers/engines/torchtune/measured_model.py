@@ -1,4 +1,4 @@
-"""torchtune's model as the tasks' own measures ask it (launchers.engines.loop.tasks)."""
+"""torchtune's model behind the interface that tasks evaluate (launchers.engines.loop.tasks)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from estimator.exact.torchtune_imports import torchtune_imports
-from launchers.dataset.batches import summed_cross_entropy
+from launchers.dataset.batches import log_probabilities, summed_cross_entropy
 
 with torchtune_imports():
     from torchtune.modules.peft import disable_adapter
 
 
 class MeasuredModel:
-    """Answers with logits; see launchers.engines.loop.sharding.Answering."""
+    """Computes logits; see launchers.engines.loop.sharding.Answering."""
 
     def __init__(self, network: Any, device: torch.device) -> None:
         self._network = network
@@ -33,11 +33,15 @@ class MeasuredModel:
 
     def logits(self, **inputs: torch.Tensor) -> torch.Tensor:
         """[sequences, positions, vocabulary], of ``input_ids`` with one document in each row."""
-        # What padding holds doesn't matter, but it has to be a token: it may be one beyond the vocabulary
+        # Padding may be beyond the vocabulary: its value does not matter, but it must be a token
         tokens = inputs["input_ids"].clamp(0, self._network.tok_embeddings.num_embeddings - 1)
         logits: torch.Tensor | list[torch.Tensor] = self._network(tokens)
         return torch.cat(logits, dim=1) if isinstance(logits, list) else logits
 
     def fused_loss(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
-        """The summed cross entropy of the logits: no kernel joins the two here."""
+        """Sum the cross entropy of the logits, which no fused kernel computes for these models."""
         return summed_cross_entropy(self.logits(**inputs), labels)
+
+    def fused_log_probabilities(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities of the labels from the logits."""
+        return log_probabilities(self.logits(**inputs), labels)

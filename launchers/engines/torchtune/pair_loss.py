@@ -1,4 +1,4 @@
-"""DPO's loss as torchtune has it, with the figures that people look at."""
+"""torchtune's DPO loss, with its metrics summed over a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ with torchtune_imports():
 
 
 class PairLoss:
-    """Sums what it has given since it was last asked.
+    """DPO loss that sums its losses and metrics until :meth:`take_sums` is called.
 
     The recipe for one device logs the figures of a step's last micro batch alone.
     """
@@ -26,7 +26,7 @@ class PairLoss:
         self._sums = torch.zeros(2 + len(self.metrics))
 
     def __call__(self, *log_probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """As torchtune's: losses and both answers' rewards, [pairs] each."""
+        """Return losses and the rewards of both answers, [pairs] each, like torchtune's loss."""
         losses, chosen, rejected = self._loss(*log_probabilities)
         rewards = Rewards(chosen=chosen.float(), rejected=rejected.float()).sums()
         summed = [losses.detach().float().sum(), *(rewards[name] for name in self.metrics)]
@@ -35,6 +35,6 @@ class PairLoss:
         return losses, chosen, rejected
 
     def take_sums(self) -> torch.Tensor:
-        """[2 + metrics]: pairs, their losses and metrics, since the last call."""
+        """Return sums since the last call, [2 + metrics]: pairs, losses, metrics."""
         sums, self._sums = self._sums, torch.zeros_like(self._sums)
         return sums

@@ -1,4 +1,4 @@
-"""The components that our torchtune YAML names: data that is already tokens, a schedule, no logger."""
+"""Components that the torchtune YAML names: tokenized data, a schedule, and a logger without output."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class PreparedDataset(torch.utils.data.Dataset[dict[str, Any]]):
         }
 
     def take_counts(self) -> tuple[int, int]:
-        """Samples and tokens handed out since the last call."""
+        """Return the samples and tokens handed out since the last call."""
         counts = self._samples, self._tokens
         self._samples = self._tokens = 0
         return counts

@@ -1,10 +1,9 @@
-"""Runs torchtune's own recipes, from their unmodified files, through a subclass of their class.
+"""Run of torchtune's own recipes, from their unmodified files, by a subclass of their class.
 
-torchtune 0.6.1 is the last release, and its four fine-tuning recipes end their useful life as they are: they
-save at the ends of epochs only, resume from there only, and log on rank 0 only. The subclass overrides as
-little as gives a run what it needs:
+torchtune 0.6.1 is the last release. Its recipes save and resume only at the ends of epochs, and log only on
+rank 0. The subclass overrides:
 
-``setup``                after the recipe's own: first adapters that don't depend on the number of processes,
+``setup``                after the recipe's own: initial adapters independent of the number of processes,
                          weights and optimizers from the checkpoint that the run resumes from, the step
                          counter, and the hooks that time forward and backward passes
 ``_setup_lr_scheduler``  the schedule of the whole run, started at the step that the run resumes from
@@ -174,7 +173,7 @@ class Steps(_Recipe):
         super().train()
 
     def _loss_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The mean loss of a batch, which the recipes for one device multiply by the labels that count.
+        """Compute the mean loss of a batch, which the recipes for one device multiply by the counted labels.
 
         They divide the gradients by that number after the backward pass. Where the optimizer steps in it,
         0.6.1 leaves that out, so that a step's weight in the moments would grow with its tokens. Here the
@@ -200,16 +199,16 @@ class Steps(_Recipe):
             self._checkpoint(step)
         if self._evaluator.stops:
             self.max_steps_per_epoch = step - self._job.start_step  # which the recipe looks at next
-        if self._is_over and self._evaluator.is_exported(step):
+        if self._is_finished and self._evaluator.is_exported(step):
             self._reporter.phase("save", step)
         self._begin()
 
     @property
-    def _is_over(self) -> bool:
+    def _is_finished(self) -> bool:
         return self._evaluator.stops or self.global_step == self._job.total_steps
 
     def _begin(self) -> None:
-        """The next step begins."""
+        """Start the next step."""
         self._window.begin(self._reported_step + 1)
         self._noise.begin(self._reported_step + 1)
         self._waiting.begin()
@@ -219,7 +218,7 @@ class Steps(_Recipe):
         samples, tokens = self._dataloader.dataset.take_counts()
         figures = self._figures(step)
         times = self._clock.read()
-        self._window.end(step)
+        self._window.end()
         self._reporter.step(
             step=step,
             loss=figures.loss,
@@ -312,7 +311,7 @@ class PairSteps(Steps):
 
     def _setup_data(self, *arguments: Any, **options: Any) -> Any:
         sampler, loader = super()._setup_data(*arguments, **options)
-        return sampler, _WatchedLoader(loader, self._after_batch, lambda: self._is_over)
+        return sampler, _WatchedLoader(loader, self._after_batch, lambda: self._is_finished)
 
     def _clip(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -321,7 +320,7 @@ class PairSteps(Steps):
         self._grad_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def _figures(self, step: int) -> _Figures:  # noqa: ARG002
-        """The means over the pairs of all ranks; 0.6.1 logs the sum of the ranks' losses."""
+        """Return means over the pairs of all ranks; 0.6.1 logs the sum of the ranks' losses."""
         sums = self._loss_fn.take_sums().cpu()
         if dist.is_initialized():
             dist.all_reduce(sums)
@@ -335,8 +334,8 @@ class PairSteps(Steps):
 class _WatchedLoader:
     """Data loader that calls back after each used batch, and ends with the run."""
 
-    def __init__(self, loader: Any, after_batch: Callable[[], None], is_over: Callable[[], bool]) -> None:
-        self._loader, self._after_batch, self._is_over = loader, after_batch, is_over
+    def __init__(self, loader: Any, after_batch: Callable[[], None], is_finished: Callable[[], bool]) -> None:
+        self._loader, self._after_batch, self._is_finished = loader, after_batch, is_finished
         self.dataset = loader.dataset
 
     def __len__(self) -> int:
@@ -346,7 +345,7 @@ class _WatchedLoader:
         for batch in self._loader:
             yield batch
             self._after_batch()
-            if self._is_over():
+            if self._is_finished():
                 return
 
 
@@ -412,7 +411,7 @@ def run(job: TrainJob, env: RankEnv, reporter: RankReporter, name: str, values: 
 
 
 def _load(name: str) -> ModuleType:
-    """A recipe's module. The ``recipes`` package refuses to be imported, so it is loaded by its path."""
+    """Load a recipe's module by its path, because the ``recipes`` package refuses to be imported."""
     origin = importlib.util.find_spec("torchtune")
     assert origin is not None  # noqa: S101
     assert origin.origin is not None  # noqa: S101

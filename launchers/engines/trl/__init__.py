@@ -1,1 +1,1 @@
-"""TRL 1.16 for task grpo: `engine` is its face, `trainer` the run of a rank."""
+"""TRL 1.16 for task grpo: `engine` implements Engine, `trainer` runs one rank."""

@@ -1,4 +1,4 @@
-"""TRL's GRPO: answers drawn in each step, scored, and compared within their group. One copy a process."""
+"""TRL's GRPO: answers are sampled in each step, scored, and compared within their group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launchers.gang.job import TrainJob
 if TYPE_CHECKING:
     from launchers.settings import Settings
 
-# What GRPOConfig gets from the plan and from other settings, which count on it
+# Fields of GRPOConfig that follow from the plan and from other settings
 _PLANNED = frozenset(
     {
         *("output_dir", "max_steps", "num_train_epochs", "per_device_train_batch_size"),

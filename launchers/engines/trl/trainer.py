@@ -25,6 +25,7 @@ from launchers.dataset.prompts import Prompt
 from launchers.engines import _merge
 from launchers.engines.loop import export, generators, optimizer
 from launchers.engines.loop.model import low_rank_config
+from launchers.engines.loop.optimizer import schedule
 from launchers.engines.profiling import Profiler
 from launchers.engines.waiting import Waiting
 from launchers.gang.job import TrainJob
@@ -99,7 +100,7 @@ class _Trainer(GRPOTrainer):  # type: ignore[misc,unused-ignore]
 
     def __init__(self, job: TrainJob, env: RankEnv, reporter: RankReporter, device: torch.device) -> None:
         self._job = job
-        self._room = job.settings.seq_len - _answer_tokens(job)  # tokens of a prompt
+        self._prompt_tokens = job.settings.seq_len - _answer_tokens(job)  # maximum length
         tokenizer = render.load_tokenizer(job.model_dir, job.settings)
         tokenizer.padding_side = "left"
         if tokenizer.pad_token_id is None:
@@ -129,7 +130,7 @@ class _Trainer(GRPOTrainer):  # type: ignore[misc,unused-ignore]
 
     @property
     def trained(self) -> Any:
-        """The model without what it is wrapped in for training."""
+        """The model without its wrappers for training."""
         return self.accelerator.unwrap_model(self.model)
 
     def create_optimizer(self, *_: Any, **__: Any) -> torch.optim.Optimizer:
@@ -145,11 +146,11 @@ class _Trainer(GRPOTrainer):  # type: ignore[misc,unused-ignore]
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:  # noqa: ARG002
         if getattr(self, "lr_scheduler", None) is None:
-            self.lr_scheduler: Any = _schedule(self._job, optimizer or self.optimizer)
+            self.lr_scheduler: Any = schedule(self._job)(optimizer or self.optimizer)
         return self.lr_scheduler
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """From the host's memory: torch knows no place called cpu:0, where accelerate puts CPUs' ranks."""
+        """Load through host memory: torch does not know cpu:0, the device of accelerate's ranks on CPUs."""
         if checkpoint is None:
             return
         for name, states in (("optimizer", self.optimizer), ("scheduler", self.lr_scheduler)):
@@ -157,13 +158,9 @@ class _Trainer(GRPOTrainer):  # type: ignore[misc,unused-ignore]
             states.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
 
     def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
-        """Prompts have their special tokens; of one that is too long the end is kept, as in preparation."""
+        """Tokenize prompts, which contain their special tokens; the start of a long one is cut off."""
         token_ids = self.processing_class(text=prompts, add_special_tokens=False, verbose=False)["input_ids"]
-        return [ids[-self._room :] for ids in token_ids], None, {}
-
-
-def _schedule(job: TrainJob, steps: Any) -> Any:
-    return optimizer.schedule(job)(steps)
+        return [ids[-self._prompt_tokens :] for ids in token_ids], None, {}
 
 
 def _answer_tokens(job: TrainJob) -> int:
@@ -171,9 +168,7 @@ def _answer_tokens(job: TrainJob) -> int:
 
 
 def _dtype(job: TrainJob) -> torch.dtype:
-    """Return the type of the weights: trained ones are kept in fp32 under autocast, a frozen base in 16
-    bits.
-    """
+    """Return the type of the weights: fp32 for trained ones under autocast, 16 bits for a frozen base."""
     precision = job.plan.layout.precision
     full_precision = precision == "fp32" or (precision == "bf16-mixed" and not job.plan.adapters)
     return torch.float32 if full_precision else torch.bfloat16
@@ -215,7 +210,7 @@ def _saved(job: TrainJob) -> Path:
 
 
 def _reward_function(job: TrainJob, prompts: Sequence[Prompt], device: torch.device) -> Any:
-    """The job's rewards as TRL calls them."""
+    """Build the job's reward function as TRL calls it."""
     if job.reward is None:
         raise ValueError("grpo learns from rewards, and the job names none")
     reward_name = job.settings.rl.reward or job.reward
@@ -236,15 +231,15 @@ class _Watch(TrainerCallback):  # type: ignore[misc,unused-ignore]
     def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         self._window.begin(state.global_step + 1)
 
-    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-        self._window.end(state.global_step)
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self._window.end()
 
     def on_log(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         self._window.save(state.global_step)
 
 
 class _Listener(TrainerCallback):  # type: ignore[misc,unused-ignore]
-    """Turns what the trainer says of its steps into telemetry, and what it saves into checkpoints."""
+    """Reports the trainer's steps as telemetry, and turns what it saves into checkpoints."""
 
     def __init__(self, job: TrainJob, env: RankEnv, reporter: RankReporter, waiting: Waiting) -> None:
         self._job, self._env, self._reporter, self._waiting = job, env, reporter, waiting
@@ -288,7 +283,7 @@ class _Listener(TrainerCallback):  # type: ignore[misc,unused-ignore]
         )
 
     def on_save(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """Every rank has written its part: it becomes this node's."""
+        """Move what all ranks have written to this node's part of the checkpoint."""
         step = state.global_step
         self._reporter.phase("checkpoint", step)
         dist.barrier()

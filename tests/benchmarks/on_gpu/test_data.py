@@ -42,6 +42,7 @@ def test_lengths_spread_evenly_over_their_logarithm_and_one_is_the_longest() -> 
     assert below == pytest.approx([0.25, 0.5, 0.75], abs=0.03)
 
 
+@pytest.mark.slow
 def test_rows_have_the_lengths_that_were_drawn_and_the_longest_is_cut_to_the_full_length(
     tmp_path: Path, model: Path
 ) -> None:
@@ -51,6 +52,7 @@ def test_rows_have_the_lengths_that_were_drawn_and_the_longest_is_cut_to_the_ful
     assert sorted(rows.row_lengths.tolist()) == pytest.approx(sorted(wanted), abs=8)
 
 
+@pytest.mark.slow
 def test_packed_rows_are_nearly_full(tmp_path: Path, model: Path) -> None:
     info, rows = prepared(tmp_path, model, packing=True, global_batch_size=4)
     assert info.packed

@@ -4,11 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.published import rows, scoring
-from benchmarks.published.held_out import compare_held_out
 from benchmarks.published.verdict import Judged, Verdict, calibration, verdict
 from estimator import memory
 from estimator.risk import verdict_of
-from tests.benchmarks.published.measured_tables import read
+from tests.benchmarks.published.measured_tables import carried_held_out, read
 
 CARRIED = rows.TABLE
 
@@ -39,7 +38,7 @@ def test_a_verdict_counts_what_ran_and_what_ran_out_of_memory_apart() -> None:
 
 
 def test_of_runs_of_new_sources_that_fit_less_than_2_percent_run_out_of_memory() -> None:
-    judged = [item for item in compare_held_out(CARRIED).judged if verdict_of(item.risk) == "fits"]
+    judged = [item for item in carried_held_out().judged if verdict_of(item.risk) == "fits"]
     assert len(judged) > 700
     assert sum(item.row.oom for item in judged) <= 0.02 * len(judged)
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checklist.analysis import busbw as formulas
 from checklist.analysis.busbw import (
     MIB,
     OPS,
     actual_bytes,
+    algbw,
     buffer_elements,
     bus_factor,
     busbw,
@@ -43,6 +43,9 @@ def test_busbw_is_what_nccl_tests_defines(op: str, ranks: int, size: int, us: fl
 def test_one_rank_moves_nothing_over_the_bus() -> None:
     assert bus_factor("all_reduce", 1) == bus_factor("all_to_all_v", 1) == 0
     assert bus_factor("broadcast", 1) == 1
+    assert actual_bytes("barrier", 1, 4, 8) == 0
+    assert algbw(10**9, 1.0) == 1.0
+    assert algbw(10**9, 0.0) == math.inf, "refused where it is judged; not an error of the probe"
 
 
 @given(
@@ -69,10 +72,6 @@ def test_an_uneven_all_to_all_moves_as_much_as_an_even_one_and_its_busbw_counts_
         sum(parts[1:]) / sum(parts), abs=0.51 / sum(parts)
     )
     assert ranks == 1 or max(parts) >= 3 * min(parts)
-
-
-def test_a_barrier_moves_nothing() -> None:
-    assert actual_bytes("barrier", 1, 4, 8) == 0
 
 
 def sweep(alpha: float, beta: float, largest: int) -> list[tuple[int, float]]:
@@ -107,9 +106,3 @@ def test_what_a_sweep_does_not_show_is_unknown(points: list[tuple[int, float]]) 
     assert found.beta_gbytes_per_s is None
     assert found.half_bytes is None
     assert found.seconds(1) is None
-
-
-def test_every_operation_says_what_its_size_counts() -> None:
-    assert {op.counts for op in OPS.values()} == {"buffer", "total", "nothing"}
-    assert formulas.algbw(10**9, 1.0) == 1.0
-    assert formulas.algbw(10**9, 0.0) == math.inf, "refused where it is judged; not an error of the probe"

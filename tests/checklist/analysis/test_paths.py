@@ -80,22 +80,6 @@ def test_a_slow_node_of_either_kind_is_named_there_too(
         assert {(fault.kind, fault.node) for fault in found.with_status("confirmed")} == {("node", node)}
 
 
-def test_a_network_card_that_is_slow_is_named_beside_nvlink_that_is_well() -> None:
-    def path(src: int, dst: int) -> float:
-        return racks(src, dst) if src // 4 == dst // 4 or 2 not in (src, dst) else NIC / 2
-
-    (fault,) = examine(Cluster(nodes=8, path=path), domains_of(4)).with_status("confirmed")
-    assert (fault.kind, fault.node, fault.over) == ("node", 2, "network")
-
-
-def test_nvlink_that_is_slow_is_named_beside_a_network_that_is_well() -> None:
-    def path(src: int, dst: int) -> float:
-        return racks(src, dst) * (0.5 if 2 in (src, dst) and src // 4 == dst // 4 else 1.0)
-
-    (fault,) = examine(Cluster(nodes=8, path=path), domains_of(4)).with_status("confirmed")
-    assert (fault.kind, fault.node, fault.over) == ("node", 2, "nvlink")
-
-
 @pytest.mark.parametrize("nodes", [6, 8, 16])
 def test_a_few_that_have_a_faster_path_make_nobody_slow(nodes: int) -> None:
     fast = Cluster(nodes=nodes, path=lambda src, dst: NVLINK if {src, dst} == {0, 1} else NIC)
@@ -131,3 +115,12 @@ def test_a_leaf_is_the_smallest_unit_that_two_nodes_share() -> None:
 def test_a_node_that_does_not_tell_its_kind_is_one_of_the_most_common() -> None:
     names = told(4, lambda node: {"gpu_names": () if node == 2 else ("H100",), "instance_type": None})
     assert Paths.from_facts(names, 4).kinds == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(("within", "over"), [(False, "network"), (True, "nvlink")])
+def test_a_node_slow_over_one_of_two_networks_is_named_with_that_network(within: bool, over: str) -> None:
+    def path(src: int, dst: int) -> float:
+        return racks(src, dst) * (0.5 if 2 in (src, dst) and (src // 4 == dst // 4) == within else 1.0)
+
+    (fault,) = examine(Cluster(nodes=8, path=path), domains_of(4)).with_status("confirmed")
+    assert (fault.kind, fault.node, fault.over) == ("node", 2, over)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checklist.analysis.recurrence import NIGHTS, WITHIN_DAYS, Sightings, count_nights, recent, recurring
+from checklist.analysis.recurrence import NIGHTS, Sightings, count_nights, recurring
 
 DAY = 86_400.0
 ALL = ("a", "b", "c", "d")
@@ -41,12 +41,6 @@ def test_two_faults_are_told_apart() -> None:
 def test_a_sighting_counts_for_one_only() -> None:
     again = recurring(looks((("a", "b"),), (("a", "c"),), (("a", "d"),), (("b",),)))
     assert [one.names for one in again] == [("a",)]
-
-
-def test_what_is_older_than_the_window_is_forgotten() -> None:
-    past = looks(*[(("a",),)] * 3)
-    assert len(recent(past, 2 * DAY)) == 3
-    assert len(recent(past, (WITHIN_DAYS + 1) * DAY)) == 1
 
 
 def test_how_often_counts_only_nights_that_looked_at_that_node() -> None:

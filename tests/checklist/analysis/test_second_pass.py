@@ -72,7 +72,7 @@ def slow_nodes(nodes: int, count: int) -> dict[int, float]:
 NIGHTLY = (pytest.mark.slow, pytest.mark.nightly)
 
 
-@pytest.mark.parametrize("count", [pytest.param(16, marks=NIGHTLY), 32, pytest.param(64, marks=NIGHTLY), 128])
+@pytest.mark.parametrize("count", [*(pytest.param(count, marks=NIGHTLY) for count in (16, 32, 64)), 128])
 def test_of_a_thousand_nodes_all_slow_ones_are_named_within_the_time(count: int) -> None:
     slow = slow_nodes(1024, count)
     measured = Measured(Cluster(nodes=1024, transmit=slow, receive=slow))

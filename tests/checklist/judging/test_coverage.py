@@ -13,7 +13,7 @@ from checklist.past_runs import run_of
 from checklist.result import Result
 from checklist.verdict import judge
 from tests.checklist.clusters import Cluster
-from tests.checklist.runs import cpu_run, gpu_run, verdict_of, with_pairs
+from tests.checklist.runs import cpu_run, gpu_run, verdict_of, with_pairs, with_share
 
 
 def without_ranks(run: Measurements, *ranks: int) -> Measurements:
@@ -52,12 +52,6 @@ def test_a_few_that_are_missing_are_told_and_their_nodes_are_not_called_healthy(
     assert (result.verdict, verdict_of(result, "gemm")) == ("PASS", "PASS")
     assert reason(result, "gemm").endswith("as expected. Measured: 30 of 32 GPUs.")
     assert result.healthy_nodes == ("host-0", "host-2", "host-3")
-
-
-def test_one_pair_of_six_is_no_verdict() -> None:
-    result = judge(only_pair(cpu_run(4), 0, 1))
-    assert (result.verdict, verdict_of(result, "pairs")) == ("NO-VERDICT", "NO-VERDICT")
-    assert reason(result, "pairs") == "Too little was measured: 1 of 6 pairs."
 
 
 def test_a_direction_that_is_missing_is_a_pair_that_is_missing() -> None:
@@ -111,11 +105,7 @@ def test_a_node_that_is_well_again_is_cleared_though_another_fails_the_check() -
 
 
 def slow_gpu(gpus: int = 8, **changes: object) -> Measurements:
-    run = gpu_run(2, gpus, **changes)
-    slower = tuple(
-        dataclasses.replace(x, value=600.0) if (x.rank, x.what) == (3, "gemm_bf16") else x for x in run.locals
-    )
-    return dataclasses.replace(run, locals=slower)
+    return with_share(gpu_run(2, gpus, **changes), 0.8, [3], "gemm_bf16")
 
 
 def with_gpu(run: Measurements, rank: int, uuid: str) -> Measurements:

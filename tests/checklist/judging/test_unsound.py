@@ -129,7 +129,9 @@ def test_a_bad_figure_of_a_check_that_was_not_asked_for_is_not_told() -> None:
 def test_a_finding_counts_the_other_bad_figures_of_the_same_source(count: int, more: str) -> None:
     run = with_local(gpu_run(), 11, "gemm_bf16", math.nan)
     (bad,) = [item for item in run.locals if (item.rank, item.what) == (11, "gemm_bf16")]
-    others = [dataclasses.replace(bad, what=name) for name in ("gemm_fp8", "gemm_fp32")[: count - 1]]
+    others = [
+        dataclasses.replace(bad, what=name) for name in ("gemm_bf16_sustained", "gemm_fp32")[: count - 1]
+    ]
     [fault] = judge(dataclasses.replace(run, locals=(*run.locals, *others))).findings
     assert ("more of its figures" in fault.title) == bool(more)
     assert more in fault.title

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from checklist.result import Result
 from checklist.verdict import judge
 from estimator.errors import UserError
 from tests.checklist.clusters import Cluster
-from tests.checklist.runs import cpu_run, gpu_run, with_pairs
+from tests.checklist.runs import cpu_run, gpu_run, with_pairs, with_states
 from tests.http_server import serving
 
 
@@ -95,14 +94,8 @@ def test_suspects_and_the_cluster_are_among_the_labels(tmp_path: Path) -> None:
 
 
 def test_what_was_found_against_a_gpu_is_its_own(tmp_path: Path) -> None:
-    run = gpu_run()
-    capped = tuple(
-        dataclasses.replace(state, power_limit_w=500.0)
-        if (state.rank, state.when) == (9, "loaded")
-        else state
-        for state in run.health
-    )
-    prometheus.write(judge(dataclasses.replace(run, health=capped)), tmp_path / "checklist.prom")
+    capped = with_states(gpu_run(), [9], "loaded", power_limit_w=500.0)
+    prometheus.write(judge(capped), tmp_path / "checklist.prom")
     found = samples(tmp_path / "checklist.prom")
     gpus = {labels: value for (name, labels), value in found.items() if name == "gpu_verdict"}
     assert len(gpus) == 16

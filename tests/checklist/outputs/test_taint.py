@@ -19,7 +19,7 @@ from checklist.result import Result
 from checklist.verdict import judge
 from estimator.errors import UserError
 from tests.checklist.clusters import Cluster
-from tests.checklist.runs import gpu_run, with_pairs
+from tests.checklist.runs import gpu_run, with_pairs, with_share
 from tests.checklist.servers import OTHERS_TAINT, Api, kubeconfig, nodes_api
 
 
@@ -83,11 +83,6 @@ def test_nodes_that_are_marked_already_count_toward_the_share(api: Api) -> None:
     assert api.marked() == ["host-1", "host-2"]
 
 
-def test_a_share_that_can_not_be_is_refused(api: Api) -> None:
-    with pytest.raises(UserError, match=r"A share of 1\.5 of the nodes is not possible"):
-        publish(slow(2), most_share=1.5)
-
-
 def test_a_mark_is_taken_off_only_by_a_later_pass_of_a_check_as_strong(api: Api) -> None:
     publish(slow(2), apply=True)
     weaker = judge(gpu_run(8, profile="quick", started_unix=2_000.0))
@@ -106,11 +101,7 @@ def test_a_mark_is_taken_off_only_by_a_later_pass_of_a_check_as_strong(api: Api)
 def test_a_second_failure_is_added_to_the_first_and_both_must_be_cleared(api: Api) -> None:
     publish(slow(2), apply=True)
     run = gpu_run(8)
-    weak = tuple(
-        dataclasses.replace(item, value=float(item.value or 0) * 0.7) if item.rank in range(16, 24) else item
-        for item in run.locals
-    )
-    broken = judge(dataclasses.replace(run, locals=weak, pairs=()))
+    broken = judge(dataclasses.replace(with_share(run, 0.7, range(16, 24)), pairs=()))
     assert broken.bad_nodes == ("host-2",)
     publish(broken, apply=True)
     kept = json.loads(api.nodes["host-2"]["metadata"]["annotations"][KEY])

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from checklist.measurements import Diagnosed, to_dict
-from checklist.options import Options
 from checklist.run import phases
 from checklist.run.pairing import PhaseSkipped
 from checklist.run.phases import diag
@@ -62,9 +61,3 @@ def test_how_a_gpu_was_under_load_comes_with_its_health_after_it() -> None:
     run.device = "cuda"
     phases._health(run, "after")
     assert [(one.rank, one.when) for one in run.results.health] == [(0, "loaded"), (0, "after"), (1, "after")]
-
-
-def test_only_the_deep_profile_has_that_phase() -> None:
-    assert "diag" in Options(profile="deep").phases
-    assert "diag" not in Options(profile="standard").phases
-    assert "diag" not in Options(profile="deep", skip=("dcgm",)).phases

@@ -8,7 +8,6 @@ import queue
 import re
 import secrets
 import signal
-import socket
 import threading
 import time
 from dataclasses import replace
@@ -83,28 +82,8 @@ def test_who_is_of_another_job_or_has_another_secret_is_not_taken_in(differs: di
     port = 20_000 + secrets.randbelow(9_000)
     with contextlib.closing(Hub(place(0, port=port), SHORT)) as hub:
         with pytest.raises(UserError, match="could not be reached"):
-            join(place(1, port=port, **differs), Limits(rendezvous=1.0))
+            join(place(1, port=port, **differs), Limits(rendezvous=0.4))
         assert hub.peers() == {}
-
-
-def test_what_is_not_a_supervisor_does_no_harm_to_the_hub() -> None:
-    here = place(0)
-    with contextlib.closing(Hub(here, SHORT)) as hub:
-        with socket.create_connection(("127.0.0.1", here.ports[0]), timeout=2) as stranger:
-            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        link = join(here, SHORT)  # kept: it ends when nobody holds it any more
-        assert set(hub.peers()) == {0}
-        link.close()
-
-
-def test_a_supervisor_that_goes_away_is_reported_with_its_node() -> None:
-    here = place(1)
-    with contextlib.closing(Hub(here, SHORT)) as hub:
-        link = join(here, SHORT)
-        link.close()
-        event = hub.events.get(timeout=5)
-        assert (event.peer.request.node, event.peer.request.ranks) == (1, (1,))
-        assert "broke" in (event.lost or "")
 
 
 def test_the_end_reaches_a_supervisor_that_is_still_talking_when_rank_0_leaves() -> None:
@@ -165,7 +144,7 @@ def test_a_rank_that_died_with_nothing_to_do_is_recorded_once_and_not_waited_for
         requests = Requests(hub, SHORT)
         requests.phase = "pairs"
         second.send(WorkerEnded(rank=1, why="signal SIGKILL", at=("send", 7, "X")))
-        requests.request("listen", {0: {}}, limit_s=1.0)  # of another, who doesn't answer
+        requests.request("listen", {0: {}}, limit_s=0.3)  # of another, who doesn't answer
         died = [hang for hang in requests.hangs if hang.rank == 1]
         assert [(hang.kind, hang.op, hang.detail) for hang in died] == [("died", IDLE, "signal SIGKILL")]
 
@@ -175,7 +154,7 @@ def test_a_rank_that_died_with_nothing_to_do_is_recorded_once_and_not_waited_for
         assert outcome.unfinished == (1,)
         assert outcome.why == "rank 1 was lost or died in send"
         assert [hang for hang in requests.hangs if hang.rank == 1] == died
-        requests.request("send", {1: {}}, limit_s=1.0)
+        requests.request("send", {1: {}}, limit_s=0.3)
         began_anew = [hang.kind for hang in requests.hangs if hang.rank == 1][1:]
         assert began_anew in (["hang"], ["lost"]), "waited for as any other: nobody answers here"
         first.close()
@@ -244,7 +223,7 @@ def test_what_was_measured_is_shown_as_soon_as_a_node_is_lost() -> None:
         conductor = Coordinator(Options(device="cpu", only=("mesh",)), here, hub, SHORT, seen.append)
         conductor.phase = "mesh"
         threading.Timer(0.3, second.close).start()
-        conductor.request("local", {0: {}, 1: {}}, limit_s=2.0, operation="probe")
+        conductor.request("local", {0: {}, 1: {}}, limit_s=1.0, operation="probe")
         (known,) = seen
         assert [(hang.rank, hang.node, hang.kind, hang.op) for hang in known.hangs] == [
             (1, 1, "lost", "probe")
@@ -295,7 +274,7 @@ def test_a_stopped_worker_is_killed_all_the_same(worker: object) -> None:
 
 def test_a_run_with_a_rank_that_never_comes_ends_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setattr("checklist.run.supervisor.limits_of", lambda _: Limits(rendezvous=1.5, run=60))
+    monkeypatch.setattr("checklist.run.supervisor.limits_of", lambda _: Limits(rendezvous=1.0, run=60))
     measured = run(Options(device="cpu", only=("ranks", "correctness")), place(0, simulated=True))
 
     assert isinstance(measured, Measurements)

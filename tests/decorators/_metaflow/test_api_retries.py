@@ -33,7 +33,7 @@ class NodeRequest:
         return found
 
 
-def test_a_server_that_goes_comes_back_and_takes_a_while_to_know_its_users_is_asked_on(
+def test_requests_are_retried_until_a_restarted_server_knows_its_users(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(api_retries, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None))
@@ -44,7 +44,7 @@ def test_a_server_that_goes_comes_back_and_takes_a_while_to_know_its_users_is_as
     assert said.count("The Kubernetes API does not respond; retrying for 5 min.") == 1
 
 
-def test_a_login_is_read_anew_while_the_server_does_not_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_login_is_reloaded_while_the_server_rejects_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_retries, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None))
     asked = NodeRequest(answer(401, "Unauthorized"), answer(401, "Unauthorized"), "then")
     assert api_retries.retry_outages(NodeRequest.fetch)(asked) == "then"
@@ -52,7 +52,7 @@ def test_a_login_is_read_anew_while_the_server_does_not_take_it(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("error", [answer(403, FORBIDDEN), answer(404, "not found")])
-def test_what_is_refused_at_once_is_not_asked_again(error: ApiException) -> None:
+def test_an_immediate_refusal_is_not_retried(error: ApiException) -> None:
     with pytest.raises(ApiException):
         api_retries.retry_outages(NodeRequest.fetch)(NodeRequest(error))
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from importlib import metadata
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from decorators._metaflow.code_packages import _Distributions
+from decorators._metaflow.code_packages import _contains, _Distributions
 
 NAMES = ("pytest", "metaflow", "yaml", "_pytest", "psutil", "typing_extensions", "no_such_module")
 
@@ -17,3 +19,22 @@ def test_a_module_has_the_distributions_that_python_finds_for_it() -> None:
     for name in NAMES:
         found = {each.metadata["Name"] for each in _Distributions().get(name)}
         assert found == set(expected.get(name, ())), name
+
+
+@pytest.mark.parametrize(
+    ("files", "contained"),
+    [
+        ({"top_level.txt": "own\nother\n", "RECORD": "else/x.py,,\n"}, True),
+        ({"top_level.txt": "other\n", "RECORD": "own/x.py,,\n"}, False),
+        ({"RECORD": "own/x.py,,\n"}, True),
+        ({"RECORD": "a/x.py,,\nown/x.py,,\n"}, True),
+        ({"RECORD": "a/x.py,,\nown.py,,\n"}, True),
+        ({"RECORD": "its-own/x.py,,\nown_2.py,,\n"}, False),
+        ({}, False),
+    ],
+)
+def test_a_distribution_contains_its_declared_or_else_its_recorded_modules(
+    files: dict[str, str], contained: bool
+) -> None:
+    distribution: Any = SimpleNamespace(read_text=files.get)
+    assert _contains(distribution, "own") is contained

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from decorators._metaflow.endings import file_command, resume_command
+from decorators._metaflow import endings
+from decorators._metaflow.endings import ExecutionPhase, file_command, resume_command
 from tests.decorators.conftest import Home, wait_until
 
 
+@pytest.mark.slow
 def test_a_run_and_its_tasks_outlive_the_terminal_they_were_started_from(home: Home) -> None:
     flow = home.start("profiled.py", "run", "--seconds=2")
     try:
@@ -24,7 +27,7 @@ def test_a_run_and_its_tasks_outlive_the_terminal_they_were_started_from(home: H
         flow.wait()
 
 
-def test_an_interrupted_run_ends_with_the_command_that_goes_on(home: Home) -> None:
+def test_an_interrupted_run_prints_the_resume_command(home: Home) -> None:
     flow = home.start("profiled.py", "--metadata=local", "run", "--seconds=60")
     try:
         output = home.path / "output.txt"
@@ -54,23 +57,34 @@ def test_an_interrupted_run_ends_with_the_command_that_goes_on(home: Home) -> No
         (["f.py", "resume", "--origin-run-id", "6"], "python f.py resume --origin-run-id 7"),
     ],
 )
-def test_where_a_run_goes_is_said_again_when_it_goes_on(words: list[str], command: str) -> None:
+def test_the_resume_command_repeats_where_the_run_goes(words: list[str], command: str) -> None:
     assert resume_command(words[0], words[1:], "7", file_command) == command
-
-
-@pytest.mark.parametrize(("words", "status"), [(("--fail=start",), 1), (("--model=none",), 2)])
-def test_a_status_says_whether_a_run_has_begun_before_it_failed(
-    home: Home, words: tuple[str, ...], status: int
-) -> None:
-    done = home.run("profiled.py", "run", *words)
-    assert (done.returncode, len(home.runs("ProfiledFlow"))) == (status, 2 - status)
 
 
 def test_the_root_of_a_local_datastore_is_found_and_none_is_made(home: Home) -> None:
     code = "from decorators._metaflow.configuration import configuration as c; print(c().datastore, c().root)"
-    for _ in range(2):
-        done = home.python("-c", code, PYTHONPATH=str(Path(__file__).parents[3]))
-        assert done.stdout.split() == ["local", str(home.path / ".metaflow")], done.stderr
-        if (home.path / ".metaflow").exists():
-            (home.path / ".metaflow").rmdir()
+    (home.path / ".metaflow").rmdir()
+    done = home.python("-c", code, PYTHONPATH=str(Path(__file__).parents[3]))
+    assert done.stdout.split() == ["local", str(home.path / ".metaflow")], done.stderr
     assert not (home.path / ".metaflow").exists()
+
+
+@pytest.mark.parametrize(
+    ("phase", "attempt", "retries", "retried"),
+    [
+        (ExecutionPhase.TASK, 0, 1, True),
+        (ExecutionPhase.TASK, 1, 1, False),
+        (ExecutionPhase.TASK, None, None, False),
+        (ExecutionPhase.LAUNCH, 0, 1, False),
+    ],
+)
+def test_only_a_task_with_attempts_left_would_be_retried(
+    phase: ExecutionPhase,
+    attempt: int | None,
+    retries: int | None,
+    retried: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    context = SimpleNamespace(phase=phase, retry_count=attempt, max_user_code_retries=retries)
+    monkeypatch.setattr(endings, "system_context", context)
+    assert endings._would_be_retried() is retried

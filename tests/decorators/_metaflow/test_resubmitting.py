@@ -42,7 +42,7 @@ def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disruptions:
     return Disruptions(storage=storage, run="7")
 
 
-def test_a_loss_is_named_and_submitted_again_until_the_budget_of_the_run_is_spent(noted: Disruptions) -> None:
+def test_a_disrupted_job_is_resubmitted_until_the_budget_of_the_run_is_spent(noted: Disruptions) -> None:
     noted.note("prepare", disruptions.Disruption(at=1.0, lost=("pod p on n: deleted",)))
     bed = _Bed(3, lambda: Loss(lines=("pod w-0 on node-a: deleted",)))
     assert [bed.decide(JOB) for _ in range(3)] == [True, True, False]
@@ -62,7 +62,7 @@ def test_waits_double_up_to_a_minute_while_launches_are_short(noted: Disruptions
     assert bed.waits == [5, 10, 20, 40, 60, 60, 5]
 
 
-def test_what_has_failed_by_itself_is_an_attempt_and_is_not_noted(noted: Disruptions) -> None:
+def test_a_failure_is_an_attempt_and_not_recorded_as_a_disruption(noted: Disruptions) -> None:
     bed = _Bed(20, lambda: None)
     assert not bed.decide(JOB)
     assert noted.count() == 0

@@ -16,13 +16,9 @@ EFA_VARIABLES = {"FI_PROVIDER": "efa", "NCCL_NET_PLUGIN": "libnccl-net.so"}
 CASES = (
     ("llama-8b", "lora", "L40S", 1),
     ("llama-8b", "full", "A100-80GB", 1),
-    ("llama-8b", "full", "H100", 2),
-    ("llama-70b", "lora", "A100-80GB", 1),
     ("llama-70b", "full", "H100", 4),
     ("llama-70b", "full", "H200", 2),
-    ("mixtral-8x7b", "lora", "L40S", 1),
     ("mixtral-8x7b", "full", "A100-80GB", 4),
-    ("mixtral-8x7b", "full", "H100", 2),
 )
 
 

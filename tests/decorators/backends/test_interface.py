@@ -10,7 +10,6 @@ from decorators._metaflow import Backend, UserValue
 from decorators.backends.interface import StepRequest
 from decorators.backends.registry import BACKENDS
 from estimator.errors import UserError
-from estimator.hardware.cluster.taints import Toleration
 from tests.decorators.backends.plans import planned
 
 REQUEST = planned("llama-8b", "lora", "L40S", 1).request
@@ -37,24 +36,3 @@ def test_a_size_that_is_no_number_is_named_in_one_line(backend: Any) -> None:
     with pytest.raises(UserError, match="--with batch:memory: memory='lots' must be a number") as caught:
         BACKENDS[backend].values_for(_asked(backend, memory="lots"))
     assert caught.value.advice == "Write memory=8, for example."
-
-
-@pytest.mark.parametrize(
-    ("item", "covered"),
-    [
-        ({"key": "a", "operator": "Exists"}, [True, True, True, False]),
-        ({"key": "a", "value": "x", "effect": "NoSchedule"}, [True, False, False, False]),
-        ({"operator": "Exists"}, [True, True, True, True]),
-    ],
-)
-def test_a_toleration_is_about_the_taints_that_kubernetes_takes_it_for(
-    item: dict[str, str], covered: list[bool]
-) -> None:
-    taints = [
-        ("a", "x", "NoSchedule"),
-        ("a", "y", "NoSchedule"),
-        ("a", "x", "NoExecute"),
-        ("b", "x", "NoSchedule"),
-    ]
-    toleration = Toleration.of(item)
-    assert [toleration.covers(*taint) for taint in taints] == covered

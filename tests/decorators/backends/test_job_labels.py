@@ -25,9 +25,7 @@ def test_any_text_becomes_a_value_that_kubernetes_takes(text: str) -> None:
     assert len(label_value(text)) <= 63
 
 
-def test_the_labels_name_user_flow_run_and_team(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_labels_name_user_flow_run_and_team(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TEAM_VARIABLE, raising=False)
     assert labels_of("jane@example.com", "FinetuneFlow", "12") == OWN
     monkeypatch.setenv(TEAM_VARIABLE, "")

@@ -68,7 +68,7 @@ def _nodes(running: int) -> WaitState:
     return WaitState(pending=True, reason="no GPU", running=running, nodes=3, missing=missing)
 
 
-def test_the_time_runs_anew_when_one_more_node_has_come() -> None:
+def test_the_timeout_restarts_when_another_node_starts() -> None:
     bed = _Bed(lambda now: _nodes(0) if now < 100 else _nodes(1) if now < 200 else _nodes(2), minutes=2)
     with pytest.raises(UserError) as caught:
         bed.run(1000)
@@ -96,7 +96,7 @@ def test_a_job_that_has_started_is_left_alone_for_good() -> None:
     assert bed.looks < 20
 
 
-def test_a_registry_that_hiccups_is_forgiven_but_not_for_ever() -> None:
+def test_short_image_pull_errors_are_tolerated_but_lasting_ones_are_not() -> None:
     bed = _Bed(lambda now: _waits("ErrImagePull", "ErrImagePull") if now % 100 < 60 else _waits("pulling"))
     bed.run(1000)
     assert bed.ended == []
@@ -113,7 +113,7 @@ def test_a_name_that_can_be_no_image_ends_at_once() -> None:
     assert bed.now == 0
 
 
-def test_why_a_wait_was_given_up_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_for_giving_up_a_wait_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     watchers: list[Any] = []
     reasons: list[str] = []
     backend = SimpleNamespace(wait_state=lambda _: _waits("no H100 left"), remove=lambda _: None)

@@ -167,10 +167,7 @@ def test_a_local_run_asks_no_cluster_and_waits_for_none() -> None:
 
 @pytest.mark.parametrize(
     ("module", "needs", "words"),
-    [
-        ("kubernetes", ClusterApi, "kubernetes library"),
-        ("boto3", aws.clients, "needs boto3"),
-    ],
+    [("kubernetes", ClusterApi, "kubernetes library"), ("boto3", aws.clients, "needs boto3")],
 )
 def test_a_library_that_is_missing_is_one_line_with_its_command(
     module: str, needs: Callable[[], Any], words: str, monkeypatch: pytest.MonkeyPatch

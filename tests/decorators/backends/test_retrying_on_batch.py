@@ -70,20 +70,18 @@ def install(decorator: Any, launched: Plan, **options: Any) -> None:
     ).install()
 
 
-@pytest.mark.parametrize("preflight", [True, False])
 def test_the_next_attempt_goes_to_the_queue_of_the_gpu_that_its_plan_needs(
     decorator: Any,
     queue: Callable[..., str],
     launched: Plan,
     following: NextPlan,
     capsys: pytest.CaptureFixture[str],
-    preflight: bool,
 ) -> None:
     request = following.plan.request
     assert request.gpu_type is not None
     queue("first", instanceTypes=[launched.request.instance_type])
     queue("next", instanceTypes=[request.instance_type])
-    install(decorator, launched, queues=((GPU, "first"), (request.gpu_type, "next")), preflight=preflight)
+    install(decorator, launched, queues=((GPU, "first"), (request.gpu_type, "next")))
     arguments = started(decorator, 1)
     options = arguments.command_options
     assert (options["queue"], options["gpu"]) == ("next", str(request.gpus_per_node))
@@ -93,17 +91,15 @@ def test_the_next_attempt_goes_to_the_queue_of_the_gpu_that_its_plan_needs(
     assert f"requests 8x {request.gpu_type} and " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("preflight", [True, False])
 def test_without_a_queue_for_that_gpu_the_next_attempt_has_the_same_machine_and_it_is_said(
     decorator: Any,
     queue: Callable[..., str],
     launched: Plan,
     following: NextPlan,
     capsys: pytest.CaptureFixture[str],
-    preflight: bool,
 ) -> None:
     queue("first", instanceTypes=[launched.request.instance_type])
-    install(decorator, launched, queues=((GPU, "first"),), preflight=preflight)
+    install(decorator, launched, queues=((GPU, "first"),))
     arguments = started(decorator, 1)
     assert (arguments.env, arguments.command_options["queue"]) == ({}, "first")
     assert arguments.command_options["memory"] == str(launched.request.memory_mib)

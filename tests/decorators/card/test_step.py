@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from decorators.card import step as card
 from decorators.card.blocks import Block, Log
-from decorators.card.state import Setting
+from decorators.card.state import CardState, Setting
 from decorators.card.step import Chart, Grid, Text, comparison, draw, status, title
 from estimator.plan import Override
 from launchers.report.state import RunState
@@ -42,7 +43,8 @@ def test_predicted_and_measured_stand_side_by_side() -> None:
 
 def test_what_is_not_known_is_called_unknown() -> None:
     rows = {what: values for what, *values in comparison(make_state(on_gpus=False))}
-    assert rows["tokens/s"][0] == rows["time"][0] == rows["USD"][0] == rows["USD"][1] == "unknown"
+    assert rows["tokens/s"][0] == rows["time"][0] == "unknown"
+    assert "USD" not in rows, "neither predicted nor measured"
     assert "MFU" not in rows
 
 
@@ -85,9 +87,17 @@ def test_every_rank_has_its_row() -> None:
     assert card.rank_rows(make_state(on_gpus=False))[0][5] == "no GPU"
 
 
-def test_an_mfu_curve_is_drawn_only_where_the_peak_is_known() -> None:
-    assert '"MFU"' in json.dumps(_charts(draw(make_state())))
-    assert '"MFU"' not in json.dumps(_charts(draw(make_state(on_gpus=False))))
+def test_curves_are_drawn_of_what_was_reported() -> None:
+    def curves(state: CardState) -> list[str]:
+        return [view["title"]["text"] for view in card._curves(state)]
+
+    state = make_state()
+    always = ["loss", "tokens/s", "seconds of a step"]
+    assert curves(state) == ["loss", "learning rate", *always[1:], "MFU", "gradient norm"]
+    assert "MFU" not in curves(make_state(on_gpus=False)), "its peak is unknown"
+    bare = [dataclasses.replace(each, lr=None, grad_norm=None, mfu=None) for each in state.run.steps]
+    run = cast("RunState", SimpleNamespace(steps=bare, evaluations=(), plan=state.plan))
+    assert curves(dataclasses.replace(state, run=run)) == always
 
 
 def test_settings_are_whole_with_those_that_differ_first_and_the_log_ends_the_card() -> None:
@@ -117,8 +127,7 @@ def test_held_out_losses_stand_over_the_training_curve_with_the_lowest_marked() 
     exported = (("exported", "step 80 of 120, the lowest held-out loss (1.5000)"),)
     state = make_state(more=found, exported=exported)
     blocks = draw(state)
-    views = [view for chart in _charts(blocks) for view in chart.get("concat", [])]
-    (loss,) = [view for view in views if view["title"]["text"] == "loss"]
+    (loss,) = [view for view in _charts(blocks) if view.get("title", {}).get("text") == "loss"]
     curve, rule, point = loss["layer"][-3:]
     assert curve["data"]["values"] == [{"step": 40, "value": 1.75}, {"step": 80, "value": 1.5}]
     assert rule["data"]["values"] == point["data"]["values"] == [{"step": 80, "value": 1.5}]
@@ -127,5 +136,5 @@ def test_held_out_losses_stand_over_the_training_curve_with_the_lowest_marked() 
     text = _text(blocks)
     assert "lowest held-out loss |  | 1.5000 after step 80, of 3 evaluations" in text
     assert "step 80 of 120" in text
-    plain = [view["title"] for chart in _charts(draw(make_state())) for view in chart.get("concat", [])]
+    plain = [chart.get("title") for chart in _charts(draw(make_state()))]
     assert "held out" not in json.dumps(plain)

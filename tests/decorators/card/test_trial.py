@@ -29,7 +29,7 @@ def result(micro_batch_size: int, **changes: object) -> TrialResult:
     return TrialResult(**(values | changes))  # type: ignore[arg-type]
 
 
-def test_each_tried_plan_stands_beside_its_prediction_and_the_taken_one_is_marked() -> None:
+def test_each_tried_plan_has_its_prediction_and_the_selected_one_is_marked() -> None:
     kept, failed = result(1), result(4, failure="rank 0 failed", out_of_memory=True, ranks=())
     rows = trial_rows([kept, failed], kept.plan)
     assert rows[0][0].endswith("(selected)")

@@ -143,7 +143,9 @@ def test_a_plan_without_a_note_of_its_formulas_counts_as_made_by_todays(
     assert Store().read().finished[0].formulas == formulas("torchtune", "full")
 
 
-def test_a_container_writes_only_where_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_writes_records_only_to_a_configured_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(VARIABLE)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert keep(*pair(), run="F/1/train/2", in_container=True) is None

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from decorators.profile import finished_runs
-from estimator.calibration import Store
+from estimator.calibration import VARIABLE, Store
 from estimator.errors import UserError
 from tests.decorators.conftest import Home
+from tests.decorators.profile.test_calibration import pair, record
 
 
 class OfAnotherVersion:
@@ -33,6 +35,18 @@ def test_a_run_of_a_version_with_other_classes_is_left_out() -> None:
 
     task = Task({name: OfAnotherVersion(name) for name in ("plan", "measured")})
     assert finished_runs._of_task(task) is None
+
+
+def test_runs_that_are_not_stored_yet_are_added_oldest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "runs.jsonl"))
+    newest_first = [dataclasses.replace(record(*pair()), run=f"F/{number}/train/2") for number in (3, 2, 1)]
+    for new in (newest_first[1:], newest_first):
+        monkeypatch.setattr(finished_runs, "collect", lambda _, new=new: new)
+        said = finished_runs.main(["F"])
+    assert said.startswith("1 new run(s) of F in ")
+    assert [each.run for each in Store().read().finished] == [f"F/{number}/train/2" for number in (1, 2, 3)]
 
 
 @pytest.mark.slow
@@ -57,6 +71,6 @@ def test_a_flow_that_has_never_run_is_named_in_one_line(home: Home) -> None:
     assert "Traceback" not in read.stderr
 
 
-def test_wrong_words_on_the_command_line_are_answered_with_its_use() -> None:
+def test_wrong_arguments_show_the_usage() -> None:
     with pytest.raises(UserError, match=r"python -m decorators\.profile\.finished_runs FLOW"):
         finished_runs.main([])

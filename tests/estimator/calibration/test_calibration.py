@@ -83,11 +83,6 @@ def test_runs_that_other_formulas_predicted_do_not_count() -> None:
     assert Calibration([old]).correction("torchtune", "lora", "H100 SXM") is None
 
 
-def test_the_basis_says_how_many_runs_and_how_far() -> None:
-    basis = apply(estimate(), found(1.1, 1.1, 1.1)).shows_basis
-    assert basis == "+15%: a table; calibrated on 3 runs: x1.06, at most x1.10 measured"
-
-
 def test_what_runs_need_beyond_the_formulas_is_a_category_of_its_own() -> None:
     corrected = apply(estimate(), found(*[1.2] * 3))
     assert dict(corrected.categories)["calibration"] == corrected.needs_bytes - 20 * GIB

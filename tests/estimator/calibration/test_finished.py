@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from estimator import calibration
 from estimator.calibration import Store
-from estimator.errors import UserError
 from estimator.plan import GIB
 from tests.estimator.calibration.finished_runs import finished
 
@@ -68,15 +66,3 @@ def test_the_store_is_where_the_environment_says(tmp_path: Path, monkeypatch: py
     assert Store().path == tmp_path / "metaflow-finetune" / "calibration.jsonl"
     monkeypatch.setenv("FINETUNE_CALIBRATION", str(tmp_path / "my.jsonl"))
     assert Store().path == tmp_path / "my.jsonl"
-
-
-def test_a_record_holds_one_line_that_other_programs_can_read() -> None:
-    values = json.loads(finished().to_json())
-    assert "\n" not in finished().to_json()
-    assert values["schema"] == 1
-    assert values["measured_bytes"] / values["predicted_bytes"] == pytest.approx(1.1)
-
-
-def test_a_pair_that_can_not_belong_together_is_refused() -> None:
-    with pytest.raises(UserError, match="factor of 10"):
-        finished(measured_bytes=1)

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from estimator.cli import app as program
-from estimator.cli.app import COMMANDS, ELSEWHERE, app, load
+from estimator.cli.app import COMMANDS, app, load
 from estimator.errors import CannotFit, UserError
 from tests.decorators.flows.plans import make_plan
 
@@ -40,9 +40,8 @@ def modules_after(*words: str) -> set[str]:
     "words",
     [
         ("--help",),
-        ("plan", "--help"),
         ("doctor", "--help"),
-        ("estimate", "--model", "llama-8b", "--gpu", "L4"),
+        ("plan", "--model", "tiny-llama", "--gpu", "L4"),
         ("estimate", "--model", "llama-8b", "--over", "tp", "--gpus", "8"),
         ("gpus", "--min-vram", "100"),
     ],
@@ -55,28 +54,15 @@ def test_no_command_loads_what_it_does_not_need(words: tuple[str, ...]) -> None:
     assert others & loaded == set()
 
 
-def test_the_help_lists_every_command_without_loading_any() -> None:
-    shown = run("--help").output
-    assert all(name in shown for name in COMMANDS)
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in COMMANDS if ELSEWHERE.get(name) != "flows.commands.flow_commands"]
-)
-def test_every_command_explains_itself(name: str) -> None:
-    done = run(name, "--help")
-    assert done.exit_code == 0, done.output
-    assert f"finetune {name}" in done.output
-    assert "Stands for" not in done.output
-
-
 @pytest.mark.parametrize("name", ["estimate", "plan"])
 def test_every_option_says_what_it_is_for(name: str) -> None:
     silent = [option.name for option in load(name).params if not getattr(option, "help", "")]
     assert silent == []
 
 
-def test_the_version_is_the_packages() -> None:
+def test_the_programs_page_has_every_command_and_the_packages_version() -> None:
+    shown = run("--help").output
+    assert all(name in shown for name in COMMANDS)
     assert run("--version").output.startswith("finetune 0.")
 
 
@@ -120,9 +106,7 @@ def test_a_users_mistake_is_two_lines_and_status_2(failing: list[BaseException])
     assert done.stdout == ""
 
 
-def test_what_can_not_fit_is_status_1_with_the_command_that_would_work(
-    failing: list[BaseException],
-) -> None:
+def test_what_can_not_fit_is_status_1_with_the_command_that_would_work(failing: list[BaseException]) -> None:
     failing.append(
         CannotFit(
             "llama-70b does not fit.", suggestions=({"resources.gpus": 8}, {"with": "batch"}), here="1x L4"
@@ -133,7 +117,6 @@ def test_what_can_not_fit_is_status_1_with_the_command_that_would_work(
     assert "llama-70b does not fit." in done.stderr
     assert "finetune models --gpus 8" in done.stderr
     assert "finetune models --no-here" in done.stderr
-    assert "finetune models --no-here" in done.stderr
 
 
 def test_an_interrupt_is_silent(failing: list[BaseException]) -> None:
@@ -142,12 +125,9 @@ def test_an_interrupt_is_silent(failing: list[BaseException]) -> None:
     assert (done.exit_code, done.output.strip()) == (130, "")
 
 
-@pytest.mark.parametrize(
-    ("words", "reader"), [("estimate --model llama-8b --over tp --gpus 8", "head -c 10"), ("models", "true")]
-)
-def test_a_reader_that_stops_reading_or_is_gone_is_no_error(words: str, reader: str) -> None:
-    command = f"({shlex.quote(sys.executable)} -m estimator.cli.app {words} --json; echo status $? >&2)"
-    done = subprocess.run(["bash", "-c", f"{command} | {reader}"], capture_output=True, text=True, check=True)
+def test_a_reader_that_stops_reading_is_no_error() -> None:
+    command = f"({shlex.quote(sys.executable)} -m estimator.cli.app models --json; echo status $? >&2)"
+    done = subprocess.run(["bash", "-c", f"{command} | true"], capture_output=True, text=True, check=True)
     assert done.stderr.strip() in ("status 0", "status 141")
 
 

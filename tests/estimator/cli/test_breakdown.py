@@ -65,11 +65,6 @@ def test_a_wrong_value_is_named_in_one_clear_line(words: list[str], line: str) -
     assert done.stdout == ""
 
 
-def test_one_configuration_is_explained_category_by_category() -> None:
-    text = " ".join(run("--model", "llama-8b", "--method", "lora").stdout.split())
-    assert "grow with batch and length" in text
-
-
 def test_drawing_and_page_are_written_where_they_are_asked_for(tmp_path: Path) -> None:
     drawing, page = tmp_path / "bars.svg", tmp_path / "bars.html"
     done = run("--model", "llama-8b", "--gpu", "L4", "--svg", str(drawing), "--html", str(page))

@@ -16,11 +16,6 @@ def test_the_unet_alone_is_trained_and_its_speed_is_unknown() -> None:
     assert "no run of stable-diffusion-xl was published" in found["speed"]["basis"]
 
 
-def test_lora_with_checkpointing_fits_on_a_small_card() -> None:
-    found = answer("--model", "sdxl", "--method", "lora", "--activation-checkpointing", "--gpu", "L4")
-    assert found["memory"]["verdict"] == "fits"
-
-
 def test_smaller_images_keep_less() -> None:
     small, large = (
         answer("--model", "sdxl", "--resolution", side)["memory"]["categories"]["activations"]

@@ -14,7 +14,6 @@ from typer.testing import CliRunner, Result
 from estimator import hardware
 from estimator.cli.gpus import gpus
 from estimator.errors import UserError
-from estimator.hardware import report
 from estimator.hardware.cluster import inventory
 from estimator.hardware.cluster.inventory import ClusterState
 from estimator.hardware.cluster.nodes import Node
@@ -215,9 +214,3 @@ def test_a_clusters_nodes_are_shown_instead_of_the_clouds_machines(monkeypatch: 
     text = run("--from-cluster").stdout
     assert "Skipped, GPUs are shared" in text
     assert "8x H100 SXM" in text
-
-
-def test_every_column_of_the_csv_is_one_that_is_read() -> None:
-    header = report.as_csv((), ()).strip().split(",")
-    assert header[0] == "kind"
-    assert len(header) == len(set(header))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from estimator import models
-from estimator.cli.options import PlaceOptions, SetupOptions, tokens_of
+from estimator.cli.options import PlaceOptions, SetupOptions
 from estimator.setup import Setup
 from tests.estimator.cli.estimates import answer, run
 from tests.estimator.models.hf_configs import config_of
@@ -105,13 +105,6 @@ def test_images_without_a_known_tower_are_refused(model: str, problem: str) -> N
     done = run("--model", model, "--vision", "frozen")
     assert done.exit_code != 0
     assert problem in done.output
-
-
-@pytest.mark.parametrize(
-    ("text", "tokens"), [("250M", 250e6), ("1.5B", 1.5e9), ("1e9", 1e9), ("10_000", 1e4), ("2T", 2e12)]
-)
-def test_numbers_of_tokens_are_read_as_people_write_them(text: str, tokens: float) -> None:
-    assert tokens_of(text) == tokens
 
 
 def test_options_of_a_place_have_no_setup_fields_in_them() -> None:

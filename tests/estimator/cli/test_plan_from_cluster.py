@@ -6,7 +6,6 @@ import itertools
 import json
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -142,15 +141,3 @@ def test_a_plan_that_the_package_can_not_run_says_so_instead(tmp_path: Path) -> 
         tmp_path, Api(nodes=[eks_p5(1)]), "--model", "llama-8b", "--method", "full", "--engine", "megatron"
     )
     assert "To run the first: No command runs this plan: engine megatron is planned only" in text
-
-
-def test_the_contexts_and_namespaces_options_go_with_the_cluster() -> None:
-    for option in ("--context", "--namespace"):
-        done = subprocess.run(
-            [sys.executable, "-m", "estimator.cli.app", "plan", "--model", "llama-8b", option, "x"],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert f"{option} needs --from-cluster." in done.stderr

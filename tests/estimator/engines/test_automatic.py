@@ -19,8 +19,8 @@ JOB = Job(model=find("llama-8b"), method="lora", engine="fsdp2", global_batch_si
 ONE = Target(kind="catalogue", nodes=1, gpus=1, gpu="H100 SXM")
 
 
-def on(job: Job, device: Any = "cuda") -> set[str]:
-    made = decided(job, device)
+def on(job: Job, device: Any = "cuda", precision: Any = "bf16") -> set[str]:
+    made = decided(job, device, precision)
     assert all(isinstance(getattr(made, choice), bool) for choice in CHOICES)
     return {choice for choice in CHOICES if getattr(made, choice)}
 
@@ -33,8 +33,9 @@ def on(job: Job, device: Any = "cuda") -> set[str]:
         ({"engine": "torchtune"}, {"packing"}),
         ({"model": find("gemma-2-9b")}, set()),
         ({"model": find("mixtral-8x7b")}, {"packing"}),
-        ({"task": "dpo"}, set()),
-        ({"method": "adapter-v1"}, {"packing"}),
+        ({"task": "dpo"}, {"liger"}),
+        ({"task": "reward"}, set()),
+        ({"method": "adapter-v1"}, set()),
         ({"trained_modules": ("lm_head",)}, {"packing", "compile"}),
     ],
 )
@@ -64,6 +65,21 @@ def test_the_plan_says_what_was_chosen_and_carries_it() -> None:
     assert "compile" not in line, "it was given"
     fixed = plan(replace(JOB, **dict.fromkeys(CHOICES, False)), ONE)
     assert not any(line.startswith("automatic: ") for line in fixed.why)
+
+
+@pytest.mark.parametrize("engine", ["fsdp2", "deepspeed", "torchtune"])
+def test_gpus_older_than_ampere_do_not_pack_by_default_and_the_plan_says_why(engine: Any) -> None:
+    job = replace(JOB, model=find("llama-3.2-1b"), engine=engine)
+    assert "packing" not in on(job, precision="fp32")
+    for gpu in ("V100 SXM2 16GB", "T4"):
+        made = plan(job, replace(ONE, gpu=gpu))
+        assert (made.packing, made.compile) == (False, False)
+        [line] = [line for line in made.why if line.startswith("automatic: ")]
+        assert "packing off (documents would be separated by a dense mask" in line
+        packed = plan(replace(job, packing=True), replace(ONE, gpu=gpu))
+        assert packed.packing
+        if engine != "torchtune":
+            assert any("dense mask, which is slower: FlashAttention" in line for line in packed.why)
 
 
 def test_the_command_of_a_plan_repeats_only_what_the_run_would_decide_otherwise() -> None:

@@ -17,6 +17,7 @@ from estimator.memory.shape import part_of, stages
 from estimator.models import find
 from estimator.plan import GIB
 from estimator.planning.planner import plan
+from estimator.throughput.flops import work
 from tests.estimator.memory.test_memory import layout_of
 
 JOB = Job(model=find("llama-8b"), engine="fsdp2", liger=True, global_batch_size=16)
@@ -28,7 +29,7 @@ EIGHT = Target(kind="catalogue", nodes=1, gpus=8, gpu="H100 SXM")
     [
         ({"engine": "torchtune"}, "torchtune has its own"),
         ({"engine": "trl", "task": "grpo", "method": "lora"}, "next-token prediction"),
-        ({"task": "dpo", "method": "lora"}, "dpo needs logits"),
+        ({"task": "reward", "method": "lora"}, "task reward has none"),
         ({"model": find("gemma-2-9b")}, "not gemma2"),
         ({"model": find("mixtral-8x7b")}, "not mixtral"),
         ({"method": "adapter-v1"}, "liger with method adapter-v1"),
@@ -67,3 +68,18 @@ def test_a_plan_with_them_needs_less_by_the_logits_and_what_norms_and_mlps_keep(
     # two norms' inputs in 16 bits instead of fp32, and not their results; of the MLP the activation's result
     saved = 2 * (4 + 2 - 2) * model.hidden + 2 * model.ffn
     assert block_bytes(without) - block_bytes(with_them) == saved
+
+
+def test_preferences_with_them_keep_no_logits_and_compute_the_head_again() -> None:
+    layout = layout_of(seq_len=4096, micro_batch_size=2, sharding="fsdp", processes_per_node=8)
+    dpo = replace(JOB, task="dpo", method="lora")
+    without, with_them = (setup_of(replace(dpo, liger=on), layout) for on in (False, True))
+    model, tokens = JOB.model, 4 * 4096
+    part = part_of(with_them, stages(with_them)[-1])
+    # launchers/engines/loop/head.py: 1,024 positions at a time, and the gradient of the hidden states
+    assert loss_bytes(with_them, part, tokens).peak == (
+        1024 * model.vocab * (2 + 12) + 2 * tokens * model.hidden
+    )
+    assert loss_bytes(without, part, tokens).peak > 4 * loss_bytes(with_them, part, tokens).peak
+    once = 2 * model.vocab * model.hidden * tokens
+    assert work(with_them).head - work(without).head == pytest.approx(once)

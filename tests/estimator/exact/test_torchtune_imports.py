@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.optional import require_torchtune
 
 CODE = """
@@ -26,6 +28,7 @@ print(get_quantizer_mode(None))
 """
 
 
+@pytest.mark.slow
 def test_a_rank_imports_no_dataset_loader_and_torchtune_still_has_it(tmp_path: object) -> None:
     require_torchtune()
     done = subprocess.run(

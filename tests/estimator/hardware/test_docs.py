@@ -60,11 +60,6 @@ def test_every_table_of_the_page_is_read(text: str, tmp_path: Path) -> None:
     assert hardware.catalogue(file) != hardware.catalogue()
 
 
-def test_the_example_does_what_the_page_says(tmp_path: Path) -> None:
-    made = hardware.catalogue(tmp_path / "my-prices.csv")
-    assert (made.instance("rack-7").gpu, made.gpu("A10G").peak_flops("bf16")) == ("RTX 5090", 70e12)
-
-
 def test_the_pages_message_is_that_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("my.csv").write_text("gpu,vram_GB\nH100 SXM,80000\n")
     with pytest.raises(UserError) as caught:

@@ -18,14 +18,7 @@ from estimator.planning import planner
 from estimator.throughput.generation import generation_speed
 
 LLAMA = find("llama-8b")
-DRAWING = Drawing(
-    prompts=2000,
-    held_out=100,
-    answers=4,
-    prompt_tokens=512,
-    new_tokens=256,
-    by_function=True,
-)
+DRAWING = Drawing(prompts=2000, held_out=100, answers=4, prompt_tokens=512, new_tokens=256, by_function=True)
 
 
 def plan_of(model: str = "llama-8b", **target: Any) -> Plan:

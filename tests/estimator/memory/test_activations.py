@@ -107,7 +107,7 @@ def test_a_block_of_transformers_keeps_what_the_formula_says(family: str) -> Non
     assert block_bytes(step(spec)) == pytest.approx(counted, rel=0.01)
 
 
-@pytest.mark.parametrize("family", ["Llama", "Qwen3", "Gemma2", "Phi", "StableLm"])
+@pytest.mark.parametrize("family", ["Llama", "Gemma2", "Phi"])
 @pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ()], ids=["q and v", "all"])
 def test_a_block_with_pefts_adapters_keeps_what_the_formula_says(
     family: str, targets: tuple[str, ...]
@@ -124,13 +124,12 @@ def test_a_block_with_pefts_adapters_keeps_what_the_formula_says(
     assert block_bytes(lora) == pytest.approx(counted, rel=0.01)
 
 
-@pytest.mark.parametrize("family", ["Llama", "Mistral"])
-def test_a_block_with_pefts_prompts_keeps_what_the_formula_says(family: str) -> None:
+def test_a_block_with_pefts_prompts_keeps_what_the_formula_says() -> None:
     """PEFT repeats the prompt's keys and values for each sequence, which shows in such short ones."""
     peft = pytest.importorskip("peft")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        base, spec = model_of(family)
+        base, spec = model_of("Llama")
         config = peft.AdaptionPromptConfig(adapter_len=10, adapter_layers=2, task_type="CAUSAL_LM")
         model = peft.get_peft_model(base, config)
         counted = per_block(model, model.get_base_model())
@@ -138,7 +137,7 @@ def test_a_block_with_pefts_prompts_keeps_what_the_formula_says(family: str) -> 
     assert formula == pytest.approx(counted, rel=0.02)
 
 
-@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
 @pytest.mark.parametrize("start_layer", [0, 2])
 def test_a_block_with_an_adapter_v2_keeps_what_the_formula_says(family: str, start_layer: int) -> None:
     """The mean over two blocks: prompts in none of them are the formula's for many blocks below the first."""

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from estimator import Job, Target, plan
 from estimator.memory import host_bytes
 from estimator.models import find
 from estimator.plan import GIB
 from estimator.setup import Setup
+from tests.estimator.models.hf_configs import with_layers
 
 PROCESS = 3 * GIB
 
@@ -25,17 +25,11 @@ def test_qlora_of_70b_on_one_gpu_needs_the_copies_of_queries_and_keys_and_no_sec
     assert host_bytes(step) == PROCESS + copies
 
 
-def test_one_h100_with_the_memory_of_its_share_of_a_node_takes_qlora_of_70b() -> None:
-    job = Job(model=find("llama-70b"), method="qlora")
-    made = plan(job, Target(kind="catalogue", gpu="H100 SXM", nodes=1, gpus=1))
-    assert (made.layout.nodes, made.layout.processes_per_node) == (1, 1)
-
-
 @pytest.mark.parametrize("engine", ["torchtune", "deepspeed"])
 def test_a_merge_holds_a_few_of_the_largest_matrices_however_many_layers_there_are(engine: Any) -> None:
     shallow, deep = (
         host_bytes(
-            Setup(model=find("qwen2.5-7b").with_layers(layers), engine=engine, method="lora", lora_rank=1)
+            Setup(model=with_layers(find("qwen2.5-7b"), layers), engine=engine, method="lora", lora_rank=1)
         )
         for layers in (10, 20)
     )

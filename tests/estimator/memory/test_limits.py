@@ -404,17 +404,13 @@ def test_the_largest_batch_fills_the_memory_exactly() -> None:
     assert generation.largest_batch(LLAMA, GIB, **lengths) == 0
 
 
-def test_answers_of_a_step_are_drawn_at_once_and_their_cache_is_held_twice_on_gpus() -> None:
+def test_answers_of_a_step_are_drawn_at_once() -> None:
     setup = step(
         task="grpo", engine="fsdp2", seq_len=1000, answer_len=400, micro_batch_size=2, accumulation=3
     )
     batch = generation.drawn_batch(setup)
     assert (batch.sequences, batch.prompt_tokens, batch.new_tokens, batch.tokens) == (6, 600, 400, 1000)
     assert generation.drawn_batch(replace(setup, answer_len=1000)).prompt_tokens == 1
-    live = generation.live_bytes(LLAMA, batch)
-    working = generation.working_bytes(LLAMA, batch)
-    extra = (generation.CACHE_HELD - 1) * live[generation.CACHE]
-    assert working == pytest.approx(sum(live.values()) + extra)
 
 
 def test_a_window_limits_the_cache_of_its_blocks() -> None:

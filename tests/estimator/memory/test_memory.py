@@ -1,17 +1,14 @@
 """Memory: against the formulas' own sums, against rules of thumb, and as it must move."""
 
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
 from estimator import memory
 from estimator.engines.setups import setup_of
 from estimator.job import Job
 from estimator.models import find
 from estimator.plan import Layout
-from estimator.vocabulary import Sharding
 
 
 def layout_of(**changes: Any) -> Layout:
@@ -43,16 +40,6 @@ def test_deepspeeds_mixed_precision_holds_16_bytes_a_parameter_divided_by_stage(
     assert total == pytest.approx(bytes_a_parameter * job.model.parameters, rel=1e-6)
 
 
-def test_offloaded_states_leave_the_gpu_for_the_host() -> None:
-    job = Job(model=find("llama-8b"), engine="deepspeed", offload="cpu")
-    layout = layout_of(sharding="zero2", precision="bf16-mixed", offload="cpu")
-    on_gpu = dict(memory.states(setup_of(job, layout)))
-    assert (on_gpu["master weights"], on_gpu["optimizer"]) == (0, 0)
-    assert memory.host_bytes(setup_of(job, layout)) > memory.host_bytes(
-        setup_of(job, replace(layout, offload="none"))
-    )
-
-
 @pytest.mark.parametrize("processes", [1, 8])
 def test_torch_reserves_what_a_gpu_shows_but_for_context_and_collectives(processes: int) -> None:
     layout = layout_of(processes_per_node=processes, sharding="fsdp" if processes > 1 else "none")
@@ -78,46 +65,3 @@ def test_tensors_alone_are_predicted_without_context_and_allocator() -> None:
     allocated = found.counted("allocated")
     assert sum(value for _, value in allocated.categories) == allocated.likely_bytes == found.live_bytes
     assert not {"runtime", "allocator"} & set(dict(allocated.categories))
-
-
-# Rules of thumb, each with the assumption under which it holds
-
-
-# Properties
-
-SHARDINGS: tuple[tuple[Sharding, str], ...] = (
-    ("none", "torchtune"),
-    ("fsdp", "torchtune"),
-    ("zero0", "deepspeed"),
-    ("zero1", "deepspeed"),
-    ("zero2", "deepspeed"),
-    ("zero3", "deepspeed"),
-)
-
-
-@st.composite
-def runs(draw: st.DrawFn) -> tuple[Job, Layout]:
-    sharding, engine = draw(st.sampled_from(SHARDINGS))
-    processes = 1 if sharding == "none" else draw(st.sampled_from([1, 2, 8]))
-    device = draw(st.sampled_from(["cuda", "cpu"]))
-    precision = "fp32" if device == "cpu" else "bf16" if engine == "torchtune" else "bf16-mixed"
-    job = Job(
-        model=find(draw(st.sampled_from(["tiny-llama", "llama-3.2-1b", "llama-8b", "mixtral-8x7b"]))),
-        method=draw(st.sampled_from(["full", "lora", "qlora"])),
-        engine=cast("Any", engine),
-        seq_len=draw(st.integers(1, 2048)),
-        lora_rank=draw(st.integers(1, 256)),
-        compile=draw(st.booleans()),
-        packing=draw(st.booleans()),
-    )
-    layout = layout_of(
-        device=device,
-        processes_per_node=processes,
-        sharding=sharding,
-        micro_batch_size=draw(st.integers(1, 16)),
-        accumulation=draw(st.integers(1, 4)),
-        seq_len=job.seq_len,
-        activation_checkpointing=draw(st.booleans()),
-        precision=precision,
-    )
-    return job, layout

@@ -10,7 +10,7 @@ import pytest
 from estimator import models
 from estimator.models import ModelSpec, find, hf_config
 from estimator.models.architectures import FAMILIES
-from tests.estimator.models.hf_configs import config_of
+from tests.estimator.models.hf_configs import config_of, with_layers
 
 # Not read from config.json as config_of writes it, or not there at all.
 NOT_COMPARED = {"name", "hf_id", "gated", "source", "published_parameters", "published_active_parameters"}
@@ -297,7 +297,7 @@ TARGETS = [
 @pytest.mark.parametrize(("name", "targets"), TARGETS)
 def test_adapters_have_the_parameters_that_peft_makes(name: str, targets: list[str]) -> None:
     peft = pytest.importorskip("peft")
-    spec = find(name).with_layers(2)
+    spec = with_layers(find(name), 2)
     model = built(config_of(spec))
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=targets), low_cpu_mem_usage=True)
     trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)

@@ -127,10 +127,3 @@ def test_a_directory_without_a_config_json_says_so() -> None:
     Path("mine").mkdir()
     with pytest.raises(UserError, match=r"mine has no config\.json"):
         models.resolve("./mine")
-
-
-def test_a_diffusion_pipeline_s_directory_says_that_it_is_one() -> None:
-    Path("mine").mkdir()
-    Path("mine/model_index.json").write_text("{}")
-    with pytest.raises(UserError, match="diffusion pipeline"):
-        models.resolve("./mine")

@@ -4,7 +4,7 @@ import pytest
 
 from estimator import models
 from estimator.errors import UserError
-from estimator.models import ModelSpec, find
+from estimator.models import find
 
 
 def test_lora_counts_both_matrices_of_each_target() -> None:
@@ -44,20 +44,3 @@ def test_a_target_that_the_family_lacks_is_answered_with_the_names_that_it_has()
     assert "q_proj" in caught.value.advice
     assert "query" in caught.value.advice
     assert "gate_proj" not in caught.value.advice
-
-
-def alike(model: ModelSpec) -> bool:
-    """Whether all blocks of a model, or all with experts, are of one size."""
-    return not model.recurrence and not model.global_head_dim
-
-
-@pytest.mark.parametrize("name", [name for name in models.names() if alike(find(name))])
-@pytest.mark.parametrize("layers", [1, 2, 5])
-def test_a_model_with_fewer_layers_has_as_many_parameters_as_those_layers(name: str, layers: int) -> None:
-    model = find(name)
-    less = model.with_layers(layers)
-    blocks = (layers - less.dense_layers) * model.layer_parameters
-    blocks += less.dense_layers * model.dense_layer_parameters
-    outside = model.parameters - (model.layers - model.dense_layers) * model.layer_parameters
-    outside -= model.dense_layers * model.dense_layer_parameters
-    assert less.parameters == blocks + outside

@@ -64,7 +64,7 @@ def test_another_kind_of_unet_is_refused(change: dict[str, Any]) -> None:
 
 
 def test_it_has_the_published_number_of_parameters() -> None:
-    assert (SHAPE.parameters, SHAPE.transformer_blocks, SHAPE.units) == (2_567_463_684, 70, 87)
+    assert (SHAPE.parameters, SHAPE.units) == (2_567_463_684, 87)
 
 
 def test_lora_of_rank_16_on_all_attentions_has_peft_s_number_of_weights() -> None:
@@ -84,11 +84,6 @@ def test_activations_are_those_of_the_traced_unet(run: Traced) -> None:
 def test_the_trace_gives_the_same_again(run: Traced) -> None:
     pytest.importorskip("diffusers")
     assert traced_bytes(*run) == TRACED[run]
-
-
-def test_an_image_of_twice_the_area_keeps_nearly_twice_as_much() -> None:
-    one, two = SHAPE.saved_bytes(64, 64, BF16), SHAPE.saved_bytes(64, 128, BF16)
-    assert 1.9 * one < two < 2 * one
 
 
 def test_what_one_block_keeps_is_far_below_what_all_keep() -> None:

@@ -48,7 +48,7 @@ def test_the_experts_of_an_untried_family_are_counted() -> None:
     experts = {"num_experts": 8, "num_experts_per_tok": 2}
     routed = hf_config.to_spec(HELIUM | {"model_type": "olmoe"} | experts, "mine")
     assert (routed.experts, routed.experts_per_token) == (8, 2)
-    assert routed.mlp_linear_parameters == 8 * dense.mlp_linear_parameters
+    assert routed.linear_parameters - dense.linear_parameters == 2 * 7 * 3 * 64 * 96
 
 
 @pytest.mark.parametrize("family", ["t5", "roberta", "mllama"])

@@ -1,8 +1,8 @@
-"""Fifty questions to the planner's page: all sizes of models, each field, with and without plans."""
+"""Questions to the planner's page: all sizes of models, each field, with and without plans."""
 
 from __future__ import annotations
 
-from itertools import cycle, islice
+from itertools import cycle
 
 MODELS = ("llama-8b", "llama-70b", "qwen2.5-7b", "tiny-llama", "mixtral-8x7b", "gemma-2-9b", "llama-405b")
 CHOICES: tuple[dict[str, str], ...] = (
@@ -33,7 +33,4 @@ IMAGES: tuple[dict[str, str], ...] = (
     {"model": "sdxl", "method": "lora", "resolution": "512"},
     {"model": "tiny-sdxl", "method": "full"},
 )
-FORMS = [
-    *({"model": model, **more} for model, more in islice(zip(cycle(MODELS), cycle(CHOICES)), 47)),
-    *IMAGES,
-]
+FORMS = [*({"model": model, **more} for model, more in zip(cycle(MODELS), CHOICES, strict=False)), *IMAGES]

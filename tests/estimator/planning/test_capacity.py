@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from estimator import Job, Plan, Target, UserError, hardware
+from estimator import Job, Plan, Target, hardware
 from estimator.models import find
 from estimator.planning.capacity import TABLE, why_rare
 from estimator.planning.goals import Goals
@@ -38,12 +38,7 @@ def test_every_row_names_machines_of_the_table_with_reason_source_and_date() -> 
 
 @pytest.mark.parametrize(
     ("name", "rare"),
-    [
-        ("p5.48xlarge", True),
-        ("a3-highgpu-1g", True),
-        ("a3-highgpu-8g", False),
-        ("p4d.24xlarge", False),
-    ],
+    [("p5.48xlarge", True), ("a3-highgpu-1g", True), ("a3-highgpu-8g", False), ("p4d.24xlarge", False)],
 )
 def test_machines_sold_ahead_are_rarely_to_be_had(name: str, rare: bool) -> None:
     place = place_of(name)
@@ -87,8 +82,3 @@ def test_a_rare_machine_that_is_asked_for_is_planned_and_marked() -> None:
     made = plan(FULL, replace(USUAL, gpu="H100 SXM", instance_type="p5.48xlarge"))
     assert "Capacity Blocks" in made.prediction.low_availability
     assert "low availability: sold ahead in Capacity Blocks" in " ".join(render(made).split())
-
-
-def test_a_capacity_that_is_not_known_is_refused() -> None:
-    with pytest.raises(UserError, match="Choose one of usual, any"):
-        Target(kind="catalogue", capacity="plenty")  # type: ignore[arg-type]

@@ -55,15 +55,6 @@ def test_a_budget_takes_the_fastest_within_it() -> None:
     assert hours(richer) <= hours(ranked.best)
 
 
-def test_speed_first_is_the_fastest_of_all() -> None:
-    fastest = plans(LORA, ANY, Goals(prefer="speed"))
-    cheapest = plans(LORA, ANY)
-    assert (fastest.best.prediction.tokens_per_second or 0) > (
-        cheapest.best.prediction.tokens_per_second or 0
-    )
-    assert "fastest first" in fastest.order
-
-
 @pytest.mark.parametrize(
     ("goals", "words", "option"),
     [
@@ -100,19 +91,6 @@ def test_epochs_steps_and_tokens_say_the_same_amount() -> None:
         plan(replace(LORA, steps=steps), ANY),
     )
     assert len({usd(made) for made in told}) == 1
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"prefer": "green"}, "prefer = 'green'"),
-        ({"epochs": 2}, "2 epochs"),
-    ],
-)
-def test_goals_name_the_value_that_can_not_be(wrong: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError) as caught:
-        Goals(**wrong)
-    assert words in caught.value.problem
 
 
 def test_clouds_and_machine_types_limit_the_plans() -> None:
@@ -180,6 +158,12 @@ def test_experts_are_not_offered_qlora() -> None:
 @pytest.mark.parametrize(
     ("gpu", "fields", "suggestion", "change"),
     [
+        (
+            "4x L4",
+            {"model": find("llama-3.2-3b"), "task": "grpo", "method": "full"},
+            {"optimizer.name": "adafactor", "precision": "bf16"},
+            {"optimizer": "adafactor", "precision": "bf16"},
+        ),
         ("L4", {"precision": "fp32"}, {"precision": None}, {"precision": "auto"}),
         ("L4", {"trained_modules": ("lm_head",)}, {"lora.modules_to_save": None}, {"trained_modules": ()}),
         ("A100 SXM 40GB", {"lora_rank": 2000}, {"lora.rank": 1024}, {"lora_rank": 1024}),
@@ -194,22 +178,14 @@ def test_experts_are_not_offered_qlora() -> None:
 def test_an_option_that_keeps_a_job_from_fitting_is_proposed_to_be_changed(
     gpu: str, fields: dict[str, Any], suggestion: dict[str, Any], change: dict[str, Any]
 ) -> None:
-    job = Job(model=find("llama-8b"), **{"engine": "auto", "method": "lora", **fields}, global_batch_size=16)
-    target = Target(kind="catalogue", gpu=gpu, nodes=1, gpus=1)
+    count, _, name = gpu.rpartition("x ")
+    usual = {"model": find("llama-8b"), "engine": "auto", "method": "lora", "global_batch_size": 16}
+    job = Job(**(usual | fields))
+    target = Target(kind="catalogue", gpu=name, nodes=1, gpus=int(count or 1))
     with pytest.raises(CannotFit) as caught:
         plans(job, target)
     assert suggestion in caught.value.suggestions
     assert plans(replace(job, **change), target).plans
-
-
-def test_full_grpo_that_does_not_fit_is_offered_an_optimizer_with_smaller_states() -> None:
-    job = Job(model=find("llama-3.2-3b"), engine="auto", task="grpo", global_batch_size=16)
-    target = Target(kind="catalogue", gpu="L4", nodes=1, gpus=4)
-    with pytest.raises(CannotFit) as caught:
-        plans(job, target)
-    lean = {"optimizer.name": "adafactor", "precision": "bf16"}
-    assert lean in caught.value.suggestions
-    assert plans(replace(job, optimizer="adafactor", precision="bf16"), target).plans
 
 
 def test_a_long_context_that_does_not_fit_is_offered_lean_kernels_and_host_memory() -> None:
@@ -223,17 +199,6 @@ def test_a_long_context_that_does_not_fit_is_offered_lean_kernels_and_host_memor
     assert leaner
     offload = leaner[0].get("fsdp.offload") == "cpu"
     assert plans(replace(job, liger=True, offload="cpu" if offload else "none"), target).plans
-
-
-def test_what_nothing_fits_is_offered_what_would() -> None:
-    target = Target(kind="catalogue", gpu="L4", nodes=1, gpus=1)
-    large = replace(LORA, model=find("codestral"))
-    with pytest.raises(CannotFit) as caught:
-        plans(large, target)
-    offered = [format_suggestion(suggestion) for suggestion in caught.value.suggestions]
-    assert "--method qlora" in offered
-    for option in ("--instance-type", "--gpus", "--gpu "):
-        assert any(option in line for line in offered)
 
 
 def test_where_no_single_change_helps_several_together_are_offered() -> None:
@@ -261,15 +226,6 @@ def test_a_rank_is_one_order_and_top_takes_its_head() -> None:
     )
 
 
-def test_every_rejection_says_what_and_why() -> None:
-    ranked = plans(Job(model=find("llama-70b"), global_batch_size=64), ANY)
-    assert 5 <= len(ranked.rejected) <= 10
-    assert any(line.kind == "memory" and line.over for line in ranked.rejected)
-    for line in ranked.rejected:
-        assert line.what
-        assert line.reason
-
-
 def test_a_catalogue_of_ones_own_is_planned_with() -> None:
     tables = hardware.current()
     mine = replace(
@@ -289,9 +245,10 @@ def test_a_preference_pair_is_two_sequences() -> None:
 
 
 def test_a_tasks_time_and_price_stand_beside_those_of_sft() -> None:
+    one_kind = replace(ANY, gpu="A100 SXM 80GB")
     lines = {
         task: next(
-            line for line in plan(replace(LORA, engine="deepspeed", task=task), ANY).why if "sft" in line
+            line for line in plan(replace(LORA, engine="deepspeed", task=task), one_kind).why if "sft" in line
         )
         for task in ("dpo", "kto", "orpo", "reward")
     }

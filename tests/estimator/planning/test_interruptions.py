@@ -71,10 +71,9 @@ def test_twenty_four_hours_on_eight_nodes_with_two_retries_hardly_ever_end_well(
     assert interruptions.against_budget(24, gang(8), 20) is None
 
 
-@pytest.mark.parametrize("nodes", [1, 8, 64])
-def test_the_formula_agrees_with_runs_that_are_interrupted_at_random(nodes: int) -> None:
-    found = spot.simulate(gang(nodes), work_hours=24, runs=400, seed=nodes)
-    assert interruptions.wall_hours(24, gang(nodes)) == pytest.approx(found.mean_hours, rel=0.1)
+def test_the_formula_agrees_with_runs_that_are_interrupted_at_random() -> None:
+    found = spot.simulate(gang(8), work_hours=24, runs=400, seed=8)
+    assert interruptions.wall_hours(24, gang(8)) == pytest.approx(found.mean_hours, rel=0.1)
 
 
 def test_no_other_interval_loses_much_less_than_the_planned_one() -> None:

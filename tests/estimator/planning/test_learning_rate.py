@@ -21,6 +21,8 @@ def test_at_the_published_batch_both_rules_give_the_published_rate(method: Any) 
     hints = learning_rate.hints(job_of(run.batch, method=method))
     assert [hint.rule for hint in hints] == ["sqrt", "linear"]
     assert {hint.value for hint in hints} == {run.learning_rate}
+    assert all("arXiv" in hint.source and f"batch {run.batch}" in hint.run for hint in hints)
+    assert run.source
 
 
 def test_four_times_the_batch_doubles_the_rate_by_one_rule_and_quadruples_it_by_the_other() -> None:
@@ -30,16 +32,6 @@ def test_four_times_the_batch_doubles_the_rate_by_one_rule_and_quadruples_it_by_
     assert linear.value == pytest.approx(4 * run.learning_rate)
 
 
-def test_each_hint_names_its_rule_s_paper_and_its_run() -> None:
-    for hint in learning_rate.hints(job_of(8)):
-        assert "arXiv" in hint.source
-        assert "batch 128" in hint.run
-
-
 def test_what_no_run_was_published_for_gets_no_hint() -> None:
     assert learning_rate.hints(job_of(8, optimizer="sgd")) == ()
     assert learning_rate.hints(job_of(8, task="dpo")) == ()
-
-
-def test_every_row_has_a_source() -> None:
-    assert all(run.source and run.run for run in learning_rate.references().values())

@@ -99,6 +99,9 @@ def test_a_goal_that_is_just_met_is_met(
 
 @pytest.mark.parametrize("value", [0, -1, math.inf, math.nan])
 def test_goals_are_above_zero(value: float) -> None:
+    for unknown in ({"prefer": "green"}, {"epochs": 2}):
+        with pytest.raises(UserError):
+            Goals(**unknown)  # type: ignore[arg-type]
     for name in ("deadline_hours", "budget_usd", "interruption_rate"):
         with pytest.raises(UserError, match=name.replace("_", ".")):
             Goals(**{name: value})  # type: ignore[arg-type]
@@ -128,6 +131,8 @@ def test_figures_within_a_fifth_of_the_best_count_as_equal() -> None:
 
     cheapest, dear = candidate(rate=2e4, usd=72.0), candidate(rate=1e4 / (1 + INDISTINCT), usd=36.0)
     assert order(cheapest, dear) == [dear, cheapest]
+    by_speed = Goals(prefer="speed")
+    assert in_order([dear, cheapest], by_speed, tokens=None, target=Target(kind="catalogue"))[0] is cheapest
     too_dear = candidate(rate=0.99e4 / (1 + INDISTINCT), usd=36.0)
     assert order(cheapest, too_dear) == [cheapest, too_dear]
     few = candidate(gpus=4, place=replace(MACHINE, gpus=4, usd_per_hour=36.0))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from estimator import CannotFit, Job, Machine, Plan, Target, UserError, hardware, plan
@@ -52,11 +50,6 @@ def test_an_allocation_that_is_too_small_is_refused_with_what_would_do() -> None
 def test_more_gpus_than_the_nodes_have_are_refused() -> None:
     with pytest.raises(UserError, match=r"8 GPU\(s\) per node are requested, each .* has 4"):
         plan(Job(model=find("llama-8b"), global_batch_size=16), allocation(2, gpus=8))
-
-
-def test_an_allocation_needs_a_machine() -> None:
-    with pytest.raises(UserError, match="needs a description of the machine"):
-        replace(allocation(1), machine=None)
 
 
 @pytest.mark.parametrize(

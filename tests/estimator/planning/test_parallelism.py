@@ -14,7 +14,7 @@ from estimator.job import divides_heads
 from estimator.models import find
 from estimator.planning.goals import Goals
 from estimator.planning.parallelism import spreads
-from estimator.planning.planner import plan, plans
+from estimator.planning.planner import plan
 from estimator.planning.search import Search
 from estimator.vocabulary import PARALLEL_ENGINES
 
@@ -104,24 +104,8 @@ def test_degrees_that_are_asked_for_are_taken_and_said(engine: Any) -> None:
         assert words in text
 
 
-def test_a_plan_for_an_engine_that_is_not_run_here_says_so() -> None:
-    made = plan(job_of("llama-8b"), ANY)
-    assert made.planned_only is not None
-    assert made.why[-1] == made.planned_only
-    assert plan(job_of("llama-8b", "torchtune"), ANY).planned_only is None
-    pairs = plan(job_of("llama-8b", "torchtune", task="dpo"), ANY)
-    assert "task dpo" in pairs.why[-1]
-    assert "planned only" in pairs.why[-1]
-
-
 def test_tensor_parallel_wider_than_a_node_is_refused() -> None:
     with pytest.raises(UserError, match="must divide the 4 GPUs"):
         plan(job_of("llama-8b", tensor_parallel=8), Target(kind="catalogue", gpus=4))
     with pytest.raises(UserError, match="is not divisible over"):
         plan(job_of("llama-8b", tensor_parallel=8), ANY, Goals(max_gpus=4))
-
-
-def test_a_model_of_405_billion_parameters_gets_a_plan_on_many_nodes() -> None:
-    ranked = plans(job_of("llama-405b", global_batch_size=128), ANY, Goals(max_nodes=32))
-    assert ranked.best.layout.world_size >= 32
-    assert ranked.best.prediction.memory.fits

@@ -42,12 +42,11 @@ def ordered(survey: Survey, candidates: list[Candidate]) -> list[Candidate]:
 )
 def test_the_same_candidates_come_in_the_same_order_however_they_are_shuffled(goals: Goals) -> None:
     survey = surveyed(goals=goals)
-    keys = [(c.what, c.layout) for c in ordered(survey, survey.candidates)]
-    for seed in range(5):
+    expected = [(c.usd_per_hour, c.layout) for c in ordered(survey, survey.candidates)]
+    assert len(expected) > 10
+    for seed in range(3):
         shuffled = random.Random(seed).sample(survey.candidates, len(survey.candidates))
-        again = [(c.usd_per_hour, c.layout) for c in ordered(survey, shuffled)]
-        assert again == [(c.usd_per_hour, c.layout) for c in ordered(survey, survey.candidates)]
-    assert len(keys) > 10
+        assert [(c.usd_per_hour, c.layout) for c in ordered(survey, shuffled)] == expected
 
 
 def test_a_plan_says_in_which_way_its_machine_is_the_cheapest() -> None:
@@ -152,7 +151,7 @@ def test_single_gpus_of_several_machines_are_not_joined_where_one_machine_has_as
 # Reasons
 
 
-@pytest.mark.parametrize("model", ["llama-8b", "llama-3.2-3b", "qwen2.5-14b", "llama-70b"])
+@pytest.mark.parametrize("model", ["llama-8b", "qwen2.5-14b"])
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 @pytest.mark.parametrize("engine", ["torchtune", "torchtitan"])
 def test_what_a_plan_says_of_its_micro_batch_and_checkpointing_is_true(

@@ -1,4 +1,4 @@
-"""What a plan says of its choices."""
+"""Reasons of a plan for its choices."""
 
 from typing import Any
 
@@ -7,24 +7,29 @@ import pytest
 from estimator import Job, Target, plan
 from estimator.models import find
 
-
-def lines_on_lengths(device: Any = "cuda", **changes: Any) -> list[str]:
-    job = Job(model=find("tiny-llama"), seq_len=256, **changes)
-    target = Target(kind="kubernetes", device=device, gpu="L4" if device == "cuda" else None)
-    return [line for line in plan(job, target).why if line.startswith("batches vary in length")]
+SWITCHES = {"longest_first": True, "expandable_segments": True}
 
 
-@pytest.mark.parametrize("engine", ["torchtune", "deepspeed"])
-def test_only_what_is_switched_on_is_said_of_varying_lengths_in_one_line(engine: Any) -> None:
-    for longest, segments in ((True, True), (True, False), (False, True)):
-        switches = {"longest_first": longest, "expandable_segments": segments}
-        (line,) = lines_on_lengths(engine=engine, **switches)
-        assert ("the longest" in line, "expandable segments" in line) == (longest, segments)
-    assert lines_on_lengths(longest_first=False, expandable_segments=False) == []
-
-
-@pytest.mark.parametrize("values", [{"packing": True}, {"engine": "torchtitan"}, {"device": "cpu"}])
-def test_nothing_is_said_where_batches_are_of_one_length_or_there_is_no_such_allocator(
-    values: dict[str, Any],
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        (SWITCHES, (True, True)),
+        (SWITCHES | {"engine": "deepspeed", "longest_first": False}, (False, True)),
+        (SWITCHES | {"expandable_segments": False}, (True, False)),
+        ({"longest_first": False, "expandable_segments": False}, None),
+        (SWITCHES | {"packing": True}, None),
+        (SWITCHES | {"engine": "torchtitan"}, None),
+        (SWITCHES | {"device": "cpu"}, None),
+    ],
+)
+def test_varying_lengths_are_explained_by_the_switches_that_are_on(
+    fields: dict[str, Any], named: tuple[bool, bool] | None
 ) -> None:
-    assert lines_on_lengths(**values) == []
+    switches = {name: value for name, value in fields.items() if name != "device"}
+    device = fields.get("device", "cuda")
+    job = Job(model=find("tiny-llama"), seq_len=256, **switches)
+    target = Target(kind="kubernetes", device=device, gpu="L4" if device == "cuda" else None)
+    lines = [line for line in plan(job, target).why if line.startswith("batches vary in length")]
+    assert [("the longest" in line, "expandable segments" in line) for line in lines] == (
+        [named] if named else []
+    )

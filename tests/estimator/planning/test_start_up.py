@@ -5,14 +5,11 @@ from __future__ import annotations
 import csv
 from dataclasses import replace
 
-import pytest
-
 from estimator import Job, Target, hardware
 from estimator.models import find
 from estimator.planning.goals import Goals
 from estimator.planning.places import choose_places
-from estimator.planning.planner import plan, plans
-from estimator.planning.report import render
+from estimator.planning.planner import plans
 from estimator.planning.start_up import TABLE
 
 ANY = Target(kind="catalogue")
@@ -34,30 +31,8 @@ def test_every_figure_has_its_source_and_date() -> None:
         assert row["cloud"] == "*" or row["cloud"] in hardware.clouds()
 
 
-def test_start_up_is_in_the_hours_the_price_and_the_text_of_a_plan() -> None:
-    job, goals = Job(model=LARGE, method="lora", global_batch_size=64), Goals(tokens=10**8)
-    made = plan(job, ANY, goals)
-    prediction = made.prediction
-    trained = 10**8 / (prediction.tokens_per_second or 1) / 3600
-    assert prediction.hours == pytest.approx(trained + prediction.start_up.hours)
-    assert prediction.usd == pytest.approx((prediction.hours or 0) * (prediction.usd_per_hour or 0))
-    text = " ".join(render(made).split())
-    assert (
-        f"({prediction.start_up.hours * 60:.0f} min of which to start: machine 5 min, image 3 min, weights"
-        in text
-    )
-
-
 def test_a_short_job_is_not_sent_to_many_dear_machines_that_would_be_started_for_minutes() -> None:
     job = Job(model=SMALL, global_batch_size=64)
     ranked = plans(job, replace(ANY, capacity="any"), Goals(tokens=10**9, budget_usd=300, max_nodes=64))
     for made in ranked.plans:
         assert (made.prediction.hours or 0) > 3 * made.prediction.start_up.hours
-
-
-def test_a_deadline_counts_the_start() -> None:
-    job = Job(model=LARGE, method="lora", global_batch_size=64)
-    made = plan(job, ANY, Goals(tokens=10**7, deadline_hours=1))
-    assert (made.prediction.hours or 9) <= 1
-    trained = 10**7 / (made.prediction.tokens_per_second or 1) / 3600
-    assert trained <= 1 - (made.prediction.start_up.hours if made.prediction.start_up else 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import pytest
@@ -35,13 +34,6 @@ def test_the_range_is_no_wider_than_the_published_runs_make_it() -> None:
     assert max(ratio for _, ratio in over) > 0.9
 
 
-def test_most_rows_are_compared_and_what_is_left_out_has_a_reason() -> None:
-    left_out = [run for run in runs() if run not in compared]
-    assert len(compared) > 50
-    assert all(run.doubtful or run.model.experts for run in left_out)
-    assert all(run.source for run in runs())
-
-
 def test_the_fast_end_is_the_bandwidth() -> None:
     # 70B in bf16 at one sequence: 141 GB over 3.35 TB/s are 42 ms, of which the cache is next to nothing
     large = find("llama-70b")
@@ -51,14 +43,10 @@ def test_the_fast_end_is_the_bandwidth() -> None:
 
 def test_more_sequences_take_longer_and_make_more_tokens() -> None:
     found = [generation_speed(LLAMA, H100, replace(BATCH, sequences=n)) for n in (1, 8, 64, 512)]
-    for few, many in itertools.pairwise(found):
-        assert few.seconds is not None
-        assert many.seconds is not None
-        assert few.tokens_per_second is not None
-        assert many.tokens_per_second is not None
-        for end in (0, 1):
-            assert few.seconds[end] <= many.seconds[end]
-            assert few.tokens_per_second[end] <= many.tokens_per_second[end]
+    for end in (0, 1):
+        for ranges in ([each.seconds for each in found], [each.tokens_per_second for each in found]):
+            ends = [each[end] for each in ranges]
+            assert ends == sorted(ends)
 
 
 def test_a_window_makes_long_answers_faster() -> None:
@@ -70,11 +58,7 @@ def test_a_window_makes_long_answers_faster() -> None:
 
 @pytest.mark.parametrize(
     ("model", "gpu", "words"),
-    [
-        ("llama-8b", None, "this device"),
-        ("mixtral-8x7b", "H100 SXM", "experts"),
-        ("llama-8b", "T4", "T4"),
-    ],
+    [("llama-8b", None, "this device"), ("mixtral-8x7b", "H100 SXM", "experts"), ("llama-8b", "T4", "T4")],
 )
 def test_what_is_not_known_is_called_unknown(model: str, gpu: str | None, words: str) -> None:
     found = generation_speed(find(model), None if gpu is None else hardware.gpu(gpu), BATCH)

@@ -17,6 +17,7 @@ from checklist.result import Result
 from checklist.verdict import judge
 from decorators.card.blocks import Block, Chart, Grid, Text
 from flows.cluster_check.card import (
+    MAX_FINDINGS,
     MAX_NODES,
     MAX_RANKS,
     draw,
@@ -79,6 +80,14 @@ def test_the_verdict_and_what_to_do_come_first() -> None:
     assert f"```bash\n{finding.command}\n```" in blocks[2].markdown
 
 
+@pytest.mark.parametrize(("more", "shown"), [(0, False), (1, True)])
+def test_findings_beyond_the_limit_are_counted(more: int, shown: bool) -> None:
+    result = _slow_run()
+    findings = (result.findings[0],) * (MAX_FINDINGS + more)
+    text = _text(draw(dataclasses.replace(result, findings=findings), (), "c"))
+    assert ("and 1 more findings" in text) is shown
+
+
 def test_every_check_is_in_the_table_with_its_verdict() -> None:
     result = _slow_run()
     grids = [block for block in draw(result, (), "c") if isinstance(block, Grid)]
@@ -136,7 +145,7 @@ def test_a_figure_is_only_shown_beside_runs_of_the_same_setting() -> None:
 @pytest.mark.parametrize(
     ("size_bytes", "told"), [(8, "8 B"), (4096, "4 KiB"), (3 * 2**19, "1.5 MiB"), (4 * GIB, "4 GiB")]
 )
-def test_message_sizes_are_told_in_powers_of_two(size_bytes: int, told: str) -> None:
+def test_message_sizes_are_shown_in_binary_units(size_bytes: int, told: str) -> None:
     assert message(size_bytes) == told
 
 

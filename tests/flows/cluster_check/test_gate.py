@@ -191,7 +191,7 @@ def plan_for(gpu: str | None, instance: str | None) -> Plan:
     )
 
 
-def test_another_machines_bandwidth_is_not_taken() -> None:
+def test_bandwidth_of_another_instance_type_is_ignored() -> None:
     of = checked(healthy()).is_of
     assert of(plan_for("H100 SXM", "p5.48xlarge"))
     assert not of(plan_for("H100 SXM", "p5e.48xlarge"))
@@ -230,7 +230,7 @@ def test_a_tainted_node_needs_no_label(api: Api) -> None:
 
 
 @pytest.mark.parametrize("marks", [{}, {"host2": "true"}], ids=["unlabeled", "called fit"])
-def test_a_node_that_nothing_keeps_out_is_told_with_the_command_for_it(
+def test_a_node_that_is_not_excluded_is_named_with_the_command_for_it(
     api: Api, marks: dict[str, str]
 ) -> None:
     if marks:
@@ -242,7 +242,7 @@ def test_a_node_that_nothing_keeps_out_is_told_with_the_command_for_it(
     )
 
 
-def test_without_access_to_nodes_or_on_batch_it_is_one_line_and_the_run_goes_on(
+def test_without_access_to_nodes_or_on_batch_it_is_one_line(
     api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api.refuse["GET"] = 403
@@ -355,8 +355,7 @@ def test_the_plan_takes_the_measured_bandwidth_and_asks_for_fit_nodes(tmp_path: 
     assert speed(after) < 0.8 * speed(before)
     flat = " ".join(after.split())
     assert re.search(
-        r"- between nodes 20 GB/s as measured \(ChecklistFlow/\d+, all_reduce of 16.0 GiB over 8 nodes,",
-        flat,
+        r"- between nodes 20 GB/s as measured \(ChecklistFlow/\d+, all_reduce of 16.0 GiB over 8 nodes,", flat
     )
     assert f"Excluded by requiring the label {LABEL}=true: host-2." in flat
     assert f"disk, labeled {LABEL}=true" in flat

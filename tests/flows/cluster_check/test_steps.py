@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from checklist.measurements import Hang, Phase
+from checklist.verdict import judge
+from decorators.past_runs import NeverRunError
 from flows.cluster_check import steps
 from flows.cluster_check.launch import Launch, resolve
 from tests.checklist.runs import gpu_run
@@ -63,3 +69,51 @@ def test_a_gpu_that_others_use_is_not_loaded_and_that_is_no_pass() -> None:
     assert result.verdict == "NO-VERDICT"
     assert why in result.headline
     assert why in steps.explain_refusal(result).problem  # type: ignore[union-attr]
+
+
+class EndedTask(dict[str, Any]):
+    """The task "verdict" of an earlier run, with what it has stored."""
+
+    finished = True
+
+    def __init__(self, run: int, **artifacts: Any) -> None:
+        super().__init__({name: SimpleNamespace(id=name, data=data) for name, data in artifacts.items()})
+        self.pathspec = f"ChecklistFlow/{run}/verdict/1"
+
+    def __iter__(self) -> Any:
+        return iter(self.values())
+
+
+def test_only_earlier_runs_of_this_cluster_and_schema_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USERNAME", "tester")
+    good = steps.summarize(judge(gpu_run(2)))
+    failed = {**steps.summarize(judge(gpu_run(2, started_unix=2_000.0, probes=()))), "verdict": "FAIL"}
+
+    class Run(dict[str, Any]):
+        id = "1"
+
+    stored = [
+        (9, "here", failed),
+        (8, "there", good),
+        (7, "here", {**good, "version": 99}),
+        (6, "here", good),
+    ]
+    runs = [
+        Run(verdict=SimpleNamespace(task=EndedTask(number, cluster=cluster, kept=kept)))
+        for number, cluster, kept in stored
+    ]
+    monkeypatch.setattr(steps, "runs_of", lambda _: runs)
+    past = steps.read_past_runs("ChecklistFlow", "here", "10")
+    assert [run.verdict for run in past.runs] == ["FAIL", good["verdict"]]
+    assert any("2 earlier runs of here" in note for note in past.notes)
+    assert any("Run 7 cannot be used" in note and "schema version 99" in note for note in past.notes)
+    monkeypatch.setattr(steps, "MAX_RUNS", 1)
+    assert len(steps.read_past_runs("ChecklistFlow", "here", "10").runs) == 1
+    assert steps.read_past_runs("ChecklistFlow", "here", "1").runs == (), "the run itself is no earlier one"
+
+    def never(_: str) -> Any:
+        raise NeverRunError
+
+    monkeypatch.setattr(steps, "runs_of", never)
+    past = steps.read_past_runs("ChecklistFlow", "here", "10")
+    assert past.notes == ("History: 0 earlier runs of here, 0 figures, 0 failures still open.",)

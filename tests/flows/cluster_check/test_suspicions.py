@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,7 +23,7 @@ from launchers.store.bundles import LocalStorage
 from tests.checklist.clusters import Cluster
 from tests.checklist.runs import gpu_run, with_pairs
 from tests.conftest import write_sums
-from tests.flows.conftest import FLOW, environment, left_behind, start_flow
+from tests.flows.conftest import FLOW, environment, left_behind, read_card, run_flow, start_flow
 
 SOON = 20  # steps
 STEPS = 30
@@ -65,20 +63,6 @@ def _slowed(home: Path, training: subprocess.Popen[str]) -> Iterator[None]:
         thread.join()
 
 
-def _flow(home: Path, flow: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(flow), *arguments],
-        cwd=home,
-        env=environment(home, AWS_EC2_METADATA_DISABLED="true"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=480,
-        check=False,
-    )
-    return done.stdout
-
-
 def _late(rank: int, host: str, **changes: Any) -> Straggling:
     values = {"local_rank": 0, "node": rank, "since": 3, "step": 20, "share": 0.4, "whole_node": True}
     return Straggling(**{"rank": rank, "host": host, **values, **changes})
@@ -105,16 +89,13 @@ def test_what_trainings_have_left_is_read_until_a_checklist_has_measured_the_nod
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("engine", ["fsdp2", pytest.param("torchtune", marks=pytest.mark.nightly)])
 @pytest.mark.nightly
-def test_a_slowed_rank_is_named_within_20_steps_and_the_next_checklist_hears_of_it(
-    tmp_path: Path, engine: str
-) -> None:
+def test_a_slowed_rank_is_named_within_20_steps_and_in_the_next_checklist(tmp_path: Path) -> None:
     data = write_sums(tmp_path / "sums.jsonl")
     training = start_flow(
         tmp_path,
         [
-            *("run", "--model=tiny-llama", f"--dataset={data}", f"--engine={engine}", "--method=full"),
+            *("run", "--model=tiny-llama", f"--dataset={data}", "--engine=fsdp2", "--method=full"),
             *("--nodes=2", f"--max-steps={STEPS}", "--epochs=50", "--global-batch-size=4", "--seq-len=128"),
             *("--set=log_every=1", "--set=evaluation.generations=0", "--set=checkpoint_every=0"),
         ],
@@ -134,12 +115,11 @@ def test_a_slowed_rank_is_named_within_20_steps_and_the_next_checklist_hears_of_
 
     run = (tmp_path / "run_id").read_text()
     task = re.findall(rf"\[{run}/train_nodes/(\d+)", before)[-1]  # the one that has named it
-    page = tmp_path / "card.html"
-    _flow(tmp_path, FLOW, "card", "get", f"{run}/train_nodes/{task}", str(page), "--id", "finetune")
-    data_of_card = re.search(r'__MF_DATA__\["[^"]+"\] = "([^"]+)"', page.read_text())
-    shown = base64.b64decode(data_of_card[1]).decode().replace("\\", "")
-    assert f"node 1 ({name}) is late" in shown
+    shown = read_card(tmp_path, environment(tmp_path), FLOW, f"{run}/train_nodes/{task}", "finetune")
+    assert f"node 1 ({name}) is late" in shown.replace("\\", "")
 
     checklist = FLOW.with_name("checklist_flow.py")
-    told = " ".join(_flow(tmp_path, checklist, "run", "--only=ranks").split())
-    assert f"Training run {run} reported: node 1 ({name}) is late" in told, told
+    check = run_flow(
+        tmp_path, "run", "--only=ranks", flow=checklist, timeout=480, AWS_EC2_METADATA_DISABLED="true"
+    )
+    assert f"Training run {run} reported: node 1 ({name}) is late" in check.text, check.text

@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 
 from flows.commands import flow_commands
-from flows.commands.flow_commands import (
-    BEFORE_COMMAND,
-    FLOWS,
-    command_line,
-    console_script,
-    flow_arguments,
-)
+from flows.commands.flow_commands import BEFORE_COMMAND, FLOWS, command_line, console_script, flow_arguments
 from tests.flows.conftest import environment
 
 SETTINGS = ["--config", "settings", "mine.yaml"]
@@ -97,20 +91,11 @@ def test_a_leading_yaml_file_is_the_run_s_settings(command: str, words: str, exp
     assert flow_arguments(command, words.split()) == (FLOWS[flow_commands.RUNS[command]], expected.split())
 
 
-def test_every_flow_that_is_shipped_can_be_named() -> None:
-    files = {path.name for path in Path(flow_commands.__file__).parents[1].glob("*_flow.py")}
-    assert set(FLOWS.values()) == files
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["run", "--batch-size", "8"], "Did you mean --global-batch-size?"),
-        (["run", "--modell", "x"], "Did you mean --model"),
-        (["run", "--model", "llama-8"], "Did you mean llama-8b"),
         (["run", "--with", "kuberntes"], "Unknown step decorator kuberntes"),
-        (["check", "--nodes", "0"], "--nodes 0 is not possible."),
         (["flow", "resume"], "A previous run id was not found."),
         (["flow", "rejection", "rum"], "Try 'finetune flow rejection --help' for help."),
     ],
@@ -149,7 +134,7 @@ def test_completion_knows_the_commands_and_the_options_of_the_flows(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_run_is_gone_on_with_and_its_card_seen_in_an_empty_folder(tmp_path: Path) -> None:
+def test_a_run_is_resumed_and_its_card_read_in_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("max_steps: 2\nseq_len: 128\n")
     once = finetune(tmp_path, "run", "--set=evaluation.generations=0", *SETTINGS, timeout=300)
     assert once.returncode == 0, once.stdout + once.stderr
@@ -191,14 +176,13 @@ def test_the_next_steps_name_a_command_that_this_shell_finds(
     assert console_script() == "finetune"
 
 
-@pytest.mark.parametrize("folder", ["", "examples"])
-def test_a_scorer_beside_the_settings_file_is_found_from_any_folder(folder: str, tmp_path: Path) -> None:
+def test_a_scorer_beside_the_settings_file_is_found_from_another_folder(tmp_path: Path) -> None:
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples" / "scorer.py").write_text("def short(prompt, answer):\n    return 1.0\n")
     (tmp_path / "examples" / "grpo.yaml").write_text(
         "{task: grpo, method: lora, model: llama-8b, rl: {reward: 'scorer.py:short'}}\n"
     )
-    file = "grpo.yaml" if folder else "examples/grpo.yaml"
-    done = finetune(tmp_path / folder, "run", file, "--with", "kubernetes", "--from-catalogue", "--plan-only")
+    words = ("run", "examples/grpo.yaml", "--with", "kubernetes", "--from-catalogue", "--plan-only")
+    done = finetune(tmp_path, *words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Plan: llama-8b")

@@ -53,7 +53,7 @@ def test_options_become_parameters_or_set() -> None:
     assert (chosen.lora.rank, chosen.lora.targets, chosen.longest_first) == (16, ("q_proj", "v_proj"), False)
 
 
-def test_a_text_is_taken_as_it_is() -> None:
+def test_a_text_is_passed_unchanged() -> None:
     given = translate(["--chat-template", "{{ bos_token }}: #1"], (), ())
     assert settings.build({}, given[1::2]).chat_template == "{{ bos_token }}: #1"
 

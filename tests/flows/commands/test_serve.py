@@ -151,6 +151,7 @@ def test_a_model_by_name_is_checked_before_its_weights_are_fetched(
     assert container["args"][:2] == ["serve", "meta-llama/Llama-3.1-8B"]
 
 
+@pytest.mark.slow
 def test_applied_twice_there_is_one_deployment_and_one_service(
     model_dir: Path, control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:

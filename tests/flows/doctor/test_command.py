@@ -42,7 +42,7 @@ def variables(home: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     "probes",
     [
-        "packages,torchtune,datastore,metadata,local,tokens",
+        pytest.param("packages,torchtune,datastore,metadata,local,tokens", marks=pytest.mark.slow),
         pytest.param(ALL, marks=[pytest.mark.slow, pytest.mark.nightly]),
     ],
 )

@@ -22,7 +22,7 @@ S3 = {
 }
 
 
-def test_a_local_datastore_is_written_and_nothing_stays_behind(ask: Asker, tmp_path: Path) -> None:
+def test_a_local_datastore_is_written_and_left_empty(ask: Asker, tmp_path: Path) -> None:
     line = ask("datastore")["datastore"]
     assert (line.state, line.found) == ("ok", f"local, {tmp_path / '.metaflow'}: can be read and written")
     assert list(tmp_path.iterdir()) == []

@@ -41,7 +41,7 @@ def test_a_missing_package_names_the_extra_to_install(
     assert line.fix == f"pip install 'metaflow-finetune[{extra}]'"
 
 
-def test_a_package_that_can_not_be_imported_is_not_taken_to_work(ask: Asker, tmp_path: Path) -> None:
+def test_a_package_whose_import_fails_is_reported_as_broken(ask: Asker, tmp_path: Path) -> None:
     (tmp_path / "deepspeed").mkdir()
     (tmp_path / "deepspeed" / "__init__.py").write_text("raise OSError('undefined symbol: x')")
     line = ask("deepspeed", PYTHONPATH=str(tmp_path))["deepspeed"]

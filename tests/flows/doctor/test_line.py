@@ -15,7 +15,7 @@ ENVIRONMENT = {
 
 
 @pytest.mark.parametrize("secret", ["hf_abc", "hf_abcdef", "x/y+z", "user:pass"])
-def test_a_secret_of_the_environment_or_of_an_address_is_taken_out_of_what_was_found_and_of_the_fix(
+def test_secrets_of_the_environment_and_of_addresses_are_removed_from_a_line(
     secret: str,
 ) -> None:
     text = "hf_abcdef, hf_abc and x/y+z at https://user:pass@host/path in /h"
@@ -24,5 +24,5 @@ def test_a_secret_of_the_environment_or_of_an_address_is_taken_out_of_what_was_f
     assert shown.found == shown.fix == "***, *** and *** at https://***@host/path in /h"
 
 
-def test_what_several_lines_said_is_one() -> None:
+def test_line_breaks_are_replaced_by_spaces() -> None:
     assert without_secrets(Line(check="c", state="no", found="one\n  two"), {}).found == "one two"

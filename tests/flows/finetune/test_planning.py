@@ -38,10 +38,7 @@ def test_an_empty_flag_leaves_the_file_as_it_is() -> None:
 
 
 def test_trackers_may_be_given_with_commas() -> None:
-    assert planning.settings_from({}, {"tracker": "tensorboard, wandb"}).tracker == (
-        "tensorboard",
-        "wandb",
-    )
+    assert planning.settings_from({}, {"tracker": "tensorboard, wandb"}).tracker == ("tensorboard", "wandb")
 
 
 def test_every_flag_is_a_setting() -> None:
@@ -75,7 +72,7 @@ def test_a_file_in_the_place_of_the_output_folder_is_refused_before_the_run(tmp_
         )
 
 
-def test_finished_runs_correct_the_plan_unless_told_not_to(
+def test_finished_runs_correct_the_plan_unless_switched_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(calibration.VARIABLE, str(tmp_path / "runs.jsonl"))
@@ -102,7 +99,7 @@ def test_finished_runs_correct_the_plan_unless_told_not_to(
     after = planning.plan_from_parameters({**PARAMETERS, "device": "cpu"}, "local").prediction.memory
     assert after.shows_bytes > before.shows_bytes
     assert after.uncorrected.categories == before.categories
-    assert "calibrated on 1 run: x1.06" in after.shows_basis
+    assert "calibrated on 1 run: scaled by 1.06" in after.shows_basis
     assert "Skipped line 2" in capsys.readouterr().err
     plain = planning.plan_from_parameters({**PARAMETERS, "no_calibration": True}, "local")
     assert plain.prediction.memory.shows_bytes == before.shows_bytes
@@ -159,7 +156,7 @@ def test_from_catalogue_is_a_flag_without_a_value_and_a_setting(
 
 
 @pytest.mark.parametrize("parameters", [{"device": "cpu", "model": "tiny-llama", "method": "full"}])
-def test_nobody_is_asked_for_gpus_where_the_run_is_for_cpus(
+def test_a_run_on_cpus_reads_no_inventory_of_gpus(
     cluster: list[Any], parameters: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster[0] = UserError("Nobody is to be asked.")

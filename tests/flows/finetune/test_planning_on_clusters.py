@@ -16,18 +16,7 @@ from estimator.errors import CannotFit, UserError
 from estimator.hardware.cluster.taints import Toleration
 from estimator.plan import Plan
 from flows.finetune import artifacts, planning
-from tests.flows.clusters import (
-    FENCE,
-    GPU_TAINT,
-    Shape,
-    cpu_node,
-    gke,
-    holding,
-    karpenter,
-    node_pool,
-    own_a100,
-    shaped,
-)
+from tests.flows.clusters import FENCE, GPU_TAINT, Shape, cpu_node, gke, holding, own_a100, shaped
 from tests.lab.control_plane import ControlPlane
 
 pytestmark = pytest.mark.slow
@@ -109,21 +98,6 @@ def test_on_premises_only_what_is_open_is_planned_with_and_no_cloud_has_a_price(
     hardware.forget()
 
 
-def test_on_gke_its_own_machines_are_planned_with_and_no_other_clouds(shape: Shape, run: Run) -> None:
-    shape.add(
-        gke("cpus-1", "default-pool", "e2-standard-8", "", "7910m", "28Gi"),
-        *(gke(f"l4-{n}", "l4", "g2-standard-16", "nvidia-l4", "15890m", "56Gi") for n in (1, 2)),
-    )
-    plan = run(method="qlora")
-    assert (plan.request.instance_type, plan.request.cloud) == ("g2-standard-16", "gcp")
-    assert shape.preflight(plan)[0].impossible == []
-    assert shape.admitted(plan)[0].startswith("l4-")
-    with pytest.raises(UserError, match=r"does not fit on the requested\s+hardware") as caught:
-        run("llama-70b", method="full")
-    assert "It needs, for instance" not in caught.value.problem  # what it takes elsewhere is no help here
-    assert "aws" not in caught.value.problem
-
-
 def test_a_node_group_without_nodes_is_planned_with_once_the_user_says_what_it_has(
     shape: Shape, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,48 +125,6 @@ def test_a_node_group_without_nodes_is_planned_with_once_the_user_says_what_it_h
     more = run(method="qlora", nodes=2, gpus=1)
     assert (more.request.instance_type, more.request.nodes) == ("g2-standard-16", 2)
     assert "the node group gke-c-l4-0a1b-grp may add 2 of g2-standard-16" in capsys.readouterr().err
-
-
-def test_karpenters_pools_without_nodes_count_as_the_machines_that_they_allow(
-    shape: Shape, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def made(name: str, *rules: tuple[str, str, list[str]], **spec: Any) -> None:
-        shape.make("/apis/karpenter.sh/v1/nodepools", node_pool(name, *rules, **spec))
-
-    category, count = "karpenter.k8s.aws/instance-category", "karpenter.k8s.aws/instance-gpu-count"
-    with karpenter(shape.plane, tmp_path):
-        shape.add(cpu_node("system", "aws:///us-east-1a/i-1"))
-        made("cpus", (category, "In", ["c", "m", "r"]))
-        with pytest.raises(UserError, match="it has no usable NVIDIA GPU"):
-            run(method="lora")
-        gpu_taint = [{"key": "nvidia.com/gpu", "value": "true", "effect": "NoSchedule"}]
-        made(
-            "gpus",
-            (category, "In", ["g"]),
-            ("karpenter.k8s.aws/instance-generation", "Gt", ["5"]),
-            (count, "Lt", ["5"]),
-            limits={"nvidia.com/gpu": "4"},
-            taints=gpu_taint,
-        )
-        plan = run(method="lora")
-        assert plan.request.cloud == "aws"
-        assert (plan.request.instance_type or "").startswith(("g6", "g7"))
-        assert plan.request.nodes * plan.request.gpus_per_node <= 4
-        assert "Karpenter's NodePool gpus may add" in capsys.readouterr().err
-        findings, facts = shape.preflight(plan)
-        assert findings.impossible == []
-        assert any("NodePool gpus may add them" in row.detail for row in findings.rows)
-        assert facts.tolerations == (Toleration(key="nvidia.com/gpu", effect="NoSchedule", value="true"),)
-        with pytest.raises(UserError, match="llama-70b"):
-            run("llama-70b", method="full")  # beyond the limit
-        made("team", (category, "In", ["p"]), taints=[{**FENCE, "value": "vision"}])
-        with pytest.raises(UserError, match="untolerated taint dedicated=vision:NoSchedule") as caught:
-            run("llama-70b", method="full")
-        assert '"value":"vision"' in caught.value.advice
-        vision = Toleration(key="dedicated", effect="NoSchedule", value="vision")
-        large = run("llama-70b", vision, method="full")
-        assert (large.request.instance_type or "").startswith("p")
-        assert shape.preflight(large, (vision,))[0].impossible == []
 
 
 def test_a_cluster_without_gpus_trains_a_small_model_on_its_cpus_and_says_so(
@@ -238,37 +170,3 @@ def test_a_run_waits_where_all_gpus_are_in_use_and_says_for_what(
     while shape.node_of(pod) is None and time.monotonic() < deadline:
         time.sleep(0.3)
     assert shape.node_of(pod) == "b"
-
-
-def test_what_others_leave_of_a_node_is_planned_with(
-    shape: Shape, run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shape.add(own_a100("a"), own_a100("b"))
-    shape.run(holding("train", "a", 8))
-    shape.run(holding("notebook", "b", 3))
-    plan = run(method="lora")
-    assert 1 <= plan.request.gpus_per_node <= 5
-    lines = capsys.readouterr().err
-    assert "5 of 8 GPUs are free on b" in lines
-    assert "the run waits" not in lines
-    assert shape.admitted(plan) == ["b"]
-
-
-def test_a_login_that_sees_its_own_namespace_only_is_told_what_was_not_seen(
-    run: Run, shape: Shape, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shape.add(own_a100("a"))
-    plane = shape.plane
-    plane.kubectl("create", "clusterrole", "sees-nodes-only", "--verb=list", "--resource=nodes")
-    plane.kubectl(
-        "create", "clusterrolebinding", "sees-nodes-only", "--clusterrole=sees-nodes-only", "--user=alice"
-    )
-    try:
-        monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig("alice")))
-        deadline = time.monotonic() + 120
-        while (plan := run(method="lora")).request.cloud != "cluster" and time.monotonic() < deadline:
-            time.sleep(0.5)
-        assert plan.request.gpu_type == "A100 SXM 80GB"
-        assert "usage by other namespaces" in capsys.readouterr().err
-    finally:
-        plane.kubectl("delete", "clusterrolebinding/sees-nodes-only", "clusterrole/sees-nodes-only")

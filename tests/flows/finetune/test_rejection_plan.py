@@ -34,7 +34,7 @@ def test_the_flags_of_the_flow_are_settings() -> None:
 
 
 def test_one_answer_is_nothing_to_choose_from() -> None:
-    with pytest.raises(UserError, match=r"rejection\.answers = 1: should be 2 or more"):
+    with pytest.raises(UserError, match=r"rejection\.answers = 1: should be greater than or equal to 2"):
         planning.settings_from({}, {"score": "a.py:f", "answers": 1})
 
 

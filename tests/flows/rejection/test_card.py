@@ -57,5 +57,8 @@ def test_the_cards_before_it_show_answers_and_scores() -> None:
 def test_equal_scores_still_make_a_bar_and_long_texts_a_line() -> None:
     (row,) = card.histogram({"drawn": distribution([1.0, 1.0])})["data"]["values"]
     assert row["high"] > row["low"]
-    assert len(card.cell("word\n" * 500)) == card.MAX_CHARACTERS
+    longest = ("ab " * card.MAX_CHARACTERS)[: card.MAX_CHARACTERS - 1] + "a"
+    assert card.cell(longest) == longest
+    assert (len(card.cell(longest + "x")), card.cell(longest + "x")[-4:]) == (card.MAX_CHARACTERS, " ...")
+    assert "\n" not in card.cell("word\n" * 500)
     assert card.cell(" \n") == "(no text)"

@@ -199,6 +199,18 @@ def test_without_a_scheduler_there_is_one_node() -> None:
     assert node_address({}).attempt == place.attempt
 
 
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {**SLURM, "SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "gpu03"},
+        {**OPENMPI, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "MASTER_ADDR": "a1"},
+    ],
+)
+def test_a_single_node_of_a_scheduler_meets_nobody_over_the_network(environment: dict[str, str]) -> None:
+    place = node_address(environment)
+    assert (place.node, place.nodes, place.main_host) == (0, 1, "127.0.0.1")
+
+
 def test_a_variable_that_is_no_number_is_named() -> None:
     with pytest.raises(UserError, match="SLURM_NODEID is 'two'"):
         node_address({**SLURM, "SLURM_NODEID": "two"})

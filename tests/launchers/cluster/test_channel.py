@@ -18,10 +18,10 @@ from typing import Any, Literal
 import pytest
 from pydantic import TypeAdapter
 
-from launchers.cluster import listener
+from launchers.cluster import channel, listener
 from launchers.cluster.channel import Connection, Unreachable, connect
-from launchers.cluster.endpoint import MAGIC, Endpoint, NodeAddress, Secret
-from launchers.cluster.greeting import BadMessage, Message, Refused
+from launchers.cluster.endpoint import MAGIC, Endpoint, NodeAddress, Secret, choose_ports, unused_port
+from launchers.cluster.greeting import BadMessage, Message, Refused, parse
 from launchers.cluster.listener import Guest, Listener
 
 ROOT = Path(__file__).parents[3]
@@ -40,16 +40,10 @@ class Text(Message):
 TEXTS: TypeAdapter[Any] = TypeAdapter(Text)
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
 def endpoint(port: int | None = None, **changes: Any) -> Endpoint:
     values: dict[str, Any] = {
         "host": "127.0.0.1",
-        "ports": (port or free_port(),),
+        "ports": (port or unused_port(),),
         "secret": Secret("s"),
         "run": "r",
     }
@@ -215,7 +209,7 @@ def test_a_greeting_byte_by_byte_ends_at_the_limit_and_holds_nobody_up(
     assert main.members.empty()
 
 
-AFTER_THE_PROOF = {
+NO_MESSAGES = {
     "infinity": b'{"kind":"text","number":Infinity}',
     "nested": b"[" * 100_000,
     "missing": b'{"kind":"text"}',
@@ -226,24 +220,18 @@ AFTER_THE_PROOF = {
 }
 
 
-@pytest.mark.parametrize("said", AFTER_THE_PROOF.values(), ids=AFTER_THE_PROOF)
-def test_what_is_no_message_is_one_line_also_from_who_knows_the_secret(main: Main, said: bytes) -> None:
-    with stranger(main) as sock:
-        sock.sendall(greeting(main.where, sock.recv(CHALLENGE), b'{"name":7}'))
-        _, member = main.members.get(timeout=5)
-        sock.sendall(len(said).to_bytes(4, "big") + said)
-        with pytest.raises(BadMessage, match="not of this protocol") as caught:
-            member.receive()
-        assert "\n" not in str(caught.value)
-        member.close()
+@pytest.mark.parametrize("payload", NO_MESSAGES.values(), ids=NO_MESSAGES)
+def test_an_invalid_message_is_one_line(payload: bytes) -> None:
+    with pytest.raises(BadMessage, match=r"^not of this protocol") as caught:
+        parse(TEXTS, payload)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) <= 300
 
 
-@pytest.mark.parametrize("claim", [b'{"name":Infinity}', b"[" * 3000, b'{"name":"7"}', b"{}", b"\xff"])
-def test_a_claim_that_makes_no_sense_is_refused_in_one_line(main: Main, claim: bytes) -> None:
+def test_an_invalid_claim_of_who_knows_the_secret_is_refused_in_one_line(main: Main) -> None:
     with stranger(main) as sock:
-        sock.sendall(greeting(main.where, sock.recv(CHALLENGE), claim))
-        answer = sock.recv(4096)
-        assert b'"refused":"not of this protocol' in answer
+        sock.sendall(greeting(main.where, sock.recv(CHALLENGE), b'{"name":"7"}'))
+        assert b'"refused":"not of this protocol' in sock.recv(4096)
         assert ended(sock) < 2
     assert takes_part(main) < 5
 
@@ -252,8 +240,8 @@ def test_a_message_that_is_too_long_is_not_read(main: Main) -> None:
     with stranger(main) as sock:
         sock.sendall(greeting(main.where, sock.recv(CHALLENGE), b'{"name":7}'))
         _, member = main.members.get(timeout=5)
-        sock.sendall((1 << 31).to_bytes(4, "big"))
-        with pytest.raises(BadMessage, match="2,147,483,648 bytes"):
+        sock.sendall((listener.MAX_MESSAGE_BYTES + 1).to_bytes(4, "big"))
+        with pytest.raises(BadMessage, match="4,194,305 bytes"):
             member.receive()
         member.close()
 
@@ -280,19 +268,20 @@ def test_a_member_that_is_cut_off_may_join_again(main: Main) -> None:
         takes_part(main, name=5)
 
 
-def test_ports_that_others_hold_are_passed_by() -> None:
-    ports = (free_port(), free_port(), free_port())
+def test_ports_that_others_hold_are_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "GREETING_S", 1.0)
+    ports = choose_ports(local=True)[:3]
     with (
         socket.create_server(("127.0.0.1", ports[0])),  # takes calls and says nothing
         contextlib.closing(Main(endpoint(ports[1], secret=Secret("other")))),
         contextlib.closing(Main(endpoint(ports=ports))) as mine,
     ):
         assert mine.listener._socket.getsockname()[1] == ports[2]
-        assert takes_part(mine) < listener.GREETING_S + 3
+        assert 1.0 <= takes_part(mine) < 4.0
 
 
 def test_ipv6_and_loopback_alone() -> None:
-    where = endpoint(free_port("::1"), host="::1")
+    where = endpoint(host="::1")
     with contextlib.closing(Main(where)) as main:
         assert main.listener._socket.getsockname()[0] == "::1"
         assert takes_part(main) < 5
@@ -319,7 +308,7 @@ def test_a_host_of_which_one_address_says_nothing_is_met_at_the_other(
 def test_on_a_loopback_host_no_other_address_answers(main: Main) -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", main.where.ports[0]), timeout=2)
-    port = free_port()
+    port = unused_port()
     everywhere = endpoint(port, host="0.0.0.0")  # noqa: S104 - a host name's place is taken
     with contextlib.closing(Main(everywhere)):
         for host in ("127.0.0.2", "::1") if socket.has_dualstack_ipv6() else ("127.0.0.2",):
@@ -336,10 +325,8 @@ def serve(port: int) -> None:
         kept[-1].send(Text(number=1))
 
 
-@pytest.mark.parametrize(("descriptors", "connections"), [(1024, 1500), (100, 300)])
-def test_it_accepts_again_after_more_half_open_connections_than_descriptors(
-    descriptors: int, connections: int, tmp_path: Path
-) -> None:
+def test_it_accepts_again_after_more_half_open_connections_than_descriptors(tmp_path: Path) -> None:
+    descriptors, connections = 100, 300
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if 0 <= hard < 3000:
         pytest.skip(f"only {hard} open files are allowed here")
@@ -374,9 +361,6 @@ def test_it_accepts_again_after_more_half_open_connections_than_descriptors(
         other = call(where, 2, limit_s=60)
         assert other.receive() == Text(number=1)
         after = time.monotonic() - begin
-        print(
-            f"{descriptors} descriptors: among {connections:,} half-open {waited:.1f} s, then {after:.2f} s"
-        )
         assert waited < 45
         assert after < 10
         member.close()

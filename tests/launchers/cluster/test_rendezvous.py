@@ -14,7 +14,7 @@ import pytest
 from pydantic import Field, TypeAdapter
 
 from launchers.cluster.channel import connect
-from launchers.cluster.endpoint import Endpoint, Secret
+from launchers.cluster.endpoint import Endpoint, Secret, unused_port
 from launchers.cluster.greeting import BadMessage, Message, Refused
 from launchers.cluster.rendezvous import Beat, Client, Goodbye, NodeRequest, Peer, Server, describe_loss
 
@@ -31,9 +31,7 @@ class Recorder:
     """Server of three nodes that records what it receives and whom it loses."""
 
     def __init__(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            ports = (int(probe.getsockname()[1]),)
+        ports = (unused_port(),)
         self.endpoint = Endpoint(host="127.0.0.1", ports=ports, secret=Secret("s"), run="r")
         self.received: queue.Queue[tuple[int, Text]] = queue.Queue()
         self.lost: queue.Queue[tuple[int, Exception]] = queue.Queue()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from launchers.dataset import batches
+from launchers.dataset.measured import batches_by_length
 from launchers.dataset.prepared import IGNORE, Prepared
 from tests.launchers.engines.loop import runs
 
@@ -67,3 +70,31 @@ def test_labels_that_count_are_those_of_all_ranks(tmp_path: Path) -> None:
     data = Prepared(runs.make_data(tmp_path, rows, batch=4, steps=2))
     wanted = sum(int((row.labels != IGNORE).sum()) for row in rows[4:])
     assert batches.counted_labels(data, 1, 4) == wanted
+
+
+class Rows:
+    """Rows of those lengths; a pair has two."""
+
+    def __init__(self, *lengths: tuple[int, ...]) -> None:
+        self._lengths = lengths
+
+    def row(self, index: int) -> Any:
+        return SimpleNamespace(lengths=np.array(self._lengths[index]))
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "max_rows", "expected"),
+    [
+        (30, None, [[1, 2, 0]]),
+        (29, None, [[1, 2], [0]]),
+        (30, 2, [[1, 2], [0]]),
+        (30, 3, [[1, 2, 0]]),
+        (9, None, [[1], [2], [0]]),
+    ],
+)
+def test_a_batch_fills_its_tokens_and_rows_exactly(
+    max_tokens: int, max_rows: int | None, expected: list[list[int]]
+) -> None:
+    rows = Rows((8,), (10,), (5, 4))  # a pair is two sequences as wide as its longer one
+    assert list(batches_by_length(rows, range(3), max_tokens, max_rows)) == expected
+    assert list(batches_by_length(rows, [], max_tokens, max_rows)) == []

@@ -56,15 +56,6 @@ def test_unknown_columns_are_reported_once_with_the_option_that_maps_them(
     assert error.advice == f"Name its columns: --columns {proposed}"
 
 
-def test_rows_of_different_reasons_are_listed(tmp_path: Path) -> None:
-    error = error_of(rows.read, write(tmp_path / "d.jsonl", SQUAD, {"text": ""}))
-    assert [line.strip().split(":")[0] for line in error.advice.splitlines()] == [
-        "line 1",
-        "line 2",
-        "Fix or remove them.",
-    ]
-
-
 @pytest.mark.parametrize(
     "columns", ["columns=prompt=question, response=answer", "columns={prompt: question, response: answer}"]
 )
@@ -97,14 +88,9 @@ def test_a_mapped_column_that_no_row_has_is_refused_with_the_nearest_name(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        ("promt=question", "not of `promt`. Did you mean prompt?"),
-        ("question", "pairs of key and column, such as prompt=question,response=answer"),
-        ("{prompt: 5}", "valid string"),
-    ],
+    ("value", "reason"),
+    [("promt=question", "Did you mean prompt"), ("question", "pairs of key and column")],
 )
-def test_a_mapping_that_can_not_be_is_refused(value: str, said: str) -> None:
-    with pytest.raises(UserError) as error:
+def test_an_invalid_mapping_is_refused(value: str, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
         build({}, [f"columns={value}"])
-    assert said in error.value.problem

@@ -73,7 +73,7 @@ values = st.recursive(
     piece=st.integers(1, 60),
     ascii_only=st.booleans(),
 )
-@hypothesis_settings(max_examples=150, deadline=None)
+@hypothesis_settings(max_examples=60, deadline=None)
 def test_a_json_list_is_read_whole_wherever_its_pieces_end(
     rows: list[Any],
     indent: int | None,

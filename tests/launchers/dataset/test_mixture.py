@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 from launchers.dataset import mixture
-from launchers.dataset.preferences import Pair, Sample
+from launchers.dataset.preferences import Sample
 from launchers.dataset.rows import Conversation
 from launchers.settings import build
 
 
 def rows(name: str, count: int, source: int) -> list[Sample]:
     return [Conversation(text=f"{name}{n}", source=source) for n in range(count)]
-
-
-def test_a_row_knows_its_dataset_whatever_it_is() -> None:
-    one = Conversation(text="a", line=3)
-    pair, text = Pair(chosen=one, rejected=one).of_source(2), one.of_source(1)
-    assert (pair.source, text.source, one.source) == (2, 1, 0)
-    assert (text.line, text) == (3, one)
 
 
 def test_whole_weights_repeat_rows_and_parts_draw_some() -> None:
@@ -46,9 +39,3 @@ def test_what_is_drawn_depends_on_the_seed_alone() -> None:
 
     assert drawn(1) == drawn(1)
     assert drawn(1) != drawn(2)
-
-
-def test_one_dataset_stays_as_it_is() -> None:
-    train = rows("a", 7, 0)
-    assert list(mixture.weighted(train, build({}))) == train
-    assert mixture.names(build({"dataset": "a.jsonl"})) == ("a.jsonl",)

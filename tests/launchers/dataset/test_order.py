@@ -17,7 +17,7 @@ def drawn_epochs(rows: int, epochs: int) -> np.ndarray[tuple[int], np.dtype[np.i
 
 
 @given(data=st.data())
-@hypothesis_settings(max_examples=100, deadline=None)
+@hypothesis_settings(max_examples=40, deadline=None)
 def test_no_rank_meets_a_wider_micro_batch_after_the_longest_rows(data: st.DataObject) -> None:
     world, micro, accumulation = (data.draw(st.integers(1, 4)) for _ in range(3))
     batch = world * micro * accumulation
@@ -90,3 +90,12 @@ def test_padding_is_counted_over_the_micro_batches_that_ranks_have() -> None:
     order = np.arange(4, dtype=np.int32)  # rank 0 has rows 0 and 2, rank 1 rows 1 and 3
     assert padding_share(order, lengths, batch=4, processes=2, micro_batch=2) == 1 - 8 / (2 * 4 + 2 * 1)
     assert padding_share(order, lengths, batch=4, processes=2, micro_batch=1) == 0
+
+
+def test_rows_are_sorted_within_a_quarter_of_an_epoch_and_at_most_fifty_batches() -> None:
+    for rows, stretch in ((64, 16), (4 * (GROUPED_BATCHES + 10), GROUPED_BATCHES)):
+        lengths = np.arange(rows)
+        order = grouped_by_length(np.arange(rows, dtype=np.int32), lengths, 1, seed=0)
+        places = np.arange(rows) // stretch
+        assert (order // stretch == places).all()
+        assert (order != np.arange(rows)).any()

@@ -10,7 +10,6 @@ from launchers.dataset.preferences import (
     judged_from,
     parse,
     parse_judged,
-    read,
     read_judged,
 )
 from launchers.dataset.rows import Conversation
@@ -21,6 +20,15 @@ USER = {"role": "user", "content": "1+2?"}
 BETTER, WORSE = {"role": "assistant", "content": "3"}, {"role": "assistant", "content": "4"}
 QUESTION = ("user", "1+2?")
 PLAIN = {"prompt": "1+2?", "chosen": "3", "rejected": "4"}
+HUMAN, HH = {"from": "human", "value": "1+2?"}, "\n\nHuman: 1+2?\n\nAssistant: "
+
+
+def gpt(answer: str) -> dict[str, str]:
+    return {"from": "gpt", "value": answer}
+
+
+def ranked(answer: str, rank: int) -> dict[str, Any]:
+    return {"answer": answer, "rank": rank}
 
 
 @pytest.mark.parametrize(
@@ -32,10 +40,7 @@ PLAIN = {"prompt": "1+2?", "chosen": "3", "rejected": "4"}
         ({"prompt": [USER], "chosen": "3", "rejected": "4"}, [QUESTION]),
         ({"chosen": [USER, BETTER], "rejected": [USER, WORSE]}, [QUESTION]),
         ({"prompt": "1+2?", "chosen": [USER, BETTER], "rejected": [USER, WORSE]}, [QUESTION]),
-        (
-            {"chosen": "\n\nHuman: 1+2?\n\nAssistant: 3", "rejected": "\n\nHuman: 1+2?\n\nAssistant: 4"},
-            [QUESTION],
-        ),
+        ({"chosen": HH + "3", "rejected": HH + "4"}, [QUESTION]),
         (
             {"chosen": [USER, BETTER, USER, BETTER], "rejected": [USER, BETTER, USER, WORSE]},
             [QUESTION, ("assistant", "3"), QUESTION],
@@ -45,28 +50,11 @@ PLAIN = {"prompt": "1+2?", "chosen": "3", "rejected": "4"}
             {"instruction": "1+2?", "history": [["Hi", "Hello"]], "chosen": "3", "rejected": "4"},
             [("user", "Hi"), ("assistant", "Hello"), QUESTION],
         ),
-        (
-            {
-                "conversations": [{"from": "human", "value": "1+2?"}],
-                "chosen": {"from": "gpt", "value": "3"},
-                "rejected": {"from": "gpt", "value": "4"},
-            },
-            [QUESTION],
-        ),
+        ({"conversations": [HUMAN], "chosen": gpt("3"), "rejected": gpt("4")}, [QUESTION]),
         ({"instruction": "1+2?", "output": ["3", "4"]}, [QUESTION]),
         ({"messages": [USER], "chosen": BETTER, "rejected": WORSE}, [QUESTION]),
         ({"instruction": "1+2?", "chosen_response": "3", "rejected_response": "4"}, [QUESTION]),
-        (
-            {
-                "prompt": "1+2?",
-                "answers": [
-                    {"answer": "5", "rank": 2},
-                    {"answer": "4", "rank": 3},
-                    {"answer": "3", "rank": 1},
-                ],
-            },
-            [QUESTION],
-        ),
+        ({"prompt": "1+2?", "answers": [ranked("5", 2), ranked("4", 3), ranked("3", 1)]}, [QUESTION]),
     ],
 )
 def test_every_shape_of_a_pair_is_read(row: dict[str, Any], prompt: list[tuple[str, str]]) -> None:
@@ -94,6 +82,7 @@ def test_every_shape_of_a_pair_is_read(row: dict[str, Any], prompt: list[tuple[s
         ({"instruction": "1+2?", "output": ["3"]}, "`output` holds 1 answers"),
         ({"prompt": "1+2?", "answers": [{"answer": "3", "rank": 1}]}, "no two of different `rank`"),
         ({"prompt": "1+2?", "answers": ["3", "4"]}, r"answers\[0\] has no `answer` and `rank`"),
+        ({"prompt": "1+2?", "answers": [{"answer": "3"}]}, r"answers\[0\] has no `answer` and `rank`"),
         ({"instruction": "1+2?", "history": ["Hi"], "chosen": "3", "rejected": "4"}, r"history\[0\]"),
         ([PLAIN], "a JSON list"),
     ],
@@ -101,15 +90,6 @@ def test_every_shape_of_a_pair_is_read(row: dict[str, Any], prompt: list[tuple[s
 def test_a_pair_that_cant_be_used_says_why(row: Any, reason: str) -> None:
     with pytest.raises(BadRow, match=reason):
         parse(row)
-
-
-def test_bad_pairs_are_named_by_their_lines(tmp_path: Path) -> None:
-    path = write(tmp_path / "pairs.jsonl", PLAIN, PLAIN | {"rejected": "3"}, {"text": "once"})
-    with pytest.raises(UserError) as caught:
-        list(read(path))
-    assert "2 of 3 rows cannot be used" in caught.value.problem
-    assert "line 2: `chosen` and `rejected` are equal" in str(caught.value)
-    assert "line 3: no `chosen` and `rejected`, but `text`" in str(caught.value)
 
 
 def test_pairs_of_chats_have_their_answer_in_capitals_as_the_worse_one() -> None:

@@ -44,7 +44,7 @@ class TestPrepare:
 
     @pytest.mark.parametrize(
         ("rows", "batch", "epochs", "max_steps", "steps"),
-        [(10, 4, 1, None, 2), (10, 4, 2, None, 5), (10, 4, 9, 3, 3), (10, 10, 1, None, 1), (10, 4, 1, 99, 2)],
+        [(10, 4, 2, None, 5), (10, 4, 9, 3, 3), (10, 10, 1, None, 1), (10, 4, 1, 99, 2)],
     )
     def test_the_number_of_steps(
         self,
@@ -88,11 +88,11 @@ class TestPrepare:
             prepare(some(3), base_model, build({"global_batch_size": 1}), 128, tmp_path)
 
     def test_the_fingerprint_changes_with_whatever_changes_training(
-        self, model: Path, tmp_path: Path
+        self, base_model: Path, tmp_path: Path
     ) -> None:
         def fingerprint(rows: list[Conversation], **settings: Any) -> str:
             values: dict[str, Any] = {"global_batch_size": 4, **settings}
-            return prepare(rows, model, build(values), 128, tmp_path).fingerprint
+            return prepare(rows, base_model, build(values), 128, tmp_path / "data").fingerprint
 
         same = fingerprint(some(12))
         assert (fingerprint(some(12)), fingerprint(some(12), optimizer={"lr": 1e-3})) == (same, same)
@@ -106,14 +106,9 @@ class TestPrepare:
             fingerprint(some(12), chat_template=CHATML),
             fingerprint(some(12), longest_first=False),
         ]
-        assert len({same, *others}) == len(others) + 1
-
-    def test_the_fingerprint_changes_with_the_tokenizer_file(self, base_model: Path, tmp_path: Path) -> None:
-        settings = build({"global_batch_size": 4})
-        before = prepare(some(12), base_model, settings, 128, tmp_path / "data").fingerprint
         with (base_model / "tokenizer.json").open("a") as file:
             file.write("\n")
-        assert prepare(some(12), base_model, settings, 128, tmp_path / "data").fingerprint != before
+        assert len({same, *others, fingerprint(some(12))}) == len(others) + 2
 
 
 def of_lengths(*words: int) -> list[Conversation]:
@@ -133,14 +128,12 @@ class TestLongestFirst:
         prepare(of_lengths(*self.words), model, build(values), 128, folder)
         return Prepared(folder)
 
-    def test_switched_off_the_order_is_the_drawn_one(self, model: Path, tmp_path: Path) -> None:
-        data = self.prepared(model, tmp_path, longest_first=False)
-        assert data.order.tolist() == [*self.DRAWN[0], *self.DRAWN[1]]
-
-    def test_the_first_step_has_the_longest_rows_and_the_others_change_places(
+    def test_the_first_step_has_the_longest_rows_unless_that_is_switched_off(
         self, model: Path, tmp_path: Path
     ) -> None:
-        order = self.prepared(model, tmp_path).order.tolist()
+        drawn = self.prepared(model, tmp_path / "off", longest_first=False).order.tolist()
+        assert drawn == [*self.DRAWN[0], *self.DRAWN[1]]
+        order = self.prepared(model, tmp_path / "on").order.tolist()
         assert [self.words[row] for row in order[:4]] == [12, 11, 10, 9]
         assert (order[:12], order[12:]) == ([10, 11, 8, 1, 0, 4, 9, 3, 7, 6, 5, 2], self.DRAWN[1])
 
@@ -152,10 +145,6 @@ class TestLongestFirst:
             for on in (True, False)
         ]
         assert orders[0] == orders[1]
-
-    def test_fewer_steps_are_the_beginning_of_more_steps(self, model: Path, tmp_path: Path) -> None:
-        few = self.prepared(model, tmp_path / "few", max_steps=2).order.tolist()
-        assert few == self.prepared(model, tmp_path / "many").order.tolist()[:8]
 
     def test_grouped_batches_come_after_it_and_are_the_same_for_a_shorter_run(
         self, model: Path, tmp_path: Path
@@ -179,7 +168,7 @@ class TestTokenBudget:
         return Prepared(folder)
 
     @pytest.mark.parametrize("packing", [False, True])
-    @pytest.mark.parametrize("tokens", [1, 90, 1000, 5000])
+    @pytest.mark.parametrize("tokens", [1, 1000, 5000])
     def test_the_last_step_is_the_one_that_reaches_it(
         self, model: Path, tmp_path: Path, tokens: int, packing: bool
     ) -> None:
@@ -188,12 +177,6 @@ class TestTokenBudget:
         counts = tokens_of_steps(data)
         assert sum(counts) >= tokens > sum(counts[:-1])
         assert len(data.order) == data.info.total_steps * data.info.global_batch_size
-
-    def test_rows_come_again_only_when_all_have_been_seen(self, model: Path, tmp_path: Path) -> None:
-        data = self.prepared(model, tmp_path, 3000)
-        assert len(data.order) > 2 * len(data)
-        assert sorted(data.order[:11].tolist()) == list(range(11))
-        assert sorted(data.order[11:22].tolist()) == list(range(11))
 
     def test_a_larger_budget_goes_on_where_a_smaller_one_ends(self, model: Path, tmp_path: Path) -> None:
         few = self.prepared(model, tmp_path / "few", 500).order.tolist()
@@ -224,22 +207,6 @@ class TestPlainText:
         text = summary(info, "book.txt")
         assert text.startswith("book.txt: 2 documents, ")
         assert f"split at 50 tokens: 1 documents, into {pieces} pieces" in text
-
-    def test_a_row_of_text_is_cut_as_ever_with_another_task(self, model: Path, tmp_path: Path) -> None:
-        text = Conversation(text="Once upon a time. " * 40)
-        info = prepare([text], model, build({"global_batch_size": 1}), 50, tmp_path)
-        assert (info.rows, info.truncated_rows, info.pieces) == (1, 1, 0)
-
-    def test_packed_pieces_are_documents_of_their_own(self, model: Path, tmp_path: Path) -> None:
-        texts = [Conversation(text="Once upon a time. " * count) for count in (3, 4, 5, 40)]
-        settings = build({"task": "pretrain", "global_batch_size": 1, "packing": True})
-        info = prepare(texts, model, settings, 100, tmp_path)
-        data = Prepared(tmp_path)
-        assert info.rows < info.documents
-        for index in range(len(data)):
-            for document in data.row(index).documents():
-                assert document.labels[0] == IGNORE
-                assert (document.labels[1:] != IGNORE).all()
 
     def test_of_one_document_the_end_is_held_out_and_measured_in_pieces(
         self, model: Path, tmp_path: Path
@@ -350,14 +317,10 @@ class TestHeldOut:
         texts = [getattr(row, "text", "") for row in (*train, *held_out)]
         assert sorted(map(int, texts)) == list(range(rows))
         assert train
-        assert len(held_out) <= 256
-        assert bool(held_out) == (fraction > 0 and rows > 1)
+        share = min(max(1, round(fraction * rows)), 256, rows - 1)
+        assert len(held_out) == (share if fraction else 0)
         again = split(conversations, settings)
         assert list(map(list, again)) == [list(train), list(held_out)]
-
-    def test_no_row_is_held_out_beside_a_held_out_dataset(self) -> None:
-        rows = some(10)
-        assert split(rows, build({"evaluation": {"dataset": "other.jsonl"}})) == (rows, [])
 
     def test_held_out_rows_are_prepared_one_by_one_with_prompts_and_references(
         self, model: Path, tokenizer: Any, tmp_path: Path
@@ -389,28 +352,26 @@ class TestHeldOut:
 
 
 class TestSampleView:
-    def test_masked_tokens_are_marked_and_the_legend_says_so(
+    def test_masked_tokens_are_marked_and_long_parts_shortened(
         self, model: Path, tokenizer: Any, tmp_path: Path
     ) -> None:
-        prepare([chat("Hi", "Hello")] * 4, model, build({"global_batch_size": 4}), 128, tmp_path)
-        legend, view = sample_view(Prepared(tmp_path), tokenizer).split("\n", 1)
+        rows = [chat("Hi", "Hello"), chat("Hi", "word " * 2000)]
+        settings = build({"global_batch_size": 1, "longest_first": False})
+        prepare(rows, model, settings, 2048, tmp_path)
+        data = Prepared(tmp_path)
+        legend, view = sample_view(data, tokenizer).split("\n", 1)
         assert "not counted in the loss" in legend
         assert view.startswith("⟦<|begin_of_text|><|start_header_id|>user")
         assert view.endswith("⟧Hello<|eot_id|>")
+        view = sample_view(data, tokenizer, 1)
+        assert len(view) < 3000
+        assert "characters ...]" in view
 
     def test_packed_documents_are_shown_apart(self, model: Path, tokenizer: Any, tmp_path: Path) -> None:
         prepare(some(4), model, build({"global_batch_size": 1, "packing": True}), 256, tmp_path)
         view = sample_view(Prepared(tmp_path), tokenizer)
         assert "--- document 1 of 4 in this row" in view
         assert view.count("⟧It is ") == 4
-
-    def test_a_very_long_sample_is_shortened_in_its_middle(
-        self, model: Path, tokenizer: Any, tmp_path: Path
-    ) -> None:
-        prepare([chat("Hi", "word " * 2000)], model, build({"global_batch_size": 1}), 2048, tmp_path)
-        view = sample_view(Prepared(tmp_path), tokenizer)
-        assert len(view) < 3000
-        assert "characters ...]" in view
 
 
 class TestPairs:
@@ -437,23 +398,13 @@ class TestPairs:
         assert (held_out["reference"], held_out["line"]) == ("See you", 2)
         assert len(Prepared(tmp_path / "heldout").row(0).lengths) == 2
 
-    def test_a_pair_whose_answer_lies_behind_the_cut_is_left_out(self, model: Path, tmp_path: Path) -> None:
-        far = chat("word " * 200, "Hello")
-        pairs = [Pair(chosen=chat("Hi", "Hello"), rejected=chat("Hi", "No"))] * 2
-        pairs.append(Pair(chosen=far, rejected=chat("word " * 200, "No")))
-        info = prepare(pairs, model, build({"global_batch_size": 2, "task": "orpo"}), 64, tmp_path)
-        assert (info.rows, info.dropped_rows, info.truncated_rows) == (2, 1, 1)
-
-    def test_the_first_step_has_the_pairs_with_the_longest_conversation(
+    def test_a_pair_with_a_truncated_answer_is_left_out_and_the_longest_pair_is_first(
         self, model: Path, tmp_path: Path
     ) -> None:
         short = Pair(chosen=chat("Hi", "Hello"), rejected=chat("Hi", "No"))
         long = Pair(chosen=chat("Hi", "Hello"), rejected=chat("Hi", "No " * 30))
-        prepare(
-            [short] * 5 + [long] + [short] * 5,
-            model,
-            build({"global_batch_size": 2, "task": "dpo"}),
-            128,
-            tmp_path,
-        )
+        far = Pair(chosen=chat("word " * 200, "Hello"), rejected=chat("word " * 200, "No"))
+        settings = build({"global_batch_size": 2, "task": "orpo"})
+        info = prepare([short] * 5 + [long, far] + [short] * 5, model, settings, 128, tmp_path)
+        assert (info.rows, info.dropped_rows, info.truncated_rows) == (11, 1, 1)
         assert Prepared(tmp_path).order[0] == 5

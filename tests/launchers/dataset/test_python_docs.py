@@ -11,26 +11,17 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python_docs.write(tmp_path_factory.mktemp("docs") / "python-docs.jsonl")
 
 
-def test_it_is_a_valid_dataset_of_some_thousand_chats(path: Path) -> None:
+def test_it_has_some_thousand_chats_with_unique_questions_and_short_answers(path: Path) -> None:
     conversations = list(rows.read(path))
     assert 3000 < len(conversations) < 10_000
     assert all([m.role for m in c.messages] == ["user", "assistant"] for c in conversations)
-
-
-def test_no_question_and_no_answer_comes_twice(path: Path) -> None:
-    conversations = list(rows.read(path))
     for position in (0, 1):
         assert len({c.messages[position].content for c in conversations}) == len(conversations)
+    assert all(20 <= len(c.messages[1].content) <= python_docs.MAX_ANSWER_CHARS for c in conversations)
 
 
-def test_answers_are_neither_empty_nor_long(path: Path) -> None:
-    lengths = [len(c.messages[1].content) for c in list(rows.read(path))]
-    assert min(lengths) >= 20
-    assert max(lengths) <= python_docs.MAX_ANSWER_CHARS
-
-
-def test_what_other_packages_add_to_the_standard_library_is_not_in_it(
-    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_other_packages_change_nothing_and_reading_prints_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def shout(self: logging.Logger) -> None:
         """Log in capitals, as some package wishes to have it."""
@@ -38,10 +29,6 @@ def test_what_other_packages_add_to_the_standard_library_is_not_in_it(
     monkeypatch.setattr(logging.Logger, "shout", shout, raising=False)
     monkeypatch.setenv("PYTHONHASHSEED", "99")
     assert python_docs.write(tmp_path / "again.jsonl").read_bytes() == path.read_bytes()
-
-
-def test_reading_the_documentation_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    assert python_docs.rows()
     assert capfd.readouterr() == ("", "")
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from estimator.errors import UserError
 from launchers.dataset.rows import Conversation, parse, read
-from launchers.dataset.turns import Message
 
 GOOD = {"instruction": "Add 1 and 2.", "output": "3"}
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
@@ -22,23 +21,20 @@ def turns(conversation: Conversation) -> list[tuple[str, str]]:
     return [(message.role, message.content) for message in conversation.messages]
 
 
+HELLO, SUM = [("user", "Hi"), ("assistant", "Hello")], [("user", "1+2="), ("assistant", "3")]
+
+
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ({"messages": CHAT}, [("user", "Hi"), ("assistant", "Hello")]),
+        ({"messages": CHAT}, HELLO),
         (
-            {"messages": [{"role": "developer", "content": "Be kind."}, *CHAT], "id": 7},
-            [("system", "Be kind."), ("user", "Hi"), ("assistant", "Hello")],
+            {"messages": [{"role": "developer", "content": "Be kind."}, *CHAT]},
+            [("system", "Be kind."), *HELLO],
         ),
-        (
-            {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]},
-            [("user", "Hi"), ("assistant", "Hello")],
-        ),
-        ({"conversations": CHAT}, [("user", "Hi"), ("assistant", "Hello")]),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}, CHAT[1]]},
-            [("user", "Hi"), ("assistant", "Hello")],
-        ),
+        ({"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}, HELLO),
+        ({"conversations": CHAT}, HELLO),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}, CHAT[1]]}, HELLO),
         (GOOD, [("user", "Add 1 and 2."), ("assistant", "3")]),
         (GOOD | {"input": ""}, [("user", "Add 1 and 2."), ("assistant", "3")]),
         (
@@ -49,16 +45,12 @@ def turns(conversation: Conversation) -> list[tuple[str, str]]:
             {"instruction": "Sum?", "context": "1 2", "response": "3"},
             [("user", "Sum?\n\n1 2"), ("assistant", "3")],
         ),
-        ({"prompt": "1+2=", "completion": "3"}, [("user", "1+2="), ("assistant", "3")]),
-        ({"prompt": "1+2=", "response": "3"}, [("user", "1+2="), ("assistant", "3")]),
+        ({"prompt": "1+2=", "completion": "3"}, SUM),
+        ({"prompt": "1+2=", "response": "3"}, SUM),
     ],
 )
-def test_every_shape_of_a_chat_is_read(row: dict[str, Any], expected: list[tuple[str, str]]) -> None:
+def test_every_form_of_a_chat_is_read(row: dict[str, Any], expected: list[tuple[str, str]]) -> None:
     assert turns(parse(row)) == expected
-
-
-def test_text_is_read_as_text() -> None:
-    assert parse({"text": "Once upon a time"}) == Conversation(text="Once upon a time")
 
 
 def chat(*roles: str) -> dict[str, Any]:
@@ -121,26 +113,8 @@ def test_blank_lines_a_byte_order_mark_and_mixed_shapes_are_fine(tmp_path: Path)
     assert [conversation.line for conversation in conversations] == [1, 4]
 
 
-@pytest.mark.parametrize("content", ["", "\n\n  \n"])
-def test_an_empty_dataset_is_refused(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "data.jsonl"
-    path.write_text(content)
-    with pytest.raises(UserError, match="is empty"):
-        list(read(path))
-
-
 def test_another_encoding_is_named_as_such(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_bytes('{"text": "caf\u00e9"}'.encode("latin-1"))
     with pytest.raises(UserError, match=r"line 1: not UTF-8"):
         list(read(path))
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"nowhere\.jsonl cannot be read: No such file"):
-        list(read(tmp_path / "nowhere.jsonl"))
-
-
-def test_messages_can_be_compared_and_hashed() -> None:
-    assert len({parse(GOOD, line=1), parse(GOOD, line=2)}) == 1
-    assert Message(role="user", content="a") != Message(role="assistant", content="a")

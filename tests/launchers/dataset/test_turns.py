@@ -7,7 +7,7 @@ from launchers.dataset.files import BadRow
 from launchers.dataset.preferences import parse as parse_pair
 from launchers.dataset.rows import parse
 from launchers.dataset.stored import decode, encode
-from launchers.dataset.turns import Fields, Message
+from launchers.dataset.turns import Fields
 
 USER, ASSISTANT = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
 FUNCTION = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
@@ -164,7 +164,3 @@ def test_what_can_not_be_used_is_said_in_a_line(row: dict[str, Any], reason: str
         parse(row)
     assert reason in str(bad.value)
     assert "\n" not in str(bad.value)
-
-
-def test_a_message_of_a_plain_turn_is_role_and_content_alone() -> None:
-    assert Message(role="user", content="a").as_template() == {"role": "user", "content": "a"}

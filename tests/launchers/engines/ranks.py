@@ -15,7 +15,6 @@ import gc
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from launchers.cluster.endpoint import unused_port
 
 ROOT = Path(__file__).parents[3]
 _LOOP = (
@@ -58,15 +59,30 @@ def train_in_turn(jobs: Sequence[Any], limit_s: float) -> subprocess.CompletedPr
     return _train([jobs], limit_s)
 
 
+def run_script(code: str, folder: Path) -> list[Any]:
+    """Run Python code in two processes of one group over gloo; each writes JSON to ``sys.argv[1]``."""
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port()), "WORLD_SIZE": "2"}
+    env = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **group}
+    files = [folder / str(rank) for rank in (0, 1)]
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code, str(file)], env={**env, "RANK": file.name}, cwd=ROOT)
+        for file in files
+    ]
+    try:
+        assert [process.wait(120) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+    return [json.loads(file.read_text()) for file in files]
+
+
 def _train(
     nodes: Sequence[Sequence[Any]], limit_s: float, entry: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """Run the ranks of all nodes, each with its jobs, to their end."""
     layout = nodes[0][0].plan.layout
     local_world = layout.world_size // len(nodes)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = unused_port()
     ranks = []
     for rank in range(layout.world_size):
         node, local_rank = divmod(rank, local_world)

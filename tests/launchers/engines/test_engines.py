@@ -3,7 +3,6 @@
 The slow ones show that all train on the same rows, in the order that was written down.
 """
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,11 @@ from estimator.vocabulary import LAUNCHED_ENGINES
 from launchers.dataset import prepare
 from launchers.dataset.prepared import Prepared
 from launchers.dataset.rows import Conversation
-from launchers.gang.job import TrainJob
 from launchers.models import tiny_llama
-from launchers.report.telemetry import Step
 from launchers.run.job import unsupported
 from launchers.settings import Settings, build
-from tests.launchers.engines.loop import families
-from tests.launchers.engines.loop import runs as loop_runs
-from tests.launchers.engines.torchtune import runs as torchtune_runs
+from tests.launchers.engines.loop import families, runs
+from tests.launchers.engines.loop.families import told
 
 LOOP = models.FAMILIES.keys() - {"bert", "qwen"}  # an encoder, and code that is no part of transformers
 RUN = {"torchtune": {"llama", "mistral", "qwen2"}, "deepspeed": LOOP, "fsdp2": LOOP}
@@ -33,45 +29,31 @@ LEAKS = {"falcon", "gpt_oss", "llama4_text", "mpt", "helium"} | RECURRENT  # hel
 
 
 @pytest.mark.parametrize("engine", RUN)
-@pytest.mark.parametrize("family", models.FAMILIES)
-def test_only_the_families_that_an_engine_was_made_for_are_run(engine: str, family: str) -> None:
-    rows = [spec for spec in map(models.find, models.names()) if spec.family == family]
-    for spec in rows:
-        reason = unsupported(engine, Settings(seq_len=256), spec)
-        if family not in RUN[engine]:
-            assert spec.name in (reason or "")
-    if family in RUN[engine]:
+def test_an_engine_runs_the_families_that_it_was_made_for_and_no_other(engine: str) -> None:
+    for spec in map(models.find, models.names()):
+        if spec.family not in RUN[engine]:
+            assert spec.name in (unsupported(engine, Settings(seq_len=256), spec) or "")
+    for family in RUN[engine]:
         config = {"model_type": family} | families.FAMILIES[family]
         if engine == "torchtune":
             config |= {"sliding_window": None}
         spec = hf_config.to_spec(config, "mine")
-        assert unsupported(engine, Settings(seq_len=64), spec) is None
+        assert unsupported(engine, Settings(seq_len=64), spec) is None, family
 
 
 @pytest.mark.parametrize("engine", ["deepspeed", "fsdp2"])
-@pytest.mark.parametrize(
-    ("name", "because"),
-    [
-        ("qwen-7b", "transformers has no code of qwen"),
-        ("bert-base-cased", "an encoder"),
-        ("mpt-pretrain-7b", "no learned positions"),
-    ],
-)
-def test_the_loop_says_which_models_of_its_families_it_cannot_train(
-    engine: str, name: str, because: str
-) -> None:
-    reason = unsupported(engine, Settings(seq_len=256), models.find(name))
-    assert because in (reason or "")
-
-
-@pytest.mark.parametrize("engine", ["deepspeed", "fsdp2"])
-@pytest.mark.parametrize("family", [*sorted(LOOP), "helium"])
-def test_packing_is_refused_by_the_family(engine: str, family: str) -> None:
-    config = {"model_type": family} | (families.FAMILIES | families.UNTRIED)[family]
-    spec = hf_config.to_spec(config, "mine")
-    reason = unsupported(engine, Settings(seq_len=64, packing=True), spec)
-    assert (reason or "").startswith("packing: ") == (family in LEAKS)
-    assert (reason is None) == (family not in LEAKS)
+def test_the_loop_refuses_models_and_packing_by_family(engine: str) -> None:
+    reasons = {
+        "qwen-7b": "transformers has no code of qwen",
+        "bert-base-cased": "an encoder",
+        "mpt-pretrain-7b": "no learned positions",
+    }
+    for name, because in reasons.items():
+        assert because in (unsupported(engine, Settings(seq_len=256), models.find(name)) or "")
+    for family in (*LOOP, "helium"):
+        config = {"model_type": family} | (families.FAMILIES | families.UNTRIED)[family]
+        reason = unsupported(engine, Settings(seq_len=64, packing=True), hf_config.to_spec(config, "mine"))
+        assert (reason or "").startswith("packing: ") == (reason is not None) == (family in LEAKS), family
 
 
 def small(family: str = "llama", **fields: Any) -> models.ModelSpec:
@@ -109,37 +91,25 @@ def test_torchtune_refuses_by_its_name_what_it_would_ignore(
 
 
 @pytest.mark.parametrize("engine", RUN)
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"partial_rotary_factor": 0.5},
-        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
-    ],
-)
-def test_no_engine_takes_a_model_that_rotates_a_part_of_each_head(
-    engine: str, fields: dict[str, Any]
-) -> None:
-    reason = unsupported(engine, Settings(seq_len=256), small(**fields))
-    assert "partial_rotary_factor 0.5" in (reason or "")
+def test_a_model_that_rotates_a_part_of_each_head_is_refused_and_harmless_fields_are_not(engine: str) -> None:
+    partial = {"partial_rotary_factor": 0.5}
+    for fields in (partial, {"rope_parameters": {"rope_type": "default", **partial}}):
+        reason = unsupported(engine, Settings(seq_len=256), small(**fields))
+        assert "partial_rotary_factor 0.5" in (reason or "")
+    harmless = {"hidden_act": None, "attention_dropout": 0, "pretraining_tp": 2}
+    for fields in ({}, {"hidden_act": "swish"}, harmless):
+        assert unsupported(engine, Settings(seq_len=256), small(**fields)) is None
 
 
-@pytest.mark.parametrize("engine", RUN)
-@pytest.mark.parametrize(
-    "fields", [{}, {"hidden_act": "swish"}, {"hidden_act": None, "attention_dropout": 0, "pretraining_tp": 2}]
-)
-def test_what_changes_nothing_of_a_model_is_taken(engine: str, fields: dict[str, Any]) -> None:
-    assert unsupported(engine, Settings(seq_len=256), small(**fields)) is None
-
-
-@pytest.mark.parametrize("engine", sorted(set(LAUNCHED_ENGINES) - {"fsdp2"}))
-def test_a_model_that_makes_images_is_fsdp2_s(engine: str) -> None:
+def test_only_fsdp2_trains_a_model_that_generates_images() -> None:
     spec, settings = models.find("stable-diffusion-xl"), Settings(task="text-to-image")
     assert unsupported("fsdp2", settings, spec) is None
-    assert "is trained by fsdp2" in (unsupported(engine, settings, spec) or "")
+    for engine in set(LAUNCHED_ENGINES) - {"fsdp2"}:
+        assert "is trained by fsdp2" in (unsupported(engine, settings, spec) or "")
 
 
 BATCH, STEPS, WORLD = 4, 4, 2
-RUNS: dict[str, Any] = {"torchtune": torchtune_runs, "deepspeed": loop_runs, "fsdp2": loop_runs}
+SHARDINGS = {"torchtune": "fsdp", "deepspeed": "zero2", "fsdp2": "fsdp"}
 
 
 @pytest.fixture(scope="module")
@@ -155,28 +125,30 @@ def varied(folder: Path, model: Path, **settings: Any) -> Path:
     return folder
 
 
-def job_of(engine: str, work: Path, model: Path, data: Path, **values: Any) -> TrainJob:
-    if engine == "torchtune":
-        values["layout"] = {"micro_batch_size": 1, "accumulation": BATCH // WORLD}
-        return torchtune_runs.make_job(work, model, data, steps=STEPS, world=WORLD, **values)
-    lr = {"settings": {"optimizer": {"lr": 3e-3}}}
-    shape: dict[str, Any] = {"world": WORLD, "micro": 1, "accumulation": BATCH // WORLD}
-    shape |= {"engine": engine, "sharding": {"deepspeed": "zero2", "fsdp2": "fsdp"}[engine]}
-    return loop_runs.make_job(work, model, data, steps=STEPS, **shape, **lr, **values)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "engine",
     ["fsdp2", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("torchtune", "deepspeed"))],
 )
-def test_with_the_longest_rows_first_a_run_goes_on_as_an_undisturbed_one(
+def test_a_run_with_the_longest_rows_first_resumes_bit_by_bit(
     engine: str, tmp_path: Path, model: Path
 ) -> None:
-    runs, data = RUNS[engine], varied(tmp_path / "data", model)
+    data = varied(tmp_path / "data", model)
     lengths = Prepared(data).row_lengths[Prepared(data).order]
     assert lengths[:BATCH].tolist() == sorted(Prepared(data).row_lengths, reverse=True)[:BATCH]
-    job = job_of(engine, tmp_path / "whole", model, data, checkpoint_every=2)
+    job = runs.make_job(
+        tmp_path / "whole",
+        model,
+        data,
+        steps=STEPS,
+        world=WORLD,
+        micro=1,
+        accumulation=BATCH // WORLD,
+        engine=engine,
+        sharding=SHARDINGS[engine],
+        settings={"optimizer": {"lr": 3e-3}},
+        checkpoint_every=2,
+    )
     whole = runs.run(job)
     for rank in range(WORLD):
         # the rows of each step and rank, told apart by their lengths
@@ -184,12 +156,3 @@ def test_with_the_longest_rows_first_a_run_goes_on_as_an_undisturbed_one(
         assert tokens == [lengths[at : at + BATCH][rank::WORLD].sum() for at in range(0, len(lengths), BATCH)]
     rest = runs.run(runs.resumed(job, tmp_path / "rest", 2))
     assert [told(step) for step in rest] == [told(step) for step in whole[2:]]
-
-
-def told(step: Step) -> dict[str, Any]:
-    """What a step reports, without what differs from run to run."""
-    return {
-        name: value
-        for name, value in dataclasses.asdict(step).items()
-        if name in ("step", "loss", "lr", "grad_norm", "samples", "tokens")
-    }

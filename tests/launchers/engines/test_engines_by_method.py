@@ -37,6 +37,8 @@ COMMON = [
             ("deepspeed", "qlora nf4", 1),
             ("fsdp2", "full", 2),
             ("fsdp2", "lora", 1),
+            ("fsdp2", "adapter-v1", 1),
+            ("deepspeed", "adapter-v2", 1),
         )
     ),
     *(cell for cell in TASK_CELLS if cell.engine not in LOOP and cell.task != "pretrain"),

@@ -27,9 +27,11 @@ def job_of(folder: Path, rows: list[Any], **settings: Any) -> TrainJob:
     return runs.make_job(folder, folder, data, steps=STEPS, world=1, micro=1, settings=values)
 
 
-def noised(job: TrainJob, tokens: torch.Tensor, step: int = 1) -> tuple[torch.nn.Embedding, torch.Tensor]:
+def noised(
+    job: TrainJob, tokens: torch.Tensor, step: int = 1, env: RankEnv = ALONE
+) -> tuple[torch.nn.Embedding, torch.Tensor]:
     embedding = torch.nn.Embedding(runs.VOCAB, WIDTH)
-    noise = EmbeddingNoise(embedding, job, ALONE, Prepared(job.data_dir))
+    noise = EmbeddingNoise(embedding, job, env, Prepared(job.data_dir))
     noise.begin(step)
     with torch.no_grad():
         plain = embedding(tokens)
@@ -72,6 +74,18 @@ def test_rows_joined_without_padding_have_the_noise_of_padded_ones(tmp_path: Pat
     _, joined = noised(job, torch.zeros(1, sum(lengths) + 3, dtype=torch.long))
     kept = [noise[:length] for noise, length in zip(padded, lengths, strict=True)]
     assert torch.allclose(joined[0, : sum(lengths)], torch.cat(kept), atol=1e-6)
+
+
+def test_each_rank_gives_its_rows_the_noise_that_one_process_gives_them(tmp_path: Path) -> None:
+    data = runs.make_data(tmp_path / "data", runs.documents(4), batch=4, steps=1)
+    values, tokens = {"neftune_alpha": ALPHA}, torch.zeros(4, 30, dtype=torch.long)
+    whole = runs.make_job(tmp_path, tmp_path, data, steps=1, world=1, micro=4, settings=values)
+    parts = runs.make_job(tmp_path, tmp_path, data, steps=1, world=2, micro=2, settings=values)
+    _, expected = noised(whole, tokens)
+    for rank in (0, 1):
+        env = RankEnv(rank=rank, local_rank=rank, world_size=2, local_world_size=2, node=0)
+        _, noise = noised(parts, tokens[:2], env=env)
+        torch.testing.assert_close(noise, expected[rank::2], rtol=0, atol=1e-6)
 
 
 def test_nothing_is_added_outside_training(tmp_path: Path) -> None:

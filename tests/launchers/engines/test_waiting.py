@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.launchers.engines import ranks
 
 _RANK = """
 import json, os, sys, time
@@ -34,34 +32,30 @@ json.dump(seconds, open(sys.argv[1], "w"))
 """
 
 
-def test_who_comes_first_waits_and_who_comes_late_does_not(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    env = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", **where}
-    root = Path(__file__).parents[3]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", _RANK, str(tmp_path / str(rank))],
-            env={**env, "RANK": str(rank)},
-            cwd=root,
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        assert [rank.wait(120) for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    early, late = (json.loads((tmp_path / name).read_text()) for name in "01")
+@pytest.mark.slow  # two processes import torch
+def test_an_early_rank_waits_in_collectives_and_a_late_one_does_not(tmp_path: Path) -> None:
+    early, late = ranks.run_script(_RANK, tmp_path)
     for name, waited in early.items():
         assert waited > 0.4, name
         assert late[name] < 0.3, name
 
 
-def test_a_process_without_others_has_no_such_time() -> None:
+def test_time_in_waits_is_counted_per_step_and_only_with_several_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     torch = pytest.importorskip("torch")
-    from launchers.engines.waiting import Waiting
+    from launchers.engines import waiting
 
-    assert Waiting(torch.device("cpu")).seconds() is None
+    assert waiting.Waiting(torch.device("cpu")).seconds() is None
+    clock = iter((1.0, 1.5, 10.0, 12.0, 20.0, 20.25))
+    monkeypatch.setattr(waiting.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(waiting.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(waiting.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(waiting.dist.Work, "wait", lambda _: "done")
+    measured = waiting.Waiting(torch.device("cpu"))
+    wait = waiting.dist.Work.wait
+    assert [wait(None), wait(None)] == ["done", "done"]  # type: ignore[arg-type]
+    assert measured.seconds() == 2.5
+    measured.begin()
+    wait(None)  # type: ignore[arg-type]
+    assert measured.seconds() == 0.25

@@ -6,18 +6,17 @@ import dataclasses
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
+import torch
 
 from estimator.errors import UserError
+from launchers.base.request_process import read_request, write_request
 from launchers.dataset import prepared
 from launchers.dataset.render import load_tokenizer
 from launchers.evaluation.evaluate import (
@@ -34,8 +33,6 @@ from launchers.models import tiny_llama
 from launchers.settings import Settings
 from tests.lab.configs import config
 from tests.launchers.engines.loop import runs
-
-ROOT = Path(__file__).parents[3]
 
 
 def rows() -> list[prepared.Row]:
@@ -77,15 +74,12 @@ def finetuned(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loss_one_by_one(folder: Path) -> float:
-    import torch
     from transformers import AutoModelForCausalLM
 
     return loss_of(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
 
 
 def loss_of(model: Any) -> float:
-    import torch
-
     model.eval()
     total, count = 0.0, 0
     for row in rows():
@@ -125,25 +119,8 @@ def test_both_models_are_measured_over_all_labels_and_answer(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [pytest.param("adapter-v1", marks=pytest.mark.nightly), "adapter-v2"])
-def test_an_adapter_that_can_not_be_merged_is_measured_on_its_base(
-    tmp_path: Path, base: Path, method: str
-) -> None:
-    adapter = tmp_path / "adapter"
-    expected = write_adapter(base, adapter, method)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(base / name, adapter / name)
-    result = evaluate(request(base, adapter, hold_out(tmp_path / "data"), tmp_path / "work"))
-    assert result.base.loss == pytest.approx(loss_one_by_one(base), rel=1e-5)
-    assert result.finetuned.loss == pytest.approx(expected, rel=1e-5)
-    assert abs(result.finetuned.loss - result.base.loss) > 1e-3
-    assert len(result.answers) == 2
-
-
-def write_adapter(base: Path, folder: Path, method: str) -> float:
-    """A LLaMA-Adapter of the base whose gates are open; the loss of the base with it."""
-    import torch
-    from peft import AdaptionPromptConfig, get_peft_model
+def test_an_adapter_that_can_not_be_merged_is_measured_on_its_base(tmp_path: Path, base: Path) -> None:
+    """A LLaMA-Adapter v2 whose gates are open."""
     from transformers import AutoModelForCausalLM
 
     from launchers.engines.loop import adapter_v2
@@ -151,30 +128,20 @@ def write_adapter(base: Path, folder: Path, method: str) -> float:
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     shape = adapter_v2.AdapterV2(prompt_length=4, start_layer=1)
     torch.manual_seed(0)
-    if method == "adapter-v1":
-        config = AdaptionPromptConfig(adapter_len=4, adapter_layers=3, task_type="CAUSAL_LM")
-        model = get_peft_model(model, config)
-    else:
-        adapter_v2.insert(model, shape)
+    adapter_v2.insert(model, shape)
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     with torch.no_grad():
         for parameter in trained.values():
             parameter.add_(0.2)
-    if method == "adapter-v1":
-        model.save_pretrained(folder)
-    else:
-        adapter_v2.save({name: each.detach() for name, each in trained.items()}, shape, folder)
-    return loss_of(model)
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_without_held_out_rows_there_is_no_loss_but_the_export_is_loaded(
-    tmp_path: Path, base: Path, finetuned: Path
-) -> None:
-    (tmp_path / "data").mkdir()
-    result = evaluate(request(base, finetuned, tmp_path / "data", tmp_path / "work"))
-    assert (result.base, result.finetuned, result.answers) == (None, None, ())
+    adapter = tmp_path / "adapter"
+    adapter_v2.save({name: each.detach() for name, each in trained.items()}, shape, adapter)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(base / name, adapter / name)
+    result = evaluate(request(base, adapter, hold_out(tmp_path / "data"), tmp_path / "work"))
+    assert result.base.loss == pytest.approx(loss_one_by_one(base), rel=1e-5)
+    assert result.finetuned.loss == pytest.approx(loss_of(model), rel=1e-5)
+    assert abs(result.finetuned.loss - result.base.loss) > 1e-3
+    assert len(result.answers) == 2
 
 
 @pytest.mark.slow
@@ -190,57 +157,26 @@ def test_an_evaluation_that_takes_too_long_is_ended(tmp_path: Path, base: Path) 
     short = dataclasses.replace(request(base, base, tmp_path, tmp_path / "work"), timeout_s=0.2)
     with pytest.raises(UserError, match=r"within 0\.2 s"):
         evaluate(short)
-    assert not processes(tmp_path / "work")
+    assert not any("launchers.evaluation" in " ".join(each.cmdline()) for each in psutil.Process().children())
 
 
-def test_a_long_evaluation_says_where_it_is(
+@pytest.mark.slow
+def test_without_held_out_rows_the_export_is_loaded_and_progress_is_printed(
     tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.modules["launchers.evaluation.evaluate"], "PROGRESS_INTERVAL_S", 0.3)
-    evaluate(request(base, base, hold_out(tmp_path / "data"), tmp_path / "work"))
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("evaluating: ")]
-    assert len(said) >= 3
-    assert said[0].startswith("evaluating: loading, after 0:0")
-
-
-def test_the_process_dies_with_the_one_that_started_it(tmp_path: Path, base: Path) -> None:
-    waiting = dataclasses.replace(request(base, base, tmp_path, tmp_path / "work"), timeout_s=100)
-    waiting.save()
-    code = (
-        "import sys; from pathlib import Path; "
-        "from launchers.evaluation.evaluate import EvaluationRequest, evaluate; "
-        "evaluate(EvaluationRequest.load(Path(sys.argv[1])))"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "work" / "request.json")], cwd=ROOT)
-    wait_for(lambda: bool(processes(tmp_path / "work", "launchers.evaluation.evaluate")))
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
-    wait_for(lambda: not processes(tmp_path / "work"))
-
-
-def processes(work: Path, also: str = "") -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes().decode()
-            except OSError:
-                continue
-            if str(work) in command and also in command:
-                found.append(int(entry.name))
-    return found
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    (tmp_path / "data").mkdir()
+    result = evaluate(request(base, base, tmp_path / "data", tmp_path / "work"))
+    assert (result.base, result.finetuned, result.answers) == (None, None, ())
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("evaluating: ")]
+    assert len(lines) >= 3
+    assert lines[0].startswith("evaluating: loading, after 0:0")
 
 
 def test_request_and_result_go_through_json(tmp_path: Path) -> None:
     asked = request(tmp_path / "a", tmp_path / "b", tmp_path / "c", tmp_path / "work")
-    assert EvaluationRequest.load(asked.save()) == asked
+    path = write_request(tmp_path / "work" / "request.json", asked)
+    assert read_request(EvaluationRequest, path) == asked
     answer = Answer(prompt="p", reference="r", base="b", finetuned="f")
     result = EvaluationResult(
         base=Score(loss=2.0, labels=5, rows=1), finetuned=None, answers=(answer,), device="cpu"

@@ -46,9 +46,16 @@ def test_a_model_beside_itself_prefers_nothing_and_another_one_is_told_apart(
 def test_fewer_rows_are_scored_where_that_is_asked_for(tmp_path: Path) -> None:
     model = causal.load(runs.make_model(tmp_path / "model"), dtype=torch.float32).eval()
     data = held_out(tmp_path / "data", "sft")
-    assert scorer_of(Settings(), data, 2).score(model).rows == 2
-    labels = sum(int((data.row(index).labels >= 0).sum()) for index in range(2))
-    assert scorer_of(Settings(), data, 2).score(model).labels == labels
+    score = scorer_of(Settings(), data, 2).score(model)
+    total, count = 0.0, 0
+    for row in (data.row(0), data.row(1)):
+        labels = torch.from_numpy(row.labels[1:].copy()).long()
+        with torch.no_grad():
+            logits = model(input_ids=torch.from_numpy(row.tokens.copy()).long()[None]).logits[0, :-1]
+        total += torch.nn.functional.cross_entropy(logits, labels, reduction="sum").item()
+        count += int((labels >= 0).sum())
+    assert (score.rows, score.labels) == (2, count)
+    assert score.loss == pytest.approx(total / count, rel=1e-5)
 
 
 def test_calibration_counts_how_often_a_sure_model_is_right() -> None:

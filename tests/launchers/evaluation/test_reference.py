@@ -82,25 +82,15 @@ def test_every_pair_gets_its_figures_and_a_second_run_computes_nothing(
 
 
 @pytest.mark.nightly
-def test_another_model_has_another_reference(tmp_path: Path, job: TrainJob, computed: Path) -> None:
-    store = LocalStorage(shutil.copytree(computed, tmp_path / "store"))
-    first = np.load(reference.fetch(job, address(), store, tmp_path / "first"))
-    other = dataclasses.replace(job, model_dir=runs.make_model(tmp_path / "other", "tied"))
-    second = np.load(reference.fetch(other, address(), store, tmp_path / "second"))
-    assert not np.allclose(first, second)
-
-
-@pytest.mark.nightly
-def test_what_lies_in_the_folder_of_other_rows_is_not_taken(
+def test_another_model_and_other_rows_have_another_reference_in_the_same_work_folder(
     tmp_path: Path, job: TrainJob, computed: Path
 ) -> None:
-    """As where one task's run follows another's in the same work folder."""
-    store = LocalStorage(shutil.copytree(computed, tmp_path / "store"))
-    first = np.load(reference.fetch(job, address(), store, tmp_path / "work"))
+    store, work = LocalStorage(shutil.copytree(computed, tmp_path / "store")), tmp_path / "work"
+    first = np.load(reference.fetch(job, address(), store, work))
     data = runs.make_data(tmp_path / "others", runs.pairs(PAIRS, seed=9), batch=4, steps=2)
-    other = dataclasses.replace(job, data_dir=data)
-    second = np.load(reference.fetch(other, address(), store, tmp_path / "work"))
-    assert not np.allclose(first, second)
+    model = runs.make_model(tmp_path / "other", "tied")
+    for other in (dataclasses.replace(job, model_dir=model), dataclasses.replace(job, data_dir=data)):
+        assert not np.allclose(first, np.load(reference.fetch(other, address(), store, work)))
 
 
 def test_nodes_share_the_parts_and_both_get_all(tmp_path: Path, job: TrainJob) -> None:
@@ -187,14 +177,3 @@ def test_a_model_that_cant_be_read_is_one_line(tmp_path: Path, job: TrainJob) ->
     job = dataclasses.replace(job, model_dir=model)
     with pytest.raises(UserError, match="The reference could not be computed"):
         reference.fetch(job, address(), LocalStorage(tmp_path / "store"), tmp_path / "first")
-
-
-def test_a_node_that_never_computes_its_part_is_waited_for_no_longer_than_the_limit(
-    tmp_path: Path, job: TrainJob, computed: Path
-) -> None:
-    store = LocalStorage(shutil.copytree(computed, tmp_path / "store"))
-    store.delete([key for key in store.keys("reference") if key.endswith("part-00001.npy")])
-    resources = job.settings.resources.model_copy(update={"hang_timeout_s": 2})
-    hasty = dataclasses.replace(job, settings=job.settings.model_copy(update={"resources": resources}))
-    with pytest.raises(UserError, match="Another node has not finished its part"):
-        reference.fetch(hasty, address(0, 2), store, tmp_path / "first")

@@ -5,7 +5,6 @@ import dataclasses
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,10 +17,12 @@ from typing import Any
 import pytest
 
 from estimator.models import resolve
-from estimator.plan import Layout, MemoryEstimate, Plan, Prediction, Request
+from estimator.plan import Layout, Plan
 from estimator.vocabulary import Device
+from launchers.cluster.endpoint import choose_ports
 from launchers.gang.job import TrainJob
 from tests.lab.configs import config
+from tests.launchers.engines.loop.runs import plan_of
 
 ROOT = Path(__file__).resolve().parents[3]
 ENGINES = "tests.launchers.gang.engines"
@@ -31,46 +32,19 @@ SECRET = "of this test's gangs"
 
 
 def make_plan(nodes: int, processes: int, device: Device = "cpu") -> Plan:
-    return Plan(
-        model="tiny-llama",
-        parameters=1,
-        method="full",
-        engine="torchtune",
-        target="local",
-        request=Request(
-            nodes=nodes, gpus_per_node=0, gpu_type=None, cpu=1, memory_mib=1, shared_memory_mib=1, disk_mib=1
-        ),
-        layout=Layout(
-            device=device,
-            nodes=nodes,
-            processes_per_node=processes,
-            sharding="none",
-            micro_batch_size=1,
-            accumulation=1,
-            seq_len=8,
-            activation_checkpointing=False,
-            precision="fp32",
-            optimizer="adamw",
-        ),
-        prediction=Prediction(
-            memory=MemoryEstimate(
-                categories=(("weights", 1),),
-                needs_range=(1, 1),
-                shows_bytes=1,
-                shows_range=(1, 1),
-                capacity_bytes=None,
-                host_bytes=1,
-                needs_basis="",
-                shows_basis="",
-            ),
-            flops_per_token=1.0,
-            peak_flops_per_gpu=None,
-            tokens_per_second=None,
-            hours=None,
-            usd_per_hour=None,
-            usd=None,
-        ),
+    layout = Layout(
+        device=device,
+        nodes=nodes,
+        processes_per_node=processes,
+        sharding="none",
+        micro_batch_size=1,
+        accumulation=1,
+        seq_len=8,
+        activation_checkpointing=False,
+        precision="fp32",
+        optimizer="adamw",
     )
+    return plan_of(layout, "torchtune", "full")
 
 
 def make_job(
@@ -94,14 +68,6 @@ def make_job(
     )
 
 
-def free_ports(count: int = 3) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
-
-
 @dataclass
 class Gang:
     """Some nodes of one gang, each a process of its own on this machine."""
@@ -118,7 +84,7 @@ class Gang:
     grace_s: float = 0.0
     start_steps: dict[int, int] = field(default_factory=dict)
     main_host: str = "127.0.0.1"
-    ports: list[int] = field(default_factory=free_ports)
+    ports: list[int] = field(default_factory=lambda: list(choose_ports(local=True)))
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     tasks: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 

@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 from launchers.cluster.endpoint import NodeAddress, Secret
+from launchers.gang.control import Timeouts
 from launchers.gang.departure import NO_GRACE, Grace
 from launchers.gang.failures import GangFailed
 from launchers.gang.job import TrainJob
-from launchers.gang.node import Timeouts, run_node
+from launchers.gang.node import run_node
 from launchers.report.telemetry import Pace
 from launchers.store.bundles import LocalStorage
 from launchers.store.checkpoints import CheckpointStore
@@ -27,7 +28,7 @@ def main() -> None:
     end: dict[str, object] = {}
     grace_s = order["grace_s"]
     try:
-        result = run_node(
+        run_node(
             TrainJob.load(Path(order["job"])),
             address,
             on_event=lambda event: print(
@@ -42,7 +43,6 @@ def main() -> None:
             timeouts=Timeouts(**order["timeouts"]),
             grace=Grace(seconds=grace_s, signals=(signal.SIGTERM,)) if grace_s else NO_GRACE,
         )
-        end = {"stored": result.stored_steps}
     except BaseException as error:
         end = {"error": type(error).__name__, "message": str(error)}
         if isinstance(error, GangFailed):

@@ -1,18 +1,16 @@
-"""What the ranks' environment says to PyTorch's CUDA allocator."""
+"""Options of PyTorch's CUDA allocator in the ranks' environment."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launchers.gang.allocator import allocator_environment
+from launchers.gang.allocator import GENERAL_NAME, NAME, allocator_environment
 from launchers.gang.job import TrainJob
-from tests.launchers.gang.conftest import Gang, make_job
+from tests.launchers.gang.conftest import make_job
 
 ON = "expandable_segments:True"
 
@@ -30,61 +28,34 @@ def job(folder: Path, *, device: str = "cuda", gpu: str | None = "H100 SXM", on:
 
 @pytest.mark.parametrize("gpu", ["H100 SXM", "A10G", None, "a GPU that no table has"])
 def test_on_nvidia_gpus_segments_expand(tmp_path: Path, gpu: str | None) -> None:
-    assert allocator_environment(job(tmp_path, gpu=gpu), {}) == {"PYTORCH_CUDA_ALLOC_CONF": ON}
+    assert allocator_environment(job(tmp_path, gpu=gpu), {}) == {NAME: ON}
 
 
 @pytest.mark.parametrize("values", [{"device": "cpu"}, {"gpu": "MI300X"}, {"on": False}])
-def test_nothing_is_set_where_there_are_none_or_they_are_switched_off(
+def test_nothing_is_set_without_nvidia_gpus_or_when_switched_off(
     tmp_path: Path, values: dict[str, Any]
 ) -> None:
-    assert allocator_environment(job(tmp_path, **values), {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}) == {}
+    assert allocator_environment(job(tmp_path, **values), {NAME: "backend:native"}) == {}
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("user", "expected"),
     [
-        (
-            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"},
-            {"PYTORCH_CUDA_ALLOC_CONF": f"max_split_size_mb:128,{ON}"},
-        ),
-        (
-            {"PYTORCH_ALLOC_CONF": "max_split_size_mb:128"},
-            {
-                "PYTORCH_ALLOC_CONF": f"max_split_size_mb:128,{ON}",
-                "PYTORCH_CUDA_ALLOC_CONF": f"max_split_size_mb:128,{ON}",
-            },
-        ),
-        (
-            {"PYTORCH_ALLOC_CONF": "max_split_size_mb:1", "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:2"},
-            {
-                "PYTORCH_ALLOC_CONF": f"max_split_size_mb:1,{ON}",
-                "PYTORCH_CUDA_ALLOC_CONF": f"max_split_size_mb:2,{ON}",
-            },
-        ),
-        ({"PYTORCH_CUDA_ALLOC_CONF": " "}, {"PYTORCH_CUDA_ALLOC_CONF": ON}),
+        ({NAME: "a:1"}, {NAME: f"a:1,{ON}"}),
+        ({GENERAL_NAME: "a:1"}, {GENERAL_NAME: f"a:1,{ON}", NAME: f"a:1,{ON}"}),
+        ({GENERAL_NAME: "a:1", NAME: "a:2"}, {GENERAL_NAME: f"a:1,{ON}", NAME: f"a:2,{ON}"}),
+        ({NAME: " "}, {NAME: ON}),
     ],
 )
-def test_what_the_user_has_set_of_other_options_is_kept(
-    tmp_path: Path, given: dict[str, str], expected: dict[str, str]
+def test_other_options_of_the_user_are_kept(
+    tmp_path: Path, user: dict[str, str], expected: dict[str, str]
 ) -> None:
-    assert allocator_environment(job(tmp_path), given) == expected
+    assert allocator_environment(job(tmp_path), user) == expected
 
 
-@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+@pytest.mark.parametrize("name", [NAME, GENERAL_NAME])
 @pytest.mark.parametrize("value", ["expandable_segments:False", ON, "backend:cudaMallocAsync"])
-def test_what_the_user_says_of_segments_or_of_another_allocator_stands(
+def test_the_users_choice_of_segments_or_of_another_allocator_is_respected(
     tmp_path: Path, name: str, value: str
 ) -> None:
     assert allocator_environment(job(tmp_path), {name: value}) == {}
-
-
-@pytest.mark.parametrize(("device", "expected"), [("cuda", f"max_split_size_mb:64,{ON}"), ("cpu", None)])
-def test_a_real_rank_finds_it_in_its_environment(
-    gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch, device: str, expected: str | None
-) -> None:
-    if expected is not None:
-        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
-    one = gang(device=device, orders={"steps": 1, "at": 1, "do": "tell_environment"}).start_all()
-    assert "error" not in one.end(0), one.logs()
-    told = json.loads((one.folder / "node-0/output/environment.json").read_text())
-    assert told.get("PYTORCH_CUDA_ALLOC_CONF") == expected

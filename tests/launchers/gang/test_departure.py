@@ -1,46 +1,57 @@
-"""What a node does with a signal that it has to go: now, or once a checkpoint could be stored."""
+"""A node that must leave ends now, or once a checkpoint could be stored."""
 
 from __future__ import annotations
 
 import dataclasses
 import signal
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from launchers.cluster.processes import WaitingSignals
+from launchers.gang import departure
 from launchers.gang.control import Timeouts
-from launchers.gang.departure import ENDING_S, Departure, Grace
+from launchers.gang.departure import ENDING_S, Grace
 from launchers.gang.hub import Hub
 from launchers.gang.uploads import Uploads
 from tests.launchers.gang.conftest import make_job
 from tests.launchers.gang.test_leaving import ALONE
 
+MINUTE = Grace(seconds=60.0, signals=(signal.SIGTERM,))
+
 
 @pytest.mark.parametrize(
-    ("grace", "possible", "times", "acts"),
+    ("grace", "possible", "times", "seconds", "acts"),
     [
-        pytest.param(
-            Grace(seconds=60.0, signals=(signal.SIGTERM,)), True, 1, 0, id="it waits for a checkpoint"
-        ),
-        pytest.param(Grace(seconds=0.0, signals=(signal.SIGTERM,)), True, 1, 1, id="its grace is over"),
-        pytest.param(Grace(seconds=60.0, signals=(signal.SIGTERM,)), True, 2, 1, id="it is told twice"),
-        pytest.param(
-            Grace(seconds=60.0, signals=(signal.SIGTERM,)), False, 1, 1, id="there is nothing to keep"
-        ),
-        pytest.param(Grace(seconds=60.0), True, 1, 1, id="of another signal"),
+        pytest.param(MINUTE, True, 1, 50.0, 0, id="it waits for a checkpoint"),
+        pytest.param(MINUTE, True, 1, 50.1, 1, id="its grace is over"),
+        pytest.param(MINUTE, True, 2, 0.0, 1, id="a second signal"),
+        pytest.param(MINUTE, False, 1, 0.0, 1, id="there is nothing to store"),
+        pytest.param(Grace(seconds=60.0), True, 1, 0.0, 1, id="another signal"),
     ],
 )
 def test_a_signal_waits_while_a_checkpoint_may_be_stored(
-    tmp_path: Path, grace: Grace, possible: bool, times: int, acts: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    grace: Grace,
+    possible: bool,
+    times: int,
+    seconds: float,
+    acts: int,
 ) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(departure, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
     hub, job, acted = Hub(ALONE, Timeouts()), make_job(tmp_path), list[int]()
     signals = WaitingSignals({signal.SIGTERM: lambda number, _: acted.append(number)})
-    departure = Departure(job, 0, range(1), hub, Uploads(job, 0, None, hub), grace)
-    departure.possible = possible
+    leaving = departure.Departure(job, 0, range(1), hub, Uploads(job, 0, None, hub), grace)
+    leaving.possible = possible
     for _ in range(times):
         signals.numbers.append(signal.SIGTERM)
-        departure.poll(signals)
+        leaving.poll(signals)
+    now[0] += seconds
+    leaving.poll(signals)
     hub.close()
     assert len(acted) == acts
 

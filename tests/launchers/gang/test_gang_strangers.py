@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable
 
@@ -12,6 +11,8 @@ from estimator.errors import UserError
 from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.gang.control import Timeouts
 from launchers.gang.member import Member
+from launchers.store.bundles import LocalStorage
+from launchers.store.checkpoints import CheckpointStore
 from tests.launchers.cluster.strangers import common, greets, storm, through
 from tests.launchers.gang.conftest import RUN, SECRET, Gang
 from tests.launchers.gang.test_gang_faults import ends
@@ -22,6 +23,7 @@ FAILURE = b'{"kind":"user","node":1,"host":"stranger","at":0,"message":"a strang
 FAILED = b'{"kind":"failed","failure":' + FAILURE + b"}"
 
 
+@pytest.mark.slow
 def test_a_run_among_strangers_ends_as_if_nobody_had_called(gang: NewGang) -> None:
     two = gang(nodes=2, orders={"steps": 20, "every": 5}, store=True)
     forged = [
@@ -38,14 +40,17 @@ def test_a_run_among_strangers_ends_as_if_nobody_had_called(gang: NewGang) -> No
         seconds = time.monotonic() - begin
         assert tried() > 300
     assert [end.get("error") for end in found] == [None, None], two.logs()
-    assert found[0]["stored"] == found[1]["stored"] == [5, 10, 15, 20]
+    latest = CheckpointStore(LocalStorage(two.folder / "store"), "run/train").latest()
+    assert latest is not None
+    assert latest.step == 20
     log = two.logs()
     assert "Traceback" not in log
     assert "a stranger says" not in log
     print(f"strangers called {tried():,} times; the run took {seconds:.1f} s")
 
 
-def test_a_member_that_is_cut_off_is_lost_and_one_that_comes_again_is_refused_in_one_line(
+@pytest.mark.slow
+def test_a_member_that_is_cut_off_is_lost_and_a_second_one_is_refused(
     gang: NewGang,
 ) -> None:
     two = gang(nodes=2, orders={"steps": 3000})
@@ -77,12 +82,3 @@ def test_a_member_that_is_cut_off_is_lost_and_one_that_comes_again_is_refused_in
             assert end["error"] == "NodeLost"
             assert "connection broke without a goodbye" in end["message"]
         print(f"both nodes ended {time.monotonic() - begin:.1f} s after the cut")
-
-
-@pytest.mark.slow
-def test_two_nodes_meet_over_ipv6(gang: NewGang) -> None:
-    with socket.socket(socket.AF_INET6) as probe:
-        probe.bind(("::1", 0))
-        port = int(probe.getsockname()[1])
-    two = gang(nodes=2, orders={"steps": 3}, main_host="::1", ports=[port]).start_all()
-    assert [end.get("error") for end in ends(two, 0, 1, within=90)] == [None, None], two.logs()

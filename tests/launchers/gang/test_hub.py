@@ -9,16 +9,20 @@ import re
 import socket
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from estimator.errors import UserError
-from launchers.cluster.endpoint import CLUSTER_PORTS, STORE_PORTS, NodeAddress, Secret
+from launchers.cluster.endpoint import CLUSTER_PORTS, STORE_PORTS, NodeAddress, Secret, unused_port
 from launchers.gang import hub
-from launchers.gang.control import Timeouts, some
-from launchers.gang.failures import GangFailed
+from launchers.gang.control import Control, Done, Failed, PartStored, Timeouts, some
+from launchers.gang.failures import Failure, GangFailed, NodeLost
 from launchers.gang.hub import Hub
 from launchers.gang.member import Member
+
+QUICK = Timeouts(settle=0.3, lost_after=3.0)
 
 
 def _address(port: int, node: int = 0, nodes: int = 2, join_timeout_s: float = 300.0) -> NodeAddress:
@@ -33,11 +37,27 @@ def _address(port: int, node: int = 0, nodes: int = 2, join_timeout_s: float = 3
     )
 
 
+def failure(message: str, *, secondary: bool = False, node: int = 0, at: float = 1.0) -> Failure:
+    return Failure(kind="rank", node=node, host="h", at=at, message=message, secondary=secondary)
+
+
+def outcome(call: Callable[[], object]) -> object:
+    """What a call returns or raises."""
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001 the test looks at it
+        return error
+
+
+def joined(main: Hub, member: Member) -> list[object]:
+    """Outcomes of both nodes' join."""
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(outcome, (main.join, member.join)))
+
+
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return unused_port()
 
 
 def test_a_hub_that_is_closed_gives_its_port_back_at_once(port: int) -> None:
@@ -45,7 +65,7 @@ def test_a_hub_that_is_closed_gives_its_port_back_at_once(port: int) -> None:
         Hub(_address(port), Timeouts()).close()
 
 
-def test_a_node_that_comes_gives_the_others_time_anew_and_who_is_missing_is_told(
+def test_a_joining_node_restarts_the_wait_and_missing_nodes_are_named(
     port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(hub, "_LOG_INTERVAL_S", 0.5)
@@ -69,11 +89,101 @@ def test_a_node_that_comes_gives_the_others_time_anew_and_who_is_missing_is_told
         ):
             main.join()
         assert time.monotonic() - begin >= late_s + join_timeout_s
-        assert "waiting for node 1, 2: 1 of 3 have joined after 0 min" in caplog.messages[0]
+        waiting = "waiting for node 1, 2: 1 of 3 have joined after 0 min"
+        assert caplog.messages[0] == f"{waiting}; the wait ends 0.025 min after the last join"
         assert "waiting for node 2: 2 of 3 have joined" in caplog.messages[-1]
     finally:
         late.join(timeout=30)
         main.close()
+
+
+def test_nodes_that_restored_different_checkpoints_do_not_train(port: int) -> None:
+    main, member = Hub(_address(port), QUICK, 10), Member(_address(port, 1), QUICK, 20)
+    with contextlib.closing(main), contextlib.closing(member):
+        for error in joined(main, member):
+            assert type(error) is GangFailed
+            assert "would resume from step 20, node 0 from step 10" in str(error)
+
+
+def test_a_node_that_is_lost_while_another_is_awaited_ends_the_wait(port: int) -> None:
+    main, member = Hub(_address(port, nodes=3), QUICK), Member(_address(port, 1, 3), QUICK)
+    with contextlib.closing(main), ThreadPoolExecutor() as pool:
+        waiting = [pool.submit(outcome, node.join) for node in (main, member)]
+        deadline = time.monotonic() + 20
+        while 1 not in main._hosts and time.monotonic() < deadline:
+            time.sleep(0.01)
+        main._server.peers()[1].connection._socket.shutdown(socket.SHUT_RDWR)
+        error = waiting[0].result(20)
+        assert isinstance(error, NodeLost)
+        assert error.failure.node == 1
+        assert isinstance(waiting[1].result(20), GangFailed)
+
+
+def within(control: Control, seconds: float = 10.0) -> Failure | None:
+    """The failure of the verdict, once there is one."""
+    deadline = time.monotonic() + seconds
+    while (verdict := control.verdict()) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return verdict.failure
+
+
+def test_all_nodes_have_one_verdict_and_a_cause_wins_over_its_consequences(port: int) -> None:
+    main, member = Hub(_address(port), QUICK), Member(_address(port, 1), QUICK)
+    with contextlib.closing(main), contextlib.closing(member):
+        ports = joined(main, member)
+        assert ports[0] == ports[1]
+        assert main.verdict() is member.verdict() is None
+        begin = time.monotonic()
+        main.report(Failed(failure=failure("closed by peer", secondary=True)))
+        time.sleep(QUICK.settle * 1.5)
+        assert main.verdict() is None, "a consequence waits twice as long for its cause"
+        member.report(Failed(failure=failure("the cause", node=1, at=2.0)))
+        for node in (main, member):
+            found = within(node)
+            assert found is not None
+            assert found.message == "the cause"
+        assert time.monotonic() - begin < QUICK.lost_after
+
+
+def test_success_needs_all_nodes_and_node_0_is_the_last(port: int) -> None:
+    main, member = Hub(_address(port), QUICK), Member(_address(port, 1), QUICK)
+    with contextlib.closing(main), contextlib.closing(member):
+        joined(main, member)
+        main.report(PartStored(step=4))
+        assert (main.complete_steps(), main.parts_missing(), main.peers_done()) == ([], True, False)
+        member.report(PartStored(step=4))
+        member.report(Done())
+        deadline = time.monotonic() + 20
+        while not main._done and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not main.peers_done(), "a complete checkpoint is not committed yet"
+        assert main.complete_steps() == [4]
+        assert (main.complete_steps(), main.parts_missing(), main.peers_done()) == ([], False, True)
+        assert main.verdict() is None
+        main.report(Done())
+        assert within(main) is within(member) is None
+
+
+def test_a_failure_of_a_single_node_is_decided_at_once_and_a_consequence_is_not() -> None:
+    alone = dataclasses.replace(_address(0), nodes=1)
+    for secondary in (False, True):
+        main = Hub(alone, Timeouts(settle=60.0))
+        main.report(Failed(failure=failure("ended", secondary=secondary)))
+        assert (main.verdict() is None) == secondary
+        main.close()
+
+
+def test_a_member_without_node_0_decides_by_its_own_failures(port: int) -> None:
+    main, member = Hub(_address(port), QUICK), Member(_address(port, 1), QUICK)
+    joined(main, member)
+    for peer in main._server.peers().values():
+        peer.connection._socket.shutdown(socket.SHUT_RDWR)
+    with contextlib.closing(main), contextlib.closing(member):
+        found = within(member)
+        assert found is not None
+        assert (found.kind, found.node) == ("node", 0)
+        assert "connection broke without a goodbye" in found.message
 
 
 def test_torchs_store_on_a_cluster_takes_only_ports_that_the_network_policy_opens() -> None:

@@ -11,8 +11,8 @@ from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.gang import leaving
 from launchers.gang.control import Stopped, Timeouts
 from launchers.gang.hub import Hub
-from launchers.gang.leaving import Cadence, folder_of, write_atomically
-from launchers.gang.rank import RankEnv
+from launchers.gang.leaving import Cadence, folder_of
+from launchers.gang.rank import RankEnv, write_atomically
 from tests.launchers.gang.conftest import make_job
 
 ALONE = NodeAddress(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Secret(""), run="r")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
 
+from launchers.gang.allocator import NAME
 from launchers.store.bundles import LocalStorage
 from launchers.store.checkpoints import CheckpointStore
 from tests.launchers.gang.conftest import Gang
@@ -13,26 +15,17 @@ from tests.launchers.gang.conftest import Gang
 NewGang = Callable[..., Gang]
 
 
-def test_one_process_on_one_node_runs_to_its_end_and_takes_along_what_it_has_started(gang: NewGang) -> None:
-    one = gang(orders={"steps": 3, "child": True}).start_all()
-    assert one.end(0)["stored"] == [], one.logs()
-    assert [line for line in one.events(0) if line.startswith("step")] == [
-        "step 0 1",
-        "step 0 2",
-        "step 0 3",
-    ]
-    one.gone(within=60)
-    assert (one.folder / "node-0/logs/rank-00000.err").exists()
-
-
-def test_two_nodes_with_two_ranks_each_store_checkpoints_as_one_unit_and_node_0_has_the_pace_of_all(
-    gang: NewGang,
+def test_two_nodes_with_two_ranks_each_run_to_their_end(
+    gang: NewGang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """They store checkpoints as one unit, node 0 has the pace of all, and no process is left."""
+    monkeypatch.setenv(NAME, "max_split_size_mb:64")
     in_collectives = (0.5, 0.25, 0.125, 0.0)
-    orders = {"steps": 6, "every": 2, "step_s": 0.3, "in_collectives": in_collectives}
-    two = gang(nodes=2, processes=2, store=True, orders=orders).start_all()
+    orders = {"steps": 6, "every": 2, "step_s": 0.3, "in_collectives": in_collectives, "child": True}
+    orders |= {"at": 1, "do": "tell_environment"}
+    two = gang(nodes=2, processes=2, store=True, device="cuda", orders=orders).start_all()
     for node in (0, 1):
-        assert two.end(node)["stored"] == [2, 4, 6], two.logs()
+        assert two.end(node) == {}, two.logs()
     two.gone(within=60)
     store = CheckpointStore(LocalStorage(two.folder / "store"), "run/train")
     assert [checkpoint.step for checkpoint in store.candidates()] == [6, 4]
@@ -50,25 +43,12 @@ def test_two_nodes_with_two_ranks_each_store_checkpoints_as_one_unit_and_node_0_
         for rank, seconds in enumerate(in_collectives)
     ]
     assert [sorted(paces[0]), paces[1]] == [sorted(expected), []]
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_a_node_that_has_finished_waits_for_one_that_has_not(gang: NewGang) -> None:
-    two = gang(nodes=2, orders={"steps": 3, "do": "nap", "at": 3, "ranks": [1], "nap_s": 3}).start_all()
-    assert "error" not in two.end(0), two.logs()
-    assert "step 1 3" in two.events(1), "node 0 has ended after the last step of node 1"
-    assert "error" not in two.end(1)
-    two.gone(within=60)
-
-
-@pytest.mark.slow
-def test_a_real_collective_runs_over_two_nodes(gang: NewGang) -> None:
-    two = gang(nodes=2, engine="Gloo").start_all()
-    for node in (0, 1):
-        assert "error" not in two.end(node, within=240), two.logs()
-        assert (two.folder / f"node-{node}/output/sum-{node}").read_text() == "3.0"
-    two.gone(within=60)
+    assert [line for line in two.events(1) if line.startswith("step 2")] == [
+        f"step 2 {step}" for step in range(1, 7)
+    ]
+    assert (two.folder / "node-1/logs/rank-00003.err").exists()
+    environment = json.loads((two.folder / "node-0/output/environment.json").read_text())
+    assert environment[NAME] == "max_split_size_mb:64,expandable_segments:True"
 
 
 @pytest.mark.slow
@@ -79,4 +59,6 @@ def test_the_cause_is_shown_and_not_the_broken_collective_of_its_peer(gang: NewG
         assert end["error"] == "RankFailed"
         assert "rank 1" in end["message"]
         assert "the loss is not a number" in end["message"]
+        sums = two.folder / f"node-{node}/output/sum-{node}"
+        assert sums.read_text() == "3.0", "the collective before the failure ran over both nodes"
     two.gone(within=60)

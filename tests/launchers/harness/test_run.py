@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +17,7 @@ from estimator.errors import UserError
 from launchers.cluster import processes
 from launchers.engines.loop.model import made_trainable
 from launchers.harness import run, tasks
+from launchers.harness.result import scores_of
 from launchers.models import causal, tiny_llama
 from launchers.settings import build
 from tests.conftest import write_sums
@@ -113,3 +116,41 @@ def test_a_task_whose_rows_lack_what_it_asks_for_is_refused_before_a_model_is_lo
 def test_nothing_is_tried_where_no_task_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "check", None)
     run.try_tasks(build({}), tmp_path)
+
+
+class Hanging:
+    """A process that does not end; each wait for it takes half a minute."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self.clock = clock
+
+    def wait(self, timeout: float) -> int:
+        self.clock[0] += 30
+        raise subprocess.TimeoutExpired("harness", timeout)
+
+
+def test_a_run_ends_at_its_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(run, "started", lambda *_, **__: contextlib.nullcontext(Hanging(clock)))
+    monkeypatch.setattr(run.time, "monotonic", lambda: clock[0])
+    settings = build({"harness": {"tasks": ["hellaswag"], "timeout_minutes": 2}})
+    request = run.HarnessRequest(settings=settings, work_dir=tmp_path, models={"base": tmp_path})
+    with pytest.raises(UserError, match="did not end within 2 minutes"):
+        run.run_tasks(request)
+    assert clock[0] == 150
+
+
+def test_scores_are_those_of_metrics_with_a_filter_and_their_standard_errors() -> None:
+    values = {
+        "alias": "sums",
+        "acc,none": 0.5,
+        "acc_stderr,none": 0.1,
+        "f1,strict": 1,
+        "f1_stderr,strict": "N/A",
+    }
+    options = {"n-samples": {"sums": {"effective": 9}}, "higher_is_better": {"sums": {"acc": True}}}
+    scores = scores_of({"results": {"sums": values}, **options})
+    assert [(each.metric, each.value, each.stderr, each.higher_is_better) for each in scores] == [
+        ("acc", 0.5, 0.1, True), ("f1,strict", 1.0, None, None),
+    ]  # fmt: skip
+    assert {each.rows for each in scores} == {9}

@@ -31,6 +31,7 @@ def png(color: str = "red", side: int = 8) -> bytes:
 
 
 RED, BLUE = png("red"), png("blue")
+BOTH = ["img/red.png", "img/blue.png"]
 URL = "data:image/png;base64," + base64.b64encode(RED).decode()
 
 
@@ -62,24 +63,14 @@ TEXT = {"type": "text", "text": "Color?"}
         (chat(TEXT, {"type": "image_url", "image_url": URL}), "Color?" + IMAGE, [RED]),
         (chat({"type": "image", "image": "img/red.png"}, TEXT), IMAGE + "Color?", [RED]),
         (chat({"type": "image", "path": "img/blue.png"}, TEXT), IMAGE + "Color?", [BLUE]),
+        (chat({"type": "image", "base64": URL.partition(",")[2]}, TEXT), IMAGE + "Color?", [RED]),
         (
-            chat({"type": "image", "base64": base64.b64encode(RED).decode()}, TEXT),
-            IMAGE + "Color?",
-            [RED],
-        ),
-        (
-            chat({"type": "image"}, TEXT, {"type": "image"}) | {"images": ["img/red.png", "img/blue.png"]},
+            chat({"type": "image"}, TEXT, {"type": "image"}) | {"images": BOTH},
             IMAGE + "Color?" + IMAGE,
             [RED, BLUE],
         ),
         (
-            {
-                "conversations": [
-                    {"from": "human", "value": "Is <image> like <image>?"},
-                    {"from": "gpt", "value": "No."},
-                ],
-                "images": ["img/red.png", "img/blue.png"],
-            },
+            {"prompt": "Is <image> like <image>?", "completion": "No.", "images": BOTH},
             f"Is {IMAGE} like {IMAGE}?",
             [RED, BLUE],
         ),
@@ -135,8 +126,7 @@ def test_encoded_images_of_a_table_are_read(folder: Path) -> None:
             "images both in the messages and in `images`",
         ),
         (
-            {"messages": [{"role": "user", "content": "Draw."}, {"role": "assistant", "content": "<image>"}]}
-            | {"images": [URL]},
+            {"prompt": "Draw.", "completion": "<image>", "images": [URL]},
             "an image in a turn that is not the user's",
         ),
         ({"prompt": "Hi", "completion": "No.", "images": [URL] * 65}, "65 images; at most 64"),

@@ -60,9 +60,3 @@ def test_an_image_is_resized_until_it_just_covers_its_bucket_and_cut_in_the_midd
         assert abs(found.resized_width - width * found.height / height) <= 0.5 or over[0] == 0
     else:
         assert abs(found.resized_height - height * found.width / width) <= 0.5
-
-
-def test_an_image_of_a_buckets_ratio_loses_nothing() -> None:
-    found = fit(2432, 1664, 1024)
-    assert (found.width, found.height) == (found.resized_width, found.resized_height) == (1216, 832)
-    assert (found.left, found.top) == (0, 0)

@@ -42,21 +42,18 @@ def test_other_pixels_become_rgb(mode: str, kind: str, change: str, color: tuple
     assert pixel(found.image) == pytest.approx(color, abs=2)
 
 
-def test_a_transparent_color_of_a_palette_is_put_on_white() -> None:
-    image, file = Image.new("P", (8, 8), 1), io.BytesIO()
-    image.putpalette([0, 0, 0, 9, 9, 9])
-    image.save(file, "PNG", transparency=1)
-    found = checked(file.getvalue(), min_side=1)
-    assert found.changes == ("transparency replaced by white",)
-    assert pixel(found.image) == (255, 255, 255)
-
-
-def test_sixteen_bits_keep_their_brightness() -> None:
-    file = io.BytesIO()
-    Image.new("I;16", (8, 8), 128 * 256).save(file, "PNG")
-    found = checked(file.getvalue(), min_side=1)
-    assert found.changes == ("from 16 bits",)
-    assert pixel(found.image) == (128, 128, 128)
+def test_transparent_colors_of_a_palette_become_white_and_sixteen_bits_keep_their_brightness() -> None:
+    palette, deep = Image.new("P", (8, 8), 1), Image.new("I;16", (8, 8), 128 * 256)
+    palette.putpalette([0, 0, 0, 9, 9, 9])
+    for image, options, change, color in (
+        (palette, {"transparency": 1}, "transparency replaced by white", (255, 255, 255)),
+        (deep, {}, "from 16 bits", (128, 128, 128)),
+    ):
+        file = io.BytesIO()
+        image.save(file, "PNG", **options)
+        found = checked(file.getvalue(), min_side=1)
+        assert found.changes == (change,)
+        assert pixel(found.image) == color
 
 
 def test_orientation_is_applied() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from estimator.errors import UserError
 from launchers.dataset import drawn_shapes
-from launchers.images.pictures import Picture, read
+from launchers.images.pictures import read
 from tests.launchers.images.encoded import encoded
 
 pytest.importorskip("PIL")
@@ -54,9 +54,17 @@ def test_the_drawn_shapes_are_read_back(tmp_path: Path) -> None:
     assert {(picture.width, picture.height) for picture in pictures} == set(drawn_shapes.FORMATS)
 
 
-@pytest.mark.parametrize("column", ["text", "caption", "prompt"])
-@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
-@pytest.mark.parametrize("name", ["metadata", "rows"])
+@pytest.mark.parametrize(
+    ("name", "form", "column"),
+    [
+        ("metadata", "jsonl", "text"),
+        ("metadata", "csv", "caption"),
+        ("metadata", "parquet", "prompt"),
+        ("rows", "jsonl", "caption"),
+        ("rows", "csv", "text"),
+        ("rows", "parquet", "text"),
+    ],
+)
 def test_tables_name_images_and_captions(name: str, form: str, column: str, tmp_path: Path) -> None:
     key = "file_name" if name == "metadata" else "image"
     rows = [{key: "a.jpg", column: " one "}, {key: "sub/b.png", column: "two, or more"}]
@@ -173,11 +181,7 @@ def test_bad_members_of_tars_are_named(tmp_path: Path) -> None:
     assert "image 3: s.tar/2.png: a broken image" in said
     assert "image 4: s.tar/3: its caption cannot be read" in said
     assert "image 5: s.tar/4.png: a link, a device" in said
-
-
-def test_a_tar_that_is_cut_off_is_said(tmp_path: Path) -> None:
-    path = tar(tmp_path / "s.tar", {"0.jpg": RED, "0.txt": "one", "1.jpg": RED, "1.txt": "two"})
-    path.write_bytes(path.read_bytes()[: 512 * 4 + len(RED) // 2])
+    path.write_bytes(path.read_bytes()[: 512 + len(RED) // 2])
     assert "s.tar: a broken archive" in problem(path)
 
 
@@ -190,20 +194,3 @@ def test_what_was_changed_is_said_in_one_line(tmp_path: Path, capsys: pytest.Cap
     assert said == [
         f"Dataset {tmp_path}: 2 images were changed: 1 from CMYK, 1 transparency replaced by white"
     ]
-
-
-def test_nothing_is_said_of_images_that_are_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(found(folder(tmp_path, {"a.png": PNG, "a.txt": "a"}))) == 1
-    assert capsys.readouterr().err == ""
-
-
-def test_a_folder_without_images_says_what_to_give(tmp_path: Path) -> None:
-    assert "is empty" in problem(tmp_path)
-    assert "metadata.jsonl" in problem(tmp_path)
-
-
-def test_an_image_that_comes_twice_is_two_rows(tmp_path: Path) -> None:
-    folder(tmp_path, {"a.png": PNG, "metadata.jsonl": lines(*[{"file_name": "a.png", "text": "a"}] * 2)})
-    pictures = list(read(tmp_path, min_side=8))
-    assert pictures == [Picture(caption="a", image=PNG, width=16, height=12)] * 2
-    assert pictures[0].of_source(3).source == 3

@@ -11,7 +11,7 @@ from launchers.dataset import prepare as texts
 from launchers.dataset.picture import Picture
 from launchers.dataset.prepared import Prepared
 from launchers.dataset.stored import copied
-from launchers.images.prepare import count_steps, prepare, summary
+from launchers.images.prepare import count_steps, prepare
 from launchers.images.prepared import PreparedImages
 from launchers.settings import Settings
 
@@ -43,20 +43,15 @@ def prepared(folder: Path, rows: Any, resolution: int = 64, **changes: Any) -> P
     return PreparedImages(folder)
 
 
-def test_images_and_captions_come_back_as_they_were(tmp_path: Path) -> None:
-    rows = pictures(30)
+def test_images_and_captions_come_back_as_they_were_with_steps_and_lengths(tmp_path: Path) -> None:
+    rows = pictures(60)
     rows[3] = Picture(caption="ein Käse\n“groß” 🧀", image=rows[3].image, width=64, height=64)
     data = prepared(tmp_path, rows)
     assert [data.image(index) for index in range(len(data))] == [row.image for row in rows]
     assert [data.caption(index) for index in range(len(data))] == [row.caption for row in rows]
     assert not list(tmp_path.glob("heldout"))
-
-
-def test_any_reader_of_prepared_data_finds_rows_steps_and_lengths(tmp_path: Path) -> None:
-    data = prepared(tmp_path, pictures(60))
-    plain = Prepared(tmp_path)
-    assert plain.info.task == "text-to-image"
-    assert len(plain) == 60
+    plain = Prepared(tmp_path)  # any reader of prepared data
+    assert (plain.info.task, len(plain)) == ("text-to-image", 60)
     assert len(plain.order) == plain.info.total_steps * 4
     areas = [data.target(index)[0] // 8 * (data.target(index)[1] // 8) for index in range(60)]
     assert (plain.row_lengths.tolist(), plain.info.tokens) == (areas, sum(areas))
@@ -125,33 +120,20 @@ def test_steps_are_counted_as_they_are_made(tmp_path: Path) -> None:
     assert prepared(tmp_path, rows[:3], epochs=None, global_batch_size=None).info.total_steps >= 1
 
 
-def test_the_fingerprint_is_of_all_that_training_depends_on(tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_everything_and_the_latents_only_on_the_rows(tmp_path: Path) -> None:
     rows = pictures(24)
-    first = prepared(tmp_path, rows).info.fingerprint
-    assert prepared(tmp_path, rows).info.fingerprint == first
+    first = prepared(tmp_path, rows).info
+    assert prepared(tmp_path, rows).info == first
     renamed = [*rows[:-1], Picture(caption="else", image=rows[-1].image, width=64, height=64)]
-    others = [
-        prepared(tmp_path, renamed).info.fingerprint,
-        prepared(tmp_path, rows[::-1]).info.fingerprint,
-        prepared(tmp_path, rows, resolution=128).info.fingerprint,
-        prepared(tmp_path, rows, seed=7).info.fingerprint,
-        prepared(tmp_path, rows, global_batch_size=2).info.fingerprint,
+    other_rows = [
+        prepared(tmp_path, renamed).info,
+        prepared(tmp_path, rows[::-1]).info,
+        prepared(tmp_path, rows, resolution=128).info,
     ]
-    assert len({first, *others}) == 6
-
-
-def test_latents_are_found_again_whatever_order_and_batch_the_run_has(tmp_path: Path) -> None:
-    rows = pictures(24)
-    first = prepared(tmp_path, rows).info.content
-    for changes in ({"seed": 7}, {"global_batch_size": 2}, {"epochs": 9}, {"max_steps": 1}):
-        assert prepared(tmp_path, rows, **changes).info.content == first
-    renamed = [*rows[:-1], Picture(caption="else", image=rows[-1].image, width=64, height=64)]
-    others = [
-        prepared(tmp_path, renamed).info.content,
-        prepared(tmp_path, rows[::-1]).info.content,
-        prepared(tmp_path, rows, resolution=128).info.content,
-    ]
-    assert len({first, *others}) == 4
+    other_runs = [prepared(tmp_path, rows, seed=7).info, prepared(tmp_path, rows, global_batch_size=2).info]
+    assert len({info.fingerprint for info in (first, *other_rows, *other_runs)}) == 6
+    assert len({info.content for info in (first, *other_rows)}) == 4
+    assert {info.content for info in other_runs} == {first.content}
 
 
 def test_too_few_images_for_a_batch_of_one_ratio_are_refused(tmp_path: Path) -> None:
@@ -163,11 +145,3 @@ def test_too_few_images_for_a_batch_of_one_ratio_are_refused(tmp_path: Path) -> 
         assert words in said
     assert not (tmp_path / "info.json").exists()
     assert prepared(tmp_path, rows, global_batch_size=6, epochs=1).info.total_steps == 1
-
-
-def test_the_summary_tells_the_buckets(tmp_path: Path) -> None:
-    data = prepared(tmp_path, pictures(12))
-    line = summary(data.info, tmp_path, "drawn-shapes")
-    assert line.startswith("drawn-shapes: 12 images in ")
-    assert "64x64: 6" in line
-    assert "\n" not in line

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,16 @@ import pytest
 
 pytest.importorskip("PIL")
 
-from PIL import Image
-
 from decorators.backends.overrides import request_for
 from estimator import Target, render
 from estimator.errors import UserError
 from estimator.models import find
 from estimator.models.diffusion import TINY, positions_of
-from launchers import run_config, settings
+from launchers import settings
 from launchers.dataset import sources
 from launchers.run import preparation
 from tests.lab.configs import config
+from tests.launchers.images.encoded import encoded
 from tests.launchers.run.test_preparation import HERE
 
 TINY_RUN: dict[str, Any] = {"model": TINY}
@@ -88,49 +86,7 @@ def test_text_encoders_that_are_trained_are_part_of_the_plan() -> None:
     assert dict(beside.categories)["adapters"] > dict(alone.categories)["adapters"]
 
 
-def image(path: Path, mode: str = "RGB", size: tuple[int, int] = (64, 64)) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new(mode, size, 128 if mode == "L" else tuple([128] * len(mode))).save(path)
-    return path
-
-
-def written(folder: Path, *rows: dict[str, Any]) -> str:
-    (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(folder)
-
-
-def test_each_bad_image_is_named_with_its_line(tmp_path: Path) -> None:
-    whole = image(tmp_path / "a.png").read_bytes()
-    (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
-    image(tmp_path / "dot.png", size=(1, 1))
-    image(tmp_path.parent / "outside.png")
-    folder = written(
-        tmp_path,
-        {"file_name": "a.png", "text": ""},
-        {"file_name": "cut.png", "text": "cut off"},
-        {"file_name": "dot.png", "text": "a dot"},
-        {"file_name": "../outside.png", "text": "elsewhere"},
-        {"file_name": "none.png", "text": "nothing"},
-    )
-    said = refusal({"dataset": folder})
-    for number in range(1, 6):
-        assert f"line {number}" in said, said
-    for word in ("caption", "none.png", "outside"):
-        assert word in said, said
-
-
-def test_transparency_and_cmyk_are_made_rgb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    image(tmp_path / "a.png", "RGBA")
-    image(tmp_path / "b.jpg", "CMYK")
-    written(tmp_path, {"file_name": "a.png", "text": "one"}, {"file_name": "b.jpg", "text": "two"})
-    values = TINY_RUN | {"dataset": str(tmp_path), "task": "text-to-image"}
-    chosen = run_config.apply_defaults(settings.build(values), find(TINY))
-    found = list(preparation.read_samples(chosen, tmp_path))
-    assert len(found) == 2
-    assert "2 images were changed" in capsys.readouterr().err
-
-
-def test_a_folder_of_images_is_a_dataset_whatever_lies_beside_them(tmp_path: Path) -> None:
-    image(tmp_path / "a.png")
+def test_a_folder_of_images_is_a_dataset_with_or_without_captions(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(encoded())
     (tmp_path / "a.txt").write_text("a grey square")
     assert sources.local(str(tmp_path)) == tmp_path

@@ -28,4 +28,5 @@ def adapter_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     base = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     get_peft_model(base, config).save_pretrained(folder)
     AutoTokenizer.from_pretrained(model_dir).save_pretrained(folder)
+    (folder / "generation_config.json").write_text('{"max_new_tokens": 7}')
     return folder

@@ -87,6 +87,10 @@ def test_a_conversation_longer_than_the_model_takes_loses_its_oldest_turns(loade
     tokens, dropped = conversation._encode([*conversation.messages, {"role": "user", "content": "Hello"}])
     assert dropped == 4
     assert loaded.tokenizer.decode(tokens).count("word") == 0
+    exact = [{"role": "user", "content": "Hello"}]
+    conversation.sampling = Sampling(max_new_tokens=longest - len(tokens), temperature=0)
+    assert conversation._encode(exact) == (tokens, 0)
+    conversation.sampling = sampling
     with pytest.raises(UserError, match="takes at most 60"):
         conversation._encode([{"role": "user", "content": "word " * 100}])
 

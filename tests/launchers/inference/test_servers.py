@@ -120,6 +120,7 @@ def test_a_merged_adapter_answers_as_the_adapter_on_its_base(adapter_dir: Path, 
     whole = AutoModelForCausalLM.from_pretrained(
         merging.merged(found, tmp_path / "merged"), dtype=torch.float32
     )
+    assert (tmp_path / "merged" / "generation_config.json").read_text() == '{"max_new_tokens": 7}'
     adapted = load_finetuned(found, "cpu", tmp_path)
     ids = torch.arange(5, 25)[None]
     with torch.no_grad():

@@ -30,7 +30,7 @@ class TestCheckComplete:
         with pytest.raises(UserError, match=r"pytorch_model\.bin"):
             check_complete(folder)
 
-    @pytest.mark.parametrize("share", [0.5, 0.999999, 0.0001])
+    @pytest.mark.parametrize("share", [0.999999, 0.0001])
     def test_a_truncated_file_is_named_with_both_sizes(self, folder: Path, share: float) -> None:
         path = folder / "model.safetensors"
         size = path.stat().st_size
@@ -46,23 +46,27 @@ class TestCheckComplete:
             check_complete(folder)
         assert "qlora" in refused.value.advice
 
-    @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
-    @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"a": "\xe9"}'])
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [
+            ("config.json", b"{"),
+            ("config.json", b"[]"),
+            ("generation_config.json", b""),
+            ("tokenizer_config.json", b'{"a": "\xe9"}'),
+        ],
+    )
     def test_json_that_is_none_is_named(self, folder: Path, name: str, content: bytes) -> None:
         (folder / name).write_bytes(content)
         with pytest.raises(UserError, match=re.escape(name)) as refused:
             check_complete(folder)
         assert refused.value.advice == "Fetch it again."
 
-    @pytest.mark.parametrize("size", [0, 5, 8])
-    def test_a_file_without_even_a_header_is_refused(self, folder: Path, size: int) -> None:
-        os.truncate(folder / "model.safetensors", size)
-        with pytest.raises(UserError, match="is not a safetensors file"):
-            check_complete(folder)
-
     @pytest.mark.parametrize(
         "content",
-        [b"hello, I am a web page", struct.pack("<Q", 4) + b"nope", struct.pack("<Q", 2) + b"[]"],
+        [
+            *(b"", b"12345678", b"hello, I am a web page"),
+            *(struct.pack("<Q", 4) + b"nope", struct.pack("<Q", 2) + b"[]"),
+        ],
     )
     def test_a_file_of_something_else_is_refused(self, folder: Path, content: bytes) -> None:
         (folder / "model.safetensors").write_bytes(content)
@@ -121,9 +125,4 @@ class TestCheckComplete:
     def test_a_missing_file_beside_the_weights_is_named(self, folder: Path, name: str) -> None:
         (folder / name).unlink()
         with pytest.raises(UserError, match=name.partition(".")[0]):
-            check_complete(folder)
-
-    def test_a_broken_config_is_refused(self, folder: Path) -> None:
-        (folder / "config.json").write_text("{")
-        with pytest.raises(UserError, match=r"config\.json is not JSON"):
             check_complete(folder)

@@ -41,23 +41,14 @@ def test_shards_get_an_index_that_names_every_tensor_once(tmp_path: Path) -> Non
     }
 
 
-def test_one_file_needs_no_index_and_is_linked_not_copied(tmp_path: Path) -> None:
-    weights = safetensors(tmp_path / "trained", {"a": 8})
-    hf_layout.lay_out_model([weights], base(tmp_path / "base"), tmp_path / "out")
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    side = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
-    assert names == side | {"model.safetensors"}
-    assert (tmp_path / "out" / "model.safetensors").samefile(weights)
-
-
-def test_the_config_says_what_the_weights_were_trained_in(tmp_path: Path) -> None:
-    weights = safetensors(tmp_path / "trained", {"a": 8}, dtype="BF16")
-    folder = base(tmp_path / "base")
+def test_one_file_is_linked_without_an_index_and_the_config_has_its_type(tmp_path: Path) -> None:
+    weights, folder = safetensors(tmp_path / "trained", {"a": 8}, dtype="BF16"), base(tmp_path / "base")
     hf_layout.lay_out_model([weights], folder, tmp_path / "out")
-    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {
-        "model_type": "llama",
-        "dtype": "bfloat16",
-    }
+    side = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == side | {"model.safetensors"}
+    assert (tmp_path / "out" / "model.safetensors").samefile(weights)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config == {"model_type": "llama", "dtype": "bfloat16"}
     assert "float32" in (folder / "config.json").read_text()
 
 

@@ -18,16 +18,11 @@ from safetensors.torch import load_file
 
 from estimator.errors import UserError
 from estimator.models import locate
-from launchers.models import pickled, tiny_llama, weights
+from launchers.models import pickled, weights
 from launchers.models.files import check_complete, pickled_files
 
 Tensors = dict[str, torch.Tensor]
 INDEX = "pytorch_model.bin.index.json"
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_llama.make(tmp_path_factory.mktemp("models") / "whole")
 
 
 @pytest.fixture
@@ -246,12 +241,3 @@ def test_variants_in_another_type_are_not_the_model(folder: Path) -> None:
     assert pickled_files(folder) == []
     with pytest.raises(UserError, match="No weights in"):
         check_complete(folder)
-
-
-def test_a_disk_without_the_room_is_named_before_anything_is_written(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = shutil.disk_usage
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: real(path)._replace(free=1000))
-    with pytest.raises(UserError, match=r"as safetensors needs .* free"):
-        fetch(folder, tmp_path)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from estimator.errors import UserError
-from launchers.models.pipelines import INDEX, is_pipeline
 from launchers.models.weights import check_whole
 from tests.launchers.models.test_weights import pipeline_files
 
@@ -50,8 +49,3 @@ def test_a_copy_in_half_precision_alone_is_not_enough(tmp_path: Path) -> None:
     path.rename(path.with_name("model.fp16.safetensors"))
     with pytest.raises(UserError, match="no weights in unet"):
         check_whole(tmp_path)
-
-
-def test_names_tell_a_pipeline() -> None:
-    assert is_pipeline([INDEX, "unet/config.json"])
-    assert not is_pipeline(["config.json", "model.safetensors"])

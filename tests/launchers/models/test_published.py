@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from estimator.errors import UserError
 from estimator.models import hf_config, locate
-from launchers.models import causal, published, tiny_llama, weights
+from launchers.models import causal, dequantize, published, tiny_llama, weights
 from launchers.models.fit import check_fits
 from tests.launchers.engines.loop import families
 
@@ -94,6 +94,18 @@ def gptq(tensors: Tensors, name: str) -> torch.Tensor:
     return whole
 
 
+def packed_integers(tensors: Tensors, name: str) -> torch.Tensor:
+    weight, module = tensors.pop(name), name.removesuffix(".weight")
+    codes = random_integers(16, *weight.shape)
+    scales = (0.01 + 0.02 * torch.rand(weight.shape[0], weight.shape[1] // GROUP, generator=GENERATOR)).half()
+    tensors |= {
+        f"{module}.weight_packed": packed(codes, list(range(8))),
+        f"{module}.weight_scale": scales,
+        f"{module}.weight_shape": torch.tensor(weight.shape),
+    }
+    return (codes - 8) * scales.float().repeat_interleave(GROUP, 1)
+
+
 def nf4(tensors: Tensors, name: str) -> torch.Tensor:
     functional = pytest.importorskip("bitsandbytes.functional")
     weight = tensors.pop(name)
@@ -112,11 +124,17 @@ def int8(tensors: Tensors, name: str) -> torch.Tensor:
     return tensors[name].float() * scales[:, None] / 127
 
 
+PACKED: dict[str, Any] = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 32, "symmetric": True}}},
+}
 FORMATS: dict[str, tuple[str, str, Callable[[Tensors, str], torch.Tensor], dict[str, Any]]] = {
     "mxfp4": ("gpt_oss", "_proj", mxfp4, {"quant_method": "mxfp4"}),
     "fp8": ("deepseek_v3", "_proj.weight", fp8, {"quant_method": "fp8", "weight_block_size": [32, 32]}),
     "awq": ("llama", "_proj.weight", awq, {"quant_method": "awq", "bits": 4, "version": "gemm"}),
     "gptq": ("llama", "_proj.weight", gptq, {"quant_method": "gptq", "bits": 4}),
+    "compressed-tensors": ("llama", "_proj.weight", packed_integers, PACKED),
     "nf4": ("llama", "_proj.weight", nf4, {"quant_method": "bitsandbytes", "load_in_4bit": True}),
     "int8": ("llama", "_proj.weight", int8, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
 }
@@ -186,6 +204,35 @@ def test_a_quantized_checkpoint_becomes_the_bf16_model_that_it_stands_for(
     assert "to bf16" not in capsys.readouterr().out, "it was converted already"
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"symmetric": False}, {"actorder": "group"}, {"num_bits": 3}, {"format": "nvfp4-pack-quantized"}],
+)
+def test_packed_integers_of_another_layout_are_refused(changes: dict[str, Any]) -> None:
+    options = {"format": changes.pop("format", "pack-quantized")}
+    options |= {"config_groups": {"group_0": {"weights": {"num_bits": 4, "symmetric": True} | changes}}}
+    parts = {
+        ".weight_packed": torch.zeros(2, 4, dtype=torch.int32),
+        ".weight_scale": torch.ones(2, 1),
+    }
+    with pytest.raises(UserError, match="compressed-tensors weights"):
+        dequantize.dequantize("compressed-tensors", options, parts)
+
+
+def test_quantization_options_below_the_text_config_count() -> None:
+    config = {"model_type": "kimi_k25", "text_config": {"quantization_config": {"quant_method": "fp8"}}}
+    assert published.quantization_of(config) == "fp8"
+    assert hf_config.is_rewritten(config)
+
+
+def test_the_converted_size_follows_from_the_published_files_and_their_format(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"0" * 1000)
+    for method, expected in (("fp8", 2000), ("bitsandbytes_4bit", 3555), ("awq", 3849), (None, 1000)):
+        config = {} if method is None else {"quantization_config": {"quant_method": method}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert published.bf16_bytes(tmp_path) == expected, method
+
+
 def test_a_format_that_is_not_read_is_named_with_those_that_are() -> None:
     config = {"model_type": "llama", "quantization_config": {"quant_method": "hqq"}}
     with pytest.raises(UserError, match=r"quant_method hqq\)\. Supported formats: mxfp4, fp8, awq"):
@@ -203,6 +250,7 @@ MULTIMODAL: dict[str, tuple[str, dict[str, Any]]] = {
         "llama4_text",
         {"vision_config": _VISION | {"image_size": 28, "patch_size": 14, "vision_output_dim": 32}},
     ),
+    "qwen3_vl": ("qwen3_vl_text", {"vision_config": _QWEN_VISION | {"deepstack_visual_indexes": [0]}}),
     "mistral3": ("mistral", {"vision_config": _VISION | {"model_type": "pixtral", "head_dim": 16}}),
 }
 
@@ -216,7 +264,8 @@ def test_the_language_model_of_a_multimodal_checkpoint_is_what_is_trained(
 
     text, values = MULTIMODAL[family]
     torch.manual_seed(0)
-    values = values | {"text_config": {"model_type": text} | (families.FAMILIES | families.UNTRIED)[text]}
+    shape = (families.FAMILIES | families.UNTRIED | {"qwen3_vl_text": families.FAMILIES["qwen3"]})[text]
+    values = values | {"text_config": {"model_type": text} | shape}
     model = AutoModelForImageTextToText.from_config(AutoConfig.for_model(family, **values)).bfloat16().eval()
     model.save_pretrained(tmp_path / "published")
     model = type(model).from_pretrained(tmp_path / "published", dtype=torch.float32).eval()

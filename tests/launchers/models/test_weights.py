@@ -3,7 +3,6 @@ import fcntl
 import io
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -15,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import huggingface_hub
 import numpy as np
 import pytest
+from huggingface_hub import constants, hf_api
 from moto import mock_aws
 from safetensors.numpy import load_file, save
 
@@ -25,55 +26,20 @@ from estimator.models import locate, resolve
 from launchers.models import pipelines, weights
 
 
-class TestResolve:
-    def test_names_of_the_table_need_neither_network_nor_disk(self) -> None:
-        model = resolve("llama-8b")
-        assert model.kind == "table"
-        assert model.spec.hf_id == model.location
-        assert model.spec.parameters == pytest.approx(8.03e9, rel=0.01)
+def test_tiny_llama_has_the_shape_that_the_table_says(whole: Path) -> None:
+    table, made = resolve("tiny-llama").spec, resolve(str(whole)).spec
+    parameters = sum(tensor.size for tensor in load_file(whole / "model.safetensors").values())
+    assert table.parameters == made.parameters == parameters
+    assert table.max_seq_len == made.max_seq_len
 
-    def test_tiny_llama_has_the_shape_that_the_table_says(self, whole: Path) -> None:
-        table = resolve("tiny-llama").spec
-        made = resolve(str(whole)).spec
-        weights_in_file = sum(tensor.size for tensor in load_file(whole / "model.safetensors").values())
-        assert table.parameters == made.parameters == weights_in_file
-        assert table.max_seq_len == made.max_seq_len
 
-    def test_each_kind_is_told_apart(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.chdir(folder.parent)
-        (folder.parent / "llama-8b").mkdir()
-        (folder.parent / "org" / "model").mkdir(parents=True)
-        kinds = {
-            name: locate(name).kind
-            for name in (
-                "tiny-llama",
-                "llama-8b",
-                "./llama-8b",
-                "model",
-                "org/model",
-                "org/other",
-                "s3://b/k",
-            )
-        }
-        assert kinds == {
-            "tiny-llama": "made",
-            "llama-8b": "table",
-            "./llama-8b": "folder",
-            "model": "folder",
-            "org/model": "folder",
-            "org/other": "hub",
-            "s3://b/k": "s3",
-        }
-
-    def test_an_unknown_name_is_answered_with_the_nearest(self) -> None:
-        with pytest.raises(UserError) as error:
-            locate("lama-8b")
-        assert "llama-8b" in error.value.advice
-
-    @pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "a/b/c", "s3://bucket"])
-    def test_what_is_nowhere_is_named(self, name: str) -> None:
-        with pytest.raises(UserError, match=re.escape(name.removeprefix("./"))):
-            locate(name)
+def test_each_kind_of_model_is_recognized(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    (folder.parent / "llama-8b").mkdir()
+    (folder.parent / "org" / "model").mkdir(parents=True)
+    kinds = {"tiny-llama": "made", "llama-8b": "table", "./llama-8b": "folder", "model": "folder"}
+    kinds |= {"org/model": "folder", "org/other": "hub", "s3://b/k": "s3"}
+    assert {name: locate(name).kind for name in kinds} == kinds
 
 
 def pickled(folder: Path, dtype: str = "float32") -> bytes:
@@ -110,7 +76,7 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), HubHandler)
         self.files = files
         self.token: str | None = None  # needed to read, if set
-        self.stall: str | None = None  # a file of which only the first half comes
+        self.stall: str | None = None  # a file of which only the first half is sent
         self.stalled = threading.Event()
         self.released = threading.Event()
         self.downloads: list[str] = []
@@ -147,53 +113,48 @@ class HubHandler(BaseHTTPRequestHandler):
                 {"type": "file", "path": name, "size": len(data), "oid": f"{len(data):040x}"}
                 for name, data in files.items()
             ]
-            return self.send_json(entries)
+            return self.send(json.dumps(entries).encode())
         if path.startswith("/api/models/org/model"):
             siblings = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
-            return self.send_json({"id": "org/model", "sha": COMMIT, "siblings": siblings, "private": False})
+            info = {"id": "org/model", "sha": COMMIT, "siblings": siblings, "private": False}
+            return self.send(json.dumps(info).encode())
         name = path.partition("/resolve/")[2].partition("/")[2]
         if name not in files:
             return self.fail(404, "EntryNotFound")
         return self.send_file(name, files[name], body)
 
-    def send_json(self, value: Any) -> None:
-        data = json.dumps(value).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
     def send_file(self, name: str, data: bytes, body: bool) -> None:
-        self.send_response(200)
-        self.send_header("X-Repo-Commit", COMMIT)
-        self.send_header("ETag", f'"{len(data):040x}"')
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
+        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{len(data):040x}"', "Content-Length": str(len(data))}
         if not body:
-            return
+            return self.send(b"", **headers)
         self.server.downloads.append(name)
-        if name == self.server.stall:
-            self.wfile.write(data[: len(data) // 2])
-            self.wfile.flush()
-            self.server.stalled.set()
-            self.server.released.wait(60)
-            data = data[len(data) // 2 :]
-        self.wfile.write(data)
+        if name != self.server.stall:
+            return self.send(data, **headers)
+        self.send(data[: len(data) // 2], **headers)
+        self.wfile.flush()
+        self.server.stalled.set()
+        self.server.released.wait(60)
+        self.wfile.write(data[len(data) // 2 :])
+        return None
 
     def fail(self, status: int, code: str) -> None:
+        self.send(b"", status, **{"X-Error-Code": code, "X-Error-Message": code})
+
+    def send(self, data: bytes, status: int = 200, **headers: str) -> None:
         self.send_response(status)
-        self.send_header("X-Error-Code", code)
-        self.send_header("X-Error-Message", code)
-        self.send_header("Content-Length", "0")
+        for name, value in ({"Content-Length": str(len(data))} | headers).items():
+            self.send_header(name, value)
         self.end_headers()
+        self.wfile.write(data)
 
 
 @pytest.fixture
-def hub(whole: Path) -> Iterator[Hub]:
+def hub(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub that this process uses, with an empty cache and without a token."""
     files = {path.name: path.read_bytes() for path in whole.iterdir()}
     files |= {"consolidated.safetensors": b"x" * 99, "original/params.json": b"{}", "README.md": b"#"}
     with Hub(files) as server:
+        use(server.url, tmp_path, monkeypatch)
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield server
@@ -202,59 +163,74 @@ def hub(whole: Path) -> Iterator[Hub]:
         thread.join()
 
 
+def use(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setattr(hf_api.api, "endpoint", url)
+    values = {"ENDPOINT": url, "HF_HUB_CACHE": str(tmp_path / "hf" / "hub"), "HF_HUB_DISABLE_XET": True}
+    values |= {"HUGGINGFACE_CO_URL_TEMPLATE": f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"}
+    values |= {"HF_TOKEN_PATH": str(tmp_path / "hf" / "token"), "HF_HUB_DISABLE_PROGRESS_BARS": True}
+    for name, value in values.items():
+        monkeypatch.setattr(constants, name, value)
+    go_offline(monkeypatch, offline=False)
+
+
+def go_offline(monkeypatch: pytest.MonkeyPatch, *, offline: bool = True) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1" if offline else "")
+    huggingface_hub.close_session()  # a client keeps the mode with which it was made
+
+
+def fetch(tmp_path: Path, name: str = "org/model") -> Path:
+    """Fetch a model; a UserError must not contain a token."""
+    try:
+        return weights.fetch(locate(name), tmp_path / "fetched")
+    except UserError as error:
+        if any(secret in str(error) for secret in ("hf_right", "hf_wrong")):
+            pytest.fail("a token was printed")
+        raise
+
+
+def lookup(_: Path) -> None:
+    """Read a model's shape from its config.json."""
+    resolve("org/model", online=True)
+
+
 CLIENT = """
-import json, shutil, sys
+import sys
 from pathlib import Path
-from estimator import models
-from estimator.errors import UserError
+from estimator.models import locate
 from launchers.models import weights
-command, name, folder, free = sys.argv[1:]
-if free:
-    real = shutil.disk_usage
-    shutil.disk_usage = lambda path: real(path)._replace(free=int(free))
-try:
-    if command == "fetch":
-        print(json.dumps({"path": str(weights.fetch(models.locate(name), Path(folder)))}))
-    else:
-        print(json.dumps({"parameters": models.resolve(name, online=True).spec.parameters}))
-except UserError as error:
-    print(json.dumps({"problem": error.problem, "advice": error.advice}))
+print(weights.fetch(locate("org/model"), Path(sys.argv[1])))
 """
 
 
-def start(
-    url: str, tmp_path: Path, command: str = "fetch", name: str = "org/model", free: str = "", **environ: str
-) -> subprocess.Popen[str]:
+def start(url: str, tmp_path: Path) -> subprocess.Popen[str]:
+    """Fetch the model in a separate process."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
     environment |= {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    # Xet would go to another server for the content.
-    environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", **environ}
-    arguments = [sys.executable, "-c", CLIENT, command, name, str(tmp_path / "fetched"), free]
-    return subprocess.Popen(
-        arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def run(url: str, tmp_path: Path, **options: str) -> dict[str, Any]:
-    with start(url, tmp_path, **options) as process:
-        output, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    assert not any(secret in output + errors for secret in ("hf_right", "hf_wrong")), "a token was printed"
-    return dict(json.loads(output.splitlines()[-1]))
+    environment |= {"HF_HUB_DISABLE_XET": "1"}  # Xet would fetch the content from another server
+    command = [sys.executable, "-c", CLIENT, str(tmp_path / "fetched")]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
 
 class TestHub:
-    def test_a_model_is_fetched_whole_without_other_formats_and_once(self, hub: Hub, tmp_path: Path) -> None:
-        answer = run(hub.url, tmp_path)
-        assert answer == {"path": str(tmp_path / "fetched")}
+    def test_a_model_is_fetched_once_without_other_formats_of_its_weights(
+        self, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        hub.files["pytorch_model.bin"] = b"x" * 9
+        assert fetch(tmp_path) == tmp_path / "fetched"
         names = {path.name for path in (tmp_path / "fetched").iterdir() if path.is_file()}
-        assert names == set(hub.files) - {"consolidated.safetensors", "original/params.json", "README.md"}
+        unused = {"consolidated.safetensors", "original/params.json", "README.md", "pytorch_model.bin"}
+        assert names == set(hub.files) - unused
         hub.downloads.clear()
-        assert run(hub.url, tmp_path) == answer
-        assert run(hub.url, tmp_path, HF_HUB_OFFLINE="1") == answer
+        assert fetch(tmp_path) == tmp_path / "fetched"
+        go_offline(monkeypatch)
+        assert fetch(tmp_path) == tmp_path / "fetched"
         assert hub.downloads == []
 
-    def test_a_model_without_safetensors_is_converted_once_and_its_own_files_go(
+    def test_a_model_without_safetensors_is_converted_once_and_the_downloaded_files_are_deleted(
         self, hub: Hub, whole: Path, tmp_path: Path
     ) -> None:
         hub.files |= {
@@ -263,8 +239,7 @@ class TestHub:
             "flax.msgpack": b"x",
         }
         del hub.files["model.safetensors"], hub.files["consolidated.safetensors"]
-        answer = run(hub.url, tmp_path)
-        assert answer == {"path": str(tmp_path / "fetched")}
+        assert fetch(tmp_path) == tmp_path / "fetched"
         assert "pytorch_model.bin" in hub.downloads
         assert not {"pytorch_model.fp16.bin", "flax.msgpack"} & set(hub.downloads)
         made, given = (load_file(folder / "model.safetensors") for folder in (tmp_path / "fetched", whole))
@@ -273,24 +248,18 @@ class TestHub:
         assert [path.name for path in tmp_path.iterdir() if path.name.startswith("fetched")] == ["fetched"]
         assert list((tmp_path / "fetched").glob("*.bin")) == []
         hub.downloads.clear()
-        assert run(hub.url, tmp_path) == answer
+        assert fetch(tmp_path) == tmp_path / "fetched"
         assert hub.downloads == []
-
-    def test_pickles_beside_safetensors_are_not_fetched(self, hub: Hub, tmp_path: Path) -> None:
-        hub.files["pytorch_model.bin"] = b"x" * 9
-        run(hub.url, tmp_path)
-        assert "model.safetensors" in hub.downloads
-        assert "pytorch_model.bin" not in hub.downloads
 
     def test_a_model_without_any_weights_is_refused_before_the_download(
         self, hub: Hub, tmp_path: Path
     ) -> None:
         del hub.files["model.safetensors"]
-        answer = run(hub.url, tmp_path)
-        assert "neither *.safetensors nor pytorch_model*.bin" in answer["problem"]
+        with pytest.raises(UserError, match=r"neither \*\.safetensors nor pytorch_model\*\.bin"):
+            fetch(tmp_path)
         assert hub.downloads == []
 
-    def test_a_pipeline_s_folders_are_fetched_without_their_other_forms(
+    def test_a_pipeline_s_folders_are_fetched_once_without_other_formats(
         self, hub: Hub, tmp_path: Path
     ) -> None:
         made = pipeline_files()
@@ -301,61 +270,70 @@ class TestHub:
             "text_encoder/flax_model.msgpack": b"x",
             "vae_decoder/model.onnx": b"x",
         }
-        answer = run(hub.url, tmp_path)
-        assert answer == {"path": str(tmp_path / "fetched")}
-        names = {str(path.relative_to(tmp_path / "fetched")) for path in (tmp_path / "fetched").rglob("*")}
+        folder = fetch(tmp_path)
+        names = {str(path.relative_to(folder)) for path in folder.rglob("*")}
         assert set(made) <= names
         assert not {"whole.safetensors", "vae_decoder/model.onnx"} & names
         assert not any("fp16" in name or "flax" in name for name in names)
         hub.downloads.clear()
-        assert run(hub.url, tmp_path) == answer
+        assert fetch(tmp_path) == folder
         assert hub.downloads == []
 
-    def test_the_shape_comes_from_config_json_alone(self, hub: Hub, tmp_path: Path) -> None:
-        assert run(hub.url, tmp_path, command="spec")["parameters"] == resolve("tiny-llama").spec.parameters
+    def test_the_shape_comes_from_config_json_alone(self, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+        expected = resolve("tiny-llama").spec.parameters
+        assert resolve("org/model", online=True).spec.parameters == expected
         assert hub.downloads == ["config.json"]
-        assert "parameters" in run(hub.url, tmp_path, command="spec", HF_HUB_OFFLINE="1")
+        go_offline(monkeypatch)
+        assert resolve("org/model", online=True).spec.parameters == expected
 
-    def test_a_gated_model_without_a_token_asks_for_hf_token(self, hub: Hub, tmp_path: Path) -> None:
-        hub.token = "hf_right"
-        for command in ("fetch", "spec"):
-            answer = run(hub.url, tmp_path, command=command)
-            assert answer["problem"] == "HF_TOKEN: model org/model is gated and no token is set."
-            assert "HF_TOKEN" in answer["advice"]
-            assert "https://huggingface.co/org/model" in answer["advice"]
-
-    def test_a_gated_model_refuses_a_token_without_access_and_takes_the_right_one(
-        self, hub: Hub, tmp_path: Path
+    def test_a_gated_model_needs_a_token_from_the_environment_with_access(
+        self, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         hub.token = "hf_right"
-        answer = run(hub.url, tmp_path, HF_TOKEN="hf_wrong")
-        assert answer["problem"].startswith("HF_TOKEN: this token may not read model org/model")
-        assert "path" in run(hub.url, tmp_path, HF_TOKEN="hf_right")
-
-    def test_a_token_comes_from_the_environment_alone(self, hub: Hub, tmp_path: Path) -> None:
-        hub.token = "hf_right"
         (tmp_path / "hf").mkdir()
-        (tmp_path / "hf" / "token").write_text("hf_right")
-        assert run(hub.url, tmp_path)["problem"].endswith("no token is set.")
+        (tmp_path / "hf" / "token").write_text("hf_right")  # a login's file is not used
+        for use_hub in (fetch, lookup):
+            with pytest.raises(UserError) as refused:
+                use_hub(tmp_path)
+            assert refused.value.problem == "HF_TOKEN: model org/model is gated and no token is set."
+            assert "https://huggingface.co/org/model" in refused.value.advice
+        monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+        with pytest.raises(UserError, match="HF_TOKEN: this token may not read model org/model"):
+            fetch(tmp_path)
+        monkeypatch.setenv("HF_TOKEN", "hf_right")
+        assert fetch(tmp_path) == tmp_path / "fetched"
 
     @pytest.mark.parametrize("token", ["", "hf_right"])
-    def test_a_model_that_is_not_there_is_named(self, hub: Hub, tmp_path: Path, token: str) -> None:
-        answer = run(hub.url, tmp_path, name="org/none", HF_TOKEN=token)
-        assert "org/none is not on the Hugging Face Hub, or is private" in answer["problem"]
+    @pytest.mark.usefixtures("hub")
+    def test_a_model_that_does_not_exist_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str
+    ) -> None:
+        monkeypatch.setenv("HF_TOKEN", token)
+        with pytest.raises(UserError, match=r"org/none is not on the Hugging Face Hub, or is private"):
+            fetch(tmp_path, "org/none")
 
-    def test_without_a_network_one_line_says_so(self, tmp_path: Path) -> None:
-        for command in ("fetch", "spec"):
-            answer = run("http://127.0.0.1:9", tmp_path, command=command)
-            assert "the Hugging Face Hub cannot be reached" in answer["problem"]
-            answer = run("http://127.0.0.1:9", tmp_path, command=command, HF_HUB_OFFLINE="1")
-            assert "HF_HUB_OFFLINE is set" in answer["problem"]
+    def test_without_a_network_the_error_says_so(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        use("http://127.0.0.1:9", tmp_path, monkeypatch)
+        for use_hub in (fetch, lookup):
+            with pytest.raises(UserError, match="the Hugging Face Hub cannot be reached"):
+                use_hub(tmp_path)
+        go_offline(monkeypatch)
+        for use_hub in (fetch, lookup):
+            with pytest.raises(UserError, match="HF_HUB_OFFLINE is set"):
+                use_hub(tmp_path)
 
-    def test_too_little_space_stops_it_before_the_download(self, hub: Hub, tmp_path: Path) -> None:
-        answer = run(hub.url, tmp_path, free="1000000")
-        assert re.search(r"needs \d+ MiB, .*/fetched has \d+ MiB free", answer["problem"])
+    def test_a_disk_that_is_too_small_is_named_before_the_download(
+        self, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = shutil.disk_usage
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: real(path)._replace(free=1_000_000))
+        with pytest.raises(UserError, match=r"needs \d+ MiB, .*/fetched has \d+ MiB free"):
+            fetch(tmp_path)
         assert hub.downloads == []
 
-    def test_a_download_that_was_killed_goes_on_with_the_file_where_it_stopped(
+    def test_a_killed_download_continues_with_the_file_at_which_it_stopped(
         self, hub: Hub, sharded: Path, tmp_path: Path
     ) -> None:
         hub.files = {path.name: path.read_bytes() for path in sharded.iterdir()}
@@ -370,7 +348,7 @@ class TestHub:
         hub.stall = None
         hub.released.set()
         hub.downloads.clear()
-        assert run(hub.url, tmp_path) == {"path": str(tmp_path / "fetched")}
+        assert fetch(tmp_path) == tmp_path / "fetched"
         assert [name for name in hub.downloads if name.endswith(".safetensors")] == [
             "model-00002-of-00002.safetensors"
         ]
@@ -379,22 +357,22 @@ class TestHub:
         assert list((tmp_path / "fetched").rglob("*.incomplete")) == []
 
     def test_of_two_processes_that_fetch_into_one_folder_one_downloads(
-        self, hub: Hub, tmp_path: Path
+        self, hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         hub.stall = "model.safetensors"
-        processes = [start(hub.url, tmp_path)]
+        process = start(hub.url, tmp_path)
         assert hub.stalled.wait(60)
-        processes.append(start(hub.url, tmp_path))
-        time.sleep(2)  # long enough for the second to begin a download of its own, if it did not wait
+        waiting = threading.Thread(target=fetch, args=(tmp_path,))
+        waiting.start()
+        while "waiting for another process that fetches into" not in capsys.readouterr().err:
+            time.sleep(0.05)
         hub.released.set()
-        answers = [json.loads(process.communicate(timeout=120)[0]) for process in processes]
-        assert answers == [{"path": str(tmp_path / "fetched")}] * 2
+        waiting.join()
+        assert process.communicate(timeout=120)[0] == f"{tmp_path / 'fetched'}\n"
         assert len(hub.downloads) == len(set(hub.downloads))
 
 
-def test_waiting_for_another_process_is_said_and_has_a_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_waiting_for_another_process_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "FETCH_LIMIT_S", 0.5)
     with (
         weights._exclusive(tmp_path / "model"),
@@ -402,7 +380,6 @@ def test_waiting_for_another_process_is_said_and_has_a_limit(
         weights._exclusive(tmp_path / "model"),
     ):
         pass
-    assert f"waiting for another process that fetches into {tmp_path / 'model'}" in capsys.readouterr().err
 
 
 def test_a_file_system_without_locks_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,7 +392,7 @@ def test_a_file_system_without_locks_stops_nobody(tmp_path: Path, monkeypatch: p
 
 
 def wait_for(path: Path) -> None:
-    """Until the file is there and has something in it."""
+    """Wait until the file has content."""
     deadline = time.monotonic() + 30
     while not (path.is_file() and path.stat().st_size):
         assert time.monotonic() < deadline, f"{path} did not appear"
@@ -440,6 +417,7 @@ class TestS3:
     @pytest.mark.usefixtures("bucket")
     def test_a_model_is_fetched_whole_and_once(self, whole: Path, tmp_path: Path) -> None:
         ref = locate("s3://models/tiny")
+        assert resolve("s3://models/tiny/").spec.hidden == 256
         path = weights.fetch(ref, tmp_path / "m")
         assert {p.name: p.read_bytes() for p in path.iterdir()} == {
             p.name: p.read_bytes() for p in whole.iterdir()
@@ -466,10 +444,6 @@ class TestS3:
         weights.fetch(ref, tmp_path / "m")
         assert kept.stat().st_mtime_ns > made
 
-    @pytest.mark.usefixtures("bucket")
-    def test_the_shape_comes_from_config_json_alone(self) -> None:
-        assert resolve("s3://models/tiny/").spec.hidden == 256
-
     @pytest.mark.parametrize(
         ("url", "said"), [("s3://models/none", "no model"), ("s3://nowhere/tiny", "no such bucket")]
     )
@@ -477,16 +451,6 @@ class TestS3:
     def test_what_is_not_there_is_named(self, tmp_path: Path, url: str, said: str) -> None:
         with pytest.raises(UserError, match=f"{url}.*{said}"):
             weights.fetch(locate(url), tmp_path / "m")
-
-    @pytest.mark.usefixtures("bucket")
-    def test_too_little_space_stops_it_before_the_download(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        real = shutil.disk_usage
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: real(path)._replace(free=1000))
-        with pytest.raises(UserError, match=r"needs 20 MiB, .* has 0 MiB free"):
-            weights.fetch(locate("s3://models/tiny"), tmp_path / "m")
-        assert not (tmp_path / "m").exists()
 
     def test_a_full_disk_leaves_no_half_file_under_a_weights_name(
         self, bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

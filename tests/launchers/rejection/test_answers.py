@@ -87,8 +87,3 @@ def test_rows_come_back_from_their_files(tmp_path: Path, prompts: list[Prompt]) 
     assert read_written(tmp_path / "p") == prompts
     assert (rows.read_answers(tmp_path / "a"), rows.read_scores(tmp_path / "s")) == (answers, scores)
     assert {path.name for path in tmp_path.iterdir()} == {"p", "a", "s"}, "no half-written file is left"
-
-
-def test_other_values_have_another_fingerprint() -> None:
-    assert rows.fingerprint("a", {"b": 1}) == rows.fingerprint("a", {"b": 1})
-    assert rows.fingerprint("a", {"b": 1}) != rows.fingerprint("a", {"b": 2})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 import re
 import signal
 from pathlib import Path
@@ -33,6 +33,7 @@ CHATS = [
 ]
 
 
+WORKER = "tests.launchers.rejection.one_shard"
 SMALL = {
     "hidden_size": 64,
     "intermediate_size": 64,
@@ -100,26 +101,22 @@ def test_two_nodes_generate_the_shards_of_one_node(
 
 
 def test_a_killed_process_leaves_what_it_has_finished(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(shards, "POLL_S", 0.01)
-    monkeypatch.setattr(shards, "PROGRESS_INTERVAL_S", 0.3)
-    asked = request(model, tmp_path / "run")
-    asked.shards_dir.mkdir()
-    second = asked.shards_dir / f"{rows.shard_name(1)}.tmp"
-    os.mkfifo(second)  # a process that opens it to write waits for a reader
+    monkeypatch.setattr(shards, "PROGRESS_INTERVAL_S", 0.05)
+    (tmp_path / "request.json").write_text(json.dumps(str(tmp_path)))
+    finished: list[str] = []
 
-    def kill(shard: int, file: Path) -> None:
+    def kill(_: int, file: Path) -> None:
+        finished.append(file.name)
         for child in psutil.Process().children():
-            if "launchers.rejection.generation" in child.cmdline():
+            if WORKER in child.cmdline():
                 child.send_signal(signal.SIGKILL)
 
+    options = {"name": "drawing answers", "device": "cpu", "limit_s": 60, "on_shard": kill}
     with pytest.raises(RuntimeError, match=r"was ended by SIGKILL \(9\), 2 of 3 shards are missing"):
-        generate(asked, kill)
+        shards.make_shards(WORKER, tmp_path / "request.json", tmp_path, range(3), **options)
     assert re.search(r"0 of 3 shards\b", capsys.readouterr().out)
-    second.unlink()
-    (finished,) = asked.shards_dir.iterdir()
-    before = finished.stat()
-    main(asked.save())
-    assert len(list(asked.shards_dir.iterdir())) == 3
-    assert finished.stat() == before
+    assert finished == [rows.shard_name(0)]
+    assert (tmp_path / finished[0]).is_file()

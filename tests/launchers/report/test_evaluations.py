@@ -39,20 +39,16 @@ def test_a_run_stops_after_so_many_evaluations_without_a_lower_loss() -> None:
     assert not stops_early(losses(3.0, 4.0, 5.0, 6.0), Evaluation(every_steps=10))
 
 
-def test_small_gains_that_add_up_to_min_delta_count() -> None:
+def test_a_gain_is_more_than_min_delta_also_in_several_small_steps() -> None:
     falling = losses(2.0, 1.96, 1.92, 1.88)
-    assert (evaluations_without_gain(falling, 0.1), evaluations_without_gain(falling[:3], 0.1)) == (0, 2)
-    assert evaluations_without_gain(falling, 0.0) == 0
-
-
-def test_the_result_is_the_best_step_only_where_it_is_kept() -> None:
-    found = losses(2.0, 1.0, 1.5, 1.6)
-    assert (exported_step(found, KEPT, 40), exported_step(found, Evaluation(every_steps=10), 40)) == (20, 40)
-    assert exported_step(found, Evaluation(every_steps=10, patience=2, keep_best=False), 40) == 40
+    assert [evaluations_without_gain(falling[:count], 0.1) for count in (3, 4)] == [2, 0]
+    assert [evaluations_without_gain(losses(2.0, lower), 0.5) for lower in (1.5, 1.49)] == [1, 0]
 
 
 def test_a_run_says_what_it_hands_over_and_why_it_has_ended() -> None:
     found = losses(2.0, 1.0, 1.5, 1.6)
+    assert (exported_step(found, KEPT, 40), exported_step(found, Evaluation(every_steps=10), 40)) == (20, 40)
+    assert exported_step(found, Evaluation(every_steps=10, patience=2, keep_best=False), 40) == 40
     rows = dict(describe_export(found, KEPT, exported=20, last_step=40))
     assert rows["exported"] == "step 20 of 40, the lowest held-out loss (1.0000)"
     assert rows["stopped early"].startswith("after step 40: 2 evaluations without a lower held-out loss")
@@ -74,3 +70,5 @@ def test_trackers_get_the_perplexity_of_tokens_alone() -> None:
     assert loss.figures("sft") == {"eval/loss": 1.0, "eval/perplexity": pytest.approx(math.e)}
     pairs = HeldOutLoss(step=1, loss=0.6, seconds=1.0, metrics={"accuracy": 0.75})
     assert pairs.figures("dpo") == {"eval/loss": 0.6, "eval/accuracy": 0.75}
+    limits = [loss.figures("sft")["eval/perplexity"] for loss in losses(699.9, 700.0)]
+    assert [math.isinf(perplexity) for perplexity in limits] == [False, True]

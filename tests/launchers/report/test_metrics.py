@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from launchers.report.metrics import dist_lines, step_line, summarize
+from launchers.report.metrics import dist_lines, median, step_line, summarize
 from launchers.report.telemetry import DistInfo
 from tests.launchers.report.test_state import after, cpu_plan, state, step, with_peak
-
-
-def test_an_unknown_peak_gives_no_mfu() -> None:
-    metrics = after(cpu_plan(), [1000], step(1))
-    assert metrics.mfu is None
-    assert "MFU" not in step_line(metrics, 1)
 
 
 def test_the_step_line_fits_a_terminal() -> None:
@@ -21,6 +15,7 @@ def test_the_step_line_fits_a_terminal() -> None:
     assert line.startswith("step 1/100000  loss 4.0000")
     assert len(line) < 130
     assert len(line[: line.index("  lr ")]) < 120 - 65  # before Metaflow's own signs
+    assert "MFU" not in step_line(after(cpu_plan(), [1000], step(1)), 1), "unknown peak"
     assert "2.0 GiB" in step_line(metrics, 100_000, 2 * 2**30)
 
 
@@ -31,25 +26,16 @@ def test_a_summary_leaves_out_the_step_that_warms_up() -> None:
     assert (summary.first_loss, summary.last_loss) == (4.0, 3.0)
 
 
-def test_a_run_without_a_step_has_no_summary() -> None:
+def test_a_run_without_a_step_has_no_summary_and_the_median_is_the_upper_one() -> None:
+    assert (median([1.0, 2.0, 3.0, 4.0]), median([])) == (3.0, None)
     with pytest.raises(ValueError, match="no step"):
         summarize([])
 
 
 def test_the_dist_block_names_every_rank_in_order() -> None:
+    common = {"world_size": 2, "device": "cpu", "backend": "gloo", "scheduler": "local", "engine": "fsdp2"}
     ranks = [
-        DistInfo(
-            rank=rank,
-            local_rank=0,
-            world_size=2,
-            node=rank,
-            host=f"h{rank}",
-            device="cpu",
-            backend="gloo",
-            scheduler="local",
-            engine="torchtune",
-            pid=10 + rank,
-        )
+        DistInfo(rank=rank, local_rank=0, node=rank, host=f"h{rank}", pid=10 + rank, **common)
         for rank in (1, 0)
     ]
     lines = dist_lines(ranks)

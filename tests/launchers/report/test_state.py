@@ -13,7 +13,7 @@ from estimator.models import find
 from estimator.plan import Plan
 from estimator.planning.planner import plan
 from launchers.report.metrics import Metrics, summarize
-from launchers.report.state import RunState
+from launchers.report.state import DRAWN_EVALUATIONS, RunState
 from launchers.report.telemetry import DistInfo, Drawn, Evaluated, Event, Memory, Phase, Step, Straggling
 
 
@@ -31,18 +31,8 @@ def with_peak(peak: float) -> Plan:
 
 
 def step(number: int, loss: float | None = 4.0, dt: float = 0.5, *, rank: int = 0, tokens: int = 600) -> Step:
-    return Step(
-        rank=rank,
-        step=number,
-        loss=loss,
-        lr=1e-3,
-        grad_norm=1.0,
-        samples=4,
-        tokens=tokens,
-        dt=dt,
-        dtf=0.2,
-        dtb=0.25,
-    )
+    fixed = {"lr": 1e-3, "grad_norm": 1.0, "samples": 4, "dtf": 0.2, "dtb": 0.25}
+    return Step(rank=rank, step=number, loss=loss, tokens=tokens, dt=dt, **fixed)
 
 
 def evaluated(number: int, loss: float | None, seconds: float, *, rank: int = 0) -> Evaluated:
@@ -63,14 +53,15 @@ def after(plan: Plan, tokens: Sequence[int], *events: Event) -> Metrics:
     return state(plan, tokens, *events).metrics[-1]
 
 
-def test_speed_counts_the_tokens_of_all_processes() -> None:
+def test_speed_and_mfu_count_the_tokens_of_all_processes() -> None:
     metrics = after(cpu_plan(), [1000, 1200], step(2))
     assert (metrics.tokens_per_second, metrics.tokens_per_second_per_gpu) == (2400, 1200)
     assert metrics.samples_per_second == 16
-
-
-def test_mfu_is_model_flops_over_the_peak_of_all_gpus() -> None:
     assert after(with_peak(1e13), [1000], step(1)).mfu == pytest.approx(2000 * 1e9 / (2 * 1e13))
+    counted = dataclasses.replace(step(1), all_tokens=5000)  # by rank 0
+    assert after(cpu_plan(), [1000], counted, step(1, None, rank=1)).tokens_per_second == 10_000
+    unknown = state(cpu_plan(), None, step(1, tokens=100), step(1, None, rank=1, tokens=300))
+    assert unknown.steps[0].tokens_per_second == 2 * 200 / 0.5  # other nodes' tokens: as many as this node's
 
 
 def test_rank_0s_time_is_the_steps_whatever_the_order_of_reports() -> None:
@@ -95,16 +86,6 @@ def test_every_node_has_the_speed_of_the_whole_run(rank: int) -> None:
     assert not run.metrics or summarize(run.metrics).tokens_per_second == 400
 
 
-def test_unknown_tokens_of_other_nodes_are_assumed_to_be_as_many_as_this_nodes() -> None:
-    run = state(cpu_plan(), None, step(1, tokens=100), step(1, None, rank=1, tokens=300))
-    assert run.steps[0].tokens_per_second == 2 * 200 / 0.5
-
-
-def test_tokens_that_rank_0_counted_take_precedence() -> None:
-    counted = dataclasses.replace(step(1), all_tokens=5000)
-    assert after(cpu_plan(), [1000], counted, step(1, None, rank=1)).tokens_per_second == 10_000
-
-
 def test_the_eta_is_the_median_step_times_what_is_left() -> None:
     first = step(1, dt=60.0)  # warms up
     assert after(cpu_plan(), [1000] * 10, first, step(2, dt=1.0), step(3, dt=1.0)).eta_seconds == 7.0
@@ -127,13 +108,6 @@ def test_a_step_that_took_no_time_has_no_speed_and_leaves_none() -> None:
     run = state(cpu_plan(), [1000] * 3, evaluated(0, 2.0, 5.0), step(1, dt=0.0))
     only = run.metrics[0]
     assert only.tokens_per_second == only.samples_per_second == only.eta_seconds == run.eta_seconds == 0
-
-
-def test_steps_without_tokens_leave_the_speed_unknown() -> None:
-    run = RunState()
-    for number in (1, 2, 3):
-        run.add(step(number, tokens=0))
-    assert (run.tokens_per_second, run.mfu, run.ranks[0].tokens_per_second) == (None, None, None)
 
 
 def test_a_resumed_run_has_all_steps_and_counts_its_own_times_for_the_eta() -> None:
@@ -167,18 +141,9 @@ def test_a_checkpoint_takes_until_training_goes_on() -> None:
 
 
 def test_each_rank_has_its_place_its_peaks_and_its_own_speed() -> None:
-    info = DistInfo(
-        rank=1,
-        local_rank=1,
-        world_size=2,
-        node=0,
-        host="h0",
-        device="cuda:1 NVIDIA H200",
-        backend="nccl",
-        scheduler="local",
-        engine="fsdp2",
-        pid=7,
-    )
+    place = {"rank": 1, "local_rank": 1, "world_size": 2, "node": 0, "host": "h0", "pid": 7}
+    run_info = {"backend": "nccl", "scheduler": "local", "engine": "fsdp2"}
+    info = DistInfo(device="cuda:1 NVIDIA H200", **place, **run_info)
     peaks = Memory(rank=1, step=1, allocated_peak=5, reserved_peak=6, rss=7, rss_peak=8)
     steps = [step(1, None, 60.0, rank=1), step(2, None, rank=1), step(2)]
     run = state(cpu_plan(), [1000] * 2, info, peaks, *steps)
@@ -197,13 +162,13 @@ def test_late_ranks_have_a_line_with_their_newest_state() -> None:
     assert "on time again" in line
 
 
-def test_a_run_without_events_knows_nothing() -> None:
-    run = RunState()
-    assert run.steps == run.ranks == run.evaluations == run.late == ()
-    assert run.tokens_per_second is run.mfu is run.eta_seconds is run.memory_peak is None
-
-
-def test_steps_without_a_plan_have_a_speed_of_their_own() -> None:
+def test_a_run_without_a_plan_has_speeds_of_its_own_and_without_events_or_tokens_none() -> None:
+    empty = RunState()
+    assert empty.steps == empty.ranks == empty.evaluations == empty.late == ()
+    assert empty.tokens_per_second is empty.mfu is empty.eta_seconds is empty.memory_peak is None
+    for number in (1, 2, 3):
+        empty.add(step(number, tokens=0))
+    assert (empty.tokens_per_second, empty.mfu, empty.ranks[0].tokens_per_second) == (None, None, None)
     run = state(None, None, step(1), step(1, None, rank=1))
     (only,) = run.steps
     assert (only.tokens_per_second, only.samples_per_second, only.mfu) == (2400, 16, None)
@@ -218,3 +183,14 @@ def test_a_snapshot_is_left_unchanged_by_later_events() -> None:
         run.add(event)
     assert (len(kept.steps), len(kept.drawn), kept.phase) == (1, 1, "")
     assert (len(run.steps), len(run.drawn), run.phase) == (2, 2, "save")
+
+
+def test_pictures_of_the_base_and_of_the_newest_evaluations_are_kept() -> None:
+    run, resumed = RunState(), RunState()
+    for step in (3, 0, 1, 4, 2):
+        run.add(Drawn(rank=0, step=step, captions=(), pictures=(), at=0.0))
+    assert DRAWN_EVALUATIONS == 2
+    assert [event.step for event in run.drawn] == [0, 3, 4]
+    assert [event["step"] for event in run.notes(3, keeps_best=False)["drawn"]] == [0, 3]
+    resumed.restore(run.notes(4, keeps_best=False), with_metrics=False)
+    assert resumed.drawn == run.drawn

@@ -13,25 +13,14 @@ from estimator.errors import UserError
 from launchers import settings
 from launchers.report import trackers
 from launchers.report.metrics import Metrics
-from launchers.report.trackers import Trackers, check_installed
+from launchers.report.trackers import Trackers, _flat, check_installed
 
 
 def metrics(step: int) -> Metrics:
-    return Metrics(
-        step=step,
-        loss=8.0 - step,
-        lr=1e-3,
-        grad_norm=1.5,
-        dt=0.5,
-        dtf=0.2,
-        dtb=0.3,
-        samples_per_second=16.0,
-        samples_per_second_per_gpu=8.0,
-        tokens_per_second=1000.0,
-        tokens_per_second_per_gpu=500.0,
-        mfu=None,
-        eta_seconds=10.0,
-    )
+    times = {"dt": 0.5, "dtf": 0.2, "dtb": 0.3, "eta_seconds": 10.0}
+    speeds = {"samples_per_second": 16.0, "samples_per_second_per_gpu": 8.0}
+    speeds |= {"tokens_per_second": 1000.0, "tokens_per_second_per_gpu": 500.0}
+    return Metrics(step=step, loss=8.0 - step, lr=1e-3, grad_norm=1.5, mfu=None, **times, **speeds)
 
 
 def track(name: str, folder: Path) -> None:
@@ -133,3 +122,8 @@ def test_no_tracker_writes_nothing(tmp_path: Path) -> None:
     made.log(1, metrics(1).figures())
     made.close()
     assert not (tmp_path / "none").exists()
+
+
+def test_configurations_are_flat_and_without_what_is_unset() -> None:
+    values = {"a": {"b": 1, "c": {"d": None, "e": Path("x")}}, "f": True}
+    assert _flat(values) == {"a.b": 1, "a.c.e": "x", "f": True}

@@ -14,7 +14,7 @@ from estimator import Job, Target, plan
 from estimator.models import find
 from launchers.report import trace
 from launchers.report.trace import Operator, Split, read_trace, split
-from launchers.report.window import Window, collectives, compare, summary_lines
+from launchers.report.window import Window, collectives, compare, milliseconds, summary_lines
 
 Event = dict[str, Any]
 
@@ -104,6 +104,51 @@ def test_steps_are_averaged_and_what_lies_between_them_is_left_out() -> None:
     )
     assert (found.steps, found.step_seconds) == (2, pytest.approx(100e-6))
     assert _microseconds(found) == {"products": 40, "idle": 60}
+
+
+STEP_OF_100 = _mark(f"{trace.STEP}1", 100, 200)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        [_span("aten::mm", 50, 120), _span("aten::add", 190, 300)],
+        [_span("gemm", 50, 120, "kernel", 7), _span("copy", 190, 300, "gpu_memcpy", 7)],
+    ],
+)
+def test_work_that_exceeds_a_step_counts_only_within_it(work: list[Event]) -> None:
+    found = split([STEP_OF_100, *work])
+    assert _microseconds(found) == {"products": 20, "other operators": 10, "idle": 70}
+    assert {each.name: each.calls for each in found.operators} == {work[0]["name"]: 0, work[1]["name"]: 1}
+
+
+def test_a_gpu_that_waits_for_data_is_not_idle_then() -> None:
+    step, data = _mark(f"{trace.STEP}1", 0, 100), _mark(f"{trace.PHASE}data", 10, 40)
+    found = split([step, data, _span("gemm", 30, 60, "kernel", 7)])
+    assert _microseconds(found) == {"products": 30, "data": 20, "idle": 50}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("nccl:reduce_scatter_tensor_coalesced", "reduce_scatter"),
+        ("ncclDevKernel_AllReduce_Sum_bf16", "all_reduce"),
+        ("gloo:scatter", "scatter"),
+        ("c10d::send", "send and receive"),
+    ],
+)
+def test_a_collective_is_recognized_by_the_longest_word_in_its_name(name: str, kind: str) -> None:
+    found = split([STEP_OF_100, _mark(name, 120, 150, thread=2)])
+    assert _microseconds(found) == {kind: 30, "idle": 70}
+
+
+def test_parts_that_were_neither_predicted_nor_measured_have_no_row() -> None:
+    work = split([STEP_OF_100, _span("aten::mm", 100, 160)])
+    window = Window(rank=0, first=1, last=1, split=work, memory=(), trace="t.json", snapshot=None)
+    assert window.steps == "step 1"
+    kinds = ["forward and backward", "of it products", "idle", "the whole step"]
+    assert [kind for kind, _, _ in compare(window, None)] == kinds
+    assert [milliseconds(seconds) for seconds in (0.9994, 1.0)] == ["999.4 ms", "1.00 s"]
 
 
 def test_a_trace_without_a_step_is_refused() -> None:

@@ -106,35 +106,6 @@ def test_the_template_that_was_trained_with_is_the_exported_tokenizers(
     assert run_the_page(folder, capsys).strip()
 
 
-def test_an_answer_ends_with_the_token_that_ended_those_that_were_learnt(base: Path, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
-    folder = handed_over(base, tmp_path, {"chat_template": CHATML})
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    end = tokenizer.convert_tokens_to_ids("<|eot_id|>")
-    assert end != tokenizer.eos_token_id
-    network = causal.load(folder, dtype=torch.float32).eval()
-    with torch.no_grad():  # a model that has learned to say nothing else
-        network.lm_head.weight.zero_()
-        network.lm_head.weight[end] = network.model.norm.weight.mean()
-        network.model.norm.weight.abs_()
-    inputs = tokenizer("Hi", return_tensors="pt")
-    hidden = network.model(**inputs).last_hidden_state[0, -1]
-    network.lm_head.weight.data[end] = hidden.detach()
-    answer = network.generate(**inputs, max_new_tokens=8)[0, inputs["input_ids"].shape[1] :]
-    assert answer.tolist() == [end]
-
-
-def test_a_model_of_plain_text_gets_no_template(
-    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [Conversation(text="One text of some words."), Conversation(text="Another text of words.")]
-    folder = handed_over(base, tmp_path, {"task": "pretrain"}, rows)
-    assert "chat_template" not in json.loads((folder / "tokenizer_config.json").read_text())
-    assert "template" not in (folder / handover.PAGE).read_text()
-    assert run_the_page(folder, capsys).startswith("The beginning of a text")
-
-
 WITH_TOOLS = (
     "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{{ m.tool_calls | tojson if m.tool_calls else m.content }}<|eot_id|>\n{% endfor %}"
@@ -154,8 +125,6 @@ TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds t
     ("name", "values"),
     [
         ("my sums.csv", {}),
-        ("sums.json", {}),
-        ("sums.parquet", {}),
         ("tools.jsonl", {"chat_template": WITH_TOOLS}),
         ("book é.txt", {"task": "pretrain"}),
     ],
@@ -174,8 +143,11 @@ def test_data_in_any_form_ends_as_a_model_that_answers_as_its_page_says(
     rows, _ = preparation.read_data(build({"dataset": str(data)} | values), tmp_path / "data")
     folder = handed_over(base, tmp_path, values, list(rows))
     page = (folder / handover.PAGE).read_text()
-    assert ("apply_chat_template" in page) == (name != "book é.txt")
-    assert run_the_page(folder, capsys).strip()
+    chats = name != "book é.txt"
+    assert ("template" in page) == chats
+    assert ("chat_template" in json.loads((folder / "tokenizer_config.json").read_text())) == chats
+    printed = run_the_page(folder, capsys)
+    assert printed.strip() if chats else printed.startswith("The beginning of a text")
 
 
 def test_a_reward_models_page_scores(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

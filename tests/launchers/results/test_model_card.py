@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from estimator.models import resolve
-from estimator.plan import GIB, Plan
+from estimator.plan import GIB, Counter, Plan
 from launchers.evaluation.evaluate import Answer, EvaluationResult
 from launchers.report.metrics import Summary
 from launchers.report.peak import MemoryPeak
@@ -49,16 +49,8 @@ def test_the_settings_name_local_files_by_their_whole_paths(
     assert page.count("# test, fine-tuned") == 1
 
 
-SUMMARY = Summary(
-    steps=1,
-    first_loss=2.0,
-    last_loss=1.0,
-    step_seconds=0.5,
-    tokens_per_second=100.0,
-    tokens_per_second_per_gpu=100.0,
-    samples_per_second=1.0,
-    mfu=None,
-)
+SPEEDS = {"tokens_per_second": 100.0, "tokens_per_second_per_gpu": 100.0, "samples_per_second": 1.0}
+SUMMARY = Summary(steps=1, first_loss=2.0, last_loss=1.0, step_seconds=0.5, mfu=None, **SPEEDS)
 
 
 def shown_plan(tmp_path: Path, outside_bytes: int | None) -> Plan:
@@ -73,38 +65,26 @@ def shown_plan(tmp_path: Path, outside_bytes: int | None) -> Plan:
     return replace(plan, prediction=replace(plan.prediction, memory=memory))
 
 
+def peak(gib: float, counter: Counter) -> MemoryPeak:
+    return MemoryPeak(size_bytes=int(gib * GIB), counter=counter)
+
+
 @pytest.mark.parametrize(
-    ("peak", "outside", "row"),
+    ("measured", "outside_gib", "name", "text"),
     [
-        (
-            MemoryPeak(size_bytes=int(1.02 * GIB), counter="device"),
-            int(0.75 * GIB),
-            ("peak memory of a GPU, by NVML", "predicted 1.04 GiB (up to 1.14 GiB), measured 1.02 GiB"),
-        ),
-        (
-            MemoryPeak(size_bytes=int(0.31 * GIB), counter="reserved"),
-            int(0.75 * GIB),
-            ("peak memory reserved by torch", "predicted 0.29 GiB (up to 0.39 GiB), measured 0.31 GiB"),
-        ),
-        (
-            MemoryPeak(size_bytes=int(0.31 * GIB), counter="reserved"),
-            None,
-            ("peak memory reserved by torch", "predicted unknown, measured 0.31 GiB"),
-        ),
-        (
-            MemoryPeak(size_bytes=GIB, counter="resident"),
-            None,
-            ("peak memory of a process", "predicted 1.04 GiB (up to 1.14 GiB), measured 1.00 GiB"),
-        ),
-        (None, None, ("peak memory of a process", "predicted 1.04 GiB (up to 1.14 GiB), measured unknown")),
+        (peak(1.02, "device"), 0.75, "of a GPU, by NVML", "1.04 GiB (up to 1.14 GiB), measured 1.02 GiB"),
+        (peak(0.31, "reserved"), 0.75, "reserved by torch", "0.29 GiB (up to 0.39 GiB), measured 0.31 GiB"),
+        (peak(0.31, "reserved"), None, "reserved by torch", "unknown, measured 0.31 GiB"),
+        (peak(1, "resident"), None, "of a process", "1.04 GiB (up to 1.14 GiB), measured 1.00 GiB"),
+        (None, None, "of a process", "1.04 GiB (up to 1.14 GiB), measured unknown"),
     ],
 )
-def test_the_last_lines_compare_memory_with_what_was_predicted_for_its_counter(
-    tmp_path: Path, peak: MemoryPeak | None, outside: int | None, row: tuple[str, str]
+def test_the_last_lines_compare_memory_with_the_prediction_for_its_counter(
+    tmp_path: Path, measured: MemoryPeak | None, outside_gib: float | None, name: str, text: str
 ) -> None:
-    facts = model_card.closing_facts(shown_plan(tmp_path, outside), SUMMARY, peak, None)
-    assert row in facts
-    assert sum("peak memory" in name for name, _ in facts) == 1
+    outside = None if outside_gib is None else int(outside_gib * GIB)
+    facts = model_card.closing_facts(shown_plan(tmp_path, outside), SUMMARY, measured, None)
+    assert [row for row in facts if "peak memory" in row[0]] == [(f"peak memory {name}", f"predicted {text}")]
 
 
 def test_the_facts_count_right_answers_before_and_after(tmp_path: Path) -> None:

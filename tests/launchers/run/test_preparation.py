@@ -107,11 +107,12 @@ def test_both_splits_of_the_default_dataset_are_rows_of_the_task(tmp_path: Path,
     train, held_out = preparation.read_data(chosen, tmp_path)
     assert len(train) > 10 * len(held_out) > 1000
     assert type(train[0]) is type(held_out[0])
+    assert task != "pretrain" or all(row.text for row in train)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("method", LAUNCHED_METHODS)
 def test_plan_and_run_agree_on_what_can_be_launched_of_every_model_task_and_engine(method: str) -> None:
-    specs = [(name, find(name)) for name in models.names()]
+    specs = {spec.family: (spec.name, spec) for spec in map(find, models.names())}.values()
     able = 0
     for task, engine in product(TASKS, (*LAUNCHED_ENGINES, "auto")):
         chosen = settings.build({"method": method, "seq_len": 512, "task": task, "engine": engine})
@@ -202,31 +203,27 @@ def test_checkpoints_come_about_ten_times_but_not_at_every_step(steps: int) -> N
     assert steps // every <= 10
 
 
-def test_a_run_is_planned_with_the_model_looked_up_and_all_that_is_automatic_decided() -> None:
-    run = preparation.plan_run(settings.build({"resources": {"nodes": 2}}), HERE)
-    assert (run.model.name, run.model.spec) == ("tiny-llama", find("tiny-llama"))
-    assert (run.settings.seq_len, run.settings.optimizer.lr) == (TINY_SEQ_LEN, 7e-4)
-    assert (run.plan.layout.nodes, run.plan.layout.device) == (2, "cpu")
-
-
-def test_who_chooses_among_plans_is_given_the_job_and_where_it_may_run() -> None:
+def test_a_run_is_planned_with_the_resolved_model_all_defaults_and_the_given_choice_of_plan() -> None:
     seen: list[tuple[Job, Target]] = []
 
     def choose(job: Job, target: Target, corrections: object) -> object:
         seen.append((job, target))
         return preparation.best_plan(job, target, None)
 
-    chosen = settings.build({"method": "full", "resources": {"gpus": 4, "device": "cpu"}})
-    preparation.plan_run(chosen, HERE, choose=choose)  # type: ignore[arg-type]
+    chosen = settings.build({"resources": {"nodes": 2, "device": "cpu"}})
+    run = preparation.plan_run(chosen, HERE, choose=choose)  # type: ignore[arg-type]
     [(job, target)] = seen
-    assert (job.engine, job.global_batch_size) == ("auto", settings.build({}).batch_size)
-    assert (target.gpus, target.nodes, target.machine) == (4, None, MACHINE)
+    assert (job.engine, job.global_batch_size) == ("auto", chosen.batch_size)
+    assert (target.gpus, target.nodes, target.machine) == (None, 2, MACHINE)
+    assert (run.model.name, run.model.spec) == ("tiny-llama", find("tiny-llama"))
+    assert (run.settings.seq_len, run.settings.optimizer.lr) == (TINY_SEQ_LEN, 7e-4)
+    assert (run.plan.layout.nodes, run.plan.layout.device) == (2, "cpu")
 
 
 def test_what_can_not_work_is_refused_before_anything_is_planned(tmp_path: Path, dataset: Path) -> None:
     (tmp_path / "empty").mkdir()
     for values, words in (
-        ({"engine": "deepspeed", "compile": True}, "torchtune"),
+        ({"engine": "deepspeed", "compile": True}, "Use --engine torchtune."),
         ({"seq_len": 10**6}, "longer than the 2048 tokens"),
         ({"model": "no-such-model"}, "no-such-model"),
         ({"model": str(tmp_path / "empty")}, "config.json"),
@@ -240,12 +237,6 @@ def test_what_can_not_work_is_refused_before_anything_is_planned(tmp_path: Path,
 
 def _never(*_: object) -> object:
     raise AssertionError("a plan was made where none may be")
-
-
-def test_advice_names_an_engine_that_supports_the_settings() -> None:
-    with pytest.raises(UserError) as refused:
-        checks.check_supported(settings.build({"engine": "deepspeed", "compile": True}), find("llama-8b"))
-    assert refused.value.advice == "Use --engine torchtune."
 
 
 def test_an_engine_whose_packages_are_missing_is_refused_with_what_to_install(
@@ -334,8 +325,6 @@ def test_a_default_batch_is_no_larger_than_the_data(tmp_path: Path) -> None:
     given = {"dataset": str(few), "evaluation": {"fraction": 0}}
     run = preparation.plan_run(settings.build(given), HERE)
     assert run.settings.global_batch_size == 10
-    with pytest.raises(UserError, match="global_batch_size 16 is more than the 10 rows"):
-        preparation.plan_run(settings.build({**given, "global_batch_size": 16}), HERE)
     assert settings.build({"task": "grpo", "rl": {"group_size": 6}}).batch_size == 18
 
 
@@ -405,20 +394,6 @@ def test_plain_text_is_read_for_pretraining_alone(dataset: Path, tmp_path: Path)
         list(preparation.read_samples(chosen, dataset))
 
 
-def test_the_built_in_dataset_is_plain_text_for_pretraining(tmp_path: Path) -> None:
-    samples, _ = preparation.read_data(settings.build({"task": "pretrain"}), tmp_path)
-    assert len(samples) > 1000
-    assert all(row.text for row in samples)  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("engine", [name for name in LAUNCHED_ENGINES if name != "trl"])
-def test_every_engine_that_learns_from_rows_learns_plain_text(engine: str) -> None:
-    chosen = settings.build({"task": "pretrain", "engine": engine, "model": "llama-8b"})
-    assert unsupported(engine, chosen, find("llama-8b")) is None
-    job = build_job(chosen, find("llama-8b"), None)
-    assert (job.task, job.engine) == ("pretrain", engine)
-
-
 def test_less_data_than_one_batch_is_refused_before_anything_is_planned(dataset: Path) -> None:
     chosen = settings.build({"dataset": str(dataset), "global_batch_size": 64})
     with pytest.raises(UserError, match="global_batch_size 64 is more than the 57 rows") as refused:
@@ -453,11 +428,8 @@ def test_rewards_of_grpo_that_can_not_work_are_refused_in_a_line_before_anything
     Path("model").mkdir()
     Path("model/config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
 
-    def planned(*_: object) -> None:
-        raise AssertionError("it was planned")
-
     with pytest.raises(UserError) as raised:
-        preparation.plan_run(settings.build({"task": "grpo", "rl": values}), HERE, choose=planned)  # type: ignore[arg-type]
+        preparation.plan_run(settings.build({"task": "grpo", "rl": values}), HERE, choose=_never)  # type: ignore[arg-type]
     assert problem in raised.value.problem
     assert "\n" not in raised.value.problem
 

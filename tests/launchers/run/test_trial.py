@@ -16,11 +16,16 @@ from launchers.store.bundles import LocalStorage
 from tests.launchers.gang.conftest import make_plan
 
 GIB = 2**30
-PEAKS = (
-    RankMeasured(
-        rank=0, device="cpu", allocated_peak_bytes=None, reserved_peak_bytes=None, rss_peak_bytes=GIB
-    ),
-)
+
+
+def rank(number: int, reserved: int | None, rss: int) -> RankMeasured:
+    return RankMeasured(
+        rank=number,
+        device="cpu" if reserved is None else f"cuda:{number}",
+        allocated_peak_bytes=None if reserved is None else 1,
+        reserved_peak_bytes=reserved,
+        rss_peak_bytes=rss,
+    )
 
 
 def result(**changes: object) -> TrialResult:
@@ -28,7 +33,7 @@ def result(**changes: object) -> TrialResult:
         "plan": make_plan(1, 1),
         "steps": 3,
         "tokens_per_second": 640.0,
-        "ranks": PEAKS,
+        "ranks": (rank(0, None, GIB),),
     }
     return TrialResult(**(values | changes))  # type: ignore[arg-type]
 
@@ -59,22 +64,7 @@ def test_measured_stands_beside_predicted() -> None:
 
 
 def test_the_largest_process_counts_by_what_torch_reserved_where_it_did() -> None:
-    on_gpus = (
-        RankMeasured(
-            rank=0,
-            device="cuda:0",
-            allocated_peak_bytes=1,
-            reserved_peak_bytes=2 * GIB,
-            rss_peak_bytes=9 * GIB,
-        ),
-        RankMeasured(
-            rank=1,
-            device="cuda:1",
-            allocated_peak_bytes=1,
-            reserved_peak_bytes=3 * GIB,
-            rss_peak_bytes=9 * GIB,
-        ),
-    )
+    on_gpus = (rank(0, 2 * GIB, 9 * GIB), rank(1, 3 * GIB, 9 * GIB))
     assert result(ranks=on_gpus).memory_peak == MemoryPeak(size_bytes=3 * GIB, counter="reserved")
     assert result().memory_peak == MemoryPeak(size_bytes=GIB, counter="resident")
     assert result(ranks=()).memory_peak is None
@@ -90,12 +80,7 @@ def test_on_gpus_the_prediction_is_of_what_torch_reserves_too() -> None:
         layout=replace(plan.layout, device="cuda"),
         prediction=replace(plan.prediction, memory=memory),
     )
-    ranks = (
-        RankMeasured(
-            rank=0, device="cuda:0", allocated_peak_bytes=1, reserved_peak_bytes=2 * GIB, rss_peak_bytes=9
-        ),
-    )
-    words = describe_result(result(plan=on_gpu, ranks=ranks))
+    words = describe_result(result(plan=on_gpu, ranks=(rank(0, 2 * GIB, 9),)))
     assert "memory 3.00 GiB reserved by torch; measured 640 tokens/s, memory 2.00 GiB" in words
 
 

@@ -73,13 +73,6 @@ def test_a_work_folder_without_room_is_named_with_its_host() -> None:
     assert "FINETUNE_WORK_DIR" in caught.value.advice
 
 
-def test_an_engine_that_cannot_train_the_settings_is_refused_with_one_that_can() -> None:
-    wanted = settings.build({"compile": True, "engine": "deepspeed"})
-    with pytest.raises(UserError, match="--engine deepspeed") as caught:
-        plan_for_hosts(wanted, hosts(SMALL), calibrated=False)
-    assert caught.value.advice == "Use --engine torchtune."
-
-
 CODESTRAL = {
     "model": "codestral",
     "method": "full",

@@ -1,9 +1,8 @@
-"""The nodes of a job meet: what each says is heard, and a failure of one is everybody's."""
+"""Rendezvous of a job's nodes: values go both ways, and an error on one node is raised on all."""
 
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import pytest
 
 from estimator.errors import UserError
 from launchers.cluster.allocation import Allocation
-from launchers.cluster.endpoint import NodeAddress, Secret
+from launchers.cluster.endpoint import NodeAddress, Secret, unused_port
 from launchers.gang.failures import GangFailed, NodeLost
 from launchers.scheduler.meeting import ElsewhereError, Meeting, SecretFile, meet
 from tests.launchers.cluster.strangers import common, greets, storm
@@ -30,9 +29,7 @@ def address(node: int, nodes: int, port: int, secret: str = "s") -> NodeAddress:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return unused_port()
 
 
 def together(*parts: Part) -> list[Any]:
@@ -53,15 +50,27 @@ def together(*parts: Part) -> list[Any]:
     return found
 
 
-def test_node_0_hears_all_and_all_hear_node_0(port: int) -> None:
-    def lead() -> Any:
+def lead(port: int, nodes: int, limit_s: float = 30) -> Any:
+    """Node 0, which gathers what the others send."""
+    with Meeting(address(0, nodes, port), join_timeout_s=3.0) as meeting:
+        return meeting.gather({}, limit_s)
+
+
+def follow(node: int, port: int, nodes: int) -> Any:
+    """Another node, which waits for node 0 without sending anything."""
+    with Meeting(address(node, nodes, port)) as meeting:
+        return meeting.receive(60)
+
+
+def test_node_0_receives_from_all_and_all_from_node_0(port: int) -> None:
+    def main() -> Any:
         with Meeting(address(0, 3, port)) as meeting:
             heard = meeting.gather({"from": 0}, 30)
             meeting.send({"answer": 42})
             meeting.gather({}, 30)
         return heard
 
-    def follow(node: int) -> Any:
+    def other(node: int) -> Any:
         with Meeting(address(node, 3, port)) as meeting:
             meeting.send({"from": node})
             heard = meeting.receive(30)
@@ -69,96 +78,64 @@ def test_node_0_hears_all_and_all_hear_node_0(port: int) -> None:
             time.sleep(0.2)
         return heard
 
-    heard = together(lead, lambda: follow(1), lambda: follow(2))
+    heard = together(main, lambda: other(1), lambda: other(2))
     assert heard == [[{"from": 0}, {"from": 1}, {"from": 2}], {"answer": 42}, {"answer": 42}]
 
 
-def test_a_mistake_found_by_one_node_is_raised_on_all(port: int) -> None:
-    def lead() -> None:
-        with Meeting(address(0, 3, port)) as meeting:
-            meeting.gather({}, 30)
+def test_a_user_error_of_one_node_is_raised_on_all(port: int) -> None:
+    def fail() -> None:
+        with Meeting(address(1, 3, port)):
+            raise UserError("h1 does not see the folder.", "Share it.")
 
-    def follow(node: int) -> None:
-        with Meeting(address(node, 3, port)) as meeting:
-            if node == 1:
-                raise UserError("h1 does not see the folder.", "Share it.")
-            meeting.send({})
-            meeting.receive(30)
-
-    first, second, third = together(lead, lambda: follow(1), lambda: follow(2))
+    first, second, third = together(lambda: lead(port, 3), fail, lambda: follow(2, port, 3))
     assert type(second) is UserError
     for error in (first, third):
         assert isinstance(error, ElsewhereError)
         assert (error.problem, error.advice) == ("h1 does not see the folder.", "Share it.")
 
 
-def test_a_node_that_does_not_come_is_named(port: int) -> None:
-    with pytest.raises(GangFailed, match=r"node 1, 2 did not join within 1 s \(1 of 3 joined\)"):
-        Meeting(address(0, 3, port), join_timeout_s=1.0)
+def test_a_node_that_does_not_join_is_named_on_all_that_did(port: int) -> None:
+    first, second = together(lambda: lead(port, 3), lambda: follow(1, port, 3))
+    for error in (first, second):
+        assert isinstance(error, GangFailed)
+        assert "node 2 did not join within 3 s (2 of 3 joined)" in str(error)
     with pytest.raises(NodeLost, match="could not be reached within 1 s"):
         Meeting(address(1, 3, port), join_timeout_s=1.0)
 
 
-def test_all_that_are_there_hear_which_node_did_not_come(port: int) -> None:
-    def follow() -> None:
-        with Meeting(address(1, 3, port)) as meeting:
-            meeting.receive(60)
-
-    first, second = together(lambda: Meeting(address(0, 3, port), join_timeout_s=3.0), follow)
-    for error in (first, second):
-        assert isinstance(error, GangFailed)
-        assert "node 2 did not join within 3 s (2 of 3 joined)" in str(error)
-
-
-def test_all_hear_which_node_was_lost(port: int) -> None:
-    def lead() -> None:
-        with Meeting(address(0, 3, port)) as meeting:
-            meeting.gather({}, 30)
-
+def test_a_node_that_is_lost_is_named_on_all(port: int) -> None:
     def leave() -> None:
         with Meeting(address(1, 3, port)):
             pass
 
-    def follow() -> None:
-        with Meeting(address(2, 3, port)) as meeting:
-            meeting.receive(60)
-
-    first, _, third = together(lead, leave, follow)
+    first, _, third = together(lambda: lead(port, 3), leave, lambda: follow(2, port, 3))
     for error in (first, third):
         assert isinstance(error, NodeLost)
         assert error.failure.node == 1
 
 
-def test_a_node_0_that_goes_away_is_noticed_at_once(port: int) -> None:
-    def lead() -> None:
+def test_the_loss_of_node_0_is_noticed_at_once(port: int) -> None:
+    def leave() -> None:
         with Meeting(address(0, 2, port)):
             pass
 
-    def follow() -> None:
-        with Meeting(address(1, 2, port)) as meeting:
-            meeting.receive(60)
-
     began = time.monotonic()
-    _, error = together(lead, follow)
+    _, error = together(leave, lambda: follow(1, port, 2))
     assert isinstance(error, NodeLost)
     assert time.monotonic() - began < 50
 
 
-def test_silence_has_a_limit(port: int) -> None:
-    def lead() -> None:
-        with Meeting(address(0, 2, port)) as meeting:
-            meeting.gather({}, 1.0)
-
-    def follow() -> None:
+def test_a_silent_node_is_lost_after_the_limit(port: int) -> None:
+    def stay_silent() -> None:
         with Meeting(address(1, 2, port)):
-            time.sleep(3)
+            time.sleep(2)
 
-    error, _ = together(lead, follow)
+    error, _ = together(lambda: lead(port, 2, 1.0), stay_silent)
     assert isinstance(error, NodeLost)
     assert "did not respond within" in str(error)
 
 
-def test_one_node_meets_nobody() -> None:
+def test_a_single_node_needs_no_network() -> None:
     alone = NodeAddress(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Secret(""), run="r")
     with Meeting(alone) as meeting:
         meeting.send({})
@@ -232,20 +209,14 @@ def test_a_secret_that_another_user_has_put_there_is_not_used(port: int, tmp_pat
 
 
 def test_strangers_do_not_hold_the_meeting_up(port: int) -> None:
-    def lead() -> Any:
-        with Meeting(address(0, 2, port), join_timeout_s=30) as meeting:
-            return meeting.gather({}, 30)
-
-    def follow() -> None:
-        time.sleep(2)
-        with Meeting(address(1, 2, port), join_timeout_s=30) as meeting:
+    def join() -> None:
+        time.sleep(1)
+        with Meeting(address(1, 2, port)) as meeting:
             meeting.send({"from": 1})
             time.sleep(0.5)
 
     claim = b'{"node":1,"nodes":2,"host":"stranger"}'
     said = b'{"kind":"mistake","problem":"a stranger says so","advice":""}'
-    begin = time.monotonic()
     with storm([port], [*common(), greets("r", "", claim, said)]):
-        heard, _ = together(lead, follow)
+        heard, _ = together(lambda: lead(port, 2), join)
     assert heard == [{}, {"from": 1}]
-    print(f"met after {time.monotonic() - begin:.1f} s")

@@ -88,7 +88,12 @@ def test_what_was_used_builds_the_same_settings_again() -> None:
         ({}, ["lora.targets=[q_proj"], "--set lora.targets=[q_proj: the value is not valid YAML", "quotes"),
         ({}, ["tokens=5x"], "tokens = '5x': should be a number of tokens, such as 20000, 300M or 1B", ""),
         ({"tokens": "1M", "max_steps": 3}, [], "tokens and max_steps both limit", ""),
-        ({"task": "grpo", "rl": {"group_size": 1}}, [], "rl.group_size = 1: should be 2 or more", ""),
+        (
+            {"task": "grpo", "rl": {"group_size": 1}},
+            [],
+            "rl.group_size = 1: should be greater than or equal to 2",
+            "",
+        ),
         ({"task": "grpo", "global_batch_size": 12}, [], "multiple of rl.group_size 8", ""),
         ({"task": "grpo", "tokens": "1M"}, [], "unknown in advance", ""),
         ({"mixture": {"b.jsonl": 0}}, [], "mixture = 0: should be greater than 0", ""),
@@ -117,6 +122,14 @@ def test_what_was_used_builds_the_same_settings_again() -> None:
         ({}, ["optimizer/lr=1"], "unknown setting `optimizer/lr`", "optimizer.lr"),
         ({}, ["engine_options={a"], "the value is not valid YAML", "brackets"),
         ({"a name": 1}, [], "unknown setting `a name`", ""),
+        (
+            {"columns": "promt=q"},
+            [],
+            "not of `promt`. Did you mean prompt",
+            "",
+        ),
+        ({"columns": {"zzz": "q"}}, [], "not of `zzz`. The keys are messages, conversations, prompt", ""),
+        ({"columns": "prompt"}, [], "should be pairs of key and column", ""),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_value(
@@ -131,6 +144,10 @@ def test_a_wrong_setting_is_named_with_its_value(
 
 def test_a_date_is_a_text_like_any_other() -> None:
     assert settings.parse_yaml("model: 2026-11-21")["model"] == "2026-11-21"
+
+
+def test_two_steps_are_no_number_to_the_base_60() -> None:
+    assert settings.parse_yaml("profile: {steps: 20:23}")["profile"]["steps"] == "20:23"
 
 
 def test_a_broken_settings_file_says_where() -> None:
@@ -155,7 +172,7 @@ def test_settings_are_pickled_to_the_same_bytes_in_every_process() -> None:
             stdout=subprocess.PIPE,
             check=True,
         ).stdout
-        for seed in ("1", "2", "3")
+        for seed in ("1", "2")
     ]
     assert len(set(pickled)) == 1
 

@@ -7,14 +7,17 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from estimator.errors import UserError
 from launchers.store.bundles import (
+    BundleFile,
     DamagedError,
     LocalStorage,
+    Manifest,
     fetch_files,
     get_bundle,
     has_bundle,
@@ -141,13 +144,17 @@ GOOD = {"name": "model/a.bin", "size": 4, "sha256": SHA}
         [{**GOOD, "name": "a\0b"}],
         [{**GOOD, "name": "\ud800"}],
         [{**GOOD, "name": "a" * 256}],
+        [{**GOOD, "name": "é" * 128}],
+        [{**GOOD, "name": "a/"}],
         [{**GOOD, "name": ["a"]}],
         [GOOD, GOOD],
         [GOOD, {**GOOD, "name": "model"}],
         [{**GOOD, "size": "4"}],
         [{**GOOD, "size": -1}],
+        [{**GOOD, "size": True}],
         [{**GOOD, "sha256": "../" * 5 + "x"}],
         [{**GOOD, "sha256": None}],
+        [{**GOOD, "sha256": SHA[1:]}],
         [{**GOOD, "mode": 0o777}],
         ["model/a.bin"],
         None,
@@ -157,6 +164,7 @@ def test_a_crafted_manifest_is_refused_in_one_line_and_writes_nothing(
     storage: LocalStorage, folder: Path, tmp_path: Path, files: Any
 ) -> None:
     """Beside files that are good: nothing of them is written, either."""
+    BundleFile(name=f"{'a' * 255}/b", size=0, sha256=SHA)  # the longest name
     put_bundle(storage, "b", folder)
     path = storage.root / "b" / "manifest.json"
     good = json.loads(path.read_text())["files"]
@@ -174,8 +182,12 @@ def test_a_crafted_manifest_is_refused_in_one_line_and_writes_nothing(
     assert not has_bundle(storage, "b")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000, "\xff", '{"files": 7}'])
-def test_a_manifest_that_is_none_is_damaged(storage: LocalStorage, tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, "\xff", '{"files": 7}'])
+def test_a_missing_manifest_is_reported_and_an_invalid_one_is_damaged(
+    storage: LocalStorage, tmp_path: Path, text: str
+) -> None:
+    with pytest.raises(UserError, match="no complete bundle"):
+        get_bundle(storage, "b", tmp_path / "out")
     storage.put_bytes("b/manifest.json", text.encode("latin-1"))
     with pytest.raises(DamagedError, match="it is not a list of files"):
         get_bundle(storage, "b", tmp_path / "out")
@@ -196,11 +208,6 @@ def test_nothing_is_fetched_through_a_link(
     assert list(tree(out)) == []
 
 
-def test_a_missing_bundle_is_said_to_be_missing(storage: LocalStorage, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no complete bundle"):
-        get_bundle(storage, "b", tmp_path / "out")
-
-
 @pytest.mark.parametrize("key", ["", "/a", "a//b", "../a", "a/..", "a/"])
 def test_keys_cannot_leave_the_store(storage: LocalStorage, key: str) -> None:
     with pytest.raises(ValueError, match="storage key"):
@@ -215,11 +222,53 @@ def test_deleted_keys_leave_no_empty_folders(storage: LocalStorage) -> None:
     assert storage.keys("a") == []
 
 
-def test_some_files_of_a_bundle_can_be_fetched_without_the_others(tmp_path: Path) -> None:
+@pytest.fixture
+def stored(tmp_path: Path, storage: LocalStorage) -> LocalStorage:
+    """A store with the bundle "b" of 3,000 bytes in two files."""
     (tmp_path / "in").mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (tmp_path / "in" / name).write_text(name)
-    storage = LocalStorage(tmp_path / "store")
-    put_bundle(storage, "model", tmp_path / "in")
-    fetch_files(storage, "model", tmp_path / "out", include=lambda name: not name.endswith(".safetensors"))
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["config.json"]
+    (tmp_path / "in" / "one").write_bytes(b"1" * 1000)
+    (tmp_path / "in" / "two").write_bytes(b"2" * 2000)
+    put_bundle(storage, "b", tmp_path / "in")
+    return storage
+
+
+@pytest.mark.parametrize(("free", "fits"), [(3000, True), (2999, False)])
+def test_a_bundle_is_fetched_where_it_just_fits(
+    stored: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, fits: bool
+) -> None:
+    monkeypatch.setattr("launchers.store.bundles.shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+    out = tmp_path / "out"
+    if fits:
+        assert fetch_files(stored, "b", out).total_bytes == 3000
+    else:
+        with pytest.raises(UserError, match="No space left"):
+            fetch_files(stored, "b", out)
+        fetch_files(stored, "b", out, include=lambda name: name == "one")
+    assert sorted(path.name for path in out.iterdir()) == ["one", "two"][: 1 + fits]
+
+
+@pytest.mark.parametrize(("code", "error"), [(errno.ENOSPC, UserError), (errno.EACCES, PermissionError)])
+def test_only_a_full_disk_is_explained(
+    stored: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, error: type[Exception]
+) -> None:
+    def fail(key: str, path: Path) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(stored, "get_file", fail)
+    with pytest.raises(error):
+        fetch_files(stored, "b", tmp_path / "out")
+    monkeypatch.setattr(stored, "put_file", fail)
+    (tmp_path / "in" / "three").touch()
+    with pytest.raises(error):
+        put_bundle(stored, "new", tmp_path / "in")
+
+
+def test_a_disk_that_is_too_small_is_reported_in_gib(
+    stored: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = BundleFile(name="large", size=5 * 2**30, sha256=SHA)
+    stored.put_bytes("b/manifest.json", Manifest(files=(file,)).to_json())
+    free = SimpleNamespace(free=3 * 2**30)
+    monkeypatch.setattr("launchers.store.bundles.shutil.disk_usage", lambda _: free)
+    with pytest.raises(UserError, match=r"\b5\.00 GiB.*\b3\.00 GiB"):
+        fetch_files(stored, "b", tmp_path / "out")

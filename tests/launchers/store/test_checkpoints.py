@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -28,18 +29,17 @@ def save(store: CheckpointStore, tmp_path: Path, step: int, nodes: int = 2) -> N
     store.commit(step, nodes=nodes, world_size=nodes, extra={"engine": "x"})
 
 
-def test_parts_alone_are_no_checkpoint(storage: LocalStorage, tmp_path: Path) -> None:
-    store = CheckpointStore(storage, "run")
-    for node in (0, 1):
-        store.put_part(5, node, part(tmp_path, 5, node))
-    assert store.latest() is None
-
-
-def test_a_commit_without_all_parts_is_refused(storage: LocalStorage, tmp_path: Path) -> None:
+def test_a_checkpoint_is_committed_only_with_the_parts_of_all_nodes(
+    storage: LocalStorage, tmp_path: Path
+) -> None:
     store = CheckpointStore(storage, "run")
     store.put_part(5, 0, part(tmp_path, 5, 0))
     with pytest.raises(RuntimeError, match=r"parts of nodes \[1\]"):
         store.commit(5, nodes=2, world_size=2, extra={})
+    store.put_part(5, 1, part(tmp_path, 5, 1))
+    assert store.latest() is None
+    with pytest.raises(ValueError, match="keep = 0"):
+        CheckpointStore(storage, "run", keep=0)
 
 
 def test_restoring_brings_all_nodes_files_together(storage: LocalStorage, tmp_path: Path) -> None:
@@ -115,11 +115,6 @@ def test_origin_runs_are_looked_at_last_and_never_pruned(storage: LocalStorage, 
     ]
 
 
-def test_keep_of_zero_is_refused(storage: LocalStorage) -> None:
-    with pytest.raises(ValueError, match="keep = 0"):
-        CheckpointStore(storage, "run", keep=0)
-
-
 def test_the_best_ones_checkpoint_stays_however_old_and_can_be_restored(
     storage: LocalStorage, tmp_path: Path
 ) -> None:
@@ -138,3 +133,28 @@ def test_the_best_ones_checkpoint_stays_however_old_and_can_be_restored(
     save(better, tmp_path, 10)
     assert [checkpoint.step for checkpoint in better.candidates()] == [10]
     assert restore_newest(better, tmp_path / "gone", step=2) == (None, ())
+
+
+def test_pruning_spares_what_is_newer_than_the_newest_and_what_is_not_a_checkpoint(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path / "store")
+    store = CheckpointStore(storage, "run", attempt=1, keep=1)
+    commit = json.dumps({"step": 5, "nodes": 0, "world_size": 1, "at": 0.0, "extra": {}}).encode()
+    for name in ("step-00000005.1", "step-00000005.0"):
+        storage.put_bytes(f"run/{name}/checkpoint.json", commit)
+    for name in ("step-00000004.1", "step-00000006.1", "step-00000001.2", "step-00000009.0", "notes"):
+        storage.put_bytes(f"run/{name}/node-00000/part", b"")
+    store.prune()
+    assert sorted(path.name for path in (storage.root / "run").iterdir()) == [
+        "notes",
+        "step-00000001.2",
+        "step-00000005.1",
+        "step-00000006.1",
+    ]
+
+
+def test_without_a_committed_checkpoint_pruning_removes_earlier_attempts_alone(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path / "store")
+    for name in ("step-00000001.0", "step-00000000.1"):
+        storage.put_bytes(f"run/{name}/node-00000/part", b"")
+    CheckpointStore(storage, "run", attempt=1).prune()
+    assert [path.name for path in (storage.root / "run").iterdir()] == ["step-00000000.1"]

@@ -87,17 +87,6 @@ def test_a_node_finds_the_files_of_all_nodes_and_stores_its_own_alone(
     assert (other.folder / "shard-0").read_text() == "changed here"
 
 
-def test_a_resumed_run_begins_with_the_checkpoints_of_its_origin(
-    storage: LocalStorage, tmp_path: Path
-) -> None:
-    node = _node(storage, tmp_path / "a")
-    (node.folder / "step-1").write_text("one")
-    node.poll(complete=True)
-    resumed = _node(storage, tmp_path / "b", prefix="runs/2/train")
-    assert resumed.restore(["runs/0/train", "runs/1/train"])
-    assert (resumed.folder / "step-1").read_text() == "one"
-
-
 def test_a_log_that_is_always_written_to_delays_no_checkpoint(storage: LocalStorage, tmp_path: Path) -> None:
     node = _node(storage, tmp_path / "a")
     (node.folder / "step-1").write_text("one")
@@ -135,7 +124,8 @@ def test_a_resumed_run_keeps_the_checkpoints_of_its_origin_for_its_own_retry(
     (node.folder / "part-1").write_text("one")
     node.poll(complete=True)
     resumed = _node(storage, tmp_path / "b", prefix="runs/2/train")
-    assert resumed.restore(["runs/1/train"])
+    assert resumed.restore(["runs/0/train", "runs/1/train"])
+    assert (resumed.folder / "part-1").read_text() == "one"
     (resumed.folder / "part-2").write_text("two")
     resumed.poll(complete=True)
     retried = _node(storage, tmp_path / "c", prefix="runs/2/train")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +27,14 @@ def test_a_sound_processor_repeats_itself_and_exact_products_need_no_order() -> 
     finally:
         torch.set_num_threads(threads)
     assert first[1]["digest"] == second[1]["digest"]
+
+
+def test_each_kind_of_product_has_half_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count(0.0)
+    clock = SimpleNamespace(perf_counter=lambda: next(seconds))
+    monkeypatch.setattr("checklist.checks.collectives.corruption_probe.time", clock)
+    # Eight without a look at the clock, then one for each second but the last
+    assert [one["times"] for one in repeat(context(), "cpu", 40.0)] == [27, 27]
 
 
 def test_one_flipped_bit_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

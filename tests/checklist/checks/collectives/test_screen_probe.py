@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from checklist.analysis.screening import rates
 
@@ -36,6 +37,7 @@ while not all((file.parent / f"best-{n}").exists() for n in range(3)):
 """
 
 
+@pytest.mark.slow
 def test_every_node_times_every_distance_and_leaves_the_group(tmp_path: Path) -> None:
     root = Path(__file__).parents[4]
     nodes = [

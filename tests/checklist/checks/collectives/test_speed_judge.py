@@ -7,31 +7,14 @@ import dataclasses
 from checklist.judging import thresholds
 from checklist.measurements import Local, Measurements
 from checklist.verdict import judge
-from tests.checklist.runs import gpu_run, past_of, verdict_of
+from tests.checklist.runs import gpu_run, past_of, verdict_of, with_share
 
 
 def test_one_slow_gpu_among_sixteen_is_named() -> None:
-    run = gpu_run()
-    slow = tuple(
-        dataclasses.replace(item, value=float(item.value or 0) * 0.85)
-        if (item.rank, item.what) == (11, "hbm_copy")
-        else item
-        for item in run.locals
-    )
-    result = judge(dataclasses.replace(run, locals=slow), thresholds=thresholds.Table(()))
+    result = judge(with_share(gpu_run(), 0.85, [11], "hbm_copy"), thresholds=thresholds.Table(()))
     assert [(fault.code, fault.nodes, fault.ranks) for fault in result.findings] == [
         ("straggler", ("host-1",), (11,))
     ]
-
-
-def test_the_floor_is_asked_before_peers_and_history() -> None:
-    run = gpu_run()
-    slow = tuple(dataclasses.replace(item, value=float(item.value or 0) * 0.7) for item in run.locals)
-    result = judge(dataclasses.replace(run, locals=slow), history=past_of(judge(run)))
-    assert {fault.code for fault in result.findings} == {"below-floor"}
-    figure = result.check("gemm").figures[0]  # type: ignore[union-attr]
-    assert (figure.basis, figure.expected) == ("floor", 730.9)
-    assert "MAMF" in str(figure.source)
 
 
 def test_a_healthy_h200_at_its_power_limit_is_not_below_the_floor_of_a_burst() -> None:
@@ -61,35 +44,6 @@ def test_a_gpu_that_is_slow_only_for_seconds_is_named_beside_its_peers() -> None
     assert found == ("straggler", "FAIL", (5,))
 
 
-def test_all_gpus_below_the_floor_is_one_finding_and_no_single_nodes_fault() -> None:
-    run = gpu_run()
-    slow = tuple(dataclasses.replace(item, value=float(item.value or 0) * 0.7) for item in run.locals)
-    result = judge(dataclasses.replace(run, locals=slow))
-    assert [finding.check for finding in result.findings] == ["gemm", "hbm"]
-    assert "all 16 ranks is below the floor 730.9 TFLOPS (proposal)" in result.headline
-    assert (result.verdict, result.bad_nodes, result.healthy_nodes) == ("FAIL", (), ())
-
-
-def test_one_gpu_below_the_floor_is_named() -> None:
-    run = gpu_run()
-    slow = tuple(
-        dataclasses.replace(item, value=600.0) if (item.rank, item.what) == (3, "gemm_bf16") else item
-        for item in run.locals
-    )
-    result = judge(dataclasses.replace(run, locals=slow))
-    assert [(fault.code, fault.ranks) for fault in result.findings] == [("below-floor", (3,))]
-    assert result.bad_nodes == ("host-0",)
-
-
-def test_storage_that_is_written_and_read_passes_however_fast_it_is() -> None:
-    disks = tuple(Local(rank=rank, what="storage_write", value=0.1 + rank, unit="GB/s") for rank in range(16))
-    result = judge(gpu_run(locals=(*gpu_run().locals, *disks)))
-    assert verdict_of(result, "storage") == "PASS"
-    broken = Local(rank=3, what="storage_read", value=None, unit="GB/s", error="No space left on device")
-    result = judge(gpu_run(locals=(*gpu_run().locals, *disks, broken)))
-    assert [(fault.code, fault.nodes) for fault in result.findings] == [("storage-failed", ())]
-
-
 def test_a_figure_that_could_not_be_measured_is_a_failure_of_its_node() -> None:
     run = gpu_run()
     broken = Local(rank=4, what="gemm_bf16", value=None, unit="TFLOPS", error="CUDA error: an illegal access")
@@ -117,16 +71,6 @@ def mixed_run() -> Measurements:
     return dataclasses.replace(run, facts=old, locals=locals_)
 
 
-def with_gemm(run: Measurements, shares: dict[int, float]) -> Measurements:
-    locals_ = tuple(
-        dataclasses.replace(local, value=float(local.value or 0) * shares.get(local.rank, 1.0))
-        if local.what == "gemm_bf16"
-        else local
-        for local in run.locals
-    )
-    return dataclasses.replace(run, locals=locals_)
-
-
 def found(run: Measurements, table: thresholds.Table | None = None) -> list[tuple[str, str, tuple[int, ...]]]:
     return [
         (fault.code, fault.verdict, fault.ranks)
@@ -143,30 +87,32 @@ def test_nodes_of_two_gpu_models_are_held_against_their_own_floors_and_peers() -
         True: 730.9,
         False: 249.3,
     }
-    assert found(with_gemm(mixed_run(), {20: 0.85})) == [("below-floor", "FAIL", (20,))]
-    assert found(with_gemm(mixed_run(), {20: 0.85}), thresholds.Table(())) == [("straggler", "FAIL", (20,))]
+    assert found(with_share(mixed_run(), 0.85, [20], "gemm_bf16")) == [("below-floor", "FAIL", (20,))]
+    assert found(with_share(mixed_run(), 0.85, [20], "gemm_bf16"), thresholds.Table(())) == [
+        ("straggler", "FAIL", (20,))
+    ]
 
 
 def test_a_domain_of_its_own_has_its_own_peers() -> None:
     run = gpu_run(8, 4)
     told = tuple(dataclasses.replace(f, nvlink_domain=f"rack-{f.node // 4}.0") for f in run.facts)
-    slower = with_gemm(dataclasses.replace(run, facts=told), dict.fromkeys(range(28, 32), 0.93))
+    slower = with_share(dataclasses.replace(run, facts=told), 0.93, range(28, 32), "gemm_bf16")
     assert found(slower, thresholds.Table(())) == [("straggler", "WARN", (rank,)) for rank in range(28, 32)]
-    whole_rack = with_gemm(dataclasses.replace(run, facts=told), dict.fromkeys(range(16, 32), 0.93))
+    whole_rack = with_share(dataclasses.replace(run, facts=told), 0.93, range(16, 32), "gemm_bf16")
     assert found(whole_rack, thresholds.Table(())) == []
 
 
 def test_half_of_the_gpus_being_slow_is_a_warning_about_them() -> None:
     slow = (1, 3, 4, 6)
-    assert found(with_gemm(gpu_run(1), dict.fromkeys(slow, 0.7)), thresholds.Table(())) == [
+    assert found(with_share(gpu_run(1), 0.7, slow, "gemm_bf16"), thresholds.Table(())) == [
         ("uneven", "WARN", slow)
     ]
-    assert found(with_gemm(gpu_run(1), dict.fromkeys(slow, 0.93)), thresholds.Table(())) == []
+    assert found(with_share(gpu_run(1), 0.93, slow, "gemm_bf16"), thresholds.Table(())) == []
 
 
 def test_a_large_fleet_with_a_few_at_either_end_is_not_uneven() -> None:
-    ends = {0: 0.96, 33: 0.96, 77: 1.06, 130: 1.06}
-    assert found(with_gemm(gpu_run(32), ends), thresholds.Table(())) == []
+    run = with_share(with_share(gpu_run(32), 0.96, [0, 33], "gemm_bf16"), 1.06, [77, 130], "gemm_bf16")
+    assert found(run, thresholds.Table(())) == []
 
 
 def test_the_floor_of_a_collective_over_two_kinds_is_the_lower_one() -> None:
@@ -183,3 +129,14 @@ def test_the_floor_of_a_collective_over_two_kinds_is_the_lower_one() -> None:
     ] == []
     of_one = thresholds.Table(tuple(row for row in rows if row.system == "p5.48xlarge"))
     assert verdict_of(judge(either, thresholds=of_one), "bandwidth") == "NO-VERDICT"
+
+
+def test_all_gpus_below_the_floor_is_one_finding_of_no_node_and_the_floor_goes_before_history() -> None:
+    result = judge(with_share(gpu_run(), 0.7), history=past_of(judge(gpu_run())))
+    assert [(fault.check, fault.code) for fault in result.findings] == [
+        ("gemm", "below-floor"),
+        ("hbm", "below-floor"),
+    ]
+    assert (result.verdict, result.bad_nodes, result.healthy_nodes) == ("FAIL", (), ())
+    figure = result.check("gemm").figures[0]  # type: ignore[union-attr]
+    assert (figure.basis, figure.expected) == ("floor", 730.9)

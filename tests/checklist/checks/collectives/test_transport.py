@@ -31,23 +31,17 @@ h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM
 
 
 @pytest.mark.parametrize(
-    ("log", "network", "nodes", "direct"),
+    ("log", "read"),
     [
-        (NCCL_EFA, "efa", 2, True),
-        (NCCL_SOCKET, "socket", 2, False),
-        (NCCL_ALONE, "shm", 1, None),
-        ("", None, None, None),
+        (NCCL_EFA, ("efa", 2, True, None)),
+        (NCCL_SOCKET, ("socket", 2, False, "eth0")),
+        (NCCL_ALONE, ("shm", 1, None, None)),
+        ("", (None, None, None, None)),
     ],
 )
-def test_the_network_is_read_from_nccls_log(
-    log: str, network: str | None, nodes: int | None, direct: bool | None
-) -> None:
-    said = transport.parse(log)
-    assert (said["network"], said["nodes_seen"], said["gpu_direct"]) == (network, nodes, direct)
-
-
-def test_the_interface_is_read_from_nccls_log() -> None:
-    assert transport.parse(NCCL_SOCKET)["interface"] == "eth0"
+def test_the_network_is_read_from_nccls_log(log: str, read: tuple[object, ...]) -> None:
+    fields = transport.parse(log)
+    assert tuple(fields[name] for name in ("network", "nodes_seen", "gpu_direct", "interface")) == read
 
 
 NCCL_TUNING = """

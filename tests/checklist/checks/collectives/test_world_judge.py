@@ -68,14 +68,3 @@ def test_a_topology_file_is_suspected_where_the_world_is_slow_and_the_gpus_own_c
     copies = tuple(Local(rank=r, what="peer_copy", value=100.0, unit="GB/s", peer=r ^ 1) for r in range(16))
     both = dataclasses.replace(slow, locals=(*slow.locals, *copies))
     assert codes(both) == {"peer-copy-slow": "FAIL", "half-speed": "FAIL"}
-
-
-def test_sockets_where_there_is_efa_fail_although_they_work() -> None:
-    run = gpu_run()
-    assert run.transport is not None
-    sockets = dataclasses.replace(run.transport, network="socket")
-    assert codes(dataclasses.replace(run, transport=sockets)) == {"rdma-unused": "FAIL"}
-    through_host = dataclasses.replace(run.transport, gpu_direct=False)
-    assert codes(dataclasses.replace(run, transport=through_host)) == {"gdr-off": "WARN"}
-    separate = dataclasses.replace(run.transport, nodes_seen=1)
-    assert codes(dataclasses.replace(run, transport=separate)) == {"separate-world": "FAIL"}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from checklist.checks.gpu.dcgm_probe import diagnose, ids_of, read
+from checklist.checks.gpu.dcgm_probe import diagnose, read
 from checklist.measurements import Diagnosed, record
 from checklist.probing.context import Context
 from launchers.cluster.processes import is_running
@@ -34,15 +34,6 @@ echo "Error: unable to establish a connection to the specified host: localhost" 
 echo "Error: Unable to connect to host engine. Host engine may not be running." >&2
 exit 255  # {samples}{then}
 """
-
-
-@pytest.fixture
-def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
-    for name in ("RANK", "LOCAL_RANK", "NODE"):
-        monkeypatch.setenv(f"CHECKLIST_{name}", "0")
-    (tmp_path / "rank0.progress").write_bytes(bytes(256))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]))
-    return Context(tmp_path)
 
 
 def ask(
@@ -121,10 +112,6 @@ def test_an_answer_that_can_not_be_read_is_none(output: str, why: str) -> None:
     assert (told.passed, told.faults) == ((), ())
 
 
-def test_gpus_are_known_by_uuid() -> None:
-    assert ids_of((SAMPLES / "dcgmi_discovery.txt").read_text()) == IDS
-
-
 def test_it_is_run_on_the_gpus_of_the_job_and_its_status_does_not_matter(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,8 +150,8 @@ def test_at_its_limit_it_is_ended_with_all_that_it_has_started(
     monkeypatch.setattr("checklist.checks.gpu.dcgm_probe._LEAVE_S", 0.2)
     begin = time.monotonic()
     then = f"trap '' INT; sleep 300 & echo $! > {context.directory}/child; wait; sleep 300"
-    told, _ = ask(context, monkeypatch, then, limit_s=2.0)
-    assert told.error == "the diagnostic was ended after 2 s"
+    told, _ = ask(context, monkeypatch, then, limit_s=1.0)
+    assert told.error == "the diagnostic was ended after 1 s"
     assert time.monotonic() - begin < 20
     child = int((context.directory / "child").read_text())
     wait_for(lambda: not is_running(child), 5, "what it had started has ended")
@@ -176,10 +163,10 @@ def test_it_is_interrupted_first_so_that_the_host_engine_hears_of_it(
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the worker has it
     try:
         then = f"trap 'touch {context.directory}/told; exit' INT; sleep 300 & wait"
-        told, _ = ask(context, monkeypatch, then, limit_s=2.0)
+        told, _ = ask(context, monkeypatch, then, limit_s=1.0)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert told.error == "the diagnostic was ended after 2 s"
+    assert told.error == "the diagnostic was ended after 1 s"
     assert (context.directory / "told").exists()
 
 

@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 
+from checklist.checks.gpu.gpus_judge import CORRECTED_ERRORS
 from checklist.measurements import Measurements
 from checklist.verdict import judge
-from tests.checklist.runs import codes, gpu_run, healthy_gpu, spoil, verdict_of, with_health
+from tests.checklist.runs import codes, gpu_run, healthy_gpu, spoil, verdict_of, with_health, with_states
 
 FAULTS: list[tuple[str, Measurements, str, str]] = [
     ("one GPU twice", spoil(gpu_run(2, 1), 1, gpu_uuids=("GPU-0-0",)), "gpu-shared", "FAIL"),
@@ -35,21 +36,12 @@ def test_lanes_that_all_gpus_of_a_kind_lack_are_taken_for_meant_unless_there_is_
     assert codes(dataclasses.replace(one, health=health))["pcie-narrow"] == "WARN"
 
 
-@pytest.mark.parametrize(("again", "found"), [(8, {}), (9, {"pcie-replays": "WARN"})])
-def test_a_pcie_link_that_sends_again_is_told_above_dcgms_limit(again: int, found: dict[str, str]) -> None:
-    run = gpu_run()
-    health = tuple(
-        dataclasses.replace(state, pcie_replays=again if (state.rank, state.when) == (9, "after") else 0)
-        for state in run.health
-    )
-    assert codes(dataclasses.replace(run, health=health)) == found
-    assert codes(with_health(run, 9, pcie_replays=1000)) == {}, "what was before the load is not known"
-
-
 def test_ill_gpus_are_named_with_their_node() -> None:
     run = gpu_run()
     for changes, code in (
         ({"ecc_uncorrected": 2}, "ecc"),
+        ({"ecc_corrected": CORRECTED_ERRORS + 1}, "ecc-corrected"),
+        ({"remap_exhausted_banks": 1}, "remap-exhausted"),
         ({"remap_failed": True}, "remap-failed"),
         ({"remap_pending": True}, "remap-pending"),
         ({"xids": (79,)}, "xid-reboot"),
@@ -68,6 +60,20 @@ def test_ill_gpus_are_named_with_their_node() -> None:
         ]
 
 
+@pytest.mark.parametrize(("mib", "short"), [(73_404, False), (73_403, True)])
+def test_less_memory_than_the_peers_or_on_all_gpus_than_the_data_sheet_warns(mib: int, short: bool) -> None:
+    full = with_states(gpu_run(), range(16), "after", memory_mib=81_559)  # an H100's
+    one, every = (with_states(full, ranks, "after", memory_mib=mib) for ranks in ([9], range(16)))
+    for run, nodes in ((one, ("host-1",)), (every, ())):
+        found = [(fault.code, fault.verdict, fault.nodes) for fault in judge(run).findings]
+        assert found == [("memory-short", "WARN", nodes)] * short
+
+
+def test_some_corrected_errors_and_spare_rows_are_normal() -> None:
+    fine = {"ecc_corrected": CORRECTED_ERRORS, "remap_exhausted_banks": 0}
+    assert codes(with_health(gpu_run(), 9, **fine)) == {}
+
+
 def test_an_applications_own_xids_from_before_the_run_are_nothing_against_the_gpu() -> None:
     run = gpu_run()
     told = tuple(dataclasses.replace(state, xids_earlier=(13, 31, 43)) for state in run.health)
@@ -81,3 +87,10 @@ def test_xids_that_can_not_be_read_are_no_pass() -> None:
     assert verdict_of(result, "gpu-health") == "NO-VERDICT"
     assert result.verdict == "PASS"
     assert "Not judged: gpu-health" in result.headline
+
+
+def test_memory_errors_that_are_not_reported_are_no_pass() -> None:
+    silent = with_states(gpu_run(), [3], "after", ecc_uncorrected=None, remap_failed=None)
+    assert verdict_of(judge(silent), "gpu-health") == "NO-VERDICT"
+    without_ecc = with_states(gpu_run(), [3], "after", ecc_uncorrected=None)
+    assert verdict_of(judge(without_ecc), "gpu-health") == "PASS"

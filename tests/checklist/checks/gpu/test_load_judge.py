@@ -9,16 +9,11 @@ import pytest
 
 from checklist.measurements import Measurements
 from checklist.verdict import judge
-from tests.checklist.runs import gpu_run, verdict_of
+from tests.checklist.runs import gpu_run, verdict_of, with_states
 
 
 def loaded(run: Measurements, *ranks: int, **changes: Any) -> Measurements:
-    """That run with some GPUs changed under load."""
-    health = tuple(
-        dataclasses.replace(state, **changes) if state.when == "loaded" and state.rank in ranks else state
-        for state in run.health
-    )
-    return dataclasses.replace(run, health=health)
+    return with_states(run, ranks, "loaded", **changes)
 
 
 @pytest.mark.parametrize(
@@ -40,10 +35,30 @@ def test_a_gpu_that_is_held_back_is_named(changes: dict[str, Any], told: tuple[s
     assert words in fault.title
 
 
-def test_what_all_gpus_share_is_the_cluster_s_own() -> None:
-    everywhere = {"power_limit_w": 500.0, "pcie_generation": 4, "sm_clock_mhz": 1410}
-    result = judge(loaded(gpu_run(), *range(16), **everywhere))
+def test_an_old_slot_and_low_clocks_of_all_gpus_are_the_cluster_s_own() -> None:
+    result = judge(loaded(gpu_run(), *range(16), pcie_generation=4, sm_clock_mhz=1410))
     assert (result.findings, verdict_of(result, "gpu-load")) == ((), "PASS")
+
+
+@pytest.mark.parametrize(("ranks", "limit_w", "found"), [(16, 690.0, ["power-cap"]), (16, 693.0, [])])
+def test_a_power_cap_of_all_gpus_is_one_finding_of_no_node(
+    ranks: int, limit_w: float, found: list[str]
+) -> None:
+    result = judge(loaded(gpu_run(), *range(ranks), power_limit_w=limit_w))
+    assert [fault.code for fault in result.findings] == found
+    assert [fault.nodes for fault in result.findings] == [()] * len(found)
+    unknown = loaded(gpu_run(), *range(ranks), power_limit_w=limit_w, power_default_w=None)
+    assert judge(unknown).findings == ()
+
+
+@pytest.mark.parametrize(("temperature_c", "found"), [(71.9, []), (72.0, ["hotter"])])
+def test_a_gpu_ten_degrees_above_the_median_of_its_peers_is_named(
+    temperature_c: float, found: list[str]
+) -> None:
+    result = judge(loaded(gpu_run(), 9, temperature_c=temperature_c))  # 60 to 64 °C, median 62
+    assert [(fault.code, fault.ranks) for fault in result.findings] == [(code, (9,)) for code in found]
+    everywhere = loaded(gpu_run(), *range(16), temperature_c=temperature_c)
+    assert judge(everywhere).findings == ()
 
 
 def test_a_gpu_without_peers_is_held_against_its_own_data() -> None:
@@ -51,16 +66,6 @@ def test_a_gpu_without_peers_is_held_against_its_own_data() -> None:
     assert [f.code for f in judge(run).findings if f.check == "gpu-load"] == []
     capped = judge(loaded(run, 0, power_limit_w=500.0, pcie_generation=3))
     assert [f.code for f in capped.findings if f.check == "gpu-load"] == ["power-cap", "pcie-slow"]
-
-
-def test_figures_stand_beside_the_verdict() -> None:
-    check = judge(gpu_run()).check("gpu-load")
-    assert {(figure.name, figure.unit) for figure in check.figures} == {
-        ("SM clock", "MHz"),
-        ("power", "W"),
-        ("temperature", "°C"),
-    }
-    assert (check.coverage.what, check.coverage.measured) == ("GPUs", 16)
 
 
 def test_gpus_that_were_not_watched_have_no_verdict() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -67,15 +66,6 @@ def test_where_the_limit_is_not_told_the_margin_tells_it() -> None:
         nvmlDeviceGetMarginTemperature=26,
     )
     assert health(Nvml(gpu), gpu, 0, [sample(Nvml(gpu), gpu)] * 5).slowdown_c == 87
-
-
-@pytest.fixture
-def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
-    for name in ("RANK", "LOCAL_RANK", "NODE"):
-        monkeypatch.setenv(f"CHECKLIST_{name}", "0")
-    (tmp_path / "rank0.progress").write_bytes(bytes(256))
-    monkeypatch.setattr(load_probe, "_EVERY_S", 0.01)
-    return Context(tmp_path)
 
 
 def test_a_load_is_sampled_meanwhile_and_told_with_the_health_after_it(

@@ -9,7 +9,7 @@ import pytest
 
 from checklist.measurements import Measurements
 from checklist.verdict import judge
-from tests.checklist.runs import gpu_run, verdict_of
+from tests.checklist.runs import gpu_run, verdict_of, with_states
 
 BOARD = "00000000-0000-0000-0000-000000000000"
 RACK = "5c9e8a10-0000-4000-8000-00000000beef"
@@ -25,13 +25,8 @@ HEALTHY: dict[str, Any] = {
 def run_with(*ranks: int, nodes: int = 2, **changes: Any) -> Measurements:
     """Healthy GPUs of HGX boards, but for what some say after the load."""
     run = gpu_run(nodes)
-    told = tuple(
-        dataclasses.replace(
-            state, **HEALTHY | (changes if state.rank in ranks and state.when == "after" else {})
-        )
-        for state in run.health
-    )
-    return dataclasses.replace(run, health=told)
+    health = tuple(dataclasses.replace(state, **HEALTHY) for state in run.health)
+    return with_states(dataclasses.replace(run, health=health), ranks, "after", **changes)
 
 
 def errors(**grown: int) -> dict[str, int]:
@@ -64,6 +59,20 @@ def test_a_gpu_whose_links_or_fabric_are_ill_is_named(changes: dict[str, Any], t
     assert (fault.nodes, fault.ranks, fault.gpus) == (("host-1",), (9,), ("GPU-1-1",))
 
 
+@pytest.mark.parametrize(
+    ("links", "found"), [({"nvlinks_active": 17}, 1), ({"nvlink_mbytes_per_s": 25_400}, 0), ({}, 0)]
+)
+def test_nvlinks_that_all_gpus_of_a_model_lack_are_held_against_its_data_sheet(
+    links: dict[str, int], found: int
+) -> None:
+    run = run_with()
+    everywhere = tuple(dataclasses.replace(state, **links) for state in run.health)  # type: ignore[arg-type]
+    findings = judge(dataclasses.replace(run, health=everywhere)).findings
+    assert [(fault.code, fault.verdict, fault.nodes) for fault in findings] == [
+        ("nvlink-below-product", "WARN", ())
+    ] * found
+
+
 def test_a_single_gpu_of_a_shared_machine_needs_no_fabric() -> None:
     run = gpu_run(2, 1)
     told = tuple(dataclasses.replace(state, fabric="in progress") for state in run.health)
@@ -84,12 +93,6 @@ def test_cliques_within_one_board_or_one_rack_are_told_and_boards_are_not_one_ra
     assert (fault.code, fault.verdict, fault.suspects) == ("fabric-cliques", "WARN", ("host-1",))
     rack = run_with(*range(16), fabric_clique=f"{RACK}.1")
     assert judge(rack).findings == ()
-    health = tuple(
-        dataclasses.replace(state, fabric_clique=f"{RACK}.2")
-        if state.when == "after" and state.rank >= 8
-        else state
-        for state in rack.health
-    )
-    (fault,) = judge(dataclasses.replace(rack, health=health)).findings
+    (fault,) = judge(with_states(rack, range(8, 16), "after", fabric_clique=f"{RACK}.2")).findings
     assert (fault.code, fault.suspects) == ("fabric-cliques", ("host-0", "host-1"))
     assert "8 GPUs of host-0; 8 GPUs of host-1" in fault.title

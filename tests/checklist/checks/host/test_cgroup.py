@@ -8,17 +8,9 @@ from pathlib import Path
 import pytest
 
 from checklist.checks.host import cgroup
+from tests.checklist.checks.host.files import host
 
-
-def host(folder: Path, **files: str) -> Path:
-    """A root with those files, whose names have / as __."""
-    for name, text in {"proc__meminfo": "MemTotal: 65536 kB\nMemFree: 1 kB\n", **files}.items():
-        place = folder / name.replace("__", "/")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
-    return folder
-
-
+MEMORY = {"proc__meminfo": "MemTotal: 65536 kB\nMemFree: 1 kB\n"}
 STAT = "usage_usec 5\nnr_periods 200\nnr_throttled 140\nthrottled_usec 9\n"
 
 
@@ -50,7 +42,7 @@ STAT = "usage_usec 5\nnr_periods 200\nnr_throttled 140\nthrottled_usec 9\n"
     ids=["version 2", "version 2, of the parent", "version 1"],
 )
 def test_the_lowest_limit_counts(tmp_path: Path, files: dict[str, str]) -> None:
-    root = host(tmp_path, **files)
+    root = host(tmp_path, **MEMORY, **files)
     assert cgroup.limits(root) == cgroup.Limits(cpus=0.6, memory_bytes=32 << 20)
     assert cgroup.throttling(root) == cgroup.Throttling(periods=200, throttled=140)
 
@@ -58,6 +50,7 @@ def test_the_lowest_limit_counts(tmp_path: Path, files: dict[str, str]) -> None:
 def test_without_a_limit_the_machine_is_the_limit(tmp_path: Path) -> None:
     root = host(
         tmp_path,
+        **MEMORY,
         proc__self__cgroup="4:memory:/\n1:cpu:/",
         **{
             "sys__fs__cgroup__cpu__cpu.cfs_quota_us": "-1",
@@ -69,7 +62,7 @@ def test_without_a_limit_the_machine_is_the_limit(tmp_path: Path) -> None:
     assert cgroup.throttling(root) is None
 
 
-def test_of_this_machine_something_is_known() -> None:
-    found = cgroup.limits()
-    assert found.cpus
-    assert (found.memory_bytes or 0) > 1 << 20
+def test_load_is_that_of_the_last_minute_on_each_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (3.0, 100.0, 100.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    assert cgroup.load_per_cpu() == 0.75

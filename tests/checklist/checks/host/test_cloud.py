@@ -140,10 +140,3 @@ def test_outside_a_pod_no_api_server_is_asked(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("NODE_NAME", "node-7")
     monkeypatch.setattr(cloud, "_ACCOUNT", tmp_path)
     assert cloud.node_labels() == {}
-
-
-def test_a_zone_that_is_not_known_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    assert cloud.place().zone is None
-    monkeypatch.setenv("NODE_ZONE", "eu-west-1b")
-    assert cloud.place().zone == "eu-west-1b"

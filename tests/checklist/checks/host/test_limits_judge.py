@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from checklist.measurements import Counters, Measurements
+from checklist.measurements import Counters, Local, Measurements
 from checklist.registry import select
 from checklist.verdict import judge
 from tests.checklist.runs import all_with, cpu_run, gpu_run, spoil
@@ -44,6 +44,7 @@ def test_a_node_with_less_than_its_peers_warns(changes: dict[str, Any], code: st
 def test_a_rank_needs_a_cpu_and_a_gibibyte() -> None:
     small = all_with(cpu_run(2), cpus=0.6, memory_bytes=250 << 20)
     assert [code for code, _, _ in found(small)] == ["cpu-limit", "memory-limit"] * 2
+    assert found(all_with(cpu_run(2), cpus=1.0, memory_bytes=1 << 30)) == []
 
 
 @pytest.mark.parametrize(("throttled", "says"), [(25, True), (24, False)])
@@ -55,6 +56,29 @@ def test_a_quota_that_is_used_up_in_a_quarter_of_the_time_warns(throttled: int, 
     )
     run = dataclasses.replace(equal(), counters=counted)
     assert found(run) == ([("cpu-throttled", "WARN", ("host-1",))] if says else [])
+
+
+@pytest.mark.parametrize(
+    ("others", "load", "says"), [(0.1, 0.5, True), (0.1, 0.49, False), (0.3, 0.59, False), (0.3, 0.6, True)]
+)
+def test_cpus_that_were_busy_before_the_checks_warn(others: float, load: float, says: bool) -> None:
+    run = spoil(all_with(equal(), load_per_cpu=others), 1, load_per_cpu=load)
+    assert found(run) == ([("cpu-busy", "WARN", ("host-1",))] if says else [])
+    assert found(spoil(all_with(equal(2), load_per_cpu=others), 1, load_per_cpu=load)) == []
+
+
+@pytest.mark.parametrize(("gbytes_per_s", "says"), [(79.9, True), (80.0, False)])
+def test_memory_slower_than_that_of_the_peers_warns_on_gpu_nodes(gbytes_per_s: float, says: bool) -> None:
+    copies = [
+        Local(rank=rank, what="memory_copy", value=gbytes_per_s if rank == 2 else 100.0, unit="GB/s")
+        for rank in range(4)
+    ]
+    run = equal()
+    run = dataclasses.replace(run, locals=(*run.locals, *copies))
+    assert found(run) == ([("memory-slow", "WARN", ("host-2",))] if says else [])
+    assert found(dataclasses.replace(run, device="cpu")) == [], "it depends on what else runs"
+    hbm = judge(run).check("hbm")
+    assert {figure.name for figure in hbm.figures} == {"hbm_copy"}  # type: ignore[union-attr]
 
 
 def test_unknown_limits_have_no_verdict() -> None:

@@ -8,22 +8,13 @@ from pathlib import Path
 import pytest
 
 from checklist.checks.host import settings_probe
-from checklist.checks.network import nics_probe
 from checklist.measurements import Nic
+from tests.checklist.checks.host.files import host
 
 LINE = (
     "BOOT_IMAGE=(hd0,gpt1)/vmlinuz root=UUID=5c9ab2c1-90d1-4a0f-b52f-6f2b1b0b6a11 ro console=ttyS0 quiet "
     "iommu=pt intel_iommu=on hugepagesz=1G hugepages=8 hugepagesz=2M hugepages=512 nosmt -- --token secret"
 )
-
-
-def host(folder: Path, **files: str) -> Path:
-    """A root with those files, whose names have / as __."""
-    for name, text in files.items():
-        place = folder / name.replace("__", "/")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
-    return folder
 
 
 def read(root: Path) -> dict[str, str]:
@@ -101,9 +92,3 @@ def test_firmware_and_mtu_go_by_driver_as_interfaces_have_names_of_their_own(
     assert (told["MTU of mlx5_core"], told["MTU of the interface in use"]) == ("1500, 9000", "9000")
     assert (told["driver mlx5_core"], told["firmware of mlx5_core"]) == ("24.04", "28.39.1002")
     assert told["RDMA firmware of mlx5"] == "28.39.1002"
-
-
-def test_this_host_s_are_told_without_a_problem() -> None:
-    told = settings_probe.read(nics_probe.interfaces(), None)
-    assert told["net.ipv4.ip_local_port_range"]
-    assert all(isinstance(value, str) and value for value in told.values())

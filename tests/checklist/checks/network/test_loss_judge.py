@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import pytest
-
 from checklist import past_runs
 from checklist.measurements import Counters, Measurements
 from checklist.result import Result
@@ -89,12 +87,6 @@ def test_a_node_that_is_seen_with_others_each_night_is_at_fault(tmp_path: Path) 
     assert said(away) == [], "the node does not take part"
 
 
-def test_three_runs_in_one_night_are_one_night(tmp_path: Path) -> None:
-    runs = [dataclasses.replace(night(1, ((2, 0),)), started_unix=DAY + hour * 3600) for hour in range(5)]
-    results = nights(tmp_path / "history.jsonl", runs)
-    assert {verdict_of(result, "loss") for result in results} == {"WARN"}
-
-
 def test_a_carrier_that_was_lost_on_three_nights_stays_a_failure(tmp_path: Path) -> None:
     lost = Counters(node=1, phase="pairs", carrier_changes=2)
     runs = [dataclasses.replace(night(n), counters=(lost,)) for n in range(3)]
@@ -119,9 +111,3 @@ def test_a_lasting_fault_leaves_nothing_that_comes_and_goes() -> None:
 def test_one_machine_and_a_run_without_pairs_have_not_looked() -> None:
     assert past_runs.run_of(judge(cpu_run(2, local=True))).look is None
     assert past_runs.run_of(judge(cpu_run(4, pairs=()))).look is None
-
-
-@pytest.mark.parametrize("nodes", [2, 4])
-def test_nights_without_a_fault_say_nothing(tmp_path: Path, nodes: int) -> None:
-    results = nights(tmp_path / "history.jsonl", [night(n, nodes=nodes) for n in range(5)])
-    assert [said(result) for result in results] == [[]] * 5

@@ -53,10 +53,6 @@ def test_an_exclusion_passes_over_interfaces_that_nccl_can_not_use() -> None:
     assert "leaves no interface of this host" in left.reason
 
 
-def test_without_a_variable_nccl_takes_neither_docker_nor_loopback() -> None:
-    assert nics_probe.choose("nccl", HOST, "10.0.0.1", {}).nic == "eth0"
-
-
 def test_an_interface_that_is_not_there_is_named_with_those_that_are() -> None:
     choice = nics_probe.choose("gloo", HOST, "10.0.0.1", {"GLOO_SOCKET_IFNAME": "ib0"})
     assert not choice.usable

@@ -42,36 +42,28 @@ def figures(**places: Any) -> dict[str, tuple[float | None, str | None]]:
     return found
 
 
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def s3() -> Iterator[Any]:
     """A client of an S3 server on this machine, in which there is one bucket."""
     server_module = pytest.importorskip("moto.server", reason="needs moto[server] for an S3 on this machine")
     import boto3
 
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "test")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
-    try:
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patched.setenv(name, "test")
+        patched.setenv("AWS_DEFAULT_REGION", "us-east-1")
         host, port = server.get_host_and_port()
-        monkeypatch.setenv("METAFLOW_S3_ENDPOINT_URL", f"http://{host}:{port}")
+        patched.setenv("METAFLOW_S3_ENDPOINT_URL", f"http://{host}:{port}")
         client = boto3.client("s3", endpoint_url=f"http://{host}:{port}")
         client.create_bucket(Bucket="data")
         yield client
-    finally:
-        server.stop()
+    server.stop()
 
 
 def keys(client: Any) -> list[str]:
     return [item["Key"] for item in client.list_objects_v2(Bucket="data").get("Contents", [])]
-
-
-def test_a_work_directory_is_written_and_read_and_left_as_it_was(tmp_path: Path) -> None:
-    found = figures(directory=str(tmp_path))
-    assert set(found) == {"storage_write", "storage_read", "storage_files"}
-    assert all(value is not None and value > 0 for value, _ in found.values())
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_reading_comes_from_the_disk_and_not_from_memory(tmp_path: Path) -> None:

@@ -41,10 +41,7 @@ def test_every_field_of_a_plan_is_asked_for(model: str, method: str, gpu: str, n
     interfaces = EFA.get(machine.name, 0) if nodes > 1 else 0
     expected = {"queue": f"queue-of-{gpu}", **({"efa": interfaces} if interfaces else {})}
     assert asked.compute == expected
-    assert asked.environment == {
-        **(EFA_VARIABLES if interfaces else {}),
-        **(NETWORK if nodes > 1 else {}),
-    }
+    assert asked.environment == {**(EFA_VARIABLES if interfaces else {}), **(NETWORK if nodes > 1 else {})}
 
 
 def test_a_users_queue_and_efa_stand() -> None:

@@ -30,7 +30,7 @@ def test_a_job_that_runs_or_has_ended_waits_no_more(client: Any, status: str) ->
     assert not waiting.wait_state(_job(client, status=status)).pending
 
 
-def test_batchs_own_reason_is_told_and_a_misconfiguration_is_hopeless(client: Any) -> None:
+def test_batchs_reason_is_shown_and_a_misconfiguration_is_permanent(client: Any) -> None:
     text = "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT - no instance type fits"
     state = waiting.wait_state(_job(client, status="RUNNABLE", statusReason=text))
     assert state.reason == f"RUNNABLE: {text}"
@@ -47,7 +47,7 @@ def test_batchs_own_reason_is_told_and_a_misconfiguration_is_hopeless(client: An
         ("ENABLED", "VALID", "no free machine that is large enough"),
     ],
 )
-def test_without_a_reason_the_queues_environments_are_looked_at(
+def test_without_a_reason_the_queues_environments_are_queried(
     client: Any, state: str, status: str, words: str
 ) -> None:
     queue = {
@@ -77,7 +77,7 @@ def test_without_a_reason_the_queues_environments_are_looked_at(
     assert words in found.reason
 
 
-def test_a_queue_that_may_not_be_looked_at_gives_no_reason(client: Any) -> None:
+def test_a_queue_that_cannot_be_read_gives_no_reason(client: Any) -> None:
     with Stubber(client) as stub:
         stub.add_client_error("describe_job_queues", "AccessDeniedException")
         assert waiting.wait_state(_job(client, status="RUNNABLE")).reason == ""

@@ -119,7 +119,7 @@ def answer(code: str, message: str) -> ClientError:
         (EndpointConnectionError(endpoint_url="http://b"), "cannot be reached", "AWS_DEFAULT_REGION"),
     ],
 )
-def test_what_aws_refuses_is_two_lines_with_what_to_do(error: Exception, problem: str, advice: str) -> None:
+def test_a_refusal_of_aws_is_two_lines_with_advice(error: Exception, problem: str, advice: str) -> None:
     found = errors.explain(error, "")
     assert problem in found.problem
     assert advice in found.advice

@@ -22,7 +22,6 @@ from tests.lab.control_plane import ControlPlane
 INFRA = Path(__file__).parents[4] / "infra/kubernetes/base"
 TWO = planned("llama-70b", "full", "H100", 2).request  # 2 x p5.48xlarge
 LEAST = MinimumRequest(cpu=8, memory_bytes=500 * GIB)
-QUEUES = "localqueues.kueue.x-k8s.io,clusterqueues.kueue.x-k8s.io"
 Asker = Callable[..., tuple[Findings, ClusterFacts]]
 
 

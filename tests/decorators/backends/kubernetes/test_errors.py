@@ -29,17 +29,12 @@ def answer(status: int, message: str) -> ApiException:
         (403, FORBIDDEN, "cannot create resource", "rbac-launcher.yaml"),
         (403, QUOTA, "exceeded quota: small", "kubectl describe resourcequota"),
         (401, "Unauthorized", "has expired", "Log in again"),
-        (
-            404,
-            "the server could not find the requested resource",
-            "could not find",
-            "Install JobSet",
-        ),
+        (404, "the server could not find the requested resource", "could not find", "Install JobSet"),
         (404, 'namespaces "none" not found', '"none" not found', "METAFLOW_KUBERNETES_NAMESPACE"),
         (422, "spec.hostname: Invalid value", "Invalid value", "kubectl get events"),
     ],
 )
-def test_a_refusal_is_the_servers_words_and_what_to_do(
+def test_a_refusal_has_the_servers_message_and_advice(
     status: int, message: str, problem: str, advice: str
 ) -> None:
     found = errors.explain(answer(status, message), "")
@@ -59,14 +54,14 @@ def test_the_answer_inside_of_metaflows_own_exception_is_found() -> None:
     assert "cannot create resource" in found.problem
 
 
-def test_a_server_that_does_not_answer_is_told_from_one_that_refuses() -> None:
+def test_an_unreachable_server_is_distinguished_from_a_refusal() -> None:
     broken = NewConnectionError(None, "Failed to establish a new connection: [Errno 111] Connection refused")  # type: ignore[arg-type]
     found = errors.explain(MaxRetryError(None, "/apis", broken), "")  # type: ignore[arg-type]
     assert found.problem.startswith("The Kubernetes API cannot be reached")
     assert "Connection refused" in found.problem
 
 
-def test_what_goes_on_unwatched_is_named_with_the_command_that_ends_it() -> None:
+def test_a_job_left_running_is_named_with_the_command_that_deletes_it() -> None:
     found = errors.explain(answer(401, "Unauthorized"), "jobset js-1 in namespace finetune")
     assert "kubectl delete jobset js-1 -n finetune" in found.advice
 

@@ -46,11 +46,7 @@ SCHEMES = {
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_another_machine_with_the_gpu_is_found_by_the_clusters_own_labels(scheme: str) -> None:
-    labels = {
-        "node.kubernetes.io/instance-type": None,
-        "nvidia.com/gpu.product": None,
-        **SCHEMES[scheme],
-    }
+    labels = {"node.kubernetes.io/instance-type": None, "nvidia.com/gpu.product": None, **SCHEMES[scheme]}
     found = _fit(node("a", labels=labels), node("b", labels=labels))
     assert found.names == ("a", "b")
     assert dict(found.facts.labels or ()) == SCHEMES[scheme]

@@ -99,12 +99,12 @@ def _state(image: str | None, gpus: bool = False) -> tuple[str, str]:
         ("token:2", "unknown"),  # not there, or not for strangers
     ],
 )
-def test_a_registry_is_believed_as_far_as_it_tells(registry: str, image: str, state: str) -> None:
+def test_a_registrys_response_decides_what_is_known(registry: str, image: str, state: str) -> None:
     assert _state(f"{registry}/{image}")[0] == state
 
 
 @pytest.mark.parametrize("image", _REALMS)
-def test_nobody_is_asked_for_a_token_without_tls_but_this_machine(
+def test_tokens_are_requested_without_tls_only_from_this_machine(
     registry: str, monkeypatch: pytest.MonkeyPatch, image: str
 ) -> None:
     with serving(_Elsewhere, "127.0.0.2") as url:

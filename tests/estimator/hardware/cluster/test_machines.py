@@ -498,13 +498,6 @@ def test_other_answers_are_told_by_their_status(api: Api, status: int, body: byt
     assert says in refused().problem
 
 
-def test_an_api_that_is_down_is_told_at_once(api: Api) -> None:
-    start = time.monotonic()
-    error = refused("away")
-    assert "context 'away' (http://127.0.0.1:9) cannot be reached" in error.problem
-    assert time.monotonic() - start < 5
-
-
 def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     assert "metaflow-finetune[kubernetes]" in refused().advice

@@ -33,11 +33,7 @@ def _object(*requirements: tuple[str, str, list[str]], **spec: Any) -> dict[str,
     listed = [{"key": key, "operator": operator, "values": values} for key, operator, values in requirements]
     of_nodes = {"requirements": listed, "taints": spec.pop("taints", [])}
     status = {"resources": spec.pop("used", {})}
-    return {
-        "metadata": {"name": "gpus"},
-        "spec": {"template": {"spec": of_nodes}, **spec},
-        "status": status,
-    }
+    return {"metadata": {"name": "gpus"}, "spec": {"template": {"spec": of_nodes}, **spec}, "status": status}
 
 
 @pytest.mark.parametrize(

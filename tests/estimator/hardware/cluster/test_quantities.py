@@ -21,10 +21,6 @@ def test_it_is_what_kubernetes_own_client_reads(text: str) -> None:
     assert quantity(text) == float(parse(text))
 
 
-def test_a_number_is_one_too() -> None:
-    assert quantity(4) == 4.0
-
-
 @pytest.mark.parametrize(
     "text", ["", "Gi", "1Gib", "1 Gi", "1e", "ten", "1mm", "1.2.3", "nan", "inf", "1e999"]
 )

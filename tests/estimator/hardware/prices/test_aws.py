@@ -14,7 +14,7 @@ from tests.estimator.hardware.price_servers import TODAY, Denying, PriceList, un
 from tests.http_server import serving
 
 
-def test_what_aws_says_is_kept_with_date_region_and_source(aws: None) -> None:
+def test_prices_of_linux_on_shared_machines_are_kept_with_date_region_and_source(aws: None) -> None:
     lines = refresh.refresh(today=TODAY)
     told = next(line for line in lines if line.startswith("aws: "))
     assert "2 on-demand prices" in told
@@ -28,9 +28,6 @@ def test_what_aws_says_is_kept_with_date_region_and_source(aws: None) -> None:
     assert hardware.instance("g4dn.xlarge").usd_per_hour == 0.526  # an offer of 0 is none
     assert hardware.instance("a2-highgpu-1g").usd_per_hour == 3.673385
 
-
-def test_the_price_list_is_asked_for_linux_on_shared_machines_of_the_region(aws: None) -> None:
-    refresh.refresh(today=TODAY)
     names = [item.name for item in hardware.instances() if item.cloud == "aws"]
     assert len(PriceList.asked) == len(names) // refresh_aws.BATCH + 2  # one batch has a second page
     for body in PriceList.asked:

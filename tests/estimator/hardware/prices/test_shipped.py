@@ -89,17 +89,6 @@ def test_a_price_of_another_region_is_left_and_said(aws: None, folder: Path) -> 
     assert table(folder)["g5.xlarge"] == before["g5.xlarge"]
 
 
-def test_what_aws_answers_in_the_tables_region_goes_into_the_table(
-    aws: None, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By moto's EC2 and a recorded price list."""
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    shipped.update(folder, today=TODAY)
-    row = table(folder)["g5.xlarge"]
-    assert (row["on_demand_usd_h"], row["spot_usd_h"], row["price_date"]) == ("1.123", "1e-05", str(TODAY))
-    assert "DescribeSpotPriceHistory" in row["price_source"]
-
-
 def test_nothing_learned_leaves_the_file_as_it_is_and_ones_own_prices_play_no_part(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from launchers.gang.rank import RankEnv
 from tests.launchers.engines.loop import runs
 
 CPU = torch.device("cpu")
-STEPS = 3
+STEPS = 2
 
 
 @pytest.fixture(autouse=True)

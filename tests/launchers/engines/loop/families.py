@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from launchers import engines
-from launchers.dataset.prepared import IGNORE
 from launchers.gang.job import TrainJob
 from launchers.models import causal
 from launchers.models.hf_layout import safetensors_header
@@ -345,11 +344,4 @@ def documents() -> list[Any]:
 
 def loss(model: Any) -> float:
     """The mean loss of the runs' documents, each alone."""
-    total, count = 0.0, 0
-    for row in documents():
-        labels = torch.tensor(row.labels[1:]).long()
-        with torch.no_grad():
-            logits = model(torch.tensor(row.tokens).long()[None]).logits[0, :-1].float()
-        total += float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
-        count += int((labels != IGNORE).sum())
-    return total / count
+    return runs.mean_loss(model, documents())

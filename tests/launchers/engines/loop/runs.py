@@ -138,6 +138,29 @@ def make_data(
     return folder
 
 
+def mean_loss(network: Any, rows: list[prepared.Row]) -> float:
+    """Mean loss of documents, each alone, by a transformers model."""
+    import torch
+
+    network.eval()
+    total, count = 0.0, 0
+    for row in rows:
+        labels = torch.tensor(row.labels[1:]).long()
+        with torch.no_grad():
+            logits = network(input_ids=torch.tensor(row.tokens).long()[None]).logits[0, :-1].float()
+        total += float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
+        count += int((labels != prepared.IGNORE).sum())
+    return total / count
+
+
+def load(folder: Path) -> Any:
+    """A transformers model in fp32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
 def plan_of(layout: Layout, engine: str, method: str) -> Plan:
     """A plan with this layout that predicts nothing."""
     memory = MemoryEstimate(
@@ -179,7 +202,10 @@ def make_job(
     settings: dict[str, Any] | None = None,
     **options: Any,
 ) -> TrainJob:
+    recomputed = (settings or {}).get("recompute", {})
     layout = Layout(
+        recompute=recomputed.get("what", "full"),
+        recompute_every=recomputed.get("every", 1),
         device="cpu",
         nodes=1,
         processes_per_node=world,

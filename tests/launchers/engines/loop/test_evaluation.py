@@ -90,14 +90,6 @@ def test_all_engines_and_numbers_of_processes_find_the_same_curve(trained: Train
         assert curve(two, rank=1) == curve(two)  # to the last bit: ranks decide by it
 
 
-def test_the_last_evaluation_is_what_the_finished_model_is_given(trained: Trained, tmp_path: Path) -> None:
-    job = trained("fsdp2", 2)
-    engines.get("fsdp2").collect(job, tmp_path)
-    model = load_model(tmp_path / "model", job.model_dir, "cpu", "fp32")
-    score = scorer_of(job.settings, Prepared(job.held_out_dir), 256).score(model)
-    assert score.loss == pytest.approx(curve(job)[-1], rel=1e-4)
-
-
 def test_early_stopping_ends_all_ranks_and_leaves_the_best_as_a_checkpoint(
     trained: Trained, tmp_path: Path
 ) -> None:
@@ -171,16 +163,3 @@ def test_each_task_and_adapter_is_measured_in_training_as_the_finished_model_is(
     assert in_training.keys() >= score.metrics.keys()
     for name, value in score.metrics.items():
         assert in_training[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
-
-
-@pytest.mark.parametrize(("minutes", "steps"), [(1e-9, [1, 2, 3, 4, STEPS]), (60, [STEPS])])
-def test_evaluations_by_the_clock(tmp_path: Path, minutes: float, steps: list[int]) -> None:
-    model = runs.make_model(tmp_path / "model")
-    data = runs.make_data(tmp_path / "data", runs.documents(12), batch=BATCH, steps=STEPS)
-    runs.make_data(data / "heldout", runs.documents(HELD_OUT, seed=5), batch=1, steps=HELD_OUT)
-    job = runs.make_job(
-        tmp_path / "run", model, data, steps=STEPS, settings={"evaluation": {"every_minutes": minutes}}
-    )
-    runs.run(job)
-    assert [each.step for each in events(job)] == steps
-    assert [each.step for each in events(job, rank=1)] == steps

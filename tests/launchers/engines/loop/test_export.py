@@ -27,13 +27,18 @@ from launchers.engines import _merge
 from launchers.engines.loop import export, model
 from tests.launchers.engines.loop import families, runs
 
-FLAGS = [{}, {"use_rslora": True}, {"use_dora": True}, {"use_dora": True, "use_rslora": True}]
+CASES = [
+    ("llama", {}),
+    ("llama", {"use_rslora": True}),
+    ("llama", {"use_dora": True}),
+    ("phi3", {"use_dora": True, "use_rslora": True}),
+    ("falcon", {"use_dora": True, "use_rslora": True}),
+]
 
 
-@pytest.mark.parametrize("family", ["llama", "phi3", "falcon"])
-@pytest.mark.parametrize("flags", FLAGS, ids=["lora", "rslora", "dora", "dora-rslora"])
+@pytest.mark.parametrize(("family", "flags"), CASES)
 def test_a_merged_model_answers_as_the_base_with_its_adapter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, bool], family: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, flags: dict[str, bool]
 ) -> None:
     """Merged by blocks of few rows, in fp32, and compared with PEFT's own merge weight by weight."""
     monkeypatch.setattr(_merge, "BLOCK", 64)

@@ -37,15 +37,23 @@ def logits(network: Any, tokens: torch.Tensor, **inputs: torch.Tensor) -> torch.
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
-def test_the_shape_of_every_family_is_read_from_its_config_json(family: str) -> None:
+def test_shape_and_blocks_of_every_family_are_found(family: str) -> None:
     network = families.network(family)
     spec = hf_config.to_spec(network.config.to_dict(), "mine")
     assert spec.parameters == sum(parameter.numel() for parameter in network.parameters())
-    assert spec.layers == network.config.num_hidden_layers
+    assert spec.layers == network.config.num_hidden_layers == len(blocks(network))
     kinds = getattr(network.config, "layer_types", None)
     assert kinds is None or spec.sliding_layers == sum(
         kind in ("sliding_attention", "chunked_attention") for kind in kinds
     )
+    assert not any(hasattr(block, "experts") for block in blocks(network))
+    fused = [name for name, _ in network.named_parameters() if ".experts." in name]
+    inside = [
+        name
+        for name, module in network.named_modules()
+        if type(module) in expert_blocks(network) and any(one.startswith(name) for one in fused)
+    ]
+    assert bool(inside) == bool(fused)
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
@@ -67,23 +75,8 @@ def test_packing_is_refused_where_documents_see_each_other_and_nowhere_else(fami
     assert (as_one - alone).abs().max() > 1e-2, "what comes before does change these logits"
 
 
-def test_a_family_that_nobody_has_looked_at_packs_nothing() -> None:
+def test_an_untested_family_packs_nothing() -> None:
     assert architectures.family_of("helium").sees_packed
-
-
-@pytest.mark.parametrize("family", families.FAMILIES)
-def test_the_blocks_of_every_family_are_found(family: str) -> None:
-    network = families.network(family)
-    assert len(blocks(network)) == getattr(network.config, "num_hidden_layers", 2)
-    with_experts = {type(block) for block in blocks(network) if hasattr(block, "experts")}
-    assert not with_experts
-    fused = [name for name, _ in network.named_parameters() if ".experts." in name]
-    inside = [
-        name
-        for name, module in network.named_modules()
-        if type(module) in expert_blocks(network) and any(one.startswith(name) for one in fused)
-    ]
-    assert bool(inside) == bool(fused)
 
 
 def test_blocks_are_found_by_their_number_where_a_family_names_none() -> None:

@@ -82,5 +82,5 @@ def test_a_file_that_would_call_something_is_refused_and_so_is_one_of_an_older_v
         torch.save(content, file)
         with pytest.raises(UserError, match="holds more than tensors") as caught:
             generators.restore(tmp_path, RANK)
-        assert "start anew" in caught.value.advice
+        assert "start from the beginning" in caught.value.advice
     assert not mark.exists()

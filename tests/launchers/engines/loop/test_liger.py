@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from launchers.cluster.endpoint import unused_port
 from tests.launchers.engines import ranks
 from tests.launchers.engines.loop import runs
 
@@ -37,15 +37,22 @@ def test_loss_and_gradients_are_those_of_the_models_own_code() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "sharding", "method"), [("deepspeed", "zero3", "full"), ("fsdp2", "fsdp", "lora")]
+    ("engine", "sharding", "method", "task"),
+    [
+        ("deepspeed", "zero3", "full", "sft"),
+        ("fsdp2", "fsdp", "lora", "sft"),
+        pytest.param("deepspeed", "zero3", "full", "orpo", marks=pytest.mark.nightly),
+        pytest.param("fsdp2", "fsdp", "full", "orpo", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_run_of_two_processes_learns_and_is_evaluated_as_it_is_without_them(
-    tmp_path: Path, engine: str, sharding: str, method: str
+    tmp_path: Path, engine: str, sharding: str, method: str, task: str
 ) -> None:
+    rows = runs.documents if task == "sft" else runs.pairs
     model = runs.make_model(tmp_path / "model")
-    data = runs.make_data(tmp_path / "data", runs.documents(2), batch=2, steps=2)
+    data = runs.make_data(tmp_path / "data", rows(2), batch=2, steps=2)
     # Of three rows one process has less to do than the other
-    runs.make_data(data / "heldout", runs.documents(3, seed=5), batch=1, steps=3)
+    runs.make_data(data / "heldout", rows(3, seed=5), batch=1, steps=3)
     jobs = {
         liger: runs.make_job(
             tmp_path / str(liger),
@@ -55,14 +62,11 @@ def test_a_run_of_two_processes_learns_and_is_evaluated_as_it_is_without_them(
             micro=1,
             engine=engine,
             sharding=sharding,
-            settings={"method": method, "liger": liger, "evaluation": {"every_steps": 1}},
+            settings={"method": method, "task": task, "liger": liger, "evaluation": {"every_steps": 1}},
         )
         for liger in (False, True)
     }
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    world = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    world = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": unused_port()}
     started = [
         subprocess.Popen(
             [*COMMAND, str(jobs[True].save())],

@@ -17,7 +17,7 @@ from launchers import settings
 from launchers.engines.loop import model
 from launchers.gang.job import TrainJob
 from launchers.models import causal
-from tests.estimator.models.hf_configs import config_of
+from tests.estimator.models.hf_configs import config_of, with_layers
 from tests.estimator.models.test_parameters import built
 from tests.launchers.engines.loop import families, runs
 
@@ -35,7 +35,7 @@ UNLISTED = {"qwen", "ministral", "olmo3", "seed_oss", "hunyuan_v1_dense", "lfm2"
 def some_layers(name: str) -> ModelSpec:
     """Return two blocks of a model: three where the first has no experts, six where the sixth is global."""
     spec = find(name)
-    return spec.with_layers(6 if spec.global_head_dim else 3 if spec.dense_layers else 2)
+    return with_layers(spec, 6 if spec.global_head_dim else 3 if spec.dense_layers else 2)
 
 
 def tiny(name: str) -> Any:

@@ -14,9 +14,10 @@ import yaml
 from estimator import models
 from estimator.errors import UserError
 from launchers.engines.torchtune import config as torchtune_config
+from launchers.models import tiny_llama
 from launchers.run.job import unsupported
 from launchers.settings import Settings
-from tests.launchers.engines.torchtune import runs
+from tests.launchers.engines.loop import runs
 
 
 def reason(model: str = "llama-8b", **settings: Any) -> str | None:
@@ -24,18 +25,9 @@ def reason(model: str = "llama-8b", **settings: Any) -> str | None:
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
-@pytest.mark.parametrize(
-    "model",
-    [
-        "tiny-llama",
-        "llama-8b",
-        "llama-3.2-1b",
-        "mistral-8b",
-        "codestral",
-    ],
-)
-def test_the_tables_dense_models_are_supported_with_every_method(model: str, method: str) -> None:
-    assert reason(model, method=method) is None
+def test_dense_models_are_supported_with_every_method(method: str) -> None:
+    for model in ("tiny-llama", "llama-8b", "llama-3.2-1b", "mistral-8b", "codestral"):
+        assert reason(model, method=method) is None
 
 
 @pytest.mark.parametrize(
@@ -67,14 +59,11 @@ def test_what_torchtune_cannot_do_is_said_in_one_clause(
 
 
 @pytest.mark.parametrize(("processes", "fits"), [(1, True), (2, True), (4, False)])
-def test_nf4_weights_are_spread_in_whole_blocks_only(processes: int, fits: bool) -> None:
+def test_nf4_weights_are_sharded_in_whole_blocks_only(processes: int, fits: bool) -> None:
     said = reason("tiny-llama", method="qlora", resources={"gpus": processes})
     assert (said is None) == fits
     assert reason("llama-70b", method="qlora", resources={"gpus": 8, "nodes": 4}) is None
-
-
-def test_a_window_as_long_as_the_sequence_is_no_obstacle() -> None:
-    assert reason("mistral-7b-v0.1", seq_len=4096) is None
+    assert reason("mistral-7b-v0.1", seq_len=4096) is None, "a window as long as the sequence"
 
 
 def test_rotary_scaling_that_the_builders_do_not_know_is_refused() -> None:
@@ -87,17 +76,17 @@ def test_rotary_scaling_that_the_builders_do_not_know_is_refused() -> None:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.make_model(tmp_path_factory.mktemp("tiny") / "model")
+    return tiny_llama.make(tmp_path_factory.mktemp("tiny") / "model")
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    return runs.make_data(tmp_path / "data", batch=4, steps=6)
+    return runs.make_data(tmp_path / "data", runs.documents(24), batch=4, steps=6)
 
 
-def config(tmp_path: Path, model: Path, data: Path, **options: Any) -> dict[str, Any]:
-    layout = {"micro_batch_size": 2, "accumulation": 2} | options.pop("layout", {})
-    job = runs.make_job(tmp_path / "job", model, data, steps=6, layout=layout, **options)
+def config(tmp_path: Path, model: Path, data: Path, *, steps: int = 6, **options: Any) -> dict[str, Any]:
+    shape = {"world": 1, "accumulation": 2, "engine": "torchtune", "sharding": "fsdp"} | options
+    job = runs.make_job(tmp_path / "job", model, data, steps=steps, **shape)
     values = torchtune_config.recipe_config(job)
     return dict(yaml.safe_load(yaml.safe_dump(values)))  # as it is written
 
@@ -113,8 +102,8 @@ def test_every_knob_reaches_the_yaml(tmp_path: Path, model: Path, data: Path) ->
         "schedule": {"name": "linear", "warmup_steps": 3},
         "lora": {"rank": 4, "alpha": 12, "dropout": 0.1, "targets": ["q_proj", "o_proj"]},
     }
-    layout = {"precision": "bf16", "activation_checkpointing": True}
-    values = config(tmp_path, model, data, settings=settings, layout=layout)
+    layout: dict[str, Any] = {"precision": "bf16", "activation_checkpointing": True}
+    values = config(tmp_path, model, data, settings=settings, **layout)
     assert (values["seed"], values["compile"], values["clip_grad_norm"]) == (7, True, 0.5)
     assert (values["batch_size"], values["gradient_accumulation_steps"]) == (2, 2)
     assert (values["dtype"], values["enable_activation_checkpointing"]) == ("bf16", True)
@@ -146,7 +135,7 @@ def test_engine_overrides_are_laid_over_the_yaml_last(tmp_path: Path, model: Pat
     }
     values = config(tmp_path, model, data, settings={"engine_options": engine})
     assert values["optimizer"]["amsgrad"] is True
-    assert (values["optimizer"]["eps"], values["optimizer"]["lr"]) == (1.0, 3e-3)
+    assert (values["optimizer"]["eps"], values["optimizer"]["lr"]) == (1.0, 1e-2)
     assert values["loss"] == {"_component_": "torch.nn.CrossEntropyLoss"}
     assert values["profiler"]["_component_"] == "torchtune.training.setup_torch_profiler"
 
@@ -161,20 +150,20 @@ def test_engine_overrides_are_laid_over_the_yaml_last(tmp_path: Path, model: Pat
     ],
 )
 def test_method_and_world_size_choose_the_recipe(tmp_path: Path, method: str, world: int, name: str) -> None:
-    job = runs.make_job(tmp_path, tmp_path, tmp_path, steps=1, world=world, settings={"method": method})
+    options: dict[str, Any] = {"engine": "torchtune", "settings": {"method": method}}
+    job = runs.make_job(tmp_path, tmp_path, tmp_path, steps=1, world=world, **options)
     assert torchtune_config.recipe_name(job) == name
 
 
-def test_data_prepared_for_another_batch_is_refused(tmp_path: Path, model: Path, data: Path) -> None:
-    with pytest.raises(UserError, match="global batch of 4"):
-        config(tmp_path, model, data, layout={"accumulation": 1})
-
-
-def test_data_prepared_for_fewer_steps_is_refused(tmp_path: Path, model: Path, data: Path) -> None:
-    layout = {"micro_batch_size": 4}
-    job = runs.make_job(tmp_path / "job", model, data, steps=7, layout=layout)
-    with pytest.raises(UserError, match="prepared for 6 steps"):
-        torchtune_config.recipe_config(job)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"accumulation": 1}, "global batch of 4"), ({"steps": 7}, "prepared for 6 steps")],
+)
+def test_data_prepared_for_another_batch_or_fewer_steps_is_refused(
+    tmp_path: Path, model: Path, data: Path, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        config(tmp_path, model, data, **options)
 
 
 def test_a_pad_id_beyond_the_vocabulary_is_not_embedded(tmp_path: Path, model: Path, data: Path) -> None:

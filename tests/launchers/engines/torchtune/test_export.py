@@ -12,7 +12,7 @@ import pytest
 from estimator.models import hf_config
 from launchers.engines.torchtune import config as torchtune_config
 from tests.lab import configs
-from tests.launchers.engines.torchtune import runs
+from tests.launchers.engines.loop import runs
 from tests.optional import require_torchtune
 
 torch = pytest.importorskip("torch")
@@ -146,10 +146,10 @@ def test_two_processes_merge_a_4_bit_base_as_torchtune_does_with_the_same_4_bits
     from torchtune.modules.peft import get_merged_lora_ckpt
 
     base = make_base(tmp_path / "base", "mistral", torch.bfloat16)
-    data = runs.make_data(tmp_path / "data", batch=4, steps=2, rows=runs.documents(24))
+    data = runs.make_data(tmp_path / "data", runs.documents(24), batch=4, steps=2)
     settings = {"method": "qlora", "lora": {"rank": RANK, "alpha": ALPHA}, "optimizer": {"lr": 0.1}}
-    layout = {"micro_batch_size": 2, "precision": "bf16"}
-    job = runs.make_job(tmp_path / "job", base, data, steps=2, world=2, settings=settings, layout=layout)
+    options = {"engine": "torchtune", "sharding": "fsdp", "precision": "bf16", "settings": settings}
+    job = runs.make_job(tmp_path / "job", base, data, steps=2, **options)
     runs.run(job)
 
     theirs = make_checkpointer(base, tmp_path / "theirs")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.launchers.engines.torchtune import runs
+from tests.launchers.engines.loop import runs
 
 torch = pytest.importorskip("torch")
 
@@ -17,12 +17,12 @@ from torch.utils.data import DataLoader, DistributedSampler  # noqa: E402
 from launchers.dataset.prepared import IGNORE, Prepared  # noqa: E402
 from launchers.engines.torchtune.parts import PadOnly, PreparedDataset, schedule  # noqa: E402
 
-BATCH, STEPS = 8, 5
+BATCH, STEPS, SEQ_LEN = 8, 5, 128
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return runs.make_data(tmp_path / "data", batch=BATCH, steps=STEPS, rows=runs.documents(30))
+    return runs.make_data(tmp_path / "data", runs.documents(30), batch=BATCH, steps=STEPS)
 
 
 def dataset(folder: Path, start_step: int = 0, packed: bool = False) -> PreparedDataset:
@@ -62,14 +62,14 @@ def test_counts_are_of_rows_and_tokens_without_padding(folder: Path) -> None:
 def test_packed_rows_are_filled_up_with_a_document_of_padding(tmp_path: Path) -> None:
     documents = runs.documents(8)
     packed = [runs.joined(documents[:3]), runs.joined(documents[3:5])]
-    folder = runs.make_data(tmp_path / "data", batch=BATCH, steps=STEPS, packed=True, rows=packed)
+    folder = runs.make_data(tmp_path / "data", packed, batch=BATCH, steps=STEPS)
     rows = dataset(folder, packed=True)
     index = next(i for i in range(len(rows)) if rows._rows[i] == 0)
     rows.take_counts()
     row = rows[index]
     used = len(packed[0].tokens)
-    assert {len(row[name]) for name in ("tokens", "labels", "input_pos")} == {runs.SEQ_LEN}
-    assert row["seq_lens"].tolist() == [*packed[0].lengths.tolist(), runs.SEQ_LEN - used]
+    assert {len(row[name]) for name in ("tokens", "labels", "input_pos")} == {SEQ_LEN}
+    assert row["seq_lens"].tolist() == [*packed[0].lengths.tolist(), SEQ_LEN - used]
     assert row["input_pos"][:used].tolist() == packed[0].positions.tolist()
     assert set(row["labels"][used:].tolist()) == {IGNORE}
     assert rows.take_counts() == (1, used)

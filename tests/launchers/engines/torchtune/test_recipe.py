@@ -2,98 +2,72 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 
-from launchers.dataset.prepared import IGNORE, Prepared
+from launchers.dataset.prepared import Prepared
 from launchers.engines.torchtune.config import recipe_config, recipe_name
 from launchers.engines.torchtune.engine import Torchtune
 from launchers.gang.job import TrainJob
-from launchers.report.telemetry import DistInfo, Memory, Phase, Step
-from tests.launchers.engines.torchtune import runs
+from launchers.models import tiny_llama
+from launchers.report.telemetry import DistInfo, Follower, Memory, Phase, Step
+from tests.launchers.engines.loop import runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[4]
 BATCH, STEPS = 4, 6
-WORLDS: dict[int, dict[str, Any]] = {
-    1: {"micro_batch_size": 2, "accumulation": 2},
-    2: {"micro_batch_size": 2},
-}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.make_model(tmp_path_factory.mktemp("tiny") / "model")
+    return tiny_llama.make(tmp_path_factory.mktemp("tiny") / "model")
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.make_data(tmp_path_factory.mktemp("prepared") / "data", batch=BATCH, steps=STEPS)
+    rows = runs.documents(24)
+    return runs.make_data(tmp_path_factory.mktemp("prepared") / "data", rows, batch=BATCH, steps=STEPS)
+
+
+def job_of(
+    work: Path, model: Path, data: Path, *, steps: int = STEPS, world: int = 1, **options: Any
+) -> TrainJob:
+    """A job of torchtune; by default in micro batches of two rows."""
+    values: dict[str, Any] = {"micro": 2, "accumulation": BATCH // world // 2} | options
+    values["settings"] = {"optimizer": {"lr": 3e-3}} | values.get("settings", {})
+    return runs.make_job(
+        work, model, data, steps=steps, world=world, engine="torchtune", sharding="fsdp", **values
+    )
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path) -> Any:
-    """Finished runs, each made once: trained("full", 2)."""
-    made: dict[tuple[str, int], TrainJob] = {}
+    """Finished runs of all weights, each made once: trained(2) on two processes."""
 
-    def get(method: str, world: int) -> TrainJob:
-        if (method, world) not in made:
-            work = tmp_path_factory.mktemp(f"{method}-{world}")
-            # dropout: a run that goes on must also draw the random numbers of an undisturbed one
-            lora = {"dropout": 0.1} if (method, world) == ("lora", 2) else {}
-            job = runs.make_job(
-                work,
-                model,
-                data,
-                steps=STEPS,
-                world=world,
-                layout=WORLDS[world],
-                settings={"method": method, "lora": lora},
-                checkpoint_every=3,
-            )
-            runs.run(job)
-            made[method, world] = job
-        return made[method, world]
+    @functools.cache
+    def get(world: int) -> TrainJob:
+        job = job_of(tmp_path_factory.mktemp(f"full-{world}"), model, data, world=world, checkpoint_every=3)
+        runs.run(job)
+        return job
 
     return get
-
-
-def reference_loss(model: Path, data: Prepared, step: int) -> float:
-    """The first loss as transformers has it: the mean over the labels that count in the global batch."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    total, counted = 0.0, 0
-    for index in data.order[(step - 1) * BATCH : step * BATCH]:
-        row = data.row(int(index))
-        with torch.no_grad():
-            logits = loaded(torch.tensor(row.tokens[None].astype(np.int64))).logits[0, :-1]
-        labels = torch.tensor(row.labels[1:].astype(np.int64))
-        total += torch.nn.functional.cross_entropy(
-            logits, labels, ignore_index=IGNORE, reduction="sum"
-        ).item()
-        counted += int((labels != IGNORE).sum())
-    return total / counted
 
 
 def test_losses_and_norms_are_those_of_torchtunes_own_command_bit_by_bit(
     trained: Any, tmp_path: Path
 ) -> None:
-    job = trained("full", 1)
+    job = trained(1)
     logger = {"_component_": "torchtune.training.metric_logging.DiskLogger", "log_dir": str(tmp_path)}
     values = recipe_config(job) | {"output_dir": str(tmp_path), "metric_logger": logger}
     values["checkpointer"]["output_dir"] = str(tmp_path / "model")
@@ -120,7 +94,7 @@ def _number(text: str) -> float:
 
 
 def test_every_rank_reports_every_step_and_its_own_tokens(trained: Any, data: Path) -> None:
-    events = runs.events(trained("full", 2))
+    events = list(Follower(trained(2).telemetry_dir).poll())
     prepared = Prepared(data)
     for rank in (0, 1):
         steps = [event for event in events if isinstance(event, Step) and event.rank == rank]
@@ -134,36 +108,20 @@ def test_every_rank_reports_every_step_and_its_own_tokens(trained: Any, data: Pa
         assert [step.loss is None for step in steps] == [rank != 0] * STEPS
         phases = [event.name for event in events if isinstance(event, Phase) and event.rank == rank]
         assert phases == ["load", "train", "checkpoint", "train", "save", "done"]
-        (info,) = [event for event in events if isinstance(event, DistInfo) and event.rank == rank]
+        (info,) = (event for event in events if isinstance(event, DistInfo) and event.rank == rank)
         assert (info.backend, info.device, info.world_size) == ("gloo", "cpu", 2)
         assert len([event for event in events if isinstance(event, Memory) and event.rank == rank]) == STEPS
 
 
-def test_the_last_step_leaves_no_checkpoint(trained: Any) -> None:
-    names = [path.name for path in trained("full", 2).checkpoints_dir.iterdir()]
-    assert names == ["step-00000003"]
-
-
-@pytest.mark.parametrize(
-    ("method", "world"),
-    [
-        pytest.param("full", 1, marks=pytest.mark.nightly),
-        ("full", 2),
-        pytest.param("lora", 2, marks=pytest.mark.nightly),
-        pytest.param("qlora", 1, marks=pytest.mark.nightly),
-        ("qlora", 2),
-    ],
-)
-def test_a_run_that_goes_on_ends_as_an_undisturbed_one(
-    trained: Any, tmp_path: Path, method: str, world: int
-) -> None:
-    job = trained(method, world)
-    whole = runs.steps(job)[3:]
-    rest = runs.run(runs.resumed(job, tmp_path, 3))
-    assert [step.step for step in rest] == [4, 5, 6]
-    assert [(step.loss, step.lr, step.grad_norm) for step in rest] == [
-        (step.loss, step.lr, step.grad_norm) for step in whole
+def test_dropout_continues_from_its_random_state(tmp_path: Path, model: Path, data: Path) -> None:
+    settings = {"method": "lora", "lora": {"dropout": 0.1}}
+    job = job_of(tmp_path / "whole", model, data, world=2, settings=settings, checkpoint_every=3)
+    whole = runs.run(job)[3:]
+    rest = runs.run(runs.resumed(job, tmp_path / "rest", 3))
+    assert [(step.step, step.loss, step.lr, step.grad_norm) for step in rest] == [
+        (step.step, step.loss, step.lr, step.grad_norm) for step in whole
     ]
+    assert [path.name for path in job.checkpoints_dir.iterdir()] == ["step-00000003"]  # none after the last
 
 
 @pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.nightly), 2])
@@ -171,16 +129,9 @@ def test_an_optimizer_in_the_backward_pass_trains_as_one_after_it_and_goes_on(
     tmp_path: Path, model: Path, data: Path, world: int
 ) -> None:
     def job(name: str, **optimizer: Any) -> TrainJob:
-        return runs.make_job(
-            tmp_path / name,
-            model,
-            data,
-            steps=STEPS,
-            world=world,
-            layout={"micro_batch_size": BATCH // world},
-            settings={"clip_grad_norm": None, "optimizer": {"lr": 1e-2, **optimizer}},
-            checkpoint_every=3,
-        )
+        settings = {"clip_grad_norm": None, "optimizer": {"lr": 1e-2, **optimizer}}
+        options = {"micro": BATCH // world, "accumulation": 1, "checkpoint_every": 3}
+        return job_of(tmp_path / name, model, data, world=world, settings=settings, **options)
 
     inside = job("inside", in_backward=True)
     steps = runs.run(inside)
@@ -201,58 +152,31 @@ def test_an_optimizer_in_the_backward_pass_trains_as_one_after_it_and_goes_on(
     ],
 )
 def test_bitsandbytes_optimizers_learn_in_the_backward_pass_and_go_on(
-    tmp_path: Path, model: Path, data: Path, name: str
+    tmp_path: Path, model: Path, name: str
 ) -> None:
-    job = runs.make_job(
-        tmp_path / "work",
-        model,
-        data,
-        steps=STEPS,
-        layout={"micro_batch_size": BATCH},
-        settings={"optimizer": {"name": name, "in_backward": True, "lr": 1e-2}},
-        checkpoint_every=3,
-    )
+    data = runs.make_data(tmp_path / "data", runs.documents(BATCH), batch=BATCH, steps=STEPS)
+    settings = {"optimizer": {"name": name, "in_backward": True, "lr": 1e-3}}
+    options = {"micro": BATCH, "accumulation": 1, "checkpoint_every": 3}
+    job = job_of(tmp_path / "work", model, data, settings=settings, **options)
     losses = runs.losses(runs.run(job))
     assert losses[-1] < losses[0] - 0.1
     assert runs.losses(runs.run(runs.resumed(job, tmp_path / "again", 3))) == losses[3:]
 
 
-def test_a_run_on_two_processes_goes_on_on_one(trained: Any, tmp_path: Path) -> None:
-    job = trained("full", 2)
+def test_a_run_on_two_processes_resumes_on_one(trained: Any, tmp_path: Path) -> None:
+    job = trained(2)
     one = runs.run(runs.resumed(job, tmp_path, 3, processes_per_node=1, accumulation=2))
     assert runs.losses(one) == pytest.approx(runs.losses(runs.steps(job)[3:]), rel=1e-5)
-
-
-def test_a_run_on_one_process_goes_on_on_two_whose_parts_lay_apart(trained: Any, tmp_path: Path) -> None:
-    """Parts of a checkpoint of two nodes, brought together in a new folder, are as good as the original."""
-    job = trained("full", 2)
-    parts = tmp_path / "union"
-    parts.mkdir()
-    for rank in (1, 0):
-        for pattern in (f"__{rank}_*", f"rng-{rank:05d}.pt", *([".metadata"] if rank == 0 else [])):
-            for path in job.checkpoint_dir(3).glob(pattern):
-                shutil.copy(path, parts / path.name)
-    again = dataclasses.replace(runs.resumed(job, tmp_path / "work", 3), resume_dir=parts)
-    assert runs.losses(runs.run(again)) == runs.losses(runs.steps(job)[3:])
 
 
 def test_packed_rows_give_the_loss_of_the_same_rows_apart(tmp_path: Path, model: Path) -> None:
     documents = runs.documents(12)
     groups = [documents[at : at + 3] for at in range(0, 12, 3)]
     packed = [runs.joined(group) for group in groups]
-    folder = runs.make_data(tmp_path / "packed", batch=4, steps=1, packed=True, rows=packed)
-    job = runs.make_job(
-        tmp_path / "job",
-        model,
-        folder,
-        steps=1,
-        layout={"micro_batch_size": 2, "accumulation": 2},
-        settings={"packing": True},
-    )
-    (step,) = runs.run(job)
-    apart = runs.make_data(tmp_path / "apart", batch=12, steps=1, rows=documents)
-    again = runs.make_job(tmp_path / "job2", model, apart, steps=1, layout={"micro_batch_size": 12})
-    (other,) = runs.run(again)
+    folder = runs.make_data(tmp_path / "packed", packed, batch=4, steps=1)
+    (step,) = runs.run(job_of(tmp_path / "job", model, folder, steps=1, settings={"packing": True}))
+    apart = runs.make_data(tmp_path / "apart", documents, batch=12, steps=1)
+    (other,) = runs.run(job_of(tmp_path / "job2", model, apart, steps=1, micro=12, accumulation=1))
     assert step.loss == pytest.approx(other.loss, rel=1e-5)
     assert step.grad_norm == pytest.approx(other.grad_norm, rel=1e-4)
     assert step.tokens == other.tokens == sum(len(row.tokens) for row in documents)
@@ -320,11 +244,11 @@ def test_a_family_is_computed_as_transformers_does_and_comes_back(
     from transformers import AutoModelForCausalLM
 
     model = make_family(tmp_path / "model", family)
-    job = runs.make_job(
-        tmp_path / "job", model, data, steps=2, layout={"micro_batch_size": 4}, settings={"method": method}
-    )
+    options = {"micro": 4, "accumulation": 1, "settings": {"method": method}}
+    job = job_of(tmp_path / "job", model, data, steps=2, **options)
     steps = runs.run(job)
-    assert steps[0].loss == pytest.approx(reference_loss(model, Prepared(data), 1), rel=1e-4)
+    expected = runs.mean_loss(runs.load(model), runs.documents(BATCH))
+    assert steps[0].loss == pytest.approx(expected, rel=1e-4)
     Torchtune().collect(job, tmp_path / "out")
     exported, info = AutoModelForCausalLM.from_pretrained(
         tmp_path / "out" / "model", output_loading_info=True
@@ -344,18 +268,15 @@ def test_a_family_is_computed_as_transformers_does_and_comes_back(
 
 
 def test_bf16_checkpointing_and_other_settings_train(tmp_path: Path, model: Path, data: Path) -> None:
-    job = runs.make_job(
+    job = job_of(
         tmp_path,
         model,
         data,
-        steps=STEPS,
         world=2,
-        layout={
-            "micro_batch_size": 1,
-            "accumulation": 2,
-            "precision": "bf16",
-            "activation_checkpointing": True,
-        },
+        micro=1,
+        accumulation=2,
+        precision="bf16",
+        activation_checkpointing=True,
         settings={
             "optimizer": {"name": "sgd", "lr": 0.1},
             "schedule": {"name": "constant", "warmup_steps": 0},

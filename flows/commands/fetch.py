@@ -1,0 +1,47 @@
+"""finetune fetch: weights, tokenizer and data of a run, for nodes without internet access."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shlex import quote
+from typing import Annotated
+
+from typer import Argument, Option
+
+from estimator.cli.common import common
+from estimator.terminal import print
+
+
+def fetch(
+    file: Annotated[
+        Path | None, Argument(metavar="[FILE]", help="YAML file with settings of the run.")
+    ] = None,
+    model: Annotated[str | None, common("model", "--model", "-m")] = None,
+    dataset: Annotated[str | None, common("dataset")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        Option("--set", help="Set any setting by its dotted name, e.g. task=dpo; repeatable."),
+    ] = None,
+    output: Annotated[
+        Path, Option("--output", "-o", help="Folder for the files; the nodes of the run must see it.")
+    ] = Path("fetched"),
+) -> None:
+    """Fetch weights, tokenizer and data of a run where there is internet access, and check them.
+
+    Writes settings.yaml into the folder: the run's settings with the paths of the fetched files.
+    """
+    import yaml
+
+    from launchers.run import fetching
+    from launchers.settings import build, read_file
+
+    flags = {name: value for name, value in (("model", model), ("dataset", dataset)) if value is not None}
+    values = read_file(file) if file is not None else {}
+    fetched = fetching.fetch_inputs(build(values, overrides or (), flags), output)
+    output.mkdir(parents=True, exist_ok=True)
+    written = output.absolute() / "settings.yaml"
+    settings = fetched.model_dump(mode="json", exclude_defaults=True)
+    written.write_text(yaml.safe_dump(settings, sort_keys=False))
+    if fetched.harness.tasks:
+        print("harness.tasks: lm-evaluation-harness fetches their data itself, which needs internet access")
+    print(f"next: HF_HUB_OFFLINE=1 finetune run {quote(str(written))}", flush=True)

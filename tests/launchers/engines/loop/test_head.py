@@ -1,0 +1,111 @@
+"""Log-probabilities from the output head in chunks, against those of whole logits."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from estimator.engines.liger import FAMILIES
+from launchers.dataset import batches
+from launchers.dataset.batches import collate_pairs, log_probabilities
+from launchers.dataset.prepared import Prepared
+from launchers.engines.loop import head
+from launchers.engines.loop.model import made_trainable, pretrained
+from launchers.engines.loop.tasks import chosen_labels, text_task_of
+from tests.launchers.engines.loop import families, runs
+
+CHUNK = 16  # positions, of about 100 in a batch
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (batches, head):
+        monkeypatch.setattr(module, "LOSS_CHUNK", CHUNK)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_values_and_gradients_are_those_of_whole_logits_and_no_logits_are_kept(family: str) -> None:
+    network = families.network(family).train()
+    batch = collate_pairs(runs.pairs(3), 0)
+    labels = chosen_labels(batch)
+    expected = log_probabilities(network(**batch.inputs, use_cache=False).logits, labels)
+    (expected * expected).sum().backward()  # type: ignore[no-untyped-call]
+    gradients = {name: each.grad.clone() for name, each in network.named_parameters()}
+    network.zero_grad()
+    head.put_in(network)
+    saved = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        found = head.log_probabilities(network, network, labels, batch.inputs)
+    logits = labels.numel() * network.config.vocab_size
+    assert max(saved) < logits
+    (found * found).sum().backward()  # type: ignore[no-untyped-call]
+    assert torch.allclose(found, expected, atol=1e-6)
+    for name, each in network.named_parameters():
+        assert torch.allclose(each.grad, gradients[name], atol=1e-5, rtol=1e-4), name
+    assert network(**batch.inputs).logits.shape[-1] == network.config.vocab_size
+
+
+class _Model:
+    """A network as tasks query it."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, network: Any) -> None:
+        self.module = network
+
+    def logits(self, **inputs: Any) -> torch.Tensor:
+        logits: torch.Tensor = self.module(**inputs, use_cache=False).logits
+        return logits
+
+    def fused_log_probabilities(self, labels: torch.Tensor, **inputs: Any) -> torch.Tensor:
+        return head.log_probabilities(self.module, self.module, labels, inputs)
+
+
+@pytest.mark.parametrize(
+    ("task", "method"), [("dpo", "lora"), ("orpo", "full"), ("simpo", "lora"), ("kto", "full")]
+)
+def test_a_tasks_loss_figures_and_gradients_are_those_of_whole_logits(
+    task: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = runs.judged(12) if task == "kto" else runs.pairs(4)
+    data_dir = runs.make_data(tmp_path / "data", rows, batch=4, steps=1)
+    job = runs.make_job(
+        tmp_path,
+        runs.make_model(tmp_path / "model"),
+        data_dir,
+        steps=1,
+        world=1,
+        accumulation=2,
+        settings={"task": task, "method": method},
+    )
+    job = runs.with_reference(job, tmp_path)
+    monkeypatch.setattr("launchers.engines.loop.liger.put_in", lambda *_, **__: None)
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda tensor: tensor)
+    data, layout = Prepared(data_dir), job.plan.layout
+    found, gradients = {}, {}
+    for liger in (False, True):
+        job = dataclasses.replace(job, settings=job.settings.model_copy(update={"liger": liger}))
+        network = pretrained(job, dtype=torch.float32, device=torch.device("cpu"))
+        model = _Model(made_trainable(network, job).eval())
+        learned = text_task_of(job.settings, job.reference)
+        learned.begin(model, data, layout, 0, 0)
+        counts = learned.counts(data, 0, 4)
+        outcomes = [learned.outcome(model, batch, counts) for batch in learned.batches(data, layout, 0, 0)]
+        loss = sum(outcome.loss for outcome in outcomes)
+        loss.backward()
+        found[liger] = [float(loss.detach())]
+        found[liger] += [float(sum(each.metrics[key] for each in outcomes)) for key in learned.metrics]
+        gradients[liger] = {n: p.grad for n, p in model.module.named_parameters() if p.grad is not None}
+    assert found[True] == pytest.approx(found[False], rel=1e-5, abs=1e-6)
+    assert gradients[True].keys() == gradients[False].keys()
+    for name, gradient in gradients[False].items():
+        assert torch.allclose(gradients[True][name], gradient, atol=1e-5, rtol=1e-3), name
