@@ -216,9 +216,9 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
 
 
 def _store_measurements(profile: Profile) -> None:
-    """Store the measurements, which correct later estimates."""
+    """Store the measurements, which correct later estimates; not those of a loop that trained no model."""
     plan = profile.predicted
-    if plan is None:
+    if plan is None or profile.loop_without_torch:
         return
     from decorators.profile import calibration
 

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -89,6 +90,7 @@ class Profile:
         self._task_metrics: HarnessResult | None = None
         self._sampler = Sampler(interval_s, foreign=_metaflow.local_node_command())
         self._started = self._reported = time.time()
+        self.loop_without_torch = False  # steps were reported by a process that has not imported torch
         self._ended: float | None = None
         self._failed: str | None = None
         self._card_seconds = 0.0
@@ -214,6 +216,7 @@ class Profile:
         data_seconds:
             Part of it in which the loop waited for data. The card names it as the cause of idle GPUs.
         """
+        self.loop_without_torch = "torch" not in sys.modules
         now = time.time()
         elapsed = now - self._reported if seconds is None else seconds
         self._reported = now

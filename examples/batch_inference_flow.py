@@ -55,19 +55,22 @@ class BatchInferenceFlow(FlowSpec):
 
 
 def load(name, max_new_tokens):
-    """Return a function that answers a list of prompts."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    """Return a function that answers a list of prompts, in the chat template of the model if it has one."""
+    from metaflow import load_model
 
-    tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", trust_remote_code=False)
+    model, tokenizer = load_model(name)
+    tokenizer.padding_side = "left"
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    place = "auto" if torch.cuda.is_available() else None
-    model = AutoModelForCausalLM.from_pretrained(
-        name, dtype="auto", device_map=place, trust_remote_code=False
-    )
+
+    def render(prompt):
+        messages = [{"role": "user", "content": prompt}]
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
 
     def generate(prompts):
-        inputs = tokenizer(prompts, return_tensors="pt", padding=True).to(model.device)
+        chats = bool(tokenizer.chat_template)
+        texts = list(map(render, prompts)) if chats else prompts
+        inputs = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=not chats)
+        inputs = inputs.to(model.device)
         tokens = model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
         return tokenizer.batch_decode(tokens[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
 

@@ -10,6 +10,8 @@ from estimator.charts import MAX_CAPACITY_RATIO
 from estimator.plan import GIB, Counted
 
 MAX_POINTS = 500  # points per line, to limit the size of a card
+WHOLE_LABEL = "datum.value % 1 ? '' : format(datum.value, 'd')"  # old Vegas tick a short axis at halves
+SHORT_MINUTES = 2.0  # a shorter step has seconds on its axis
 MIN_SMOOTHED_POINTS = 40  # shorter lines are not smoothed
 SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"  # identifies the grammar; nothing is downloaded
 _CATEGORY_COLORS = ("#4c78a8", "#72b7b2", "#f58518", "#e4b93c", "#9d755d", "#b279a2", "#bab0ac", "#8cb36a")
@@ -337,11 +339,13 @@ def _over_time(title: str, layers: list[dict[str, Any]], height: int) -> dict[st
 
 
 def _lines_over_time(points: Sequence[TimePoint], y: dict[str, Any], field: str) -> dict[str, Any]:
-    """Layer with one line for each source."""
+    """Layer with one line for each source, over minutes, of a short step over seconds."""
+    is_short = max((point.minutes for point in points), default=0.0) < SHORT_MINUTES
+    unit, factor = ("seconds", 60) if is_short else ("minutes", 1)
     values: list[dict[str, Any]] = []
     for source in dict.fromkeys(point.source for point in points):
         values += [
-            {"minutes": round(p.minutes, 4), "who": source, field: p.value}
+            {unit: round(factor * p.minutes, 4), "who": source, field: p.value}
             for p in thin([p for p in points if p.source == source])
         ]
     return {
@@ -349,9 +353,9 @@ def _lines_over_time(points: Sequence[TimePoint], y: dict[str, Any], field: str)
         "mark": {"type": "line", "tooltip": True, "interpolate": "step-after"},
         "encoding": {
             "x": {
-                "field": "minutes",
+                "field": unit,
                 "type": "quantitative",
-                "title": "minutes since the step started",
+                "title": f"{unit} since the step started",
                 "scale": {"zero": True},
             },
             "y": {**y, "field": field},
@@ -370,6 +374,6 @@ def _steps_axis() -> dict[str, Any]:
         "field": "step",
         "type": "quantitative",
         "title": "step",
-        "axis": {"tickMinStep": 1, "format": "d", "grid": False},
+        "axis": {"tickMinStep": 1, "labelExpr": WHOLE_LABEL, "grid": False},
         "scale": {"zero": False, "nice": False},
     }

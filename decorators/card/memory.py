@@ -89,7 +89,7 @@ def measured_parts(state: CardState) -> list[MeasuredPart]:
 
 def memory_points(state: CardState) -> list[MemoryPoint]:
     """Return memory over time: of each GPU by NVML minus what was in use before the step; else of each
-    rank by torch or resident; else of the step.
+    rank by torch or resident; of the step's processes without a plan or ranks.
     """
     if state.gpu_samples:
         used_at_start = [gpu.used_bytes for gpu in state.gpu_samples[0].gpus]
@@ -105,11 +105,11 @@ def memory_points(state: CardState) -> list[MemoryPoint]:
     if reserved:
         several = len({m.rank for m, _ in reserved}) > MAX_LINES
         return [_point(state, m.at, "a rank" if several else f"rank {m.rank}", used) for m, used in reserved]
-    if state.run.memory:
-        if len({memory.rank for memory in state.run.memory}) > MAX_LINES:
-            return [_point(state, m.at, "a rank", m.rss) for m in state.run.memory]
-        return [_point(state, m.at, f"rank {m.rank}", m.rss) for m in state.run.memory]
-    return [_point(state, s.at, "the step's processes", s.rss_bytes) for s in state.host_samples]
+    several = len({memory.rank for memory in state.run.memory}) > MAX_LINES
+    ranks = [_point(state, m.at, "a rank" if several else f"rank {m.rank}", m.rss) for m in state.run.memory]
+    if ranks and state.plan is not None:
+        return ranks  # the prediction is of one process
+    return ranks + [_point(state, s.at, "the step's processes", s.rss_bytes) for s in state.host_samples]
 
 
 def _counter_over_time(state: CardState) -> Counter:

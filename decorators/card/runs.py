@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Text, safe, size
-from decorators.card.charts import SCHEMA, smoothed_values, thin
+from decorators.card.charts import SCHEMA, WHOLE_LABEL, smoothed_values, thin
 from decorators.profile.measured import Measured
 from estimator.formatting import format_clock
 from estimator.plan import Plan
@@ -118,7 +118,11 @@ def curves(records: Sequence[RunRecord], title: str, field: str) -> dict[str, An
         "data": {"values": values},
         "mark": {"type": "line", "tooltip": True},
         "encoding": {
-            "x": {"field": "step", "type": "quantitative", "axis": {"tickMinStep": 1, "format": "d"}},
+            "x": {
+                "field": "step",
+                "type": "quantitative",
+                "axis": {"tickMinStep": 1, "labelExpr": WHOLE_LABEL},
+            },
             "y": {
                 "field": "value",
                 "type": "quantitative",

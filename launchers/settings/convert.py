@@ -401,9 +401,8 @@ def read(path: Path) -> dict[str, Any]:
     try:
         config = parse_yaml(read_text(path.expanduser(), MAX_YAML_BYTES))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(
-            f"{path} cannot be read: {' '.join(str(error).split())}.", "Give a YAML file."
-        ) from None
+        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+        raise UserError(f"{path} cannot be read: {reason}.", "Give a YAML file.") from None
     if not isinstance(config, dict):
         raise UserError(f"{path} has no keys.", "Give a YAML file that one of the tools trains with.")
     return config

@@ -31,6 +31,16 @@ def run(home: Home, flow: str, *words: str) -> str:
     return done.stdout + done.stderr
 
 
+def greedy_answers(folder: Path, prompts: list[str]) -> list[str]:
+    """The answers in the chat template, one prompt at a time."""
+    from launchers.inference import finished
+    from launchers.inference.conversation import Conversation, Sampling, load_finetuned
+
+    loaded = load_finetuned(finished.from_folder(folder), "cpu", folder)
+    sampling = Sampling(max_new_tokens=4, temperature=0)
+    return [Conversation(loaded=loaded, sampling=sampling).ask(prompt).text for prompt in prompts]
+
+
 def test_batch_inference_answers_every_prompt_and_continues_where_it_stopped(home: Home) -> None:
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
@@ -42,7 +52,7 @@ def test_batch_inference_answers_every_prompt_and_continues_where_it_stopped(hom
     assert "answer: 1 CPU" in output, "sized by the estimator"
     answers = pq.read_table(home.path / "answers.parquet").to_pydict()
     assert answers["prompt"] == prompts
-    assert all(isinstance(answer, str) for answer in answers["answer"])
+    assert answers["answer"] == greedy_answers(home.path / "tiny", prompts)
 
     stored = home.path / ".metaflow" / "BatchInferenceFlow" / "finetune" / "runs"
     parts = list(stored.rglob("*000000.parquet"))

@@ -39,3 +39,11 @@ def test_a_smoothed_line_follows_the_values_and_few_values_are_not_smoothed() ->
     assert all(abs(value - 2.0) < 0.2 for value in smoothed[100:])
     assert "layer" in charts.line(points, "loss", smooth=True)
     assert "layer" not in charts.line(points[:20], "loss", smooth=True)
+
+
+def test_a_short_step_has_seconds_on_its_axis_and_a_long_one_minutes() -> None:
+    for minutes, unit, value in ((0.5, "seconds", 30.0), (30.0, "minutes", 30.0)):
+        points = [charts.TimePoint(minutes=minutes, source="GPU 0", value=0.5)]
+        (layer,) = charts.over_time(points, "utilization")["layer"]
+        assert layer["data"]["values"] == [{unit: value, "who": "GPU 0", "value": 0.5}]
+        assert layer["encoding"]["x"]["title"] == f"{unit} since the step started"
