@@ -36,7 +36,7 @@ def test_a_prepared_step_has_the_batches_of_any_other(tmp_path: Path, copies: li
     job = runs.make_job(
         tmp_path, tmp_path, data_dir, steps=STEPS, world=1, micro=2, accumulation=2, engine="fsdp2"
     )
-    task, data = NextToken(fused=False), Prepared(data_dir)
+    task, data = NextToken(None, fused=False), Prepared(data_dir)
     feed = Feed(task, data, job, 0, torch.device("cuda"))
     for step in range(STEPS):
         counts, found = feed.step(step)
@@ -52,7 +52,7 @@ def test_a_prepared_step_has_the_batches_of_any_other(tmp_path: Path, copies: li
 def test_a_resumed_run_reads_its_own_step(tmp_path: Path, copies: list[int]) -> None:
     data_dir = runs.make_data(tmp_path, runs.documents(12), batch=4, steps=STEPS)
     job: Any = runs.make_job(tmp_path, tmp_path, data_dir, steps=STEPS, world=1, micro=4, engine="fsdp2")
-    feed = Feed(NextToken(fused=False), Prepared(data_dir), job, 0, torch.device("cuda"))
+    feed = Feed(NextToken(None, fused=False), Prepared(data_dir), job, 0, torch.device("cuda"))
     feed.prepare(1)
     _, (batch,) = feed.step(2)
     assert copies
