@@ -202,7 +202,8 @@ def make_job(
     settings: dict[str, Any] | None = None,
     **options: Any,
 ) -> TrainJob:
-    recomputed = (settings or {}).get("recompute", {})
+    recompute = (settings or {}).get("recompute", {})
+    recomputed = {name: value for name, value in recompute.items() if value != "auto"}
     layout = Layout(
         recompute=recomputed.get("what", "full"),
         recompute_every=recomputed.get("every", 1),
