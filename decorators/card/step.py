@@ -205,8 +205,7 @@ def plan_rows(plan: Plan) -> tuple[tuple[str, str], ...]:
         ),
         (
             "numbers",
-            f"{layout.precision}, {layout.optimizer}, activation checkpointing "
-            f"{'on' if layout.activation_checkpointing else 'off'}",
+            f"{layout.precision}, {layout.optimizer}, activation checkpointing {layout.checkpointing}",
         ),
         ("memory estimate", plan.prediction.memory.shows_basis),
         ("speed estimate", plan.prediction.throughput_basis or UNKNOWN),

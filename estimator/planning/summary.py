@@ -131,6 +131,8 @@ def _step(plan: Plan) -> str:
     processes = "1 process" if layout.world_size == 1 else f"{layout.world_size} processes"
     factors = f"{layout.micro_batch_size} x {layout.accumulation} x {layout.data_parallel}"
     checkpointing = f"{'with' if layout.activation_checkpointing else 'without'} activation checkpointing"
+    if layout.checkpointing not in ("off", "full"):
+        checkpointing += f" ({layout.checkpointing})"
     return (
         f"{processes}, {describe_layout(layout)}, batch {layout.global_batch_size} = {factors}, {length}, "
         + ", ".join([layout.precision, checkpointing, *plan.accelerations])
