@@ -224,7 +224,7 @@ class Layout:
 
     @property
     def checkpointing(self) -> str:
-        """Activation checkpointing in words: "off", "full", "selective", "full, 1 of 2 blocks"."""
+        """Description of activation checkpointing: "off", "full", "selective", "full, 1 of 2 blocks"."""
         if not self.activation_checkpointing:
             return "off"
         part = f", 1 of {self.recompute_every} blocks" if self.recompute_every > 1 else ""

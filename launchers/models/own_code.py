@@ -44,7 +44,7 @@ def _has_model(values: dict[str, Any]) -> bool:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     family = str(values.get("model_type"))
-    if hf_config.is_rewritten(values):  # its config.json is written anew
+    if hf_config.is_rewritten(values):  # its config.json is rewritten
         family = hf_config.shared_code(family)
     return family in CONFIG_MAPPING_NAMES
 

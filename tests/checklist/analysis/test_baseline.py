@@ -96,5 +96,4 @@ def test_what_has_always_varied_is_no_finding_when_it_varies() -> None:
 
 
 def test_the_setting_is_read_from_the_facts() -> None:
-    library = HERE.library
-    assert setting_of(gpu_run()) == dataclasses.replace(HERE, image=None, library=library)
+    assert setting_of(gpu_run()) == dataclasses.replace(HERE, image=None)

@@ -1,4 +1,4 @@
-"""A run on packed rows goes on from its checkpoint as if nothing had happened, on rows prepared again."""
+"""A run on packed rows resumes exactly from its checkpoint, on rows that are prepared again."""
 
 from __future__ import annotations
 

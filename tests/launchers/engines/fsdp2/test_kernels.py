@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.library import custom_op
+from torch import library
 
 from estimator.engines.automatic import PROVEN
 from estimator.models import PROJECTIONS
@@ -83,7 +83,7 @@ def loss_and_gradients(network: Any, batch: MicroBatch) -> tuple[float, dict[str
     }
 
 
-@custom_op("finetune_tests::varlen", mutates_args=())
+@library.custom_op("finetune_tests::varlen", mutates_args=())
 def varlen_op(
     query: torch.Tensor,
     key: torch.Tensor,
