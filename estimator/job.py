@@ -11,7 +11,7 @@ from estimator.models import PROJECTIONS, ModelSpec
 from estimator.models.vision import IMAGE_SIDE
 from estimator.names import unknown_choice
 from estimator.option_names import option_name
-from estimator.setup import check_start_layer
+from estimator.setup import DEFAULT_SEQ_LEN, check_start_layer
 from estimator.vocabulary import (
     AUTOMATIC_METHODS,
     ENGINES,
@@ -55,7 +55,7 @@ class Job:
     engine: RequestedEngine = "torchtune"
     engines: tuple[LaunchedEngine, ...] = LAUNCHED_ENGINES  # that engine "auto" may take
     task: Task = "sft"
-    seq_len: int = 2048
+    seq_len: int = DEFAULT_SEQ_LEN
     global_batch_size: int = 8  # sequences for each optimizer step, over all processes
     batch_multiple: int | None = None
     """The batch is a default, and may become the nearest workable multiple of this number. None: fixed."""
@@ -63,7 +63,6 @@ class Job:
     optimizer: LaunchedOptimizer = "adamw"
     precision: RequestedPrecision = "auto"
     fp8: LaunchedFp8 = "none"  # of the matrix products
-    average: bool = False  # a moving average of the trained weights is kept (images)
     activation_checkpointing: bool | None = None
     recompute: Recompute | None = None  # what checkpointing recomputes of a block
     recompute_every: int | None = None  # one of this many blocks is recomputed

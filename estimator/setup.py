@@ -67,11 +67,6 @@ class Setup:
     upcast_frozen: bool = False  # its 16-bit parts kept in fp32: PEFT's prepare_model_for_kbit_training
     undivided_base: bool = False  # in a type that ZeRO-3 cannot divide: every process holds all of it
 
-    encoders: bool = (
-        False  # a pipeline's VAE and text encoders are next to its UNet: no latents were computed
-    )
-    average: bool = False  # a moving average of the trained weights is kept next to them, in fp32
-
     precision: Precision = "bf16"
     fp8: Fp8 = "none"  # of the matrix products
     optimizer: Optimizer = "adamw"
@@ -92,7 +87,7 @@ class Setup:
 
     micro_batch_size: int = 1  # sequences (of tasks with pairs: pairs) for each process and forward pass
     accumulation: int = 1  # forward passes for each optimizer step; with a pipeline: its micro batches
-    seq_len: int = 2048  # tokens of the longest sequence
+    seq_len: int = DEFAULT_SEQ_LEN  # tokens of the longest sequence
     fixed_length: bool = True  # packed or padded to seq_len; else batches vary in length
     longest_first: bool = False  # of batches that vary in length, the longest is first
     longest_once: bool = False  # only one batch has seq_len tokens a sequence, the others far fewer

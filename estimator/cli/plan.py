@@ -261,14 +261,14 @@ def job_from(job_options: JobOptions) -> Job:
     from estimator.job import DEFAULT_BATCH, Job
 
     batch = job_options.global_batch_size
-    model = models.resolve(job_options.model).spec
+    model = images.trained_model(models.resolve(job_options.model).spec, job_options.resolution)
     return Job(
         model=model,
         method=job_options.method,  # type: ignore[arg-type]
         methods=_methods(job_options),
         engine=job_options.engine,  # type: ignore[arg-type]
         task=images.task_for(model, job_options.task),  # type: ignore[arg-type]
-        seq_len=images.length_of(model, job_options.seq_len, job_options.resolution),
+        seq_len=images.length_of(model, job_options.seq_len),
         global_batch_size=DEFAULT_BATCH if batch is None else batch,
         batch_multiple=1 if batch is None else None,
         micro_batch_size=job_options.micro_batch_size,

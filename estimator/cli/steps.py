@@ -36,6 +36,9 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
     Raises UserError for unknown and for contradictory values.
     """
     options = replace(options, engine=_engine(options, model))
+    model = images.trained_model(
+        model, options.resolution, average=options.average, encoders=options.encoders
+    )
     if options.vision is not None:
         _check_tower(options.vision, model)
     spec, engine = engine_of(options.engine)
@@ -45,7 +48,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
     sharded = shard > 1
     without_bf16 = options.device == "cpu" or (launched_here and gpu is not None and not gpu.bf16)
     precision = options.precision or ("fp32" if without_bf16 else spec.precision_of(sharded=sharded))
-    seq_len = images.length_of(model, options.seq_len, options.resolution)
+    seq_len = images.length_of(model, options.seq_len)
     draws = options.task in TASKS and TASKS[options.task].draws_answers  # Setup refuses other names
     decided = _decided(options, model, seq_len, precision) if launched_here else None
     packed = engine.fixed_length if options.packing is None else options.packing
@@ -68,8 +71,6 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
         quantization=quantization,  # type: ignore[arg-type]
         upcast_frozen=options.upcast_frozen,
         undivided_base=options.undivided_base,
-        average=options.average,
-        encoders=options.encoders,
         precision=precision,  # type: ignore[arg-type]
         fp8=options.fp8,  # type: ignore[arg-type]
         optimizer=options.optimizer,  # type: ignore[arg-type]

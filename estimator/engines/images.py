@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from estimator.engines.training import Training
 from estimator.errors import UserError
 from estimator.models import PROJECTIONS, DiffusionSpec, ModelSpec
-from estimator.models.diffusion import positions_of
+from estimator.models.diffusion import check_resolution
 from estimator.models.unet import ADAPTED
 from estimator.setup import default_seq_len
 from estimator.vocabulary import ENGINES, IMAGE_TASK, LAUNCHED_ENGINES, TASKS
@@ -18,24 +20,34 @@ def task_for(model: ModelSpec, task: str) -> str:
     return IMAGE_TASK if isinstance(model, DiffusionSpec) and task == "sft" else task
 
 
-def length_of(model: ModelSpec, seq_len: int | None, resolution: int | None) -> int:
-    """Return the sequence length: tokens, or positions of an image.
+def trained_model(
+    model: ModelSpec, resolution: int | None, *, average: bool = False, encoders: bool = False
+) -> ModelSpec:
+    """Return the model as options of image training change it; without them, as it is.
 
-    Raises UserError for the option of the other kind of model.
+    ``average``: with a moving average of its weights; ``encoders``: with VAE and text encoders in memory.
+    Raises UserError for a language model with such an option, and for an invalid resolution.
     """
-    if not isinstance(model, DiffusionSpec):
-        if resolution is not None:
-            raise UserError(
-                f"--resolution {resolution}: {model.name} does not generate images.",
-                "Use --seq-len, or remove it.",
-            )
-        return default_seq_len(model) if seq_len is None else seq_len
-    if seq_len is not None:
+    if isinstance(model, DiffusionSpec):
+        side = model.resolution if resolution is None else resolution
+        check_resolution(side)
+        return replace(model, resolution=side, keeps_average=average, loads_encoders=encoders)
+    options = {f"--resolution {resolution}": resolution is not None, "--ema": average, "--encoders": encoders}
+    if image_options := [name for name, is_given in options.items() if is_given]:
+        raise UserError(f"{image_options[0]}: {model.name} does not generate images.", "Remove it.")
+    return model
+
+
+def length_of(model: ModelSpec, seq_len: int | None) -> int:
+    """Return the sequence length in tokens. Raises UserError for one of an image pipeline."""
+    if seq_len is None:
+        return default_seq_len(model)
+    if isinstance(model, DiffusionSpec):
         raise UserError(
             f"--seq-len {seq_len}: {model.name} generates images, which have no tokens.",
             "Use --resolution, or remove it.",
         )
-    return positions_of(model.resolution if resolution is None else resolution)
+    return seq_len
 
 
 def unsupported(engine: str, model: ModelSpec, training: Training) -> str | None:

@@ -79,7 +79,6 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         checkpointing=layout.recompute if layout.activation_checkpointing else "none",
         recompute_every=layout.recompute_every,
         fp8=job.fp8,
-        average=job.average,
         compile=bool(job.compile),
         engine_version=liger.VERSION if job.liger else "",
         loss="fused" if job.liger else engine.loss,

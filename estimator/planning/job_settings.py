@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from estimator.job import Job
-from estimator.models import PROJECTIONS
-from estimator.models.diffusion import side_of
-from estimator.vocabulary import ENGINES, IMAGE_TASK, METHODS, TASKS
+from estimator.models import PROJECTIONS, DiffusionSpec
+from estimator.vocabulary import ENGINES, IMAGE_TASK, METHODS
 
 
 def changed_settings(job: Job) -> Iterator[tuple[str, object]]:
@@ -16,8 +15,8 @@ def changed_settings(job: Job) -> Iterator[tuple[str, object]]:
     Not among them are the batch size, packing, compile and liger, which the plan contains. ``job``: with
     method and engine decided.
     """
-    if TASKS[job.task].images:
-        yield "images.resolution", side_of(job.seq_len)
+    if isinstance(job.model, DiffusionSpec):
+        yield "images.resolution", job.model.resolution
     else:
         yield "seq_len", job.seq_len
     if job.task not in ("sft", IMAGE_TASK):

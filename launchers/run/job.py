@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import shutil
@@ -94,7 +95,6 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, install
         optimizer_in_backward=settings.optimizer.in_backward,
         precision=settings.precision,
         fp8=settings.fp8,
-        average=settings.images.ema_decay is not None,
         activation_checkpointing=None if checkpointing == "auto" else checkpointing,
         recompute=None if settings.recompute.what == "auto" else settings.recompute.what,
         recompute_every=None if settings.recompute.every == "auto" else settings.recompute.every,
@@ -141,9 +141,14 @@ def _automatic_fields(settings: Settings, *, installed: bool) -> dict[str, Any]:
 
 
 def _trained_spec(spec: ModelSpec, settings: Settings) -> ModelSpec:
-    """Return the model with the trained text encoders or new tokens that the settings add."""
+    """Return the model with what the settings change: new tokens; resolution, text encoders and average."""
     if isinstance(spec, DiffusionSpec):
-        return spec.with_trained_texts() if settings.images.text_encoders else spec
+        return dataclasses.replace(
+            spec,
+            resolution=settings.images.resolution or spec.resolution,
+            trains_texts=settings.images.text_encoders,
+            keeps_average=settings.images.ema_decay is not None,
+        )
     return spec.with_tokens(len(settings.new_tokens))
 
 

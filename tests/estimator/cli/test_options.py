@@ -78,8 +78,6 @@ CHANGES: dict[str, list[str]] = {
     "device": ["--device", "cpu"],
     "processes_per_node": ["--gpus", "4"],
     "keep_checkpoints": ["--keep-checkpoints", "5"],
-    "average": ["--ema"],
-    "encoders": ["--encoders"],
 }
 
 
