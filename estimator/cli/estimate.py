@@ -164,7 +164,8 @@ def _step(answer: Answer) -> str:
         f"checkpointing {setup.checkpointing}",
     ]
     if setup.prompts:
-        parts.append(f"prompts of {setup.adapter_prompt_length} from block {setup.adapter_start_layer}")
+        prompts = setup.llama_adapter
+        parts.append(f"prompts of {prompts.prompt_length} from block {prompts.start_layer}")
     elif setup.adapters:
         parts.append(f"rank {setup.lora_rank} on {', '.join(setup.lora_targets)}")
     if isinstance(setup.model, DiffusionSpec):

@@ -36,7 +36,7 @@ from estimator.memory.residuals import VARYING, class_of
 from estimator.memory.shape import part_of
 from estimator.models import find
 from estimator.plan import GIB
-from estimator.setup import Setup
+from estimator.setup import Answers, Setup
 from estimator.vocabulary import IMAGE_TASK
 from tests.estimator.memory.llama_step import LLAMA, step
 
@@ -406,11 +406,16 @@ def test_the_largest_batch_fills_the_memory_exactly() -> None:
 
 def test_answers_of_a_step_are_drawn_at_once() -> None:
     setup = step(
-        task="grpo", engine="fsdp2", seq_len=1000, answer_len=400, micro_batch_size=2, accumulation=3
+        task="grpo",
+        engine="fsdp2",
+        seq_len=1000,
+        answers=Answers(length=400),
+        micro_batch_size=2,
+        accumulation=3,
     )
     batch = generation.drawn_batch(setup)
     assert (batch.sequences, batch.prompt_tokens, batch.new_tokens, batch.tokens) == (6, 600, 400, 1000)
-    assert generation.drawn_batch(replace(setup, answer_len=1000)).prompt_tokens == 1
+    assert generation.drawn_batch(replace(setup, answers=Answers(length=1000))).prompt_tokens == 1
 
 
 def test_a_window_limits_the_cache_of_its_blocks() -> None:
