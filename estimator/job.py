@@ -238,6 +238,21 @@ class Job:
         """Whether the adapters are LoRA's kind of matrices."""
         return self.method == "auto" or METHODS[self.method].low_rank
 
+    def uses_zero(self, engine: str) -> bool:
+        """Whether it has options of ZeRO if ``engine`` trains it: FSDP2 has offload, too."""
+        takes_fsdp = engine != "auto" and ENGINES[engine].sharding_options == "fsdp"
+        return self.zero_stage is not None or (self.offload != "none" and not takes_fsdp)
+
+    @property
+    def uses_fsdp(self) -> bool:
+        """Whether it has options of FSDP2's sharding."""
+        return self.fsdp_sharding is not None or self.replicas is not None
+
+    @property
+    def recomputes_parts(self) -> bool:
+        """Whether checkpointing is of parts of blocks, or of some blocks only."""
+        return self.recompute == "selective" or (self.recompute_every or 1) > 1
+
     def batch_over(self, data_parallel: int) -> int | None:
         """Return the global batch for this many data-parallel processes; None if the user's is not divisible.
 
