@@ -15,6 +15,7 @@ from estimator import token_counts, vocabulary
 from estimator.cli.common import common, option
 from estimator.cli.help import GROUPS, MORE
 from estimator.errors import UserError
+from estimator.models.vision import IMAGE_SIDE
 
 _TRAINING, _WHERE = GROUPS[2:4]
 _ADAPT, _STEP, _SHARD, _PLACE = (
@@ -28,16 +29,57 @@ def one_of(values: Iterable[str], text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SetupOptions:
-    """Options that describe one training step. None: default of the engine (EngineDefaults)."""
+class SharedOptions:
+    """Options of a training step that are the same for ``finetune plan`` and ``finetune estimate``."""
 
     model: Annotated[str, common("model", "--model", "-m")]
+    task: Annotated[str, common("task")] = "sft"
+    seq_len: Annotated[int | None, common("seq_len")] = None
+    resolution: Annotated[
+        int | None, option(_ADAPT, "Image side in pixels. Default: that of the published model.")
+    ] = None
+    lora_experts: Annotated[
+        bool, option(_ADAPT, "Apply LoRA to the experts of a mixture-of-experts model.", "--lora-experts")
+    ] = False
+    adapter_only: Annotated[
+        bool, option(_ADAPT, "Export the adapter without merging it into the model.", "--adapter-only")
+    ] = False
+    trained_modules: Annotated[
+        str,
+        option(
+            _ADAPT,
+            one_of(vocabulary.TRAINED_MODULES, "Modules trained in full next to adapters:"),
+            "--modules-to-save",
+        ),
+    ] = ""
+    adapter_prompt_length: Annotated[
+        int, option(_ADAPT, "LLaMA-Adapter: number of prompt vectors per block.")
+    ] = 10
+    adapter_start_layer: Annotated[int, option(_ADAPT, "LLaMA-Adapter: first block with a prompt.")] = 2
+    vision: Annotated[
+        str | None, option(_STEP, "Train a vision-language model on images; tower frozen, lora or full.")
+    ] = None
+    images_per_row: Annotated[int, option(_STEP, "Images in a sequence, with --vision.")] = 1
+    image_size: Annotated[int, option(_STEP, "Side of a square image in pixels, with --vision.")] = IMAGE_SIDE
+    optimizer_in_backward: Annotated[
+        bool,
+        option(
+            _STEP,
+            "Apply the optimizer during the backward pass, freeing each gradient immediately.",
+            "--optimizer-in-backward",
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SetupOptions(SharedOptions):
+    """Options that describe one training step. None: default of the engine (EngineDefaults)."""
+
     engine: Annotated[str, common("engine", choices=(*get_args(vocabulary.Engine), "auto"))] = "auto"
     engine_version: Annotated[
         str, option(_ADAPT, "Older engine version whose code differs, such as torchtitan 2024-05.")
     ] = ""
     method: Annotated[str, common("method", choices=(*vocabulary.METHODS, "auto"))] = "auto"
-    task: Annotated[str, common("task")] = "sft"
     lora_rank: Annotated[int | None, common("lora_rank")] = None
     lora_targets: Annotated[
         str | None, option(_ADAPT, "Linear layers with LoRA: comma-separated names, or all-linear.")
@@ -53,24 +95,6 @@ class SetupOptions:
     reward_parameters: Annotated[
         int, option(_ADAPT, "Parameters of the reward model that scores grpo's answers. 0: none.")
     ] = 0
-    lora_experts: Annotated[
-        bool, option(_ADAPT, "Apply LoRA to the experts of a mixture-of-experts model.", "--lora-experts")
-    ] = False
-    adapter_only: Annotated[
-        bool, option(_ADAPT, "Export the adapter without merging it into the model.", "--adapter-only")
-    ] = False
-    adapter_prompt_length: Annotated[
-        int, option(_ADAPT, "LLaMA-Adapter: number of prompt vectors per block.")
-    ] = 10
-    adapter_start_layer: Annotated[int, option(_ADAPT, "LLaMA-Adapter: first block with a prompt.")] = 2
-    trained_modules: Annotated[
-        str | None,
-        option(
-            _ADAPT,
-            one_of(vocabulary.TRAINED_MODULES, "Modules trained in full next to adapters:"),
-            "--modules-to-save",
-        ),
-    ] = None
     quantization: Annotated[str | None, common("quantization", choices=get_args(vocabulary.Quantization))] = (
         None
     )
@@ -133,18 +157,7 @@ class SetupOptions:
     accumulation: Annotated[
         int | None, option(_TRAINING, "Forward passes per optimizer step (gradient accumulation).")
     ] = None
-    seq_len: Annotated[int | None, common("seq_len")] = None
-    resolution: Annotated[
-        int | None, option(_ADAPT, "Image side in pixels. Default: that of the published model.")
-    ] = None
     packing: Annotated[bool | None, common("packing")] = None
-    vision: Annotated[
-        str | None, option(_STEP, "Train a vision-language model on images; tower frozen, lora or full.")
-    ] = None
-    images_per_row: Annotated[int | None, option(_STEP, "Images in a sequence, with --vision.")] = None
-    image_size: Annotated[int | None, option(_STEP, "Side of a square image in pixels, with --vision.")] = (
-        None
-    )
     longest_first: Annotated[
         bool | None, option(_STEP, "Train on the longest batch first.", "--longest-first/--any-order")
     ] = None
@@ -183,14 +196,6 @@ class SetupOptions:
         str, option(_STEP, "Attention kernel: flash, or math (stores all attention scores).")
     ] = "flash"
     flash_version: Annotated[int, option(_STEP, "Version of FlashAttention (PyTorch has 2).")] = 2
-    optimizer_in_backward: Annotated[
-        bool,
-        option(
-            _STEP,
-            "Apply the optimizer during the backward pass, freeing each gradient immediately.",
-            "--optimizer-in-backward",
-        ),
-    ] = False
     offload: Annotated[
         str, option(_SHARD, one_of(get_args(vocabulary.StateOffload), "Offload to host memory or disk:"))
     ] = "none"

@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 from estimator.cli import output
 from estimator.cli.common import common, option
 from estimator.cli.help import GROUPS, MORE
-from estimator.cli.options import expanded, names_of, one_of, tokens_of
+from estimator.cli.options import SharedOptions, expanded, names_of, tokens_of
 from estimator.errors import UserError
-from estimator.models.vision import IMAGE_SIDE
 from estimator.terminal import print
 from estimator.vocabulary import (
     METHODS,
     PLANNED_ENGINES,
-    TASKS,
-    TRAINED_MODULES,
     LaunchedMethod,
     automatic_methods,
 )
@@ -40,37 +37,17 @@ _ADAPT, _STEP, _SHARD, _PLACE = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JobOptions:
+class JobOptions(SharedOptions):
     """Options that describe the training job. None: the planner decides."""
 
-    model: Annotated[str, common("model", "--model", "-m")]
     method: Annotated[str, common("method")] = "auto"
     engine: Annotated[str, common("engine", choices=(*PLANNED_ENGINES, "auto"))] = "auto"
-    task: Annotated[str, common("task", choices=tuple(TASKS))] = "sft"
-    seq_len: Annotated[int | None, common("seq_len")] = None
-    resolution: Annotated[
-        int | None, option(_ADAPT, "Image side in pixels. Default: that of the published model.")
-    ] = None
     global_batch_size: Annotated[int | None, common("global_batch_size")] = None
     lora_rank: Annotated[int, common("lora_rank")] = 8
     lora_targets: Annotated[
         str, option(_ADAPT, "Linear layers with LoRA: comma-separated names, or all-linear.")
     ] = "all-linear"
-    lora_experts: Annotated[
-        bool, option(_ADAPT, "Apply LoRA to the experts of a mixture-of-experts model.", "--lora-experts")
-    ] = False
-    adapter_only: Annotated[
-        bool, option(_ADAPT, "Export the adapter without merging it into the model.", "--adapter-only")
-    ] = False
     quantization: Annotated[str | None, common("quantization")] = None
-    trained_modules: Annotated[
-        str,
-        option(_ADAPT, one_of(TRAINED_MODULES, "Modules trained in full next to LoRA:"), "--modules-to-save"),
-    ] = ""
-    adapter_prompt_length: Annotated[
-        int, option(_ADAPT, "LLaMA-Adapter: number of prompt vectors per block.")
-    ] = 10
-    adapter_start_layer: Annotated[int, option(_ADAPT, "LLaMA-Adapter: first block with a prompt.")] = 2
     optimizer: Annotated[str, common("optimizer")] = "adamw"
 
     precision: Annotated[str, common("precision")] = "auto"
@@ -101,19 +78,6 @@ class JobOptions:
             "--liger/--no-liger",
         ),
     ] = None
-    vision: Annotated[
-        str | None, option(_STEP, "Train a vision-language model on images; tower frozen, lora or full.")
-    ] = None
-    images_per_row: Annotated[int, option(_STEP, "Images in a sequence, with --vision.")] = 1
-    image_size: Annotated[int, option(_STEP, "Side of a square image in pixels, with --vision.")] = IMAGE_SIDE
-    optimizer_in_backward: Annotated[
-        bool,
-        option(
-            _STEP,
-            "Apply the optimizer during the backward pass, freeing each gradient immediately.",
-            "--optimizer-in-backward",
-        ),
-    ] = False
     zero_stage: Annotated[int | None, option(_SHARD, "ZeRO stage of DeepSpeed: 0, 1, 2 or 3.")] = None
     fsdp_sharding: Annotated[
         str | None, option(_SHARD, "FSDP2 sharding: full, or grad-op (weights stay gathered).")

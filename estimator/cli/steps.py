@@ -14,7 +14,6 @@ from estimator.job import Job
 from estimator.memory import implementations
 from estimator.models.diffusion import DiffusionSpec
 from estimator.models.spec import ModelSpec
-from estimator.models.vision import IMAGE_SIDE
 from estimator.names import unknown_choice
 from estimator.setup import Answers, LlamaAdapter, Setup
 from estimator.vocabulary import (
@@ -67,7 +66,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
         llama_adapter=LlamaAdapter(
             prompt_length=options.adapter_prompt_length, start_layer=options.adapter_start_layer
         ),
-        trained_modules=names_of(options.trained_modules or ""),
+        trained_modules=names_of(options.trained_modules),
         quantization=quantization,  # type: ignore[arg-type]
         upcast_frozen=options.upcast_frozen,
         undivided_base=options.undivided_base,
@@ -108,8 +107,8 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
         activation_offload=options.activation_offload,
         compile=bool(options.compile if decided is None else decided.compile),
         vision=options.vision,  # type: ignore[arg-type]
-        images_per_row=_or(options.images_per_row, 1),
-        image_size=_or(options.image_size, IMAGE_SIDE),
+        images_per_row=options.images_per_row,
+        image_size=options.image_size,
         loss="fused" if with_liger else options.loss or spec.loss,  # type: ignore[arg-type]
         loss_chunks=_or(options.loss_chunks, engine.chunks_of(seq_len)),
         flash_version=options.flash_version,
@@ -143,7 +142,7 @@ def _decided(options: SetupOptions, model: ModelSpec, seq_len: int, precision: s
             quantization=options.quantization or "nf4-double",  # type: ignore[arg-type]
             lora_targets=_targets(options, engine_of(options.engine)[1], model),
             lora_experts=options.lora_experts,
-            trained_modules=names_of(options.trained_modules or ""),
+            trained_modules=names_of(options.trained_modules),
             vision=options.vision,  # type: ignore[arg-type]
             tensor_parallel=options.tp,
             context_parallel=options.cp,
