@@ -133,14 +133,14 @@ class MemoryEstimate:
 
     @property
     def out_of_memory_risk(self) -> float | None:
-        """Probability that it needs more than there is; None where the capacity is unknown."""
+        """Probability that it needs more than the capacity; None if the capacity is unknown."""
         if self.capacity_bytes is None:
             return None
         return out_of_memory_risk(self.needs_bytes, self.needs_range, self.capacity_bytes)
 
     @property
     def headroom_bytes(self) -> int | None:
-        """Capacity minus need, below 0 where it lacks; None where the capacity is unknown."""
+        """Capacity minus need, negative if it does not fit; None if the capacity is unknown."""
         return None if self.capacity_bytes is None else self.capacity_bytes - self.needs_bytes
 
     @property
@@ -151,7 +151,7 @@ class MemoryEstimate:
 
     @property
     def fits(self) -> bool | None:
-        """Whether it fits, tight or not; None where the capacity is unknown."""
+        """Whether it fits, tight or not; None if the capacity is unknown."""
         return None if self.verdict is None else self.verdict != "does not fit"
 
     @property

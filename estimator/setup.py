@@ -67,7 +67,7 @@ class LlamaAdapter:
 class Answers:
     """Answers that are generated and rewarded in each step (grpo)."""
 
-    length: int | None = None  # tokens, of seq_len; None: drawn_answer
+    length: int | None = None  # tokens, of seq_len; None: default_answer_len
     compares: bool | None = None  # KL divergence from the initial model in the loss; None: with adapters
     reward_parameters: int = 0  # of a reward model that scores them
 
@@ -277,7 +277,7 @@ class Setup:
         """Tokens of an answer that is generated in a step, of ``seq_len``; 0: none is."""
         if not TASKS[self.task].draws_answers:
             return 0
-        return drawn_answer(self.seq_len) if self.answers.length is None else self.answers.length
+        return default_answer_len(self.seq_len) if self.answers.length is None else self.answers.length
 
     @property
     def sequences(self) -> int:
@@ -347,7 +347,7 @@ class Setup:
         return total + ("norms" in self.trained_modules) * parameters.norms(self.model)
 
 
-def drawn_answer(seq_len: int) -> int:
+def default_answer_len(seq_len: int) -> int:
     """Return the default completion length of grpo: 256 tokens (TRL 1.16), or half of the sequence."""
     return max(1, min(256, seq_len // 2))
 

@@ -124,7 +124,7 @@ def _print(answer: Answer, options: SetupOptions, traced: ExactEstimate | None) 
     console.print()
     _print_memory(console, answer, traced)
     console.print()
-    console.print(_rest(answer))
+    console.print(_requirements(answer))
 
 
 def _trained(answer: Answer) -> str:
@@ -258,7 +258,8 @@ def _print_verdict(console: Console, answer: Answer) -> None:
     console.print(f"range {peak.shows_basis}")
 
 
-def _rest(answer: Answer) -> Table:
+def _requirements(answer: Answer) -> Table:
+    """Build the lines below the memory: node, speed, price and calibration."""
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))

@@ -29,7 +29,7 @@ Range = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Drawing:
+class Sampling:
     """Number and length of the answers to generate and to score."""
 
     prompts: int | None  # None: unknown before the dataset is fetched
@@ -44,20 +44,22 @@ class Drawing:
     heads_shared: bool = False  # GPUs share the heads of each block (vLLM), not the blocks
 
 
-def plan_generation(plan: Plan, model: ModelSpec, drawing: Drawing) -> Generation:
+def plan_generation(plan: Plan, model: ModelSpec, sampling: Sampling) -> Generation:
     """Plan batch, requests, hours and price of the stages, on the plan's instance type."""
     device, gpu = plan.layout.device, _gpu(plan)
     base = plan.evaluate or replace(plan.request, nodes=1)
-    gpus, sequences, fits = _batch(plan, model, drawing, base)
-    batch_tokens = sequences * (drawing.prompt_tokens + drawing.new_tokens)
+    gpus, sequences, fits = _batch(plan, model, sampling, base)
+    batch_tokens = sequences * (sampling.prompt_tokens + sampling.new_tokens)
     request = _with_gpus(base, gpus)
-    nodes = drawing.nodes or _nodes(plan, drawing, gpus, sequences)
-    generation_hours = _hours(plan, _draw_seconds(model, gpu, drawing, drawing.prompts, sequences, nodes))
-    evaluation_hours = _hours(plan, _draw_seconds(model, gpu, drawing, drawing.held_out, sequences, 1))
-    basis = generation_speed(model, gpu, _shape(drawing, sequences)).basis
-    score, score_seconds, score_basis = _score(plan, gpu, drawing, base)
+    nodes = sampling.nodes or _nodes(plan, sampling, gpus, sequences)
+    generation_hours = _hours(
+        plan, _sampling_seconds(model, gpu, sampling, sampling.prompts, sequences, nodes)
+    )
+    evaluation_hours = _hours(plan, _sampling_seconds(model, gpu, sampling, sampling.held_out, sequences, 1))
+    basis = generation_speed(model, gpu, _shape(sampling, sequences)).basis
+    score, score_seconds, score_basis = _score(plan, gpu, sampling, base)
     evaluation_score_seconds = (
-        (0.0, 0.0) if drawing.by_function else _score_seconds(gpu, drawing, drawing.held_out)
+        (0.0, 0.0) if sampling.by_function else _score_seconds(gpu, sampling, sampling.held_out)
     )
     compared = _sum(
         (
@@ -95,7 +97,7 @@ def plan_generation(plan: Plan, model: ModelSpec, drawing: Drawing) -> Generatio
     return Generation(
         batch_sequences=max(sequences, _most(gpu) if on_gpus else CPU_SEQUENCES),
         batch_tokens=batch_tokens if on_gpus else max(batch_tokens, CPU_BATCH_TOKENS),
-        prompt_tokens=drawing.prompt_tokens,
+        prompt_tokens=sampling.prompt_tokens,
         fits=fits,
         stages=tuple(stages),
     )
@@ -133,7 +135,7 @@ def _gpu(plan: Plan) -> Gpu | None:
         return None
 
 
-def _batch(plan: Plan, model: ModelSpec, drawing: Drawing, base: Request) -> tuple[int, int, bool | None]:
+def _batch(plan: Plan, model: ModelSpec, sampling: Sampling, base: Request) -> tuple[int, int, bool | None]:
     """Return GPUs per copy of the model, answers per batch, and whether the answers to one prompt fit.
 
     All answers to a prompt are generated together. If they do not fit on all GPUs of a node, prompts are
@@ -145,32 +147,32 @@ def _batch(plan: Plan, model: ModelSpec, drawing: Drawing, base: Request) -> tup
     if not on_gpus:
         capacity = base.memory_mib * MIB - BESIDE_RANKS
     if capacity is None:
-        return base.gpus_per_node, drawing.answers, None
+        return base.gpus_per_node, sampling.answers, None
     max_sequences = _most(_gpu(plan)) if on_gpus else CPU_SEQUENCES
     if not on_gpus:
-        max_sequences = min(max_sequences, CPU_BATCH_TOKENS // (drawing.prompt_tokens + drawing.new_tokens))
+        max_sequences = min(max_sequences, CPU_BATCH_TOKENS // (sampling.prompt_tokens + sampling.new_tokens))
     first, last = base.gpus_per_node, max(plan.request.gpus_per_node, base.gpus_per_node)
-    counts = [count for count in range(max(first, 1), max(last, 1) + 1) if _can_share(model, count, drawing)]
+    counts = [count for count in range(max(first, 1), max(last, 1) + 1) if _can_share(model, count, sampling)]
     for gpus in counts:
         batch = largest_batch(
             model,
             capacity,
-            prompt_tokens=drawing.prompt_tokens,
-            new_tokens=drawing.new_tokens,
+            prompt_tokens=sampling.prompt_tokens,
+            new_tokens=sampling.new_tokens,
             gpus=gpus if on_gpus else 1,
             device=device,
-            top_p=drawing.top_p,
-            max_sequences=max(max_sequences, drawing.answers),
+            top_p=sampling.top_p,
+            max_sequences=max(max_sequences, sampling.answers),
         )
-        if batch >= drawing.answers:
-            whole_groups = batch // drawing.answers * drawing.answers
+        if batch >= sampling.answers:
+            whole_groups = batch // sampling.answers * sampling.answers
             return (gpus if on_gpus else 0), whole_groups, True
-    return (counts[-1] if counts and on_gpus else last), drawing.answers, False
+    return (counts[-1] if counts and on_gpus else last), sampling.answers, False
 
 
-def _can_share(model: ModelSpec, gpus: int, drawing: Drawing) -> bool:
+def _can_share(model: ModelSpec, gpus: int, sampling: Sampling) -> bool:
     """Return whether this number of GPUs can share one copy."""
-    return not drawing.heads_shared or heads_divide(model, gpus)
+    return not sampling.heads_shared or heads_divide(model, gpus)
 
 
 def _most(gpu: Gpu | None) -> int:
@@ -192,7 +194,7 @@ def _with_gpus(base: Request, gpus: int) -> Request:
     )
 
 
-def _nodes(plan: Plan, drawing: Drawing, gpus: int, sequences: int) -> int:
+def _nodes(plan: Plan, sampling: Sampling, gpus: int, sequences: int) -> int:
     """Return the number of nodes: copies of the model that fit on the training's GPUs (on CPUs: nodes).
 
     Each copy has at least one batch. 1 on a local machine, where one process sees all GPUs.
@@ -201,57 +203,59 @@ def _nodes(plan: Plan, drawing: Drawing, gpus: int, sequences: int) -> int:
         return 1
     request = plan.request
     copies = request.nodes * request.gpus_per_node // gpus if gpus else request.nodes
-    if drawing.prompts is not None:
-        copies = min(copies, _batches(drawing, drawing.prompts, sequences))
+    if sampling.prompts is not None:
+        copies = min(copies, _batches(sampling, sampling.prompts, sequences))
     return max(copies, 1)
 
 
-def _batches(drawing: Drawing, prompts: int, sequences: int) -> int:
-    return -(-prompts // max(sequences // drawing.answers, 1))
+def _batches(sampling: Sampling, prompts: int, sequences: int) -> int:
+    return -(-prompts // max(sequences // sampling.answers, 1))
 
 
-def _shape(drawing: Drawing, sequences: int) -> Batch:
-    return Batch(sequences=sequences, prompt_tokens=drawing.prompt_tokens, new_tokens=drawing.new_tokens)
+def _shape(sampling: Sampling, sequences: int) -> Batch:
+    return Batch(sequences=sequences, prompt_tokens=sampling.prompt_tokens, new_tokens=sampling.new_tokens)
 
 
-def _draw_seconds(
-    model: ModelSpec, gpu: Gpu | None, drawing: Drawing, prompts: int | None, sequences: int, nodes: int
+def _sampling_seconds(
+    model: ModelSpec, gpu: Gpu | None, sampling: Sampling, prompts: int | None, sequences: int, nodes: int
 ) -> Range | None:
     """Return the seconds of the node with the most batches, assuming answers of maximum length."""
     if prompts is None:
         return None
     if prompts == 0:
         return 0.0, 0.0
-    batch = min(sequences, prompts * drawing.answers)
-    batch_seconds = generation_speed(model, gpu, _shape(drawing, batch)).seconds
+    batch = min(sequences, prompts * sampling.answers)
+    batch_seconds = generation_speed(model, gpu, _shape(sampling, batch)).seconds
     if batch_seconds is None:
         return None
-    node_batches = -(-_batches(drawing, prompts, sequences) // nodes)
+    node_batches = -(-_batches(sampling, prompts, sequences) // nodes)
     return node_batches * batch_seconds[0], node_batches * batch_seconds[1]
 
 
-def _score(plan: Plan, gpu: Gpu | None, drawing: Drawing, base: Request) -> tuple[Request, Range | None, str]:
+def _score(
+    plan: Plan, gpu: Gpu | None, sampling: Sampling, base: Request
+) -> tuple[Request, Range | None, str]:
     """Return the request of the scoring, its seconds, and their basis."""
-    if drawing.by_function:
+    if sampling.by_function:
         # On a local machine, there is nothing else to request
         return plan.prepare or replace(base, nodes=1), None, "the function's own time"
-    reward, capacity = drawing.reward_model, plan.prediction.memory.capacity_bytes
+    reward, capacity = sampling.reward_model, plan.prediction.memory.capacity_bytes
     if reward is None:
         return replace(base, nodes=1), None, "the reward model is read when the run begins"
     request = replace(base, nodes=1)
     if plan.layout.device == "cuda" and capacity is not None:
-        tokens = drawing.prompt_tokens + drawing.new_tokens
+        tokens = sampling.prompt_tokens + sampling.new_tokens
         request = _with_gpus(base, inference_gpus(reward, plan.request.gpus_per_node, capacity, tokens))
-    seconds = _score_seconds(gpu, drawing, drawing.prompts)
+    seconds = _score_seconds(gpu, sampling, sampling.prompts)
     basis = "a forward pass of each answer" if seconds else "no published speed"
     return request, seconds, basis
 
 
-def _score_seconds(gpu: Gpu | None, drawing: Drawing, prompts: int | None) -> Range | None:
-    if drawing.reward_model is None or prompts is None:
+def _score_seconds(gpu: Gpu | None, sampling: Sampling, prompts: int | None) -> Range | None:
+    if sampling.reward_model is None or prompts is None:
         return None
-    tokens = drawing.prompt_tokens + drawing.new_tokens
-    return forward_seconds(drawing.reward_model, gpu, prompts * drawing.answers, tokens)
+    tokens = sampling.prompt_tokens + sampling.new_tokens
+    return forward_seconds(sampling.reward_model, gpu, prompts * sampling.answers, tokens)
 
 
 def _hours(plan: Plan, seconds: Range | None) -> Range | None:

@@ -45,7 +45,7 @@ class DiffusionSpec(ModelSpec):
     loads_encoders: bool = False  # keep VAE and text encoders in memory instead of precomputing latents
 
     def __post_init__(self) -> None:
-        """Nothing of a transformer to check: what has no meaning here is 1 or 0."""
+        """Skip the checks of a transformer: a field without meaning for a UNet is 1 or 0."""
 
     @property
     def frozen(self) -> tuple[tuple[str, int], ...]:
@@ -180,7 +180,7 @@ def vae_parameters(channels: tuple[int, ...] = (128, 256, 512, 512), resnets: in
 
 
 def _levels(channels: tuple[int, ...], resnets: int) -> int:
-    """Residual blocks of all levels; the first of a level changes the channels."""
+    """Count the parameters of residual blocks of all levels; the first of a level changes the channels."""
     in_channels = (channels[0], *channels[:-1])
     return sum(
         counts.resnet(a, b) + (resnets - 1) * counts.resnet(b, b)

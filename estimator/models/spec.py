@@ -73,7 +73,7 @@ class ModelSpec(ModelShape):
 
     @property
     def stored_parameters(self) -> int:
-        """Parameters in the model's files: of a pipeline, of all its networks."""
+        """Parameters in the model's files."""
         return self.parameters
 
     @property

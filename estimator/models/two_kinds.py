@@ -12,7 +12,7 @@ _PERIOD = 6  # every sixth block has no window, unless layer_types lists them
 
 
 def kinds(reader: ConfigReader, layers: int) -> list[str]:
-    """Return the kind of each block, "sliding_attention" or "full_attention"; the last is the latter."""
+    """Return the kind of each block, "sliding_attention" or "full_attention", which the last always has."""
     listed = [str(kind) for kind in reader.items("layer_types")]
     if not listed:
         listed = ["full_attention" if i % _PERIOD == 0 else "sliding_attention" for i in range(1, layers + 1)]
@@ -26,21 +26,21 @@ def fields(reader: ConfigReader, family: str, layers: int, ffn: int) -> dict[str
     """
     if family not in FAMILIES:
         return {}
-    each = kinds(reader, layers)
-    first = each.index("full_attention")
+    kind_of_blocks = kinds(reader, layers)
+    first = kind_of_blocks.index("full_attention")
     override = ConfigReader(reader.mapping("per_layer_config").get(str(first)) or {}, reader.name)
-    same = bool(reader.get("attention_k_eq_v"))
+    keys_are_values = bool(reader.get("attention_k_eq_v"))
     heads = override.whole("num_key_value_heads", default=0, least=0)
-    if same and not heads:
+    if keys_are_values and not heads:
         heads = reader.whole("num_global_key_value_heads", default=0, least=0)
     shape: dict[str, Any] = {
         "global_head_dim": override.whole("head_dim", default=reader.whole("global_head_dim", default=512)),
         "global_kv_heads": heads,
-        "global_keys_are_values": same,
+        "global_keys_are_values": keys_are_values,
     }
     reused = reader.whole("num_kv_shared_layers", default=0, least=0)
     if reused:
-        last = each[-reused:]
+        last = kind_of_blocks[-reused:]
         shape |= {"reused_kv_layers": reused, "reused_kv_sliding": last.count("sliding_attention")}
         if reader.get("use_double_wide_mlp"):
             shape["reused_kv_ffn"] = 2 * ffn

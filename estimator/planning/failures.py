@@ -295,7 +295,9 @@ def _on_the_loop(job: Job) -> Iterator[tuple[Suggestion, Callable[[Job], Job]]]:
         missing = {name: value for name, value in fields.items() if getattr(job, name) != value}
         if len(missing) < len(fields):
             continue
-        engine = next((name for name in (job.engine, "fsdp2", "deepspeed") if _has(job, name, missing)), None)
+        engine = next(
+            (name for name in (job.engine, "fsdp2", "deepspeed") if _can_train(job, name, missing)), None
+        )
         if engine is None:
             continue
         section = ENGINES[engine].sharding_options
@@ -307,7 +309,7 @@ def _on_the_loop(job: Job) -> Iterator[tuple[Suggestion, Callable[[Job], Job]]]:
         yield suggestion, lambda job, values=values: replace(job, **values)  # type: ignore[misc]
 
 
-def _has(job: Job, engine: str, fields: dict[str, object]) -> bool:
+def _can_train(job: Job, engine: str, fields: dict[str, object]) -> bool:
     """Return whether an engine can train the job with these changes."""
     try:
         changed = replace(job, engine=engine, **fields)  # type: ignore[arg-type]

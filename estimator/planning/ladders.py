@@ -29,14 +29,14 @@ class Ladders:
 
     def __init__(self, job: Job, precision: LaunchedPrecision, device: Device) -> None:
         self.job, self.precision, self.device = job, precision, device
-        self._made: dict[tuple[int, int], list[Ladder]] = {}
+        self._ladders: dict[tuple[int, int], list[Ladder]] = {}
         self._sizes: dict[Ladder, list[int]] = {}
         self._layouts: dict[tuple[Ladder, int], Layout] = {}
 
     def of(self, nodes: int, processes: int) -> list[Ladder]:
         """Return the ladders on this many processes: without checkpointing and with least sharding first."""
         key = (nodes, processes)
-        if key not in self._made:
+        if key not in self._ladders:
             checkpointing_setting = self.job.activation_checkpointing
             all_spreads = [
                 way
@@ -50,8 +50,8 @@ class Ladders:
                 )
                 for spread in all_spreads
             )
-            self._made[key] = [ladder for ladder in ladders if self.sizes(ladder)]
-        return self._made[key]
+            self._ladders[key] = [ladder for ladder in ladders if self.sizes(ladder)]
+        return self._ladders[key]
 
     def rung(self, ladder: Ladder, step: int = 0) -> Layout:
         """Return the layout of one rung: step 0 has the smallest micro batch."""

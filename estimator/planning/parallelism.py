@@ -92,7 +92,7 @@ def unshared(job: Job) -> Sharding:
 
 
 def _variants(job: Job, nodes: int, world: int, tensor: int, context: int, pipeline: int) -> list[Spread]:
-    """Return the variants of a product with expert parallelism, replicas and virtual stages."""
+    """Return the spreads of these degrees that differ in expert parallelism, replicas and virtual stages."""
     sharing = world // (tensor * pipeline)  # processes per copy of the states
     sharding = ENGINES[job.engine].shardings[min(sharing - 1, 1)]
     replicas = [1]

@@ -229,8 +229,8 @@ def _of_engines(
 
 def _survey(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Survey:
     """Search with the default batch size first, and with others only if no hardware divides it."""
-    numbered = target.nodes is not None or target.gpus is not None
-    survey = survey_places(job if numbered else _with_fixed_batch(job), target, goals, evidence)
+    has_fixed_size = target.nodes is not None or target.gpus is not None
+    survey = survey_places(job if has_fixed_size else _with_fixed_batch(job), target, goals, evidence)
     if not survey.candidates and survey.job != job:
         survey = survey_places(job, target, goals, evidence)
     return survey

@@ -98,7 +98,7 @@ def choose_machine(needs: Needs, target: Target, goals: Goals) -> Request:
 
 def _on_this_machine(needs: Needs, target: Target) -> Request:
     machine = target.machine
-    assert machine is not None  # noqa: S101 - the caller has looked
+    assert machine is not None  # noqa: S101 - checked by the caller
     gpu_names = {gpu.name for gpu in hardware.gpus_called(target.gpu)} if target.gpu else None
     names = [
         table_gpu.name if (table_gpu := hardware.find_gpu_by_nvml_name(name)) else name

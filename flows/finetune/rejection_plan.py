@@ -15,7 +15,7 @@ from estimator import models
 from estimator.errors import UserError
 from estimator.formatting import format_bytes, format_duration, format_usd
 from estimator.inference import generation
-from estimator.inference.generation import Drawing, Range
+from estimator.inference.generation import Range, Sampling
 from estimator.models import ModelSpec
 from estimator.plan import Generation, Plan, Stage
 from launchers import run_config
@@ -49,14 +49,14 @@ class PlannedRejection:
         Raises UserError where several nodes are asked for and the machine is available, and where vLLM is to
         draw and cannot.
         """
-        plan, drawing = run.plan, self._drawing(run)
+        plan, sampling = run.plan, self._sampling(run)
         self._check_generator(run)
-        if drawing.nodes and drawing.nodes > 1 and plan.target == "local" and plan.request.gpus_per_node:
+        if sampling.nodes and sampling.nodes > 1 and plan.target == "local" and plan.request.gpus_per_node:
             raise UserError(
-                f"--rejection-nodes {drawing.nodes}: here one process sees all GPUs.",
+                f"--rejection-nodes {sampling.nodes}: here one process sees all GPUs.",
                 "Leave --rejection-nodes out, or run on a cluster.",
             )
-        return replace(plan, generation=generation.plan_generation(plan, run.model.spec, drawing))
+        return replace(plan, generation=generation.plan_generation(plan, run.model.spec, sampling))
 
     def _check_generator(self, run: preparation.PlannedRun) -> None:
         if self.settings.rejection.generator != "vllm":
@@ -72,11 +72,11 @@ class PlannedRejection:
         if run.plan.target == "local":
             check_vllm(self.settings.rejection.generator_python)
 
-    def _drawing(self, run: preparation.PlannedRun) -> Drawing:
+    def _sampling(self, run: preparation.PlannedRun) -> Sampling:
         rejection, model = self.settings.rejection, run.model.spec
         max_prompt_tokens = max(1, model.max_seq_len - rejection.max_new_tokens)
         by_function = scorer_of(rejection.score or "").function is not None
-        return Drawing(
+        return Sampling(
             prompts=self.prompts,
             held_out=self.held_out,
             answers=rejection.answers,

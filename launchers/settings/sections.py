@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 from estimator import token_counts, vocabulary
 from estimator.names import did_you_mean
-from estimator.setup import drawn_answer
+from estimator.setup import default_answer_len
 from estimator.vocabulary import (
     METHODS,
     Capacity,
@@ -355,7 +355,7 @@ class Rl(Section):
 
     def answer_tokens(self, seq_len: int) -> int:
         """Maximum answer length in tokens."""
-        return self.max_completion_length or drawn_answer(seq_len)
+        return self.max_completion_length or default_answer_len(seq_len)
 
 
 DEFAULT_ANSWERS = 3

@@ -15,7 +15,7 @@ from decorators.backends.placing import values_for
 from estimator import Job, Target, plan
 from estimator.errors import UserError
 from estimator.hardware.cluster.nodes import INSTANCE_TYPE
-from estimator.inference.generation import Drawing, plan_generation
+from estimator.inference.generation import Sampling, plan_generation
 from estimator.models import find
 from tests.decorators.backends.plans import EFA_VARIABLES
 from tests.decorators.flows.plans import make_plan
@@ -177,10 +177,10 @@ def test_the_stages_of_rejection_sampling_ask_for_what_was_planned_of_them() -> 
     model = find("llama-8b")
     made = plan(Job(model=model), Target(kind="kubernetes", instance_type="p5.48xlarge"))
     assert request_for(made, "generate") == request_for(made, "evaluate"), "nothing is planned of it"
-    drawing = Drawing(
+    sampling = Sampling(
         prompts=5000, held_out=9, answers=4, prompt_tokens=256, new_tokens=256, by_function=True
     )
-    made = replace(made, generation=plan_generation(made, model, drawing))
+    made = replace(made, generation=plan_generation(made, model, sampling))
     labeled = replace(made, request=replace(made.request, node_labels=(("good", "yes"),)))
     generate, score, compare = (request_for(labeled, role) for role in ("generate", "score", "compare"))
     assert (generate.nodes, generate.gpus_per_node, generate.gpu_type) == (1, 1, "H100 SXM")

@@ -13,7 +13,7 @@ from estimator.job import Job
 from estimator.memory.generation import CACHE, kv_cache_bytes
 from estimator.models import find
 from estimator.plan import Layout
-from estimator.setup import Answers, Setup, drawn_answer
+from estimator.setup import Answers, Setup, default_answer_len
 
 LLAMA = find("llama-8b")
 
@@ -88,5 +88,5 @@ def test_drawing_answers_is_a_part_of_the_step_that_grows_with_their_length() ->
 
 
 def test_answers_have_half_of_a_short_sequence_and_256_tokens_of_a_long_one() -> None:
-    assert [drawn_answer(tokens) for tokens in (64, 512, 4096)] == [32, 256, 256]
+    assert [default_answer_len(tokens) for tokens in (64, 512, 4096)] == [32, 256, 256]
     assert setup().answer_len == 256

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from estimator import hardware
-from estimator.inference.generation import Drawing, plan_generation, total
+from estimator.inference.generation import Sampling, plan_generation, total
 from estimator.job import Job, Machine, Target
 from estimator.memory.generation import Batch, generation_bytes
 from estimator.models import find
@@ -18,7 +18,9 @@ from estimator.planning import planner
 from estimator.throughput.generation import generation_speed
 
 LLAMA = find("llama-8b")
-DRAWING = Drawing(prompts=2000, held_out=100, answers=4, prompt_tokens=512, new_tokens=256, by_function=True)
+SAMPLING = Sampling(
+    prompts=2000, held_out=100, answers=4, prompt_tokens=512, new_tokens=256, by_function=True
+)
 
 
 def plan_of(model: str = "llama-8b", **target: Any) -> Plan:
@@ -26,8 +28,8 @@ def plan_of(model: str = "llama-8b", **target: Any) -> Plan:
     return planner.plan(job, Target(kind="kubernetes", **target))
 
 
-def planned(plan: Plan, drawing: Drawing = DRAWING, model: str = "llama-8b") -> Plan:
-    return replace(plan, generation=plan_generation(plan, find(model), drawing))
+def planned(plan: Plan, sampling: Sampling = SAMPLING, model: str = "llama-8b") -> Plan:
+    return replace(plan, generation=plan_generation(plan, find(model), sampling))
 
 
 def stage(plan: Plan, name: str) -> Stage:
@@ -46,17 +48,17 @@ def test_a_copy_of_the_model_draws_on_each_gpu_of_the_training(h100: Plan) -> No
     assert (generate.nodes, generate.request.gpus_per_node) == (8, 1)
     assert generate.request.memory_mib * 8 < 2048 * 1024, "of the eight copies that a node holds"
     assert stage(planned(h100), "compare").nodes == 1
-    few = stage(planned(h100, replace(DRAWING, prompts=100)), "generate")
+    few = stage(planned(h100, replace(SAMPLING, prompts=100)), "generate")
     assert few.nodes < 8, "no node is without a batch"
-    assert stage(planned(h100, replace(DRAWING, nodes=3)), "generate").nodes == 3
+    assert stage(planned(h100, replace(SAMPLING, nodes=3)), "generate").nodes == 3
 
 
 def test_gpus_that_share_attention_heads_are_as_many_as_divide_them() -> None:
     plan = plan_of("llama-70b", gpu="H100 SXM", gpus=8)  # 64 heads, 8 of keys and values
     for answers, blocks_shared, heads_shared in ((8, 3, 4), (40, 5, 8)):
-        drawing = replace(DRAWING, answers=answers, prompt_tokens=4096, new_tokens=4096)
+        sampling = replace(SAMPLING, answers=answers, prompt_tokens=4096, new_tokens=4096)
         for shared, gpus in ((False, blocks_shared), (True, heads_shared)):
-            own = replace(drawing, heads_shared=shared)
+            own = replace(sampling, heads_shared=shared)
             assert stage(planned(plan, own, "llama-70b"), "generate").request.gpus_per_node == gpus
 
 
@@ -66,8 +68,8 @@ def test_the_batch_fits_into_the_gpus_memory_and_one_more_prompt_is_too_many_or_
     assert capacity is not None
     assert generation.fits
     sequences = generation.batch_tokens // (512 + 256)
-    assert sequences % DRAWING.answers == 0
-    for more, fits in ((0, True), (DRAWING.answers, False)):
+    assert sequences % SAMPLING.answers == 0
+    for more, fits in ((0, True), (SAMPLING.answers, False)):
         batch = Batch(sequences=sequences + more, prompt_tokens=512, new_tokens=256)
         assert (sum(generation_bytes(LLAMA, batch).values()) <= capacity) is fits
 
@@ -104,20 +106,20 @@ def test_a_function_scores_without_gpus_and_its_time_is_unknown(h100: Plan) -> N
 
 
 def test_a_reward_model_scores_on_the_gpus_that_hold_it(h100: Plan) -> None:
-    drawing = replace(DRAWING, by_function=False, reward_model=find("llama-70b"))
-    score = stage(planned(h100, drawing), "score")
+    sampling = replace(SAMPLING, by_function=False, reward_model=find("llama-70b"))
+    score = stage(planned(h100, sampling), "score")
     assert score.request.gpus_per_node == 2
     assert score.hours[0] < score.hours[1]
-    small = stage(planned(h100, replace(drawing, reward_model=LLAMA)), "score")
+    small = stage(planned(h100, replace(sampling, reward_model=LLAMA)), "score")
     assert small.request.gpus_per_node == 1
-    long = replace(drawing, prompt_tokens=60_000, new_tokens=60_000)
+    long = replace(sampling, prompt_tokens=60_000, new_tokens=60_000)
     assert stage(planned(h100, long), "score").request.gpus_per_node > 2
-    unread = stage(planned(h100, replace(drawing, reward_model=None)), "score")
+    unread = stage(planned(h100, replace(sampling, reward_model=None)), "score")
     assert (unread.hours, unread.basis) == (None, "the reward model is read when the run begins")
 
 
 def test_what_is_not_known_stays_unknown(h100: Plan) -> None:
-    later = planned(h100, replace(DRAWING, prompts=None, held_out=None))
+    later = planned(h100, replace(SAMPLING, prompts=None, held_out=None))
     assert stage(later, "generate").hours is None
     assert stage(later, "generate").nodes == 8
     experts = plan_of("mixtral-8x7b", gpu="H100 SXM", gpus=8, nodes=1)
@@ -127,7 +129,7 @@ def test_what_is_not_known_stays_unknown(h100: Plan) -> None:
 
 
 def test_one_prompts_answers_that_do_not_fit_are_tried_and_said(h100: Plan) -> None:
-    long = replace(DRAWING, answers=512, prompt_tokens=2048, new_tokens=2048)
+    long = replace(SAMPLING, answers=512, prompt_tokens=2048, new_tokens=2048)
     plan = planned(plan_of(gpu="L4", gpus=1, nodes=1), long)
     assert plan.generation.fits is False
     assert plan.generation.batch_tokens == 512 * 4096

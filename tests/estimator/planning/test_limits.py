@@ -11,7 +11,7 @@ import pytest
 from estimator import Job, Target, UserError, hardware, memory
 from estimator.engines import varlen
 from estimator.engines.setups import setup_of
-from estimator.inference.generation import Drawing, _batches, _can_share, _with_gpus
+from estimator.inference.generation import Sampling, _batches, _can_share, _with_gpus
 from estimator.models import find
 from estimator.plan import GIB, MIB, Interruptions, Layout, StartUp
 from estimator.planning.goals import Goals
@@ -316,11 +316,11 @@ def test_micro_batches_divide_each_processes_share_up_to_the_largest() -> None:
 
 
 def test_a_drawing_shares_heads_evenly_and_counts_whole_prompts() -> None:
-    drawing = Drawing(prompts=10, held_out=1, answers=4, prompt_tokens=10, new_tokens=10)
-    assert [_batches(drawing, 10, sequences) for sequences in (3, 4, 7, 8, 40)] == [10, 10, 10, 5, 1]
-    heads = replace(drawing, heads_shared=True)  # of llama-8b 32, and 8 of keys and values
+    sampling = Sampling(prompts=10, held_out=1, answers=4, prompt_tokens=10, new_tokens=10)
+    assert [_batches(sampling, 10, sequences) for sequences in (3, 4, 7, 8, 40)] == [10, 10, 10, 5, 1]
+    heads = replace(sampling, heads_shared=True)  # of llama-8b 32, and 8 of keys and values
     assert [count for count in range(1, 33) if _can_share(LLAMA, count, heads)] == [1, 2, 4, 8, 16, 32]
-    assert _can_share(LLAMA, 3, drawing)
+    assert _can_share(LLAMA, 3, sampling)
     base = replace(plan_of(gpu="H100 SXM", gpus=8, nodes=1).request, nodes=2, cpu=80, memory_mib=800)
     half = _with_gpus(base, 4)
     assert (half.nodes, half.gpus_per_node, half.cpu, half.memory_mib) == (1, 4, 40, 400)
