@@ -239,18 +239,18 @@ class Job:
         return self.method == "auto" or METHODS[self.method].low_rank
 
     def uses_zero(self, engine: str) -> bool:
-        """Whether it has options of ZeRO if ``engine`` trains it: FSDP2 has offload, too."""
+        """Whether the job has options of ZeRO, if ``engine`` trains it: with FSDP2, offload is not ZeRO's."""
         takes_fsdp = engine != "auto" and ENGINES[engine].sharding_options == "fsdp"
         return self.zero_stage is not None or (self.offload != "none" and not takes_fsdp)
 
     @property
     def uses_fsdp(self) -> bool:
-        """Whether it has options of FSDP2's sharding."""
+        """Whether the job has options of FSDP2's sharding."""
         return self.fsdp_sharding is not None or self.replicas is not None
 
     @property
     def recomputes_parts(self) -> bool:
-        """Whether checkpointing is of parts of blocks, or of some blocks only."""
+        """Whether checkpointing recomputes parts of blocks, or some blocks only."""
         return self.recompute == "selective" or (self.recompute_every or 1) > 1
 
     def batch_over(self, data_parallel: int) -> int | None:

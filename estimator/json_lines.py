@@ -13,7 +13,7 @@ LOCK_SECONDS = 5.0  # a writer holds the lock for one line; a longer wait is a f
 
 
 def append(path: Path, line: str) -> None:
-    """Add one line to a file, made if need be; raises OSError where it cannot be written or locked."""
+    """Append one line to a file, created if missing; raises OSError if it cannot be written or locked."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = line + "\n"
     with path.open("a+b") as file, _locked(file.fileno(), fcntl.LOCK_EX):
@@ -42,7 +42,7 @@ def _write(descriptor: int, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _locked(descriptor: int, kind: int, *, required: bool = True) -> Iterator[None]:
-    """The file's lock for as long as it takes to read it or to write a line.
+    """Context in which the file is locked, for one read or one line written.
 
     Unless ``required``, the file is used without a lock if locking fails: at worst, half a line is skipped.
     """

@@ -22,7 +22,8 @@ def close_matches(name: str, known: Iterable[str], n: int = 3, cutoff: float = 0
 def check_options(arguments: Iterable[str], known: Collection[str]) -> None:
     """Raise UserError for the first option on a command line that is none of ``known``.
 
-    The advice is the option for a setting that other tools call so, otherwise options with a similar name.
+    The advice is the option of the setting that has this name in another tool, else options with similar
+    names.
     """
     for argument in arguments:
         if argument == "--":

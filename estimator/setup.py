@@ -331,7 +331,7 @@ class Setup:
 
     @property
     def trained_norm_parameters(self) -> int:
-        """Weights of norms over the hidden size that LLaMA-Adapter v2 trains where they are."""
+        """Weights of norms over the hidden size that LLaMA-Adapter v2 trains in place, without a copy."""
         return parameters.norms(self.model) if self.method == "adapter-v2" else 0
 
     @property

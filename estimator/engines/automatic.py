@@ -48,7 +48,7 @@ PROVEN = (
 
 
 def decided(job: Job, device: Device, precision: LaunchedPrecision) -> Job:
-    """Return the job with packing, Liger and compile decided; its engine and method are decided before.
+    """Return the job with packing, Liger and compile decided; its engine and method must be decided already.
 
     ``precision``: of its layout.
     """

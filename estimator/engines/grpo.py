@@ -11,7 +11,7 @@ ELSEWHERE = "task grpo generates completions in every step, which engine trl sup
 
 
 def unsupported(job: Job) -> str | None:
-    """Return the reason why TRL 1.16 cannot train it here, as one clause, or None."""
+    """Return the reason why TRL 1.16 cannot train a job here, as one clause, or None."""
     model = job.model
     if not TASKS[job.task].draws_answers:
         return f"task {job.task}: engine trl supports only grpo here"

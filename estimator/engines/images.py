@@ -23,7 +23,7 @@ def task_for(model: ModelSpec, task: str) -> str:
 def trained_model(
     model: ModelSpec, resolution: int | None, *, average: bool = False, encoders: bool = False
 ) -> ModelSpec:
-    """Return the model as options of image training change it; without them, as it is.
+    """Return the model changed by options of image training, or unchanged without any.
 
     ``average``: with a moving average of its weights; ``encoders``: with VAE and text encoders in memory.
     Raises UserError for a language model with such an option, and for an invalid resolution.

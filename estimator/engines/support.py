@@ -87,7 +87,7 @@ def planned_only(job: Job, processes: int = 1) -> str | None:
 
 
 def unsupported_gpu(job: Job, gpu: Gpu) -> str | None:
-    """Return the reason why a job cannot run on such a GPU; None if it can, or if that is unknown."""
+    """Return the reason why a job cannot run on this GPU; None if it can, or if that is unknown."""
     if job.fp8 == "none" or gpu.compute_capability is None:
         return None
     major, minor = FP8_CAPABILITY[job.fp8]
@@ -101,7 +101,7 @@ def unsupported_gpu(job: Job, gpu: Gpu) -> str | None:
 
 
 def refuse_gpu(job: Job, gpu: Gpu) -> None:
-    """Raise UserError where :func:`unsupported_gpu` has a reason."""
+    """Raise UserError if :func:`unsupported_gpu` returns a reason."""
     reason = unsupported_gpu(job, gpu)
     if reason is not None:
         raise UserError(f"--fp8: {reason}.", "Leave --fp8 out, or ask for another GPU, as H100.")
@@ -126,7 +126,7 @@ def with_engine(job: Job) -> Job:
 
 
 def _stand_in(job: Job) -> LaunchedEngine:
-    """Return the engine whose memory and speed a job is planned with where none can train it."""
+    """Return the engine whose memory and speed stand in for those of a job that no engine can train."""
     return "deepspeed" if job.uses_zero("auto") else "fsdp2"  # ZeRO's options belong to DeepSpeed
 
 
@@ -202,7 +202,7 @@ def _torchtune_training(job: Job, processes: int) -> str | None:
     if job.task not in torchtune.tasks:
         return f"task {job.task}: of preferences the torchtune recipes learn DPO's alone"
     if job.task == "dpo" and job.packing:
-        return _pairs_apart(job)
+        return _no_packed_answers(job)
     if job.new_tokens:
         return "new_tokens: torchtune 0.6.1's models are built with the vocabulary that was published"
     if job.uses_zero("torchtune"):
@@ -251,7 +251,7 @@ def _torchtune_training(job: Job, processes: int) -> str | None:
 
 
 def _optimizer_of_torchtune(job: Job, processes: int) -> str | None:
-    """Return the reason why the recipes cannot use that optimizer, in or after the backward pass."""
+    """Return the reason why torchtune's recipes cannot use the optimizer, in or after the backward pass."""
     name = job.optimizer
     if job.optimizer_in_backward and METHODS[job.method].adapters:
         return (
@@ -350,7 +350,7 @@ def _loop(engine: str, job: Job, processes: int) -> str | None:
 
 
 def _task_of_loop(job: Job) -> str | None:
-    """Return the reason why the loop cannot train a task that way."""
+    """Return the reason why the loop does not support the task with these settings."""
     model = job.model
     task = TASKS[job.task]
     if task.draws_answers:
@@ -358,7 +358,7 @@ def _task_of_loop(job: Job) -> str | None:
     if not task.preferences:
         return None
     if job.packing:
-        return _pairs_apart(job)
+        return _no_packed_answers(job)
     if job.task != "reward":
         return None
     if METHODS[job.method].llama_adapter:
@@ -370,7 +370,7 @@ def _task_of_loop(job: Job) -> str | None:
     return None
 
 
-def _pairs_apart(job: Job) -> str:
+def _no_packed_answers(job: Job) -> str:
     row_kind = "an answer that is judged" if TASKS[job.task].judged else "a pair of answers"
     return f"packing: a row of {job.task} is {row_kind}, and not put into one sequence with others"
 
@@ -399,7 +399,7 @@ def untried_line(model: ModelSpec) -> str | None:
 
 
 def _experts(engine: str, job: Job) -> str | None:
-    """Return the reason against adapters on experts if requested, or against having them nowhere else.
+    """Return the reason why adapters on experts, or on experts alone, are not supported; None if they are.
 
     ZeRO-3 leaves a tensor with no shape that PEFT 0.18 could read, and the plan decides on the stage.
     """
@@ -425,7 +425,7 @@ def _no_experts(model: ModelSpec) -> str | None:
 
 
 def _experts_alone(job: Job) -> str | None:
-    """transformers 5 keeps all experts of a block in one tensor, which PEFT's LoRA has no layer for."""
+    """Return the reason why adapters on experts alone are not supported: PEFT's LoRA has no such layer."""
     model = job.model
     if not METHODS[job.method].adapters or not model.experts or set(job.lora_targets) & set(model.all_linear):
         return None
@@ -436,7 +436,7 @@ def _experts_alone(job: Job) -> str | None:
 
 
 def _optimizer_of_loop(engine: str, job: Job, processes: int) -> str | None:
-    """Return the reason why the loop cannot use that optimizer on what the engine shards."""
+    """Return the reason why the loop cannot use the optimizer with the engine's sharding."""
     name = job.optimizer
     if job.optimizer_in_backward:
         return f"optimizer.in_backward: {engine} steps after the whole backward pass; torchtune can"

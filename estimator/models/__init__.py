@@ -57,9 +57,9 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def find(name: str) -> ModelSpec:
-    """Return the model of that name, alias or Hugging Face id of the table.
+    """Return the model with that name, alias or Hugging Face id in the table.
 
-    Raises UserError with the nearest names where there is none.
+    Raises UserError with similar names if there is none.
     """
     model = _table().get(_normal(name)) or diffusion.MODELS.get(_normal(name))
     if model is None:
@@ -68,7 +68,7 @@ def find(name: str) -> ModelSpec:
 
 
 def known(name: str) -> bool:
-    """Return whether :func:`find` finds it."""
+    """Return whether the model table has that name."""
     return _normal(name) in _table() or _normal(name) in diffusion.MODELS
 
 

@@ -18,7 +18,7 @@ _VOCABULARY = 49_408
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextEncoderShape:
-    """The widths of one encoder, as its config.json has them."""
+    """Shape of one CLIP text encoder, with the fields of its config.json."""
 
     name: str
     width: int
@@ -31,7 +31,7 @@ class TextEncoderShape:
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any], name: str, *, projects: bool) -> TextEncoderShape:
-        """Return the shape that a config.json describes; KeyError where it is none."""
+        """Return the shape in a config.json; raises KeyError for a missing field."""
         return cls(
             name=name,
             width=config["hidden_size"],
@@ -45,7 +45,9 @@ class TextEncoderShape:
 
     @property
     def parameters(self) -> int:
-        """Embeddings of tokens and 77 positions, the layers, a norm, and the summary's matrix."""
+        """Count the parameters: embeddings of tokens and 77 positions, layers, norm, projection of the pooled
+        text.
+        """
         w = self.width
         layer = 4 * linear(w, w) + linear(w, self.inner) + linear(self.inner, w) + 2 * norm(w)
         embeddings = (self.vocabulary + TEXT_TOKENS) * w
@@ -53,19 +55,19 @@ class TextEncoderShape:
 
     @property
     def used_layers(self) -> int:
-        """Layers whose results go into the UNet: without a summary all but the last."""
+        """Layers that the UNet depends on: all if the pooled text is projected, else all but the last."""
         return self.layers if self.projection else self.layers - 1
 
     def lora_parameters(self, rank: int) -> int:
-        """Count the weights of adapters on the four matrices of every attention that is used."""
+        """Count the weights of adapters on the four matrices of attention in each used layer."""
         return self.used_layers * len(TEXT_ADAPTED) * 2 * rank * self.width
 
     def saved_bytes(self, size: int, adapters: Adapters, *, recomputed: bool) -> int:
-        """Return the bytes that one caption's forward pass saves, the frozen weights aside.
+        """Return the bytes that one caption's forward pass saves, without frozen weights.
 
         Counted from a trace of transformers' own modules (5.4, torch 2.13, SDPA), with which it agrees to the
-        byte (tests/estimator/models/test_clip.py). Of an encoder without a summary the last layer's are
-        dropped with its result.
+        byte (tests/estimator/models/test_clip.py). An encoder without a projection drops the result of its
+        last layer, whose tensors do not count then.
         """
         w, layers = self.width, self.used_layers
         if recomputed:

@@ -16,12 +16,12 @@ class ConfigReader:
         self.defaults: Mapping[str, Any] = {}  # for fields that are missing or null
 
     def get(self, field: str, default: Any = None) -> Any:
-        """Return a field as it is; one that is missing or null has its family's default, else ``default``."""
+        """Return a field unchanged; if missing or null, the family's default, or else ``default``."""
         value = self.config.get(field)
         return self.defaults.get(field, default) if value is None else value
 
     def text(self, field: str) -> str:
-        """Return a field that must be a text."""
+        """Return a field that must be a string."""
         value = self.get(field)
         if not isinstance(value, str):
             raise self._error(field, value, "a name")

@@ -69,7 +69,7 @@ class DiffusionSpec(ModelSpec):
 
     @property
     def active_parameters(self) -> int:
-        """All of the UNet: an image passes through each layer."""
+        """Parameters of the UNet: a forward pass uses all of them."""
         return self.parameters
 
     @property
@@ -95,7 +95,7 @@ class DiffusionSpec(ModelSpec):
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of a residual block or a transformer's block: the mean."""
+        """Mean parameters of a block, residual or transformer."""
         return (self.parameters - self.unet.outer_parameters) // self.unet.units
 
     def lora_parameters(

@@ -125,7 +125,7 @@ _REFUSED = (
 
 
 def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
-    """Return the shape that a ``config.json`` describes; of its language part where there are others.
+    """Return the shape in a ``config.json``; for a multimodal model, that of its language model.
 
     Raises :class:`UserError`, naming field and value, for an architecture that is not supported, a missing
     field, or values that contradict each other.
@@ -161,7 +161,7 @@ def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
 
 
 def shared_code(model_type: str) -> str:
-    """Return the family whose code a ``model_type`` shares; itself for most."""
+    """Return the family whose code a ``model_type`` uses: for most, itself."""
     return _SAME_CODE.get(model_type, model_type)
 
 

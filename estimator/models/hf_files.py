@@ -26,7 +26,7 @@ def read_directory(folder: Path, name: str | None = None) -> ModelSpec:
 
 
 def cached(hf_id: str) -> Path | None:
-    """Return the folder of that model in the Hub's local cache, None where its config.json isn't there.
+    """Return the folder of that model in the Hub's local cache; None if it has no config.json.
 
     The cache's layout: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
     """

@@ -36,7 +36,7 @@ def attention_shapes(m: ModelShape) -> dict[str, tuple[int, int]]:
 
 
 def attention_kinds(m: ModelShape) -> list[tuple[int, dict[str, tuple[int, int]], int]]:
-    """Return (how many, linear layers, other parameters) of each kind of attention block."""
+    """Return (count, linear layers, other parameters) of each kind of attention block."""
     if not m.global_head_dim:
         return [(m.attention_layers, attention_shapes(m), attention_extras(m))]
     kinds = []
@@ -155,7 +155,7 @@ def norm(m: ModelShape) -> int:
 
 
 def layer(m: ModelShape) -> int:
-    """Count the parameters of one block; of one with experts where the model has experts."""
+    """Count the parameters of one block: one with experts if the model has any."""
     shared = mlp(m, m.shared_ffn) if m.shared_ffn else 0
     return _around_mlp(m) + max(m.experts, 1) * mlp(m, m.ffn) + shared + router(m)
 
@@ -171,7 +171,7 @@ def _around_mlp(m: ModelShape) -> int:
 
 
 def wider_mlps(m: ModelShape) -> int:
-    """Count the weights that blocks with a wider MLP have beyond those of the others."""
+    """Count the additional weights of the blocks with a wider MLP."""
     if not m.reused_kv_ffn:
         return 0
     return m.reused_kv_layers * (mlp_weights(m, m.reused_kv_ffn) - mlp_weights(m, m.ffn))
@@ -216,7 +216,7 @@ def model(m: ModelShape) -> int:
 
 
 def idle(m: ModelShape) -> int:
-    """Parameters that one token does not pass through: the experts it is not sent to."""
+    """Count the parameters that a token does not use: experts that it is not routed to."""
     unused = max(m.experts, 1) - max(m.experts_per_token, 1)
     return m.expert_layers * unused * mlp(m, m.ffn)
 
@@ -226,7 +226,7 @@ def idle(m: ModelShape) -> int:
 
 
 def mlps(m: ModelShape, *, experts: bool = True) -> list[tuple[int, int]]:
-    """Return (how many, width) of all MLPs of the model: experts, shared experts, those of dense blocks.
+    """Return (count, width) of all MLPs of the model: experts, shared experts, MLPs of dense blocks.
 
     ``experts`` False leaves out those of which a token is sent to some only.
     """
@@ -274,7 +274,7 @@ def norms(m: ModelShape) -> int:
 
 
 def adapted(m: ModelShape, group: tuple[str, ...], *, experts: bool) -> list[tuple[int, int, int]]:
-    """Return (how many, out, in) of the matrices that adapters on one matrix of every block belong to.
+    """Return (count, out, in) of the matrices with this name in all blocks, which adapters are added to.
 
     ``group`` are the projections fused into it; without ``experts`` the routed experts get none.
     """
@@ -312,5 +312,5 @@ def expert_lora(m: ModelShape, rank: int) -> int:
 
 
 def magnitudes(m: ModelShape, group: tuple[str, ...], *, experts: bool = True) -> int:
-    """Parameters that DoRA adds to them: one for each output (Liu et al. 2024, arXiv:2402.09353)."""
+    """Count the magnitudes that DoRA adds: one for each output (Liu et al. 2024, arXiv:2402.09353)."""
     return sum(count * out_features for count, out_features, _ in adapted(m, group, experts=experts))

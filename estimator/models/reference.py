@@ -30,17 +30,17 @@ class ModelSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelRef(ModelSource):
-    """The model of a run: looked up once, where the run is launched, and carried from there."""
+    """Model of a run: resolved once at launch and passed to its steps."""
 
     spec: ModelSpec
 
     @property
     def hub_id(self) -> str | None:
-        """Its Hugging Face id; None where its files come from elsewhere."""
+        """Its Hugging Face id; None if its files are from elsewhere."""
         return self.location if self.kind in ("table", "hub") else None
 
     def to_dict(self) -> dict[str, Any]:
-        """For :meth:`from_dict`, through JSON; of the shape only what differs from the defaults."""
+        """Convert to JSON values for :meth:`from_dict`, without the shape's default values."""
         values = {name: getattr(self, name) for name in ("kind", "name", "location")}
         defaults = {field.name: field.default for field in dataclasses.fields(self.spec)}
         shape = dataclasses.asdict(self.spec)

@@ -68,7 +68,7 @@ class ModelSpec(ModelShape):
 
     @property
     def parameters(self) -> int:
-        """All parameters. A matrix that is embedding and head in one counts once."""
+        """All parameters; tied embeddings count once."""
         return parameters.model(self)
 
     @property

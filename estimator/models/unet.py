@@ -38,7 +38,7 @@ class Adapters:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UNetShape:
-    """The widths of one UNet, as its config.json has them."""
+    """Shape of one UNet, with the fields of its config.json."""
 
     channels: tuple[int, ...]
     transformer_layers: tuple[int, ...]  # in each transformer of a level; 0: the level has none
@@ -50,7 +50,7 @@ class UNetShape:
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> UNetShape:
-        """Return the shape that a unet/config.json describes.
+        """Return the shape in a unet/config.json.
 
         Raises KeyError, TypeError or ValueError where it is not one of Stable Diffusion XL's kind.
         """
@@ -83,11 +83,11 @@ class UNetShape:
 
     @property
     def added(self) -> int:
-        """Width of what is added to it: the text's summary, and six numbers."""
+        """Width of the added embeddings: the pooled text and six sizes."""
         return self.pooled_width + 6 * self.time_width
 
     def parts(self) -> Iterator[Part]:
-        """Return the blocks in the order of the forward pass, without what comes before and after them."""
+        """Return the blocks in the order of the forward pass, without the first and last layers."""
         last = len(self.channels) - 1
         channels, skips = self.channels[0], [self.channels[0]]
         for level, out_channels in enumerate(self.channels):
@@ -197,8 +197,8 @@ class UNetShape:
         recomputed:
             Whether resnets and transformers' blocks keep their inputs alone (activation checkpointing).
         texts_trained:
-            Whether the texts come from encoders that are trained: gradients go back to what takes them in,
-            which the time's embedding does before the first residual block.
+            Whether the text encoders are trained: then gradients flow to the layers that read the texts, of
+            which the first is the time embedding, before the residual blocks.
         """
         positions, frozen = self.positions(width, height), adapters is not None
         total = self._saved_outside(positions[0], size, frozen=frozen)
@@ -227,7 +227,7 @@ class UNetShape:
         return total
 
     def _saved_outside(self, n: int, size: int, *, frozen: bool) -> int:
-        """Return the latent, both embeddings' layers, and norm, SiLU and convolution at the end."""
+        """Return the bytes saved outside of the blocks: by the embeddings and the first and last layers."""
         first = self.channels[0]
         if frozen:
             return size * (3 * first * n + 2 * _GROUPS)

@@ -17,11 +17,11 @@ TABLE = Path(__file__).parents[1] / "data" / "untried_families.csv"
 
 @lru_cache(maxsize=1)
 def classes() -> dict[str, str]:
-    """By ``model_type``, the class that transformers makes for next-token prediction."""
+    """Return transformers' class for next-token prediction of each ``model_type``."""
     with TABLE.open(newline="", encoding="utf-8") as file:
         return {row["family"]: row["class"] for row in csv.DictReader(file)}
 
 
 def is_untried(family: str) -> bool:
-    """Return whether transformers has this family, and nothing here knows more than its name."""
+    """Return whether transformers has this family but no test here has trained it."""
     return family in classes()

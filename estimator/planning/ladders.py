@@ -39,9 +39,9 @@ class Ladders:
         if key not in self._ladders:
             checkpointing_setting = self.job.activation_checkpointing
             all_spreads = [
-                way
-                for way in spreads(self.job, nodes, processes)
-                if nodes * processes > 1 or way.sharding != "fsdp" or self.precision == "bf16-mixed"
+                spread
+                for spread in spreads(self.job, nodes, processes)
+                if nodes * processes > 1 or spread.sharding != "fsdp" or self.precision == "bf16-mixed"
             ]
             ladders = (
                 Ladder(nodes, processes, spread, checkpointing)
@@ -57,7 +57,7 @@ class Ladders:
         """Return the layout of one rung: step 0 has the smallest micro batch."""
         key = (ladder, step)
         if key not in self._layouts:
-            size, sequences = self.sizes(ladder)[step], self._each(ladder)
+            size, sequences = self.sizes(ladder)[step], self._sequences(ladder)
             self._layouts[key] = self.layout(
                 ladder.nodes, ladder.processes, ladder.spread, ladder.checkpointing, size, sequences // size
             )
@@ -66,7 +66,7 @@ class Ladders:
     def sizes(self, ladder: Ladder) -> list[int]:
         """Return the micro batch sizes of a ladder, ascending; empty if none divides the global batch."""
         if ladder not in self._sizes:
-            sequences, spread = self._each(ladder), ladder.spread
+            sequences, spread = self._sequences(ladder), ladder.spread
             if self.job.micro_batch_size:
                 sizes = [self.job.micro_batch_size]
             else:
@@ -79,7 +79,7 @@ class Ladders:
             self._sizes[ladder] = sizes
         return self._sizes[ladder]
 
-    def _each(self, ladder: Ladder) -> int:
+    def _sequences(self, ladder: Ladder) -> int:
         """Return the sequences per step and data-parallel process."""
         data_parallel = ladder.nodes * ladder.processes // ladder.spread.model_parallel
         return (self.job.batch_over(data_parallel) or 0) // data_parallel

@@ -64,7 +64,7 @@ class Spread:
 
 
 def spreads(job: Job, nodes: int, per_node: int) -> list[Spread]:
-    """Return all spreads that divide the global batch; those that split the model least first."""
+    """Return all spreads that divide the global batch, those with the least model parallelism first."""
     world = nodes * per_node
     if job.engine not in PARALLEL_ENGINES:
         if not _reaches(job, world) or unlaunchable_processes(job, world):

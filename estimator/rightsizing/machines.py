@@ -29,7 +29,7 @@ USUAL_DISK_MIB = 10240
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
-    """Minimum of one node. None: no matter."""
+    """Minimum resources of one node. None: no requirement."""
 
     cpu: float | None = None
     memory_mib: int | None = None
@@ -50,7 +50,7 @@ class Needs:
 
 
 def choose_machine(needs: Needs, target: Target, goals: Goals) -> Request:
-    """Return the request of one node: on the cheapest machine that has GPUs as needed, or on any without.
+    """Return the request of one node: on the cheapest machine with the required GPUs, or on any if none are.
 
     Raises UserError where there is none.
     """

@@ -17,7 +17,7 @@ Ending = Literal["running", "succeeded", "failed", "out of memory", "out of GPU 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
-    """Resources of one task, that is, of one node. None: not requested, or not known."""
+    """Resources of one task (one node). None: not requested, or unknown."""
 
     cpu: float | None = None  # cores
     memory_mib: int | None = None
@@ -47,7 +47,7 @@ class GpuUsage:
 
     @property
     def in_use(self) -> bool:
-        """Whether the task used it at all."""
+        """Whether the task used the GPU."""
         return self.peak_bytes >= IDLE_BYTES or (self.utilization or 0.0) >= 0.01
 
 
