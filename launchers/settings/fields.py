@@ -8,8 +8,7 @@ from pydantic import Field, model_validator
 
 from estimator.formatting import format_list
 from estimator.job import DEFAULT_BATCH, nearest_multiple
-from estimator.models import DiffusionSpec, ModelSpec
-from estimator.models.diffusion import positions_of
+from estimator.models import ModelSpec
 from estimator.setup import default_seq_len
 from estimator.vocabulary import (
     AUTOMATIC_METHODS,
@@ -236,9 +235,7 @@ class Settings(Section):
         )
 
     def sequence_length(self, spec: ModelSpec) -> int:
-        """Maximum sequence length in tokens; for images, latent positions of a square image."""
-        if isinstance(spec, DiffusionSpec):
-            return positions_of(self.images.resolution or spec.resolution)
+        """Maximum sequence length in tokens."""
         return default_seq_len(spec) if self.seq_len is None else self.seq_len
 
     @property
