@@ -201,6 +201,7 @@ class Times:
     pipeline: float
     gather_step: float
     replicas_step: float
+    hops: int  # from node to node, one after the other, in a micro batch (:func:`hops`)
 
     @property
     def behind(self) -> float:
@@ -235,7 +236,7 @@ def communication_seconds(setup: Setup, wires: Links) -> Times | None:
     if len(known_times) < len(times):
         return None
     reduced = known_times["gather"] * volume.reduced / volume.gather if volume.gather else 0.0
-    return Times(reduced=reduced, **known_times)
+    return Times(reduced=reduced, hops=hops(setup, wires), **known_times)
 
 
 def hops(setup: Setup, wires: Links) -> int:
