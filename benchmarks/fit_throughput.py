@@ -60,13 +60,12 @@ def residual(point: Point, table: Efficiency) -> float:
     return math.log(tokens / parts.total / setup.world_size / measured)
 
 
-def table_of(values: Array) -> Efficiency:
-    return Efficiency(
-        {
-            (spec.name, spec.scope): Coefficient(float(value), 0, "")
-            for spec, value in zip(SPECS, values, strict=True)
-        }
-    )
+def table_of(values: Array, *, capped: bool = True) -> Efficiency:
+    coefficients = {
+        (spec.name, spec.scope): Coefficient(float(value), 0, "")
+        for spec, value in zip(SPECS, values, strict=True)
+    }
+    return Efficiency(coefficients, capped)
 
 
 def without_evidence(table: Efficiency, train: Sequence[Point]) -> Efficiency:
@@ -164,7 +163,7 @@ def fit(
 
 
 def _residuals(train: Sequence[Point], theta: Array) -> Array:
-    table = table_of(np.exp(theta))
+    table = table_of(np.exp(theta), capped=False)
     return np.array([residual(point, table) for point in train])
 
 
@@ -173,7 +172,7 @@ def _slopes(train: Sequence[Point], theta: Array, now: Array, touched: dict[int,
     for column, (index, rows) in enumerate(touched.items()):
         moved = theta.copy()
         moved[index] += 0.02
-        table = table_of(np.exp(moved))
+        table = table_of(np.exp(moved), capped=False)
         for row in rows:
             slopes[row, column] = (residual(train[row], table) - now[row]) / 0.02
     return slopes
