@@ -39,6 +39,7 @@ class Efficiency:
     """Coefficients by (name, scope); scope "*" is the default."""
 
     table: Mapping[tuple[str, str], Coefficient]
+    capped: bool = True  # rates of products end at the data sheet's peak; a fit needs them without that kink
 
     def get(self, name: str, *scopes: str) -> float | None:
         """Return the value in the first of the scopes that has one, then of "*"; None where there is none."""
@@ -77,7 +78,9 @@ def products_rate(gpu: Gpu, precision: str, table: Efficiency) -> float | None:
     )
     peak = gpu.peak_flops("fp32" if precision == "fp32" else "bf16")
     rate = best * table.of("products") * factor
-    return rate if peak is None else min(rate, peak)  # a card's own clocks may be above the data sheet's
+    if peak is None or not table.capped:
+        return rate
+    return min(rate, peak)  # a card's own clocks may be above the data sheet's
 
 
 def chips(gpu: Gpu) -> tuple[str, str]:
