@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from estimator.engines import grpo, images, liger, trained_parts, vision
+from estimator.engines import fp16, grpo, images, liger, trained_parts, vision
 from estimator.engines.grpo import ELSEWHERE
 from estimator.engines.training import Training
 from estimator.errors import UserError
@@ -34,6 +34,10 @@ def unsupported(engine: str, model: ModelSpec, training: Training) -> str | None
     """Return the reason why an engine cannot train it, as one clause; None if it can, or if it is planned
     only.
     """
+    if engine in LAUNCHED_ENGINES and training.precision == fp16.PRECISION:
+        reason = fp16.unsupported(engine, model, training)
+        if reason is not None:
+            return reason
     if isinstance(model, DiffusionSpec) or TASKS[training.task].images:
         return images.unsupported(engine, model, training)
     if engine not in LAUNCHED_ENGINES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from estimator.engines import automatic, varlen, vision
+from estimator.engines import automatic, fp16, varlen, vision
 from estimator.engines.setups import setup_of
 from estimator.engines.support import untried_line
 from estimator.formatting import format_bytes, format_duration, format_usd
@@ -66,6 +66,9 @@ def _precision(job: Job, layout: Layout) -> str:
         if job.precision == "fp32":
             return "precision fp32, as requested"
         return f"precision fp32: {'CPUs' if layout.device == 'cpu' else 'this GPU'} without fast bf16"
+    if layout.precision == fp16.PRECISION:
+        reason = "as requested" if job.precision == fp16.PRECISION else "this GPU has no bf16"
+        return f"precision fp16 with loss scaling, trained weights in fp32: {reason}"
     if layout.precision == "bf16":
         return "precision bf16, including weights and optimizer states"
     if job.engine == "trl" and job.adapters:
