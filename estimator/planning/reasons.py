@@ -194,7 +194,7 @@ def _micro_batch(search: Search, candidate: Candidate) -> str:
     else:
         micro = f"micro batch {layout.micro_batch_size}: {_why_so_small(search, candidate)}"
     passes = "1 forward pass" if layout.accumulation == 1 else f"{layout.accumulation} forward passes"
-    return f"{micro} ({passes} per step of {job.global_batch_size})"
+    return f"{micro} ({passes} per step of {layout.global_batch_size})"
 
 
 def _why_so_small(search: Search, candidate: Candidate) -> str:

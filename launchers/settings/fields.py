@@ -230,10 +230,10 @@ class Settings(Section):
 
     @property
     def automatic_methods(self) -> tuple[LaunchedMethod, ...]:
-        """Methods that "auto" may take: those to which all changed settings of ``lora`` apply."""
-        changed = _changed(self.lora)
+        """Methods that "auto" may take: those to which all settings of ``lora`` that were set apply."""
+        names = self.lora.model_fields_set
         return automatic_methods(
-            low_rank=bool(changed) or self.export.adapter_only, quantized="quantization" in changed
+            low_rank=bool(names) or self.export.adapter_only, quantized="quantization" in names
         )
 
     def sequence_length(self, spec: ModelSpec) -> int:
