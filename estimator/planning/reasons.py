@@ -302,7 +302,9 @@ def of_machine(
         if kinds > 1
         else f"the layouts that fit{availability}"
     )
-    if not place.name:
+    if not place.name and target.gpus is None:
+        line = f"{size}: chosen from 1 to {place.gpus} GPUs, as --gpus is not set"
+    elif not place.name:
         line = f"{size}, as requested"
     elif target.instance_type:
         line = f"{size}: {place.name}, as requested"

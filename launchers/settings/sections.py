@@ -138,7 +138,7 @@ class Section(BaseModel):
         return values
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the values that were set: Metaflow compares artifacts of a gang's nodes by their pickled bytes.
+        """Pickle the values that were set: Metaflow compares a gang's artifacts by their pickled bytes.
 
         pydantic also pickles the set of their names, whose order differs between processes.
         """
