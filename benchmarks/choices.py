@@ -118,8 +118,9 @@ def page(plans: list[Choice]) -> str:
         "where the options say nothing else, any machine of the catalogue.",
         "",
         f"{sum(not choice.differs for choice in plans)} of {len(plans)} plans take the GPUs that the source",
-        'takes; of the others the last column says why. "Not measured": no training run was published on',
-        f"this GPU, or its architecture with the same links ({sum(not each.measured for each in plans)} of {len(plans)}).",
+        "takes; of the others the last column says why. Not measured: no training run was published on",
+        "this GPU, or its architecture with the same links "
+        f"({sum(not choice.measured for choice in plans)} of {len(plans)}).",
         "",
         "| Model | Method | Options | Plan | Layout | Tokens/s | $ an hour | Practice | Where ours differs |",
         "|---|---|---|---|---|---|---|---|---|",
