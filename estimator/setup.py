@@ -233,7 +233,7 @@ class Setup:
         launchers/engines/fsdp2/master_weights.py.
         """
         alone = self.engine == "fsdp2" and self.world_size == 1 and not self.sharded_alone
-        return alone and self.precision == "bf16-mixed"
+        return alone and self.precision in ("bf16-mixed", "fp16-mixed")
 
     @property
     def runs_loop(self) -> bool:

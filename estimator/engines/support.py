@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from estimator.engines import grpo, images, liger, trained_parts, vision
+from estimator.engines import fp16, grpo, images, liger, trained_parts, vision
 from estimator.engines.grpo import ELSEWHERE
 from estimator.errors import UserError
 from estimator.hardware import Gpu
@@ -34,6 +34,10 @@ def unsupported(engine: str, job: Job, processes: int = 1) -> str | None:
 
     None if it can, or if it is planned only. ``job``: with its method decided; its own engine is not read.
     """
+    if engine in LAUNCHED_ENGINES and job.precision == fp16.PRECISION:
+        reason = fp16.unsupported(engine, job)
+        if reason is not None:
+            return reason
     if isinstance(job.model, DiffusionSpec) or TASKS[job.task].images:
         return images.unsupported(engine, job, processes)
     if engine not in LAUNCHED_ENGINES:

@@ -135,7 +135,8 @@ class Settings(Section):
     """Sequences per GPU and forward pass. Empty: the largest that fits."""
     precision: RequestedPrecision = "auto"
     """Training precision. auto: fp32 on CPUs; on GPUs bf16 with torchtune, bf16 with fp32 master weights
-    with the other engines where that fits."""
+    with the other engines where that fits; on GPUs without bf16 fp16-mixed where it is tested. fp16-mixed:
+    fp16 with fp32 master weights and loss scaling (fsdp2)."""
     fp8: LaunchedFp8 = "none"
     """Matrix products in float8, with one scale per tensor or per row (fsdp2)."""
     activation_checkpointing: bool | Auto = "auto"
@@ -228,10 +229,10 @@ class Settings(Section):
 
     @property
     def automatic_methods(self) -> tuple[LaunchedMethod, ...]:
-        """Methods that "auto" may take: those to which all changed settings of ``lora`` apply."""
-        changed = _changed(self.lora)
+        """Methods that "auto" may take: those to which all settings of ``lora`` that were set apply."""
+        names = self.lora.model_fields_set
         return automatic_methods(
-            low_rank=bool(changed) or self.export.adapter_only, quantized="quantization" in changed
+            low_rank=bool(names) or self.export.adapter_only, quantized="quantization" in names
         )
 
     def sequence_length(self, spec: ModelSpec) -> int:
