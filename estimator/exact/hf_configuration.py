@@ -143,17 +143,19 @@ def _recurrent(spec: ModelSpec) -> dict[str, Any]:
             "layers_block_type": kinds,
         }
     else:
-        inner = spec.recurrent_heads * spec.recurrent_head_dim
         widths = {
-            "mamba_n_heads": spec.recurrent_heads,
-            "mamba_d_head": spec.recurrent_head_dim,
-            "mamba_n_groups": spec.recurrent_groups,
-            "mamba_d_state": spec.recurrent_state,
-            "mamba_d_conv": spec.conv_kernel,
-            "mamba_expand": inner // spec.hidden,
             "shared_intermediate_size": spec.shared_ffn or spec.ffn,
             "num_local_experts": spec.experts,
         }
+        if spec.recurrent_layers:
+            widths |= {
+                "mamba_n_heads": spec.recurrent_heads,
+                "mamba_d_head": spec.recurrent_head_dim,
+                "mamba_n_groups": spec.recurrent_groups,
+                "mamba_d_state": spec.recurrent_state,
+                "mamba_d_conv": spec.conv_kernel,
+                "mamba_expand": spec.recurrent_heads * spec.recurrent_head_dim // spec.hidden,
+            }
     return widths | {"layer_types": kinds}
 
 
