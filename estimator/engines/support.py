@@ -423,6 +423,11 @@ def _loop_model(engine: str, model: ModelSpec) -> str | None:
 
 def untried_line(model: ModelSpec) -> str | None:
     """Return a plan's line about a family that no test here has trained."""
+    if model.own_code:
+        return (
+            f"{model.family} models run code of their folder, with trust_remote_code alone; memory and speed "
+            "are those of a Llama of these widths"
+        )
     if not untried.is_untried(model.family):
         return None
     return (

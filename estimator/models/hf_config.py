@@ -132,7 +132,8 @@ def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
     """
     reader = ConfigReader(language_part(config, name), name)
     family = shared_code(reader.text("model_type"))
-    if family not in FAMILIES and not untried.is_untried(family):
+    own_code = not is_known(family) and "AutoModelForCausalLM" in reader.mapping("auto_map")
+    if not (own_code or is_known(family)):
         raise UserError(
             f"Model {name}: config.json has model_type {family!r}, which is not supported.",
             f"Supported are {', '.join(FAMILIES)}, and the causal models of transformers 5.23.",
@@ -156,8 +157,14 @@ def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
         sees_images="text_config" in config,
         vision=vision.from_config(config, shape["hidden"]),
         quantized_weights=quantization_of(reader) or "",
+        own_code=own_code,
         source=f"config.json of {name}",
     )
+
+
+def is_known(family: str) -> bool:
+    """Whether transformers 5.23 has a causal model of this family."""
+    return family in FAMILIES or untried.is_untried(family)
 
 
 def shared_code(model_type: str) -> str:
@@ -251,7 +258,7 @@ def _kv_heads(reader: ConfigReader, family: str, heads: int) -> int:
 
 def _ffn(reader: ConfigReader, family: str, hidden: int) -> int:
     """Return the width of the MLP, or of one expert."""
-    if family in _EXPERT_WIDTH or (untried.is_untried(family) and reader.get("moe_intermediate_size")):
+    if family in _EXPERT_WIDTH or (family not in FAMILIES and reader.get("moe_intermediate_size")):
         return reader.whole("moe_intermediate_size")
     if family == "gemma4_text" and reader.get("enable_moe_block"):
         return reader.whole("moe_intermediate_size")
@@ -271,7 +278,7 @@ def _ffn(reader: ConfigReader, family: str, hidden: int) -> int:
 
 def _experts(reader: ConfigReader, family: str) -> dict[str, int]:
     """Experts, shared experts, and how many blocks have none."""
-    new = untried.is_untried(family) and any(reader.get(field) for field in _FIELDS["experts"])
+    new = family not in FAMILIES and any(reader.get(field) for field in _FIELDS["experts"])
     if not new and family not in _EXPERTS:
         return {}
     if family in _MAYBE_EXPERTS and not recurrent.has_experts(reader, family):

@@ -67,6 +67,7 @@ class ModelShape:
     sees_images: bool = False  # the shape is that of the language part of a larger model
     vision: VisionShape | None = None  # its tower; None: it has none, or its shape is unknown
     quantized_weights: str = ""  # the published files' quant_method ("mxfp4", "fp8"); blank: none
+    own_code: bool = False  # transformers has no class for it; its code lies next to the weights
     norm: Norm = "rms"
     norm_bias: bool = False
     norms_per_layer: int = 2  # over the hidden size
@@ -138,7 +139,7 @@ class ModelShape:
     source: str = ""
 
     def __post_init__(self) -> None:
-        if self.family not in FAMILIES and not untried.is_untried(self.family):
+        if not (self.own_code or self.family in FAMILIES or untried.is_untried(self.family)):
             raise UserError(
                 f"Model {self.name}: model_type {self.family!r} is not supported.",
                 f"Supported are {', '.join(FAMILIES)}.",
