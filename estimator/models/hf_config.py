@@ -41,6 +41,9 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "mpt": {"expansion_ratio": 4, "no_bias": True},
     "qwen2_moe": {"qkv_bias": True},
     "glm4": {"attention_bias": True},
+    "glm4_moe_lite": {"first_k_dense_replace": 1},
+    "glm_moe_dsa": {"first_k_dense_replace": 3},
+    "deepseek_v32": {"first_k_dense_replace": 3},
     "seed_oss": {"attention_bias": True},
     "exaone4": {"sliding_window_pattern": 4},
     "lfm2": {"conv_L_cache": 3},
@@ -96,12 +99,16 @@ _EXPERT_WIDTH = (
     "qwen3_moe",
     "deepseek_v2",
     "deepseek_v3",
+    "deepseek_v32",
     "mistral4",
     "glm4_moe",
+    "glm4_moe_lite",
+    "glm_moe_dsa",
     "ernie4_5_moe",
     "qwen3_next",
     "qwen3_5_moe_text",
 )
+_LATENT = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "mistral4", "glm4_moe_lite", "glm_moe_dsa")
 _SHARED_EXPERT_WIDTH = ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text")  # shared_expert_intermediate_size
 _MAYBE_EXPERTS = ("granitemoehybrid", "nemotron_h", "gemma4_text")
 _EXPERTS = (*_EXPERT_WIDTH, *_MAYBE_EXPERTS, "mixtral", "llama4_text", "gpt_oss", "minimax_m2")
@@ -250,7 +257,7 @@ def _kv_heads(reader: ConfigReader, family: str, heads: int) -> int:
         if reader.get("new_decoder_architecture"):
             return reader.whole("num_kv_heads", default=heads)
         return 1 if reader.get("multi_query") else heads
-    if family in ("deepseek_v2", "deepseek_v3", "mistral4"):  # the latent is expanded to keys for every head
+    if family in _LATENT:  # the latent is expanded to keys for every head
         return heads
     optional = family in _KV_HEADS_OPTIONAL
     return reader.whole("num_key_value_heads", default=heads if optional else None)
@@ -329,6 +336,9 @@ def _dense_layers(reader: ConfigReader, family: str) -> int:
         last = reader.whole("moe_layer_end_index", default=layers - 1, least=0)
         step = reader.whole("moe_layer_interval", default=1)
         return layers - sum((i + 1) % step == 0 and first <= i <= last for i in range(layers))
+    listed = reader.items("mlp_layer_types")
+    if family in _LATENT and listed:
+        return listed.count("dense")
     return reader.whole("first_k_dense_replace", default=0, least=0)
 
 
@@ -344,6 +354,28 @@ def _latent(reader: ConfigReader, shape: Mapping[str, int]) -> dict[str, int]:
         "qk_rope_head_dim": rope,
         "v_head_dim": reader.whole("v_head_dim", default=shape["hidden"] // shape["heads"]),
         "head_dim": nope + rope,
+        **_indexer(reader, shape["layers"]),
+    }
+
+
+def _indexer(reader: ConfigReader, layers: int) -> dict[str, int]:
+    """Return the shape of sparse attention's indexers, and the number of blocks that have one."""
+    if reader.get("index_topk") is None:
+        return {}
+    kinds = reader.items("indexer_types")
+    pattern = reader.get("index_topk_pattern")
+    if isinstance(pattern, str):
+        count = pattern.count("F")
+    elif kinds:
+        count = kinds.count("full")
+    else:  # GlmMoeDsaConfig; DeepSeek V3.2 has neither field
+        period = reader.whole("index_topk_freq", default=1)
+        offset = reader.whole("index_skip_topk_offset", default=2, least=0)
+        count = sum(max(i - offset + 1, 0) % period == 0 for i in range(layers))
+    return {
+        "index_layers": count,
+        "index_heads": reader.whole("index_n_heads"),
+        "index_head_dim": reader.whole("index_head_dim"),
     }
 
 
@@ -380,11 +412,9 @@ def _window(reader: ConfigReader, family: str, layers: int) -> dict[str, int | N
 
 
 _NO_WINDOW = (
+    *_LATENT,
     "llama",
     "gemma",
-    "deepseek_v2",
-    "deepseek_v3",
-    "mistral4",
     "granite",
     "smollm3",
     "minimax_m2",

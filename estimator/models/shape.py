@@ -22,6 +22,9 @@ _AT_LEAST_0 = (
     "qk_nope_head_dim",
     "qk_rope_head_dim",
     "v_head_dim",
+    "index_layers",
+    "index_heads",
+    "index_head_dim",
     "position_embeddings",
     "token_types",
     "recurrent_layers",
@@ -98,6 +101,10 @@ class ModelShape:
     qk_nope_head_dim: int = 0
     qk_rope_head_dim: int = 0
     v_head_dim: int = 0  # 0: as head_dim
+    # sparse attention (arXiv:2512.02556): an indexer, which is not trained, selects the tokens to attend to
+    index_layers: int = 0  # blocks with an indexer; the others use the selection of the block before
+    index_heads: int = 0
+    index_head_dim: int = 0
     # blocks with a recurrence (linear attention, state space, short convolution) in place of attention
     recurrence: Recurrence = ""
     recurrent_layers: int = 0

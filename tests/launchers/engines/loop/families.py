@@ -59,6 +59,8 @@ _LATENT: dict[str, Any] = _SHARED | {
     "qk_rope_head_dim": 8,
     "v_head_dim": 16,
 }
+# More than a row's tokens are selected: which of equal scores are is arbitrary
+_INDEXER = {"q_lora_rank": 24, "index_n_heads": 4, "index_head_dim": 16, "index_topk": 128}
 _DELTA: dict[str, Any] = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -111,6 +113,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": _WIDTHS | _WINDOW,
     "deepseek_v2": _ALIKE_HEADS | _LATENT | {"q_lora_rank": None, "topk_method": "greedy", "head_dim": 8},
     "deepseek_v3": _ALIKE_HEADS | _LATENT | {"q_lora_rank": 24},
+    "deepseek_v32": _ALIKE_HEADS | _LATENT | _INDEXER,
+    "glm4_moe_lite": _ALIKE_HEADS | _LATENT | {"q_lora_rank": 24},
+    "glm_moe_dsa": _ALIKE_HEADS | _LATENT | _INDEXER | {"indexer_types": ["full", "shared"]},
     "mistral4": _ALIKE_HEADS | _LATENT | {"q_lora_rank": 24},
     "gpt_oss": _HEADS
     | _LOCAL
