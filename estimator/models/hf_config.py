@@ -192,7 +192,9 @@ def language_part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def quantization_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``quantization_config``, which multimodal models may keep under ``text_config``."""
-    return dict(language_part(config, "the checkpoint").get("quantization_config") or {})
+    part = language_part(config, "the checkpoint")
+    options = dict(part.get("quantization_config") or {})
+    return {"expert_dtype": part.get("expert_dtype")} | options if options else {}
 
 
 def is_rewritten(config: Mapping[str, Any]) -> bool:
@@ -215,11 +217,16 @@ def _refuse(reader: ConfigReader) -> None:
 
 
 def quantization_of(reader: ConfigReader) -> str | None:
-    """Return the ``quant_method`` of published weights; None if they are in 16 or 32 bits."""
+    """Return the format of published weights; None if they are in 16 or 32 bits."""
     options = reader.mapping("quantization_config")
-    if not options:
-        return None
+    return weight_format({"expert_dtype": reader.get("expert_dtype"), **options}) if options else None
+
+
+def weight_format(options: Mapping[str, Any]) -> str:
+    """Return the format that a ``quantization_config`` describes, mostly its ``quant_method``."""
     method = str(options.get("quant_method") or "")
+    if method == "fp8" and options.get("expert_dtype") == "fp4":  # DeepSeek V4
+        return "fp4"
     return "bitsandbytes" if method.startswith("bitsandbytes") else method
 
 

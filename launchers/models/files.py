@@ -30,9 +30,10 @@ INDEX = "model.safetensors.index.json"
 PICKLED_INDEX = "pytorch_model.bin.index.json"
 _PART = re.compile(r"-\d+-of-\d+\.")
 _TRAINABLE = ("F64", "F32", "F16", "BF16")  # safetensors types
-# Token embeddings of Llama's kind, GPT-NeoX, GPT-J and MPT, Falcon, Nemotron-H
+# Token embeddings of Llama's kind, DeepSeek V4, GPT-NeoX, GPT-J and MPT, Falcon, Nemotron-H
 _EMBEDDINGS = (
     "embed_tokens.weight",
+    "embed.weight",
     "embed_in.weight",
     "wte.weight",
     "word_embeddings.weight",
