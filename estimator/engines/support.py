@@ -387,6 +387,11 @@ def _loop_model(engine: str, model: ModelSpec) -> str | None:
         return f"{engine} trains the prediction of the next token, and {model.name} is an encoder"
     if family_of(model.family).code_elsewhere:
         return f"transformers has no code of {model.family} models, of which {model.name} is one"
+    if model.family == "deepseek_v4":
+        return (
+            "deepseek_v4 compresses 128 tokens at a time: a process with shorter rows alone has no gradients "
+            "there, for which the other processes would wait"
+        )
     if model.family == "mpt" and model.position_embeddings:
         return f"transformers' mpt has no learned positions, and {model.name} has {model.position_embeddings}"
     return _partial_rotation(model)
@@ -394,6 +399,11 @@ def _loop_model(engine: str, model: ModelSpec) -> str | None:
 
 def untried_line(model: ModelSpec) -> str | None:
     """Return a plan's line about a family that no test here has trained."""
+    if model.own_code:
+        return (
+            f"{model.family} models run code of their folder, with trust_remote_code alone; memory and speed "
+            "are those of a Llama of these widths"
+        )
     if not untried.is_untried(model.family):
         return None
     return (

@@ -116,6 +116,10 @@ class Settings(Section):
     fastest is used. 0: use the best predicted plan."""
     train_on_prompt: bool = False
     """Include the prompt's tokens in the loss."""
+    trust_remote_code: bool = False
+    """Run Python code of the model's folder if transformers has no class for the model or its tokenizer. It
+    runs in the tasks that prepare, train, evaluate and export, with their access to files, network and
+    credentials; never on the machine that launches the run. Read the code first."""
     chat_template: str | None = None
     """Jinja chat template that replaces the tokenizer's."""
     new_tokens: tuple[NotEmpty, ...] = ()
