@@ -4,6 +4,7 @@
     python -m benchmarks.network_faults --load 8 --repeats 3 # beside processes that keep the processor busy
     python -m benchmarks.network_faults --many [--repeats 1] [--healthy 1]   # more hosts than meet all others
     python -m benchmarks.network_faults --only uplink    # the cases with this in their name; other rows stay
+    python -m benchmarks.network_faults --resume         # the cases that the results do not have yet
 
 Writes benchmarks/results/network_faults.{json,md}, with --load network_faults_under_load, with --many
 network_faults_many. Hosts are network namespaces, each limited to 200 Mbit/s.
@@ -34,6 +35,13 @@ RESULTS = Path(__file__).parent / "results"
 LIMIT_S = 150.0
 MANY_LIMIT_S = 480.0
 NETWORK = ("--only", "ranks,host-settings,interface,hostname,mesh,open-ports,pairs,loss")
+LIMITS = (NETWORK[0], f"{NETWORK[1]},host-limits")
+SPEED = (
+    "--only",
+    "ranks,mesh,bandwidth,pairs",
+    "--expect",
+    "0.017",
+)  # GB/s, of 0.025 in a link of 200 Mbit/s
 WORLD = ("--only", "correctness,bandwidth", "--profile", "standard", "--timeout", "60", "--op-timeout", "8")
 
 
@@ -53,6 +61,8 @@ class Case:
     """What host 2's worker does when it is struck: "collectives" or "pairs"."""
     ipv6: bool = False
     dual: bool = False
+    cgroups: bool = False
+    """Whether the fault is a limit of a cgroup."""
     limit_s: float = LIMIT_S
 
 
@@ -132,6 +142,11 @@ def _each(*faults: Callable[[Bed], object]) -> Callable[[Bed], object]:
     return lambda made: [fault(made) for fault in faults]
 
 
+def _all_slow(made: Bed) -> None:
+    for host in range(made.hosts):
+        made.slow(host, "50mbit")
+
+
 def _renamed(made: Bed) -> None:
     made.called[2] = "h1"
     made.names(2, f"127.0.0.1 localhost\n{made.address(2)} h1\n{made.address(0)} h0\n")
@@ -140,6 +155,14 @@ def _renamed(made: Bed) -> None:
 def _readdressed(made: Bed) -> None:
     made.on(2, "ip", "addr", "flush", "dev", "eth0")
     made.on(2, "ip", "addr", "add", f"{made.address(1)}/24", "dev", "eth0")
+
+
+def _limits(code: str) -> Callable[[Result], bool]:
+    """Expect findings about host 2 only, one of them its cgroup's limit."""
+    return lambda result: (
+        {n for f in result.findings for n in (*f.nodes, *f.suspects)} == {"h2"}
+        and any(f.code == code for f in result.findings)
+    )
 
 
 def _hung(kind: str) -> Callable[[Result], bool]:
@@ -288,6 +311,36 @@ CASES = (
         fault=lambda b: b.slow_names(2, 4),
     ),
     Case(
+        name="CPU quota of 30 %",
+        hosts=4,
+        right=_limits("cpu-limit"),
+        fault=lambda b: b.confine(2, cpus=0.3),
+        arguments=LIMITS,
+        cgroups=True,
+    ),
+    Case(
+        name="memory limit of 400 MiB",
+        hosts=4,
+        right=_limits("memory-limit"),
+        fault=lambda b: b.confine(2, memory_bytes=400 << 20),
+        arguments=LIMITS,
+        cgroups=True,
+    ),
+    Case(name="all hosts as expected", hosts=4, right=lambda r: not r.findings, arguments=SPEED),
+    Case(
+        name="all hosts at 25 %, speed expected",
+        hosts=4,
+        right=lambda r: r.verdict == "FAIL" and not r.bad_nodes and "of 0.017 expected" in r.headline,
+        fault=_all_slow,
+        arguments=SPEED,
+    ),
+    Case(
+        name="all hosts at 25 %, speed unknown",
+        hosts=4,
+        right=lambda r: "speed not judged" in r.headline,
+        fault=_all_slow,
+    ),
+    Case(
         name="two runs of one node",
         hosts=2,
         right=lambda r: any("1 seen" in finding.title for finding in r.findings),
@@ -352,6 +405,7 @@ def main() -> None:
     parser.add_argument(
         "--load", type=int, default=0, help="processes that keep the processor busy meanwhile"
     )
+    parser.add_argument("--resume", action="store_true", help="skip the cases that the results have already")
     parser.add_argument("--many", action="store_true", help="34 hosts, two minutes a run")
     options = parser.parse_args()
     why_not = netns.missing()
@@ -369,7 +423,7 @@ def main() -> None:
 
 def _measure(options: argparse.Namespace) -> None:
     for case in MANY if options.many else CASES:
-        if options.only not in case.name:
+        if options.only not in case.name or (options.resume and case.name in _stored(options)):
             continue
         runs = []
         for _ in range(options.healthy if case.name.startswith("healthy") else options.repeats):
@@ -386,12 +440,16 @@ def _table(options: argparse.Namespace) -> str:
 
 def _keep(options: argparse.Namespace, row: dict[str, Any]) -> None:
     """Put a row in the place of the one before it."""
-    name = _table(options)
-    file = RESULTS / f"{name}.json"
-    before = json.loads(file.read_text())["cases"] if file.exists() else []
-    rows = {earlier["case"]: earlier for earlier in (*before, row)}
+    rows = {**_stored(options), row["case"]: row}
     order = [case.name for case in (MANY if options.many else CASES)]
-    _write(options, name, [rows[case] for case in order if case in rows])
+    _write(options, _table(options), [rows[case] for case in order if case in rows])
+
+
+def _stored(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return the rows of the results file by case."""
+    file = RESULTS / f"{_table(options)}.json"
+    rows = json.loads(file.read_text())["cases"] if file.exists() else []
+    return {row["case"]: row for row in rows}
 
 
 def _write(asked: argparse.Namespace, name: str, table: list[dict[str, Any]]) -> None:

@@ -212,6 +212,14 @@ def _speed_unknown(context: JudgingContext, checks: Iterable[CheckResult]) -> bo
     )
 
 
+def _compared_with_peers_only(checks: Iterable[CheckResult]) -> bool:
+    """Return whether bandwidths between nodes were measured, and none has a reference outside this run."""
+    figures = [
+        figure for check in checks if check.check in ("bandwidth", "pairs") for figure in check.figures
+    ]
+    return bool(figures) and all(figure.basis in ("peers", "none") for figure in figures)
+
+
 def _profile(measurements: Measurements) -> Profile:
     return next((profile for profile in PROFILES if profile == measurements.profile), PROFILES[0])
 
@@ -272,7 +280,7 @@ def _headline(
     single_machine = one_machine.headline(context.measurements, checks)
     if single_machine is not None:
         return single_machine
-    if "bandwidth" in unmeasured:
+    if "bandwidth" in unmeasured or _compared_with_peers_only(checks):
         return SPEED_UNKNOWN
     passed_count = sum(check.verdict == "PASS" for check in checks)
     return f"{passed_count} checks passed." + (f" Not judged: {', '.join(unmeasured)}." if unmeasured else "")

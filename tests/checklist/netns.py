@@ -28,6 +28,12 @@ RATE = "200mbit"
 _TOOLS = ("ip", "tc", "iptables", "unshare")
 _BURST = ("burst", "64kb", "latency", "100ms")
 _NETNS = Path("/etc/netns")
+_CGROUPS = Path("/sys/fs/cgroup")
+_CGROUP_FILES = {  # of a CPU quota and a memory limit, in version 2 and in version 1 of cgroups
+    "cpu": ("cpu.max", "cpu.cfs_quota_us"),
+    "memory": ("memory.max", "memory.limit_in_bytes"),
+}
+_CPU_PERIOD_US = 100_000
 _SYN_BYTES = 60  # over IPv4, with the options that Linux sends
 _NEIGHBORS = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")  # the most entries of the ARP table
 
@@ -41,6 +47,16 @@ def missing() -> str | None:
         return f"no {', '.join(absent)} (apt install iproute2 iptables)"
     probe = subprocess.run(["unshare", "--net", "--uts", "true"], capture_output=True, check=False)
     return None if probe.returncode == 0 else "this machine does not allow network namespaces"
+
+
+def cgroups_writable() -> bool:
+    """Return whether :meth:`Bed.confine` works here."""
+    return os.access(_CGROUPS if _unified() else _CGROUPS / "cpu", os.W_OK)
+
+
+def _unified() -> bool:
+    """Return whether the machine has version 2 of cgroups."""
+    return (_CGROUPS / "cgroup.controllers").exists()
 
 
 def do(*command: str) -> None:
@@ -97,6 +113,7 @@ class Bed:
         self._bridge, self._second_bridge = f"ckb{self._id}", f"ckc{self._id}"
         self._jobs: list[Job] = []
         self._flapping: list[subprocess.Popen[bytes]] = []
+        self._cgroups: dict[int, list[Path]] = {}
         self._neighbors = _NEIGHBORS.read_text()
         try:
             if hosts * hosts > int(self._neighbors):  # all hosts share one kernel's table of neighbors
@@ -235,6 +252,22 @@ class Bed:
         self.on(host, "ip", "addr", "add", "192.168.250.1/24", "dev", name)
         self.on(host, "ip", "link", "set", name, "up")
 
+    def confine(self, host: int, *, cpus: float | None = None, memory_bytes: int | None = None) -> None:
+        """Give the processes of a host a CPU quota, a memory limit, or both, as a container has them."""
+        version_2 = _unified()
+        values = {"memory": None if memory_bytes is None else str(memory_bytes), "cpu": None}
+        if cpus is not None:
+            values["cpu"] = f"{int(cpus * _CPU_PERIOD_US)}{f' {_CPU_PERIOD_US}' if version_2 else ''}"
+        for controller, value in values.items():
+            if value is None:
+                continue
+            if version_2:
+                (_CGROUPS / "cgroup.subtree_control").write_text(f"+{controller}")
+            group = (_CGROUPS if version_2 else _CGROUPS / controller) / self.name(host)
+            group.mkdir(exist_ok=True)
+            (group / _CGROUP_FILES[controller][0 if version_2 else 1]).write_text(value)
+            self._cgroups.setdefault(host, []).append(group)
+
     # -- runs ------------------------------------------------------------------------------------------
 
     def on(self, host: int, *command: str) -> None:
@@ -254,8 +287,10 @@ class Bed:
         self._jobs.append(job)
         for host in range(self.hosts):
             own = (environment or {}).get(host, {})
-            command = ["ip", "netns", "exec", self.name(host), "unshare", "--uts"]
-            command += ["sh", "-c", f'hostname {self.called[host]} && exec "$@"', "sh"]
+            joins, shows = self._cgroup_commands(host)
+            command = ["sh", "-c", f'{joins}exec "$@"', "sh"]
+            command += ["ip", "netns", "exec", self.name(host), "unshare", "--uts"]
+            command += ["sh", "-c", f'{shows}hostname {self.called[host]} && exec "$@"', "sh"]
             command += [sys.executable, "-m", "checklist", *arguments, "--keep", str(keep / f"host{host}")]
             command += ["--json", str(keep / ("result.json" if host == 0 else f"result{host}.json"))]
             with (keep / f"host{host}.txt").open("w") as output:
@@ -271,6 +306,17 @@ class Bed:
                     )
                 )
         return job
+
+    def _cgroup_commands(self, host: int) -> tuple[str, str]:
+        """Return shell commands that join a host's cgroups and mount them, as "ip netns exec" hides them."""
+        groups = self._cgroups.get(host, [])
+        joins = "".join(f"echo $$ > {group}/cgroup.procs && " for group in groups)
+        if not groups or _unified():
+            return joins, f"mount -t cgroup2 none {_CGROUPS} && " if groups else ""
+        shows = f"mount -t tmpfs none {_CGROUPS} && "
+        for top in dict.fromkeys(group.parent for group in groups):
+            shows += f"mkdir {top} && mount -t cgroup -o {top.name} none {top} && "
+        return joins, shows
 
     def _environment(self, host: int, own: Mapping[str, str], world: int) -> dict[str, str]:
         return {
@@ -322,6 +368,9 @@ class Bed:
             for process in job.processes:
                 process.kill()
                 process.wait()
+        for group in (group for groups in self._cgroups.values() for group in groups):
+            with contextlib.suppress(OSError):
+                group.rmdir()
         commands: list[Sequence[str]] = [
             ("ip", "link", "del", self._wire(host)) for host in range(self.hosts)
         ]
