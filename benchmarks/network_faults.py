@@ -426,7 +426,10 @@ def _measure(options: argparse.Namespace) -> None:
         if options.only not in case.name or (options.resume and case.name in _stored(options)):
             continue
         runs = []
-        for _ in range(options.healthy if case.name.startswith("healthy") else options.repeats):
+        repeats = options.healthy if case.name.startswith("healthy") else options.repeats
+        if not repeats:
+            continue
+        for _ in range(repeats):
             with tempfile.TemporaryDirectory() as folder:
                 runs.append(once(case, Path(folder)))
             print(case.name, runs[-1], flush=True)

@@ -113,6 +113,9 @@ def _shortened(state: GpuHealth) -> GpuHealth:
         nvlink_errors=None,
         nvlink_mbytes_per_s=None,
         pcie_width_most=None,
+        pcie_generation_gpu=None,
+        sm_clock_default_mhz=None,
+        memory_clock_most_mhz=None,
         fabric_clique=None,
         fabric=None if state.fabric == "completed" else state.fabric,
     )

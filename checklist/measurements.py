@@ -82,6 +82,8 @@ class Facts:
     hostname: str
     boot_id: str | None = None
     """Kernel's boot id, equal for all ranks of a host regardless of container hostnames."""
+    uptime_s: float | None = None
+    """Seconds since the host booted."""
     node_name: str | None = None
     """The cluster's name of the host (NODE_NAME of the pod, or the instance id); the hostname if unknown."""
     addresses: tuple[str, ...] = ()
@@ -171,7 +173,15 @@ class GpuHealth:
     slowdown_c: float | None = None
     """Temperature at which the hardware slows down."""
     sm_clock_mhz: int | None = None
+    sm_clock_set_mhz: int | None = None
+    """Application clock that was set; sm_clock_default_mhz is the default one."""
+    sm_clock_default_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    memory_clock_most_mhz: int | None = None
+    """Highest clock of the GPU's memory."""
     pcie_generation: int | None = None
+    pcie_generation_gpu: int | None = None
+    """Newest PCIe generation that the GPU supports in any slot."""
     pcie_generation_most: int | None = None
     """Newest PCIe generation that both GPU and slot support."""
     pcie_width: int | None = None

@@ -36,6 +36,7 @@ class Sample:
     reasons: tuple[str, ...] | None = None
     """Throttling reasons."""
     pcie_generation: int | None = None
+    memory_clock_mhz: int | None = None
 
 
 @contextlib.contextmanager
@@ -80,6 +81,7 @@ def sample(nvml: Any, handle: Any) -> Sample:
         margin_c=_margin(nvml, handle),
         reasons=throttle_reasons(nvml, handle),
         pcie_generation=ask("nvmlDeviceGetCurrPcieLinkGeneration"),
+        memory_clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
     )
 
 
@@ -104,12 +106,17 @@ def health(nvml: Any, handle: Any, rank: int, samples: Sequence[Sample]) -> GpuH
         when="loaded",
         throttle_reasons=_frequent(values_of("reasons")),
         sm_clock_mhz=round(statistics.median(clocks)) if clocks else None,
+        sm_clock_set_mhz=ask("nvmlDeviceGetApplicationsClock", nvml.NVML_CLOCK_SM),
+        sm_clock_default_mhz=ask("nvmlDeviceGetDefaultApplicationsClock", nvml.NVML_CLOCK_SM),
+        memory_clock_mhz=max(values_of("memory_clock_mhz"), default=None),
+        memory_clock_most_mhz=ask("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_MEM),
         power_w=statistics.median(power) if power else None,
         power_limit_w=enforced,
         power_default_w=default,
         temperature_c=max(temperature, default=None),
         slowdown_c=slowdown,
         pcie_generation=max(values_of("pcie_generation"), default=None),
+        pcie_generation_gpu=ask("nvmlDeviceGetGpuMaxPcieLinkGeneration"),
         pcie_generation_most=ask("nvmlDeviceGetMaxPcieLinkGeneration"),
     )
 

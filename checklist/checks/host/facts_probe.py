@@ -40,6 +40,7 @@ def gather(context: Context, backend: str, route_to: str) -> dict[str, Any]:
         local_rank=context.local_rank,
         hostname=socket.gethostname(),
         boot_id=os.environ.get(HOST_ID) or _read("/proc/sys/kernel/random/boot_id"),
+        uptime_s=_uptime_s(),
         node_name=os.environ.get("NODE_NAME") or cloud_place.instance or socket.gethostname(),
         addresses=tuple(address for nic in interfaces for address in nic.addresses),
         nic=choice.nic,
@@ -114,6 +115,11 @@ def _torch_cuda() -> str | None:
     text = _read(str(Path(spec.origin).with_name("version.py"))) or ""
     match = re.search(r"^cuda\b[^=]*=\s*'([^']+)'", text, re.MULTILINE)
     return match.group(1) if match else None
+
+
+def _uptime_s() -> float | None:
+    text = _read("/proc/uptime")
+    return None if text is None else float(text.split()[0])
 
 
 def _shared_memory() -> int | None:
