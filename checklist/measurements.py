@@ -110,6 +110,10 @@ class Facts:
     placement_group: str | None = None
     network_nodes: tuple[str, ...] = ()
     """Network units that contain the host, largest first, from node labels."""
+    switches: tuple[str, ...] = ()
+    """Switches next to the host's ports, from LLDP; reported only by the first rank of each node."""
+    physical_host: str | None = None
+    """Identifier shared by virtual machines of one physical host; None if unknown, or on bare metal."""
     nvlink_domain: str | None = None
     """Cluster and clique of NVLink between hosts (e.g. GB200) from NVML; None without it."""
     resolves_own_hostname: bool | None = None

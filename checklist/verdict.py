@@ -22,7 +22,7 @@ from checklist.checks.gpu import dcgm_judge, gpus_judge, load_judge
 from checklist.checks.host import facts_judge, limits_judge, settings_judge
 from checklist.checks.network import efa_judge, loss_judge, mesh_judge, network_judge, open_ports_judge
 from checklist.condensed import condensed
-from checklist.judging import coverage, unsound
+from checklist.judging import coverage, shared_hosts, unsound
 from checklist.judging.common_cause import common_cause
 from checklist.judging.context import JudgingContext, Judgment
 from checklist.judging.thresholds import Table, table
@@ -138,7 +138,8 @@ def judge(
     )
     selected = tuple(checks)
     judgments = [
-        coverage.add(context, unsound.add(context, JUDGES[check.name](context))) for check in selected
+        coverage.add(context, unsound.add(context, shared_hosts.add(context, JUDGES[check.name](context))))
+        for check in selected
     ]
     results = tuple(judgment.result for judgment in judgments if isinstance(judgment.result, CheckResult))
     all_findings = [fault for judgment in judgments for fault in judgment.findings]

@@ -67,17 +67,18 @@ def _at_least(inside: int, chosen: int, size: int, total: int) -> float:
 
 
 def _units(leaders: Iterable[Facts]) -> dict[str, set[int]]:
-    """Return the nodes of each network unit, NVLink domain and zone that holds some of the nodes.
+    """Return the nodes of each network unit, NVLink domain, zone and switch that holds some of the nodes.
 
-    Without labels of the network, subnets of the used interface take their place.
+    Without labels of the network or LLDP, subnets of the used interface take their place.
     """
     facts = tuple(leaders)
-    labeled = any(fact.network_nodes for fact in facts)
+    labeled = any(fact.network_nodes or fact.switches for fact in facts)
     units: dict[str, set[int]] = defaultdict(set)
     for fact in facts:
         names = [*fact.network_nodes]
         names += [f"NVLink domain {fact.nvlink_domain}"] if fact.nvlink_domain else []
         names += [f"zone {fact.zone}"] if fact.zone else []
+        names += [f"switch {switch}" for switch in fact.switches]
         names += [] if labeled else _subnets(fact)
         for name in names:
             units[name].add(fact.node)

@@ -21,6 +21,7 @@ _LABELS_NETWORK = (  # network units, largest first: EKS, GKE
     tuple(f"topology.k8s.aws/network-node-layer-{layer}" for layer in (1, 2, 3)),
     tuple(f"cloud.google.com/gce-topology-{unit}" for unit in ("block", "subblock", "host")),
 )
+_LABEL_HOST = "cloud.google.com/gce-topology-host"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +33,8 @@ class CloudPlace:
     instance_type: str | None = None
     placement_group: str | None = None
     network_nodes: tuple[str, ...] = ()
+    physical_host: str | None = None
+    """Physical host of the virtual machine."""
 
 
 def place() -> CloudPlace:
@@ -48,6 +51,7 @@ def place() -> CloudPlace:
         instance_type=kind or (service.get("instance-type") if service else None),
         placement_group=service.get("placement/group-name") if service else None,
         network_nodes=tuple(labels[name] for name in network if name in labels),
+        physical_host=labels.get(_LABEL_HOST),
     )
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 from checklist.checks.gpu import gpus_probe
 from checklist.checks.host import cgroup, cloud, settings_probe
-from checklist.checks.network import efa_probe, nics_probe, rdma_probe
+from checklist.checks.host.physical_host import physical_host
+from checklist.checks.network import efa_probe, lldp_probe, nics_probe, rdma_probe
 from checklist.measurements import Facts, to_dict
 from checklist.probing.context import Context
 
@@ -56,6 +57,8 @@ def gather(context: Context, backend: str, route_to: str) -> dict[str, Any]:
         instance_type=cloud_place.instance_type,
         placement_group=cloud_place.placement_group,
         network_nodes=cloud_place.network_nodes,
+        switches=lldp_probe.switches() if context.local_rank == 0 else (),
+        physical_host=cloud_place.physical_host or physical_host(),
         nvlink_domain=gpus.nvlink_domain,
         resolves_own_hostname=resolved is not None,
         hostname_address=resolved,

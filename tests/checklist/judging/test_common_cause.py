@@ -23,6 +23,10 @@ def subnet(node: int) -> dict[str, object]:
     return {"addresses": (address,), "nics": (Nic(name="eth0", addresses=(address,), up=True),)}
 
 
+def switch(node: int) -> dict[str, object]:
+    return {"switches": (f"leaf-{node // 4}",)}
+
+
 def slow(
     nodes: Collection[int], place: Callable[[int], dict[str, object]], share: float = 0.5, count: int = 16
 ) -> Measurements:
@@ -37,7 +41,9 @@ def headline(run: Measurements) -> str:
     return judge(run).headline
 
 
-@pytest.mark.parametrize(("place", "unit"), [(rack, "rack-1"), (subnet, "subnet 10.0.1.0/24")])
+@pytest.mark.parametrize(
+    ("place", "unit"), [(rack, "rack-1"), (subnet, "subnet 10.0.1.0/24"), (switch, "switch leaf-1")]
+)
 def test_slow_nodes_of_one_unit_are_reported_with_the_unit_first(
     place: Callable[[int], dict[str, object]], unit: str
 ) -> None:
