@@ -259,7 +259,7 @@ class JudgingContext:
         if run is None:
             reason = f"phase {phase} did not run"
         elif run.status == "done":
-            reason = f"phase {phase} has measured nothing of it"
+            reason = f"phase {phase} did not measure it"
         else:
             reason = f"phase {phase} {run.status}" + (f": {run.reason}" if run.reason else "")
         return no_verdict(check, f"Not measured: {reason}.")

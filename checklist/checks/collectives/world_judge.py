@@ -20,6 +20,7 @@ from checklist.judging.context import (
 )
 from checklist.measurements import Collective
 from checklist.result import Figure, Finding
+from estimator.formatting import format_bytes
 
 _TOPOLOGY = "NCCL_TOPO_FILE"
 # Codes of findings that the expected range contradicts
@@ -195,7 +196,7 @@ def bandwidth(context: JudgingContext) -> Judgment:
             figures.append(comparison.figure(name, value, "GB/s", size_bytes=item.bytes))
         if comparison.level in ("WARN", "FAIL"):
             separator = " " if comparison.basis == "expectation" else ", "
-            title = f"{name} of {item.bytes / 2**20:.4g} MiB: {value:.3g} GB/s{separator}{comparison.words}"
+            title = f"{name} of {format_bytes(item.bytes)}: {value:.3g} GB/s{separator}{comparison.words}"
             code, pattern = comparison.code, ""
             if comparison.basis in ("floor", "expectation") and _topology_suspect(context):
                 code = "topology-file"

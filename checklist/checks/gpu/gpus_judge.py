@@ -101,7 +101,9 @@ def gpu_health(context: JudgingContext) -> Judgment:
         return no_verdict("gpu-health", "XID events cannot be read here; everything else is in order.")
     if not unique and any(state.ecc_uncorrected is None and state.remap_failed is None for state in after):
         return no_verdict("gpu-health", "Some GPUs do not report memory errors.")
-    return decide("gpu-health", "Nothing before the load or after.", unique.values(), nodes=context.all_names)
+    return decide(
+        "gpu-health", "No fault before or after the load.", unique.values(), nodes=context.all_names
+    )
 
 
 def _narrow(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:

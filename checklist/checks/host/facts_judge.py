@@ -254,7 +254,7 @@ def clock(context: JudgingContext) -> Judgment:
             verdict: Gravity = "FAIL" if certain > SKEW_FAIL_S else "WARN"
             findings.append(finding("clock", "clock-skew", verdict, title, suspects=suspects))
     largest = max(abs(offset - common) for _, offset in offsets)
-    return decide("clock", f"Within {largest:.3f} s.", findings, nodes=context.all_names)
+    return decide("clock", f"The clocks agree within {largest:.3f} s.", findings, nodes=context.all_names)
 
 
 def placement(context: JudgingContext) -> Judgment:

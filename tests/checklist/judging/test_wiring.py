@@ -137,7 +137,7 @@ def test_a_crafted_run_gets_its_verdict_and_cause(case: Case) -> None:
 def test_the_finding_has_the_arithmetic_in_one_line() -> None:
     (fault,) = say(CASES[[case.name for case in CASES].index("TCP beside NDR")]).findings
     assert fault.title == (
-        "all_reduce fp32 of 8192 MiB: 14 GB/s of 362 expected (at least 305): 8 ports x 400 Gbit/s "
+        "all_reduce fp32 of 8.00 GiB: 14 GB/s of 362 expected (at least 305): 8 ports x 400 Gbit/s "
         "(InfiniBand) = 400 GB/s a node, NVLink 450 GB/s a GPU; about the speed of TCP."
     )
 
