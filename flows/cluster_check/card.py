@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from checklist.analysis.baseline import Record
 from checklist.analysis.busbw import Fit, busbw
 from checklist.measurements import Collective, Facts, Measurements
-from checklist.outputs.figures import by_rank, of_check
+from checklist.outputs.figures import by_rank, of_check, with_sources
 from checklist.past_runs import PastRun
 from checklist.registry import CHECKS
 from checklist.result import CheckResult, Finding, FitResult, Result
@@ -57,6 +57,9 @@ def draw(result: Result, runs: Sequence[PastRun], cluster: str) -> list[Block]:
         Text(markdown="### Checks"),
         Grid(headers=("check", "verdict", "reason", "measured", "meaning"), rows=check_rows(result.checks)),
     ]
+    if references := with_sources(result):
+        headers = ("check", "figure", "measured", "reference", "source")
+        blocks += [Text(markdown="### References"), Grid(headers=headers, rows=references)]
     blocks += _ranks(result) + _pairs(result) + _sweeps(result) + _history(result, runs) + _facts(result)
     if result.skipped:
         rows = tuple((item.check, item.reason) for item in result.skipped)

@@ -185,7 +185,7 @@ def test_a_browser_without_a_network_draws_the_card(tmp_path: Path) -> None:
 def test_figures_stand_beside_verdicts_and_rank_by_rank() -> None:
     blocks = draw(judge(gpu_run(9)), (), "c")
     checks = next(b for b in blocks if isinstance(b, Grid) and b.headers[:2] == ("check", "verdict"))
-    assert {row[0]: row[3] for row in checks.rows}["gemm"] == "gemm_bf16 760 to 763 TFLOPS"
+    assert {row[0]: row[3] for row in checks.rows}["gemm"] == "gemm_bf16 760 to 763 TFLOPS (at least 731)"
     ranks = next(b for b in blocks if isinstance(b, Grid) and b.headers[0] == "rank")
     assert len(ranks.rows) == MAX_RANKS
     assert ranks.rows[9][:3] == ("9", "host-1", "760")
