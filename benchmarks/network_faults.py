@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks.machine import describe
 from checklist.result import Result
 from tests.checklist import netns
-from tests.checklist.netns import Bed, bed
+from tests.checklist.netns import Bed, Job, bed
 
 RESULTS = Path(__file__).parent / "results"
 LIMIT_S = 150.0
@@ -42,7 +42,7 @@ SPEED = (
     "--expect",
     "0.017",
 )  # GB/s, of 0.025 in a link of 200 Mbit/s
-WORLD = ("--only", "correctness,bandwidth", "--profile", "standard", "--timeout", "60", "--op-timeout", "8")
+WORLD = ("--only", "correctness,bandwidth", "--profile", "standard", "--timeout", "60", "--op-timeout", "15")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -368,7 +368,7 @@ def once(case: Case, folder: Path) -> dict[str, Any]:
     with bed(case.hosts, ipv6=case.ipv6, dual=case.dual) as made:
         case.fault(made)
         job = made.start(folder, *case.arguments, environment=case.environment, world=case.world)
-        if case.strike is not None and (worker := wait_until(made, folder, case.during)):
+        if case.strike is not None and (worker := wait_until(made, job, case.during)):
             os.kill(worker, case.strike)
         codes = job.wait(case.limit_s)
         left = sum(len(made.pids(host)) for host in range(case.hosts))
@@ -385,12 +385,12 @@ def once(case: Case, folder: Path) -> dict[str, Any]:
     }
 
 
-def wait_until(bed: Bed, folder: Path, during: str) -> int | None:
-    """Process id of host 2's worker once it times collectives or pairs; None: it has not come that far."""
-    journal = folder / "host2" / "rank2.jsonl"
+def wait_until(bed: Bed, job: Job, during: str) -> int | None:
+    """Return host 2's worker process once it times collectives or pairs; None if the run ends before."""
+    journal = job.keep / "host2" / "rank2.jsonl"
     sign = {"collectives": b'"seconds": [0.', "pairs": b'"segments"'}[during]
     deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and job.processes[2].poll() is None:
         if journal.exists() and sign in journal.read_bytes() and (worker := bed.worker(2)):
             return worker
         time.sleep(0.02)
