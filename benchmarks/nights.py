@@ -73,6 +73,16 @@ def _replaced(night: int, run: Measurements) -> Measurements:
     return run
 
 
+def _slow_network(run: Measurements, busbw: float) -> Measurements:
+    """Return the run with collectives at this bus bandwidth and pairs as fast, in GB/s."""
+    collectives = tuple(
+        item if item.busbw_gbytes_per_s is None else dataclasses.replace(item, busbw_gbytes_per_s=busbw)
+        for item in run.collectives
+    )
+    slow = dataclasses.replace(run, collectives=collectives)
+    return with_pairs(slow, Cluster(nodes=NODES, speed=busbw))
+
+
 CASES: dict[str, Callable[[int, Measurements], Measurements]] = {
     "nothing": lambda _, run: run,
     "a clock that is always 30 s off": lambda _, run: spoil(run, 1, clock_offset_s=30.0),
@@ -80,6 +90,7 @@ CASES: dict[str, Callable[[int, Measurements], Measurements]] = {
     "1 % slower each night from night 10 on": lambda night, run: _speed(run, 0.99 ** max(0, night - 9)),
     "a link that flaps on nights 9, 12 and 15": lambda night, run: _sent_again(run, night in FLAPS),
     "a slow node on nights 8 to 11, replaced on 12": _replaced,
+    "20 of 48.7 GB/s expected from night 0 on": lambda _, run: _slow_network(run, 20.0),
 }
 
 
