@@ -160,7 +160,7 @@ def markdown(report: dict[str, Any]) -> str:
     ]
     for row in report["rows"]:
         if row["said"]:
-            lines += [f"## {row['case'].capitalize()}", ""]
+            lines += [f"## {row['case'][0].upper()}{row['case'][1:]}", ""]
             shown = row["said"][: report["most"]]
             lines += [f"- {spans(entry['nights'])}: {entry['line']}" for entry in shown]
             remaining = len(row["said"]) - len(shown)

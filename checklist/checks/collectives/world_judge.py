@@ -26,6 +26,7 @@ _TOPOLOGY = "NCCL_TOPO_FILE"
 # Codes of findings that the expected range contradicts
 EXPECTED_CODES = ("below-expected", "speed-of-tcp", "speed-of-one-port", "half-speed")
 _ONE_PORT = (0.7, 1.5)  # multiples of one port's part of the expected figure that count as one port
+_TCP = 0.3  # share below which few ports are slower than any fault of one of them explains
 _HALF = (0.4, 0.62)  # share of the expected figure that counts as half
 
 
@@ -217,7 +218,7 @@ def _advice_for(context: JudgingContext, share: float) -> tuple[str, str]:
         return "below-expected", ""
     if context.wiring.fabric not in (None, "tcp"):
         used = context.measurements.transport
-        if (used is not None and used.network == "socket") or share * ports < _ONE_PORT[0]:
+        if (used is not None and used.network == "socket") or share < min(_ONE_PORT[0] / ports, _TCP):
             return "speed-of-tcp", "about the speed of TCP"
     if ports > 2 and _ONE_PORT[0] <= share * ports <= _ONE_PORT[1]:
         return "speed-of-one-port", f"about the part of one of {ports} ports"
