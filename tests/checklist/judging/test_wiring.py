@@ -112,6 +112,8 @@ CASES = (
     Case("GPUDirect off on B200", 4, 150, "FAIL", "below-expected", machine="p6-b200.48xlarge", gpu="B200"),
     Case("one adapter of p4d", 8, 12, "FAIL", "speed-of-one-port", machine="p4d.24xlarge", gpu="A100"),
     Case("a3-mega without TCPXO", 4, 5, "FAIL", "speed-of-tcp", machine="a3-megagpu-8g"),
+    Case("p3.16xlarge in a pod", 4, 2.9, "PASS", gpu="V100", machine="p3.16xlarge"),
+    Case("p3.16xlarge at a fifth", 4, 0.6, "FAIL", "below-expected", gpu="V100", machine="p3.16xlarge"),
     Case("half of one NDR port", 4, 22, "FAIL", "half-speed", gpus=1, facts=NDR),
     Case("TCP beside one NDR port", 4, 5, "FAIL", "speed-of-tcp", gpus=1, facts=NDR),
     Case("half of XDR", 4, 330, "FAIL", "half-speed", facts=XDR, gpu="B200"),
