@@ -330,7 +330,7 @@ CASES = (
     Case(
         name="all hosts at 25 %, speed expected",
         hosts=4,
-        right=lambda r: r.verdict == "FAIL" and not r.bad_nodes and "of 0.017 expected" in r.headline,
+        right=lambda r: r.verdict == "FAIL" and not r.bad_nodes and "of 0.014 expected" in r.headline,
         fault=_all_slow,
         arguments=SPEED,
     ),
