@@ -36,12 +36,8 @@ LIMIT_S = 150.0
 MANY_LIMIT_S = 480.0
 NETWORK = ("--only", "ranks,host-settings,interface,hostname,mesh,open-ports,pairs,loss")
 LIMITS = (NETWORK[0], f"{NETWORK[1]},host-limits")
-SPEED = (
-    "--only",
-    "ranks,mesh,bandwidth,pairs",
-    "--expect",
-    "0.014",
-)  # GB/s, of 0.025 in a link of 200 Mbit/s
+EXPECTED = "0.014"  # GB/s of all-reduce; a busy machine reaches 0.015 over links of 200 Mbit/s
+SPEED = ("--only", "ranks,mesh,bandwidth,pairs", "--expect", EXPECTED)
 WORLD = ("--only", "correctness,bandwidth", "--profile", "standard", "--timeout", "60", "--op-timeout", "15")
 
 
@@ -330,7 +326,7 @@ CASES = (
     Case(
         name="all hosts at 25 %, speed expected",
         hosts=4,
-        right=lambda r: r.verdict == "FAIL" and not r.bad_nodes and "of 0.014 expected" in r.headline,
+        right=lambda r: r.verdict == "FAIL" and not r.bad_nodes and f"of {EXPECTED} expected" in r.headline,
         fault=_all_slow,
         arguments=SPEED,
     ),
