@@ -56,7 +56,7 @@ def _compact(value: Any) -> str:
 
 @cache
 def _fields(kind: type) -> tuple[tuple[str, Any], ...]:
-    """Names and defaults; a field that has none is never its default."""
+    """Return names and defaults of the fields; MISSING, which equals no value, for a field without default."""
     fields_shown = []
     for field in dataclasses.fields(kind):
         default = field.default

@@ -31,7 +31,7 @@ def add(context: JudgingContext, judgment: Judgment) -> Judgment:
         if len(named & set(group)) > 1
         for name in group
     }
-    findings = tuple(_explained(fault, peers_by_name) for fault in judgment.findings)
+    findings = tuple(_with_shared_host(fault, peers_by_name) for fault in judgment.findings)
     if findings == judgment.findings:
         return judgment
     verdict = worst_of([fault.verdict for fault in findings])
@@ -41,7 +41,8 @@ def add(context: JudgingContext, judgment: Judgment) -> Judgment:
     return replace(judgment, result=result, findings=findings)
 
 
-def _explained(fault: Finding, peers_by_name: dict[str, tuple[str, ...]]) -> Finding:
+def _with_shared_host(fault: Finding, peers_by_name: dict[str, tuple[str, ...]]) -> Finding:
+    """Return a finding about one of these nodes as WARN with the peers on its host; others unchanged."""
     names = (*fault.nodes, *fault.suspects)
     if len(names) != 1 or names[0] not in peers_by_name:
         return fault

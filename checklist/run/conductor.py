@@ -201,7 +201,7 @@ class Coordinator(Session):
                 f"Rank {ranks} did not join within {self.limits.rendezvous:g} s at ports {ports[0]} to "
                 f"{ports[-1]} of this host: its own output says whether these are blocked, if it was started."
             )
-        self.notes += [f"Not taken in: {reason}." for reason in self.hub.refused()]
+        self.notes += [f"Rejected rank: {reason}." for reason in self.hub.refused()]
 
     def _phase(self, name: PhaseName) -> None:
         start = time.monotonic()

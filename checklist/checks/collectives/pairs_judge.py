@@ -317,7 +317,7 @@ def _shared(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
     links = [(context.name(src), context.name(dst)) for src, dst in shared.links]
     directions = shorten(tuple(f"{src} to {dst}" for src, dst in links))
     title = f"{directions} reach {shared.share:.0%} of what each does alone when they send at once: "
-    title += "they share a path that carries less than they do."
+    title += "they share a path with too little bandwidth."
     return [finding("pairs", "crowded", "WARN", title, links=links)]
 
 

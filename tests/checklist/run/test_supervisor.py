@@ -70,7 +70,7 @@ def test_a_rank_of_a_job_of_another_size_is_refused() -> None:
     port = 20_000 + secrets.randbelow(9_000)
     with (
         contextlib.closing(Hub(place(0, 2, port=port), SHORT)),
-        pytest.raises(UserError, match="thinks that there are 3 ranks, rank 0 2"),
+        pytest.raises(UserError, match="expects 3 ranks, rank 0 2"),
     ):
         join(place(2, 3, port=port), SHORT)
 
