@@ -56,7 +56,7 @@ def _compact(value: Any) -> str:
 
 @cache
 def _fields(kind: type) -> tuple[tuple[str, Any], ...]:
-    """Return names and defaults of the fields; MISSING, which equals no value, for a field without default."""
+    """Return the names and defaults of the fields; MISSING (equal to no value) without a default."""
     fields_shown = []
     for field in dataclasses.fields(kind):
         default = field.default

@@ -122,7 +122,7 @@ class CheckOptions(_Model):
             )
         _check_limit("each phase", self.timeout)
         _check_limit("an operation", self.op_timeout)
-        select(self.only, self.skip)  # raises for names that there are not
+        select(self.only, self.skip)  # raises for unknown names
         return self
 
     @property

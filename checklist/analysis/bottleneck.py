@@ -256,7 +256,7 @@ def localize(samples: Samples, tau: float) -> Bounds:
 def _ability(samples: Samples, tx: Floats, rx: Floats) -> Floats:
     """Return the share of its class's reference that the ends of each sample can reach, at most 1.
 
-    A side's bound is a share of its best class; on a path of lower capacity the same bound may suffice.
+    A side's bound is a share of its best class, so a slow side may still fill a path of lower capacity.
     """
     best = np.zeros(len(tx))
     sides = np.concatenate([samples.sender, samples.receiver])

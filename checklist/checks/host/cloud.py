@@ -92,14 +92,16 @@ class _Service:
         # The AWS SDKs use the same variable
         address = urllib.parse.urlsplit(os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or _METADATA)
         self._host, self._port = address.hostname or "", address.port or 80
-        self._token = self._ask("PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"})
+        self._token = self._request(
+            "PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
+        )
 
     def get(self, path: str) -> str | None:
         if self._token is None:
             return None
-        return self._ask("GET", f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": self._token})
+        return self._request("GET", f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": self._token})
 
-    def _ask(self, method: str, path: str, headers: dict[str, str]) -> str | None:
+    def _request(self, method: str, path: str, headers: dict[str, str]) -> str | None:
         return _answer(
             http.client.HTTPConnection(self._host, self._port, timeout=_LIMIT_S), method, path, headers
         )
