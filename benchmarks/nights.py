@@ -110,7 +110,7 @@ def nights(change: Callable[[int, Measurements], Measurements]) -> list[Result]:
                     thresholds=Table(()),
                     history=past.records,
                     open_failures=past.open_failures,
-                    sightings=past.looks,
+                    sightings=past.sightings,
                     pairs_seen=past.pairs_seen,
                 )
             )

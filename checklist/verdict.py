@@ -128,7 +128,7 @@ def judge(
         measurements=measurements,
         table=thresholds or table(),
         history=sound_records(history),
-        looks=tuple(sightings),
+        sightings=tuple(sightings),
         pairs_seen=pairs_seen or {},
         accept_baseline=accept_baseline,
         system=system,

@@ -52,7 +52,7 @@ def watched(context: Context) -> Iterator[None]:
     finally:
         stop.set()
         thread.join(_LEAVE_S)  # a lost GPU may not respond; then there is no result
-        context.kept["loaded"] = next(iter(samples), None)
+        context.stored["loaded"] = next(iter(samples), None)
 
 
 def _watch(context: Context, stop: threading.Event, readings: list[GpuHealth]) -> None:

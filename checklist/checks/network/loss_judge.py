@@ -137,7 +137,7 @@ def _intermittent(context: JudgingContext, fault: Loss) -> Finding:
     timing = {False: "not when measured alone", True: "alone too", None: "not measured again"}[fault.alone]
     this_run = Sightings(unix=context.finished_unix, nodes=context.all_names, seen=(names,))
     recurred = recurrence.count_nights(
-        names, [*recurrence.recent(context.looks, context.finished_unix), this_run]
+        names, [*recurrence.recent(context.sightings, context.finished_unix), this_run]
     )
     title = f"Packets {where} were lost for a while: {', '.join(symptoms)}, {timing}. Seen {recurred.words}."
     nodes, suspects = ((), names) if fault.node is None else (names, ())
@@ -147,7 +147,7 @@ def _intermittent(context: JudgingContext, fault: Loss) -> Finding:
 
 def _recurring(context: JudgingContext, findings: list[Finding]) -> list[Finding]:
     """Report nodes and links of this run that lost packets on several nights, in this run or earlier ones."""
-    history = recurrence.recent(context.looks, context.finished_unix)
+    history = recurrence.recent(context.sightings, context.finished_unix)
     this_run = _sightings(context.finished_unix, context.all_names, findings)
     present = set(context.all_names)
     recurrences = recurrence.recurring((*history, this_run))

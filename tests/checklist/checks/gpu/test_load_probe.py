@@ -102,5 +102,5 @@ def test_without_a_gpu_nothing_is_sampled(context: Context, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "pynvml", Nvml())
     with load_probe.watched(context):
         pass
-    assert context.kept["loaded"] is None
+    assert context.stored["loaded"] is None
     assert gpus_probe.health(context, "after") == []
