@@ -4,7 +4,7 @@
     python -m benchmarks.network_faults --load 8 --repeats 3 # beside processes that keep the processor busy
     python -m benchmarks.network_faults --many [--repeats 1] [--healthy 1]   # more hosts than meet all others
     python -m benchmarks.network_faults --only uplink    # the cases with this in their name; other rows stay
-    python -m benchmarks.network_faults --resume         # the cases that the results do not have yet
+    python -m benchmarks.network_faults --resume         # the runs that the results do not have yet
 
 Writes benchmarks/results/network_faults.{json,md}, with --load network_faults_under_load, with --many
 network_faults_many. Hosts are network namespaces, each limited to 200 Mbit/s.
@@ -401,7 +401,7 @@ def main() -> None:
     parser.add_argument(
         "--load", type=int, default=0, help="processes that keep the processor busy meanwhile"
     )
-    parser.add_argument("--resume", action="store_true", help="skip the cases that the results have already")
+    parser.add_argument("--resume", action="store_true", help="skip the runs that the results have already")
     parser.add_argument("--many", action="store_true", help="34 hosts, two minutes a run")
     options = parser.parse_args()
     why_not = netns.missing()
@@ -418,18 +418,16 @@ def main() -> None:
 
 
 def _measure(options: argparse.Namespace) -> None:
+    stored = _stored(options) if options.resume else {}
     for case in MANY if options.many else CASES:
-        if options.only not in case.name or (options.resume and case.name in _stored(options)):
+        if options.only not in case.name:
             continue
-        runs = []
-        repeats = options.healthy if case.name.startswith("healthy") else options.repeats
-        if not repeats:
-            continue
-        for _ in range(repeats):
+        runs = list(stored[case.name]["runs"]) if case.name in stored else []
+        while len(runs) < (options.healthy if case.name.startswith("healthy") else options.repeats):
             with tempfile.TemporaryDirectory() as folder:
                 runs.append(once(case, Path(folder)))
             print(case.name, runs[-1], flush=True)
-        _keep(options, {"case": case.name, "hosts": case.hosts, "runs": runs})
+            _keep(options, {"case": case.name, "hosts": case.hosts, "runs": runs})
 
 
 def _table(options: argparse.Namespace) -> str:
