@@ -102,7 +102,6 @@ def _without_repeats(fact: Facts, first: Facts) -> Facts:
         ib_devices=None if fact.ib_devices == first.ib_devices else fact.ib_devices,
         boot_id=None if fact.boot_id == first.boot_id else fact.boot_id,
         nic_reason=None if fact.nic_reason == first.nic_reason else fact.nic_reason,
-        switches=() if fact.switches == first.switches else fact.switches,
         network_nodes=() if fact.network_nodes == first.network_nodes else fact.network_nodes,
     )
 

@@ -83,7 +83,7 @@ class Facts:
     boot_id: str | None = None
     """Kernel's boot id, equal for all ranks of a host regardless of container hostnames."""
     uptime_s: float | None = None
-    """Seconds since the host booted."""
+    """Seconds since the host booted; reported only by the first rank of each node."""
     node_name: str | None = None
     """The cluster's name of the host (NODE_NAME of the pod, or the instance id); the hostname if unknown."""
     addresses: tuple[str, ...] = ()
@@ -113,7 +113,8 @@ class Facts:
     switches: tuple[str, ...] = ()
     """Switches next to the host's ports, from LLDP; reported only by the first rank of each node."""
     physical_host: str | None = None
-    """Identifier shared by virtual machines of one physical host; None if unknown, or on bare metal."""
+    """Identifier shared by virtual machines of one physical host; None if unknown, or on bare metal. Reported
+    only by the first rank of each node."""
     nvlink_domain: str | None = None
     """Cluster and clique of NVLink between hosts (e.g. GB200) from NVML; None without it."""
     resolves_own_hostname: bool | None = None
