@@ -28,7 +28,7 @@ from estimator.errors import UserError
 from estimator.formatting import format_clock
 from estimator.terminal import print
 
-SIGN_S = 10.0  # between progress lines
+PROGRESS_S = 10.0  # between progress lines
 _DOES: dict[PhaseName, str] = {
     "facts": "what each node says of itself",
     "mesh": "connections between nodes",
@@ -60,7 +60,7 @@ class Coordinator(Session):
         self._on_measured, self._conclude = on_measured, conclude
         self.measured: Measurements | None = None  # all of it, at the end
         self._phase_began: float | None = None
-        self._over = threading.Event()
+        self._finished = threading.Event()
 
     def run(self) -> None:
         """Execute the run; send the outcome to every supervisor, and progress to standard error."""
@@ -68,7 +68,7 @@ class Coordinator(Session):
         try:
             self._conduct()
         finally:
-            self._over.set()
+            self._finished.set()
 
     def _conduct(self) -> None:
         try:
@@ -91,7 +91,7 @@ class Coordinator(Session):
         self.hub.send(end)
 
     def _report_progress(self) -> None:
-        while not self._over.wait(SIGN_S):
+        while not self._finished.wait(PROGRESS_S):
             print(f"checklist: {self.stage()}", file=sys.stderr, flush=True)
 
     def stage(self) -> str:

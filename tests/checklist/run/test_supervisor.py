@@ -195,7 +195,7 @@ def test_every_node_gets_the_condensed_form_of_a_large_run_and_rank_0_has_it_who
 def test_a_long_run_says_every_few_seconds_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(conductor_module, "SIGN_S", 0.1)
+    monkeypatch.setattr(conductor_module, "PROGRESS_S", 0.1)
     hub = Hub(place(0), SHORT)
     conductor = Coordinator(Options(device="cpu"), place(0), hub, replace(SHORT, rendezvous=65.0))
     try:
