@@ -87,12 +87,17 @@ def _network(run: Measurements, leaders: Sequence[Facts], gpus: int) -> _Network
     machine_network = None if machine is None else _of_machine(machine, gpus)
     if machine_network is not None:
         return machine_network
-    if machine is not None and machine.fabric.startswith(_PLAIN):
+    if machine is not None and has_no_rdma(machine):
         return _plain(machine, leaders)
     ports = _of_ports(leaders, run.environment)
     if ports is not None or any(fact.rdma_ports for fact in leaders):
         return ports
     return _ethernet(leaders)
+
+
+def has_no_rdma(machine: Instance) -> bool:
+    """Return whether a cloud's machine type has no network besides its Ethernet, which may burst."""
+    return machine.fabric.startswith(_PLAIN)
 
 
 def _plain(machine: Instance, leaders: Sequence[Facts]) -> _Network | None:

@@ -64,7 +64,7 @@ class Coordinator(Session):
 
     def run(self) -> None:
         """Execute the run; send the outcome to every supervisor, and progress to standard error."""
-        threading.Thread(target=self._report_progress, name="checklist-signs", daemon=True).start()
+        threading.Thread(target=self._report_progress, name="checklist-progress", daemon=True).start()
         try:
             self._conduct()
         finally:

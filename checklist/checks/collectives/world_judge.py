@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from checklist.analysis.busbw import OPS, SMALL_BYTES
+from checklist.analysis.expectation import Expectation
 from checklist.judging.advice import finding
 from checklist.judging.comparison import compare, compare_with_history
 from checklist.judging.context import (
@@ -18,6 +19,7 @@ from checklist.judging.context import (
     no_verdict,
     skipped,
 )
+from checklist.judging.wiring import has_no_rdma
 from checklist.measurements import Collective
 from checklist.result import Figure, Finding
 from estimator.formatting import format_bytes
@@ -169,7 +171,8 @@ def bandwidth(context: JudgingContext) -> Judgment:
     ``FAIL_SHARE`` of checklist/analysis/baseline.py.
 
     Not detected: which node is slow (see check pairs). NO-VERDICT between GPU nodes if no all-reduce has an
-    expected range, also with a history, because a cluster that was always slow has a steady one.
+    expected range, also with a history, because a cluster that was always slow has a steady one; and if a
+    figure is ``BEYOND``, 1.2 times, the known links' bound, which then are not the ones in use.
     """
     large = [
         item for item in _timed(context) if item.busbw_gbytes_per_s is not None and item.bytes > SMALL_BYTES
@@ -179,14 +182,15 @@ def bandwidth(context: JudgingContext) -> Judgment:
     figures: list[Figure] = []
     findings: list[Finding] = []
     records: Records = []
-    for item in large:
+    expectations = _expectations(context, large)
+    beyond = _contradicted(context, large, expectations)
+    for item, expected in zip(large, expectations, strict=True):
         name, value = f"{item.op} {item.dtype}", float(item.busbw_gbytes_per_s or 0)
-        largest = item.bytes == max(
-            peer.bytes for peer in large if (peer.op, peer.dtype) == (item.op, item.dtype)
-        )
+        largest = _is_largest(item, large)
         if largest:
             records.append(Measured(name, item.bytes, value, "GB/s"))
-        expected = context.expectation(item.op, item.bytes, item.algorithm, largest=largest)
+        if beyond is not None:
+            expected = None
         comparison = compare(
             value,
             None if context.local else context.threshold(item.op, item.bytes, item.algorithm),
@@ -207,7 +211,30 @@ def bandwidth(context: JudgingContext) -> Judgment:
             title += f"; {pattern}." if pattern else "."
             findings.append(finding("bandwidth", code, comparison.level, title, file=topology))
     findings.sort(key=lambda fault: fault.verdict != "FAIL")  # the headline shows the gravest size
-    return _judge_figures(context, "bandwidth", figures, findings, records)
+    return _judge_figures(context, "bandwidth", figures, findings, records, beyond)
+
+
+def _expectations(context: JudgingContext, items: Sequence[Collective]) -> list[Expectation | None]:
+    return [
+        context.expectation(item.op, item.bytes, item.algorithm, largest=_is_largest(item, items))
+        for item in items
+    ]
+
+
+def _contradicted(
+    context: JudgingContext, items: Sequence[Collective], expectations: Sequence[Expectation | None]
+) -> Expectation | None:
+    """Return an expectation that a figure is too fast for: other links than the known ones are in use."""
+    if context.machine is not None and has_no_rdma(context.machine):
+        return None  # there are no others; the machine type's rate is a baseline above which it may burst
+    for item, expected in zip(items, expectations, strict=True):
+        if expected is not None and expected.contradicted_by(float(item.busbw_gbytes_per_s or 0)):
+            return expected
+    return None
+
+
+def _is_largest(item: Collective, items: Sequence[Collective]) -> bool:
+    return item.bytes == max(peer.bytes for peer in items if (peer.op, peer.dtype) == (item.op, item.dtype))
 
 
 def _advice_for(context: JudgingContext, share: float) -> tuple[str, str]:
@@ -238,15 +265,21 @@ def _topology_suspect(context: JudgingContext) -> bool:
 
 
 def _judge_figures(
-    context: JudgingContext, check: str, figures: list[Figure], findings: list[Finding], records: Records
+    context: JudgingContext,
+    check: str,
+    figures: list[Figure],
+    findings: list[Finding],
+    records: Records,
+    beyond: Expectation | None = None,
 ) -> Judgment:
+    """Decide a check from its figures. ``beyond``: an expectation that a figure is too fast for."""
     judged = [figure for figure in figures if figure.basis != "none"]
     # Compared with more than its own history
     speed_known = any(figure.basis in ("floor", "expectation") for figure in figures)
     if check == "bandwidth" and context.several_gpu_nodes and not findings and not speed_known:
         return no_verdict(
             check,
-            _unknown_speed(context, judged),
+            _unknown_speed(context, judged, beyond),
             measured=True,
             nodes=context.all_names,
             figures=figures,
@@ -268,9 +301,13 @@ def _judge_figures(
     )
 
 
-def _unknown_speed(context: JudgingContext, judged: list[Figure]) -> str:
-    wiring = context.wiring
-    missing = "the rate of the network's ports is" if wiring.network_gbytes_per_s is None else "the range is"
+def _unknown_speed(context: JudgingContext, judged: list[Figure], beyond: Expectation | None) -> str:
+    """Explain why there is no expected speed."""
+    missing = "the range is"
+    if beyond is not None:
+        missing = f"it is faster than the known links allow ({beyond.arithmetic}), so the links in use are"
+    elif context.wiring.network_gbytes_per_s is None:
+        missing = "the rate of the network's ports is"
     note = " It is as fast as in earlier runs, which may have been slow too." if judged else ""
     return f"Measured; {missing} unknown, so there is no expected speed.{note}"
 

@@ -23,6 +23,7 @@ GPUS = {
     "A100": "NVIDIA A100-SXM4-80GB",
     "B200": "NVIDIA B200",
     "GB200": "NVIDIA GB200",
+    "A10G": "NVIDIA A10G",
     "V100": "Tesla V100-SXM2-32GB",
 }
 ONLY = select(only=["bandwidth"])
@@ -113,6 +114,7 @@ CASES = (
     Case("one adapter of p4d", 8, 12, "FAIL", "speed-of-one-port", machine="p4d.24xlarge", gpu="A100"),
     Case("a3-mega without TCPXO", 4, 5, "FAIL", "speed-of-tcp", machine="a3-megagpu-8g"),
     Case("p3.16xlarge in a pod", 4, 2.9, "PASS", gpu="V100", machine="p3.16xlarge"),
+    Case("g5.xlarge in a burst", 4, 1.0, "PASS", gpu="A10G", gpus=1, machine="g5.xlarge"),
     Case("p3.16xlarge at a fifth", 4, 0.6, "FAIL", "below-expected", gpu="V100", machine="p3.16xlarge"),
     Case("half of one NDR port", 4, 22, "FAIL", "half-speed", gpus=1, facts=NDR),
     Case("TCP beside one NDR port", 4, 5, "FAIL", "speed-of-tcp", gpus=1, facts=NDR),
@@ -156,6 +158,17 @@ def test_without_known_ports_there_is_no_pass(nodes: int) -> None:
     assert "speed not judged" in result.headline
 
 
+def test_a_run_faster_than_its_known_links_has_no_pass_for_them() -> None:
+    case = Case("half of ports that are not visible", 4, 180, gpus=8, facts=ETH_100)
+    result = judge(crafted(case), checks=ONLY)
+    assert result.verdict == "NO-VERDICT"
+    bandwidth = result.check("bandwidth")
+    assert bandwidth is not None
+    assert "faster than the known links allow (100 Gbit/s (TCP) = 12.5 GB/s a node" in bandwidth.reason
+    expected = judge(crafted(case), checks=ONLY, expect=369)
+    assert expected.verdict == "FAIL"
+
+
 def test_ports_that_are_down_or_not_chosen_or_slower_are_not_counted() -> None:
     down = (*ports(8, 400), *ports(2, 800, state="DOWN"), *ports(2, 100, "Ethernet"))
     assert say(Case("", nodes=4, busbw=369, facts={"rdma_ports": down})).verdict == "PASS"
@@ -197,7 +210,7 @@ def test_bridges_between_two_pcie_gpus_are_read_from_nvml() -> None:
     case = Case("", nodes=1, gpus=2, busbw=205)
     run = all_with(crafted(case), gpu_names=("NVIDIA A100 80GB PCIe",) * 2)
     by_pcie = judge(run, checks=ONLY)
-    assert by_pcie.check("bandwidth").figures[0].expected < 30  # type: ignore[union-attr]
+    assert by_pcie.check("bandwidth").figures[0].basis == "none"  # type: ignore[union-attr]
     bridged = tuple(
         dataclasses.replace(state, nvlinks_active=12, nvlink_mbytes_per_s=26_562) for state in run.health
     )
