@@ -275,7 +275,7 @@ def _headline(
     if worst:
         rest = f" And {len(worst) - 1} more." if len(worst) > 1 else ""
         cause = common_cause(context, findings)
-        return (f"{cause.words} " if cause is not None else "") + worst[0].title + rest
+        return (f"{cause} " if cause is not None else "") + worst[0].title + rest
     if standing:
         return f"Still open from an earlier run: {standing[0].title}"
     single_machine = one_machine.headline(context.measurements, checks)
