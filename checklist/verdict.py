@@ -38,8 +38,8 @@ DECISIVE = ("ranks", "mesh", "gemm", "correctness", "bandwidth", "pairs", "hangs
 NOT_CLEARED = ("slow-suspect", "slow-undecided")  # codes of pairs that were not measured again often enough
 OF_NETWORK = ("latency", "bandwidth", "pairs")
 SPEED_UNKNOWN = (
-    "Software works; speed not judged: the expected speed of this network is unknown. Give --expect, the "
-    "GB/s of the largest all-reduce, or a row in --thresholds."
+    "speed not judged: the expected speed of this network is unknown. Give --expect, the GB/s of the largest "
+    "all-reduce, or a row in --thresholds."
 )
 
 JUDGES: dict[str, Callable[[JudgingContext], Judgment]] = {
@@ -267,7 +267,7 @@ def _headline(
             (c for c in checks if c.verdict == "NO-VERDICT" and not c.measured and c.check in DECISIVE), None
         )
         if missing is None and _speed_unknown(context, checks):
-            return " ".join([*(fault.title for fault in findings[:1]), SPEED_UNKNOWN])
+            return " ".join([*(fault.title for fault in findings[:1]), _unknown_speed(checks)])
         return "No verdict" + (
             f" on {missing.check}: {missing.reason}" if missing else ": nothing could be judged."
         )
@@ -282,9 +282,14 @@ def _headline(
     if single_machine is not None:
         return single_machine
     if "bandwidth" in unmeasured or _compared_with_peers_only(checks):
-        return SPEED_UNKNOWN
+        return _unknown_speed(checks)
     passed_count = sum(check.verdict == "PASS" for check in checks)
     return f"{passed_count} checks passed." + (f" Not judged: {', '.join(unmeasured)}." if unmeasured else "")
+
+
+def _unknown_speed(checks: Iterable[CheckResult]) -> str:
+    works = any(check.check == "correctness" and check.verdict == "PASS" for check in checks)
+    return f"{'Software works' if works else 'No fault found'}; {SPEED_UNKNOWN}"
 
 
 def _skipped(selected: tuple[Check, ...], judgments: Iterable[Judgment]) -> tuple[Skipped, ...]:
