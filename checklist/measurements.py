@@ -523,10 +523,6 @@ class Measurements:
             names.setdefault(fact.node, fact.node_name or fact.hostname)
         return names
 
-    def name_of(self, node: int) -> str:
-        """Return the display name of a node; use ``names`` for all nodes at once."""
-        return self.names.get(node) or self.hosts.get(node) or f"node {node}"
-
 
 def to_json(measurements: Measurements) -> str:
     """Serialize to indented JSON text."""

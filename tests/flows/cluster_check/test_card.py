@@ -104,7 +104,7 @@ def test_a_pair_that_was_measured_alone_is_shown_as_it_was_then() -> None:
     cells = {(cell.src, cell.dst): cell for cell in pair_cells(made, made.nodes)}
     assert len(cells) == 6 * 5
     for (src, dst), pair in alone.items():
-        cell = cells[made.name_of(src), made.name_of(dst)]
+        cell = cells[made.names[src], made.names[dst]]
         assert (cell.gbytes_per_s, cell.note) == (pair.gbytes_per_s, "measured alone")
 
 
