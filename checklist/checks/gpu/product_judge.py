@@ -24,6 +24,7 @@ OWN_FIGURES = (  # code, value under load, the GPU's own value, least share of i
     ),
     ("memory-clock", "memory_clock_mhz", "memory_clock_most_mhz", MEMORY_SHARE, "memory {:,} MHz of {:,}"),
 )
+HOST_GENERATION = 5  # newest PCIe generation of most hosts: GPUs of generation 6 are also sold in hosts of 5
 # GB/s of one lane in one direction, by generation (PCI-SIG: 8b/10b up to 2, 128b/130b from 3, FLITs from 6)
 LANE_GBYTES_PER_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 
@@ -71,16 +72,17 @@ def _slow_slots(context: JudgingContext, states: list[GpuHealth]) -> Iterator[tu
     for state in states:
         lanes = after.get(state.rank, state)
         current = _rate(state.pcie_generation, lanes.pcie_width)
-        own = _rate(state.pcie_generation_gpu, lanes.pcie_width_most)
+        own_generation = min(state.pcie_generation_gpu or 0, HOST_GENERATION)
+        own = _rate(own_generation, lanes.pcie_width_most)
         if current is None or own is None or current >= own:
             return
-        links.append((current, own, state, lanes))
+        links.append((current, own, own_generation, state, lanes))
     if not copies or not links:
         return
-    current, own, state, lanes = max(links, key=lambda link: link[0])
+    current, own, own_generation, state, lanes = max(links, key=lambda link: link[0])
     if max(copies) <= current:
         link = f"PCIe {state.pcie_generation} x{lanes.pcie_width} ({current:.3g} GB/s)"
-        own_link = f"PCIe {state.pcie_generation_gpu} x{lanes.pcie_width_most} ({own:.3g} GB/s)"
+        own_link = f"PCIe {own_generation} x{lanes.pcie_width_most} ({own:.3g} GB/s)"
         symptom = f"{link} or slower where {own_link} is supported; "
         yield "pcie-product", f"{symptom}copies reach {max(copies):.3g} GB/s"
 

@@ -66,7 +66,7 @@ def test_a_figure_of_all_gpus_below_their_own_is_one_finding_of_no_node(
         (25.0, {}, ["pcie-product"]),
         (55.0, {}, []),  # faster than the link that the virtual machine reports
         (None, {}, []),
-        (25.0, {"pcie_generation": 5}, []),
+        (25.0, {"pcie_generation": 5, "pcie_generation_gpu": 6}, []),
         (25.0, {"pcie_generation_gpu": None}, []),
     ],
 )
