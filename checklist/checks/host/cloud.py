@@ -51,7 +51,7 @@ def place() -> CloudPlace:
         instance_type=kind or (service.get("instance-type") if service else None),
         placement_group=service.get("placement/group-name") if service else None,
         network_nodes=tuple(labels[name] for name in network if name in labels),
-        physical_host=labels.get(_LABEL_HOST),
+        physical_host=labels.get(_LABEL_HOST) or (service.get("placement/host-id") if service else None),
     )
 
 
