@@ -1,10 +1,10 @@
-"""Run every fault of the test bed several times: is it named, how long does it take, any false alarm?
+"""Run every fault of the test bed several times: verdict, duration and false alarms.
 
     python -m benchmarks.network_faults [--repeats 5] [--healthy 20]   # as root, with iproute2 and iptables
-    python -m benchmarks.network_faults --load 8 --repeats 3 # beside processes that keep the processor busy
-    python -m benchmarks.network_faults --many [--repeats 1] [--healthy 1]   # more hosts than meet all others
-    python -m benchmarks.network_faults --only uplink    # the cases with this in their name; other rows stay
-    python -m benchmarks.network_faults --resume         # the runs that the results do not have yet
+    python -m benchmarks.network_faults --load 8 --repeats 3  # with processes that keep the processor busy
+    python -m benchmarks.network_faults --many                # 34 hosts, of which not all pairs are measured
+    python -m benchmarks.network_faults --only uplink         # cases with this in their name; other rows stay
+    python -m benchmarks.network_faults --resume              # the runs that the results do not have yet
 
 Writes benchmarks/results/network_faults.{json,md}, with --load network_faults_under_load, with --many
 network_faults_many. Hosts are network namespaces, each limited to 200 Mbit/s.
@@ -54,7 +54,7 @@ class Case:
     world: int | None = None
     strike: signal.Signals | None = None
     during: str = "collectives"
-    """What host 2's worker does when it is struck: "collectives" or "pairs"."""
+    """Measurement during which host 2's worker gets the signal: "collectives" or "pairs"."""
     ipv6: bool = False
     dual: bool = False
     cgroups: bool = False
@@ -128,13 +128,13 @@ def _slowest(result: Result) -> dict[str, float]:
     }
 
 
-def _says(words: str, *bad: str) -> Callable[[Result], bool]:
+def _has_title(words: str, *bad: str) -> Callable[[Result], bool]:
     """Expect one finding with these words, and no other bad nodes."""
     return lambda result: result.bad_nodes == bad and any(words in fault.title for fault in result.findings)
 
 
 def _each(*faults: Callable[[Bed], object]) -> Callable[[Bed], object]:
-    """Make all these faults."""
+    """Combine faults."""
     return lambda made: [fault(made) for fault in faults]
 
 
@@ -222,20 +222,20 @@ CASES = (
     Case(
         name="half of the ports are blocked",
         hosts=4,
-        right=_says("Into h2 these ports are blocked: about 46884 to 60999", "h2"),
+        right=_has_title("Into h2 these ports are blocked: about 46884 to 60999", "h2"),
         fault=lambda b: b.block_ports(2, "46884:60999"),
     ),
     Case(
         name="one of two families is blocked",
         hosts=4,
-        right=_says("h2 is not reached over IPv6, but over IPv4."),
+        right=_has_title("h2 is not reached over IPv6, but over IPv4."),
         fault=lambda b: b.block_ipv6(2),
         dual=True,
     ),
     Case(
         name="duplicate host name",
         hosts=3,
-        right=_says("Duplicate host name: different hosts are called h1: h1 (node 1), h1 (node 2)"),
+        right=_has_title("Duplicate host name: different hosts are called h1: h1 (node 1), h1 (node 2)"),
         fault=_renamed,
     ),
     Case(
@@ -360,7 +360,7 @@ MANY = (
 
 
 def once(case: Case, folder: Path) -> dict[str, Any]:
-    """Run a case once; whether it was right, how long it took, what was left behind."""
+    """Run a case once; return whether the answer was right, its duration, and processes left behind."""
     with bed(case.hosts, ipv6=case.ipv6, dual=case.dual) as made:
         case.fault(made)
         job = made.start(folder, *case.arguments, environment=case.environment, world=case.world)
@@ -397,7 +397,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--healthy", type=int, default=20)
-    parser.add_argument("--only", default="", help="the cases whose name has this in it; other rows stay")
+    parser.add_argument("--only", default="", help="only cases with this in their name; other rows stay")
     parser.add_argument(
         "--load", type=int, default=0, help="processes that keep the processor busy meanwhile"
     )
@@ -436,7 +436,7 @@ def _table(options: argparse.Namespace) -> str:
 
 
 def _keep(options: argparse.Namespace, row: dict[str, Any]) -> None:
-    """Put a row in the place of the one before it."""
+    """Replace a row of the results file."""
     rows = {**_stored(options), row["case"]: row}
     order = [case.name for case in (MANY if options.many else CASES)]
     _write(options, _table(options), [rows[case] for case in order if case in rows])
@@ -453,8 +453,8 @@ def _write(asked: argparse.Namespace, name: str, table: list[dict[str, Any]]) ->
     options = (" --many" if asked.many else "") + (f" --load {asked.load}" if asked.load else "")
     command = f"python -m benchmarks.network_faults{options} --repeats {asked.repeats}"
     command += f" --healthy {asked.healthy}"
-    told = {"command": command, "machine": describe(), "cases": table}
-    (RESULTS / f"{name}.json").write_text(json.dumps(told, indent=1) + "\n")
+    report = {"command": command, "machine": describe(), "cases": table}
+    (RESULTS / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
     lines = [
         "# Faults of a network, named",
         "",
