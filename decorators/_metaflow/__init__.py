@@ -43,6 +43,8 @@ The internals used, and why no public interface is enough:
 * ``METAFLOW_EXIT_DISALLOW_RETRY``, ``system_context.retry_count``: a user error must not be retried. The
   scheduler then ends with a line about the terminal step, so the status is used only if a retry would follow,
   and ``MetaflowInternalError.headline`` is reworded.
+* ``system_context.max_user_code_retries`` and the ``@retry`` of the task's step: a deployed step has more
+  attempts than its ``@retry``, for lost pods; a failing step ends after those that ``@retry`` allows.
 * ``MetaflowCodeContentV1._module_files``: Metaflow also packs the ``.pyc`` files of installed packages.
   ``distribution_support._cached_distributions``: Metaflow reads the file lists of all distributions.
 * The record behind a client's ``Run``, ``_object``: its last heartbeat shows whether the run was killed.
@@ -101,7 +103,7 @@ from decorators._metaflow.labels import label_jobs
 from decorators._metaflow.liveness import is_alive
 from decorators._metaflow.pods import shape_pods
 from decorators._metaflow.resubmitting import leave_no_record, submit_again
-from decorators._metaflow.retries import retry_deployed
+from decorators._metaflow.retries import limit_failures, retry_deployed
 from decorators._metaflow.signals import forward_signals_to_jobs
 from decorators._metaflow.step_functions import compile_state_machines
 from decorators._metaflow.steps import StepView, UserValue, resumed_artifact, set_current
@@ -150,6 +152,7 @@ __all__ = [
     "label_jobs",
     "leave_no_record",
     "limit_datastore",
+    "limit_failures",
     "local_node_command",
     "main",
     "make_in_process",

@@ -63,15 +63,20 @@ def user_errors() -> Iterator[None]:
         raise without_retry(error) from None
 
 
-_ended_by_user_error = False
+_retry_forbidden = False
 
 
 def without_retry(error: UserError, kind: type[FinetuneError] = FinetuneError) -> FinetuneError:
     """Convert a UserError to the exception that Metaflow prints; the task is not retried."""
-    global _ended_by_user_error
-    _ended_by_user_error = True
+    forbid_retry()
     logs.show_traceback(error)
     return kind(error.problem, error.advice)
+
+
+def forbid_retry() -> None:
+    """Make this task exit with the status that is not retried, if it fails."""
+    global _retry_forbidden
+    _retry_forbidden = True
 
 
 _in_main = False
@@ -147,7 +152,7 @@ def main(flow: type[Any], command_line: CommandLine | None = None) -> None:
     try:
         flow()
     except SystemExit as ended:
-        if ended.code == 1 and _ended_by_user_error and _would_be_retried():
+        if ended.code == 1 and _retry_forbidden and _would_be_retried():
             raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
         started = system_context.run_id or system_context.is_task or system_context.is_trampoline
         if ended.code == 1 and printed_errors and not started:
