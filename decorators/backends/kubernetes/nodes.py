@@ -206,8 +206,8 @@ def _idle(preflight: Preflight, nodes: list[Node]) -> int | None:
     if usage is None:
         return None
     catalogue, request = hardware.current(), preflight.request
-    kind = request.gpu_type
-    gpu = catalogue.gpu(kind) if kind and (request.gpu_assumed or is_part(kind)) else None
+    gpu_type = request.gpu_type
+    gpu = catalogue.gpu(gpu_type) if gpu_type and (request.gpu_assumed or is_part(gpu_type)) else None
     grouped = group("", nodes, catalogue, preflight.pods, usage=usage, named=gpu)
     return sum(group.count for group in grouped.nodes if group.free_gpus >= gpus)
 

@@ -82,7 +82,7 @@ def _waiting(api: ClusterApi, job: WaitedJob, spec: Json, pods: list[Json]) -> W
     if unscheduled:
         return WaitState(pending=True, reason=unscheduled[0])
     if len(pods) < _expected(job, spec):
-        reason = _not_made(api, job)
+        reason = _creation_failure(api, job)
         refused = (
             PermanentFailure(kind="admission", grace_period_s=0, advice=_REFUSED)
             if _FOR_GOOD.search(reason)
@@ -143,7 +143,7 @@ def _unscheduled(pod: Json) -> str:
     return ""
 
 
-def _not_made(api: ClusterApi, job: WaitedJob) -> str:
+def _creation_failure(api: ClusterApi, job: WaitedJob) -> str:
     """Return why pods are not created, for example a quota or a missing service account."""
     try:
         events = _listed(api, job, "events", fieldSelector="type=Warning,involvedObject.kind=Job")
