@@ -63,7 +63,7 @@ def check_queue(step_request: StepRequest) -> ClusterFacts:
     Each process checks a queue once, for the run's largest step.
     """
     facts = refuse_local_metadata(step_request)
-    if step_request.may_ask and not step_request.size_only:
+    if step_request.may_query and not step_request.size_only:
         _check_once(step_request.request, JobSettings.of(step_request), step_request.minimum)
     return facts
 
