@@ -180,16 +180,16 @@ def _mark_of(growth: Growth, request: Request) -> SpotLabel | None:
 
 def _daemons(preflight: Preflight, fitting: Fit) -> tuple[Room | None, str]:
     """Return the requests of the nodes' daemon pods, None if unknown, and their description."""
-    room, assumed = None, " (assumed: this login may not list pods in all namespaces)"
+    daemon_requests, assumed = None, " (assumed: this login may not list pods in all namespaces)"
     try:
         if preflight.api.may("list", "pods"):
-            room = cluster_pods.most_of(preflight.api.get, fitting.names)
+            daemon_requests = cluster_pods.most_of(preflight.api.get, fitting.names)
             assumed = " (assumed: the nodes have none yet)"
     except (ApiRefusedError, UnreachableError) as error:
         assumed = f" (assumed: {error})"
-    reserved = room or cluster_tables.daemons()
+    reserved = daemon_requests or cluster_tables.daemons()
     note = f"{reserved.cpu:g} CPUs and {format_bytes(reserved.memory_bytes)} reserved for daemon pods"
-    return room, note + ("" if room else assumed)
+    return daemon_requests, note + ("" if daemon_requests else assumed)
 
 
 def _idle(preflight: Preflight, nodes: list[Node]) -> int | None:
