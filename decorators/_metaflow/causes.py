@@ -15,7 +15,7 @@ from typing import Any
 from decorators._metaflow.terminal import POD_PREFIX, Log, wrap_log
 
 _TASK = re.compile(r"\[[^/]+/(?P<step>[^/]+)/\S+ \(pid \d+\)\]")
-_STARTS, _FAILED = "Task is starting", "Task failed"
+_STARTS, _FAILED, _FINISHED = "Task is starting", "Task failed", "Task finished successfully"
 _MAX_LINES = 2  # of a message: problem and advice
 
 
@@ -27,6 +27,14 @@ class _TaskLog:
     message: list[str] = field(default_factory=list)
     last_line: str = ""
     open: bool = False  # the next line belongs to the message
+
+    @property
+    def lines(self) -> list[str]:
+        """Headline and message as lines; empty without a message."""
+        if not self.message:
+            return []
+        problem, *advice = self.message
+        return [f"{self.headline} {problem}", *advice]
 
     def add(self, line: str, headlines: Sequence[str]) -> None:
         if line.startswith(_STARTS):  # of a resubmitted job, too
@@ -43,18 +51,19 @@ class FailureCause:
     """Message of the task that failed last, from the log lines of a run's tasks.
 
     A message is the first block of lines below one of ``headlines`` in the log of the task's last launch. If
-    there is none, the cause is the task's last line: of a traceback, the exception.
+    there is none, the cause is the task's last line: of a traceback, the exception. If the scheduler itself
+    fails before it reports a failed task (S3 is unavailable), the message of an unfinished task counts.
     """
 
     def __init__(self, headlines: Sequence[str]) -> None:
         self._headlines = headlines
         self._tasks: dict[str, _TaskLog] = {}
-        self._cause: tuple[str, list[str]] = "", []  # task, lines
+        self._cause: list[str] = []
 
     @property
     def lines(self) -> list[str]:
         """Lines to print; empty if no task has failed."""
-        return self._cause[1]
+        return self._cause or next((log.lines for log in self._tasks.values() if log.message), [])
 
     def add(self, head: str, text: str, *, system: bool) -> None:
         """Add one line of the log: Metaflow's ``head`` names the task, ``system`` marks Metaflow's lines."""
@@ -65,16 +74,13 @@ class FailureCause:
             line = POD_PREFIX.sub("", text, count=1).strip()
             self._tasks.setdefault(head, _TaskLog()).add(line, self._headlines)
         elif text.startswith(_FAILED):
-            self._cause = head, _cause(task["step"], self._tasks.get(head, _TaskLog()))
+            log = self._tasks.pop(head, _TaskLog())
+            failed = f"Step {task['step']} failed"
+            self._cause = log.lines or [f"{failed}: {log.last_line}" if log.last_line else f"{failed}."]
         elif text.startswith(_STARTS):
-            self._cause = "", []
-
-
-def _cause(step: str, log: _TaskLog) -> list[str]:
-    if log.message:
-        problem, *advice = log.message
-        return [f"{log.headline} {problem}", *advice]
-    return [f"Step {step} failed: {log.last_line}"] if log.last_line else []
+            self._cause = []
+        elif text.startswith(_FINISHED):
+            self._tasks.pop(head, None)
 
 
 def collect_cause(headlines: Sequence[str]) -> FailureCause:

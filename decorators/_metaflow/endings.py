@@ -149,9 +149,11 @@ def main(flow: type[Any], command_line: CommandLine | None = None) -> None:
         print_line(error.advice)
         raise SystemExit(MISTAKE) from None
     printed_errors = _enter_command_line(flow, command_line and command_line(sys.argv[0], ()), cause)
+    failed = False
     try:
         flow()
     except SystemExit as ended:
+        failed = bool(ended.code)
         if ended.code == 1 and _retry_forbidden and _would_be_retried():
             raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
         started = system_context.run_id or system_context.is_task or system_context.is_trampoline
@@ -167,7 +169,7 @@ def main(flow: type[Any], command_line: CommandLine | None = None) -> None:
                 sys.argv[0], sys.argv[1:], str(system_context.run_id), command_line or file_command
             )
             print_line(f"Resume the run: {suggestion}")
-        elif cause is not None:
+        elif cause is not None and failed:
             for line in cause.lines:
                 print_line(line)
         for do in _after_error_message:

@@ -79,9 +79,11 @@ BLOCK = [(HEAD, text) for text in ("Training failed:", FAILED, "", "Traceback (.
             ["Step train failed: pod t-2 failed: OOMKilled"],
         ),
         ([*BLOCK, "Task failed.", "Task is starting (retry)."], []),
+        (BLOCK, [f"Training failed: {FAILED}"]),  # the scheduler failed before it reported the task
+        ([*BLOCK, "Task finished successfully."], []),  # a disruption before the launch that succeeded
         ([(HEAD, "ZeroDivisionError: division by zero")], []),
     ],
-    ids=["block", "pod", "resubmitted", "retried", "not failed"],
+    ids=["block", "pod", "resubmitted", "retried", "unreported", "succeeded", "not failed"],
 )
 def test_the_cause_is_the_message_of_the_last_failed_launch(
     lines: list[tuple[str, str] | str], expected: list[str]
