@@ -128,10 +128,10 @@ class DeclaredPlan:
 
 
 def signature() -> inspect.Signature:
-    """Return the signature of ``@gpu_profile``: its own arguments, sizes, options of ``finetune plan``."""
+    """Return the signature of ``@gpu_profile``: arguments, sizes and the options of ``finetune plan``."""
     from estimator.cli.plan import GoalOptions, JobOptions
 
-    own: dict[str, tuple[Any, Any]] = {
+    arguments: dict[str, tuple[Any, Any]] = {
         "plan": (Callable[..., Any] | None, None),
         "request": (Role, "train"),
         "interval": (float, 1.0),
@@ -148,7 +148,7 @@ def signature() -> inspect.Signature:
     return inspect.Signature(
         [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-            for name, (annotation, default) in (own | options).items()
+            for name, (annotation, default) in (arguments | options).items()
         ]
     )
 

@@ -105,8 +105,8 @@ def keep(plan: Plan | None, measured: Measured | _TrialPeaks, *, run: str, in_co
     if plan is None or (in_container and not os.environ.get(calibration.VARIABLE)):
         return None  # files of a container are lost with it
     try:
-        mark = plan.prediction.memory.formulas or calibration.formulas(plan.engine, plan.method)
-        record = finished(plan, measured, run=run, date=_now(), formulas=mark)
+        formulas = plan.prediction.memory.formulas or calibration.formulas(plan.engine, plan.method)
+        record = finished(plan, measured, run=run, date=_now(), formulas=formulas)
         if record is not None:
             Store().add(record)
     except UserError as error:
