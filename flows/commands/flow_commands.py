@@ -17,6 +17,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperOption
 
+from estimator.errors import UserError
+from estimator.names import did_you_mean
+
 DEFAULT = "finetune"
 FLOWS = {
     DEFAULT: "finetune_flow.py",
@@ -116,8 +119,14 @@ def flow_arguments(command: str, args: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _run_arguments(args: Sequence[str], config: str) -> list[str]:
-    """Move Metaflow's own options before the command; a leading YAML file is the value of ``config``."""
+    """Move Metaflow's own options before the command; a leading YAML file is the value of ``config``.
+
+    Raises UserError if there is no such file.
+    """
     if args and args[0].endswith((".yaml", ".yml")):
+        if not Path(args[0]).is_file():
+            nearby = map(str, Path(args[0]).parent.glob("*.y*ml"))
+            raise UserError(f"There is no file {args[0]}.", did_you_mean(args[0], nearby))
         args = ["--config", config, *args]
     options, run_options = split_arguments(args)
     return [*options, "run", *run_options]

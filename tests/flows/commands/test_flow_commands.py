@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from estimator.errors import UserError
 from flows.commands import flow_commands
 from flows.commands.flow_commands import BEFORE_COMMAND, FLOWS, command_line, console_script, flow_arguments
 from tests.flows.conftest import environment
@@ -87,8 +88,24 @@ def test_the_first_word_may_name_the_flow(words: str, file: str, expected: str) 
         ("check", "nightly.yaml", "--config options nightly.yaml run"),
     ],
 )
-def test_a_leading_yaml_file_is_the_run_s_settings(command: str, words: str, expected: str) -> None:
+def test_a_leading_yaml_file_is_the_run_s_settings(
+    command: str, words: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("my.yaml", "a/b.yml", "nightly.yaml"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).touch()
     assert flow_arguments(command, words.split()) == (FLOWS[flow_commands.RUNS[command]], expected.split())
+
+
+def test_a_missing_settings_file_is_reported_with_similar_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("lora.yaml").touch()
+    with pytest.raises(UserError, match=r"There is no file lorra.yaml") as caught:
+        flow_arguments("run", ["lorra.yaml"])
+    assert caught.value.advice == "Did you mean lora.yaml?"
 
 
 @pytest.mark.slow
