@@ -88,13 +88,7 @@ def test_the_first_word_may_name_the_flow(words: str, file: str, expected: str) 
         ("check", "nightly.yaml", "--config options nightly.yaml run"),
     ],
 )
-def test_a_leading_yaml_file_is_the_run_s_settings(
-    command: str, words: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("my.yaml", "a/b.yml", "nightly.yaml"):
-        Path(name).parent.mkdir(exist_ok=True)
-        Path(name).touch()
+def test_a_leading_yaml_file_is_the_run_s_settings(command: str, words: str, expected: str) -> None:
     assert flow_arguments(command, words.split()) == (FLOWS[flow_commands.RUNS[command]], expected.split())
 
 
@@ -104,7 +98,7 @@ def test_a_missing_settings_file_is_reported_with_similar_ones(
     monkeypatch.chdir(tmp_path)
     Path("lora.yaml").touch()
     with pytest.raises(UserError, match=r"There is no file lorra.yaml") as caught:
-        flow_arguments("run", ["lorra.yaml"])
+        flow_commands.check_leading_file(["lorra.yaml", "--lr", "1e-4"])
     assert caught.value.advice == "Did you mean lora.yaml?"
 
 
