@@ -117,7 +117,7 @@ def page(plans: list[Choice]) -> str:
         "unless the options differ, any machine of the catalogue.",
         "",
         f"{sum(not choice.differs for choice in plans)} of {len(plans)} plans take the GPUs that the source",
-        "takes; the last column has the reasons of the others. Not measured: no training run was published on",
+        "takes; the last column has the reasons of the others. Not measured: no published training run on",
         "this GPU, or its architecture with the same links "
         f"({sum(not choice.measured for choice in plans)} of {len(plans)}).",
         "",
