@@ -199,9 +199,11 @@ class Job:
     def _check_degrees(self) -> None:
         degrees = [name for name in DEGREES if (getattr(self, name) or 1) > 1]
         if degrees and self.engine not in PARALLEL_ENGINES:
+            engine = "the engines that this package launches" if self.engine == "auto" else self.engine
             raise UserError(
-                f"{option_name(degrees[0])} {getattr(self, degrees[0])} is not supported by {self.engine}.",
-                f"Use --engine {PARALLEL_ENGINES[0]} or --engine {PARALLEL_ENGINES[1]} to plan it.",
+                f"{option_name(degrees[0])} {getattr(self, degrees[0])} is not supported by {engine}.",
+                f"Remove it, or plan without launching: --engine {PARALLEL_ENGINES[0]}, or "
+                f"--engine {PARALLEL_ENGINES[1]}.",
             )
         model = self.model
         heads = {degree: divides_heads(model, degree) for degree in range(1, model.heads + 1)}

@@ -120,6 +120,7 @@ class Setup:
     longest_once: bool = False  # only one batch has seq_len tokens a sequence, the others far fewer
     expandable_segments: bool = False  # PYTORCH_CUDA_ALLOC_CONF: freed blocks of any size are used again
     document_mask: bool = False  # packed samples kept apart by a dense mask of seq_len x seq_len
+    document_tokens: int = 0  # mean over packed tokens of their document's length, if kept apart; 0: seq_len
     answers: Answers = field(default_factory=Answers)
     reference_copy: bool = False  # full training holds the reference as a frozen copy, as TRL does
 
@@ -232,7 +233,7 @@ class Setup:
         launchers/engines/fsdp2/master_weights.py.
         """
         alone = self.engine == "fsdp2" and self.world_size == 1 and not self.sharded_alone
-        return alone and self.precision == "bf16-mixed"
+        return alone and self.precision in ("bf16-mixed", "fp16-mixed")
 
     @property
     def runs_loop(self) -> bool:

@@ -43,10 +43,11 @@ class JobOptions(SharedOptions):
     method: Annotated[str, common("method")] = "auto"
     engine: Annotated[str, common("engine", choices=(*PLANNED_ENGINES, "auto"))] = "auto"
     global_batch_size: Annotated[int | None, common("global_batch_size")] = None
-    lora_rank: Annotated[int, common("lora_rank")] = 8
+    lora_rank: Annotated[int | None, common("lora_rank")] = None
     lora_targets: Annotated[
-        str, option(_ADAPT, "Linear layers with LoRA: comma-separated names, or all-linear.")
-    ] = "all-linear"
+        str | None,
+        option(_ADAPT, "Linear layers with LoRA: comma-separated names, or all-linear (the default)."),
+    ] = None
     quantization: Annotated[str | None, common("quantization")] = None
     optimizer: Annotated[str, common("optimizer")] = "adamw"
 
@@ -240,8 +241,8 @@ def job_from(job_options: JobOptions) -> Job:
         optimizer=job_options.optimizer,  # type: ignore[arg-type]
         precision=job_options.precision,  # type: ignore[arg-type]
         activation_checkpointing=job_options.activation_checkpointing,
-        lora_rank=job_options.lora_rank,
-        lora_targets=_targets(job_options.lora_targets, model),
+        lora_rank=8 if job_options.lora_rank is None else job_options.lora_rank,
+        lora_targets=_targets(job_options.lora_targets or "all-linear", model),
         lora_experts=job_options.lora_experts,
         adapter_only=job_options.adapter_only,
         quantization=_quantization(job_options),  # type: ignore[arg-type]
@@ -276,10 +277,9 @@ def _offload(job_options: JobOptions) -> str:
 
 
 def _methods(job_options: JobOptions) -> tuple[LaunchedMethod, ...]:
-    """Return the methods that "auto" may take: those to which all changed options apply."""
-    defaults = JobOptions(model=job_options.model)
-    changed = any(getattr(job_options, name) != getattr(defaults, name) for name in _OF_ADAPTERS)
-    return automatic_methods(low_rank=changed, quantized=job_options.quantization is not None)
+    """Return the methods that "auto" may take: those to which all options that are set apply."""
+    is_set = any(getattr(job_options, name) not in (None, False, "") for name in _OF_ADAPTERS)
+    return automatic_methods(low_rank=is_set, quantized=job_options.quantization is not None)
 
 
 def _quantization(job_options: JobOptions) -> str:

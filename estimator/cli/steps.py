@@ -15,6 +15,7 @@ from estimator.memory import implementations
 from estimator.models.diffusion import DiffusionSpec
 from estimator.models.spec import ModelSpec
 from estimator.names import unknown_choice
+from estimator.planning.search import precision_of
 from estimator.setup import Answers, LlamaAdapter, Setup
 from estimator.vocabulary import (
     ENGINES,
@@ -45,10 +46,19 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
     launched_here = options.engine in LAUNCHED_ENGINES
     shard, replicate, sharding = _data_parallel(options, engine, gpus)
     sharded = shard > 1
-    without_bf16 = options.device == "cpu" or (launched_here and gpu is not None and not gpu.bf16)
-    precision = options.precision or ("fp32" if without_bf16 else spec.precision_of(sharded=sharded))
     seq_len = images.length_of(model, options.seq_len)
-    decided = _decided(options, model, seq_len, precision) if launched_here else None
+    if options.precision:
+        precision = options.precision
+    elif options.device == "cpu":
+        precision = "fp32"
+    elif launched_here and gpu is not None and not gpu.bf16:
+        job = _job(options, model, seq_len, "auto")
+        precision = "fp32" if job is None else precision_of(job, "cuda", gpu)
+    else:
+        precision = spec.precision_of(sharded=sharded)
+    job = _job(options, model, seq_len, precision) if launched_here else None
+    # Packing, Liger and compile are decided as in plans
+    decided = None if job is None else automatic.decided(job, options.device, precision)  # type: ignore[arg-type]
     packed = engine.fixed_length if options.packing is None else options.packing
     if decided is not None:
         packed = bool(decided.packing) or TASKS[decided.task].images
@@ -124,10 +134,10 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
     return setup
 
 
-def _decided(options: SetupOptions, model: ModelSpec, seq_len: int, precision: str) -> Job | None:
-    """Decide packing, Liger and compile as plans do; None for a step that no plan can have."""
+def _job(options: SetupOptions, model: ModelSpec, seq_len: int, precision: str) -> Job | None:
+    """Return the job of the options; None for a step that no plan can have."""
     try:
-        job = Job(
+        return Job(
             model=model,
             method=options.method,  # type: ignore[arg-type]
             engine=options.engine,  # type: ignore[arg-type]
@@ -154,7 +164,6 @@ def _decided(options: SetupOptions, model: ModelSpec, seq_len: int, precision: s
         )
     except UserError:
         return None  # an estimate has more precisions, optimizers and parallelisms than runs
-    return automatic.decided(job, options.device, precision)  # type: ignore[arg-type]
 
 
 def _check_tower(vision: str, model: ModelSpec) -> None:

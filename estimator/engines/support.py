@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from estimator.engines import grpo, images, liger, trained_parts, vision
+from estimator.engines import fp16, grpo, images, liger, trained_parts, vision
 from estimator.engines.grpo import ELSEWHERE
 from estimator.errors import UserError
 from estimator.hardware import Gpu
@@ -34,6 +34,10 @@ def unsupported(engine: str, job: Job, processes: int = 1) -> str | None:
 
     None if it can, or if it is planned only. ``job``: with its method decided; its own engine is not read.
     """
+    if engine in LAUNCHED_ENGINES and job.precision == fp16.PRECISION:
+        reason = fp16.unsupported(engine, job)
+        if reason is not None:
+            return reason
     if isinstance(job.model, DiffusionSpec) or TASKS[job.task].images:
         return images.unsupported(engine, job, processes)
     if engine not in LAUNCHED_ENGINES:
@@ -383,6 +387,11 @@ def _loop_model(engine: str, model: ModelSpec) -> str | None:
         return f"{engine} trains the prediction of the next token, and {model.name} is an encoder"
     if family_of(model.family).code_elsewhere:
         return f"transformers has no code of {model.family} models, of which {model.name} is one"
+    if model.family == "deepseek_v4":
+        return (
+            "deepseek_v4 compresses 128 tokens at a time: a process with shorter rows alone has no gradients "
+            "there, for which the other processes would wait"
+        )
     if model.family == "mpt" and model.position_embeddings:
         return f"transformers' mpt has no learned positions, and {model.name} has {model.position_embeddings}"
     return _partial_rotation(model)
@@ -390,6 +399,11 @@ def _loop_model(engine: str, model: ModelSpec) -> str | None:
 
 def untried_line(model: ModelSpec) -> str | None:
     """Return a plan's line about a family that no test here has trained."""
+    if model.own_code:
+        return (
+            f"{model.family} models run code of their folder, with trust_remote_code alone; memory and speed "
+            "are those of a Llama of these widths"
+        )
     if not untried.is_untried(model.family):
         return None
     return (

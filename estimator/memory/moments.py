@@ -244,7 +244,7 @@ def _moments(
     dequantized = dequantized_bytes(setup)
     streams = (setup.shard > 1 or setup.sharded_alone) and setup.device == "cuda"
     early = held_gradients if setup.optimizer_in_backward else max(held_gradients, min(head, gradients))
-    recomputed = block if checkpointed(setup) else 0
+    in_backward = block if checkpointed(setup) else int(tokens * backward_bytes(setup))
     return [
         *_drawing(setup),
         *_later_batch(setup, saved + last, logits.peak, communication.at_loss, gradients),
@@ -276,7 +276,7 @@ def _moments(
         ),
         Moment(
             {
-                "activations": saved + recomputed + _unfreed(setup, saved),
+                "activations": saved + in_backward + _unfreed(setup, saved),
                 "logits and loss": logits.held,
                 "gradients": held_gradients + communication.waiting
                 if communication.waiting
