@@ -172,6 +172,9 @@ class SetupOptions(SharedOptions):
     longest_once: Annotated[bool, option(_STEP, "Only one batch has the full length.", "--longest-once")] = (
         False
     )
+    document_tokens: Annotated[
+        int, option(_STEP, "Mean length of the documents of packed tokens, if attention keeps them apart.")
+    ] = 0
     document_mask: Annotated[
         bool | None,
         option(_STEP, "Mask attention between packed samples.", "--document-mask/--no-document-mask"),

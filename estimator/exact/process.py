@@ -8,13 +8,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any
 
 from estimator.errors import UserError
 from estimator.exact.result import ExactEstimate, Moment
-from estimator.models import ModelSpec
 from estimator.setup import Setup
 from estimator.vocabulary import ENGINES
 
@@ -77,9 +76,10 @@ def _kill(child: subprocess.Popen[str]) -> None:
 
 def setup_from(values: dict[str, Any]) -> Setup:
     """Restore a Setup from the values of ``dataclasses.asdict``."""
-    model = {item.name: _frozen(values["model"][item.name]) for item in fields(ModelSpec)}
-    options = {name: _frozen(value) for name, value in values.items() if name != "model"}
-    return Setup(model=ModelSpec(**model), **options)
+    from pydantic import TypeAdapter
+
+    setup: Setup = TypeAdapter(Setup).validate_python(values)
+    return setup
 
 
 def _frozen(value: Any) -> Any:

@@ -62,6 +62,7 @@ CHANGES: dict[str, list[str]] = {
     "longest_first": ["--longest-first"],
     "expandable_segments": ["--fixed-segments"],
     "longest_once": ["--longest-once"],
+    "document_tokens": ["--document-tokens", "256"],
     "document_mask": ["--document-mask"],
     "checkpointing": ["--no-activation-checkpointing"],
     "recompute_every": ["--recompute-every", "2"],

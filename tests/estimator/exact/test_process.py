@@ -15,7 +15,7 @@ from estimator.errors import UserError
 from estimator.exact import process
 from estimator.exact.support import untraceable
 from estimator.models import find
-from estimator.setup import Setup
+from estimator.setup import Answers, LlamaAdapter, Setup
 from tests.estimator.exact.shapes import LLAMA, MIXTRAL, QWEN2, TORCHTUNE, TRANSFORMERS
 
 
@@ -30,6 +30,7 @@ def test_an_estimate_comes_back_from_a_process_of_its_own() -> None:
 
 def test_a_setup_survives_the_way_to_the_tracing_process() -> None:
     setup = replace(TORCHTUNE, lora_targets=("q_proj", "v_proj"), method="lora", model=find("gpt-oss-20b"))
+    setup = replace(setup, answers=Answers(length=64), llama_adapter=LlamaAdapter(start_layer=0))
     assert process.setup_from(json.loads(json.dumps(asdict(setup)))) == setup
 
 
