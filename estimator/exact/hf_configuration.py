@@ -83,7 +83,7 @@ def _sparse(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _gemma4(spec: ModelSpec) -> dict[str, Any]:
-    """Return Gemma 4's kinds of blocks; of each group those with the window come first."""
+    """Return Gemma 4's fields; within each group, blocks with the window precede those without."""
     kinds: list[str] = []
     full = spec.layers - spec.sliding_layers
     reused_full = spec.reused_kv_layers - spec.reused_kv_sliding
