@@ -66,6 +66,7 @@ CHANGES: dict[str, list[str]] = {
     "expandable_segments": ["--fixed-segments"],
     "longest_once": ["--longest-once"],
     "document_mask": ["--document-mask"],
+    "document_tokens": ["--document-tokens", "700"],
     "checkpointing": ["--no-activation-checkpointing"],
     "recompute_every": ["--recompute-every", "2"],
     "activation_offload": ["--activation-offload"],
