@@ -20,6 +20,7 @@ and the verdicts with each source left out to benchmarks/results/busbw.md.
 from __future__ import annotations
 
 import csv
+import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ FAIL_SHARE = 0.6  # share of the low end, or of the bound, below which a figure 
 DOMAIN_PORTS = 8  # ports that NCCL drives in a domain of several hosts; fits 2 and 20 racks of NVL72
 HOST_GPUS = 16  # a larger domain spans several hosts
 NVLS_GPUS = 6  # NCCL uses NVLS from 5 (H200) or 6 GPUs (B200) of a domain
+BEYOND = 1.2  # multiple of the upper bound above which the known links can not be the ones in use
 PAIR = "pair"  # operation: all GPUs of a node to their counterparts on another, one direction
 # Margin below the lowest published share, by the number of sources: few sources leave more unseen
 MANY_SOURCES = 3
@@ -157,6 +159,10 @@ class Expectation:
     sources: int
     """Sources of the published figures behind the range."""
 
+    def contradicted_by(self, busbw_gbytes_per_s: float) -> bool:
+        """Return whether a figure is too fast for the known links."""
+        return busbw_gbytes_per_s > BEYOND * self.most
+
     def verdict(self, busbw_gbytes_per_s: float) -> Literal["PASS", "WARN", "FAIL"]:
         if busbw_gbytes_per_s >= self.low:
             return "PASS"
@@ -171,7 +177,7 @@ def user_expectation(busbw_gbytes_per_s: float) -> Expectation:
     return Expectation(
         low=MARGIN * busbw_gbytes_per_s,
         typical=busbw_gbytes_per_s,
-        most=busbw_gbytes_per_s,
+        most=math.inf,
         fail_below=FAIL_SHARE * MARGIN * busbw_gbytes_per_s,
         arithmetic="given by --expect",
         sources=1,

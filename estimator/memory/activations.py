@@ -290,10 +290,12 @@ def _prompt_attention(setup: Setup) -> float:
     if setup.engine == "litgpt":
         saved = float(size * model.attention_out_dim + 4 * model.heads)
     else:
-        saved = 8.0 * model.heads * setup.adapter_prompt_length
+        saved = 8.0 * model.heads * setup.llama_adapter.prompt_length
         if setup.method == "adapter-v1":
             saved += size * model.q_dim
-    prompted_share = 1.0 if setup.method == "adapter-v1" else 1 - setup.adapter_start_layer / model.layers
+    prompted_share = (
+        1.0 if setup.method == "adapter-v1" else 1 - setup.llama_adapter.start_layer / model.layers
+    )
     return saved * prompted_share / setup.tensor
 
 

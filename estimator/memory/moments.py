@@ -209,12 +209,12 @@ def _of_unet(
     setup: Setup, model: DiffusionSpec, part: Part, constant: dict[str, int], gradients: int
 ) -> StageMoments:
     """Return the moments of a UNet's step."""
-    if setup.average:
+    if model.keeps_average:
         constant[diffusion.AVERAGE] = diffusion.average_bytes(setup)
-    if model.trains_texts and not setup.encoders:
+    if model.trains_texts and not model.loads_encoders:
         encoder_parameters = sum(encoder.parameters for encoder in model.texts)
         constant[diffusion.TEXTS] = shared(setup, part, encoder_parameters * computing(setup), "weights")
-    if setup.encoders:
+    if model.loads_encoders:
         constant[diffusion.ENCODERS] = latents.network_bytes(model, on_gpu=setup.device == "cuda")
     categories = diffusion.moments(setup, model, part, gradients, buffers(setup, part))
     moments = [Moment(parts) for parts in categories]

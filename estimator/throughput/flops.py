@@ -236,7 +236,7 @@ def _adapters_used(setup: Setup) -> float:
     model = setup.model
     if setup.prompts:
         widths = model.q_dim + model.attention_out_dim
-        return (model.layers - setup.adapter_start_layer) * setup.adapter_prompt_length * widths
+        return (model.layers - setup.llama_adapter.start_layer) * setup.llama_adapter.prompt_length * widths
     return setup.adapter_parameters * weights_of(model).active / weights_of(model).all
 
 
@@ -248,7 +248,9 @@ def _made_again(setup: Setup) -> float:
     if setup.method != "adapter-v1" or setup.engine == "litgpt":
         return 0.0
     model = setup.model
-    return float((model.layers - setup.adapter_start_layer) * model.hidden * (model.q_dim + model.v_dim))
+    return float(
+        (model.layers - setup.llama_adapter.start_layer) * model.hidden * (model.q_dim + model.v_dim)
+    )
 
 
 def _resident_experts(setup: Setup) -> float:
