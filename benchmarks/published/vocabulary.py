@@ -70,7 +70,7 @@ def engine_of(framework: str) -> Engine:
     for word, engine in (*_ENGINES, *_ALIASES):
         if word in text:
             return engine
-    raise UnsupportedRow(f"framework {framework!r} is not claimed")
+    raise UnsupportedRow(f"framework {framework!r} is not supported")
 
 
 def alias_of(framework: str) -> str | None:
@@ -137,7 +137,7 @@ def method_of(text: str) -> tuple[Method, Task, bool, bool]:
     """Return (method, task, whether the base is quantized, whether embeddings and head are fully trained)."""
     lower = text.lower().strip()
     if any(other in lower for other in _OTHER_METHODS):
-        raise UnsupportedRow(f"method {text!r} is not claimed")
+        raise UnsupportedRow(f"method {text!r} is not supported")
     tasks: tuple[Task, ...] = ("orpo", "dpo", "reward")
     task: Task = next((task for task in tasks if task in lower), "sft")
     bare = re.sub(r"\(.*?\)|[-_+ ]*(dpo|orpo|reward|sft|pretrain|finetun\w*|fine-?tun\w*)", "", lower)
@@ -154,7 +154,7 @@ def method_of(text: str) -> tuple[Method, Task, bool, bool]:
         return ("adapter-v2" if bare == "adapter_v2" else "adapter-v1"), task, False, embeddings
     if bare in ("dora", "lora-dora", "qdora", "qlora-dora"):
         return "dora", task, bare.startswith("q"), embeddings
-    raise UnsupportedRow(f"method {text!r} is not claimed")
+    raise UnsupportedRow(f"method {text!r} is not supported")
 
 
 _ATTENTION_IN = ("q_proj", "k_proj", "v_proj")
@@ -208,7 +208,7 @@ def quantization_of(text: str, quantized: bool) -> Quantization:
     """Return the format of the frozen base. ``quantized``: the method is quantized, such as QLoRA."""
     lower = text.lower()
     if re.search(r"aqlm|nvfp4|\b[23]-?bit", lower):
-        raise UnsupportedRow(f"quantization {text!r} is not claimed")
+        raise UnsupportedRow(f"quantization {text!r} is not supported")
     if re.search("nf4|fp4|4-?bit|int4|awq", lower):  # FP4 and NF4 have the same layout in bitsandbytes
         # torchao's NF4Tensor always quantizes its scales. GPTQ and AWQ keep a 16-bit scale and a 4-bit
         # zero for each 128 weights: 0.52 B a weight, as NF4 with double quantization
@@ -225,7 +225,7 @@ def optimizer_of(text: str) -> Optimizer:
     """Return the optimizer; a blank cell is AdamW."""
     lower = text.lower()
     if re.search(r"lora-fa|galore|lion|lomo|badam|apollo|shampoo|soap|lamb", lower):
-        raise UnsupportedRow(f"optimizer {text!r} is not claimed")
+        raise UnsupportedRow(f"optimizer {text!r} is not supported")
     eight, paged = re.search(r"8[- _]?bit", lower), "paged" in lower
     if "muon" in lower:
         return "muon"

@@ -179,6 +179,14 @@ class SetupOptions(SharedOptions):
         bool | None,
         option(_STEP, "Mask attention between packed samples.", "--document-mask/--no-document-mask"),
     ] = None
+    document_tokens: Annotated[
+        int,
+        option(
+            _STEP,
+            "Mean length of packed documents that attention keeps apart, each weighted by its tokens; "
+            "0 is the sequence length.",
+        ),
+    ] = 0
 
     activation_checkpointing: Annotated[bool | None, common("activation_checkpointing")] = None
     recompute_what: Annotated[

@@ -113,6 +113,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
             and (engine.document_mask or decided is not None)
             and dense_mask(options.engine, options.device, model, options.task, method, precision),
         ),
+        document_tokens=options.document_tokens,
         checkpointing=_checkpointing(options, engine, sharded=sharded),  # type: ignore[arg-type]
         recompute_every=options.recompute_every,
         activation_offload=options.activation_offload,

@@ -155,9 +155,9 @@ def disk_bytes(setup: Setup, *, keeps_checkpoints: bool = True) -> int:
     """Return the disk space in bytes that one node needs: weights, checkpoints, the result.
 
     The result is a model of the weights' size, or an adapter alone, in fp32 at the most.
-    ``keeps_checkpoints``: kept ones are on the same disk, and one is being written. Otherwise they are
-    sent elsewhere: a node has its own part of one being written and of one being sent
-    (launchers/gang/uploads.py), and all parts of the one that it has resumed.
+    ``keeps_checkpoints``: whether checkpoints stay on this disk, next to one that is being written. Otherwise
+    they are uploaded (launchers/gang/uploads.py): a node holds its part of the checkpoint being written, its
+    part of the one being uploaded, and all parts of the one that training resumed from.
     """
     weights = 2 * setup.model.stored_parameters
     checkpoint = checkpoint_bytes(setup)  # on resuming, every node holds all ranks' parts

@@ -78,7 +78,7 @@ def shows(setup: Setup, kind: str, *, capacity_bytes: int | None = None) -> Rang
 
     ``kind`` is torch.cuda's "allocated", "active" or "reserved", or "process": the whole process, as
     nvidia-smi has it. Active memory is allocated memory plus blocks held by streams; the formulas do not
-    the two apart. No counter shows more than a GPU with ``capacity_bytes`` offers.
+    distinguish them. No counter shows more than a GPU with ``capacity_bytes`` offers.
     """
     shown = _shows(setup, kind)[0]
     if capacity_bytes is None or setup.device == "cpu":

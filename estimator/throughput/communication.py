@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from estimator.errors import UserError
 from estimator.hardware.catalogue import Gpu
-from estimator.hardware.fabrics import RDMA, fabric_shares, tcp_kind
+from estimator.hardware.fabrics import FAST_TCP_GBPS, RDMA, fabric_shares, tcp_kind
 from estimator.setup import Setup
 from estimator.throughput.flops import weights_of, work
 from estimator.vocabulary import QUANTIZATIONS
@@ -106,7 +106,8 @@ def links(
         kind = next((name for name in ("NVLink", "xGMI") if name in fast), "PCIe").lower()
         intra = gpu.interconnect_gbps / 2 * 1e9 * _share(kind)  # the table counts both directions
     if network_gbps is not None:
-        inter = network_gbps / 8 * 1e9 * _share(RDMA if rdma else tcp_kind(network_gbps))
+        reached = network_gbps * _share(RDMA) if rdma else _tcp_gbps(network_gbps)
+        inter = reached / 8 * 1e9
     if busbw is not None:
         if busbw.intra_node_gbytes_per_s is not None:
             intra = busbw.intra_node_gbytes_per_s * 1e9
@@ -117,6 +118,12 @@ def links(
     if inter is not None:
         inter *= domain / setup.processes_per_node
     return Links(intra_bytes_per_s=intra, inter_bytes_per_s=inter, domain=domain, basis=basis)
+
+
+def _tcp_gbps(line_gbps: float) -> float:
+    """Return the rate that collectives reach over TCP: no less than over a slower line."""
+    slow_line_gbps = min(line_gbps, FAST_TCP_GBPS)
+    return max(slow_line_gbps * _share(tcp_kind(slow_line_gbps)), line_gbps * _share(tcp_kind(line_gbps)))
 
 
 def _share(kind: str) -> float:

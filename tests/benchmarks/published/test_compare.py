@@ -78,5 +78,5 @@ def test_a_row_that_cannot_be_scored_is_listed_with_its_reason(tmp_path: Path) -
         writer.writerow({**line, "id": "x9", "method": "ia3"})
     found = json.loads(run(str(path), "--json"))
     assert found["rows_scored"] == 0
-    assert found["rows_skipped"] == {"x9": "method 'ia3' is not claimed"}
+    assert found["rows_skipped"] == {"x9": "method 'ia3' is not supported"}
     assert found["memory"]["all"]["median_abs_error"] is None

@@ -52,7 +52,7 @@ def test_a_method_is_known_in_every_spelling(method: str, expected: tuple[object
     ],
 )
 def test_a_method_that_nobody_claims_is_left_out_by_name(method: str) -> None:
-    with pytest.raises(UnsupportedRow, match="not claimed"):
+    with pytest.raises(UnsupportedRow, match="not supported"):
         vocabulary.method_of(method)
 
 
@@ -126,7 +126,7 @@ def test_the_storage_of_a_qlora_base_is_read(text: str, kind: str) -> None:
 
 @pytest.mark.parametrize("text", ["aqlm", "2bit", "nvfp4"])
 def test_a_storage_that_nobody_claims_is_left_out(text: str) -> None:
-    with pytest.raises(UnsupportedRow, match="not claimed"):
+    with pytest.raises(UnsupportedRow, match="not supported"):
         vocabulary.quantization_of(text, quantized=True)
 
 

@@ -64,6 +64,7 @@ CHANGES: dict[str, list[str]] = {
     "longest_once": ["--longest-once"],
     "document_tokens": ["--document-tokens", "256"],
     "document_mask": ["--document-mask"],
+    "document_tokens": ["--document-tokens", "700"],
     "checkpointing": ["--no-activation-checkpointing"],
     "recompute_every": ["--recompute-every", "2"],
     "activation_offload": ["--activation-offload"],

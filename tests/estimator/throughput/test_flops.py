@@ -117,3 +117,18 @@ def test_fsdp2_in_one_process_and_deepspeed_without_zero_copy_states() -> None:
     zero = replace(full, engine="deepspeed", sharding="zero0")
     assert (work(zero).copied, work(zero).copied_once) == (26 * LLAMA.parameters, 38 * LLAMA.parameters)
     assert work(replace(zero, precision="bf16")).copied_once == 0
+
+
+def test_attention_over_packed_documents_ends_with_the_document() -> None:
+    plain = Setup(model=LLAMA, seq_len=2048, micro_batch_size=4)
+    packed = replace(plain, document_tokens=512)
+    assert work(packed).attention == pytest.approx(work(plain).attention / 4)
+    assert work(packed).linear == work(plain).linear
+
+
+def test_ligers_kernels_move_fewer_bytes_than_eager_ones() -> None:
+    plain = Setup(model=LLAMA, engine="fsdp2", loss="fused")
+    liger = replace(plain, engine_version="liger")
+    assert 0.4 * work(plain).moved < work(liger).moved < 0.6 * work(plain).moved
+    compiled = replace(plain, compile=True)
+    assert work(replace(liger, compile=True)).moved == work(compiled).moved

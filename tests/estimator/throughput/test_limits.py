@@ -11,7 +11,15 @@ from estimator import hardware
 from estimator.memory.generation import Batch
 from estimator.models import find
 from estimator.setup import Setup
-from estimator.throughput import HOST_ADAM, kernel_seconds, launch_seconds, optimizer_seconds, step
+from estimator.throughput import (
+    HOST_ADAM,
+    LAUNCHED_BY_OPTIMIZER,
+    LAUNCHED_OUTSIDE,
+    kernel_seconds,
+    launch_seconds,
+    optimizer_seconds,
+    step,
+)
 from estimator.throughput.communication import (
     Links,
     Times,
@@ -232,3 +240,15 @@ def test_a_step_of_many_sequences_is_bound_by_its_products() -> None:
     work = 2 * 100_000 * (weights_of(LLAMA).active + LLAMA.layers * widths * 20)
     rate = best_product(H100, "bf16", published())
     assert found[0] == pytest.approx(work / rate)
+
+
+def test_a_tiny_step_is_bound_by_launches_outside_the_blocks_as_well() -> None:
+    setup = Setup(model=LLAMA)
+    empty = replace(LOAD, linear=0.0, expert=0.0, head=0.0, attention=0.0, moved=0.0, weights=0.0)
+    tiny = replace(empty, dequantized=0.0, copied=0.0, copied_once=0.0, trained=0)
+    times = communication_seconds(setup, SLOW)
+    assert times is not None
+    found = step(setup, tiny, GPU, times, TABLE)
+    block = launch_seconds(setup, tiny, TABLE) / tiny.layers
+    assert found.compute == pytest.approx(block * (tiny.layers + LAUNCHED_OUTSIDE))
+    assert found.optimizer == pytest.approx(block * LAUNCHED_BY_OPTIMIZER)
