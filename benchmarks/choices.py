@@ -1,8 +1,7 @@
 """Compare plans with published practice: ``python -m benchmarks.choices`` writes results/choices.md.
 
-``practice.csv`` holds a row for each: the options of ``finetune plan``, the GPUs (``gpus``, of ``gb`` as
-their label says; blank: not stated) that a published recipe takes, where it says so; and where the plan
-takes others, why.
+``practice.csv`` has one row per recipe: the options of ``finetune plan``, the number of GPUs and their
+labeled memory in GB (``gpus``, ``gb``; blank: not stated), the source, and the reason where the plan differs.
 """
 
 from __future__ import annotations
@@ -84,8 +83,8 @@ def choices() -> list[Choice]:
 
 
 def _planned(row: dict[str, str]) -> Choice:
-    words = ["plan", "--model", row["model"], "--method", row["method"], *shlex.split(row["options"])]
-    done = CliRunner().invoke(app, [*words, "--top", "1", "--json", "--no-calibration"])
+    arguments = ["plan", "--model", row["model"], "--method", row["method"], *shlex.split(row["options"])]
+    done = CliRunner().invoke(app, [*arguments, "--top", "1", "--json", "--no-calibration"])
     plan, refused, measured = None, "", True
     if done.exit_code == 0:
         answer = json.loads(done.stdout)
@@ -111,14 +110,14 @@ def _planned(row: dict[str, str]) -> Choice:
 def page(plans: list[Choice]) -> str:
     """Format the table as Markdown."""
     lines = [
-        "# Plans beside practice",
+        "# Plans compared with published practice",
         "",
         "`python -m benchmarks.choices`; the rows and their sources are `benchmarks/practice.csv`. A plan is",
         "the first of `finetune plan --model MODEL --method METHOD OPTIONS`: 2,048 tokens, a batch of 16",
-        "where the options say nothing else, any machine of the catalogue.",
+        "unless the options differ, any machine of the catalogue.",
         "",
         f"{sum(not choice.differs for choice in plans)} of {len(plans)} plans take the GPUs that the source",
-        "takes; of the others the last column says why. Not measured: no training run was published on",
+        "takes; the last column has the reasons of the others. Not measured: no published training run on",
         "this GPU, or its architecture with the same links "
         f"({sum(not choice.measured for choice in plans)} of {len(plans)}).",
         "",

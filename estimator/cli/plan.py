@@ -260,16 +260,17 @@ def job_from(job_options: JobOptions) -> Job:
     from estimator import models
     from estimator.engines import images
     from estimator.job import DEFAULT_BATCH, Job
+    from estimator.setup import LlamaAdapter
 
     batch = job_options.global_batch_size
-    model = models.resolve(job_options.model).spec
+    model = images.trained_model(models.resolve(job_options.model).spec, job_options.resolution)
     return Job(
         model=model,
         method=job_options.method,  # type: ignore[arg-type]
         methods=_methods(job_options),
         engine=job_options.engine,  # type: ignore[arg-type]
         task=images.task_for(model, job_options.task),  # type: ignore[arg-type]
-        seq_len=images.length_of(model, job_options.seq_len, job_options.resolution),
+        seq_len=images.length_of(model, job_options.seq_len),
         global_batch_size=DEFAULT_BATCH if batch is None else batch,
         batch_multiple=1 if batch is None else None,
         micro_batch_size=job_options.micro_batch_size,
@@ -282,8 +283,9 @@ def job_from(job_options: JobOptions) -> Job:
         adapter_only=job_options.adapter_only,
         quantization=_quantization(job_options),  # type: ignore[arg-type]
         trained_modules=names_of(job_options.trained_modules),
-        adapter_prompt_length=job_options.adapter_prompt_length,
-        adapter_start_layer=job_options.adapter_start_layer,
+        llama_adapter=LlamaAdapter(
+            prompt_length=job_options.adapter_prompt_length, start_layer=job_options.adapter_start_layer
+        ),
         packing=False if job_options.packing is None and batch is not None else job_options.packing,
         recompute=job_options.recompute_what,  # type: ignore[arg-type]
         recompute_every=job_options.recompute_every,

@@ -17,7 +17,7 @@ from estimator.models.spec import ModelSpec
 from estimator.models.vision import IMAGE_SIDE
 from estimator.names import unknown_choice
 from estimator.planning.search import precision_of
-from estimator.setup import Setup, drawn_answer
+from estimator.setup import Answers, LlamaAdapter, Setup
 from estimator.vocabulary import (
     ENGINES,
     LAUNCHED_ENGINES,
@@ -37,6 +37,9 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
     Raises UserError for unknown and for contradictory values.
     """
     options = replace(options, engine=_engine(options, model))
+    model = images.trained_model(
+        model, options.resolution, average=options.average, encoders=options.encoders
+    )
     if options.vision is not None:
         _check_tower(options.vision, model)
     spec, engine = engine_of(options.engine)
@@ -44,7 +47,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
     launched_here = options.engine in LAUNCHED_ENGINES
     shard, replicate, sharding = _data_parallel(options, engine, gpus)
     sharded = shard > 1
-    seq_len = images.length_of(model, options.seq_len, options.resolution)
+    seq_len = images.length_of(model, options.seq_len)
     if options.precision:
         precision = options.precision
     elif options.device == "cpu":
@@ -54,7 +57,6 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
         precision = "fp32" if job is None else precision_of(job, "cuda", gpu)
     else:
         precision = spec.precision_of(sharded=sharded)
-    draws = options.task in TASKS and TASKS[options.task].draws_answers  # Setup refuses other names
     job = _job(options, model, seq_len, precision) if launched_here else None
     # Packing, Liger and compile are decided as in plans
     decided = None if job is None else automatic.decided(job, options.device, precision)  # type: ignore[arg-type]
@@ -72,14 +74,13 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
         lora_targets=_targets(options, engine, model),
         lora_experts=options.lora_experts,
         adapter_only=options.adapter_only,
-        adapter_prompt_length=options.adapter_prompt_length,
-        adapter_start_layer=options.adapter_start_layer,
+        llama_adapter=LlamaAdapter(
+            prompt_length=options.adapter_prompt_length, start_layer=options.adapter_start_layer
+        ),
         trained_modules=names_of(options.trained_modules or ""),
         quantization=quantization,  # type: ignore[arg-type]
         upcast_frozen=options.upcast_frozen,
         undivided_base=options.undivided_base,
-        average=options.average,
-        encoders=options.encoders,
         precision=precision,  # type: ignore[arg-type]
         fp8=options.fp8,  # type: ignore[arg-type]
         optimizer=options.optimizer,  # type: ignore[arg-type]
@@ -99,10 +100,8 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
         micro_batch_size=options.micro_batch_size,
         # A pipeline with fewer micro batches than stages is never full
         accumulation=_or(options.accumulation, max(options.pp, 1)),
-        answer_len=drawn_answer(seq_len) if draws else 0,
+        answers=Answers(reward_parameters=options.reward_parameters),
         reference_copy=options.reference_copy,
-        reward_parameters=options.reward_parameters,
-        compares=draws and METHODS[method].adapters,
         seq_len=seq_len,
         fixed_length=packed,
         longest_first=_or(options.longest_first, launched_here and not packed),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from estimator.engines.training import Training
-from estimator.models import ModelSpec
+from estimator.job import Job
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, TASKS, LaunchedPrecision
 
 PRECISION: LaunchedPrecision = "fp16-mixed"
@@ -12,17 +11,17 @@ PRECISION: LaunchedPrecision = "fp16-mixed"
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
-def unsupported(engine: str, model: ModelSpec, training: Training) -> str | None:
+def unsupported(engine: str, job: Job) -> str | None:
     """Return the reason why an engine cannot train in fp16, as one clause; None if it can."""
     if PRECISION not in ENGINES[engine].precisions:
         engines = " and ".join(name for name in LAUNCHED_ENGINES if PRECISION in ENGINES[name].precisions)
         return f"precision {PRECISION}: only {engines} scales the loss here"
-    if TASKS[training.task].images:
+    if TASKS[job.task].images:
         return f"precision {PRECISION}: not tested with image models"
-    if model.family not in FAMILIES:
-        return f"precision {PRECISION}: tested with {', '.join(FAMILIES)} models only, not {model.family}"
-    if training.liger:
+    if job.model.family not in FAMILIES:
+        return f"precision {PRECISION}: tested with {', '.join(FAMILIES)} models only, not {job.model.family}"
+    if job.liger:
         return f"liger: its loss computes gradients before {PRECISION} scales them"
-    if training.fp8 != "none":
-        return f"fp8 {training.fp8}: it replaces products in bf16, not in {PRECISION}"
+    if job.fp8 != "none":
+        return f"fp8 {job.fp8}: it replaces products in bf16, not in {PRECISION}"
     return None

@@ -105,8 +105,8 @@ def _latents(model: DiffusionSpec, candidate: Candidate) -> str:
     """Describe the precomputed latents and texts, and the memory for them."""
     layout, memory = candidate.layout, candidate.memory
     on_gpu = layout.device == "cuda"
-    together = latents.images_at_once(model, layout.seq_len, memory.capacity_bytes if on_gpu else None)
-    images = together * latents.image_bytes(model, layout.seq_len)
+    together = latents.images_at_once(model, memory.capacity_bytes if on_gpu else None)
+    images = together * latents.image_bytes(model)
     needs = format_bytes(latents.network_bytes(model, on_gpu=on_gpu) + images)
     return (
         f"latents and texts are computed once before training, on one of its nodes, {together} "

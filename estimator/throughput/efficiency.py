@@ -40,6 +40,7 @@ class Efficiency:
     """Coefficients by (name, scope); scope "*" is the default."""
 
     table: Mapping[tuple[str, str], Coefficient]
+    capped: bool = True  # rates of products end at the data sheet's peak; a fit needs them without that kink
 
     def get(self, name: str, *scopes: str) -> float | None:
         """Return the value in the first of the scopes that has one, then of "*"; None where there is none."""
@@ -78,7 +79,9 @@ def products_rate(gpu: Gpu, precision: str, table: Efficiency) -> float | None:
     )
     peak = gpu.peak_flops(product_type(precision))
     rate = best * table.of("products") * factor
-    return rate if peak is None else min(rate, peak)  # a card's own clocks may be above the data sheet's
+    if peak is None or not table.capped:
+        return rate
+    return min(rate, peak)  # a card's own clocks may be above the data sheet's
 
 
 def chips(gpu: Gpu) -> tuple[str, str]:

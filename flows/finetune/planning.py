@@ -127,12 +127,12 @@ def _translated(flow: type[Any], args: Sequence[str]) -> list[str]:
         name = command_line(sys.argv[0], ["run"])
         sys.stdout.write(run_help.help_page(name, everything="--help-all" in run_options) + "\n")
         raise SystemExit(0)
-    _typed[:] = args
+    _original_arguments[:] = args
     parameters, switches = run_parameters(flow)
     return [*options, "run", *translate(run_options[1:], parameters, {*switches, *OF_METAFLOW})]
 
 
-_typed: list[str] = []  # the words of this process's command line before they were translated
+_original_arguments: list[str] = []  # arguments of this process before they were translated
 
 
 def settings_from(config: Mapping[str, Any], params: Mapping[str, Any]) -> Settings:
@@ -202,7 +202,7 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
 def _command(params: Mapping[str, Any]) -> str:
     """Return the user's command that these parameters come from."""
     if command() == "run":
-        return command_line(sys.argv[0], _typed or sys.argv[1:])
+        return command_line(sys.argv[0], _original_arguments or sys.argv[1:])
     return shlex.join(["finetune", "run", *(["--model", params["model"]] if params.get("model") else [])])
 
 

@@ -368,7 +368,7 @@ RULES: dict[Tool, dict[str, Rule]] = {
 }
 REASONS = {  # of keys without a counterpart
     "dataset._component_": "name the data set in dataset",
-    "trust_remote_code": "code from a model's repository is never run",
+    "trust_remote_code": "set it here only for a model that transformers has no class for",
     "special_tokens": "new_tokens adds tokens; the tokenizer's own special tokens stay",
     "loss_type": "set task: dpo, orpo, simpo or kto",
     "fsdp_config": "engine: fsdp2, and the plan shards",

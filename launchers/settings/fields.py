@@ -8,8 +8,7 @@ from pydantic import Field, model_validator
 
 from estimator.formatting import format_list
 from estimator.job import DEFAULT_BATCH, nearest_multiple
-from estimator.models import DiffusionSpec, ModelSpec
-from estimator.models.diffusion import positions_of
+from estimator.models import ModelSpec
 from estimator.setup import default_seq_len
 from estimator.vocabulary import (
     AUTOMATIC_METHODS,
@@ -117,6 +116,10 @@ class Settings(Section):
     fastest is used. 0: use the best predicted plan."""
     train_on_prompt: bool = False
     """Include the prompt's tokens in the loss."""
+    trust_remote_code: bool = False
+    """Run Python code of the model's folder if transformers has no class for the model or its tokenizer. It
+    runs in the tasks that prepare, train, evaluate and export, with their access to files, network and
+    credentials; never on the machine that launches the run. Read the code first."""
     chat_template: str | None = None
     """Jinja chat template that replaces the tokenizer's."""
     new_tokens: tuple[NotEmpty, ...] = ()
@@ -237,9 +240,7 @@ class Settings(Section):
         )
 
     def sequence_length(self, spec: ModelSpec) -> int:
-        """Maximum sequence length in tokens; for images, latent positions of a square image."""
-        if isinstance(spec, DiffusionSpec):
-            return positions_of(self.images.resolution or spec.resolution)
+        """Maximum sequence length in tokens."""
         return default_seq_len(spec) if self.seq_len is None else self.seq_len
 
     @property

@@ -39,14 +39,15 @@ def pretrained(job: TrainJob, *, dtype: torch.dtype, device: torch.device, **opt
             from launchers.engines.loop.quantized_loading import LoopQuantization
 
         options["quantization_config"] = LoopQuantization(kind, device)
-    return causal.load(job.model_dir, dtype=dtype, **options)
+    trusted = job.settings.trust_remote_code
+    return causal.load(job.model_dir, trust_remote_code=trusted, dtype=dtype, **options)
 
 
 def unloaded(job: TrainJob, *, dtype: torch.dtype) -> Any:
     """The job's model without its weights, where modules are made; its buffers are made from the config."""
     if TASKS[job.settings.task].images:
         return unet.build(job, dtype)
-    return causal.build(job.model_dir, dtype=dtype)
+    return causal.build(job.model_dir, trust_remote_code=job.settings.trust_remote_code, dtype=dtype)
 
 
 def made_trainable(model: Any, job: TrainJob, *, adapters_in_fp32: bool = False) -> Any:

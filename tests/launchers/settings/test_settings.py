@@ -123,6 +123,12 @@ def test_what_was_used_builds_the_same_settings_again() -> None:
         ({}, ["engine_options={a"], "the value is not valid YAML", "brackets"),
         ({"a name": 1}, [], "unknown setting `a name`", ""),
         (
+            {"modle": "x", "lora": {"rnk": 4}},
+            [],
+            "unknown setting `lora.rnk`",
+            "Did you mean lora.rank, lora.rslora, lora.targets, model?",
+        ),
+        (
             {"columns": "promt=q"},
             [],
             "not of `promt`. Did you mean prompt",
