@@ -13,7 +13,7 @@ from estimator.plan import Interruptions, Plan, Prediction
 from estimator.planning import learning_rate
 from estimator.planning.capacity import why_rare
 from estimator.planning.goals import DISRUPTIONS
-from estimator.planning.interruptions import ends_well, expected, in_words, untold
+from estimator.planning.interruptions import describe, describe_unknown, ends_well, expected
 from estimator.planning.job_settings import changed_settings
 from estimator.planning.search import Candidate
 from estimator.planning.step_requests import for_evaluation, for_preparation, for_training
@@ -42,9 +42,9 @@ def assemble(
         peak = candidate.gpu.peak_flops(product_type(layout.precision))
     interruptions = _interruptions(job, candidate, tokens, max_disruptions)
     if interruptions is not None:
-        reasons = [*reasons, *in_words(interruptions)]
+        reasons = [*reasons, *describe(interruptions)]
     elif place is not None and place.spot:
-        reasons = [*reasons, untold(place.interruptions)]
+        reasons = [*reasons, describe_unknown(place.interruptions)]
     plan = Plan(
         model=job.model.name,
         parameters=job.model.parameters,

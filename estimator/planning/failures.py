@@ -127,8 +127,8 @@ def _goals_missed(survey: Survey) -> tuple[str, Candidate, Suggestion]:
         )
         return problem, best, {"budget_usd": math.ceil(usd)}
     if "deadline" in kinds:
-        over_budget = [item for item, miss in survey.goal_misses if miss.kind == "deadline"]
-        best = min(over_budget, key=lambda item: item.hours(tokens) or math.inf)
+        too_slow = [item for item, miss in survey.goal_misses if miss.kind == "deadline"]
+        best = min(too_slow, key=lambda item: item.hours(tokens) or math.inf)
         hours, price = best.hours(tokens) or 0.0, best.usd(tokens)
         problem = (
             f"No plan trains {amount} within {goals.deadline_hours:g} h; "

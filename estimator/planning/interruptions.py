@@ -111,17 +111,17 @@ def against_budget(wall: float, spot: Interruptions, budget: int) -> str | None:
     if chance >= ENDS_WELL:
         return None
     if not math.isfinite(wall):
-        return f"it never reaches the next checkpoint: {_each(spot)}"
+        return f"it never reaches the next checkpoint: {_describe_rate(spot)}"
     return (
-        f"{format_duration(wall * 3600)} on {_each(spot)}: {expected(wall, spot):,.1f} expected "
+        f"{format_duration(wall * 3600)} on {_describe_rate(spot)}: {expected(wall, spot):,.1f} expected "
         f"interruptions, {budget} allowed; {chance:.1%} of such runs finish"
     )
 
 
-def in_words(spot: Interruptions) -> list[str]:
+def describe(spot: Interruptions) -> list[str]:
     """Format the expected interruptions and checkpoint interval as lines of a plan's reasons."""
     mean_seconds = 3600 / (spot.per_node_hour * spot.nodes)
-    lines = [f"{_each(spot)} ({spot.source})"]
+    lines = [f"{_describe_rate(spot)} ({spot.source})"]
     if spot.expected is not None and spot.lost_hours is not None and spot.ends_well is not None:
         lines[0] += (
             f": {spot.expected:,.1f} interruptions and {format_duration(spot.lost_hours * 3600)} "
@@ -139,7 +139,7 @@ def in_words(spot: Interruptions) -> list[str]:
     return [*lines, f"a checkpoint every {steps}{interval_text}: {basis}"]
 
 
-def untold(rate: Rate) -> str:
+def describe_unknown(rate: Rate) -> str:
     """Format the line of a plan's reasons for an unknown rate."""
     return (
         f"interruption rate of these spot nodes unknown (see {rate.where}): hours and price exclude lost "
@@ -147,5 +147,5 @@ def untold(rate: Rate) -> str:
     )
 
 
-def _each(spot: Interruptions) -> str:
+def _describe_rate(spot: Interruptions) -> str:
     return f"{spot.nodes} spot node(s) with {spot.per_node_hour:g} interruptions per node and hour"
