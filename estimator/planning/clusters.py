@@ -68,7 +68,7 @@ class Survey:
         for tier in sorted({place.tier for place in self.places}):
             for place in self.places:
                 if place.tier == tier:
-                    self._look_at(place)
+                    self._search_place(place)
             if self.candidates:
                 break
         scattered = [candidate for candidate in self.candidates if self._is_scattered(candidate)]
@@ -112,13 +112,13 @@ class Survey:
             return False
         return any(_is_dominated(considered, candidate) for considered in self.candidates)
 
-    def _look_at(self, place: Place) -> None:
+    def _search_place(self, place: Place) -> None:
         """Search all node and GPU counts of one instance type, until larger ones can only be worse."""
         search = self.search(place)
         capacity = place.gpu.usable_bytes
         cheapest = math.inf
         for nodes, count in place.shapes(self.target, self.goals):
-            if not search.reaches(nodes, count):
+            if not search.divides_batch(nodes, count):
                 self.indivisible.add(nodes * count)
                 _log.debug("discarded %s: cannot divide the global batch", shape(place, nodes, count))
                 continue

@@ -40,7 +40,10 @@ class Failure:
 
 
 def of_error(job: Job, error: CannotFit) -> Failure:
-    """Build the failure of a method that this machine cannot run; the leanest method explains best."""
+    """Build the failure of a method that this machine cannot run.
+
+    Of several methods, the error of the one that needs the least memory is shown.
+    """
     rejection = Rejection(what=job.method, reason=error.problem.removesuffix("."), kind="method")
     return Failure(rejection, (0, -float(list(METHODS).index(job.method))), lambda: error)
 
