@@ -44,6 +44,7 @@ from estimator.cli.app import load
 from estimator.errors import UserError
 from flows.commands.flow_commands import RUNS, flow_arguments
 from flows.finetune import planning
+from flows.finetune.parameters import read_settings
 from launchers import settings
 from launchers.dataset import preferences, rows
 from launchers.models import weights
@@ -176,7 +177,7 @@ def help_text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelpText]:
             if words == ("resume",):  # Metaflow looks for the run to go on from before it gives any help
                 name = re.findall(r"^class (\w+Flow)\(", flow.read_text(), re.MULTILINE)[0]
                 earlier = home / f"{name}.py"
-                earlier.write_text(EARLIER.format(name=name, values=json.dumps(settings.parse_yaml(""))))
+                earlier.write_text(EARLIER.format(name=name, values=json.dumps(read_settings(""))))
                 run([str(earlier), "run"])
             everything = words == ("run",) and flow.name != "checklist_flow.py"
             return run([str(flow), *words, "--help-all" if everything else "--help"])

@@ -6,7 +6,7 @@ from estimator.job import Job
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, TASKS, LaunchedPrecision
 
 PRECISION: LaunchedPrecision = "fp16-mixed"
-# tests/launchers/engines/fsdp2/test_loss_scaling.py trains each of them. Activations of other families may
+# tests/launchers/engines/fsdp2/test_master_weights.py trains each of them. Activations of other families may
 # exceed fp16's largest value, 65,504, as those of Gemma do
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 

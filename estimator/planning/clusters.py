@@ -22,11 +22,11 @@ from estimator.planning.ranking import (
     Ranking,
     Rejection,
     against_goals,
+    describe_order,
     distinct,
     in_order,
     later_ranked,
     of_misses,
-    order_in_words,
 )
 from estimator.planning.search import Candidate, Evidence, Miss, Search, precision_of, shape
 from estimator.planning.step_requests import disk_of
@@ -118,7 +118,7 @@ class Survey:
         capacity = place.gpu.usable_bytes
         cheapest = math.inf
         for nodes, count in place.shapes(self.target, self.goals):
-            if not search.reaches(nodes, count):
+            if not search.divides_batch(nodes, count):
                 self.indivisible.add(nodes * count)
                 _log.debug("discarded %s: cannot divide the global batch", shape(place, nodes, count))
                 continue
@@ -244,7 +244,7 @@ def rank_plans(survey: Survey, top: int) -> Ranking:
     return Ranking(
         plans=tuple(plans),
         rejected=tuple(rejected),
-        order=order_in_words(
+        order=describe_order(
             survey.goals, survey.target.capacity, priced=survey.candidates[0].usd_per_hour is not None
         ),
     )

@@ -40,7 +40,10 @@ class Failure:
 
 
 def of_error(job: Job, error: CannotFit) -> Failure:
-    """Build the failure of a method that this machine cannot run; the leanest method explains best."""
+    """Build the failure of a method that this machine cannot run.
+
+    Of several methods, the error of the one that needs the least memory is shown.
+    """
     rejection = Rejection(what=job.method, reason=error.problem.removesuffix("."), kind="method")
     return Failure(rejection, (0, -float(list(METHODS).index(job.method))), lambda: error)
 
@@ -127,8 +130,8 @@ def _goals_missed(survey: Survey) -> tuple[str, Candidate, Suggestion]:
         )
         return problem, best, {"budget_usd": math.ceil(usd)}
     if "deadline" in kinds:
-        over_budget = [item for item, miss in survey.goal_misses if miss.kind == "deadline"]
-        best = min(over_budget, key=lambda item: item.hours(tokens) or math.inf)
+        too_slow = [item for item, miss in survey.goal_misses if miss.kind == "deadline"]
+        best = min(too_slow, key=lambda item: item.hours(tokens) or math.inf)
         hours, price = best.hours(tokens) or 0.0, best.usd(tokens)
         problem = (
             f"No plan trains {amount} within {goals.deadline_hours:g} h; "

@@ -135,7 +135,7 @@ def _same_machine(plan: Plan, layout: Layout, estimate: MemoryEstimate, attempt:
         if getattr(plan.layout, name) != getattr(layout, name)
     ]
     changed = replace(changed, overrides=(*plan.overrides, *notes))
-    return NextPlan(plan=changed, change=_in_words(notes, plan, changed))
+    return NextPlan(plan=changed, change=_describe_change(notes, plan, changed))
 
 
 def _other_machine(plan: Plan, job: Job, search: Search, attempt: int) -> NextPlan | None:
@@ -165,7 +165,9 @@ def _other_machine(plan: Plan, job: Job, search: Search, attempt: int) -> NextPl
             request=replace(next_plan.request, node_labels=request.node_labels),
             overrides=(*plan.overrides, note),
         )
-        return NextPlan(plan=next_plan, change=_in_words([note], plan, next_plan), needs_other_machine=True)
+        return NextPlan(
+            plan=next_plan, change=_describe_change([note], plan, next_plan), needs_other_machine=True
+        )
     return None
 
 
@@ -187,7 +189,7 @@ def _larger(plan: Plan, job: Job, failed_gpu: Gpu) -> list[Place]:
     )
 
 
-def _in_words(notes: list[Override], old_plan: Plan, new_plan: Plan) -> str:
+def _describe_change(notes: list[Override], old_plan: Plan, new_plan: Plan) -> str:
     changes = ", ".join(
         f"{note.name.removesuffix('_size').replace('_', ' ')} {note.planned} -> {note.used}" for note in notes
     )

@@ -193,7 +193,7 @@ def _within_band(item: tuple[float, Candidate]) -> tuple[object, ...]:
     )
 
 
-def order_in_words(goals: Goals, capacity: str, *, priced: bool = True) -> str:
+def describe_order(goals: Goals, capacity: str, *, priced: bool = True) -> str:
     """Describe the order of :func:`in_order` in one line; ``priced``: whether prices are known."""
     availability = "low on-demand availability, " if capacity == "usual" else ""
     first = goals.order if priced else goals.unpriced_order

@@ -302,7 +302,7 @@ class Search:
             restart_hours=start_up(replace(place, free_nodes=0), layout.nodes, self.job.model).hours,
         )
 
-    def reaches(self, nodes: int, processes: int) -> bool:
+    def divides_batch(self, nodes: int, processes: int) -> bool:
         """Return whether any spread over this many processes divides the global batch."""
         return bool(self.ladders.of(nodes, processes))
 

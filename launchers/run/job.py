@@ -51,7 +51,7 @@ def first_supported_engine(settings: Settings, spec: ModelSpec) -> LaunchedEngin
 
 
 def installed_engines() -> tuple[LaunchedEngine, ...]:
-    """The engines whose packages are here; all where none has them, as none is to be preferred then."""
+    """Return the engines whose packages are installed; all engines if none is installed."""
     installed = tuple(
         name
         for name in LAUNCHED_ENGINES

@@ -131,7 +131,9 @@ def run_trials(
             total_steps=steps,
             keeps_result=False,
         )
-        _say(address, f"trial {number} of {len(plans)}: {describe_layout(plan)}, {steps} steps")
+        _print_on_first_node(
+            address, f"trial {number} of {len(plans)}: {describe_layout(plan)}, {steps} steps"
+        )
         state = RunState(plan, tokens_of_steps=tokens)
         # A separate run name, so that a node that starts early cannot join the gang that is just ending
         trial_address = replace(address, run=f"{address.run}/trial-{number}")
@@ -144,7 +146,7 @@ def run_trials(
             results.append(_result(state, plan))
         finally:
             shutil.rmtree(trial.work_dir, ignore_errors=True)
-        _say(address, f"  {describe_result(results[-1])}")
+        _print_on_first_node(address, f"  {describe_result(results[-1])}")
         if address.node == 0:
             on_result(results[-1])
     if address.node != 0:
@@ -155,7 +157,7 @@ def run_trials(
     fastest = max(succeeded, key=lambda result: result.tokens_per_second or 0.0)
     decision = Decision(plan=fastest.plan, results=tuple(results))
     _store_decision(store, prefix, decision)
-    _say(address, f"fastest: {describe_layout(decision.plan)}")
+    _print_on_first_node(address, f"fastest: {describe_layout(decision.plan)}")
     return decision
 
 
@@ -206,7 +208,7 @@ def _rate(tokens_per_second: float | None) -> str:
     return "unknown speed" if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"
 
 
-def _say(address: NodeAddress, line: str) -> None:
+def _print_on_first_node(address: NodeAddress, line: str) -> None:
     if address.node == 0:
         print(line, flush=True)
 

@@ -74,7 +74,7 @@ def _number(value: Any) -> float:
 
 def _positive(value: Any) -> float:
     if (number := _number(value)) <= 0:
-        raise UntranslatableError("0 or less means none there")
+        raise UntranslatableError("0 or less turns it off")
     return number
 
 
@@ -412,14 +412,14 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def convert(config: Mapping[str, Any], *, gpus: int = 1, task: str | None = None) -> Conversion:
-    """Translate a configuration.
+    """Translate the configuration of another tool.
 
     Parameters
     ----------
     gpus:
-        Processes that it ran on: micro batch, accumulation and they make up the global batch.
+        Number of processes of the other tool's run, a factor of its global batch.
     task:
-        For TRL, whose files don't name it.
+        Task of a TRL file, which does not name it.
     """
     tool = recognize(config)
     rules = RULES[tool]

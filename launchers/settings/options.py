@@ -55,11 +55,12 @@ def translate(
             if not remaining:
                 raise UserError(f"{name} has no value.", f"Write {name} VALUE.")
             value = remaining.pop(0)
-        translated += _words(option, setting, value, parameters)
+        translated += _arguments(option, setting, value, parameters)
     return translated
 
 
-def _words(option: str, setting: str, value: str, parameters: Collection[str]) -> list[str]:
+def _arguments(option: str, setting: str, value: str, parameters: Collection[str]) -> list[str]:
+    """Return the arguments that set a setting: its own parameter of the flow, or --set."""
     if option in parameters:
         return [option, value]
     return ["--set", f"{setting}={_scalar(setting, value)}"]

@@ -1,4 +1,4 @@
-"""One process in mixed precision: without a sharding wrapper it trains as with it."""
+"""One process in mixed precision: it trains as under fully_shard; fp16 scales the loss."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from estimator.engines import fp16
 from estimator.engines.setups import setup_of
 from estimator.job import Job
 from estimator.memory.states import states as states_of
 from estimator.models import resolve
 from estimator.plan import Layout
 from launchers.dataset.batches import collate, summed_cross_entropy
-from launchers.engines.fsdp2 import sharding
+from launchers.engines.fsdp2 import checkpoint, sharding
+from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
-from tests.launchers.engines.loop import runs
+from tests.launchers.engines.loop import families, runs
 
 CPU = torch.device("cpu")
 STEPS = 2
+LABELS = 40  # counted in a step
 
 
 @pytest.fixture(autouse=True)
@@ -128,3 +131,65 @@ def test_the_states_have_the_bytes_of_the_estimate(tmp_path: Path, method: str) 
     )
     job = Job(model=resolve(str(tmp_path / "model")).spec, engine="fsdp2", method=method, seq_len=128)  # type: ignore[arg-type]
     assert counted == pytest.approx(sum(states_of(setup_of(job, layout)).values()), rel=0.01)
+
+
+# fp16 with loss scaling
+
+
+def job_of(folder: Path, precision: str, **options: Any) -> TrainJob:
+    settings = {"method": "lora", "optimizer": {"lr": 1e-2}}
+    options = {"world": 1, "sharding": "none", "settings": settings, "precision": precision} | options
+    return runs.make_job(folder, folder / "model", folder, steps=4, engine="fsdp2", **options)
+
+
+def load(job: TrainJob) -> sharding.FsdpModel:
+    return sharding.FullyShard().load(job, RankEnv.read(), CPU)
+
+
+def losses_of(model: sharding.FsdpModel, steps: list[int]) -> list[float]:
+    losses = []
+    for step in steps:
+        batch = collate(runs.documents(2, seed=step), 0)
+        loss = summed_cross_entropy(model.logits(**batch.inputs), batch.labels)
+        model.backward(loss, LABELS, last=True)
+        model.update()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("family", fp16.FAMILIES)
+def test_losses_are_those_of_fp32_within_the_digits_of_fp16(tmp_path: Path, family: str) -> None:
+    families.network(family).save_pretrained(tmp_path / "model")
+    in_fp32 = losses_of(load(job_of(tmp_path, "fp32")), [0, 1, 0])
+    assert in_fp32[2] < in_fp32[0] - 0.01
+    assert losses_of(load(job_of(tmp_path, "fp16-mixed")), [0, 1, 0]) == pytest.approx(in_fp32, rel=1e-3)
+
+
+def test_a_step_whose_gradients_overflow_changes_the_scale_alone_and_a_checkpoint_keeps_it(
+    tmp_path: Path,
+) -> None:
+    runs.make_model(tmp_path / "model")
+    model = load(job_of(tmp_path, "fp16-mixed", settings={"method": "full"}))
+    losses_of(model, [0])
+    model._scaler.load_state_dict(model._scaler.state_dict() | {"scale": 2.0**40})
+    weights = [parameter.detach().clone() for parameter in model.module.parameters()]
+    losses_of(model, [1])
+    assert all(map(torch.equal, weights, model.module.parameters()))
+    assert model._scaler.get_scale() == 2.0**39
+
+    model._scaler.load_state_dict(model._scaler.state_dict() | {"scale": 2.0**10})
+    env = RankEnv.read()
+    job = job_of(tmp_path, "fp16-mixed", settings={"method": "full"})
+    model.save_checkpoint(job, env, 2)
+    resumed_job = job_of(
+        tmp_path, "fp16-mixed", settings={"method": "full"}, resume_dir=job.checkpoint_dir(2), start_step=2
+    )
+    resumed = load(resumed_job)
+    assert resumed._scaler.state_dict() == model._scaler.state_dict()
+    assert losses_of(resumed, [2, 3]) == losses_of(model, [2, 3])
+
+
+def test_only_fp16_scales_the_loss(tmp_path: Path) -> None:
+    runs.make_model(tmp_path / "model")
+    model = load(job_of(tmp_path, "bf16-mixed"))
+    assert "scaler" not in checkpoint._state(model.module, model._steps, None, model._scaler)
