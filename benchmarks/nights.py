@@ -2,8 +2,8 @@
 
     python -m benchmarks.nights    # half a minute; writes benchmarks/results/nights.*
 
-Crafted measurements of six machines with a GPU each go through the very functions of a run: the history is
-read from the file that the nights before have written, judged with, and added to. Nothing was measured.
+Synthetic measurements of six machines with one GPU each go through the functions of a run: the history is
+read from the file of earlier nights, used for judging, and extended. Nothing is measured.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ PORTS = tuple(
     for number in range(8)
 )
 HEALTHY_GBYTES_PER_S = 45.0  # of the 50 that one port has
-FLAPS = (9, 12, 15)  # nights on which the link loses packets in the first pass, and none alone
-REPLACED = 12  # the night from which another machine stands in for the one that was slow for four
+FLAPS = (9, 12, 15)  # nights on which the link loses packets in the first pass, but not alone
+REPLACED = 12  # first night with another machine in place of the one that was slow for four nights
 
 
 def _speed(run: Measurements, share: float) -> Measurements:
@@ -46,14 +46,14 @@ def _speed(run: Measurements, share: float) -> Measurements:
 
 
 def _sent_again(run: Measurements, flaps: bool) -> Measurements:
-    def told(src: int, dst: int, alone: bool) -> int:
+    def retransmitted(src: int, dst: int, alone: bool) -> int:
         return 400 if flaps and {src, dst} == {1, 4} and not alone else 3
 
     pairs = tuple(
         dataclasses.replace(
             measurement,
             segments=10_000,
-            retransmitted=told(measurement.src, measurement.dst, measurement.alone),
+            retransmitted=retransmitted(measurement.src, measurement.dst, measurement.alone),
         )
         for measurement in run.pairs
     )
@@ -124,7 +124,7 @@ def letters(results: list[Result]) -> str:
     return "".join(result.verdict[0] for result in results)
 
 
-def said(results: list[Result]) -> list[dict[str, Any]]:
+def findings_by_line(results: list[Result]) -> list[dict[str, Any]]:
     """Return the distinct lines of all nights in order of appearance, each with its nights."""
     lines: dict[str, list[int]] = {}
     for night, result in enumerate(results):
@@ -149,7 +149,7 @@ def spans(on: list[int]) -> str:
 
 def markdown(report: dict[str, Any]) -> str:
     lines = [
-        "# What is said each night",
+        "# Findings of each night",
         "",
         f"`{report['command']}`: crafted measurements of {NODES} machines, {NIGHTS} nights from 0 to",
         f"{NIGHTS - 1}, each judged with the history of those before it. P is PASS, W WARN, F FAIL.",
@@ -160,11 +160,11 @@ def markdown(report: dict[str, Any]) -> str:
         "",
     ]
     for row in report["rows"]:
-        if row["said"]:
+        if row["lines"]:
             lines += [f"## {row['case'][0].upper()}{row['case'][1:]}", ""]
-            shown = row["said"][: report["most"]]
+            shown = row["lines"][: report["most"]]
             lines += [f"- {spans(entry['nights'])}: {entry['line']}" for entry in shown]
-            remaining = len(row["said"]) - len(shown)
+            remaining = len(row["lines"]) - len(shown)
             lines += [f"- and {remaining} lines more, with other figures"] if remaining else []
             lines.append("")
     return "\n".join(lines).rstrip() + "\n"
@@ -177,7 +177,7 @@ def main() -> None:
     rows = []
     for case, change in CASES.items():
         results = nights(change)
-        rows.append({"case": case, "letters": letters(results), "said": said(results)})
+        rows.append({"case": case, "letters": letters(results), "lines": findings_by_line(results)})
         print(rows[-1]["letters"], case, flush=True)
     report = {"command": COMMAND, "most": 6, "rows": rows}
     (out / "nights.json").write_text(json.dumps(report, indent=1) + "\n")

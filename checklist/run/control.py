@@ -60,7 +60,7 @@ class RanksRequest(JoinRequest):
     world: int = Field(ge=1)
 
     @property
-    def places(self) -> tuple[int, ...]:
+    def member_ids(self) -> tuple[int, ...]:
         return self.ranks
 
 
