@@ -287,7 +287,9 @@ def _upper_bound(wiring: Wiring, op: str, terms: Iterable[Term]) -> float:
     ranks, limits = wiring.ranks, []
     for term in terms:
         rate = term.gbytes_per_s
-        if op == "all_reduce" and term.name == "network" and wiring.domains == 2:
+        sent_once = wiring.domains == 2 or wiring.fabric == "infiniband"
+        if op == "all_reduce" and term.name == "network" and sent_once:
+            # A tree over two domains, or SHARP in the switches of InfiniBand: each byte is sent once
             rate *= max(1.0, 2 * (ranks - 1) / ranks)
         elif op == "all_reduce" and term.name == "link" and wiring.nvlink_sharp:
             # With NVLS a GPU sends its buffer once and 1/g of the result

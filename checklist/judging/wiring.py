@@ -95,6 +95,12 @@ def _network(run: Measurements, leaders: Sequence[Facts], gpus: int) -> _Network
     return _ethernet(leaders)
 
 
+def port_gbps_of(machine: Instance) -> float | None:
+    """Return the rate of one InfiniBand or RoCE port of a cloud's machine type; None without such ports."""
+    fabric, _, gbps = _of_machine(machine, machine.gpu_count) or ("", 0, None)
+    return gbps if fabric in ("infiniband", "roce") else None  # EFA's driver does not report its true rate
+
+
 def has_no_rdma(machine: Instance) -> bool:
     """Return whether a cloud's machine type has no network besides its Ethernet, which may burst."""
     return machine.fabric.startswith(_PLAIN)

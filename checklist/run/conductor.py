@@ -29,15 +29,15 @@ from estimator.formatting import format_clock
 from estimator.terminal import print
 
 PROGRESS_S = 10.0  # between progress lines
-_DOES: dict[PhaseName, str] = {
-    "facts": "what each node says of itself",
+_PHASE_NAMES: dict[PhaseName, str] = {
+    "facts": "facts of each node",
     "mesh": "connections between nodes",
     "diag": "NVIDIA's own diagnostic",
     "node": "each rank alone",
     "world": "collectives over all ranks",
     "pairs": "pairs of nodes",
 }
-_TOLD = ("NCCL_", "GLOO_", "FI_", "TORCH_NCCL_", "OMP_", "CUDA_VISIBLE_DEVICES")
+_REPORTED_VARIABLES = ("NCCL_", "GLOO_", "FI_", "TORCH_NCCL_", "OMP_", "CUDA_VISIBLE_DEVICES")
 
 
 class Coordinator(Session):
@@ -103,7 +103,7 @@ class Coordinator(Session):
         started, name = self._phase_began, self.phase
         elapsed = f"{format_clock(now - started)} of at most {format_clock(self.phase_ends - started)}"
         count = {"world": len(self.results.collectives), "pairs": len(self.results.pairs)}.get(name)
-        return f"{_DOES[name]}, {elapsed}" + ("" if count is None else f", {count} measured")
+        return f"{_PHASE_NAMES[name]}, {elapsed}" + ("" if count is None else f", {count} measured")
 
     def measurements(self) -> Measurements:
         """Return the measurements so far."""
@@ -131,7 +131,9 @@ class Coordinator(Session):
             hangs=tuple(self.hangs),
             phases=tuple(collected.phases),
             transport=collected.transport,
-            environment={key: value for key, value in sorted(os.environ.items()) if key.startswith(_TOLD)},
+            environment={
+                key: value for key, value in sorted(os.environ.items()) if key.startswith(_REPORTED_VARIABLES)
+            },
             notes=tuple(self.notes),
             unsound=tuple(collected.unsound),
             hosts=dict(sorted(self.hosts.items())),

@@ -244,7 +244,8 @@ def _screened(run: Session, order: Sequence[int]) -> _Screened:
         for index, node in enumerate(order)
     }
     start = time.monotonic()
-    outcome = run.request("screen", arguments, limit_s=run.limits.operation + len(order) * SCREEN_TURN_S)
+    limit = 2 * run.limits.operation + len(order) * SCREEN_TURN_S  # torch is imported by this, as for "join"
+    outcome = run.request("screen", arguments, limit_s=limit)
     best = np.full((len(order), len(order) - 1), np.nan)
     for index, node in enumerate(order):
         replies = [outcome.replies.get(rank) for rank in by_node[node][:columns]]

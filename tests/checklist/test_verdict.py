@@ -36,6 +36,12 @@ def test_nodes_on_one_machine_pass_and_say_nothing_of_a_network() -> None:
     assert result.records == ()
 
 
+def test_pairs_that_were_compared_with_each_other_only_are_no_bare_pass() -> None:
+    result = judge(cpu_run(6), checks=registry.select(only=["pairs"]))
+    assert result.verdict == "PASS"
+    assert result.headline.startswith("No fault found; speed not judged: the expected speed")
+
+
 def test_nothing_measured_is_no_verdict_and_nobody_is_healthy() -> None:
     run = Measurements(
         started_unix=0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from checklist.checks.network.rdma_ports import rates, rdma_ports
+from checklist.checks.network.rdma_ports import below_machine, rates, rdma_ports
 from checklist.judging.advice import finding
 from checklist.judging.context import JudgingContext, Judgment, decide, no_verdict, shorten, skipped
 from checklist.measurements import Facts
@@ -148,13 +148,14 @@ def rdma(context: JudgingContext) -> Judgment:
 
     They are required if the machine type's row in estimator/data/instances.csv names EFA. FAIL also for a
     port that is down, or has a lower rate than the port of that name and model on the other nodes; WARN if
-    only a single node, or only other ports of the same node, serve as reference.
+    only a single node, or only other ports of the same node, serve as reference, and if no port has the rate
+    of the cloud's machine type (InfiniBand and RoCE).
 
     Limits: the reference is the node with the most devices; for ports, the value of most others, and at least
     ``WITNESSES`` (2) of them for FAIL.
 
     Not detected: whether packets pass; a device missing on all nodes of an unlisted machine type; a port that
-    is down or slow on most nodes, which is taken for unused.
+    is down or slow on most nodes, which is taken for unused, if the machine type is not listed.
     """
     if not context.cuda:
         return skipped("rdma", "The run uses no GPUs.")
@@ -184,7 +185,7 @@ def rdma(context: JudgingContext) -> Judgment:
     ]
     if not counts:
         return context.unmeasured("rdma", "facts")
-    findings += rdma_ports(context)
+    findings += [*rdma_ports(context), *below_machine(context)]
     port_rates = rates(context)
     passed = f"{largest} {kind} devices on each node" + (f", ports at {port_rates}." if port_rates else ".")
     return decide("rdma", passed, findings, nodes=context.all_names)

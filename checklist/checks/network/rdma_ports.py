@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from checklist.analysis.paths import kind_of
 from checklist.judging.advice import finding
 from checklist.judging.context import JudgingContext, shorten
+from checklist.judging.wiring import port_gbps_of
 from checklist.measurements import RdmaPort
 from checklist.result import Finding, Gravity
 
 WITNESSES = 2  # minimum number of other nodes with the port up; a single one may be the exception itself
+RATE_SHARE = 0.9  # of the machine type's rate; virtual functions may report a little less
 _UP = "ACTIVE"  # INIT: a link without a subnet manager; ARMED: a link before activation
 _OFF = "Disabled"
 _ELSEWHERE, _BESIDE = "on the other nodes", "other ports of its model"
@@ -55,6 +57,22 @@ def rdma_ports(context: JudgingContext) -> list[Finding]:
             for (verdict, where), names in groups.items()
         ]
     return findings
+
+
+def below_machine(context: JudgingContext) -> list[Finding]:
+    """Report ports that are slower on all nodes than those of the cloud's machine type."""
+    machine = context.machine
+    expected = None if machine is None else port_gbps_of(machine)
+    up = [
+        port.gbps
+        for fact in context.facts
+        for port in fact.rdma_ports or ()
+        if port.state == _UP and port.gbps is not None
+    ]
+    if machine is None or expected is None or not up or max(up) >= RATE_SHARE * expected:
+        return []
+    title = f"No RDMA port is faster than {max(up):g} Gbit/s; {machine.name} has ports of {expected:g}."
+    return [finding("rdma", "rdma-below-machine", "WARN", title)]
 
 
 def rates(context: JudgingContext) -> str:

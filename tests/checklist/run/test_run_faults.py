@@ -120,7 +120,7 @@ def test_control_ports_that_are_dropped_are_told_from_a_host_that_is_gone(
     assert [process.returncode for process in job.processes] == [1, 2]
     assert "ports 29517 to 29524, could not be reached" in job.output(1)
     assert "The host answers on port 29500, so a firewall drops these" in job.output(1)
-    assert any("to ports 29517 to 29524 of this host" in note for note in job.result.notes)
+    assert any("at ports 29517 to 29524 of this host" in note for note in job.result.notes)
 
 
 @pytest.mark.slow

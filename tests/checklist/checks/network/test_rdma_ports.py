@@ -11,7 +11,7 @@ from checklist import measurements
 from checklist.condensed import condensed_run
 from checklist.measurements import Measurements, RdmaPort
 from checklist.verdict import judge
-from tests.checklist.runs import gpu_run, spoil
+from tests.checklist.runs import all_with, gpu_run, spoil
 
 UP = tuple(
     RdmaPort(
@@ -96,3 +96,14 @@ def test_ports_go_through_json_and_large_results_keep_those_that_differ() -> Non
     large = condensed_run(cluster(130, 7, **DOWN))
     kept = [fact.node for fact in large.facts if fact.rdma_ports]
     assert kept == [0, 7]
+
+
+@pytest.mark.parametrize(("gbps", "found"), [(200.0, [("rdma-below-machine", "WARN", ())]), (400.0, [])])
+def test_ports_slower_than_the_machine_types_on_all_nodes_are_one_finding(
+    gbps: float, found: list[tuple[str, str, tuple[str, ...]]]
+) -> None:
+    ports = tuple(dataclasses.replace(port, gbps=gbps) for port in UP)
+    run = all_with(
+        gpu_run(3), instance_type="Standard_ND96isr_H100_v5", efa_devices=0, ib_devices=("mlx5_0",)
+    )
+    assert said(all_with(run, rdma_ports=ports)) == found
