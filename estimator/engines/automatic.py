@@ -40,6 +40,12 @@ PROVEN = (
     Proven(choice="liger", engine="fsdp2", families=liger.FAMILIES, test=_LIGER_TEST),
     Proven(
         choice="compile",
+        engine="torchtune",
+        families=("llama", "mistral", "qwen2"),
+        test="launchers/engines/torchtune/test_recipe.py",
+    ),
+    Proven(
+        choice="compile",
         engine="fsdp2",
         families=("llama", "mistral", "qwen2", "qwen3"),
         test="launchers/engines/fsdp2/test_kernels.py",

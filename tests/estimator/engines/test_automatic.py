@@ -30,7 +30,8 @@ def on(job: Job, device: Any = "cuda", precision: Any = "bf16") -> set[str]:
     [
         ({}, {"packing", "liger", "compile"}),
         ({"engine": "deepspeed"}, {"packing", "liger"}),
-        ({"engine": "torchtune"}, {"packing"}),
+        ({"engine": "torchtune"}, {"packing", "compile"}),
+        ({"method": "qlora"}, {"packing", "liger", "compile"}),
         ({"model": find("gemma-2-9b")}, set()),
         ({"model": find("mixtral-8x7b")}, {"packing"}),
         ({"task": "dpo"}, {"liger"}),
