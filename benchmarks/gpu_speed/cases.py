@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import product
@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from estimator.errors import UserError
-from estimator.vocabulary import ENGINES, Device, LaunchedMethod
+from estimator.vocabulary import ENGINES, METHODS, Device, LaunchedMethod
 from launchers.settings import Settings, build
 
 Method = Literal["lora", "full", "qlora"]
-OURS = ("fsdp2", "torchtune", "deepspeed")
+FLOAT8 = "fsdp2 fp8"  # with fp8: rowwise, for methods without a quantized base
+OURS = ("fsdp2", FLOAT8, "torchtune", "deepspeed")
 TRANSFORMERS, TRL, TUNE = "transformers Trainer", "TRL SFTTrainer", "torchtune CLI"
 PEERS = (TRANSFORMERS, TRL, TUNE)
 
@@ -88,14 +89,19 @@ class Run:
 
 
 def in_order(scale: Scale) -> list[Run]:
-    """List all runs: each case by the first engine and by all peers, then by the other engines."""
+    """List all runs: each case by the first engine and by all peers, then by the other engines in turn."""
     methods: tuple[LaunchedMethod, ...] = ("lora", "full", "qlora")
     cases = [
         Case(model=model, method=method, seq_len=seq_len)
         for model, seq_len, method in product(scale.models, scale.seq_lens, methods)
     ]
     first = [Run(case=case, engine=engine) for case in cases for engine in (OURS[0], *PEERS)]
-    return first + [Run(case=case, engine=engine) for case in cases for engine in OURS[1:]]
+    others = product(cases, OURS[1:])
+    return first + [
+        Run(case=case, engine=engine)
+        for case, engine in others
+        if engine != FLOAT8 or not METHODS[case.method].quantized
+    ]
 
 
 def chosen(runs: Iterable[Run], only: str | None) -> list[Run]:
@@ -111,10 +117,12 @@ def chosen(runs: Iterable[Run], only: str | None) -> list[Run]:
 def settings_of(run: Run, scale: Scale, model_dir: Path, dataset: Path, profile: str | None) -> Settings:
     """Build a user's settings for a run of this package: packed rows and, on a GPU, its faster kernels."""
     micro = scale.tokens // run.case.seq_len
+    engine = run.engine.split()[0]
     values: dict[str, Any] = {
         "model": str(model_dir),
         "method": run.case.method,
-        "engine": run.engine,
+        "engine": engine,
+        "fp8": "rowwise" if run.engine == FLOAT8 else "none",
         "dataset": str(dataset),
         "task": "pretrain",
         "seq_len": run.case.seq_len,
@@ -128,9 +136,9 @@ def settings_of(run: Run, scale: Scale, model_dir: Path, dataset: Path, profile:
         "profile": {"steps": profile},
     }
     if scale.device == "cuda":
-        values["compile"] = ENGINES[run.engine].compile
-        values["liger"] = ENGINES[run.engine].runs_loop and find_spec("liger_kernel") is not None
-        if run.case.method == "full" and run.engine == "fsdp2":
+        values["compile"] = ENGINES[engine].compile
+        values["liger"] = ENGINES[engine].runs_loop and find_spec("liger_kernel") is not None
+        if run.case.method == "full" and engine == "fsdp2":
             values["precision"] = "bf16"  # as all peers train all weights
     return build(values)
 
@@ -138,8 +146,3 @@ def settings_of(run: Run, scale: Scale, model_dir: Path, dataset: Path, profile:
 def rows_needed(run: Run, scale: Scale) -> int:
     """Return the number of documents; their mean length is a third of the longest."""
     return 4 * scale.steps * scale.accumulation * max(1, scale.tokens // run.case.seq_len)
-
-
-def engines_of(runs: Sequence[Run]) -> tuple[str, ...]:
-    """List the engines of this package that the runs need."""
-    return tuple(engine for engine in OURS if any(run.engine == engine for run in runs))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from estimator.engines import fp16, liger, support, varlen
+from estimator.hardware import Gpu
 from estimator.job import Job
 from estimator.vocabulary import ENGINES, Device, LaunchedEngine, LaunchedPrecision
 
@@ -40,11 +41,20 @@ PROVEN = (
     Proven(choice="liger", engine="fsdp2", families=liger.FAMILIES, test=_LIGER_TEST),
     Proven(
         choice="compile",
+        engine="torchtune",
+        families=("llama", "mistral", "qwen2"),
+        test="launchers/engines/torchtune/test_recipe.py",
+    ),
+    Proven(
+        choice="compile",
         engine="fsdp2",
         families=("llama", "mistral", "qwen2", "qwen3"),
         test="launchers/engines/fsdp2/test_kernels.py",
     ),
 )
+
+
+FLOAT8 = "fp8 off: its speed was not measured here; --fp8 rowwise computes the blocks' products in float8"
 
 
 def decided(job: Job, device: Device, precision: LaunchedPrecision) -> Job:
@@ -64,6 +74,19 @@ def reason(job: Job, device: Device, precision: LaunchedPrecision) -> list[str]:
     parts = [f"{', '.join(on)} on (tested with {job.engine} and {job.model.family} models)"] if on else []
     parts += [f"{choice} off ({objection})" for choice, objection in objections.items() if objection]
     return ["automatic: " + "; ".join(parts)]
+
+
+def float8_reason(job: Job, gpu: Gpu | None) -> list[str]:
+    """Name float8 in one line where GPU, engine and model support it, as no job has it by default."""
+    possible = (
+        gpu is not None
+        and gpu.compute_capability is not None
+        and job.fp8 == "none"
+        and job.compile
+        and support.unsupported_gpu(float8 := replace(job, fp8="rowwise"), gpu) is None
+        and support.unsupported_job(float8) is None
+    )
+    return [FLOAT8] if possible else []
 
 
 def _decide(job: Job, device: Device, precision: LaunchedPrecision) -> tuple[Job, dict[Choice, str | None]]:

@@ -13,6 +13,9 @@ from estimator.planning.search import INDISTINCT, Evidence, Search, precision_of
 from estimator.vocabulary import ENGINES
 
 FEW_MACHINES = 2  # instance types on which engines are compared, the best with the simplest engine
+# Wins ties on GPUs: its defaults were measured on one (benchmarks/results/gpu_speed.md), those of the other
+# engines were not
+MEASURED = "fsdp2"
 SEEN = 0.001  # minimum difference to report
 Speeds = Mapping[str, float | None]
 """Tokens per second by engine; None: it does not fit, or its speed is unknown."""
@@ -24,14 +27,13 @@ def keeps_masters(job: Job) -> bool:
 
 
 def by_preference(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Group the engines of a job: those with fp32 master weights first, the simplest of each group first.
+    """Group the engines of a job: those with fp32 master weights first, the preferred of each group first.
 
     An engine of a later group is used only if no engine of an earlier one has a plan. The last group is of
     engines that can also train in pure bf16, if no other engine does.
     """
+    jobs = sorted(jobs, key=lambda job: job.engine != MEASURED)
     fp32_masters = [job for job in jobs if keeps_masters(job)]
-    # FSDP2, which is part of torch, before DeepSpeed
-    fp32_masters.sort(key=lambda job: ENGINES[job.engine].sharding_options == "zero")
     without = [job for job in jobs if not keeps_masters(job)] or [
         replace(job, precision="bf16") for job in fp32_masters if "bf16" in ENGINES[job.engine].precisions
     ]
@@ -103,5 +105,6 @@ def reason(engine: str, speeds: Speeds, *, skipped: str = "") -> str:
     gain = other_speeds[second] / chosen_speed - 1
     difference = compared(gain, "faster", "slower") if abs(gain) >= SEEN else "as fast"
     tie = SEEN <= gain <= INDISTINCT
-    simpler = f", a tie, and {engine} is simpler" if tie else ""
-    return f"engine {engine}: {lean}the runner-up, {second}, is {difference} on these GPUs{simpler}"
+    advantage = "was measured with its defaults" if engine == MEASURED else "is simpler"
+    preferred = f", a tie, and {engine} {advantage}" if tie else ""
+    return f"engine {engine}: {lean}the runner-up, {second}, is {difference} on these GPUs{preferred}"

@@ -36,6 +36,7 @@ def of_layout(search: Search, candidate: Candidate) -> list[str]:
         _micro_batch(search, candidate),
         _checkpointing(search, candidate),
         *automatic.reason(search.requested, layout.device, layout.precision),
+        *automatic.float8_reason(job, candidate.gpu),
         *_documents_apart(job, candidate),
         *_varying_lengths(job, candidate),
         *vision.reasons(job),

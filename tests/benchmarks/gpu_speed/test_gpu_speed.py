@@ -36,7 +36,7 @@ def test_every_case_is_run_by_the_first_engine_and_all_peers_before_the_other_en
     runs = cases.in_order(ON_GPU)
     first = [run for run in runs if run.is_peer or run.engine == cases.OURS[0]]
     assert runs[: len(first)] == first
-    assert len(set(runs)) == len(runs) == 12 * (len(cases.OURS) + len(cases.PEERS))
+    assert len(set(runs)) == len(runs) == 12 * (len(cases.OURS) + len(cases.PEERS)) - 4  # QLoRA in float8
 
 
 def test_a_row_is_compared_with_the_fastest_peer_of_its_case() -> None:

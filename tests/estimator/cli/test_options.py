@@ -68,7 +68,7 @@ CHANGES: dict[str, list[str]] = {
     "checkpointing": ["--no-activation-checkpointing"],
     "recompute_every": ["--recompute-every", "2"],
     "activation_offload": ["--activation-offload"],
-    "compile": ["--compile"],
+    "compile": ["--no-compile"],
     "loss": ["--loss", "plain"],
     "loss_chunks": ["--loss-chunks", "4"],
     "attention": ["--attention", "math"],

@@ -10,7 +10,7 @@ import pytest
 
 import tests
 from estimator import Job, Target, plan
-from estimator.engines.automatic import CHOICES, PROVEN, decided
+from estimator.engines.automatic import CHOICES, FLOAT8, PROVEN, decided
 from estimator.models import find
 from estimator.planning.run_command import run_command
 
@@ -30,7 +30,8 @@ def on(job: Job, device: Any = "cuda", precision: Any = "bf16") -> set[str]:
     [
         ({}, {"packing", "liger", "compile"}),
         ({"engine": "deepspeed"}, {"packing", "liger"}),
-        ({"engine": "torchtune"}, {"packing"}),
+        ({"engine": "torchtune"}, {"packing", "compile"}),
+        ({"method": "qlora"}, {"packing", "liger", "compile"}),
         ({"model": find("gemma-2-9b")}, set()),
         ({"model": find("mixtral-8x7b")}, {"packing"}),
         ({"task": "dpo"}, {"liger"}),
@@ -80,6 +81,26 @@ def test_gpus_older_than_ampere_do_not_pack_by_default_and_the_plan_says_why(eng
         assert packed.packing
         if engine != "torchtune":
             assert any("dense mask, which is slower: FlashAttention" in line for line in packed.why)
+
+
+@pytest.mark.parametrize(
+    ("fields", "gpu", "offered"),
+    [
+        ({}, "H100 SXM", True),
+        ({"method": "full", "precision": "bf16", "model": find("llama-3.2-1b")}, "H100 SXM", True),
+        ({}, "A100 SXM 80GB", False),
+        ({"method": "qlora"}, "H100 SXM", False),
+        ({"engine": "torchtune"}, "H100 SXM", False),
+        ({"fp8": "rowwise"}, "H100 SXM", False),
+        ({"compile": False}, "H100 SXM", False),
+    ],
+)
+def test_a_plan_offers_float8_where_gpu_and_engine_have_it_and_never_takes_it(
+    fields: dict[str, Any], gpu: str, offered: bool
+) -> None:
+    job = replace(JOB, **fields)
+    made = plan(job, replace(ONE, gpu=gpu))
+    assert (FLOAT8 in made.why) == offered
 
 
 def test_the_command_of_a_plan_repeats_only_what_the_run_would_decide_otherwise() -> None:

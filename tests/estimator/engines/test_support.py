@@ -90,7 +90,7 @@ def test_a_family_whose_processes_would_wait_for_each_other_is_planned_only() ->
 def test_a_method_left_open_passes_over_those_that_no_engine_has() -> None:
     job = Job(model=find("mixtral-8x7b"), method="auto", engine="auto", global_batch_size=16)
     ranked = plans(job, replace(ANY, gpu="A100 SXM 80GB", nodes=1, gpus=4))
-    assert (ranked.best.method, ranked.best.engine) == ("lora", "deepspeed")
+    assert (ranked.best.method, ranked.best.engine) == ("lora", "fsdp2")
 
 
 @pytest.mark.parametrize(("fields", "named"), [({"method": "dora"}, "dora"), ({"rslora": True}, "rslora")])

@@ -21,6 +21,7 @@ from launchers.engines.torchtune.engine import Torchtune
 from launchers.gang.job import TrainJob
 from launchers.models import tiny_llama
 from launchers.report.telemetry import DistInfo, Follower, Memory, Phase, Step
+from tests.launchers.engines import ranks
 from tests.launchers.engines.loop import runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -265,6 +266,40 @@ def test_a_family_is_computed_as_transformers_does_and_comes_back(
         adapted = PeftModel.from_pretrained(base, str(tmp_path / "out" / "adapter")).eval()
         with torch.no_grad():
             assert (adapted(ids).logits - exported(ids).logits).abs().max() < 1e-3
+
+
+def train_traced(job: TrainJob) -> None:
+    """Train with torch.compile's tracing and partitioning, without generated code."""
+    os.environ["TORCH_COMPILE_BACKEND"] = "aot_eager"
+    Torchtune().train(job)
+
+
+@pytest.mark.parametrize(
+    ("family", "method"), [("llama", "full"), ("llama", "qlora"), ("mistral", "lora"), ("qwen2", "lora")]
+)
+def test_compiled_layers_have_the_losses_of_eager_ones_on_packed_rows(
+    tmp_path: Path, model: Path, family: str, method: str
+) -> None:
+    rows = runs.documents(12)
+    packed = [runs.joined(rows[first : first + 3]) for first in range(0, 12, 3)]
+    data = runs.make_data(tmp_path / "data", packed, batch=BATCH, steps=2)
+    base = model if family == "llama" else make_family(tmp_path / "model", family)
+    eager, compiled = (
+        job_of(
+            tmp_path / str(on),
+            base,
+            data,
+            steps=2,
+            activation_checkpointing=method == "qlora",
+            settings={"method": method, "compile": on},
+        )
+        for on in (False, True)
+    )
+    done = ranks.train([compiled], limit_s=400, entry=f"{__name__}:train_traced")
+    assert done.returncode == 0, done.stderr[-6000:]
+    expected = runs.losses(runs.run(eager))
+    assert runs.losses(runs.steps(compiled)) == pytest.approx(expected, rel=1e-5)
+    assert len(expected) == 2
 
 
 def test_bf16_checkpointing_and_other_settings_train(tmp_path: Path, model: Path, data: Path) -> None:
