@@ -355,7 +355,7 @@ def markdown(report: dict[str, Any]) -> str:
             "",
             "With three nodes, two faults often look like another one: two slow links that share a node",
             "equal a slow node. Two slow nodes of three define the reference; with a",
-            f"known reference {_three(report['rows'])} of such trials end with slow pairs and nobody named.",
+            f"known reference {_three(report['rows'])} of such trials end with unexplained slow pairs.",
             "",
         ]
     )

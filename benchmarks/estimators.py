@@ -65,7 +65,7 @@ def deepspeed_bytes(setup: Setup) -> float:
     }
     total = setup.model.parameters
     if _stage(setup) == 3:
-        # the module with the most parameters of its own, as in its "all_live" variant: the embedding
+        # the module with the most direct parameters, as in its "all_live" variant: the embedding
         largest = max(_largest_matrix(setup.model), setup.model.vocab * setup.model.hidden)
         needs = estimate_zero3_model_states_mem_needs(
             total, largest, cpu_offload_params=setup.offload == "all", **cluster

@@ -32,7 +32,7 @@ from estimator.throughput.efficiency import TABLE, Coefficient, Efficiency, chip
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = "throughput_fit.md"
-ROBUST = 0.10  # log error beyond which a row pulls no harder
+ROBUST = 0.10  # log error beyond which a row huber_weightss no harder
 QUALITY = {"A": 1.0, "B": 0.7, "C": 0.2}  # weight of a row by its quality in the table
 TOUCHED = 0.02  # share of the time that a coefficient must move to count a row as its evidence
 
@@ -69,7 +69,7 @@ def table_of(values: Array) -> Efficiency:
 
 
 def without_evidence(table: Efficiency, train: Sequence[Point]) -> Efficiency:
-    """Return the table that a fit to ``train`` alone could give: no row without evidence in these runs."""
+    """Remove the coefficients that the runs in ``train`` give no evidence for."""
     chip_scopes = {scope for point in train for scope in chips(point.gpu)}
     recipe_scopes = {scope for point in train for scope in recipes(point.setup, point.gpu)}
     rows = {
@@ -86,7 +86,7 @@ def without_evidence(table: Efficiency, train: Sequence[Point]) -> Efficiency:
 
 
 def fit(train: Sequence[Point], start: Array | None = None, steps: int = 14) -> Array:
-    """Fit the values of SPECS to ``train``."""
+    """Fit the values of SPECS to ``train``: Levenberg-Marquardt, Huber loss of log errors, priors."""
     prior = np.array([math.log(spec.prior) for spec in SPECS])
     width = np.array([spec.width for spec in SPECS])
     free = [index for index, spec in enumerate(SPECS) if spec.fitted]
@@ -94,27 +94,29 @@ def fit(train: Sequence[Point], start: Array | None = None, steps: int = 14) -> 
     sizes = Counter(point.row.source for point in train)
     weights = np.array([QUALITY[p.row.quality] / math.sqrt(sizes[p.row.source]) for p in train])
     damping = 1.0
-    touched = _touched(train, theta, free)
-    now = _residuals(train, theta)
+    dependent = _dependent_rows(train, theta, free)
+    errors = _residuals(train, theta)
     for _ in range(steps):
-        slopes = _slopes(train, theta, now, free, touched)
-        pull = weights / np.maximum(np.abs(now), ROBUST) / ROBUST
-        normal = slopes.T @ (slopes * pull[:, None])
-        gradient = -slopes.T @ (pull * now) - (theta - prior)[free] / width[free] ** 2
+        slopes = _slopes(train, theta, errors, free, dependent)
+        huber_weights = weights / np.maximum(np.abs(errors), ROBUST) / ROBUST
+        normal = slopes.T @ (slopes * huber_weights[:, None])
+        gradient = -slopes.T @ (huber_weights * errors) - (theta - prior)[free] / width[free] ** 2
         normal[np.diag_indices(len(free))] += 1 / width[free] ** 2
         while damping < 1e6:
             move = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient)
-            tried = theta.copy()
-            tried[free] += np.clip(move, -0.5, 0.5)
-            then = _residuals(train, tried)
-            if _loss(then, weights, tried, prior, width) < _loss(now, weights, theta, prior, width):
+            trial = theta.copy()
+            trial[free] += np.clip(move, -0.5, 0.5)
+            trial_errors = _residuals(train, trial)
+            if _loss(trial_errors, weights, trial, prior, width) < _loss(
+                errors, weights, theta, prior, width
+            ):
                 damping /= 5
                 break
             damping *= 5
         else:
             break
-        settled = float(np.max(np.abs(tried - theta))) < 1e-3
-        theta, now = tried, then
+        settled = float(np.max(np.abs(trial - theta))) < 1e-3
+        theta, errors = trial, trial_errors
         if settled:
             break
     fitted: Array = np.exp(theta)
@@ -126,27 +128,27 @@ def _residuals(train: Sequence[Point], theta: Array) -> Array:
     return np.array([residual(point, table) for point in train])
 
 
-def _touched(train: Sequence[Point], theta: Array, free: Sequence[int]) -> dict[int, list[int]]:
+def _dependent_rows(train: Sequence[Point], theta: Array, free: Sequence[int]) -> dict[int, list[int]]:
     """Map each coefficient to the rows that depend on it; only these are evaluated again."""
-    now = _residuals(train, theta)
-    touched = {}
+    errors = _residuals(train, theta)
+    dependent = {}
     for index in free:
-        moved = theta.copy()
-        moved[index] += 1.0
-        touched[index] = [int(row) for row in np.flatnonzero(_residuals(train, moved) != now)]
-    return touched
+        shifted = theta.copy()
+        shifted[index] += 1.0
+        dependent[index] = [int(row) for row in np.flatnonzero(_residuals(train, shifted) != errors)]
+    return dependent
 
 
 def _slopes(
-    train: Sequence[Point], theta: Array, now: Array, free: Sequence[int], touched: dict[int, list[int]]
+    train: Sequence[Point], theta: Array, errors: Array, free: Sequence[int], dependent: dict[int, list[int]]
 ) -> Array:
     slopes = np.zeros((len(train), len(free)))
     for column, index in enumerate(free):
-        moved = theta.copy()
-        moved[index] += 0.02
-        table = table_of(np.exp(moved))
-        for row in touched[index]:
-            slopes[row, column] = (residual(train[row], table) - now[row]) / 0.02
+        shifted = theta.copy()
+        shifted[index] += 0.02
+        table = table_of(np.exp(shifted))
+        for row in dependent[index]:
+            slopes[row, column] = (residual(train[row], table) - errors[row]) / 0.02
     return slopes
 
 
@@ -183,14 +185,12 @@ def write_table(
     """
     theta = np.log(values)
     all_rows = list(range(len(SPECS)))
-    slopes = _slopes(data, theta, _residuals(data, theta), all_rows, _touched(data, theta, all_rows))
+    slopes = _slopes(data, theta, _residuals(data, theta), all_rows, _dependent_rows(data, theta, all_rows))
     lines: list[list[str]] = []
     for index, (spec, value) in enumerate(zip(SPECS, values, strict=True)):
         evidence = [p for p, slope in zip(data, slopes[:, index], strict=True) if abs(slope) > TOUCHED]
         source = spec.source or _sources(evidence) or "its prior; no published run shows it"
-        lines.append(
-            [spec.name, spec.scope, f"{value:.4g}", str(len(evidence)), source, spec.meaning_in_words]
-        )
+        lines.append([spec.name, spec.scope, f"{value:.4g}", str(len(evidence)), source, spec.meaning])
     runs: dict[str, list[Point]] = {}
     for point in data:
         method = "adapters" if point.setup.adapters else "full training"
@@ -203,9 +203,9 @@ def write_table(
         )
     for prefix, excluded, spans in (("", "source", known), ("unseen ", "GPU architecture", unseen)):
         for percentile, value in spans.items():
-            share = f"{percentile:g} % of the runs lie below" if percentile < 50 else ""
-            share = share or f"{100 - percentile:g} % of the runs lie above"
-            text = f"tokens/s over predicted that {share}, their {excluded} left out"
+            tail = f"{percentile:g} % of the runs lie below" if percentile < 50 else ""
+            tail = tail or f"{100 - percentile:g} % of the runs lie above"
+            text = f"tokens/s over predicted that {tail}, their {excluded} left out"
             page = f"benchmarks/{RESULTS.name}/{PAGE}"
             lines.append(["range", f"{prefix}p{percentile:g}", f"{value:.3f}", str(len(data)), page, text])
     with TABLE.open("w", newline="", encoding="utf-8") as file:
