@@ -433,7 +433,7 @@ def nights_until_all(nodes: int) -> int:
 
 
 def first_night_markdown(report: dict[str, Any]) -> str:
-    heads = ["nodes", "collisions", "link has left", "trials", "named", "false alarms"]
+    heads = ["nodes", "collisions", "link speed", "trials", "named", "false alarms"]
     heads += ["rounds of suspects", "alone", "minutes at most", "all pairs by rounds alone"]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for row in report["rows"]:
