@@ -55,14 +55,14 @@ def by_name(extra: str) -> dict[str, list[Requirement]]:
     return found
 
 
-def test_no_extra_asks_for_the_package_itself() -> None:
+def test_no_extra_requires_the_package_itself() -> None:
     """Metaflow takes that for a dependency between extensions that is never met, and cannot be imported."""
     asked = [requirement for extra in EXTRAS for requirement in by_name(extra)]
     assert PROJECT["name"] not in asked
 
 
 @pytest.mark.parametrize("extra", MADE_OF)
-def test_an_extra_that_is_made_of_others_allows_what_they_all_allow(extra: str) -> None:
+def test_a_combined_extra_has_the_bounds_of_its_parts(extra: str) -> None:
     own = by_name(extra)
     for part in MADE_OF[extra]:
         for name, asked in by_name(part).items():
@@ -158,7 +158,7 @@ def packaged(*packages: str) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_the_wheel_has_every_file_of_the_packages_and_no_other(built: Built) -> None:
+def test_the_wheel_has_exactly_the_files_of_the_packages(built: Built) -> None:
     files = {name for name in built.files if ".dist-info/" not in name}
     assert files == set(packaged())
     assert {f"{name}/py.typed" for name in (*ALL, "metaflow_extensions/finetune")} <= files
@@ -167,7 +167,7 @@ def test_the_wheel_has_every_file_of_the_packages_and_no_other(built: Built) -> 
 
 
 @pytest.mark.slow
-def test_the_source_distribution_is_what_the_repository_has(built: Built) -> None:
+def test_the_source_distribution_has_the_files_of_the_repository(built: Built) -> None:
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -218,9 +218,7 @@ def run(program: Path, home: Path, *words: str, timeout: float = 120) -> subproc
 
 
 @pytest.mark.slow
-def test_from_the_wheel_alone_it_plans_and_packs_its_sources_and_nothing_compiled(
-    installed: Path, tmp_path: Path
-) -> None:
+def test_an_installed_wheel_plans_and_packages_only_its_sources(installed: Path, tmp_path: Path) -> None:
     assert list(installed.parent.glob("lib/python*/site-packages/flows/__pycache__/*.pyc")), "pip compiles"
     planned = run(installed / "finetune", tmp_path, "run", "--plan-only")
     assert planned.returncode == 0, planned.stderr
@@ -235,9 +233,7 @@ def test_from_the_wheel_alone_it_plans_and_packs_its_sources_and_nothing_compile
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_from_the_wheel_alone_it_trains_and_checks_and_measures_a_flow_of_the_users(
-    installed: Path, tmp_path: Path
-) -> None:
+def test_an_installed_wheel_trains_checks_and_measures_a_users_flow(installed: Path, tmp_path: Path) -> None:
     trained = run(installed / "finetune", tmp_path, "run", "--max-steps=4", timeout=400)
     assert trained.returncode == 0, trained.stdout + trained.stderr
     assert list(tmp_path.glob("finetuned/*/model/model.safetensors"))

@@ -110,7 +110,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     return sorted(found)
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_modules_have_no_import_cycle() -> None:
     assert circles(imports()) == []
 
 
@@ -127,11 +127,11 @@ def rooms(folder: str) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_no_files_or_folders_that_stand_side_by_side_import_each_other_in_a_circle(folder: str) -> None:
+def test_sibling_files_and_folders_have_no_import_cycle(folder: str) -> None:
     assert circles(rooms(folder)) == []
 
 
-def test_a_circle_would_be_seen() -> None:
+def test_an_import_cycle_is_detected() -> None:
     graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"d"}}
     assert circles(graph) == [["a", "b", "c"]]
 
@@ -142,7 +142,7 @@ def test_every_exported_name_exists(package: str) -> None:
     assert [name for name in getattr(module, "__all__", ()) if not hasattr(module, name)] == []
 
 
-def test_every_module_of_the_packages_is_looked_at() -> None:
+def test_every_module_of_the_packages_is_checked() -> None:
     assert len(imports()) > 250
     assert "checklist.checks.host.facts_judge" in imports()["checklist.verdict"]
     assert "run" in rooms("checklist")["__main__"]
@@ -152,7 +152,7 @@ def test_every_module_of_the_packages_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize("file", TEST_FILES)
-def test_a_test_file_is_named_after_a_module_its_package_or_what_that_exports(file: str) -> None:
+def test_a_test_file_is_named_after_a_module_package_or_export(file: str) -> None:
     """More words may follow: cli/test_plan_from_cluster.py is of cli/plan.py. test_docs.py is of docs/.
 
     test_limits.py has the edges of a package's thresholds, clamps and limits.

@@ -52,7 +52,7 @@ def test_the_command_of_each_example_works_as_printed(path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("name", ["kto.yaml", "grpo.yaml"])
-def test_a_copy_of_an_example_works_in_a_folder_of_its_own(
+def test_a_copied_example_works_in_another_folder(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for file in (name, "short_answers.py"):
@@ -61,6 +61,6 @@ def test_a_copy_of_an_example_works_in_a_folder_of_its_own(
     check_command([word.removeprefix("examples/") for word in command_of(FOLDER / name)], monkeypatch)
 
 
-def test_the_readme_lists_every_file_and_no_other() -> None:
+def test_the_readme_lists_exactly_the_files() -> None:
     listed = [line for line in README.read_text().splitlines() if re.match(r"\| \[\w+\.yaml\]", line)]
     assert len(listed) == len(FILES)

@@ -92,7 +92,7 @@ def calls(home: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-def test_one_disk_holds_what_docker_keeps_and_what_was_there(tmp_path: Path, disks: list[str]) -> None:
+def test_a_single_disk_takes_over_dockers_existing_data(tmp_path: Path, disks: list[str]) -> None:
     said = boot(tmp_path, disks[:1])
     assert said.splitlines()[-2:] == [disks[0], "of the AMI"]
     assert calls(tmp_path) == [f"mkfs.xfs -q {disks[0]}"]
@@ -116,7 +116,7 @@ def test_a_second_boot_loses_nothing(tmp_path: Path, disks: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("count", "array", "mdadm"), [(0, True, True), (2, False, True), (2, True, False)])
-def test_where_it_can_not_docker_stays_where_it_was(
+def test_docker_stays_in_place_if_the_disks_cannot_be_used(
     tmp_path: Path, disks: list[str], count: int, array: bool, mdadm: bool
 ) -> None:
     said = boot(tmp_path, disks[:count], array=array, mdadm=mdadm)

@@ -135,7 +135,7 @@ def based(control_plane: ControlPlane) -> Iterator[ControlPlane]:
     control_plane.kubectl("delete", "namespace", "finetune", "finetune-check", "--wait=false")
 
 
-def test_roles_allow_what_they_should_and_no_more(
+def test_roles_allow_exactly_the_intended_requests(
     based: ControlPlane, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     assert _wrong(based, 6) == []
@@ -150,7 +150,7 @@ def test_roles_allow_what_they_should_and_no_more(
     assert len(there) == len(objects)
 
 
-def test_the_example_is_applied_unchanged(based: ControlPlane) -> None:
+def test_the_example_can_be_applied_unchanged(based: ControlPlane) -> None:
     based.kubectl("apply", "--validate=false", "-k", str(KUBERNETES / "examples" / "eks-h100"))
     account = json.loads(based.kubectl("get", "serviceaccount", "flow", "-n", "finetune", "-o", "json"))
     assert account["metadata"]["annotations"]["eks.amazonaws.com/role-arn"].endswith("role/finetune-flow")
@@ -198,7 +198,7 @@ def _without(sent: object, kept: object, path: str = "spec") -> list[str]:
         ("research-h100", 3, "no"),
     ],
 )
-def test_a_team_may_have_the_whole_cluster_and_no_more(
+def test_a_team_may_borrow_the_whole_cluster_and_no_more(
     divided: ControlPlane, monkeypatch: pytest.MonkeyPatch, queue: str, nodes: int, state: str
 ) -> None:
     """By the preflight, as a launcher whose roles are those of base."""

@@ -65,7 +65,7 @@ SHORT = [
 
 
 @pytest.mark.nightly
-def test_a_run_outlives_its_login_four_of_its_pods_and_the_api_server(
+def test_a_run_survives_expired_login_four_lost_pods_and_an_api_server_restart(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     """One run meets all of it: no attempt is spent, and what it reports is what an undisturbed one would."""
@@ -158,7 +158,7 @@ def _paused_first_pod(cluster: Cluster, run: Launched) -> Iterator[None]:
 
 
 @pytest.mark.nightly
-def test_a_pod_killed_for_memory_is_followed_by_a_leaner_plan_and_an_s3_gone_for_good_ends_the_run(
+def test_an_oom_killed_pod_gets_a_leaner_plan_and_a_lost_s3_ends_the_run(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     faults = faulty_proxy.Faults()
@@ -199,7 +199,7 @@ def test_a_late_node_is_waited_for_and_reported_once_a_minute(cluster: Cluster, 
 
 
 @pytest.mark.nightly
-def test_a_launcher_that_is_lost_leaves_a_run_that_ends_by_itself_and_resume_picks_it_up(
+def test_a_run_without_its_launcher_ends_by_itself_and_can_be_resumed(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     lost = _launch(cluster, tmp_path, "--no-preflight")
@@ -250,7 +250,7 @@ def _launch(
     return cluster.launch("finetune_flow", home, "run", *own, **more)
 
 
-def test_a_run_whose_gpus_are_nowhere_says_so_once_and_ends_without_a_pod(
+def test_a_run_without_matching_gpus_reports_it_once_and_ends_without_a_pod(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     """A node group that may grow, but doesn't: the preflight cannot refuse, so the wait must end."""

@@ -44,7 +44,7 @@ def submit(slurm: Lab, shared: Path, *arguments: str, script: str = "finetune", 
     return slurm.submit("--nodes=2", str(SCRIPTS / f"{script}.sbatch"), *arguments, **environment, **more)
 
 
-def test_two_nodes_train_and_hand_over_a_model_with_what_made_it(slurm: Lab, shared: Path) -> None:
+def test_two_nodes_train_and_export_a_model_with_its_settings(slurm: Lab, shared: Path) -> None:
     (shared / "run.yaml").write_text("max_steps: 8\nevaluation: {generations: 1, max_new_tokens: 4}\n")
     data = ("--set", f"dataset={shared / 'sums.jsonl'}")
     output = shared / "out"
@@ -78,9 +78,7 @@ def test_two_nodes_train_and_hand_over_a_model_with_what_made_it(slurm: Lab, sha
 
 
 @pytest.mark.nightly
-def test_a_stopped_job_and_one_that_lost_a_node_resume_from_their_checkpoints(
-    slurm: Lab, shared: Path
-) -> None:
+def test_stopped_jobs_and_jobs_that_lost_a_node_resume_from_checkpoints(slurm: Lab, shared: Path) -> None:
     output = shared / "out"
     steps = ("--set", "epochs=10", "--set", "max_steps=60", "--set", "checkpoint_every=5")
     nothing_held_out = ("--set", "evaluation.fraction=0", "--set", "evaluation.generations=0")

@@ -34,7 +34,7 @@ def prepared(folder: Path, model: Path, **values: object) -> tuple[PreparedInfo,
     return info, Prepared(folder / "data")
 
 
-def test_lengths_spread_evenly_over_their_logarithm_and_one_is_the_longest() -> None:
+def test_lengths_are_log_uniform_and_include_the_longest() -> None:
     drawn = data.lengths(4000, 2048)
     assert max(drawn) == 2048 + data.SPARE
     assert min(drawn) >= 2048 * data.SHORTEST_SHARE - 1
@@ -60,7 +60,7 @@ def test_packed_rows_are_nearly_full(tmp_path: Path, model: Path) -> None:
     assert len(rows.order) == 16
 
 
-def test_a_file_that_is_there_is_kept(tmp_path: Path, model: Path) -> None:
+def test_an_existing_file_is_kept(tmp_path: Path, model: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"text": "mine"}) + "\n")
     assert data.write(file, model, 10, LONGEST).read_text() == '{"text": "mine"}\n'

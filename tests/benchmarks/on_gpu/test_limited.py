@@ -31,7 +31,7 @@ def test_a_process_that_would_hold_more_than_the_limit_fails_as_out_of_memory() 
 
 
 @pytest.mark.parametrize(("limit", "fraction"), [(36 * 2**30, 0.25), (200 * 2**30, 1.0)])
-def test_a_gpus_limit_is_told_to_torch_as_a_part_of_the_ranks_own_device(
+def test_a_memory_limit_is_set_in_torch_as_a_fraction_of_the_ranks_gpu(
     limit: int, fraction: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[str, Any]] = []
