@@ -273,8 +273,10 @@ def check_run(where: str, options: dict[str, list[str]], place: Path) -> None:
         if "--" + name.replace("_", "-") in options
     }
     flags = {f"--{name.replace('_', '-')}" for name in planning.FLAGS}
-    given = {option: options[option][-1] for option in setting_options().keys() & options.keys() - flags}
-    others = [translate([option, value], (), ())[1] for option, value in given.items()]
+    example_values = {
+        option: options[option][-1] for option in setting_options().keys() & options.keys() - flags
+    }
+    others = [translate([option, value], (), ())[1] for option, value in example_values.items()]
     parameters["overrides"] = (*others, *options.get("--set", ()))
     if "--config" in options:
         file = place / options["--config"][1]
@@ -303,7 +305,7 @@ def test_every_estimator_command_of_the_documents_runs(place: Path, monkeypatch:
     monkeypatch.setenv("KUBECONFIG", str(place / "none"))
     for words, where in commands.items():
         done = CliRunner().invoke(finetune, words, prog_name="finetune")
-        said = f"{where}: finetune {shlex.join(words)}: {done.output}"
+        message = f"{where}: finetune {shlex.join(words)}: {done.output}"
         theirs = {"--from-cluster", "--hardware", "--gpu"} & set(words) or "NAME" in words
         theirs = theirs or words[0] in (
             "runs",
@@ -313,8 +315,8 @@ def test_every_estimator_command_of_the_documents_runs(place: Path, monkeypatch:
             "serve",
             "convert",
         )  # there are none here
-        assert done.exit_code in ((0, 1, 2) if theirs else (0,)), said
-        assert done.exception is None or isinstance(done.exception, SystemExit), said
+        assert done.exit_code in ((0, 1, 2) if theirs else (0,)), message
+        assert done.exception is None or isinstance(done.exception, SystemExit), message
 
 
 def checklist_commands() -> list[tuple[str, list[str]]]:

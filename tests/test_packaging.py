@@ -63,15 +63,20 @@ def test_no_extra_requires_the_package_itself() -> None:
 
 @pytest.mark.parametrize("extra", MADE_OF)
 def test_a_combined_extra_has_the_bounds_of_its_parts(extra: str) -> None:
-    own = by_name(extra)
+    requirements_of_extra = by_name(extra)
     for part in MADE_OF[extra]:
-        for name, asked in by_name(part).items():
-            (requirement,) = own[name]
-            assert {str(each.marker) for each in asked} == {str(requirement.marker)}, name
-            bounds = re.findall(r"\d+(?:\.\d+)*", f"{requirement.specifier} {[str(each) for each in asked]}")
+        for name, requirements_of_part in by_name(part).items():
+            (requirement,) = requirements_of_extra[name]
+            assert {str(each.marker) for each in requirements_of_part} == {str(requirement.marker)}, name
+            bounds = re.findall(
+                r"\d+(?:\.\d+)*", f"{requirement.specifier} {[str(each) for each in requirements_of_part]}"
+            )
             for version in {*map(Version, bounds), *(Version(f"{bound}.1") for bound in bounds)}:
                 if requirement.specifier.contains(version):
-                    assert all(each.specifier.contains(version) for each in asked), (name, version)
+                    assert all(each.specifier.contains(version) for each in requirements_of_part), (
+                        name,
+                        version,
+                    )
 
 
 def pins() -> dict[str, str]:
@@ -102,11 +107,14 @@ def test_a_tag_of_another_version_is_refused() -> None:
         command = [sys.executable, str(ROOT / ".ci" / "version.py"), tag]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
-    own = PROJECT["version"]
-    assert version("").stdout == version(f"v{own}").stdout == f"version={own}\n"
+    release = PROJECT["version"]
+    assert version("").stdout == version(f"v{release}").stdout == f"version={release}\n"
     other = version("v99.0.0")
     assert other.returncode == 1
-    assert other.stderr == f"The tag is v99.0.0, and pyproject.toml has version {own}: it must be v{own}.\n"
+    assert (
+        other.stderr
+        == f"The tag is v99.0.0, and pyproject.toml has version {release}: it must be v{release}.\n"
+    )
 
 
 @dataclass

@@ -43,10 +43,11 @@ def _imported(name: str, file: Path, modules: set[str]) -> set[str]:
             imported |= {alias.name for alias in statement.names}
         elif isinstance(statement, ast.ImportFrom):
             assert statement.level == 0, f"{file}:{statement.lineno} imports by dots"
-            whole = f"{statement.module}"
+            module_name = f"{statement.module}"
             # `from package import module` is an import of the module, `from module import name` is not
             imported |= {
-                f"{whole}.{a.name}" if f"{whole}.{a.name}" in modules else whole for a in statement.names
+                f"{module_name}.{a.name}" if f"{module_name}.{a.name}" in modules else module_name
+                for a in statement.names
             }
     return (imported & modules) - {name}
 

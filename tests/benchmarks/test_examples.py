@@ -31,9 +31,9 @@ def check_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         values = scheduler._settings(file, ()).model_dump(mode="json")
         backend = "kubernetes"
     else:
-        flow, given = flow_commands.flow_arguments(words[1], words[2:])
-        monkeypatch.setattr("sys.argv", [flow, *given])
-        file = flow_commands.config_file(given, "settings")
+        flow, arguments = flow_commands.flow_arguments(words[1], words[2:])
+        monkeypatch.setattr("sys.argv", [flow, *arguments])
+        file = flow_commands.config_file(arguments, "settings")
         values = settings.parse_yaml(file.read_text(), file.parent)
         backend = words[words.index("--with") + 1] if "--with" in words else "kubernetes"
     parameters = {"settings": values, "from_catalogue": True}

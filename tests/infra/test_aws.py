@@ -242,13 +242,13 @@ def test_nodes_reach_each_other_and_https_and_accept_no_other_connection(planned
 
 
 def test_max_nodes_is_the_number_of_machines_of_a_pool(planned: Planned) -> None:
-    most = dict.fromkeys(VALUES["gpu_pools"], 0.0)
+    maximum = dict.fromkeys(VALUES["gpu_pools"], 0.0)
     for name, item in planned.items():
         if name.startswith("aws_batch_compute_environment.gpu["):
             pool = name.split('"')[1].rpartition("-")[0]
             machine = hardware.current().find_instance(VALUES["gpu_pools"][pool]["instance_type"])
-            most[pool] += item["compute_resources"][0]["max_vcpus"] / machine.vcpu
-    assert most == {pool: asked["max_nodes"] for pool, asked in VALUES["gpu_pools"].items()}
+            maximum[pool] += item["compute_resources"][0]["max_vcpus"] / machine.vcpu
+    assert maximum == {pool: asked["max_nodes"] for pool, asked in VALUES["gpu_pools"].items()}
 
 
 def test_job_logs_expire_and_jobs_read_only_the_named_secret(planned: Planned) -> None:
@@ -553,8 +553,8 @@ def test_roles_have_only_the_rights_that_they_need(stack: Stack, made: dict[str,
         if "batch:RegisterJobDefinition" in json.dumps(version["PolicyVersion"]["Document"])
     ]
     assert registering == ["finetune-definitions"]
-    own = {"StringEquals": {"aws:ResourceTag/Project": "finetune"}}
-    assert conditions["batch:TerminateJob"] == own  # which Metaflow gives all jobs:
+    condition = {"StringEquals": {"aws:ResourceTag/Project": "finetune"}}
+    assert conditions["batch:TerminateJob"] == condition  # which Metaflow gives all jobs:
     assert json.loads(json.loads(made["metaflow_config"])["METAFLOW_BATCH_DEFAULT_TAGS"]) == {
         "Project": "finetune"
     }

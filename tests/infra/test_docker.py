@@ -93,9 +93,9 @@ def test_an_image_does_not_run_as_root(target: str) -> None:
 
 def test_every_base_image_has_a_version_and_a_digest() -> None:
     named = re.findall(r"^FROM (\S+) AS", TEXT, re.MULTILINE)
-    own = stages().keys()
+    stage_names = stages().keys()
     for image in [*named, TEXT.partition("syntax=")[2].split()[0]]:
-        assert image in own or re.search(r":\d+\.\d+[\w.-]*@sha256:[0-9a-f]{64}$", image), image
+        assert image in stage_names or re.search(r":\d+\.\d+[\w.-]*@sha256:[0-9a-f]{64}$", image), image
     (python,) = set(re.findall(r"(?:uv venv --python |FROM python:)(\d+\.\d+)", TEXT))
     assert f"tested on Python {python}" in (ROOT / "docs" / "pins.md").read_text()
 
@@ -159,8 +159,8 @@ def test_the_workflow_names_every_image_and_pushes_none_of_a_pull_request(
     script = name["run"].replace("${{ matrix.target }}", "train")
     output = tmp_path / "output"
     for tag in ("v0.1.0", "0" * 40):
-        given = {"TAG": tag, "GITHUB_REPOSITORY_OWNER": "Some-Owner", "GITHUB_OUTPUT": str(output)}
-        subprocess.run(["bash", "-euc", script], env={**os.environ, **given}, check=True, timeout=60)
+        variables = {"TAG": tag, "GITHUB_REPOSITORY_OWNER": "Some-Owner", "GITHUB_OUTPUT": str(output)}
+        subprocess.run(["bash", "-euc", script], env={**os.environ, **variables}, check=True, timeout=60)
         assert re.fullmatch(r"name=ghcr\.io/[a-z0-9-]+/finetune-train:[\w.-]+\n", output.read_text())
         output.unlink()
     assert name["env"]["TAG"] == f"${{{{ {only_tags} && github.ref_name || github.sha }}}}"

@@ -86,6 +86,6 @@ def test_a_file_without_the_named_keys_signature_is_refused(publisher: Publisher
         publisher.sign("stranger@example.org")
     done = publisher.fetched(publisher.fingerprint)
     assert done.returncode == 1
-    said = f"https://example.org/tools/tool.tar.gz has no signature of the key {publisher.fingerprint}."
-    assert said in done.stderr
+    message = f"https://example.org/tools/tool.tar.gz has no signature of the key {publisher.fingerprint}."
+    assert message in done.stderr
     assert list((publisher.place / "work").iterdir()) == []

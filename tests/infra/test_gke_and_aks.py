@@ -40,9 +40,9 @@ def test_every_variable_is_declared_and_used_and_the_example_sets_those_without_
     declared = dict(re.findall(r'^variable "(\w+)" \{\n(.*?)^\}', text, re.MULTILINE | re.DOTALL))
     assert set(re.findall(r"\bvar\.(\w+)", text)) == set(declared)
     example = (ROOT / "infra" / stack / "terraform.tfvars.example").read_text()
-    given = set(re.findall(r"^(\w+) +=", example, re.MULTILINE))
+    example_variables = set(re.findall(r"^(\w+) +=", example, re.MULTILINE))
     required = {name for name, body in declared.items() if not re.search(r"^  default ", body, re.MULTILINE)}
-    assert given == required
+    assert example_variables == required
     (machine,) = re.findall(r'gpu_pool += \{ \w+ = "([\w-]+)"', example)
     found = hardware.current().find_instance(machine)
     assert found is not None

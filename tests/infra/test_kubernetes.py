@@ -98,12 +98,12 @@ def test_roles_name_every_verb_and_no_secret(objects: Objects) -> None:
 
 
 def test_a_queue_covers_every_resource_of_a_flows_pods(objects: Objects) -> None:
-    asked = {"cpu", "memory", "ephemeral-storage", "nvidia.com/gpu", EFA, HUGEPAGES}
+    requested = {"cpu", "memory", "ephemeral-storage", "nvidia.com/gpu", EFA, HUGEPAGES}
     found = of_kind(objects, "ClusterQueue")
     assert len(found) == len(queues())
     for queue in found:
         (group,) = queue["spec"]["resourceGroups"]
-        assert set(group["coveredResources"]) == asked
+        assert set(group["coveredResources"]) == requested
         for flavor in group["flavors"]:
             assert [item["name"] for item in flavor["resources"]] == group["coveredResources"]
 

@@ -42,11 +42,11 @@ def test_a_dead_link_is_reported_with_its_document(capsys: pytest.CaptureFixture
     with serving(Host) as url:
         found = {f"{url}/{page}": ["README.md"] for page in ("there", "refused", "moved")}
         assert script.main(found) == 1
-        said = capsys.readouterr().out
-        assert f"gone: {url}/moved (status 404), in README.md" in said
-        assert f"not sure: {url}/refused (status 403), in README.md" in said
-        assert f"{url}/there" not in said
-        assert "3 pages of other hosts, 1 of them gone" in said
+        output = capsys.readouterr().out
+        assert f"gone: {url}/moved (status 404), in README.md" in output
+        assert f"not sure: {url}/refused (status 403), in README.md" in output
+        assert f"{url}/there" not in output
+        assert "3 pages of other hosts, 1 of them gone" in output
         assert script.main({f"{url}/refused": ["README.md"]}) == 0
 
 

@@ -172,8 +172,8 @@ def parameters_of(line: str) -> dict[str, Any]:
         words["set"] = (words["set"],)
     numbers = {"nodes", "global-batch-size"}
     words = {name: int(value) if name in numbers else value for name, value in words.items()}
-    given = {name.replace("-", "_"): value for name, value in words.items() if name != "with"}
-    return {"no_calibration": True, **given}
+    arguments = {name.replace("-", "_"): value for name, value in words.items() if name != "with"}
+    return {"no_calibration": True, **arguments}
 
 
 # page, whose cluster: the pages that make one, and those that speak of H100 without a cluster of their own
@@ -263,14 +263,14 @@ def test_example_quotas_admit_the_runs_of_the_pages(planned: Any) -> None:
             request = request_for(plan, role)  # type: ignore[arg-type]
             asked = placed(request, plan, role, nodes)  # type: ignore[arg-type]
             quota = flavors["gpu-h100" if request.gpus_per_node else "cpu"]
-            wanted = {
+            requests = {
                 "cpu": asked["cpu"],
                 "memory": asked["memory"] * 10**6,
                 "ephemeral-storage": asked["disk"] * 10**6,
                 "nvidia.com/gpu": asked["gpu"],
                 **{name: quantity(value) for name, value in asked.get("extended_resources", {}).items()},
             }
-            for name, amount in wanted.items():
+            for name, amount in requests.items():
                 assert request.nodes * amount <= quota[name], (line, role, name)
     # and no more than the nodes have
     for flavor, gpus in (("cpu", False), ("gpu-h100", True)):

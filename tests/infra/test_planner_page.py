@@ -44,10 +44,10 @@ def change(page: Tab, selector: str, text: str) -> str:
     """Type into a field; what the page shows then."""
     before = page.look(ANSWERED)
     page.fill(selector, text)
-    kept = (
+    state = (
         f"new URLSearchParams(location.hash.slice(1)).get({json.dumps(selector.removeprefix('#planner-'))})"
     )
-    page.until(f"{ANSWERED} > {before} && {ANSWERED} === {ASKED} && {kept} === {json.dumps(text)}")
+    page.until(f"{ANSWERED} > {before} && {ANSWERED} === {ASKED} && {state} === {json.dumps(text)}")
     return str(page.look(TEXT))
 
 
@@ -139,9 +139,9 @@ def test_a_suggested_alternative_fits_after_one_click(page: Tab) -> None:
 @pytest.mark.nightly
 def test_the_page_works_without_a_network(page: Tab) -> None:
     page.cut_the_network()
-    asked = len(page.requests)
+    request_count = len(page.requests)
     assert "finetune plan --model qwen3-32b" in change(page, "#planner-model", "qwen3-32b")
-    assert page.requests[asked:] == []
+    assert page.requests[request_count:] == []
 
 
 @pytest.mark.nightly

@@ -246,8 +246,8 @@ def _launch(
     cluster: Cluster, home: Path, *arguments: str, pods: str = "--with=kubernetes", **more: str
 ) -> Launched:
     data = write_sums(home / "sums.jsonl")
-    own = [pods, "--device=cpu", "--nodes=2", f"--dataset={data}", *SHORT, *arguments]
-    return cluster.launch("finetune_flow", home, "run", *own, **more)
+    options = [pods, "--device=cpu", "--nodes=2", f"--dataset={data}", *SHORT, *arguments]
+    return cluster.launch("finetune_flow", home, "run", *options, **more)
 
 
 def test_a_run_without_matching_gpus_reports_it_once_and_ends_without_a_pod(
@@ -279,8 +279,8 @@ def test_a_run_without_matching_gpus_reports_it_once_and_ends_without_a_pod(
     assert "Traceback" not in log
     assert "attempt 1" not in log  # waiting again would not help
     wait_for(lambda: not cluster.running(), 60, f"no pod is left: {cluster.running()}")
-    own = [job for job in cluster.api.items(jobs) if job["metadata"]["uid"] not in earlier]
-    assert all(job.get("status", {}).get("succeeded") for job in own), own
+    run_jobs = [job for job in cluster.api.items(jobs) if job["metadata"]["uid"] not in earlier]
+    assert all(job.get("status", {}).get("succeeded") for job in run_jobs), run_jobs
 
 
 @pytest.mark.nightly  # tests/decorators/backends/kubernetes/test_errors.py has the server's answers

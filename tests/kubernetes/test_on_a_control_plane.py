@@ -192,8 +192,8 @@ def test_the_jobset_of_llama_70b_matches_the_plan_and_ctrl_c_deletes_it(
         cluster.add_machine(machine)
     _add_network(cluster, tmp_path)
     values = ("pod_template={metadata: {annotations: {team: a}}}", "priority_class=finetune-training")
-    own = [f"--set=resources.{value}" for value in values]
-    launched = cluster.launch("finetune_flow", tmp_path, "run", *_llama_70b(cluster, tmp_path), *own)
+    options = [f"--set=resources.{value}" for value in values]
+    launched = cluster.launch("finetune_flow", tmp_path, "run", *_llama_70b(cluster, tmp_path), *options)
     try:
         jobset = wait_for(lambda: _jobset(cluster, launched), LIMIT_S, "there is a JobSet", every=0.5)
         name = jobset["metadata"]["name"]
@@ -277,8 +277,8 @@ def _llama_70b(cluster: Cluster, home: Path) -> list[str]:
     home.mkdir(exist_ok=True)
     weights = tiny_llama.make(home / "m")
     keep = [sys.executable, "-c", KEEP_MODEL, "weights/meta-llama--Llama-3.1-70B", str(weights)]
-    own = cluster.environment(home)
-    done = cluster.hub.run(keep, own, timeout=180, cwd=home)
+    variables = cluster.environment(home)
+    done = cluster.hub.run(keep, variables, timeout=180, cwd=home)
     assert done.returncode == 0, done.stdout
     data = write_sums(home / "sums.jsonl")
     return ["--with", "kubernetes", "--model=llama-70b", "--gpu=H100", f"--dataset={data}"]

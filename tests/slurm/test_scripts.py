@@ -75,8 +75,8 @@ def sbatch(script: str, folder: Path, *arguments: str, **more: str) -> tuple[int
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
     )
-    said = folder / "said"
-    return done.returncode, said.read_text().splitlines() if said.exists() else []
+    log = folder / "said"
+    return done.returncode, log.read_text().splitlines() if log.exists() else []
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_an_apptainer_image_runs_the_command_and_array_tasks_have_their_own_sett
 
 
 def test_one_cpu_for_all_processes_of_a_node_is_refused(tmp_path: Path) -> None:
-    few = {"SLURM_CPUS_ON_NODE": "1", "SLURM_GPUS_ON_NODE": "8"}
-    assert sbatch("finetune.sbatch", tmp_path, **few) == (2, [])
-    status, words = sbatch("finetune.sbatch", tmp_path, **few | {"SLURM_CPUS_ON_NODE": "96"})
+    one_cpu = {"SLURM_CPUS_ON_NODE": "1", "SLURM_GPUS_ON_NODE": "8"}
+    assert sbatch("finetune.sbatch", tmp_path, **one_cpu) == (2, [])
+    status, words = sbatch("finetune.sbatch", tmp_path, **one_cpu | {"SLURM_CPUS_ON_NODE": "96"})
     assert (status, "launchers" in words) == (0, True)
 
 

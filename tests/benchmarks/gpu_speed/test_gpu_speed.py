@@ -74,13 +74,13 @@ def test_finished_runs_are_read_back_and_not_repeated(tmp_path: Path) -> None:
     again = Results.load(path, "H200")
     assert [run for run in runs if not again.is_done(run)] == [runs[0], runs[-1]]
     assert Results.load(path, "another card").outcomes == {}
-    said: list[str] = []
+    messages: list[str] = []
     session = Session(
-        scale=TINY, folder=tmp_path, clock=Clock(0.01), results=again, say=said.append, keep=lambda: None
+        scale=TINY, folder=tmp_path, clock=Clock(0.01), results=again, say=messages.append, keep=lambda: None
     )
     again.equality = {}
     session.measure(runs)
-    assert said == [f"{run.name}: no time left (expected 40 s)" for run in (runs[0], runs[-1])]
+    assert messages == [f"{run.name}: no time left (expected 40 s)" for run in (runs[0], runs[-1])]
 
 
 def test_a_dry_run_lists_the_runs_on_any_machine(

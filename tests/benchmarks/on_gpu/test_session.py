@@ -40,10 +40,10 @@ def alive(folder: Path) -> list[str]:
 
 
 def test_a_case_without_remaining_time_is_skipped_and_named(tmp_path: Path) -> None:
-    kept: list[int] = []
+    counts: list[int] = []
 
     def keep(measured: Sequence[Measured]) -> None:
-        kept.append(len(measured))
+        counts.append(len(measured))
 
     session = Session(
         scale=ON_CPU, folder=tmp_path, clock=Clock(0.1), resolution=0.1, say=lambda _: None, keep=keep
@@ -52,7 +52,7 @@ def test_a_case_without_remaining_time_is_skipped_and_named(tmp_path: Path) -> N
     refused = every.pop(2)  # QLoRA by torchtune
     assert [each.left_out for each in every] == ["no time was left to run it"] * 5
     assert "NF4 needs matrices" in refused.left_out
-    assert kept == [6] * 6, "results are kept after each case"
+    assert counts == [6] * 6, "results are kept after each case"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -85,8 +85,8 @@ def test_a_run_under_too_low_a_limit_runs_out_of_memory_and_has_no_machine(tmp_p
 
 @pytest.mark.slow
 def test_a_mistake_in_the_settings_is_refused_with_its_reason(tmp_path: Path) -> None:
-    given = order(tmp_path)
-    given.settings["seq_len"] = 4096
-    outcome = run_apart(given, 300)
+    train_order = order(tmp_path)
+    train_order.settings["seq_len"] = 4096
+    outcome = run_apart(train_order, 300)
     assert outcome.ended == "refused"
     assert "longer than the 2048 tokens" in outcome.message

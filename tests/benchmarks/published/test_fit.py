@@ -21,9 +21,9 @@ def runs() -> tuple[fit.MeasuredRun, ...]:
 @lru_cache(maxsize=1)
 def scores() -> dict[str, dict[str, float]]:
     precise = {run.id for run in runs() if run.quality == "A"}
-    given = list(table().values())
-    inside = fit.predict(runs(), fit.fit(runs(), given))
-    outside = fit.held_out(list(runs()), given)
+    factors = list(table().values())
+    inside = fit.predict(runs(), fit.fit(runs(), factors))
+    outside = fit.held_out(list(runs()), factors)
     return {
         "in_sample": fit.score([each for each in inside if each.run.id in precise]),
         "held_out_by_source": fit.score([each for each in outside if each.run.id in precise]),
@@ -44,17 +44,17 @@ def test_the_range_covers_19_of_20_rows_of_held_out_sources() -> None:
 
 
 def test_the_committed_residuals_and_scores_match_the_fit() -> None:
-    given = list(table().values())
-    assert fit.fit(runs(), given) == table()
+    factors = list(table().values())
+    assert fit.fit(runs(), factors) == table()
     committed = json.loads((refit.RESULTS / "estimator_fit.json").read_text(encoding="utf-8"))
     assert {name: committed[name]["all"] for name in scores()} == scores()
 
 
 @pytest.mark.slow
 def test_a_refit_from_any_start_reaches_the_factors_of_the_table() -> None:
-    given = list(table().values())
-    shifted = [row if row.name in fit.GIVEN else replace(row, factor=1.5 * row.factor) for row in given]
-    assert list(refit.settled(shifted).values()) == given
+    factors = list(table().values())
+    shifted = [row if row.name in fit.GIVEN else replace(row, factor=1.5 * row.factor) for row in factors]
+    assert list(refit.settled(shifted).values()) == factors
 
 
 def test_each_class_has_one_factor_and_its_widths() -> None:
