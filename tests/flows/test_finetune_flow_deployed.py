@@ -243,7 +243,7 @@ THERE, NOWHERE = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, {"AWS_CONFIG_FILE":
         ("finetune_linear_flow", SFN_CREATE, NOWHERE, ("region", "AWS_DEFAULT_REGION")),
     ],
 )
-def test_a_deployment_that_can_not_be_is_refused_before_aws_is_asked(
+def test_an_impossible_deployment_is_refused_before_aws_is_queried(
     home: Home, flow: str, words: tuple[str, ...], variables: dict[str, str], said: tuple[str, ...]
 ) -> None:
     s3 = {"METAFLOW_DEFAULT_DATASTORE": "s3", "METAFLOW_DATASTORE_SYSROOT_S3": "s3://nobody/there"}

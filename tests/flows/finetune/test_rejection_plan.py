@@ -71,7 +71,7 @@ def printed(params: dict[str, Any], backend: Any, capsys: pytest.CaptureFixture[
     return " ".join(capsys.readouterr().out.split())
 
 
-def test_the_size_is_said_and_what_is_not_known_is_called_unknown(
+def test_the_plan_shows_its_size_and_marks_unknown_values(
     functions: Path, dataset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     params = {
@@ -146,7 +146,7 @@ def test_the_size_of_a_dataset_that_is_elsewhere_is_unknown(functions: Path) -> 
     ("method", "words"),
     [("lora", "there is no vLLM in /bin/sh"), ("adapter-v1", "samples from whole models")],
 )
-def test_vllm_is_refused_where_it_is_missing_and_for_what_stays_an_adapter(
+def test_vllm_is_refused_if_missing_and_for_unmergeable_adapters(
     functions: Path, dataset: Path, method: str, words: str
 ) -> None:
     overrides = ("rejection.generator=vllm", "rejection.generator_python=/bin/sh")
