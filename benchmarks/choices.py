@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from estimator import hardware
 from estimator.cli.app import app
+from estimator.planning.measured_gpus import UNMEASURED
 
 PRACTICE = Path(__file__).with_name("practice.csv")
 RESULTS = Path(__file__).parent / "results" / "choices.md"
@@ -35,6 +36,7 @@ class Choice:
     source: str
     difference: str
     plan: dict[str, Any] | None
+    measured: bool = True  # a training run was published on this GPU or a similar one
     refused: str  # why nothing fits
 
     @property
@@ -54,7 +56,8 @@ class Choice:
             return f"nothing: {self.refused}"
         nodes = f"{plan['nodes']} " if plan["nodes"] > 1 else ""
         gpus = f"{plan['nodes'] * plan['gpus_per_node']}x {plan['gpu_type']}"
-        return f"{gpus} ({nodes}{plan['instance_type'] or 'own'})"
+        mark = "" if self.measured else ", not measured"
+        return f"{gpus} ({nodes}{plan['instance_type'] or 'own'}){mark}"
 
     @property
     def speed(self) -> str:
@@ -82,9 +85,10 @@ def choices() -> list[Choice]:
 def _planned(row: dict[str, str]) -> Choice:
     arguments = ["plan", "--model", row["model"], "--method", row["method"], *shlex.split(row["options"])]
     done = CliRunner().invoke(app, [*arguments, "--top", "1", "--json", "--no-calibration"])
-    plan, refused = None, ""
+    plan, refused, measured = None, "", True
     if done.exit_code == 0:
-        plan = json.loads(done.stdout)["summary"][0]
+        answer = json.loads(done.stdout)
+        plan, measured = answer["summary"][0], UNMEASURED not in answer["plans"][0]["why"]
     else:
         problem = " ".join(done.stderr.split(". ")[0].split())
         refused = problem.rpartition("nearest: ")[2].removesuffix(".").partition(" Here ")[0]
@@ -98,6 +102,7 @@ def _planned(row: dict[str, str]) -> Choice:
         source=row["source"],
         difference=row["difference"],
         plan=plan,
+        measured=measured,
         refused=refused,
     )
 
@@ -112,7 +117,9 @@ def page(plans: list[Choice]) -> str:
         "unless the options differ, any machine of the catalogue.",
         "",
         f"{sum(not choice.differs for choice in plans)} of {len(plans)} plans take the GPUs that the source",
-        "takes; the last column has the reasons of the others.",
+        "takes; the last column has the reasons of the others. Not measured: no published training run on",
+        "this GPU, or its architecture with the same links "
+        f"({sum(not choice.measured for choice in plans)} of {len(plans)}).",
         "",
         "| Model | Method | Options | Plan | Layout | Tokens/s | $ an hour | Practice | Where ours differs |",
         "|---|---|---|---|---|---|---|---|---|",

@@ -2,6 +2,7 @@
 
     python -m benchmarks.diagnosis    # a few minutes; writes benchmarks/results/diagnosis.*
     python -m benchmarks.diagnosis --first-night    # minutes; benchmarks/results/first_night.*
+    python -m benchmarks.diagnosis --many-slow      # seconds; benchmarks/results/many_slow.*
 
 Simulated clusters go through the very functions that a run uses: the rounds of pairs, the first diagnosis,
 the second pass of the suspects, the final diagnosis. Nothing here was measured on a network.
@@ -29,6 +30,7 @@ from checklist.effort import EFFORTS
 from checklist.measurements import Pair
 from checklist.round_robin import ALL_PAIRS_UP_TO, MORE_ROUNDS, ROUNDS_ABOVE, Pairs, schedule
 from checklist.run.pairing import PAIR_REPETITIONS, SCREEN_PASSES, SCREEN_TURN_S
+from tests.checklist.clusters import Cluster, Measured, slow_nodes
 
 RESULTS = Path(__file__).parent / "results"
 COMMAND = "python -m benchmarks.diagnosis"
@@ -47,6 +49,8 @@ COLLISIONS = (0.02, 0.2)  # share of a screening's measurements that other traff
 SCREEN_SPREAD = 0.1  # SPREAD while all nodes send
 GROUP_S = 5.0  # assumed: creating and destroying NCCL's groups of two for one round
 GPU_GBYTES_PER_S = 12.5  # assumed: 100 Gbit/s for each GPU
+MANY_NODES, MANY_SLOW = 1024, (16, 32, 64, 128)
+ROUND_AGAIN_S = 5.5  # assumed: creating and destroying groups, and the messages
 VISITS = 0.02  # probability that another job's traffic slows a measurement, alone or not
 CROWDED = 0.3  # probability that the spine is congested in a round
 CROWDED_LEFT = (0.4, 1.0)  # remaining share then: of all pairs of a round, or of the one measurement
@@ -476,6 +480,52 @@ def first_night_markdown(report: dict[str, Any]) -> str:
     )
 
 
+def many_slow() -> list[dict[str, Any]]:
+    """Diagnose clusters of ``MANY_NODES`` nodes with many slow ones, measured again in groups."""
+    rows = []
+    for count in MANY_SLOW:
+        slow = slow_nodes(MANY_NODES, count)
+        start = time.perf_counter()
+        measured = Measured(Cluster(nodes=MANY_NODES, transmit=slow, receive=slow))
+        diagnosis = measured.diagnosed()
+        named = set(diagnosis.bad_nodes)
+        rows.append(
+            {
+                "slow": count,
+                "named": len(named & set(slow)),
+                "missed": len(set(slow) - named),
+                "false": len(named - set(slow)),
+                "rounds": measured.rounds,
+                "minutes": measured.rounds * ROUND_AGAIN_S / 60,
+                "seconds": time.perf_counter() - start,
+            }
+        )
+    return rows
+
+
+def many_slow_markdown(report: dict[str, Any]) -> str:
+    lines = ["| slow nodes | named | missed | false | rounds again | minutes of the cluster | computed in |"]
+    lines.append("|---" * 7 + "|")
+    lines += [
+        f"| {row['slow']} | {row['named']} | {row['missed']} | {row['false']} | {row['rounds']} "
+        f"| {row['minutes']:.1f} | {row['seconds']:.1f} s |"
+        for row in report["rows"]
+    ]
+    return "\n".join(
+        [
+            f"# Many slow nodes among {MANY_NODES:,}, simulated",
+            "",
+            f"`{report['command']}` {report['machine']['text']}.",
+            "",
+            "The slow nodes have 60% of their bandwidth. Suspects are measured again in groups; *minutes of "
+            f"the cluster*: {ROUND_AGAIN_S:g} s for each round (assumed), of the phase's hour.",
+            "",
+            *lines,
+            "",
+        ]
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument(
@@ -486,11 +536,18 @@ def main() -> None:
     parser.add_argument(
         "--first-night", action="store_true", help="only the first night of large clusters, with screening"
     )
+    parser.add_argument("--many-slow", action="store_true", help="only 1,024 nodes of which many are slow")
     chosen = parser.parse_args()
     start = time.perf_counter()
+    if chosen.many_slow:
+        report: dict[str, Any] = {"command": f"{COMMAND} --many-slow", "machine": describe()}
+        report["rows"] = many_slow()
+        (chosen.out / "many_slow.json").write_text(json.dumps(report, indent=1) + "\n")
+        (chosen.out / "many_slow.md").write_text(many_slow_markdown(report))
+        return
     if chosen.first_night:
         command = _command(f"{COMMAND} --first-night", chosen.share)
-        report: dict[str, Any] = {"command": command, "machine": describe()}
+        report = {"command": command, "machine": describe()}
         report |= {"rows": first_nights(chosen.share), "seconds": time.perf_counter() - start}
         (chosen.out / "first_night.json").write_text(json.dumps(report, indent=1) + "\n")
         (chosen.out / "first_night.md").write_text(first_night_markdown(report))

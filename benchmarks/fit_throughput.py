@@ -19,6 +19,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ from estimator.throughput.efficiency import TABLE, Coefficient, Efficiency, chip
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = "throughput_fit.md"
-ROBUST = 0.10  # log error beyond which a row huber_weightss no harder
+ROBUST = 0.10  # log error beyond which a row pulls no harder
 QUALITY = {"A": 1.0, "B": 0.7, "C": 0.2}  # weight of a row by its quality in the table
 TOUCHED = 0.02  # share of the time that a coefficient must move to count a row as its evidence
 
@@ -51,25 +52,24 @@ def log_error(point: Point, table: Efficiency) -> float | None:
 
 def residual(point: Point, table: Efficiency) -> float:
     """Return :func:`log_error` for a table that has every coefficient; 0 if a link is unknown."""
-    parts = throughput.step(point.setup, point.load, point.gpu, point.wires, table)
     setup, measured = point.setup, point.row.tps_per_gpu
-    if parts is None or not measured:
+    if point.times is None or not measured:
         return 0.0
+    parts = throughput.step(setup, point.load, point.gpu, point.times, table)
     tokens = setup.sequences * setup.seq_len * setup.data_parallel * setup.accumulation
     return math.log(tokens / parts.total / setup.world_size / measured)
 
 
-def table_of(values: Array) -> Efficiency:
-    return Efficiency(
-        {
-            (spec.name, spec.scope): Coefficient(float(value), 0, "")
-            for spec, value in zip(SPECS, values, strict=True)
-        }
-    )
+def table_of(values: Array, *, capped: bool = True) -> Efficiency:
+    coefficients = {
+        (spec.name, spec.scope): Coefficient(float(value), 0, "")
+        for spec, value in zip(SPECS, values, strict=True)
+    }
+    return Efficiency(coefficients, capped)
 
 
 def without_evidence(table: Efficiency, train: Sequence[Point]) -> Efficiency:
-    """Remove the coefficients that the runs in ``train`` give no evidence for."""
+    """Return the table that a fit to ``train`` alone could give: no row without evidence in these runs."""
     chip_scopes = {scope for point in train for scope in chips(point.gpu)}
     recipe_scopes = {scope for point in train for scope in recipes(point.setup, point.gpu)}
     rows = {
@@ -85,30 +85,73 @@ def without_evidence(table: Efficiency, train: Sequence[Point]) -> Efficiency:
 # The fit
 
 
-def fit(train: Sequence[Point], start: Array | None = None, steps: int = 14) -> Array:
-    """Fit the values of SPECS to ``train``: Levenberg-Marquardt, Huber loss of log errors, priors."""
+@dataclass(frozen=True)
+class Linearization:
+    """Residuals of published runs at one set of coefficients, and their slopes by coefficient."""
+
+    dependent_rows: dict[int, list[int]]
+    """Rows that depend on each coefficient; only these are evaluated again."""
+    residuals: Array
+    slopes: Array
+    """Rows by coefficients, in the order of ``dependent_rows``."""
+
+    @classmethod
+    def at(cls, data: Sequence[Point], theta: Array, coefficients: Sequence[int]) -> Linearization:
+        residuals = _residuals(data, theta)
+        dependent_rows = {}
+        for index in coefficients:
+            shifted = theta.copy()
+            shifted[index] += 1.0
+            dependent_rows[index] = [
+                int(row) for row in np.flatnonzero(_residuals(data, shifted) != residuals)
+            ]
+        return cls(dependent_rows, residuals, _slopes(data, theta, residuals, dependent_rows))
+
+    def of(self, rows: Sequence[int]) -> Linearization:
+        """Return the part of these rows."""
+        place = {row: index for index, row in enumerate(rows)}
+        dependent_rows = {
+            index: [place[row] for row in depending if row in place]
+            for index, depending in self.dependent_rows.items()
+        }
+        return Linearization(dependent_rows, self.residuals[rows], self.slopes[rows])
+
+
+def free_coefficients() -> list[int]:
+    """Return the places in SPECS of the coefficients that are fitted."""
+    return [index for index, spec in enumerate(SPECS) if spec.fitted]
+
+
+def fit(
+    train: Sequence[Point],
+    start: Array | None = None,
+    steps: int = 14,
+    first: Linearization | None = None,
+) -> Array:
+    """Fit the values of SPECS to ``train``. ``first``: linearization at ``start``, if it is known."""
     prior = np.array([math.log(spec.prior) for spec in SPECS])
     width = np.array([spec.width for spec in SPECS])
-    free = [index for index, spec in enumerate(SPECS) if spec.fitted]
+    free = free_coefficients()
     theta = prior.copy() if start is None else np.log(start)
     sizes = Counter(point.row.source for point in train)
     weights = np.array([QUALITY[p.row.quality] / math.sqrt(sizes[p.row.source]) for p in train])
     damping = 1.0
-    dependent = _dependent_rows(train, theta, free)
-    errors = _residuals(train, theta)
-    for _ in range(steps):
-        slopes = _slopes(train, theta, errors, free, dependent)
-        huber_weights = weights / np.maximum(np.abs(errors), ROBUST) / ROBUST
+    first = first or Linearization.at(train, theta, free)
+    residuals, slopes = first.residuals, first.slopes
+    for step in range(steps):
+        if step:
+            slopes = _slopes(train, theta, residuals, first.dependent_rows)
+        huber_weights = weights / np.maximum(np.abs(residuals), ROBUST) / ROBUST
         normal = slopes.T @ (slopes * huber_weights[:, None])
-        gradient = -slopes.T @ (huber_weights * errors) - (theta - prior)[free] / width[free] ** 2
+        gradient = -slopes.T @ (huber_weights * residuals) - (theta - prior)[free] / width[free] ** 2
         normal[np.diag_indices(len(free))] += 1 / width[free] ** 2
         while damping < 1e6:
             move = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient)
             trial = theta.copy()
             trial[free] += np.clip(move, -0.5, 0.5)
-            trial_errors = _residuals(train, trial)
-            if _loss(trial_errors, weights, trial, prior, width) < _loss(
-                errors, weights, theta, prior, width
+            trial_residuals = _residuals(train, trial)
+            if _loss(trial_residuals, weights, trial, prior, width) < _loss(
+                residuals, weights, theta, prior, width
             ):
                 damping /= 5
                 break
@@ -116,7 +159,7 @@ def fit(train: Sequence[Point], start: Array | None = None, steps: int = 14) -> 
         else:
             break
         settled = float(np.max(np.abs(trial - theta))) < 1e-3
-        theta, errors = trial, trial_errors
+        theta, residuals = trial, trial_residuals
         if settled:
             break
     fitted: Array = np.exp(theta)
@@ -124,31 +167,20 @@ def fit(train: Sequence[Point], start: Array | None = None, steps: int = 14) -> 
 
 
 def _residuals(train: Sequence[Point], theta: Array) -> Array:
-    table = table_of(np.exp(theta))
+    table = table_of(np.exp(theta), capped=False)
     return np.array([residual(point, table) for point in train])
 
 
-def _dependent_rows(train: Sequence[Point], theta: Array, free: Sequence[int]) -> dict[int, list[int]]:
-    """Map each coefficient to the rows that depend on it; only these are evaluated again."""
-    errors = _residuals(train, theta)
-    dependent = {}
-    for index in free:
-        shifted = theta.copy()
-        shifted[index] += 1.0
-        dependent[index] = [int(row) for row in np.flatnonzero(_residuals(train, shifted) != errors)]
-    return dependent
-
-
 def _slopes(
-    train: Sequence[Point], theta: Array, errors: Array, free: Sequence[int], dependent: dict[int, list[int]]
+    train: Sequence[Point], theta: Array, residuals: Array, dependent_rows: dict[int, list[int]]
 ) -> Array:
-    slopes = np.zeros((len(train), len(free)))
-    for column, index in enumerate(free):
+    slopes = np.zeros((len(train), len(dependent_rows)))
+    for column, (index, rows) in enumerate(dependent_rows.items()):
         shifted = theta.copy()
         shifted[index] += 0.02
-        table = table_of(np.exp(shifted))
-        for row in dependent[index]:
-            slopes[row, column] = (residual(train[row], table) - errors[row]) / 0.02
+        table = table_of(np.exp(shifted), capped=False)
+        for row in rows:
+            slopes[row, column] = (residual(train[row], table) - residuals[row]) / 0.02
     return slopes
 
 
@@ -159,16 +191,32 @@ def _loss(errors: Array, weights: Array, theta: Array, prior: Array, width: Arra
     return float(weights @ rows_loss + np.sum(((theta - prior) / width) ** 2) / 2)
 
 
-def held_out(data: Sequence[Point], fitted: Array, group: Callable[[Point], str]) -> list[float | None]:
-    """Return the log error of each row by a fit without the row's group."""
-    errors: list[float | None] = [None] * len(data)
-    for name in dict.fromkeys(map(group, data)):
-        train = [point for point in data if group(point) != name]
-        table = without_evidence(table_of(fit(train, fitted, steps=6)), train)
-        for index, point in enumerate(data):
-            if group(point) == name:
-                errors[index] = log_error(point, table)
-    return errors
+class HeldOut:
+    """Fits without groups of rows; groups of the same rows share one fit."""
+
+    def __init__(self, data: Sequence[Point], fitted: Array) -> None:
+        self.data, self.fitted = data, fitted
+        self._first = Linearization.at(data, np.log(fitted), free_coefficients())
+        self._tables: dict[tuple[int, ...], Efficiency] = {}
+
+    def errors(self, group: Callable[[Point], str]) -> list[float | None]:
+        """Return the log error of each row by a fit without the row's group."""
+        names = [group(point) for point in self.data]
+        errors: list[float | None] = [None] * len(names)
+        for name in dict.fromkeys(names):
+            table = self._table([row for row, other in enumerate(names) if other != name])
+            for row, point in enumerate(self.data):
+                if names[row] == name:
+                    errors[row] = log_error(point, table)
+        return errors
+
+    def _table(self, rows: list[int]) -> Efficiency:
+        key = tuple(rows)
+        if key not in self._tables:
+            train = [self.data[row] for row in rows]
+            values = fit(train, self.fitted, steps=6, first=self._first.of(rows))
+            self._tables[key] = without_evidence(table_of(values), train)
+        return self._tables[key]
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -184,8 +232,7 @@ def write_table(
     the fit never saw.
     """
     theta = np.log(values)
-    all_rows = list(range(len(SPECS)))
-    slopes = _slopes(data, theta, _residuals(data, theta), all_rows, _dependent_rows(data, theta, all_rows))
+    slopes = Linearization.at(data, theta, range(len(SPECS))).slopes
     lines: list[list[str]] = []
     for index, (spec, value) in enumerate(zip(SPECS, values, strict=True)):
         evidence = [p for p, slope in zip(data, slopes[:, index], strict=True) if abs(slope) > TOUCHED]
@@ -203,9 +250,9 @@ def write_table(
         )
     for prefix, excluded, spans in (("", "source", known), ("unseen ", "GPU architecture", unseen)):
         for percentile, value in spans.items():
-            tail = f"{percentile:g} % of the runs lie below" if percentile < 50 else ""
-            tail = tail or f"{100 - percentile:g} % of the runs lie above"
-            text = f"tokens/s over predicted that {tail}, their {excluded} left out"
+            share = f"{percentile:g} % of the runs lie below" if percentile < 50 else ""
+            share = share or f"{100 - percentile:g} % of the runs lie above"
+            text = f"tokens/s over predicted that {share}, their {excluded} left out"
             page = f"benchmarks/{RESULTS.name}/{PAGE}"
             lines.append(["range", f"{prefix}p{percentile:g}", f"{value:.3f}", str(len(data)), page, text])
     with TABLE.open("w", newline="", encoding="utf-8") as file:
@@ -232,9 +279,10 @@ def main() -> None:
     values = fit(data)
     table = table_of(values)
     errors: dict[str, list[float | None]] = {"fitted": [log_error(point, table) for point in data]}
-    errors["source held out"] = held_out(data, values, lambda point: point.row.source)
-    errors["project held out"] = held_out(data, values, lambda point: point.project)
-    errors["architecture held out"] = held_out(data, values, lambda point: point.gpu.architecture or "")
+    held_out = HeldOut(data, values)
+    errors["source held out"] = held_out.errors(lambda point: point.row.source)
+    errors["project held out"] = held_out.errors(lambda point: point.project)
+    errors["architecture held out"] = held_out.errors(lambda point: point.gpu.architecture or "")
     write_table(data, values, spread(errors["source held out"]), spread(errors["architecture held out"]))
     all_scores = scores(data, errors)
     held, sources = errors["source held out"], [point.row.source for point in data]

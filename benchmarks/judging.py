@@ -99,7 +99,11 @@ def measure(nodes: int, gpus: int, folder: Path) -> dict[str, Any]:
             stored_run = {**line, "started_unix": at, "finished_unix": at + 60, "records": records}
             file.write(json.dumps(stored_run) + "\n")
     past, read_s = timed(lambda: past_runs.read(place))
-    known: dict[str, Any] = {"history": past.records, "sightings": past.looks, "pairs_seen": past.pairs_seen}
+    known: dict[str, Any] = {
+        "history": past.records,
+        "sightings": past.sightings,
+        "pairs_seen": past.pairs_seen,
+    }
     healthy, healthy_s = timed(lambda: judge(fresh, **known))
     spoilt = measured(nodes, gpus, NIGHTS + 1, faults=True)
     sick, sick_s = timed(lambda: judge(spoilt, **known))

@@ -15,7 +15,7 @@ from decorators.arguments import Role
 from decorators.backends.overrides import request_for
 from decorators.card.runs import RunRecord
 from decorators.past_runs import Attempt, NeverRunError, attempts_of, runs_of
-from estimator.costs import NO_TEAM, RunCost, Span
+from estimator.costs import UNNAMED, RunCost, Span
 from estimator.errors import UserError
 from estimator.plan import Plan
 from launchers.settings import Settings, flat
@@ -71,12 +71,12 @@ def _costs_of(flow: str, since: datetime) -> list[RunCost] | None:
 def _cost(run: Any) -> RunCost:
     settings, plan = (_readable(run, "start", name) for name in ("used_settings", "plan"))
     team = settings.resources.team if isinstance(settings, Settings) else None
-    user = next((tag.partition(":")[2] for tag in run.tags if tag.startswith("user:")), NO_TEAM)
+    user = next((tag.partition(":")[2] for tag in run.tags if tag.startswith("user:")), UNNAMED)
     return RunCost(
         run=str(run.id),
         user=user,
-        team=team or NO_TEAM,
-        model=plan.model if isinstance(plan, Plan) else NO_TEAM,
+        team=team or UNNAMED,
+        model=plan.model if isinstance(plan, Plan) else UNNAMED,
         spans=tuple(
             _span(attempt, plan if isinstance(plan, Plan) else None, role)
             for step, role in _WITH_GPUS.items()

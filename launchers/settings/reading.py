@@ -76,7 +76,7 @@ def read_file(file: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str, folder: Path = Path()) -> dict[str, Any]:
-    """Read a settings file's text and fill in the defaults; raises UserError naming the bad key.
+    """Read a settings file's text and return what it sets, checked; raises UserError naming the bad key.
 
     ``folder`` holds the file. A relative path of an input (dataset, model, scorer) that exists in ``folder``
     is replaced by its path from the working folder; any other stays relative to the working folder.
@@ -89,7 +89,7 @@ def parse_yaml(text: str, folder: Path = Path()) -> dict[str, Any]:
         raise UserError("The settings file must hold `key: value` lines at its top level.")
     if folder != Path():
         _resolve_inputs(values, folder)
-    return build(values).model_dump(mode="json")
+    return build(values).model_dump(mode="json", exclude_unset=True)
 
 
 def _resolve_inputs(values: dict[str, Any], folder: Path) -> None:

@@ -9,13 +9,13 @@ from functools import lru_cache
 
 import pytest
 
-from benchmarks.published import fit, refit
+from benchmarks.published import fit, refit, rows
 from estimator.memory.residuals import table
 
 
 @lru_cache(maxsize=1)
 def runs() -> tuple[fit.MeasuredRun, ...]:
-    return tuple(fit.runs_of())
+    return tuple(fit.runs_of(rows.read(rows.TABLE)))
 
 
 @lru_cache(maxsize=1)
@@ -54,7 +54,7 @@ def test_the_committed_residuals_and_scores_match_the_fit() -> None:
 def test_a_refit_from_any_start_reaches_the_factors_of_the_table() -> None:
     factors = list(table().values())
     shifted = [row if row.name in fit.GIVEN else replace(row, factor=1.5 * row.factor) for row in factors]
-    assert list(refit.settled(shifted).values()) == factors
+    assert list(refit.settled(rows.read(rows.TABLE), shifted).values()) == factors
 
 
 def test_each_class_has_one_factor_and_its_widths() -> None:

@@ -303,4 +303,4 @@ def test_inputs_of_a_settings_file_are_looked_up_next_to_it_first(tmp_path: Path
     assert values["evaluation"]["dataset"] == f"{tmp_path}/split#test"
     assert values["rl"]["reward"] == f"{tmp_path}/score.py:short"
     assert values["rejection"]["score"] == "/absolute/score.py:short"
-    assert values["model"] == "tiny-llama"
+    assert "model" not in values, "only what the file sets"
