@@ -106,7 +106,7 @@ def test_only_explicit_passes_count_as_passed(statuses: list[str], passed: tuple
         ('{"DCGM Diagnostic": {}}', "it has run no test"),
     ],
 )
-def test_an_unreadable_answer_is_none(output: str, why: str) -> None:
+def test_an_unreadable_answer_gives_an_error(output: str, why: str) -> None:
     told = read(BLANK, output, IDS)
     assert why in (told.error or "")
     assert (told.passed, told.faults) == ((), ())

@@ -64,7 +64,7 @@ def test_a_hanging_tool_is_ended_with_all_its_processes(tool: Path, monkeypatch:
     assert time.monotonic() - begin < 10
 
 
-def test_unreported_figures_are_left_out(tool: Path) -> None:
+def test_output_without_figures_is_an_error(tool: Path) -> None:
     write(tool, "exit 0")
     with pytest.raises(OSError, match="printed no figures"):
         efa_probe.loopback(lambda: None)
