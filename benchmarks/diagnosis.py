@@ -214,7 +214,7 @@ def examine(
     spec: float | None = None,
     more: tuple[Pairs, ...] = (),
 ) -> tuple[Diagnosis, Diagnosis, int, set[tuple[int, int]]]:
-    """Return the first and last diagnosis, one from measurements alone, and the measured pairs."""
+    """Return first and last diagnosis, the number of measurements alone, and the pairs of the rounds."""
     nodes = len(truth.transmit)
     plan = (*schedule(nodes, seed=seed), *more)
     present = [(2 * number, pairs) for number, pairs in enumerate(plan)]

@@ -150,9 +150,7 @@ def check_jobset_retries(step: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("model", "gpu"), ARGO)
-def test_on_argo_every_field_of_the_training_step_is_the_plan_s(
-    home: Home, s3: str, model: str, gpu: str
-) -> None:
+def test_on_argo_the_training_step_requests_the_plan(home: Home, s3: str, model: str, gpu: str) -> None:
     nodes, instance, cores, efa = ARGO[model, gpu]
     asked_for = settings(model, gpu, priority_class="research")
     words = (*asked_for, "argo-workflows", "--name", "ft", "create", "--only-json")

@@ -61,7 +61,7 @@ def test_an_unreachable_node_is_named_instead_of_its_links() -> None:
 
 
 @pytest.mark.parametrize("nodes", [4, 6, 8])
-def test_even_half_of_the_nodes_are_named_when_they_are_slow(nodes: int) -> None:
+def test_up_to_half_of_the_nodes_are_named_as_slow(nodes: int) -> None:
     slow = dict.fromkeys(range(nodes // 2), 0.6)
     found = examine(Cluster(nodes=nodes, transmit=slow, receive=slow))
     assert found.bad_nodes == tuple(range(nodes // 2))

@@ -33,7 +33,7 @@ def test_the_flags_of_the_flow_are_settings() -> None:
     assert (found.rejection.score, found.rejection.answers) == ("a.py:f", 8)
 
 
-def test_one_answer_is_nothing_to_choose_from() -> None:
+def test_a_single_answer_per_prompt_is_refused() -> None:
     with pytest.raises(UserError, match=r"rejection\.answers = 1: should be greater than or equal to 2"):
         planning.settings_from({}, {"score": "a.py:f", "answers": 1})
 
