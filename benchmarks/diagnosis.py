@@ -214,7 +214,7 @@ def examine(
     spec: float | None = None,
     more: tuple[Pairs, ...] = (),
 ) -> tuple[Diagnosis, Diagnosis, int, set[tuple[int, int]]]:
-    """Return the first and last diagnosis, one from measurements alone, and the measured pairs."""
+    """Return first and last diagnosis, the number of measurements alone, and the pairs of the rounds."""
     nodes = len(truth.transmit)
     plan = (*schedule(nodes, seed=seed), *more)
     present = [(2 * number, pairs) for number, pairs in enumerate(plan)]
@@ -359,7 +359,7 @@ def markdown(report: dict[str, Any]) -> str:
             "",
             "With three nodes, two faults often look like another one: two slow links that share a node",
             "equal a slow node. Two slow nodes of three define the reference; with a",
-            f"known reference {_three(report['rows'])} of such trials end with slow pairs and nobody named.",
+            f"known reference {_three(report['rows'])} of such trials end with unexplained slow pairs.",
             "",
         ]
     )
@@ -437,7 +437,7 @@ def nights_until_all(nodes: int) -> int:
 
 
 def first_night_markdown(report: dict[str, Any]) -> str:
-    heads = ["nodes", "collisions", "link has left", "trials", "named", "false alarms"]
+    heads = ["nodes", "collisions", "link speed", "trials", "named", "false alarms"]
     heads += ["rounds of suspects", "alone", "minutes at most", "all pairs by rounds alone"]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for row in report["rows"]:

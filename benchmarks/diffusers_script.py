@@ -147,7 +147,7 @@ def script_losses(path: Path, job: TrainJob, output: Path) -> list[float]:
         *([] if gamma is None else [f"--snr_gamma={gamma}"]),
     ]
 
-    def ours_if(shape: Any, drawn: Iterator[torch.Tensor], otherwise: Any) -> Any:
+    def next_if_latents(shape: Any, drawn: Iterator[torch.Tensor], otherwise: Any) -> Any:
         return next(drawn) if tuple(shape) == (BATCH, 4, SIDE // 8, SIDE // 8) else otherwise()
 
     plain_noise, begin = torch.randn_like, torch.utils.data.DataLoader.__init__
@@ -167,7 +167,7 @@ def script_losses(path: Path, job: TrainJob, output: Path) -> list[float]:
         mock.patch.object(
             torch,
             "randn_like",
-            lambda like, **options: ours_if(like.shape, noises, lambda: plain_noise(like, **options)),
+            lambda like, **options: next_if_latents(like.shape, noises, lambda: plain_noise(like, **options)),
         ),
         mock.patch.object(torch, "randint", side_effect=steps),
         mock.patch.object(

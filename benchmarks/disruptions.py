@@ -222,15 +222,15 @@ def _wait(run: Launched, number: int) -> float:
 
 def text(result: dict[str, Any]) -> str:
     rows = "\n".join(
-        f"| {row['what']} | {row['times']} | {row['every']} | {_word(row['ended'])} "
+        f"| {row['what']} | {row['times']} | {row['every']} | {_yes_no(row['ended'])} "
         f"| {statistics.median(row['lost_seconds']):.0f} | {max(row['lost_seconds']):.0f} "
         f"| {statistics.median(map(float.__sub__, row['lost_seconds'], row['waited_seconds'])):.0f} "
-        f"| {row['steps_twice']} | {_word(row['losses_equal'])} |"
+        f"| {row['steps_twice']} | {_yes_no(row['losses_equal'])} |"
         for row in sorted(result["rows"], key=lambda row: (-row["times"], row["what"]))
     )
     late = "\n".join(
         f"| {row['late_seconds']:.0f} | {row['messages']} | {row['reason']} "
-        f"| {row['trained_after_seconds']:.0f} | {_word(row['ended'])} | {_word(row['losses_equal'])} |"
+        f"| {row['trained_after_seconds']:.0f} | {_yes_no(row['ended'])} | {_yes_no(row['losses_equal'])} |"
         for row in sorted(result["late"], key=lambda row: row["late_seconds"])
     )
     return f"""# Disruptions on Kubernetes
@@ -255,7 +255,7 @@ The second node joins after the first has waited this long:
 """
 
 
-def _word(yes: bool) -> str:
+def _yes_no(yes: bool) -> str:
     return "yes" if yes else "no"
 
 

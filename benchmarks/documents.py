@@ -50,7 +50,7 @@ def settings_page() -> str:
         "",
         "Settings are given in a YAML file, as options of `finetune run`, or by `--set NAME=VALUE`. Options",
         "override the file; `--set` overrides both. The artifact `used_settings` and `settings.yaml` next to",
-        "the model, contain the values that were used. A relative path in the file is looked up next to the",
+        "the model contain the values that were used. A relative path in the file is looked up next to the",
         "file first, then in the working folder.",
         "",
         "```bash",

@@ -65,7 +65,7 @@ def deepspeed_bytes(setup: Setup) -> float:
     }
     total = setup.model.parameters
     if _stage(setup) == 3:
-        # the module with the most parameters of its own, as in its "all_live" variant: the embedding
+        # the module with the most direct parameters, as in its "all_live" variant: the embedding
         largest = max(_largest_matrix(setup.model), setup.model.vocab * setup.model.hidden)
         needs = estimate_zero3_model_states_mem_needs(
             total, largest, cpu_offload_params=setup.offload == "all", **cluster
@@ -123,18 +123,18 @@ def nanotron_bytes(setup: Setup) -> float:
     context parallel. Korthikanti et al. 2022 (arXiv:2205.05198) for 34.
     """
     model = setup.model
-    here = model.parameters / (setup.tensor * setup.pipeline)
-    among = setup.shard
+    parameters = model.parameters / (setup.tensor * setup.pipeline)
+    shards = setup.shard
     stage = {"none": 0, "ddp": 0, "zero0": 0, "zero1": 1, "zero2": 2, "shard_grad_op": 2}.get(
         setup.sharding, 3
     )
-    weights = 2 * here / (among if stage == 3 else 1)
-    gradients = 2 * here / (among if stage >= 2 else 1)
-    optimizer = 12 * here / (among if stage >= 1 else 1)
-    each = 2 if setup.checkpointing == "full" else 34
+    weights = 2 * parameters / (shards if stage == 3 else 1)
+    gradients = 2 * parameters / (shards if stage >= 2 else 1)
+    optimizer = 12 * parameters / (shards if stage >= 1 else 1)
+    bytes_per_value = 2 if setup.checkpointing == "full" else 34
     layers = model.layers / setup.pipeline
-    waiting = min(setup.accumulation, setup.pipeline)  # micro batches in flight on the first stage
-    activations = each * setup.tokens * model.hidden * layers * waiting / setup.tensor
+    in_flight = min(setup.accumulation, setup.pipeline)  # micro batches in flight on the first stage
+    activations = bytes_per_value * setup.tokens * model.hidden * layers * in_flight / setup.tensor
     return weights + gradients + optimizer + activations
 
 

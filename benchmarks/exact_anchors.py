@@ -2,9 +2,9 @@
 
     python -m benchmarks.exact_anchors      # a minute, no GPU; writes benchmarks/results/exact_anchors.*
 
-Every published peak of active memory of quality A in benchmarks/published/data/measured.csv that exact mode
-traces. A trace knows the code that is installed; where the code that was measured is known to have kept other
-tensors, it is traced once more with that put in.
+Traces every published peak of active memory with quality A in benchmarks/published/data/measured.csv that
+exact mode supports. A trace reflects the installed code; if the measured release is known to have kept other
+tensors, the run is traced again with that release's behavior patched in.
 """
 
 from __future__ import annotations

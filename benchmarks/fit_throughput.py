@@ -89,30 +89,32 @@ def without_evidence(table: Efficiency, train: Sequence[Point]) -> Efficiency:
 class Linearization:
     """Residuals of published runs at one set of coefficients, and their slopes by coefficient."""
 
-    touched: dict[int, list[int]]
+    dependent_rows: dict[int, list[int]]
     """Rows that depend on each coefficient; only these are evaluated again."""
     residuals: Array
     slopes: Array
-    """Rows by coefficients, in the order of ``touched``."""
+    """Rows by coefficients, in the order of ``dependent_rows``."""
 
     @classmethod
     def at(cls, data: Sequence[Point], theta: Array, coefficients: Sequence[int]) -> Linearization:
-        now = _residuals(data, theta)
-        touched = {}
+        residuals = _residuals(data, theta)
+        dependent_rows = {}
         for index in coefficients:
-            moved = theta.copy()
-            moved[index] += 1.0
-            touched[index] = [int(row) for row in np.flatnonzero(_residuals(data, moved) != now)]
-        return cls(touched, now, _slopes(data, theta, now, touched))
+            shifted = theta.copy()
+            shifted[index] += 1.0
+            dependent_rows[index] = [
+                int(row) for row in np.flatnonzero(_residuals(data, shifted) != residuals)
+            ]
+        return cls(dependent_rows, residuals, _slopes(data, theta, residuals, dependent_rows))
 
     def of(self, rows: Sequence[int]) -> Linearization:
         """Return the part of these rows."""
         place = {row: index for index, row in enumerate(rows)}
-        touched = {
+        dependent_rows = {
             index: [place[row] for row in depending if row in place]
-            for index, depending in self.touched.items()
+            for index, depending in self.dependent_rows.items()
         }
-        return Linearization(touched, self.residuals[rows], self.slopes[rows])
+        return Linearization(dependent_rows, self.residuals[rows], self.slopes[rows])
 
 
 def free_coefficients() -> list[int]:
@@ -135,27 +137,29 @@ def fit(
     weights = np.array([QUALITY[p.row.quality] / math.sqrt(sizes[p.row.source]) for p in train])
     damping = 1.0
     first = first or Linearization.at(train, theta, free)
-    now, slopes = first.residuals, first.slopes
+    residuals, slopes = first.residuals, first.slopes
     for step in range(steps):
         if step:
-            slopes = _slopes(train, theta, now, first.touched)
-        pull = weights / np.maximum(np.abs(now), ROBUST) / ROBUST
-        normal = slopes.T @ (slopes * pull[:, None])
-        gradient = -slopes.T @ (pull * now) - (theta - prior)[free] / width[free] ** 2
+            slopes = _slopes(train, theta, residuals, first.dependent_rows)
+        huber_weights = weights / np.maximum(np.abs(residuals), ROBUST) / ROBUST
+        normal = slopes.T @ (slopes * huber_weights[:, None])
+        gradient = -slopes.T @ (huber_weights * residuals) - (theta - prior)[free] / width[free] ** 2
         normal[np.diag_indices(len(free))] += 1 / width[free] ** 2
         while damping < 1e6:
             move = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient)
-            tried = theta.copy()
-            tried[free] += np.clip(move, -0.5, 0.5)
-            then = _residuals(train, tried)
-            if _loss(then, weights, tried, prior, width) < _loss(now, weights, theta, prior, width):
+            trial = theta.copy()
+            trial[free] += np.clip(move, -0.5, 0.5)
+            trial_residuals = _residuals(train, trial)
+            if _loss(trial_residuals, weights, trial, prior, width) < _loss(
+                residuals, weights, theta, prior, width
+            ):
                 damping /= 5
                 break
             damping *= 5
         else:
             break
-        settled = float(np.max(np.abs(tried - theta))) < 1e-3
-        theta, now = tried, then
+        settled = float(np.max(np.abs(trial - theta))) < 1e-3
+        theta, residuals = trial, trial_residuals
         if settled:
             break
     fitted: Array = np.exp(theta)
@@ -167,14 +171,16 @@ def _residuals(train: Sequence[Point], theta: Array) -> Array:
     return np.array([residual(point, table) for point in train])
 
 
-def _slopes(train: Sequence[Point], theta: Array, now: Array, touched: dict[int, list[int]]) -> Array:
-    slopes = np.zeros((len(train), len(touched)))
-    for column, (index, rows) in enumerate(touched.items()):
-        moved = theta.copy()
-        moved[index] += 0.02
-        table = table_of(np.exp(moved), capped=False)
+def _slopes(
+    train: Sequence[Point], theta: Array, residuals: Array, dependent_rows: dict[int, list[int]]
+) -> Array:
+    slopes = np.zeros((len(train), len(dependent_rows)))
+    for column, (index, rows) in enumerate(dependent_rows.items()):
+        shifted = theta.copy()
+        shifted[index] += 0.02
+        table = table_of(np.exp(shifted), capped=False)
         for row in rows:
-            slopes[row, column] = (residual(train[row], table) - now[row]) / 0.02
+            slopes[row, column] = (residual(train[row], table) - residuals[row]) / 0.02
     return slopes
 
 
@@ -231,9 +237,7 @@ def write_table(
     for index, (spec, value) in enumerate(zip(SPECS, values, strict=True)):
         evidence = [p for p, slope in zip(data, slopes[:, index], strict=True) if abs(slope) > TOUCHED]
         source = spec.source or _sources(evidence) or "its prior; no published run shows it"
-        lines.append(
-            [spec.name, spec.scope, f"{value:.4g}", str(len(evidence)), source, spec.meaning_in_words]
-        )
+        lines.append([spec.name, spec.scope, f"{value:.4g}", str(len(evidence)), source, spec.meaning])
     runs: dict[str, list[Point]] = {}
     for point in data:
         method = "adapters" if point.setup.adapters else "full training"

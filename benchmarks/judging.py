@@ -3,8 +3,8 @@
     python -m benchmarks.judging    # about two minutes; writes benchmarks/results/judging.*
 
 Synthetic measurements of p5.48xlarge machines as a run makes them (every kind of figure of each GPU with its
-samples, all connections, 16 rounds of pairs) go through the very functions of a run: history read and folded,
-judged, the result as JSON, and what is kept of it. Each size runs in a process of its own.
+samples, all connections, 16 rounds of pairs) go through the functions of a run: read and fold the history,
+judge, write the result as JSON, append to the history. Each size runs in a separate process.
 """
 
 from __future__ import annotations

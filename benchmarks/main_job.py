@@ -1,10 +1,10 @@
-"""Compare the flow with the bare trainer's command; measure the profiler's cost, and two nodes against one.
+"""Compare the flow with the bare trainer; measure the profiler's cost, and two nodes against one.
 
     python -m benchmarks.main_job    # about 20 minutes on 2 cores; writes benchmarks/results/main_job.*
 
 Both sides train tiny-llama on the same prepared rows with the same generated recipe YAML. The bare side is
 torchtune's own recipe file run by Python, with torchtune's own disk logger. Each side runs at two lengths:
-the slope (seconds for each further step) is compared as a ratio, what is left is the fixed start.
+the slope (seconds per additional step) is compared as a ratio; the rest is the fixed start-up time.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Timing:
 
     steps: int
     seconds: float
-    step_seconds: float  # median of the steps but the first ten
+    step_seconds: float  # median without the first ten steps
 
 
 def median(values: list[float]) -> float:
@@ -122,7 +122,7 @@ def bare(folder: Path, data: Path, model: Path, steps: int) -> Timing:
         for line in log.read_text().splitlines()
         if "tokens_per_second_per_gpu:" in line
     ]
-    # torchtune's tokens/s counts the labels that count; seconds are the same tokens over it.
+    # torchtune's tokens/s counts labels in the loss, so a step's seconds are its labels over that rate
     step_seconds = [count / speed for count, speed in zip(tokens, speeds, strict=True)]
     return Timing(steps=steps, seconds=seconds, step_seconds=median(step_seconds[10:]))
 

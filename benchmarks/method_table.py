@@ -52,8 +52,8 @@ def methods() -> str:
 
 def _estimate(model: str, method: str) -> float:
     """Return the GiB of ``finetune estimate``, whose default is micro batch 1."""
-    words = ["estimate", "--model", model, "--method", method, "--activation-checkpointing", "--json"]
-    done = CliRunner().invoke(app, words, prog_name="finetune")
+    arguments = ["estimate", "--model", model, "--method", method, "--activation-checkpointing", "--json"]
+    done = CliRunner().invoke(app, arguments, prog_name="finetune")
     assert done.exit_code == 0, done.stderr
     return float(json.loads(done.stdout)["memory"]["needs_bytes"]) / GIB
 

@@ -2,10 +2,9 @@
 
     python -m benchmarks.planning_speed    # about 2 minutes; writes benchmarks/results/planning_speed.*
 
-Cold: a new process each time, from its start to its end, over the whole catalogue of GPUs and machines.
-Warm: one process plans several models one after the other, so that none finds its own answer ready.
-Accelerate reads a local config.json; what it asks of the Hub first is answered at once, which saves it a
-request.
+Cold: a new process each time, from start to end, over the whole catalogue of GPUs and machines. Warm: one
+process plans several different models, so that no plan is cached. Accelerate reads a local config.json; its
+first request to the Hub is stubbed, which saves it the network time.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ OTHERS = ("llama-3-70b", "llama-2-70b", "qwen2.5-72b", "mistral-7b", "qwen3-32b"
 LIMITS = {"cold_seconds": 0.4, "warm_milliseconds": 150.0, "times_faster": 10.0}
 
 ENTRY = "from estimator.cli.app import main; main()"
-# One process: what a plan costs where Python and the modules are there already.
+# One process: time of a plan once Python and the modules are loaded
 WARM = """
 import json, sys, time
 from typer.testing import CliRunner
@@ -44,7 +43,7 @@ def plan(model):
 plan("tiny-llama")
 print(json.dumps([plan(model) for model in sys.argv[1:]]))
 """
-# The command as installed; only its question to the Hub, whether the model exists, is answered here.
+# The installed command; only its request to the Hub, whether the model exists, is stubbed
 ACCELERATE = """
 import sys
 from types import SimpleNamespace
@@ -60,10 +59,10 @@ def seconds(command: list[str]) -> float:
     quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "COLUMNS": "120"}
     start = time.perf_counter()
     ended = subprocess.run(command, capture_output=True, text=True, env=os.environ | quiet, check=False)
-    taken = time.perf_counter() - start
+    duration = time.perf_counter() - start
     if ended.returncode:
         raise SystemExit(f"{shlex.join(command[:3])} failed:\n{ended.stderr[-2000:]}")
-    return taken
+    return duration
 
 
 def median(values: list[float]) -> float:
@@ -89,7 +88,7 @@ def write_config(folder: Path) -> Path:
 
 
 def measure(repeats: int) -> dict[str, Any]:
-    """Time cold plans, warm plans and Accelerate in turn, so that load on the machine affects all alike."""
+    """Time cold plans, warm plans and Accelerate in turn, so that load on the machine affects all equally."""
     script = Path(sys.executable).with_name("finetune")
     # What the installed script does, where the checkout was not installed with it
     finetune = [str(script)] if script.exists() else [sys.executable, "-c", ENTRY]

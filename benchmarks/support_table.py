@@ -2,9 +2,9 @@
 
     python -m benchmarks.support_table    # some minutes on 2 cores; writes benchmarks/results/support.csv
 
-A row says "runs" where training, resuming and exporting were seen to work, and else the clause of the engine
-that refuses it, or what went wrong. Rows of a part, an engine or a task that is not asked for stay. To add a
-part, add its function to ``PARTS``; ``python -m benchmarks.documents`` makes the documents' tables of it.
+A row's result is "runs" if training, resuming and exporting worked, else the engine's reason for refusing it
+or the error. Rows of parts, engines and tasks that are not selected are kept. To add a part, add its function
+to ``PARTS``; ``python -m benchmarks.documents`` writes the documents' tables from it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Row:
 
     part: str
     engine: str
-    method: str  # "packing" is no method, and stands beside them
+    method: str  # a method, or "packing"
     family: str  # Hugging Face's `model_type`, or the name of a model
     nodes: int
     result: str
@@ -49,9 +49,9 @@ TASKS = tuple(dict.fromkeys(cell.task for cell in methods.TASK_CELLS))
 def of_families(
     chosen_engines: Chosen = LAUNCHED_ENGINES, chosen: Sequence[str] = tuple(proofs.FAMILIES)
 ) -> list[Row]:
-    """Run each engine of the loop with a tiny model of each family; a row holds for all of its shardings."""
+    """Run each engine of the loop with a tiny model of each family; one row covers all of its shardings."""
     with tempfile.TemporaryDirectory() as folder:
-        first = (proofs.RESUMED[0],)  # which the others are compared with
+        first = (proofs.RESUMED[0],)  # reference for the others
         shardings = [name for name, engine in proofs.SHARDINGS.items() if engine in chosen_engines]
         done = [
             proof
@@ -66,7 +66,7 @@ def of_families(
             key = (proofs.SHARDINGS[proof.sharding], proof.method, proof.family)
             result.setdefault(key, []).extend(f"{proof.sharding}: {clause}" for clause in clauses)
         rows = [
-            Row(part="families", engine=engine, method=method, family=family, nodes=1, result=_said(reason))
+            Row(part="families", engine=engine, method=method, family=family, nodes=1, result=_result(reason))
             for (engine, method, family), reason in result.items()
             if engine in chosen_engines
         ]
@@ -101,17 +101,18 @@ def _of_cells(part: str, cells: Iterable[methods.Cell], chosen_engines: Chosen) 
             if result is None:
                 one = dataclasses.replace(cell, nodes=1)
                 out = folder / cell.name / "collected"
-                result = _said(methods.problems(prove(cell), prove(one), out))
+                result = _result(methods.problems(prove(cell), prove(one), out))
             rows.append(Row(part=part, family="tiny-llama", result=result, **dataclasses.asdict(cell)))
     return rows
 
 
-def _said(reason: Iterable[str]) -> str:
-    return "; ".join(reason) or RUNS
+def _result(problems: Iterable[str]) -> str:
+    """Join the problems of a cell; RUNS without any."""
+    return "; ".join(problems) or RUNS
 
 
 def _packing(engine: str, family: str, folder: Path) -> Row:
-    """Return the engine's verdict on packed rows; test_families.py measures whether it is right."""
+    """Return whether the engine accepts packed rows of a family; test_families.py verifies it."""
     job = settings.build({"engine": engine, "packing": True, "seq_len": 64})
     clause = unsupported(engine, job, hf_files.read_directory(folder, f"a {family} model"))
     result = RUNS if clause is None else clause
@@ -139,17 +140,14 @@ def write(
     tasks: Sequence[str] | None = None,
     families: Sequence[str] | None = None,
 ) -> None:
-    """Put ``rows`` in the place of those that the table has of ``part``, these engines, tasks and families.
-
-    None: all of them.
-    """
+    """Replace the table's rows of ``part`` and these engines, tasks and families (None: all)."""
     old_rows = read() if TABLE.is_file() else []
 
-    def stays(row: Row) -> bool:
-        engines = (tasks is None or row.task in tasks) and (families is None or row.family in families)
-        return row.part != part or row.engine not in chosen_engines or not engines
+    def kept(row: Row) -> bool:
+        selected = (tasks is None or row.task in tasks) and (families is None or row.family in families)
+        return row.part != part or row.engine not in chosen_engines or not selected
 
-    rest = [row for row in old_rows if stays(row)]
+    rest = [row for row in old_rows if kept(row)]
     with TABLE.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
         writer.writeheader()

@@ -19,8 +19,8 @@ MEANINGS = {
     "moved": "time for bytes between products, over that of eager kernels at the full memory bandwidth",
     "dequantized": "time to unpack frozen 4-bit weights, over that of its bytes at the full memory bandwidth",
     "grouped products": "rate of the experts' products over that of dense ones",
-    "exposed tensor": "tensor parallel communication that nothing hides, over its time on the links",
-    "exposed expert": "exchange with experts that nothing hides, over its time on the links",
+    "exposed tensor": "exposed (not overlapped) tensor parallel communication over its time on the links",
+    "exposed expert": "exposed (not overlapped) expert exchange over its time on the links",
     "hop": "seconds that a ring of sharded weights takes from one node to the next",
     "overlap": "power p of the p-norm by which overlapping times add up",
     "optimizer": "time of the optimizer's step over that of its bytes at the full memory bandwidth",
@@ -44,7 +44,7 @@ class Spec:
     source: str = ""
 
     @property
-    def meaning_in_words(self) -> str:
+    def meaning(self) -> str:
         return MEANINGS[self.name]
 
 
@@ -53,7 +53,7 @@ def _fixed(name: str, scope: str, value: float, source: str) -> Spec:
 
 
 def usual_best_products() -> dict[str, float]:
-    """Return by architecture the median of best measured product over peak, in the GPU's training dtype."""
+    """Return by architecture the median ratio of best measured matrix product to peak (training dtype)."""
     shares: dict[str, list[float]] = {}
     for gpu in hardware.catalogue().gpus:
         peak = gpu.peak_flops("bf16" if gpu.bf16 else "fp32")
@@ -62,7 +62,7 @@ def usual_best_products() -> dict[str, float]:
     return {name: round(statistics.median(values), 3) for name, values in shares.items()}
 
 
-# How far GPUs of one architecture, or a GPU of its own runs, lie from the common share of the best product
+# Prior width of "products of": deviation of an architecture or GPU from the common ratio "products"
 GPU_WIDTH = 0.3
 
 SPECS = (
@@ -129,7 +129,7 @@ SPECS = (
     Spec("gain", "Hopper rowwise", 1.3, 0.2),
     Spec("gain", "Hopper te", 1.6, 0.2),
     Spec("gain", "Blackwell te", 1.7, 0.2),
-    # torchao's kernels and TransformerEngine's differ: a run with the one says little of the other
+    # torchao's kernels and TransformerEngine's differ: runs with one say little about the other
     Spec("gain", "Blackwell mxfp8 fused", 1.6, 0.2),
     Spec("gain", "Blackwell mxfp8 compiled", 1.4, 0.3),
     Spec("gain", "Blackwell nvfp4 fused", 2.0, 0.3),

@@ -80,10 +80,10 @@ def markdown(all_scores: dict[str, object]) -> str:
         "# Predicted tokens/s against published ones",
         "",
         "Median and 95th percentile of |predicted / measured - 1|, and the median of the signed error.",
-        "*Fitted*: the rows were fitted. *Source held out*: by a fit that never saw the row's source (one",
-        "commit of one project). *Project held out*: that never saw any source of the project. *Architecture",
-        "held out*: that never saw a GPU of the row's architecture. *Unknown*: rows whose 8- or 4-bit",
-        "recipe no other source has published in such kernels: a fit without theirs has no speed for them.",
+        "*Fitted*: a fit to all rows. *Source held out*: a fit without the row's source (one commit of one",
+        "project). *Project held out*: without all sources of the project. *Architecture held out*: without",
+        "GPUs of the row's architecture. *Unknown*: rows with an 8- or 4-bit recipe published, with such",
+        "kernels, by their own source only: the fit without that source has no speed for them.",
         "`python -m benchmarks.fit_throughput` writes this.",
     ]
     for title, groups in all_scores.items():

@@ -61,9 +61,9 @@ def rows_with(image: Image.Image, color: tuple[int, int, int]) -> int:
 
 def _counts(image: Image.Image, color: tuple[int, int, int]) -> list[int]:
     data, width = image.tobytes(), image.width * 3
-    wanted = bytes(color)
+    pixel = bytes(color)
     rows = (data[start : start + width] for start in range(0, len(data), width))
-    return [sum(row[i : i + 3] == wanted for i in range(0, width, 3)) for row in rows]
+    return [sum(row[i : i + 3] == pixel for i in range(0, width, 3)) for row in rows]
 
 
 def words(page: Path) -> str:

@@ -95,21 +95,24 @@ def write_sums(path: Path) -> Path:
         for a in range(1, 7)
         for b in range(10)
     ]
-    asked = [(f"{row['instruction']}\n\n{row['input']}", row["output"]) for row in rows]
+    prompts_with_answers = [(f"{row['instruction']}\n\n{row['input']}", row["output"]) for row in rows]
     if path.suffix == ".csv":
         with path.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file, delimiter=";").writerows([["prompt", "completion"], *asked])
+            csv.writer(file, delimiter=";").writerows([["prompt", "completion"], *prompts_with_answers])
     elif path.suffix == ".parquet":
         import pyarrow
         from pyarrow import parquet
 
         roles = ("user", "assistant")
         chats = [
-            [{"role": role, "content": text} for role, text in zip(roles, row, strict=True)] for row in asked
+            [{"role": role, "content": text} for role, text in zip(roles, row, strict=True)]
+            for row in prompts_with_answers
         ]
         parquet.write_table(pyarrow.table({"messages": chats}), path)
     elif path.suffix == ".json":
-        turns = [[{"from": "human", "value": q}, {"from": "gpt", "value": a}] for q, a in asked]
+        turns = [
+            [{"from": "human", "value": q}, {"from": "gpt", "value": a}] for q, a in prompts_with_answers
+        ]
         path.write_text(json.dumps([{"conversations": each} for each in turns], indent=2))
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))

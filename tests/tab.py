@@ -48,13 +48,13 @@ class Tab:
             self._note(message)
 
     def _note(self, message: dict[str, Any]) -> None:
-        method, told = message.get("method"), message.get("params", {})
+        method, event_params = message.get("method"), message.get("params", {})
         if method == "Network.requestWillBeSent":
-            self.requests.append(told["request"]["url"])
+            self.requests.append(event_params["request"]["url"])
         elif method == "Runtime.exceptionThrown":
-            self.errors.append(json.dumps(told["exceptionDetails"]))
-        elif method == "Runtime.consoleAPICalled" and told["type"] == "error":
-            self.errors.append(json.dumps(told["args"]))
+            self.errors.append(json.dumps(event_params["exceptionDetails"]))
+        elif method == "Runtime.consoleAPICalled" and event_params["type"] == "error":
+            self.errors.append(json.dumps(event_params["args"]))
 
     def look(self, expression: str) -> Any:
         """The value of a JavaScript expression, a promise's once it is there."""

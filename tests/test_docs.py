@@ -209,7 +209,7 @@ def parse(words: list[str]) -> tuple[list[str], dict[str, list[str]]]:
 # Tests
 
 
-def test_generated_parts_are_in_step() -> None:
+def test_generated_parts_are_up_to_date() -> None:
     stale = [name for name, (file, _) in GENERATED.items() if not in_step(name, (ROOT / file).read_text())]
     stale += ["settings"] * ((ROOT / "docs" / "settings.md").read_text() != settings_page())
     assert stale == [], "python -m benchmarks.documents"
@@ -219,7 +219,7 @@ def in_step(name: str, text: str) -> bool:
     return text == with_generated(name, text)
 
 
-def test_the_two_commands_are_as_promised_and_ci_runs_the_second() -> None:
+def test_the_readme_has_its_two_commands_and_ci_runs_the_second() -> None:
     readme = [line for where, line in shell_lines() if where.startswith("README")]
     assert readme[:2] == [RUN_COMMAND, TEST_COMMAND]
     assert TEST_COMMAND in (ROOT / ".ci" / "run").read_text()
@@ -248,7 +248,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_every_flow_command_is_one_that_the_command_line_takes(place: Path, help_text: HelpText) -> None:
+def test_every_flow_command_of_the_documents_is_valid(place: Path, help_text: HelpText) -> None:
     commands = flow_commands("finetune_flow.py")
     assert len(commands) > 30
     for where, words in commands:
@@ -274,8 +274,10 @@ def check_run(where: str, options: dict[str, list[str]], place: Path) -> None:
         if "--" + name.replace("_", "-") in options
     }
     flags = {f"--{name.replace('_', '-')}" for name in planning.FLAGS}
-    given = {option: options[option][-1] for option in setting_options().keys() & options.keys() - flags}
-    others = [translate([option, value], (), ())[1] for option, value in given.items()]
+    example_values = {
+        option: options[option][-1] for option in setting_options().keys() & options.keys() - flags
+    }
+    others = [translate([option, value], (), ())[1] for option, value in example_values.items()]
     parameters["overrides"] = (*others, *options.get("--set", ()))
     if "--config" in options:
         file = place / options["--config"][1]
@@ -288,7 +290,7 @@ def check_run(where: str, options: dict[str, list[str]], place: Path) -> None:
     assert answer.startswith("Plan: ") or any(words in answer for words in refused), f"{where}: {answer}"
 
 
-def test_every_command_of_the_estimator_is_one_that_the_command_line_takes(place: Path) -> None:
+def test_every_estimator_command_of_the_documents_is_valid(place: Path) -> None:
     for where, (name, *words) in estimator_commands():
         with contextlib.suppress(typer.Exit):  # --help
             assert not load(name).make_context(name, words).args, where
@@ -296,7 +298,7 @@ def test_every_command_of_the_estimator_is_one_that_the_command_line_takes(place
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_every_command_of_the_estimator_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_estimator_command_of_the_documents_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that name a cluster or a file of the reader's are only read; they end with one clear line."""
     commands = {tuple(words): where for where, words in estimator_commands()}
     assert len(commands) > 10
@@ -304,7 +306,7 @@ def test_every_command_of_the_estimator_runs(place: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("KUBECONFIG", str(place / "none"))
     for words, where in commands.items():
         done = CliRunner().invoke(finetune, words, prog_name="finetune")
-        said = f"{where}: finetune {shlex.join(words)}: {done.output}"
+        message = f"{where}: finetune {shlex.join(words)}: {done.output}"
         theirs = {"--from-cluster", "--hardware", "--gpu"} & set(words) or "NAME" in words
         theirs = theirs or words[0] in (
             "runs",
@@ -314,8 +316,8 @@ def test_every_command_of_the_estimator_runs(place: Path, monkeypatch: pytest.Mo
             "serve",
             "convert",
         )  # there are none here
-        assert done.exit_code in ((0, 1, 2) if theirs else (0,)), said
-        assert done.exception is None or isinstance(done.exception, SystemExit), said
+        assert done.exit_code in ((0, 1, 2) if theirs else (0,)), message
+        assert done.exception is None or isinstance(done.exception, SystemExit), message
 
 
 def checklist_commands() -> list[tuple[str, list[str]]]:
@@ -329,7 +331,7 @@ def checklist_commands() -> list[tuple[str, list[str]]]:
     return found
 
 
-def test_every_checklist_command_is_one_that_the_command_line_takes(place: Path) -> None:
+def test_every_checklist_command_of_the_documents_is_valid(place: Path) -> None:
     command = typer.main.get_command(checklist_command)
     assert len(checklist_commands()) > 5
     for where, words in checklist_commands():
@@ -343,7 +345,9 @@ def test_every_checklist_command_is_one_that_the_command_line_takes(place: Path)
 
 
 @pytest.mark.parametrize(("file", "least"), [("checklist_flow.py", 5), ("rejection_flow.py", 3)])
-def test_every_command_of_the_other_flows_has_its_options(help_text: HelpText, file: str, least: int) -> None:
+def test_every_command_of_the_other_flows_has_valid_options(
+    help_text: HelpText, file: str, least: int
+) -> None:
     flow = FLOW.with_name(file)
     found = flow_commands(flow.name)
     assert len(found) >= least
@@ -377,7 +381,7 @@ def test_plan_only_needs_nothing_that_trains(tmp_path: Path) -> None:
     assert "Plan: tiny-llama" in done.stdout
 
 
-def test_the_table_of_what_runs_where_is_what_the_engines_say() -> None:
+def test_the_support_table_matches_the_engines() -> None:
     text = (ROOT / "docs" / "methods.md").read_text().partition("## What was seen")[0]
     seen: list[str] = []
     for line in re.findall(r"^\| `.*\| (?:yes|no).*\|$", text, re.MULTILINE):
@@ -391,7 +395,7 @@ def test_the_table_of_what_runs_where_is_what_the_engines_say() -> None:
     assert sorted(seen) == sorted(filter(runs_somewhere, models.names()))
 
 
-def test_python_snippets_compile_and_their_imports_are_there() -> None:
+def test_python_snippets_compile_and_their_imports_exist() -> None:
     assert blocks("python")
     for block in blocks("python"):
         for node in ast.walk(ast.parse(block.text, block.where)):
@@ -425,7 +429,7 @@ def test_an_example_is_planned_and_listed_with_its_plan(path: Path) -> None:
     assert f"examples/{path.name}" in command
 
 
-def test_the_example_of_a_score_prefers_few_words() -> None:
+def test_the_example_score_prefers_short_answers() -> None:
     module = runpy.run_path(str(ROOT / "examples" / "short_answers.py"))
     score = module["short_answers"]
     assert score("q?", "two words") > score("q?", "now three words") > score("q?", "q?") == score("q?", " ")
@@ -446,14 +450,14 @@ def test_data_examples_are_datasets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", ["backends.md", "disruptions.md"])
-def test_the_tests_that_a_page_names_exist(page: str) -> None:
+def test_tests_named_on_a_page_exist(page: str) -> None:
     named = re.findall(r"\[`(test_\w+)`\]\(\.\./(tests/[^)]+)\)", (ROOT / "docs" / page).read_text())
     assert len(named) > 15
     assert [name for name, file in named if f"def {name}(" not in (ROOT / file).read_text()] == []
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_links_lead_somewhere(path: Path) -> None:
+def test_links_have_existing_targets(path: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
         if target.startswith("https://"):
             assert target.split("/")[2] in HOSTS, target
@@ -467,7 +471,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_nothing_of_the_machine_it_was_written_on(path: Path) -> None:
+def test_documents_contain_no_local_path(path: Path) -> None:
     text = path.read_text()
     assert not re.search(r"/(work|root|home|tmp|opt|Users)/|TODO|FIXME|#\d+\b", text)
     assert {url.split("/")[2] for url in re.findall(r"https?://[^\s)`]+", text)} <= HOSTS
@@ -483,7 +487,7 @@ ROOM_ARROWS = {
 }
 
 
-def test_the_arrows_of_the_map_are_those_of_the_imports() -> None:
+def test_the_arrows_of_the_map_match_the_imports() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     for room, allowed in ROOM_ARROWS.items():
         found = set()
@@ -495,14 +499,14 @@ def test_the_arrows_of_the_map_are_those_of_the_imports() -> None:
         assert arrow in text, f"CONTRIBUTING.md: {arrow}"
 
 
-def test_of_the_launchers_the_checklist_imports_what_both_share_and_nothing_else() -> None:
+def test_the_checklist_imports_only_the_cluster_folder_of_launchers() -> None:
     taken = set()
     for path in (ROOT / "checklist").rglob("*.py"):
         taken |= set(re.findall(r"^\s*(?:from|import) (launchers[\w.]*)", path.read_text(), re.MULTILINE))
     assert {name for name in taken if not name.startswith("launchers.cluster")} == set()
 
 
-def test_the_map_names_files_that_are_there() -> None:
+def test_files_named_in_the_map_exist() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     packages = "estimator|launchers|decorators|checklist|flows|benchmarks|tests|docs"
     named = re.findall(rf"`((?:{packages})/[\w./-]+)`", text)
@@ -527,7 +531,7 @@ def test_each_stop_of_a_value_through_the_packages_exists() -> None:
         assert field in fields or hasattr(record, field), f"{path}: {holder}.{field}"
 
 
-def test_messages_in_tables_of_symptoms_are_those_that_the_code_prints() -> None:
+def test_messages_quoted_in_documents_exist_in_the_code() -> None:
     packages = ("checklist", "decorators", "estimator", "flows", "launchers", "metaflow_extensions")
     files = [file.read_text() for package in packages for file in (ROOT / package).rglob("*.py")]
     source = re.sub(r'"\s*\n\s*f?"', "", "".join(files))  # joins the parts of a literal

@@ -55,23 +55,28 @@ def by_name(extra: str) -> dict[str, list[Requirement]]:
     return found
 
 
-def test_no_extra_asks_for_the_package_itself() -> None:
+def test_no_extra_requires_the_package_itself() -> None:
     """Metaflow takes that for a dependency between extensions that is never met, and cannot be imported."""
     asked = [requirement for extra in EXTRAS for requirement in by_name(extra)]
     assert PROJECT["name"] not in asked
 
 
 @pytest.mark.parametrize("extra", MADE_OF)
-def test_an_extra_that_is_made_of_others_allows_what_they_all_allow(extra: str) -> None:
-    own = by_name(extra)
+def test_a_combined_extra_has_the_bounds_of_its_parts(extra: str) -> None:
+    requirements_of_extra = by_name(extra)
     for part in MADE_OF[extra]:
-        for name, asked in by_name(part).items():
-            (requirement,) = own[name]
-            assert {str(each.marker) for each in asked} == {str(requirement.marker)}, name
-            bounds = re.findall(r"\d+(?:\.\d+)*", f"{requirement.specifier} {[str(each) for each in asked]}")
+        for name, requirements_of_part in by_name(part).items():
+            (requirement,) = requirements_of_extra[name]
+            assert {str(each.marker) for each in requirements_of_part} == {str(requirement.marker)}, name
+            bounds = re.findall(
+                r"\d+(?:\.\d+)*", f"{requirement.specifier} {[str(each) for each in requirements_of_part]}"
+            )
             for version in {*map(Version, bounds), *(Version(f"{bound}.1") for bound in bounds)}:
                 if requirement.specifier.contains(version):
-                    assert all(each.specifier.contains(version) for each in asked), (name, version)
+                    assert all(each.specifier.contains(version) for each in requirements_of_part), (
+                        name,
+                        version,
+                    )
 
 
 def pins() -> dict[str, str]:
@@ -102,11 +107,14 @@ def test_a_tag_of_another_version_is_refused() -> None:
         command = [sys.executable, str(ROOT / ".ci" / "version.py"), tag]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
-    own = PROJECT["version"]
-    assert version("").stdout == version(f"v{own}").stdout == f"version={own}\n"
+    release = PROJECT["version"]
+    assert version("").stdout == version(f"v{release}").stdout == f"version={release}\n"
     other = version("v99.0.0")
     assert other.returncode == 1
-    assert other.stderr == f"The tag is v99.0.0, and pyproject.toml has version {own}: it must be v{own}.\n"
+    assert (
+        other.stderr
+        == f"The tag is v99.0.0, and pyproject.toml has version {release}: it must be v{release}.\n"
+    )
 
 
 @dataclass
@@ -158,7 +166,7 @@ def packaged(*packages: str) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_the_wheel_has_every_file_of_the_packages_and_no_other(built: Built) -> None:
+def test_the_wheel_has_exactly_the_files_of_the_packages(built: Built) -> None:
     files = {name for name in built.files if ".dist-info/" not in name}
     assert files == set(packaged())
     assert {f"{name}/py.typed" for name in (*ALL, "metaflow_extensions/finetune")} <= files
@@ -167,7 +175,7 @@ def test_the_wheel_has_every_file_of_the_packages_and_no_other(built: Built) -> 
 
 
 @pytest.mark.slow
-def test_the_source_distribution_is_what_the_repository_has(built: Built) -> None:
+def test_the_source_distribution_has_the_files_of_the_repository(built: Built) -> None:
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -218,9 +226,7 @@ def run(program: Path, home: Path, *words: str, timeout: float = 120) -> subproc
 
 
 @pytest.mark.slow
-def test_from_the_wheel_alone_it_plans_and_packs_its_sources_and_nothing_compiled(
-    installed: Path, tmp_path: Path
-) -> None:
+def test_an_installed_wheel_plans_and_packages_only_its_sources(installed: Path, tmp_path: Path) -> None:
     assert list(installed.parent.glob("lib/python*/site-packages/flows/__pycache__/*.pyc")), "pip compiles"
     planned = run(installed / "finetune", tmp_path, "run", "--plan-only")
     assert planned.returncode == 0, planned.stderr
@@ -235,9 +241,7 @@ def test_from_the_wheel_alone_it_plans_and_packs_its_sources_and_nothing_compile
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_from_the_wheel_alone_it_trains_and_checks_and_measures_a_flow_of_the_users(
-    installed: Path, tmp_path: Path
-) -> None:
+def test_an_installed_wheel_trains_checks_and_measures_a_users_flow(installed: Path, tmp_path: Path) -> None:
     trained = run(installed / "finetune", tmp_path, "run", "--max-steps=4", timeout=400)
     assert trained.returncode == 0, trained.stdout + trained.stderr
     assert list(tmp_path.glob("finetuned/*/model/model.safetensors"))

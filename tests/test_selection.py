@@ -12,8 +12,8 @@ from tests.selection import FAST, WORKERS, default_marks, default_workers
 
 ROOT = Path(__file__).parents[1]
 FILE = "tests/test_packaging.py"  # with fast and slow tests
-FAST_TEST = f"{FILE}::test_no_extra_asks_for_the_package_itself"
-SLOW_TEST = f"{FILE}::test_the_wheel_has_every_file_of_the_packages_and_no_other"
+FAST_TEST = f"{FILE}::test_no_extra_requires_the_package_itself"
+SLOW_TEST = f"{FILE}::test_the_wheel_has_exactly_the_files_of_the_packages"
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ SLOW_TEST = f"{FILE}::test_the_wheel_has_every_file_of_the_packages_and_no_other
         ([SLOW_TEST, "tests/lab"], "", 0),
     ],
 )
-def test_folders_get_workers_and_named_tests_run_whatever_their_tier(
+def test_folders_run_with_workers_and_named_tests_run_in_any_tier(
     arguments: list[str], marks: str, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
@@ -42,7 +42,7 @@ def test_folders_get_workers_and_named_tests_run_whatever_their_tier(
         (["-mnot slow", FAST_TEST, SLOW_TEST], True, False),
     ],
 )
-def test_pytest_collects_by_what_is_named_unless_marks_are_given(
+def test_pytest_selects_tests_by_path_unless_marks_are_given(
     arguments: list[str], fast: bool, slow: bool
 ) -> None:
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *arguments]
@@ -51,7 +51,7 @@ def test_pytest_collects_by_what_is_named_unless_marks_are_given(
     assert (FAST_TEST in done.stdout, SLOW_TEST in done.stdout) == (fast, slow)
 
 
-def test_workers_run_the_tier_of_the_command_line_and_start_no_workers() -> None:
+def test_workers_inherit_the_tier_and_start_no_workers() -> None:
     command = [sys.executable, "-m", "pytest", "-v", "-n", "2", "-p", "no:cacheprovider", FILE]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

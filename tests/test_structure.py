@@ -43,10 +43,11 @@ def _imported(name: str, file: Path, modules: set[str]) -> set[str]:
             imported |= {alias.name for alias in statement.names}
         elif isinstance(statement, ast.ImportFrom):
             assert statement.level == 0, f"{file}:{statement.lineno} imports by dots"
-            whole = f"{statement.module}"
+            module_name = f"{statement.module}"
             # `from package import module` is an import of the module, `from module import name` is not
             imported |= {
-                f"{whole}.{a.name}" if f"{whole}.{a.name}" in modules else whole for a in statement.names
+                f"{module_name}.{a.name}" if f"{module_name}.{a.name}" in modules else module_name
+                for a in statement.names
             }
     return (imported & modules) - {name}
 
@@ -110,7 +111,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     return sorted(found)
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_modules_have_no_import_cycle() -> None:
     assert circles(imports()) == []
 
 
@@ -127,11 +128,11 @@ def rooms(folder: str) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_no_files_or_folders_that_stand_side_by_side_import_each_other_in_a_circle(folder: str) -> None:
+def test_sibling_files_and_folders_have_no_import_cycle(folder: str) -> None:
     assert circles(rooms(folder)) == []
 
 
-def test_a_circle_would_be_seen() -> None:
+def test_an_import_cycle_is_detected() -> None:
     graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"d"}}
     assert circles(graph) == [["a", "b", "c"]]
 
@@ -142,7 +143,7 @@ def test_every_exported_name_exists(package: str) -> None:
     assert [name for name in getattr(module, "__all__", ()) if not hasattr(module, name)] == []
 
 
-def test_every_module_of_the_packages_is_looked_at() -> None:
+def test_every_module_of_the_packages_is_checked() -> None:
     assert len(imports()) > 250
     assert "checklist.checks.host.facts_judge" in imports()["checklist.verdict"]
     assert "run" in rooms("checklist")["__main__"]
@@ -152,7 +153,7 @@ def test_every_module_of_the_packages_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize("file", TEST_FILES)
-def test_a_test_file_is_named_after_a_module_its_package_or_what_that_exports(file: str) -> None:
+def test_a_test_file_is_named_after_a_module_package_or_export(file: str) -> None:
     """More words may follow: cli/test_plan_from_cluster.py is of cli/plan.py. test_docs.py is of docs/.
 
     test_limits.py has the edges of a package's thresholds, clamps and limits.

@@ -17,7 +17,7 @@ def made() -> list[Choice]:
     return choices.choices()
 
 
-def test_a_plan_that_takes_other_gpus_than_the_source_says_why() -> None:
+def test_a_plan_with_other_gpus_than_its_source_has_a_reason() -> None:
     assert len(made()) >= 60
     for choice in made():
         assert choice.says
@@ -27,6 +27,6 @@ def test_a_plan_that_takes_other_gpus_than_the_source_says_why() -> None:
             assert choice.difference, f"{where}: {choice.machine}, and {choice.says}"
 
 
-def test_the_page_is_the_one_that_the_planner_makes() -> None:
+def test_the_committed_page_matches_the_planner() -> None:
     renew = "renew it: python -m benchmarks.choices"
     assert choices.RESULTS.read_text(encoding="utf-8") == choices.page(made()), renew

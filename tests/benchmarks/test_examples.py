@@ -31,9 +31,9 @@ def check_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         values = scheduler._settings(file, ()).model_dump(mode="json")
         backend = "kubernetes"
     else:
-        flow, given = flow_commands.flow_arguments(words[1], words[2:])
-        monkeypatch.setattr("sys.argv", [flow, *given])
-        file = flow_commands.config_file(given, "settings")
+        flow, arguments = flow_commands.flow_arguments(words[1], words[2:])
+        monkeypatch.setattr("sys.argv", [flow, *arguments])
+        file = flow_commands.config_file(arguments, "settings")
         values = settings.parse_yaml(file.read_text(), file.parent)
         backend = words[words.index("--with") + 1] if "--with" in words else "kubernetes"
     parameters = {"settings": values, "from_catalogue": True}
@@ -52,7 +52,7 @@ def test_the_command_of_each_example_works_as_printed(path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("name", ["kto.yaml", "grpo.yaml"])
-def test_a_copy_of_an_example_works_in_a_folder_of_its_own(
+def test_a_copied_example_works_in_another_folder(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for file in (name, "short_answers.py"):
@@ -61,6 +61,6 @@ def test_a_copy_of_an_example_works_in_a_folder_of_its_own(
     check_command([word.removeprefix("examples/") for word in command_of(FOLDER / name)], monkeypatch)
 
 
-def test_the_readme_lists_every_file_and_no_other() -> None:
+def test_the_readme_lists_exactly_the_files() -> None:
     listed = [line for line in README.read_text().splitlines() if re.match(r"\| \[\w+\.yaml\]", line)]
     assert len(listed) == len(FILES)

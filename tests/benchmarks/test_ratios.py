@@ -16,25 +16,25 @@ def turns(cost: float, *, count: int = 400, seed: int = 0) -> ratios.Turns:
     return list(ours * (1 + cost)), list(bare)
 
 
-def test_equal_loops_have_a_ratio_of_one_although_the_machine_drifts_and_scatters() -> None:
+def test_equal_loops_have_a_ratio_of_one_despite_drift_and_noise() -> None:
     found = ratios.of_cell(turns(0.0))
     assert found.low < 1 < found.high
     assert found.value == pytest.approx(1, abs=0.03)
 
 
-def test_what_our_timing_costs_shows_outside_the_interval() -> None:
+def test_a_real_timing_overhead_is_outside_the_interval() -> None:
     found = ratios.of_cell(turns(0.15))
     assert found.high < 0.95
     assert found.value == pytest.approx(1 / 1.15, abs=0.03)
 
 
-def test_single_turns_that_are_off_by_a_factor_move_nothing() -> None:
+def test_outlier_turns_do_not_change_the_ratio() -> None:
     ours, bare = turns(0.0)
     spiked = [value * (50 if index % 20 == 0 else 1) for index, value in enumerate(ours)]
     assert ratios.of_cell((spiked, bare)).value == pytest.approx(ratios.of_cell((ours, bare)).value, abs=0.05)
 
 
-def test_each_cell_counts_once_however_many_turns_it_has() -> None:
+def test_each_cell_has_equal_weight_regardless_of_its_turns() -> None:
     few, many = turns(0.0, count=20), turns(0.5, count=2000)
     of_three = ratios.overall([few, turns(0.0, count=20, seed=1), many])
     assert of_three.value > 0.9

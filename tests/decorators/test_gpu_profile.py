@@ -157,7 +157,7 @@ def test_a_programs_mistake_in_a_step_keeps_its_traceback_and_leaves_a_page_and_
 
 
 @pytest.mark.parametrize("words", [("show",), ("run", "--help")])
-def test_other_commands_make_no_plan_and_say_nothing(home: Home, words: tuple[str, ...]) -> None:
+def test_other_commands_plan_and_print_nothing(home: Home, words: tuple[str, ...]) -> None:
     done = home.run("profiled.py", *words, COUNT_PLANS=str(home.path / "plans"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert not (home.path / "plans").exists()
@@ -194,7 +194,7 @@ def test_each_node_of_a_parallel_step_has_the_plan_and_measures_itself(home: Hom
 
 
 @pytest.mark.slow
-def test_a_failing_node_says_why_without_a_traceback_and_leaves_no_process(home: Home) -> None:
+def test_a_failing_node_reports_its_reason_without_a_traceback_or_leftover_process(home: Home) -> None:
     done = home.python(NODES, "run", "--failing-node", "1")
     assert done.returncode == 1
     assert "Node 1 has no disk space." in done.stdout

@@ -50,7 +50,7 @@ def test_a_function_of_the_parameters_is_asked_once_for_all_steps() -> None:
     assert Once()(plan, {"a": 1, "b": 2}, "local") == 4
 
 
-def test_the_first_step_that_decides_decides_for_all() -> None:
+def test_the_first_step_with_a_decision_decides_for_all() -> None:
     flow = Flow("data", "train", "train")
     assert first_step(flow.start, object, lambda mutator: mutator.role == "train").name == "train"
     assert first_step(flow.start, object, lambda mutator: mutator.role == "node") is flow.start

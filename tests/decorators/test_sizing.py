@@ -50,7 +50,7 @@ def test_a_gpu_by_name_or_memory_is_one_gpu_unless_more_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("memory", "much"), ("memory", 40), ("gpus", 1.5), ("cpu", 0)])
-def test_what_is_no_size_is_refused_by_its_name(name: str, value: Any) -> None:
+def test_an_invalid_size_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(UserError, match=rf"@gpu_profile\({name}="):
         SizeArguments(**{name: value}).needs({})
 
@@ -136,7 +136,7 @@ def test_over_five_runs_memory_follows_use_and_an_out_of_memory_step_recovers(ho
 
 
 @pytest.mark.slow
-def test_values_given_with_with_override_history(home: Home) -> None:
+def test_values_of_the_with_option_override_history(home: Home) -> None:
     done = home.run("plain.py", "run", "--with", "gpu_profile:rightsize=true")
     assert done.returncode == 0, done.stderr
     assert "start: no comparable earlier task; sizes in the flow are unchanged." in done.stderr

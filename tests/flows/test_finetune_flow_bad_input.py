@@ -82,7 +82,7 @@ def test_another_tools_name_of_a_flag_is_answered_with_ours(launch: Callable[...
     assert run.output == "There is no option --learning-rate.\nDid you mean --lr?\n"
 
 
-def test_a_model_that_cannot_fit_here_says_what_would_work(launch: Callable[..., FlowRun]) -> None:
+def test_a_model_that_cannot_fit_gets_alternatives(launch: Callable[..., FlowRun]) -> None:
     run = launch("run", "--model", "llama-8b")
     check_refused(run, "llama-8b", "--with kubernetes", "--with batch", "GiB")
     assert not (run.home / "cache" / "huggingface").exists()

@@ -150,9 +150,7 @@ def check_jobset_retries(step: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("model", "gpu"), ARGO)
-def test_on_argo_every_field_of_the_training_step_is_the_plan_s(
-    home: Home, s3: str, model: str, gpu: str
-) -> None:
+def test_on_argo_the_training_step_requests_the_plan(home: Home, s3: str, model: str, gpu: str) -> None:
     nodes, instance, cores, efa = ARGO[model, gpu]
     asked_for = settings(model, gpu, priority_class="research")
     words = (*asked_for, "argo-workflows", "--name", "ft", "create", "--only-json")
@@ -243,7 +241,7 @@ THERE, NOWHERE = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, {"AWS_CONFIG_FILE":
         ("finetune_linear_flow", SFN_CREATE, NOWHERE, ("region", "AWS_DEFAULT_REGION")),
     ],
 )
-def test_a_deployment_that_can_not_be_is_refused_before_aws_is_asked(
+def test_an_impossible_deployment_is_refused_before_aws_is_queried(
     home: Home, flow: str, words: tuple[str, ...], variables: dict[str, str], said: tuple[str, ...]
 ) -> None:
     s3 = {"METAFLOW_DEFAULT_DATASTORE": "s3", "METAFLOW_DATASTORE_SYSROOT_S3": "s3://nobody/there"}

@@ -150,7 +150,7 @@ def by_transformers(settings: Settings) -> Settings:
 
 
 @pytest.mark.nightly  # two nodes draw as one in tests/launchers/rejection, too
-def test_the_mean_score_rises_with_two_nodes_that_draw_what_one_draws(flow: Flow) -> None:
+def test_two_nodes_draw_the_answers_of_one_and_the_mean_score_rises(flow: Flow) -> None:
     status = flow.run(
         "run",
         "--score=functions.py:share_of_e",

@@ -92,7 +92,7 @@ def test_a_snapshot_of_the_hub_cache_is_read_and_stored_through_its_links(tiny: 
 @pytest.mark.parametrize(
     "blob", ["../../blobs/../../home/id_rsa", "../../blobs/leads-on", "../other/config.json"]
 )
-def test_a_snapshot_may_link_to_its_own_blobs_alone(
+def test_a_snapshot_may_link_only_to_its_own_blobs(
     tiny: Path, tmp_path: Path, secret: Path, blob: str
 ) -> None:
     repository = tmp_path / "models--me--model"
@@ -114,7 +114,7 @@ def test_links_in_a_loop_are_refused(tiny: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "a/b.safetensors", "..", ""])
-def test_an_index_may_name_files_of_its_folder_alone(tmp_path: Path, name: str) -> None:
+def test_an_index_may_name_only_files_of_its_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / "outside.safetensors").write_bytes(b"")
     folder = tmp_path / "model"
     folder.mkdir()
@@ -138,7 +138,7 @@ def test_a_dataset_with_a_link_out_of_its_folder_is_refused(tmp_path: Path, secr
         ("state.json", {"_data_files": [{"filename": "../home/id_rsa"}]}),
     ],
 )
-def test_a_saved_dataset_may_name_parts_of_its_folder_alone(
+def test_a_saved_dataset_may_name_only_parts_of_its_folder(
     tmp_path: Path, secret: Path, file: str, value: Any
 ) -> None:
     folder = tmp_path / "data"
@@ -148,7 +148,7 @@ def test_a_saved_dataset_may_name_parts_of_its_folder_alone(
         list(files.open_rows(sources.local(f"{folder}#train" if "splits" in value else str(folder))))
 
 
-def test_a_row_of_a_staged_dataset_may_name_images_of_its_folder_alone(
+def test_a_staged_dataset_may_name_only_images_of_its_folder(
     tmp_path: Path, secret: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "data" / "rows.jsonl"
@@ -163,7 +163,7 @@ def test_a_row_of_a_staged_dataset_may_name_images_of_its_folder_alone(
 # Time
 
 
-def test_a_row_of_many_keys_and_a_repeated_one_takes_one_pass(tmp_path: Path) -> None:
+def test_a_row_of_many_keys_with_a_duplicate_is_parsed_in_linear_time(tmp_path: Path) -> None:
     pairs = ",".join(f'"k{number}":1' for number in range(100_000))
     (tmp_path / "a.jsonl").write_text(f'{{{pairs},"k99999":1}}')
     assert (tmp_path / "a.jsonl").stat().st_size > MIB
@@ -173,7 +173,7 @@ def test_a_row_of_many_keys_and_a_repeated_one_takes_one_pass(tmp_path: Path) ->
     assert "k99999` is repeated" in str(row)
 
 
-def test_a_header_of_many_columns_takes_one_pass(tmp_path: Path) -> None:
+def test_a_header_of_many_columns_is_parsed_in_linear_time(tmp_path: Path) -> None:
     names = ",".join(f"c{number}" for number in range(20_000))
     (tmp_path / "a.csv").write_text(f"{names},c1\n")
     with held_to(MIB), pytest.raises(UserError, match="has two columns `c1`"):
@@ -200,9 +200,7 @@ def test_a_chat_template_that_never_ends_is_stopped(
         ("{{ messages[0]['content'] }}{{ 'a' * 10**8 }}", "100,000,002 characters of a chat of"),
     ],
 )
-def test_a_chat_template_takes_neither_the_memory_nor_makes_a_text_without_end(
-    tiny: Path, template: str, reason: str
-) -> None:
+def test_a_chat_template_is_limited_in_memory_and_output(tiny: Path, template: str, reason: str) -> None:
     pytest.importorskip("transformers")
     chat = (rows.Message(role="user", content="Hi"),)
     tokenizer = render.load_tokenizer(tiny, settings.build({"chat_template": template}))
@@ -270,7 +268,7 @@ def test_parquet_is_decoded_in_batches_by_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_parquet_may_not_repeat_one_value_without_end(tmp_path: Path, nested: bool) -> None:
+def test_parquet_that_repeats_one_value_endlessly_is_refused(tmp_path: Path, nested: bool) -> None:
     """A file of 1 MiB whose rows, or whose only row, have 20 GiB."""
     file = repeated_value(tmp_path, 20_000, nested=nested)
     assert file.stat().st_size < 2 * MIB
@@ -304,7 +302,7 @@ def test_a_run_of_empty_values_in_parquet_is_refused(tmp_path: Path) -> None:
         list(files.open_rows(tmp_path / "a.parquet"))
 
 
-def test_nested_rows_of_parquet_are_read_as_they_are(tmp_path: Path) -> None:
+def test_nested_parquet_rows_are_read_unchanged(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -337,20 +335,20 @@ def test_aliases_of_yaml_are_refused() -> None:
         settings.parse_yaml("model: &a [*a]")
 
 
-def test_a_packed_plan_is_decompressed_to_a_limit() -> None:
+def test_decompression_of_a_packed_plan_is_limited() -> None:
     word = b64encode(zlib.compress(bytes(40 * MIB))).decode()
     with held_to(2 * MIB), pytest.raises(UserError, match="more than 16,777,216 bytes"):
         unpack(word)
 
 
 @pytest.mark.parametrize("word", ["", "eJ", "not base64", b64encode(zlib.compress(b"{}")[:-4]).decode()])
-def test_a_damaged_plan_is_one_line(word: str) -> None:
+def test_a_damaged_plan_gives_one_line(word: str) -> None:
     with pytest.raises(UserError, match=r"^The plan in FINETUNE_PLAN cannot be read: "):
         unpack(word)
 
 
 @pytest.mark.parametrize("kind", ["expanded", "allocated"])
-def test_weights_that_declare_more_than_they_are_take_no_memory(tmp_path: Path, kind: str) -> None:
+def test_weights_that_declare_more_than_the_file_allocate_nothing(tmp_path: Path, kind: str) -> None:
     torch = pytest.importorskip("torch")
     from launchers.models import pickled
 
@@ -381,7 +379,7 @@ def replace_pickle(path: Path, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("depth", [200, 100_000])
-def test_deeply_nested_files_are_one_line(tmp_path: Path, depth: int) -> None:
+def test_deeply_nested_files_give_one_line(tmp_path: Path, depth: int) -> None:
     nested = '{"a":' + "[" * depth + "]" * depth + "}"
     (tmp_path / "config.json").write_text(nested)
     for read in (hf_files.read_directory, model_files.read_config, weights.check_whole):
@@ -406,12 +404,12 @@ def test_parquet_with_invalid_text_is_a_bad_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800"])
-def test_text_that_no_api_server_takes_is_refused_in_pod_templates(name: str) -> None:
+def test_text_that_an_api_server_rejects_is_refused_in_pod_templates(name: str) -> None:
     with pytest.raises(UserError, match="null byte or half a surrogate"):
         pod_template.read({"spec": {"schedulerName": name}})
 
 
-def test_a_tokenizer_that_panics_is_one_line(tiny: Path, tmp_path: Path) -> None:
+def test_a_panicking_tokenizer_gives_one_line(tiny: Path, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     folder = linked(tiny, tmp_path / "model")
     values = json.loads((folder / "tokenizer.json").read_text())
@@ -431,7 +429,7 @@ def test_errors_show_control_characters_instead_of_sending_them() -> None:
     assert str(error) == "Row \\x1b]52;c;aGk=\\x07 of \\u202etxt.exe\nRemove \\x9b2J."
 
 
-def test_a_file_of_more_bytes_than_its_kind_has_is_not_read(tmp_path: Path) -> None:
+def test_a_file_above_the_size_limit_of_its_kind_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     with path.open("wb") as file:
         file.truncate(2**40)
@@ -439,7 +437,7 @@ def test_a_file_of_more_bytes_than_its_kind_has_is_not_read(tmp_path: Path) -> N
         untrusted.read_json_object(path)
 
 
-def test_a_header_of_safetensors_that_would_be_longer_than_the_file_is_not_read(tmp_path: Path) -> None:
+def test_a_safetensors_header_longer_than_the_file_is_not_read(tmp_path: Path) -> None:
     header = json.dumps(HEADER).encode()
     path = tmp_path / "model.safetensors"
     path.write_bytes((2**60).to_bytes(8, "little") + header)

@@ -55,11 +55,11 @@ def fuzz(reader: Reader, folder: Path, examples: int, limit_s: float, *, repeata
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is reported
-            kept = folder.with_name("failing") / reader.file
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_bytes(data)
+            failing_input = folder.with_name("failing") / reader.file
+            failing_input.parent.mkdir(parents=True, exist_ok=True)
+            failing_input.write_bytes(data)
             traceback.print_exc(limit=-4)
-            problem = f"{type(error).__name__}: {str(error)[:300]} for {kept}, {data[:100]!r}"
+            problem = f"{type(error).__name__}: {str(error)[:300]} for {failing_input}, {data[:100]!r}"
         done += 1
 
     check()

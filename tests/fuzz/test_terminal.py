@@ -193,7 +193,7 @@ PRINTERS: dict[str, Callable[[str], object]] = {
 
 
 @pytest.mark.parametrize("printer", PRINTERS)
-def test_names_from_elsewhere_are_printed_as_text(
+def test_foreign_names_are_printed_as_plain_text(
     printer: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
@@ -207,7 +207,7 @@ def test_names_from_elsewhere_are_printed_as_text(
             assert printable(name) in text
 
 
-def test_data_for_programs_is_exact_and_escaped_in_a_terminal(
+def test_program_output_is_exact_but_escaped_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "a: \x1b]0;title\x07\n"

@@ -21,8 +21,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
-    said = done.stdout + done.stderr
-    if "npm cannot fetch Pyodide" in said or "npm has not fetched Pyodide" in said:
+    output = done.stdout + done.stderr
+    if "npm cannot fetch Pyodide" in output or "npm has not fetched Pyodide" in output:
         pytest.skip("needs the npm registry, which has Python for browsers")
-    assert done.returncode == 0, said
+    assert done.returncode == 0, output
     return folder

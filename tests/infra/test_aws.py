@@ -96,7 +96,7 @@ def planned(stack: Stack) -> Planned:
     }
 
 
-def test_the_files_are_in_terraforms_own_form_and_valid(stack: Stack) -> None:
+def test_terraform_files_are_formatted_and_valid(stack: Stack) -> None:
     done = subprocess.run(
         ["terraform", "fmt", "-check", "-diff", str(STACK)], capture_output=True, text=True, check=False
     )
@@ -129,7 +129,7 @@ def test_a_node_has_an_efa_interface_on_each_efa_card_and_one_ip_address(planned
     assert not planned['aws_launch_template.gpu["a10g-spot"]']["network_interfaces"]
 
 
-def test_the_image_of_a_pool_replaces_the_ecs_optimized_one(planned: Planned) -> None:
+def test_a_pools_machine_image_replaces_the_ecs_optimized_one(planned: Planned) -> None:
     images = {
         pool: planned[f'aws_batch_compute_environment.gpu["{pool}-multi"]']["compute_resources"][0][
             "ec2_configuration"
@@ -155,7 +155,7 @@ def test_several_nodes_are_on_demand_in_one_zone_and_one_placement_group(planned
     assert queue["order"] == 1  # nothing else: Batch starts no run on several nodes on spot machines
 
 
-def test_spot_comes_first_where_the_pool_has_it_and_only_for_one_node(planned: Planned) -> None:
+def test_single_node_jobs_prefer_spot_in_pools_that_have_it(planned: Planned) -> None:
     assert {
         name.split('"')[1]: item["compute_resources"][0]["type"]
         for name, item in planned.items()
@@ -174,9 +174,7 @@ def test_spot_comes_first_where_the_pool_has_it_and_only_for_one_node(planned: P
 @pytest.mark.parametrize(
     "before", ['OPTIONS="--default-ulimit nofile=32768:65536"\n', "# nothing\n", "", None], ids=repr
 )
-def test_containers_may_pin_all_memory_as_efa_needs(
-    planned: Planned, tmp_path: Path, before: str | None
-) -> None:
+def test_containers_may_pin_all_memory_for_efa(planned: Planned, tmp_path: Path, before: str | None) -> None:
     """The boothook is run, twice, on a node's file."""
     scripts = {script for pool in ("a100", "a10g") for script in _boothooks(planned, pool)}
     (script,) = (script for script in scripts if "memlock" in script)
@@ -191,7 +189,7 @@ def test_containers_may_pin_all_memory_as_efa_needs(
     assert ("nofile=32768:65536" in options) == ("nofile" in (before or ""))
 
 
-def test_a_machines_own_disks_are_used_unless_its_pool_says_not_to(planned: Planned) -> None:
+def test_instance_disks_are_used_unless_the_pool_disables_them(planned: Planned) -> None:
     script = (STACK / "instance_store.sh").read_text().strip()
     assert [one.strip() == script for one in _boothooks(planned, "a100")] == [False, True]
     assert [one.strip() == script for one in _boothooks(planned, "a10g")] == [False]
@@ -209,7 +207,7 @@ def _boothooks(planned: Planned, pool: str) -> list[str]:
     return [part.get_payload() for part in parts]
 
 
-def test_disks_hold_a_model_and_are_faster_than_gp3_by_itself_and_metadata_is_one_hop_away(
+def test_disks_hold_a_model_and_exceed_default_gp3_speed_and_metadata_is_one_hop_away(
     planned: Planned,
 ) -> None:
     """By itself gp3 takes 125 MiB/s: 27 minutes for 200 GiB of weights."""
@@ -244,16 +242,16 @@ def test_nodes_reach_each_other_and_https_and_accept_no_other_connection(planned
 
 
 def test_max_nodes_is_the_number_of_machines_of_a_pool(planned: Planned) -> None:
-    most = dict.fromkeys(VALUES["gpu_pools"], 0.0)
+    maximum = dict.fromkeys(VALUES["gpu_pools"], 0.0)
     for name, item in planned.items():
         if name.startswith("aws_batch_compute_environment.gpu["):
             pool = name.split('"')[1].rpartition("-")[0]
             machine = hardware.current().find_instance(VALUES["gpu_pools"][pool]["instance_type"])
-            most[pool] += item["compute_resources"][0]["max_vcpus"] / machine.vcpu
-    assert most == {pool: asked["max_nodes"] for pool, asked in VALUES["gpu_pools"].items()}
+            maximum[pool] += item["compute_resources"][0]["max_vcpus"] / machine.vcpu
+    assert maximum == {pool: asked["max_nodes"] for pool, asked in VALUES["gpu_pools"].items()}
 
 
-def test_logs_of_jobs_end_and_jobs_read_the_named_secret_only(planned: Planned) -> None:
+def test_job_logs_expire_and_jobs_read_only_the_named_secret(planned: Planned) -> None:
     logs = planned["aws_cloudwatch_log_group.jobs[0]"]
     assert (logs["name"], logs["retention_in_days"]) == ("/aws/batch/job", 30)
     (statement,) = json.loads(planned["aws_iam_policy.secrets[0]"]["policy"])["Statement"]
@@ -268,7 +266,7 @@ def test_the_budget_warns_its_subscribers(planned: Planned) -> None:
         assert item["subscriber_email_addresses"] == VALUES["alert_emails"]
 
 
-def test_the_metadata_service_is_private_and_people_reach_it_with_a_key(stack: Stack) -> None:
+def test_the_metadata_service_is_private_and_requires_a_key(stack: Stack) -> None:
     values = {
         **VALUES,
         "metadata_service_url": None,
@@ -397,7 +395,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
 @pytest.mark.parametrize(
     ("changed", "said"), REFUSED, ids=["pools", "values", "check", "together", "metadata"]
 )
-def test_an_impossible_value_is_refused_with_what_would_be_possible(
+def test_an_invalid_variable_is_refused_with_the_valid_values(
     stack: Stack, changed: dict[str, Any], said: list[str]
 ) -> None:
     done = stack.run("plan", "-input=false", "-refresh=false", values={**VALUES, **changed})
@@ -406,7 +404,7 @@ def test_an_impossible_value_is_refused_with_what_would_be_possible(
 
 
 @pytest.mark.nightly
-def test_the_example_of_the_variables_can_be_planned(stack: Stack) -> None:
+def test_terraform_can_plan_the_example_variables(stack: Stack) -> None:
     example = f"-var-file={STACK / 'terraform.tfvars.example'}"
     done = stack.run("plan", "-input=false", "-refresh=false", example, values={})
     assert done.status == 0, done.errors
@@ -462,7 +460,7 @@ def test_the_datastore_is_private_and_encrypted(stack: Stack, made: dict[str, An
     )
 
 
-def test_what_is_printed_is_metaflows_configuration(
+def test_the_output_is_metaflows_configuration(
     stack: Stack, made: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = json.loads(made["metaflow_config"])
@@ -479,7 +477,7 @@ def test_what_is_printed_is_metaflows_configuration(
         assert options.queue_for(gpu) == made["queues"][pool]["any_nodes"] in queues
 
 
-def test_the_most_that_it_can_cost_is_that_of_the_table(made: dict[str, Any]) -> None:
+def test_the_maximum_cost_matches_the_price_table(made: dict[str, Any]) -> None:
     prices = {item.name: item.usd_per_hour for item in hardware.current().instances if item.cloud == "aws"}
     expected = sum(
         pool["max_nodes"] * (prices[pool["instance_type"]] or 0) for pool in VALUES["gpu_pools"].values()
@@ -487,9 +485,7 @@ def test_the_most_that_it_can_cost_is_that_of_the_table(made: dict[str, Any]) ->
     assert made["most_usd_per_hour"] == pytest.approx(expected)
 
 
-def test_every_night_a_job_launches_the_checklist_on_the_pools_queue(
-    stack: Stack, made: dict[str, Any]
-) -> None:
+def test_a_nightly_job_launches_the_checklist_on_the_pools_queue(stack: Stack, made: dict[str, Any]) -> None:
     schedule = client(stack, "scheduler").get_schedule(Name="finetune-nightly-check")
     assert schedule["ScheduleExpression"] == "cron(0 3 * * ? *)"
     assert schedule["Target"]["Arn"] == "arn:aws:scheduler:::aws-sdk:batch:submitJob"
@@ -535,7 +531,7 @@ def _takes(words: list[str]) -> None:
     assert {word for word in words if word.startswith("--")} <= known
 
 
-def test_roles_may_do_what_they_are_for_and_on_nothing_else(stack: Stack, made: dict[str, Any]) -> None:
+def test_roles_have_only_the_rights_that_they_need(stack: Stack, made: dict[str, Any]) -> None:
     iam = client(stack, "iam")
     versions = [iam.get_policy_version(PolicyArn=arn, VersionId="v1") for arn in made["launcher_policies"]]
     allowed = [
@@ -557,8 +553,8 @@ def test_roles_may_do_what_they_are_for_and_on_nothing_else(stack: Stack, made: 
         if "batch:RegisterJobDefinition" in json.dumps(version["PolicyVersion"]["Document"])
     ]
     assert registering == ["finetune-definitions"]
-    own = {"StringEquals": {"aws:ResourceTag/Project": "finetune"}}
-    assert conditions["batch:TerminateJob"] == own  # which Metaflow gives all jobs:
+    condition = {"StringEquals": {"aws:ResourceTag/Project": "finetune"}}
+    assert conditions["batch:TerminateJob"] == condition  # which Metaflow gives all jobs:
     assert json.loads(json.loads(made["metaflow_config"])["METAFLOW_BATCH_DEFAULT_TAGS"]) == {
         "Project": "finetune"
     }

@@ -19,7 +19,7 @@ PAGES = [ROOT / "docs" / f"{name}.md" for name in ("aws", "kubernetes", "gcp", "
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_file_and_variable_that_a_page_names_is_there(page: Path) -> None:
+def test_every_file_and_variable_named_on_a_page_exists(page: Path) -> None:
     text = page.read_text()
     for path in re.findall(r"(?<![\w-])infra/[\w./-]+\w", text):
         made = path.endswith(("/GPU", "/terraform.tfvars"))  # by the reader
@@ -30,7 +30,7 @@ def test_every_file_and_variable_that_a_page_names_is_there(page: Path) -> None:
     assert set(re.findall(r"METAFLOW_\w+(?==)", text)) <= known
 
 
-def test_the_example_of_a_nightly_check_is_one() -> None:
+def test_the_nightly_example_is_a_valid_options_file() -> None:
     """It names the queue and the machines of the cluster beside it."""
     text = (KUBERNETES / "examples" / "nightly.yaml").read_text()
     values = launch.read_options(text)

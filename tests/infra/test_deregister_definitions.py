@@ -38,7 +38,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         state_manager.unset_transition("batch::job")
 
 
-def test_only_metaflows_definitions_that_nothing_uses_are_deregistered(
+def test_only_unused_metaflow_job_definitions_are_deregistered(
     script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     batch = boto3.client("batch")

@@ -52,7 +52,7 @@ def stages() -> dict[str, str]:
     return {parts[index + 1]: parts[index + 2] for index in range(1, len(parts), 3)}
 
 
-def test_hadolint_finds_nothing() -> None:
+def test_dockerfiles_pass_hadolint() -> None:
     done = subprocess.run(
         [str(Path(sys.executable).parent / "hadolint"), str(DOCKERFILE)],
         capture_output=True,
@@ -63,7 +63,7 @@ def test_hadolint_finds_nothing() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_the_images_versions_are_those_that_are_said_to_be_tested() -> None:
+def test_images_have_the_versions_listed_as_tested() -> None:
     versions = pinned("train.txt")
     rows = re.findall(
         r"^\| ([\w-]+) \| `[^`]+` \| ([\d.]+) \|", (ROOT / "docs" / "pins.md").read_text(), re.M
@@ -74,7 +74,7 @@ def test_the_images_versions_are_those_that_are_said_to_be_tested() -> None:
 
 
 @pytest.mark.parametrize("datastore", ["s3", "gs", "azure"])
-def test_a_pod_has_nothing_to_install_when_it_starts(datastore: str) -> None:
+def test_pods_install_nothing_at_start(datastore: str) -> None:
     """Metaflow leaves its installation out where this is set, so what it would install has to be there."""
     assert re.search(r"METAFLOW_SKIP_INSTALL_DEPENDENCIES=1\b", stages()["nodes"])
     command = MetaflowEnvironment(None)._get_install_dependencies_cmd(datastore)
@@ -91,16 +91,16 @@ def test_an_image_does_not_run_as_root(target: str) -> None:
     assert users[-1:] == ["1000:1000"]
 
 
-def test_every_image_it_builds_on_has_a_version_and_a_digest() -> None:
+def test_every_base_image_has_a_version_and_a_digest() -> None:
     named = re.findall(r"^FROM (\S+) AS", TEXT, re.MULTILINE)
-    own = stages().keys()
+    stage_names = stages().keys()
     for image in [*named, TEXT.partition("syntax=")[2].split()[0]]:
-        assert image in own or re.search(r":\d+\.\d+[\w.-]*@sha256:[0-9a-f]{64}$", image), image
+        assert image in stage_names or re.search(r":\d+\.\d+[\w.-]*@sha256:[0-9a-f]{64}$", image), image
     (python,) = set(re.findall(r"(?:uv venv --python |FROM python:)(\d+\.\d+)", TEXT))
     assert f"tested on Python {python}" in (ROOT / "docs" / "pins.md").read_text()
 
 
-def test_what_the_launchers_image_copies_is_let_through_and_is_all_of_the_project() -> None:
+def test_the_launcher_image_copies_the_whole_project() -> None:
     ignored = (DOCKERFILE.parent / "Dockerfile.dockerignore").read_text().splitlines()
     let_through = {line.removeprefix("!") for line in ignored if line.startswith("!")}
     copied = {
@@ -150,7 +150,7 @@ def test_the_workflow_builds_every_target(workflow: dict[str, Any]) -> None:
     assert build["target"] == "${{ matrix.target }}"
 
 
-def test_the_workflow_pushes_nothing_of_a_pull_request_and_names_every_image(
+def test_the_workflow_names_every_image_and_pushes_none_of_a_pull_request(
     workflow: dict[str, Any], tmp_path: Path
 ) -> None:
     steps = workflow["jobs"]["build"]["steps"]
@@ -159,8 +159,8 @@ def test_the_workflow_pushes_nothing_of_a_pull_request_and_names_every_image(
     script = name["run"].replace("${{ matrix.target }}", "train")
     output = tmp_path / "output"
     for tag in ("v0.1.0", "0" * 40):
-        given = {"TAG": tag, "GITHUB_REPOSITORY_OWNER": "Some-Owner", "GITHUB_OUTPUT": str(output)}
-        subprocess.run(["bash", "-euc", script], env={**os.environ, **given}, check=True, timeout=60)
+        variables = {"TAG": tag, "GITHUB_REPOSITORY_OWNER": "Some-Owner", "GITHUB_OUTPUT": str(output)}
+        subprocess.run(["bash", "-euc", script], env={**os.environ, **variables}, check=True, timeout=60)
         assert re.fullmatch(r"name=ghcr\.io/[a-z0-9-]+/finetune-train:[\w.-]+\n", output.read_text())
         output.unlink()
     assert name["env"]["TAG"] == f"${{{{ {only_tags} && github.ref_name || github.sha }}}}"

@@ -69,7 +69,7 @@ def publisher(tmp_path: Path) -> Iterator[Publisher]:
     subprocess.run(agent, timeout=60, check=True)
 
 
-def test_what_the_named_key_has_signed_is_left_there(publisher: Publisher) -> None:
+def test_a_file_signed_by_the_named_key_is_kept(publisher: Publisher) -> None:
     done = publisher.fetched(publisher.fingerprint)
     assert done.returncode == 0, done.stderr
     assert [path.name for path in (publisher.place / "work").iterdir()] == ["tool.tar.gz"]
@@ -86,6 +86,6 @@ def test_a_file_without_the_named_keys_signature_is_refused(publisher: Publisher
         publisher.sign("stranger@example.org")
     done = publisher.fetched(publisher.fingerprint)
     assert done.returncode == 1
-    said = f"https://example.org/tools/tool.tar.gz has no signature of the key {publisher.fingerprint}."
-    assert said in done.stderr
+    message = f"https://example.org/tools/tool.tar.gz has no signature of the key {publisher.fingerprint}."
+    assert message in done.stderr
     assert list((publisher.place / "work").iterdir()) == []

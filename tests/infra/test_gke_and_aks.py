@@ -26,7 +26,7 @@ def text_of(stack: str) -> str:
 
 @needs_terraform
 @pytest.mark.parametrize("stack", STACKS)
-def test_the_files_are_in_terraforms_own_form(stack: str) -> None:
+def test_terraform_files_are_formatted(stack: str) -> None:
     command = ["terraform", "fmt", "-check", "-diff", str(ROOT / "infra" / stack)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -40,9 +40,9 @@ def test_every_variable_is_declared_and_used_and_the_example_sets_those_without_
     declared = dict(re.findall(r'^variable "(\w+)" \{\n(.*?)^\}', text, re.MULTILINE | re.DOTALL))
     assert set(re.findall(r"\bvar\.(\w+)", text)) == set(declared)
     example = (ROOT / "infra" / stack / "terraform.tfvars.example").read_text()
-    given = set(re.findall(r"^(\w+) +=", example, re.MULTILINE))
+    example_variables = set(re.findall(r"^(\w+) +=", example, re.MULTILINE))
     required = {name for name, body in declared.items() if not re.search(r"^  default ", body, re.MULTILINE)}
-    assert given == required
+    assert example_variables == required
     (machine,) = re.findall(r'gpu_pool += \{ \w+ = "([\w-]+)"', example)
     found = hardware.current().find_instance(machine)
     assert found is not None
@@ -50,7 +50,7 @@ def test_every_variable_is_declared_and_used_and_the_example_sets_those_without_
 
 
 @pytest.mark.parametrize("stack", STACKS)
-def test_the_service_accounts_are_those_of_the_kubernetes_base(stack: str) -> None:
+def test_service_accounts_match_the_kubernetes_base(stack: str) -> None:
     text = (KUBERNETES / "base" / "service-accounts.yaml").read_text()
     accounts = {(item["metadata"]["namespace"], item["metadata"]["name"]) for item in parse_all(text)}
     joined = text_of(stack)

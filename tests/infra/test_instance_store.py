@@ -75,10 +75,10 @@ def boot(home: Path, disks: list[str], *, times: int = 1, array: bool = True, md
     script += f"\ndf --output=source {docker}\ncat {docker}/image\n"
     runs = "\n".join(f"bash {home}/script.sh" for _ in range(times))
     (home / "script.sh").write_text(script)
-    own = {"DISKS": " ".join(disks), "CALLS": str(home / "calls"), "NO_ARRAY": "" if array else "1"}
+    variables = {"DISKS": " ".join(disks), "CALLS": str(home / "calls"), "NO_ARRAY": "" if array else "1"}
     done = subprocess.run(
         ["unshare", "--mount", "bash", "-c", runs],
-        env={**os.environ, **own, "PATH": f"{tools}:{os.environ['PATH']}"},
+        env={**os.environ, **variables, "PATH": f"{tools}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         check=True,
@@ -92,16 +92,16 @@ def calls(home: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-def test_one_disk_holds_what_docker_keeps_and_what_was_there(tmp_path: Path, disks: list[str]) -> None:
-    said = boot(tmp_path, disks[:1])
-    assert said.splitlines()[-2:] == [disks[0], "of the AMI"]
+def test_a_single_disk_takes_over_dockers_existing_data(tmp_path: Path, disks: list[str]) -> None:
+    output = boot(tmp_path, disks[:1])
+    assert output.splitlines()[-2:] == [disks[0], "of the AMI"]
     assert calls(tmp_path) == [f"mkfs.xfs -q {disks[0]}"]
 
 
 def test_several_disks_are_striped(tmp_path: Path, disks: list[str]) -> None:
-    said = boot(tmp_path, disks)
+    output = boot(tmp_path, disks)
     array = f"{tmp_path}/root/dev/md/instance-store"
-    assert (said.splitlines()[-1], said.splitlines()[-2]) == ("of the AMI", disks[1])
+    assert (output.splitlines()[-1], output.splitlines()[-2]) == ("of the AMI", disks[1])
     assert calls(tmp_path) == [
         f"mdadm --assemble {array} {' '.join(disks)}",
         f"mdadm --create {array} --run --level=0 --raid-devices=2 {' '.join(disks)}",
@@ -110,17 +110,17 @@ def test_several_disks_are_striped(tmp_path: Path, disks: list[str]) -> None:
 
 
 def test_a_second_boot_loses_nothing(tmp_path: Path, disks: list[str]) -> None:
-    said = boot(tmp_path, disks[:1], times=2)
-    assert said.splitlines()[-2:] == [disks[0], "of the AMI"]
+    output = boot(tmp_path, disks[:1], times=2)
+    assert output.splitlines()[-2:] == [disks[0], "of the AMI"]
     assert calls(tmp_path) == [f"mkfs.xfs -q {disks[0]}"]
 
 
 @pytest.mark.parametrize(("count", "array", "mdadm"), [(0, True, True), (2, False, True), (2, True, False)])
-def test_where_it_can_not_docker_stays_where_it_was(
+def test_docker_stays_in_place_if_the_disks_cannot_be_used(
     tmp_path: Path, disks: list[str], count: int, array: bool, mdadm: bool
 ) -> None:
-    said = boot(tmp_path, disks[:count], array=array, mdadm=mdadm)
-    assert "instance store: none, or no array of it; Docker stays on the root disk" in said
-    assert said.splitlines()[-1] == "of the AMI"
-    assert said.splitlines()[-2] not in disks
+    output = boot(tmp_path, disks[:count], array=array, mdadm=mdadm)
+    assert "instance store: none, or no array of it; Docker stays on the root disk" in output
+    assert output.splitlines()[-1] == "of the AMI"
+    assert output.splitlines()[-2] not in disks
     assert not any(call.startswith("mkfs") for call in calls(tmp_path))

@@ -65,7 +65,7 @@ def test_every_object_has_the_shape_of_its_api(objects: Objects) -> None:
         kubernetes_validate.validate(item, API, strict=True)
 
 
-def test_a_launchers_pod_meets_the_standard_that_its_namespace_may_enforce(objects: Objects) -> None:
+def test_launcher_pods_meet_the_enforced_pod_security_standard(objects: Objects) -> None:
     levels = [
         item["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
         for item in of_kind(objects, "Namespace")
@@ -97,13 +97,13 @@ def test_roles_name_every_verb_and_no_secret(objects: Objects) -> None:
 # -- queues ----------------------------------------------------------------------------------------------
 
 
-def test_a_queue_covers_all_that_a_pod_of_a_flow_may_ask_for(objects: Objects) -> None:
-    asked = {"cpu", "memory", "ephemeral-storage", "nvidia.com/gpu", EFA, HUGEPAGES}
+def test_a_queue_covers_every_resource_of_a_flows_pods(objects: Objects) -> None:
+    requested = {"cpu", "memory", "ephemeral-storage", "nvidia.com/gpu", EFA, HUGEPAGES}
     found = of_kind(objects, "ClusterQueue")
     assert len(found) == len(queues())
     for queue in found:
         (group,) = queue["spec"]["resourceGroups"]
-        assert set(group["coveredResources"]) == asked
+        assert set(group["coveredResources"]) == requested
         for flavor in group["flavors"]:
             assert [item["name"] for item in flavor["resources"]] == group["coveredResources"]
 
@@ -134,7 +134,7 @@ def test_the_priorities_of_queue_and_pods_are_the_same(objects: Objects) -> None
 # -- EFA -------------------------------------------------------------------------------------------------
 
 
-def test_efas_plugin_runs_on_every_machine_of_the_table_that_has_both_gpus_and_efa(objects: Objects) -> None:
+def test_the_efa_plugin_runs_on_every_machine_with_gpus_and_efa(objects: Objects) -> None:
     (daemons,) = of_kind(objects, "DaemonSet")
     (term,) = daemons["spec"]["template"]["spec"]["affinity"]["nodeAffinity"][
         "requiredDuringSchedulingIgnoredDuringExecution"
@@ -148,7 +148,7 @@ def test_efas_plugin_runs_on_every_machine_of_the_table_that_has_both_gpus_and_e
     assert set(term["matchExpressions"][0]["values"]) == expected
 
 
-def test_efas_plugin_runs_only_by_a_digest_that_the_user_sets(objects: Objects, tmp_path: Path) -> None:
+def test_the_efa_plugin_needs_a_digest_set_by_the_user(objects: Objects, tmp_path: Path) -> None:
     (daemons,) = of_kind(objects, "DaemonSet")
     image = daemons["spec"]["template"]["spec"]["containers"][0]["image"]
     name, _, digest = image.partition("@sha256:")
@@ -163,7 +163,7 @@ def test_efas_plugin_runs_only_by_a_digest_that_the_user_sets(objects: Objects, 
     assert name in (KUBERNETES / "README.md").read_text()
 
 
-def test_pods_of_a_flow_accept_connections_only_from_its_other_nodes(objects: Objects) -> None:
+def test_flow_pods_accept_connections_only_from_nodes_of_their_run(objects: Objects) -> None:
     found = of_kind(objects, "NetworkPolicy")
     policies = [item for item in found if item["metadata"]["name"] != "pushgateway"]  # no pod of a flow
     assert {item["metadata"]["namespace"] for item in policies} == {"finetune", "finetune-check"}
@@ -196,7 +196,7 @@ def test_the_eks_cluster_enforces_policies_logs_and_encrypts() -> None:
         assert group["disablePodIMDS"]
 
 
-def test_the_eks_cluster_has_the_accounts_groups_and_machines_that_the_rest_names() -> None:
+def test_the_eks_cluster_defines_every_referenced_account_group_and_machine() -> None:
     cluster = yaml.safe_load((KUBERNETES / "clusters" / "eks.yaml").read_text())
     accounts = of_kind(render(KUBERNETES / "base"), "ServiceAccount")
     assert {_place(item["metadata"]) for item in cluster["iam"]["serviceAccounts"]} == {
@@ -225,7 +225,7 @@ def test_the_eks_cluster_has_the_accounts_groups_and_machines_that_the_rest_name
     }
 
 
-def test_gpu_pools_of_karpenter_start_empty_and_serve_the_runs_that_they_are_for() -> None:
+def test_karpenter_gpu_pools_start_empty_and_match_their_runs() -> None:
     """Only empty nodes are removed. Labels that queues select are on the pools, before nodes exist."""
     classes = {item["metadata"]["name"]: item["spec"] for item in of_kind(_karpenter(), "EC2NodeClass")}
     for item in node_pools():
@@ -266,7 +266,7 @@ def _place(metadata: dict[str, str]) -> tuple[str, str]:
 # -- metadata ---------------------------------------------------------------------------------------------
 
 
-def test_the_metadata_service_reaches_its_database_and_only_runs_and_people_reach_it() -> None:
+def test_network_rules_let_the_metadata_service_reach_its_database_and_clients_reach_it() -> None:
     objects = render(KUBERNETES / "examples" / "metadata-service")
     for item in objects:
         kubernetes_validate.validate(item, API, strict=True)
@@ -343,7 +343,7 @@ def test_prometheus_finds_the_gateway_to_which_the_checklist_sends_its_metrics(o
     assert port["port"] in allowed
 
 
-def test_alerts_ask_for_metrics_that_the_checklist_writes(objects: Objects, written: Samples) -> None:
+def test_alerts_use_metrics_that_the_checklist_writes(objects: Objects, written: Samples) -> None:
     (group,) = of_kind(objects, "PrometheusRule")[0]["spec"]["groups"]
     for rule in group["rules"]:
         metrics = _check(rule["expr"], written)

@@ -135,7 +135,7 @@ def based(control_plane: ControlPlane) -> Iterator[ControlPlane]:
     control_plane.kubectl("delete", "namespace", "finetune", "finetune-check", "--wait=false")
 
 
-def test_roles_allow_what_they_should_and_no_more(
+def test_roles_allow_exactly_the_intended_requests(
     based: ControlPlane, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     assert _wrong(based, 6) == []
@@ -150,7 +150,7 @@ def test_roles_allow_what_they_should_and_no_more(
     assert len(there) == len(objects)
 
 
-def test_the_example_is_applied_unchanged(based: ControlPlane) -> None:
+def test_the_example_can_be_applied_unchanged(based: ControlPlane) -> None:
     based.kubectl("apply", "--validate=false", "-k", str(KUBERNETES / "examples" / "eks-h100"))
     account = json.loads(based.kubectl("get", "serviceaccount", "flow", "-n", "finetune", "-o", "json"))
     assert account["metadata"]["annotations"]["eks.amazonaws.com/role-arn"].endswith("role/finetune-flow")
@@ -174,19 +174,19 @@ def test_kueue_knows_every_field_of_its_objects(divided: ControlPlane) -> None:
     assert {item["kind"] for item in rendered} == {row[2] for row in DEFINED if row[0].startswith("kueue")}
     listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": rendered})
     there = json.loads(divided.kubectl("get", "-f", "-", "-o", "json", stdin=listed))["items"]
-    for sent, kept in zip(rendered, there, strict=True):
-        assert _without(sent.get("spec"), kept.get("spec")) == [], sent["metadata"]["name"]
+    for sent, stored in zip(rendered, there, strict=True):
+        assert _without(sent.get("spec"), stored.get("spec")) == [], sent["metadata"]["name"]
 
 
-def _without(sent: object, kept: object, path: str = "spec") -> list[str]:
+def _without(sent: object, stored: object, path: str = "spec") -> list[str]:
     """What has been sent and not been kept."""
     if isinstance(sent, dict):
-        there = kept if isinstance(kept, dict) else {}
+        there = stored if isinstance(stored, dict) else {}
         return [lost for name in sent for lost in _without(sent[name], there.get(name), f"{path}.{name}")]
-    if isinstance(sent, list) and isinstance(kept, list) and len(sent) == len(kept):
-        pairs = enumerate(zip(sent, kept, strict=True))
+    if isinstance(sent, list) and isinstance(stored, list) and len(sent) == len(stored):
+        pairs = enumerate(zip(sent, stored, strict=True))
         return [lost for number, (a, b) in pairs for lost in _without(a, b, f"{path}[{number}]")]
-    return [] if sent == kept else [path]
+    return [] if sent == stored else [path]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def _without(sent: object, kept: object, path: str = "spec") -> list[str]:
         ("research-h100", 3, "no"),
     ],
 )
-def test_a_team_may_have_the_whole_cluster_and_no_more(
+def test_a_team_may_borrow_the_whole_cluster_and_no_more(
     divided: ControlPlane, monkeypatch: pytest.MonkeyPatch, queue: str, nodes: int, state: str
 ) -> None:
     """By the preflight, as a launcher whose roles are those of base."""

@@ -50,13 +50,13 @@ def outside(name: str, requirements: list[Requirement]) -> list[str]:
     ]
 
 
-def test_every_list_has_its_lock() -> None:
+def test_every_requirements_list_has_a_lock() -> None:
     lists = {file.name for file in REQUIREMENTS.glob("*.txt")}
     assert {file.name for file in LOCKS} == lists | {"launcher.txt"}
 
 
 @pytest.mark.parametrize("file", LOCKS, ids=lambda file: file.stem)
-def test_every_package_has_one_version_and_hashes_and_comes_from_nowhere_else(file: Path) -> None:
+def test_every_locked_package_has_one_version_with_hashes(file: Path) -> None:
     text = file.read_text()
     assert RENEW in text
     entry = re.compile(r"[a-z0-9][a-z0-9._-]*==[\w.!]+(?: \\\n    --hash=sha256:[0-9a-f]{64})+\n")
@@ -67,24 +67,24 @@ def test_every_package_has_one_version_and_hashes_and_comes_from_nowhere_else(fi
 
 
 @pytest.mark.parametrize("name", [file.stem for file in LOCKS if file.stem != "launcher"])
-def test_a_lock_is_of_its_lists_versions(name: str) -> None:
+def test_a_lock_has_the_versions_of_its_list(name: str) -> None:
     assert outside(name, listed(name)) == [], f"renew it: {RENEW}"
 
 
 @pytest.mark.parametrize("name", EXTRAS)
-def test_a_lock_is_within_the_projects_bounds(name: str) -> None:
+def test_locks_respect_the_projects_version_bounds(name: str) -> None:
     assert outside(name, asked(*EXTRAS[name])) == [], f"renew it: {RENEW}"
 
 
 @pytest.mark.parametrize("pair", itertools.combinations(("train", "s3", "gs", "azure"), 2), ids="-".join)
-def test_what_is_installed_together_agrees(pair: tuple[str, str]) -> None:
+def test_locks_installed_together_agree(pair: tuple[str, str]) -> None:
     one, other = map(locked, pair)
     assert {
         name: (one[name], other[name]) for name in one.keys() & other.keys() if one[name] != other[name]
     } == {}
 
 
-def test_the_images_install_nothing_but_what_is_locked() -> None:
+def test_images_install_only_locked_packages() -> None:
     installs = re.findall(r"(?:uv )?pip install ((?:[^&\n]|\\\n)*)", TEXT)
     assert len(installs) == 3
     for words in installs:
@@ -93,7 +93,7 @@ def test_the_images_install_nothing_but_what_is_locked() -> None:
     assert "COPY infra/docker/requirements/locked/launcher.txt requirements.txt\n" in TEXT
 
 
-def test_without_uv_the_locks_stay_and_one_line_says_what_to_install() -> None:
+def test_without_uv_the_locks_are_unchanged_and_one_line_names_it() -> None:
     before = {file: file.stat().st_mtime_ns for file in LOCKS}
     command = [sys.executable, str(ROOT / ".ci" / "locks.py")]
     done = subprocess.run(command, env={"PATH": "/nowhere"}, capture_output=True, text=True, timeout=60)

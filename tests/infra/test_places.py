@@ -172,8 +172,8 @@ def parameters_of(line: str) -> dict[str, Any]:
         words["set"] = (words["set"],)
     numbers = {"nodes", "global-batch-size"}
     words = {name: int(value) if name in numbers else value for name, value in words.items()}
-    given = {name.replace("-", "_"): value for name, value in words.items() if name != "with"}
-    return {"no_calibration": True, **given}
+    arguments = {name.replace("-", "_"): value for name, value in words.items() if name != "with"}
+    return {"no_calibration": True, **arguments}
 
 
 # page, whose cluster: the pages that make one, and those that speak of H100 without a cluster of their own
@@ -221,7 +221,9 @@ def placed(request: Request, plan: Plan | None, role: Role, nodes: list[Node]) -
 @pytest.mark.parametrize(
     ("page", "cluster", "line"), RUNS, ids=[f"{page}: {line[31:]}" for page, _, line in RUNS]
 )
-def test_a_pages_run_fits_the_pages_cluster(page: str, cluster: Any, line: str, planned: Any) -> None:
+def test_the_run_of_each_cloud_page_fits_its_cluster(
+    page: str, cluster: Any, line: str, planned: Any
+) -> None:
     nodes = cluster()
     plan = planned(line, nodes)
     assert plan.request.instance_type in {name.rpartition("-")[0] for name in (node.name for node in nodes)}
@@ -230,7 +232,7 @@ def test_a_pages_run_fits_the_pages_cluster(page: str, cluster: Any, line: str, 
 
 
 @pytest.mark.parametrize(("page", "cluster"), PAGES)
-def test_a_pages_checklist_fits_the_pages_cluster(page: str, cluster: Any) -> None:
+def test_the_checklist_of_each_cloud_page_fits_its_cluster(page: str, cluster: Any) -> None:
     lines = [line for line in shell_lines(page) if line.startswith("finetune check --with kubernetes")]
     for line in lines:
         words = options_of(shlex.split(line))
@@ -245,7 +247,7 @@ def checklist_request(**options: Any) -> Request:
 
 
 @needs_kubectl
-def test_the_examples_quotas_let_the_pages_runs_through(planned: Any) -> None:
+def test_example_quotas_admit_the_runs_of_the_pages(planned: Any) -> None:
     """As Kueue counts: all pods of a step together, in the flavor of its nodes."""
     (queue,) = of_kind(render(KUBERNETES / "examples" / "eks-h100"), "ClusterQueue")
     flavors = {
@@ -261,14 +263,14 @@ def test_the_examples_quotas_let_the_pages_runs_through(planned: Any) -> None:
             request = request_for(plan, role)  # type: ignore[arg-type]
             asked = placed(request, plan, role, nodes)  # type: ignore[arg-type]
             quota = flavors["gpu-h100" if request.gpus_per_node else "cpu"]
-            wanted = {
+            requests = {
                 "cpu": asked["cpu"],
                 "memory": asked["memory"] * 10**6,
                 "ephemeral-storage": asked["disk"] * 10**6,
                 "nvidia.com/gpu": asked["gpu"],
                 **{name: quantity(value) for name, value in asked.get("extended_resources", {}).items()},
             }
-            for name, amount in wanted.items():
+            for name, amount in requests.items():
                 assert request.nodes * amount <= quota[name], (line, role, name)
     # and no more than the nodes have
     for flavor, gpus in (("cpu", False), ("gpu-h100", True)):
@@ -277,7 +279,7 @@ def test_the_examples_quotas_let_the_pages_runs_through(planned: Any) -> None:
             assert flavors[flavor][name] <= sum(node.get(name, 0) for node in mine), (flavor, name)
 
 
-def test_the_disks_of_batchs_pools_hold_the_pages_run(planned: Any) -> None:
+def test_disks_of_batch_pools_hold_the_run_of_the_page(planned: Any) -> None:
     """docs/aws.md, on the pools of the example of its variables; images take some 30 GiB of a disk."""
     (line,) = [
         line

@@ -44,14 +44,14 @@ def change(page: Tab, selector: str, text: str) -> str:
     """Type into a field; what the page shows then."""
     before = page.look(ANSWERED)
     page.fill(selector, text)
-    kept = (
+    state = (
         f"new URLSearchParams(location.hash.slice(1)).get({json.dumps(selector.removeprefix('#planner-'))})"
     )
-    page.until(f"{ANSWERED} > {before} && {ANSWERED} === {ASKED} && {kept} === {json.dumps(text)}")
+    page.until(f"{ANSWERED} > {before} && {ANSWERED} === {ASKED} && {state} === {json.dumps(text)}")
     return str(page.look(TEXT))
 
 
-def test_answers_are_those_of_the_estimator_outside_the_browser(page: Tab) -> None:
+def test_browser_answers_equal_the_estimators(page: Tab) -> None:
     forms = FORMS[::5]  # tests/estimator/planner_page checks all of them, outside the browser
     found = page.look(
         f"""(async () => {{
@@ -77,7 +77,7 @@ def test_answers_are_those_of_the_estimator_outside_the_browser(page: Tab) -> No
             assert {**one, **figures} == other, form
 
 
-def test_what_is_typed_and_clicked_is_planned_for_and_the_link_keeps_it(page: Tab, address: str) -> None:
+def test_inputs_are_planned_and_stored_in_the_link(page: Tab, address: str) -> None:
     assert "1. " not in page.look("location.hash")
     shown = change(page, "#planner-gpu", "H100 SXM")
     assert "x H100 SXM" in shown
@@ -104,7 +104,7 @@ def test_what_is_typed_and_clicked_is_planned_for_and_the_link_keeps_it(page: Ta
 
 
 @pytest.mark.nightly
-def test_a_pasted_config_is_in_the_link_and_a_wrong_one_is_a_line(page: Tab) -> None:
+def test_a_pasted_config_is_stored_in_the_link_and_an_invalid_one_gives_a_line(page: Tab) -> None:
     config = {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
     config |= {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}
     config |= {"max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0}
@@ -122,7 +122,7 @@ def test_a_pasted_config_is_in_the_link_and_a_wrong_one_is_a_line(page: Tab) -> 
 
 
 @pytest.mark.nightly
-def test_where_nothing_fits_a_click_makes_it_fit(page: Tab) -> None:
+def test_a_suggested_alternative_fits_after_one_click(page: Tab) -> None:
     for selector, text in (
         ("#planner-model", "llama-70b"),
         ("#planner-gpu", "L4"),
@@ -139,13 +139,13 @@ def test_where_nothing_fits_a_click_makes_it_fit(page: Tab) -> None:
 @pytest.mark.nightly
 def test_the_page_works_without_a_network(page: Tab) -> None:
     page.cut_the_network()
-    asked = len(page.requests)
+    request_count = len(page.requests)
     assert "finetune plan --model qwen3-32b" in change(page, "#planner-model", "qwen3-32b")
-    assert page.requests[asked:] == []
+    assert page.requests[request_count:] == []
 
 
 @pytest.mark.nightly
-def test_the_keyboard_alone_will_do(page: Tab) -> None:
+def test_the_page_works_with_the_keyboard_only(page: Tab) -> None:
     page.look("document.querySelector('#planner-model').focus()")
     page.type("gemma-2-9b")
     page.until(f"{TEXT}.includes('--model gemma-2-9b')")
@@ -161,7 +161,9 @@ def test_the_keyboard_alone_will_do(page: Tab) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
-def test_it_can_be_read_narrow_and_wide_by_day_and_night(address: str, tmp_path: Path, scheme: str) -> None:
+def test_the_page_is_readable_in_all_widths_and_color_schemes(
+    address: str, tmp_path: Path, scheme: str
+) -> None:
     with tab(tmp_path / "profile") as page:
         page.prefer(scheme)
         page.size(1280, 900)

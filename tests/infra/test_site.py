@@ -31,7 +31,7 @@ def test_every_document_is_in_the_navigation_once() -> None:
     assert sorted(pages(config["nav"])) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
 
 
-def test_no_page_asks_another_host_for_anything_to_be_shown(site: Path) -> None:
+def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
     built = list(site.rglob("*.html"))
     assert len(built) > 30
     for path in built:
@@ -40,7 +40,7 @@ def test_no_page_asks_another_host_for_anything_to_be_shown(site: Path) -> None:
         assert [url for url in shown if re.match(r"(https?:)?//", url)] == [], path
 
 
-def test_links_that_leave_the_documents_lead_to_the_repository(site: Path) -> None:
+def test_links_outside_docs_lead_to_the_repository(site: Path) -> None:
     page = (site / "accuracy" / "index.html").read_text()
     assert re.search(r'href="https://github.com/[^"]+/blob/main/benchmarks/results/estimators.md"', page)
     assert 'href="../../' not in page.replace('href="../assets', "")
@@ -49,7 +49,7 @@ def test_links_that_leave_the_documents_lead_to_the_repository(site: Path) -> No
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.timeout(1500)
-def test_the_tutorial_s_commands_do_what_it_says(tmp_path: Path) -> None:
+def test_the_tutorials_commands_give_the_documented_results(tmp_path: Path) -> None:
     """All of them, one after the other, in an empty folder."""
     said: dict[str, str] = {}
     for block in re.findall(r"^```bash\n(.*?)^```$", TUTORIAL.read_text(), re.DOTALL | re.MULTILINE):
@@ -84,7 +84,7 @@ def test_the_tutorial_s_commands_do_what_it_says(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_the_notebook_s_cells_run_from_the_first_to_the_last(tmp_path: Path) -> None:
+def test_all_cells_of_the_notebook_run(tmp_path: Path) -> None:
     cells = json.loads((ROOT / "examples" / "plan_run_read.ipynb").read_text())["cells"]
     code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     done = run_python(tmp_path, code)
@@ -97,7 +97,7 @@ def test_the_notebook_s_cells_run_from_the_first_to_the_last(tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_the_python_page_s_snippets_run_one_after_the_other(tmp_path: Path) -> None:
+def test_all_snippets_of_the_python_page_run_in_order(tmp_path: Path) -> None:
     """All but the last, which deploys: it stops where it needs a cluster."""
     page = (ROOT / "docs" / "python.md").read_text()
     *snippets, deploy = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)

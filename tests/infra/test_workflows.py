@@ -26,7 +26,7 @@ def jobs(file: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.stem)
-def test_a_workflow_uses_actions_at_a_commit_and_has_a_limit(file: Path) -> None:
+def test_workflows_pin_actions_to_commits_and_have_time_limits(file: Path) -> None:
     for job in jobs(file).values():
         assert job["timeout-minutes"] <= (240 if file.stem == "nightly" else 90)
         for step in job["steps"]:
@@ -34,7 +34,7 @@ def test_a_workflow_uses_actions_at_a_commit_and_has_a_limit(file: Path) -> None
 
 
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.stem)
-def test_a_workflow_may_only_read_unless_a_job_says_more(file: Path) -> None:
+def test_workflows_have_read_permission_only_unless_a_job_adds_more(file: Path) -> None:
     assert yaml.safe_load(file.read_text())["permissions"] == {"contents": "read"}
 
 
@@ -42,7 +42,7 @@ def last_command(file: str, job: str) -> str:
     return str(jobs(ROOT / ".github" / "workflows" / f"{file}.yml")[job]["steps"][-1]["run"])
 
 
-def test_every_change_is_tested_by_the_script_that_runs_the_readmes_command() -> None:
+def test_the_workflow_of_changes_runs_the_readmes_test_command() -> None:
     assert last_command("ci", "lint") == "bash .ci/run lint"
     assert last_command("ci", "test") == last_command("ci", "oldest-and-newest") == "bash .ci/run test"
     assert last_command("ci", "system") == "bash .ci/run system ${{ matrix.shard }}"
@@ -60,7 +60,7 @@ def test_a_part_that_does_not_exist_is_refused_before_anything_is_installed() ->
     assert done.stdout == ""
 
 
-def test_parts_that_workflows_run_exist() -> None:
+def test_workflows_run_existing_parts_of_the_script() -> None:
     script = (ROOT / ".ci" / "run").read_text()
     parts = {
         part for line in re.findall(r"^([a-z| ]+)\)", script, re.MULTILINE) for part in line.split(" | ")
@@ -95,7 +95,7 @@ def versions(file: str, job: str) -> list[str]:
     return [str(each) for each in found]
 
 
-def test_changes_are_tested_on_the_oldest_and_newest_python_and_all_are_every_night() -> None:
+def test_changes_are_tested_on_the_oldest_and_newest_python_and_nightly_on_all() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     specifier = SpecifierSet(project["requires-python"])
     allowed = [f"3.{minor}" for minor in range(30) if f"3.{minor}" in specifier]

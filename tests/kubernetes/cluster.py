@@ -46,11 +46,11 @@ class Cluster:
 
     def environment(self, home: Path, **more: str) -> dict[str, str]:
         """A user's environment, on a machine that can reach the cluster."""
-        own = environment(home)
+        variables = environment(home)
         for name in ("METAFLOW_DATASTORE_SYSROOT_LOCAL", "METAFLOW_DEFAULT_METADATA"):
-            del own[name]
+            del variables[name]
         return {
-            **own,
+            **variables,
             **self.store.environment(),
             "METAFLOW_DEFAULT_METADATA": "service",
             "METAFLOW_SERVICE_URL": self.metadata_url,
@@ -89,7 +89,7 @@ class Cluster:
         # A shell's background jobs ignore a Ctrl-C, and so would this if pytest were one.
         command = ["env", "--default-signal=INT", sys.executable]
         command += [str(ROOT / folder / f"{flow}.py"), *arguments]
-        own = self.environment(home, **more)
+        variables = self.environment(home, **more)
         home.mkdir(parents=True, exist_ok=True)
         (home / "run_id").unlink(missing_ok=True)
         with (home / "log").open("w") as log:
@@ -97,14 +97,14 @@ class Cluster:
                 [*command, "--run-id-file", str(home / "run_id")]
                 if arguments[0] in ("run", "resume")
                 else command,
-                own,
+                variables,
                 cwd=home,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        return Launched(self, home, own, process)
+        return Launched(self, home, variables, process)
 
     def add_machine(self, node: Node) -> None:
         """A node whose containers never start: pods can be placed on it, and that is all."""
@@ -112,8 +112,8 @@ class Cluster:
 
     def add_node(self, node: Node) -> Kubelet:
         # One kernel plays several machines, which the checklist would notice.
-        own = {**self.store.credentials(), "CHECKLIST_HOST_ID": node.name}
-        kubelet = Kubelet(node, self.api, self.hub, {IMAGE: own}, self.folder / "agents.log")
+        variables = {**self.store.credentials(), "CHECKLIST_HOST_ID": node.name}
+        kubelet = Kubelet(node, self.api, self.hub, {IMAGE: variables}, self.folder / "agents.log")
         kubelet.__enter__()
         self.kubelets.append(kubelet)
         return kubelet

@@ -48,10 +48,10 @@ def lose_a_node(cluster: Cluster, pods: dict[str, Json]) -> None:
 def drained(cluster: Cluster, pod: Json) -> Iterator[None]:
     """The node of a pod is drained with kubectl, by eviction, and takes pods again after the block."""
     plane, node = cluster.control_plane, pod["spec"]["nodeName"]
-    said = plane.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=100s")
-    assert f"node/{node} cordoned" in said
-    assert f"pod/{pod['metadata']['name']} evicted" in said
-    assert f"node/{node} drained" in said
+    output = plane.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=100s")
+    assert f"node/{node} cordoned" in output
+    assert f"pod/{pod['metadata']['name']} evicted" in output
+    assert f"node/{node} drained" in output
     yield
     plane.kubectl("uncordon", node)
 

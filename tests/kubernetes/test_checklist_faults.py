@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 LIMIT_S = 600
 
 
-def test_a_pod_that_is_evicted_is_named_and_what_was_measured_until_then_is_judged(
+def test_an_evicted_pod_is_named_and_its_earlier_measurements_are_judged(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     options = ["--nodes=2", "--device=cpu", "--profile=standard", "--skip=storage,datastore"]

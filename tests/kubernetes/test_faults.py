@@ -65,7 +65,7 @@ SHORT = [
 
 
 @pytest.mark.nightly
-def test_a_run_outlives_its_login_four_of_its_pods_and_the_api_server(
+def test_a_run_survives_expired_login_four_lost_pods_and_an_api_server_restart(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     """One run meets all of it: no attempt is spent, and what it reports is what an undisturbed one would."""
@@ -158,7 +158,7 @@ def _paused_first_pod(cluster: Cluster, run: Launched) -> Iterator[None]:
 
 
 @pytest.mark.nightly
-def test_a_pod_killed_for_memory_is_followed_by_a_leaner_plan_and_an_s3_gone_for_good_ends_the_run(
+def test_an_oom_killed_pod_gets_a_leaner_plan_and_a_lost_s3_ends_the_run(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     faults = faulty_proxy.Faults()
@@ -215,7 +215,7 @@ def test_a_late_node_is_waited_for_and_a_deleted_job_ends_the_run(cluster: Clust
 
 
 @pytest.mark.nightly
-def test_a_launcher_that_is_lost_leaves_a_run_that_ends_by_itself_and_resume_picks_it_up(
+def test_a_run_without_its_launcher_ends_by_itself_and_can_be_resumed(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     lost = _launch(cluster, tmp_path, "--no-preflight")
@@ -262,11 +262,11 @@ def _launch(
     cluster: Cluster, home: Path, *arguments: str, pods: str = "--with=kubernetes", **more: str
 ) -> Launched:
     data = write_sums(home / "sums.jsonl")
-    own = [pods, "--device=cpu", "--nodes=2", f"--dataset={data}", *SHORT, *arguments]
-    return cluster.launch("finetune_flow", home, "run", *own, **more)
+    options = [pods, "--device=cpu", "--nodes=2", f"--dataset={data}", *SHORT, *arguments]
+    return cluster.launch("finetune_flow", home, "run", *options, **more)
 
 
-def test_a_run_whose_gpus_are_nowhere_says_so_once_and_ends_without_a_pod(
+def test_a_run_without_matching_gpus_reports_it_once_and_ends_without_a_pod(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     """A node group that may grow, but doesn't: the preflight cannot refuse, so the wait must end."""
@@ -297,8 +297,8 @@ def test_a_run_whose_gpus_are_nowhere_says_so_once_and_ends_without_a_pod(
     assert "Traceback" not in log
     assert "attempt 1" not in log  # waiting again would not help
     wait_for(lambda: not cluster.running(), 60, f"no pod is left: {cluster.running()}")
-    own = [job for job in cluster.api.items(jobs) if job["metadata"]["uid"] not in earlier]
-    assert all(job.get("status", {}).get("succeeded") for job in own), own
+    run_jobs = [job for job in cluster.api.items(jobs) if job["metadata"]["uid"] not in earlier]
+    assert all(job.get("status", {}).get("succeeded") for job in run_jobs), run_jobs
 
 
 @pytest.mark.nightly  # tests/decorators/backends/kubernetes/test_errors.py has the server's answers

@@ -146,7 +146,7 @@ def test_the_model_is_fetched_from_the_datastore(finetuned: Launched, tmp_path: 
     assert list((folder / "model").glob("*.safetensors"))
 
 
-def test_the_launchers_role_is_used_and_never_refused(cluster: Cluster, finetuned: Launched) -> None:
+def test_the_launchers_role_is_sufficient(cluster: Cluster, finetuned: Launched) -> None:
     asked = [event for event in cluster.control_plane.audit() if event["user"]["username"] == "launcher"]
     made = {event["objectRef"]["resource"] for event in asked if event["verb"] == "create"}
     assert {"jobs", "jobsets"} <= made
@@ -173,7 +173,7 @@ def test_no_secret_is_in_a_manifest_log_artifact_card_or_code_package(
 
 
 @pytest.mark.nightly
-def test_the_jobset_of_llama_70b_requests_the_plan_and_is_deleted_by_ctrl_c(
+def test_the_jobset_of_llama_70b_matches_the_plan_and_ctrl_c_deletes_it(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     """The nodes have RoCE. No container starts on them, so the control pod exists and no worker's yet."""
@@ -192,8 +192,8 @@ def test_the_jobset_of_llama_70b_requests_the_plan_and_is_deleted_by_ctrl_c(
         cluster.add_machine(machine)
     _add_network(cluster, tmp_path)
     values = ("pod_template={metadata: {annotations: {team: a}}}", "priority_class=finetune-training")
-    own = [f"--set=resources.{value}" for value in values]
-    launched = cluster.launch("finetune_flow", tmp_path, "run", *_llama_70b(cluster, tmp_path), *own)
+    options = [f"--set=resources.{value}" for value in values]
+    launched = cluster.launch("finetune_flow", tmp_path, "run", *_llama_70b(cluster, tmp_path), *options)
     try:
         jobset = wait_for(lambda: _jobset(cluster, launched), LIMIT_S, "there is a JobSet", every=0.5)
         name = jobset["metadata"]["name"]
@@ -222,9 +222,7 @@ SCORE = "def share_of_e(prompt, answer):\n    return answer.lower().count('e') /
 
 
 @pytest.mark.nightly
-def test_a_flow_that_imports_gpu_profile_from_metaflow_takes_it_along(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_flow_that_imports_gpu_profile_packages_it(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "my_flow.py").write_text(documented())
     launched = cluster.launch(
         str(tmp_path / "my_flow"), tmp_path, "run", "--with=kubernetes:cpu=1,memory=2048"
@@ -279,8 +277,8 @@ def _llama_70b(cluster: Cluster, home: Path) -> list[str]:
     home.mkdir(exist_ok=True)
     weights = tiny_llama.make(home / "m")
     keep = [sys.executable, "-c", KEEP_MODEL, "weights/meta-llama--Llama-3.1-70B", str(weights)]
-    own = cluster.environment(home)
-    done = cluster.hub.run(keep, own, timeout=180, cwd=home)
+    variables = cluster.environment(home)
+    done = cluster.hub.run(keep, variables, timeout=180, cwd=home)
     assert done.returncode == 0, done.stdout
     data = write_sums(home / "sums.jsonl")
     return ["--with", "kubernetes", "--model=llama-70b", "--gpu=H100", f"--dataset={data}"]

@@ -71,11 +71,11 @@ class BatchService:
         return {"computeEnvironments": found}
 
     def _describe_definitions(self, body: Record) -> Record:
-        wanted, named = body.get("jobDefinitionName"), body.get("jobDefinitions")
+        definition_name, named = body.get("jobDefinitionName"), body.get("jobDefinitions")
         found = [
             definition
             for definition in self.definitions.values()
-            if (wanted is None or definition["jobDefinitionName"] == wanted)
+            if (definition_name is None or definition["jobDefinitionName"] == definition_name)
             and (not named or definition["jobDefinitionArn"] in named)
         ]
         return {"jobDefinitions": found}
@@ -84,8 +84,8 @@ class BatchService:
         name = body["jobDefinitionName"]
         revision = 1 + sum(each["jobDefinitionName"] == name for each in self.definitions.values())
         made = arn("job-definition", f"{name}:{revision}")
-        own = {"jobDefinitionArn": made, "revision": revision, "status": "ACTIVE"}
-        self.definitions[made] = {**body, **own}
+        revision_record = {"jobDefinitionArn": made, "revision": revision, "status": "ACTIVE"}
+        self.definitions[made] = {**body, **revision_record}
         return {"jobDefinitionName": name, "jobDefinitionArn": made, "revision": revision}
 
     def _submit(self, body: Record) -> Record:
@@ -106,8 +106,8 @@ class BatchService:
 
     def _describe_jobs(self, body: Record) -> Record:
         found = []
-        for wanted in body["jobs"]:
-            name, _, node = wanted.partition("#")
+        for job_id in body["jobs"]:
+            name, _, node = job_id.partition("#")
             job = self.jobs.get(name)
             if job is not None:
                 found.append(job.describe(int(node) if node else None))

@@ -54,9 +54,11 @@ def _handler(target: str, inside: Inside, faults: Faults) -> type[BaseHTTPReques
                 self._answer(503, {"Content-Type": "application/xml"}, _BUSY)
                 return
             faults.passed += 1
-            kept = {name: value for name, value in self.headers.items() if name.lower() not in _HOP}
-            kept |= {"Content-Length": str(len(body)), "Host": f"{host}:{port}"}
-            self._answer(*self._ask_target(kept, body))
+            forwarded_headers = {
+                name: value for name, value in self.headers.items() if name.lower() not in _HOP
+            }
+            forwarded_headers |= {"Content-Length": str(len(body)), "Host": f"{host}:{port}"}
+            self._answer(*self._ask_target(forwarded_headers, body))
 
         def _ask_target(self, headers: dict[str, str], body: bytes) -> _Answer:
             """A connection that the target loses is not the fault that a test asks for: it is tried again."""

@@ -41,10 +41,10 @@ class JobSets(Agent):
         in_order = jobset["spec"].get("startupPolicy", {}).get("startupPolicyOrder") == "InOrder"
         counts, waiting = [], False
         for replicated in jobset["spec"]["replicatedJobs"]:
-            own = [job for job in jobs if _label(job, "replicatedjob-name") == replicated["name"]]
+            owned = [job for job in jobs if _label(job, "replicatedjob-name") == replicated["name"]]
             if not waiting:
-                self._make_jobs(jobset, replicated, {job["metadata"]["name"] for job in own})
-            count = self._count(replicated["name"], own, pods)
+                self._make_jobs(jobset, replicated, {job["metadata"]["name"] for job in owned})
+            count = self._count(replicated["name"], owned, pods)
             counts.append(count)
             waiting = in_order and count["ready"] + count["succeeded"] < replicated["replicas"]
         self._report(jobset, counts, jobs)
@@ -73,12 +73,12 @@ class JobSets(Agent):
     def _count(self, name: str, jobs: list[Json], pods: list[Json]) -> Json:
         count: Json = {"name": name, **dict.fromkeys(_COUNTS, 0)}
         for job in jobs:
-            own = [pod for pod in pods if _label(pod, "job-key") == _label(job, "job-key")]
+            owned = [pod for pod in pods if _label(pod, "job-key") == _label(job, "job-key")]
             known = self._pods.setdefault(job["metadata"]["uid"], set())
-            living = {pod["metadata"]["uid"] for pod in own if not pod["metadata"].get("deletionTimestamp")}
+            living = {pod["metadata"]["uid"] for pod in owned if not pod["metadata"].get("deletionTimestamp")}
             lost = known - living
             if lost:
-                self._remove([pod for pod in own if pod["metadata"]["uid"] in living - known])
+                self._remove([pod for pod in owned if pod["metadata"]["uid"] in living - known])
             else:
                 known |= living
             status = job.get("status", {})
@@ -88,7 +88,7 @@ class JobSets(Agent):
                 count["failed"] += 1
             elif status.get("active"):
                 count["active"] += 1
-                count["ready"] += any(pod["status"].get("phase") == "Running" for pod in own)
+                count["ready"] += any(pod["status"].get("phase") == "Running" for pod in owned)
         return count
 
     def _remove(self, pods: list[Json]) -> None:

@@ -77,9 +77,9 @@ class MetadataService:
                 self.heartbeats[parent] = time.time()
                 return json.dumps({"wait_time_in_seconds": 10})  # a string that holds JSON, as the real one
             if last in ("metadata", "artifact"):
-                kept = self.metadata if last == "metadata" else self.artifacts
+                rows = self.metadata if last == "metadata" else self.artifacts
                 new = [{"id": next(self._record_ids), **record} for record in body]
-                kept.setdefault(parent, []).extend(new)
+                rows.setdefault(parent, []).extend(new)
                 return {last: len(new)}
             if match := _CREATE.fullmatch(path):
                 return self._create(match["parent"], match["kind"], body)

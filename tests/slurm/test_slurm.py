@@ -44,18 +44,18 @@ def submit(slurm: Lab, shared: Path, *arguments: str, script: str = "finetune", 
     return slurm.submit("--nodes=2", str(SCRIPTS / f"{script}.sbatch"), *arguments, **environment, **more)
 
 
-def test_two_nodes_train_and_hand_over_a_model_with_what_made_it(slurm: Lab, shared: Path) -> None:
+def test_two_nodes_train_and_export_a_model_with_its_settings(slurm: Lab, shared: Path) -> None:
     (shared / "run.yaml").write_text("max_steps: 8\nevaluation: {generations: 1, max_new_tokens: 4}\n")
     data = ("--set", f"dataset={shared / 'sums.jsonl'}")
     output = shared / "out"
     arguments = ("--settings", str(shared / "run.yaml"), *QUICK, *data, "--output", str(output))
     job = submit(slurm, shared, *arguments)
     assert slurm.wait_for(job, LIMIT_S) == ("COMPLETED", 0), slurm.output(job)
-    said = slurm.output(job)
-    assert "engine torchtune, backend gloo, world 2, scheduler slurm, host h1" in said
-    assert "rank 1 (node 1, local 0): cpu" in said
-    assert re.search(r"peak memory of a process: predicted .* GiB .*, measured \d", said)
-    assert "2 node(s), each: no GPU, 2 CPU" in said
+    job_output = slurm.output(job)
+    assert "engine torchtune, backend gloo, world 2, scheduler slurm, host h1" in job_output
+    assert "rank 1 (node 1, local 0): cpu" in job_output
+    assert re.search(r"peak memory of a process: predicted .* GiB .*, measured \d", job_output)
+    assert "2 node(s), each: no GPU, 2 CPU" in job_output
     found = json.loads((output / "metrics.json").read_text())
     losses = [step["loss"] for step in found["steps"]]
     assert len(losses) == 8
@@ -78,9 +78,7 @@ def test_two_nodes_train_and_hand_over_a_model_with_what_made_it(slurm: Lab, sha
 
 
 @pytest.mark.nightly
-def test_a_stopped_job_and_one_that_lost_a_node_resume_from_their_checkpoints(
-    slurm: Lab, shared: Path
-) -> None:
+def test_stopped_jobs_and_jobs_that_lost_a_node_resume_from_checkpoints(slurm: Lab, shared: Path) -> None:
     output = shared / "out"
     steps = ("--set", "epochs=10", "--set", "max_steps=60", "--set", "checkpoint_every=5")
     nothing_held_out = ("--set", "evaluation.fraction=0", "--set", "evaluation.generations=0")
@@ -150,10 +148,10 @@ def wait_for_checkpoint(slurm: Lab, job: int, output: Path, attempt: int) -> Non
 def test_a_job_that_the_nodes_cannot_run_is_refused_at_once_and_not_retried(slurm: Lab, shared: Path) -> None:
     job = submit(slurm, shared, "--set", "model=llama-70b", "--output", str(shared / "out"))
     assert slurm.wait_for(job, LIMIT_S) == ("FAILED", 2)
-    said = slurm.output(job)
-    assert "70.6 billion parameters, too many to train on CPUs in a useful time" in said
-    assert "Traceback" not in said
-    assert "goes back into the queue" not in said
+    job_output = slurm.output(job)
+    assert "70.6 billion parameters, too many to train on CPUs in a useful time" in job_output
+    assert "Traceback" not in job_output
+    assert "goes back into the queue" not in job_output
     assert not (shared / "out" / "model").exists()
 
 
@@ -162,12 +160,12 @@ def test_the_checklist_judges_the_nodes_and_its_status_is_the_verdict(slurm: Lab
     checks = ("--only", "ranks,mesh,correctness,hostname", "--device", "cpu")
     job = submit(slurm, shared, *checks, script="checklist", CHECKLIST_RESULT=str(result))
     state, status = slurm.wait_for(job, LIMIT_S)
-    said = slurm.output(job)
+    job_output = slurm.output(job)
     found = json.loads(result.read_text())
-    assert found["verdict"] in ("PASS", "WARN"), said
-    assert (state, status) == ("COMPLETED", 0), said
+    assert found["verdict"] in ("PASS", "WARN"), job_output
+    assert (state, status) == ("COMPLETED", 0), job_output
     assert {"h1", "h2"} <= set(re.findall(r'"(h\d)"', result.read_text()))
-    assert "mesh" in said
+    assert "mesh" in job_output
 
 
 @pytest.mark.parametrize("script", ["finetune", "checklist"])

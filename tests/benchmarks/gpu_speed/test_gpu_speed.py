@@ -46,7 +46,7 @@ def test_a_row_is_compared_with_the_fastest_peer_of_its_case() -> None:
     assert all(row.ratio is None and row.tokens_per_s is None for row in rest)
 
 
-def test_speed_and_memory_measured_on_a_gpu_are_beside_those_of_the_plan() -> None:
+def test_the_page_compares_measured_speed_and_memory_with_the_plan() -> None:
     run = cases.in_order(ON_GPU)[0]
     results = measured(ours=9000.0)
     memory_case = memory_cases.in_order(memory_cases.ON_GPUS, H200, "llama-3.1-8b")[0]
@@ -64,7 +64,7 @@ def test_speed_and_memory_measured_on_a_gpu_are_beside_those_of_the_plan() -> No
     assert row.tokens_per_s_predicted == plan.prediction.tokens_per_second
 
 
-def test_results_are_read_back_and_runs_that_are_done_are_not_repeated(tmp_path: Path) -> None:
+def test_finished_runs_are_read_back_and_not_repeated(tmp_path: Path) -> None:
     runs = cases.in_order(TINY)
     results = measured(ours=1.0)
     results.outcomes = {run.name: Outcome(ended="ran", tokens_per_second=1.0) for run in runs[:-1]}
@@ -74,13 +74,13 @@ def test_results_are_read_back_and_runs_that_are_done_are_not_repeated(tmp_path:
     again = Results.load(path, "H200")
     assert [run for run in runs if not again.is_done(run)] == [runs[0], runs[-1]]
     assert Results.load(path, "another card").outcomes == {}
-    said: list[str] = []
+    messages: list[str] = []
     session = Session(
-        scale=TINY, folder=tmp_path, clock=Clock(0.01), results=again, say=said.append, keep=lambda: None
+        scale=TINY, folder=tmp_path, clock=Clock(0.01), results=again, say=messages.append, keep=lambda: None
     )
     again.equality = {}
     session.measure(runs)
-    assert said == [f"{run.name}: no time left (expected 40 s)" for run in (runs[0], runs[-1])]
+    assert messages == [f"{run.name}: no time left (expected 40 s)" for run in (runs[0], runs[-1])]
 
 
 def test_a_dry_run_lists_the_runs_on_any_machine(

@@ -25,14 +25,14 @@ def models_of(machine: Machine, **traits: object) -> dict[str, str]:
     }
 
 
-def test_every_method_engine_length_and_switch_is_a_case_once() -> None:
+def test_every_method_engine_length_and_switch_is_one_case() -> None:
     every = cases.in_order(ON_GPUS, H200)
     assert len(every) == len({case.name for case in every}) == 3 * 3 * (4 + 2)
     switches = {(case.longest_first, case.expandable_segments) for case in every if case.lengths == "varying"}
     assert len(switches) == 4
 
 
-def test_each_case_takes_the_largest_model_that_is_planned_to_fit() -> None:
+def test_each_case_uses_the_largest_model_predicted_to_fit() -> None:
     on_24_gib = models_of(L4)
     assert (on_24_gib["qlora torchtune"], on_24_gib["full torchtune"]) == ("llama-3.1-8b", "llama-3.2-1b")
     assert set(models_of(H200).values()) == {"llama-3.1-8b", "llama-3.2-3b"}
@@ -44,7 +44,7 @@ def test_a_machine_of_several_gpus_is_measured_on_one_and_on_all() -> None:
     assert models_of(H100S, processes=1)["full deepspeed"] == "llama-3.2-3b"
 
 
-def test_where_nothing_fits_the_smallest_model_is_tried_all_the_same() -> None:
+def test_the_smallest_model_is_tried_even_if_nothing_fits() -> None:
     tiny = replace(H200, gpus=(("NVIDIA T400", 2 * 2**30),))
     case = cases.in_order(ON_GPUS, tiny)[1]
     assert (case.method, case.model) == ("full", "llama-3.2-1b")
@@ -53,14 +53,14 @@ def test_where_nothing_fits_the_smallest_model_is_tried_all_the_same() -> None:
     assert plan.layout.micro_batch_size == ON_GPUS.micro_batch_size
 
 
-def test_what_an_engine_can_not_do_is_told_in_its_own_words() -> None:
+def test_an_unsupported_case_has_the_engines_reason() -> None:
     every = cases.in_order(ON_CPU, ALONE, "smollm2-135m")
     refused = [case for case in every if cases.unsupported_case(case, ON_CPU)]
     assert {(case.method, case.engine) for case in refused} == {("qlora", "torchtune")}
     assert "NF4 needs matrices" in str(cases.unsupported_case(refused[0], ON_CPU))
 
 
-def test_settings_are_a_users_with_the_switches_of_the_case_and_nothing_that_is_not_measured() -> None:
+def test_a_case_has_a_users_settings_with_its_switches_and_no_evaluation() -> None:
     for case in cases.in_order(ON_GPUS, H100S):
         settings = cases.settings_of(case, ON_GPUS, Path("/models/m"), Path("rows.jsonl"))
         assert settings.longest_first == case.longest_first
@@ -70,7 +70,7 @@ def test_settings_are_a_users_with_the_switches_of_the_case_and_nothing_that_is_
         assert settings.evaluation.fraction == settings.evaluation.generations == 0
 
 
-def test_only_takes_words_of_a_cases_name_in_any_order() -> None:
+def test_the_only_option_matches_words_of_a_name_in_any_order() -> None:
     every = cases.in_order(ON_CPU, ALONE)
     found = cases.chosen(every, "packed lora off")
     assert {case.name for case in found} == {

@@ -25,16 +25,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def prepared(folder: Path, model: Path, **values: object) -> tuple[PreparedInfo, Prepared]:
     file = data.write(folder / "rows.jsonl", model, 80, LONGEST)
-    given = settings.build(
+    chosen = settings.build(
         {"dataset": str(file), "seq_len": LONGEST, "evaluation": {"fraction": 0}, "max_steps": 4, **values}
     )
-    conversations, held_out = preparation.read_data(given, folder)
-    config = resolve(given, find("tiny-llama"), method="full", engine="torchtune")
+    conversations, held_out = preparation.read_data(chosen, folder)
+    config = resolve(chosen, find("tiny-llama"), method="full", engine="torchtune")
     info = preparation.tokenize(conversations, held_out, config, model, folder / "data")
     return info, Prepared(folder / "data")
 
 
-def test_lengths_spread_evenly_over_their_logarithm_and_one_is_the_longest() -> None:
+def test_lengths_are_log_uniform_and_include_the_longest() -> None:
     drawn = data.lengths(4000, 2048)
     assert max(drawn) == 2048 + data.SPARE
     assert min(drawn) >= 2048 * data.SHORTEST_SHARE - 1
@@ -48,8 +48,8 @@ def test_rows_have_the_lengths_that_were_drawn_and_the_longest_is_cut_to_the_ful
 ) -> None:
     info, rows = prepared(tmp_path, model, global_batch_size=20)
     assert (info.longest_row, info.truncated_rows, info.dropped_rows) == (LONGEST, 1, 0)
-    wanted = [min(length, LONGEST) for length in data.lengths(80, LONGEST)]
-    assert sorted(rows.row_lengths.tolist()) == pytest.approx(sorted(wanted), abs=8)
+    expected = [min(length, LONGEST) for length in data.lengths(80, LONGEST)]
+    assert sorted(rows.row_lengths.tolist()) == pytest.approx(sorted(expected), abs=8)
 
 
 @pytest.mark.slow
@@ -60,7 +60,7 @@ def test_packed_rows_are_nearly_full(tmp_path: Path, model: Path) -> None:
     assert len(rows.order) == 16
 
 
-def test_a_file_that_is_there_is_kept(tmp_path: Path, model: Path) -> None:
+def test_an_existing_file_is_kept(tmp_path: Path, model: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"text": "mine"}) + "\n")
     assert data.write(file, model, 10, LONGEST).read_text() == '{"text": "mine"}\n'

@@ -31,17 +31,17 @@ def test_a_process_that_would_hold_more_than_the_limit_fails_as_out_of_memory() 
 
 
 @pytest.mark.parametrize(("limit", "fraction"), [(36 * 2**30, 0.25), (200 * 2**30, 1.0)])
-def test_a_gpus_limit_is_told_to_torch_as_a_part_of_the_ranks_own_device(
+def test_a_memory_limit_is_set_in_torch_as_a_fraction_of_the_ranks_gpu(
     limit: int, fraction: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[str, Any]] = []
+    calls: list[tuple[str, Any]] = []
     device = SimpleNamespace(total_memory=144 * 2**30)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda index: told.append(("device", index)))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: calls.append(("device", index)))
     monkeypatch.setattr(torch.cuda, "get_device_properties", {3: device}.__getitem__)
     monkeypatch.setattr(
         torch.cuda,
         "set_per_process_memory_fraction",
-        lambda value, index: told.append(("fraction", (value, index))),
+        lambda value, index: calls.append(("fraction", (value, index))),
     )
     limited._limit_gpu(limit, 3)
-    assert told == [("device", 3), ("fraction", (fraction, 3))]
+    assert calls == [("device", 3), ("fraction", (fraction, 3))]

@@ -42,7 +42,7 @@ def test_a_mistake_is_two_lines_that_say_what_to_do(
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_on_a_cpu_the_same_runs_are_made_and_scored_with_tiny_shapes(tmp_path: Path) -> None:
+def test_a_cpu_rehearsal_runs_and_scores_the_same_cases_with_tiny_shapes(tmp_path: Path) -> None:
     """QLoRA under DeepSpeed, for real, also below limits."""
     words = "qlora deepspeed varying drawn off"
     options = ["--minutes", "9", "--only", words, "--resolution", "0.3", "--out", str(tmp_path / "out")]

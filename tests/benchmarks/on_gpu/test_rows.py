@@ -52,7 +52,7 @@ def test_a_row_describes_the_step_that_the_launchers_planned(case: Case, tmp_pat
     )
 
 
-def test_each_figure_is_a_row_and_is_compared_with_what_is_predicted_for_it(tmp_path: Path) -> None:
+def test_each_figure_is_a_row_with_its_own_prediction(tmp_path: Path) -> None:
     case = CASES[0]
     plan = plan_of(case, ON_GPUS, H200)
     measured = needing(ran(case, plan), 20.0)
@@ -68,7 +68,7 @@ def test_each_figure_is_a_row_and_is_compared_with_what_is_predicted_for_it(tmp_
     assert len(found.judged) == 1, "four figures of one run are one verdict"
 
 
-def test_a_peak_that_nvml_missed_is_no_row(tmp_path: Path) -> None:
+def test_a_peak_that_nvml_missed_has_no_row(tmp_path: Path) -> None:
     case = CASES[0]
     measured = needing(ran(case, plan_of(case, ON_GPUS, H200), device_bytes=GIB // 2), 20.0)
     assert [row.kind for row in read(tmp_path, measured)] == ["reserved", "allocated"]
@@ -98,7 +98,7 @@ def test_a_run_out_of_memory_is_one_row_that_the_verdict_counts(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("ended", ["failed", "refused", "no time"])
-def test_what_ended_otherwise_leaves_no_row(tmp_path: Path, ended: Any) -> None:
+def test_runs_that_failed_otherwise_have_no_row(tmp_path: Path, ended: Any) -> None:
     plan = plan_of(CASES[0], ON_GPUS, H200)
     measured = Measured(case=CASES[0], outcome=Outcome(ended=ended, plan=plan.to_json()))
     assert rows.rows([measured, Measured(case=CASES[1])], source="s", prefix="x") == []

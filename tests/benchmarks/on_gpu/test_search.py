@@ -16,7 +16,7 @@ from benchmarks.on_gpu.search import smallest_limit
     above=st.integers(0, 5000),
     step=st.integers(1, 500),
 )
-def test_the_interval_holds_what_is_needed_and_is_as_narrow_as_asked_for(
+def test_the_interval_contains_the_need_and_has_the_requested_width(
     needs: int, below: int, above: int, step: int
 ) -> None:
     asked: list[int] = []
@@ -33,12 +33,12 @@ def test_the_interval_holds_what_is_needed_and_is_as_narrow_as_asked_for(
     assert found.trials == len(asked) <= math.ceil(math.log2(max((last - first) / step, 1))) + 1
 
 
-def test_what_is_known_when_the_time_is_over_is_kept() -> None:
+def test_the_interval_found_before_the_time_limit_is_kept() -> None:
     answers = iter([True, False, None])
     found = smallest_limit(lambda _: next(answers), fails_bytes=0, runs_bytes=800, resolution_bytes=10)
     assert (found.fails_bytes, found.runs_bytes, found.trials, found.finished) == (200, 400, 2, False)
 
 
-def test_nothing_is_run_where_the_interval_is_narrow_already() -> None:
+def test_nothing_runs_if_the_interval_is_already_narrow() -> None:
     found = smallest_limit(lambda _: 1 / 0 > 0, fails_bytes=95, runs_bytes=100, resolution_bytes=10)
     assert (found.runs_bytes, found.trials, found.finished) == (100, 0, True)

@@ -39,11 +39,11 @@ def alive(folder: Path) -> list[str]:
     return [" ".join(command) for command in commands if any(str(folder) in word for word in command)]
 
 
-def test_a_case_for_which_no_time_is_left_is_not_begun_and_named(tmp_path: Path) -> None:
-    kept: list[int] = []
+def test_a_case_without_remaining_time_is_skipped_and_named(tmp_path: Path) -> None:
+    counts: list[int] = []
 
     def keep(measured: Sequence[Measured]) -> None:
-        kept.append(len(measured))
+        counts.append(len(measured))
 
     session = Session(
         scale=ON_CPU, folder=tmp_path, clock=Clock(0.1), resolution=0.1, say=lambda _: None, keep=keep
@@ -52,11 +52,11 @@ def test_a_case_for_which_no_time_is_left_is_not_begun_and_named(tmp_path: Path)
     refused = every.pop(2)  # QLoRA by torchtune
     assert [each.left_out for each in every] == ["no time was left to run it"] * 5
     assert "NF4 needs matrices" in refused.left_out
-    assert kept == [6] * 6, "results are kept after each case"
+    assert counts == [6] * 6, "results are kept after each case"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_peak_that_nvml_missed_is_no_measurement_and_leaves_what_is_needed_unknown() -> None:
+def test_without_an_nvml_peak_the_need_is_unknown() -> None:
     outcome = Outcome(ended="ran", reserved_bytes=900, device_bytes=20)
     found = Found(runs_bytes=800, fails_bytes=790, trials=3, finished=True)
     measured = Measured(case=FULL, outcome=outcome, found=found)
@@ -76,7 +76,7 @@ def test_a_run_that_takes_too_long_is_ended_with_all_its_processes(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_run_below_too_low_a_limit_is_out_of_memory_and_names_no_machine(tmp_path: Path) -> None:
+def test_a_run_under_too_low_a_limit_runs_out_of_memory_and_has_no_machine(tmp_path: Path) -> None:
     outcome = run_apart(order(tmp_path, limit_bytes=430 * 2**20), 300)
     assert outcome.ended == "out of memory", outcome.message
     assert not outcome.message.startswith("rank")
@@ -85,8 +85,8 @@ def test_a_run_below_too_low_a_limit_is_out_of_memory_and_names_no_machine(tmp_p
 
 @pytest.mark.slow
 def test_a_mistake_in_the_settings_is_refused_with_its_reason(tmp_path: Path) -> None:
-    given = order(tmp_path)
-    given.settings["seq_len"] = 4096
-    outcome = run_apart(given, 300)
+    train_order = order(tmp_path)
+    train_order.settings["seq_len"] = 4096
+    outcome = run_apart(train_order, 300)
     assert outcome.ended == "refused"
     assert "longer than the 2048 tokens" in outcome.message

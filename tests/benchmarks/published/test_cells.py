@@ -26,7 +26,7 @@ def problem(path: Path) -> str:
         (b"a,b\n1,2\n", "table.csv has no column id, source, model"),
     ],
 )
-def test_a_file_that_is_no_table_is_refused(tmp_path: Path, content: bytes | None, says: str) -> None:
+def test_a_file_without_a_table_is_refused(tmp_path: Path, content: bytes | None, says: str) -> None:
     path = tmp_path / "table.csv"
     if content is not None:
         path.write_bytes(content)
@@ -43,7 +43,7 @@ def test_a_cell_without_its_number_and_a_table_without_rows_are_named(tmp_path: 
     assert "line 3: it has not as many cells as the header" in problem(path)
 
 
-def test_text_in_a_degree_leaves_out_its_row_alone(tmp_path: Path) -> None:
+def test_text_in_a_degree_skips_only_its_row(tmp_path: Path) -> None:
     first, second = rows.read(table(tmp_path, {"id": "x1", "tp": "two"}, {"id": "x2"}))
     assert first.memory_skip == "tp = 'two' is not a number"
     assert second.memory_skip is None

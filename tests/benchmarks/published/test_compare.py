@@ -44,7 +44,7 @@ def test_csv_has_a_line_for_each_prediction() -> None:
     assert float(lines[0]["predicted"]) > 0
 
 
-def test_the_table_names_the_rows_that_are_furthest_off() -> None:
+def test_the_table_names_the_rows_with_the_largest_errors() -> None:
     text = run(str(CARRIED), "--by", "framework")
     worst = max(carried().memory, key=lambda item: abs(item.error))
     assert worst.row.id in text

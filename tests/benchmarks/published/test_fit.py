@@ -21,9 +21,9 @@ def runs() -> tuple[fit.MeasuredRun, ...]:
 @lru_cache(maxsize=1)
 def scores() -> dict[str, dict[str, float]]:
     precise = {run.id for run in runs() if run.quality == "A"}
-    given = list(table().values())
-    inside = fit.predict(runs(), fit.fit(runs(), given))
-    outside = fit.held_out(list(runs()), given)
+    factors = list(table().values())
+    inside = fit.predict(runs(), fit.fit(runs(), factors))
+    outside = fit.held_out(list(runs()), factors)
     return {
         "in_sample": fit.score([each for each in inside if each.run.id in precise]),
         "held_out_by_source": fit.score([each for each in outside if each.run.id in precise]),
@@ -31,33 +31,33 @@ def scores() -> dict[str, dict[str, float]]:
 
 
 @pytest.mark.parametrize("how", ["in_sample", "held_out_by_source"])
-def test_half_of_the_precise_rows_are_predicted_within_5_percent_and_19_of_20_within_20(how: str) -> None:
+def test_half_of_the_precise_rows_are_within_5_percent_and_19_of_20_within_20(how: str) -> None:
     found = scores()[how]
     assert found["median_abs_error"] <= 0.05
     assert found["p95_abs_error"] <= 0.2
 
 
-def test_the_range_holds_19_of_20_rows_of_sources_left_out() -> None:
+def test_the_range_covers_19_of_20_rows_of_held_out_sources() -> None:
     every = fit.score(fit.held_out(list(runs()), list(table().values())))
     assert 0.93 <= every["covered"] <= 0.97
     assert every["median_abs_error"] <= 0.06
 
 
-def test_the_committed_residuals_and_scores_are_those_of_the_fit() -> None:
-    given = list(table().values())
-    assert fit.fit(runs(), given) == table()
+def test_the_committed_residuals_and_scores_match_the_fit() -> None:
+    factors = list(table().values())
+    assert fit.fit(runs(), factors) == table()
     committed = json.loads((refit.RESULTS / "estimator_fit.json").read_text(encoding="utf-8"))
     assert {name: committed[name]["all"] for name in scores()} == scores()
 
 
 @pytest.mark.slow
-def test_one_refit_leads_from_any_factors_to_those_of_the_table() -> None:
-    given = list(table().values())
-    shifted = [row if row.name in fit.GIVEN else replace(row, factor=1.5 * row.factor) for row in given]
-    assert list(refit.settled(rows.read(rows.TABLE), shifted).values()) == given
+def test_a_refit_from_any_start_reaches_the_factors_of_the_table() -> None:
+    factors = list(table().values())
+    shifted = [row if row.name in fit.GIVEN else replace(row, factor=1.5 * row.factor) for row in factors]
+    assert list(refit.settled(rows.read(rows.TABLE), shifted).values()) == factors
 
 
-def test_no_class_has_more_numbers_than_a_factor_and_its_widths() -> None:
+def test_each_class_has_one_factor_and_its_widths() -> None:
     fitted = [row for row in table().values() if row.name not in fit.GIVEN]
     assert len(fitted) <= 12
     assert len(runs()) > 10 * len(fitted)

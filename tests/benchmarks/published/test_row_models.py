@@ -7,13 +7,13 @@ import pytest
 from tests.benchmarks.published.measured_tables import read
 
 
-def test_a_model_that_is_in_no_table_is_built_from_the_rows_dimensions(tmp_path: Path) -> None:
+def test_a_model_missing_from_the_table_is_built_from_the_rows_dimensions(tmp_path: Path) -> None:
     row = read(tmp_path, model="an-own-model")
     assert row.setup is not None
     assert row.setup.model.parameters == 6_738_415_616
 
 
-def test_the_count_of_parameters_says_whether_the_mlp_has_a_gate(tmp_path: Path) -> None:
+def test_the_parameter_count_decides_whether_the_mlp_is_gated(tmp_path: Path) -> None:
     plain = 32 * 2 * 4096 * 16384 + 32 * 4 * 4096 * 4096 + 50368 * 4096
     cells = {"ffn": "16384", "vocab": "50368", "tied": "", "n_params": str(plain)}
     row = read(tmp_path, model="some-plain-7b", **cells)
@@ -23,7 +23,7 @@ def test_the_count_of_parameters_says_whether_the_mlp_has_a_gate(tmp_path: Path)
     assert row.setup.model.parameters == pytest.approx(plain, rel=1e-3)
 
 
-def test_dimensions_that_contradict_the_count_are_left_out(tmp_path: Path) -> None:
+def test_dimensions_that_contradict_the_parameter_count_are_skipped(tmp_path: Path) -> None:
     row = read(tmp_path, model="an-own-model", n_params="12000000000")
     assert row.setup is None
     assert "6.74 billion parameters" in str(row.memory_skip)

@@ -7,7 +7,7 @@ from estimator.memory.shape import part_of
 from tests.benchmarks.published.measured_tables import read
 
 
-def test_context_parallel_shares_weights_as_well(tmp_path: Path) -> None:
+def test_context_parallel_ranks_share_weights_too(tmp_path: Path) -> None:
     setup = read(tmp_path, fsdp_shard="2", cp="4", seq_len="65536").setup
     assert setup is not None
     assert (setup.shard, setup.context, setup.world_size, setup.data_parallel) == (8, 4, 8, 2)
@@ -19,7 +19,7 @@ def test_fsdp_that_keeps_gathered_weights_is_written_as_stage_2(tmp_path: Path) 
     assert setup.sharding == "shard_grad_op"
 
 
-def test_degrees_that_do_not_make_the_gpus_are_left_out(tmp_path: Path) -> None:
+def test_degrees_whose_product_is_not_the_gpu_count_are_skipped(tmp_path: Path) -> None:
     row = read(tmp_path, fsdp_shard="4")
     assert row.setup is None
     assert row.memory_skip == "fsdp_shard 4 and the other degrees do not multiply to 8 GPUs"
@@ -43,7 +43,7 @@ def test_a_global_batch_gives_the_micro_batches_of_a_pipeline(tmp_path: Path) ->
     assert row.setup.sharding == "zero1"
 
 
-def test_layers_laid_over_gpus_one_after_the_other_have_one_micro_batch_in_flight(tmp_path: Path) -> None:
+def test_a_naive_pipeline_has_one_micro_batch_in_flight(tmp_path: Path) -> None:
     cells = {"framework": "ms-swift", "n_gpus": "2", "fsdp_shard": "", "zero_stage": ""}
     row = read(tmp_path, notes="device_map auto over 2 GPUs", **cells)
     assert row.setup is not None
@@ -58,7 +58,7 @@ def test_torchtitans_batch_is_cut_into_the_pipelines_micro_batches(tmp_path: Pat
     assert (row.setup.schedule, row.setup.virtual_stages) == ("interleaved", 2)
 
 
-def test_rows_of_the_launchers_say_how_their_batches_come(tmp_path: Path) -> None:
+def test_rows_of_our_launchers_state_how_batches_are_built(tmp_path: Path) -> None:
     packed = read(tmp_path, packing="packed, dense document mask").setup
     varying = read(tmp_path, packing="variable length (short samples), longest rows first").setup
     assert packed is not None

@@ -12,20 +12,20 @@ from benchmarks.published.cells import MEASURED
 from tests.benchmarks.published.measured_tables import BASE, CARRIED, read
 
 
-def test_every_carried_row_of_quality_a_is_read_for_what_was_measured() -> None:
+def test_every_included_row_of_quality_a_has_the_measured_setup() -> None:
     found = rows.read(CARRIED)
     assert len(found) > 800
     assert [row.id for row in found if row.quality == "A" and row.setup is None] == []
     assert [row.id for row in found if row.quality == "A" and row.gib and row.memory_skip] == []
 
 
-def test_carried_rows_name_where_they_are_from_and_are_there_once() -> None:
+def test_included_rows_name_their_source_and_are_unique() -> None:
     found = rows.read(CARRIED)
     assert all(row.source and row.quality in "AB" for row in found)
     assert len({row.id for row in found}) == len(found)
 
 
-def test_the_processes_of_every_carried_row_are_its_gpus() -> None:
+def test_every_included_row_has_one_process_per_gpu() -> None:
     wrong = [
         row.id
         for row in rows.read(CARRIED)
@@ -34,7 +34,7 @@ def test_the_processes_of_every_carried_row_are_its_gpus() -> None:
     assert wrong == []
 
 
-def test_a_table_whose_unit_may_be_gb_or_gib_is_taken_in_the_middle(tmp_path: Path) -> None:
+def test_an_ambiguous_gb_or_gib_is_read_as_the_mean(tmp_path: Path) -> None:
     assert read(tmp_path, peak_mem_GiB="", gib_min="40", gib_max="44").gib == 42
 
 
@@ -51,19 +51,19 @@ def test_a_table_whose_unit_may_be_gb_or_gib_is_taken_in_the_middle(tmp_path: Pa
         ("8xA100-40GB", "A100 SXM 40GB"),
     ],
 )
-def test_a_gpu_is_known_by_the_name_that_a_table_gives_it(text: str, name: str) -> None:
+def test_gpus_are_recognized_by_the_names_in_tables(text: str, name: str) -> None:
     found = rows.find_gpu(text)
     assert found is not None
     assert found.name == name
 
 
-def test_a_gpu_that_the_catalogue_lacks_leaves_the_memory_to_be_scored(tmp_path: Path) -> None:
+def test_memory_is_scored_without_a_gpu_of_the_catalogue(tmp_path: Path) -> None:
     row = read(tmp_path, gpu="Z9000")
     assert row.memory_skip is None
     assert row.throughput_skip == "GPU 'Z9000' is not in the catalogue"
 
 
-def test_a_row_of_lesser_quality_without_checkpointing_is_not_guessed_at(tmp_path: Path) -> None:
+def test_unstated_checkpointing_in_a_lower_quality_row_is_not_guessed(tmp_path: Path) -> None:
     assert read(tmp_path, quality="B", act_ckpt="").memory_skip == "activation checkpointing is not stated"
     assert read(tmp_path, quality="A", act_ckpt="").memory_skip is None
 
@@ -73,7 +73,7 @@ WORDS = ["", "0", "1", "2", "3", "8", "64", "n/a", "none", "full", "qlora", "sel
 
 
 @given(st.sampled_from(COLUMNS), st.one_of(st.sampled_from(WORDS), st.text(max_size=20)))
-def test_whatever_a_cell_says_its_row_is_read_or_left_out_with_a_reason(column: str, text: str) -> None:
+def test_any_row_is_read_or_skipped_with_a_reason(column: str, text: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         row = read(Path(folder), **{column: text})
     if row.setup is None:

@@ -18,7 +18,7 @@ def precise(items: tuple[Scored, ...]) -> Score:
 # The limits
 
 
-def test_every_carried_row_is_scored() -> None:
+def test_every_included_row_is_scored() -> None:
     assert carried().skipped == {}
 
 
@@ -35,7 +35,7 @@ def test_litgpts_llama_adapters_are_off_by_less_than_3_percent() -> None:
     assert all(abs(item.error) < 0.03 for item in adapters), [(item.row.id, item.error) for item in adapters]
 
 
-def test_at_most_5_percent_are_refused_of_runs_that_ran_and_accepted_of_those_out_of_memory() -> None:
+def test_at_most_5_percent_of_verdicts_are_wrong_in_either_direction() -> None:
     answer = verdict(carried().judged)
     assert answer.ran > 700
     assert answer.refused_of_ran <= 0.05 * answer.ran
@@ -85,7 +85,7 @@ def test_errors_are_fractions_of_the_measurement() -> None:
     assert found.covered == pytest.approx(1 / 3)
 
 
-def test_a_group_without_a_range_covers_nothing_known() -> None:
+def test_a_group_without_ranges_has_unknown_coverage() -> None:
     assert score([scored(100, 90)]).covered is None
     assert score([]).median_abs_error is None
 
@@ -97,7 +97,7 @@ def test_a_percentile_lies_between_its_neighbors() -> None:
     assert percentile([3.0], 0.95) == 3.0
 
 
-def test_the_usual_network_is_that_of_the_largest_machine_with_the_gpu() -> None:
+def test_the_default_network_is_that_of_the_largest_machine_with_the_gpu() -> None:
     machines = [item for item in hardware.instances() if item.gpu == "H100 SXM" and item.gpu_count == 8]
     gbps, rdma = usual_network(hardware.gpu("H100 SXM"), 8)
     assert gbps == max(item.network_gbps or 0 for item in machines)

@@ -12,7 +12,7 @@ from tests.benchmarks.published.measured_tables import carried_held_out, read
 CARRIED = rows.TABLE
 
 
-def test_a_run_is_judged_by_what_it_needs_and_not_by_what_it_shows() -> None:
+def test_the_verdict_uses_needed_memory_instead_of_shown_memory() -> None:
     """Lengths that vary show far more than they need, where there is room."""
     row = next(row for row in rows.read(CARRIED) if row.varies and row.setup is not None)
     estimate = memory.estimate(row.setup)  # type: ignore[arg-type]
@@ -22,7 +22,7 @@ def test_a_run_is_judged_by_what_it_needs_and_not_by_what_it_shows() -> None:
     assert estimate.shows_bytes > between
 
 
-def test_a_verdict_counts_what_ran_and_what_ran_out_of_memory_apart() -> None:
+def test_the_verdict_counts_successful_and_out_of_memory_runs_separately() -> None:
     row = rows.read(CARRIED)[0]
     ran = Judged(row=row, needs_gib=30, capacity_gib=24, risk=0.99)
     oom = Judged(row=replace(row, oom=True), needs_gib=23, capacity_gib=24, risk=0.1)
@@ -37,13 +37,13 @@ def test_a_verdict_counts_what_ran_and_what_ran_out_of_memory_apart() -> None:
     ]
 
 
-def test_of_runs_of_new_sources_that_fit_less_than_2_percent_run_out_of_memory() -> None:
+def test_fewer_than_2_percent_of_accepted_runs_of_new_sources_run_out_of_memory() -> None:
     judged = [item for item in carried_held_out().judged if verdict_of(item.risk) == "fits"]
     assert len(judged) > 700
     assert sum(item.row.oom for item in judged) <= 0.02 * len(judged)
 
 
-def test_a_run_that_ran_out_of_memory_is_judged_though_nothing_was_measured(tmp_path: Path) -> None:
+def test_an_out_of_memory_run_is_judged_without_a_measurement(tmp_path: Path) -> None:
     row = read(tmp_path, oom="1", peak_mem_GiB="", gib_min="", gib_max="", mem_kind="", tps_per_gpu="")
     (judged,) = scoring.compare_rows([row]).judged
     assert judged.row.oom
@@ -55,14 +55,14 @@ def test_a_run_whose_checkpointing_is_not_stated_is_not_judged(tmp_path: Path) -
     assert row.verdict_skip == "activation checkpointing is not stated"
 
 
-def test_the_memory_that_a_row_states_stands_in_for_a_gpu_that_is_not_in_the_catalogue(
+def test_stated_memory_replaces_a_gpu_missing_from_the_catalogue(
     tmp_path: Path,
 ) -> None:
     row = read(tmp_path, gpu="a card of next year", gpu_mem_GB="128")
     assert row.capacity_bytes == 128 * 2**30
 
 
-def test_a_run_whose_figures_are_several_rows_is_judged_once(tmp_path: Path) -> None:
+def test_a_run_with_several_rows_is_judged_once(tmp_path: Path) -> None:
     first, second = read(tmp_path), read(tmp_path, notes="same run as x1", mem_kind="allocated")
     found = scoring.compare_rows([first, second])
     assert [item.row for item in found.judged] == [first]

@@ -24,7 +24,7 @@ from tests.benchmarks.published.measured_tables import read
         ("FSDP1 (fms-fsdp)", "composer"),
     ],
 )
-def test_a_framework_is_known_by_the_word_in_its_name(framework: str, engine: str) -> None:
+def test_a_framework_is_recognized_by_a_word_of_its_name(framework: str, engine: str) -> None:
     assert vocabulary.engine_of(framework) == engine
 
 
@@ -40,7 +40,7 @@ def test_a_framework_is_known_by_the_word_in_its_name(framework: str, engine: st
         ("adapter_v2", ("adapter-v2", "sft", False, False)),
     ],
 )
-def test_a_method_is_known_in_every_spelling(method: str, expected: tuple[object, ...]) -> None:
+def test_methods_are_recognized_in_every_spelling(method: str, expected: tuple[object, ...]) -> None:
     assert vocabulary.method_of(method) == expected
 
 
@@ -51,7 +51,7 @@ def test_a_method_is_known_in_every_spelling(method: str, expected: tuple[object
         *("galore", "full+galore", "longlora", "qlora weights only", "lora (after model init only)"),
     ],
 )
-def test_a_method_that_nobody_claims_is_left_out_by_name(method: str) -> None:
+def test_an_unknown_method_is_skipped_by_name(method: str) -> None:
     with pytest.raises(UnsupportedRow, match="not supported"):
         vocabulary.method_of(method)
 
@@ -69,7 +69,7 @@ def test_a_method_that_nobody_claims_is_left_out_by_name(method: str) -> None:
         ("", set()),
     ],
 )
-def test_lora_targets_are_known_in_every_spelling(text: str, expected: set[str]) -> None:
+def test_lora_targets_are_recognized_in_every_spelling(text: str, expected: set[str]) -> None:
     assert set(vocabulary.targets_of(text)) == expected
 
 
@@ -83,12 +83,12 @@ def test_lora_targets_are_known_in_every_spelling(text: str, expected: set[str])
         ("needed", "needed"),
     ],
 )
-def test_the_kind_of_memory_is_known_in_every_wording(text: str, kind: str) -> None:
+def test_the_kind_of_memory_is_recognized_in_every_wording(text: str, kind: str) -> None:
     assert vocabulary.kind_of(text) == kind
 
 
 @pytest.mark.parametrize("text", ["peak", "unknown(profiled)", "estimated total", "model weights"])
-def test_memory_of_an_unknown_kind_is_left_out_with_the_reason(tmp_path: Path, text: str) -> None:
+def test_memory_of_an_unknown_kind_is_skipped_with_the_reason(tmp_path: Path, text: str) -> None:
     row = read(tmp_path, mem_kind=text)
     assert row.memory_skip
     assert row.throughput_skip is None
@@ -125,7 +125,7 @@ def test_the_storage_of_a_qlora_base_is_read(text: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["aqlm", "2bit", "nvfp4"])
-def test_a_storage_that_nobody_claims_is_left_out(text: str) -> None:
+def test_an_unknown_storage_format_is_skipped(text: str) -> None:
     with pytest.raises(UnsupportedRow, match="not supported"):
         vocabulary.quantization_of(text, quantized=True)
 
@@ -142,9 +142,9 @@ def test_a_storage_that_nobody_claims_is_left_out(text: str) -> None:
         ("Muon+AdamW", "muon"),
     ],
 )
-def test_an_optimizer_is_known_in_every_spelling(text: str, kind: str) -> None:
+def test_optimizers_are_recognized_in_every_spelling(text: str, kind: str) -> None:
     assert vocabulary.optimizer_of(text) == kind
 
 
-def test_a_head_that_is_computed_again_is_a_loss_of_its_own() -> None:
+def test_a_recomputed_output_head_is_a_separate_loss_kind() -> None:
     assert vocabulary.loss_of("CE recomputed in chunks", "deepspeed", 2048) == ("recomputed", 8)

@@ -90,7 +90,7 @@ def test_nights_that_scatter_or_fail_are_no_level_to_settle_on() -> None:
     assert verdict(one_day, 446) == "WARN", "many runs of one day are one night"
 
 
-def test_what_has_always_varied_is_no_finding_when_it_varies() -> None:
+def test_figures_that_always_varied_give_no_finding() -> None:
     assert verdict(past(400, 480, 520, 430, 500), 420) == "PASS"
     assert verdict(past(400, 480, 520, 430, 500), 200) == "FAIL"
 

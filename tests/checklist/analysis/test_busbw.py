@@ -54,7 +54,7 @@ def test_one_rank_moves_nothing_over_the_bus() -> None:
     st.sampled_from([2, 4, 8]),
     st.integers(1, 512),
 )
-def test_what_is_moved_is_the_size_asked_for_but_for_the_rounding(
+def test_moved_bytes_equal_the_requested_size_up_to_rounding(
     op: str, size: int, element: int, ranks: int
 ) -> None:
     moved = actual_bytes(op, buffer_elements(op, size, element, ranks), element, ranks)

@@ -55,13 +55,13 @@ def test_a_cut_pair_is_a_link_at_zero() -> None:
     assert found.faults[0].ratio == 0
 
 
-def test_a_node_that_nobody_reaches_is_the_node_and_not_its_links() -> None:
+def test_an_unreachable_node_is_named_instead_of_its_links() -> None:
     cut = frozenset({(a, b) for a in range(4) for b in range(4) if a != b and 2 in (a, b)})
     assert named(examine(Cluster(nodes=4, cut=cut))) == [("node", 2)]
 
 
 @pytest.mark.parametrize("nodes", [4, 6, 8])
-def test_even_half_of_the_nodes_are_named_when_they_are_slow(nodes: int) -> None:
+def test_up_to_half_of_the_nodes_are_named_as_slow(nodes: int) -> None:
     slow = dict.fromkeys(range(nodes // 2), 0.6)
     found = examine(Cluster(nodes=nodes, transmit=slow, receive=slow))
     assert found.bad_nodes == tuple(range(nodes // 2))
@@ -105,13 +105,13 @@ def test_between_80_and_92_percent_is_slow_a_little_and_above_is_nothing(
     )
 
 
-def test_where_links_differ_by_themselves_nobody_is_slow_a_little() -> None:
+def test_no_node_is_slightly_slow_if_links_differ_anyway() -> None:
     wide = {(a, b): 0.86 + 0.14 * ((5 * a + 3 * b) % 7) / 6 for a in range(6) for b in range(6)}
     found = examine(Cluster(nodes=6, links={**wide, (1, 2): 0.82}))
     assert named(found) == []
 
 
-def test_pairs_that_are_slow_only_together_are_cleared_when_measured_alone() -> None:
+def test_pairs_slow_only_under_load_are_cleared_by_measuring_them_alone() -> None:
     found = examine(Cluster(nodes=8), crowded=0.6)
     assert named(found) == []
     assert found.with_status("cleared")
@@ -154,7 +154,7 @@ def test_nothing_measured_says_nothing() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(3, 12), st.data())
-def test_one_fault_of_any_kind_never_accuses_anybody_else(nodes: int, data: st.DataObject) -> None:
+def test_one_fault_of_any_kind_never_blames_healthy_parts(nodes: int, data: st.DataObject) -> None:
     a = data.draw(st.integers(0, nodes - 1))
     b = data.draw(st.integers(0, nodes - 1).filter(lambda other: other != a))
     share = data.draw(st.floats(0.01, 0.7))
@@ -173,7 +173,7 @@ def test_one_fault_of_any_kind_never_accuses_anybody_else(nodes: int, data: st.D
     ("nodes", "slow", "why", "undecided"),
     [(2, 1, "two-nodes", 2), (3, 2, "no-good-pair", 6), (6, 6, "no-good-pair", 30)],
 )
-def test_below_the_spec_without_a_good_pair_nobody_is_named(
+def test_no_node_is_named_if_all_pairs_are_below_the_spec(
     nodes: int, slow: int, why: str, undecided: int
 ) -> None:
     share = dict.fromkeys(range(slow), 0.5)

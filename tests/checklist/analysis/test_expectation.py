@@ -54,7 +54,7 @@ def test_all_published_figures_get_the_right_verdict(scored: list[busbw.Scored])
     assert [one.row for one in scored if not one.right(one.shipped)] == []
 
 
-def test_with_its_source_left_out_a_figure_gets_the_right_verdict_or_none(scored: list[busbw.Scored]) -> None:
+def test_a_figure_with_its_source_held_out_gets_the_right_verdict_or_none(scored: list[busbw.Scored]) -> None:
     wrong = [one.row for one in scored if one.held_out != busbw.NONE and not one.right(one.held_out)]
     assert wrong == []
     # Slow Ethernet and xGMI have one source each

@@ -81,7 +81,7 @@ def test_a_slow_node_of_either_kind_is_named_there_too(
 
 
 @pytest.mark.parametrize("nodes", [6, 8, 16])
-def test_a_few_that_have_a_faster_path_make_nobody_slow(nodes: int) -> None:
+def test_a_few_faster_paths_make_no_other_path_slow(nodes: int) -> None:
     fast = Cluster(nodes=nodes, path=lambda src, dst: NVLINK if {src, dst} == {0, 1} else NIC)
     found = examine(fast, Paths.uniform(nodes))
     assert (found.faults, found.undecided) == ((), ())
@@ -112,7 +112,7 @@ def test_a_leaf_is_the_smallest_unit_that_two_nodes_share() -> None:
     )
 
 
-def test_a_node_that_does_not_tell_its_kind_is_one_of_the_most_common() -> None:
+def test_a_node_of_unknown_kind_counts_as_the_most_common_kind() -> None:
     names = told(4, lambda node: {"gpu_names": () if node == 2 else ("H100",), "instance_type": None})
     assert Paths.from_facts(names, 4).kinds == (0, 0, 0, 0)
 

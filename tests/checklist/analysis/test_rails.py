@@ -69,7 +69,7 @@ def test_a_rail_that_is_slow_to_one_partner_alone_is_the_link_s() -> None:
     assert slow_between(pairs, 1, 0) == ()
 
 
-def test_noise_and_what_is_well_when_measured_again_name_nobody() -> None:
+def test_noise_and_repeated_healthy_measurements_name_no_node() -> None:
     noise = np.random.default_rng(3)
     for _ in range(50):
         pairs = [

@@ -47,7 +47,7 @@ def test_nodes_behind_a_crowded_uplink_are_not_called_slow_by_their_groups() -> 
     assert all((pair.gbytes_per_s or 0) > 23 for pair in alone)
 
 
-def test_few_suspects_are_measured_one_at_a_time() -> None:
+def test_a_few_suspects_are_measured_one_at_a_time() -> None:
     measured = Measured(Cluster(nodes=64, transmit={5: 0.5}))
     assert measured.diagnosed().bad_nodes == (5,)
     assert not any(pair.repeat for pair in measured.pairs)
@@ -61,7 +61,7 @@ def test_the_time_of_the_phase_ends_the_pass() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 8])
-def test_a_batch_has_each_node_once_and_all_pairs_come_once(size: int) -> None:
+def test_each_batch_has_a_node_once_and_each_pair_appears_once(size: int) -> None:
     pairs = [(a, b) for a in range(6) for b in range(12) if a != b]
     packed = batches(pairs, size)
     assert sorted(pair for batch in packed for pair in batch) == sorted(pairs)

@@ -58,7 +58,7 @@ def test_pairs_that_share_an_uplink_are_named_with_what_each_has_left(uplink: fl
     assert found.share == pytest.approx(uplink / 3, rel=0.1)
 
 
-def test_an_uplink_that_carries_all_is_no_finding_and_nothing_is_repeated() -> None:
+def test_a_full_speed_uplink_gives_no_finding_and_no_repetition() -> None:
     pairs = run(3.0)
     assert sharing.repeat(pairs) is None
     assert not any(pair.repeat for pair in pairs)

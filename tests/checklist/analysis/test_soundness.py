@@ -42,7 +42,7 @@ def test_nothing_of_a_healthy_run_is_refused(run: Measurements) -> None:
 
 
 @pytest.mark.parametrize("value", BAD_TIMES)
-def test_a_connection_whose_time_can_not_be_still_counts_as_one(value: float) -> None:
+def test_a_connection_with_an_impossible_time_still_counts(value: float) -> None:
     run = changed(gpu_run(), "probes", 0, seconds=value)
     assert told(run) == [("mesh", 0, None)]
     assert sound(run).probes[0].connected
@@ -103,7 +103,7 @@ def test_a_gpu_is_not_faster_than_its_data_sheet_by_half() -> None:
     assert Ceilings.from_run(cpu_run()).local(0, "gemm_fp32").value == PHYSICAL_LIMITS["TFLOPS"]
 
 
-def test_what_no_hardware_can_do_is_ten_times_the_fastest_that_is_known() -> None:
+def test_the_physical_limit_is_ten_times_the_fastest_known_hardware() -> None:
     gpus = hardware.gpus()
     rates = [rate for gpu in gpus for _, rate in gpu.peak_tflops]
     assert PHYSICAL_LIMITS["TFLOPS"] >= 10 * max(rates)
@@ -111,7 +111,7 @@ def test_what_no_hardware_can_do_is_ten_times_the_fastest_that_is_known() -> Non
 
 
 @pytest.mark.parametrize("value", BAD_TIMES)
-def test_one_rank_s_times_are_looked_at_before_the_slowest_is_taken(value: float) -> None:
+def test_impossible_times_are_removed_before_the_slowest_rank_is_taken(value: float) -> None:
     (one,) = unsound_times([0.1, value], check="bandwidth", what="all_reduce", node=1, rank=5)
     assert (one.node, one.rank) == (1, 5)
     assert not unsound_times([0.1, 0.2], check="bandwidth", what="all_reduce", node=1, rank=5)

@@ -28,7 +28,7 @@ def test_links_of_their_own_are_no_uplink() -> None:
     assert uplinks([*slow, (0, 2)], SIX) == (), "one within a group is slow, too"
 
 
-def test_pairs_that_were_not_measured_say_nothing() -> None:
+def test_unmeasured_pairs_are_ignored() -> None:
     slow = [(0, 1), (0, 3), (2, 1), (2, 3)]
     measured = [*slow, (0, 2), (1, 3)]
     assert uplinks(slow, measured) == ((0, 2), (1, 3))

@@ -40,14 +40,14 @@ def open_after(*runs: Result) -> list[tuple[str, tuple[str, ...]]]:
     return [(item.check, item.nodes) for item in past_runs.fold(map(run_of, runs)).open_failures]
 
 
-def test_one_rank_of_32_is_no_verdict_and_its_node_alone_was_looked_at() -> None:
+def test_one_rank_of_32_gives_no_verdict_and_covers_only_its_node() -> None:
     result = judge(without_ranks(gpu_run(4), *range(1, 32)))
     assert (result.verdict, verdict_of(result, "gemm")) == ("NO-VERDICT", "NO-VERDICT")
     assert reason(result, "gemm") == "Too little was measured: 1 of 32 GPUs."
     assert result.healthy_nodes == ()
 
 
-def test_a_few_that_are_missing_are_told_and_their_nodes_are_not_called_healthy() -> None:
+def test_a_few_missing_measurements_are_reported_and_their_nodes_not_healthy() -> None:
     result = judge(without_ranks(gpu_run(4), 9, 10))
     assert (result.verdict, verdict_of(result, "gemm")) == ("PASS", "PASS")
     assert reason(result, "gemm").endswith("as expected. Measured: 30 of 32 GPUs.")
@@ -90,7 +90,7 @@ def test_a_slow_link_is_cleared_only_by_a_run_that_has_measured_that_pair() -> N
     assert (seeing.verdict, seeing.open_failures()) == ("PASS", ())
 
 
-def test_the_same_goes_for_runs_that_are_read_back() -> None:
+def test_failures_of_stored_runs_are_cleared_in_the_same_way() -> None:
     blind = judge(without_pairs(cpu_run(6, started_unix=2_000), (1, 4)))
     assert open_after(SICK, blind) == [("pairs", ("host-1", "host-4"))]
     assert open_after(SICK, blind, judge(cpu_run(6, started_unix=3_000))) == []

@@ -94,7 +94,7 @@ def test_a_span_includes_both_of_its_ends(span: Span, inside: range | tuple[int,
     assert span.bounded == (span != Span())
 
 
-def test_the_most_telling_row_is_taken() -> None:
+def test_the_most_specific_row_is_used() -> None:
     key = Key(systems=("p5.48xlarge", "H100"), op="all_reduce", bytes=2**30, algorithm="ring", nodes=2)
     rows = [
         row(source="GPU, large", sizes=Span(low=2**20)),
@@ -157,7 +157,7 @@ def test_a_nodes_retransmissions_count_from_one_percent(again: int, found: bool)
     assert [(one.code, one.suspects) for one in findings] == [("loss-world", ("host-0",))] * found
 
 
-def test_pairs_without_segments_and_slow_messages_say_nothing_of_loss() -> None:
+def test_pairs_without_segments_and_slow_messages_are_no_evidence_of_loss() -> None:
     assert verdict_of(judge(cpu_run(4)), "loss") == "NO-VERDICT"
     slow = tuple(dataclasses.replace(pair, gbytes_per_s_p95=pair.gbytes_per_s) for pair in cpu_run(4).pairs)
     assert verdict_of(judge(cpu_run(4, pairs=slow)), "loss") == "PASS"
@@ -167,7 +167,7 @@ def test_pairs_without_segments_and_slow_messages_say_nothing_of_loss() -> None:
     ("nodes", "into", "accused"),
     [(4, (1, 2), [("host-1",), ("host-2",)]), (2, (0, 1), [(), ()]), (3, (0, 1, 2), [()])],
 )
-def test_ports_blocked_on_all_ways_are_nobodys_where_there_are_more_than_two(
+def test_ports_blocked_between_all_of_several_nodes_name_no_node(
     nodes: int, into: tuple[int, ...], accused: list[tuple[str, ...]]
 ) -> None:
     ways = opened(nodes)

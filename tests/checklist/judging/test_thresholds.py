@@ -21,7 +21,7 @@ def key(
     return Key(systems=(system,), op=op, bytes=size, gpus=gpus, nodes=nodes)
 
 
-def test_every_shipped_row_has_a_source_and_says_whose_floor_it_is() -> None:
+def test_every_shipped_row_has_a_source_and_a_kind() -> None:
     rows = read(SHIPPED)
     assert len(rows) >= 30
     for row in rows:

@@ -110,7 +110,7 @@ def test_a_bad_figure_does_not_clear_an_earlier_failure() -> None:
     assert judge(gpu_run(), open_failures=sick.open_failures()).verdict == "PASS"
 
 
-def test_a_bad_time_of_a_collective_is_told_beside_its_right_values() -> None:
+def test_an_impossible_time_of_a_collective_is_reported_with_its_valid_ones() -> None:
     last = dataclasses.replace(gpu_run().collectives[-1], seconds_median=-1.0)
     result = judge(gpu_run(collectives=(*gpu_run().collectives[:-1], last)))
     assert (verdict_of(result, "correctness"), verdict_of(result, "bandwidth")) == ("PASS", "NO-VERDICT")
@@ -118,7 +118,7 @@ def test_a_bad_time_of_a_collective_is_told_beside_its_right_values() -> None:
     assert result.busbw_gbytes_per_s is None
 
 
-def test_a_bad_figure_of_a_check_that_was_not_asked_for_is_not_told() -> None:
+def test_an_impossible_figure_of_an_unselected_check_is_not_reported() -> None:
     from checklist.registry import select
 
     run = with_local(gpu_run(), 3, "gemm_bf16", math.nan)

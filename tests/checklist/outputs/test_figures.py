@@ -20,7 +20,7 @@ def test_an_amount_has_three_digits_and_its_unit(value: float, unit: str, words:
     assert amount(value, unit) == words
 
 
-def test_a_check_tells_from_which_to_which_its_gpus_reach() -> None:
+def test_each_check_shows_the_range_over_its_gpus() -> None:
     result = judge(gpu_run())
     told = {check.check: of_check(check) for check in result.checks}
     assert told["gemm"] == "gemm_bf16 760 to 763 TFLOPS (at least 731)"

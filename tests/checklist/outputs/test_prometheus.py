@@ -93,7 +93,7 @@ def test_suspects_and_the_cluster_are_among_the_labels(tmp_path: Path) -> None:
     assert all('cluster="north"' in line for line in text.splitlines() if not line.startswith("#"))
 
 
-def test_what_was_found_against_a_gpu_is_its_own(tmp_path: Path) -> None:
+def test_findings_of_a_gpu_are_labeled_with_it(tmp_path: Path) -> None:
     capped = with_states(gpu_run(), [9], "loaded", power_limit_w=500.0)
     prometheus.write(judge(capped), tmp_path / "checklist.prom")
     found = samples(tmp_path / "checklist.prom")

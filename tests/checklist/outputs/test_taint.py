@@ -66,7 +66,7 @@ def test_doing_it_twice_changes_nothing_more(api: Api) -> None:
     assert len(api.patches) == 1
 
 
-def test_more_than_the_share_marks_nobody_and_says_why(api: Api) -> None:
+def test_no_node_is_marked_if_more_than_the_allowed_share_fails(api: Api) -> None:
     lines = publish(slow(1, 2, 3), apply=True)
     assert api.marked() == []
     assert lines == (
@@ -113,13 +113,13 @@ def test_a_second_failure_is_added_to_the_first_and_both_must_be_cleared(api: Ap
     assert api.marked() == []
 
 
-def test_what_somebody_else_has_marked_is_left_alone(api: Api) -> None:
+def test_marks_of_other_tools_are_kept(api: Api) -> None:
     api.nodes["host-5"]["spec"]["taints"].append({"key": KEY, "value": "true", "effect": EFFECT})
     assert publish(judge(gpu_run(8)), apply=True) == ()
     assert api.marked() == ["host-5"]
 
 
-def test_labels_say_fit_of_healthy_nodes_for_selectors_that_ask_for_equality(api: Api) -> None:
+def test_healthy_nodes_get_a_fit_label_for_equality_selectors(api: Api) -> None:
     publish(slow(2), apply=True, method="label")
     fit = {name: node["metadata"]["labels"].get(LABEL) for name, node in api.nodes.items()}
     assert fit == {f"host-{number}": "false" if number == 2 else "true" for number in range(8)}
@@ -149,7 +149,7 @@ def test_other_refusals_are_one_clear_line(api: Api) -> None:
             publish(slow(2), apply=True)
 
 
-def test_a_node_that_changed_meanwhile_is_not_overwritten(api: Api) -> None:
+def test_a_concurrently_changed_node_is_not_overwritten(api: Api) -> None:
     cluster = taint.Cluster()
     (change,) = taint.changes(slow(2), cluster.nodes()).changes
     api.nodes["host-2"]["metadata"]["resourceVersion"] = "7"
@@ -166,9 +166,7 @@ def test_a_node_that_others_write_to_is_looked_at_again_and_marked(api: Api) -> 
     assert api.nodes["host-2"]["metadata"]["annotations"]["seen"] == "0", "the others' change is kept"
 
 
-def test_what_somebody_else_has_marked_meanwhile_is_not_marked_again(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_concurrently_marked_node_is_not_marked_again(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     own = taint.Cluster.patch
 
     def late(self: taint.Cluster, change: taint.NodeChange, how: taint.How) -> None:
@@ -181,7 +179,7 @@ def test_what_somebody_else_has_marked_meanwhile_is_not_marked_again(
     assert (api.marked(), len(api.patches)) == (["host-2"], 1)
 
 
-def test_a_node_that_can_not_be_changed_does_not_keep_the_others_from_being_marked(api: Api) -> None:
+def test_other_nodes_are_marked_if_one_cannot_be(api: Api) -> None:
     api.writers["host-1"] = 1000
     with pytest.raises(taint.NotAllMarkedError) as error:
         publish(slow(1, 2), apply=True)
@@ -193,9 +191,7 @@ def test_a_node_that_can_not_be_changed_does_not_keep_the_others_from_being_mark
     assert (said.failed, said.lines) == (True, (first,)), "host-2 is marked already"
 
 
-def test_what_was_marked_before_the_cluster_refused_is_told(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_marks_made_before_a_refusal_are_reported(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     own = taint.Cluster.patch
 
     def once(self: taint.Cluster, change: taint.NodeChange, how: taint.How) -> None:

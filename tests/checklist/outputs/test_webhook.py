@@ -84,7 +84,7 @@ def test_a_busy_webhook_is_called_again_after_a_wait(
 
 
 @pytest.mark.parametrize("told", ["3600", "1e400", "99999999999999999999"])
-def test_a_webhook_that_asks_for_too_long_is_given_up_at_once(sick: Result, told: str) -> None:
+def test_a_webhook_with_too_long_a_retry_after_is_given_up_at_once(sick: Result, told: str) -> None:
     start = time.monotonic()
     with busy_hook((429, lambda: told)) as (url, called):
         line = webhook.send(sick, url, most_wait_s=0.5)
@@ -112,7 +112,7 @@ def test_a_webhook_that_is_always_busy_is_tried_a_few_times(sick: Result) -> Non
 
 
 @pytest.mark.parametrize("status", [400, 500, 502])
-def test_what_another_call_does_not_mend_is_not_called_again(sick: Result, status: int) -> None:
+def test_permanent_webhook_errors_are_not_retried(sick: Result, status: int) -> None:
     with busy_hook((status, lambda: "0")) as (url, called):
         assert webhook.send(sick, url) is not None
     assert len(called) == 1

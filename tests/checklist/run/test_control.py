@@ -7,7 +7,7 @@ import math
 from checklist.run.control import Reply, WorkerReply
 
 
-def test_a_figure_that_is_no_number_comes_through_as_it_is() -> None:
+def test_nan_figures_survive_the_channel() -> None:
     said = Reply.model_validate_json(
         '{"kind": "done", "id": 1, "reply": {"value": NaN, "samples": [-Infinity]}}'
     )

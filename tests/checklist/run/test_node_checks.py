@@ -18,7 +18,7 @@ def speeds_in_turn(monkeypatch: pytest.MonkeyPatch, speeds: list[float]) -> None
     monkeypatch.setattr(node_checks, "_product", lambda *_: lambda: next(told))
 
 
-def test_a_burst_is_told_by_its_fastest_and_a_load_by_all_its_products(
+def test_a_burst_reports_its_fastest_product_and_a_load_all_products(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     speeds_in_turn(monkeypatch, [690.0, *[764.0] * 7, *[655.0] * 12])

@@ -18,7 +18,7 @@ NIGHT = 20_000
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 0.0])
-def test_a_sender_whose_seconds_can_not_be_is_noted_and_makes_no_pair(seconds: float) -> None:
+def test_a_sender_with_impossible_seconds_is_noted_and_makes_no_pair(seconds: float) -> None:
     def answer(what: str, rank: int, told: Mapping[str, Any]) -> Any:
         if what == "listen":
             return 4000
@@ -64,7 +64,7 @@ def test_above_32_nodes_a_link_that_is_slow_when_all_send_is_measured_though_no_
     assert {slow, slow[::-1]} <= unseen
 
 
-def test_over_nccl_what_each_gpu_carries_is_kept_beside_what_the_node_does() -> None:
+def test_over_nccl_bandwidth_of_gpus_and_node_is_stored() -> None:
     def answer(what: str, rank: int, told: Mapping[str, Any]) -> Any:
         if what in ("listen", "store"):
             return 4000

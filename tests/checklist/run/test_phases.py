@@ -40,7 +40,7 @@ def test_nvidia_s_diagnostic_is_run_once_on_each_node_over_the_gpus_of_all_its_r
     assert [one.node for one in run.results.diagnosed] == [0, 1, 2]
 
 
-def test_it_is_not_run_beside_others_nor_without_gpus() -> None:
+def test_the_diagnosis_does_not_run_next_to_other_jobs_or_without_gpus() -> None:
     run = deep([])
     run.fact(3, gpu_processes=1)
     with pytest.raises(PhaseSkipped, match="rank 3 on host-1 is used by 1 other"):

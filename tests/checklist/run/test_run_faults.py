@@ -91,7 +91,7 @@ def test_a_pair_that_is_only_late_is_tried_again_and_not_named(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_host_whose_name_leads_to_a_blocked_family_takes_part_and_is_told_what_works(
+def test_a_host_with_a_blocked_address_family_joins_and_is_told_which_works(
     tmp_path: Path,
 ) -> None:
     def fault(made: Bed) -> None:

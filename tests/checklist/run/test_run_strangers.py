@@ -110,7 +110,7 @@ def _fields(rendezvous: Rendezvous) -> dict[str, object]:
     ],
     ids=["infinity", "missing", "type", "nested"],
 )
-def test_what_makes_no_sense_from_a_member_is_one_line_and_ends_its_connection_only(frame: bytes) -> None:
+def test_an_invalid_message_gives_one_line_and_ends_only_that_connection(frame: bytes) -> None:
     secret, port = Secret.make(), new_port()
     with contextlib.closing(Hub(place(0, port, secret), LIMITS)) as hub:
         other, member = join(place(0, port, secret), LIMITS), join(place(1, port, secret), LIMITS)

@@ -56,7 +56,7 @@ def worker(tmp_path: Path) -> object:
     made.close()
 
 
-def test_a_rank_that_is_there_twice_is_refused_and_both_hosts_are_told() -> None:
+def test_a_duplicate_rank_is_refused_with_both_hosts_named() -> None:
     first = place(0)
     with contextlib.closing(Hub(first, SHORT)) as hub:
         link = join(first, SHORT)
@@ -78,7 +78,7 @@ def test_a_rank_of_a_job_of_another_size_is_refused() -> None:
 @pytest.mark.parametrize(
     "differs", [{"run": "another"}, {"secret": Secret("another")}, {"secret": Secret("")}]
 )
-def test_who_is_of_another_job_or_has_another_secret_is_not_taken_in(differs: dict[str, object]) -> None:
+def test_members_of_another_job_or_secret_are_refused(differs: dict[str, object]) -> None:
     port = 20_000 + secrets.randbelow(9_000)
     with contextlib.closing(Hub(place(0, port=port), SHORT)) as hub:
         with pytest.raises(UserError, match="could not be reached"):
@@ -121,7 +121,7 @@ def test_the_end_reaches_a_supervisor_that_is_still_talking_when_rank_0_leaves()
     ],
     ids=["behind", "stopped", "silent", "all alike"],
 )
-def test_who_is_behind_stopped_or_silent_is_blamed_and_nobody_where_all_are_alike(
+def test_the_late_stopped_or_silent_rank_is_blamed_and_none_if_all_are_equal(
     at: dict[int, list[object]], blamed: list[int]
 ) -> None:
     assert _lagging(at, [0, 1, 2], others_failed=False) == blamed
@@ -192,7 +192,7 @@ def test_every_node_gets_the_condensed_form_of_a_large_run_and_rank_0_has_it_who
         hub.close()
 
 
-def test_a_long_run_says_every_few_seconds_how_far_it_is(
+def test_a_long_run_prints_its_progress_every_few_seconds(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(conductor_module, "PROGRESS_S", 0.1)
@@ -237,7 +237,7 @@ def test_what_was_measured_is_shown_as_soon_as_a_node_is_lost() -> None:
         first.close()
 
 
-def test_what_a_worker_is_asked_is_answered_and_what_fails_is_told(worker: object) -> None:
+def test_workers_answer_requests_and_report_failures(worker: object) -> None:
     process, heard = worker  # type: ignore[misc]
     process.send(WorkerCommand(rank=0, id=1, what="listen", arguments={"address": "127.0.0.1"}))
     process.send(WorkerCommand(rank=0, id=2, what="listen", arguments={"nonsense": 1}))
@@ -260,7 +260,7 @@ def test_a_worker_that_is_killed_is_reported_with_the_signal_and_can_be_started_
     assert answer.reply.kind == "done"
 
 
-def test_a_stopped_worker_is_killed_all_the_same(worker: object) -> None:
+def test_a_stopped_worker_is_killed_too(worker: object) -> None:
     process, _ = worker  # type: ignore[misc]
     pid = process._process.pid
     os.kill(pid, signal.SIGSTOP)
@@ -272,7 +272,7 @@ def test_a_stopped_worker_is_killed_all_the_same(worker: object) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_run_with_a_rank_that_never_comes_ends_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_a_missing_rank_ends_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setattr("checklist.run.supervisor.limits_of", lambda _: Limits(rendezvous=1.0, run=60))
     measured = run(Options(device="cpu", only=("ranks", "correctness")), place(0, simulated=True))

@@ -39,7 +39,7 @@ def test_the_labels_name_user_flow_run_and_team(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("maker", ["create_job_object", "create_jobset"])
-def test_metaflows_jobs_get_them_and_the_users_own_stand(maker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_get_the_labels_and_keep_the_users_own(maker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made: dict[str, Any] = {}
 
     def make(self: Any, flow_name: str, run_id: str, user: str, labels: Any = None) -> str:

@@ -86,7 +86,7 @@ def test_a_container_of_batch_that_is_killed_for_want_of_memory_is_found_on_any_
     assert oom_kills.in_batch_job(job) == what
 
 
-def test_a_note_that_cannot_be_kept_hides_nothing(
+def test_a_failed_note_does_not_hide_the_error(
     plans: Replanning, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken() -> None:

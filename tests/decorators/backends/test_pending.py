@@ -89,7 +89,7 @@ def test_the_wait_ends_in_time_with_the_reason_and_the_job_is_gone() -> None:
     assert bed.ended == ["t-1"]
 
 
-def test_a_job_that_has_started_is_left_alone_for_good() -> None:
+def test_a_started_job_is_not_watched_any_more() -> None:
     bed = _Bed(lambda now: _waits("slow") if now < 50 else STARTED, minutes=2)
     bed.run(1000)
     assert bed.ended == []

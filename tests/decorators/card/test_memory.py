@@ -67,7 +67,7 @@ def test_memory_over_time_is_nvmls_else_torchs_else_resident() -> None:
     assert {point.source for point in points} == {"the step's processes"}
 
 
-def test_what_a_gpu_held_before_the_step_is_in_no_point_of_its_memory() -> None:
+def test_memory_in_use_before_the_step_is_subtracted() -> None:
     state = make_state()
     assert state.gpu_samples[0].gpus[0].used_bytes == GIB
     points = [point for point in memory.memory_points(state) if point.source == "GPU 0"]

@@ -41,7 +41,7 @@ def loading(rank: int, seconds: float, dt: float) -> list[Step]:
     return [Step(rank=rank, step=number, dt=dt, loading=seconds, **values) for number in (121, 122, 123)]
 
 
-def test_a_busy_gpu_is_not_named_and_an_idle_one_is_with_the_time_that_loading_data_takes() -> None:
+def test_an_idle_gpu_is_named_with_the_data_loading_time() -> None:
     assert idle_lines(make_state()) == []
     more = [step for rank in range(8) for step in loading(rank, 0.4 if rank == 3 else 0.01, 0.6)]
     state = with_gpus(make_state(more=more), mean_utilization={3: 0.38, 5: 0.5})

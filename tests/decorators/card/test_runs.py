@@ -32,7 +32,7 @@ def _record(run: str = "11", *, steps: int = 60, lr: float = 1e-4, **changes: ob
     return dataclasses.replace(record, **changes)  # type: ignore[arg-type]
 
 
-def test_predicted_stands_beside_measured_and_what_a_run_has_not_got_is_a_dash() -> None:
+def test_the_table_pairs_predicted_and_measured_with_dashes_for_missing_values() -> None:
     started = _record("12", metrics=(), measured=None, evaluation=None, state="running or killed")
     rows = dict(figures([_record(), started]))
     assert rows["started"][0] == "2026-11-24 09:30"
@@ -51,7 +51,7 @@ def test_only_settings_that_differ_are_rows_and_a_folder_is_no_difference() -> N
     assert differing_settings([_record("11"), _record("12")]) == []
 
 
-def test_the_curves_of_runs_lie_over_each_other_and_stay_small() -> None:
+def test_curves_of_runs_share_a_chart_and_are_thinned() -> None:
     spec = curves([_record("11", steps=5000), _record("12")], "loss", "loss")
     values = spec["data"]["values"]
     assert {value["run"] for value in values} == {"11", "12"}

@@ -41,14 +41,14 @@ def test_predicted_and_measured_stand_side_by_side() -> None:
     assert rows["USD"] == ("61.45", "2.96 so far")
 
 
-def test_what_is_not_known_is_called_unknown() -> None:
+def test_unknown_values_are_shown_as_unknown() -> None:
     rows = {what: values for what, *values in comparison(make_state(on_gpus=False))}
     assert rows["tokens/s"][0] == rows["time"][0] == "unknown"
     assert "USD" not in rows, "neither predicted nor measured"
     assert "MFU" not in rows
 
 
-def test_the_title_says_what_runs_where() -> None:
+def test_the_title_names_model_method_and_machine() -> None:
     assert title(make_state()) == "tiny-llama · full · torchtune · 1 node x 8 A100-80GB"
     two = make_state(plan=make_plan({"nodes": 2}, "kubernetes"))
     assert "2 nodes x 8" in title(two)
@@ -57,7 +57,7 @@ def test_the_title_says_what_runs_where() -> None:
     assert "node 0 has the main card" in title(second)
 
 
-def test_the_status_says_how_far_it_is_and_how_it_ended() -> None:
+def test_the_status_shows_progress_and_outcome() -> None:
     running = status(make_state())
     assert running.startswith("**Running** for 4:20 · step 120 of 400 · loss 1.2")
     assert "ETA 9:" in running

@@ -90,7 +90,7 @@ def test_the_record_has_the_gpu_tables_name_and_torchs_own_figures() -> None:
     assert "8 processes, fsdp, micro batch 1 x 1, 2048 tokens, bf16, adamw" in found.setup
 
 
-def test_what_is_kept_is_the_prediction_before_its_correction() -> None:
+def test_the_uncorrected_prediction_is_stored() -> None:
     plan, measured = pair()
     first = plan.prediction.memory
     found = record(
@@ -125,7 +125,7 @@ def test_a_record_names_no_folder_of_the_users(model: str, kept: str) -> None:
     assert "node-0" not in found.to_json()
 
 
-def test_a_store_that_can_not_be_written_costs_one_line_and_no_run(
+def test_an_unwritable_store_gives_one_line_and_fails_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path))

@@ -83,7 +83,7 @@ def test_runs_that_other_formulas_predicted_do_not_count() -> None:
     assert Calibration([old]).correction("torchtune", "lora", "H100 SXM") is None
 
 
-def test_what_runs_need_beyond_the_formulas_is_a_category_of_its_own() -> None:
+def test_memory_beyond_the_formulas_is_a_separate_category() -> None:
     corrected = apply(estimate(), found(*[1.2] * 3))
     assert dict(corrected.categories)["calibration"] == corrected.needs_bytes - 20 * GIB
     assert corrected.categories[:3] == estimate().categories

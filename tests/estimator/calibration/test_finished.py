@@ -19,7 +19,7 @@ def test_a_run_comes_back_as_it_was_stored(tmp_path: Path) -> None:
     assert store.read().problems == ()
 
 
-def test_a_store_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
+def test_a_missing_store_is_empty(tmp_path: Path) -> None:
     assert Store(tmp_path / "none.jsonl").read() == calibration.Records((), ())
 
 
@@ -70,7 +70,9 @@ def test_a_folder_in_the_stores_place_is_told_not_raised(tmp_path: Path) -> None
     assert known.correction("torchtune", "lora", "H100 SXM") is None
 
 
-def test_the_store_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_sets_the_location_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("FINETUNE_CALIBRATION", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert Store().path == tmp_path / "metaflow-finetune" / "calibration.jsonl"

@@ -55,7 +55,7 @@ def test_no_command_loads_what_it_does_not_need(words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("name", ["estimate", "plan"])
-def test_every_option_says_what_it_is_for(name: str) -> None:
+def test_every_option_has_a_help_text(name: str) -> None:
     silent = [option.name for option in load(name).params if not getattr(option, "help", "")]
     assert silent == []
 
@@ -67,7 +67,7 @@ def test_the_programs_page_has_every_command_and_the_packages_version() -> None:
 
 
 @pytest.mark.parametrize("words", [("plans",), ("estimate",), ("estimate", "--modell", "x"), ("gpus", "--x")])
-def test_a_command_that_is_not_one_ends_with_2(words: tuple[str, ...]) -> None:
+def test_an_unknown_command_ends_with_status_2(words: tuple[str, ...]) -> None:
     done = run(*words)
     assert done.exit_code == 2
     assert "Traceback" not in done.output
@@ -106,7 +106,7 @@ def test_a_users_mistake_is_two_lines_and_status_2(failing: list[BaseException])
     assert done.stdout == ""
 
 
-def test_what_can_not_fit_is_status_1_with_the_command_that_would_work(failing: list[BaseException]) -> None:
+def test_a_job_that_cannot_fit_gives_status_1_and_a_command_that_fits(failing: list[BaseException]) -> None:
     failing.append(
         CannotFit(
             "llama-70b does not fit.", suggestions=({"resources.gpus": 8}, {"with": "batch"}), here="1x L4"

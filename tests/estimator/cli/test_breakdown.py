@@ -40,7 +40,7 @@ def test_memory_does_not_fall_with_the_micro_batch() -> None:
     assert len(sizes) == 3
 
 
-def test_values_that_are_not_possible_are_told_and_the_others_drawn() -> None:
+def test_impossible_values_are_reported_and_the_others_drawn() -> None:
     done = run("--model", "llama-8b", "--gpus", "8", "--over", "tp", "--values", "1,3")
     assert done.exit_code == 0
     assert "tp 3: 1 node(s) of 8 GPU(s) are not divisible" in done.stderr
@@ -65,7 +65,7 @@ def test_a_wrong_value_is_named_in_one_clear_line(words: list[str], line: str) -
     assert done.stdout == ""
 
 
-def test_drawing_and_page_are_written_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_svg_and_page_are_written_to_the_given_paths(tmp_path: Path) -> None:
     drawing, page = tmp_path / "bars.svg", tmp_path / "bars.html"
     done = run("--model", "llama-8b", "--gpu", "L4", "--svg", str(drawing), "--html", str(page))
     assert done.exit_code == 0, done.output

@@ -26,7 +26,7 @@ def test_the_answer_is_the_estimators_own() -> None:
     assert found["speed"]["tokens_per_second"] > 0
 
 
-def test_the_text_says_what_the_json_says() -> None:
+def test_text_and_json_have_the_same_figures() -> None:
     words = ("--model", "llama-8b", "--method", "qlora", "--gpu", "L4", "--tokens", "10M")
     found, text = answer(*words), run(*words).output
     assert f"Needs {format_bytes(found['memory']['needs_bytes'])}" in text
@@ -53,7 +53,7 @@ def test_an_instance_type_brings_its_gpus_network_and_price() -> None:
     assert found["speed"]["tokens_per_second"] is not None
 
 
-def test_what_is_not_known_is_said_to_be_unknown() -> None:
+def test_unknown_figures_are_shown_as_unknown() -> None:
     text = run("--model", "llama-8b").output
     assert "unknown" in text
     found = answer("--model", "llama-8b")
@@ -148,7 +148,7 @@ def test_exact_mode_stands_beside_the_formulas(monkeypatch: pytest.MonkeyPatch) 
     assert "torchtune 0.6" in text
 
 
-def test_what_exact_mode_can_not_trace_is_said_before_torch_is_loaded() -> None:
+def test_exact_mode_refuses_unsupported_setups_before_torch_is_loaded() -> None:
     done = run("--model", "llama-8b", "--engine", "megatron", "--exact")
     assert done.exit_code == 2
     assert "Exact mode cannot trace this step" in done.stderr

@@ -16,7 +16,7 @@ def test_the_unet_alone_is_trained_and_its_speed_is_unknown() -> None:
     assert "no run of stable-diffusion-xl was published" in found["speed"]["basis"]
 
 
-def test_smaller_images_keep_less() -> None:
+def test_smaller_images_need_less_activation_memory() -> None:
     small, large = (answer("--model", "sdxl", "--resolution", side) for side in ("512", "1024"))
     assert (small["model"]["resolution"], large["model"]["resolution"]) == (512, 1024)
     kept = [found["memory"]["categories"]["activations"] for found in (small, large)]

@@ -118,7 +118,7 @@ def test_the_table_shows_the_same_for_people() -> None:
     assert "No GPU matches these options." in run("--min-vram", "5000").stdout
 
 
-def test_what_is_not_known_is_a_question_mark_and_null() -> None:
+def test_unknown_values_are_a_question_mark_and_null() -> None:
     assert answer("--gpu", "a5000")["gpus"][0]["bf16_tflops_dense"] is None
     shown = run("--gpu", "a5000", "--no-instances").stdout
     (line,) = (line for line in shown.splitlines() if "A5000" in line)
@@ -135,7 +135,7 @@ def test_what_is_not_known_is_a_question_mark_and_null() -> None:
         (("--context", "a"), "--context needs --from-cluster"),
     ],
 )
-def test_options_that_can_not_be_are_one_clear_line(words: tuple[str, ...], says: str) -> None:
+def test_impossible_options_give_one_clear_line(words: tuple[str, ...], says: str) -> None:
     assert says in refusal(*words).problem
 
 

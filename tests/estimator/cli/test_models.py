@@ -99,7 +99,7 @@ def test_a_directory_is_shown_like_a_model_of_the_table(
         ({"search": None, "min_params": "5T"}, "No model of the table matches"),
     ],
 )
-def test_what_finds_nothing_is_said_in_one_line(arguments: dict[str, Any], words: str) -> None:
+def test_a_search_without_results_gives_one_line(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError) as caught:
         models(**arguments)
     assert words in caught.value.problem

@@ -112,7 +112,7 @@ def test_the_commands_that_are_offered_work(text: str) -> None:
         ("--micro-batch-size 3 --global-batch-size 16", "--micro-batch-size 3 --global-batch-size 15"),
     ],
 )
-def test_an_option_that_is_advised_is_one_that_finetune_takes(text: str, advised: str) -> None:
+def test_advised_options_are_valid(text: str, advised: str) -> None:
     refused = run(f"--model llama-8b {text}").stderr
     named = set(re.findall(r"--[a-z-]+", refused))
     known = set(re.findall(r"--[a-z-]+", CliRunner().invoke(app, ["plan", "--help-all"]).stdout))
@@ -138,7 +138,7 @@ def test_the_commands_of_the_document_work(
         assert result.exit_code == 0, result.stderr
 
 
-def test_plans_that_can_not_be_launched_say_so_first_with_the_engine_that_can() -> None:
+def test_plans_that_cannot_be_launched_name_an_engine_that_can() -> None:
     first = " ".join(run("--model qwen-7b --method lora").stdout.split())
     assert first.startswith("None of these plans can be launched: no engine of this package can")
     parallel = " ".join(run("--model llama-8b --method lora --engine megatron").stdout.split())
@@ -216,7 +216,7 @@ def test_an_ambiguous_gpu_stands_for_all_of_its_kind() -> None:
     assert all(name.startswith("A100 ") for name in gpus)
 
 
-def test_prices_that_are_old_are_told_once_and_not_in_the_answer() -> None:
+def test_old_prices_are_reported_once_on_standard_error() -> None:
     result = run("--model llama-8b --method lora --gpu A10G --json")
     told = [line for line in result.stderr.splitlines() if "days old" in line]
     assert told == [hardware.old_prices(["g5.xlarge"])]

@@ -48,7 +48,7 @@ def shown(home: Path, api: Api, *words: str) -> str:
     return done.stderr + done.stdout
 
 
-def test_what_the_cluster_can_not_hold_is_one_clear_answer(tmp_path: Path) -> None:
+def test_a_job_too_large_for_the_cluster_gets_one_clear_answer(tmp_path: Path) -> None:
     with serving_api(Api(nodes=[gke_l4(1)])) as url:
         done = run(tmp_path, url, "--model", "llama-70b", "--method", "full")
     assert done.returncode == 1
@@ -66,7 +66,7 @@ def test_it_ends_with_the_command_that_runs_the_first_plan(tmp_path: Path) -> No
         assert words in last
 
 
-def test_a_gpu_that_no_label_names_is_taken_on_trust_and_said(tmp_path: Path) -> None:
+def test_an_unlabeled_gpu_is_assumed_as_given_and_reported(tmp_path: Path) -> None:
     api = Api(nodes=[bare_metal("plain", {}, gpus="8")])
     words = ("--model", "llama-8b", "--method", "lora")
     with serving_api(api) as url:

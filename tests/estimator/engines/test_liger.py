@@ -36,7 +36,7 @@ EIGHT = Target(kind="catalogue", nodes=1, gpus=8, gpu="H100 SXM")
         ({"method": "lora", "trained_modules": ("lm_head",)}, "the weight of the head"),
     ],
 )
-def test_who_can_not_have_the_kernels_is_told_why(fields: dict[str, Any], words: str) -> None:
+def test_an_engine_without_the_kernels_gets_a_reason(fields: dict[str, Any], words: str) -> None:
     job = replace(JOB, **fields)
     reason = unsupported_job(job)
     assert reason is not None

@@ -34,7 +34,7 @@ def test_a_setup_survives_the_way_to_the_tracing_process() -> None:
     assert process.setup_from(json.loads(json.dumps(asdict(setup)))) == setup
 
 
-def test_missing_torch_is_one_line_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_gives_one_line_with_the_command_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "find_spec", lambda _: None)
     with pytest.raises(UserError) as caught:
         exact.estimate(TORCHTUNE)
@@ -70,7 +70,7 @@ ANSWER = """print('{"problem": "Too wide.", "advice": "Ask for less."}')"""
         (ANSWER, "Too wide."),
     ],
 )
-def test_a_process_that_dies_or_refuses_is_one_line(
+def test_a_process_that_dies_or_refuses_gives_one_line(
     monkeypatch: pytest.MonkeyPatch, code: str, problem: str
 ) -> None:
     pytest.importorskip("torch")
@@ -81,7 +81,7 @@ def test_a_process_that_dies_or_refuses_is_one_line(
 
 
 @pytest.mark.slow
-def test_a_models_own_mistake_comes_back_as_it_was_said() -> None:
+def test_a_models_own_error_message_is_passed_on() -> None:
     setup = replace(TRANSFORMERS, model=find("qwen-1.8b"))
     with pytest.raises(UserError, match=r"transformers has no qwen model of the shape of qwen-1\.8b"):
         exact.estimate(setup)

@@ -118,7 +118,7 @@ def test_a_reward_model_scores_on_the_gpus_that_hold_it(h100: Plan) -> None:
     assert (unread.hours, unread.basis) == (None, "the reward model is read when the run begins")
 
 
-def test_what_is_not_known_stays_unknown(h100: Plan) -> None:
+def test_unknown_values_stay_unknown(h100: Plan) -> None:
     later = planned(h100, replace(SAMPLING, prompts=None, held_out=None))
     assert stage(later, "generate").hours is None
     assert stage(later, "generate").nodes == 8

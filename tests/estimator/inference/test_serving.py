@@ -45,7 +45,7 @@ def test_more_requests_or_longer_contexts_never_need_fewer_gpus() -> None:
     assert gpus[0] < gpus[-1]
 
 
-def test_what_does_not_fit_is_refused_with_what_would() -> None:
+def test_a_model_that_does_not_fit_is_refused_with_alternatives() -> None:
     with pytest.raises(UserError, match=r"(?s)of KV cache\); 24.0 GiB are free.*smaller --context than 8192"):
         plan("llama-8b", 24, gpus=1, requests=64)
     with pytest.raises(UserError, match="more or larger GPUs"):

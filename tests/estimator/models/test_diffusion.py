@@ -41,7 +41,7 @@ def test_the_shape_goes_with_a_run_as_json() -> None:
 
 
 @pytest.mark.parametrize(("side", "instead"), [(1020, "1024"), (4, "64"), (0, "64"), (4096, "2048")])
-def test_a_side_that_can_t_be_is_refused_with_one_that_can(side: int, instead: str) -> None:
+def test_an_invalid_image_side_is_refused_with_a_valid_one(side: int, instead: str) -> None:
     with pytest.raises(UserError) as caught:
         check_resolution(side)
     assert f"{side} pixels" in caught.value.problem
@@ -55,7 +55,7 @@ def test_a_folder_in_diffusers_layout_is_read(tmp_path: Path) -> None:
     assert spec.resolution == 1024
 
 
-def test_a_folder_of_another_pipeline_says_which_it_is(tmp_path: Path) -> None:
+def test_a_folder_of_another_pipeline_is_refused_with_its_name(tmp_path: Path) -> None:
     _write(_pipeline(tmp_path) / "model_index.json", {"_class_name": "FluxPipeline"})
     with pytest.raises(UserError, match="FluxPipeline"):
         models.resolve(str(tmp_path))

@@ -88,7 +88,7 @@ def test_the_cache_is_where_huggingface_hub_has_it(
     assert str(hf_files.hub_cache()) == expected
 
 
-def test_an_id_that_is_nowhere_is_answered_with_how_to_get_it(cache: Path) -> None:
+def test_an_unknown_id_gets_advice_on_how_to_fetch_it(cache: Path) -> None:
     with pytest.raises(UserError) as caught:
         models.resolve("me/mine")
     assert "me/mine" in caught.value.problem
@@ -100,7 +100,7 @@ def test_an_id_that_is_nowhere_is_answered_with_how_to_get_it(cache: Path) -> No
     ("name", "words"),
     [("lama-8b", "Did you mean llama-8b"), ("./lama", "config.json"), ("/lama", "config.json")],
 )
-def test_a_name_or_path_that_is_nothing_is_answered_with_what_works(name: str, words: str) -> None:
+def test_an_unknown_name_or_path_gets_advice(name: str, words: str) -> None:
     with pytest.raises(UserError) as caught:
         models.resolve(name)
     assert words in caught.value.advice

@@ -64,7 +64,7 @@ def test_a_budget_takes_the_fastest_within_it() -> None:
         (Goals(tokens=BILLION, deadline_hours=1.5, budget_usd=1), "within 1.5 h for $1.00", "--budget-usd"),
     ],
 )
-def test_goals_that_nothing_meets_name_the_nearest_and_its_option_works(
+def test_unmet_goals_name_the_nearest_plan_and_a_working_option(
     goals: Goals, words: str, option: str
 ) -> None:
     with pytest.raises(CannotFit) as caught:

@@ -31,7 +31,7 @@ def gang(nodes: int, **changed: float) -> Interruptions:
     return replace(spot.gang(nodes), **changed)  # type: ignore[arg-type]
 
 
-def test_every_row_has_its_source_and_an_unknown_rate_says_who_tells() -> None:
+def test_every_row_has_a_source_and_unknown_rates_name_where_to_look() -> None:
     with TABLE.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert {row["cloud"] for row in rows} == {"aws", "azure", "gcp"}

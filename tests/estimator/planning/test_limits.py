@@ -92,7 +92,7 @@ def test_hours_and_price_count_start_up_and_half_of_the_evaluations() -> None:
         ({"budget_usd": 32.0}, "budget", 0.125),
     ],
 )
-def test_a_goal_that_is_just_met_is_met(
+def test_a_goal_met_exactly_counts_as_met(
     goals: dict[str, float], kind: str | None, over: float | None
 ) -> None:
     found = against_goals(candidate(), Goals(**goals), 36 * 10**6)  # type: ignore[arg-type]
@@ -315,7 +315,7 @@ def test_micro_batches_divide_each_processes_share_up_to_the_largest() -> None:
         assert ladder.spread.virtual_stages == 1 or all(number % 2 == 0 for number in passes)
 
 
-def test_a_drawing_shares_heads_evenly_and_counts_whole_prompts() -> None:
+def test_generation_shards_heads_evenly_and_batches_whole_prompts() -> None:
     sampling = Sampling(prompts=10, held_out=1, answers=4, prompt_tokens=10, new_tokens=10)
     assert [_batches(sampling, 10, sequences) for sequences in (3, 4, 7, 8, 40)] == [10, 10, 10, 5, 1]
     heads = replace(sampling, heads_shared=True)  # of llama-8b 32, and 8 of keys and values

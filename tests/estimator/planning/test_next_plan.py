@@ -93,7 +93,7 @@ def test_then_activations_are_recomputed_then_more_is_sharded_then_the_gpu_chang
     assert kinds == sorted(kinds, key=order.index)
 
 
-def test_what_the_user_gave_stays() -> None:
+def test_user_settings_are_kept() -> None:
     wanted = job(micro_batch_size=2, activation_checkpointing=False)
     made = planned(wanted, gpus=8)
     for following in chain(wanted, made):

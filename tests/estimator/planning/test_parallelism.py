@@ -89,7 +89,7 @@ def test_a_batch_smaller_than_the_gpus_is_reached_by_dividing_the_model() -> Non
 
 
 @pytest.mark.parametrize("engine", PARALLEL_ENGINES)
-def test_degrees_that_are_asked_for_are_taken_and_said(engine: Any) -> None:
+def test_requested_degrees_are_used_and_shown(engine: Any) -> None:
     job = job_of("llama-8b", engine, tensor_parallel=2, pipeline_parallel=2, context_parallel=2)
     made = plan(job, Target(kind="catalogue", gpu="H100 SXM", nodes=1, gpus=8))
     layout = made.layout

@@ -35,7 +35,7 @@ def test_a_plan_shows_request_memory_price_and_reasons_within_the_width(width: i
     assert "Rejected" in text
 
 
-def test_what_is_not_known_is_said_to_be_unknown() -> None:
+def test_unknown_figures_are_shown_as_unknown() -> None:
     text = render(plan(Job(model=find("tiny-llama")), Target(machine=LAPTOP)))
     assert "Speed       unknown" in text
     assert "$" not in text

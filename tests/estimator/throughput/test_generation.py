@@ -60,7 +60,7 @@ def test_a_window_makes_long_answers_faster() -> None:
     ("model", "gpu", "words"),
     [("llama-8b", None, "this device"), ("mixtral-8x7b", "H100 SXM", "experts"), ("llama-8b", "T4", "T4")],
 )
-def test_what_is_not_known_is_called_unknown(model: str, gpu: str | None, words: str) -> None:
+def test_unknown_values_are_shown_as_unknown(model: str, gpu: str | None, words: str) -> None:
     found = generation_speed(find(model), None if gpu is None else hardware.gpu(gpu), BATCH)
     assert found.seconds is None
     assert found.tokens_per_second is None

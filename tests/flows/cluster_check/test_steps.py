@@ -21,7 +21,7 @@ from tests.checklist.runs import gpu_run
 from tests.flows.checklist_options import options_with, run_config_with
 
 
-def test_a_run_of_which_nothing_came_back_has_no_verdict_and_says_why() -> None:
+def test_a_run_without_results_has_no_verdict_but_a_reason() -> None:
     run_config = run_config_with()
     measured = steps.merge(run_config, [(1, None, "it was killed"), (0, None, "no port is free")])
     result = steps.judge_run(run_config, measured, steps.PastRuns())
@@ -61,7 +61,7 @@ def test_a_lost_step_is_judged_by_what_was_kept_and_its_lost_node_is_named_but_n
     assert pod in nothing.headline
 
 
-def test_a_gpu_that_others_use_is_not_loaded_and_that_is_no_pass() -> None:
+def test_a_busy_gpu_is_not_loaded_and_does_not_pass() -> None:
     run = gpu_run(2)
     why = "the GPU of rank 0 on host-0 is used by 3 other processes"
     phases = tuple(

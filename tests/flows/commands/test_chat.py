@@ -78,7 +78,7 @@ def test_the_newest_run_answers_a_piped_message_as_generate_does(
     assert "\nbase> " in with_base.stdout
 
 
-def test_without_a_model_the_command_says_so_in_two_lines(
+def test_a_missing_model_gives_a_two_line_error(
     chat: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     (tmp_path / ".metaflow").mkdir()

@@ -44,7 +44,7 @@ def finetune(home: Path, *words: str, timeout: float = 120, **more: str) -> subp
         ("--config settings", "--config settings run"),
     ],
 )
-def test_what_metaflow_wants_before_its_command_may_stand_anywhere(words: str, expected: str) -> None:
+def test_metaflows_global_options_may_appear_anywhere(words: str, expected: str) -> None:
     assert flow_arguments("run", words.split()) == ("finetune_flow.py", expected.split())
 
 
@@ -122,7 +122,7 @@ def test_every_mistake_before_a_run_ends_with_2_and_starts_none(
 
 
 @pytest.mark.slow
-def test_the_options_that_may_stand_anywhere_are_those_that_metaflow_takes_before_its_commands(
+def test_the_movable_options_are_metaflows_global_options(
     tmp_path: Path,
 ) -> None:
     options = r"--(?:\w|-)+"

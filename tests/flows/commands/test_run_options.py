@@ -69,7 +69,7 @@ def test_a_text_is_passed_unchanged() -> None:
         ("--lora-rank", "Write --lora-rank VALUE."),
     ],
 )
-def test_an_option_that_does_not_exist_is_answered_with_those_that_do(words: str, advice: str) -> None:
+def test_an_unknown_option_gets_suggestions(words: str, advice: str) -> None:
     with pytest.raises(UserError) as error:
         translated(words)
     assert error.value.advice.startswith(advice)

@@ -70,7 +70,7 @@ def test_a_finished_run_is_in_the_table_on_the_page_and_in_json(
     assert run.run_id in content_of_card(page.read_text())
 
 
-def test_where_no_run_is_it_says_so_in_two_lines(tmp_path: Path) -> None:
+def test_a_folder_without_runs_gives_a_two_line_error(tmp_path: Path) -> None:
     (tmp_path / ".metaflow").mkdir()
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     env = kept | {"METAFLOW_DEFAULT_DATASTORE": "local", "METAFLOW_DEFAULT_METADATA": "local"}
@@ -81,7 +81,7 @@ def test_where_no_run_is_it_says_so_in_two_lines(tmp_path: Path) -> None:
         assert "FinetuneFlow" in done.stderr
 
 
-def test_what_a_run_has_used_is_added_up_by_user_and_a_machine_without_a_price_is_said(
+def test_costs_are_summed_by_user_and_machines_without_a_price_reported(
     run: FlowRun, of_run: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     told = of_run("costs", "--json")

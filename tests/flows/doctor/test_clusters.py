@@ -21,7 +21,7 @@ def kubeconfig(tmp_path: Path) -> Path:
     return tmp_path / ".kube" / "config"
 
 
-def test_without_a_kubeconfig_each_way_to_kubernetes_says_so(ask: Asker, kubeconfig: Path) -> None:
+def test_every_kubernetes_backend_reports_a_missing_kubeconfig(ask: Asker, kubeconfig: Path) -> None:
     lines = ask("kubernetes", KUBECONFIG=str(kubeconfig))
     assert tuple(lines) == tuple(reversed(KUBERNETES))
     assert lines["kubernetes"].found == f"There is no kubeconfig at {kubeconfig}."
@@ -53,9 +53,7 @@ def test_a_server_that_accepts_and_never_answers_is_given_up_before_the_probe(
 
 
 @pytest.mark.slow
-def test_a_login_that_hangs_is_ended_with_all_that_it_has_started(
-    ask: Asker, tmp_path: Path, kubeconfig: Path
-) -> None:
+def test_a_hanging_login_is_ended_with_its_children(ask: Asker, tmp_path: Path, kubeconfig: Path) -> None:
     write_kubeconfig(tmp_path, training="https://127.0.0.1:9")
     config = json.loads(kubeconfig.read_text())
     program = tmp_path / "login"
@@ -101,7 +99,7 @@ REMOTE = {
     ],
     ids=["nothing", "JobSet", "Argo"],
 )
-def test_what_a_cluster_lacks_decides_which_ways_lead_there(
+def test_missing_parts_of_a_cluster_decide_which_backends_work(
     objects: dict[str, dict[str, object]],
     able: tuple[bool, ...],
     ask: Asker,

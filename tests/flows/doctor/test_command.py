@@ -46,7 +46,7 @@ def variables(home: Path) -> dict[str, str]:
         pytest.param(ALL, marks=[pytest.mark.slow, pytest.mark.nightly]),
     ],
 )
-def test_where_the_default_job_can_run_the_json_says_so_with_status_0(tmp_path: Path, probes: str) -> None:
+def test_doctor_reports_a_runnable_default_job_in_json_with_status_0(tmp_path: Path, probes: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CODE, probes, "doctor", "--json"],
         cwd=tmp_path,
@@ -70,7 +70,7 @@ def test_where_the_default_job_can_run_the_json_says_so_with_status_0(tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_it_can_not_the_text_says_why_with_status_1_and_is_80_columns_wide(
+def test_doctor_reports_obstacles_with_status_1_within_80_columns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     local = Line(check="local", state="ok", found="tiny-llama " * 20, needs=("datastore",))
@@ -88,7 +88,7 @@ def test_where_it_can_not_the_text_says_why_with_status_1_and_is_80_columns_wide
     assert any("fix: Set the root." in row for row in rows)
 
 
-def test_only_what_the_default_job_needs_decides() -> None:
+def test_only_needs_of_the_default_job_decide_the_status() -> None:
     local = Line(check="local", state="ok", found="", needs=("fsdp2", "datastore"))
     engine, other = (Line(check=name, state="no", found="") for name in ("fsdp2", "trl"))
     unknown = Line(check="datastore", state="unknown", found="")

@@ -28,9 +28,7 @@ def test_a_local_datastore_is_written_and_left_empty(ask: Asker, tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_root_that_can_not_be_written_is_said_with_the_variable_that_moves_it(
-    ask: Asker, tmp_path: Path
-) -> None:
+def test_an_unwritable_root_is_reported_with_the_variable_that_moves_it(ask: Asker, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     root = str(tmp_path / "file")
     line = ask("datastore", METAFLOW_DATASTORE_SYSROOT_LOCAL=root)["datastore"]
@@ -58,7 +56,7 @@ def test_s3_is_written_and_read(ask: Asker, s3: str) -> None:
     assert (line.state, line.found) == ("ok", "s3://bucket/metaflow can be read and written")
 
 
-def test_a_bucket_that_is_not_there_is_said(ask: Asker, s3: str) -> None:
+def test_a_missing_bucket_is_reported(ask: Asker, s3: str) -> None:
     values = {**S3, "METAFLOW_S3_ENDPOINT_URL": s3, "METAFLOW_DATASTORE_SYSROOT_S3": "s3://other/x"}
     line = ask("datastore", **values)["datastore"]
     assert line.state == "no"

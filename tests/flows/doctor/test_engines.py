@@ -20,7 +20,7 @@ def test_each_engine_has_its_modules_and_its_extra() -> None:
 
 
 @pytest.mark.slow
-def test_engines_that_are_installed_work(ask: Asker) -> None:
+def test_installed_engines_work(ask: Asker) -> None:
     lines = ask("engines")
     assert list(lines) == list(reversed(LAUNCHED_ENGINES))
     assert {line.state for line in lines.values()} == {"ok"}

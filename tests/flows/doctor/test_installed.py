@@ -28,7 +28,7 @@ def test_an_extra_that_is_not_installed_is_optional(ask: Asker) -> None:
         pytest.skip("vLLM is installed here")
 
 
-def test_a_release_that_is_not_asked_for_is_said(ask: Asker, tmp_path: Path) -> None:
+def test_an_unsupported_release_is_reported(ask: Asker, tmp_path: Path) -> None:
     for name, number in (("tensorboard", "1.0"), ("metaflow", "2.10")):
         folder = tmp_path / f"{name}-{number}.dist-info"
         folder.mkdir()

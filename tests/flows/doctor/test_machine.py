@@ -6,7 +6,7 @@ from checklist.checks.gpu import gpus_probe
 from tests.flows.doctor.conftest import Asker
 
 
-def test_gpus_are_named_or_their_absence_with_what_mends_it(ask: Asker) -> None:
+def test_gpus_are_listed_or_their_absence_with_a_fix(ask: Asker) -> None:
     seen = gpus_probe.list_gpus()
     line = ask("GPU")["GPU"]
     if seen.names:
@@ -17,7 +17,7 @@ def test_gpus_are_named_or_their_absence_with_what_mends_it(ask: Asker) -> None:
         assert "nvidia-smi" in line.fix
 
 
-def test_torch_says_what_it_was_built_for_and_nccl_is_not_called_working_untried(ask: Asker) -> None:
+def test_torchs_build_is_shown_and_untried_nccl_is_not_called_working(ask: Asker) -> None:
     import torch
 
     lines = ask("torch")

@@ -14,7 +14,7 @@ VALUES = {
 }
 
 
-def test_tokens_that_are_not_set_are_said_with_how_to_set_them(ask: Asker) -> None:
+def test_missing_tokens_are_reported_with_how_to_set_them(ask: Asker) -> None:
     lines = ask("tokens")
     assert lines.keys() == {"HF_TOKEN", "AWS credentials", "WANDB_API_KEY"}
     assert {line.found for line in lines.values()} == {"not set"}

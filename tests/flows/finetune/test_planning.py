@@ -135,7 +135,7 @@ def test_a_run_elsewhere_is_planned_with_what_is_there(cluster: list[Cluster], b
     assert any("the cluster has 2 of p5.48xlarge" in line for line in made.why)
 
 
-def test_where_the_cluster_can_not_be_asked_one_line_says_so(
+def test_an_unreachable_cluster_gives_one_line(
     cluster: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster[0] = UserError("The API cannot be reached: refused.", "Is the VPN up?")
@@ -168,7 +168,7 @@ def test_a_run_on_cpus_reads_no_inventory_of_gpus(
     assert "catalogue" not in capsys.readouterr().err
 
 
-def test_a_deployment_that_is_only_written_out_asks_no_cluster(
+def test_a_deployment_that_is_only_printed_queries_no_cluster(
     cluster: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("decorators._metaflow.compiles_only", lambda: True)

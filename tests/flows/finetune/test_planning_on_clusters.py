@@ -98,7 +98,7 @@ def test_on_premises_only_what_is_open_is_planned_with_and_no_cloud_has_a_price(
     hardware.forget()
 
 
-def test_a_node_group_without_nodes_is_planned_with_once_the_user_says_what_it_has(
+def test_an_empty_node_group_is_planned_with_if_the_user_describes_it(
     shape: Shape, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shape.add(
@@ -146,7 +146,7 @@ def test_a_cluster_without_gpus_trains_a_small_model_on_its_cpus_and_says_so(
         run("tiny-llama")
 
 
-def test_a_run_waits_where_all_gpus_are_in_use_and_says_for_what(
+def test_a_run_waits_for_busy_gpus_and_names_them(
     shape: Shape, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shape.add(own_a100("a"), own_a100("b"))

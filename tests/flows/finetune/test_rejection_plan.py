@@ -33,7 +33,7 @@ def test_the_flags_of_the_flow_are_settings() -> None:
     assert (found.rejection.score, found.rejection.answers) == ("a.py:f", 8)
 
 
-def test_one_answer_is_nothing_to_choose_from() -> None:
+def test_a_single_answer_per_prompt_is_refused() -> None:
     with pytest.raises(UserError, match=r"rejection\.answers = 1: should be greater than or equal to 2"):
         planning.settings_from({}, {"score": "a.py:f", "answers": 1})
 
@@ -71,7 +71,7 @@ def printed(params: dict[str, Any], backend: Any, capsys: pytest.CaptureFixture[
     return " ".join(capsys.readouterr().out.split())
 
 
-def test_the_size_is_said_and_what_is_not_known_is_called_unknown(
+def test_the_plan_shows_its_size_and_marks_unknown_values(
     functions: Path, dataset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     params = {
@@ -146,7 +146,7 @@ def test_the_size_of_a_dataset_that_is_elsewhere_is_unknown(functions: Path) -> 
     ("method", "words"),
     [("lora", "there is no vLLM in /bin/sh"), ("adapter-v1", "samples from whole models")],
 )
-def test_vllm_is_refused_where_it_is_missing_and_for_what_stays_an_adapter(
+def test_vllm_is_refused_if_missing_and_for_unmergeable_adapters(
     functions: Path, dataset: Path, method: str, words: str
 ) -> None:
     overrides = ("rejection.generator=vllm", "rejection.generator_python=/bin/sh")

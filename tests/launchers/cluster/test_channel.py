@@ -183,7 +183,7 @@ BEFORE_THE_PROOF = {
 
 
 @pytest.mark.parametrize("said", BEFORE_THE_PROOF.values(), ids=BEFORE_THE_PROOF)
-def test_what_strangers_say_is_neither_read_nor_answered(main: Main, said: bytes) -> None:
+def test_unauthenticated_messages_are_neither_read_nor_answered(main: Main, said: bytes) -> None:
     with stranger(main) as sock:
         with contextlib.suppress(OSError):  # it may have hung up already
             sock.sendall(said)

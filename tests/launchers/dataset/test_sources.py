@@ -139,7 +139,7 @@ class TestS3:
             ("s3://data", "names no file"),
         ],
     )
-    def test_what_is_not_there_is_named(self, tmp_path: Path, url: str, said: str) -> None:
+    def test_missing_files_are_named(self, tmp_path: Path, url: str, said: str) -> None:
         with pytest.raises(UserError, match=f"{url}.*{said}"):
             fetch(url, tmp_path)
         assert list(tmp_path.iterdir()) == []

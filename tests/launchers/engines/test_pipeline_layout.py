@@ -70,7 +70,7 @@ def test_a_unet_in_several_files_keeps_its_index_where_it_was_merged_into_them(t
     assert f"unet/{WEIGHTS}.index.json" in found
 
 
-def test_what_an_earlier_run_has_left_goes(tmp_path: Path) -> None:
+def test_leftovers_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
     written(tmp_path / "out", "model/old.txt", "adapter/old.txt")
     lay_out(written(tmp_path / "output", f"adapter/{LORA}"), base(tmp_path / "base"), tmp_path / "out")
     assert set(files(tmp_path / "out")) == {f"adapter/{LORA}"}

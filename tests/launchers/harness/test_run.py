@@ -59,7 +59,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 @pytest.mark.slow
 @needs_harness
-def test_both_models_are_scored_as_the_models_themselves_say(scored: SimpleNamespace) -> None:
+def test_scores_of_both_models_equal_those_computed_directly(scored: SimpleNamespace) -> None:
     (row,) = scored.result.rows
     assert (row.task, row.metric, row.rows, row.higher_is_better) == ("sums", "acc", ROWS, True)
     before = _share_right(causal.load(scored.base, dtype=torch.float32), scored)
@@ -93,9 +93,7 @@ def _share_right(network: torch.nn.Module, scored: SimpleNamespace) -> float:
 
 @pytest.mark.slow
 @needs_harness
-def test_a_model_that_is_scored_is_not_scored_again(
-    scored: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scored_model_is_not_scored_again(scored: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "started", None)
     assert run.run_tasks(scored.request) == scored.result
 

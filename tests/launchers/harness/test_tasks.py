@@ -47,7 +47,7 @@ def test_a_folder_without_tasks_and_a_reward_model_are_refused(tmp_path: Path) -
         tasks.check(build({"task": "reward", "harness": {"tasks": [str(tmp_path)]}}))
 
 
-def test_a_task_travels_with_what_it_includes_its_data_and_its_functions(tmp_path: Path) -> None:
+def test_a_task_is_packaged_with_its_includes_data_and_functions(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     write_sums(tmp_path / "data" / "sums.jsonl")
     (tmp_path / "_common.yaml").write_text("dataset_path: json\nprocess_docs: !function code.utils.keep\n")

@@ -78,7 +78,7 @@ def test_a_users_folder_is_converted_elsewhere_and_left_as_it_was(
     assert before == {path: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
-def test_files_of_several_parts_become_as_many_with_an_index(
+def test_a_model_in_several_files_is_converted_file_by_file_with_an_index(
     folder: Path, tensors: Tensors, tmp_path: Path
 ) -> None:
     shard(folder, tensors)

@@ -18,7 +18,7 @@ def written(folder: Path) -> Path:
     return folder
 
 
-def test_a_whole_one_is_taken(tmp_path: Path) -> None:
+def test_a_complete_pipeline_is_accepted(tmp_path: Path) -> None:
     check_whole(written(tmp_path))
 
 

@@ -448,7 +448,7 @@ class TestS3:
         ("url", "said"), [("s3://models/none", "no model"), ("s3://nowhere/tiny", "no such bucket")]
     )
     @pytest.mark.usefixtures("bucket")
-    def test_what_is_not_there_is_named(self, tmp_path: Path, url: str, said: str) -> None:
+    def test_missing_files_are_named(self, tmp_path: Path, url: str, said: str) -> None:
         with pytest.raises(UserError, match=f"{url}.*{said}"):
             weights.fetch(locate(url), tmp_path / "m")
 

@@ -55,7 +55,7 @@ def test_a_selection_counts_what_was_left_out() -> None:
     assert "answers kept:  2" in selection.text()
 
 
-def test_where_nothing_is_left_it_is_said_what_the_best_has() -> None:
+def test_if_no_answer_is_left_the_best_score_is_reported() -> None:
     with pytest.raises(UserError, match="the best of all has 5") as raised:
         select(PROMPTS, ANSWERS, SCORES, Rejection(min_score=6))
     assert "min-score" in raised.value.advice

@@ -79,7 +79,7 @@ def test_what_the_models_own_config_says_is_heeded_as_by_transformers() -> None:
 
 
 @without_vllm
-def test_where_vllm_is_missing_that_is_said_before_anything_is_asked_for(tmp_path: Path) -> None:
+def test_missing_vllm_is_reported_before_anything_is_requested(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"there is no vLLM in {re.escape(sys.executable)}"):
         check_vllm(None)
     with pytest.raises(UserError, match="there is no such program here"):

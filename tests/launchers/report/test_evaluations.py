@@ -60,7 +60,7 @@ def test_a_run_says_what_it_hands_over_and_why_it_has_ended() -> None:
     assert describe_export([], KEPT, exported=40, last_step=40) == []
 
 
-def test_the_line_of_an_evaluation_says_whether_it_is_the_lowest() -> None:
+def test_the_line_of_an_evaluation_marks_the_lowest_loss() -> None:
     assert evaluation_line(losses(2.0, 1.0)) == "held-out loss 1.0000 after step 20, the lowest so far, 1.0 s"
     assert "the lowest is 1.0000 of step 20" in evaluation_line(losses(2.0, 1.0, math.nan))
 

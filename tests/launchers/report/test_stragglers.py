@@ -39,7 +39,7 @@ def follow(
 
 
 @pytest.mark.parametrize("count", [2, 16])
-def test_the_rank_that_the_others_wait_for_is_named_soon(count: int) -> None:
+def test_a_straggler_is_named_within_a_few_steps(count: int) -> None:
     events = follow(count, 1, lambda rank, _: 1.3 if rank == 1 else 1.0, steps=SOON, noise=0.02)
     assert [(each.rank, each.host, each.over) for each in events] == [(1, "h1", False)]
     assert events[0].step <= SOON
@@ -57,14 +57,14 @@ def test_one_gpu_of_a_node_is_named_and_of_a_late_node_the_node() -> None:
     ]
 
 
-def test_noise_one_long_step_and_ranks_that_are_late_in_turn_name_nobody() -> None:
+def test_noise_single_long_steps_and_alternating_ranks_name_no_straggler() -> None:
     assert follow(4, 2, lambda rank, step: 600.0 if (rank, step) == (1, 9) else 1.0, steps=60) == []
     assert follow(2, 1, lambda *_: 1.0, steps=2000, noise=0.3) == []
     assert follow(64, 8, lambda *_: 1.0, steps=300, noise=0.1) == []
     assert follow(4, 1, lambda rank, step: 3.0 if step % 4 == rank else 1.0, steps=400) == []
 
 
-def test_more_than_half_late_is_nobody_and_who_comes_back_is_told() -> None:
+def test_more_than_half_late_names_no_straggler_and_a_recovery_is_reported() -> None:
     assert follow(8, 2, lambda rank, _: 1.5 if rank < 5 else 1.0, steps=60) == []
 
     def own(rank: int, step: int) -> float:

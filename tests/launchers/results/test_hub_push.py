@@ -100,7 +100,7 @@ FINE_GRAINED = {"role": "fineGrained", "fineGrained": {"scoped": []}}
         (TOKEN, {"orgs": [{"name": "org", "roleInOrg": "read"}]}, "org/mine", "only read access to org"),
     ],
 )
-def test_what_keeps_a_push_from_the_hub_is_said_before_the_run(
+def test_obstacles_to_a_push_are_reported_before_the_run(
     hub: Hub,
     monkeypatch: pytest.MonkeyPatch,
     token: str | None,

@@ -70,7 +70,7 @@ def test_what_is_not_run_here_is_named(tmp_path: Path, values: object, named: st
         settings.build({"zero": {"config": written(tmp_path, values)}})
 
 
-def test_a_file_that_is_not_there_or_not_json_is_named(tmp_path: Path) -> None:
+def test_a_missing_or_invalid_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no\.json"):
         settings.build({}, [f"zero.config={tmp_path / 'no.json'}"])
     broken = tmp_path / "broken.json"

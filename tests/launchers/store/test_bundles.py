@@ -69,7 +69,7 @@ def test_a_folder_comes_back_as_it_was(storage: LocalStorage, folder: Path, tmp_
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_an_interrupted_upload_is_no_bundle_and_is_gone_on_with(folder: Path, tmp_path: Path) -> None:
+def test_an_interrupted_upload_is_not_a_bundle_and_is_continued(folder: Path, tmp_path: Path) -> None:
     storage = Failing(tmp_path / "store", 3, ConnectionError("network"))
     with pytest.raises(ConnectionError):
         put_bundle(storage, "b", folder)

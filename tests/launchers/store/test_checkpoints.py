@@ -69,7 +69,7 @@ def test_only_the_newest_stay_and_leftovers_go(storage: LocalStorage, tmp_path: 
     ]
 
 
-def test_a_damaged_newest_one_is_skipped_and_said(storage: LocalStorage, tmp_path: Path) -> None:
+def test_a_damaged_newest_checkpoint_is_skipped_and_reported(storage: LocalStorage, tmp_path: Path) -> None:
     store = CheckpointStore(storage, "run")
     for step in (2, 4):
         save(store, tmp_path, step)

@@ -32,6 +32,6 @@ def test_half_against_half_accuses_nobody_alone() -> None:
     assert (fault.verdict, fault.nodes, fault.suspects) == ("FAIL", (), ("host-0", "host-1"))
 
 
-def test_without_products_there_is_no_verdict() -> None:
+def test_there_is_no_verdict_without_matrix_products() -> None:
     result = judge(dataclasses.replace(gpu_run(), repeated=()))
     assert verdict_of(result, "corruption") == "NO-VERDICT"

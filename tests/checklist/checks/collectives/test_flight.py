@@ -35,7 +35,7 @@ def test_the_last_collective_counts_and_sends_between_two_ranks_do_not() -> None
     assert flight.newest_entry({}) is None
 
 
-def test_the_lowest_number_is_behind_and_nobody_where_all_are_alike() -> None:
+def test_the_rank_with_the_lowest_number_is_behind_unless_all_are_equal() -> None:
     at = {rank: flight.newest_entry({"entries": [entry(0, 7, retired=False)]}) or {} for rank in range(3)}
     assert flight.lagging(at) == []
     at[1] = flight.newest_entry({"entries": [entry(0, 6)]}) or {}
@@ -48,7 +48,7 @@ def test_the_lowest_number_is_behind_and_nobody_where_all_are_alike() -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_never_comes_to_a_collective_is_told_by_the_recorders_of_both(tmp_path: Path) -> None:
+def test_flight_recorders_show_the_rank_that_never_joins_a_collective(tmp_path: Path) -> None:
     heard: queue.Queue[Any] = queue.Queue()
     local = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     workers = [

@@ -17,7 +17,7 @@ def test_a_pair_that_connects_and_moves_nothing_is_an_mtu_fault() -> None:
     assert codes(dataclasses.replace(gpu_run(4), probes=mesh(4, stalled=((0, 1),)))) == {"mtu": "FAIL"}
 
 
-def test_a_node_that_nobody_reaches_is_named_instead_of_all_its_pairs() -> None:
+def test_an_unreachable_node_is_named_instead_of_all_its_pairs() -> None:
     cut = tuple((a, b) for a in range(4) for b in range(4) if a != b and 2 in (a, b))
     result = judge(dataclasses.replace(gpu_run(4), probes=mesh(4, cut=cut)))
     assert [(fault.code, fault.nodes) for fault in result.findings] == [("node-unreachable", ("host-2",))]
@@ -95,7 +95,7 @@ def test_a_hang_names_rank_node_and_operation() -> None:
     assert result.bad_nodes == ("host-1",)
 
 
-def test_a_hang_is_told_before_the_collective_that_failed_by_it() -> None:
+def test_a_hang_is_reported_before_the_collective_it_broke() -> None:
     run = gpu_run()
     hang = Hang(rank=9, node=1, phase="world", op="all_gather", sequence=3, waited_s=30)
     ended = "all_gather was ended after 30.0 s: it waited for rank 9"
@@ -118,13 +118,13 @@ def test_what_is_slow_a_little_is_a_warning(cluster: Cluster, code: str, blamed:
     assert (result.verdict, result.bad_nodes, len(result.healthy_nodes)) == ("WARN", (), 6)
 
 
-def test_a_few_nodes_far_above_the_others_are_a_warning_and_make_nobody_slow() -> None:
+def test_a_few_much_faster_nodes_give_a_warning_and_make_no_other_slow() -> None:
     few = Cluster(nodes=8, path=lambda a, b: 90.0 if {a, b} == {0, 1} else 45.0)
     (fault,) = judge(with_pairs(cpu_run(8), few)).findings
     assert (fault.code, fault.verdict, fault.suspects) == ("uneven", "WARN", ("host-0", "host-1"))
 
 
-def test_a_node_that_only_sends_has_its_inbound_blocked_and_its_cable_is_no_matter() -> None:
+def test_a_node_that_only_sends_is_reported_as_blocked_inbound() -> None:
     inbound = tuple((other, 2) for other in range(5) if other != 2)
     blocked = with_pairs(cpu_run(5, probes=mesh(5, cut=inbound)), Cluster(nodes=5, cut=frozenset(inbound)))
     (fault,) = judge(blocked).findings

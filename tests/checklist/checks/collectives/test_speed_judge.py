@@ -30,7 +30,7 @@ def test_a_healthy_h200_at_its_power_limit_is_not_below_the_floor_of_a_burst() -
     assert gemm.verdict == "PASS"
 
 
-def test_a_gpu_that_is_slow_only_for_seconds_is_named_beside_its_peers() -> None:
+def test_a_gpu_slow_only_for_seconds_is_named_with_its_peers() -> None:
     run = gpu_run(1)
     sustained = [
         Local(
@@ -93,7 +93,7 @@ def test_nodes_of_two_gpu_models_are_held_against_their_own_floors_and_peers() -
     ]
 
 
-def test_a_domain_of_its_own_has_its_own_peers() -> None:
+def test_each_nvlink_domain_has_its_own_peers() -> None:
     run = gpu_run(8, 4)
     told = tuple(dataclasses.replace(f, nvlink_domain=f"rack-{f.node // 4}.0") for f in run.facts)
     slower = with_share(dataclasses.replace(run, facts=told), 0.93, range(28, 32), "gemm_bf16")
@@ -131,7 +131,7 @@ def test_the_floor_of_a_collective_over_two_kinds_is_the_lower_one() -> None:
     assert verdict_of(judge(either, thresholds=of_one), "bandwidth") == "NO-VERDICT"
 
 
-def test_all_gpus_below_the_floor_is_one_finding_of_no_node_and_the_floor_goes_before_history() -> None:
+def test_all_gpus_below_the_floor_give_one_clusterwide_finding() -> None:
     result = judge(with_share(gpu_run(), 0.7), history=past_of(judge(gpu_run())))
     assert [(fault.check, fault.code) for fault in result.findings] == [
         ("gemm", "below-floor"),

@@ -23,7 +23,7 @@ def well(node: int, **changes: Any) -> Diagnosed:
     return dataclasses.replace(Diagnosed(node=node, level=2, passed=("memory", "pcie")), **changes)
 
 
-def test_a_test_that_failed_is_told_with_its_gpu() -> None:
+def test_a_failed_test_is_reported_with_its_gpu() -> None:
     result = judge(deep(well(0), well(1, faults=(FAULT,))))
     (fault,) = result.findings
     assert (fault.code, fault.verdict, fault.nodes) == ("dcgm", "FAIL", ("host-1",))

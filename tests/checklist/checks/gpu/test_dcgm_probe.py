@@ -84,7 +84,7 @@ def test_the_form_of_dcgm_3_is_read_too() -> None:
         (["excellent"], ()),
     ],
 )
-def test_only_what_is_known_to_have_passed_has(statuses: list[str], passed: tuple[str, ...]) -> None:
+def test_only_explicit_passes_count_as_passed(statuses: list[str], passed: tuple[str, ...]) -> None:
     results = [*({"gpu_ids": str(number), "status": word} for number, word in enumerate(statuses)), None]
     tests = [None, {"name": "x", "results": results}]  # the empty ones are DCGM 3's
     told = read(BLANK, json.dumps({"DCGM Diagnostic": {"test_categories": [{"tests": tests}]}}), IDS)
@@ -106,7 +106,7 @@ def test_only_what_is_known_to_have_passed_has(statuses: list[str], passed: tupl
         ('{"DCGM Diagnostic": {}}', "it has run no test"),
     ],
 )
-def test_an_answer_that_can_not_be_read_is_none(output: str, why: str) -> None:
+def test_an_unreadable_answer_gives_an_error(output: str, why: str) -> None:
     told = read(BLANK, output, IDS)
     assert why in (told.error or "")
     assert (told.passed, told.faults) == ((), ())
@@ -122,7 +122,7 @@ def test_it_is_run_on_the_gpus_of_the_job_and_its_status_does_not_matter(
     assert told.seconds > 0
 
 
-def test_gpus_of_others_are_left_alone(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_of_other_jobs_are_not_tested(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     _, calls = ask(context, monkeypatch, f"cat {SAMPLES}/dcgmi_diag_4.json", (SECOND,))
     assert calls[1] == "diag -r 2 -i 1 -j"
 
@@ -135,7 +135,7 @@ def test_gpus_that_dcgm_does_not_list_are_not_diagnosed(
     assert calls == ["discovery -l"]
 
 
-def test_without_a_host_engine_its_own_words_say_why(
+def test_without_a_host_engine_its_error_message_is_shown(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.modules[__name__], "SCRIPT", ENGINE_AWAY)
@@ -144,7 +144,7 @@ def test_without_a_host_engine_its_own_words_say_why(
     assert (told.error or "").endswith("Unable to connect to host engine. Host engine may not be running.")
 
 
-def test_at_its_limit_it_is_ended_with_all_that_it_has_started(
+def test_a_diagnosis_over_its_limit_is_ended_with_its_children(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("checklist.checks.gpu.dcgm_probe._LEAVE_S", 0.2)
@@ -157,7 +157,7 @@ def test_at_its_limit_it_is_ended_with_all_that_it_has_started(
     wait_for(lambda: not is_running(child), 5, "what it had started has ended")
 
 
-def test_it_is_interrupted_first_so_that_the_host_engine_hears_of_it(
+def test_the_diagnosis_gets_sigint_first_so_that_the_host_engine_stops_it(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the worker has it

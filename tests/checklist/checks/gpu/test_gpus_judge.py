@@ -35,7 +35,7 @@ def test_a_fault_is_found_under_its_name(what: str, run: Measurements, code: str
     assert codes(run) == ({code: level} if code else {})
 
 
-def test_lanes_that_all_gpus_of_a_kind_lack_are_taken_for_meant_unless_there_is_one() -> None:
+def test_lanes_missing_on_all_gpus_of_a_model_count_as_intended() -> None:
     narrow = {"pcie_width": 8, "pcie_width_most": 16}
     run = gpu_run()
     everywhere = tuple(dataclasses.replace(state, **narrow) for state in run.health)  # type: ignore[arg-type]

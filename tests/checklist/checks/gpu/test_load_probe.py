@@ -60,13 +60,13 @@ def test_medians_the_hottest_moment_and_the_fastest_link_are_told() -> None:
     assert seldom.throttle_reasons == ("software power cap",), "once in nineteen samples"
 
 
-def test_what_a_gpu_does_not_tell_is_not_known() -> None:
+def test_figures_that_a_gpu_does_not_report_are_unknown() -> None:
     gpu = Gpu(nvmlDeviceGetUUID="GPU-0-0")
     told = health(Nvml(gpu), gpu, 0, [sample(Nvml(gpu), gpu)] * 5)
     assert told == GpuHealth(rank=0, uuid="GPU-0-0", when="loaded")
 
 
-def test_where_the_limit_is_not_told_the_margin_tells_it() -> None:
+def test_a_missing_temperature_limit_is_derived_from_the_margin() -> None:
     gpu = Gpu(
         nvmlDeviceGetUUID="GPU-0-0",
         nvmlDeviceGetTemperature={pynvml.NVML_TEMPERATURE_GPU: 61},
@@ -75,7 +75,7 @@ def test_where_the_limit_is_not_told_the_margin_tells_it() -> None:
     assert health(Nvml(gpu), gpu, 0, [sample(Nvml(gpu), gpu)] * 5).slowdown_c == 87
 
 
-def test_a_load_is_sampled_meanwhile_and_told_with_the_health_after_it(
+def test_samples_during_the_load_are_reported_with_the_health_after_it(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = Nvml(Gpu(**H100))

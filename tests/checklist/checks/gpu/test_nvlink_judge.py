@@ -62,7 +62,7 @@ def test_a_gpu_whose_links_or_fabric_are_ill_is_named(changes: dict[str, Any], t
 @pytest.mark.parametrize(
     ("links", "found"), [({"nvlinks_active": 17}, 1), ({"nvlink_mbytes_per_s": 25_400}, 0), ({}, 0)]
 )
-def test_nvlinks_that_all_gpus_of_a_model_lack_are_held_against_its_data_sheet(
+def test_nvlinks_missing_on_all_gpus_are_compared_with_the_data_sheet(
     links: dict[str, int], found: int
 ) -> None:
     run = run_with()
@@ -84,11 +84,11 @@ def test_a_single_gpu_of_a_shared_machine_needs_no_fabric() -> None:
     assert {(fault.code, fault.verdict) for fault in found} == {("fabric-state", "WARN")}
 
 
-def test_a_counter_that_began_anew_counts_for_nothing() -> None:
+def test_a_reset_counter_is_ignored() -> None:
     assert judge(run_with(9, nvlink_errors={"replay": 0, "recovery": 0, "CRC": 0})).findings == ()
 
 
-def test_cliques_within_one_board_or_one_rack_are_told_and_boards_are_not_one_rack() -> None:
+def test_nvlink_cliques_are_reported_and_boards_are_not_merged_into_a_rack() -> None:
     (fault,) = judge(run_with(9, fabric_clique=f"{BOARD}.1")).findings
     assert (fault.code, fault.verdict, fault.suspects) == ("fabric-cliques", "WARN", ("host-1",))
     rack = run_with(*range(16), fabric_clique=f"{RACK}.1")

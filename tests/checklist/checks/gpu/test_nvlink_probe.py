@@ -51,7 +51,7 @@ def test_blackwell_counts_recoveries() -> None:
     assert nvlink_probe.links(Nvml(gpu), gpu)["nvlink_errors"] == {"failed recovery": 0, "link recovery": 2}
 
 
-def test_a_gpu_without_links_or_fabric_tells_nothing_of_them() -> None:
+def test_a_gpu_without_links_or_fabric_reports_neither() -> None:
     gpu = Gpu()
     assert (nvlink_probe.links(Nvml(gpu), gpu), nvlink_probe.fabric(Nvml(gpu), gpu)) == ({}, {})
     without = Gpu(**{FABRIC: fabric(0)})

@@ -132,7 +132,7 @@ print(json.dumps([first, gpus_probe.health(Worker, "after")]))
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc to build a stand-in of NVIDIA's library")
 @pytest.mark.parametrize("supported", [True, False])
-def test_without_the_log_nvmls_events_tell_xids_and_without_those_nothing_is_known(
+def test_without_the_kernel_log_xids_come_from_nvml_events_or_are_unknown(
     tmp_path: Path, supported: bool
 ) -> None:
     source, library = tmp_path / "nvml.c", tmp_path / "libnvidia-ml.so.1"
@@ -163,7 +163,7 @@ def test_each_row_of_the_catalogue_has_an_action_that_agrees_with_its_source() -
         assert (row.action == "REBOOT") == (row.catalogue in ("RESTART_BM", "RESTART_VM")), row
 
 
-def test_the_events_that_take_a_gpu_out_of_service_are_told_from_an_applications_own() -> None:
+def test_xids_of_hardware_are_distinguished_from_those_of_applications() -> None:
     asked = {code: catalogue.action(code) for code in (13, 31, 48, 79, 95, 119, 54)}
     assert asked == {
         13: "MONITOR",

@@ -62,7 +62,7 @@ def test_without_a_limit_the_machine_is_the_limit(tmp_path: Path) -> None:
     assert cgroup.throttling(root) is None
 
 
-def test_load_is_that_of_the_last_minute_on_each_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_load_is_the_one_minute_average_per_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.getloadavg", lambda: (3.0, 100.0, 100.0))
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     assert cgroup.load_per_cpu() == 0.75

@@ -115,7 +115,7 @@ def test_a_metadata_service_that_never_answers_costs_about_its_limit_and_leaves_
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
-def test_the_nodes_labels_tell_zone_type_and_network_where_the_pod_may_read_them(
+def test_node_labels_give_zone_type_and_network_if_the_pod_may_read_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, certificate = tmp_path / "key", tmp_path / "ca.crt"

@@ -32,7 +32,7 @@ def test_a_fault_is_found_under_its_name(what: str, run: Measurements, code: str
     assert codes(run) == ({code: level} if code else {})
 
 
-def test_the_layers_of_the_network_that_the_nodes_share_are_told() -> None:
+def test_shared_network_layers_of_the_nodes_are_reported() -> None:
     run = spoil(
         all_with(gpu_run(), network_nodes=("nn-1", "nn-2", "nn-3")), 8, network_nodes=("nn-1", "nn-2", "nn-9")
     )
@@ -43,7 +43,7 @@ def test_the_layers_of_the_network_that_the_nodes_share_are_told() -> None:
     )
 
 
-def test_a_clock_of_rank_0_that_is_off_is_named_and_not_the_others() -> None:
+def test_a_wrong_clock_of_rank_0_is_named_instead_of_the_others() -> None:
     late = spoil(all_with(gpu_run(4), clock_offset_s=-1_800.0), 0, clock_offset_s=0.0)
     (fault,) = judge(late).findings
     assert (fault.verdict, fault.suspects) == ("FAIL", ("host-0",))

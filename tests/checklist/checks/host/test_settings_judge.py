@@ -33,7 +33,7 @@ def reason(result: Result) -> str:
     return check.reason
 
 
-def test_the_odd_one_among_its_like_is_a_warning_with_what_is_due() -> None:
+def test_a_differing_node_gives_a_warning_with_the_expected_value() -> None:
     fault = only(judge(with_sysctl(gpu_run(4), 16, "212992")))
     assert fault.title == (
         "The settings of host-2 are not those of most nodes like it: net.core.rmem_max 212992 instead of "
@@ -62,7 +62,7 @@ def test_what_could_not_be_read_is_not_compared() -> None:
     assert COMMAND_LINE not in hidden.facts[8].settings
 
 
-def test_of_two_nodes_nobody_can_say_who_is_right() -> None:
+def test_two_nodes_that_differ_have_no_majority() -> None:
     result = judge(with_sysctl(gpu_run(2), 8, "212992"))
     assert verdict_of(result, "host-settings") == "NO-VERDICT"
     assert "net.core.rmem_max" in reason(result)
@@ -70,7 +70,7 @@ def test_of_two_nodes_nobody_can_say_who_is_right() -> None:
     assert (result.verdict, result.findings) == ("PASS", ())
 
 
-def test_values_that_are_each_host_s_own_have_no_majority_and_name_nobody() -> None:
+def test_host_specific_values_have_no_majority_and_name_no_node() -> None:
     run = gpu_run(4)
     for node in range(4):
         run = with_sysctl(run, 8 * node, str(node))
@@ -99,7 +99,7 @@ def test_a_node_of_this_run_can_be_the_reference_also_of_two() -> None:
     assert fault.nodes == ("host-0",)
 
 
-def test_a_kept_reference_judges_a_single_node_too_and_what_is_the_same_everywhere() -> None:
+def test_a_stored_reference_judges_single_nodes_and_values_equal_everywhere() -> None:
     everywhere = all_with(gpu_run(4), settings={**SETTINGS, "kernel release": "5.10"})
     fault = only(judge(everywhere, reference=RIGHT))
     assert fault.title.startswith(
@@ -116,5 +116,5 @@ def test_a_reference_of_other_machines_is_no_verdict() -> None:
     assert reason(result) == "The reference is of p5.48xlarge, and no node of this run is."
 
 
-def test_one_host_without_a_reference_is_compared_with_nothing() -> None:
+def test_a_single_host_without_a_reference_is_not_compared() -> None:
     assert verdict_of(judge(gpu_run(1)), "host-settings") == "skipped"

@@ -21,7 +21,7 @@ def read(root: Path) -> dict[str, str]:
     return settings_probe.read((), None, root)
 
 
-def test_of_the_kernel_s_command_line_only_what_bears_on_speed_is_told(tmp_path: Path) -> None:
+def test_only_performance_options_of_the_kernel_command_line_are_reported(tmp_path: Path) -> None:
     told = read(host(tmp_path, proc__cmdline=LINE))
     given = {name: value for name, value in told.items() if name.startswith(settings_probe.PARAMETER)}
     assert given == {
@@ -35,11 +35,11 @@ def test_of_the_kernel_s_command_line_only_what_bears_on_speed_is_told(tmp_path:
     assert "secret" not in str(told)
 
 
-def test_what_is_not_there_is_left_out(tmp_path: Path) -> None:
+def test_missing_settings_are_left_out(tmp_path: Path) -> None:
     assert set(read(tmp_path)) == {"kernel release", "ulimit memlock", "ulimit nofile"}
 
 
-def test_governors_of_all_processors_and_the_chosen_of_several_are_told(tmp_path: Path) -> None:
+def test_cpu_governors_and_selected_values_are_reported(tmp_path: Path) -> None:
     cpu = "sys__devices__system__cpu__cpu{}__cpufreq__scaling_governor"
     files = {cpu.format(number): "performance\n" if number else "powersave\n" for number in range(4)}
     files["sys__kernel__mm__transparent_hugepage__enabled"] = "always [madvise] never\n"
@@ -61,9 +61,7 @@ def bridge(*, acs: int, shown: int = 4096) -> bytes:
 
 
 @pytest.mark.parametrize(("shown", "told"), [(4096, "1"), (64, None)])
-def test_acs_is_read_where_root_is_shown_it_and_else_not_known(
-    tmp_path: Path, shown: int, told: str | None
-) -> None:
+def test_acs_is_read_as_root_and_unknown_otherwise(tmp_path: Path, shown: int, told: str | None) -> None:
     for number, acs in enumerate((0x1D, 0x01)):
         device = tmp_path / f"sys/bus/pci/devices/0000:0{number}:01.0"
         device.mkdir(parents=True)

@@ -45,7 +45,7 @@ def test_a_host_that_does_not_reach_itself_fails_with_the_reason() -> None:
     )
 
 
-def test_without_the_tool_nothing_is_known() -> None:
+def test_the_result_is_unknown_without_the_tool() -> None:
     nowhere = judge(tried("there is no fi_pingpong", "there is no fi_pingpong"))
     assert (verdict_of(nowhere, "efa"), nowhere.verdict) == ("NO-VERDICT", "PASS")
     one = judge(tried(15.4, "there is no fi_pingpong"))

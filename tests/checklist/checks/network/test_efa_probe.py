@@ -36,7 +36,7 @@ def write(tool: Path, script: str) -> None:
     tool.chmod(0o755)
 
 
-def test_the_largest_message_s_bandwidth_is_told_and_it_went_over_efa(tool: Path) -> None:
+def test_the_bandwidth_of_the_largest_message_over_efa_is_reported(tool: Path) -> None:
     write(tool, f"cat <<'END'\n{RECORDED}END")
     assert efa_probe.loopback(lambda: None) == ([pytest.approx(15.39759)], None)
     (server, client) = sorted(
@@ -47,7 +47,7 @@ def test_the_largest_message_s_bandwidth_is_told_and_it_went_over_efa(tool: Path
     assert server.split()[-1] == client.split()[-2], "one port"
 
 
-def test_why_it_failed_is_what_the_tool_has_said_last_after_three_attempts(tool: Path) -> None:
+def test_after_three_failed_attempts_the_tools_last_line_is_the_reason(tool: Path) -> None:
     write(tool, "echo 'fi_getinfo(): util/pingpong.c:1500, ret=-61 (No data available)' >&2; exit 61")
     begun: list[None] = []
     with pytest.raises(OSError, match=r"ended with 61: fi_getinfo\(\): .*\(No data available\)"):
@@ -55,7 +55,7 @@ def test_why_it_failed_is_what_the_tool_has_said_last_after_three_attempts(tool:
     assert len(begun) == 3
 
 
-def test_what_hangs_is_ended_and_nothing_of_it_is_left(tool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_tool_is_ended_with_all_its_processes(tool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(efa_probe, "_ATTEMPTS", 1)
     write(tool, "exec sleep 60")
     begin = time.monotonic()
@@ -64,13 +64,13 @@ def test_what_hangs_is_ended_and_nothing_of_it_is_left(tool: Path, monkeypatch: 
     assert time.monotonic() - begin < 10
 
 
-def test_figures_that_it_does_not_tell_are_no_figures(tool: Path) -> None:
+def test_output_without_figures_is_an_error(tool: Path) -> None:
     write(tool, "exit 0")
     with pytest.raises(OSError, match="printed no figures"):
         efa_probe.loopback(lambda: None)
 
 
-def test_without_the_tool_it_is_said_which_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(efa_probe, "TOOL", "fi_pingpong_that_is_nowhere")
     with pytest.raises(OSError, match=r"^there is no fi_pingpong"):
         efa_probe.loopback(lambda: None)

@@ -108,6 +108,6 @@ def test_a_lasting_fault_leaves_nothing_that_comes_and_goes() -> None:
     assert (look.nodes, look.seen) == (result.nodes, ())
 
 
-def test_one_machine_and_a_run_without_pairs_have_not_looked() -> None:
+def test_single_machines_and_runs_without_pairs_count_as_no_observation() -> None:
     assert past_runs.run_of(judge(cpu_run(2, local=True))).look is None
     assert past_runs.run_of(judge(cpu_run(4, pairs=()))).look is None

@@ -89,5 +89,5 @@ def test_one_of_eight_paths_that_drops_connections_is_seen_as_such() -> None:
     assert "one of several paths" in title
 
 
-def test_a_few_second_tries_here_and_there_are_no_finding() -> None:
+def test_occasional_connection_retries_give_no_finding() -> None:
     assert titles(retried(16, lambda probe: (probe.src, probe.dst) in {(0, 5), (3, 9), (12, 1)})) == []

@@ -52,7 +52,7 @@ def test_a_duplicate_address_names_both_hosts_and_a_bridge_of_each_is_none() -> 
     assert judge(gpu_run(facts=bridged)).findings == ()
 
 
-def test_a_duplicate_address_is_named_also_where_its_hosts_were_lost_before_they_told_anything() -> None:
+def test_a_duplicate_address_is_named_even_if_its_hosts_were_lost_early() -> None:
     callers = {0: "10.0.0.1", 1: "10.0.0.2", 2: "10.0.0.2"}
     hosts = {node: f"host-{node}" for node in range(3)}
     run = dataclasses.replace(gpu_run(3), callers=callers, hosts=hosts)
@@ -72,7 +72,7 @@ def test_hosts_that_join_through_one_gateway_have_no_duplicate_address() -> None
     assert "address-duplicate" not in {fault.code for fault in judge(lost).findings}
 
 
-def test_two_hosts_of_one_name_are_a_warning_whoever_gave_it() -> None:
+def test_two_hosts_with_one_name_give_a_warning() -> None:
     (fault,) = judge(spoil(gpu_run(3, 1), 2, hostname="host-1")).findings
     assert (fault.verdict, fault.suspects) == ("WARN", ("host-1 (node 1)", "host-1 (node 2)"))
     assert (

@@ -53,7 +53,7 @@ def test_an_exclusion_passes_over_interfaces_that_nccl_can_not_use() -> None:
     assert "leaves no interface of this host" in left.reason
 
 
-def test_an_interface_that_is_not_there_is_named_with_those_that_are() -> None:
+def test_a_missing_interface_is_named_with_the_existing_ones() -> None:
     choice = nics_probe.choose("gloo", HOST, "10.0.0.1", {"GLOO_SOCKET_IFNAME": "ib0"})
     assert not choice.usable
     assert "GLOO_SOCKET_IFNAME=ib0 names no interface of this host" in choice.reason

@@ -108,7 +108,7 @@ def test_a_node_that_is_reached_over_one_family_alone_is_a_warning() -> None:
     assert fault.title == "host-1 reaches no other node over IPv6, but over IPv4."
 
 
-def test_a_family_that_leads_nowhere_is_a_warning_only_where_a_name_leads_to_it() -> None:
+def test_an_unreachable_address_family_is_a_warning_only_if_a_name_resolves_to_it() -> None:
     assert findings(with_ipv6(WAYS)) == []
     check = judge(with_ipv6(WAYS)).check("open-ports")
     assert check.reason.endswith("Over IPv6 no node is reached; nothing takes that.")

@@ -60,7 +60,7 @@ def said(run: Measurements) -> list[tuple[str, str, tuple[str, ...]]]:
         (1, DOWN, ("rdma-port-down", "WARN")),
     ],
 )
-def test_a_port_unlike_that_of_the_others_is_named(
+def test_a_port_that_differs_from_the_others_is_named(
     nodes: int, changes: dict[str, Any], told: tuple[str, str]
 ) -> None:
     run = cluster(nodes, nodes - 1, **changes)
@@ -69,7 +69,7 @@ def test_a_port_unlike_that_of_the_others_is_named(
     assert "mlx5_1/1" in title
 
 
-def test_ports_that_are_alike_on_all_nodes_are_nobodys_fault() -> None:
+def test_ports_equal_on_all_nodes_give_no_finding() -> None:
     run = cluster(4)
     assert said(run) == []
     check = judge(run).check("rdma")

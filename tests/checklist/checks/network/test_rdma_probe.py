@@ -37,7 +37,7 @@ def test_state_rate_and_board_of_each_port_are_read(tmp_path: Path) -> None:
     assert told["mlx5_3/1"].gbps == 200.0
 
 
-def test_what_a_driver_does_not_tell_is_not_known(tmp_path: Path) -> None:
+def test_values_that_a_driver_does_not_report_are_unknown(tmp_path: Path) -> None:
     (tmp_path / "efa_0" / "ports" / "1").mkdir(parents=True)
     (tmp_path / "efa_0" / "ports" / "1" / "rate").write_text("odd\n")
     assert ports(tmp_path) == (RdmaPort(name="efa_0/1"),)

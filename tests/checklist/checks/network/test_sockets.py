@@ -16,7 +16,7 @@ def test_bytes_are_delivered_and_each_message_is_timed() -> None:
     assert (sent.connected, len(sent.seconds), sent.bytes, sent.error) == (True, 4, 5000, None)
 
 
-def test_whoever_accepts_and_never_answers_is_given_up_at_the_limit() -> None:
+def test_a_silent_server_is_given_up_at_the_time_limit() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         sent = deliver("127.0.0.1", silent.getsockname()[1], first=100, connect_s=2, limit_s=0.3)
     assert sent.connected
@@ -24,7 +24,7 @@ def test_whoever_accepts_and_never_answers_is_given_up_at_the_limit() -> None:
     assert sent.error == "100 bytes: not within 0.3 s"
 
 
-def test_a_port_where_nobody_listens_is_told_as_such() -> None:
+def test_a_closed_port_is_reported_as_closed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     sent = deliver("127.0.0.1", port, first=100, connect_s=2, limit_s=1)

@@ -128,7 +128,7 @@ def test_a_bucket_that_is_not_there_is_a_failed_figure_with_the_stores_words(s3:
     assert "NoSuchBucket" in str(found["datastore_write"][1])
 
 
-def test_what_a_killed_process_has_left_is_removed_by_its_name(s3: Any, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed_by_name(s3: Any, tmp_path: Path) -> None:
     (tmp_path / "left").write_bytes(b"part")
     s3.put_object(Bucket="data", Key="prefix/left", Body=b"part")
     storage_probe.remove(None, name="left", directory=str(tmp_path), datastore="s3://data/prefix")  # type: ignore[arg-type]
@@ -201,7 +201,7 @@ def test_a_datastore_that_was_not_named_is_no_verdict_and_never_a_pass() -> None
     assert "Note: the page cache helped." in result.check("storage").reason  # type: ignore[union-attr]
 
 
-def test_a_datastore_that_can_not_be_written_is_a_failure_of_nobody() -> None:
+def test_an_unwritable_datastore_is_a_failure_of_no_node() -> None:
     failed = Local(rank=3, what="datastore_write", value=None, unit="GB/s", error="AccessDenied")
     result = judge(gpu_run(locals=(*gpu_run().locals, failed)))
     assert [(fault.check, fault.code, fault.nodes) for fault in result.findings] == [
@@ -209,7 +209,7 @@ def test_a_datastore_that_can_not_be_written_is_a_failure_of_nobody() -> None:
     ]
 
 
-def test_a_folder_that_is_not_there_is_told_with_its_node_and_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported_with_its_node_and_a_remedy(tmp_path: Path) -> None:
     missing = tmp_path / "mnt" / "data"
     probed = figures(datastore=str(missing), directory=str(missing))
     words = (None, f"there is no folder {missing}")

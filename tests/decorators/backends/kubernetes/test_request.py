@@ -71,7 +71,7 @@ def test_another_clouds_machine_gets_no_efa() -> None:
     assert asked.environment == {}
 
 
-def test_part_of_a_machine_gets_none_of_its_interfaces() -> None:
+def test_a_part_of_a_machine_gets_no_efa_interface() -> None:
     request = dataclasses.replace(planned("llama-70b", "full", "H100", 4).request, gpus_per_node=4)
     assert "extended_resources" not in _values(request).compute
 
@@ -134,7 +134,7 @@ def test_variables_of_efa_come_with_its_interfaces_and_several_nodes_only(nodes:
     assert asked.environment == (EFA_VARIABLES if nodes > 1 and efa else {})
 
 
-def test_what_a_nodes_room_takes_off_the_plan_is_noted() -> None:
+def test_requests_reduced_to_a_nodes_free_resources_are_noted() -> None:
     request = planned("llama-70b", "full", "H100", 4).request
     room = Room(cpu=20.6, memory_bytes=100 * GIB)
     by = "allocatable on a node of this cluster"
@@ -149,7 +149,7 @@ def test_what_a_nodes_room_takes_off_the_plan_is_noted() -> None:
     assert (note.name, note.given_by) == ("memory_mib", "allocatable on this machine type")
 
 
-def test_what_is_configured_for_every_step_stays() -> None:
+def test_configuration_of_all_steps_is_kept() -> None:
     configured = {
         "node_selector": {"team": "ml"},
         "tolerations": [{"key": "ours", "operator": "Exists"}],

@@ -24,7 +24,7 @@ def refused(file: Path, text: str | bytes) -> UserError:
     return caught.value
 
 
-def test_a_row_overrides_what_it_says_and_leaves_what_it_leaves_blank(own: Path) -> None:
+def test_a_row_overrides_its_filled_cells_only(own: Path) -> None:
     own.write_text("gpu,mem_bw_GBps,bf16_TFLOPS_dense,notes\nRTX A5000,,111,measured here\n")
     made, table = hardware.catalogue(own).gpu("RTX A5000"), hardware.gpu("RTX A5000")
     assert made.peak_flops("bf16") == 111e12

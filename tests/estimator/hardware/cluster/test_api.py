@@ -110,7 +110,9 @@ def test_a_refusal_keeps_the_servers_status_and_words(
 
 
 @pytest.mark.parametrize("body", [b"<html>a login page</html>", b"[]", b"{}", b""])
-def test_what_is_no_kubernetes_api_is_told_apart(api: ClusterApi, server: Server, body: bytes) -> None:
+def test_servers_that_are_not_a_kubernetes_api_are_recognized(
+    api: ClusterApi, server: Server, body: bytes
+) -> None:
     server.body = body
     with pytest.raises(NoKubernetesError):
         api.get(PATH)

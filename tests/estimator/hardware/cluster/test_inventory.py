@@ -57,7 +57,7 @@ def test_a_node_without_cores_has_no_gpus_to_give() -> None:
     assert group.free_gpus == 3  # 191.45 cores, one for each GPU at least
 
 
-def test_nothing_is_taken_to_be_in_use_where_it_is_not_told() -> None:
+def test_without_reported_usage_all_gpus_count_as_free() -> None:
     (group,) = offers(state(eks_p5(1))).nodes
     assert group.free is None
     assert group.free_gpus == 8
@@ -161,7 +161,7 @@ def test_machines_of_a_node_group_without_nodes_are_a_guess_of_the_same_cloud() 
     assert not groups(bare_metal("a", {}), told=(NodeGroup(name="racks", now=0, most=2),)).nodes
 
 
-def test_what_is_not_told_of_node_groups_is_said_where_a_cloud_may_have_some() -> None:
+def test_unknown_node_groups_are_reported_on_clouds_that_may_have_some() -> None:
     hidden = Autoscalers(unknown="this login may not read it")
     assert "node groups may grow" in offers(state(eks_p5(1), autoscalers=hidden)).notes[0]
     assert offers(state(bare_metal("a", {}), autoscalers=hidden)).unknown == ()

@@ -316,7 +316,7 @@ def test_nodes_that_take_no_pods_are_counted_apart(api: Api) -> None:
         ({"nvidia.com/gpu.product": "NVIDIA-H900"}, {}, "unknown GPU: nvidia.com/gpu.product=NVIDIA-H900"),
     ],
 )
-def test_gpus_that_are_not_whole_or_not_known_are_told_and_never_guessed(
+def test_partial_and_unknown_gpus_are_reported_and_never_guessed(
     api: Api, labels: dict[str, str], resources: dict[str, str], says: str
 ) -> None:
     api.nodes = [eks_p5(1, labels=labels, resources=resources)]
@@ -446,7 +446,7 @@ def test_no_kubeconfig_is_one_clear_line(tmp_path: Path) -> None:
     assert "KUBECONFIG" in error.advice
 
 
-def test_a_context_that_is_not_there_is_answered_with_the_nearest(api: Api) -> None:
+def test_a_missing_context_gets_suggestions(api: Api) -> None:
     error = refused("trainning")
     assert error.problem.startswith("There is no context 'trainning' in the kubeconfig ")
     assert error.advice == "Did you mean training?"
@@ -493,12 +493,14 @@ def test_missing_permission_names_the_rule(api: Api) -> None:
         (200, b"<html>a login page</html>", "not a Kub"),
     ],
 )
-def test_other_answers_are_told_by_their_status(api: Api, status: int, body: bytes, says: str) -> None:
+def test_other_responses_are_reported_with_their_status(
+    api: Api, status: int, body: bytes, says: str
+) -> None:
     api.status, api.body = status, body
     assert says in refused().problem
 
 
-def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_gives_the_command_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     assert "metaflow-finetune[kubernetes]" in refused().advice
 

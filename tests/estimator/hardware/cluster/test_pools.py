@@ -220,7 +220,7 @@ def test_groups_of_their_largest_size_are_told() -> None:
         "{",
     ],
 )
-def test_a_status_that_can_not_be_read_says_nothing(status: str | None) -> None:
+def test_an_unreadable_status_is_ignored(status: str | None) -> None:
     assert not _grown(_cluster(None, status)).possible
     assert _grown(_cluster(None, status), "aws").possible is (status is not None)
 

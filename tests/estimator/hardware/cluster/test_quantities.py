@@ -24,6 +24,6 @@ def test_it_is_what_kubernetes_own_client_reads(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "Gi", "1Gib", "1 Gi", "1e", "ten", "1mm", "1.2.3", "nan", "inf", "1e999"]
 )
-def test_anything_else_is_none(text: str) -> None:
+def test_invalid_quantities_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="is not a Kubernetes quantity"):
         quantity(text)

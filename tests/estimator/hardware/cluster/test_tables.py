@@ -37,7 +37,7 @@ def test_a_label_with_its_value_stands_for_one_gpu_only() -> None:
     assert len(seen) == len(set(seen))
 
 
-def test_what_a_label_says_is_what_nodes_are_read_by() -> None:
+def test_nodes_are_read_by_their_labels() -> None:
     """The estimator reads the same labels from nodes; both ways must agree."""
     for row in tables.gpu_labels():
         value = dict(row.labels)

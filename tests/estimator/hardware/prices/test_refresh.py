@@ -15,9 +15,7 @@ from tests.estimator.hardware.price_servers import CLOSED, Silent, unchanged
 from tests.http_server import serving
 
 
-def test_offline_each_provider_says_so_in_one_line(
-    credentials: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_offline_provider_gives_one_line(credentials: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", CLOSED)
     lines = refresh.refresh()
     assert "aws: nothing changed; on-demand prices, spot prices, machine types: cannot be reached" in lines
@@ -67,7 +65,7 @@ def test_a_providers_bug_does_not_take_the_others_down(monkeypatch: pytest.Monke
     assert hardware.instance("a2-highgpu-1g").usd_per_hour == 3
 
 
-def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_cache_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = {"cloud": "gcp", "instance_type": "a2-highgpu-1g", "on_demand_usd_h": "3"}
     answer = ProviderAnswer(line="fine", machines={"a2-highgpu-1g": cells})
     monkeypatch.setattr(refresh, "PROVIDERS", (("two", lambda *_: answer),))

@@ -54,7 +54,7 @@ def test_what_is_drawn_in_between_changes_nothing() -> None:
     assert drawn() == due
 
 
-def test_a_rank_that_wrote_none_is_left_as_it_is(tmp_path: Path) -> None:
+def test_ranks_without_generator_states_are_unchanged(tmp_path: Path) -> None:
     generators.seed(7)
     due = drawn()
     generators.seed(7)

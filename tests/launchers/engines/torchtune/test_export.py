@@ -174,7 +174,7 @@ def assert_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor])
         assert torch.equal(found[name], tensor), name
 
 
-def test_an_adapter_without_a_place_in_the_base_is_refused(tmp_path: Path) -> None:
+def test_an_adapter_that_does_not_match_the_base_is_refused(tmp_path: Path) -> None:
     from launchers.engines.torchtune import export
 
     base = make_base(tmp_path / "base", "llama", torch.float32)

@@ -46,7 +46,7 @@ def test_the_reward_rises_over_thirty_steps(place: Path, nodes: int) -> None:
     assert all(step.all_tokens for step in steps)
 
 
-def test_both_processes_of_a_node_say_what_they_did(place: Path) -> None:
+def test_both_processes_of_a_node_report_their_work(place: Path) -> None:
     job = toy.job(place, "adapted", "lora", world=2, steps=2)
     first, second = runs.run(job), runs.steps(job, rank=1)
     assert [step.step for step in first] == [step.step for step in second] == [1, 2]
