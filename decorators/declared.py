@@ -63,7 +63,7 @@ class DeclaredPlan:
         if gpus is not None:
             goal_options = dataclasses.replace(goal_options, gpus=gpus)
         with hardware.using(hardware.catalogue(goal_options.hardware)):
-            records, problems = calibration.load() if goal_options.calibration else (None, ())
+            records, problems = calibration.load(own_loops=True) if goal_options.calibration else (None, ())
             for problem in problems:
                 print(problem, file=sys.stderr)
             cluster = find_cluster(backend, goal_options.gpu) if device != "cpu" else None

@@ -513,6 +513,19 @@ _PLACEHOLDER = re.compile(r"\.\.\.|[:;]|\S*\d\S*|\b(?:GPU\(s\)|GiB|[A-Z][A-Z_]*\
 _OF_METAFLOW = ("The @kubernetes decorator requires",)
 
 
+def test_each_stop_of_a_value_through_the_packages_exists() -> None:
+    """The table in docs/interfaces.md: at most five stops, and each `Class.field` is in its (`file`)."""
+    section = (ROOT / "docs" / "interfaces.md").read_text().split("## Three values through the packages")[1]
+    rows = [line for line in section.splitlines() if re.match(r"\| \d", line)]
+    stops = re.findall(r"`(\w+)\.(\w+)`[^`|]*\(`([\w/]+)(?:\.py|/)`\)", "\n".join(rows))
+    assert len(rows) == 5
+    assert len(stops) >= 9
+    for holder, field, path in stops:
+        record = getattr(import_module(path.replace("/", ".")), holder)
+        fields = {name for base in record.__mro__ for name in getattr(base, "__annotations__", {})}
+        assert field in fields or hasattr(record, field), f"{path}: {holder}.{field}"
+
+
 def test_messages_in_tables_of_symptoms_are_those_that_the_code_prints() -> None:
     packages = ("checklist", "decorators", "estimator", "flows", "launchers", "metaflow_extensions")
     files = [file.read_text() for package in packages for file in (ROOT / package).rglob("*.py")]

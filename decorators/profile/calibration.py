@@ -29,6 +29,7 @@ class _TrialPeaks:
     gpus: tuple[GpuMeasured, ...] = ()
     device_names: tuple[str, ...] = ()
     checkpoint_seconds: float | None = None
+    own_loop: bool = False
 
 
 def finished(
@@ -46,6 +47,7 @@ def finished(
     allocated = [rank.allocated_peak_bytes for rank in measured.ranks if rank.allocated_peak_bytes]
     return Finished(
         engine=plan.engine,
+        own_loop=measured.own_loop,
         method=plan.method,
         gpu=_gpu(plan, measured),
         model=_name(plan.model),

@@ -14,7 +14,9 @@ OTHER_NAMES: dict[str, dict[str, str]] = {
 
 
 # Have latent attention and experts in DeepSeek's names
-LIKE_DEEPSEEK = ("deepseek_v2", "deepseek_v3", "mistral4", "glm4_moe")
+SPARSE = ("deepseek_v32", "glm_moe_dsa")  # attention
+INDEX_TOPK = 2048  # tokens that sparse attention selects, in both families
+LIKE_DEEPSEEK = (*SPARSE, "deepseek_v2", "deepseek_v3", "mistral4", "glm4_moe", "glm4_moe_lite")
 WITHOUT_HEAD_DIM = ("phi", "gpt_neox", "falcon", "granite", "olmo3", "smollm3", "ernie4_5_moe")
 # Have attention_bias for queries, keys and values
 WITH_ATTENTION_BIAS = ("glm4", "glm4_moe", "seed_oss")
@@ -60,9 +62,24 @@ def _particular(spec: ModelSpec) -> dict[str, Any]:
         return {"use_qk_norm": spec.qk_norm == "head"}
     if spec.family == "gemma4_text":
         return _gemma4(spec)
+    if spec.family in (*SPARSE, "glm4_moe_lite"):
+        return _sparse(spec)
     if spec.family == "falcon":
         return {"multi_query": spec.kv_heads == 1, "parallel_attn": True, "bias": False}
     return {}
+
+
+def _sparse(spec: ModelSpec) -> dict[str, Any]:
+    """Return the kinds of MLPs, and the indexers of sparse attention."""
+    kinds = ["dense"] * spec.dense_layers + ["sparse"] * (spec.layers - spec.dense_layers)
+    config: dict[str, Any] = {"mlp_layer_types": kinds}
+    if spec.family in SPARSE:
+        config |= {"index_n_heads": spec.index_heads, "index_head_dim": spec.index_head_dim}
+        config["index_topk"] = INDEX_TOPK
+    if spec.family == "glm_moe_dsa":
+        rest = spec.layers - spec.index_layers
+        config["indexer_types"] = ["full"] * spec.index_layers + ["shared"] * rest
+    return config
 
 
 def _gemma4(spec: ModelSpec) -> dict[str, Any]:
@@ -143,17 +160,19 @@ def _recurrent(spec: ModelSpec) -> dict[str, Any]:
             "layers_block_type": kinds,
         }
     else:
-        inner = spec.recurrent_heads * spec.recurrent_head_dim
         widths = {
-            "mamba_n_heads": spec.recurrent_heads,
-            "mamba_d_head": spec.recurrent_head_dim,
-            "mamba_n_groups": spec.recurrent_groups,
-            "mamba_d_state": spec.recurrent_state,
-            "mamba_d_conv": spec.conv_kernel,
-            "mamba_expand": inner // spec.hidden,
             "shared_intermediate_size": spec.shared_ffn or spec.ffn,
             "num_local_experts": spec.experts,
         }
+        if spec.recurrent_layers:
+            widths |= {
+                "mamba_n_heads": spec.recurrent_heads,
+                "mamba_d_head": spec.recurrent_head_dim,
+                "mamba_n_groups": spec.recurrent_groups,
+                "mamba_d_state": spec.recurrent_state,
+                "mamba_d_conv": spec.conv_kernel,
+                "mamba_expand": spec.recurrent_heads * spec.recurrent_head_dim // spec.hidden,
+            }
     return widths | {"layer_types": kinds}
 
 

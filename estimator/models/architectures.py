@@ -234,6 +234,15 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
     ),
     "deepseek_v2": Family(mlp_names_are_experts=True, source=_transformers("deepseek_v2")),
     "deepseek_v3": Family(mlp_names_are_experts=True, source=_transformers("deepseek_v3")),
+    "deepseek_v32": Family(
+        scores_texts=False, mlp_names_are_experts=True, source=_transformers("deepseek_v32", _NEW)
+    ),
+    "glm4_moe_lite": Family(
+        scores_texts=False, mlp_names_are_experts=True, source=_transformers("glm4_moe_lite", _NEW)
+    ),
+    "glm_moe_dsa": Family(
+        scores_texts=False, mlp_names_are_experts=True, source=_transformers("glm_moe_dsa", _NEW)
+    ),
     "mistral4": Family(partial_rotary=True, source=_transformers("mistral4", _NEW)),
     "gpt_oss": Family(
         qkv_bias=True,

@@ -41,6 +41,9 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "mpt": {"expansion_ratio": 4, "no_bias": True},
     "qwen2_moe": {"qkv_bias": True},
     "glm4": {"attention_bias": True},
+    "glm4_moe_lite": {"first_k_dense_replace": 1},
+    "glm_moe_dsa": {"first_k_dense_replace": 3},
+    "deepseek_v32": {"first_k_dense_replace": 3},
     "seed_oss": {"attention_bias": True},
     "exaone4": {"sliding_window_pattern": 4},
     "lfm2": {"conv_L_cache": 3},
@@ -96,12 +99,16 @@ _EXPERT_WIDTH = (
     "qwen3_moe",
     "deepseek_v2",
     "deepseek_v3",
+    "deepseek_v32",
     "mistral4",
     "glm4_moe",
+    "glm4_moe_lite",
+    "glm_moe_dsa",
     "ernie4_5_moe",
     "qwen3_next",
     "qwen3_5_moe_text",
 )
+_LATENT = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "mistral4", "glm4_moe_lite", "glm_moe_dsa")
 _SHARED_EXPERT_WIDTH = ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text")  # shared_expert_intermediate_size
 _MAYBE_EXPERTS = ("granitemoehybrid", "nemotron_h", "gemma4_text")
 _EXPERTS = (*_EXPERT_WIDTH, *_MAYBE_EXPERTS, "mixtral", "llama4_text", "gpt_oss", "minimax_m2")
@@ -132,7 +139,8 @@ def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
     """
     reader = ConfigReader(language_part(config, name), name)
     family = shared_code(reader.text("model_type"))
-    if family not in FAMILIES and not untried.is_untried(family):
+    own_code = not is_known(family) and "AutoModelForCausalLM" in reader.mapping("auto_map")
+    if not (own_code or is_known(family)):
         raise UserError(
             f"Model {name}: config.json has model_type {family!r}, which is not supported.",
             f"Supported are {', '.join(FAMILIES)}, and the causal models of transformers 5.23.",
@@ -156,8 +164,14 @@ def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
         sees_images="text_config" in config,
         vision=vision.from_config(config, shape["hidden"]),
         quantized_weights=quantization_of(reader) or "",
+        own_code=own_code,
         source=f"config.json of {name}",
     )
+
+
+def is_known(family: str) -> bool:
+    """Whether transformers 5.23 has a causal model of this family."""
+    return family in FAMILIES or untried.is_untried(family)
 
 
 def shared_code(model_type: str) -> str:
@@ -178,7 +192,9 @@ def language_part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def quantization_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``quantization_config``, which multimodal models may keep under ``text_config``."""
-    return dict(language_part(config, "the checkpoint").get("quantization_config") or {})
+    part = language_part(config, "the checkpoint")
+    options = dict(part.get("quantization_config") or {})
+    return {"expert_dtype": part.get("expert_dtype")} | options if options else {}
 
 
 def is_rewritten(config: Mapping[str, Any]) -> bool:
@@ -201,11 +217,16 @@ def _refuse(reader: ConfigReader) -> None:
 
 
 def quantization_of(reader: ConfigReader) -> str | None:
-    """Return the ``quant_method`` of published weights; None if they are in 16 or 32 bits."""
+    """Return the format of published weights; None if they are in 16 or 32 bits."""
     options = reader.mapping("quantization_config")
-    if not options:
-        return None
+    return weight_format({"expert_dtype": reader.get("expert_dtype"), **options}) if options else None
+
+
+def weight_format(options: Mapping[str, Any]) -> str:
+    """Return the format that a ``quantization_config`` describes, mostly its ``quant_method``."""
     method = str(options.get("quant_method") or "")
+    if method == "fp8" and options.get("expert_dtype") == "fp4":  # DeepSeek V4
+        return "fp4"
     return "bitsandbytes" if method.startswith("bitsandbytes") else method
 
 
@@ -243,7 +264,7 @@ def _kv_heads(reader: ConfigReader, family: str, heads: int) -> int:
         if reader.get("new_decoder_architecture"):
             return reader.whole("num_kv_heads", default=heads)
         return 1 if reader.get("multi_query") else heads
-    if family in ("deepseek_v2", "deepseek_v3", "mistral4"):  # the latent is expanded to keys for every head
+    if family in _LATENT:  # the latent is expanded to keys for every head
         return heads
     optional = family in _KV_HEADS_OPTIONAL
     return reader.whole("num_key_value_heads", default=heads if optional else None)
@@ -251,7 +272,7 @@ def _kv_heads(reader: ConfigReader, family: str, heads: int) -> int:
 
 def _ffn(reader: ConfigReader, family: str, hidden: int) -> int:
     """Return the width of the MLP, or of one expert."""
-    if family in _EXPERT_WIDTH or (untried.is_untried(family) and reader.get("moe_intermediate_size")):
+    if family in _EXPERT_WIDTH or (family not in FAMILIES and reader.get("moe_intermediate_size")):
         return reader.whole("moe_intermediate_size")
     if family == "gemma4_text" and reader.get("enable_moe_block"):
         return reader.whole("moe_intermediate_size")
@@ -271,7 +292,7 @@ def _ffn(reader: ConfigReader, family: str, hidden: int) -> int:
 
 def _experts(reader: ConfigReader, family: str) -> dict[str, int]:
     """Experts, shared experts, and how many blocks have none."""
-    new = untried.is_untried(family) and any(reader.get(field) for field in _FIELDS["experts"])
+    new = family not in FAMILIES and any(reader.get(field) for field in _FIELDS["experts"])
     if not new and family not in _EXPERTS:
         return {}
     if family in _MAYBE_EXPERTS and not recurrent.has_experts(reader, family):
@@ -322,6 +343,9 @@ def _dense_layers(reader: ConfigReader, family: str) -> int:
         last = reader.whole("moe_layer_end_index", default=layers - 1, least=0)
         step = reader.whole("moe_layer_interval", default=1)
         return layers - sum((i + 1) % step == 0 and first <= i <= last for i in range(layers))
+    listed = reader.items("mlp_layer_types")
+    if family in _LATENT and listed:
+        return listed.count("dense")
     return reader.whole("first_k_dense_replace", default=0, least=0)
 
 
@@ -337,6 +361,28 @@ def _latent(reader: ConfigReader, shape: Mapping[str, int]) -> dict[str, int]:
         "qk_rope_head_dim": rope,
         "v_head_dim": reader.whole("v_head_dim", default=shape["hidden"] // shape["heads"]),
         "head_dim": nope + rope,
+        **_indexer(reader, shape["layers"]),
+    }
+
+
+def _indexer(reader: ConfigReader, layers: int) -> dict[str, int]:
+    """Return the shape of sparse attention's indexers, and the number of blocks that have one."""
+    if reader.get("index_topk") is None:
+        return {}
+    kinds = reader.items("indexer_types")
+    pattern = reader.get("index_topk_pattern")
+    if isinstance(pattern, str):
+        count = pattern.count("F")
+    elif kinds:
+        count = kinds.count("full")
+    else:  # GlmMoeDsaConfig; DeepSeek V3.2 has neither field
+        period = reader.whole("index_topk_freq", default=1)
+        offset = reader.whole("index_skip_topk_offset", default=2, least=0)
+        count = sum(max(i - offset + 1, 0) % period == 0 for i in range(layers))
+    return {
+        "index_layers": count,
+        "index_heads": reader.whole("index_n_heads"),
+        "index_head_dim": reader.whole("index_head_dim"),
     }
 
 
@@ -373,11 +419,9 @@ def _window(reader: ConfigReader, family: str, layers: int) -> dict[str, int | N
 
 
 _NO_WINDOW = (
+    *_LATENT,
     "llama",
     "gemma",
-    "deepseek_v2",
-    "deepseek_v3",
-    "mistral4",
     "granite",
     "smollm3",
     "minimax_m2",

@@ -111,7 +111,14 @@ def mixer_weights(m: ModelShape) -> int:
 
 def _mixers(m: ModelShape) -> int:
     recurrent = m.recurrent_layers * recurrent_extras(m) if m.recurrent_layers else 0
+    recurrent += m.index_layers * indexer(m)
     return mixer_weights(m) + sum(count * extras for count, _, extras in attention_kinds(m)) + recurrent
+
+
+def indexer(m: ModelShape) -> int:
+    """Count the parameters of one indexer of sparse attention: queries, key, its norm, weights of heads."""
+    queries = m.q_lora_rank * m.index_heads * m.index_head_dim
+    return queries + m.hidden * (m.index_head_dim + m.index_heads) + 2 * m.index_head_dim
 
 
 def mlp_shapes(m: ModelShape, width: int) -> dict[str, tuple[int, int]]:

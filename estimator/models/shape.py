@@ -22,6 +22,9 @@ _AT_LEAST_0 = (
     "qk_nope_head_dim",
     "qk_rope_head_dim",
     "v_head_dim",
+    "index_layers",
+    "index_heads",
+    "index_head_dim",
     "position_embeddings",
     "token_types",
     "recurrent_layers",
@@ -67,6 +70,7 @@ class ModelShape:
     sees_images: bool = False  # the shape is that of the language part of a larger model
     vision: VisionShape | None = None  # its tower; None: it has none, or its shape is unknown
     quantized_weights: str = ""  # the published files' quant_method ("mxfp4", "fp8"); blank: none
+    own_code: bool = False  # transformers has no class for it; its code lies next to the weights
     norm: Norm = "rms"
     norm_bias: bool = False
     norms_per_layer: int = 2  # over the hidden size
@@ -97,6 +101,10 @@ class ModelShape:
     qk_nope_head_dim: int = 0
     qk_rope_head_dim: int = 0
     v_head_dim: int = 0  # 0: as head_dim
+    # sparse attention (arXiv:2512.02556): an indexer, which is not trained, selects the tokens to attend to
+    index_layers: int = 0  # blocks with an indexer; the others use the selection of the block before
+    index_heads: int = 0
+    index_head_dim: int = 0
     # blocks with a recurrence (linear attention, state space, short convolution) in place of attention
     recurrence: Recurrence = ""
     recurrent_layers: int = 0
@@ -138,7 +146,7 @@ class ModelShape:
     source: str = ""
 
     def __post_init__(self) -> None:
-        if self.family not in FAMILIES and not untried.is_untried(self.family):
+        if not (self.own_code or self.family in FAMILIES or untried.is_untried(self.family)):
             raise UserError(
                 f"Model {self.name}: model_type {self.family!r} is not supported.",
                 f"Supported are {', '.join(FAMILIES)}.",

@@ -26,6 +26,7 @@ class WeightFormat:
 FORMATS: dict[str, WeightFormat] = {
     "mxfp4": WeightFormat(bytes_each=0.5 + 1 / 32, rate=11e6, title="MXFP4"),
     "fp8": WeightFormat(bytes_each=1.0, rate=48e6, title="FP8"),
+    "fp4": WeightFormat(bytes_each=0.5 + 1 / 32, rate=11e6, title="FP4 and FP8"),  # read like MXFP4
     "awq": WeightFormat(bytes_each=0.5 + 2.5 / 128, rate=15e6, title="AWQ"),
     "gptq": WeightFormat(bytes_each=0.5 + 2.5 / 128, rate=8e6, title="GPTQ"),
     "compressed-tensors": WeightFormat(bytes_each=0.5 + 2 / 32, rate=19e6, title="compressed-tensors"),

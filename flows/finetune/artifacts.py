@@ -81,20 +81,39 @@ def stage(settings: Settings, model: ModelRef) -> tuple[ModelRef, dict[str, str]
             if dataset is not None and sources.kind_of(dataset) == "path":
                 datasets[dataset] = _stage_dataset(store, sources.local(dataset), settings)
         if model.kind == "folder":
-            vision = settings.vision is not None
-            model = dataclasses.replace(
-                model, kind="stored", location=stage_folder(store, model, vision=vision)
+            location = stage_folder(
+                store,
+                model,
+                vision=settings.vision is not None,
+                trust_remote_code=settings.trust_remote_code,
             )
+            model = dataclasses.replace(model, kind="stored", location=location)
         return model, datasets
 
 
 def stage_folder(
-    store: MetaflowStorage, model: ModelSource, *, rewards: bool = False, vision: bool = False
+    store: MetaflowStorage,
+    model: ModelSource,
+    *,
+    rewards: bool = False,
+    vision: bool = False,
+    trust_remote_code: bool = False,
 ) -> str:
-    """Store a local model or reward model in the datastore; return the key of its bundle."""
+    """Store a local model or reward model in the datastore; return the key of its bundle.
+
+    Code of its folder is stored with it, and not run here.
+    """
     key = f"staged/{_fingerprint(Path(model.location))}"
     folder = cache_folder() / slug(model.name)
-    put_bundle(store, key, preparation.fetch_weights(model, folder, rewards=rewards, vision=vision))
+    fetched = preparation.fetch_weights(
+        model,
+        folder,
+        rewards=rewards,
+        vision=vision,
+        trust_remote_code=trust_remote_code,
+        runs_code=False,
+    )
+    put_bundle(store, key, fetched)
     return key
 
 
@@ -165,25 +184,32 @@ def staged_key(name: str) -> str | None:
 
 
 def fetch_weights_once(
-    model: ModelSource, work_dir: Path, *, rewards: bool = False, vision: bool = False
+    model: ModelSource,
+    work_dir: Path,
+    *,
+    rewards: bool = False,
+    vision: bool = False,
+    trust_remote_code: bool = False,
 ) -> str:
     """Fetch and check a model's weights; returns a folder of this machine or a bundle's key (shared).
 
     With a local datastore the weights stay in place (or in this machine's cache). With a shared one this task
     downloads them into the datastore, and every node reads them from there. ``rewards``: the model is a
-    reward model. ``vision``: keep the vision tower of a multimodal model.
+    reward model. ``vision``: keep the vision tower of a multimodal model. ``trust_remote_code``: the model
+    may need code of its folder, which is run here to check the weights.
     """
+    options = {"rewards": rewards, "vision": vision, "trust_remote_code": trust_remote_code}
     if model.kind == "stored":
         return model.location
     store = datastore(shared=True)
     if store.is_local:
-        return str(fetch_cached(model, rewards=rewards, vision=vision))
+        return str(fetch_cached(model, **options))
     key = f"weights/{cache_name(model) if model.kind == 'made' else slug(model.location or model.name)}"
     key += "-vision" if vision else ""
     if has_bundle(store, key):
         print(f"weights of {model.name}: already in {store.describe(key)}")
         return key
-    fetched = preparation.fetch_weights(model, work_dir / slug(model.name), rewards=rewards, vision=vision)
+    fetched = preparation.fetch_weights(model, work_dir / slug(model.name), **options)
     manifest = put_bundle(store, key, fetched)
     print(f"weights of {model.name}: {format_bytes(manifest.total_bytes)} in {store.describe(key)}")
     return key

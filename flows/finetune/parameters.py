@@ -12,7 +12,7 @@ from estimator.cli.common import COMMON
 from flows.commands.flow_commands import config_file
 from flows.commands.run_help import CHECKS
 from flows.finetune import planning
-from launchers.settings import choices_of, help_of, parse_yaml
+from launchers.settings import choices_of, help_of, overlay, parse_yaml
 
 
 def setting_parameter(name: str, kind: type = str) -> Any:
@@ -45,9 +45,13 @@ def check_switch(name: str) -> Any:
 
 
 def read_settings(text: str) -> dict[str, Any]:
-    """Parse the settings file and fill in the defaults; show a mistake in it as Metaflow shows errors."""
+    """Parse the settings file; show a mistake in it as Metaflow shows errors.
+
+    Defaults are filled in only for settings that are flow parameters, whose own defaults refer to them.
+    """
     with user_errors():
-        return parse_yaml(text, config_file(sys.argv[1:], "settings").parent)
+        values = parse_yaml(text, config_file(sys.argv[1:], "settings").parent)
+    return overlay(planning.defaults_of_flags(), values)
 
 
 class FinetuneParameters(FlowSpec):

@@ -93,6 +93,19 @@ LISTS = ("tracker", "eval_harness")  # flags with a comma-separated list
 SWITCHES = ("from_catalogue", "spot", "adapter_only")
 
 
+def defaults_of_flags() -> dict[str, Any]:
+    """Return the defaults of the settings that are flow parameters, nested as in a settings file."""
+    defaults = Settings().model_dump(mode="json")
+    values: dict[str, Any] = {}
+    for name in (*FLAGS.values(), *REJECTION_FLAGS.values()):
+        section, _, last = name.rpartition(".")
+        if section:
+            values.setdefault(section, {})[last] = defaults[section][last]
+        else:
+            values[last] = defaults[last]
+    return values
+
+
 def run_flow(flow: type[Any]) -> None:
     """Run a flow's command line; an option that has another name here is answered with that name."""
     try:

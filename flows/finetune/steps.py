@@ -92,7 +92,10 @@ class FinetuneRun(FinetuneParameters):
         with task_folder("prepare") as work_dir:
             print(f"fetching {self.base_model.name}", flush=True)
             self.model_reference = artifacts.fetch_weights_once(
-                self.base_model, work_dir, vision=self.used_settings.vision is not None
+                self.base_model,
+                work_dir,
+                vision=self.used_settings.vision is not None,
+                trust_remote_code=self.used_settings.trust_remote_code,
             )
             if TASKS[self.used_settings.task].draws_answers:
                 self.reward_model = scorers.fetch_reward_model_once(

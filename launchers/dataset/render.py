@@ -47,7 +47,7 @@ def load_tokenizer(model_dir: Path, settings: Settings) -> Any:
     Nothing is downloaded.
     """
     try:
-        tokenizer = tokenizer_in(model_dir)
+        tokenizer = tokenizer_in(model_dir, trust_remote_code=settings.trust_remote_code)
         tokenizer("a")  # some broken files fail only here
         if tokenizer.eos_token is None and not (model_dir / "tokenizer_config.json").is_file():
             raise ValueError("tokenizer_config.json, which names the special tokens, is missing")

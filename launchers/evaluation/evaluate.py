@@ -288,7 +288,14 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
         )
     for name, folder in (("the base model", request.base_dir), ("the finished model", request.model_dir)):
         (request.work_dir / STAGE).write_text(name)
-        model = load_model(folder, request.base_dir, device, precision, request.settings)
+        model = load_model(
+            folder,
+            request.base_dir,
+            device,
+            precision,
+            request.settings,
+            trust_remote_code=request.settings.trust_remote_code,
+        )
         answers = [] if not prompts else _answers(model, tokenizer, prompts, request.max_new_tokens)
         outcomes.append((None if scorer is None else scorer.score(model), answers))
         del model
@@ -349,12 +356,19 @@ def precision_on(device: str) -> str:
 
 
 def load_model(
-    folder: Path, base: Path, device: str, precision: str, settings: Settings | None = None
+    folder: Path,
+    base: Path,
+    device: str,
+    precision: str,
+    settings: Settings | None = None,
+    *,
+    trust_remote_code: bool = False,
 ) -> Any:
     """Load a transformers model for inference; an adapter is applied to ``base``.
 
     ``device``: cuda (spread over all GPUs) or cpu. ``precision``: bf16, otherwise fp32. ``settings``: those
     of the run that trained an adapter; if it trained over a quantized base, the base is quantized here too.
+    ``trust_remote_code``: run the folder's code if transformers has no class for the model.
     """
     import torch
 
@@ -370,13 +384,13 @@ def load_model(
         with collector_paused():
             from peft import PeftModel
 
-        network = causal.load(base, **options)
+        network = causal.load(base, trust_remote_code=trust_remote_code, **options)
         if settings is not None and METHODS[settings.method].quantized:
             from launchers.engines.loop import quantized
 
             quantized.round_layers(network, settings.lora.quantization)
         return PeftModel.from_pretrained(network, str(folder)).eval()
-    return causal.load(folder, **options).eval()
+    return causal.load(folder, trust_remote_code=trust_remote_code, **options).eval()
 
 
 def _prompts(path: Path, count: int) -> list[dict[str, Any]]:

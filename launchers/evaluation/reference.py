@@ -60,6 +60,7 @@ def fetch(
         "data_dir": str(job.data_dir),
         "judged": TASKS[job.settings.task].judged,
         "device": job.plan.layout.device,
+        "trust_remote_code": job.settings.trust_remote_code,
     }
     on_cpu, limit_s = job.plan.layout.device == "cpu", job.settings.resources.hang_timeout_s
     files = parts.fetch(division, request, address, store, work, on_cpu=on_cpu, limit_s=limit_s)
@@ -90,7 +91,8 @@ def main() -> None:
         die_with_parent(int(os.environ[PARENT]))
     request = json.loads(Path(sys.argv[1]).read_text())
     folder, device = Path(request["model_dir"]), request["device"]
-    model = load_model(folder, folder, device, precision_on(device))
+    trusted = request["trust_remote_code"]
+    model = load_model(folder, folder, device, precision_on(device), trust_remote_code=trusted)
     compared = _Items(Prepared(Path(request["data_dir"])), judged=request["judged"])
     for part in request["parts"]:
         items = range(part * PART, min((part + 1) * PART, request["count"]))

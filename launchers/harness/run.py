@@ -207,10 +207,15 @@ def _score(request: HarnessRequest, name: str, loaded: list[Any]) -> tuple[list[
     precision = precision_on(request.device)
     model = HFLM(
         pretrained=load_model(
-            request.models[name], request.models["base"], request.device, precision, settings
+            request.models[name],
+            request.models["base"],
+            request.device,
+            precision,
+            settings,
+            trust_remote_code=settings.trust_remote_code,
         ),
         # both models use the finished model's tokenizer, as in launchers.evaluation.evaluate
-        tokenizer=tokenizer_in(request.models["finetuned"]),
+        tokenizer=tokenizer_in(request.models["finetuned"], trust_remote_code=settings.trust_remote_code),
         backend="causal",
         batch_size=harness.batch_size,
         max_batch_size=_MAX_BATCH_SIZE,

@@ -24,6 +24,7 @@ from launchers.run_config import RunConfig
 ADAPTER_CONFIG = "adapter_config.json"
 _CONFIGS = ("config.json", "model_index.json")  # of a language model, of a pipeline that generates images
 SETTINGS = "settings.yaml"  # of the run, next to the folder of its model
+_OWN_CODE = "Chat and serving never run it; vLLM does: vllm serve FOLDER --trust-remote-code"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +89,7 @@ def from_folder(folder: Path) -> FinishedModel:
             f"Give a folder with config.json or {ADAPTER_CONFIG}, or one that finetune run has written.",
         )
     files_inside(model_dir)
-    own_code.check_model(model_dir)
+    own_code.check_model(model_dir, advice=_OWN_CODE)
     check_adapter(model_dir)
     settings = _read_settings(model_dir.parent / SETTINGS)
     base = settings.model if settings is not None else _base_of(model_dir)
@@ -115,14 +116,18 @@ def from_name(name: str) -> FinishedModel:
     return FinishedModel(name=name, folder=cache_folder() / cache_name(source), base=name, source=source)
 
 
-def fetch_cached(model: ModelSource, *, rewards: bool = False, vision: bool = False) -> Path:
+def fetch_cached(
+    model: ModelSource, *, rewards: bool = False, vision: bool = False, trust_remote_code: bool = False
+) -> Path:
     """Fetch a model's files into this machine's cache, and return their folder.
 
     A folder of the user's is returned as it is. ``rewards``: it is a reward model. ``vision``: keep the
-    vision tower of a multimodal model.
+    vision tower of a multimodal model. ``trust_remote_code``: the model may run code of its folder.
     """
     folder = cache_folder() / cache_name(model)
-    return preparation.fetch_weights(model, folder, rewards=rewards, vision=vision).resolve()
+    return preparation.fetch_weights(
+        model, folder, rewards=rewards, vision=vision, trust_remote_code=trust_remote_code
+    ).resolve()
 
 
 def _holds_model(folder: Path) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launchers.base.imports import imported_quietly
+from launchers.models import own_code
 
 # Language models that transformers 5.23 lists under AutoModelForImageTextToText alone
 _OTHER_MAPPING = ("mistral4",)
@@ -31,31 +32,41 @@ def without_progress_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def configuration(folder: Path) -> Any:
-    """Return the model's configuration, with an attention implementation that supports all its options."""
+def configuration(folder: Path, *, trust_remote_code: bool = False) -> Any:
+    """Return the model's configuration, with an attention implementation that supports all its options.
+
+    ``trust_remote_code``: run the folder's code if transformers has no class for the model.
+    """
     with imported_quietly():
         from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=runs_code(folder, trust_remote_code))
     if getattr(config.get_text_config(), "attn_logit_softcapping", None):
         # Gemma 2: torch's attention has no soft cap, and transformers 5.4 silently ignores it there
         config._attn_implementation = "eager"
     return config
 
 
-def load(folder: Path, **options: Any) -> Any:
+def runs_code(folder: Path, trust_remote_code: bool) -> bool:
+    """Whether the folder's code is run: it is trusted, and transformers has no class for the model."""
+    return trust_remote_code and own_code.needs_code(folder)
+
+
+def load(folder: Path, *, trust_remote_code: bool = False, **options: Any) -> Any:
     """Load the model with its weights; ``options`` are passed to from_pretrained."""
-    config = configuration(folder)
+    config = configuration(folder, trust_remote_code=trust_remote_code)
+    trusted = runs_code(folder, trust_remote_code)
     with imported_quietly():
         kind = class_of(config)  # imports transformers' module of that family
-        return kind.from_pretrained(folder, config=config, trust_remote_code=False, **options)
+        return kind.from_pretrained(folder, config=config, trust_remote_code=trusted, **options)
 
 
-def build(folder: Path, **options: Any) -> Any:
+def build(folder: Path, *, trust_remote_code: bool = False, **options: Any) -> Any:
     """Build the model without its weights; ``options`` are passed to from_config."""
-    config = configuration(folder)
+    config = configuration(folder, trust_remote_code=trust_remote_code)
+    trusted = runs_code(folder, trust_remote_code)
     with imported_quietly():
-        return class_of(config).from_config(config, trust_remote_code=False, **options)
+        return class_of(config).from_config(config, trust_remote_code=trusted, **options)
 
 
 def gives_rewards(config: Any) -> bool:

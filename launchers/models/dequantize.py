@@ -17,6 +17,7 @@ Tensors = Mapping[str, "torch.Tensor"]
 _PARTS: dict[str, tuple[str, ...]] = {
     "mxfp4": ("_blocks", "_scales"),
     "fp8": (".weight", ".weight_scale_inv"),
+    "fp4": (".weight", ".scale"),
     "awq": (".qweight", ".qzeros", ".scales"),
     "gptq": (".qweight", ".qzeros", ".scales", ".g_idx"),
     "compressed-tensors": (".weight_packed", ".weight_scale"),
@@ -89,6 +90,23 @@ def _fp8(options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
     scales = parts[".weight_scale_inv"]
     block = options.get("weight_block_size") if scales.ndim else None
     weights: torch.Tensor = _dequantize_fp8_weight(parts[".weight"], scales, block, torch.float32)
+    return weights
+
+
+def _fp4(options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
+    """Dequantize DeepSeek V4's weights: experts in FP4, two in a byte, and others in FP8 with block scales.
+
+    An FP4 expert has one scale for 32 columns.
+    """
+    import torch
+
+    weight, scales = parts[".weight"], parts[".scale"].float()
+    if weight.dtype != torch.int8:
+        return _fp8(options, {".weight": weight, ".weight_scale_inv": scales})
+    with collector_paused():
+        from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    weights: torch.Tensor = Fp8Dequantize(None)._dequantize_one(weight, scales, torch.float32)
     return weights
 
 
@@ -179,6 +197,7 @@ def _bitsandbytes(_options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
 _METHODS: dict[str, Callable[[Mapping[str, Any], Tensors], torch.Tensor]] = {
     "mxfp4": _mxfp4,
     "fp8": _fp8,
+    "fp4": _fp4,
     "awq": _awq,
     "gptq": _gptq,
     "compressed-tensors": _compressed_tensors,

@@ -11,10 +11,18 @@ from typing import Any
 
 from estimator.errors import UserError
 from estimator.untrusted import parse_json, plain_name, read_json_object
-from launchers.models import own_code
 
-# Configuration, tokenizer, safetensors; no other formats of the same weights, no folders
-PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
+# Configuration, tokenizer, safetensors, code; no other formats of the same weights, no folders
+PATTERNS = (
+    "*.json",
+    "*.safetensors",
+    "*.jinja",
+    "tokenizer.model",
+    "tiktoken.model",
+    "merges.txt",
+    "vocab.txt",
+    "*.py",
+)
 NOT_PATTERNS = ("*/*", "consolidated*", "adapter_*")
 # PyTorch files, for models without safetensors; no variants in another type
 PICKLED_PATTERNS = ("pytorch_model.bin", "pytorch_model-*-of-*.bin")
@@ -22,9 +30,10 @@ INDEX = "model.safetensors.index.json"
 PICKLED_INDEX = "pytorch_model.bin.index.json"
 _PART = re.compile(r"-\d+-of-\d+\.")
 _TRAINABLE = ("F64", "F32", "F16", "BF16")  # safetensors types
-# Token embeddings of Llama's kind, GPT-NeoX, GPT-J and MPT, Falcon, Nemotron-H
+# Token embeddings of Llama's kind, DeepSeek V4, GPT-NeoX, GPT-J and MPT, Falcon, Nemotron-H
 _EMBEDDINGS = (
     "embed_tokens.weight",
+    "embed.weight",
     "embed_in.weight",
     "wte.weight",
     "word_embeddings.weight",
@@ -43,8 +52,12 @@ def check_complete(folder: Path) -> None:
     if not folder.is_dir():
         raise UserError(f"There is no model directory {folder}.")
     config = read_config(folder)
-    own_code.check_model(folder)
-    tokenizers = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+    tokenizers = (
+        ("tokenizer.json",),
+        ("tokenizer.model",),
+        ("tiktoken.model",),
+        ("vocab.json", "merges.txt"),
+    )
     if not any(all((folder / name).is_file() for name in names) for names in tokenizers):
         raise UserError(f"{folder} has no tokenizer.", "tokenizer.json (or tokenizer.model) belongs there.")
     for name in ("tokenizer_config.json", "generation_config.json"):  # the export copies them

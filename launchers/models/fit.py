@@ -17,16 +17,16 @@ _NAMED = 3  # tensors listed in a message
 _ADVICE = "Weights and config.json belong to different models, or are incomplete: fetch or export both again."
 
 
-def check_fits(folder: Path, *, rewards: bool = False) -> None:
+def check_fits(folder: Path, *, rewards: bool = False, trust_remote_code: bool = False) -> None:
     """Raise UserError if tensors of the model are missing, have another shape, or would not be used.
 
     The model is built without memory (torch's meta device) and loaded by transformers with the shapes in the
     files' headers, which handles renamed, tied and ignored tensors. A layer missing in the files would be
     trained from random values, and one missing in config.json would be dropped. ``rewards``: the model must
-    output one score per text instead of next tokens.
+    output one score per text instead of next tokens. ``trust_remote_code``: it may run its folder's code.
     """
     with _quietly():
-        _check(folder, tensor_shapes(folder), rewards)
+        _check(folder, tensor_shapes(folder), rewards, trust_remote_code)
 
 
 @contextmanager
@@ -57,10 +57,12 @@ def _check_layers(folder: Path, config: Any, tensors: int) -> None:
             )
 
 
-def _check(folder: Path, shapes: Mapping[str, tuple[int, ...]], rewards: bool) -> None:
+def _check(
+    folder: Path, shapes: Mapping[str, tuple[int, ...]], rewards: bool, trust_remote_code: bool
+) -> None:
     import torch
 
-    empty = _empty_model(folder, len(shapes), rewards)
+    empty = _empty_model(folder, len(shapes), rewards, trust_remote_code)
     # If the files contain both of two tied weights, transformers compares values, which headers lack
     doubled = {
         name: tied_to
@@ -98,17 +100,18 @@ def _check(folder: Path, shapes: Mapping[str, tuple[int, ...]], rewards: bool) -
         raise UserError(f"{folder}: the weights don't fit config.json: {problem}.", _ADVICE)
 
 
-def _empty_model(folder: Path, tensors: int, rewards: bool) -> Any:
+def _empty_model(folder: Path, tensors: int, rewards: bool, trust_remote_code: bool) -> Any:
     """Build the model of config.json on the meta device; the files have this number of tensors."""
     import torch
     from huggingface_hub.errors import StrictDataclassError
 
     try:
-        config = causal.configuration(folder)
+        config = causal.configuration(folder, trust_remote_code=trust_remote_code)
+        trusted = causal.runs_code(folder, trust_remote_code)
         _check_layers(folder, config.get_text_config(), tensors)
         kind = causal.class_of(config, rewards=rewards)
         with imported_quietly(), torch.device("meta"):
-            return kind.from_config(config, trust_remote_code=False)
+            return kind.from_config(config, trust_remote_code=trusted)
     except (ImportError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
         raise UserError(

@@ -25,6 +25,7 @@ _TOKENIZER_FILES = (
     "processor_config.json",
     "video_preprocessor_config.json",
     "vocab.*",
+    "tiktoken.model",
     "merges.txt",
     "tekken.json",
     "LICENSE*",
@@ -46,7 +47,7 @@ def weight_files(folder: Path) -> list[Path]:
 def lay_out_model(weights: Sequence[Path], model_dir: Path, destination: Path) -> None:
     """Lay out a model: ``weights`` (safetensors) under their usual names, other files of ``model_dir``."""
     destination.mkdir(parents=True, exist_ok=True)
-    _copy_files(model_dir, (*_MODEL_FILES, *_TOKENIZER_FILES), destination)
+    _copy_files(model_dir, (*_MODEL_FILES, *_TOKENIZER_FILES, *_code_files(model_dir)), destination)
     dtypes = place_weights(weights, destination)
     _set_dtype(destination / "config.json", dtypes)
 
@@ -92,7 +93,13 @@ def lay_out_adapter_v2(source: Path, destination: Path, *, base_model: str) -> N
 
 def lay_out_tokenizer(model_dir: Path, destination: Path) -> None:
     """Copy the tokenizer's files, for an adapter that is exported without a model."""
-    _copy_files(model_dir, _TOKENIZER_FILES, destination)
+    _copy_files(model_dir, (*_TOKENIZER_FILES, *_code_files(model_dir)), destination)
+
+
+def _code_files(model_dir: Path) -> tuple[str, ...]:
+    """Return the pattern of code files, which the copied configuration of some models names."""
+    configs = [path for path in model_dir.glob("*config.json") if '"auto_map"' in path.read_text()]
+    return ("*.py",) if configs else ()
 
 
 def _copy_files(source: Path, patterns: Sequence[str], destination: Path) -> None:

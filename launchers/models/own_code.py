@@ -1,32 +1,50 @@
-"""Refusal of models and pipelines that only load by running code in their folder."""
+"""Code in a model's folder: which models need it, and refusal of those that may not run it.
+
+Models that transformers can load by itself often name code, too (``auto_map``); theirs is never run.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Any
 
 from estimator.errors import UserError
 from estimator.models import hf_config
 from estimator.untrusted import read_json_object
+from launchers.base import tokenizer
 
+CONFIG = "config.json"
 _LIBRARIES = ("diffusers", "transformers")  # of a pipeline's components
+_ADVICE = "Read that code; with --trust-remote-code it runs in the tasks of the run, and nowhere else."
 
 
-def check_model(folder: Path) -> None:
-    """Raise UserError if transformers has no class for the model's configuration or tokenizer.
+def check_model(folder: Path, *, trust_remote_code: bool = False, advice: str = _ADVICE) -> None:
+    """Raise UserError if the model or its tokenizer needs code of the folder that is not trusted.
 
-    Such a folder names its code in ``auto_map``. Models that transformers can load by itself often have that
-    entry, too, and pass; without transformers (where a run is launched) nothing is known, and all pass.
+    Without transformers (where a run is launched) nothing is known, and all pass.
     """
-    for name, has_class in (("config.json", _has_model), ("tokenizer_config.json", _has_tokenizer)):
-        path = folder / name
-        values = read_json_object(path) if path.is_file() else {}
-        if values.get("auto_map") and importlib.util.find_spec("transformers") and not has_class(values):
+    if trust_remote_code or importlib.util.find_spec("transformers") is None:
+        return
+    for name, is_needed in ((CONFIG, needs_code), (tokenizer.CONFIG, tokenizer.needs_code)):
+        if is_needed(folder):
             raise UserError(
-                f"{path} needs code of that folder (auto_map), and transformers cannot load it without.",
-                "Code in a model's folder is never run: use a model that transformers has a class for.",
+                f"{folder / name} needs code of that folder (auto_map), and transformers cannot load it "
+                "without.",
+                advice,
             )
+
+
+def needs_code(folder: Path) -> bool:
+    """Whether the model needs code of the folder, because transformers has no class for it."""
+    values = read_json_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    if not values.get("auto_map"):
+        return False
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    family = str(values.get("model_type"))
+    if hf_config.is_rewritten(values):  # its config.json is rewritten
+        family = hf_config.shared_code(family)
+    return family not in CONFIG_MAPPING_NAMES
 
 
 def check_pipeline(index: Path) -> None:
@@ -38,19 +56,3 @@ def check_pipeline(index: Path) -> None:
                 f"{index}: {name} is of {library!r}, and only {' and '.join(_LIBRARIES)} are loaded.",
                 "Code in a pipeline's folder is never run: use a pipeline that diffusers has saved.",
             )
-
-
-def _has_model(values: dict[str, Any]) -> bool:
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
-    family = str(values.get("model_type"))
-    if hf_config.is_rewritten(values):  # its config.json is rewritten
-        family = hf_config.shared_code(family)
-    return family in CONFIG_MAPPING_NAMES
-
-
-def _has_tokenizer(values: dict[str, Any]) -> bool:
-    from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
-
-    name = str(values.get("tokenizer_class") or "").removesuffix("Fast")
-    return any(tokenizer_class_from_name(candidate) is not None for candidate in (name, f"{name}Fast"))

@@ -1,7 +1,7 @@
 """Conversion of published checkpoints to trainable ones: quantized weights to bf16, language part alone.
 
 Done once, on CPUs, one shard in memory at a time. Formats: MXFP4 (GPT-OSS), FP8 with block scales (DeepSeek
-V3), AWQ, GPTQ, compressed-tensors (Kimi K2.5) and bitsandbytes' 4 and 8 bits.
+V3), FP4 next to FP8 (DeepSeek V4), AWQ, GPTQ, compressed-tensors (Kimi K2.5) and bitsandbytes' 4 and 8 bits.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ def describe(config: Mapping[str, Any]) -> str:
 
 
 def quantization_of(config: Mapping[str, Any]) -> str:
-    """Return config.json's ``quant_method``; blank for weights in 16 or 32 bits."""
-    method = str(hf_config.quantization_options(config).get("quant_method") or "")
-    return "bitsandbytes" if method.startswith("bitsandbytes") else method
+    """Return the format of the weights; blank for 16 or 32 bits."""
+    return hf_config.weight_format(hf_config.quantization_options(config))
 
 
 def bf16_bytes(source: Path) -> int:
@@ -55,8 +54,8 @@ def write_trainable(source: Path, folder: Path) -> None:
     """Write config.json and weights of the checkpoint in ``source`` as bf16 safetensors into ``folder``."""
     config = read_config(source)
     trainable = dict(hf_config.language_part(config, str(source)))
-    trainable.pop("quantization_config", None)
-    trainable.pop("torch_dtype", None)
+    for name in ("quantization_config", "expert_dtype", "torch_dtype"):
+        trainable.pop(name, None)
     model_type, class_name = _code(trainable["model_type"], source)
     trainable |= {"dtype": "bfloat16", "model_type": model_type, "architectures": [class_name]}
     if "text_config" in config:  # the outer and the inner configuration may differ in it

@@ -37,6 +37,12 @@ def check_supported(
     ``otherwise``: the advice if no other engine supports it either.
     """
     trackers.check_installed(settings.tracker)
+    if isinstance(spec, ModelSpec) and spec.own_code and not settings.trust_remote_code:
+        raise UserError(
+            f"--model {settings.model}: transformers has no class for {spec.family} models; their code lies "
+            "next to the weights.",
+            "Read that code; with --trust-remote-code it runs in the tasks of the run, and nowhere else.",
+        )
     if settings.unused:
         name = settings.unused[0]
         raise UserError(f"{option_name(name)} does not apply to task {settings.task}.", "Remove it.")

@@ -43,7 +43,9 @@ def fetch_inputs(settings: Settings, folder: Path) -> Settings:
         with_defaults = run_config.apply_defaults(fetched, model.spec)
         vision = preparation.with_vision(with_defaults, model.spec).vision is not None
         target = folder / "models" / slug(model.location or model.name)
-        path = preparation.fetch_weights(model, target, vision=vision)
+        path = preparation.fetch_weights(
+            model, target, vision=vision, trust_remote_code=settings.trust_remote_code, runs_code=False
+        )
         print(f"{settings.model}: weights and tokenizer are in {path}", flush=True)
         fetched = fetched.model_copy(update={"model": str(path)})
     reward = _reward_model(settings)

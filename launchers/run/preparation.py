@@ -36,7 +36,7 @@ from launchers.dataset.stored import StoredRows
 from launchers.engines._schedule import warmup_steps
 from launchers.harness import tasks
 from launchers.images import attached, pictures, runs
-from launchers.models import weights
+from launchers.models import own_code, weights
 from launchers.models.files import tensor_shapes
 from launchers.models.fit import check_fits
 from launchers.report.metrics import tokens_of_steps
@@ -142,6 +142,7 @@ def _check_files(settings: Settings, model: ModelRef) -> None:
     """Raise UserError if a local model folder or held-out file is unusable."""
     if model.kind == "folder":
         weights.check_whole(Path(model.location))
+        own_code.check_model(Path(model.location), trust_remote_code=settings.trust_remote_code)
     if settings.evaluation.dataset and sources.kind_of(settings.evaluation.dataset) == "path":
         for _ in read_samples(settings, sources.local(settings.evaluation.dataset)):
             pass
@@ -334,17 +335,30 @@ def _samples_of(settings: Settings, name: str, path: Path) -> Iterator[Sample]:
     return preferences.from_conversations(chats) if settings.trains_on_pairs else chats
 
 
-def fetch_weights(model: ModelSource, folder: Path, *, rewards: bool = False, vision: bool = False) -> Path:
+def fetch_weights(
+    model: ModelSource,
+    folder: Path,
+    *,
+    rewards: bool = False,
+    vision: bool = False,
+    trust_remote_code: bool = False,
+    runs_code: bool = True,
+) -> Path:
     """Fetch the complete files of one model to this machine (:func:`launchers.models.weights.fetch`).
 
     Checks that they match config.json where transformers is installed, as it is where runs train.
     ``rewards``: the model is a reward model. ``vision``: keep the vision tower of a multimodal model.
+    ``trust_remote_code``: the model may need code of its folder. ``runs_code``: this is a task of the run,
+    which may run it; where a run is launched, such a model is not compared with its config.json.
     """
     path = weights.fetch(model, folder, vision=vision)
     is_pipeline = isinstance(model, ModelRef) and isinstance(model.spec, DiffusionSpec)
-    if model.kind != "made" and not is_pipeline and importlib.util.find_spec("transformers") is not None:
-        check_fits(path, rewards=rewards)
-    if isinstance(model, ModelRef) and untried.is_untried(model.spec.family):
+    if model.kind != "made" and not is_pipeline:
+        own_code.check_model(path, trust_remote_code=trust_remote_code)
+        has_transformers = importlib.util.find_spec("transformers") is not None
+        if has_transformers and (runs_code or not own_code.needs_code(path)):
+            check_fits(path, rewards=rewards, trust_remote_code=trust_remote_code)
+    if isinstance(model, ModelRef) and (model.spec.own_code or untried.is_untried(model.spec.family)):
         parameters = sum(map(math.prod, tensor_shapes(path).values()))
         print(
             f"{model.name}: {parameters / 1e9:.2f} B parameters in its files; the plan counted "

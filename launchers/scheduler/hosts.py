@@ -146,7 +146,9 @@ def prepare_start(
     rows, held_out = preparation.read_data(settings, folder)
     weights_dir = (cache or folder / "weights") / slug(model.location or model.name)
     vision = settings.vision is not None
-    model_dir = preparation.fetch_weights(model, weights_dir, vision=vision)
+    model_dir = preparation.fetch_weights(
+        model, weights_dir, vision=vision, trust_remote_code=settings.trust_remote_code
+    )
     attempt = _next_attempt(folder)
     data_dir = folder / f"data-{attempt}"
     shutil.rmtree(data_dir, ignore_errors=True)

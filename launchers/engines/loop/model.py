@@ -9,7 +9,7 @@ import torch
 from estimator.errors import UserError
 from estimator.models import LATENT_PROJECTIONS, PROJECTIONS, RECURRENT_PROJECTIONS, architectures
 from estimator.models.architectures import own_names
-from estimator.vocabulary import METHODS, TASKS
+from estimator.vocabulary import METHODS, TASKS, product_type
 from launchers.base.imports import collector_paused
 from launchers.engines.loop import head, liger, quantized, unet, varlen, vision, whole_modules
 from launchers.engines.loop.families import blocks, expert_tensors
@@ -19,10 +19,12 @@ from launchers.gang.job import TrainJob
 from launchers.models import causal
 from launchers.settings import Settings
 
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
 
 def dtype_of(job: TrainJob) -> torch.dtype:
     """The type that the model computes in."""
-    return torch.float32 if job.plan.layout.precision == "fp32" else torch.bfloat16
+    return _DTYPES[product_type(job.plan.layout.precision)]
 
 
 def pretrained(job: TrainJob, *, dtype: torch.dtype, device: torch.device, **options: Any) -> Any:
@@ -37,14 +39,15 @@ def pretrained(job: TrainJob, *, dtype: torch.dtype, device: torch.device, **opt
             from launchers.engines.loop.quantized_loading import LoopQuantization
 
         options["quantization_config"] = LoopQuantization(kind, device)
-    return causal.load(job.model_dir, dtype=dtype, **options)
+    trusted = job.settings.trust_remote_code
+    return causal.load(job.model_dir, trust_remote_code=trusted, dtype=dtype, **options)
 
 
 def unloaded(job: TrainJob, *, dtype: torch.dtype) -> Any:
     """The job's model without its weights, where modules are made; its buffers are made from the config."""
     if TASKS[job.settings.task].images:
         return unet.build(job, dtype)
-    return causal.build(job.model_dir, dtype=dtype)
+    return causal.build(job.model_dir, trust_remote_code=job.settings.trust_remote_code, dtype=dtype)
 
 
 def made_trainable(model: Any, job: TrainJob, *, adapters_in_fp32: bool = False) -> Any:

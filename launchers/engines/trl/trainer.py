@@ -108,7 +108,9 @@ class _Trainer(GRPOTrainer):  # type: ignore[misc,unused-ignore]
         data = Prepared(job.data_dir)
         prompt_rows = prompts.read_written(job.data_dir / PROMPTS)
         order = [int(row) for row in data.order[: job.total_steps * data.info.global_batch_size]]
-        model = causal.load(job.model_dir, dtype=_dtype(job))
+        model = causal.load(
+            job.model_dir, trust_remote_code=job.settings.trust_remote_code, dtype=_dtype(job)
+        )
         super().__init__(
             model=model,
             args=_config(job),

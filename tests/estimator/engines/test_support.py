@@ -12,7 +12,7 @@ from estimator.engines.support import unsupported_job, unsupported_shards, with_
 from estimator.job import Machine
 from estimator.models import find, names
 from estimator.planning.planner import plan, plans
-from estimator.setup import Setup
+from estimator.setup import LlamaAdapter, Setup
 
 ANY = Target(kind="catalogue")
 
@@ -78,6 +78,13 @@ def test_every_family_and_method_is_planned_and_what_no_engine_trains_says_so() 
             made = plan(job, replace(ANY, gpu="H100 SXM", nodes=4, gpus=8))
             only = unsupported_job(replace(job, engine=made.engine))  # type: ignore[arg-type]
             assert any("planned only" in line for line in made.why) == (only is not None), name
+
+
+def test_a_family_whose_processes_would_wait_for_each_other_is_planned_only() -> None:
+    model = replace(find("qwen3-0.6b"), family="deepseek_v4")
+    job = Job(model=model, method="lora", engine="auto", global_batch_size=16)
+    only = plan(job, replace(ANY, gpu="H100 SXM", nodes=1, gpus=1))
+    assert any("planned only" in line and "compresses 128 tokens" in line for line in only.why)
 
 
 def test_a_method_left_open_passes_over_those_that_no_engine_has() -> None:
@@ -155,7 +162,7 @@ def test_a_bias_that_peft_would_add_twice_is_refused() -> None:
 
 def test_prompts_in_no_block_are_refused_with_what_to_write() -> None:
     with pytest.raises(UserError, match=r"adapter-start-layer 32: llama-8b has 32 blocks") as caught:
-        Job(model=find("llama-8b"), method="adapter-v2", adapter_start_layer=32)
+        Job(model=find("llama-8b"), method="adapter-v2", llama_adapter=LlamaAdapter(start_layer=32))
     assert "--adapter-start-layer 0" in caught.value.advice
 
 

@@ -119,6 +119,16 @@ MISTRAL4 = replace(
     qk_rope_head_dim=32,
     v_head_dim=96,
 )
+GLM_5 = replace(
+    MISTRAL4,
+    name="small-glm-5",
+    family="glm_moe_dsa",
+    dense_layers=1,
+    dense_ffn=1024,
+    index_layers=2,
+    index_heads=4,
+    index_head_dim=64,
+)
 LFM3 = replace(
     LLAMA,
     name="small-lfm3",

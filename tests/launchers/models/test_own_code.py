@@ -1,28 +1,54 @@
-"""Models whose folder wants to run code: never run, refused in one line, and no question in the terminal."""
+"""Models whose folder has code: refused, or run where trust_remote_code lets it, and never at launch."""
 
 from __future__ import annotations
 
 import ast
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from estimator import models
+from estimator.engines import support
 from estimator.errors import UserError
 from launchers.dataset import render
 from launchers.models import causal, own_code, tiny_llama, weights
-from launchers.settings import Settings
+from launchers.run import checks, preparation
+from launchers.settings import Settings, build
 
 pytest.importorskip("transformers")
 PACKAGES = ("launchers", "flows", "decorators", "estimator", "checklist")
 ROOT = Path(__file__).resolve().parents[3]
-CODE = "raise SystemExit('code of the folder was run')\n"
+TRACE = "trace"  # file that the folder's code appends the name of its process to
+CODE = """
+import os, sys
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+with open({trace!r}, "a") as trace:
+    trace.write(" ".join(sys.argv[:3]) + "\\n")
+
+
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+
+
+class OwnModel(LlamaForCausalLM):
+    config_class = OwnConfig
+
+
+class OwnTokenizer(PreTrainedTokenizerFast):
+    pass
+"""
 
 
 @pytest.fixture(autouse=True)
-def own_code_in_the_folder(folder: Path) -> None:
-    (folder / "own.py").write_text(CODE)
+def no_questions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question was asked"))
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
 
 
 def change(path: Path, **values: Any) -> None:
@@ -30,34 +56,103 @@ def change(path: Path, **values: Any) -> None:
     path.write_text(json.dumps({name: value for name, value in kept.items() if value is not None}))
 
 
-@pytest.mark.parametrize("name", ["OwnTokenizer", None])
-def test_a_tokenizer_with_code_is_refused_before_it_is_loaded_and_when_it_is(
-    folder: Path, name: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question was asked"))
+@pytest.fixture
+def own(folder: Path) -> Path:
+    """A model and a tokenizer that transformers has no class for."""
+    (folder / "own.py").write_text(CODE.format(trace=str(folder.parent / TRACE)))
+    auto_map = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    change(folder / "config.json", auto_map=auto_map, model_type="own", architectures=["OwnModel"])
     auto_map = {"AutoTokenizer": ["own.OwnTokenizer", None]}
-    change(folder / "tokenizer_config.json", auto_map=auto_map, tokenizer_class=name)
-    with pytest.raises(UserError, match=r"tokenizer_config\.json needs code of that folder \(auto_map\)"):
-        weights.check_whole(folder)
-    with pytest.raises(UserError, match="cannot be loaded"):
-        render.load_tokenizer(folder, Settings())
+    change(folder / "tokenizer_config.json", auto_map=auto_map, tokenizer_class="OwnTokenizer")
+    return folder
 
 
-def test_a_configuration_with_code_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question was asked"))
-    change(folder / "config.json", auto_map={"AutoConfig": "own.OwnConfig"}, model_type="own")
-    with pytest.raises(UserError, match=r"/config\.json needs code of that folder"):
-        weights.check_whole(folder)
+def ran(folder: Path) -> list[str]:
+    """Command lines of the processes that ran the folder's code."""
+    trace = folder.parent / TRACE
+    return trace.read_text().splitlines() if trace.exists() else []
+
+
+def test_a_model_with_code_is_planned_and_refused_without_running_it(own: Path) -> None:
+    spec = models.resolve(str(own)).spec
+    assert (spec.own_code, spec.parameters) == (True, models.find("tiny-llama").parameters)
+    assert "trust_remote_code" in str(support.untried_line(spec))
+    settings = build({"model": str(own), "method": "full"})
+    with pytest.raises(UserError, match="transformers has no class for own models") as caught:
+        checks.check_supported(settings, spec)
+    assert "--trust-remote-code" in caught.value.advice
+    with pytest.raises(UserError, match=r"/config\.json needs code of that folder \(auto_map\)"):
+        preparation.fetch_weights(models.resolve(str(own)), own)
     with pytest.raises(ValueError, match="custom code"):
-        causal.configuration(folder)
+        causal.configuration(own)
+    change(own / "config.json", model_type="llama", auto_map=None)
+    with pytest.raises(UserError, match=r"/tokenizer_config\.json needs code of that folder"):
+        own_code.check_model(own)
+    with pytest.raises(UserError, match="cannot be loaded"):
+        render.load_tokenizer(own, Settings())
+    assert ran(own) == []
 
 
-def test_code_that_transformers_does_not_need_is_left_alone(folder: Path) -> None:
-    change(folder / "config.json", auto_map={"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.A"})
-    change(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["own.OwnTokenizer", None]})
-    weights.check_whole(folder)
-    assert render.load_tokenizer(folder, Settings()).eos_token == tiny_llama.EOT
-    assert causal.load(folder).num_parameters() > 0
+def test_trusted_code_runs_in_tasks_alone(own: Path) -> None:
+    settings = build({"model": str(own), "method": "full", "trust_remote_code": True})
+    source = models.resolve(str(own))
+    checks.check_supported(settings, source.spec)
+    weights.check_whole(own)
+    preparation.fetch_weights(source, own, trust_remote_code=True, runs_code=False)  # as it is staged
+    assert ran(own) == []
+    preparation.fetch_weights(source, own, trust_remote_code=True)
+    assert type(causal.load(own, trust_remote_code=True)).__name__ == "OwnModel"
+    assert type(render.load_tokenizer(own, settings)).__name__ == "OwnTokenizer"
+    assert ran(own)
+
+
+def test_code_that_transformers_does_not_need_is_left_alone(own: Path) -> None:
+    change(own / "config.json", model_type="llama")
+    change(own / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    own_code.check_model(own)
+    settings = build({"trust_remote_code": True})
+    assert render.load_tokenizer(own, settings).eos_token == tiny_llama.EOT
+    assert type(causal.load(own, trust_remote_code=True)).__name__ == "LlamaForCausalLM"
+    assert ran(own) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_trusted_model_is_trained_on_two_processes_and_its_export_has_the_code(own: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    out = own.parent / "out"
+    values = {
+        "model": str(own),
+        "method": "full",
+        "trust_remote_code": "true",
+        "engine": "fsdp2",
+        "resources.gpus": "2",
+        "resources.device": "cpu",
+        "global_batch_size": "4",
+        "seq_len": "64",
+        "max_steps": "3",
+        "evaluation.generations": "1",
+    }
+    settings = [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
+    environment = os.environ | {"HF_MODULES_CACHE": str(own.parent / "run"), "OMP_NUM_THREADS": "1"}
+    environment |= {"FINETUNE_WORK_DIR": str(own.parent / "work"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", "launchers", "--output", str(out), "--no-calibration", *settings],
+        cwd=own.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=800,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    processes = ran(own)
+    assert any("evaluate" in line for line in processes)
+    loaded = AutoModelForCausalLM.from_pretrained(out / "model", trust_remote_code=True)
+    assert type(loaded).__name__ == "OwnModel"
+    assert (
+        type(AutoTokenizer.from_pretrained(out / "model", trust_remote_code=True)).__name__ == "OwnTokenizer"
+    )
 
 
 def test_a_pipeline_with_components_of_its_own_is_refused(tmp_path: Path) -> None:
@@ -70,7 +165,7 @@ def test_a_pipeline_with_components_of_its_own_is_refused(tmp_path: Path) -> Non
         own_code.check_pipeline(index)
 
 
-def test_every_automatic_class_is_told_not_to_run_code() -> None:
+def test_every_automatic_class_is_told_whether_to_run_code() -> None:
     """transformers asks in the terminal where nothing says so."""
     silent = []
     for path in (file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):

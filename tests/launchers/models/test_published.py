@@ -20,6 +20,7 @@ from tests.launchers.engines.loop import families
 
 Tensors = dict[str, torch.Tensor]
 TOKENS = torch.arange(3, 40)[None]
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 GENERATOR = torch.Generator().manual_seed(7)
 
 
@@ -30,12 +31,11 @@ def random_integers(high: int, *shape: int) -> torch.Tensor:
 def mxfp4(tensors: Tensors, name: str) -> torch.Tensor:
     """Two 4-bit floats in a byte, low half first; 32 values along the input share a power of two."""
     experts, into, out = tensors.pop(name).shape
-    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
     codes = random_integers(16, experts, out, into // 32, 32)
     scales = random_integers(6, experts, out, into // 32) + 122
     tensors[f"{name}_blocks"] = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8)
     tensors[f"{name}_scales"] = scales.to(torch.uint8)
-    whole = values[codes] * 2.0 ** (scales[..., None] - 127)
+    whole = E2M1[codes] * 2.0 ** (scales[..., None] - 127)
     return whole.reshape(experts, out, into).transpose(1, 2)
 
 
@@ -52,6 +52,21 @@ def fp8(tensors: Tensors, name: str) -> torch.Tensor:
 
 
 GROUP = 32
+
+
+def fp4(tensors: Tensors, name: str) -> torch.Tensor:
+    """DeepSeek V4's: experts with two 4-bit floats in a byte and a scale for 32 of them, the rest in FP8."""
+    scale = name.removesuffix("weight") + "scale"
+    if ".experts." not in name:
+        whole = fp8(tensors, name)
+        tensors[scale] = tensors.pop(f"{name}_scale_inv")
+        return whole
+    out, into = tensors.pop(name).shape
+    codes = random_integers(16, out, into)
+    exponents = random_integers(6, out, into // GROUP) - 5
+    tensors[name] = (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8).view(torch.int8)
+    tensors[scale] = (2.0**exponents).to(torch.float8_e8m0fnu)
+    return E2M1[codes] * 2.0 ** exponents.repeat_interleave(GROUP, 1)
 
 
 def integers(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -129,9 +144,17 @@ PACKED: dict[str, Any] = {
     "format": "pack-quantized",
     "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 32, "symmetric": True}}},
 }
-FORMATS: dict[str, tuple[str, str, Callable[[Tensors, str], torch.Tensor], dict[str, Any]]] = {
+FORMATS: dict[
+    str, tuple[str, str | tuple[str, ...], Callable[[Tensors, str], torch.Tensor], dict[str, Any]]
+] = {
     "mxfp4": ("gpt_oss", "_proj", mxfp4, {"quant_method": "mxfp4"}),
     "fp8": ("deepseek_v3", "_proj.weight", fp8, {"quant_method": "fp8", "weight_block_size": [32, 32]}),
+    "fp4": (
+        "deepseek_v4",
+        ("w1.weight", "w2.weight", "w3.weight", "wq_a.weight", "wkv.weight", "wo_b.weight"),
+        fp4,
+        {"quant_method": "fp8", "weight_block_size": [32, 32], "expert_dtype": "fp4"},
+    ),
     "awq": ("llama", "_proj.weight", awq, {"quant_method": "awq", "bits": 4, "version": "gemm"}),
     "gptq": ("llama", "_proj.weight", gptq, {"quant_method": "gptq", "bits": 4}),
     "compressed-tensors": ("llama", "_proj.weight", packed_integers, PACKED),
@@ -196,7 +219,8 @@ def test_a_quantized_checkpoint_becomes_the_bf16_model_that_it_stands_for(
     assert (logits(model) - logits(expected)).abs().max() < families.SAME
     files = list(converted.glob("*.safetensors"))
     assert len(files) > 1
-    assert {t.dtype for path in files for t in load_file(path).values()} == {torch.bfloat16}
+    types = {t.dtype for path in files for t in load_file(path).values() if t.is_floating_point()}
+    assert types == {torch.bfloat16}
     config = json.loads((converted / "config.json").read_text())
     assert "quantization_config" not in config
     assert "to bf16, once" in capsys.readouterr().out
@@ -235,7 +259,7 @@ def test_the_converted_size_follows_from_the_published_files_and_their_format(tm
 
 def test_a_format_that_is_not_read_is_named_with_those_that_are() -> None:
     config = {"model_type": "llama", "quantization_config": {"quant_method": "hqq"}}
-    with pytest.raises(UserError, match=r"quant_method hqq\)\. Supported formats: mxfp4, fp8, awq"):
+    with pytest.raises(UserError, match=r"quant_method hqq\)\. Supported formats: mxfp4, fp8, fp4, awq"):
         hf_config.to_spec(config, "mine")
 
 

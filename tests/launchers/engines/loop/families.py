@@ -59,6 +59,8 @@ _LATENT: dict[str, Any] = _SHARED | {
     "qk_rope_head_dim": 8,
     "v_head_dim": 16,
 }
+# More than a row's tokens are selected: which of equal scores are is arbitrary
+_INDEXER = {"q_lora_rank": 24, "index_n_heads": 4, "index_head_dim": 16, "index_topk": 128}
 _DELTA: dict[str, Any] = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -111,6 +113,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": _WIDTHS | _WINDOW,
     "deepseek_v2": _ALIKE_HEADS | _LATENT | {"q_lora_rank": None, "topk_method": "greedy", "head_dim": 8},
     "deepseek_v3": _ALIKE_HEADS | _LATENT | {"q_lora_rank": 24},
+    "deepseek_v32": _ALIKE_HEADS | _LATENT | _INDEXER,
+    "glm4_moe_lite": _ALIKE_HEADS | _LATENT | {"q_lora_rank": 24},
+    "glm_moe_dsa": _ALIKE_HEADS | _LATENT | _INDEXER | {"indexer_types": ["full", "shared"]},
     "mistral4": _ALIKE_HEADS | _LATENT | {"q_lora_rank": 24},
     "gpt_oss": _HEADS
     | _LOCAL
@@ -206,6 +211,32 @@ UNTRIED: dict[str, dict[str, Any]] = {
 }
 
 
+CONVERTED: dict[str, dict[str, Any]] = {  # their checkpoints are read
+    "deepseek_v4": _WIDTHS
+    | _ROUTED
+    | {
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "moe_intermediate_size": 64,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "q_lora_rank": 32,
+        "o_groups": 2,
+        "o_lora_rank": 16,
+        "index_n_heads": 2,
+        "index_head_dim": 16,
+        "index_topk": 64,
+        "hc_mult": 2,
+        "hc_sinkhorn_iters": 3,
+        "layer_types": ["compressed_sparse_attention", "heavily_compressed_attention"],
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+        "mlp_layer_types": ["hash_moe", "moe"],
+        "sliding_window": 16,
+        "partial_rotary_factor": 0.25,
+    },
+}
+
+
 def network(family: str, **values: Any) -> Any:
     """A model of that family with random weights, large enough for tokens to change each other's logits.
 
@@ -214,7 +245,7 @@ def network(family: str, **values: Any) -> Any:
     from transformers import AutoConfig
 
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **((FAMILIES | UNTRIED)[family] | values))
+    config = AutoConfig.for_model(family, **((FAMILIES | UNTRIED | CONVERTED)[family] | values))
     config.initializer_range = 0.1
     return causal.class_of(config).from_config(config).eval()
 
