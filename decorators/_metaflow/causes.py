@@ -1,8 +1,8 @@
 """The cause of a failed run, found in the log of its tasks.
 
-After a task's error message Metaflow's scheduler prints lines of its own, which name no cause: that the
-workflow failed, that the step with that task failed, or that the terminal step was not successful. The
-launching process keeps the task's message and prints it last.
+After a task's error message Metaflow's scheduler reports that the workflow failed, that the step of the task
+failed, or that the terminal step was not successful, but not the cause. The launching process keeps the
+task's message and prints it last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_LINES = 2  # of a message: problem and advice
 
 @dataclass
 class _TaskLog:
-    """Message of one process of a task, from the lines it has printed so far."""
+    """Message of one process of a task, from the lines that it has printed so far."""
 
     headline: str = ""
     message: list[str] = field(default_factory=list)

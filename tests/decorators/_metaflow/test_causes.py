@@ -40,6 +40,9 @@ def test_a_failed_run_ends_with_the_tasks_message(home: Home) -> None:
     done = home.python("failing.py", "run", "--with", "retry:times=1,minutes_between_retries=0")
     assert done.stderr.splitlines()[-2:] == ["Error: The dataset has no rows.", "Name another one."]
     assert "terminal step" not in done.stdout + done.stderr
+    done = home.python("failing.py", "run", "--with", "catch:print_exception=False")
+    assert done.returncode == 0
+    assert "The dataset has no rows." not in done.stderr, "a run that continues has not failed"
 
 
 def _cause(*lines: tuple[str, str] | str) -> list[str]:
