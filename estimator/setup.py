@@ -120,7 +120,8 @@ class Setup:
     longest_once: bool = False  # only one batch has seq_len tokens a sequence, the others far fewer
     expandable_segments: bool = False  # PYTORCH_CUDA_ALLOC_CONF: freed blocks of any size are used again
     document_mask: bool = False  # packed samples kept apart by a dense mask of seq_len x seq_len
-    document_tokens: int = 0  # mean length of packed documents, each weighted by its tokens; 0: seq_len
+    # mean length of packed documents, each weighted by its tokens; None: one document fills seq_len
+    document_tokens: int | None = None
     answers: Answers = field(default_factory=Answers)
     reference_copy: bool = False  # full training holds the reference as a frozen copy, as TRL does
 
@@ -165,10 +166,9 @@ class Setup:
                 f"quantization {self.quantization} freezes the weights; full training changes them.",
                 "Use method lora.",
             )
-
-        if not 0 <= self.document_tokens <= self.seq_len:
+        if self.document_tokens is not None and not 1 <= self.document_tokens <= self.seq_len:
             raise UserError(
-                f"document_tokens = {self.document_tokens} is not from 0 to seq_len ({self.seq_len})."
+                f"document_tokens = {self.document_tokens} is not from 1 to seq_len ({self.seq_len})."
             )
 
     def _check_parallelism(self) -> None:

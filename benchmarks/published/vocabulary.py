@@ -330,10 +330,10 @@ def kind_of(text: str) -> Kind:
     raise UnsupportedRow(f"memory of kind {text!r}: {UNKNOWN_KIND}")
 
 
-def document_tokens_of(packing: str) -> int:
-    """Return the stated mean over packed tokens of their document's length; 0 if it is not stated."""
+def document_tokens_of(packing: str) -> int | None:
+    """Return the stated mean length of packed documents, each weighted by its tokens; None if not stated."""
     match = re.search(r"documents kept apart, of ([\d,]+) tokens", packing.lower())
-    return int(match[1].replace(",", "")) if match else 0
+    return int(match[1].replace(",", "")) if match else None
 
 
 def fixed_length(packing: str) -> bool:

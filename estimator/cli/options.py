@@ -172,21 +172,18 @@ class SetupOptions(SharedOptions):
     longest_once: Annotated[bool, option(_STEP, "Only one batch has the full length.", "--longest-once")] = (
         False
     )
-    document_tokens: Annotated[
-        int, option(_STEP, "Mean length of the documents of packed tokens, if attention keeps them apart.")
-    ] = 0
     document_mask: Annotated[
         bool | None,
         option(_STEP, "Mask attention between packed samples.", "--document-mask/--no-document-mask"),
     ] = None
     document_tokens: Annotated[
-        int,
+        int | None,
         option(
             _STEP,
             "Mean length of packed documents that attention keeps apart, each weighted by its tokens; "
-            "0 is the sequence length.",
+            "default: the sequence length.",
         ),
-    ] = 0
+    ] = None
 
     activation_checkpointing: Annotated[bool | None, common("activation_checkpointing")] = None
     recompute_what: Annotated[

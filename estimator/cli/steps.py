@@ -105,7 +105,6 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
         fixed_length=packed,
         longest_first=_or(options.longest_first, launched_here and not packed),
         longest_once=options.longest_once,
-        document_tokens=options.document_tokens,
         expandable_segments=_or(options.expandable_segments, launched_here and options.device == "cuda"),
         document_mask=_or(
             options.document_mask,

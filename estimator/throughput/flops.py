@@ -286,7 +286,8 @@ def _attended(setup: Setup) -> float:
     model, length = setup.model, setup.seq_len
     if setup.document_mask:
         return float(model.attention_layers * length)
-    length = setup.document_tokens or length
+    if setup.document_tokens is not None:
+        length = setup.document_tokens
     reach = length / 2 if model.causal else float(length)
     window = float(model.sliding_window or length)
     # Under a causal window the first tokens see fewer than the window

@@ -62,7 +62,6 @@ CHANGES: dict[str, list[str]] = {
     "longest_first": ["--longest-first"],
     "expandable_segments": ["--fixed-segments"],
     "longest_once": ["--longest-once"],
-    "document_tokens": ["--document-tokens", "256"],
     "document_mask": ["--document-mask"],
     "document_tokens": ["--document-tokens", "700"],
     "checkpointing": ["--no-activation-checkpointing"],
