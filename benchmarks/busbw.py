@@ -1,6 +1,8 @@
 """Score the expected bus bandwidth against published figures, with each source left out.
 
-    python -m benchmarks.busbw    # seconds; writes benchmarks/results/busbw.md
+    python -m benchmarks.busbw    # seconds
+
+Writes the shares to estimator/data/fabric_shares.csv and the scores to benchmarks/results/busbw.md.
 
 Each row of checklist/data/busbw.csv is judged twice: by the shipped shares, and by shares derived without the
 row's own source. Margins and latencies of checklist/analysis/expectation.py were chosen on these rows, so the
@@ -9,6 +11,7 @@ second verdict tests the shares, not the form of the model.
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,11 +22,12 @@ from checklist.analysis.expectation import (
     GATE,
     Expectation,
     Published,
+    Ranges,
     expect,
     published,
-    published_ranges,
     ranges_of,
 )
+from estimator.hardware.fabrics import TABLE, fabric_shares
 
 FILE = Path(__file__).parent / "results" / "busbw.md"
 NONE = "no verdict"
@@ -100,7 +104,7 @@ def shares_table() -> str:
     """List the shares of the line rate by kind of link and network."""
     lines = ["| Link or network | Low end | Usual | Sources |", "|---|---|---|---|"]
     for kind, title in KINDS.items():
-        shares = published_ranges()[kind]
+        shares = fabric_shares()[kind]
         lines.append(f"| {title} | {shares.low:.0%} | {shares.typical:.0%} | {shares.sources} |")
     return "\n".join(lines)
 
@@ -177,6 +181,22 @@ def documented() -> str:
     return "\n\n".join([shares_table(), summary(scores(published()))])
 
 
+def write_shares(ranges: Ranges) -> None:
+    """Write the shares by kind of link or network to estimator/data/fabric_shares.csv."""
+    with TABLE.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(["kind", "low", "typical", "sources"])
+        for kind, shares in sorted(ranges.items()):
+            writer.writerow([kind, f"{shares.low:.4f}", f"{shares.typical:.4f}", shares.sources])
+    fabric_shares.cache_clear()
+
+
+def main() -> None:
+    write_shares(ranges_of(published()))
+    scored = scores(published())
+    FILE.write_text(page(scored), encoding="utf-8")
+    print(summary(scored))
+
+
 if __name__ == "__main__":
-    FILE.write_text(page(scores(published())))
-    print(summary(scores(published())))
+    main()

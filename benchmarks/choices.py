@@ -1,8 +1,7 @@
 """Compare plans with published practice: ``python -m benchmarks.choices`` writes results/choices.md.
 
-``practice.csv`` holds a row for each: the options of ``finetune plan``, the GPUs (``gpus``, of ``gb`` as
-their label says; blank: not stated) that a published recipe takes, where it says so; and where the plan
-takes others, why.
+``practice.csv`` has one row per recipe: the options of ``finetune plan``, the number of GPUs and their
+labeled memory in GB (``gpus``, ``gb``; blank: not stated), the source, and the reason where the plan differs.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typer.testing import CliRunner
 
 from estimator import hardware
 from estimator.cli.app import app
+from estimator.planning.measured_gpus import UNMEASURED
 
 PRACTICE = Path(__file__).with_name("practice.csv")
 RESULTS = Path(__file__).parent / "results" / "choices.md"
@@ -36,6 +36,7 @@ class Choice:
     source: str
     difference: str
     plan: dict[str, Any] | None
+    measured: bool = True  # a training run was published on this GPU or a similar one
     refused: str  # why nothing fits
 
     @property
@@ -55,7 +56,8 @@ class Choice:
             return f"nothing: {self.refused}"
         nodes = f"{plan['nodes']} " if plan["nodes"] > 1 else ""
         gpus = f"{plan['nodes'] * plan['gpus_per_node']}x {plan['gpu_type']}"
-        return f"{gpus} ({nodes}{plan['instance_type'] or 'own'})"
+        mark = "" if self.measured else ", not measured"
+        return f"{gpus} ({nodes}{plan['instance_type'] or 'own'}){mark}"
 
     @property
     def speed(self) -> str:
@@ -81,11 +83,12 @@ def choices() -> list[Choice]:
 
 
 def _planned(row: dict[str, str]) -> Choice:
-    words = ["plan", "--model", row["model"], "--method", row["method"], *shlex.split(row["options"])]
-    done = CliRunner().invoke(app, [*words, "--top", "1", "--json", "--no-calibration"])
-    plan, refused = None, ""
+    arguments = ["plan", "--model", row["model"], "--method", row["method"], *shlex.split(row["options"])]
+    done = CliRunner().invoke(app, [*arguments, "--top", "1", "--json", "--no-calibration"])
+    plan, refused, measured = None, "", True
     if done.exit_code == 0:
-        plan = json.loads(done.stdout)["summary"][0]
+        answer = json.loads(done.stdout)
+        plan, measured = answer["summary"][0], UNMEASURED not in answer["plans"][0]["why"]
     else:
         problem = " ".join(done.stderr.split(". ")[0].split())
         refused = problem.rpartition("nearest: ")[2].removesuffix(".").partition(" Here ")[0]
@@ -99,6 +102,7 @@ def _planned(row: dict[str, str]) -> Choice:
         source=row["source"],
         difference=row["difference"],
         plan=plan,
+        measured=measured,
         refused=refused,
     )
 
@@ -106,14 +110,16 @@ def _planned(row: dict[str, str]) -> Choice:
 def page(plans: list[Choice]) -> str:
     """Format the table as Markdown."""
     lines = [
-        "# Plans beside practice",
+        "# Plans compared with published practice",
         "",
         "`python -m benchmarks.choices`; the rows and their sources are `benchmarks/practice.csv`. A plan is",
         "the first of `finetune plan --model MODEL --method METHOD OPTIONS`: 2,048 tokens, a batch of 16",
-        "where the options say nothing else, any machine of the catalogue.",
+        "unless the options differ, any machine of the catalogue.",
         "",
         f"{sum(not choice.differs for choice in plans)} of {len(plans)} plans take the GPUs that the source",
-        "takes; of the others the last column says why.",
+        "takes; the last column has the reasons of the others. Not measured: no published training run on",
+        "this GPU, or its architecture with the same links "
+        f"({sum(not choice.measured for choice in plans)} of {len(plans)}).",
         "",
         "| Model | Method | Options | Plan | Layout | Tokens/s | $ an hour | Practice | Where ours differs |",
         "|---|---|---|---|---|---|---|---|---|",

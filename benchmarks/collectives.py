@@ -3,11 +3,10 @@
     python -m benchmarks.collectives [--repeats 5] [--nodes 2] [--seconds 240]
 
 Writes benchmarks/results/collectives.{json,md}. In each run the checklist's timing
-(checklist/checks/collectives/world_probe.py) and the collective with nothing around it take turns in random
+(checklist/checks/collectives/world_probe.py) and the bare collective take turns in random
 order, over the same group and buffers, each after a barrier, and the slowest rank counts
-(benchmarks/ratios.py). A ratio below 1 is what our timing costs. Sizes below 64 KiB are latency and not
-compared. Turns of all repeats count together; a size that the time has left with few of them has a wide
-interval.
+(benchmarks/ratios.py). A ratio below 1 is the cost of our timing. Sizes below 64 KiB are latency and not
+compared. Turns of all repeats count together; a size with few turns has a wide interval.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ from launchers.engines.gathering import gather_json
 RESULTS = Path(__file__).parent / "results"
 GOAL = 0.98
 PROFILE: Literal["standard"] = "standard"
-MOST_TURNS = 100  # of a cell in one run
-FEWEST_TURNS = 3  # of a cell that has begun, however slow
-START_S = 120.0  # for all ranks to be there
+MAX_TURNS = 100  # per cell and run
+MIN_TURNS = 3  # per started cell, even if slow
+START_S = 120.0  # limit for all ranks to join
 
 
 def cases(cuda: bool) -> list[ratios.Cell]:
@@ -85,9 +84,9 @@ def _measure_as_rank(rank: int, ranks: int, folder: str, seconds: float) -> None
     all_cases = cases(cuda)
     ends = time.monotonic() + seconds
     for number, (op, dtype, size) in enumerate(all_cases):
-        # An equal part of what is left for each: the first must not take the time of the last
+        # Each case gets an equal part of the remaining time
         share = (ends - time.monotonic()) / (len(all_cases) - number)
-        if not _all_go_on(share > 0, device):
+        if not _all_continue(share > 0, device):
             break
         elements = busbw.buffer_elements(op, size, DTYPES[dtype], ranks)
         turns = list(_turns(f"{op} {dtype} {elements}", op, dtype, elements, device, progress.begin, share))
@@ -122,12 +121,12 @@ def _turns(
     together = operations_of_turn(device)
     order = random.Random(seed)  # every rank takes the same turns
     deadline = time.monotonic() + limit_s
-    for turn in range(MOST_TURNS):
-        if not _all_go_on(turn < FEWEST_TURNS or time.monotonic() < deadline, device):
+    for turn in range(MAX_TURNS):
+        if not _all_continue(turn < MIN_TURNS or time.monotonic() < deadline, device):
             return
         ours = bare = 0.0
         for plain in order.sample((False, True), 2):
-            dist.barrier()  # no rank waits for what another did in the turn before
+            dist.barrier()  # so that no rank waits for another's previous turn
             wait(device)
             if plain:
                 bare = _bare_loop(work.run, together, device)
@@ -136,11 +135,11 @@ def _turns(
         yield ours, bare
 
 
-def _all_go_on(go_on: bool, device: torch.device) -> bool:
-    """Rank 0's word counts, so that all ranks take as many turns."""
-    word = torch.tensor([int(go_on)], device=device)
-    dist.broadcast(word, 0)
-    return bool(word.item())
+def _all_continue(proceed: bool, device: torch.device) -> bool:
+    """Broadcast rank 0's decision, so that all ranks take the same number of turns."""
+    decision = torch.tensor([int(proceed)], device=device)
+    dist.broadcast(decision, 0)
+    return bool(decision.item())
 
 
 def _bare_loop(run: Callable[[], Any], count: int, device: torch.device) -> float:
@@ -185,8 +184,8 @@ def _interval(ratio: ratios.Ratio) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--nodes", type=int, default=2, help="ranks; on GPUs at least one for each")
-    parser.add_argument("--seconds", type=float, default=240.0, help="of each run")
+    parser.add_argument("--nodes", type=int, default=2, help="number of ranks; at least one per GPU")
+    parser.add_argument("--seconds", type=float, default=240.0, help="duration of each run")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of collectives.json and .md")
     chosen = parser.parse_args()
     ranks = max(chosen.nodes, torch.cuda.device_count())

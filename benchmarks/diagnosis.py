@@ -1,7 +1,8 @@
-"""Score the diagnosis on simulated faults: how often it names the faulty part, how often a healthy one.
+"""Score the diagnosis on simulated faults: how often it names the faulty part, and how often a healthy one.
 
     python -m benchmarks.diagnosis    # a few minutes; writes benchmarks/results/diagnosis.*
     python -m benchmarks.diagnosis --first-night    # minutes; benchmarks/results/first_night.*
+    python -m benchmarks.diagnosis --many-slow      # seconds; benchmarks/results/many_slow.*
 
 Simulated clusters go through the very functions that a run uses: the rounds of pairs, the first diagnosis,
 the second pass of the suspects, the final diagnosis. Nothing here was measured on a network.
@@ -29,6 +30,7 @@ from checklist.effort import EFFORTS
 from checklist.measurements import Pair
 from checklist.round_robin import ALL_PAIRS_UP_TO, MORE_ROUNDS, ROUNDS_ABOVE, Pairs, schedule
 from checklist.run.pairing import PAIR_REPETITIONS, SCREEN_PASSES, SCREEN_TURN_S
+from tests.checklist.clusters import Cluster, Measured, slow_nodes
 
 RESULTS = Path(__file__).parent / "results"
 COMMAND = "python -m benchmarks.diagnosis"
@@ -36,20 +38,22 @@ NODES = (3, 4, 6, 8, 16, 32, 64, 256, 1024)
 KINDS = ("node", "transmit", "receive", "link")
 CASES = ("none", *KINDS, "two")
 NOISES = ("independent", "shared spine", "other jobs")
-LEFT = 0.6  # of a faulty side's or link's bandwidth
-SLIGHTLY_LEFT = 0.86  # of one that is slow a little, in the middle of what is WARN
+LEFT = 0.6  # share of its bandwidth that a faulty side or link keeps
+SLIGHTLY_LEFT = 0.86  # share that a slightly slow one keeps, in the middle of the range of WARN
 SPREAD = 0.05  # each repetition loses |N(0, 1)| times this
 REPETITIONS = 5  # the best counts
-LEAST_NODES = 4  # fewer have no spread of their own, so nobody is called slow a little
-POD = 4  # nodes for each switch in clusters up to 16 nodes; above, a quarter of them
+LEAST_NODES = 4  # with fewer, no spread can be estimated, so none is called slightly slow
+POD = 4  # nodes per switch in clusters of up to 16 nodes; a quarter of the nodes in larger ones
 FIRST_NIGHTS = ((64, 200), (256, 60), (1024, 10))  # nodes, and trials with a slow link
-COLLISIONS = (0.02, 0.2)  # of all measurements of a screening
-SCREEN_SPREAD = 0.1  # while all send
-GROUP_S = 5.0  # assumed: NCCL's groups of two for one round, made and ended
+COLLISIONS = (0.02, 0.2)  # share of a screening's measurements that other traffic slows
+SCREEN_SPREAD = 0.1  # SPREAD while all nodes send
+GROUP_S = 5.0  # assumed: creating and destroying NCCL's groups of two for one round
 GPU_GBYTES_PER_S = 12.5  # assumed: 100 Gbit/s for each GPU
-VISITS = 0.02  # how often another job's traffic passes through one measurement, alone or not
-CROWDED = 0.3  # how often a round finds the spine crowded
-CROWDED_LEFT = (0.4, 1.0)  # what is left then: of all pairs of a round alike, or of the one measurement
+MANY_NODES, MANY_SLOW = 1024, (16, 32, 64, 128)
+ROUND_AGAIN_S = 5.5  # assumed: creating and destroying groups, and the messages
+VISITS = 0.02  # probability that another job's traffic slows a measurement, alone or not
+CROWDED = 0.3  # probability that the spine is congested in a round
+CROWDED_LEFT = (0.4, 1.0)  # remaining share then: of all pairs of a round, or of the one measurement
 
 Name = tuple[object, ...]
 
@@ -70,21 +74,21 @@ class Tally:
 
     trials: int = 0
     exact: int = 0
-    """Every fault named as what it is, and nothing else."""
+    """Trials in which every fault was named with its kind, and nothing else."""
     found: int = 0
     faults: int = 0
     unseen_links: int = 0
-    """Slow links between nodes that the rounds have not paired."""
-    accused_wrongly: int = 0
-    """Trials with at least one confirmed fault that isn't one."""
-    suspected_wrongly: int = 0
-    """Trials in which the first pass alone would have accused somebody innocent."""
-    warned_wrongly: int = 0
-    """Trials with at least one confirmed fault "slow a little" that is of somebody innocent."""
+    """Slow links between nodes that no round paired."""
+    false_alarms: int = 0
+    """Trials with at least one confirmed fault of a healthy part."""
+    first_pass_false_alarms: int = 0
+    """Trials in which the first pass alone would have named a healthy part."""
+    false_warnings: int = 0
+    """Trials in which a healthy part was confirmed as slightly slow."""
     warned: int = 0
-    """Faults that are named as slow a little."""
+    """Faults named as slightly slow."""
     undecided: int = 0
-    """Trials in which slow pairs were left without a name."""
+    """Trials with slow pairs that no fault explains."""
     again: list[int] = field(default_factory=list)
     wrong: Counter[str] = field(default_factory=Counter)
 
@@ -165,16 +169,16 @@ def screened(random: np.random.Generator, truth: Truth, collisions: float) -> tu
 
 def first_night(nodes: int, collisions: float, share: float | None, trials: int) -> dict[str, Any]:
     """Diagnose one link with the share ``share`` of its speed (None: healthy) on the first night."""
-    named = innocent = 0
+    named = false_alarms = 0
     rounds, alone = [], []
     for trial in range(trials):
         random = np.random.default_rng([nodes, round(100 * collisions), round(100 * (share or 0)), trial])
         truth = draw(random, nodes, "none" if share is None else "link", share or 1.0)
         more = screened(random, truth, collisions)
         _, diagnosis, repeated, _ = examine(random, truth, "independent", trial, more=more)
-        accused = names(diagnosis, "confirmed")
-        named += bool(truth.names) and truth.names <= accused
-        innocent += bool(accused - truth.names)
+        named_faults = names(diagnosis, "confirmed")
+        named += bool(truth.names) and truth.names <= named_faults
+        false_alarms += bool(named_faults - truth.names)
         rounds.append(len(more))
         alone.append(repeated)
     return {
@@ -183,7 +187,7 @@ def first_night(nodes: int, collisions: float, share: float | None, trials: int)
         "left": share,
         "trials": trials,
         "named": named / trials if share else None,
-        "false_alarms": innocent / trials,
+        "false_alarms": false_alarms / trials,
         "rounds_more": float(np.median(rounds)),
         "rounds_most": max(rounds),
         "alone_median": float(np.median(alone)),
@@ -218,7 +222,7 @@ def examine(
     measured = measure(random, truth, [*present, *back], noise)
     before = diagnosis = diagnose(measured, nodes, spec_gbytes_per_s=spec)
     repeated = 0
-    # A pair that runs by itself has the spine for itself, but not for itself alone what other jobs share
+    # A pair that runs alone is alone on the spine of this job, but still shares links with other jobs
     noise_alone = "independent" if noise == "shared spine" else noise
     for _ in range(PASSES):
         if not diagnosis.again:
@@ -252,19 +256,19 @@ def tally(
         random = np.random.default_rng([nodes, CASES.index(case), NOISES.index(noise), trial])
         truth = draw(random, nodes, case, share)
         before, after, repeated, paired = examine(random, truth, noise, trial, spec)
-        accused, warned = names(after, "confirmed"), names(after, "confirmed", slight=True)
+        named_faults, warned = names(after, "confirmed"), names(after, "confirmed", slight=True)
         count.trials += 1
-        count.exact += accused == truth.names
+        count.exact += named_faults == truth.names
         count.faults += len(truth.names)
-        count.found += len(accused & truth.names)
+        count.found += len(named_faults & truth.names)
         count.unseen_links += sum(name[0] == "link" and name[1:] not in paired for name in truth.names)
-        count.accused_wrongly += bool(accused - truth.names)
-        count.suspected_wrongly += bool(names(before, "suspect") - truth.names)
+        count.false_alarms += bool(named_faults - truth.names)
+        count.first_pass_false_alarms += bool(names(before, "suspect") - truth.names)
         count.warned += len(warned & truth.names)
-        count.warned_wrongly += bool(warned - truth.names)
+        count.false_warnings += bool(warned - truth.names)
         count.undecided += bool(after.undecided)
         count.again.append(repeated)
-        count.wrong.update(str(name[0]) for name in accused - truth.names)
+        count.wrong.update(str(name[0]) for name in named_faults - truth.names)
     return count
 
 
@@ -303,10 +307,10 @@ def _row(nodes: int, noise: str, case: str, spec: float | None, count: Tally) ->
         "exact": count.exact / count.trials,
         "found": count.found / count.faults if count.faults else None,
         "found_of_measured": count.found / measured_faults if measured_faults else None,
-        "false_alarms": count.accused_wrongly / count.trials,
+        "false_alarms": count.false_alarms / count.trials,
         "warned_of_measured": count.warned / measured_faults if measured_faults else None,
-        "false_warnings": count.warned_wrongly / count.trials,
-        "false_alarms_without_second_pass": count.suspected_wrongly / count.trials,
+        "false_warnings": count.false_warnings / count.trials,
+        "false_alarms_without_second_pass": count.first_pass_false_alarms / count.trials,
         "left_undecided": count.undecided / count.trials,
         "reruns_median": float(np.median(count.again)),
         "reruns_most": max(count.again),
@@ -317,7 +321,7 @@ def _row(nodes: int, noise: str, case: str, spec: float | None, count: Tally) ->
 def markdown(report: dict[str, Any]) -> str:
     return "\n".join(
         [
-            "# Who is at fault, simulated",
+            "# Diagnosis of simulated faults",
             "",
             f"`{report['command']}` {report['machine']['text']}; {report['seconds']:.0f} s.",
             "",
@@ -326,35 +330,35 @@ def markdown(report: dict[str, Any]) -> str:
             f"*Shared spine*: in {CROWDED:.0%} of the rounds all pairs between groups (of {POD} nodes, above",
             f"{4 * POD} nodes of a quarter of them) keep only one share of {CROWDED_LEFT[0]:.0%} to",
             f"{CROWDED_LEFT[1]:.0%}. *Other jobs*: {VISITS:.0%} of all measurements, also those alone, keep",
-            "only such a share, each its own. Up to",
+            "only such a share, drawn for each. Up to",
             f"{ALL_PAIRS_UP_TO} nodes every pair is measured, above that {ROUNDS_ABOVE} rounds: a slow link",
-            "between nodes that never met cannot be found. *Two*: faults of random kinds at different nodes,",
-            "as far as there are enough. No reference is given but where it says so.",
+            "between nodes that were never paired cannot be found. *Two*: faults of random kinds at",
+            "different nodes, if there are enough. No reference bandwidth is known unless stated.",
             "",
             "## Named exactly",
             "",
-            "Share of the trials in which everything wrong was named as what it is, and nothing else.",
-            "*Link, if measured*: the found share of the slow links between nodes that met.",
+            "Share of the trials in which every fault was named with its kind, and nothing else.",
+            "*Link, if measured*: the share found of the slow links between paired nodes.",
             "",
             *_table(report["rows"], "exact"),
             "",
             "## False alarms",
             "",
-            "Share of the trials in which something innocent was accused. *One pass*: the worst column, had",
-            "nothing been measured again alone. *Re-run*: measurements alone, no fault, median and most.",
+            "Share of the trials in which a healthy part was named. *One pass*: the worst column without",
+            "the second measurement alone. *Re-run*: measurements alone with no fault, median and maximum.",
             "",
             *_table(report["rows"], "false_alarms"),
             "",
-            "## Slow a little",
+            "## Slightly slow",
             "",
             f"A faulty side or link keeps {SLIGHTLY_LEFT:.0%}: WARN. Share of those that were measured and",
-            "are named as what they are. *False alarms*: of these trials with something innocent that fails;",
-            "*false warnings*: the worst share of trials, of all cases, with something innocent that warns.",
+            "are named with their kind. *False alarms*: trials in which a healthy part fails;",
+            "*false warnings*: the largest share, over all cases, of trials in which a healthy part warns.",
             "",
             *_slight_table(report["rows"]),
             "",
-            "Three nodes with two faults often look like one other fault: two slow links that share a node",
-            "are that node's, whoever looks. Two slow ones of three set the reference themselves; with a",
+            "With three nodes, two faults often look like another one: two slow links that share a node",
+            "equal a slow node. Two slow nodes of three define the reference; with a",
             f"known reference {_three(report['rows'])} of such trials end with slow pairs and nobody named.",
             "",
         ]
@@ -423,7 +427,7 @@ def measuring_minutes(nodes: int, more: int, alone: int) -> float:
 
 @functools.cache
 def nights_until_all(nodes: int) -> int:
-    """Nights after which the rounds have had every pair, found by going through them."""
+    """Return the number of nights after which the rounds have paired all nodes."""
     measured_pairs: set[tuple[int, int]] = set()
     for night in range(nodes):
         measured_pairs |= {pair for pairs in schedule(nodes, night=night) for pair in pairs}
@@ -433,7 +437,7 @@ def nights_until_all(nodes: int) -> int:
 
 
 def first_night_markdown(report: dict[str, Any]) -> str:
-    heads = ["nodes", "in others' way", "link has left", "trials", "named", "false alarms"]
+    heads = ["nodes", "collisions", "link has left", "trials", "named", "false alarms"]
     heads += ["rounds of suspects", "alone", "minutes at most", "all pairs by rounds alone"]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for row in report["rows"]:
@@ -458,10 +462,10 @@ def first_night_markdown(report: dict[str, Any]) -> str:
             f"All pairs are timed at once, {SCREEN_PASSES} times in different orders; each message loses",
             f"|N(0, 1)| x {SCREEN_SPREAD:.0%}, and that share of them keeps only {CROWDED_LEFT[0]:.0%} to "
             f"{CROWDED_LEFT[1]:.0%}, as others",
-            f"are *in its way*. Slow pairs get rounds of their own (at most {MORE_ROUNDS}) beside the",
+            f"cross its path (*collisions*). Slow pairs get extra rounds (at most {MORE_ROUNDS}) after the",
             f"night's {ROUNDS_ABOVE}; then the diagnosis measures what is slow again alone. *Rounds of",
-            "suspects* and *alone* (measurements of one direction): median and most. Without screening a",
-            "night sees only the pairs of its rounds; the last column says after how many nights those had",
+            "suspects* and *alone* (measurements of one direction): median and maximum. Without screening a",
+            "night sees only the pairs of its rounds; the last column: nights until those cover",
             "all pairs.",
             "",
             f"*Minutes at most* is arithmetic for the profile `standard` on GPUs: {SCREEN_TURN_S:g} s of",
@@ -476,17 +480,74 @@ def first_night_markdown(report: dict[str, Any]) -> str:
     )
 
 
+def many_slow() -> list[dict[str, Any]]:
+    """Diagnose clusters of ``MANY_NODES`` nodes with many slow ones, measured again in groups."""
+    rows = []
+    for count in MANY_SLOW:
+        slow = slow_nodes(MANY_NODES, count)
+        start = time.perf_counter()
+        measured = Measured(Cluster(nodes=MANY_NODES, transmit=slow, receive=slow))
+        diagnosis = measured.diagnosed()
+        named = set(diagnosis.bad_nodes)
+        rows.append(
+            {
+                "slow": count,
+                "named": len(named & set(slow)),
+                "missed": len(set(slow) - named),
+                "false": len(named - set(slow)),
+                "rounds": measured.rounds,
+                "minutes": measured.rounds * ROUND_AGAIN_S / 60,
+                "seconds": time.perf_counter() - start,
+            }
+        )
+    return rows
+
+
+def many_slow_markdown(report: dict[str, Any]) -> str:
+    lines = ["| slow nodes | named | missed | false | rounds again | minutes of the cluster | computed in |"]
+    lines.append("|---" * 7 + "|")
+    lines += [
+        f"| {row['slow']} | {row['named']} | {row['missed']} | {row['false']} | {row['rounds']} "
+        f"| {row['minutes']:.1f} | {row['seconds']:.1f} s |"
+        for row in report["rows"]
+    ]
+    return "\n".join(
+        [
+            f"# Many slow nodes among {MANY_NODES:,}, simulated",
+            "",
+            f"`{report['command']}` {report['machine']['text']}.",
+            "",
+            "The slow nodes have 60% of their bandwidth. Suspects are measured again in groups; *minutes of "
+            f"the cluster*: {ROUND_AGAIN_S:g} s for each round (assumed), of the phase's hour.",
+            "",
+            *lines,
+            "",
+        ]
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--share", type=float, default=1.0, help="of the trials; at least 20 each are made")
+    parser.add_argument(
+        "--share", type=float, default=1.0, help="share of the trials to run; at least 20 each"
+    )
     parser.add_argument("--nodes", type=int, nargs="*", default=NODES)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of diagnosis.json and diagnosis.md")
-    parser.add_argument("--first-night", action="store_true", help="only that of large runs, with screening")
+    parser.add_argument(
+        "--first-night", action="store_true", help="only the first night of large clusters, with screening"
+    )
+    parser.add_argument("--many-slow", action="store_true", help="only 1,024 nodes of which many are slow")
     chosen = parser.parse_args()
     start = time.perf_counter()
+    if chosen.many_slow:
+        report: dict[str, Any] = {"command": f"{COMMAND} --many-slow", "machine": describe()}
+        report["rows"] = many_slow()
+        (chosen.out / "many_slow.json").write_text(json.dumps(report, indent=1) + "\n")
+        (chosen.out / "many_slow.md").write_text(many_slow_markdown(report))
+        return
     if chosen.first_night:
         command = _command(f"{COMMAND} --first-night", chosen.share)
-        report: dict[str, Any] = {"command": command, "machine": describe()}
+        report = {"command": command, "machine": describe()}
         report |= {"rows": first_nights(chosen.share), "seconds": time.perf_counter() - start}
         (chosen.out / "first_night.json").write_text(json.dumps(report, indent=1) + "\n")
         (chosen.out / "first_night.md").write_text(first_night_markdown(report))

@@ -3,10 +3,9 @@
     git clone --depth 1 https://github.com/huggingface/diffusers
     python -m benchmarks.diffusers_script diffusers/examples/text_to_image/train_text_to_image_sdxl.py
 
-Writes benchmarks/results/diffusers_script.{json,md}. The script itself runs, from its main() to its end, on
-tiny-sdxl: with the latents and texts that we have computed, and with the noise and the time steps that we
-have drawn, in place of its own; all else is its own: noise, target, weights, gradients, clipping, optimizer,
-schedule. torchvision, which it imports for the images that it would read itself, need not be there.
+Writes benchmarks/results/diffusers_script.{json,md}. The script's main() runs on tiny-sdxl with our latents,
+text embeddings, noise and time steps; target, weights, gradients, clipping, optimizer and schedule are its
+own. torchvision, which it imports to read images, is replaced by a stub.
 """
 
 from __future__ import annotations
@@ -128,7 +127,7 @@ def script_losses(path: Path, job: TrainJob, output: Path) -> list[float]:
     losses: list[float] = []
     module = imported(path)
     rate, gamma = job.settings.optimizer, job.settings.images.min_snr_gamma
-    words = [
+    arguments = [
         f"--pretrained_model_name_or_path={job.model_dir}",
         "--dataset_name=ours",
         "--image_column=image",
@@ -171,8 +170,10 @@ def script_losses(path: Path, job: TrainJob, output: Path) -> list[float]:
             lambda like, **options: ours_if(like.shape, noises, lambda: plain_noise(like, **options)),
         ),
         mock.patch.object(torch, "randint", side_effect=steps),
-        mock.patch.object(torch, "randn", lambda *shape, **__: torch.zeros(*shape)),  # its offset: in ours
-        mock.patch.object(sys, "argv", [str(path), *words]),
+        mock.patch.object(
+            torch, "randn", lambda *shape, **__: torch.zeros(*shape)
+        ),  # the noise offset is part of our noise
+        mock.patch.object(sys, "argv", [str(path), *arguments]),
     ):
         module.main(module.parse_args())
     return losses
@@ -200,11 +201,11 @@ def imported(path: Path) -> Any:
     substitutes = {module.__name__: module for module in (vision, transforms, functional)}
     for name, module in substitutes.items():
         module.__spec__ = importlib.machinery.ModuleSpec(name, None)
-    for name in ("accelerate", "datasets", "diffusers.training_utils"):  # which look for the real one
+    for name in ("accelerate", "datasets", "diffusers.training_utils"):  # these look for the real torchvision
         importlib.import_module(name)
     spec = importlib.util.spec_from_file_location("diffusers_script", path)
     if spec is None or spec.loader is None:
-        raise SystemExit(f"{path} is no Python file")
+        raise SystemExit(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     with mock.patch.dict(sys.modules, substitutes), mock.patch("diffusers.utils.check_min_version"):
         spec.loader.exec_module(module)
@@ -221,7 +222,7 @@ def write(rows: list[dict[str, Any]]) -> None:
     }
     (RESULTS / "diffusers_script.json").write_text(json.dumps(facts, indent=1) + "\n")
     lines = [
-        "# Losses beside those of diffusers' own script",
+        "# Losses compared with diffusers' own script",
         "",
         "`python -m benchmarks.diffusers_script SCRIPT`: tiny-sdxl, all of the UNet, the same latents,",
         f"texts, noise and time steps; {STEPS} steps of {BATCH} images.",

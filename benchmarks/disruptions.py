@@ -1,9 +1,9 @@
 """Delete pods of runs that train on two nodes; record whether the runs finish and what each deletion costs.
 
     python -m benchmarks.disruptions                                   # about 1.5 hours on 2 cores, as root
-    python -m benchmarks.disruptions --deletions 3 --deletions 10      # these rows alone anew; others stay
+    python -m benchmarks.disruptions --deletions 3 --deletions 10      # only these rows; the others are kept
     python -m benchmarks.disruptions --once                            # one of each other disruption
-    python -m benchmarks.disruptions --late-seconds 600                # a second node that comes so late
+    python -m benchmarks.disruptions --late-seconds 600                # a second node that joins this late
 
 Needs a control plane's binaries (CONTRIBUTING.md); writes benchmarks/results/disruptions.*. The API server,
 scheduler and controllers are Kubernetes' own, JobSet's controller and the nodes those of tests/lab. Each row
@@ -50,7 +50,7 @@ RESULTS = Path(__file__).parent / "results"
 DELETIONS = (3, 10, 20)
 LATE_S = 60.0
 EVERY = 3  # steps from checkpoint to checkpoint
-STEPS_OF_A_LAUNCH = 10  # more than are made until it has stored a checkpoint and is taken away
+STEPS_OF_A_LAUNCH = 10  # more than a launch runs until it has stored a checkpoint and is disrupted
 END_S = 600
 Pods = dict[str, Json]  # of a launch, by kind
 Take = Callable[[Cluster, Pods], contextlib.AbstractContextManager[None]]
@@ -62,18 +62,18 @@ class Case:
 
     what: str
     times: int
-    take: Take  # the launch is taken away when its block begins; what it costs the cluster ends with it
+    take: Take  # context manager: disrupts the launch on entry, restores the cluster on exit
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
     what: str
     times: int
-    ended: bool  # by itself, with a trained model
+    ended: bool  # without help, with a trained model
     lost_seconds: tuple[float, ...]  # each time: from the request to the next launch's first step
     waited_seconds: tuple[float, ...]  # of these, before the step was submitted again
-    steps_twice: int  # in all
-    losses_equal: bool  # of all steps, bit by bit, to the undisturbed run's
+    steps_twice: int  # total
+    losses_equal: bool  # losses of all steps equal those of the undisturbed run, bit by bit
     every: int = EVERY  # steps from checkpoint to checkpoint
 
 
@@ -82,8 +82,8 @@ class Late:
     """A run whose second node joined late."""
 
     late_seconds: float
-    said: int  # times that the terminal has told who is missing and why
-    reason: str  # in the terminal's words
+    messages: int  # number of terminal messages that name the missing node and the reason
+    reason: str  # text of the last message
     trained_after_seconds: float  # from the node's arrival to the first step
     ended: bool
     losses_equal: bool
@@ -152,7 +152,7 @@ class Bench:
             losses_equal=self._losses(run) == self._undisturbed(),
         )
 
-    def be_late(self, seconds: float) -> Late:
+    def join_late(self, seconds: float) -> Late:
         with one_node_short(self._cluster):
             run = self._launch("late", f"--pending-timeout={seconds / 60 + 10:g}", pods=BIG)
             says(run, r"jobset \S+ waits")
@@ -163,7 +163,7 @@ class Bench:
         messages = re.findall(r"jobset \S+ (waits.*)", run.log)
         return Late(
             late_seconds=seconds,
-            said=len(messages),
+            messages=len(messages),
             reason=messages[-1],
             trained_after_seconds=took,
             ended=run.wait(END_S) == 0,
@@ -197,11 +197,11 @@ class Bench:
     def _first_step(self, run: Launched, *, earlier_launches: int) -> int:
         """Wait for the first step of the launch after the earlier ones, and return it."""
 
-        def made() -> Any:
+        def first_pods() -> Any:
             assert run.process.poll() is None, run.story()
             return run.has_begun and self._main(run)[earlier_launches:]
 
-        return _steps(wait_for(made, LIMIT_S, "a step is made", every=0.1)[0])[0]
+        return _steps(wait_for(first_pods, LIMIT_S, "the first step has run", every=0.1)[0])[0]
 
     def _losses(self, run: Launched) -> list[float]:
         outcome = pickle.loads(run.read(READ_OUTCOME, f"FinetuneFlow/{run.run_id}"))  # noqa: S301
@@ -229,7 +229,7 @@ def text(result: dict[str, Any]) -> str:
         for row in sorted(result["rows"], key=lambda row: (-row["times"], row["what"]))
     )
     late = "\n".join(
-        f"| {row['late_seconds']:.0f} | {row['said']} | {row['reason']} "
+        f"| {row['late_seconds']:.0f} | {row['messages']} | {row['reason']} "
         f"| {row['trained_after_seconds']:.0f} | {_word(row['ended'])} | {_word(row['losses_equal'])} |"
         for row in sorted(result["late"], key=lambda row: row["late_seconds"])
     )
@@ -237,20 +237,19 @@ def text(result: dict[str, Any]) -> str:
 
 `{result["command"]}`, {result["machine"]["text"]}
 
-tiny-llama on two nodes of the tests' control plane; in each row one run, which makes a checkpoint every so
-many steps.
-"Lost" is from the request to delete or evict until the next launch has made its first step. The wait before
-the step is submitted again, which doubles from 5 s to 60 s, is in it, and is left out in the third of these
-columns. "Twice" are steps that were made again, in all. "Equal": the losses of all steps, bit by bit, to
-those of an undisturbed run.
+tiny-llama on two nodes of the tests' control plane. Each row is one run; "every" is the number of steps
+between checkpoints. "Lost" is the time from the request to delete or evict until the next launch has run its
+first step. It includes the wait before the step is submitted again, which doubles from 5 s to 60 s; the third
+column is without it. "Repeated" is the total of repeated steps. "Equal": the losses of all steps equal those
+of an undisturbed run, bit by bit.
 
-| what | times | every | ended well | lost, s: median | most | median without the wait | twice | equal |
+| what | times | every | succeeded | lost, s: median | maximum | median without the wait | repeated | equal |
 |---|---|---|---|---|---|---|---|---|
 {rows}
 
-The second node comes when the first has waited for it so long:
+The second node joins after the first has waited this long:
 
-| late, s | said | in the terminal | first step after, s | ended well | equal |
+| late, s | messages | last message | first step after, s | succeeded | equal |
 |---|---|---|---|---|---|
 {late}
 """
@@ -261,7 +260,7 @@ def _word(yes: bool) -> str:
 
 
 def keep(kind: Literal["rows", "late"], row: Row | Late) -> None:
-    """Put a row into the results, in place of an earlier one of the same case."""
+    """Store a row in the results; it replaces an earlier one of the same case."""
     file = RESULTS / "disruptions.json"
     result = json.loads(file.read_text()) if file.exists() else {"rows": [], "late": []}
     new = json.loads(json.dumps(asdict(row)))
@@ -275,9 +274,11 @@ def keep(kind: Literal["rows", "late"], row: Row | Late) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--deletions", type=int, action="append", metavar="N", help="of a worker in one run")
+    parser.add_argument(
+        "--deletions", type=int, action="append", metavar="N", help="deletions of a worker in one run"
+    )
     parser.add_argument("--once", action="store_true", help="one of each other disruption")
-    parser.add_argument("--late-seconds", type=float, metavar="S", help="how late the second node comes")
+    parser.add_argument("--late-seconds", type=float, metavar="S", help="delay of the second node in seconds")
     chosen = parser.parse_args()
     if reason := control_plane.missing() or lab_pods.missing():
         sys.exit(reason)
@@ -290,7 +291,7 @@ def main() -> None:
         for case in [*cases(deletions), *(once() if everything or chosen.once else ())]:
             keep("rows", bench.disturb(case))
         if late is not None:
-            keep("late", bench.be_late(late))
+            keep("late", bench.join_late(late))
     print((RESULTS / "disruptions.md").read_text())
 
 

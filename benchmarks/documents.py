@@ -264,7 +264,7 @@ def planned_families() -> str:
     more = (
         f"The {len(untried.classes())} other causal models of transformers 5.23 "
         "([names](../estimator/data/untried_families.csv)) work if their `config.json` has the usual fields. "
-        "They are untested: their plan says so, and uses memory and speed of a Llama of the same widths. "
+        "Their plans call them untested, and use memory and speed of a Llama of the same widths. "
         "Packing is refused for them, as documents might attend to each other."
     )
     return "\n\n".join(textwrap.fill(text, WIDTH) for text in (sentence, more))

@@ -2,9 +2,9 @@
 
     python -m benchmarks.estimators    # seconds; writes benchmarks/results/estimators.*
 
-The others: Accelerate's and DeepSpeed's own functions are called; EleutherAI's and nanotron's formulas are
-derived anew from what they publish, as their tools are scripts for other inputs. Each is scored over the rows
-that it claims, and over all rows, where it answers without what it doesn't know (a rank, a loss).
+Accelerate's and DeepSpeed's own functions are called; EleutherAI's and nanotron's formulas are reimplemented
+from their publications, as their tools are scripts with other inputs. Each is scored over the rows that it
+claims to support, and over all rows, ignoring inputs that it does not know (a LoRA rank, a preference loss).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def deepspeed_bytes(setup: Setup) -> float:
     }
     total = setup.model.parameters
     if _stage(setup) == 3:
-        # the largest module of its own parameters, as its "all_live" variant takes it: the embedding
+        # the module with the most parameters of its own, as in its "all_live" variant: the embedding
         largest = max(_largest_matrix(setup.model), setup.model.vocab * setup.model.hidden)
         needs = estimate_zero3_model_states_mem_needs(
             total, largest, cpu_offload_params=setup.offload == "all", **cluster

@@ -1,11 +1,11 @@
 """Kill each process of a run at each phase; record how the run ends and resumes.
 
     python benchmarks/faults.py                 # about an hour on 2 cores; writes benchmarks/results/faults.*
-    python benchmarks/faults.py --engine fsdp2  # its rows alone anew; the others' stay as they are
+    python benchmarks/faults.py --engine fsdp2  # only its rows; the others are kept
 
 Each row is one fault in a real run of the flow (tiny-llama, 24 steps, a checkpoint every 3). "Ended after"
 is the time until all processes of the attempt (for the scheduler: of the run) have ended. After a killed
-rank, agent or task Metaflow's @retry goes on; after a killed scheduler the `resume` command does.
+rank, agent or task, Metaflow's @retry continues; after a killed scheduler, the `resume` command.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RESULTS = Path(__file__).parent / "results"
 ENGINES = ("torchtune", "deepspeed", "fsdp2")
 MOMENTS: tuple[Moment, ...] = ("at the start", "in the middle", "in a checkpoint")
 STOPS: tuple[Literal["Ctrl-C", "SIGTERM", "SIGINT"], ...] = ("Ctrl-C", "SIGTERM", "SIGINT")
-SAID = {  # what the terminal says of the cause
+CAUSES = {  # message about the cause in the terminal
     "rank": "was ended by SIGKILL (9)",
     "agent": "the agent of node",
     "worker task": "its connection broke without a goodbye",
@@ -40,7 +40,7 @@ SAID = {  # what the terminal says of the cause
 class Fault:
     who: Who
     moment: Moment
-    rank: int = 0  # of the node, too: each has one rank
+    rank: int = 0  # equals the node, as each has one rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +60,10 @@ class Row:
     moment: str
     ended_after_seconds: float
     orphans: int
-    cause_said: bool | None  # None: there is nobody left to say it
-    committed_step: int  # of the newest whole checkpoint when the fault struck
-    went_on_from_step: int
-    losses_equal: bool  # of all steps, bit by bit, to the undisturbed run's
+    cause_reported: bool | None  # None: no process is left to report it
+    committed_step: int  # step of the newest complete checkpoint at the fault
+    resumed_from_step: int
+    losses_equal: bool  # losses of all steps equal those of the undisturbed run, bit by bit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +129,7 @@ class Bench:
         if case.faults[0].who != "scheduler":
             went_on = went_on[1:]
         for (fault, ended), step in zip(struck, went_on, strict=True):
-            words = SAID.get(fault.who)
+            words = CAUSES.get(fault.who)
             self._add(
                 Row(
                     nodes=case.nodes,
@@ -138,9 +138,9 @@ class Bench:
                     moment=fault.moment,
                     ended_after_seconds=ended.seconds,
                     orphans=len(ended.left),
-                    cause_said=words in flow.log if words else None,
+                    cause_reported=words in flow.log if words else None,
                     committed_step=ended.committed,
-                    went_on_from_step=step,
+                    resumed_from_step=step,
                     losses_equal=equal,
                 )
             )
@@ -181,9 +181,9 @@ class Bench:
                     moment="at the start",
                     ended_after_seconds=ended.seconds,
                     orphans=len(ended.left),
-                    cause_said=None,
+                    cause_reported=None,
                     committed_step=ended.committed,
-                    went_on_from_step=flow.went_on_from()[0],
+                    resumed_from_step=flow.went_on_from()[0],
                     losses_equal=flow.losses() == expected,
                 )
             )
@@ -204,13 +204,13 @@ def text(result: dict[str, Any]) -> str:
     rows = "\n".join(
         f"| {row['nodes']} | {row['engine']} | {row['who']} | {row['moment']} "
         f"| {row['ended_after_seconds']:.1f} | {row['orphans']} "
-        f"| {'-' if row['cause_said'] is None else 'yes' if row['cause_said'] else 'no'} "
-        f"| {row['committed_step']} | {row['went_on_from_step']} "
+        f"| {'-' if row['cause_reported'] is None else 'yes' if row['cause_reported'] else 'no'} "
+        f"| {row['committed_step']} | {row['resumed_from_step']} "
         f"| {'yes' if row['losses_equal'] else 'no'} |"
         for row in result["rows"]
     )
     stops = result["stops"]
-    told = "\n".join(
+    stop_rows = "\n".join(
         f"| {name} | {len(outcomes)} | {max(stop['ended_after_seconds'] for stop in outcomes):.1f} "
         f"| {sum(stop['orphans'] for stop in outcomes)} |"
         for name in sorted({stop["signal"] for stop in stops})
@@ -220,26 +220,26 @@ def text(result: dict[str, Any]) -> str:
 
 `{result["command"]}`, {result["machine"]["text"]}
 
-tiny-llama, full, {STEPS} steps, a checkpoint every {EVERY}; kill -9 of one process in each row. "Whole" is
-the step of the newest whole checkpoint when it struck, "went on from" that of the next attempt (a checkpoint
-whose files were complete is still stored while the attempt ends). "Equal": the losses of all {STEPS} steps,
-bit by bit, to those of an undisturbed run.
+tiny-llama, full, {STEPS} steps, a checkpoint every {EVERY}; kill -9 of one process in each row. "Complete" is
+the step of the newest complete checkpoint at the kill, "resumed from" the step from which the next attempt
+continues (a checkpoint with complete files is still stored while the attempt ends). "Equal": the losses of
+all {STEPS} steps, bit by bit, equal those of an undisturbed run.
 
-| nodes | engine | killed | when | ended after, s | orphans | cause said | whole | went on from | equal |
+| nodes | engine | killed | when | ended after, s | orphans | cause shown | complete | resumed from | equal |
 |---|---|---|---|---|---|---|---|---|---|
 {rows}
 
-Runs told to stop while they evaluated:
+Runs stopped by a signal during evaluation:
 
 | signal | runs | longest to end, s | orphans |
 |---|---|---|---|
-{told}
+{stop_rows}
 """
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--engine", choices=ENGINES, help="this engine's rows alone; the others' stay")
+    parser.add_argument("--engine", choices=ENGINES, help="run only this engine; the others' rows are kept")
     chosen = parser.parse_args()
     engines = (chosen.engine,) if chosen.engine else ENGINES
     file = RESULTS / "faults.json"
@@ -254,7 +254,7 @@ def main() -> None:
         for case in itertools.chain.from_iterable(cases(engine) for engine in engines):
             try:
                 bench.run(case)
-            except AssertionError as error:  # noqa: PERF203 the other cases are worth their while
+            except AssertionError as error:  # noqa: PERF203 the other cases still run
                 problems.append(f"{case}: {next(iter(str(error).splitlines()), '')}")
                 print(f"{case}: {error!r}", file=sys.stderr, flush=True)
             finally:
@@ -270,7 +270,7 @@ def main() -> None:
     file.with_suffix(".md").write_text(text(result))
     print(text(result))
     if problems:
-        raise SystemExit(f"{len(problems)} cases did not go as they should: see above")
+        raise SystemExit(f"{len(problems)} cases failed: see above")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -51,21 +52,20 @@ def log_error(point: Point, table: Efficiency) -> float | None:
 
 def residual(point: Point, table: Efficiency) -> float:
     """Return :func:`log_error` for a table that has every coefficient; 0 if a link is unknown."""
-    parts = throughput.step(point.setup, point.load, point.gpu, point.wires, table)
     setup, measured = point.setup, point.row.tps_per_gpu
-    if parts is None or not measured:
+    if point.times is None or not measured:
         return 0.0
+    parts = throughput.step(setup, point.load, point.gpu, point.times, table)
     tokens = setup.sequences * setup.seq_len * setup.data_parallel * setup.accumulation
     return math.log(tokens / parts.total / setup.world_size / measured)
 
 
-def table_of(values: Array) -> Efficiency:
-    return Efficiency(
-        {
-            (spec.name, spec.scope): Coefficient(float(value), 0, "")
-            for spec, value in zip(SPECS, values, strict=True)
-        }
-    )
+def table_of(values: Array, *, capped: bool = True) -> Efficiency:
+    coefficients = {
+        (spec.name, spec.scope): Coefficient(float(value), 0, "")
+        for spec, value in zip(SPECS, values, strict=True)
+    }
+    return Efficiency(coefficients, capped)
 
 
 def without_evidence(table: Efficiency, train: Sequence[Point]) -> Efficiency:
@@ -85,19 +85,60 @@ def without_evidence(table: Efficiency, train: Sequence[Point]) -> Efficiency:
 # The fit
 
 
-def fit(train: Sequence[Point], start: Array | None = None, steps: int = 14) -> Array:
-    """Fit the values of SPECS to ``train``."""
+@dataclass(frozen=True)
+class Linearization:
+    """Residuals of published runs at one set of coefficients, and their slopes by coefficient."""
+
+    touched: dict[int, list[int]]
+    """Rows that depend on each coefficient; only these are evaluated again."""
+    residuals: Array
+    slopes: Array
+    """Rows by coefficients, in the order of ``touched``."""
+
+    @classmethod
+    def at(cls, data: Sequence[Point], theta: Array, coefficients: Sequence[int]) -> Linearization:
+        now = _residuals(data, theta)
+        touched = {}
+        for index in coefficients:
+            moved = theta.copy()
+            moved[index] += 1.0
+            touched[index] = [int(row) for row in np.flatnonzero(_residuals(data, moved) != now)]
+        return cls(touched, now, _slopes(data, theta, now, touched))
+
+    def of(self, rows: Sequence[int]) -> Linearization:
+        """Return the part of these rows."""
+        place = {row: index for index, row in enumerate(rows)}
+        touched = {
+            index: [place[row] for row in depending if row in place]
+            for index, depending in self.touched.items()
+        }
+        return Linearization(touched, self.residuals[rows], self.slopes[rows])
+
+
+def free_coefficients() -> list[int]:
+    """Return the places in SPECS of the coefficients that are fitted."""
+    return [index for index, spec in enumerate(SPECS) if spec.fitted]
+
+
+def fit(
+    train: Sequence[Point],
+    start: Array | None = None,
+    steps: int = 14,
+    first: Linearization | None = None,
+) -> Array:
+    """Fit the values of SPECS to ``train``. ``first``: linearization at ``start``, if it is known."""
     prior = np.array([math.log(spec.prior) for spec in SPECS])
     width = np.array([spec.width for spec in SPECS])
-    free = [index for index, spec in enumerate(SPECS) if spec.fitted]
+    free = free_coefficients()
     theta = prior.copy() if start is None else np.log(start)
     sizes = Counter(point.row.source for point in train)
     weights = np.array([QUALITY[p.row.quality] / math.sqrt(sizes[p.row.source]) for p in train])
     damping = 1.0
-    touched = _touched(train, theta, free)
-    now = _residuals(train, theta)
-    for _ in range(steps):
-        slopes = _slopes(train, theta, now, free, touched)
+    first = first or Linearization.at(train, theta, free)
+    now, slopes = first.residuals, first.slopes
+    for step in range(steps):
+        if step:
+            slopes = _slopes(train, theta, now, first.touched)
         pull = weights / np.maximum(np.abs(now), ROBUST) / ROBUST
         normal = slopes.T @ (slopes * pull[:, None])
         gradient = -slopes.T @ (pull * now) - (theta - prior)[free] / width[free] ** 2
@@ -122,30 +163,17 @@ def fit(train: Sequence[Point], start: Array | None = None, steps: int = 14) -> 
 
 
 def _residuals(train: Sequence[Point], theta: Array) -> Array:
-    table = table_of(np.exp(theta))
+    table = table_of(np.exp(theta), capped=False)
     return np.array([residual(point, table) for point in train])
 
 
-def _touched(train: Sequence[Point], theta: Array, free: Sequence[int]) -> dict[int, list[int]]:
-    """Map each coefficient to the rows that depend on it; only these are evaluated again."""
-    now = _residuals(train, theta)
-    touched = {}
-    for index in free:
-        moved = theta.copy()
-        moved[index] += 1.0
-        touched[index] = [int(row) for row in np.flatnonzero(_residuals(train, moved) != now)]
-    return touched
-
-
-def _slopes(
-    train: Sequence[Point], theta: Array, now: Array, free: Sequence[int], touched: dict[int, list[int]]
-) -> Array:
-    slopes = np.zeros((len(train), len(free)))
-    for column, index in enumerate(free):
+def _slopes(train: Sequence[Point], theta: Array, now: Array, touched: dict[int, list[int]]) -> Array:
+    slopes = np.zeros((len(train), len(touched)))
+    for column, (index, rows) in enumerate(touched.items()):
         moved = theta.copy()
         moved[index] += 0.02
-        table = table_of(np.exp(moved))
-        for row in touched[index]:
+        table = table_of(np.exp(moved), capped=False)
+        for row in rows:
             slopes[row, column] = (residual(train[row], table) - now[row]) / 0.02
     return slopes
 
@@ -157,16 +185,32 @@ def _loss(errors: Array, weights: Array, theta: Array, prior: Array, width: Arra
     return float(weights @ rows_loss + np.sum(((theta - prior) / width) ** 2) / 2)
 
 
-def held_out(data: Sequence[Point], fitted: Array, group: Callable[[Point], str]) -> list[float | None]:
-    """Return the log error of each row by a fit without the row's group."""
-    errors: list[float | None] = [None] * len(data)
-    for name in dict.fromkeys(map(group, data)):
-        train = [point for point in data if group(point) != name]
-        table = without_evidence(table_of(fit(train, fitted, steps=6)), train)
-        for index, point in enumerate(data):
-            if group(point) == name:
-                errors[index] = log_error(point, table)
-    return errors
+class HeldOut:
+    """Fits without groups of rows; groups of the same rows share one fit."""
+
+    def __init__(self, data: Sequence[Point], fitted: Array) -> None:
+        self.data, self.fitted = data, fitted
+        self._first = Linearization.at(data, np.log(fitted), free_coefficients())
+        self._tables: dict[tuple[int, ...], Efficiency] = {}
+
+    def errors(self, group: Callable[[Point], str]) -> list[float | None]:
+        """Return the log error of each row by a fit without the row's group."""
+        names = [group(point) for point in self.data]
+        errors: list[float | None] = [None] * len(names)
+        for name in dict.fromkeys(names):
+            table = self._table([row for row, other in enumerate(names) if other != name])
+            for row, point in enumerate(self.data):
+                if names[row] == name:
+                    errors[row] = log_error(point, table)
+        return errors
+
+    def _table(self, rows: list[int]) -> Efficiency:
+        key = tuple(rows)
+        if key not in self._tables:
+            train = [self.data[row] for row in rows]
+            values = fit(train, self.fitted, steps=6, first=self._first.of(rows))
+            self._tables[key] = without_evidence(table_of(values), train)
+        return self._tables[key]
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -182,8 +226,7 @@ def write_table(
     the fit never saw.
     """
     theta = np.log(values)
-    all_rows = list(range(len(SPECS)))
-    slopes = _slopes(data, theta, _residuals(data, theta), all_rows, _touched(data, theta, all_rows))
+    slopes = Linearization.at(data, theta, range(len(SPECS))).slopes
     lines: list[list[str]] = []
     for index, (spec, value) in enumerate(zip(SPECS, values, strict=True)):
         evidence = [p for p, slope in zip(data, slopes[:, index], strict=True) if abs(slope) > TOUCHED]
@@ -232,9 +275,10 @@ def main() -> None:
     values = fit(data)
     table = table_of(values)
     errors: dict[str, list[float | None]] = {"fitted": [log_error(point, table) for point in data]}
-    errors["source held out"] = held_out(data, values, lambda point: point.row.source)
-    errors["project held out"] = held_out(data, values, lambda point: point.project)
-    errors["architecture held out"] = held_out(data, values, lambda point: point.gpu.architecture or "")
+    held_out = HeldOut(data, values)
+    errors["source held out"] = held_out.errors(lambda point: point.row.source)
+    errors["project held out"] = held_out.errors(lambda point: point.project)
+    errors["architecture held out"] = held_out.errors(lambda point: point.gpu.architecture or "")
     write_table(data, values, spread(errors["source held out"]), spread(errors["architecture held out"]))
     all_scores = scores(data, errors)
     held, sources = errors["source held out"], [point.row.source for point in data]

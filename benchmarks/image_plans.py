@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from estimator import hardware, memory
-from estimator.models.diffusion import STABLE_DIFFUSION_XL, positions_of
+from estimator.models.diffusion import STABLE_DIFFUSION_XL
 from estimator.plan import GIB
 from estimator.setup import Setup
 from estimator.vocabulary import IMAGE_TASK
@@ -27,7 +27,6 @@ def needed(method: str, precision: str, checkpointing: str) -> tuple[int, int]:
         method=method,  # type: ignore[arg-type]
         task=IMAGE_TASK,
         lora_targets=STABLE_DIFFUSION_XL.all_linear,
-        seq_len=positions_of(STABLE_DIFFUSION_XL.resolution),
         precision=precision,  # type: ignore[arg-type]
         checkpointing=checkpointing,  # type: ignore[arg-type]
         expandable_segments=True,

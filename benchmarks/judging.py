@@ -2,7 +2,7 @@
 
     python -m benchmarks.judging    # about two minutes; writes benchmarks/results/judging.*
 
-Crafted measurements of p5.48xlarge machines as a run makes them (every kind of figure of each GPU with its
+Synthetic measurements of p5.48xlarge machines as a run makes them (every kind of figure of each GPU with its
 samples, all connections, 16 rounds of pairs) go through the very functions of a run: history read and folded,
 judged, the result as JSON, and what is kept of it. Each size runs in a process of its own.
 """
@@ -93,13 +93,17 @@ def measure(nodes: int, gpus: int, folder: Path) -> dict[str, Any]:
     place = folder / "history.jsonl"
     line = dataclasses.asdict(past_runs.run_of(first))
     with place.open("w") as file:
-        for night in range(NIGHTS):  # the same figures each night, as drawing them anew takes far longer
+        for night in range(NIGHTS):  # the same figures each night, as drawing new ones takes far longer
             at = night * DAY_S
             records = [{**record, "unix": at} for record in line["records"]]
             stored_run = {**line, "started_unix": at, "finished_unix": at + 60, "records": records}
             file.write(json.dumps(stored_run) + "\n")
     past, read_s = timed(lambda: past_runs.read(place))
-    known: dict[str, Any] = {"history": past.records, "sightings": past.looks, "pairs_seen": past.pairs_seen}
+    known: dict[str, Any] = {
+        "history": past.records,
+        "sightings": past.sightings,
+        "pairs_seen": past.pairs_seen,
+    }
     healthy, healthy_s = timed(lambda: judge(fresh, **known))
     spoilt = measured(nodes, gpus, NIGHTS + 1, faults=True)
     sick, sick_s = timed(lambda: judge(spoilt, **known))
@@ -134,10 +138,10 @@ def markdown(report: dict[str, Any]) -> str:
             "",
             f"`{COMMAND}` {report['machine']['text']}; processor time of one core.",
             "",
-            "Crafted measurements of p5.48xlarge machines: six kinds of figures of each GPU with samples,",
-            f"all connections, 16 rounds of pairs. *Judged*: without a past; with one of {NIGHTS} nights;",
+            "Synthetic measurements of p5.48xlarge machines: six kinds of figures of each GPU with samples,",
+            f"all connections, 16 rounds of pairs. *Judged*: without history; with one of {NIGHTS} nights;",
             "the same with a slow GPU, a slow node and a slow link. *Read*: those nights. *Written*: the",
-            "result as JSON, whose size is beside it; up to 1,024 GPUs it keeps everything. *A night*: the",
+            "result as JSON, with its size; up to 1,024 GPUs it keeps everything. *A night*: the",
             "line that the history keeps of it.",
             "",
             "| machines x GPUs | judged | with history | with faults | read | written | result | a night "

@@ -2,8 +2,8 @@
 
     python -m benchmarks.nights    # half a minute; writes benchmarks/results/nights.*
 
-Crafted measurements of six machines with a GPU each go through the very functions of a run: the history is
-read from the file that the nights before have written, judged with, and added to. Nothing was measured.
+Synthetic measurements of six machines with one GPU each go through the functions of a run: the history is
+read from the file of earlier nights, used for judging, and extended. Nothing is measured.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ PORTS = tuple(
     RdmaPort(name=f"mlx5_{number}/1", state="ACTIVE", physical="LinkUp", gbps=400, layer="InfiniBand")
     for number in range(8)
 )
-FLAPS = (9, 12, 15)  # nights on which the link loses packets in the first pass, and none alone
-REPLACED = 12  # the night from which another machine stands in for the one that was slow for four
+HEALTHY_GBYTES_PER_S = 45.0  # of the 50 that one port has
+FLAPS = (9, 12, 15)  # nights on which the link loses packets in the first pass, but not alone
+REPLACED = 12  # first night with another machine in place of the one that was slow for four nights
 
 
 def _speed(run: Measurements, share: float) -> Measurements:
@@ -45,14 +46,14 @@ def _speed(run: Measurements, share: float) -> Measurements:
 
 
 def _sent_again(run: Measurements, flaps: bool) -> Measurements:
-    def told(src: int, dst: int, alone: bool) -> int:
+    def retransmitted(src: int, dst: int, alone: bool) -> int:
         return 400 if flaps and {src, dst} == {1, 4} and not alone else 3
 
     pairs = tuple(
         dataclasses.replace(
             measurement,
             segments=10_000,
-            retransmitted=told(measurement.src, measurement.dst, measurement.alone),
+            retransmitted=retransmitted(measurement.src, measurement.dst, measurement.alone),
         )
         for measurement in run.pairs
     )
@@ -73,6 +74,16 @@ def _replaced(night: int, run: Measurements) -> Measurements:
     return run
 
 
+def _network(run: Measurements, busbw: float) -> Measurements:
+    """Return the run with collectives at this bus bandwidth and pairs as fast, in GB/s."""
+    collectives = tuple(
+        item if item.busbw_gbytes_per_s is None else dataclasses.replace(item, busbw_gbytes_per_s=busbw)
+        for item in run.collectives
+    )
+    changed = dataclasses.replace(run, collectives=collectives)
+    return with_pairs(changed, Cluster(nodes=NODES, speed=busbw))
+
+
 CASES: dict[str, Callable[[int, Measurements], Measurements]] = {
     "nothing": lambda _, run: run,
     "a clock that is always 30 s off": lambda _, run: spoil(run, 1, clock_offset_s=30.0),
@@ -80,6 +91,7 @@ CASES: dict[str, Callable[[int, Measurements], Measurements]] = {
     "1 % slower each night from night 10 on": lambda night, run: _speed(run, 0.99 ** max(0, night - 9)),
     "a link that flaps on nights 9, 12 and 15": lambda night, run: _sent_again(run, night in FLAPS),
     "a slow node on nights 8 to 11, replaced on 12": _replaced,
+    "20 of 48.7 GB/s expected from night 0 on": lambda _, run: _network(run, 20.0),
 }
 
 
@@ -91,7 +103,7 @@ def nights(change: Callable[[int, Measurements], Measurements]) -> list[Result]:
         for night in range(NIGHTS):
             run = gpu_run(NODES, 1, started_unix=night * DAY_S)
             facts = tuple(dataclasses.replace(each, rdma_ports=PORTS) for each in run.facts)
-            run = change(night, dataclasses.replace(run, facts=facts))
+            run = change(night, _network(dataclasses.replace(run, facts=facts), HEALTHY_GBYTES_PER_S))
             past = past_runs.read(place)
             results.append(
                 judge(
@@ -99,7 +111,7 @@ def nights(change: Callable[[int, Measurements], Measurements]) -> list[Result]:
                     thresholds=Table(()),
                     history=past.records,
                     open_failures=past.open_failures,
-                    sightings=past.looks,
+                    sightings=past.sightings,
                     pairs_seen=past.pairs_seen,
                 )
             )
@@ -112,7 +124,7 @@ def letters(results: list[Result]) -> str:
     return "".join(result.verdict[0] for result in results)
 
 
-def said(results: list[Result]) -> list[dict[str, Any]]:
+def findings_by_line(results: list[Result]) -> list[dict[str, Any]]:
     """Return the distinct lines of all nights in order of appearance, each with its nights."""
     lines: dict[str, list[int]] = {}
     for night, result in enumerate(results):
@@ -137,7 +149,7 @@ def spans(on: list[int]) -> str:
 
 def markdown(report: dict[str, Any]) -> str:
     lines = [
-        "# What is said each night",
+        "# Findings of each night",
         "",
         f"`{report['command']}`: crafted measurements of {NODES} machines, {NIGHTS} nights from 0 to",
         f"{NIGHTS - 1}, each judged with the history of those before it. P is PASS, W WARN, F FAIL.",
@@ -148,11 +160,11 @@ def markdown(report: dict[str, Any]) -> str:
         "",
     ]
     for row in report["rows"]:
-        if row["said"]:
-            lines += [f"## {row['case'].capitalize()}", ""]
-            shown = row["said"][: report["most"]]
+        if row["lines"]:
+            lines += [f"## {row['case'][0].upper()}{row['case'][1:]}", ""]
+            shown = row["lines"][: report["most"]]
             lines += [f"- {spans(entry['nights'])}: {entry['line']}" for entry in shown]
-            remaining = len(row["said"]) - len(shown)
+            remaining = len(row["lines"]) - len(shown)
             lines += [f"- and {remaining} lines more, with other figures"] if remaining else []
             lines.append("")
     return "\n".join(lines).rstrip() + "\n"
@@ -165,7 +177,7 @@ def main() -> None:
     rows = []
     for case, change in CASES.items():
         results = nights(change)
-        rows.append({"case": case, "letters": letters(results), "said": said(results)})
+        rows.append({"case": case, "letters": letters(results), "lines": findings_by_line(results)})
         print(rows[-1]["letters"], case, flush=True)
     report = {"command": COMMAND, "most": 6, "rows": rows}
     (out / "nights.json").write_text(json.dumps(report, indent=1) + "\n")

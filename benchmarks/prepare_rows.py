@@ -4,9 +4,9 @@
     python -m benchmarks.prepare_rows --rows 2000000 --form pretrain --packing
 
 Chats of about 370 bytes a row (or as much plain text), drawn by a seed, are read, checked and tokenized for
-tiny-llama as a run does it. Memory is that of the process and all that it has started (what they share
-counted once, what is mapped from files not at all: the system takes that back), beyond what the process has
-once everything is imported. Silence is the longest time without a line of output.
+tiny-llama like in a run. Memory is the private memory of the process and its children (shared pages counted
+once, mapped files not at all), minus that of the process once everything is imported. Silence is the longest
+time without a line of output.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from benchmarks.machine import describe
 RESULTS = Path(__file__).parent / "results"
 ROW_BYTES = 370
 LIMITS = {"seconds": 120.0, "memory_mib": 1024.0, "silence_seconds": 10.0}  # of 200,000 chats on 2 cores
-LOOKS_S = 0.2  # between two looks at the memory
+POLL_S = 0.2  # between two readings of the memory
 
 READY, DONE = "ready", "done "
-# In a process of its own, as a task of the flow is: its lines come through a pipe.
+# Run in a separate process, like a task of the flow, with its output through a pipe.
 WORK = """
 import sys, time
 from pathlib import Path
@@ -89,7 +89,7 @@ def memory_of(process: psutil.Process) -> int:
 
 
 def measure(rows: int, task: str, packing: bool) -> dict[str, Any]:
-    """Make the rows, prepare them in a process of its own, and look at it while it works."""
+    """Write the rows and prepare them in a separate process, whose memory and output are watched."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         file = folder / "rows.jsonl"
@@ -101,8 +101,8 @@ def measure(rows: int, task: str, packing: bool) -> dict[str, Any]:
         ) as process:
             result = _watched(process)
         if process.returncode:
-            raise SystemExit(f"preparing the rows failed:\n{result['said']}")
-        read, tokenized, tokens, fingerprint = result["said"].rpartition(DONE)[2].split()
+            raise SystemExit(f"preparing the rows failed:\n{result['output']}")
+        read, tokenized, tokens, fingerprint = result["output"].rpartition(DONE)[2].split()
         return {
             "rows": rows,
             "form": task,
@@ -131,11 +131,11 @@ def _watched(process: subprocess.Popen[str]) -> dict[str, Any]:
         lines.put(None)
 
     threading.Thread(target=listen, daemon=True).start()
-    watched, said, start, peak, silence = psutil.Process(process.pid), "", 0, 0, 0.0
+    watched, text, start, peak, silence = psutil.Process(process.pid), "", 0, 0, 0.0
     last_output_s: float | None = None
     while True:
         try:
-            line = lines.get(timeout=LOOKS_S)
+            line = lines.get(timeout=POLL_S)
         except queue.Empty:
             line = ""
         if line is None:
@@ -146,8 +146,8 @@ def _watched(process: subprocess.Popen[str]) -> dict[str, Any]:
             peak = max(peak, memory_of(watched))
         elif line.strip() == READY:
             start, last_output_s = memory_of(watched), time.monotonic()
-        said += line
-    return {"said": said, "memory": peak - start, "silence": silence}
+        text += line
+    return {"output": text, "memory": peak - start, "silence": silence}
 
 
 def _kind(result: dict[str, Any]) -> tuple[Any, ...]:
@@ -158,12 +158,12 @@ def _kind(result: dict[str, Any]) -> tuple[Any, ...]:
 def markdown(machine: dict[str, Any], results: list[dict[str, Any]]) -> str:
     commands = " and ".join(f"`{command}`" for command in dict.fromkeys(r["command"] for r in results))
     lines = [
-        "# Rows until they are tokens",
+        "# From rows to tokens",
         "",
-        f"{commands}, {machine['text']}. Other work ran on the machine: the load beside each row is its "
+        f"{commands}, {machine['text']}. Other work ran on the machine: the load of each row is its "
         "average over the last minute.",
         "",
-        "| rows | task | packed | MB | read and checked | tokenized | in all | memory beyond the start "
+        "| rows | task | packed | MB | read and checked | tokenized | total | memory beyond the start "
         "| longest silence | load |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]

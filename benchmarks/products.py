@@ -1,10 +1,10 @@
-"""Measure a GPU's matrix products: briefly or for seconds, with different numbers and shapes.
+"""Measure a GPU's matrix products over different durations, values and shapes.
 
     python -m benchmarks.products [--seconds 3]
 
-A published figure is of some shape, some seconds and some numbers; check gemm's is compared with it. Writes
-benchmarks/results/products_<GPU>.{json,md}: the median TFLOPS of spans of time after a rest, with the clocks,
-the power and the reasons for lower clocks that NVML tells meanwhile.
+Published rates depend on shape, duration and values; the rate of the check gemm is compared with them. Writes
+benchmarks/results/products_<GPU>.{json,md}: the median TFLOPS of time spans after a rest, with clocks, power
+and the reasons for lower clocks as NVML reports them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from benchmarks.machine import describe
 from checklist.checks.gpu.load_probe import Sample, sample
 
 RESULTS = Path(__file__).parent / "results"
-# The first span begins after the rest, and each ends the one before
+# Borders of the time spans, counted from the end of the rest
 SPANS_S = (0.0, 0.02, 0.1, 0.3, 1.0, math.inf)
-REST_S = 1.5  # before each case: the power's average is low again
-LOOK_S = 0.05
+REST_S = 1.5  # pause before each case, until the average power is low again
+SAMPLE_S = 0.05
 FLUSH_BYTES = 1 << 28  # more than any cache
 SHAPES = {  # m, k, n
     "4096": (4096, 4096, 4096),
@@ -41,7 +41,7 @@ SHAPES = {  # m, k, n
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of load in each case (default: 3)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="load per case in seconds (default: 3)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args()
     if not describe()["gpus"]:
@@ -73,7 +73,7 @@ def measure(shape: str, numbers: str, seconds: float, *, flushed: bool) -> dict[
     torch.matmul(left, right, out=out)
     torch.cuda.synchronize()
     time.sleep(REST_S)
-    taken: list[tuple[float, float]] = []  # when each start, and how long it took
+    timings: list[tuple[float, float]] = []  # (start, duration) of each product
     start = time.perf_counter()
     with _Watch() as watch:
         while time.perf_counter() - start < seconds:
@@ -83,8 +83,8 @@ def measure(shape: str, numbers: str, seconds: float, *, flushed: bool) -> dict[
             begin = time.perf_counter()
             torch.matmul(left, right, out=out)
             torch.cuda.synchronize()
-            taken.append((begin - start, time.perf_counter() - begin))
-    speeds = [(when, 2 * m * k * n / each / 1e12) for when, each in taken]
+            timings.append((begin - start, time.perf_counter() - begin))
+    speeds = [(when, 2 * m * k * n / each / 1e12) for when, each in timings]
     return {
         "shape": shape,
         "numbers": numbers,
@@ -97,7 +97,7 @@ def measure(shape: str, numbers: str, seconds: float, *, flushed: bool) -> dict[
             for a, b in pairwise(SPANS_S)
         ],
         "most": max(speed for _, speed in speeds),
-        **watch.told(),
+        **watch.summary(),
     }
 
 
@@ -118,8 +118,8 @@ class _Watch:
 
         pynvml.nvmlInit()
         self._nvml, self._handle = pynvml, pynvml.nvmlDeviceGetHandleByIndex(0)
-        self._over, self._looks = threading.Event(), list[Sample]()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._over, self._samples = threading.Event(), list[Sample]()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
         self._thread.start()
         return self
 
@@ -127,22 +127,22 @@ class _Watch:
         self._over.set()
         self._thread.join()
 
-    def _look(self) -> None:
-        while not self._over.wait(LOOK_S):
-            self._looks.append(sample(self._nvml, self._handle))
+    def _sample(self) -> None:
+        while not self._over.wait(SAMPLE_S):
+            self._samples.append(sample(self._nvml, self._handle))
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """Summarize the samples; "late" is the median of the second half."""
-        clocks = [samples.sm_clock_mhz or 0 for samples in self._looks]
-        power = [samples.power_w or 0.0 for samples in self._looks]
-        half = len(self._looks) // 2
+        clocks = [reading.sm_clock_mhz or 0 for reading in self._samples]
+        power = [reading.power_w or 0.0 for reading in self._samples]
+        half = len(self._samples) // 2
         return {
             "clock_mhz": clocks,
             "power_w": [round(watts) for watts in power],
             "clock_late_mhz": statistics.median(clocks[half:]),
             "power_late_w": statistics.median(power[half:]),
-            "most_c": max(samples.temperature_c or 0 for samples in self._looks),
-            "reasons": dict(Counter(reason for samples in self._looks for reason in samples.reasons or ())),
+            "most_c": max(reading.temperature_c or 0 for reading in self._samples),
+            "reasons": dict(Counter(reason for reading in self._samples for reason in reading.reasons or ())),
         }
 
 

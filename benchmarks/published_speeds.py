@@ -9,7 +9,7 @@ from benchmarks.published import rows
 from benchmarks.published.scoring import usual_network
 from estimator.hardware.catalogue import Gpu
 from estimator.setup import Setup
-from estimator.throughput.communication import Links, links
+from estimator.throughput.communication import Times, communication_seconds, links
 from estimator.throughput.flops import Work, work
 
 
@@ -32,8 +32,10 @@ class Point:
         return work(self.setup)
 
     @cached_property
-    def wires(self) -> Links:
-        return links(self.setup, self.gpu, network_gbps=self.network_gbps, rdma=self.rdma)
+    def times(self) -> Times | None:
+        """Seconds of communication; None if a link's rate is unknown."""
+        wires = links(self.setup, self.gpu, network_gbps=self.network_gbps, rdma=self.rdma)
+        return communication_seconds(self.setup, wires)
 
 
 def points() -> list[Point]:

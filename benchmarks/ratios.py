@@ -1,8 +1,8 @@
 """Ratio of a collective's time to that of a bare loop, with a confidence interval.
 
-Both are timed in one run, in turns of random order over the same buffers, so that whatever slows the machine
-down slows both. A turn's ratio is bare seconds over ours, which is our bandwidth over the bare loop's; of the
-turns the median counts, since on a busy machine single turns are off by a factor.
+Both are timed in one run, alternating in random order over the same buffers, so that load on the machine
+slows both. A turn's ratio is bare seconds over ours, which equals our bandwidth over the bare loop's. The
+median over turns is reported, because single turns on a busy machine may be off by a factor.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SMALLEST_BYTES = 64 << 10  # below, a collective's time is latency and no bandwidth
+SMALLEST_BYTES = 64 << 10  # below, latency dominates a collective's time
 _RESAMPLES = 2000
 _INTERVAL = (2.5, 97.5)  # percentiles: 95 %
 _SEED = 0  # the same turns give the same interval
@@ -39,7 +39,7 @@ def of_cell(turns: Turns) -> Ratio:
 def overall(every: Iterable[Turns]) -> Ratio:
     """Return the median of the cells' ratios. At least one cell must have a measurement.
 
-    The interval is from cells whose turns are drawn anew, each cell from its own.
+    The interval is a bootstrap over the turns within each cell.
     """
     logs = [np.log(np.asarray(bare) / np.asarray(ours)) for ours, bare in every]
     draw = np.random.default_rng(_SEED)

@@ -3,8 +3,8 @@
     python -m benchmarks.scale    # some minutes on 2 cores; writes benchmarks/results/scale.*
 
 Needs a control plane's binaries (CONTRIBUTING.md). The nodes are objects on a real API server, with nothing
-behind them. The gang's members are real ends of the channel, in processes of 128, without training; node 0's
-is in a process of its own. The checklist's records at that size: python -m benchmarks.judging.
+behind them. The gang's members are real clients of the channel, 128 per process, without training; node 0
+runs in a separate process. The checklist's records at that size: python -m benchmarks.judging.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def timed(call: Callable[[], T]) -> tuple[T, float]:
 
 
 def cluster(folder: Path, nodes: int) -> dict[str, Any]:
-    """Plan for a gang with a cluster of so many p5.48xlarge, and ask it whether it could run that."""
+    """Plan for a gang on a cluster of ``nodes`` p5.48xlarge, and run the preflight of that plan."""
     with ControlPlane(folder / "control-plane") as plane:
         _, added_s = timed(lambda: _add(plane, nodes))
         os.environ["KUBECONFIG"] = str(plane.kubeconfig())
@@ -118,15 +118,15 @@ def _address(node: int, nodes: int, port: int) -> NodeAddress:
     return NodeAddress(node=node, nodes=nodes, **where)  # type: ignore[arg-type]
 
 
-def be_members(first: int, count: int, nodes: int, port: int) -> None:
-    """Run ``count`` members of the gang in this process: join, then report the received end."""
+def run_members(first: int, count: int, nodes: int, port: int) -> None:
+    """Run ``count`` members of the gang in this process: join, then print the time of the verdict."""
     members = [Member(_address(node, nodes, port), Timeouts()) for node in range(first, first + count)]
     print("ready", flush=True)
     sys.stdin.readline()
     with ThreadPoolExecutor(count) as pool:
         list(pool.map(Member.join, members))
     print("joined", flush=True)
-    wait_for(lambda: all(member.verdict() for member in members), LIMIT_S, "the end is told", every=0.01)
+    wait_for(lambda: all(member.verdict() for member in members), LIMIT_S, "the verdict arrives", every=0.01)
     print(time.monotonic(), flush=True)
     for member in members:
         member.close()
@@ -180,7 +180,7 @@ def gang(nodes: int) -> dict[str, Any]:
             memory = process.memory_info().rss - before
             lost = time.monotonic()
             groups[-1].send_signal(signal.SIGKILL)
-            verdict = wait_for(hub.verdict, LIMIT_S, "the hub knows the end", every=0.01)
+            verdict = wait_for(hub.verdict, LIMIT_S, "the hub has a verdict", every=0.01)
             assert verdict.failure is not None
             assert verdict.failure.node == nodes - 1
             decided = time.monotonic()
@@ -193,7 +193,7 @@ def gang(nodes: int) -> dict[str, Any]:
         "idle_share_of_a_core": busy,
         "hub_mib": memory / 2**20,
         "decided_seconds": decided - lost,
-        "told_seconds": last_received - decided,
+        "notified_seconds": last_received - decided,
     }
 
 
@@ -243,7 +243,7 @@ def text(result: dict[str, Any]) -> str:
 | {plans["nodes"]:,} nodes (p5.48xlarge) on a real API server | |
 |---|---|
 | `finetune plan --from-cluster {" ".join(PLAN)}` | {plans["plan_seconds"]:.1f} s |
-| the preflight of that plan, all its questions | {plans["preflight_seconds"]:.1f} s |
+| the preflight of that plan, all queries | {plans["preflight_seconds"]:.1f} s |
 | the plan as JSON | {plans["plan_bytes"] / 1000:.0f} kB |
 
 | the channel of {channel["nodes"]:,} nodes, all on this machine | |
@@ -251,16 +251,16 @@ def text(result: dict[str, Any]) -> str:
 | all have joined after | {channel["joined_seconds"]:.1f} s |
 | node 0 while nothing happens | {channel["idle_share_of_a_core"]:.0%} of a core |
 | its memory | {channel["hub_mib"]:.0f} MiB |
-| a killed node is decided on after | {channel["decided_seconds"]:.2f} s |
-| and told to all others in | {channel["told_seconds"]:.2f} s |
+| the loss of a killed node is decided after | {channel["decided_seconds"]:.2f} s |
+| and all other nodes are notified within | {channel["notified_seconds"]:.2f} s |
 
 | records of {record_sizes["nodes"]:,} nodes of {GPUS} GPUs, on a local disk | |
 |---|---|
-| a checkpoint's parts stored (without weights), one after the other | {record_sizes["parts_seconds"]:.1f} s |
-| its commit, which looks for every part | {record_sizes["commit_seconds"]:.1f} s |
-| it is found, with all parts | {record_sizes["find_seconds"]:.1f} s |
+| a checkpoint's parts stored (without weights), sequentially | {record_sizes["parts_seconds"]:.1f} s |
+| its commit, which checks every part | {record_sizes["commit_seconds"]:.1f} s |
+| finding it, with all parts | {record_sizes["find_seconds"]:.1f} s |
 | its keys; `checkpoint.json` | {record_sizes["keys"]:,}; {record_sizes["checkpoint_bytes"]:,} bytes |
-| a disruption of all pods, as it is noted | {record_sizes["disruption_bytes"] / 1000:.0f} kB |
+| the record of a disruption of all pods | {record_sizes["disruption_bytes"] / 1000:.0f} kB |
 """
 
 
@@ -269,7 +269,7 @@ def main() -> None:
     parser.add_argument("--members", type=int, nargs=4, help=argparse.SUPPRESS)  # for the processes of a gang
     chosen = parser.parse_args()
     if chosen.members:
-        be_members(*chosen.members)
+        run_members(*chosen.members)
         return
     if reason := control_plane.missing():
         sys.exit(reason)

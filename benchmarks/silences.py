@@ -1,10 +1,10 @@
 """Measure the longest silence of each flow on a terminal.
 
     python -m benchmarks.silences                 # ten minutes; writes benchmarks/results/silences.*
-    python -m benchmarks.silences --only sft      # the flows whose name has this in it; writes no file
+    python -m benchmarks.silences --only sft      # flows whose name contains this; writes no file
 
-Each flow runs on this machine alone, in a folder of its own. A sign is anything that the command prints;
-Metaflow's own lines are signs, too.
+Each flow runs on this machine in its own folder. Any output of the command ends a silence, including lines of
+Metaflow.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from benchmarks.machine import describe
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
-MOST_S = 15.0  # that nobody should wait for a sign
-LIMIT_S = 900.0  # of one flow
+GOAL_S = 15.0  # goal
+LIMIT_S = 900.0  # time limit of one flow
 SHORT = ("--max-steps", "60")
 SCORE = ("--score", f"{ROOT / 'examples' / 'short_answers.py'}:short_answers")
 FLOWS: dict[str, tuple[str, ...]] = {
@@ -48,13 +48,13 @@ class Silence:
     seconds: float
     longest_seconds: float
     after: str
-    """The line that the longest silence followed, without Metaflow's prefix; "" for the beginning."""
+    """Line before the longest silence, without Metaflow's prefix; "" at the beginning."""
 
 
-def listen(flow: str, words: tuple[str, ...], folder: Path) -> Silence:
-    """Run ``finetune`` with these words in a folder. Raises TimeoutError behind LIMIT_S."""
-    command = [sys.executable, "-m", "estimator.cli.app", *words]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "METAFLOW_USER": "somebody"}
+def listen(flow: str, arguments: tuple[str, ...], folder: Path) -> Silence:
+    """Run ``finetune`` with these arguments in a folder. Raises TimeoutError after LIMIT_S."""
+    command = [sys.executable, "-m", "estimator.cli.app", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "METAFLOW_USER": "tester"}
     start = last_output = time.monotonic()
     longest, after, line = 0.0, "", ""
     process = subprocess.Popen(
@@ -62,11 +62,11 @@ def listen(flow: str, words: tuple[str, ...], folder: Path) -> Silence:
     )
     assert process.stdout is not None
     try:
-        with selectors.DefaultSelector() as signs:
-            signs.register(process.stdout, selectors.EVENT_READ)
+        with selectors.DefaultSelector() as output:
+            output.register(process.stdout, selectors.EVENT_READ)
             while True:
-                if not signs.select(max(0.0, start + LIMIT_S - time.monotonic())):
-                    raise TimeoutError(f"{flow} has not ended within {LIMIT_S:.0f} s; last said: {line}")
+                if not output.select(max(0.0, start + LIMIT_S - time.monotonic())):
+                    raise TimeoutError(f"{flow} has not ended within {LIMIT_S:.0f} s; last line: {line}")
                 text = os.read(process.stdout.fileno(), 65536)
                 now = time.monotonic()
                 if now - last_output > longest:
@@ -101,7 +101,7 @@ def text(machine: str, found: list[Silence]) -> str:
             "",
             f"`python -m benchmarks.silences`, {machine}.",
             "",
-            f"No flow should be silent for more than {MOST_S:.0f} s. The last column is the line before",
+            f"No flow should be silent for more than {GOAL_S:.0f} s. The last column is the line before",
             "the longest silence.",
             "",
             "| flow | status | seconds | longest silence, s | after |",
@@ -133,7 +133,7 @@ def main() -> None:
         rows = [asdict(each) for each in silences]
         file.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
         file.with_suffix(".md").write_text(text(machine["text"], silences))
-    sys.exit(any(each.status or each.longest_seconds > MOST_S for each in silences))
+    sys.exit(any(each.status or each.longest_seconds > GOAL_S for each in silences))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python -m benchmarks.spot    # about 10 seconds; writes benchmarks/results/spot.*
 
-Each node is taken away at random with the same rate; the run then waits for another, goes on from the newest
-stored checkpoint, and may lose a node while it waits. What is compared: the hours until the work is done, and
-how many runs end with no more interruptions than their budget.
+Each node is interrupted at random at the same rate; the run then waits for a replacement, continues from the
+newest stored checkpoint, and may lose a node while it waits. Compared are the hours until the work is done,
+and the share of runs that stay within an interruption budget.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from estimator.planning import interruptions
 RESULTS = Path(__file__).parent / "results"
 NODES = (1, 8, 64)
 HOURS = 24
-RATE = 0.05  # interruptions of one node in an hour
+RATE = 0.05  # interruptions per node and hour
 CHECKPOINT_S, STORE_S, RESTART_S = 60.0, 60.0, 600.0
 BUDGETS = (2, 20)
 
@@ -128,10 +128,10 @@ def markdown(command: str, machine: dict[str, Any], runs: int, rows: list[dict[s
         "",
         f"`{command}`, {machine['text']}",
         "",
-        f"{runs:,} runs of {HOURS} h of training a row. One node is taken away {RATE:g} times an hour, "
-        f"training stands still {CHECKPOINT_S:.0f} s for a checkpoint, stored {STORE_S:.0f} s later, and "
-        f"{RESTART_S / 60:.0f} min pass from a loss to the next step. `planned`: checkpoints as often as "
-        "sqrt(2 x checkpoint x time between interruptions) says; `every tenth`: as without `--spot`.",
+        f"{runs:,} runs of {HOURS} h of training per row. A node is interrupted {RATE:g} times an hour, "
+        f"training pauses {CHECKPOINT_S:.0f} s for a checkpoint, stored {STORE_S:.0f} s later, and "
+        f"{RESTART_S / 60:.0f} min pass from an interruption to the next step. `planned`: an interval of "
+        "sqrt(2 x checkpoint x time between interruptions); `every tenth`: as without `--spot`.",
         "",
         "| nodes | checkpoints | every | hours by formula | hours simulated (5 to 95 %) | interruptions "
         "by formula, simulated | "

@@ -124,7 +124,7 @@ class _Judge:
             thresholds=self._table,
             history=self._past.records,
             open_failures=self._past.open_failures,
-            sightings=self._past.looks,
+            sightings=self._past.sightings,
             pairs_seen=self._past.pairs_seen,
             accept_baseline=self._options.accept_baseline,
             system=self._options.system,

@@ -57,14 +57,14 @@ def _figures(figures: Iterable[Figure]) -> tuple[Figure, ...]:
     by_name: dict[tuple[str, int | None], list[Figure]] = defaultdict(list)
     for figure in figures:
         by_name[figure.name, figure.bytes].append(figure)
-    kept: list[Figure] = []
+    figures_shown: list[Figure] = []
     for figures_of_name in by_name.values():
         low_first = sorted(figures_of_name, key=lambda figure: figure.value)
         # Keep the highest besides the lowest, so displayed ranges stay correct
         selected = dict.fromkeys((*low_first[:MAX_FIGURES], low_first[-1]))
         selected |= dict.fromkeys(figure for figure in figures_of_name if figure.verdict in ("WARN", "FAIL"))
-        kept += [figure for figure in figures_of_name if figure in selected]
-    return tuple(kept)
+        figures_shown += [figure for figure in figures_of_name if figure in selected]
+    return tuple(figures_shown)
 
 
 def _ranks(run: Measurements) -> Measurements:
@@ -113,6 +113,9 @@ def _shortened(state: GpuHealth) -> GpuHealth:
         nvlink_errors=None,
         nvlink_mbytes_per_s=None,
         pcie_width_most=None,
+        pcie_generation_gpu=None,
+        sm_clock_default_mhz=None,
+        memory_clock_most_mhz=None,
         fabric_clique=None,
         fabric=None if state.fabric == "completed" else state.fabric,
     )
@@ -132,13 +135,13 @@ def _without_repeated_ports(fact: Facts, first_with_ports: Facts | None) -> Fact
 def _settings_once(facts: Iterable[Facts]) -> tuple[Facts, ...]:
     """Replace settings equal to an earlier rank's by a reference to that rank."""
     ranks: dict[tuple[tuple[str, str], ...], int] = {}
-    kept = []
+    facts_shown = []
     for fact in facts:
         if fact.settings:
             rank = ranks.setdefault(tuple(sorted(fact.settings.items())), fact.rank)
             fact = fact if rank == fact.rank else replace(fact, settings={SAME_AS_RANK: str(rank)})
-        kept.append(fact)
-    return tuple(kept)
+        facts_shown.append(fact)
+    return tuple(facts_shown)
 
 
 def _locals(results: Iterable[Local]) -> tuple[Local, ...]:

@@ -13,14 +13,14 @@ from typing import Any
 
 def text(record: Any) -> str:
     """Convert a dataclass to JSON with all top-level fields and a final newline; ValueError for NaN."""
-    return "".join(_record(record, 1, whole=True)) + "\n"
+    return "".join(_record(record, 1, with_defaults=True)) + "\n"
 
 
-def _record(record: Any, depth: int, *, whole: bool = False) -> list[str]:
+def _record(record: Any, depth: int, *, with_defaults: bool = False) -> list[str]:
     pairs = [
         (name, value)
         for name, default in _fields(type(record))  # type: ignore[arg-type]  # functools.cache
-        if (value := getattr(record, name)) != default or whole or name == "version"
+        if (value := getattr(record, name)) != default or with_defaults or name == "version"
     ]
     if not any(_has_records(value) for _, value in pairs):
         return [_compact(dict(pairs))]
@@ -56,7 +56,7 @@ def _compact(value: Any) -> str:
 
 @cache
 def _fields(kind: type) -> tuple[tuple[str, Any], ...]:
-    """Names and defaults; a field that has none is never its default."""
+    """Return the names and defaults of the fields; MISSING (equal to no value) without a default."""
     fields_shown = []
     for field in dataclasses.fields(kind):
         default = field.default

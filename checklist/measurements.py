@@ -82,6 +82,8 @@ class Facts:
     hostname: str
     boot_id: str | None = None
     """Kernel's boot id, equal for all ranks of a host regardless of container hostnames."""
+    uptime_s: float | None = None
+    """Seconds since the host booted; reported only by the first rank of each node."""
     node_name: str | None = None
     """The cluster's name of the host (NODE_NAME of the pod, or the instance id); the hostname if unknown."""
     addresses: tuple[str, ...] = ()
@@ -108,6 +110,11 @@ class Facts:
     placement_group: str | None = None
     network_nodes: tuple[str, ...] = ()
     """Network units that contain the host, largest first, from node labels."""
+    switches: tuple[str, ...] = ()
+    """Switches next to the host's ports, from LLDP; reported only by the first rank of each node."""
+    physical_host: str | None = None
+    """Identifier shared by virtual machines of one physical host; None if unknown, or on bare metal. Reported
+    only by the first rank of each node."""
     nvlink_domain: str | None = None
     """Cluster and clique of NVLink between hosts (e.g. GB200) from NVML; None without it."""
     resolves_own_hostname: bool | None = None
@@ -171,7 +178,15 @@ class GpuHealth:
     slowdown_c: float | None = None
     """Temperature at which the hardware slows down."""
     sm_clock_mhz: int | None = None
+    sm_clock_set_mhz: int | None = None
+    """Application clock that was set; sm_clock_default_mhz is the default one."""
+    sm_clock_default_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    memory_clock_most_mhz: int | None = None
+    """Highest clock of the GPU's memory."""
     pcie_generation: int | None = None
+    pcie_generation_gpu: int | None = None
+    """Newest PCIe generation that the GPU supports in any slot."""
     pcie_generation_most: int | None = None
     """Newest PCIe generation that both GPU and slot support."""
     pcie_width: int | None = None
@@ -507,10 +522,6 @@ class Measurements:
         for fact in self.facts:
             names.setdefault(fact.node, fact.node_name or fact.hostname)
         return names
-
-    def name_of(self, node: int) -> str:
-        """Return the display name of a node; use ``names`` for all nodes at once."""
-        return self.names.get(node) or self.hosts.get(node) or f"node {node}"
 
 
 def to_json(measurements: Measurements) -> str:

@@ -72,8 +72,7 @@ class _Model(BaseModel):
     )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Of the values alone, so that the same options are the same bytes wherever they are pickled: Metaflow
-        # compares artifacts by those, and pydantic's own way has a set in it
+        # Metaflow compares artifacts by their bytes, and pydantic's own state has a set, whose order varies
         return type(self).model_validate, (dict(self),)
 
 
@@ -122,7 +121,7 @@ class CheckOptions(_Model):
             )
         _check_limit("each phase", self.timeout)
         _check_limit("an operation", self.op_timeout)
-        select(self.only, self.skip)  # raises for names that there are not
+        select(self.only, self.skip)  # raises for unknown names
         return self
 
     @property

@@ -65,7 +65,7 @@ class History:
 
     records: tuple[Record, ...] = ()
     open_failures: tuple[OpenFailure, ...] = ()
-    looks: tuple[Sightings, ...] = ()
+    sightings: tuple[Sightings, ...] = ()
     pairs_seen: dict[tuple[str, str], float] = field(default_factory=dict)
     """Time of the last measurement of each pair within the newest ``RUNS_OF_PAIRS`` runs, Unix time."""
     problems: tuple[str, ...] = ()
@@ -105,7 +105,7 @@ def fold(runs: Iterable[PastRun], problems: Iterable[str] = ()) -> History:
     return History(
         records=records,
         open_failures=standing,
-        looks=sightings,
+        sightings=sightings,
         pairs_seen=_pairs_seen(ordered[-RUNS_OF_PAIRS:]),
         problems=tuple(problems),
     )

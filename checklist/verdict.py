@@ -22,7 +22,7 @@ from checklist.checks.gpu import dcgm_judge, gpus_judge, load_judge
 from checklist.checks.host import facts_judge, limits_judge, settings_judge
 from checklist.checks.network import efa_judge, loss_judge, mesh_judge, network_judge, open_ports_judge
 from checklist.condensed import condensed
-from checklist.judging import coverage, unsound
+from checklist.judging import coverage, shared_hosts, unsound
 from checklist.judging.common_cause import common_cause
 from checklist.judging.context import JudgingContext, Judgment
 from checklist.judging.thresholds import Table, table
@@ -38,8 +38,8 @@ DECISIVE = ("ranks", "mesh", "gemm", "correctness", "bandwidth", "pairs", "hangs
 NOT_CLEARED = ("slow-suspect", "slow-undecided")  # codes of pairs that were not measured again often enough
 OF_NETWORK = ("latency", "bandwidth", "pairs")
 SPEED_UNKNOWN = (
-    "Software works; speed not judged: the expected speed of this network is unknown. Give --expect, the "
-    "GB/s of the largest all-reduce, or a row in --thresholds."
+    "speed not judged: the expected speed of this network is unknown. Give --expect, the GB/s of the largest "
+    "all-reduce, or a row in --thresholds."
 )
 
 JUDGES: dict[str, Callable[[JudgingContext], Judgment]] = {
@@ -128,7 +128,7 @@ def judge(
         measurements=measurements,
         table=thresholds or table(),
         history=sound_records(history),
-        looks=tuple(sightings),
+        sightings=tuple(sightings),
         pairs_seen=pairs_seen or {},
         accept_baseline=accept_baseline,
         system=system,
@@ -138,7 +138,8 @@ def judge(
     )
     selected = tuple(checks)
     judgments = [
-        coverage.add(context, unsound.add(context, JUDGES[check.name](context))) for check in selected
+        coverage.add(context, unsound.add(context, shared_hosts.add(context, JUDGES[check.name](context))))
+        for check in selected
     ]
     results = tuple(judgment.result for judgment in judgments if isinstance(judgment.result, CheckResult))
     all_findings = [fault for judgment in judgments for fault in judgment.findings]
@@ -212,6 +213,14 @@ def _speed_unknown(context: JudgingContext, checks: Iterable[CheckResult]) -> bo
     )
 
 
+def _compared_with_peers_only(checks: Iterable[CheckResult]) -> bool:
+    """Return whether bandwidths between nodes were measured, and none has a reference outside this run."""
+    figures = [
+        figure for check in checks if check.check in ("bandwidth", "pairs") for figure in check.figures
+    ]
+    return bool(figures) and all(figure.basis in ("peers", "none") for figure in figures)
+
+
 def _profile(measurements: Measurements) -> Profile:
     return next((profile for profile in PROFILES if profile == measurements.profile), PROFILES[0])
 
@@ -258,7 +267,7 @@ def _headline(
             (c for c in checks if c.verdict == "NO-VERDICT" and not c.measured and c.check in DECISIVE), None
         )
         if missing is None and _speed_unknown(context, checks):
-            return " ".join([*(fault.title for fault in findings[:1]), SPEED_UNKNOWN])
+            return " ".join([*(fault.title for fault in findings[:1]), _unknown_speed(checks)])
         return "No verdict" + (
             f" on {missing.check}: {missing.reason}" if missing else ": nothing could be judged."
         )
@@ -266,16 +275,21 @@ def _headline(
     if worst:
         rest = f" And {len(worst) - 1} more." if len(worst) > 1 else ""
         cause = common_cause(context, findings)
-        return (f"{cause.words} " if cause is not None else "") + worst[0].title + rest
+        return (f"{cause} " if cause is not None else "") + worst[0].title + rest
     if standing:
         return f"Still open from an earlier run: {standing[0].title}"
     single_machine = one_machine.headline(context.measurements, checks)
     if single_machine is not None:
         return single_machine
-    if "bandwidth" in unmeasured:
-        return SPEED_UNKNOWN
+    if "bandwidth" in unmeasured or _compared_with_peers_only(checks):
+        return _unknown_speed(checks)
     passed_count = sum(check.verdict == "PASS" for check in checks)
     return f"{passed_count} checks passed." + (f" Not judged: {', '.join(unmeasured)}." if unmeasured else "")
+
+
+def _unknown_speed(checks: Iterable[CheckResult]) -> str:
+    works = any(check.check == "correctness" and check.verdict == "PASS" for check in checks)
+    return f"{'Software works' if works else 'No fault found'}; {SPEED_UNKNOWN}"
 
 
 def _skipped(selected: tuple[Check, ...], judgments: Iterable[Judgment]) -> tuple[Skipped, ...]:

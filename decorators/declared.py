@@ -63,7 +63,7 @@ class DeclaredPlan:
         if gpus is not None:
             goal_options = dataclasses.replace(goal_options, gpus=gpus)
         with hardware.using(hardware.catalogue(goal_options.hardware)):
-            records, problems = calibration.load() if goal_options.calibration else (None, ())
+            records, problems = calibration.load(own_loops=True) if goal_options.calibration else (None, ())
             for problem in problems:
                 print(problem, file=sys.stderr)
             cluster = find_cluster(backend, goal_options.gpu) if device != "cpu" else None
@@ -128,10 +128,10 @@ class DeclaredPlan:
 
 
 def signature() -> inspect.Signature:
-    """Return the signature of ``@gpu_profile``: its own arguments, sizes, options of ``finetune plan``."""
+    """Return the signature of ``@gpu_profile``: arguments, sizes and the options of ``finetune plan``."""
     from estimator.cli.plan import GoalOptions, JobOptions
 
-    own: dict[str, tuple[Any, Any]] = {
+    arguments: dict[str, tuple[Any, Any]] = {
         "plan": (Callable[..., Any] | None, None),
         "request": (Role, "train"),
         "interval": (float, 1.0),
@@ -148,7 +148,7 @@ def signature() -> inspect.Signature:
     return inspect.Signature(
         [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-            for name, (annotation, default) in (own | options).items()
+            for name, (annotation, default) in (arguments | options).items()
         ]
     )
 

@@ -32,7 +32,7 @@ class OwnCheckpoints:
     """
 
     def __init__(self, index: str) -> None:
-        step, where = current.step_name, getattr(current, "parallel", None)
+        step, parallel = current.step_name, getattr(current, "parallel", None)
 
         def prefix(run: Any) -> str:
             return (
@@ -41,12 +41,15 @@ class OwnCheckpoints:
                 else f"runs/{run}/own-checkpoints/{step}"
             )
 
-        self._place = contextlib.ExitStack()
-        folder = self._place.enter_context(
+        self._work_folder = contextlib.ExitStack()
+        folder = self._work_folder.enter_context(
             work_folder(str(current.run_id), f"{step}-checkpoints", str(current.task_id))
         )
         self._synced = SyncedFolder(
-            datastore(), prefix(current.run_id), folder / "checkpoints", node=where.node_index if where else 0
+            datastore(),
+            prefix(current.run_id),
+            folder / "checkpoints",
+            node=parallel.node_index if parallel else 0,
         )
         self.folder: Path = self._synced.folder
         if self._synced.restore([prefix(run) for run in origin_run_ids()]):
@@ -55,5 +58,5 @@ class OwnCheckpoints:
 
     def end(self, *, succeeded: bool) -> None:
         """Store the last state of the folder and remove it from this disk, when the step's code has ended."""
-        with self._place:
+        with self._work_folder:
             self._synced.stop(complete=succeeded)

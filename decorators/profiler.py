@@ -90,6 +90,7 @@ class Profile:
         self._task_metrics: HarnessResult | None = None
         self._sampler = Sampler(interval_s, foreign=_metaflow.local_node_command())
         self._started = self._reported = time.time()
+        self._own_loop = False  # the step's own code trains, not a launched engine
         self.loop_without_torch = False  # steps were reported by a process that has not imported torch
         self._ended: float | None = None
         self._failed: str | None = None
@@ -216,6 +217,7 @@ class Profile:
         data_seconds:
             Part of it in which the loop waited for data. The card names it as the cause of idle GPUs.
         """
+        self._own_loop = True
         self.loop_without_torch = "torch" not in sys.modules
         now = time.time()
         elapsed = now - self._reported if seconds is None else seconds
@@ -300,6 +302,7 @@ class Profile:
         """
         from decorators.own_script import torchrun
 
+        self._own_loop = True
         torchrun(
             self._run.plan,
             self.add,
@@ -376,6 +379,7 @@ class Profile:
             usd=price * duration / 3600 if price is not None else None,
             notes=tuple(sampler.notes),
             checkpoint_seconds=run.checkpoint_seconds,
+            own_loop=self._own_loop,
         )
 
     def _gpus(self) -> tuple[GpuMeasured, ...]:

@@ -109,6 +109,10 @@ class OutageWait:
             if trouble.expired:
                 renew()
 
+    def stop(self) -> None:
+        """Neither retry nor report from now on."""
+        self._finished = True
+
     def _end(self, error: UserError) -> UserError:
         if self.print_final_error and self.answered and not self._finished:
             self.report(error.problem)
@@ -136,6 +140,11 @@ def outage_wait() -> OutageWait:
     global _outage_wait
     _outage_wait = _outage_wait or OutageWait(away_s=_metaflow.datastore_timeout_s())
     return _outage_wait
+
+
+def stop_waiting() -> None:
+    """Make this process's further requests to S3 fail at their first error, without a message."""
+    outage_wait().stop()
 
 
 class S3Storage:

@@ -18,7 +18,7 @@ from estimator.errors import UserError
 
 By = Literal["user", "team", "model"]
 BY: tuple[By, ...] = ("user", "team", "model")
-NO_TEAM = "-"  # label of runs without a team
+UNNAMED = "-"  # label of runs whose user, team or model is not recorded
 _UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 
 

@@ -53,6 +53,7 @@ class CannotFit(UserError):  # noqa: N818 - it is a result with a plan in it, mo
         here: str = "",
     ) -> None:
         super().__init__(problem, advice)
+        suggestions = tuple(each for n, each in enumerate(suggestions) if each not in suggestions[:n])
         self.example_plan, self.suggestions, self.here = example_plan, suggestions, here
         if suggestions:
             options = ", or ".join(format_suggestion(suggestion) for suggestion in suggestions)

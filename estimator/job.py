@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import get_args
 
 from estimator.errors import UserError
@@ -11,7 +11,7 @@ from estimator.models import PROJECTIONS, ModelSpec
 from estimator.models.vision import IMAGE_SIDE
 from estimator.names import unknown_choice
 from estimator.option_names import option_name
-from estimator.setup import check_start_layer
+from estimator.setup import DEFAULT_SEQ_LEN, Answers, LlamaAdapter
 from estimator.vocabulary import (
     AUTOMATIC_METHODS,
     ENGINES,
@@ -55,7 +55,7 @@ class Job:
     engine: RequestedEngine = "torchtune"
     engines: tuple[LaunchedEngine, ...] = LAUNCHED_ENGINES  # that engine "auto" may take
     task: Task = "sft"
-    seq_len: int = 2048
+    seq_len: int = DEFAULT_SEQ_LEN
     global_batch_size: int = 8  # sequences for each optimizer step, over all processes
     batch_multiple: int | None = None
     """The batch is a default, and may become the nearest workable multiple of this number. None: fixed."""
@@ -63,7 +63,6 @@ class Job:
     optimizer: LaunchedOptimizer = "adamw"
     precision: RequestedPrecision = "auto"
     fp8: LaunchedFp8 = "none"  # of the matrix products
-    average: bool = False  # a moving average of the trained weights is kept (images)
     activation_checkpointing: bool | None = None
     recompute: Recompute | None = None  # what checkpointing recomputes of a block
     recompute_every: int | None = None  # one of this many blocks is recomputed
@@ -72,8 +71,7 @@ class Job:
     lora_experts: bool = False  # adapters on the experts too
     rslora: bool = False  # adapters scaled by alpha / sqrt(rank); memory and speed are the same
     quantization: LaunchedQuantization = "nf4-double"  # of qlora's base
-    adapter_prompt_length: int = 10  # LLaMA-Adapter's prompt vectors of each block
-    adapter_start_layer: int = 2  # the first block that has them
+    llama_adapter: LlamaAdapter = field(default_factory=LlamaAdapter)
     trained_modules: tuple[str, ...] = ()  # of TRAINED_MODULES, trained in full next to LoRA adapters
     new_tokens: int = 0  # rows of the model's embedding and head that it was not published with
     packing: bool | None = False
@@ -93,9 +91,7 @@ class Job:
     evaluated_sequences: int = 0  # held-out ones that go through the model while it trains, at most
     keep_checkpoints: int = 2
     adapter_only: bool = False  # export the adapter without merging it
-    answer_len: int | None = None  # of grpo, tokens of an answer, of seq_len; None: setup.drawn_answer
-    compares: bool | None = None  # grpo with a KL term; None: with adapters only
-    reward_parameters: int = 0  # of a reward model that scores answers in a step
+    answers: Answers = field(default_factory=Answers)
     tensor_parallel: int | None = None
     context_parallel: int | None = None
     pipeline_parallel: int | None = None
@@ -120,7 +116,6 @@ class Job:
             "image_size",
             "global_batch_size",
             "lora_rank",
-            "adapter_prompt_length",
             "keep_checkpoints",
         ):
             _at_least_one(name, getattr(self, name))
@@ -170,7 +165,7 @@ class Job:
                 else "Leave it out.",
             )
         if self.method != "auto" and METHODS[self.method].llama_adapter:
-            check_start_layer(self.model, self.adapter_start_layer)
+            self.llama_adapter.check(self.model)
         if unknown := set(self.trained_modules) - set(TRAINED_MODULES):
             raise UserError(
                 f"--modules-to-save names {', '.join(sorted(unknown))}, which is not known.",
@@ -204,9 +199,11 @@ class Job:
     def _check_degrees(self) -> None:
         degrees = [name for name in DEGREES if (getattr(self, name) or 1) > 1]
         if degrees and self.engine not in PARALLEL_ENGINES:
+            engine = "the engines that this package launches" if self.engine == "auto" else self.engine
             raise UserError(
-                f"{option_name(degrees[0])} {getattr(self, degrees[0])} is not supported by {self.engine}.",
-                f"Use --engine {PARALLEL_ENGINES[0]} or --engine {PARALLEL_ENGINES[1]} to plan it.",
+                f"{option_name(degrees[0])} {getattr(self, degrees[0])} is not supported by {engine}.",
+                f"Remove it, or plan without launching: --engine {PARALLEL_ENGINES[0]}, or "
+                f"--engine {PARALLEL_ENGINES[1]}.",
             )
         model = self.model
         heads = {degree: divides_heads(model, degree) for degree in range(1, model.heads + 1)}
@@ -242,6 +239,21 @@ class Job:
     def low_rank(self) -> bool:
         """Whether the adapters are LoRA's kind of matrices."""
         return self.method == "auto" or METHODS[self.method].low_rank
+
+    def uses_zero(self, engine: str) -> bool:
+        """Whether it has options of ZeRO if ``engine`` trains it: FSDP2 has offload, too."""
+        takes_fsdp = engine != "auto" and ENGINES[engine].sharding_options == "fsdp"
+        return self.zero_stage is not None or (self.offload != "none" and not takes_fsdp)
+
+    @property
+    def uses_fsdp(self) -> bool:
+        """Whether it has options of FSDP2's sharding."""
+        return self.fsdp_sharding is not None or self.replicas is not None
+
+    @property
+    def recomputes_parts(self) -> bool:
+        """Whether checkpointing is of parts of blocks, or of some blocks only."""
+        return self.recompute == "selective" or (self.recompute_every or 1) > 1
 
     def batch_over(self, data_parallel: int) -> int | None:
         """Return the global batch for this many data-parallel processes; None if the user's is not divisible.

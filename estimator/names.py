@@ -52,9 +52,16 @@ def did_you_mean(
 
     Empty if none is. ``shown``: display text of each known name, if it differs.
     """
+    suggestions = similar_names(name, known, n, shown=shown)
+    return f"Did you mean {', '.join(suggestions)}?" if suggestions else ""
+
+
+def similar_names(
+    name: object, known: Iterable[str], n: int = 3, *, shown: Mapping[str, str] | None = None
+) -> list[str]:
+    """Return up to ``n`` known names (or their ``shown`` text) that begin with ``name`` or are similar."""
     text = str(name).strip()
     names = list(known)
     similar = [candidate for candidate in names if text and candidate.lower().startswith(text.lower())]
     similar += close_matches(text, names, n)
-    suggestions = list(dict.fromkeys(shown[candidate] if shown else candidate for candidate in similar))[:n]
-    return f"Did you mean {', '.join(suggestions)}?" if suggestions else ""
+    return list(dict.fromkeys(shown[candidate] if shown else candidate for candidate in similar))[:n]

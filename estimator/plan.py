@@ -396,6 +396,12 @@ class Plan:
         return METHODS[self.method].adapters
 
     @property
+    def length(self) -> str:
+        """Size of a row as text: "2048 tokens", or "512 x 512 pixels" for images."""
+        side = dict(self.settings or ()).get("images.resolution")
+        return f"{self.layout.seq_len} tokens" if side is None else f"{side} x {side} pixels"
+
+    @property
     def accelerations(self) -> tuple[str, ...]:
         """Words for packing, Liger's kernels and torch.compile, as far as the plan has them."""
         choices = {"packed": self.packing, "Liger": self.liger, "compiled": self.compile}

@@ -6,7 +6,7 @@ published measurements. ``memory`` and ``throughput`` read Setups alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from estimator.errors import UserError
@@ -45,6 +45,34 @@ def default_seq_len(model: ModelSpec) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LlamaAdapter:
+    """Prompts of LLaMA-Adapter, v1 and v2."""
+
+    prompt_length: int = 10  # vectors of each block
+    start_layer: int = 2  # the first block that has them
+
+    def check(self, model: ModelSpec) -> None:
+        """Raise UserError for prompts without vectors, and where no block of the model is left for them."""
+        if self.prompt_length < 1:
+            raise UserError(f"--adapter-prompt-length {self.prompt_length} must be a whole number above 0.")
+        if not 0 <= self.start_layer < model.layers:
+            raise UserError(
+                f"--adapter-start-layer {self.start_layer}: {model.name} has {model.layers} blocks, counted "
+                "from 0.",
+                "Use --adapter-start-layer 0 for prompts in all of them.",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answers:
+    """Answers that are generated and rewarded in each step (grpo)."""
+
+    length: int | None = None  # tokens, of seq_len; None: drawn_answer
+    compares: bool | None = None  # KL divergence from the initial model in the loss; None: with adapters
+    reward_parameters: int = 0  # of a reward model that scores them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
     """One training step as memory and time see it. Counts are of processes; one process has one GPU.
 
@@ -60,17 +88,11 @@ class Setup:
     lora_rank: int = 8
     lora_targets: tuple[str, ...] = PROJECTIONS  # also "lm_head", "embed_tokens": adapters there
     lora_experts: bool = False  # PEFT's adapters on the tensors that hold a block's experts
-    adapter_prompt_length: int = 10  # LLaMA-Adapter's prompt vectors of each block
-    adapter_start_layer: int = 2  # the first block that has them
+    llama_adapter: LlamaAdapter = field(default_factory=LlamaAdapter)
     trained_modules: tuple[str, ...] = ()  # of TRAINED_MODULES, trained whole next to the adapters
     quantization: Quantization = "none"  # of the frozen base; QLoRA is lora with nf4 or nf4-double
     upcast_frozen: bool = False  # its 16-bit parts kept in fp32: PEFT's prepare_model_for_kbit_training
     undivided_base: bool = False  # in a type that ZeRO-3 cannot divide: every process holds all of it
-
-    encoders: bool = (
-        False  # a pipeline's VAE and text encoders are next to its UNet: no latents were computed
-    )
-    average: bool = False  # a moving average of the trained weights is kept next to them, in fp32
 
     precision: Precision = "bf16"
     fp8: Fp8 = "none"  # of the matrix products
@@ -92,16 +114,15 @@ class Setup:
 
     micro_batch_size: int = 1  # sequences (of tasks with pairs: pairs) for each process and forward pass
     accumulation: int = 1  # forward passes for each optimizer step; with a pipeline: its micro batches
-    seq_len: int = 2048  # tokens of the longest sequence
+    seq_len: int = DEFAULT_SEQ_LEN  # tokens of the longest sequence
     fixed_length: bool = True  # packed or padded to seq_len; else batches vary in length
     longest_first: bool = False  # of batches that vary in length, the longest is first
     longest_once: bool = False  # only one batch has seq_len tokens a sequence, the others far fewer
     expandable_segments: bool = False  # PYTORCH_CUDA_ALLOC_CONF: freed blocks of any size are used again
     document_mask: bool = False  # packed samples kept apart by a dense mask of seq_len x seq_len
-    answer_len: int = 0  # tokens of an answer that is drawn in a step, of seq_len; 0: none is drawn
-    compares: bool = False  # grpo: KL divergence from the initial model is part of the loss
+    document_tokens: int = 0  # mean over packed tokens of their document's length, if kept apart; 0: seq_len
+    answers: Answers = field(default_factory=Answers)
     reference_copy: bool = False  # full training holds the reference as a frozen copy, as TRL does
-    reward_parameters: int = 0  # of a reward model that scores answers in a step
 
     checkpointing: Checkpointing = "none"
     recompute_every: int = 1  # one of this many blocks is checkpointed
@@ -138,7 +159,7 @@ class Setup:
                 f"Name some of {', '.join(TRAINED_MODULES)}.",
             )
         if self.prompts:
-            check_start_layer(self.model, self.adapter_start_layer)
+            self.llama_adapter.check(self.model)
         if self.quantization != "none" and not self.adapters:
             raise UserError(
                 f"quantization {self.quantization} freezes the weights; full training changes them.",
@@ -212,7 +233,7 @@ class Setup:
         launchers/engines/fsdp2/master_weights.py.
         """
         alone = self.engine == "fsdp2" and self.world_size == 1 and not self.sharded_alone
-        return alone and self.precision == "bf16-mixed"
+        return alone and self.precision in ("bf16-mixed", "fp16-mixed")
 
     @property
     def runs_loop(self) -> bool:
@@ -227,7 +248,7 @@ class Setup:
     @property
     def idle_blocks(self) -> int:
         """The lowest blocks, which keep nothing: below LLaMA-Adapter v1's prompts nothing is trained."""
-        return self.adapter_start_layer if self.method == "adapter-v1" else 0
+        return self.llama_adapter.start_layer if self.method == "adapter-v1" else 0
 
     @property
     def trains_norms(self) -> bool:
@@ -243,13 +264,21 @@ class Setup:
         for LLaMA-Adapters; other engines hold a frozen copy of it.
         """
         task = TASKS[self.task]
-        if task.draws_answers and self.compares:
+        compares = self.adapters if self.answers.compares is None else self.answers.compares
+        if task.draws_answers and compares:
             return "adapters-off" if self.adapters else "copy"
         if not task.compares:
             return "none"
         if self.runs_loop and not (self.reference_copy and not self.adapters):
             return "adapters-off" if METHODS[self.method].low_rank else "computed-before"
         return "adapters-off" if self.adapters else "copy"
+
+    @property
+    def answer_len(self) -> int:
+        """Tokens of an answer that is generated in a step, of ``seq_len``; 0: none is."""
+        if not TASKS[self.task].draws_answers:
+            return 0
+        return drawn_answer(self.seq_len) if self.answers.length is None else self.answers.length
 
     @property
     def sequences(self) -> int:
@@ -287,8 +316,8 @@ class Setup:
             second = self.method == "adapter-v2"
             return parameters.prompts(
                 self.model,
-                length=self.adapter_prompt_length,
-                start_layer=self.adapter_start_layer,
+                length=self.llama_adapter.prompt_length,
+                start_layer=self.llama_adapter.start_layer,
                 gates=self.model.heads if second or self.engine == "litgpt" else 1,
             ) + second * 2 * parameters.outputs(self.model)
         model, rank = self.model, self.lora_rank
@@ -324,15 +353,6 @@ def drawn_answer(seq_len: int) -> int:
     return max(1, min(256, seq_len // 2))
 
 
-def check_start_layer(model: ModelSpec, start_layer: int) -> None:
-    """Raise UserError where no block of the model is left for LLaMA-Adapter's prompts."""
-    if not 0 <= start_layer < model.layers:
-        raise UserError(
-            f"--adapter-start-layer {start_layer}: {model.name} has {model.layers} blocks, counted from 0.",
-            "Use --adapter-start-layer 0 for prompts in all of them.",
-        )
-
-
 _CHOICES: dict[str, tuple[str, ...]] = {
     "engine": get_args(Engine),
     "method": get_args(Method),
@@ -352,7 +372,6 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 _COUNTS = (
     "lora_rank",
-    "adapter_prompt_length",
     "shard",
     "replicate",
     "tensor",

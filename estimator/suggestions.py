@@ -45,7 +45,7 @@ def apply_suggestion(command: Sequence[str], suggestion: Suggestion) -> list[str
             value = command[number + 1] if following else value
             drop = value.partition("=")[0] in suggestion
         else:
-            drop = name in dropped
+            drop = name in dropped or name.replace("--no-", "--", 1) in dropped
         width = 2 if following and (name == "--set" or (drop and not following[0].startswith("--"))) else 1
         if not drop:
             remaining += command[number : number + width]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from estimator.errors import UserError
-from estimator.vocabulary import SHARDINGS, Device, LaunchedPrecision, Offload, Sharding
+from estimator.vocabulary import SHARDINGS, Device, LaunchedPrecision, Offload, Sharding, product_type
 
 
 class Layout(Protocol):
@@ -66,7 +66,12 @@ _TRANSFORMERS_OPTIMIZERS = {
     "adafactor": "adafactor",
     "sgd": "sgd",
 }
-_LIGHTNING_PRECISIONS = {"bf16": "bf16-true", "bf16-mixed": "bf16-mixed", "fp32": "32-true"}
+_LIGHTNING_PRECISIONS = {
+    "bf16": "bf16-true",
+    "bf16-mixed": "bf16-mixed",
+    "fp16-mixed": "16-mixed",
+    "fp32": "32-true",
+}
 
 
 def to_transformers(layout: Layout, *, sft: bool = False) -> dict[str, Any]:
@@ -84,7 +89,8 @@ def to_transformers(layout: Layout, *, sft: bool = False) -> dict[str, Any]:
         "per_device_train_batch_size": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.accumulation,
         "gradient_checkpointing": layout.activation_checkpointing,
-        "bf16": layout.precision != "fp32",
+        "bf16": product_type(layout.precision) == "bf16",
+        "fp16": product_type(layout.precision) == "fp16",
         "optim": _TRANSFORMERS_OPTIMIZERS[layout.optimizer],
         "use_cpu": layout.device == "cpu",
     }
@@ -130,7 +136,8 @@ def to_deepspeed(layout: Layout) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.accumulation,
         "zero_optimization": zero,
-        "bf16": {"enabled": layout.precision != "fp32"},
+        "bf16": {"enabled": product_type(layout.precision) == "bf16"},
+        "fp16": {"enabled": product_type(layout.precision) == "fp16"},
     }
 
 
@@ -142,7 +149,7 @@ def to_accelerate(layout: Layout) -> dict[str, Any]:
     """
     _check_data_parallel(layout, "Accelerate")
     values: dict[str, Any] = {
-        "mixed_precision": "no" if layout.precision == "fp32" else "bf16",
+        "mixed_precision": "no" if layout.precision == "fp32" else product_type(layout.precision),
         "gradient_accumulation_steps": layout.accumulation,
         "cpu": layout.device == "cpu",
     }

@@ -25,15 +25,17 @@ RequestedEngine = Literal[PlannedEngine, "auto"]
 Engine = Literal[  # rows of data/implementations.csv
     "torchtune", "deepspeed", "fsdp2", "torchtitan", "litgpt", "transformers", "composer", "megatron"
 ]
-LaunchedPrecision = Literal["bf16", "bf16-mixed", "fp32"]
+LaunchedPrecision = Literal["bf16", "bf16-mixed", "fp16-mixed", "fp32"]
 RequestedPrecision = Literal["auto", LaunchedPrecision]
 Precision = Literal[
     "fp32",  # everything in fp32
     "bf16",  # everything in bf16, the optimizer's states too
     "bf16-mixed",  # fp32 weights kept, bf16 copies made where they are gathered or used by the engine
+    "fp16-mixed",  # the same with fp16 copies, and a loss that is scaled so that gradients do not underflow
     "bf16-autocast",  # fp32 weights, gradients and states; torch.autocast casts around each product
     "fp16-autocast",
 ]
+ProductType = Literal["bf16", "fp16", "fp32"]  # of the matrix products' inputs
 LaunchedFp8 = Literal["none", "tensorwise", "rowwise"]
 Fp8 = Literal[LaunchedFp8, "te", "mxfp8", "nvfp4", "msamp-o1", "msamp-o2", "msamp-o3"]
 LaunchedQuantization = Literal["nf4-double", "nf4", "int8"]
@@ -67,6 +69,13 @@ LAUNCHED_ENGINES: tuple[LaunchedEngine, ...] = get_args(LaunchedEngine)
 PLANNED_ENGINES: tuple[PlannedEngine, ...] = get_args(PlannedEngine)
 TRAINED_MODULES: tuple[TrainedModule, ...] = get_args(TrainedModule)
 IMAGE_TASK: Literal["text-to-image"] = "text-to-image"
+
+
+def product_type(precision: str) -> ProductType:
+    """Return the type of the matrix products' inputs in a precision."""
+    if precision == "fp32":
+        return "fp32"
+    return "fp16" if precision.startswith("fp16") else "bf16"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -377,7 +386,7 @@ ENGINES: Mapping[str, EngineSpec] = {
         code="fsdp2",
         title="FSDP2",
         loss="recomputed",  # launchers/dataset/batches.py
-        precisions=("bf16-mixed", "bf16", "fp32"),
+        precisions=("bf16-mixed", "bf16", "fp16-mixed", "fp32"),
         tasks=(*_TEXT_TASKS, IMAGE_TASK),
         optimizers=("adamw", "adamw8bit", "adafactor", "muon", "sgd"),
         shardings=("none", "shard_grad_op", "fsdp"),

@@ -12,7 +12,7 @@ from launchers.dataset import sources, support_tickets
 from launchers.images import runs
 from launchers.models import weights
 from launchers.settings import Settings
-from launchers.settings.sections import Evaluation, NonNegative, Optimizer, Positive, PositiveFloat
+from launchers.settings.sections import NonNegative, Optimizer, Positive, PositiveFloat
 
 # tiny-llama starts from random weights and needs far larger learning rates than a pretrained model. For
 # LLaMA-Adapters, whose gates start at 0, litgpt@26857050's finetune_adapter and finetune_adapter_v2 use AdamW
@@ -95,7 +95,7 @@ def evaluate_on_test_split(settings: Settings) -> Settings:
     if settings.dataset != sources.TICKETS or settings.mixture:
         return settings
     changes: dict[str, object] = {}
-    if evaluation.dataset is None and evaluation.fraction == Evaluation().fraction:
+    if evaluation.dataset is None and "fraction" not in evaluation.model_fields_set:
         changes["dataset"] = f"{sources.TICKETS}#test"
     if evaluation.generations == "auto" and settings.task == "sft":
         changes["generations"] = support_tickets.ROWS["test"]

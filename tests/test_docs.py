@@ -444,9 +444,10 @@ def test_data_examples_are_datasets(tmp_path: Path) -> None:
             assert list(preferences.read_judged(path))
 
 
-def test_the_tests_that_a_page_names_exist() -> None:
-    named = re.findall(r"\[`(test_\w+)`\]\(\.\./(tests/[^)]+)\)", (ROOT / "docs" / "backends.md").read_text())
-    assert len(named) > 20
+@pytest.mark.parametrize("page", ["backends.md", "disruptions.md"])
+def test_the_tests_that_a_page_names_exist(page: str) -> None:
+    named = re.findall(r"\[`(test_\w+)`\]\(\.\./(tests/[^)]+)\)", (ROOT / "docs" / page).read_text())
+    assert len(named) > 15
     assert [name for name, file in named if f"def {name}(" not in (ROOT / file).read_text()] == []
 
 
@@ -510,6 +511,19 @@ def test_the_map_names_files_that_are_there() -> None:
 # Placeholders of quoted messages: NAME, N, figures, paths, and omissions
 _PLACEHOLDER = re.compile(r"\.\.\.|[:;]|\S*\d\S*|\b(?:GPU\(s\)|GiB|[A-Z][A-Z_]*\b)")
 _OF_METAFLOW = ("The @kubernetes decorator requires",)
+
+
+def test_each_stop_of_a_value_through_the_packages_exists() -> None:
+    """The table in docs/interfaces.md: at most five stops, and each `Class.field` is in its (`file`)."""
+    section = (ROOT / "docs" / "interfaces.md").read_text().split("## Three values through the packages")[1]
+    rows = [line for line in section.splitlines() if re.match(r"\| \d", line)]
+    stops = re.findall(r"`(\w+)\.(\w+)`[^`|]*\(`([\w/]+)(?:\.py|/)`\)", "\n".join(rows))
+    assert len(rows) == 5
+    assert len(stops) >= 9
+    for holder, field, path in stops:
+        record = getattr(import_module(path.replace("/", ".")), holder)
+        fields = {name for base in record.__mro__ for name in getattr(base, "__annotations__", {})}
+        assert field in fields or hasattr(record, field), f"{path}: {holder}.{field}"
 
 
 def test_messages_in_tables_of_symptoms_are_those_that_the_code_prints() -> None:

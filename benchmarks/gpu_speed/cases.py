@@ -30,6 +30,7 @@ class Scale:
     accumulation: int
     steps: int  # optimizer steps of a run
     warm_up: int  # first steps, which don't count for the speed
+    longest_run_s: float  # a run that lasts longer is ended
 
 
 ON_GPU = Scale(
@@ -40,9 +41,17 @@ ON_GPU = Scale(
     accumulation=2,
     steps=8,
     warm_up=3,
+    longest_run_s=150.0,
 )
 TINY = Scale(
-    device="cpu", models=("tiny-llama",), seq_lens=(64,), tokens=128, accumulation=2, steps=4, warm_up=1
+    device="cpu",
+    models=("tiny-llama",),
+    seq_lens=(64,),
+    tokens=128,
+    accumulation=2,
+    steps=4,
+    warm_up=1,
+    longest_run_s=600.0,
 )
 
 

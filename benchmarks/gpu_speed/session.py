@@ -22,7 +22,6 @@ from launchers.models import tiny_llama
 from launchers.report import trace
 
 FIRST_RUN_S = 40.0  # expected length of a run before one has been seen
-LONGEST_RUN_S = 150.0  # a run that lasts longer is ended
 PROBE_S = 180.0  # limit of the matrix product and of the equality test
 DONE = ("ran", "out of memory")  # what a later call doesn't repeat
 
@@ -136,7 +135,7 @@ class Session:
             data=self.folder / "data",
         )
         module = "benchmarks.gpu_speed.peer" if run.is_peer else "benchmarks.on_gpu.one_run"
-        return run_apart(order, min(max(self.clock.left_s, 1.0), LONGEST_RUN_S), module)
+        return run_apart(order, min(max(self.clock.left_s, 1.0), self.scale.longest_run_s), module)
 
     def _peer(self, run: Run, model_dir: Path, dataset: Path) -> dict[str, Any]:
         scale, case = self.scale, run.case

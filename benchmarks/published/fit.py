@@ -11,9 +11,8 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
-from benchmarks.published import rows
+from benchmarks.published.rows import PublishedRow
 from benchmarks.published.scoring import ROUNDED
 from estimator.memory.moments import peak
 from estimator.memory.residuals import LIVE, Residual, class_of, residual_of
@@ -72,10 +71,10 @@ class Prediction:
         return self.likely / self.run.measured - 1
 
 
-def runs_of(path: Path = rows.TABLE) -> list[MeasuredRun]:
-    """Return the runs of a table of measurements whose memory can be scored."""
+def runs_of(table: Iterable[PublishedRow]) -> list[MeasuredRun]:
+    """Return the rows of a table of measurements whose memory can be scored."""
     runs = []
-    for row in rows.read(path):
+    for row in table:
         if row.memory_skip or row.setup is None or row.gib is None or row.kind not in (*LIVE, "reserved"):
             continue
         counter = "live" if row.kind in LIVE else "held"

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.published import fit, rows
-from benchmarks.published.held_out import compare_held_out, replaced_residuals
-from benchmarks.published.scoring import compare
-from benchmarks.published.verdict import calibration, verdict
+from benchmarks.published.held_out import judge_held_out, replaced_residuals
+from benchmarks.published.rows import PublishedRow
+from benchmarks.published.verdict import Judged, calibration, judge, verdict
 from estimator.memory.residuals import TABLE, Residual, table
 
 Scores = dict[str, dict[str, float]]  # by group of rows
@@ -29,36 +29,38 @@ FIGURES = ("median_abs_error", "p95_abs_error", "bias", "under_by_3pct", "covere
 
 def main() -> None:
     """Refit ``estimator/data/residuals.csv``, write the scores to ``benchmarks/results`` and print them."""
-    residuals = settled(list(table().values()))
+    published = rows.read(rows.TABLE)
+    residuals = settled(published, list(table().values()))
     _write(residuals.values())
     with replaced_residuals(residuals):
-        _report(residuals)
+        _report(published, residuals)
 
 
-def settled(previous: list[Residual]) -> dict[tuple[str, str], Residual]:
+def settled(published: list[PublishedRow], previous: list[Residual]) -> dict[tuple[str, str], Residual]:
     """Refit until nothing changes, as the moment of a run's peak depends on the factors.
 
     Raises RuntimeError if that takes more than :data:`MOST_FITS` fits.
     """
     for _ in range(MOST_FITS):
         with replaced_residuals({(row.counter, row.name): row for row in previous}):
-            residuals = fit.fit(fit.runs_of(), previous)
+            residuals = fit.fit(fit.runs_of(published), previous)
         if list(residuals.values()) == previous:
             return residuals
         previous = list(residuals.values())
     raise RuntimeError(f"the factors still change after {MOST_FITS} fits")
 
 
-def _report(residuals: dict[tuple[str, str], Residual]) -> None:
+def _report(published: list[PublishedRow], residuals: dict[tuple[str, str], Residual]) -> None:
     """Write the scores of these ranges, which the estimator uses, and print them."""
-    previous, runs = list(residuals.values()), fit.runs_of()
+    previous, runs = list(residuals.values()), fit.runs_of(published)
     scored = {run.id for run in runs if run.quality == "A"}
     inside = [prediction for prediction in fit.predict(runs, residuals) if prediction.run.id in scored]
     outside = [prediction for prediction in fit.held_out(runs, previous) if prediction.run.id in scored]
     scores, held_scores, worst = _scores(inside), _scores(outside), _worst(inside)
-    judged = compare_held_out(rows.TABLE).judged
+    judged = judge_held_out(published)
+    in_sample = [item for item in map(judge, published) if isinstance(item, Judged)]
     verdicts = {
-        "in_sample": asdict(verdict(compare(rows.TABLE).judged)),
+        "in_sample": asdict(verdict(in_sample)),
         "held_out_by_source": asdict(verdict(judged)),
     }
     all_scores = fit.score(fit.held_out(runs, previous))

@@ -90,6 +90,8 @@ def version_of(framework: str, loss: str, engine: Engine) -> str:
     """
     if engine == "deepspeed" and "liger" in loss.lower():
         return "liger"
+    if engine in ("fsdp2", "transformers") and "liger kernels" in loss.lower():
+        return "liger"
     if engine == "torchtitan" and framework.endswith(("/FSDP1", "/FSDP2")):
         return "2024-05"
     if engine == "litgpt" and "@8641822" in framework:
@@ -326,6 +328,12 @@ def kind_of(text: str) -> Kind:
     if "nvidia-smi" in lower or "nvml" in lower or "process" in lower:
         return "process"
     raise UnsupportedRow(f"memory of kind {text!r}: {UNKNOWN_KIND}")
+
+
+def document_tokens_of(packing: str) -> int:
+    """Return the stated mean over packed tokens of their document's length; 0 if it is not stated."""
+    match = re.search(r"documents kept apart, of ([\d,]+) tokens", packing.lower())
+    return int(match[1].replace(",", "")) if match else 0
 
 
 def fixed_length(packing: str) -> bool:

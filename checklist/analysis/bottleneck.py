@@ -44,12 +44,12 @@ class Samples:
     value: Floats
     rounds: Ints
     classes: Ints
-    due_gbytes_per_s: Floats
+    expected_gbytes_per_s: Floats
     """Reference of each sample's class."""
     references: dict[int, float]
     """Reference by class, GB/s: median over its sides of each side's best, or the spec if higher."""
     share: Floats
-    """value / due_gbytes_per_s."""
+    """value / expected_gbytes_per_s."""
     sender: Ints
     receiver: Ints
     tells_sender: Flags
@@ -123,7 +123,7 @@ def find_uneven(bounds: Bounds, paths: Paths) -> tuple[Uneven, ...]:
     """
     samples, classes = bounds.samples, []
     limit = max(UNEVEN, 1 + SPREADS * bounds.spread)
-    expected = samples.due_gbytes_per_s
+    expected = samples.expected_gbytes_per_s
     forward_above = samples.value > limit * expected
     reverse_above = _flags_of_reverse(samples, samples.value > (1 + limit) / 2 * expected)
     for number, reference in samples.references.items():
@@ -256,15 +256,15 @@ def localize(samples: Samples, tau: float) -> Bounds:
 def _ability(samples: Samples, tx: Floats, rx: Floats) -> Floats:
     """Return the share of its class's reference that the ends of each sample can reach, at most 1.
 
-    A side's bound is a share of its best class; on a path of lower capacity the same bound may suffice.
+    A side's bound is a share of its best class, so a slow side may still fill a path of lower capacity.
     """
     best = np.zeros(len(tx))
     sides = np.concatenate([samples.sender, samples.receiver])
-    np.fmax.at(best, sides, np.tile(samples.due_gbytes_per_s, 2))
-    has_expectation = samples.due_gbytes_per_s > 0
+    np.fmax.at(best, sides, np.tile(samples.expected_gbytes_per_s, 2))
+    has_expectation = samples.expected_gbytes_per_s > 0
     times = np.ones((2, samples.value.size))
     for row, side in enumerate((samples.sender, samples.receiver)):
-        np.divide(best[side], samples.due_gbytes_per_s, out=times[row], where=has_expectation)
+        np.divide(best[side], samples.expected_gbytes_per_s, out=times[row], where=has_expectation)
     send, receive = tx[samples.sender] * times[0], rx[samples.receiver] * times[1]
     ability: Floats = np.minimum(1.0, np.minimum(send, receive))
     return ability

@@ -12,13 +12,15 @@ The bound of a run is the slower of two terms, both in GB/s of busbw as nccl-tes
 A domain is the set of GPUs that one NVLink switch connects: a host, or a rack (GB200 NVL72).
 
 Healthy clusters reach a share of a term that depends on the fabric and, because of latency, on the size S:
-``share / (1 + half / S)``. The shares are those of the published figures in checklist/data/busbw.csv; what
-they predict with each source left out is in benchmarks/results/busbw.md (``python -m benchmarks.busbw``).
+``share / (1 + half / S)``. ``python -m benchmarks.busbw`` derives the shares from the published figures in
+checklist/data/busbw.csv, writes them to estimator/data/fabric_shares.csv, which the estimator uses as well,
+and the verdicts with each source left out to benchmarks/results/busbw.md.
 """
 
 from __future__ import annotations
 
 import csv
+import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from checklist.analysis.busbw import MIB
+from estimator.hardware.fabrics import RDMA, Shares, fabric_shares, tcp_kind
 
 FILE = Path(__file__).parents[1] / "data" / "busbw.csv"
 Condition = Literal["healthy", "bad", "gate"]
@@ -35,10 +38,10 @@ _CONDITIONS: dict[str, Condition] = {name: name for name in get_args(Condition)}
 JUDGED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")  # operations with published figures
 SMALLEST_BYTES = 64 * MIB  # smaller messages measure latency rather than bandwidth
 FAIL_SHARE = 0.6  # share of the low end, or of the bound, below which a figure fails
-FAST_TCP_GBPS = 32  # above this, NCCL's socket threads rather than the line limit a node
 DOMAIN_PORTS = 8  # ports that NCCL drives in a domain of several hosts; fits 2 and 20 racks of NVL72
 HOST_GPUS = 16  # a larger domain spans several hosts
 NVLS_GPUS = 6  # NCCL uses NVLS from 5 (H200) or 6 GPUs (B200) of a domain
+BEYOND = 1.2  # multiple of the upper bound above which the known links can not be the ones in use
 PAIR = "pair"  # operation: all GPUs of a node to their counterparts on another, one direction
 # Margin below the lowest published share, by the number of sources: few sources leave more unseen
 MANY_SOURCES = 3
@@ -127,17 +130,6 @@ class Published:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shares:
-    """Shares of a term's rate that healthy clusters reach at large messages."""
-
-    low: float
-    """Lowest share that counts as healthy: the lowest published one, less a margin."""
-    typical: float
-    """Median of the published shares."""
-    sources: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Term:
     """One limit of the bus bandwidth."""
 
@@ -167,6 +159,10 @@ class Expectation:
     sources: int
     """Sources of the published figures behind the range."""
 
+    def contradicted_by(self, busbw_gbytes_per_s: float) -> bool:
+        """Return whether a figure is too fast for the known links."""
+        return busbw_gbytes_per_s > BEYOND * self.most
+
     def verdict(self, busbw_gbytes_per_s: float) -> Literal["PASS", "WARN", "FAIL"]:
         if busbw_gbytes_per_s >= self.low:
             return "PASS"
@@ -181,7 +177,7 @@ def user_expectation(busbw_gbytes_per_s: float) -> Expectation:
     return Expectation(
         low=MARGIN * busbw_gbytes_per_s,
         typical=busbw_gbytes_per_s,
-        most=busbw_gbytes_per_s,
+        most=math.inf,
         fail_below=FAIL_SHARE * MARGIN * busbw_gbytes_per_s,
         arithmetic="given by --expect",
         sources=1,
@@ -193,12 +189,12 @@ def expect(
 ) -> Expectation | None:
     """Return the expected range; None if a rate is unknown, or nothing is published of the operation or size.
 
-    ``ranges``: shares by kind of term; None: those of all published figures.
+    ``ranges``: shares by kind of term; None: those of estimator/data/fabric_shares.csv.
     """
     terms = _terms(wiring, op, algorithm)
     if terms is None or size_bytes * 1.001 < SMALLEST_BYTES:  # messages are cut to a multiple of the ranks
         return None
-    known_ranges = published_ranges() if ranges is None else ranges
+    known_ranges = fabric_shares() if ranges is None else ranges
     term_shares = [(term, _shares(term.kind, known_ranges)) for term in terms]
     usable = [(term, shares) for term, shares in term_shares if shares is not None]
     if len(usable) < len(term_shares):
@@ -269,9 +265,7 @@ def _network_kind(wiring: Wiring) -> str:
         return "efa"
     if fabric.startswith("tcpx"):
         return "tcpx"
-    if fabric == "tcp" and (wiring.network_gbytes_per_s or 0) * 8 > FAST_TCP_GBPS:
-        return "tcp-fast"
-    return fabric
+    return tcp_kind((wiring.network_gbytes_per_s or 0) * 8) if fabric == "tcp" else fabric
 
 
 def _shares(kind: str, ranges: Ranges) -> Shares | None:
@@ -284,7 +278,7 @@ def _shares(kind: str, ranges: Ranges) -> Shares | None:
 def _family(kind: str) -> str | None:
     """Return the group of kinds that resemble each other."""
     if kind in ("efa", "infiniband", "roce"):
-        return "rdma"
+        return RDMA
     return "nvls" if kind.startswith("nvls-") else None
 
 
@@ -351,12 +345,6 @@ def _supports_nvls(gpu: str) -> bool:
 def nvlink_sharp(architecture: str | None) -> bool:
     """Return whether NVSwitches of that GPU generation reduce (NVLS): Hopper and newer."""
     return architecture is not None and architecture.startswith(("Hopper", "Blackwell"))
-
-
-@cache
-def published_ranges() -> Ranges:
-    """Return the shares by kind of term, from all published figures."""
-    return ranges_of(published())
 
 
 def ranges_of(rows: Iterable[Published]) -> Ranges:

@@ -1,62 +1,68 @@
-"""Network units that contain most of the nodes with findings: a shared switch, rack or power supply."""
+"""Network units or rails with most of the faulty parts: a shared switch, rack or power supply."""
 
 from __future__ import annotations
 
 import ipaddress
 import math
-from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 
 from checklist.judging.context import JudgingContext
 from checklist.measurements import Facts
 from checklist.result import Finding
 
-FEWEST = 3  # nodes with findings that may have a cause in common
+FEWEST = 3  # nodes or rails with findings that may have a cause in common
 CHANCE = 0.01  # probability that as many of them are in one unit by chance; above it, nothing is reported
+SLOW_RAIL = "slow-rail"  # code of a finding about one rail of a node
 PREFIXES = {4: 24, 6: 64}  # bits of a host's subnet, used if no node has topology labels
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CommonCause:
-    """A unit with more faulty nodes than chance explains."""
-
-    unit: str
-    faulty: int
-    """Nodes of the unit with findings, of ``size``; ``total`` in the run."""
-    size: int
-    total: int
-
-    @property
-    def words(self) -> str:
-        share = (
-            f"{self.faulty} of the {self.total} nodes with findings are among the {self.size} of {self.unit}"
-        )
-        return f"{share}: check its switch, cabling and power first."
+def common_cause(context: JudgingContext, findings: Iterable[Finding]) -> str | None:
+    """Describe the unit or rail that most faulty parts share, the least likely by chance; None if none."""
+    reported = tuple(findings)
+    causes = [] if context.local else [*_shared_units(context, reported), *_shared_rails(context, reported)]
+    chance, words = min(causes, key=lambda cause: cause[0], default=(1.0, ""))
+    return words if chance <= CHANCE else None
 
 
-def common_cause(context: JudgingContext, findings: Iterable[Finding]) -> CommonCause | None:
-    """Return the unit that the nodes with findings share, the least likely one by chance; None if none."""
+def _shared_units(context: JudgingContext, findings: tuple[Finding, ...]) -> Iterator[tuple[float, str]]:
+    """Yield the probability by chance and the description of each unit with most of the faulty nodes."""
     numbers = {context.name(fact.node): fact.node for fact in context.leaders}
-    worst = [fault for fault in findings if fault.nodes or len(fault.suspects) == 1]
-    fails = [fault for fault in worst if fault.verdict == "FAIL"]
+    of_one_node = [fault for fault in findings if fault.nodes or len(fault.suspects) == 1]
+    fails = [fault for fault in of_one_node if fault.verdict == "FAIL"]
     faulty = {
-        numbers[name] for fault in fails or worst for name in fault.nodes or fault.suspects if name in numbers
+        numbers[name]
+        for fault in fails or of_one_node
+        for name in fault.nodes or fault.suspects
+        if name in numbers
     }
-    if context.local or len(faulty) < FEWEST:
-        return None
-    total, units = len(context.leaders), _units(context.leaders)
-    candidates = []
-    for unit, members in units.items():
+    units = _units(context.leaders)
+    for unit, members in sorted(units.items(), key=lambda item: len(item[1])):
         inside = len(members & faulty)
         if inside < FEWEST or 2 * inside <= len(faulty):
             continue
-        chance = len(units) * _at_least(inside, len(faulty), len(members), total)
-        candidates.append((chance, len(members), unit, inside))
-    if not candidates or min(candidates)[0] > CHANCE:
-        return None
-    _, size, unit, inside = min(candidates)
-    return CommonCause(unit=unit, faulty=inside, size=size, total=len(faulty))
+        chance = len(units) * _at_least(inside, len(faulty), len(members), len(context.leaders))
+        words = f"{inside} of the {len(faulty)} nodes with findings are among the {len(members)} of {unit}: "
+        yield chance, f"{words}check its switch, cabling and power first."
+
+
+def _shared_rails(context: JudgingContext, findings: tuple[Finding, ...]) -> Iterator[tuple[float, str]]:
+    """Yield the probability by chance and the description of each rail with most of the slow rails."""
+    local_ranks = {fact.rank: fact.local_rank for fact in context.facts}
+    slow = Counter(
+        local_ranks[fault.ranks[0]]
+        for fault in findings
+        if fault.code == SLOW_RAIL and len(fault.ranks) == 1 and fault.ranks[0] in local_ranks
+    )
+    rails, total = context.measurements.gpus_per_node_asked, slow.total()
+    for rail, count in slow.items():
+        if count < FEWEST or 2 * count <= total:
+            continue
+        hits = range(count, total + 1)
+        chance = (
+            rails * sum(math.comb(total, hit) * (rails - 1) ** (total - hit) for hit in hits) / rails**total
+        )
+        yield chance, f"{count} of the {total} slow rails are rail {rail}: check its switches first."
 
 
 def _at_least(inside: int, chosen: int, size: int, total: int) -> float:
@@ -67,17 +73,18 @@ def _at_least(inside: int, chosen: int, size: int, total: int) -> float:
 
 
 def _units(leaders: Iterable[Facts]) -> dict[str, set[int]]:
-    """Return the nodes of each network unit, NVLink domain and zone that holds some of the nodes.
+    """Return the nodes of each network unit, NVLink domain, zone and switch that holds some of the nodes.
 
-    Without labels of the network, subnets of the used interface take their place.
+    Without labels of the network or LLDP, subnets of the used interface take their place.
     """
     facts = tuple(leaders)
-    labeled = any(fact.network_nodes for fact in facts)
+    labeled = any(fact.network_nodes or fact.switches for fact in facts)
     units: dict[str, set[int]] = defaultdict(set)
     for fact in facts:
         names = [*fact.network_nodes]
         names += [f"NVLink domain {fact.nvlink_domain}"] if fact.nvlink_domain else []
         names += [f"zone {fact.zone}"] if fact.zone else []
+        names += [f"switch {switch}" for switch in fact.switches]
         names += [] if labeled else _subnets(fact)
         for name in names:
             units[name].add(fact.node)

@@ -70,7 +70,7 @@ class JudgingContext:
     """Whether the history is discarded and restarts with this run."""
     pairs_seen: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """Time of the last measurement of each pair of nodes in earlier runs, Unix time."""
-    looks: tuple[Sightings, ...] = ()
+    sightings: tuple[Sightings, ...] = ()
     """Records of intermittent faults from earlier runs."""
     system: str | None = None
     """User's name for this system, looked up first in the table of thresholds."""
@@ -259,7 +259,7 @@ class JudgingContext:
         if run is None:
             reason = f"phase {phase} did not run"
         elif run.status == "done":
-            reason = f"phase {phase} has measured nothing of it"
+            reason = f"phase {phase} did not measure it"
         else:
             reason = f"phase {phase} {run.status}" + (f": {run.reason}" if run.reason else "")
         return no_verdict(check, f"Not measured: {reason}.")

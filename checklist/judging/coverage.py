@@ -51,7 +51,7 @@ def _covered(context: JudgingContext, result: CheckResult) -> CheckResult:
         # The backend's log covers all ranks, also without measured collectives
         return _limited(result, Coverage(what="ranks", measured=max(ranks, default=world), of=world))
     if check in BY_NODE:
-        nodes = {context.nodes_by_rank[rank] for rank in _measured_alone(context, check)}
+        nodes = {context.nodes_by_rank[rank] for rank in _ranks_with_figures(context, check)}
         covered = Coverage(what="nodes", measured=len(nodes), of=context.measurements.nodes_asked)
         return _limited(_restrict(context, result, nodes), covered)
     covered_ranks = _ranks(context, check)
@@ -64,7 +64,7 @@ def _covered(context: JudgingContext, result: CheckResult) -> CheckResult:
 
 def _ranks(context: JudgingContext, check: str) -> set[int]:
     if check in {kind.check for kind in LOCALS.values()}:
-        return _measured_alone(context, check)
+        return _ranks_with_figures(context, check)
     if check == "corruption":
         return {item.rank for item in context.measurements.repeated} & context.nodes_by_rank.keys()
     if check == "dcgm":
@@ -75,7 +75,7 @@ def _ranks(context: JudgingContext, check: str) -> set[int]:
     return set(context.nodes_by_rank)
 
 
-def _measured_alone(context: JudgingContext, check: str) -> set[int]:
+def _ranks_with_figures(context: JudgingContext, check: str) -> set[int]:
     kinds = {kind.name for kind in LOCALS.values() if kind.check == check}
     ranks = {local.rank for local in context.measurements.locals if local.what in kinds}
     return ranks & context.nodes_by_rank.keys()
@@ -110,7 +110,7 @@ def _of_pairs(context: JudgingContext, result: CheckResult) -> CheckResult:
 
 
 def _with_ages(context: JudgingContext, covered: Coverage, links: set[Link]) -> Coverage:
-    """Add how many of the other pairs earlier runs measured, and the time of the oldest measurement."""
+    """Add the number of remaining pairs that earlier runs measured, and the age of the oldest of them."""
     node_of_name = {context.name(node): node for node in context.measurements.nodes}
     history = [
         unix

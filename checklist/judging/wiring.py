@@ -13,6 +13,7 @@ from estimator.errors import UserError
 from estimator.hardware import Gpu, Instance
 
 _PORTS = re.compile(r"(\d+)x(\d+)")  # "IB NDR 8x400 + 80 Ethernet"
+_PLAIN = ("ENA", "gVNIC", "Ethernet")  # fabrics of machine types without RDMA
 _EFA = re.compile(r"EFA x(\d+)")
 NOMINAL_SHARE = 0.94  # NVLink's nominal rate / the signaling rate that NVML reports (H100: 25 of 26.562 GB/s)
 _Network = tuple[str, int, float]  # fabric, ports of a node, Gbit/s of a port
@@ -86,11 +87,25 @@ def _network(run: Measurements, leaders: Sequence[Facts], gpus: int) -> _Network
     machine_network = None if machine is None else _of_machine(machine, gpus)
     if machine_network is not None:
         return machine_network
-    no_rdma = machine is not None and machine.fabric.startswith(("ENA", "gVNIC", "Ethernet"))
-    ports = None if no_rdma else _of_ports(leaders, run.environment)
-    if ports is not None or any(fact.rdma_ports for fact in leaders if not no_rdma):
+    if machine is not None and has_no_rdma(machine):
+        return _plain(machine, leaders)
+    ports = _of_ports(leaders, run.environment)
+    if ports is not None or any(fact.rdma_ports for fact in leaders):
         return ports
     return _ethernet(leaders)
+
+
+def has_no_rdma(machine: Instance) -> bool:
+    """Return whether a cloud's machine type has no network besides its Ethernet, which may burst."""
+    return machine.fabric.startswith(_PLAIN)
+
+
+def _plain(machine: Instance, leaders: Sequence[Facts]) -> _Network | None:
+    """Return the network of a cloud's machine type without RDMA; an interface may report more than it has."""
+    interface = _ethernet(leaders)
+    rates = [machine.network_gbps, None if interface is None else interface[2]]
+    known = [rate for rate in rates if rate]
+    return ("tcp", 1, min(known)) if known else None
 
 
 def machine_of(leaders: Sequence[Facts]) -> Instance | None:

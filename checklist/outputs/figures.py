@@ -10,17 +10,40 @@ from checklist.result import CheckResult, Figure, Result
 
 MAX_NAMES = 3  # maximum number of figures named per check
 LOADED = {"sm_clock_mhz": "SM clock, MHz", "power_w": "power, W", "temperature_c": "temperature, °C"}
+REFERENCES = {  # by basis: of the reference in short, and of its source
+    "floor": ("at least", "threshold"),
+    "expectation": ("expected", "links and ports"),
+    "peers": ("peers", "median of the peers in this run"),
+    "history": ("earlier runs", "median of earlier runs"),
+}
 Row = tuple[str, ...]
 
 
 def of_check(check: CheckResult) -> str:
-    """Format a check's figures, e.g. "gemm_bf16 758 to 771 TFLOPS", at the largest message; empty if none."""
-    by_name: dict[str, list[Figure]] = defaultdict(list)
-    for figure in check.figures:
-        by_name[figure.name].append(figure)
-    texts = [f"{name} {_span(_largest(figures_of_name))}" for name, figures_of_name in by_name.items()]
+    """Format a check's figures, e.g. "gemm_bf16 758 to 771 TFLOPS (at least 731)"; empty if none."""
+    texts = []
+    for name, figures in _largest_by_name(check).items():
+        basis, expected = figures[0].basis, figures[0].expected
+        reference = "" if expected is None else f" ({REFERENCES[basis][0]} {_reference(figures[0])})"
+        texts.append(f"{name} {_span(figures)}{reference}")
     omitted = len(texts) - MAX_NAMES
     return ", ".join(texts[:MAX_NAMES]) + (f" and {omitted} more" if omitted > 0 else "")
+
+
+def with_sources(result: Result) -> tuple[Row, ...]:
+    """Return a row of each figure that has a reference: check, figure, measured, expected, source."""
+    return tuple(
+        (
+            check.check,
+            name,
+            _span(figures),
+            f"{REFERENCES[figures[0].basis][0]} {_reference(figures[0])}",
+            figures[0].source or REFERENCES[figures[0].basis][1],
+        )
+        for check in result.checks
+        for name, figures in _largest_by_name(check).items()
+        if figures[0].expected is not None
+    )
 
 
 def by_rank(result: Result) -> tuple[Row, tuple[Row, ...]]:
@@ -66,9 +89,21 @@ def amount(value: float, unit: str) -> str:
     )
 
 
+def _largest_by_name(check: CheckResult) -> dict[str, list[Figure]]:
+    """Return a check's figures of the largest message, by name."""
+    by_name: dict[str, list[Figure]] = defaultdict(list)
+    for figure in check.figures:
+        by_name[figure.name].append(figure)
+    return {name: _largest(figures) for name, figures in by_name.items()}
+
+
 def _largest(figures: Sequence[Figure]) -> list[Figure]:
     largest = max(figure.bytes or 0 for figure in figures)
     return [figure for figure in figures if (figure.bytes or 0) == largest]
+
+
+def _reference(figure: Figure) -> str:
+    return amount(figure.expected or 0.0, figure.unit).removesuffix(f" {figure.unit}")
 
 
 def _span(figures: Sequence[Figure]) -> str:

@@ -260,23 +260,23 @@ class Cluster:
 
     def nodes(self) -> tuple[Node, ...]:
         """List all nodes. Raises UserError."""
-        return tuple(map(_node, self._ask("list", list_all, self._api.get, *NODES)))
+        return tuple(map(_node, self._request("list", list_all, self._api.get, *NODES)))
 
     def node(self, name: str) -> Node:
         """Read the current state of one node. Raises UserError."""
-        return _node(self._ask("get", self._api.get, f"/api/v1/nodes/{name}"))
+        return _node(self._request("get", self._api.get, f"/api/v1/nodes/{name}"))
 
     def patch(self, change: NodeChange, method: How) -> None:
         """Mark or unmark one node. Raises UserError, or NodeError if only this node is affected."""
         path = f"/api/v1/nodes/{change.node.name}"
-        self._ask("patch", self._api.patch, path, patch_of(change, method))
+        self._request("patch", self._api.patch, path, patch_of(change, method))
 
     def check_permission(self, verb: str) -> None:
         """Check that this account may use ``verb`` on nodes. Raises UserError if not."""
-        if not self._ask(verb, self._api.may, verb, "nodes"):
+        if not self._request(verb, self._api.may, verb, "nodes"):
             raise _not_allowed(verb)
 
-    def _ask(self, verb: str, call: Callable[..., T], *values: Any) -> T:
+    def _request(self, verb: str, call: Callable[..., T], *values: Any) -> T:
         try:
             return call(*values)
         except ApiRefusedError as error:

@@ -23,7 +23,9 @@ def show(result: Result) -> None:
     console.print(lines)
     headers, rows = figures.by_rank(result)
     if rows and len(rows) <= MAX_RANKS:
-        ranks = Table(*headers, box=None, pad_edge=False)
+        ranks = Table(box=None, pad_edge=False)
+        for header in headers:
+            ranks.add_column(header, overflow="fold")  # no name is cut
         for row in rows:
             ranks.add_row(*map(Text, row))
         console.print()
@@ -46,6 +48,8 @@ def show(result: Result) -> None:
         Text(f"{result.verdict}: {result.headline} ({seconds:.0f} s)", style=COLORS[result.verdict])
     )
     if result.next_commands:
-        console.print(Text("On two nodes, by a launcher or as a flow, which judges the network:"))
+        console.print(
+            Text("To check the network, run one of these on two nodes (by torchrun on both, or as a flow):")
+        )
         for command in result.next_commands:
             console.print(Text(f"  $ {command}"), soft_wrap=True)

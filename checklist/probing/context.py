@@ -20,4 +20,6 @@ class Context:
         self.node = int(os.environ["CHECKLIST_NODE"])
         self.directory = directory
         self.progress = Progress(directory / f"rank{self.rank}.progress")
-        self.kept: dict[str, Any] = {}  # objects kept for later commands, e.g. the sink and the process group
+        self.stored: dict[
+            str, Any
+        ] = {}  # objects kept for later commands, e.g. the sink and the process group

@@ -28,7 +28,7 @@ from estimator.errors import UserError
 from estimator.formatting import format_clock
 from estimator.terminal import print
 
-SIGN_S = 10.0  # between progress lines
+PROGRESS_S = 10.0  # between progress lines
 _DOES: dict[PhaseName, str] = {
     "facts": "what each node says of itself",
     "mesh": "connections between nodes",
@@ -60,15 +60,15 @@ class Coordinator(Session):
         self._on_measured, self._conclude = on_measured, conclude
         self.measured: Measurements | None = None  # all of it, at the end
         self._phase_began: float | None = None
-        self._over = threading.Event()
+        self._finished = threading.Event()
 
     def run(self) -> None:
         """Execute the run; send the outcome to every supervisor, and progress to standard error."""
-        threading.Thread(target=self._report_progress, name="checklist-signs", daemon=True).start()
+        threading.Thread(target=self._report_progress, name="checklist-progress", daemon=True).start()
         try:
             self._conduct()
         finally:
-            self._over.set()
+            self._finished.set()
 
     def _conduct(self) -> None:
         try:
@@ -91,7 +91,7 @@ class Coordinator(Session):
         self.hub.send(end)
 
     def _report_progress(self) -> None:
-        while not self._over.wait(SIGN_S):
+        while not self._finished.wait(PROGRESS_S):
             print(f"checklist: {self.stage()}", file=sys.stderr, flush=True)
 
     def stage(self) -> str:
@@ -201,7 +201,7 @@ class Coordinator(Session):
                 f"Rank {ranks} did not join within {self.limits.rendezvous:g} s at ports {ports[0]} to "
                 f"{ports[-1]} of this host: its own output says whether these are blocked, if it was started."
             )
-        self.notes += [f"Not taken in: {reason}." for reason in self.hub.refused()]
+        self.notes += [f"Rejected rank: {reason}." for reason in self.hub.refused()]
 
     def _phase(self, name: PhaseName) -> None:
         start = time.monotonic()

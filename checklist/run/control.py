@@ -60,7 +60,7 @@ class RanksRequest(JoinRequest):
     world: int = Field(ge=1)
 
     @property
-    def places(self) -> tuple[int, ...]:
+    def member_ids(self) -> tuple[int, ...]:
         return self.ranks
 
 
@@ -206,7 +206,7 @@ class Hub(Server[RanksRequest]):
     def _refusal(self, request: RanksRequest) -> str | None:
         host, world = request.host, self._world
         if request.world != world:
-            return f"{host} thinks that there are {request.world} ranks, rank 0 {world}"
+            return f"{host} expects {request.world} ranks, rank 0 {world}"
         if not all(0 <= rank < world for rank in request.ranks):
             return f"{host} claims rank {max(request.ranks)} of {world}"
         peers = self.peers()

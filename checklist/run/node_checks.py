@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from checklist.analysis.busbw import algbw
-from checklist.checks.gpu import load_probe
+from checklist.checks.gpu import load_probe, pcie
 from checklist.checks.network import efa_probe
 from checklist.checks.storage import storage_probe
 from checklist.measurements import Local, to_dict
@@ -104,8 +104,9 @@ def _compute(
         record("memory_copy", lambda: _copies(cpu, cpu, _NODE_COPY_BYTES, both_ways=True))
     if on_gpu and "host-copy" in checks:
         host = torch.device("cpu")
-        record("h2d", lambda: _copies(host, where, _HOST_COPY_BYTES))
-        record("d2h", lambda: _copies(where, host, _HOST_COPY_BYTES))
+        for what, source, target in (("h2d", host, where), ("d2h", where, host)):
+            with pcie.turn(context):
+                record(what, partial(_copies, source, target, _HOST_COPY_BYTES))
     if on_gpu and "peer-copy" in checks:
         for other in range(torch.cuda.device_count()):
             if other != context.local_rank:

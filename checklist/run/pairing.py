@@ -89,7 +89,7 @@ def _retry(run: Session) -> None:
 
 
 def _reach(run: Session, peers: dict[int, int]) -> dict[str, Any]:
-    """Return the first ranks of the other nodes for one node, by node."""
+    """Return the arguments of a node's command reach: the sinks of its peers, and time limits."""
     return {
         "peers": {str(node): _sink(run, rank) for node, rank in peers.items()},
         "connect_s": run.limits.connect,

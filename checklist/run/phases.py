@@ -81,7 +81,7 @@ def diag(run: Session) -> str | None:
 
 
 def mesh(run: Session) -> str | None:
-    """Phase 1: every node connects to every other, then to ports all over the ranges of some."""
+    """Phase 1: every node connects to every other node, then to sampled ports of two of them."""
     problem = pairing.mesh(run)
     if any(check.name == "open-ports" for check in run.options.checks) and not run.rendezvous.simulated:
         try_ports(run)

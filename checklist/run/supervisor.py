@@ -138,7 +138,7 @@ class _NodeAgent:
         directory: Path,
     ) -> None:
         self._connection, self._limits = connection, limits
-        self._heard: queue.Queue[RunMessage | _Rank0Lost] = queue.Queue()
+        self._received: queue.Queue[RunMessage | _Rank0Lost] = queue.Queue()
         environment = _environment(rendezvous)
         self._workers: dict[int, WorkerProcess] = {}
         try:
@@ -166,7 +166,7 @@ class _NodeAgent:
                     next_heartbeat = time.monotonic() + BEAT_S
                     self._connection.send(Beat())
                 with contextlib.suppress(queue.Empty):
-                    message = self._heard.get(timeout=BEAT_S)
+                    message = self._received.get(timeout=BEAT_S)
                     if isinstance(message, control.End):
                         return _result(message)
                     self._handle(message)
@@ -189,13 +189,13 @@ class _NodeAgent:
             )
 
     def _listen(self) -> None:
-        self._heard.put(_Rank0Lost(str(receive_all(self._connection, self._receive))))
+        self._received.put(_Rank0Lost(str(receive_all(self._connection, self._receive))))
 
     def _receive(self, message: RunMessage) -> None:
         if isinstance(message, ClockQuery):  # answered in this thread, at once
             self._connection.send(ClockQuery(round=message.round, at=message.at, now=time.time()))
         else:
-            self._heard.put(message)
+            self._received.put(message)
 
     def _close(self) -> None:
         for worker in self._workers.values():

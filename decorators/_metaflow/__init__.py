@@ -43,12 +43,15 @@ The internals used, and why no public interface is enough:
 * ``METAFLOW_EXIT_DISALLOW_RETRY``, ``system_context.retry_count``: a user error must not be retried. The
   scheduler then ends with a line about the terminal step, so the status is used only if a retry would follow,
   and ``MetaflowInternalError.headline`` is reworded.
+* ``system_context.max_user_code_retries`` and the ``@retry`` of the task's step: a deployed step has more
+  attempts than its ``@retry``, for lost pods; a failing step ends after those that ``@retry`` allows.
 * ``MetaflowCodeContentV1._module_files``: Metaflow also packs the ``.pyc`` files of installed packages.
   ``distribution_support._cached_distributions``: Metaflow reads the file lists of all distributions.
 * The record behind a client's ``Run``, ``_object``: its last heartbeat shows whether the run was killed.
 * ``metaflow.cli``'s ``print_metaflow_exception`` and ``start.main``: a user error before anything starts must
   exit with 2, while Metaflow always exits with 1; and the help must name the command that was typed.
-* ``NativeRuntime._logger``: on a terminal, progress lines of training steps are updated in place.
+* ``NativeRuntime._logger``: on a terminal, progress lines of training steps are updated in place; and the
+  scheduler's last message is that a step failed, not why, so the task's error is kept and printed last.
 * ``metaflow_config``: the default target of steps and its settings; for ``finetune doctor`` the datastore and
   the metadata provider.
 * ``FlowDataStore._storage_impl``, ``plugins.DATASTORES``, ``datatools.s3.s3util.get_s3_client``: the run's
@@ -100,7 +103,7 @@ from decorators._metaflow.labels import label_jobs
 from decorators._metaflow.liveness import is_alive
 from decorators._metaflow.pods import shape_pods
 from decorators._metaflow.resubmitting import leave_no_record, submit_again
-from decorators._metaflow.retries import retry_deployed
+from decorators._metaflow.retries import limit_failures, retry_deployed
 from decorators._metaflow.signals import forward_signals_to_jobs
 from decorators._metaflow.step_functions import compile_state_machines
 from decorators._metaflow.steps import StepView, UserValue, resumed_artifact, set_current
@@ -149,6 +152,7 @@ __all__ = [
     "label_jobs",
     "leave_no_record",
     "limit_datastore",
+    "limit_failures",
     "local_node_command",
     "main",
     "make_in_process",

@@ -7,12 +7,13 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from metaflow.exception import METAFLOW_EXIT_DISALLOW_RETRY, MetaflowException, MetaflowInternalError
 from metaflow.parameters import flow_context
 from metaflow.system_context import ExecutionPhase, system_context
 
+from decorators._metaflow.causes import FailureCause, collect_cause
 from decorators._metaflow.datastores import limit_datastore
 from decorators._metaflow.signals import forward_signals_to_jobs, was_interrupted
 from decorators._metaflow.terminal import renew_steps
@@ -62,15 +63,20 @@ def user_errors() -> Iterator[None]:
         raise without_retry(error) from None
 
 
-_ended_by_user_error = False
+_retry_forbidden = False
 
 
 def without_retry(error: UserError, kind: type[FinetuneError] = FinetuneError) -> FinetuneError:
     """Convert a UserError to the exception that Metaflow prints; the task is not retried."""
-    global _ended_by_user_error
-    _ended_by_user_error = True
+    forbid_retry()
     logs.show_traceback(error)
     return kind(error.problem, error.advice)
+
+
+def forbid_retry() -> None:
+    """Make this task exit with the status that is not retried, if it fails."""
+    global _retry_forbidden
+    _retry_forbidden = True
 
 
 _in_main = False
@@ -114,9 +120,10 @@ def main(flow: type[Any], command_line: CommandLine | None = None) -> None:
     """Run a flow's command line, like ``flow()``.
 
     In addition: sets a user name if the machine has none, keeps the run alive when its shell ends, ends
-    remote jobs together with the run, and shows training progress in one line on a terminal. Metaflow always
-    exits with 1 after an error; this exits with :data:`MISTAKE` if nothing was started, and a task that
-    raised a UserError exits with the status that keeps Metaflow's local scheduler from retrying it.
+    remote jobs together with the run, shows training progress in one line on a terminal, and prints the cause
+    of a failed run last. Metaflow always exits with 1 after an error; this exits with :data:`MISTAKE` if
+    nothing was started, and a task that raised a UserError exits with the status that keeps Metaflow's local
+    scheduler from retrying it.
 
     ``command_line`` formats the command of the flow for its help and for suggestions; by default it runs the
     flow's file.
@@ -126,10 +133,11 @@ def main(flow: type[Any], command_line: CommandLine | None = None) -> None:
     ensure_user()
     MetaflowInternalError.headline = "The run failed"
     launches = bool({"run", "resume"} & set(sys.argv[1:]))
-    close_line = None
+    close_line, cause = None, None
     if launches:
         outlive_shell()
         forward_signals_to_jobs()
+        cause = collect_cause([kind.headline for kind in (FinetuneError, TrainingFailed, NotFit)])
         if sys.stdout.isatty():
             close_line = renew_steps()
     try:
@@ -140,11 +148,13 @@ def main(flow: type[Any], command_line: CommandLine | None = None) -> None:
         print_line(error.problem)
         print_line(error.advice)
         raise SystemExit(MISTAKE) from None
-    printed_errors = _enter_command_line(flow, command_line and command_line(sys.argv[0], ()))
+    printed_errors = _enter_command_line(flow, command_line and command_line(sys.argv[0], ()), cause)
+    failed = False
     try:
         flow()
     except SystemExit as ended:
-        if ended.code == 1 and _ended_by_user_error and _would_be_retried():
+        failed = bool(ended.code)
+        if ended.code == 1 and _retry_forbidden and _would_be_retried():
             raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
         started = system_context.run_id or system_context.is_task or system_context.is_trampoline
         if ended.code == 1 and printed_errors and not started:
@@ -159,14 +169,20 @@ def main(flow: type[Any], command_line: CommandLine | None = None) -> None:
                 sys.argv[0], sys.argv[1:], str(system_context.run_id), command_line or file_command
             )
             print_line(f"Resume the run: {suggestion}")
+        elif cause is not None and failed:
+            for line in cause.lines:
+                print_line(line)
         for do in _after_error_message:
             do()
 
 
-def _enter_command_line(flow: type[Any], name: str | None) -> list[MetaflowException]:
+def _enter_command_line(
+    flow: type[Any], name: str | None, cause: FailureCause | None
+) -> list[MetaflowException]:
     """Show ``name`` as the command in Metaflow's help, if given, instead of the flow's file.
 
-    Returns a list that collects the errors that Metaflow prints without a traceback.
+    Returns a list that collects the errors that Metaflow prints without a traceback. Once a task has failed,
+    its cause replaces the scheduler's error about the terminal step.
     """
     with flow_context(flow):  # the options depend on the flow
         from metaflow import cli
@@ -178,7 +194,8 @@ def _enter_command_line(flow: type[Any], name: str | None) -> list[MetaflowExcep
 
     def show(error: MetaflowException) -> None:
         printed_errors.append(error)
-        print_exception(error)
+        if not (isinstance(error, MetaflowInternalError) and cause is not None and cause.lines):
+            print_exception(error)
 
     cli.print_metaflow_exception = show
     return printed_errors
@@ -188,6 +205,12 @@ def _would_be_retried() -> bool:
     # Called after Metaflow's command has ended, when there is no click context any more.
     task = system_context.phase == ExecutionPhase.TASK
     return task and (system_context.retry_count or 0) < (system_context.max_user_code_retries or 0)
+
+
+def end_step(error: UserError) -> NoReturn:
+    """End the process that waits for a remote step: print the error, and keep Metaflow from retrying it."""
+    print_line(f"{FinetuneError.headline}:\n{error.problem}\n{error.advice}")
+    raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
 
 
 def print_line(text: str) -> None:

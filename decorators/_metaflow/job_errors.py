@@ -8,14 +8,14 @@ import logging
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any
 
 from metaflow.datastore.flow_datastore import FlowDataStore
-from metaflow.exception import METAFLOW_EXIT_DISALLOW_RETRY, MetaflowException
+from metaflow.exception import MetaflowException
 
 from decorators._metaflow.api_retries import stop_retrying
 from decorators._metaflow.commands import command_arguments
-from decorators._metaflow.endings import print_line
+from decorators._metaflow.endings import end_step, print_line
 from decorators._metaflow.jobs import WaitedJob, batch_job, kubernetes_job
 from estimator.errors import UserError
 
@@ -43,13 +43,6 @@ def _wrap(kind: Any, backend: str, wrapped: Callable[[Callable[..., None]], Call
         kind.launch_job, kind.wait = wrapped(kind.launch_job), wrapped(kind.wait)
 
 
-def _end(message: UserError) -> NoReturn:
-    """Print a message's two lines, and end the process so that Metaflow does not retry the step."""
-    print_line(message.problem)
-    print_line(message.advice)
-    raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
-
-
 def _with_batch_errors(
     original: Callable[..., None],
     explain: Callable[[Exception, str], UserError],
@@ -65,7 +58,7 @@ def _with_batch_errors(
             if isinstance(error, MetaflowException) and job is not None:
                 on_failure(batch_job(job))
                 raise  # the step failed: Metaflow prints the reason in one line
-            _end(explain(error, job.id if job is not None and not _terminated(job) else ""))
+            end_step(explain(error, job.id if job is not None and not _terminated(job) else ""))
 
     return explained
 
@@ -115,7 +108,7 @@ def _with_kubernetes_errors(
                 raise
             name = f"{kubernetes_job(job).what} in namespace {job._namespace}" if job is not None else ""
             stop_retrying()
-            _end(explain(error, name))
+            end_step(explain(error, name))
 
     return explained
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from metaflow._vendor import click
-from metaflow.exception import METAFLOW_EXIT_DISALLOW_RETRY
 
 from decorators._metaflow.api_retries import retry_outages
 from decorators._metaflow.commands import command_arguments
-from decorators._metaflow.endings import print_line
+from decorators._metaflow.endings import end_step, print_line
 from decorators._metaflow.signals import remove_job_at_signal
 from estimator.errors import UserError
 
@@ -86,9 +85,7 @@ def _watch(kind: type[Any], view: Callable[[Any], WaitedJob]) -> None:
                 for watcher in _watchers:
                     watcher(view(self))
             except UserError as error:
-                print_line(error.problem)
-                print_line(error.advice)
-                raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
+                end_step(error)
         return done
 
     kind.is_done = property(is_done)

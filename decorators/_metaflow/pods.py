@@ -35,9 +35,9 @@ def shape_pods(
     from metaflow.plugins.kubernetes.kubernetes_job import KubernetesJob
     from metaflow.plugins.kubernetes.kubernetes_jobsets import JobSetSpec
 
-    global _pod_makers
-    _pod_makers = _pod_makers or (KubernetesJob.create_job_spec, JobSetSpec.dump)
-    own_job, own_jobset = _pod_makers
+    global _originals
+    _originals = _originals or (KubernetesJob.create_job_spec, JobSetSpec.dump)
+    original_job_spec, original_dump = _originals
 
     def without_pull_secrets(maker: Any, original: Callable[[Any], Any]) -> tuple[Any, list[str]]:
         # Metaflow passes V1LocalObjectReference positional arguments, which kubernetes 37 and newer reject
@@ -58,13 +58,13 @@ def shape_pods(
     def create_job_spec(self: Any) -> Any:
         from kubernetes import client
 
-        spec, pull_secrets = without_pull_secrets(self, own_job)
+        spec, pull_secrets = without_pull_secrets(self, original_job_spec)
         template = client.ApiClient().sanitize_for_serialization(spec.template)
         spec.template = patched(template, self._kwargs["step_name"], None, pull_secrets)
         return spec
 
     def dump(self: Any) -> Any:
-        jobset, pull_secrets = without_pull_secrets(self, own_jobset)
+        jobset, pull_secrets = without_pull_secrets(self, original_dump)
         job = jobset["template"]["spec"]
         subdomain = job["template"]["spec"]["subdomain"]  # Metaflow uses the name of the JobSet
         # Argo's template names have dashes where step names, being Python identifiers, have underscores
@@ -126,5 +126,5 @@ def _with_camel_case(value: Any) -> Any:
 
 
 # Metaflow's original methods, saved by shape_pods
-_pod_makers: tuple[Any, Any] | None = None
+_originals: tuple[Any, Any] | None = None
 _argo_templates: Callable[[Any], Iterator[Any]] | None = None

@@ -37,7 +37,7 @@ def submit_again(backend: Backend, decide: Callable[[WaitedJob], bool]) -> None:
 
 
 def _repeat(kind: type[Any], waited: Callable[[Any], WaitedJob], decide: Callable[[WaitedJob], bool]) -> None:
-    launch, own_wait = kind.launch_job, kind.wait
+    launch, original_wait = kind.launch_job, kind.wait
 
     def launch_job(self: Any, *arguments: Any, **options: Any) -> None:
         self._launch_arguments = arguments, options
@@ -46,7 +46,7 @@ def _repeat(kind: type[Any], waited: Callable[[Any], WaitedJob], decide: Callabl
     def wait(self: Any, *locations: str, echo: Any = None) -> None:
         while True:
             try:
-                own_wait(self, *locations, echo=echo)
+                original_wait(self, *locations, echo=echo)
             except MetaflowException:
                 if not decide(waited(self)):
                     raise

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from metaflow.metaflow_config import MAX_ATTEMPTS
+from metaflow.system_context import system_context
 
+from decorators._metaflow.endings import forbid_retry
 from decorators._metaflow.steps import StepView
 
 RETRIES = MAX_ATTEMPTS - 2  # maximum of @retry: the first attempt and the one of @catch count, too
@@ -34,3 +36,14 @@ def retry_deployed(steps: Iterable[StepView]) -> None:
 def retries_failures(step: str) -> bool:
     """Whether the flow itself sets ``@retry`` on a step, so that failures of its code are retried, too."""
     return _retries_failures.get(step, False)
+
+
+def limit_failures(step: str, failures: int) -> None:
+    """Forbid another attempt of a deployed step whose failures exceed the ``@retry`` of the flow.
+
+    Called in the task. Its scheduler counts lost attempts as failures, and has more attempts than ``@retry``.
+    """
+    decorators = getattr(system_context.flow, step).decorators
+    allowed = [int(each.attributes["times"]) for each in decorators if each.name == "retry"]
+    if allowed and allowed[0] < (system_context.max_user_code_retries or 0) and failures > allowed[0]:
+        forbid_retry()

@@ -126,9 +126,9 @@ class StepView:
         return values
 
     def parameter_variables(self) -> dict[str, str]:
-        """Return the names by which a task's flow has its parameters, by those of :meth:`parameter_values`.
+        """Map each name in :meth:`parameter_values` to the attribute that holds it in a task's flow.
 
-        Files are left out: their content is not read.
+        Parameters that are files are omitted, because their content is not read.
         """
         declared = dict(self._mutable.flow.parameters)
         return {

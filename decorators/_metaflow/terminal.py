@@ -16,17 +16,29 @@ from metaflow.runtime import NativeRuntime
 
 from launchers.report.terminal import STEP_LINE, StepProgress
 
-_OF_A_POD = re.compile(r"\[[^]]*\] ")  # prefix of each line of a remote job
+Log = Callable[..., None]  # Metaflow's logger, called with a line and keywords
+POD_PREFIX = re.compile(r"\[[^]]*\](?: |$)")  # of each line of a remote job
+
+
+def wrap_log(log_of: Callable[[Log], Log]) -> None:
+    """Replace the runtime's logger by ``log_of(logger)`` in the launching process."""
+    init = NativeRuntime.__init__
+
+    def make(self: Any, *arguments: Any, **options: Any) -> None:
+        init(self, *arguments, **options)
+        self._logger = log_of(self._logger)
+
+    NativeRuntime.__init__ = make
 
 
 def renew_steps() -> Callable[[], None]:
     """Enable the display in the launching process; the returned function keeps the last step's line."""
-    line, init = StepProgress(), NativeRuntime.__init__
+    line = StepProgress()
 
-    def log_of(show: Callable[..., None]) -> Callable[..., None]:
+    def log_of(show: Log) -> Log:
         def log(body: Any = "", *args: Any, system_msg: bool = False, **options: Any) -> None:
             text = str(body)
-            prefix = _OF_A_POD.match(text)
+            prefix = POD_PREFIX.match(text)
             text = text[prefix.end() :] if prefix else text
             if not system_msg and STEP_LINE.match(text) and sys.stdout.isatty():
                 line.update(text)
@@ -36,9 +48,5 @@ def renew_steps() -> Callable[[], None]:
 
         return log
 
-    def make(self: Any, *arguments: Any, **options: Any) -> None:
-        init(self, *arguments, **options)
-        self._logger = log_of(self._logger)
-
-    NativeRuntime.__init__ = make
+    wrap_log(log_of)
     return line.close

@@ -76,6 +76,11 @@ class Disruptions:
         except FileNotFoundError:
             return None
 
+    def failures(self, step: str, launches: int) -> int:
+        """Count the first ``launches`` launches whose gang failed by itself."""
+        ends = (self.gang_end(step, launch) for launch in range(launches))
+        return sum(end is not None and not end.is_loss for end in ends)
+
     @property
     def _prefix(self) -> str:
         return f"disruptions/{self.run}"

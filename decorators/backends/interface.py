@@ -85,7 +85,7 @@ class StepRequest(Destination):
     """Whether the run's largest step has passed the preflight, so that only the size is checked."""
 
     @property
-    def may_ask(self) -> bool:
+    def may_query(self) -> bool:
         """Whether the backend's API may be queried."""
         return self.options.preflight and not compiles_only()
 

@@ -72,14 +72,14 @@ class Options:
         """
         config = values.get("settings")
         configured = config.get("resources") if isinstance(config, Mapping) else None
-        wishes = {
+        resource_settings = {
             name: value
             for name, value in (configured.items() if isinstance(configured, Mapping) else ())
             if name in _SETTINGS
         }
         flags = {f"resources.{name}": values[name] for name in _FLAGS if values.get(name) not in (None, "")}
         overrides = [item for item in values.get("set") or () if _RESOURCE_SETTING.match(item)]
-        chosen = settings.build({"resources": wishes}, overrides, flags)
+        chosen = settings.build({"resources": resource_settings}, overrides, flags)
         return cls.from_resources(chosen.resources, preflight=not values.get("no_preflight"))
 
     @classmethod

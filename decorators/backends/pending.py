@@ -117,11 +117,11 @@ class Watch:
 _installed = False
 
 
-def install(given_up: Callable[[str], None] = lambda _: None) -> None:
+def install(on_give_up: Callable[[str], None] = lambda _: None) -> None:
     """Install the watches in the process that Metaflow starts for a remote step; idempotent.
 
-    The wait for nodes is watched if the launch has set a timeout, the datastore always. ``given_up`` receives
-    the reason when a wait is given up.
+    The wait for nodes is watched if the launch has set a timeout, the datastore always. ``on_give_up``
+    receives the reason when a wait is given up.
     """
     global _installed
     if _installed:
@@ -145,7 +145,7 @@ def install(given_up: Callable[[str], None] = lambda _: None) -> None:
             for watch in watches[job.name]:
                 watch(job)
         except UserError as error:
-            given_up(error.problem)
+            on_give_up(error.problem)
             raise
 
     _metaflow.watch_waiting(watch_job)

@@ -69,7 +69,7 @@ def size(value: float | None) -> str:
     return f"{value / GIB:,.1f} GiB" if value < 100 * GIB else f"{value / GIB:,.0f} GiB"
 
 
-def breaking(text: str) -> str:
+def breakable(text: str) -> str:
     """Insert break opportunities into long words, for narrow cells."""
     return _LONG_WORD.sub(lambda word: word[0] + MAY_BREAK, text)
 

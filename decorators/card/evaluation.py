@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Picture, Text, breaking
+from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Picture, Text, breakable
 from decorators.card.charts import SCHEMA
 from estimator.vocabulary import IMAGE_TASK, TASKS
 from launchers.evaluation.evaluate import EXACT_MATCH, EvaluationResult
@@ -86,7 +86,7 @@ def _shown(text: str) -> str:
     text = _SPEAKER.sub(r" \1: ", text)
     text = " ".join(_CHAT_TOKENS.sub(" ", text).split()).removesuffix(" assistant:").removesuffix(" model:")
     shortened = text[:_SHOWN_CHARS] + ("..." if len(text) > _SHOWN_CHARS else "")
-    return breaking(shortened) or "(nothing)"
+    return breakable(shortened) or "(nothing)"
 
 
 def _figures(result: EvaluationResult) -> Grid:

@@ -88,28 +88,40 @@ def measured_parts(state: CardState) -> list[MeasuredPart]:
 
 
 def memory_points(state: CardState) -> list[MemoryPoint]:
-    """Return memory over time: of each GPU by NVML minus what was in use before the step; else of each
-    rank by torch or resident; of the step's processes without a plan or ranks.
+    """Return memory over time, from the first of these sources that has samples.
+
+    1. Each GPU by NVML, minus its use before the step.
+    2. Each rank's memory reserved by torch.
+    3. Each rank's resident memory; without a plan, also the resident memory of all processes of the step.
     """
     if state.gpu_samples:
-        used_at_start = [gpu.used_bytes for gpu in state.gpu_samples[0].gpus]
-        count_of = len(used_at_start)
-        per_time = [
-            (s.at, [max(g.used_bytes - b, 0) for g, b in zip(s.gpus, used_at_start, strict=False)])
-            for s in state.gpu_samples
+        baseline = [gpu.used_bytes for gpu in state.gpu_samples[0].gpus]
+        samples = [
+            (
+                sample.at,
+                [max(gpu.used_bytes - used, 0) for gpu, used in zip(sample.gpus, baseline, strict=False)],
+            )
+            for sample in state.gpu_samples
         ]
-        if count_of > MAX_LINES:
-            return [_point(state, at, f"maximum of {count_of} GPUs", max(used)) for at, used in per_time]
-        return [_point(state, at, f"GPU {i}", value) for at, used in per_time for i, value in enumerate(used)]
-    reserved = [(m, m.reserved_peak) for m in state.run.memory if m.reserved_peak is not None]
-    if reserved:
-        several = len({m.rank for m, _ in reserved}) > MAX_LINES
-        return [_point(state, m.at, "a rank" if several else f"rank {m.rank}", used) for m, used in reserved]
-    several = len({memory.rank for memory in state.run.memory}) > MAX_LINES
-    ranks = [_point(state, m.at, "a rank" if several else f"rank {m.rank}", m.rss) for m in state.run.memory]
-    if ranks and state.plan is not None:
-        return ranks  # the prediction is of one process
-    return ranks + [_point(state, s.at, "the step's processes", s.rss_bytes) for s in state.host_samples]
+        if len(baseline) > MAX_LINES:
+            label = f"maximum of {len(baseline)} GPUs"
+            return [_point(state, at, label, max(used)) for at, used in samples]
+        return [_point(state, at, f"GPU {i}", value) for at, used in samples for i, value in enumerate(used)]
+    events = state.run.memory
+    reserved = [event for event in events if event.reserved_peak is not None]
+    one_label = len({event.rank for event in reserved or events}) > MAX_LINES
+    points = [
+        _point(
+            state,
+            event.at,
+            "a rank" if one_label else f"rank {event.rank}",
+            event.rss if event.reserved_peak is None else event.reserved_peak,
+        )
+        for event in reserved or events
+    ]
+    if reserved or (points and state.plan is not None):
+        return points  # the prediction is of one process
+    return points + [_point(state, s.at, "the step's processes", s.rss_bytes) for s in state.host_samples]
 
 
 def _counter_over_time(state: CardState) -> Counter:

@@ -330,7 +330,7 @@ def _resources(state: CardState, rows: list[tuple[str, str, str, str]]) -> list[
     basis = (
         f"the {tasks} task{'s' * (tasks > 1)} that succeeded so far" if tasks else state.next_request.reason
     )
-    basis = f"The next request is that of rightsize=True, by {basis}."
+    basis = f"The next request is what rightsize=True would choose: {basis}."
     headers = ("per node", "requested", "used", "next request")
     return [Grid(headers=headers, rows=tuple(rows)), Text(markdown=safe(basis))]
 

@@ -29,6 +29,7 @@ class _TrialPeaks:
     gpus: tuple[GpuMeasured, ...] = ()
     device_names: tuple[str, ...] = ()
     checkpoint_seconds: float | None = None
+    own_loop: bool = False
 
 
 def finished(
@@ -46,6 +47,7 @@ def finished(
     allocated = [rank.allocated_peak_bytes for rank in measured.ranks if rank.allocated_peak_bytes]
     return Finished(
         engine=plan.engine,
+        own_loop=measured.own_loop,
         method=plan.method,
         gpu=_gpu(plan, measured),
         model=_name(plan.model),
@@ -103,8 +105,8 @@ def keep(plan: Plan | None, measured: Measured | _TrialPeaks, *, run: str, in_co
     if plan is None or (in_container and not os.environ.get(calibration.VARIABLE)):
         return None  # files of a container are lost with it
     try:
-        mark = plan.prediction.memory.formulas or calibration.formulas(plan.engine, plan.method)
-        record = finished(plan, measured, run=run, date=_now(), formulas=mark)
+        formulas = plan.prediction.memory.formulas or calibration.formulas(plan.engine, plan.method)
+        record = finished(plan, measured, run=run, date=_now(), formulas=formulas)
         if record is not None:
             Store().add(record)
     except UserError as error:

@@ -53,6 +53,7 @@ class Measured:
     notes: tuple[str, ...]
     checkpoint_seconds: float | None = None  # median pause of training for a checkpoint
     busy_cpu_cores: float | None = None  # 90th percentile over the samples; mean for a short step
+    own_loop: bool = False  # trained by the step's own code, not by one of the launched engines
 
     @property
     def sampling_share(self) -> float:

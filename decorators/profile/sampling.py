@@ -338,7 +338,7 @@ class Sampler:
             stopping = self._stop.is_set()
             self._sample_gpus(gpus, last=stopping)
             if stopping or self._host_turn.is_due:
-                with self._failures_noted(), self._host_turn.timed():
+                with self._note_failures(), self._host_turn.timed():
                     self._sample_host(lambda: self._sample_gpus(gpus))
             with self.lock:
                 self.own_cpu_seconds = time.thread_time()
@@ -347,7 +347,7 @@ class Sampler:
             self._stop.wait(max(0.0, min(turn.next_at for turn in turns) - time.monotonic()))
 
     @contextmanager
-    def _failures_noted(self) -> Iterator[None]:
+    def _note_failures(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # noqa: BLE001  # a profiler never breaks a step
@@ -357,7 +357,7 @@ class Sampler:
         """Sample the GPUs if scheduled now, or always if ``last``."""
         if not gpus.infos or not (last or self._memory_turn.is_due):
             return
-        with self._failures_noted():
+        with self._note_failures():
             at, seconds = time.time(), 0.0
             with self._memory_turn.timed():
                 samples = gpus.memory()

@@ -136,18 +136,14 @@ def _shrunk(ratios: list[float]) -> float:
     return math.exp(n / (n + PRIOR_RUNS) * statistics.median(math.log(ratio) for ratio in ratios))
 
 
-def load(path: Path | str | None = None) -> tuple[Calibration, tuple[str, ...]]:
+def load(path: Path | str | None = None, *, own_loops: bool = False) -> tuple[Calibration, tuple[str, ...]]:
     """Read the store at ``path`` (default: :func:`~estimator.calibration.finished.default_path`).
 
-    Returns its corrections, and one message per line of the file that cannot be used.
+    Returns the corrections, and one message per line of the file that cannot be used. ``own_loops``: from
+    runs of training loops in users' steps instead of runs of the launched engines; the two differ in memory.
     """
     records = Store(path).read()
-    return Calibration(records.finished), records.problems
-
-
-def correction(setup: Setup, gpu: str | None, *, store: Store | None = None) -> Correction | None:
-    """Return the correction of the local store for a training step on this GPU, or None."""
-    return Calibration((store or Store()).read().finished).of(setup, gpu)
+    return Calibration(run for run in records.finished if run.own_loop == own_loops), records.problems
 
 
 def apply(estimate: MemoryEstimate, correction: Correction) -> MemoryEstimate:

@@ -46,6 +46,7 @@ class Finished:
     torch: str | None = None
     date: str  # ISO 8601, UTC
     run: str  # id of the run, so that it is not counted twice
+    own_loop: bool = False  # trained by a step's own code on the plan of the engine
     schema: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ from estimator.cli.options import PlaceOptions, SetupOptions, tokens_of
 from estimator.cli.steps import setup_from
 from estimator.errors import UserError
 from estimator.hardware.catalogue import Gpu, Instance
+from estimator.models import DiffusionSpec
 from estimator.plan import MemoryEstimate
 from estimator.planning.places import RDMA_FABRICS
 from estimator.setup import Setup
@@ -57,13 +58,16 @@ class Answer:
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain values for JSON; sizes in bytes, units in the keys."""
         setup = dataclasses.asdict(self.setup)
-        setup["model"] = self.setup.model.name
+        model = self.setup.model
+        setup["model"] = model.name
+        images = {"resolution": model.resolution} if isinstance(model, DiffusionSpec) else {}
         return {
             "model": {
-                "name": self.setup.model.name,
-                "parameters": self.setup.model.parameters,
-                "active_parameters": self.setup.model.active_parameters,
+                "name": model.name,
+                "parameters": model.parameters,
+                "active_parameters": model.active_parameters,
                 "trainable_parameters": self.setup.trainable_parameters,
+                **images,
             },
             "setup": setup,
             "gpu": self.site.gpu.name if self.site.gpu else None,

@@ -164,13 +164,15 @@ def _step(answer: Answer) -> str:
         f"checkpointing {setup.checkpointing}",
     ]
     if setup.prompts:
-        parts.append(f"prompts of {setup.adapter_prompt_length} from block {setup.adapter_start_layer}")
+        prompts = setup.llama_adapter
+        parts.append(f"prompts of {prompts.prompt_length} from block {prompts.start_layer}")
     elif setup.adapters:
         parts.append(f"rank {setup.lora_rank} on {', '.join(setup.lora_targets)}")
-    if setup.encoders:
-        parts.append("with VAE and text encoders")
-    if setup.average:
-        parts.append("with a moving average of the weights")
+    if isinstance(setup.model, DiffusionSpec):
+        if setup.model.loads_encoders:
+            parts.append("with VAE and text encoders")
+        if setup.model.keeps_average:
+            parts.append("with a moving average of the weights")
     if setup.quantization != "none":
         parts.append(f"base in {setup.quantization}")
     if setup.offload != "none":

@@ -52,10 +52,11 @@ class JobOptions:
         int | None, option(_ADAPT, "Image side in pixels. Default: that of the published model.")
     ] = None
     global_batch_size: Annotated[int | None, common("global_batch_size")] = None
-    lora_rank: Annotated[int, common("lora_rank")] = 8
+    lora_rank: Annotated[int | None, common("lora_rank")] = None
     lora_targets: Annotated[
-        str, option(_ADAPT, "Linear layers with LoRA: comma-separated names, or all-linear.")
-    ] = "all-linear"
+        str | None,
+        option(_ADAPT, "Linear layers with LoRA: comma-separated names, or all-linear (the default)."),
+    ] = None
     lora_experts: Annotated[
         bool, option(_ADAPT, "Apply LoRA to the experts of a mixture-of-experts model.", "--lora-experts")
     ] = False
@@ -259,30 +260,32 @@ def job_from(job_options: JobOptions) -> Job:
     from estimator import models
     from estimator.engines import images
     from estimator.job import DEFAULT_BATCH, Job
+    from estimator.setup import LlamaAdapter
 
     batch = job_options.global_batch_size
-    model = models.resolve(job_options.model).spec
+    model = images.trained_model(models.resolve(job_options.model).spec, job_options.resolution)
     return Job(
         model=model,
         method=job_options.method,  # type: ignore[arg-type]
         methods=_methods(job_options),
         engine=job_options.engine,  # type: ignore[arg-type]
         task=images.task_for(model, job_options.task),  # type: ignore[arg-type]
-        seq_len=images.length_of(model, job_options.seq_len, job_options.resolution),
+        seq_len=images.length_of(model, job_options.seq_len),
         global_batch_size=DEFAULT_BATCH if batch is None else batch,
         batch_multiple=1 if batch is None else None,
         micro_batch_size=job_options.micro_batch_size,
         optimizer=job_options.optimizer,  # type: ignore[arg-type]
         precision=job_options.precision,  # type: ignore[arg-type]
         activation_checkpointing=job_options.activation_checkpointing,
-        lora_rank=job_options.lora_rank,
-        lora_targets=_targets(job_options.lora_targets, model),
+        lora_rank=8 if job_options.lora_rank is None else job_options.lora_rank,
+        lora_targets=_targets(job_options.lora_targets or "all-linear", model),
         lora_experts=job_options.lora_experts,
         adapter_only=job_options.adapter_only,
         quantization=_quantization(job_options),  # type: ignore[arg-type]
         trained_modules=names_of(job_options.trained_modules),
-        adapter_prompt_length=job_options.adapter_prompt_length,
-        adapter_start_layer=job_options.adapter_start_layer,
+        llama_adapter=LlamaAdapter(
+            prompt_length=job_options.adapter_prompt_length, start_layer=job_options.adapter_start_layer
+        ),
         packing=False if job_options.packing is None and batch is not None else job_options.packing,
         recompute=job_options.recompute_what,  # type: ignore[arg-type]
         recompute_every=job_options.recompute_every,
@@ -310,10 +313,9 @@ def _offload(job_options: JobOptions) -> str:
 
 
 def _methods(job_options: JobOptions) -> tuple[LaunchedMethod, ...]:
-    """Return the methods that "auto" may take: those to which all changed options apply."""
-    defaults = JobOptions(model=job_options.model)
-    changed = any(getattr(job_options, name) != getattr(defaults, name) for name in _OF_ADAPTERS)
-    return automatic_methods(low_rank=changed, quantized=job_options.quantization is not None)
+    """Return the methods that "auto" may take: those to which all options that are set apply."""
+    is_set = any(getattr(job_options, name) not in (None, False, "") for name in _OF_ADAPTERS)
+    return automatic_methods(low_rank=is_set, quantized=job_options.quantization is not None)
 
 
 def _quantization(job_options: JobOptions) -> str:

@@ -16,7 +16,8 @@ from estimator.models.diffusion import DiffusionSpec
 from estimator.models.spec import ModelSpec
 from estimator.models.vision import IMAGE_SIDE
 from estimator.names import unknown_choice
-from estimator.setup import Setup, drawn_answer
+from estimator.planning.search import precision_of
+from estimator.setup import Answers, LlamaAdapter, Setup
 from estimator.vocabulary import (
     ENGINES,
     LAUNCHED_ENGINES,
@@ -36,6 +37,9 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
     Raises UserError for unknown and for contradictory values.
     """
     options = replace(options, engine=_engine(options, model))
+    model = images.trained_model(
+        model, options.resolution, average=options.average, encoders=options.encoders
+    )
     if options.vision is not None:
         _check_tower(options.vision, model)
     spec, engine = engine_of(options.engine)
@@ -43,11 +47,19 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
     launched_here = options.engine in LAUNCHED_ENGINES
     shard, replicate, sharding = _data_parallel(options, engine, gpus)
     sharded = shard > 1
-    without_bf16 = options.device == "cpu" or (launched_here and gpu is not None and not gpu.bf16)
-    precision = options.precision or ("fp32" if without_bf16 else spec.precision_of(sharded=sharded))
-    seq_len = images.length_of(model, options.seq_len, options.resolution)
-    draws = options.task in TASKS and TASKS[options.task].draws_answers  # Setup refuses other names
-    decided = _decided(options, model, seq_len, precision) if launched_here else None
+    seq_len = images.length_of(model, options.seq_len)
+    if options.precision:
+        precision = options.precision
+    elif options.device == "cpu":
+        precision = "fp32"
+    elif launched_here and gpu is not None and not gpu.bf16:
+        job = _job(options, model, seq_len, "auto")
+        precision = "fp32" if job is None else precision_of(job, "cuda", gpu)
+    else:
+        precision = spec.precision_of(sharded=sharded)
+    job = _job(options, model, seq_len, precision) if launched_here else None
+    # Packing, Liger and compile are decided as in plans
+    decided = None if job is None else automatic.decided(job, options.device, precision)  # type: ignore[arg-type]
     packed = engine.fixed_length if options.packing is None else options.packing
     if decided is not None:
         packed = bool(decided.packing) or TASKS[decided.task].images
@@ -62,14 +74,13 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
         lora_targets=_targets(options, engine, model),
         lora_experts=options.lora_experts,
         adapter_only=options.adapter_only,
-        adapter_prompt_length=options.adapter_prompt_length,
-        adapter_start_layer=options.adapter_start_layer,
+        llama_adapter=LlamaAdapter(
+            prompt_length=options.adapter_prompt_length, start_layer=options.adapter_start_layer
+        ),
         trained_modules=names_of(options.trained_modules or ""),
         quantization=quantization,  # type: ignore[arg-type]
         upcast_frozen=options.upcast_frozen,
         undivided_base=options.undivided_base,
-        average=options.average,
-        encoders=options.encoders,
         precision=precision,  # type: ignore[arg-type]
         fp8=options.fp8,  # type: ignore[arg-type]
         optimizer=options.optimizer,  # type: ignore[arg-type]
@@ -89,10 +100,8 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
         micro_batch_size=options.micro_batch_size,
         # A pipeline with fewer micro batches than stages is never full
         accumulation=_or(options.accumulation, max(options.pp, 1)),
-        answer_len=drawn_answer(seq_len) if draws else 0,
+        answers=Answers(reward_parameters=options.reward_parameters),
         reference_copy=options.reference_copy,
-        reward_parameters=options.reward_parameters,
-        compares=draws and METHODS[method].adapters,
         seq_len=seq_len,
         fixed_length=packed,
         longest_first=_or(options.longest_first, launched_here and not packed),
@@ -126,10 +135,10 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
     return setup
 
 
-def _decided(options: SetupOptions, model: ModelSpec, seq_len: int, precision: str) -> Job | None:
-    """Decide packing, Liger and compile as plans do; None for a step that no plan can have."""
+def _job(options: SetupOptions, model: ModelSpec, seq_len: int, precision: str) -> Job | None:
+    """Return the job of the options; None for a step that no plan can have."""
     try:
-        job = Job(
+        return Job(
             model=model,
             method=options.method,  # type: ignore[arg-type]
             engine=options.engine,  # type: ignore[arg-type]
@@ -156,7 +165,6 @@ def _decided(options: SetupOptions, model: ModelSpec, seq_len: int, precision: s
         )
     except UserError:
         return None  # an estimate has more precisions, optimizers and parallelisms than runs
-    return automatic.decided(job, options.device, precision)  # type: ignore[arg-type]
 
 
 def _check_tower(vision: str, model: ModelSpec) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from estimator.engines import liger, support, varlen
+from estimator.engines import fp16, liger, support, varlen
 from estimator.job import Job
 from estimator.vocabulary import ENGINES, Device, LaunchedEngine, LaunchedPrecision
 
@@ -85,6 +85,8 @@ def _objection(choice: Choice, job: Job, device: Device, precision: LaunchedPrec
     """Return why a choice is off, as a clause; None if it is on."""
     if device == "cpu":
         return "on CPUs"
+    if precision == fp16.PRECISION:
+        job = replace(job, precision=precision)
     # Later choices that are open are left out here
     alone = replace(job, packing=bool(job.packing), liger=bool(job.liger), compile=bool(job.compile))
     if support.unsupported_job(alone) is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from estimator.engines.training import Training
+from estimator.job import Job
 from estimator.models import ModelSpec
 from estimator.models.architectures import family_of
 from estimator.vocabulary import ENGINES, METHODS, TASKS
@@ -10,13 +10,14 @@ from estimator.vocabulary import ENGINES, METHODS, TASKS
 ELSEWHERE = "task grpo generates completions in every step, which engine trl supports"
 
 
-def unsupported(model: ModelSpec, training: Training) -> str | None:
+def unsupported(job: Job) -> str | None:
     """Return the reason why TRL 1.16 cannot train it here, as one clause, or None."""
-    if not TASKS[training.task].draws_answers:
-        return f"task {training.task}: engine trl supports only grpo here"
-    if training.lora_experts and not model.experts:
+    model = job.model
+    if not TASKS[job.task].draws_answers:
+        return f"task {job.task}: engine trl supports only grpo here"
+    if job.lora_experts and not model.experts:
         return f"lora.experts: {model.name} has no experts"
-    return _model(model) or _training(training)
+    return _model(model) or _training(job)
 
 
 def _model(model: ModelSpec) -> str | None:
@@ -29,28 +30,28 @@ def _model(model: ModelSpec) -> str | None:
     return None
 
 
-def _training(training: Training) -> str | None:
-    if training.zero or training.fsdp:
+def _training(job: Job) -> str | None:
+    if job.uses_zero("trl") or job.uses_fsdp:
         return "grpo has a complete copy of the model on each GPU here (DDP), without sharding"
-    if training.packing:
+    if job.packing:
         return "packing: grpo generates completions in the step, one sequence each"
-    if METHODS[training.method].quantized:
+    if METHODS[job.method].quantized:
         return "grpo with method qlora: a 4-bit base would be dequantized for every generated token"
-    if METHODS[training.method].llama_adapter:
-        return f"grpo with method {training.method}: generation does not support prompts of LLaMA-Adapters"
-    if training.trained_modules or training.new_tokens:
-        setting = "new_tokens" if training.new_tokens else "lora.modules_to_save"
+    if METHODS[job.method].llama_adapter:
+        return f"grpo with method {job.method}: generation does not support prompts of LLaMA-Adapters"
+    if job.trained_modules or job.new_tokens:
+        setting = "new_tokens" if job.new_tokens else "lora.modules_to_save"
         return f"{setting}: TRL's GRPO uses the original weight of the head, not PEFT's trained copy"
-    if training.fp8 != "none":
-        return f"fp8 {training.fp8}: TRL's GRPO does not support float8 here"
-    if training.liger:
+    if job.fp8 != "none":
+        return f"fp8 {job.fp8}: TRL's GRPO does not support float8 here"
+    if job.liger:
         return "liger: its fused loss is for next-token prediction"
-    if training.compile:
+    if job.compile:
         return "compile: generation has changing shapes"
-    if training.part_recomputed:
+    if job.recomputes_parts:
         return "TRL recomputes complete blocks, and all of them"
-    if training.optimizer not in ENGINES["trl"].optimizers:
-        return f"optimizer {training.optimizer}: grpo supports {', '.join(ENGINES['trl'].optimizers)} here"
-    if training.optimizer_in_backward:
+    if job.optimizer not in ENGINES["trl"].optimizers:
+        return f"optimizer {job.optimizer}: grpo supports {', '.join(ENGINES['trl'].optimizers)} here"
+    if job.optimizer_in_backward:
         return "optimizer.in_backward: TRL steps after the backward pass; use torchtune"
     return None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from estimator.engines.training import Training
+from dataclasses import replace
+
 from estimator.errors import UserError
+from estimator.job import Job
 from estimator.models import PROJECTIONS, DiffusionSpec, ModelSpec
-from estimator.models.diffusion import positions_of
+from estimator.models.diffusion import check_resolution
 from estimator.models.unet import ADAPTED
 from estimator.setup import default_seq_len
 from estimator.vocabulary import ENGINES, IMAGE_TASK, LAUNCHED_ENGINES, TASKS
@@ -18,69 +20,81 @@ def task_for(model: ModelSpec, task: str) -> str:
     return IMAGE_TASK if isinstance(model, DiffusionSpec) and task == "sft" else task
 
 
-def length_of(model: ModelSpec, seq_len: int | None, resolution: int | None) -> int:
-    """Return the sequence length: tokens, or positions of an image.
+def trained_model(
+    model: ModelSpec, resolution: int | None, *, average: bool = False, encoders: bool = False
+) -> ModelSpec:
+    """Return the model as options of image training change it; without them, as it is.
 
-    Raises UserError for the option of the other kind of model.
+    ``average``: with a moving average of its weights; ``encoders``: with VAE and text encoders in memory.
+    Raises UserError for a language model with such an option, and for an invalid resolution.
     """
-    if not isinstance(model, DiffusionSpec):
-        if resolution is not None:
-            raise UserError(
-                f"--resolution {resolution}: {model.name} does not generate images.",
-                "Use --seq-len, or remove it.",
-            )
-        return default_seq_len(model) if seq_len is None else seq_len
-    if seq_len is not None:
+    if isinstance(model, DiffusionSpec):
+        side = model.resolution if resolution is None else resolution
+        check_resolution(side)
+        return replace(model, resolution=side, keeps_average=average, loads_encoders=encoders)
+    options = {f"--resolution {resolution}": resolution is not None, "--ema": average, "--encoders": encoders}
+    if image_options := [name for name, is_given in options.items() if is_given]:
+        raise UserError(f"{image_options[0]}: {model.name} does not generate images.", "Remove it.")
+    return model
+
+
+def length_of(model: ModelSpec, seq_len: int | None) -> int:
+    """Return the sequence length in tokens. Raises UserError for one of an image pipeline."""
+    if seq_len is None:
+        return default_seq_len(model)
+    if isinstance(model, DiffusionSpec):
         raise UserError(
             f"--seq-len {seq_len}: {model.name} generates images, which have no tokens.",
             "Use --resolution, or remove it.",
         )
-    return positions_of(model.resolution if resolution is None else resolution)
+    return seq_len
 
 
-def unsupported(engine: str, model: ModelSpec, training: Training) -> str | None:
+def unsupported(engine: str, job: Job, processes: int) -> str | None:
     """Return the reason why an engine cannot train a model on images, or an image pipeline, or None."""
+    model = job.model
     if not isinstance(model, DiffusionSpec):
         return f"task {IMAGE_TASK} trains pipelines such as stable-diffusion-xl, not {model.name}"
-    if not TASKS[training.task].images:
-        return f"task {training.task} is for language models, and {model.name} generates images"
+    if not TASKS[job.task].images:
+        return f"task {job.task} is for language models, and {model.name} generates images"
     methods = TASKS[IMAGE_TASK].methods
-    if training.method not in methods:
-        return f"method {training.method}: {model.name} supports {' or '.join(methods)} here"
-    if (reason := _training(model, training)) is not None:
+    if job.method not in methods:
+        return f"method {job.method}: {model.name} supports {' or '.join(methods)} here"
+    if (reason := _training(engine, job, processes)) is not None:
         return reason
     return None if engine == ENGINE else f"{model.name} is trained by {ENGINE} here"
 
 
-def _training(model: ModelSpec, training: Training) -> str | None:
-    if training.zero:
+def _training(engine: str, job: Job, processes: int) -> str | None:
+    model = job.model
+    if job.uses_zero(engine):
         return "ZeRO needs engine deepspeed"
-    if training.packing:
+    if job.packing:
         return "packing: images are not packed"
-    if training.liger:
+    if job.liger:
         return f"liger: its kernels are for language models, and {model.name} generates images"
-    if training.fp8 != "none":
-        return f"fp8 {training.fp8}: float8 is not tested with a UNet"
-    if training.compile:
+    if job.fp8 != "none":
+        return f"fp8 {job.fp8}: float8 is not tested with a UNet"
+    if job.compile:
         return "compile: a UNet has images of several shapes, and is not tested compiled"
-    if training.part_recomputed:
+    if job.recomputes_parts:
         return "activation checkpointing of a UNet recomputes complete blocks, and all of them"
-    if training.new_tokens or training.trained_modules:
-        setting = "new_tokens" if training.new_tokens else "lora.modules_to_save"
+    if job.new_tokens or job.trained_modules:
+        setting = "new_tokens" if job.new_tokens else "lora.modules_to_save"
         return f"{setting}: {model.name}'s text encoders are not trained"
-    if training.lora_experts:
+    if job.lora_experts:
         return f"lora.experts: {model.name} has no experts"
-    if training.optimizer_in_backward:
+    if job.optimizer_in_backward:
         return f"optimizer.in_backward: {ENGINE} steps after the backward pass"
-    if training.method == "lora" and set(training.lora_targets) not in (set(ADAPTED), set(PROJECTIONS)):
+    if job.method == "lora" and set(job.lora_targets) not in (set(ADAPTED), set(PROJECTIONS)):
         return f"lora.targets: {model.name} supports adapters on {', '.join(ADAPTED)} of all attention layers"
-    return _optimizer(training)
+    return _optimizer(job, processes)
 
 
-def _optimizer(training: Training) -> str | None:
-    name, optimizers = training.optimizer, TASKS[IMAGE_TASK].optimizers
+def _optimizer(job: Job, processes: int) -> str | None:
+    name, optimizers = job.optimizer, TASKS[IMAGE_TASK].optimizers
     if name not in optimizers:
         return f"optimizer {name}: a UNet supports {', '.join(optimizers)} here"
-    if name == "adafactor" and training.processes > 1:
+    if name == "adafactor" and processes > 1:
         return f"optimizer {name}: torch 2.13's in-place norms do not support weights sharded by FSDP2"
     return None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from estimator.engines.training import Training
 from estimator.errors import UserError
 from estimator.job import Job
-from estimator.models import ModelSpec
 from estimator.vocabulary import METHODS, TASKS
 
 VERSION = "liger"  # of the engines' rows in data/implementations.csv
@@ -15,18 +13,19 @@ VERSION = "liger"  # of the engines' rows in data/implementations.csv
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
-def unsupported(model: ModelSpec, training: Training) -> str | None:
+def unsupported(job: Job) -> str | None:
     """Return the reason why a job of the loop cannot use the kernels, as one clause; None if it can."""
-    task = TASKS[training.task]
-    if not (task.next_token or task.preferences) or training.task == "reward":
-        return f"liger: its loss needs an output head over the vocabulary, and task {training.task} has none"
+    model = job.model
+    task = TASKS[job.task]
+    if not (task.next_token or task.preferences) or job.task == "reward":
+        return f"liger: its loss needs an output head over the vocabulary, and task {job.task} has none"
     if model.family not in FAMILIES:
         return f"liger: its kernels support {', '.join(FAMILIES)} models here, not {model.family}"
     if model.hidden_act != "silu":
         return f"liger: its MLP is SwiGLU, and {model.name} has hidden_act {model.hidden_act}"
-    if METHODS[training.method].llama_adapter:
-        return f"liger with method {training.method}: LLaMA-Adapters change the blocks"
-    if training.trained_modules and METHODS[training.method].adapters:
+    if METHODS[job.method].llama_adapter:
+        return f"liger with method {job.method}: LLaMA-Adapters change the blocks"
+    if job.trained_modules and METHODS[job.method].adapters:
         return "liger with modules trained next to adapters: its loss uses the weight of the head directly"
     return None
 

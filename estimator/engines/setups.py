@@ -6,7 +6,7 @@ from estimator.engines import automatic, liger, varlen
 from estimator.job import Job
 from estimator.models import ModelSpec
 from estimator.plan import Layout
-from estimator.setup import Setup, drawn_answer
+from estimator.setup import Setup
 from estimator.vocabulary import ENGINES, METHODS, SHARDINGS, TASKS, Precision
 
 
@@ -21,13 +21,6 @@ def dense_mask(engine: str, device: str, model: ModelSpec, task: str, method: st
     if device == "cuda" and ENGINES[engine].runs_loop:
         return varlen.unsupported(model, task, method, precision) is not None
     return not (engine == "torchtune" and device == "cuda")
-
-
-def _answer_len(job: Job) -> int:
-    """Return the number of tokens generated per answer in a step; 0: none."""
-    if not TASKS[job.task].draws_answers:
-        return 0
-    return drawn_answer(job.seq_len) if job.answer_len is None else job.answer_len
 
 
 def _precision(job: Job, layout: Layout) -> Precision:
@@ -55,8 +48,7 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         lora_targets=job.lora_targets,
         lora_experts=job.lora_experts and job.low_rank,
         trained_modules=job.trained_modules if job.low_rank else (),
-        adapter_prompt_length=job.adapter_prompt_length,
-        adapter_start_layer=job.adapter_start_layer,
+        llama_adapter=job.llama_adapter,
         precision=_precision(job, layout),
         optimizer=job.optimizer,
         sharding=layout.sharding,
@@ -79,7 +71,6 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         checkpointing=layout.recompute if layout.activation_checkpointing else "none",
         recompute_every=layout.recompute_every,
         fp8=job.fp8,
-        average=job.average,
         compile=bool(job.compile),
         engine_version=liger.VERSION if job.liger else "",
         loss="fused" if job.liger else engine.loss,
@@ -89,9 +80,7 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         processes_per_node=layout.processes_per_node,
         keep_checkpoints=job.keep_checkpoints,
         adapter_only=job.adapter_only and job.adapters,
-        answer_len=_answer_len(job),
-        compares=task.draws_answers and (job.adapters if job.compares is None else job.compares),
-        reward_parameters=job.reward_parameters,
+        answers=job.answers,
         vision=job.vision,
         images_per_row=job.images_per_row,
         image_size=job.image_size,

@@ -6,12 +6,11 @@ so that a plan and the run of it agree. Engines that are planned only have no re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from estimator.engines import grpo, images, liger, trained_parts, vision
+from estimator.engines import fp16, grpo, images, liger, trained_parts, vision
 from estimator.engines.grpo import ELSEWHERE
-from estimator.engines.training import Training
 from estimator.errors import UserError
 from estimator.hardware import Gpu
 from estimator.job import Job
@@ -30,29 +29,36 @@ LLAMA3_ROPE = (1.0, 4.0, 8192)
 FP8_CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0)}
 
 
-def unsupported(engine: str, model: ModelSpec, training: Training) -> str | None:
-    """Return the reason why an engine cannot train it, as one clause; None if it can, or if it is planned
-    only.
+def unsupported(engine: str, job: Job, processes: int = 1) -> str | None:
+    """Return the reason why an engine cannot train a job on this many processes, as one clause.
+
+    None if it can, or if it is planned only. ``job``: with its method decided; its own engine is not read.
     """
-    if isinstance(model, DiffusionSpec) or TASKS[training.task].images:
-        return images.unsupported(engine, model, training)
+    if engine in LAUNCHED_ENGINES and job.precision == fp16.PRECISION:
+        reason = fp16.unsupported(engine, job)
+        if reason is not None:
+            return reason
+    if isinstance(job.model, DiffusionSpec) or TASKS[job.task].images:
+        return images.unsupported(engine, job, processes)
     if engine not in LAUNCHED_ENGINES:
         return None
     reason = None
     if ENGINES[engine].runs_loop:
-        reason = _loop(engine, model, training)
-    elif engine in _LIMITS:
-        reason = _LIMITS[engine](model, training)
-    return reason or _not_in_record(engine, training)
+        reason = _loop(engine, job, processes)
+    elif engine == "torchtune":
+        reason = _torchtune_model(job.model) or _torchtune_training(job, processes)
+    elif engine == "trl":
+        reason = grpo.unsupported(job)
+    return reason or _not_in_record(engine, job)
 
 
-def _not_in_record(engine: str, training: Training) -> str | None:
+def _not_in_record(engine: str, job: Job) -> str | None:
     """Reason that an engine's record in estimator/vocabulary.py rules out the training, or None."""
     spec = ENGINES[engine]
     for field, value, supported in (
-        ("task", training.task, spec.tasks),
-        ("method", training.method, spec.methods),
-        ("optimizer", training.optimizer, spec.optimizers),
+        ("task", job.task, spec.tasks),
+        ("method", job.method, spec.methods),
+        ("optimizer", job.optimizer, spec.optimizers),
     ):
         if value not in supported:
             return f"{field} {value}: engine {engine} has {', '.join(supported)} here"
@@ -61,7 +67,7 @@ def _not_in_record(engine: str, training: Training) -> str | None:
 
 def unsupported_job(job: Job, processes: int = 1) -> str | None:
     """Like :func:`unsupported`, for a job whose method and engine are decided."""
-    return unsupported(job.engine, job.model, _training(job, processes))
+    return unsupported(job.engine, job, processes)
 
 
 def planned_only(job: Job, processes: int = 1) -> str | None:
@@ -76,12 +82,11 @@ def planned_only(job: Job, processes: int = 1) -> str | None:
     )
     if reason is None:
         return None
-    training = _training(job, processes, engine="auto")
-    engines = [name for name in engine_order(job.task) if unsupported(name, job.model, training) is None]
+    engines = [name for name in engine_order(job.task) if unsupported(name, job, processes) is None]
     if engines:
         return f"{reason}; this package can launch it with engine {engines[0]}"
     if job.engine not in LAUNCHED_ENGINES:
-        reason = unsupported(_stand_in(training), job.model, training)
+        reason = unsupported(_stand_in(job), job, processes)
     return f"no engine of this package can train it: {reason}"
 
 
@@ -114,11 +119,9 @@ def with_engines(job: Job) -> list[Job]:
     if job.engine != "auto":
         return [job]
     engines = [
-        name
-        for name in engine_order(job.task)
-        if name in job.engines and unsupported(name, job.model, _training(job, 1, engine=name)) is None
+        name for name in engine_order(job.task) if name in job.engines and unsupported(name, job) is None
     ]
-    return [replace(job, engine=name) for name in engines or [_stand_in(_training(job, 1))]]
+    return [replace(job, engine=name) for name in engines or [_stand_in(job)]]
 
 
 def with_engine(job: Job) -> Job:
@@ -126,9 +129,9 @@ def with_engine(job: Job) -> Job:
     return with_engines(job)[0]
 
 
-def _stand_in(training: Training) -> LaunchedEngine:
+def _stand_in(job: Job) -> LaunchedEngine:
     """Return the engine whose memory and speed a job is planned with where none can train it."""
-    return "deepspeed" if training.zero else "fsdp2"  # ZeRO's options belong to DeepSpeed
+    return "deepspeed" if job.uses_zero("auto") else "fsdp2"  # ZeRO's options belong to DeepSpeed
 
 
 def engine_order(task: str) -> Sequence[LaunchedEngine]:
@@ -136,39 +139,6 @@ def engine_order(task: str) -> Sequence[LaunchedEngine]:
     type, the loop in fp32.
     """
     return sorted(LAUNCHED_ENGINES, key="torchtune".__eq__) if task == "dpo" else LAUNCHED_ENGINES
-
-
-def _training(job: Job, processes: int, *, engine: str | None = None) -> Training:
-    """Describe the training of a job for an engine; ``engine``: another one than the job's."""
-    engine = engine or job.engine
-    takes_fsdp = engine != "auto" and ENGINES[engine].sharding_options == "fsdp"
-    return Training(
-        method=job.method,
-        seq_len=job.seq_len,
-        task=job.task,
-        precision=job.precision,
-        fp8=job.fp8,
-        optimizer=job.optimizer,
-        optimizer_in_backward=job.optimizer_in_backward,
-        compile=bool(job.compile),
-        liger=bool(job.liger),
-        vision=job.vision,
-        part_recomputed=(job.recompute or "full", job.recompute_every or 1) != ("full", 1),
-        packing=bool(job.packing),
-        lora_targets=job.lora_targets,
-        rslora=job.rslora,
-        lora_experts=job.lora_experts,
-        quantization=job.quantization,
-        trained_modules=job.trained_modules,
-        new_tokens=job.new_tokens,
-        processes=processes,
-        zero=job.zero_stage is not None or (job.offload != "none" and not takes_fsdp),
-        fsdp=job.fsdp_sharding is not None or job.replicas is not None,
-    )
-
-
-def _torchtune(model: ModelSpec, training: Training) -> str | None:
-    return _torchtune_model(model) or _torchtune_training(model, training)
 
 
 def _torchtune_model(model: ModelSpec) -> str | None:
@@ -226,83 +196,84 @@ def _torchtune_rope(model: ModelSpec) -> str | None:
     return None
 
 
-def _torchtune_training(model: ModelSpec, training: Training) -> str | None:
-    torchtune, method = ENGINES["torchtune"], METHODS[training.method]
-    if TASKS[training.task].draws_answers:
+def _torchtune_training(job: Job, processes: int) -> str | None:
+    model = job.model
+    torchtune, method = ENGINES["torchtune"], METHODS[job.method]
+    if TASKS[job.task].draws_answers:
         return ELSEWHERE
-    if training.task == "dpo" and (not method.low_rank or training.method not in torchtune.methods):
+    if job.task == "dpo" and (not method.low_rank or job.method not in torchtune.methods):
         return "task dpo: torchtune 0.6.1's recipe for whole models keeps a second one in memory"
-    if training.task not in torchtune.tasks:
-        return f"task {training.task}: of preferences the torchtune recipes learn DPO's alone"
-    if training.task == "dpo" and training.packing:
-        return _pairs_apart(training)
-    if training.new_tokens:
+    if job.task not in torchtune.tasks:
+        return f"task {job.task}: of preferences the torchtune recipes learn DPO's alone"
+    if job.task == "dpo" and job.packing:
+        return _pairs_apart(job)
+    if job.new_tokens:
         return "new_tokens: torchtune 0.6.1's models are built with the vocabulary that was published"
-    if training.zero:
+    if job.uses_zero("torchtune"):
         return "ZeRO is DeepSpeed's"
-    if training.fsdp:
+    if job.uses_fsdp:
         return "FSDP2's options belong to engine fsdp2"
-    if model.sliding_window and model.sliding_window < training.seq_len:
+    if model.sliding_window and model.sliding_window < job.seq_len:
         return (
             f"torchtune 0.6.1 has no sliding-window attention, and {model.name}'s window of "
-            f"{model.sliding_window} is shorter than seq_len {training.seq_len}"
+            f"{model.sliding_window} is shorter than seq_len {job.seq_len}"
         )
-    if training.vision is not None:
+    if job.vision is not None:
         return "vision: the torchtune recipes here train on text alone"
-    if training.fp8 != "none":
-        return _fp8_elsewhere(training)
-    if training.liger:
+    if job.fp8 != "none":
+        return _fp8_elsewhere(job)
+    if job.liger:
         return "liger: its kernels are for transformers' models, and torchtune has its own"
-    if reason := _optimizer_of_torchtune(training):
+    if reason := _optimizer_of_torchtune(job, processes):
         return reason
-    if training.part_recomputed:
+    if job.recomputes_parts:
         return "torchtune recomputes whole blocks here, and all of them"
-    if training.precision not in ("auto", *torchtune.precisions):
+    if job.precision not in ("auto", *torchtune.precisions):
         return "torchtune 0.6.1 trains in bf16 or in fp32, not in bf16 with fp32 master weights"
     if not method.adapters:
         return None
-    if training.method == "dora":
+    if job.method == "dora":
         return "dora: torchtune 0.6.1's DoRA layers are neither loaded nor merged here"
     if method.llama_adapter:
-        return f"{training.method}: torchtune 0.6.1 has no LLaMA-Adapter"
-    if training.trained_modules:
+        return f"{job.method}: torchtune 0.6.1 has no LLaMA-Adapter"
+    if job.trained_modules:
         return "lora.modules_to_save: torchtune 0.6.1's recipes train adapters only"
-    if training.lora_experts:
+    if job.lora_experts:
         return _no_experts(model) or "lora.experts: torchtune 0.6.1's recipes have no such adapters"
-    if training.rslora:
+    if job.rslora:
         return "lora.rslora: torchtune 0.6.1 scales its adapters by alpha / rank alone"
-    targets = set(training.lora_targets)
+    targets = set(job.lora_targets)
     if not targets & set(ATTENTION):
         return "torchtune 0.6.1's LoRA needs one of q_proj, k_proj, v_proj, o_proj among lora.targets"
     if targets & MLP and not targets >= MLP:
         return "torchtune 0.6.1 puts LoRA on gate_proj, up_proj and down_proj together or on none of them"
     if not method.quantized:
         return None
-    if training.quantization != "nf4-double":
-        return f"torchtune 0.6.1 keeps qlora's base in nf4-double alone, not in {training.quantization}"
-    return unsupported_shards(model, training.processes)
+    if job.quantization != "nf4-double":
+        return f"torchtune 0.6.1 keeps qlora's base in nf4-double alone, not in {job.quantization}"
+    return unsupported_shards(model, processes)
 
 
-def _optimizer_of_torchtune(training: Training) -> str | None:
+def _optimizer_of_torchtune(job: Job, processes: int) -> str | None:
     """Return the reason why the recipes cannot use that optimizer, in or after the backward pass."""
-    name = training.optimizer
-    if training.optimizer_in_backward and METHODS[training.method].adapters:
+    name = job.optimizer
+    if job.optimizer_in_backward and METHODS[job.method].adapters:
         return (
-            f"optimizer.in_backward: torchtune 0.6.1's recipes of {training.method} step after the whole "
+            f"optimizer.in_backward: torchtune 0.6.1's recipes of {job.method} step after the whole "
             "backward pass"
         )
     if name in ("adamw", "sgd"):
         return None
     if not OPTIMIZERS[name].bitsandbytes:
         return f"optimizer {name}: the torchtune recipes here step AdamW or SGD"
-    if not training.optimizer_in_backward:
+    if not job.optimizer_in_backward:
         return f"optimizer {name}: with torchtune it goes with optimizer.in_backward"
-    return _undivided(name, training.processes)
+    return _undivided(name, processes)
 
 
-def _fp8_elsewhere(training: Training) -> str:
+def _fp8_elsewhere(job: Job) -> str:
     engines = " and ".join(name for name in LAUNCHED_ENGINES if ENGINES[name].fp8)
-    return f"fp8 {training.fp8}: here it is {engines}'s"
+    return f"fp8 {job.fp8}: here it is {engines}'s"
 
 
 def _undivided(optimizer: str, processes: int) -> str | None:
@@ -333,18 +304,19 @@ def unsupported_shards(model: ModelSpec, processes: int) -> str | None:
     return None
 
 
-def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
+def _loop(engine: str, job: Job, processes: int) -> str | None:
     """Return the reason why the loop over transformers models, or the engine's sharding, cannot train it."""
-    spec, method = ENGINES[engine], METHODS[training.method]
-    if training.zero and spec.sharding_options != "zero":
+    model = job.model
+    spec, method = ENGINES[engine], METHODS[job.method]
+    if job.uses_zero(engine) and spec.sharding_options != "zero":
         return "ZeRO is DeepSpeed's"
-    if training.fsdp and spec.sharding_options != "fsdp":
+    if job.uses_fsdp and spec.sharding_options != "fsdp":
         return "FSDP2's options belong to engine fsdp2"
-    if (reason := _loop_model(engine, model) or _task_of_loop(model, training)) is not None:
+    if (reason := _loop_model(engine, model) or _task_of_loop(job)) is not None:
         return reason
-    if training.vision is not None and (reason := vision.unsupported(model, training)) is not None:
+    if job.vision is not None and (reason := vision.unsupported(job)) is not None:
         return reason
-    if training.packing and (packing_reason := family_of(model.family).sees_packed):
+    if job.packing and (packing_reason := family_of(model.family).sees_packed):
         return (
             f"packing: in transformers' {model.family} code a document may see those before it in its row "
             f"({packing_reason}), and {model.name} is such a model"
@@ -354,58 +326,57 @@ def _loop(engine: str, model: ModelSpec, training: Training) -> str | None:
             "qlora: transformers 5 keeps experts in one tensor, which stays in 16 bits, and they are most of "
             f"{model.name}"
         )
-    if training.fp8 != "none":
+    if job.fp8 != "none":
         if not spec.fp8:
-            return _fp8_elsewhere(training)
+            return _fp8_elsewhere(job)
         if method.quantized:
-            return f"fp8 {training.fp8}: qlora's base is packed, and made whole in 16 bits for its products"
+            return f"fp8 {job.fp8}: qlora's base is packed, and made whole in 16 bits for its products"
         if model.experts:
-            return (
-                f"fp8 {training.fp8}: experts are one tensor in transformers 5, which torchao leaves in bf16"
-            )
-    if (reason := _optimizer_of_loop(engine, training)) is not None:
+            return f"fp8 {job.fp8}: experts are one tensor in transformers 5, which torchao leaves in bf16"
+    if (reason := _optimizer_of_loop(engine, job, processes)) is not None:
         return reason
-    if training.liger and (reason := liger.unsupported(model, training)):
+    if job.liger and (reason := liger.unsupported(job)):
         return reason
-    if training.compile and not spec.compile:
+    if job.compile and not spec.compile:
         return "compile: ZeRO's hooks run inside of the blocks that would be compiled"
-    if training.new_tokens and (reason := trained_parts.new_tokens(model, training.method)):
+    if job.new_tokens and (reason := trained_parts.new_tokens(model, job.method)):
         return reason
     if method.llama_adapter:
-        if training.compile or training.fp8 != "none":
-            setting = "compile" if training.compile else f"fp8 {training.fp8}"
+        if job.compile or job.fp8 != "none":
+            setting = "compile" if job.compile else f"fp8 {job.fp8}"
             return (
                 f"{setting}: LLaMA-Adapters change what a block and its linear layers run, and are left out"
             )
-        return trained_parts.llama_adapter(model, training.method)
-    if training.trained_modules and method.adapters:
+        return trained_parts.llama_adapter(model, job.method)
+    if job.trained_modules and method.adapters:
         reason = trained_parts.whole_modules(model)
-    return reason or _experts(engine, model, training)
+    return reason or _experts(engine, job)
 
 
-def _task_of_loop(model: ModelSpec, training: Training) -> str | None:
+def _task_of_loop(job: Job) -> str | None:
     """Return the reason why the loop cannot train a task that way."""
-    task = TASKS[training.task]
+    model = job.model
+    task = TASKS[job.task]
     if task.draws_answers:
         return ELSEWHERE
     if not task.preferences:
         return None
-    if training.packing:
-        return _pairs_apart(training)
-    if training.task != "reward":
+    if job.packing:
+        return _pairs_apart(job)
+    if job.task != "reward":
         return None
-    if METHODS[training.method].llama_adapter:
-        return f"task reward with method {training.method}: no head is trained with LLaMA-Adapters"
+    if METHODS[job.method].llama_adapter:
+        return f"task reward with method {job.method}: no head is trained with LLaMA-Adapters"
     if not family_of(model.family).scores_texts:
         return f"task reward: transformers has no sequence classification for {model.family} models"
-    if "lm_head" in training.trained_modules:
+    if "lm_head" in job.trained_modules:
         return "lora.modules_to_save: a reward model has no lm_head"
     return None
 
 
-def _pairs_apart(training: Training) -> str:
-    row_kind = "an answer that is judged" if TASKS[training.task].judged else "a pair of answers"
-    return f"packing: a row of {training.task} is {row_kind}, and not put into one sequence with others"
+def _pairs_apart(job: Job) -> str:
+    row_kind = "an answer that is judged" if TASKS[job.task].judged else "a pair of answers"
+    return f"packing: a row of {job.task} is {row_kind}, and not put into one sequence with others"
 
 
 def _loop_model(engine: str, model: ModelSpec) -> str | None:
@@ -441,38 +412,36 @@ def untried_line(model: ModelSpec) -> str | None:
     )
 
 
-def _experts(engine: str, model: ModelSpec, training: Training) -> str | None:
+def _experts(engine: str, job: Job) -> str | None:
     """Return the reason against adapters on experts if requested, or against having them nowhere else.
 
     ZeRO-3 leaves a tensor with no shape that PEFT 0.18 could read, and the plan decides on the stage.
     """
-    if not METHODS[training.method].adapters or not training.lora_experts:
-        return _experts_alone(model, training)
+    model = job.model
+    if not METHODS[job.method].adapters or not job.lora_experts:
+        return _experts_alone(job)
     if (reason := _no_experts(model)) is not None:
         return reason
-    if training.method != "lora":
-        return f"lora.experts with method {training.method}: PEFT's adapters on experts are LoRA's alone"
+    if job.method != "lora":
+        return f"lora.experts with method {job.method}: PEFT's adapters on experts are LoRA's alone"
     if ENGINES[engine].sharding_options == "zero":
         return "lora.experts: PEFT cannot make them of weights that ZeRO-3 has divided; fsdp2 trains them"
-    if training.compile:
+    if job.compile:
         return "compile: PEFT inserts adapters on experts at each forward pass"
-    if training.task == "reward" or training.new_tokens:
-        setting = "task reward" if training.task == "reward" else "new_tokens"
+    if job.task == "reward" or job.new_tokens:
+        setting = "task reward" if job.task == "reward" else "new_tokens"
         return f"lora.experts with {setting}: its adapter is not merged, and its base would lack the new rows"
-    return _experts_alone(model, training)
+    return _experts_alone(job)
 
 
 def _no_experts(model: ModelSpec) -> str | None:
     return None if model.experts else f"lora.experts: {model.name} has no experts"
 
 
-def _experts_alone(model: ModelSpec, training: Training) -> str | None:
+def _experts_alone(job: Job) -> str | None:
     """transformers 5 keeps all experts of a block in one tensor, which PEFT's LoRA has no layer for."""
-    if (
-        not METHODS[training.method].adapters
-        or not model.experts
-        or set(training.lora_targets) & set(model.all_linear)
-    ):
+    model = job.model
+    if not METHODS[job.method].adapters or not model.experts or set(job.lora_targets) & set(model.all_linear):
         return None
     return (
         "lora.targets names experts only, which are no linear layers in transformers 5; "
@@ -480,10 +449,10 @@ def _experts_alone(model: ModelSpec, training: Training) -> str | None:
     )
 
 
-def _optimizer_of_loop(engine: str, training: Training) -> str | None:
+def _optimizer_of_loop(engine: str, job: Job, processes: int) -> str | None:
     """Return the reason why the loop cannot use that optimizer on what the engine shards."""
-    name = training.optimizer
-    if training.optimizer_in_backward:
+    name = job.optimizer
+    if job.optimizer_in_backward:
         return f"optimizer.in_backward: {engine} steps after the whole backward pass; torchtune can"
     if ENGINES[engine].sharding_options == "zero":
         if OPTIMIZERS[name].needs_matrices:
@@ -491,15 +460,8 @@ def _optimizer_of_loop(engine: str, training: Training) -> str | None:
         return None
     if OPTIMIZERS[name].paged:
         return f"optimizer {name} is bitsandbytes', which cannot step what FSDP2 divides"
-    if name == "adafactor" and training.processes > 1:
+    if name == "adafactor" and processes > 1:
         return f"optimizer {name}: torch 2.13's squares norms in place, which weights divided by FSDP2 cannot"
-    if name == "adafactor" and training.precision not in ("bf16", "fp32"):
+    if name == "adafactor" and job.precision not in ("bf16", "fp32"):
         return f"optimizer {name} cannot step FSDP2's fp32 copies of the weights; precision bf16 has none"
     return None
-
-
-_LIMITS: dict[str, Callable[[ModelSpec, Training], str | None]] = {
-    "torchtune": _torchtune,
-    "trl": grpo.unsupported,
-}
-"""Limits of engines without the loop, beyond their records in estimator/vocabulary.py."""

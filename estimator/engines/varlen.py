@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from estimator.models import ModelSpec
-from estimator.vocabulary import METHODS, TASKS
+from estimator.vocabulary import METHODS, TASKS, product_type
 
 # Families whose code passes the lengths to the attention function and has no custom attention;
 # tests/launchers/engines/loop/test_varlen.py compares each of them with the mask
@@ -28,16 +28,16 @@ FAMILIES = (
 LARGEST_HEAD_DIM = 256  # of FlashAttention-2
 
 
-# FlashAttention computes in 16 bits. Plans are in fp32 on GPUs without bf16, which are those below compute
-# capability 8.0, that FlashAttention-2 needs
-NO_FP32 = "FlashAttention has no fp32, and needs compute capability 8.0 (Ampere or newer)"
+# FlashAttention computes in 16 bits and needs compute capability 8.0. Older GPUs have no bf16: plans for them
+# are in fp16 or fp32
+NO_FLASH_ATTENTION = "FlashAttention has no fp32, and needs compute capability 8.0 (Ampere or newer)"
 
 
 def unsupported(model: ModelSpec, task: str, method: str, precision: str) -> str | None:
     """Return the reason why a job keeps padding and the dense mask, or None if the kernel applies."""
     spec = TASKS[task]
-    if precision == "fp32":
-        return NO_FP32
+    if product_type(precision) != "bf16":
+        return NO_FLASH_ATTENTION
     if not (spec.next_token or spec.preferences) or task == "reward":
         return f"task {task} needs separate rows"
     if METHODS[method].llama_adapter:

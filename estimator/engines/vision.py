@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from estimator.engines.training import Training
 from estimator.job import Job
-from estimator.models import ModelSpec
 
 METHODS = ("full", "lora")  # with which a vision-language model is trained
 
@@ -29,26 +27,27 @@ def reasons(job: Job) -> list[str]:
     ]
 
 
-def unsupported(model: ModelSpec, training: Training) -> str | None:
+def unsupported(job: Job) -> str | None:
     """Return the reason why the loop cannot train this model on images, as one clause; None if it can."""
-    setting = f"vision {training.vision}"
+    model = job.model
+    setting = f"vision {job.vision}"
     if not model.sees_images:
         return f"{setting}: {model.name} sees no images"
-    if training.task != "sft":
-        return f"{setting}: images are part of the rows of task sft alone, not of {training.task}"
-    if training.method not in METHODS:
+    if job.task != "sft":
+        return f"{setting}: images are part of the rows of task sft alone, not of {job.task}"
+    if job.method not in METHODS:
         return f"{setting}: rows with images are trained with methods {' and '.join(METHODS)}"
-    mode = {"lora": "lora", "full": "full"}.get(training.vision or "")
-    if mode is not None and training.method != mode:
-        return f"{setting} belongs to method {mode}; with {training.method} use vision frozen"
+    mode = {"lora": "lora", "full": "full"}.get(job.vision or "")
+    if mode is not None and job.method != mode:
+        return f"{setting} belongs to method {mode}; with {job.method} use vision frozen"
     for name, value in (
-        ("packing", training.packing),
-        ("liger", training.liger),
-        ("compile", training.compile),
-        ("fp8", training.fp8 != "none"),
-        ("new_tokens", training.new_tokens > 0),
-        ("lora.modules_to_save", bool(training.trained_modules)),
-        ("lora.experts", training.lora_experts),
+        ("packing", job.packing),
+        ("liger", job.liger),
+        ("compile", job.compile),
+        ("fp8", job.fp8 != "none"),
+        ("new_tokens", job.new_tokens > 0),
+        ("lora.modules_to_save", bool(job.trained_modules)),
+        ("lora.experts", job.lora_experts),
     ):
         if value:
             return f"{name}: not supported with images (vision)"

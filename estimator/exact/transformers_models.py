@@ -103,9 +103,9 @@ def _with_adapters(setup: Setup, model: Any) -> Any:
 def _prompts(setup: Setup) -> Any:
     from peft import AdaptionPromptConfig
 
-    layers = setup.model.layers - setup.adapter_start_layer
+    layers = setup.model.layers - setup.llama_adapter.start_layer
     return AdaptionPromptConfig(
-        adapter_len=setup.adapter_prompt_length, adapter_layers=layers, task_type="CAUSAL_LM"
+        adapter_len=setup.llama_adapter.prompt_length, adapter_layers=layers, task_type="CAUSAL_LM"
     )
 
 

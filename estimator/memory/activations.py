@@ -14,9 +14,10 @@ from estimator.models import ModelSpec
 from estimator.models.architectures import family_of
 from estimator.setup import Setup
 
-# What torch.compile's partitioner keeps of a block: 16 B for each of h and q together, 6 f. Traced with
-# AOTAutograd (torch 2.13): Llama 3.2 3B 32h, Llama 3 8B 37h, the same for LoRA.
-COMPILED_HIDDEN, COMPILED_QUERY, COMPILED_MLP = 8, 8, 6
+# What torch.compile's partitioner keeps of a block: 8 B for each of h, 2 B for queries, keys, values and the
+# result of attention, 6 f. Traced with AOTAutograd (torch 2.13), keys and values repeated for all query
+# heads: Llama 3.2 3B 32h, Llama 3 8B 37h, the same for LoRA.
+COMPILED_HIDDEN, COMPILED_QUERY, COMPILED_MLP = 8, 4, 6
 
 # float8 products that are not compiled keep each product's input in several types. Bytes an element beyond
 # bf16, from torchtitan@2271b6386: the same run eager and compiled.
@@ -152,7 +153,7 @@ def _attention(setup: Setup, code: implementations.Implementation, size: int) ->
         latents = 2 * (model.q_lora_rank + model.kv_lora_rank) * (size + 2)
         saved = size * (2 * model.q_dim + model.v_dim + out_dim + joined) + latents
     else:
-        expanded = code.expand_kv == "always" or (code.expand_kv == "padded" and not setup.fixed_length)
+        expanded = _expands_keys(setup)
         keys, values = model.kv_dim, model.v_dim
         if code.joined_qkv and (model.kv_heads == model.heads or not expanded):
             values += model.q_dim + model.kv_dim  # the view keeps all of the joined projection
@@ -169,6 +170,12 @@ def _attention(setup: Setup, code: implementations.Implementation, size: int) ->
         # the fp32 softmax of the scores and its 16-bit copy for each pair of positions; the cap's tanh
         saved += model.heads * setup.seq_len * (size + 4 + (size if capped else 0))
     return saved / setup.tensor
+
+
+def _expands_keys(setup: Setup) -> bool:
+    """Return whether keys and values are repeated for all query heads."""
+    expand_kv = implementations.of(setup).expand_kv
+    return expand_kv == "always" or (expand_kv == "padded" and not setup.fixed_length)
 
 
 def _mean_mlp(setup: Setup, dense: float) -> float:
@@ -221,8 +228,9 @@ def _compiled(setup: Setup, dense: float) -> float:
     if setup.tensor > 1 and _gathered(setup) == 1:
         saved += 4 * model.hidden * (1 - 1 / setup.tensor)  # of it, both products' inputs are gathered
     query = model.attention_out_dim
+    keys_and_values = 2 * query if _expands_keys(setup) else min(model.kv_dim + model.v_dim, 2 * query)
     gated = COMPILED_MLP if model.gated_mlp else 4
-    saved += (COMPILED_QUERY * query + gated * widths) / setup.tensor
+    saved += (COMPILED_QUERY * query + 2 * keys_and_values + gated * widths) / setup.tensor
     return double * saved + 4 * model.heads / setup.tensor
 
 
@@ -282,10 +290,12 @@ def _prompt_attention(setup: Setup) -> float:
     if setup.engine == "litgpt":
         saved = float(size * model.attention_out_dim + 4 * model.heads)
     else:
-        saved = 8.0 * model.heads * setup.adapter_prompt_length
+        saved = 8.0 * model.heads * setup.llama_adapter.prompt_length
         if setup.method == "adapter-v1":
             saved += size * model.q_dim
-    prompted_share = 1.0 if setup.method == "adapter-v1" else 1 - setup.adapter_start_layer / model.layers
+    prompted_share = (
+        1.0 if setup.method == "adapter-v1" else 1 - setup.llama_adapter.start_layer / model.layers
+    )
     return saved * prompted_share / setup.tensor
 
 

@@ -213,7 +213,7 @@ def optimizer_temporary_bytes(setup: Setup, part: Part) -> int:
     trained = trained_parameters(setup, part)
     largest = max(setup.model.vocab * setup.model.hidden, shape_of(setup.model).largest_linear)
     if setup.prompts:
-        largest = max(setup.adapter_prompt_length * setup.model.hidden, setup.model.vocab)
+        largest = max(setup.llama_adapter.prompt_length * setup.model.hidden, setup.model.vocab)
     elif setup.adapters:
         largest = setup.lora_rank * max(setup.model.ffn, setup.model.hidden, setup.model.q_dim)
     muon = 4 * 2 * shape_of(setup.model).largest_linear if setup.optimizer == "muon" else 0

@@ -6,8 +6,6 @@ the largest feature map and fp32 copies of the prediction and the noise, is smal
 
 from __future__ import annotations
 
-import math
-
 from estimator.memory import latents
 from estimator.memory.buffers import Buffers, optimizer_temporary_bytes
 from estimator.memory.shape import Part
@@ -27,7 +25,7 @@ def moments(
     setup: Setup, model: DiffusionSpec, part: Part, gradients: int, communication: Buffers
 ) -> list[dict[str, int]]:
     """Return the bytes by category besides the states, of encoding, loss, backward pass and optimizer."""
-    side, images, size = math.isqrt(setup.seq_len), setup.micro_batch_size, computing(setup)
+    side, images, size = model.latent_side, setup.micro_batch_size, computing(setup)
     adapters = adapters_of(setup)
     recomputed = setup.checkpointing != "none"
     saved = images * model.unet.saved_bytes(
@@ -43,7 +41,7 @@ def moments(
     input_copies = images * size * 4 * first * side * side
     loss = images * 4 * _LOSS_COPIES * _LATENT_CHANNELS * side * side
     accumulated = gradients if setup.accumulation > 1 else 0
-    encoding = images * latents.image_bytes(model, setup.seq_len) if setup.encoders else 0
+    encoding = images * latents.image_bytes(model) if model.loads_encoders else 0
     return [
         {"activations": encoding, "gradients": accumulated},
         {

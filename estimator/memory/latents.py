@@ -7,7 +7,7 @@ five feature maps of the image's size, and the image. cuDNN's work space is next
 
 from __future__ import annotations
 
-from estimator.models.diffusion import VAE, VAE_SCALE, DiffusionSpec
+from estimator.models.diffusion import VAE, DiffusionSpec
 
 MOST_AT_ONCE = 8  # images: a GPU that has room for them is busy
 _SHARE = 0.8  # share of the memory next to the networks for images; the rest: work spaces and fragmentation
@@ -21,14 +21,14 @@ def network_bytes(model: DiffusionSpec, *, on_gpu: bool) -> int:
     return sum(parameters * (_FP32 if name == VAE else text) for name, parameters in model.frozen)
 
 
-def image_bytes(model: DiffusionSpec, positions: int) -> int:
-    """Return the live bytes while the VAE encodes one image with this many latent positions."""
-    return _FP32 * positions * VAE_SCALE**2 * (3 + _FEATURE_MAPS * model.vae_width)
+def image_bytes(model: DiffusionSpec) -> int:
+    """Return the live bytes while the VAE encodes one image."""
+    return _FP32 * model.resolution**2 * (3 + _FEATURE_MAPS * model.vae_width)
 
 
-def images_at_once(model: DiffusionSpec, positions: int, available_bytes: int | None) -> int:
+def images_at_once(model: DiffusionSpec, available_bytes: int | None) -> int:
     """Images that are encoded together in ``available_bytes`` bytes, 1 to MOST_AT_ONCE; None: not known."""
     if available_bytes is None:
         return MOST_AT_ONCE
     image_budget = _SHARE * (available_bytes - network_bytes(model, on_gpu=True))
-    return max(1, min(MOST_AT_ONCE, int(image_budget // image_bytes(model, positions))))
+    return max(1, min(MOST_AT_ONCE, int(image_budget // image_bytes(model))))

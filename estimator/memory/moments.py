@@ -209,12 +209,12 @@ def _of_unet(
     setup: Setup, model: DiffusionSpec, part: Part, constant: dict[str, int], gradients: int
 ) -> StageMoments:
     """Return the moments of a UNet's step."""
-    if setup.average:
+    if model.keeps_average:
         constant[diffusion.AVERAGE] = diffusion.average_bytes(setup)
-    if model.trains_texts and not setup.encoders:
+    if model.trains_texts and not model.loads_encoders:
         encoder_parameters = sum(encoder.parameters for encoder in model.texts)
         constant[diffusion.TEXTS] = shared(setup, part, encoder_parameters * computing(setup), "weights")
-    if setup.encoders:
+    if model.loads_encoders:
         constant[diffusion.ENCODERS] = latents.network_bytes(model, on_gpu=setup.device == "cuda")
     categories = diffusion.moments(setup, model, part, gradients, buffers(setup, part))
     moments = [Moment(parts) for parts in categories]
@@ -244,7 +244,7 @@ def _moments(
     dequantized = dequantized_bytes(setup)
     streams = (setup.shard > 1 or setup.sharded_alone) and setup.device == "cuda"
     early = held_gradients if setup.optimizer_in_backward else max(held_gradients, min(head, gradients))
-    recomputed = block if checkpointed(setup) else 0
+    in_backward = block if checkpointed(setup) else int(tokens * backward_bytes(setup))
     return [
         *_drawing(setup),
         *_later_batch(setup, saved + last, logits.peak, communication.at_loss, gradients),
@@ -276,7 +276,7 @@ def _moments(
         ),
         Moment(
             {
-                "activations": saved + recomputed + _unfreed(setup, saved),
+                "activations": saved + in_backward + _unfreed(setup, saved),
                 "logits and loss": logits.held,
                 "gradients": held_gradients + communication.waiting
                 if communication.waiting

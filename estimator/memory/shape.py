@@ -116,7 +116,7 @@ def adapter_parameters(setup: Setup) -> int:
     """``Setup.adapter_parameters``, counted once for each rank and choice of targets."""
     counts = shape_of(setup.model).adapters
     family_code = setup.runs_loop
-    prompts = (setup.adapter_prompt_length, setup.adapter_start_layer, setup.engine) if setup.prompts else ()
+    prompts = (setup.llama_adapter, setup.engine) if setup.prompts else ()
     key = (setup.lora_rank, setup.lora_targets, setup.method, setup.lora_experts, family_code, prompts)
     count = counts.get(key)
     if count is None:

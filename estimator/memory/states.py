@@ -40,7 +40,7 @@ def states(setup: Setup, stage: str | None = None) -> dict[str, int]:
     weight, master, moments = state_bytes(setup)
     trained = trained_parameters(setup, part)
     result = {"weights": 0, "master weights": 0, "reference model": 0, "reward model": 0, "adapters": 0}
-    result["reward model"] = setup.reward_parameters * computing(setup)  # whole in each process
+    result["reward model"] = setup.answers.reward_parameters * computing(setup)  # whole in each process
     base = base_bytes(setup, part, weight)
     if not offloads_weights(setup):
         is_undivided = setup.undivided_base and setup.zero_stage == 3

@@ -2,22 +2,20 @@
 
 The shapes are those of the model's own config.json files. A pipeline is a ModelSpec, so that it is planned as
 language models are: its "layers" are what FSDP divides and checkpointing recomputes (residual blocks and
-transformers' blocks), its "sequence" is the positions of a latent image, and what only a language model has
-is 1 or 0.
+transformers' blocks), its "sequence" is a caption's tokens, and what only a language model has is 1 or 0.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from estimator.errors import UserError
 from estimator.models import unet as counts
 from estimator.models.clip import TextEncoderShape
 from estimator.models.spec import ModelSpec
-from estimator.models.unet import ADAPTED, UNetShape
+from estimator.models.unet import ADAPTED, TEXT_TOKENS, UNetShape
 from estimator.untrusted import read_json_object
 
 HF_ID = "stabilityai/stable-diffusion-xl-base-1.0"
@@ -32,14 +30,19 @@ _LATENT_CHANNELS = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DiffusionSpec(ModelSpec):
-    """A pipeline of several networks, of which training changes the UNet."""
+    """A pipeline of several networks, of which training changes the UNet.
+
+    ``resolution`` and the fields after ``vae_width`` describe its training.
+    """
 
     unet: UNetShape
     texts: tuple[TextEncoderShape, ...]
     vae_parameters: int
-    resolution: int  # pixels of a side that it was published for
+    resolution: int  # side of a square image in pixels; by default the one that it was published for
     vae_width: int = 128  # channels of the VAE's first level
-    trains_texts: bool = False  # whether LoRA is on the text encoders, too
+    trains_texts: bool = False  # train LoRA adapters on the text encoders, too
+    keeps_average: bool = False  # keep a moving average of the trained weights, in fp32
+    loads_encoders: bool = False  # keep VAE and text encoders in memory instead of precomputing latents
 
     def __post_init__(self) -> None:
         """Nothing of a transformer to check: what has no meaning here is 1 or 0."""
@@ -86,9 +89,9 @@ class DiffusionSpec(ModelSpec):
         """Layers that LoRA adapts: both attentions of every block."""
         return ADAPTED
 
-    def describe_length(self, seq_len: int) -> str:
-        """Format the size of a square image with this many latent positions."""
-        return f"{side_of(seq_len)} x {side_of(seq_len)} pixels"
+    def describe_length(self, seq_len: int) -> str:  # noqa: ARG002 - the tokens of a caption
+        """Format the size of an image."""
+        return f"{self.resolution} x {self.resolution} pixels"
 
     @property
     def layer_parameters(self) -> int:
@@ -107,25 +110,20 @@ class DiffusionSpec(ModelSpec):
         texts = sum(encoder.lora_parameters(rank) for encoder in self.texts) if self.trains_texts else 0
         return self.unet.lora_parameters(rank) + texts
 
-    def with_trained_texts(self) -> DiffusionSpec:
-        """Return this model with adapters on its text encoders, too."""
-        return replace(self, trains_texts=True)
+    @property
+    def latent_side(self) -> int:
+        """Side of a square image's latent, in positions."""
+        return self.resolution // VAE_SCALE
 
 
-def positions_of(side: int) -> int:
-    """Positions of a square image's latent. Raises UserError for a side that cannot be."""
+def check_resolution(side: int) -> None:
+    """Raise UserError for a side of images, in pixels, that cannot be trained."""
     if side < VAE_SCALE or side % VAE_SCALE or side > LARGEST_IMAGE:
         raise UserError(
             f"{side} pixels per side is invalid: it must be a multiple of {VAE_SCALE}, from {VAE_SCALE} to "
             f"{LARGEST_IMAGE}.",
             f"Give {min(max(round(side / 64), 1) * 64, LARGEST_IMAGE)}.",
         )
-    return (side // VAE_SCALE) ** 2
-
-
-def side_of(positions: int) -> int:
-    """Return the side in pixels of a square image with this many latent positions."""
-    return math.isqrt(positions) * VAE_SCALE
 
 
 def spec_of(
@@ -152,7 +150,7 @@ def spec_of(
         ffn=4 * width,
         vocab=1,
         tied_embeddings=True,
-        max_seq_len=(LARGEST_IMAGE // VAE_SCALE) ** 2,
+        max_seq_len=TEXT_TOKENS,
         causal=False,
         hf_id=hf_id,
         source=source,

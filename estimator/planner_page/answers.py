@@ -57,10 +57,11 @@ def _planned(form: Mapping[str, str]) -> dict[str, Any]:
         raise UserError("No model is chosen.", "Choose one of the list, or paste a config.json.")
     name = fields.MY_MODEL if "config" in values else values["model"]
     model = pasted.model(values["config"]) if "config" in values else _known(name)
+    model = images.trained_model(model, values.get("resolution"))
     job = Job(
         model=model,
         task=images.task_for(model, values.get("task", "sft")),  # type: ignore[arg-type]
-        seq_len=images.length_of(model, values.get("seq_len"), values.get("resolution")),
+        seq_len=images.length_of(model, values.get("seq_len")),
         lora_targets=tuple(model.projections),
         methods=automatic_methods(low_rank="lora_rank" in values),
         offload="cpu" if "cpu" in (values.get("zero_offload"), values.get("fsdp_offload")) else "none",

@@ -17,7 +17,7 @@ from estimator.planning.interruptions import ends_well, expected, in_words, unto
 from estimator.planning.job_settings import changed_settings
 from estimator.planning.search import Candidate
 from estimator.planning.step_requests import for_evaluation, for_preparation, for_training
-from estimator.vocabulary import LAUNCHED_ENGINES
+from estimator.vocabulary import LAUNCHED_ENGINES, product_type
 
 
 def assemble(
@@ -39,7 +39,7 @@ def assemble(
     layout, place = candidate.layout, candidate.place
     peak = None
     if candidate.gpu is not None:
-        peak = candidate.gpu.peak_flops("fp32" if layout.precision == "fp32" else "bf16")
+        peak = candidate.gpu.peak_flops(product_type(layout.precision))
     interruptions = _interruptions(job, candidate, tokens, max_disruptions)
     if interruptions is not None:
         reasons = [*reasons, *in_words(interruptions)]

@@ -20,7 +20,7 @@ from estimator.planning.goals import Goals
 from estimator.planning.ranking import Rejection
 from estimator.planning.search import Candidate, title
 from estimator.suggestions import Suggestion
-from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, LaunchedOptimizer
+from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, SHARDINGS, LaunchedOptimizer
 
 SHORTEST_SEQUENCE = 256  # shorter ones have room for little more than a prompt
 MOST_SUGGESTIONS = 5
@@ -67,7 +67,7 @@ def of_survey(survey: Survey) -> Failure:
     if miss is not None:
         subject = f"{method} on {miss.what}"
         problem = f"{title(survey.job)} does not fit on the requested hardware; nearest: {miss}."
-        problem += _DISK if miss.where == "disk" else ""
+        problem += _DISK if miss.where == "disk" else _undivided(survey.job)
         return Failure(
             Rejection(what=subject, reason=miss.reason, kind="method", over=miss.over),
             (1, miss.over),
@@ -140,6 +140,13 @@ def _goals_missed(survey: Survey) -> tuple[str, Candidate, Suggestion]:
     goal = "deadline" if miss.kind == "speed" else "budget"
     problem = f"{title(survey.job)} fits, but whether it meets the {goal} is unknown; {miss}"
     return problem, candidate, {"deadline_hours" if goal == "deadline" else "budget_usd": None}
+
+
+def _undivided(job: Job) -> str:
+    """Return a sentence about an engine that shards no states; empty for other engines."""
+    if any(SHARDINGS[name].divides for name in ENGINES[job.engine].shardings):
+        return ""
+    return f" Engine {job.engine} does not shard: each GPU holds the whole model."
 
 
 _DISK = " Weights, checkpoints and the result need ephemeral storage: use nodes with a larger disk."
@@ -216,22 +223,43 @@ def smaller(job: Job, fits: Callable[[Job], bool]) -> list[Suggestion]:
     return [together | {"seq_len": seq_len}] if seq_len is not None else []
 
 
+_LEFT_TO_THE_PLANNER = {
+    "zero.stage": "zero_stage",
+    "fsdp.sharding": "fsdp_sharding",
+    "fsdp.replicas": "replicas",
+    "recompute.what": "recompute",
+    "recompute.every": "recompute_every",
+    "micro_batch_size": "micro_batch_size",
+}
+"""Settings that the planner decides where they are not set, by the name of the job's field."""
+
+
 def without_costly_options(job: Job, fits: Callable[[Job], bool]) -> Iterator[Suggestion]:
-    """Suggest to leave out an option that takes memory, or a lower value, if that alone makes the job fit."""
+    """Suggest to leave out an option that takes memory, or a lower rank, if that alone makes the job fit."""
     options: list[tuple[Suggestion, dict[str, object]]] = []
     if job.precision == "fp32":
         options.append(({"precision": None}, {"precision": "auto"}))
     if job.precision == "bf16-mixed" and "bf16" in ENGINES[job.engine].precisions:
         options.append(({"precision": "bf16"}, {"precision": "bf16"}))
-    sharding = {"zero.stage": "zero_stage", "fsdp.sharding": "fsdp_sharding", "fsdp.replicas": "replicas"}
-    for setting, name in sharding.items():
-        if getattr(job, name) is not None:
-            options.append(({setting: None}, {name: None}))
+    options += [
+        ({setting: None}, {name: None})
+        for setting, name in _LEFT_TO_THE_PLANNER.items()
+        if getattr(job, name) is not None
+    ]
+    if job.activation_checkpointing is False:
+        options.append(({"activation_checkpointing": True}, {"activation_checkpointing": True}))
+    if job.packing:
+        options.append(({"packing": None}, {"packing": False}))
     if job.low_rank and job.trained_modules and not job.new_tokens:
         options.append(({"lora.modules_to_save": None}, {"trained_modules": ()}))
     if job.low_rank and job.lora_experts:
         options.append(({"lora.experts": None}, {"lora_experts": False}))
-    yield from (each for each, change in options if fits(replace(job, **change)))  # type: ignore[arg-type]
+    fitting = [each for each, change in options if fits(replace(job, **change))]  # type: ignore[arg-type]
+    yield from fitting
+    if len(options) > 1 and not fitting:
+        together = {name: value for _, change in options for name, value in change.items()}
+        if fits(replace(job, **together)):  # type: ignore[arg-type]
+            yield {setting: value for each, _ in options for setting, value in each.items()}
     if job.low_rank:
         ranks = (2**power for power in range(job.lora_rank.bit_length() - 1, 2, -1))
         lower = (rank for rank in ranks if rank < job.lora_rank and fits(replace(job, lora_rank=rank)))
@@ -277,7 +305,7 @@ def _leaner(job: Job) -> Iterator[tuple[Suggestion, Callable[[Job], Job]]]:
     if job.activation_checkpointing is False:
         yield {"activation_checkpointing": True}, lambda job: replace(job, activation_checkpointing=True)
     if (job.micro_batch_size or 1) > 1:
-        yield {"micro_batch_size": 1}, lambda job: replace(job, micro_batch_size=1)
+        yield {"micro_batch_size": None}, lambda job: replace(job, micro_batch_size=None)
     yield from _on_the_loop(job)
     if not job.adapters:
         yield _LORA, lambda job: replace(job, method="lora")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from estimator.job import Job
-from estimator.models import PROJECTIONS
-from estimator.models.diffusion import side_of
-from estimator.vocabulary import ENGINES, IMAGE_TASK, METHODS, TASKS
+from estimator.models import PROJECTIONS, DiffusionSpec
+from estimator.setup import LlamaAdapter
+from estimator.vocabulary import ENGINES, IMAGE_TASK, METHODS
 
 
 def changed_settings(job: Job) -> Iterator[tuple[str, object]]:
@@ -16,8 +17,8 @@ def changed_settings(job: Job) -> Iterator[tuple[str, object]]:
     Not among them are the batch size, packing, compile and liger, which the plan contains. ``job``: with
     method and engine decided.
     """
-    if TASKS[job.task].images:
-        yield "images.resolution", side_of(job.seq_len)
+    if isinstance(job.model, DiffusionSpec):
+        yield "images.resolution", job.model.resolution
     else:
         yield "seq_len", job.seq_len
     if job.task not in ("sft", IMAGE_TASK):
@@ -42,10 +43,9 @@ def changed_settings(job: Job) -> Iterator[tuple[str, object]]:
         yield "vision", job.vision
     method = METHODS[job.method]
     if method.llama_adapter:
-        if job.adapter_prompt_length != 10:
-            yield "adapter.prompt_length", job.adapter_prompt_length
-        if job.adapter_start_layer != 2:
-            yield "adapter.start_layer", job.adapter_start_layer
+        for field in dataclasses.fields(LlamaAdapter):
+            if (value := getattr(job.llama_adapter, field.name)) != field.default:
+                yield f"adapter.{field.name}", value
     low_rank = method.low_rank
     if low_rank and job.lora_rank != 8:
         yield "lora.rank", job.lora_rank

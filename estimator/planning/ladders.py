@@ -41,7 +41,9 @@ class Ladders:
             all_spreads = [
                 way
                 for way in spreads(self.job, nodes, processes)
-                if nodes * processes > 1 or way.sharding != "fsdp" or self.precision == "bf16-mixed"
+                if nodes * processes > 1
+                or way.sharding != "fsdp"
+                or self.precision in ("bf16-mixed", "fp16-mixed")
             ]
             ladders = (
                 Ladder(nodes, processes, spread, checkpointing)

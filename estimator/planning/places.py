@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from estimator import hardware
+from estimator.engines import fp16
 from estimator.engines.support import refuse_gpu, unsupported_gpu
 from estimator.errors import UserError
 from estimator.hardware import Gpu, Instance
@@ -82,7 +83,7 @@ class Place:
 
 def choose_places(job: Job, target: Target, goals: Goals) -> list[Place]:
     """Return the places that can run the job and match the options. Raises UserError if there are none."""
-    usable = list_places(target, goals, any_gpu=job.precision == "fp32")
+    usable = list_places(target, goals, any_gpu=job.precision in ("fp32", fp16.PRECISION))
     if not usable:
         raise _none_left(job, target, goals)
     supported = [place for place in usable if unsupported_gpu(job, place.gpu) is None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from estimator.engines import automatic, varlen, vision
+from estimator.engines import automatic, fp16, varlen, vision
 from estimator.engines.setups import setup_of
 from estimator.engines.support import untried_line
 from estimator.formatting import format_bytes, format_duration, format_usd
@@ -66,6 +66,9 @@ def _precision(job: Job, layout: Layout) -> str:
         if job.precision == "fp32":
             return "precision fp32, as requested"
         return f"precision fp32: {'CPUs' if layout.device == 'cpu' else 'this GPU'} without fast bf16"
+    if layout.precision == fp16.PRECISION:
+        reason = "as requested" if job.precision == fp16.PRECISION else "this GPU has no bf16"
+        return f"precision fp16 with loss scaling, trained weights in fp32: {reason}"
     if layout.precision == "bf16":
         return "precision bf16, including weights and optimizer states"
     if job.engine == "trl" and job.adapters:
@@ -102,8 +105,8 @@ def _latents(model: DiffusionSpec, candidate: Candidate) -> str:
     """Describe the precomputed latents and texts, and the memory for them."""
     layout, memory = candidate.layout, candidate.memory
     on_gpu = layout.device == "cuda"
-    together = latents.images_at_once(model, layout.seq_len, memory.capacity_bytes if on_gpu else None)
-    images = together * latents.image_bytes(model, layout.seq_len)
+    together = latents.images_at_once(model, memory.capacity_bytes if on_gpu else None)
+    images = together * latents.image_bytes(model)
     needs = format_bytes(latents.network_bytes(model, on_gpu=on_gpu) + images)
     return (
         f"latents and texts are computed once before training, on one of its nodes, {together} "
@@ -191,7 +194,7 @@ def _micro_batch(search: Search, candidate: Candidate) -> str:
     else:
         micro = f"micro batch {layout.micro_batch_size}: {_why_so_small(search, candidate)}"
     passes = "1 forward pass" if layout.accumulation == 1 else f"{layout.accumulation} forward passes"
-    return f"{micro} ({passes} per step of {job.global_batch_size})"
+    return f"{micro} ({passes} per step of {layout.global_batch_size})"
 
 
 def _why_so_small(search: Search, candidate: Candidate) -> str:
@@ -299,7 +302,9 @@ def of_machine(
         if kinds > 1
         else f"the layouts that fit{availability}"
     )
-    if not place.name:
+    if not place.name and target.gpus is None:
+        line = f"{size}: chosen from 1 to {place.gpus} GPUs, as --gpus is not set"
+    elif not place.name:
         line = f"{size}, as requested"
     elif target.instance_type:
         line = f"{size}: {place.name}, as requested"

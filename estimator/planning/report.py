@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 
 from estimator.formatting import MIB, format_bytes, format_duration, format_usd
-from estimator.models.diffusion import side_of
 from estimator.plan import Layout, LearningRate, Plan, Prediction, Request
 from estimator.vocabulary import SHARDINGS, TASKS
 
@@ -81,12 +80,12 @@ def _steps(plan: Plan, prepare: Request, evaluate: Request) -> str:
 
 
 def _layout(plan: Plan) -> str:
-    layout, side = plan.layout, side_of(plan.layout.seq_len)
+    layout = plan.layout
     factors = f"{layout.micro_batch_size} x {layout.accumulation} x {layout.data_parallel}"
     parts = [
         f"{layout.world_size} process(es) on {layout.device}, {describe_layout(layout)}",
         f"batch {layout.global_batch_size} = {factors}",
-        f"{side} x {side} pixels" if TASKS[plan.task].images else f"{layout.seq_len} tokens",
+        plan.length,
         layout.precision,
         layout.optimizer,
         f"checkpointing {layout.checkpointing}",

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from estimator import memory, throughput
-from estimator.engines import automatic
+from estimator.engines import automatic, fp16
 from estimator.engines.setups import setup_of
 from estimator.engines.support import unsupported_job
 from estimator.errors import UserError
@@ -504,10 +504,14 @@ def complexity(layout: Layout) -> tuple[int, bool]:
 
 def precision_of(job: Job, device: Device, gpu: Gpu | None) -> LaunchedPrecision:
     """Return the precision: the user's, otherwise the default for device and engine."""
-    if job.precision == "fp32":
+    if job.precision in ("fp32", fp16.PRECISION):
+        return job.precision
+    if job.precision == "auto" and device == "cpu":
         return "fp32"
-    if job.precision == "auto" and (device == "cpu" or (gpu is not None and not gpu.bf16)):
-        return "fp32"
+    if job.precision == "auto" and gpu is not None and not gpu.bf16:
+        in_fp16 = replace(job, precision=fp16.PRECISION)
+        has_fp16 = gpu.peak_flops("fp16") is not None and unsupported_job(in_fp16) is None
+        return fp16.PRECISION if has_fp16 else "fp32"
     precisions = ENGINES[job.engine].precisions
     pure = precisions[0] == "bf16" or (job.precision == "bf16" and "bf16" in precisions)
     return "bf16" if pure else "bf16-mixed"

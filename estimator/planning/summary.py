@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from estimator.errors import CannotFit, UserError
 from estimator.formatting import MIB, format_bytes, format_duration, format_usd
-from estimator.models.diffusion import side_of
 from estimator.plan import Plan, Request
 from estimator.planning.report import LABEL, describe_layout, describe_speed
 from estimator.planning.rows import usd_per_million_tokens
@@ -126,16 +125,15 @@ def _time(plan: Plan) -> str:
 
 
 def _step(plan: Plan) -> str:
-    layout, side = plan.layout, side_of(plan.layout.seq_len)
-    length = f"{side} x {side} pixels" if TASKS[plan.task].images else f"{layout.seq_len} tokens"
+    layout = plan.layout
     processes = "1 process" if layout.world_size == 1 else f"{layout.world_size} processes"
     factors = f"{layout.micro_batch_size} x {layout.accumulation} x {layout.data_parallel}"
     checkpointing = f"{'with' if layout.activation_checkpointing else 'without'} activation checkpointing"
     if layout.checkpointing not in ("off", "full"):
         checkpointing += f" ({layout.checkpointing})"
     return (
-        f"{processes}, {describe_layout(layout)}, batch {layout.global_batch_size} = {factors}, {length}, "
-        + ", ".join([layout.precision, checkpointing, *plan.accelerations])
+        f"{processes}, {describe_layout(layout)}, batch {layout.global_batch_size} = {factors}, "
+        + ", ".join([plan.length, layout.precision, checkpointing, *plan.accelerations])
     )
 
 

@@ -20,9 +20,9 @@ from estimator.setup import Setup
 from estimator.throughput.communication import (
     Links,
     MeasuredBandwidth,
+    Times,
     collective_seconds,
     communication_seconds,
-    hops,
     links,
 )
 from estimator.throughput.efficiency import (
@@ -181,11 +181,12 @@ def speed(
         return Speed(None, reason)
     wires = links(setup, gpu, network_gbps=network_gbps, rdma=rdma, busbw=busbw)
     load = work(setup)
-    parts = step(setup, load, gpu, wires, table)
-    if parts is None:
+    times = communication_seconds(setup, wires)
+    if times is None:
         fast = wires.intra_bytes_per_s is None and wires.domain > 1 and setup.world_size > 1
         unknown = f"the link between the GPUs of a node with the {gpu.name}" if fast else _NETWORK
         return Speed(None, f"{unknown} is not known")
+    parts = step(setup, load, gpu, times, table)
     drawing = _drawing(setup, gpu)
     if drawing is not None and drawing.seconds is None:
         return Speed(None, drawing.basis)
@@ -225,18 +226,15 @@ def _drawing(setup: Setup, gpu: Gpu) -> GenerationSpeed | None:
     return generation_speed(setup.model, gpu, drawn_batch(setup))
 
 
-def step(setup: Setup, load: Work, gpu: Gpu, wires: Links, table: Efficiency) -> Parts | None:
-    """Return the seconds of one optimizer step by part; None where a link that it needs is unknown."""
-    times = communication_seconds(setup, wires)
-    if times is None:
-        return None
+def step(setup: Setup, load: Work, gpu: Gpu, times: Times, table: Efficiency) -> Parts:
+    """Return the seconds of one optimizer step by part."""
     kind, power = kernels(setup), table.of("overlap")
     computing = kernel_seconds(setup, load, gpu, table)
     busy = _together(computing.total, launch_seconds(setup, load, table), power)
     exposed = times.tensor * table.of("exposed tensor", kind)
     exposed += times.expert * table.of("exposed expert", kind)
     copied = _copied_bytes(setup, load) / host_link(gpu)
-    latency = hops(setup, wires) * table.of("hop")
+    latency = times.hops * table.of("hop")
     micro = _together(busy + exposed, times.behind + latency + copied, power)
     last = _together(micro, times.once, power)  # reduced behind the last backward pass
     compute = busy * setup.accumulation

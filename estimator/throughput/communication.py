@@ -1,7 +1,7 @@
 """Communication of one training step: volume by kind of parallelism, and the rate of the links it goes over.
 
-A link's rate is the datasheet's times the share that collectives reach of it, unless the cluster's own was
-measured (``MeasuredBandwidth``).
+A link's rate is the datasheet's times the usual share that published collectives reach of it
+(``data/fabric_shares.csv``), unless the cluster's own was measured (``MeasuredBandwidth``).
 """
 
 from __future__ import annotations
@@ -11,14 +11,11 @@ from functools import lru_cache
 
 from estimator.errors import UserError
 from estimator.hardware.catalogue import Gpu
+from estimator.hardware.fabrics import RDMA, fabric_shares, tcp_kind
 from estimator.setup import Setup
 from estimator.throughput.flops import weights_of, work
 from estimator.vocabulary import QUANTIZATIONS
 
-# Share of a link's rate that collectives reach on large messages: 8x A100 NVLink 232 of 300 GB/s (Azure
-# nccl-tests), PCIe without NVLink about 15 of 31 GB/s (NVSentinel), EFA and InfiniBand 73-80 % of the
-# adapters' rate (awsome-distributed-training nccl-tests), TCP at most 60 % (NVIDIA/nccl#209).
-NVLINK_SHARE, PCIE_SHARE, RDMA_SHARE, TCP_SHARE = 0.77, 0.48, 0.75, 0.6
 # GPUs that one NVLink switch connects beyond a node: gpus.csv, GB200 and GB300 NVL72
 NVL72 = 72
 
@@ -106,10 +103,10 @@ def links(
     basis = ""
     if gpu.interconnect_gbps is not None:
         fast = gpu.interconnect.split("(")[0]
-        share = NVLINK_SHARE if "NVLink" in fast or "xGMI" in fast else PCIE_SHARE
-        intra = gpu.interconnect_gbps / 2 * 1e9 * share  # the table counts both directions
+        kind = next((name for name in ("NVLink", "xGMI") if name in fast), "PCIe").lower()
+        intra = gpu.interconnect_gbps / 2 * 1e9 * _share(kind)  # the table counts both directions
     if network_gbps is not None:
-        inter = network_gbps / 8 * 1e9 * (RDMA_SHARE if rdma else TCP_SHARE)
+        inter = network_gbps / 8 * 1e9 * _share(RDMA if rdma else tcp_kind(network_gbps))
     if busbw is not None:
         if busbw.intra_node_gbytes_per_s is not None:
             intra = busbw.intra_node_gbytes_per_s * 1e9
@@ -120,6 +117,11 @@ def links(
     if inter is not None:
         inter *= domain / setup.processes_per_node
     return Links(intra_bytes_per_s=intra, inter_bytes_per_s=inter, domain=domain, basis=basis)
+
+
+def _share(kind: str) -> float:
+    """Return the share of its line rate that a healthy link or network of this kind reaches."""
+    return min(fabric_shares()[kind].typical, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,6 +203,7 @@ class Times:
     pipeline: float
     gather_step: float
     replicas_step: float
+    hops: int  # from node to node, one after the other, in a micro batch (:func:`hops`)
 
     @property
     def behind(self) -> float:
@@ -235,7 +238,7 @@ def communication_seconds(setup: Setup, wires: Links) -> Times | None:
     if len(known_times) < len(times):
         return None
     reduced = known_times["gather"] * volume.reduced / volume.gather if volume.gather else 0.0
-    return Times(reduced=reduced, **known_times)
+    return Times(reduced=reduced, hops=hops(setup, wires), **known_times)
 
 
 def hops(setup: Setup, wires: Links) -> int:

@@ -16,6 +16,7 @@ from typing import Literal
 
 from estimator.hardware.catalogue import Gpu
 from estimator.setup import Setup
+from estimator.vocabulary import product_type
 
 TABLE = Path(__file__).parents[1] / "data" / "efficiency.csv"
 
@@ -39,6 +40,7 @@ class Efficiency:
     """Coefficients by (name, scope); scope "*" is the default."""
 
     table: Mapping[tuple[str, str], Coefficient]
+    capped: bool = True  # rates of products end at the data sheet's peak; a fit needs them without that kink
 
     def get(self, name: str, *scopes: str) -> float | None:
         """Return the value in the first of the scopes that has one, then of "*"; None where there is none."""
@@ -75,9 +77,11 @@ def products_rate(gpu: Gpu, precision: str, table: Efficiency) -> float | None:
     factor = next(
         (table.of("products of", scope) for scope in chips(gpu) if ("products of", scope) in table.table), 1.0
     )
-    peak = gpu.peak_flops("fp32" if precision == "fp32" else "bf16")
+    peak = gpu.peak_flops(product_type(precision))
     rate = best * table.of("products") * factor
-    return rate if peak is None else min(rate, peak)  # a card's own clocks may be above the data sheet's
+    if peak is None or not table.capped:
+        return rate
+    return min(rate, peak)  # a card's own clocks may be above the data sheet's
 
 
 def chips(gpu: Gpu) -> tuple[str, str]:
@@ -87,7 +91,7 @@ def chips(gpu: Gpu) -> tuple[str, str]:
 
 def best_product(gpu: Gpu, precision: str, table: Efficiency) -> float | None:
     """Return the FLOP/s of the best matrix product: measured, otherwise the usual share of the peak."""
-    dtype, matmul_dtype = "fp32" if precision == "fp32" else "bf16", "bf16" if gpu.bf16 else "fp32"
+    dtype, matmul_dtype = product_type(precision), "bf16" if gpu.bf16 else "fp32"
     if gpu.measured_tflops is not None and dtype == matmul_dtype:
         return gpu.measured_tflops * 1e12
     peak, own_peak = gpu.peak_flops(dtype), gpu.peak_flops(matmul_dtype)
@@ -134,7 +138,8 @@ def published() -> Efficiency:
 
 def basis_of(setup: Setup, gpu: Gpu, table: Efficiency) -> str:
     """Describe the basis of a speed and its distance from published runs, in one clause."""
-    rate, peak = products_rate(gpu, setup.precision, table) or 0.0, gpu.peak_flops("bf16")
+    rate = products_rate(gpu, setup.precision, table) or 0.0
+    peak = gpu.peak_flops(product_type(setup.precision))
     kind, method = kernels(setup), "adapters" if setup.adapters else "full training"
     text = f"products at {rate / 1e12:,.3g} TFLOPS"
     if peak is not None and setup.precision != "fp32":

@@ -31,6 +31,8 @@ SELECTIVE_PRODUCTS = 0.5
 NORM_BYTES, LAYER_NORM_BYTES = 24, 12 + 5
 RESIDUAL_BYTES, SPLIT_BYTES, ROTARY_BYTES, GATED_BYTES, PLAIN_BYTES = 6, 4, 12, 10, 4
 SCORE_BYTES = 16  # attention without a fused kernel: scores, mask and softmax for each pair of tokens
+# The same by Liger's kernels, one for each (Liger-Kernel 0.8.5, ops/rms_norm.py, rope.py, swiglu.py)
+LIGER_NORM_BYTES, LIGER_ROTARY_BYTES, LIGER_GATED_BYTES = 4, 4, 6
 ROUTED_BYTES = 12  # a token's copies to and from its experts
 LOGIT_BYTES = 34  # forward and backward: logits, fp32 copy, log-softmax, its gradient, and back to bf16
 LOGIT_AGAIN_BYTES = 14  # fp32 copy and log-softmax once more, in the backward pass (dataset/batches.py)
@@ -234,7 +236,7 @@ def _adapters_used(setup: Setup) -> float:
     model = setup.model
     if setup.prompts:
         widths = model.q_dim + model.attention_out_dim
-        return (model.layers - setup.adapter_start_layer) * setup.adapter_prompt_length * widths
+        return (model.layers - setup.llama_adapter.start_layer) * setup.llama_adapter.prompt_length * widths
     return setup.adapter_parameters * weights_of(model).active / weights_of(model).all
 
 
@@ -246,7 +248,9 @@ def _made_again(setup: Setup) -> float:
     if setup.method != "adapter-v1" or setup.engine == "litgpt":
         return 0.0
     model = setup.model
-    return float((model.layers - setup.adapter_start_layer) * model.hidden * (model.q_dim + model.v_dim))
+    return float(
+        (model.layers - setup.llama_adapter.start_layer) * model.hidden * (model.q_dim + model.v_dim)
+    )
 
 
 def _resident_experts(setup: Setup) -> float:
@@ -282,6 +286,7 @@ def _attended(setup: Setup) -> float:
     model, length = setup.model, setup.seq_len
     if setup.document_mask:
         return float(model.attention_layers * length)
+    length = setup.document_tokens or length
     reach = length / 2 if model.causal else float(length)
     window = float(model.sliding_window or length)
     # Under a causal window the first tokens see fewer than the window
@@ -293,12 +298,16 @@ def _moved(setup: Setup) -> float:
     """Return the bytes between the products of one layer for one token, one eager forward pass."""
     model = setup.model
     width = model.ffn * max(model.experts_per_token, 1) + model.shared_ffn
-    norm = NORM_BYTES if model.norm == "rms" else LAYER_NORM_BYTES
+    norm, rotary, gated = NORM_BYTES, ROTARY_BYTES, GATED_BYTES
+    if setup.engine_version == "liger" and not setup.compile:
+        norm, rotary, gated = LIGER_NORM_BYTES, LIGER_ROTARY_BYTES, LIGER_GATED_BYTES
+    if model.norm != "rms":
+        norm = LAYER_NORM_BYTES
     traffic: float = model.hidden * (model.norms_per_layer * norm + 2 * RESIDUAL_BYTES)
     traffic += (model.q_dim + model.kv_dim + model.v_dim) * SPLIT_BYTES
     if not model.position_embeddings:
-        traffic += (model.q_dim + model.kv_dim) * ROTARY_BYTES
-    traffic += width * (GATED_BYTES if model.gated_mlp else PLAIN_BYTES)
+        traffic += (model.q_dim + model.kv_dim) * rotary
+    traffic += width * (gated if model.gated_mlp else PLAIN_BYTES)
     traffic += ROUTED_BYTES * model.hidden * model.experts_per_token
     # transformers' own code computes scores with sinks; FlashAttention's has them from version 3 on
     no_kernel = model.attention_sinks and implementations.of(setup).kept_scores and setup.flash_version < 3

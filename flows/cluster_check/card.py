@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 
 from checklist.analysis.baseline import Record
 from checklist.analysis.busbw import Fit, busbw
 from checklist.measurements import Collective, Facts, Measurements
-from checklist.outputs.figures import by_rank, of_check
+from checklist.outputs.figures import by_rank, of_check, with_sources
 from checklist.past_runs import PastRun
 from checklist.registry import CHECKS
 from checklist.result import CheckResult, Finding, FitResult, Result
@@ -21,6 +22,8 @@ MAX_FINDINGS = 20
 MAX_NODES = 64  # in a table or the heat map; nodes with findings are listed first
 MAX_RANKS = 64  # rows of the table of local measurements; ranks named by a finding are listed first
 MAX_HISTORIES = 8  # charts of figures over the runs
+COMMAND_COLUMNS = 44  # fits a page 400 pixels wide
+_ARGUMENT = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")  # an unquoted space ends it
 _VERDICT_TEXTS = {
     "PASS": "fit for training, as far as measured",
     "WARN": "fit for training, with doubts",
@@ -38,7 +41,7 @@ def draw(result: Result, runs: Sequence[PastRun], cluster: str) -> list[Block]:
         blocks.append(Chart(spec=charts.tiles(tiles)))
     blocks += [Text(markdown=finding_text(finding)) for finding in result.findings[:MAX_FINDINGS]]
     if len(result.findings) > MAX_FINDINGS:
-        blocks.append(Text(markdown=f"and {len(result.findings) - MAX_FINDINGS} more findings"))
+        blocks.append(Text(markdown=f"Findings not shown: {len(result.findings) - MAX_FINDINGS}."))
     if result.standing:
         blocks += [
             Text(markdown="### Still open from earlier runs"),
@@ -52,8 +55,11 @@ def draw(result: Result, runs: Sequence[PastRun], cluster: str) -> list[Block]:
         ]
     blocks += [
         Text(markdown="### Checks"),
-        Grid(headers=("check", "verdict", "measured", "reason", "meaning"), rows=check_rows(result.checks)),
+        Grid(headers=("check", "verdict", "reason", "measured", "meaning"), rows=check_rows(result.checks)),
     ]
+    if references := with_sources(result):
+        headers = ("check", "figure", "measured", "reference", "source")
+        blocks += [Text(markdown="### References"), Grid(headers=headers, rows=references)]
     blocks += _ranks(result) + _pairs(result) + _sweeps(result) + _history(result, runs) + _facts(result)
     if result.skipped:
         rows = tuple((item.check, item.reason) for item in result.skipped)
@@ -67,7 +73,9 @@ def draw(result: Result, runs: Sequence[PastRun], cluster: str) -> list[Block]:
 def heading(result: Result, cluster: str) -> str:
     """Format the verdict and its scope."""
     run = result.measurements
-    nodes = "1 node" if len(result.nodes) == 1 else f"{len(result.nodes)} nodes"
+    kind = "process" if run.local else "node"
+    plural = "es" if run.local else "s"
+    nodes = f"1 {kind}" if len(result.nodes) == 1 else f"{len(result.nodes)} {kind}{plural}"
     where = f"{nodes} of {safe(cluster)}, {run.backend} on {'GPUs' if run.device == 'cuda' else 'CPUs'}"
     finished = _time(result.finished_unix)
     lines = [
@@ -78,11 +86,8 @@ def heading(result: Result, cluster: str) -> str:
     if result.bad_nodes:
         lines.append(f"Bad nodes: **{safe(', '.join(result.bad_nodes))}**")
     if result.next_commands:
-        commands = "\n".join(result.next_commands)
-        lines.append(
-            "To check the network, run on two nodes, with a launcher or as a flow:"
-            f"\n\n```bash\n{commands}\n```"
-        )
+        text = "To check the network, run one of these on two nodes (by torchrun on both, or as a flow):"
+        lines.append(f"{text}\n\n{_code(*result.next_commands)}")
     return "\n\n".join(lines)
 
 
@@ -96,18 +101,34 @@ def finding_text(finding: Finding) -> str:
     """Format a finding: the problem, the affected nodes, what to do, and the command to copy."""
     lines = [f"### {finding.verdict}: {safe(finding.title)}"]
     if finding.suspects:
-        lines.append(f"Possible causes: {safe(', '.join(finding.suspects))}.")
+        lines.append(f"Suspects: {safe(', '.join(finding.suspects))}.")
     if finding.advice:
         lines.append(safe(" ".join(finding.advice)))
     if finding.command:
-        lines.append(f"```bash\n{finding.command}\n```")
+        lines.append(_code(finding.command))
     return "\n\n".join(lines)
+
+
+def _code(*commands: str) -> str:
+    """Format shell commands as a block of code, long ones on several lines."""
+    return "\n".join(("```bash", *map(_continued, commands), "```"))
+
+
+def _continued(command: str) -> str:
+    """Break a command between its arguments where a line exceeds ``COMMAND_COLUMNS``."""
+    lines = [""]
+    for argument in _ARGUMENT.findall(command):
+        if lines[-1] and len(lines[-1]) + 1 + len(argument) > COMMAND_COLUMNS:
+            lines.append(f"  {argument}")
+        else:
+            lines[-1] += f" {argument}" if lines[-1] else argument
+    return " \\\n".join(lines)
 
 
 def check_rows(checks: Sequence[CheckResult]) -> tuple[tuple[str, ...], ...]:
     """Return one row per requested check."""
     return tuple(
-        (c.check, c.verdict, of_check(c), c.reason, CHECKS[c.check].description if c.check in CHECKS else "")
+        (c.check, c.verdict, c.reason, of_check(c), CHECKS[c.check].description if c.check in CHECKS else "")
         for c in checks
     )
 
@@ -177,8 +198,8 @@ def _sweeps(result: Result) -> list[Block]:
     if not sweeps:
         return []
     text = (
-        "### Bandwidth over message size\n\nBlue: measured. Dashed: alpha + S / beta, fitted to the smallest "
-        "and the largest messages. Red: what healthy clusters usually reach, or your floor."
+        "### Bandwidth over message size\n\nBlue: measured. Dashed: latency plus size / bandwidth, fitted to "
+        "the smallest and the largest messages. Red: what healthy clusters usually reach, or your threshold."
     )
     views = [
         charts.sweep(f"{op} {dtype}", sweep_points(result, items)) for (op, dtype), items in sweeps.items()

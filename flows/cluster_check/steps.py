@@ -240,7 +240,7 @@ def judge_run(
         thresholds=table_of(run_config.thresholds),
         history=past.history.records,
         open_failures=past.history.open_failures,
-        sightings=past.history.looks,
+        sightings=past.history.sightings,
         pairs_seen=past.history.pairs_seen,
         accept_baseline=run_config.options.accept_baseline,
         system=run_config.options.system,

@@ -74,7 +74,7 @@ def remove_measured(suspicions: Iterable[Suspicion], result: Result, store: Stor
     if keys:
         try:
             (store or datastore(shared=True)).delete(keys)
-        except Exception as error:  # noqa: BLE001 - they are looked at once more
+        except Exception as error:  # noqa: BLE001 - the next checklist measures them again
             print(f"Checked suspicions could not be removed: {type(error).__name__}: {error}")
 
 

@@ -17,6 +17,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperOption
 
+from estimator.errors import UserError
+from estimator.names import did_you_mean
+
 DEFAULT = "finetune"
 FLOWS = {
     DEFAULT: "finetune_flow.py",
@@ -88,6 +91,7 @@ def run(args: Words = None) -> None:
 
         typer.echo(help_page("finetune run", everything="--help-all" in (args or ())))
         return
+    check_leading_file(args or ())
     _become(*flow_arguments("run", args or ()))
 
 
@@ -96,6 +100,7 @@ def check(args: Words = None) -> None:
 
     The first word may be a YAML file of options.
     """
+    check_leading_file(args or ())
     _become(*flow_arguments("check", args or ()))
 
 
@@ -117,10 +122,24 @@ def flow_arguments(command: str, args: Sequence[str]) -> tuple[str, list[str]]:
 
 def _run_arguments(args: Sequence[str], config: str) -> list[str]:
     """Move Metaflow's own options before the command; a leading YAML file is the value of ``config``."""
-    if args and args[0].endswith((".yaml", ".yml")):
+    if _leading_file(args):
         args = ["--config", config, *args]
     options, run_options = split_arguments(args)
     return [*options, "run", *run_options]
+
+
+def _leading_file(args: Sequence[str]) -> str:
+    """Return the first argument if it names a YAML file, otherwise an empty string."""
+    return args[0] if args and args[0].endswith((".yaml", ".yml")) else ""
+
+
+def check_leading_file(args: Sequence[str]) -> None:
+    """Raise UserError if the first argument names a YAML file that does not exist."""
+    file = _leading_file(args)
+    if file and not Path(file).is_file():
+        raise UserError(
+            f"There is no file {file}.", did_you_mean(file, map(str, Path(file).parent.glob("*.y*ml")))
+        )
 
 
 def split_arguments(args: Sequence[str]) -> tuple[list[str], list[str]]:

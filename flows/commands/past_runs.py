@@ -15,7 +15,7 @@ from decorators.arguments import Role
 from decorators.backends.overrides import request_for
 from decorators.card.runs import RunRecord
 from decorators.past_runs import Attempt, NeverRunError, attempts_of, runs_of
-from estimator.costs import NO_TEAM, RunCost, Span
+from estimator.costs import UNNAMED, RunCost, Span
 from estimator.errors import UserError
 from estimator.plan import Plan
 from launchers.settings import Settings, flat
@@ -23,6 +23,7 @@ from launchers.settings import Settings, flat
 _TRAINING = ("train", "train_nodes")
 _WITH_GPUS: dict[str, Role] = dict.fromkeys(_TRAINING, "train")  # a step: its part of the plan
 _WITH_GPUS |= {role: role for role in get_args(Role) if role in ("evaluate", "generate", "score", "compare")}
+_SEARCHED_RUNS = 200  # newest runs among which an id is looked up by its last digits
 _ADVICE = "Run this in the folder where the runs were started, or with the same Metaflow configuration."
 
 
@@ -70,12 +71,12 @@ def _costs_of(flow: str, since: datetime) -> list[RunCost] | None:
 def _cost(run: Any) -> RunCost:
     settings, plan = (_readable(run, "start", name) for name in ("used_settings", "plan"))
     team = settings.resources.team if isinstance(settings, Settings) else None
-    user = next((tag.partition(":")[2] for tag in run.tags if tag.startswith("user:")), NO_TEAM)
+    user = next((tag.partition(":")[2] for tag in run.tags if tag.startswith("user:")), UNNAMED)
     return RunCost(
         run=str(run.id),
         user=user,
-        team=team or NO_TEAM,
-        model=plan.model if isinstance(plan, Plan) else NO_TEAM,
+        team=team or UNNAMED,
+        model=plan.model if isinstance(plan, Plan) else UNNAMED,
         spans=tuple(
             _span(attempt, plan if isinstance(plan, Plan) else None, role)
             for step, role in _WITH_GPUS.items()
@@ -104,10 +105,24 @@ def _span(attempt: Attempt, plan: Plan | None, role: Role) -> Span:
 
 
 def _run(flow: str, name: str) -> Run:
+    """Return the run with this id, or whose id is the only recent one that ends with these digits."""
+    run_id = name.rpartition("/")[2]
     try:
-        return Run(f"{flow}/{name.rpartition('/')[2]}")
+        return Run(f"{flow}/{run_id}")
     except MetaflowException:
-        raise UserError(f"There is no run {name} of {flow}.", _ADVICE) from None
+        matching = _runs_that_end_with(flow, run_id)
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise UserError(f"{len(matching)} runs of {flow} end with {name}.", "Give more digits of the id.")
+    raise UserError(f"There is no run {name} of {flow}.", _ADVICE)
+
+
+def _runs_that_end_with(flow: str, digits: str) -> list[Run]:
+    try:
+        return [run for run in runs_of(flow, limit=_SEARCHED_RUNS) if str(run.id).endswith(digits)]
+    except NeverRunError:
+        return []
 
 
 def _record(run: Any) -> RunRecord | None:
@@ -143,9 +158,14 @@ def _state(run: Any) -> str:
         return "running or killed"
     if alive:
         return "running"
-    last_attempts = (attempt for step in run for task in step for attempt in attempts_of(task)[-1:])
-    failed = any(not attempt.succeeded and attempt.seconds is not None for attempt in last_attempts)
-    return "failed" if failed else "killed"
+    return "failed" if any(_failed(task) for step in run for task in step) else "killed"
+
+
+def _failed(task: Any) -> bool:
+    """Whether the last attempt raised an exception; a signal ends a task without one."""
+    last = attempts_of(task)[-1:]
+    ended = bool(last) and last[0].seconds is not None and not last[0].succeeded
+    return ended and task.exception is not None
 
 
 def _outcome(run: Any) -> Any | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from metaflow import current
 
 from decorators._metaflow import run_id
+from decorators.s3_datastore import stop_waiting
 from decorators.storage import datastore
 from estimator import logs
 
@@ -35,7 +36,7 @@ def recorded_launch() -> Iterator[None]:
             with logs.recording(file):
                 yield
         except (SystemExit, Exception):
-            _store(file, "launch.log")
+            _store(file, "launch.log", retry=False)  # the last message stays that of the failed run
             raise
         _store(file, "launch.log")
 
@@ -57,9 +58,11 @@ def recorded_task(work_dir: Path) -> Iterator[None]:
     _store(file, key)
 
 
-def _store(file: Path, name: str) -> None:
+def _store(file: Path, name: str, *, retry: bool = True) -> None:
     """Copy a log into the datastore; a failure is logged and does not change how the run ends."""
     try:
+        if not retry:
+            stop_waiting()
         run = run_id()
         if run != "None" and file.exists() and file.stat().st_size:
             datastore().put_file(f"logs/{run}/{name}", file)

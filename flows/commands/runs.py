@@ -22,7 +22,8 @@ BASE = "base"  # name for the model before training in the list of runs
 
 def runs(
     chosen: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]...", help="Ids of runs. [default: the newest]")
+        list[str] | None,
+        typer.Argument(metavar="[RUN]...", help="Ids of runs, or their last digits. [default: the newest]"),
     ] = None,
     flow: Annotated[str, typer.Option(help="The flow's name: RejectionFlow, LinearFinetuneFlow.")] = FLOW,
     last: Annotated[int, typer.Option(min=1, help="Number of newest runs, if none is named.")] = DEFAULT_RUNS,

@@ -199,13 +199,13 @@ def _kubernetes(
     from estimator.inference.serving import VLLM_SHARE, plan_serving
     from launchers.inference import manifests, servers
 
-    kind = gpu or finished.gpu
-    if kind is None:
+    gpu_type = gpu or finished.gpu
+    if gpu_type is None:
         raise UserError(
             f"The GPU for serving {finished.name} is unknown: no run of it used one.", "Add --gpu L4."
         )
     model = _pod_model(finished, volume)
-    usable = int(hardware.gpu(kind).usable_bytes * VLLM_SHARE)
+    usable = int(hardware.gpu(gpu_type).usable_bytes * VLLM_SHARE)
     serving = plan_serving(
         finished.name,
         finished.spec(),
@@ -218,7 +218,7 @@ def _kubernetes(
     objects = manifests.manifests(
         endpoint,
         serving,
-        gpu=kind,
+        gpu=gpu_type,
         source=model.source,
         claim=model.claim,
         stored=model.stored,
@@ -228,7 +228,7 @@ def _kubernetes(
     )
     resource = manifests.resource_name(endpoint.model)
     if namespace is None:
-        print(f"# {serving.text()}, {kind}")
+        print(f"# {serving.text()}, {gpu_type}")
         write_data(yaml.safe_dump_all(objects, sort_keys=False))
     else:
         _apply(objects, namespace)

@@ -13,7 +13,7 @@ from flows.doctor.local import not_writable
 CONFIGURE = "metaflow configure"
 DATASTORES = "metaflow configure aws (or gcp, azure); show the settings: metaflow configure show"
 _KEY, _CONTENT = "probe", b"finetune doctor"
-_ASK_S = 5.0
+_TIMEOUT_S = 5.0
 
 
 def profile() -> list[Line]:
@@ -39,7 +39,7 @@ def profile() -> list[Line]:
 
 def datastore() -> list[Line]:
     """Check that the configured datastore can be read and written, with a small file."""
-    # Of this process alone, and read when Metaflow is imported
+    # Limits of this process; Metaflow reads them when it is imported
     os.environ.setdefault("METAFLOW_S3_CLIENT_RETRY_CONFIG", '{"total_max_attempts": 1}')
     os.environ.setdefault("FINETUNE_DATASTORE_TIMEOUT", "0.2")  # minutes
     from decorators._metaflow import configuration
@@ -48,7 +48,7 @@ def datastore() -> list[Line]:
     kind, root = configured.datastore, configured.root
     if root is None:
         fix = f"Set METAFLOW_DATASTORE_SYSROOT_{kind.upper()}, or {CONFIGURE}"
-        return [Line(check="datastore", state="no", found=f"{kind}, of which no root is set", fix=fix)]
+        return [Line(check="datastore", state="no", found=f"{kind} has no root", fix=fix)]
     if kind == "local":
         return [_local(Path(root))]
     from decorators import MetaflowStorage
@@ -57,7 +57,7 @@ def datastore() -> list[Line]:
     storage = MetaflowStorage(configured_storage(), "finetune-doctor")
     if kind != "s3":  # Metaflow cannot delete files in other datastores
         storage.size(_KEY)
-        return [Line(check="datastore", state="ok", found=f"{root} answers; writing was not tried")]
+        return [Line(check="datastore", state="ok", found=f"{root} responds; writing was not tried")]
     try:
         storage.put_bytes(_KEY, _CONTENT)
         read_back = storage.get_bytes(_KEY)
@@ -102,11 +102,12 @@ def metadata() -> list[Line]:
         "Look at METAFLOW_SERVICE_URL, the network and the VPN; METAFLOW_DEFAULT_METADATA=local does without"
     )
     try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/ping", timeout=_ASK_S) as response:  # noqa: S310
+        with urllib.request.urlopen(f"{url.rstrip('/')}/ping", timeout=_TIMEOUT_S) as response:  # noqa: S310
             response.read(1)
     except HTTPError as error:
-        return [Line(check="metadata", state="no", found=f"service {url} answers {error.code}", fix=fix)]
+        found = f"service {url} responds with {error.code}"
+        return [Line(check="metadata", state="no", found=found, fix=fix)]
     except (URLError, OSError, ValueError) as error:
         message = getattr(error, "reason", error)
         return [Line(check="metadata", state="no", found=f"service {url}: {message}", fix=fix)]
-    return [Line(check="metadata", state="ok", found=f"service {url} answers")]
+    return [Line(check="metadata", state="ok", found=f"service {url} responds")]

@@ -7,6 +7,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
 from estimator import models
+from estimator.errors import UserError
 from estimator.exact.torchtune_imports import torchtune_imports
 from estimator.vocabulary import ENGINES
 from flows.doctor.installed import US
@@ -20,13 +21,21 @@ from launchers.settings import build
 _MODEL = "tiny-llama"
 
 
-def engine(name: str) -> list[Line]:
+def engines_of(*names: str) -> list[Line]:
+    """Check engines in one process, as importing torch and transformers once for each would take longer."""
+    return [_engine(name) for name in names]
+
+
+def _engine(name: str) -> Line:
     """Check one engine. Optional packages of its extra are reported on the extra's line."""
-    checks.check_installed(name)
+    try:
+        checks.check_installed(name)
+    except UserError as error:
+        return Line(check=name, state="no", found=error.problem, fix=error.advice)
     needs, tasks = engines.needs(name), ENGINES[name].tasks
     reason = unsupported(name, build({"engine": name, "task": tasks[0]}), models.find(_MODEL))
     if reason is not None:
-        return [Line(check=name, state="no", found=reason)]
+        return Line(check=name, state="no", found=reason)
     try:
         with collector_paused(), torchtune_imports() if name == "torchtune" else nullcontext():
             for module in (*needs.packages, *needs.modules):
@@ -34,13 +43,10 @@ def engine(name: str) -> list[Line]:
     except Exception as error:  # noqa: BLE001 - releases that do not go together fail in any way
         message = (str(error).strip() or type(error).__name__).splitlines()[0]
         fix = f"pip install '{US}[{needs.extra}]'; docs/pins.md has the releases that go together"
-        return [Line(check=name, state="no", found=f"import failed: {message}", fix=fix)]
+        return Line(check=name, state="no", found=f"import failed: {message}", fix=fix)
     limitation = f", for task {tasks[0]} alone" if len(tasks) == 1 else ""
-    return [
-        Line(
-            check=name, state="ok", found=f"works: {_version(needs.distribution)} can be imported{limitation}"
-        )
-    ]
+    found = f"works: {_version(needs.distribution)} can be imported{limitation}"
+    return Line(check=name, state="ok", found=found)
 
 
 def _version(package: str) -> str:

@@ -20,7 +20,7 @@ class Probe:
     section: str
     function: str  # "module:function"
     limit_s: float
-    arguments: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()  # names of its checks
 
     def run(self) -> list[Line]:
         """Return the probe's lines, run in this process. Raises the function's exceptions."""
@@ -40,7 +40,7 @@ PROBES = (
     _probe("Installed", "extras", "installed:extras", QUICK_S),
     _probe("Machine", "GPU", "machine:gpus", QUICK_S),
     _probe("Machine", "torch", "machine:torch", IMPORTS_S),
-    *(_probe("Engines", name, "engines:engine", IMPORTS_S, name) for name in LAUNCHED_ENGINES),
+    _probe("Engines", "engines", "engines:engines_of", IMPORTS_S, *LAUNCHED_ENGINES),
     _probe("Metaflow", "profile", "configuration:profile", QUICK_S),
     _probe("Metaflow", "datastore", "configuration:datastore", ASKS_S),
     _probe("Metaflow", "metadata", "configuration:metadata", QUICK_S),

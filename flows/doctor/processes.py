@@ -53,13 +53,15 @@ def _lines(probe: Probe, limit_s: float, stop: threading.Event) -> list[Line]:
                 Line(**{**line, "needs": tuple(line["needs"])})
                 for line in json.loads(result_file.read_text())
             ]
+        checks = probe.arguments or (probe.name,)
         if not finished:
             found = f"no result within {limit_s:g} s"
             fix = "Check disk, network and login, or increase --time-limit."
-            return [Line(check=probe.name, state="unknown", found=found, fix=fix)]
+            return [Line(check=check, state="unknown", found=found, fix=fix) for check in checks]
         output = log.read_text(errors="replace").strip().splitlines()
         ending = f"its process ended with status {process.returncode}"
-        return [Line(check=probe.name, state="no", found=": ".join([ending, *output[-1:]]))]
+        found = ": ".join([ending, *output[-1:]])
+        return [Line(check=check, state="no", found=found) for check in checks]
 
 
 def _ended(process: subprocess.Popen[bytes], limit_s: float, stop: threading.Event) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from metaflow import current
 
-from decorators._metaflow import in_container, leave_no_record
+from decorators._metaflow import in_container, leave_no_record, limit_failures
 from decorators.backends import disruptions
 from decorators.backends.cluster_name import cluster_name, current_cluster
 from decorators.backends.kubernetes.pod_shape import PID_FILE
@@ -158,6 +158,8 @@ def train_on_node(
             disrupted.record_gang_end(current.step_name, launch, error.failure)
             if isinstance(error, NodeLost):
                 leave_no_record()
+            else:
+                limit_failures(current.step_name, disrupted.failures(current.step_name, launch + 1))
         raise
     profile.exported(trained.exported)
     output = None

@@ -12,10 +12,10 @@ from estimator.cli.common import COMMON
 from flows.commands.flow_commands import config_file
 from flows.commands.run_help import CHECKS
 from flows.finetune import planning
-from launchers.settings import choices_of, help_of, parse_yaml
+from launchers.settings import choices_of, help_of, overlay, parse_yaml
 
 
-def knob(name: str, kind: type = str) -> Any:
+def setting_parameter(name: str, kind: type = str) -> Any:
     """Return a flow parameter for a setting, with its help; the default is the settings file's value."""
     setting = planning.FLAGS[name]
     choices = f" One of {', '.join(choices_of(setting))}." if choices_of(setting) else ""
@@ -27,7 +27,7 @@ def knob(name: str, kind: type = str) -> Any:
     )
 
 
-def text_knob(name: str) -> Any:
+def text_parameter(name: str) -> Any:
     """Return a flow parameter for a setting that is not plain text; empty means the settings file's value."""
     setting = planning.FLAGS[name]
     return Parameter(name.replace("_", "-"), type=str, default="", help=help_of(setting))
@@ -45,9 +45,13 @@ def check_switch(name: str) -> Any:
 
 
 def read_settings(text: str) -> dict[str, Any]:
-    """Parse the settings file and fill in the defaults; show a mistake in it as Metaflow shows errors."""
+    """Parse the settings file; show a mistake in it as Metaflow shows errors.
+
+    Defaults are filled in only for settings that are flow parameters, whose own defaults refer to them.
+    """
     with user_errors():
-        return parse_yaml(text, config_file(sys.argv[1:], "settings").parent)
+        values = parse_yaml(text, config_file(sys.argv[1:], "settings").parent)
+    return overlay(planning.defaults_of_flags(), values)
 
 
 class FinetuneParameters(FlowSpec):
@@ -61,54 +65,54 @@ class FinetuneParameters(FlowSpec):
     )
 
     # Model, data and task
-    model = knob("model")
-    task = knob("task")
-    dataset = knob("dataset")
-    seq_len = knob("seq_len", int)
-    resolution = knob("resolution", int)
-    packing = text_knob("packing")
-    tokens = text_knob("tokens")
+    model = setting_parameter("model")
+    task = setting_parameter("task")
+    dataset = setting_parameter("dataset")
+    seq_len = setting_parameter("seq_len", int)
+    resolution = setting_parameter("resolution", int)
+    packing = text_parameter("packing")
+    tokens = text_parameter("tokens")
 
     # Method and engine
-    method = knob("method")
-    engine = knob("engine")
-    precision = knob("precision")
-    activation_checkpointing = text_knob("activation_checkpointing")
+    method = setting_parameter("method")
+    engine = setting_parameter("engine")
+    precision = setting_parameter("precision")
+    activation_checkpointing = text_parameter("activation_checkpointing")
 
     # Training
-    epochs = knob("epochs", int)
-    max_steps = knob("max_steps", int)
-    global_batch_size = knob("global_batch_size", int)
-    micro_batch_size = knob("micro_batch_size", int)
-    lr = text_knob("lr")
-    seed = knob("seed", int)
-    trial = knob("trial", int)
-    checkpoint_every = knob("checkpoint_every", int)
-    eval_every = knob("eval_every", int)
+    epochs = setting_parameter("epochs", int)
+    max_steps = setting_parameter("max_steps", int)
+    global_batch_size = setting_parameter("global_batch_size", int)
+    micro_batch_size = setting_parameter("micro_batch_size", int)
+    lr = text_parameter("lr")
+    seed = setting_parameter("seed", int)
+    trial = setting_parameter("trial", int)
+    checkpoint_every = setting_parameter("checkpoint_every", int)
+    eval_every = setting_parameter("eval_every", int)
 
     # Where it runs
-    nodes = knob("nodes", int)
-    gpus = knob("gpus", int)
-    gpu = knob("gpu")
-    instance_type = knob("instance_type")
-    cloud = knob("cloud")
+    nodes = setting_parameter("nodes", int)
+    gpus = setting_parameter("gpus", int)
+    gpu = setting_parameter("gpu")
+    instance_type = setting_parameter("instance_type")
+    cloud = setting_parameter("cloud")
     from_catalogue = switch("from_catalogue")
-    capacity = knob("capacity")
+    capacity = setting_parameter("capacity")
     spot = switch("spot")
-    device = knob("device")
-    queue = knob("queue")
-    zone = knob("zone")
-    pending_timeout = knob("pending_timeout", float)
-    max_disruptions = knob("max_disruptions", int)
-    fabric = knob("fabric")
+    device = setting_parameter("device")
+    queue = setting_parameter("queue")
+    zone = setting_parameter("zone")
+    pending_timeout = setting_parameter("pending_timeout", float)
+    max_disruptions = setting_parameter("max_disruptions", int)
+    fabric = setting_parameter("fabric")
 
     # Output and reports
-    output_dir = knob("output_dir")
+    output_dir = setting_parameter("output_dir")
     adapter_only = switch("adapter_only")
-    push = knob("push")
-    eval_harness = text_knob("eval_harness")
-    tracker = text_knob("tracker")
-    profile_steps = text_knob("profile_steps")
+    push = setting_parameter("push")
+    eval_harness = text_parameter("eval_harness")
+    tracker = text_parameter("tracker")
+    profile_steps = text_parameter("profile_steps")
 
     # Planning and checks
     overrides = Parameter("set", default="", multiple=True, help=CHECKS["set"])

@@ -93,6 +93,19 @@ LISTS = ("tracker", "eval_harness")  # flags with a comma-separated list
 SWITCHES = ("from_catalogue", "spot", "adapter_only")
 
 
+def defaults_of_flags() -> dict[str, Any]:
+    """Return the defaults of the settings that are flow parameters, nested as in a settings file."""
+    defaults = Settings().model_dump(mode="json")
+    values: dict[str, Any] = {}
+    for name in (*FLAGS.values(), *REJECTION_FLAGS.values()):
+        section, _, last = name.rpartition(".")
+        if section:
+            values.setdefault(section, {})[last] = defaults[section][last]
+        else:
+            values[last] = defaults[last]
+    return values
+
+
 def run_flow(flow: type[Any]) -> None:
     """Run a flow's command line; an option that has another name here is answered with that name."""
     try:
@@ -114,12 +127,12 @@ def _translated(flow: type[Any], args: Sequence[str]) -> list[str]:
         name = command_line(sys.argv[0], ["run"])
         sys.stdout.write(run_help.help_page(name, everything="--help-all" in run_options) + "\n")
         raise SystemExit(0)
-    _typed[:] = args
+    _original_arguments[:] = args
     parameters, switches = run_parameters(flow)
     return [*options, "run", *translate(run_options[1:], parameters, {*switches, *OF_METAFLOW})]
 
 
-_typed: list[str] = []  # the words of this process's command line before they were translated
+_original_arguments: list[str] = []  # arguments of this process before they were translated
 
 
 def settings_from(config: Mapping[str, Any], params: Mapping[str, Any]) -> Settings:
@@ -189,7 +202,7 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
 def _command(params: Mapping[str, Any]) -> str:
     """Return the user's command that these parameters come from."""
     if command() == "run":
-        return command_line(sys.argv[0], _typed or sys.argv[1:])
+        return command_line(sys.argv[0], _original_arguments or sys.argv[1:])
     return shlex.join(["finetune", "run", *(["--model", params["model"]] if params.get("model") else [])])
 
 

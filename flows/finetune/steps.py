@@ -116,7 +116,7 @@ class FinetuneRun(FinetuneParameters):
         self.used_settings = self.used_settings.with_checkpoint_interval(info.total_steps, self.plan)
 
     def _encode(self) -> None:
-        """Compute what a UNet is trained on, and store it where the nodes that train look for it."""
+        """Compute the latents and text embeddings for a UNet, and store them in the datastore."""
         with task_folder("encode") as work_dir:
             encode_on_node(
                 plan=self.plan,
@@ -129,7 +129,7 @@ class FinetuneRun(FinetuneParameters):
             )
 
     def _rows(self, work_dir: Path) -> tuple[StoredRows, StoredRows | None]:
-        """The rows that were read, and those of a held-out file of the user's own."""
+        """Return the rows for training, and those of the user's held-out file if there is one."""
         get_bundle(datastore(), self.rows_key, work_dir / "rows")
         return preparation.stored_data(work_dir / "rows")
 
@@ -163,7 +163,7 @@ class FinetuneRun(FinetuneParameters):
         self.measured_nodes = [task.measured for task in nodes]
 
     def _evaluate(self) -> None:
-        """Measure base and finished model on what was held out."""
+        """Evaluate base and finished model on the held-out rows."""
         self.metrics = [metrics.to_dict() for metrics in self.outcome.metrics]
         self.stage_errors: dict[str, str] = {}
         with task_folder("evaluate") as work_dir:
@@ -214,7 +214,7 @@ class FinetuneRun(FinetuneParameters):
             current_profile().scored(self.task_metrics)
 
     def _export(self) -> None:
-        """The facts of the run, and the finished model where the user can take it."""
+        """Collect the facts of the run, and write the finished model to the output folder."""
         with user_errors():
             summary, peak = summarize(self.outcome.metrics), self.measured.memory_peak
             self.facts = closing_facts(self.plan, summary, peak, self.evaluation, self.outcome.exported)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from decorators.card.blocks import Block, Chart, Grid, Text, breaking, safe
+from decorators.card.blocks import Block, Chart, Grid, Text, breakable, safe
 from decorators.card.charts import SCHEMA
 from launchers.dataset.prompts import Prompt
 from launchers.rejection.answers import Answers
@@ -60,7 +60,7 @@ def draw_selection(scored_by: str, selection: Selection) -> list[Block]:
     return [
         Text(
             markdown=f"## {kept.answers:,} answers kept of {drawn.answers:,}\n\n"
-            f"scored by {safe(breaking(scored_by))}"
+            f"scored by {safe(breakable(scored_by))}"
         ),
         Chart(spec=histogram({"drawn": drawn, "kept": kept})),
         Grid(headers=("", ""), rows=rows),
@@ -100,7 +100,7 @@ def cell(text: str) -> str:
     """Format a text for a narrow table cell: on one line, shortened."""
     flat = " ".join(text.split()) or "(no text)"
     short = flat if len(flat) <= MAX_CHARACTERS else f"{flat[: MAX_CHARACTERS - 4]} ..."
-    return breaking(short)
+    return breakable(short)
 
 
 def _examples(overview: Overview) -> list[Block]:

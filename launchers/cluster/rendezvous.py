@@ -9,9 +9,9 @@ event                      result
 =========================  =============================================================================
 wrong or duplicate claim   refused with the reason that ``refuse`` returns; the caller raises Refused
 late caller                admitted if ``refuse`` permits, until :meth:`Server.stop_admitting`
-silent or broken peer      ``lost`` is called with the error, and the places are free again
+silent or broken peer      ``lost`` is called with the error, and the peer may join again
 invalid message            the same, with BadMessage; other peers are not affected
-goodbye                    the places are free again; ``lost`` is not called
+goodbye                    the peer may join again; ``lost`` is not called
 close during admission     the caller is refused
 =========================  =============================================================================
 """
@@ -52,7 +52,7 @@ class JoinRequest(Message):
 
     @property
     @abstractmethod
-    def places(self) -> tuple[int, ...]:
+    def member_ids(self) -> tuple[int, ...]:
         """Ranks or nodes that the caller is responsible for."""
 
 
@@ -63,7 +63,7 @@ class NodeRequest(JoinRequest):
     nodes: int = Field(ge=1)
 
     @property
-    def places(self) -> tuple[int, ...]:
+    def member_ids(self) -> tuple[int, ...]:
         return (self.node,)
 
 
@@ -132,17 +132,17 @@ class Server(Generic[Request]):
         self._heartbeat = Heartbeat(lambda: self.send(Beat()))
 
     def peers(self) -> dict[int, Peer[Request]]:
-        """Connected peers, by place."""
+        """Connected peers, by rank or node."""
         with self._lock:
             return dict(self._peers)
 
     def joined(self) -> dict[int, Peer[Request]]:
-        """All peers ever admitted, by place, including those lost since."""
+        """All peers ever admitted, by rank or node, including those lost since."""
         with self._lock:
             return dict(self._joined)
 
     def send(self, message: BaseModel) -> None:
-        """Send a message to every peer once; last to that of place 0, which may close this server then."""
+        """Send a message to every peer once; last to rank or node 0, which may close this server then."""
         for peer in self._distinct():
             peer.connection.send(message)
 
@@ -171,7 +171,7 @@ class Server(Generic[Request]):
 
     def _distinct(self) -> list[Peer[Request]]:
         peers = {id(peer): peer for peer in self.peers().values()}
-        return sorted(peers.values(), key=lambda peer: 0 in peer.request.places)
+        return sorted(peers.values(), key=lambda peer: 0 in peer.request.member_ids)
 
     def _serve(self, guest: Guest[Request]) -> None:
         peer = self._admit(guest)
@@ -179,8 +179,8 @@ class Server(Generic[Request]):
             return
         error = receive_all(peer.connection, lambda message: self._on_message(peer, message))
         with self._lock:
-            for place in peer.request.places:
-                self._peers.pop(place, None)
+            for member in peer.request.member_ids:
+                self._peers.pop(member, None)
             closed = self._closed
         if error is not None and not closed:
             self._on_loss(peer, error)
@@ -198,8 +198,8 @@ class Server(Generic[Request]):
             except OSError:  # the caller has disconnected, and tries again
                 return None
             peer = Peer(request=request, address=guest.address, connection=connection)
-            self._peers.update(dict.fromkeys(request.places, peer))
-            self._joined.update(dict.fromkeys(request.places, peer))
+            self._peers.update(dict.fromkeys(request.member_ids, peer))
+            self._joined.update(dict.fromkeys(request.member_ids, peer))
             self._on_join(peer)
         return peer
 

@@ -198,7 +198,7 @@ def _pair(row: Fields, question: str, extra_keys: tuple[str, ...], answer: str) 
             key for key in row if key not in _KNOWN_KEYS and close_matches(key, extra_keys, cutoff=0.85)
         ]
         if misspelled:
-            raise BadRow(f"unknown key `{misspelled[0]}`; did you mean `{extra_keys[0]}`?")
+            raise BadRow(f"unknown key `{misspelled[0]}` (is it `{extra_keys[0]}`?)")
     content = text_of(answer_value, f"`{answer}`")
     turns = (Message(role="user", content=prompt), Message(role="assistant", content=content))
     return (*system_of(row), *history_of(row), *turns)
@@ -246,7 +246,7 @@ def _mismatch(row: Fields) -> BadRow:
     for key in row:
         similar = close_matches(key, _KNOWN_KEYS, cutoff=0.7)
         if similar:
-            return UnknownColumns(f"unknown key `{key}`; did you mean `{similar[0]}`?", row, *_NEEDED)
+            return UnknownColumns(f"unknown key `{key}` (is it `{similar[0]}`?)", row, *_NEEDED)
     return UnknownColumns(
         f"keys {names}: none of `messages`, `instruction` with `output`, `prompt` with `completion`, `text`",
         row,
@@ -256,7 +256,7 @@ def _mismatch(row: Fields) -> BadRow:
 
 def _meant(expected: str, row: Fields) -> str:
     similar = close_matches(expected, [key for key in row if key not in _KNOWN_KEYS])
-    return f"; `{similar[0]}` should be `{expected}`?" if similar else ""
+    return f" (is it `{similar[0]}`?)" if similar else ""
 
 
 def _unused(path: Path, unused: Counter[str]) -> str:

@@ -162,9 +162,7 @@ def _turn(value: Any, location: str, keys: tuple[str, str], row: Fields) -> Mess
     for key in keys:
         if key not in value and not (key == content_key and calls):
             similar = close_matches(key, [unused for unused in value if unused not in _USED])
-            raise BadRow(
-                f"{location} has no `{key}`" + (f"; `{similar[0]}` should be `{key}`?" if similar else "")
-            )
+            raise BadRow(f"{location} has no `{key}`" + (f" (is it `{similar[0]}`?)" if similar else ""))
     role_name = value[role_key]
     role = _ROLES.get(role_name) if isinstance(role_name, str) else None
     if role is None:

@@ -35,7 +35,7 @@ class _Sign:
     seen: float  # monotonic
     at: float
     what: str = "nothing since its start"
-    patience: int = 1  # multiple of the settings' hang_timeout_s
+    limit_factor: int = 1  # multiple of the settings' hang_timeout_s
 
 
 class LocalRanks:
@@ -65,10 +65,10 @@ class LocalRanks:
 
     def add(self, event: Event) -> None:
         """Record a telemetry event as a rank's sign of life."""
-        patience = 1
+        limit_factor = 1
         if isinstance(event, Phase):
             description = f"phase {event.name!r}, step {event.step}"
-            patience = _LONG_PHASES.get(event.name, 1)
+            limit_factor = _LONG_PHASES.get(event.name, 1)
         elif isinstance(event, Step | Memory | Profiled):
             description = f"step {event.step}"
         elif isinstance(event, Evaluated):
@@ -77,7 +77,7 @@ class LocalRanks:
             description = f"pictures after step {event.step}"
         else:
             description = "it has joined"
-        self._signs[event.rank] = _Sign(time.monotonic(), event.at, description, patience)
+        self._signs[event.rank] = _Sign(time.monotonic(), event.at, description, limit_factor)
 
     def is_done(self, rank: int) -> bool:
         return (self._job.work_dir / "ranks" / f"rank-{rank:05d}.done").exists()
@@ -177,7 +177,7 @@ class LocalRanks:
         silent = [
             rank
             for rank in unfinished
-            if rank in signs and now - signs[rank].seen > self._hang_s * signs[rank].patience
+            if rank in signs and now - signs[rank].seen > self._hang_s * signs[rank].limit_factor
         ]
         if silent:
             rank = min(silent, key=lambda rank: self._signs[rank].at)

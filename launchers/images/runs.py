@@ -10,7 +10,7 @@ from typing import cast
 from estimator.engines.images import task_for
 from estimator.errors import UserError
 from estimator.models import DiffusionSpec, ModelSpec
-from estimator.models.diffusion import TINY, positions_of
+from estimator.models.diffusion import TINY, check_resolution
 from estimator.terminal import print
 from estimator.vocabulary import IMAGE_TASK, LAUNCHED_METHODS, TASKS
 from launchers.dataset import mixture, sources
@@ -36,7 +36,8 @@ def apply_defaults(settings: Settings, spec: DiffusionSpec) -> Settings:
     if task != IMAGE_TASK:
         return settings  # refused later, with the engine's reason
     side = settings.images.resolution or spec.resolution
-    if settings.seq_len not in (None, positions_of(side)):
+    check_resolution(side)
+    if settings.seq_len not in (None, spec.max_seq_len):
         raise UserError(
             f"--seq-len {settings.seq_len}: {spec.name} generates images, which have no tokens.",
             f"Use --resolution {side}, or remove it.",

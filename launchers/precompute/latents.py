@@ -97,7 +97,8 @@ def _at_once(job: TrainJob) -> int:
     spec, memory = job.model.spec, job.plan.prediction.memory
     if job.plan.layout.device == "cpu" or memory is None or not isinstance(spec, DiffusionSpec):
         return MOST_AT_ONCE
-    return images_at_once(spec, job.settings.seq_len, memory.capacity_bytes)
+    spec = dataclasses.replace(spec, resolution=job.settings.images.side)
+    return images_at_once(spec, memory.capacity_bytes)
 
 
 def _noise(model_dir: Path) -> dict[str, Any]:

@@ -290,7 +290,8 @@ class RunState:
         if tokens is None:
             tokens = sum(step.tokens for step in reports) / len(ranks) * world
         samples_per_second, tokens_per_second = (n / dt if dt > 0 else 0.0 for n in (samples, tokens))
-        peak = plan.prediction.peak_flops_per_gpu if plan else None
+        is_image_run = plan is not None and TASKS[plan.task].images  # the FLOPs of a UNet are unknown
+        peak = plan.prediction.peak_flops_per_gpu if plan and not is_image_run else None
         return Metrics(
             step=measured.step,
             loss=measured.loss,
@@ -308,7 +309,7 @@ class RunState:
             else None,
             eta_seconds=self._eta_after(measured.step, dt),
             task=measured.metrics or {},
-            is_image_run=plan is not None and TASKS[plan.task].images,
+            is_image_run=is_image_run,
         )
 
     def _eta_after(self, step: int, dt: float | None = None) -> float | None:

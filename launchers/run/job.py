@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import shutil
@@ -13,6 +14,7 @@ from estimator.engines.support import engine_order
 from estimator.errors import UserError
 from estimator.job import Job
 from estimator.models import DiffusionSpec, ModelSpec
+from estimator.setup import Answers, LlamaAdapter
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, TASKS, LaunchedEngine, RequestedEngine
 from launchers import engines
 from launchers.dataset.measured import MAX_ROWS
@@ -75,7 +77,6 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, install
     """
     checkpointing = settings.activation_checkpointing
     stage = settings.zero.stage
-    seq_len = settings.sequence_length(spec)
     engine: RequestedEngine = settings.engine
     if engine == "auto" and settings.engine_options:  # raw options belong to one engine
         engine = first_supported_engine(settings, spec)
@@ -86,7 +87,7 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, install
         engine=engine,
         engines=_with_sharding_options(settings, installed_engines() if installed else LAUNCHED_ENGINES),
         task=settings.task,
-        seq_len=seq_len,
+        seq_len=settings.sequence_length(spec),
         global_batch_size=settings.batch_size,
         batch_multiple=settings.batch_multiple if settings.global_batch_size is None else None,
         micro_batch_size=settings.micro_batch_size,
@@ -94,7 +95,6 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, install
         optimizer_in_backward=settings.optimizer.in_backward,
         precision=settings.precision,
         fp8=settings.fp8,
-        average=settings.images.ema_decay is not None,
         activation_checkpointing=None if checkpointing == "auto" else checkpointing,
         recompute=None if settings.recompute.what == "auto" else settings.recompute.what,
         recompute_every=None if settings.recompute.every == "auto" else settings.recompute.every,
@@ -105,8 +105,7 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, install
         quantization=settings.lora.quantization,
         trained_modules=settings.trained_modules,
         new_tokens=len(settings.new_tokens),
-        adapter_prompt_length=settings.adapter.prompt_length,
-        adapter_start_layer=settings.adapter.start_layer,
+        llama_adapter=LlamaAdapter(**settings.adapter.model_dump()),
         longest_first=settings.longest_first,
         expandable_segments=settings.expandable_segments,
         vision=settings.vision,
@@ -118,7 +117,7 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, install
         evaluated_sequences=_evaluated_sequences(settings, steps),
         adapter_only=settings.export.adapter_only,
         **_automatic_fields(settings, installed=installed),
-        **_generation_fields(settings, seq_len),
+        answers=_answers(settings),
     )
 
 
@@ -141,9 +140,14 @@ def _automatic_fields(settings: Settings, *, installed: bool) -> dict[str, Any]:
 
 
 def _trained_spec(spec: ModelSpec, settings: Settings) -> ModelSpec:
-    """Return the model with the trained text encoders or new tokens that the settings add."""
+    """Return the model with what the settings change: new tokens; resolution, text encoders and average."""
     if isinstance(spec, DiffusionSpec):
-        return spec.with_trained_texts() if settings.images.text_encoders else spec
+        return dataclasses.replace(
+            spec,
+            resolution=settings.images.resolution or spec.resolution,
+            trains_texts=settings.images.text_encoders,
+            keeps_average=settings.images.ema_decay is not None,
+        )
     return spec.with_tokens(len(settings.new_tokens))
 
 
@@ -158,15 +162,15 @@ def _evaluated_sequences(settings: Settings, steps: int | None) -> int:
     return -(-steps // interval) * MAX_ROWS * (2 if settings.trains_on_pairs else 1)
 
 
-def _generation_fields(settings: Settings, seq_len: int) -> dict[str, Any]:
-    """Return the fields of Job for sampling and comparing answers in a step; empty for other tasks."""
+def _answers(settings: Settings) -> Answers:
+    """Return the properties of the answers that are generated in each step; the default for other tasks."""
     if not TASKS[settings.task].draws_answers:
-        return {}
+        return Answers()
     reward, reward_parameters = settings.rl.reward, 0
     if reward is not None and scorer_of(reward).function is None:
         reward_parameters = models.resolve(reward, online=True).spec.parameters
-    return {
-        "answer_len": settings.rl.answer_tokens(seq_len),
-        "compares": None if settings.rl.beta == "auto" else settings.rl.beta > 0,
-        "reward_parameters": reward_parameters,
-    }
+    return Answers(
+        length=settings.rl.max_completion_length,
+        compares=None if settings.rl.beta == "auto" else settings.rl.beta > 0,
+        reward_parameters=reward_parameters,
+    )

@@ -105,8 +105,8 @@ class SecretFile:
     Other users cannot read it, as far as the file system enforces permissions.
     """
 
-    def __init__(self, folder: Path, place: Allocation) -> None:
-        name = re.sub(r"[^\w.-]", "_", f"meeting-{place.job}.{place.attempt}")
+    def __init__(self, folder: Path, allocation: Allocation) -> None:
+        name = re.sub(r"[^\w.-]", "_", f"meeting-{allocation.job}.{allocation.attempt}")
         self.path = folder / name
 
     def write(self) -> Secret:
@@ -159,24 +159,24 @@ class SecretFile:
 
 
 @contextlib.contextmanager
-def meet(place: Allocation, folder: Path, join_timeout_s: float = JOIN_TIMEOUT_S) -> Iterator[Meeting]:
+def meet(allocation: Allocation, folder: Path, join_timeout_s: float = JOIN_TIMEOUT_S) -> Iterator[Meeting]:
     """Join the rendezvous of a job's nodes; ``folder`` is shared by all of them.
 
     Raises UserError if node 0's secret is not visible here, NodeLost as :class:`Meeting` does.
     """
-    if place.nodes == 1:
-        with Meeting(place.address(Secret(""), "meeting")) as meeting:
+    if allocation.nodes == 1:
+        with Meeting(allocation.address(Secret(""), "meeting")) as meeting:
             yield meeting
         return
-    file = SecretFile(folder, place)
-    if place.node > 0:
+    file = SecretFile(folder, allocation)
+    if allocation.node > 0:
         with Meeting(
-            place.address(file.wait(join_timeout_s), "meeting"), join_timeout_s, file.read
+            allocation.address(file.wait(join_timeout_s), "meeting"), join_timeout_s, file.read
         ) as meeting:
             yield meeting
         return
     try:
-        with Meeting(place.address(file.write(), "meeting"), join_timeout_s) as meeting:
+        with Meeting(allocation.address(file.write(), "meeting"), join_timeout_s) as meeting:
             yield meeting
     finally:
         file.remove()

@@ -68,12 +68,12 @@ class SchedulerRun:
         """Folder of everything except the result."""
         return self.output / "run"
 
-    def log_file(self, place: Allocation) -> Path:
+    def log_file(self, allocation: Allocation) -> Path:
         """Log of this node for one job of the scheduler; every attempt of the job appends to it."""
-        return self.folder / "logs" / f"job-{place.job or 'none'}-node-{place.node}.log"
+        return self.folder / "logs" / f"job-{allocation.job or 'none'}-node-{allocation.node}.log"
 
 
-def run(request: SchedulerRun, place: Allocation, work: Path) -> None:
+def run(request: SchedulerRun, allocation: Allocation, work: Path) -> None:
     """Run this node's part; returns when the run has succeeded on all nodes.
 
     Parameters
@@ -90,31 +90,33 @@ def run(request: SchedulerRun, place: Allocation, work: Path) -> None:
     SystemExit
         If stopped by a signal.
     """
-    if place.node > 0:
-        start = _follow(request, place, work)
+    if allocation.node > 0:
+        start = _follow(request, allocation, work)
         if start is not None:
-            _train(request, place, start, work)
+            _train(request, allocation, start, work)
         return
     with contextlib.ExitStack() as owned:
-        start = _lead(request, place, work, owned)
+        start = _lead(request, allocation, work, owned)
         if start is not None:
-            trained = _train(request, place, start, work)
+            trained = _train(request, allocation, start, work)
             with full_disk_explained(request.folder, RESUME_ADVICE):
-                _export(request, place, start, trained, work)
+                _export(request, allocation, start, trained, work)
 
 
-def _lead(request: SchedulerRun, place: Allocation, work: Path, owned: contextlib.ExitStack) -> Start | None:
+def _lead(
+    request: SchedulerRun, allocation: Allocation, work: Path, owned: contextlib.ExitStack
+) -> Start | None:
     """On node 0: collect all hosts, plan, prepare, notify all; None if the model is finished already.
 
     From here until ``owned`` is closed, this job owns the output folder.
     """
     _create_shared_folder(request.folder, "--output")
-    with full_disk_explained(request.folder, RESUME_ADVICE), meet(place, request.folder) as meeting:
+    with full_disk_explained(request.folder, RESUME_ADVICE), meet(allocation, request.folder) as meeting:
         if request.cache is not None:
             _create_shared_folder(request.cache, "--cache")
-        facts = meeting.gather(_host(place, work).to_dict(), VISIBLE_S)
-        owned.enter_context(Ownership(request.folder, place.job))
-        if _is_finished(request, place):
+        facts = meeting.gather(_host(allocation, work).to_dict(), VISIBLE_S)
+        owned.enter_context(Ownership(request.folder, allocation.job))
+        if _is_finished(request, allocation):
             meeting.send({"start": ""})
             return None
         hosts = [Host.from_dict(values) for values in facts]
@@ -133,11 +135,11 @@ def _lead(request: SchedulerRun, place: Allocation, work: Path, owned: contextli
     return start
 
 
-def _follow(request: SchedulerRun, place: Allocation, work: Path) -> Start | None:
+def _follow(request: SchedulerRun, allocation: Allocation, work: Path) -> Start | None:
     """On other nodes: report the hardware, wait for node 0, and verify that its files are visible here."""
     _create_shared_folder(request.folder, "--output")
-    with meet(place, request.folder) as meeting:
-        meeting.send(_host(place, work).to_dict())
+    with meet(allocation, request.folder) as meeting:
+        meeting.send(_host(allocation, work).to_dict())
         name = str(meeting.receive(request.prepare_limit_s)["start"])
         if not name:
             return None
@@ -152,7 +154,7 @@ def _follow(request: SchedulerRun, place: Allocation, work: Path) -> Start | Non
     return start
 
 
-def _train(request: SchedulerRun, place: Allocation, start: Start, work: Path) -> Trained:
+def _train(request: SchedulerRun, allocation: Allocation, start: Start, work: Path) -> Trained:
     job = TrainJob(
         plan=start.plan,
         settings=start.settings.model_copy(update={"output_dir": str(request.output)}),
@@ -164,21 +166,23 @@ def _train(request: SchedulerRun, place: Allocation, start: Start, work: Path) -
         reward=start.reward,
     )
     attempt = Attempt(
-        run=f"{request.output.name}-{place.job}",
+        run=f"{request.output.name}-{allocation.job}",
         number=start.attempt,
         checkpoints=f"checkpoints/{start.key}",
         plans=plans_key(start.key),
-        logs=f"logs/attempt-{start.attempt}/node-{place.node}",
-        profile=f"profile/attempt-{start.attempt}/node-{place.node}",
+        logs=f"logs/attempt-{start.attempt}/node-{allocation.node}",
+        profile=f"profile/attempt-{start.attempt}/node-{allocation.node}",
     )
     # SIGUSR1 before the time limit (--signal), SIGTERM at pre-emption, and once more at the end of its grace
     seconds, signals = start.settings.resources.termination_grace_s, (signal.SIGUSR1, signal.SIGTERM)
     grace = Grace(seconds=seconds, signals=signals, sent_to_all=True)
-    address, store = place.address(Secret(start.secret), "gang"), LocalStorage(request.folder)
+    address, store = allocation.address(Secret(start.secret), "gang"), LocalStorage(request.folder)
     return train(job, attempt, address, store, work, grace=grace)
 
 
-def _export(request: SchedulerRun, place: Allocation, start: Start, trained: Trained, work: Path) -> None:
+def _export(
+    request: SchedulerRun, allocation: Allocation, start: Start, trained: Trained, work: Path
+) -> None:
     """On node 0: collect and evaluate the model, and move it to the output with its records, the model last.
 
     A model whose evaluation failed is exported too; metrics.json contains the reason.
@@ -197,7 +201,7 @@ def _export(request: SchedulerRun, place: Allocation, start: Start, trained: Tra
     write_records(finished, plan, recorded, facts, model=start.model, command=AGAIN)
     memory_predicted, memory_measured = _memory(plan, trained.memory_peak)
     values = {
-        "job": place.job,
+        "job": allocation.job,
         "attempts": start.attempt + 1,
         "resumed_from": trained.resumed_from,
         "predicted": {**memory_predicted, "tokens_per_second": plan.prediction.tokens_per_second},
@@ -282,7 +286,7 @@ def _publish(finished: Path, output: Path) -> None:
     finished.rmdir()
 
 
-def _is_finished(request: SchedulerRun, place: Allocation) -> bool:
+def _is_finished(request: SchedulerRun, allocation: Allocation) -> bool:
     """Whether this job has finished before; UserError if another job has."""
     try:
         job = str(json.loads((request.output / "metrics.json").read_text())["job"])
@@ -290,7 +294,7 @@ def _is_finished(request: SchedulerRun, place: Allocation) -> bool:
         job = ""
     if not engines.result_of(request.output).exists():
         return False
-    if job == place.job:
+    if job == allocation.job:
         print(f"{request.output} already contains this job's finished model: nothing to do.", flush=True)
         return True
     raise UserError(
@@ -299,10 +303,12 @@ def _is_finished(request: SchedulerRun, place: Allocation) -> bool:
     )
 
 
-def _host(place: Allocation, work: Path) -> Host:
+def _host(allocation: Allocation, work: Path) -> Host:
     machine = local_machine.here(work)
-    if place.memory_bytes is not None:  # limit of the job's control group, which local_machine does not see
-        machine = replace(machine, ram_bytes=min(machine.ram_bytes, place.memory_bytes))
+    if (
+        allocation.memory_bytes is not None
+    ):  # limit of the job's control group, which local_machine does not see
+        machine = replace(machine, ram_bytes=min(machine.ram_bytes, allocation.memory_bytes))
     return Host(name=socket.gethostname(), machine=machine)
 
 

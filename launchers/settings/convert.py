@@ -143,7 +143,9 @@ _task = _name(
     }
 )
 _method = _name({"full": "full", "lora": "lora", "qlora": "qlora"})
-_precision = _name({"bf16": "auto", "bfloat16": "auto", "auto": "auto", "true": "auto", "fp32": "fp32"})
+_precision = _name(
+    {**dict.fromkeys(("bf16", "bfloat16", "fp16", "float16", "auto", "true"), "auto"), "fp32": "fp32"}
+)
 _tracker = _name({"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"})
 _PROJECTION_NAMES = {"output_proj": "o_proj", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
@@ -214,6 +216,7 @@ _TRAINER: dict[str, Rule] = {
     "per_device_train_batch_size": Rule(setting="micro_batch_size", translate=_count),
     "seed": Rule(setting="seed", translate=_count),
     "bf16": Rule(setting="precision", translate=_precision, note="bf16 where the GPU has it"),
+    "fp16": Rule(setting="precision", translate=_precision, note="bf16, or fp16 where the GPU has no bf16"),
     "torch_dtype": Rule(setting="precision", translate=_precision),
     "dtype": Rule(setting="precision", translate=_precision),
     "gradient_checkpointing": Rule(setting="activation_checkpointing", translate=_flag),

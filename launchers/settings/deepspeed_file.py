@@ -25,7 +25,10 @@ def settings_of(path: str) -> dict[str, Any]:
     """Return the file as nested settings; raises UserError for unreadable files and unsupported options."""
     values = _without_auto(_read(Path(path).expanduser()))
     if _section(path, values, "fp16").pop("enabled", False):
-        raise UserError(f"{path}: fp16 is enabled; only bf16 and fp32 are supported.", "Remove the section.")
+        raise UserError(
+            f"{path}: fp16 is enabled; engine deepspeed has only bf16 and fp32 here.",
+            "Remove the section, or train with fsdp2, which has fp16-mixed.",
+        )
     if "gradient_accumulation_steps" in values:
         raise UserError(
             f"{path}: gradient_accumulation_steps follows from the batch, the micro batch and the GPUs.",

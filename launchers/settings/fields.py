@@ -8,8 +8,7 @@ from pydantic import Field, model_validator
 
 from estimator.formatting import format_list
 from estimator.job import DEFAULT_BATCH, nearest_multiple
-from estimator.models import DiffusionSpec, ModelSpec
-from estimator.models.diffusion import positions_of
+from estimator.models import ModelSpec
 from estimator.setup import default_seq_len
 from estimator.vocabulary import (
     AUTOMATIC_METHODS,
@@ -140,7 +139,8 @@ class Settings(Section):
     """Sequences per GPU and forward pass. Empty: the largest that fits."""
     precision: RequestedPrecision = "auto"
     """Training precision. auto: fp32 on CPUs; on GPUs bf16 with torchtune, bf16 with fp32 master weights
-    with the other engines where that fits."""
+    with the other engines where that fits; on GPUs without bf16 fp16-mixed where it is tested. fp16-mixed:
+    fp16 with fp32 master weights and loss scaling (fsdp2)."""
     fp8: LaunchedFp8 = "none"
     """Matrix products in float8, with one scale per tensor or per row (fsdp2)."""
     activation_checkpointing: bool | Auto = "auto"
@@ -233,16 +233,14 @@ class Settings(Section):
 
     @property
     def automatic_methods(self) -> tuple[LaunchedMethod, ...]:
-        """Methods that "auto" may take: those to which all changed settings of ``lora`` apply."""
-        changed = _changed(self.lora)
+        """Methods that "auto" may take: those to which all settings of ``lora`` that were set apply."""
+        names = self.lora.model_fields_set
         return automatic_methods(
-            low_rank=bool(changed) or self.export.adapter_only, quantized="quantization" in changed
+            low_rank=bool(names) or self.export.adapter_only, quantized="quantization" in names
         )
 
     def sequence_length(self, spec: ModelSpec) -> int:
-        """Maximum sequence length in tokens; for images, latent positions of a square image."""
-        if isinstance(spec, DiffusionSpec):
-            return positions_of(self.images.resolution or spec.resolution)
+        """Maximum sequence length in tokens."""
         return default_seq_len(spec) if self.seq_len is None else self.seq_len
 
     @property

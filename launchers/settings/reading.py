@@ -11,7 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from estimator.errors import UserError
-from estimator.names import did_you_mean
+from estimator.names import similar_names
 from estimator.option_names import setting_for_alias
 from estimator.untrusted import parse_yaml as parse_yaml_text
 from estimator.untrusted import yaml_loader
@@ -76,7 +76,7 @@ def read_file(file: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str, folder: Path = Path()) -> dict[str, Any]:
-    """Read a settings file's text and fill in the defaults; raises UserError naming the bad key.
+    """Read a settings file's text and return what it sets, checked; raises UserError naming the bad key.
 
     ``folder`` holds the file. A relative path of an input (dataset, model, scorer) that exists in ``folder``
     is replaced by its path from the working folder; any other stays relative to the working folder.
@@ -89,7 +89,7 @@ def parse_yaml(text: str, folder: Path = Path()) -> dict[str, Any]:
         raise UserError("The settings file must hold `key: value` lines at its top level.")
     if folder != Path():
         _resolve_inputs(values, folder)
-    return build(values).model_dump(mode="json")
+    return build(values).model_dump(mode="json", exclude_unset=True)
 
 
 def _resolve_inputs(values: dict[str, Any], folder: Path) -> None:
@@ -192,7 +192,7 @@ def _assign(values: dict[str, Any], path: list[str], value: Any) -> None:
 def _explain(error: ValidationError) -> tuple[str, str]:
     """Convert pydantic's errors to one problem line and advice."""
     rules_by_name: dict[str, list[str]] = {}  # rules by name and value; a union has one error per type
-    advice = ""
+    suggestions: list[str] = []
     for item in error.errors():
         path = list(map(str, item["loc"]))
         # pydantic puts the types it has tried between the names
@@ -200,9 +200,9 @@ def _explain(error: ValidationError) -> tuple[str, str]:
         name = ".".join(part for part in setting_parts if part not in ("bool", "float", "int", "str"))
         if item["type"] == "extra_forbidden":
             name = ".".join(path)
-            suggestion = setting_for_alias(name)
+            alias = setting_for_alias(name)
             rules_by_name[f"unknown setting `{name}`"] = []
-            advice = f"Did you mean {suggestion}?" if suggestion else did_you_mean(name, dotted_names())
+            suggestions += [alias] if alias else similar_names(name, dotted_names())
         elif item["type"] == "missing":  # an item of a list, as no setting is required
             rules_by_name[f"{name.rpartition('.')[0]} = {item['input']!r} has too few values"] = []
         elif not name or (
@@ -221,4 +221,5 @@ def _explain(error: ValidationError) -> tuple[str, str]:
         f"{subject}: should be {' or '.join(rules)}" if rules else subject
         for subject, rules in rules_by_name.items()
     ]
+    advice = f"Did you mean {', '.join(dict.fromkeys(suggestions))}?" if suggestions else ""
     return f"settings: {'; '.join(lines)}.", advice

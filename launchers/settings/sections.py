@@ -138,11 +138,11 @@ class Section(BaseModel):
         return values
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle only the values: Metaflow compares the artifacts of a gang's nodes by their pickled bytes.
+        """Pickle the values that were set: Metaflow compares a gang's artifacts by their pickled bytes.
 
-        pydantic also pickles the set of given fields, whose order differs between processes.
+        pydantic also pickles the set of their names, whose order differs between processes.
         """
-        return type(self).model_validate_json, (self.model_dump_json(),)
+        return type(self).model_validate_json, (self.model_dump_json(exclude_unset=True),)
 
 
 class Optimizer(Section):

@@ -200,9 +200,11 @@ def test_a_datastore_that_stays_away_under_a_run_ends_it_and_its_job_with_one_li
         assert run.end(END_S) != 0
     (job,) = run.jobs()
     assert job.status == "FAILED"
-    (line,) = (line for line in run.log.splitlines() if f"batch job {job.id} is ended" in line)
-    assert "has not responded for 12 s" in line
-    assert "s3://" in line
+    problem, advice = run.log.splitlines()[-2:]
+    assert problem.startswith("Error: The datastore s3://")
+    assert "has not responded for 12 s" in problem
+    assert f"batch job {job.id} was removed" in problem
+    assert "METAFLOW_S3_ENDPOINT_URL" in advice
     assert "Traceback" not in run.log
     assert left_behind(tmp_path) == []
 

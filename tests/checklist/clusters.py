@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from checklist.analysis.diagnosis import PASSES, Diagnosis, diagnose
+from checklist.analysis.second_pass import measure_again
 from checklist.measurements import Pair
-from checklist.round_robin import schedule
+from checklist.round_robin import Pairs, schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,3 +59,55 @@ class Cluster:
 
     def second_pass(self, again: Iterable[tuple[int, int]]) -> tuple[Pair, ...]:
         return tuple(self.pair(src, dst, 100 + n, alone=True) for n, (src, dst) in enumerate(again))
+
+
+class Measured:
+    """A simulated cluster that is measured as a run does; ``rack``: its uplink carries two pairs at once."""
+
+    def __init__(self, cluster: Cluster, rack: range | None = None) -> None:
+        self.cluster, self.rack = cluster, rack
+        self.rounds = 0
+        crowded = 0.3 if rack else 1.0
+        self.pairs = [
+            dataclasses.replace(pair, gbytes_per_s=(pair.gbytes_per_s or 0) * crowded)
+            if rack and (pair.src in rack) != (pair.dst in rack)
+            else pair
+            for pair in cluster.first_pass()
+        ]
+
+    def alone(self, pair: tuple[int, int]) -> float | None:
+        self.rounds += 1
+        self.pairs.append(self.cluster.pair(*pair, 10_000 + self.rounds, alone=True))
+        return self.pairs[-1].gbytes_per_s
+
+    def group(self, pairs: Pairs) -> Mapping[tuple[int, int], float]:
+        self.rounds += 1
+        out = sum(a in self.rack and b not in self.rack for a, b in pairs) if self.rack else 0
+        measured = {}
+        for a, b in pairs:
+            share = min(1.0, 2 / out) if out and self.rack and (a in self.rack) != (b in self.rack) else 1.0
+            one = self.cluster.pair(a, b, 10_000 + self.rounds, share)
+            self.pairs.append(dataclasses.replace(one, repeat="group"))
+            measured[a, b] = one.gbytes_per_s or 0.0
+        return measured
+
+    def accept(self, pairs: Iterable[tuple[int, int]]) -> None:
+        accepted = set(pairs)
+        self.pairs = [
+            dataclasses.replace(pair, alone=True)
+            if pair.repeat == "group" and (pair.src, pair.dst) in accepted
+            else pair
+            for pair in self.pairs
+        ]
+
+    def diagnosed(self) -> Diagnosis:
+        for _ in range(PASSES):
+            again = diagnose(self.pairs, self.cluster.nodes).again
+            if not again or not measure_again(again, self.cluster.nodes, self.alone, self.group, self.accept):
+                break
+        return diagnose(self.pairs, self.cluster.nodes)
+
+
+def slow_nodes(nodes: int, count: int) -> dict[int, float]:
+    chosen = np.random.default_rng(count).choice(nodes, count, replace=False).tolist()
+    return dict.fromkeys(chosen, 0.6)

@@ -1,7 +1,7 @@
 """Separate hosts on one machine: network namespaces on a bridge, each with its own name and rate limit.
 
-Bandwidth within a machine says nothing of a network, so every host is limited (tbf) before one of them is
-made slower. All of it has names of its own and is gone after :meth:`Bed.close`.
+Every host has a rate limit (tbf), because memory bandwidth would hide a slow host. Names are random, and
+:meth:`Bed.close` removes everything.
 """
 
 from __future__ import annotations
@@ -28,12 +28,18 @@ RATE = "200mbit"
 _TOOLS = ("ip", "tc", "iptables", "unshare")
 _BURST = ("burst", "64kb", "latency", "100ms")
 _NETNS = Path("/etc/netns")
+_CGROUPS = Path("/sys/fs/cgroup")
+_CGROUP_FILES = {  # of a CPU quota and a memory limit, in version 2 and in version 1 of cgroups
+    "cpu": ("cpu.max", "cpu.cfs_quota_us"),
+    "memory": ("memory.max", "memory.limit_in_bytes"),
+}
+_CPU_PERIOD_US = 100_000
 _SYN_BYTES = 60  # over IPv4, with the options that Linux sends
 _NEIGHBORS = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")  # the most entries of the ARP table
 
 
 def missing() -> str | None:
-    """Why there can be no hosts here, in words; None: there can."""
+    """Return the reason why separate hosts cannot be made here; None if they can."""
     if os.geteuid() != 0:
         return "making network namespaces needs root"
     absent = [tool for tool in _TOOLS if shutil.which(tool) is None]
@@ -41,6 +47,16 @@ def missing() -> str | None:
         return f"no {', '.join(absent)} (apt install iproute2 iptables)"
     probe = subprocess.run(["unshare", "--net", "--uts", "true"], capture_output=True, check=False)
     return None if probe.returncode == 0 else "this machine does not allow network namespaces"
+
+
+def cgroups_writable() -> bool:
+    """Return whether :meth:`Bed.confine` works here."""
+    return os.access(_CGROUPS if _unified() else _CGROUPS / "cpu", os.W_OK)
+
+
+def _unified() -> bool:
+    """Return whether the machine has version 2 of cgroups."""
+    return (_CGROUPS / "cgroup.controllers").exists()
 
 
 def do(*command: str) -> None:
@@ -60,7 +76,7 @@ class Job:
     seconds: float = 0.0
 
     def wait(self, limit_s: float) -> list[int]:
-        """Exit statuses; -9 for what had to be killed at the limit. ``seconds``: how long host 0 took."""
+        """Return the exit statuses, -9 for processes killed at the limit; set ``seconds``, host 0's time."""
         codes = []
         for host, process in enumerate(self.processes):
             try:
@@ -75,28 +91,29 @@ class Job:
 
     @property
     def result(self) -> Result:
-        """What host 0 has written."""
+        """Result that host 0 has written."""
         return read(self.json)
 
     def output(self, host: int = 0) -> str:
-        """What that host's process has printed."""
+        """Return the output of a host's process."""
         return (self.keep / f"host{host}.txt").read_text()
 
 
 class Bed:
-    """Some hosts. Host i has the name ``h<i>`` and the address 10.77.0.(10 + i), or fd77::(10 + i) alone.
+    """Hosts on a bridge. Host i has the name ``h<i>`` and the address 10.77.0.(10 + i).
 
-    ``dual``: both, of which names lead to the first.
+    ``ipv6``: the address is fd77::(10 + i) instead. ``dual``: both; names resolve to the IPv4 address.
     """
 
     def __init__(self, hosts: int, rate: str = RATE, *, ipv6: bool = False, dual: bool = False) -> None:
         self.hosts, self._ipv6, self._dual = hosts, ipv6, dual
         self.called = [f"h{host}" for host in range(hosts)]
-        """What each host calls itself."""
+        """Host name of each host."""
         self._id = secrets.token_hex(3)
         self._bridge, self._second_bridge = f"ckb{self._id}", f"ckc{self._id}"
         self._jobs: list[Job] = []
         self._flapping: list[subprocess.Popen[bytes]] = []
+        self._cgroups: dict[int, list[Path]] = {}
         self._neighbors = _NEIGHBORS.read_text()
         try:
             if hosts * hosts > int(self._neighbors):  # all hosts share one kernel's table of neighbors
@@ -126,7 +143,7 @@ class Bed:
         self.slow(host, rate)
 
     def name(self, host: int) -> str:
-        """Of the namespace."""
+        """Return the name of a host's namespace."""
         return f"ck{self._id}h{host}"
 
     def address(self, host: int) -> str:
@@ -139,7 +156,7 @@ class Bed:
         return f"ckv{self._id}{host}"
 
     def names(self, host: int, hosts_file: str) -> None:
-        """What that host has as /etc/hosts."""
+        """Set /etc/hosts of a host; there is no name server."""
         folder = _NETNS / self.name(host)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "hosts").write_text(hosts_file)
@@ -147,7 +164,7 @@ class Bed:
         (folder / "nsswitch.conf").write_text("hosts: files\n")
 
     def slow_names(self, host: int, seconds: int) -> None:
-        """Names of that host are looked up first at a name server that does not answer."""
+        """Let a host resolve names at a name server that does not answer, and then by /etc/hosts."""
         folder = _NETNS / self.name(host)
         server = f"nameserver {self.address(200)}\noptions timeout:{seconds} attempts:1\n"
         (folder / "resolv.conf").write_text(server)
@@ -156,14 +173,14 @@ class Bed:
     # -- faults ----------------------------------------------------------------------------------------
 
     def slow(self, host: int, rate: str, *, sends: bool = True, receives: bool = True) -> None:
-        """Limit what a host sends, receives, or both."""
+        """Limit the rate at which a host sends, receives, or both."""
         if sends:
             self.on(host, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate, *_BURST)
         if receives:
             do("tc", "qdisc", "replace", "dev", self._wire(host), "root", "tbf", "rate", rate, *_BURST)
 
     def slow_link(self, a: int, b: int, rate: str, others: str = RATE) -> None:
-        """Limit what two hosts send each other, and nothing else."""
+        """Limit the rate between two hosts only."""
         for src, dst in ((a, b), (b, a)):
             device = ("dev", "eth0")
             self.on(src, "tc", "qdisc", "del", *device, "root")
@@ -176,49 +193,49 @@ class Bed:
             self.on(src, "tc", "filter", "add", *device, *selector)
 
     def cut(self, a: int, b: int) -> None:
-        """Nothing gets from one to the other, and nothing says so."""
+        """Drop all packets between two hosts."""
         for src, dst in ((a, b), (b, a)):
             self.on(src, "iptables", "-A", "OUTPUT", "-d", self.address(dst), "-j", "DROP")
 
     def block_inbound(self, host: int) -> None:
-        """Nobody can connect to that host, and it can to all, as behind a firewall that only lets out."""
+        """Drop incoming connections of a host, like a firewall that allows outgoing ones only."""
         self.on(host, "iptables", "-A", "INPUT", "-i", "eth0", "-p", "tcp", "--syn", "-j", "DROP")
 
     def block_ports(self, host: int, ports: str) -> None:
-        """Nobody can connect to those ports of that host, as "46000:60999", and nothing says so."""
+        """Drop connections to ports of a host, e.g. "46000:60999"."""
         asks = ("-i", "eth0", "-p", "tcp", "--syn", "--dport", ports)
         self.on(host, "iptables", "-A", "INPUT", *asks, "-j", "DROP")
 
     def block_ipv6(self, host: int) -> None:
-        """Nothing comes into that host over IPv6."""
+        """Drop TCP over IPv6 to a host."""
         self.on(host, "ip6tables", "-A", "INPUT", "-i", "eth0", "-p", "tcp", "-j", "DROP")
 
     def cut_at_first(self, src: int, dst: int, packets: int = 2) -> None:
-        """So many packets that ask for a connection are lost, and then no more."""
+        """Drop the first packets of connections from one host to another."""
         asks = ("-p", "tcp", "--syn", "-d", self.address(dst))
         few = ("-m", "quota", "--quota", str(packets * _SYN_BYTES))
         self.on(src, "iptables", "-A", "OUTPUT", *asks, *few, "-j", "DROP")
 
     def lose(self, into: int, share: float, *, sender: int | None = None) -> None:
-        """Of the packets for a host so large a share never arrives; all of them, or one sender's."""
+        """Drop a share of the packets to a host, from all senders or from one."""
         chosen = ("-s", self.address(sender)) if sender is not None else ("-i", "eth0")
         random = ("-m", "statistic", "--mode", "random", "--probability", str(share))
         self.on(into, "iptables", "-A", "INPUT", "-p", "tcp", *chosen, *random, "-j", "DROP")
 
     def black_hole(self, a: int, b: int, largest: int = 1200) -> None:
-        """Only small packets get through, as where the path's MTU is smaller than both ends'."""
+        """Drop large packets between two hosts, like a path whose MTU is smaller than that of both ends."""
         for src, dst in ((a, b), (b, a)):
             long = ("-m", "length", "--length", f"{largest}:")
             self.on(src, "iptables", "-A", "OUTPUT", "-d", self.address(dst), *long, "-j", "DROP")
 
     def flap(self, host: int, up_s: float, down_s: float) -> None:
-        """From now on the carrier of that host is there and away in turn."""
+        """Take the carrier of a host away and restore it, repeatedly."""
         wire = self._wire(host)
         turn = f"ip link set {wire} down && sleep {down_s} && ip link set {wire} up && sleep {up_s}"
         self._flapping.append(subprocess.Popen(["sh", "-c", f"sleep {up_s}; while {turn}; do :; done"]))
 
     def divide(self, at: int, rate: str) -> None:
-        """Hosts from that number on have a switch of their own, with an uplink of that rate each way."""
+        """Move hosts from number ``at`` on to a second switch with an uplink of that rate."""
         ends = (f"cku{self._id}a", f"cku{self._id}b")
         do("ip", "link", "add", self._second_bridge, "type", "bridge")
         do("ip", "link", "set", self._second_bridge, "up")
@@ -230,15 +247,31 @@ class Bed:
             do("ip", "link", "set", self._wire(host), "master", self._second_bridge)
 
     def other_nic(self, host: int, name: str = "mgmt0") -> None:
-        """A second interface, with an address that nobody else can reach."""
+        """Add an interface with an address that no other host can reach."""
         self.on(host, "ip", "link", "add", name, "type", "bridge")
         self.on(host, "ip", "addr", "add", "192.168.250.1/24", "dev", name)
         self.on(host, "ip", "link", "set", name, "up")
 
+    def confine(self, host: int, *, cpus: float | None = None, memory_bytes: int | None = None) -> None:
+        """Give the processes of a host a CPU quota, a memory limit, or both, as a container has them."""
+        version_2 = _unified()
+        values = {"memory": None if memory_bytes is None else str(memory_bytes), "cpu": None}
+        if cpus is not None:
+            values["cpu"] = f"{int(cpus * _CPU_PERIOD_US)}{f' {_CPU_PERIOD_US}' if version_2 else ''}"
+        for controller, value in values.items():
+            if value is None:
+                continue
+            if version_2:
+                (_CGROUPS / "cgroup.subtree_control").write_text(f"+{controller}")
+            group = (_CGROUPS if version_2 else _CGROUPS / controller) / self.name(host)
+            group.mkdir(exist_ok=True)
+            (group / _CGROUP_FILES[controller][0 if version_2 else 1]).write_text(value)
+            self._cgroups.setdefault(host, []).append(group)
+
     # -- runs ------------------------------------------------------------------------------------------
 
     def on(self, host: int, *command: str) -> None:
-        """Run a command on that host."""
+        """Run a command on a host."""
         do("ip", "netns", "exec", self.name(host), *command)
 
     def start(
@@ -254,8 +287,10 @@ class Bed:
         self._jobs.append(job)
         for host in range(self.hosts):
             own = (environment or {}).get(host, {})
-            command = ["ip", "netns", "exec", self.name(host), "unshare", "--uts"]
-            command += ["sh", "-c", f'hostname {self.called[host]} && exec "$@"', "sh"]
+            joins, shows = self._cgroup_commands(host)
+            command = ["sh", "-c", f'{joins}exec "$@"', "sh"]
+            command += ["ip", "netns", "exec", self.name(host), "unshare", "--uts"]
+            command += ["sh", "-c", f'{shows}hostname {self.called[host]} && exec "$@"', "sh"]
             command += [sys.executable, "-m", "checklist", *arguments, "--keep", str(keep / f"host{host}")]
             command += ["--json", str(keep / ("result.json" if host == 0 else f"result{host}.json"))]
             with (keep / f"host{host}.txt").open("w") as output:
@@ -271,6 +306,17 @@ class Bed:
                     )
                 )
         return job
+
+    def _cgroup_commands(self, host: int) -> tuple[str, str]:
+        """Return shell commands that join a host's cgroups and mount them, as "ip netns exec" hides them."""
+        groups = self._cgroups.get(host, [])
+        joins = "".join(f"echo $$ > {group}/cgroup.procs && " for group in groups)
+        if not groups or _unified():
+            return joins, f"mount -t cgroup2 none {_CGROUPS} && " if groups else ""
+        shows = f"mount -t tmpfs none {_CGROUPS} && "
+        for top in dict.fromkeys(group.parent for group in groups):
+            shows += f"mkdir {top} && mount -t cgroup -o {top.name} none {top} && "
+        return joins, shows
 
     def _environment(self, host: int, own: Mapping[str, str], world: int) -> dict[str, str]:
         return {
@@ -290,19 +336,19 @@ class Bed:
         }
 
     def run(self, keep: Path, *arguments: str, limit_s: float = 60.0, **more: object) -> Job:
-        """Start and wait."""
+        """Start the checklist and wait for it."""
         job = self.start(keep, *arguments, **more)  # type: ignore[arg-type]
         job.wait(limit_s)
         return job
 
     def pids(self, host: int) -> list[int]:
-        """Processes on that host."""
+        """Return the processes on a host."""
         command = ["ip", "netns", "pids", self.name(host)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return [int(pid) for pid in done.stdout.split()]
 
     def worker(self, host: int) -> int | None:
-        """The process of that host that takes part in the collectives."""
+        """Return the process of a host that takes part in the collectives."""
         for pid in self.pids(host):
             with contextlib.suppress(OSError):
                 if b"checklist.run.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
@@ -310,7 +356,7 @@ class Bed:
         return None
 
     def close(self) -> None:
-        """Nothing is left: no process, namespace, interface or file."""
+        """Remove all processes, namespaces, interfaces and files."""
         for turns in self._flapping:
             turns.kill()
             turns.wait()
@@ -322,6 +368,9 @@ class Bed:
             for process in job.processes:
                 process.kill()
                 process.wait()
+        for group in (group for groups in self._cgroups.values() for group in groups):
+            with contextlib.suppress(OSError):
+                group.rmdir()
         commands: list[Sequence[str]] = [
             ("ip", "link", "del", self._wire(host)) for host in range(self.hosts)
         ]
@@ -337,6 +386,6 @@ class Bed:
 
 @contextlib.contextmanager
 def bed(hosts: int, rate: str = RATE, *, ipv6: bool = False, dual: bool = False) -> Iterator[Bed]:
-    """Hosts for the length of a block."""
+    """Make hosts for the duration of a block."""
     with contextlib.closing(Bed(hosts, rate, ipv6=ipv6, dual=dual)) as made:
         yield made

@@ -105,6 +105,7 @@ def test_each_step_is_planned_for_its_own_job_and_knows_its_plan_and_measurement
     train = home.artifacts("DeclaredFlow", "train", "plan", "measured")
     assert (train["plan"].method, train["plan"].layout.seq_len) == ("lora", 64)
     assert train["measured"].steps == 3
+    assert train["measured"].own_loop
     assert train["measured"].tokens_per_second == pytest.approx(2048)
     assert train["measured"].ranks[0].rss_peak_bytes > 20 << 20
     again = home.artifacts("DeclaredFlow", "again", "plan")["plan"]

@@ -12,7 +12,7 @@ import pytest
 
 from estimator import models, vocabulary
 from estimator.engines.support import unsupported
-from estimator.engines.training import Training
+from estimator.job import Job
 from estimator.vocabulary import (
     AUTOMATIC_METHODS,
     ENGINES,
@@ -88,14 +88,15 @@ def test_an_engine_trains_what_its_record_says(engine: str) -> None:
         )
         if unsupported(
             engine,
-            model,
-            Training(
+            Job(
+                model=model,
+                engine="auto",
                 task=task,
                 method=method,
                 optimizer=optimizer,
                 optimizer_in_backward=in_backward,
                 precision="bf16",
-                seq_len=2048,
+                seq_len=64,
             ),
         )
         is None

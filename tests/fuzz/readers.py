@@ -13,6 +13,7 @@ from typing import Any
 from checklist import measurements, options, past_runs, result
 from checklist.checks.gpu import dcgm_probe
 from checklist.checks.host import cloud
+from checklist.checks.network import lldp_probe
 from checklist.judging import thresholds
 from checklist.measurements import Diagnosed
 from checklist.outputs import taint
@@ -338,6 +339,10 @@ READERS: dict[str, Reader] = {
     "earlier run of the checklist": Reader(
         read=lambda path: past_runs.from_json(text_of(path)),
         seed=dumped({"version": past_runs.SCHEMA_VERSION}),
+    ),
+    "neighbors of lldpd": Reader(
+        read=lambda path: lldp_probe.parse(text_of(path)),
+        seed=dumped({"lldp": [{"interface": [{"name": "a", "chassis": [{"name": [{"value": "b"}]}]}]}]}),
     ),
     "measurements": Reader(
         read=lambda path: measurements.from_json(text_of(path)),

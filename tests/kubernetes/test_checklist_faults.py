@@ -26,7 +26,7 @@ def test_a_pod_that_is_evicted_is_named_and_what_was_measured_until_then_is_judg
 
     assert run.wait(LIMIT_S) != 0, run.story()
     name, node = worker["metadata"]["name"], worker["spec"]["nodeName"]
-    assert f"pod {name} on {node} has failed: Evicted: The node was low on resource: memory." in run.log
+    assert f"pod {name} on {node} failed: Evicted: The node was low on resource: memory." in run.log
     assert "Traceback" not in run.log, run.log
     found = run.artifacts("ChecklistFlow")
     result = found["result"]
@@ -34,7 +34,7 @@ def test_a_pod_that_is_evicted_is_named_and_what_was_measured_until_then_is_judg
         run.story()
     )
     assert len(result["nodes"]) == 2
-    assert f"pod {name} on {node} has failed: Evicted" in str(result["notes"])
+    assert f"pod {name} on {node} failed: Evicted" in str(result["notes"])
     run.nothing_left()
 
 

@@ -175,27 +175,43 @@ def test_a_pod_killed_for_memory_is_followed_by_a_leaner_plan_and_an_s3_gone_for
         worker = first["worker"]
         cluster.kubelet_of(worker).kill_for_memory(worker["metadata"]["name"])
         attempt_ends(cluster, first)
-        says(run, rf"pod {worker['metadata']['name']} on \S+ has failed: OOMKilled \(exit code 137\)")
+        says(run, rf"pod {worker['metadata']['name']} on \S+ failed: OOMKilled \(exit code 137\)")
         says(run, r"another plan, as an earlier attempt ran out of memory: micro batch \d+ -> \d+")
 
         training(cluster, run, attempt=1)
         faults.gone = True
-        _ends(run, r"The datastore s3://\S+ has not responded for 30 s .*; jobset \S+ is ended")
+        _ends(run)
+        problem, advice = run.log.splitlines()[-2:]
+        assert re.match(
+            r"Error: The datastore s3://\S+ has not responded for 30 s .*; jobset \S+ was", problem
+        )
+        assert advice == "Check METAFLOW_S3_ENDPOINT_URL, the network and S3; then resume."
     assert "(retry)" not in run.log.rpartition("does not respond")[2]
 
 
 @pytest.mark.nightly
-def test_a_late_node_is_waited_for_and_reported_once_a_minute(cluster: Cluster, tmp_path: Path) -> None:
-    """An hour is no other case than a minute: --pending-timeout counts from the last news."""
+def test_a_late_node_is_waited_for_and_a_deleted_job_ends_the_run(cluster: Cluster, tmp_path: Path) -> None:
+    """The wait is reported once a minute; --pending-timeout counts from the last node that started."""
     with one_node_short(cluster):
         run = _launch(cluster, tmp_path, "--no-preflight", pods=BIG)
         missing = r"\(1 of 2 nodes running; waiting for \S+-worker-\S+\): .*Insufficient cpu"
-        says(run, rf"jobset \S+ waits {missing}")
-        says(run, rf"jobset \S+ waits for 60 s {missing}")
+        says(run, rf"jobset \S+ is waiting {missing}")
+        says(run, rf"jobset \S+ is waiting for 60 s {missing}")
     says(run, TRAINED)
     assert _losses(run) == UNDISTURBED
     assert "(retry)" not in run.log
-    _stop(run)
+    says(run, r"/gather/\d+ \(pid \d+\)\] .* Task is starting")
+    jobs = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
+    (name,) = [
+        job["metadata"]["name"]
+        for job in cluster.api.items(jobs)
+        if f"/{run.run_id}/gather/" in json.dumps(job["spec"]["template"])
+        and not job["status"].get("succeeded")
+    ]
+    cluster.api.delete(f"{jobs}/{name}", propagationPolicy="Background")
+    _ends(run)
+    last = run.log.splitlines()[-1]
+    assert last == f"Step gather failed: The job {name} in namespace {NAMESPACE} was deleted."
 
 
 @pytest.mark.nightly
@@ -275,7 +291,9 @@ def test_a_run_whose_gpus_are_nowhere_says_so_once_and_ends_without_a_pod(
     assert "Can Kubernetes context lab" in log, log  # what is unknown is shown, and stops nobody
     # The scheduler speaks of the selector or of the GPUs, whichever it checks first; once
     assert len(re.findall(r" is waiting: 0/\d+ nodes are available", log)) == 1, log
-    assert "had not started after 15 s" in log, log
+    *_, problem, advice = log.splitlines()
+    assert re.match(r"Error: job \S+ had not started after 15 s", problem), log
+    assert "--pending-timeout MINUTES" in advice
     assert "Traceback" not in log
     assert "attempt 1" not in log  # waiting again would not help
     wait_for(lambda: not cluster.running(), 60, f"no pod is left: {cluster.running()}")
@@ -287,7 +305,10 @@ def test_a_run_whose_gpus_are_nowhere_says_so_once_and_ends_without_a_pod(
 def test_a_user_without_rights_gets_the_servers_refusal(cluster: Cluster, tmp_path: Path) -> None:
     config = str(cluster.control_plane.kubeconfig("nobody", NAMESPACE))
     run = _launch(cluster, tmp_path, "--no-preflight", KUBECONFIG=config)
-    _ends(run, r"User \"nobody\" cannot create resource \"jobs\"", "rbac-launcher.yaml")
+    _ends(run)
+    problem, advice = run.log.splitlines()[-2:]
+    assert re.match(r"Error: Kubernetes refuses: .*User \"nobody\" cannot create resource \"jobs\"", problem)
+    assert "rbac-launcher.yaml" in advice
 
 
 def test_a_user_without_rights_is_refused_before_anything_is_submitted(

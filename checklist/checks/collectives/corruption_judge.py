@@ -52,8 +52,9 @@ def _minority(context: JudgingContext, digests: dict[int, str]) -> list[Finding]
     if 2 * count <= len(digests):
         suspects = context.names({context.nodes_by_rank[rank] for rank in digests})
         title = (
-            f"An exact product has {len(counts)} results on {shorten(suspects)}, and no one is that of most."
+            f"An exact product has {len(counts)} results on {shorten(suspects)}, none of them on more than "
         )
+        title += "half of the ranks."
         return [finding("corruption", "corruption", "FAIL", title, suspects=suspects, ranks=sorted(digests))]
     return [
         finding(

@@ -200,9 +200,8 @@ def _faults(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
     uplink = _uplink(context, links)
     others = [fault for fault in faults if uplink is None or fault not in links]
     unexplained = [fault for fault in others if (fault.node,) not in on_rails]  # else a slow rail explains it
-    found = [uplink] if uplink else []
     return [
-        *found,
+        *([uplink] if uplink else ()),
         *(finding for group in on_rails.values() for finding in group),
         *(_fault(context, finding) for finding in unexplained),
     ]
@@ -281,8 +280,8 @@ def _undecided(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
     slow = f"{context.name(src)} to {context.name(dst)}{more}"
     reasons = {
         "two-nodes": "two nodes do not show whether the sender, the receiver or the link is at fault",
-        "no-good-pair": "no pair is well, so it is the network as a whole or nearly every node",
-        "too-few-witnesses": "too few nodes that are well have seen it to name one",
+        "no-good-pair": "no pair is healthy, so it is the network as a whole or nearly every node",
+        "too-few-witnesses": "too few healthy nodes have measured it to name one",
         None: "",
     }[diagnosis.why]
     title = f"Slow: {slow}; {reasons}."
@@ -317,7 +316,7 @@ def _shared(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
     links = [(context.name(src), context.name(dst)) for src, dst in shared.links]
     directions = shorten(tuple(f"{src} to {dst}" for src, dst in links))
     title = f"{directions} reach {shared.share:.0%} of what each does alone when they send at once: "
-    title += "they share a path that carries less than they do."
+    title += "they share a path with too little bandwidth."
     return [finding("pairs", "crowded", "WARN", title, links=links)]
 
 

@@ -98,6 +98,8 @@ def hbm(context: JudgingContext) -> Judgment:
 def host_copy(context: JudgingContext) -> Judgment:
     """FAIL for a GPU whose copies to or from pinned host memory are too slow; WARN for near it.
 
+    GPUs below one PCIe root port are measured one at a time (checklist/checks/gpu/pcie.py).
+
     Limits: the rows ``h2d`` and ``d2h`` of thresholds.csv (GB/s); with at least ``PEERS`` values, an
     ``OUTLIER`` below ``PEERS_WARN`` or ``PEERS_FAIL`` of their median; for the slowest, and for each GPU by
     itself, ``WARN_SHARE`` and ``FAIL_SHARE`` of checklist/analysis/baseline.py. Uneven GPUs (``UNEVEN``,

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from checklist.analysis.busbw import OPS, SMALL_BYTES
+from checklist.analysis.expectation import Expectation
 from checklist.judging.advice import finding
 from checklist.judging.comparison import compare, compare_with_history
 from checklist.judging.context import (
@@ -18,13 +19,16 @@ from checklist.judging.context import (
     no_verdict,
     skipped,
 )
+from checklist.judging.wiring import has_no_rdma
 from checklist.measurements import Collective
 from checklist.result import Figure, Finding
+from estimator.formatting import format_bytes
 
 _TOPOLOGY = "NCCL_TOPO_FILE"
 # Codes of findings that the expected range contradicts
 EXPECTED_CODES = ("below-expected", "speed-of-tcp", "speed-of-one-port", "half-speed")
 _ONE_PORT = (0.7, 1.5)  # multiples of one port's part of the expected figure that count as one port
+_TCP = 0.3  # share below which few ports are slower than any fault of one of them explains
 _HALF = (0.4, 0.62)  # share of the expected figure that counts as half
 
 
@@ -167,7 +171,8 @@ def bandwidth(context: JudgingContext) -> Judgment:
     ``FAIL_SHARE`` of checklist/analysis/baseline.py.
 
     Not detected: which node is slow (see check pairs). NO-VERDICT between GPU nodes if no all-reduce has an
-    expected range, also with a history, because a cluster that was always slow has a steady one.
+    expected range, also with a history, because a cluster that was always slow has a steady one; and if a
+    figure is ``BEYOND``, 1.2 times, the known links' bound, which then are not the ones in use.
     """
     large = [
         item for item in _timed(context) if item.busbw_gbytes_per_s is not None and item.bytes > SMALL_BYTES
@@ -177,14 +182,15 @@ def bandwidth(context: JudgingContext) -> Judgment:
     figures: list[Figure] = []
     findings: list[Finding] = []
     records: Records = []
-    for item in large:
+    expectations = _expectations(context, large)
+    beyond = _contradicted(context, large, expectations)
+    for item, expected in zip(large, expectations, strict=True):
         name, value = f"{item.op} {item.dtype}", float(item.busbw_gbytes_per_s or 0)
-        largest = item.bytes == max(
-            peer.bytes for peer in large if (peer.op, peer.dtype) == (item.op, item.dtype)
-        )
+        largest = _is_largest(item, large)
         if largest:
             records.append(Measured(name, item.bytes, value, "GB/s"))
-        expected = context.expectation(item.op, item.bytes, item.algorithm, largest=largest)
+        if beyond is not None:
+            expected = None
         comparison = compare(
             value,
             None if context.local else context.threshold(item.op, item.bytes, item.algorithm),
@@ -195,7 +201,7 @@ def bandwidth(context: JudgingContext) -> Judgment:
             figures.append(comparison.figure(name, value, "GB/s", size_bytes=item.bytes))
         if comparison.level in ("WARN", "FAIL"):
             separator = " " if comparison.basis == "expectation" else ", "
-            title = f"{name} of {item.bytes / 2**20:.4g} MiB: {value:.3g} GB/s{separator}{comparison.words}"
+            title = f"{name} of {format_bytes(item.bytes)}: {value:.3g} GB/s{separator}{comparison.words}"
             code, pattern = comparison.code, ""
             if comparison.basis in ("floor", "expectation") and _topology_suspect(context):
                 code = "topology-file"
@@ -205,7 +211,30 @@ def bandwidth(context: JudgingContext) -> Judgment:
             title += f"; {pattern}." if pattern else "."
             findings.append(finding("bandwidth", code, comparison.level, title, file=topology))
     findings.sort(key=lambda fault: fault.verdict != "FAIL")  # the headline shows the gravest size
-    return _judge_figures(context, "bandwidth", figures, findings, records)
+    return _judge_figures(context, "bandwidth", figures, findings, records, beyond)
+
+
+def _expectations(context: JudgingContext, items: Sequence[Collective]) -> list[Expectation | None]:
+    return [
+        context.expectation(item.op, item.bytes, item.algorithm, largest=_is_largest(item, items))
+        for item in items
+    ]
+
+
+def _contradicted(
+    context: JudgingContext, items: Sequence[Collective], expectations: Sequence[Expectation | None]
+) -> Expectation | None:
+    """Return an expectation that a figure is too fast for: other links than the known ones are in use."""
+    if context.machine is not None and has_no_rdma(context.machine):
+        return None  # there are no others; the machine type's rate is a baseline above which it may burst
+    for item, expected in zip(items, expectations, strict=True):
+        if expected is not None and expected.contradicted_by(float(item.busbw_gbytes_per_s or 0)):
+            return expected
+    return None
+
+
+def _is_largest(item: Collective, items: Sequence[Collective]) -> bool:
+    return item.bytes == max(peer.bytes for peer in items if (peer.op, peer.dtype) == (item.op, item.dtype))
 
 
 def _advice_for(context: JudgingContext, share: float) -> tuple[str, str]:
@@ -216,7 +245,7 @@ def _advice_for(context: JudgingContext, share: float) -> tuple[str, str]:
         return "below-expected", ""
     if context.wiring.fabric not in (None, "tcp"):
         used = context.measurements.transport
-        if (used is not None and used.network == "socket") or share * ports < _ONE_PORT[0]:
+        if (used is not None and used.network == "socket") or share < min(_ONE_PORT[0] / ports, _TCP):
             return "speed-of-tcp", "about the speed of TCP"
     if ports > 2 and _ONE_PORT[0] <= share * ports <= _ONE_PORT[1]:
         return "speed-of-one-port", f"about the part of one of {ports} ports"
@@ -236,15 +265,21 @@ def _topology_suspect(context: JudgingContext) -> bool:
 
 
 def _judge_figures(
-    context: JudgingContext, check: str, figures: list[Figure], findings: list[Finding], records: Records
+    context: JudgingContext,
+    check: str,
+    figures: list[Figure],
+    findings: list[Finding],
+    records: Records,
+    beyond: Expectation | None = None,
 ) -> Judgment:
+    """Decide a check from its figures. ``beyond``: an expectation that a figure is too fast for."""
     judged = [figure for figure in figures if figure.basis != "none"]
     # Compared with more than its own history
     speed_known = any(figure.basis in ("floor", "expectation") for figure in figures)
     if check == "bandwidth" and context.several_gpu_nodes and not findings and not speed_known:
         return no_verdict(
             check,
-            _unknown_speed(context, judged),
+            _unknown_speed(context, judged, beyond),
             measured=True,
             nodes=context.all_names,
             figures=figures,
@@ -266,9 +301,13 @@ def _judge_figures(
     )
 
 
-def _unknown_speed(context: JudgingContext, judged: list[Figure]) -> str:
-    wiring = context.wiring
-    missing = "the rate of the network's ports is" if wiring.network_gbytes_per_s is None else "the range is"
+def _unknown_speed(context: JudgingContext, judged: list[Figure], beyond: Expectation | None) -> str:
+    """Explain why there is no expected speed."""
+    missing = "the range is"
+    if beyond is not None:
+        missing = f"it is faster than the known links allow ({beyond.arithmetic}), so the links in use are"
+    elif context.wiring.network_gbytes_per_s is None:
+        missing = "the rate of the network's ports is"
     note = " It is as fast as in earlier runs, which may have been slow too." if judged else ""
     return f"Measured; {missing} unknown, so there is no expected speed.{note}"
 

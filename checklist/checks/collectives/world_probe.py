@@ -26,9 +26,9 @@ def store(context: Context, address: str) -> int:
     """Serve the rendezvous store of process groups (on rank 0); return its port."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    if "store" not in context.kept:
-        context.kept["store"] = TCPStore(address, 0, is_master=True, wait_for_workers=False)
-    return int(context.kept["store"].port)
+    if "store" not in context.stored:
+        context.stored["store"] = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+    return int(context.stored["store"].port)
 
 
 def client(where: tuple[str, int], prefix: str, limit_s: float) -> Store:
@@ -66,12 +66,12 @@ def start_group(context: Context, backend: str, store: Store, rank: int, world: 
         # Exceeds the supervisor's limit, so that it identifies a hung rank before the others time out.
         timeout=datetime.timedelta(seconds=2 * limit_s),
     )
-    context.kept["backend"] = backend
+    context.stored["backend"] = backend
 
 
 def end_group(context: Context) -> None:
     """Destroy this rank's process group, if any."""
-    if context.kept.pop("backend", None):
+    if context.stored.pop("backend", None):
         import torch.distributed as dist
 
         dist.destroy_process_group()
@@ -103,7 +103,7 @@ def _measure(
     import torch
     import torch.distributed as dist
 
-    backend = context.kept["backend"]
+    backend = context.stored["backend"]
     device = torch.device("cuda", context.local_rank) if backend == "nccl" else torch.device("cpu")
     rank, world = dist.get_rank(), dist.get_world_size()
     operation = prepare(op, getattr(torch, dtype), elements, rank, world, device)
@@ -174,7 +174,7 @@ def wait(device: torch.device) -> None:
 
 
 def _barrier_options(context: Context) -> dict[str, Any]:
-    return {"device_ids": [context.local_rank]} if context.kept.get("backend") == "nccl" else {}
+    return {"device_ids": [context.local_rank]} if context.stored.get("backend") == "nccl" else {}
 
 
 def transport(_: Context) -> dict[str, Any]:

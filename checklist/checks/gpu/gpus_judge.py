@@ -20,9 +20,8 @@ NORMAL_THROTTLING = (
 )  # normal: large GPUs reach their power limit under load
 PCIE_REPLAYS_PER_MINUTE = 8  # DCGM's dcgm_gpu_hardware_limits.h
 FULL_MEMORY = 0.9  # share of the data sheet or of the peers; ECC in GDDR memory takes a sixteenth
-CORRECTED_ERRORS = (
-    50_000_000  # since the driver was loaded; facebookresearch/gcm, ecc_corrected_volatile_total
-)
+CORRECTED_ERRORS = 50_000_000  # a week; facebookresearch/gcm's limit, which has no time (ours)
+_WEEK_S = 7 * 24 * 3600.0
 
 
 def gpus(context: JudgingContext) -> Judgment:
@@ -75,11 +74,11 @@ def gpu_health(context: JudgingContext) -> Judgment:
 
     Limits: actions for XIDs are from xids.csv (NVIDIA's catalogue); throttling reasons that every large GPU
     has under load are ignored (``NORMAL_THROTTLING``); WARN for more than ``PCIE_REPLAYS_PER_MINUTE`` (8,
-    DCGM's limit) or ``CORRECTED_ERRORS`` (50 million, gcm's limit), and below ``FULL_MEMORY``, 90 %; NVLinks'
-    errors by DCGM's limits, their rate by ``BELOW_PRODUCT`` (95 %) of the data sheet, in
-    checklist/checks/gpu/nvlink_judge.py.
+    DCGM's limit), for ``CORRECTED_ERRORS`` (gcm's limit of 50 million) a week since boot or under load, and
+    below ``FULL_MEMORY``, 90 %; NVLinks' errors by DCGM's limits, their rate by ``BELOW_PRODUCT`` (95 %) of
+    the data sheet, in checklist/checks/gpu/nvlink_judge.py.
 
-    Not detected: PCIe lanes that all GPUs of a kind lack, which looks intended; NVLink errors during
+    Not detected: PCIe lanes that all GPUs of a kind lack (see check gpu-load); NVLink errors during
     collectives, because only the load of each GPU and copies between GPUs are covered. PASS requires readable
     XIDs and memory errors after the load, else NO-VERDICT.
     """
@@ -90,6 +89,7 @@ def gpu_health(context: JudgingContext) -> Judgment:
     if not context.measurements.health:
         return context.unmeasured("gpu-health", "facts")
     findings = [fault for state in states for fault in _unhealthy(context, state)]
+    findings += _corrected(context, states)
     findings += nvlink(context)
     findings += _narrow(context, states)
     findings += _replays(context, states)
@@ -101,7 +101,9 @@ def gpu_health(context: JudgingContext) -> Judgment:
         return no_verdict("gpu-health", "XID events cannot be read here; everything else is in order.")
     if not unique and any(state.ecc_uncorrected is None and state.remap_failed is None for state in after):
         return no_verdict("gpu-health", "Some GPUs do not report memory errors.")
-    return decide("gpu-health", "Nothing before the load or after.", unique.values(), nodes=context.all_names)
+    return decide(
+        "gpu-health", "No fault before or after the load.", unique.values(), nodes=context.all_names
+    )
 
 
 def _narrow(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
@@ -187,6 +189,40 @@ def _replays(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
     return findings
 
 
+def _corrected(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
+    """Report GPUs that correct many memory errors for the time since boot (a week or more) or of the load."""
+    before = {state.rank: state.ecc_corrected for state in states if state.when == "before"}
+    uptime = {fact.node: fact.uptime_s or 0.0 for fact in context.leaders}
+    under_load_s = max(load_s(context), 60.0)  # as for PCIe replays
+    findings = []
+    for state in states:
+        total, first = state.ecc_corrected, before.get(state.rank)
+        if total is None:
+            continue
+        weeks = max(uptime.get(context.nodes_by_rank.get(state.rank, -1), 0.0) / _WEEK_S, 1.0)
+        growth = total - first if state.when == "after" and first is not None else 0
+        name = context.name_of_rank(state.rank)
+        title = f"The GPU of rank {state.rank} ({name}) has corrected "
+        if growth > CORRECTED_ERRORS * under_load_s / _WEEK_S:
+            title += f"{growth:,} memory errors in {under_load_s:.0f} s of load."
+        elif total > CORRECTED_ERRORS * weeks:
+            title += f"{total:,} memory errors since boot, in {weeks * 7:.0f} days or less."
+        else:
+            continue
+        findings.append(
+            finding(
+                "gpu-health",
+                "ecc-corrected",
+                "WARN",
+                title,
+                nodes=[name],
+                ranks=[state.rank],
+                gpu=state.uuid,
+            )
+        )
+    return findings
+
+
 def _unhealthy(context: JudgingContext, state: GpuHealth) -> list[Finding]:
     name = context.name_of_rank(state.rank)
     gpu = f"The GPU of rank {state.rank} ({name})"
@@ -194,10 +230,6 @@ def _unhealthy(context: JudgingContext, state: GpuHealth) -> list[Finding]:
     faults: list[tuple[str, str, str]] = []
     if state.ecc_uncorrected:
         faults.append(("ecc", "FAIL", f"{gpu} has {state.ecc_uncorrected} uncorrectable memory errors."))
-    if state.ecc_corrected is not None and state.ecc_corrected > CORRECTED_ERRORS:
-        faults.append(
-            ("ecc-corrected", "WARN", f"{gpu} has corrected {state.ecc_corrected:,} memory errors.")
-        )
     if state.remap_exhausted_banks:
         banks = f"{state.remap_exhausted_banks} of its memory banks"
         faults.append(("remap-exhausted", "WARN", f"{gpu} has no spare rows left in {banks}."))

@@ -65,7 +65,7 @@ def health(context: Context, when: str) -> list[dict[str, Any]]:
         address = None if pci is None else text(pci.busId)
         xids = xids_probe.read_xids(context, when, address, nvml, handle)
         current = replace(_health(nvml, handle, context.rank, when), **xids)
-        loaded = context.kept.pop("loaded", None)  # by load_probe.watched
+        loaded = context.stored.pop("loaded", None)  # by load_probe.watched
         return [to_dict(state) for state in (loaded, current) if state is not None]
 
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from checklist.checks.collectives.speed_judge import peers
 from checklist.checks.gpu.gpus_judge import NORMAL_THROTTLING
 from checklist.checks.gpu.peer_gpus import below_peers, kinds_of
+from checklist.checks.gpu.product_judge import OWN_SHARE, below_product
 from checklist.judging.advice import finding
 from checklist.judging.context import JudgingContext, Judgment, decide, no_verdict, skipped
 from checklist.measurements import GpuHealth
 from checklist.result import Figure, Finding, Gravity, Verdict
 
-CAPPED = 0.99  # share of the peers' power limit; firmware rounds limits
 HOTTER_C = 10.0  # above the peers' median, which an outlier must exceed too
 
 
@@ -22,17 +22,19 @@ def gpu_load(context: JudgingContext) -> Judgment:
     """Judge what NVML reports for each GPU during the matmuls.
 
     FAIL for median SM clocks 10 % below the median of GPUs of its model, WARN for 5 %, if they are also an
-    outlier as for gemm. WARN for a power limit below that of most GPUs of the model (without peers: below its
-    default), or for one below the default on all GPUs of the model; for clocks throttled by heat or power
-    faults; for a GPU at its slowdown temperature, or hotter than its peers; for a PCIe generation older than
-    that of GPUs of its model (without peers: than GPU and slot support).
+    outlier as for gemm. WARN for a power limit below that of most GPUs of the model; for clocks throttled by
+    heat or power faults; for a GPU at its slowdown temperature, or hotter than its peers; for a PCIe
+    generation older than that of GPUs of its model (without peers: than GPU and slot support). WARN if all
+    GPUs of a model have a power limit, a set clock or a memory clock below their own figures, or a PCIe link
+    slower than they support that no copy exceeds.
 
-    Limits: those of check gemm, in checklist/checks/collectives/speed_judge.py; ``CAPPED`` (99 %) of the
-    peers' power limit or of the default; NVML's slowdown temperature, and ``HOTTER_C`` (10 °C) above the
-    median of at least four GPUs of the model for an outlier. Throttling reasons that every large GPU has
-    under load are ignored (``NORMAL_THROTTLING``).
+    Limits: those of check gemm, in checklist/checks/collectives/speed_judge.py; ``OWN_SHARE`` (99 %) of the
+    peers' power limit or of the GPU's own figures, ``MEMORY_SHARE`` (95 %) of the highest memory clock;
+    NVML's slowdown temperature, and ``HOTTER_C`` (10 °C) above the median of at least four GPUs of the model
+    for an outlier. Throttling reasons that every large GPU has under load are ignored
+    (``NORMAL_THROTTLING``).
 
-    Not detected: a slow slot common to all GPUs of a model, which may be intended.
+    Not detected: a slow slot common to all GPUs of a model if copies to the host were not measured.
     """
     if not context.cuda:
         return skipped("gpu-load", "The run uses no GPUs.")
@@ -55,6 +57,7 @@ def gpu_load(context: JudgingContext) -> Judgment:
         context, states, "pcie_generation", "pcie-slow", "WARN", "as its PCIe generation", check="gpu-load"
     )
     findings += [fault for state in single for fault in _old_link(context, state)]
+    findings += below_product(context, states)
     figures = [*clocks, *_figures(context, states, "power_w", "power", "W")]
     figures += _figures(context, states, "temperature_c", "temperature", "°C")
     passed = "No GPU is held back by heat, power or its slot."
@@ -105,26 +108,9 @@ def _capped(context: JudgingContext, states: list[GpuHealth], kinds: dict[int, s
     for state in states:
         counts, limit_w = limits[kinds.get(state.rank)], state.power_limit_w
         common_w = max(counts, key=lambda limit: (counts[limit], limit), default=None)
-        peers = "others of its kind have"
-        if counts.total() == 1:
-            common_w, peers = state.power_default_w, "it has by default"
-        if limit_w is not None and common_w is not None and limit_w < CAPPED * common_w:
-            symptom = f"is capped at {limit_w:.0f} W, {peers} {common_w:.0f} W"
+        if limit_w is not None and common_w is not None and limit_w < OWN_SHARE * common_w:
+            symptom = f"is capped at {limit_w:.0f} W, others of its kind have {common_w:.0f} W"
             findings.append(_of_gpu(context, state, "power-cap", "WARN", symptom))
-    return findings or _all_capped(states, kinds)
-
-
-def _all_capped(states: list[GpuHealth], kinds: dict[int, str]) -> list[Finding]:
-    """Report models of which every GPU has a power limit below its default."""
-    findings = []
-    for kind in dict.fromkeys(kinds.values()):
-        of_kind = [state for state in states if kinds.get(state.rank) == kind]
-        limits = [(state.power_limit_w, state.power_default_w) for state in of_kind]
-        known = [(limit, default) for limit, default in limits if limit is not None and default is not None]
-        if known and len(known) == len(limits) and all(limit < CAPPED * default for limit, default in known):
-            limit, default = max(known)
-            title = f"All {len(known)} GPUs of model {kind} are capped at {limit:.0f} W or less, by default "
-            findings.append(finding("gpu-load", "power-cap", "WARN", f"{title}they have {default:.0f} W."))
     return findings
 
 

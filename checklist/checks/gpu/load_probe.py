@@ -36,6 +36,7 @@ class Sample:
     reasons: tuple[str, ...] | None = None
     """Throttling reasons."""
     pcie_generation: int | None = None
+    memory_clock_mhz: int | None = None
 
 
 @contextlib.contextmanager
@@ -51,7 +52,7 @@ def watched(context: Context) -> Iterator[None]:
     finally:
         stop.set()
         thread.join(_LEAVE_S)  # a lost GPU may not respond; then there is no result
-        context.kept["loaded"] = next(iter(samples), None)
+        context.stored["loaded"] = next(iter(samples), None)
 
 
 def _watch(context: Context, stop: threading.Event, readings: list[GpuHealth]) -> None:
@@ -69,33 +70,34 @@ def _watch(context: Context, stop: threading.Event, readings: list[GpuHealth]) -
 def sample(nvml: Any, handle: Any) -> Sample:
     """Read the GPU's current state."""
 
-    def ask(name: str, *arguments: Any) -> Any:
+    def query(name: str, *arguments: Any) -> Any:
         return optional(lambda: getattr(nvml, name)(handle, *arguments), nvml)
 
-    power = ask("nvmlDeviceGetPowerUsage")
+    power = query("nvmlDeviceGetPowerUsage")
     return Sample(
-        sm_clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+        sm_clock_mhz=query("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
         power_w=None if power is None else power / 1000,
-        temperature_c=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+        temperature_c=query("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
         margin_c=_margin(nvml, handle),
         reasons=throttle_reasons(nvml, handle),
-        pcie_generation=ask("nvmlDeviceGetCurrPcieLinkGeneration"),
+        pcie_generation=query("nvmlDeviceGetCurrPcieLinkGeneration"),
+        memory_clock_mhz=query("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
     )
 
 
 def health(nvml: Any, handle: Any, rank: int, samples: Sequence[Sample]) -> GpuHealth:
     """Summarize the samples: medians, maximum temperature, and newest PCIe generation."""
 
-    def ask(name: str, *arguments: Any) -> Any:
+    def query(name: str, *arguments: Any) -> Any:
         return optional(lambda: getattr(nvml, name)(handle, *arguments), nvml)
 
     def values_of(field: str) -> list[Any]:
         return [value for sample in samples if (value := getattr(sample, field)) is not None]
 
     clocks, power, temperature = values_of("sm_clock_mhz"), values_of("power_w"), values_of("temperature_c")
-    limits = [ask("nvmlDeviceGetEnforcedPowerLimit"), ask("nvmlDeviceGetPowerManagementDefaultLimit")]
+    limits = [query("nvmlDeviceGetEnforcedPowerLimit"), query("nvmlDeviceGetPowerManagementDefaultLimit")]
     enforced, default = (None if limit is None else limit / 1000 for limit in limits)
-    slowdown = ask("nvmlDeviceGetTemperatureThreshold", nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
+    slowdown = query("nvmlDeviceGetTemperatureThreshold", nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
     if slowdown is None and temperature and (margins := values_of("margin_c")):
         slowdown = max(temperature) + min(margins)
     return GpuHealth(
@@ -104,13 +106,18 @@ def health(nvml: Any, handle: Any, rank: int, samples: Sequence[Sample]) -> GpuH
         when="loaded",
         throttle_reasons=_frequent(values_of("reasons")),
         sm_clock_mhz=round(statistics.median(clocks)) if clocks else None,
+        sm_clock_set_mhz=query("nvmlDeviceGetApplicationsClock", nvml.NVML_CLOCK_SM),
+        sm_clock_default_mhz=query("nvmlDeviceGetDefaultApplicationsClock", nvml.NVML_CLOCK_SM),
+        memory_clock_mhz=max(values_of("memory_clock_mhz"), default=None),
+        memory_clock_most_mhz=query("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_MEM),
         power_w=statistics.median(power) if power else None,
         power_limit_w=enforced,
         power_default_w=default,
         temperature_c=max(temperature, default=None),
         slowdown_c=slowdown,
         pcie_generation=max(values_of("pcie_generation"), default=None),
-        pcie_generation_most=ask("nvmlDeviceGetMaxPcieLinkGeneration"),
+        pcie_generation_gpu=query("nvmlDeviceGetGpuMaxPcieLinkGeneration"),
+        pcie_generation_most=query("nvmlDeviceGetMaxPcieLinkGeneration"),
     )
 
 

@@ -100,9 +100,9 @@ def across_hosts(clique: str) -> str | None:
 
 
 def _info(nvml: Any, handle: Any) -> Any:
-    def ask() -> Any:
+    def query() -> Any:
         info = nvml.c_nvmlGpuFabricInfo_v2_t()
         nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
         return info
 
-    return optional(ask, nvml)
+    return optional(query, nvml)

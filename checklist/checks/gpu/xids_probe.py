@@ -139,8 +139,8 @@ def read_xids(context: Context, when: str, address: str | None, nvml: Any, handl
         return _from_log(context, when, log, pci(address))
     if when == "before":
         with contextlib.suppress(nvml.NVMLError, AttributeError):
-            context.kept["xids"] = Watch(nvml, handle)
-    watch = context.kept.get("xids")  # missing in a restarted process
+            context.stored["xids"] = Watch(nvml, handle)
+    watch = context.stored.get("xids")  # missing in a restarted process
     if watch is None or watch.lost:
         return {"xids": None, "xids_earlier": None, "xid_source": None}
     return {"xids": tuple(watch.codes), "xids_earlier": None, "xid_source": "NVML events"}

@@ -21,6 +21,7 @@ _LABELS_NETWORK = (  # network units, largest first: EKS, GKE
     tuple(f"topology.k8s.aws/network-node-layer-{layer}" for layer in (1, 2, 3)),
     tuple(f"cloud.google.com/gce-topology-{unit}" for unit in ("block", "subblock", "host")),
 )
+_LABEL_HOST = "cloud.google.com/gce-topology-host"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +33,8 @@ class CloudPlace:
     instance_type: str | None = None
     placement_group: str | None = None
     network_nodes: tuple[str, ...] = ()
+    physical_host: str | None = None
+    """Physical host of the virtual machine."""
 
 
 def place() -> CloudPlace:
@@ -48,6 +51,7 @@ def place() -> CloudPlace:
         instance_type=kind or (service.get("instance-type") if service else None),
         placement_group=service.get("placement/group-name") if service else None,
         network_nodes=tuple(labels[name] for name in network if name in labels),
+        physical_host=labels.get(_LABEL_HOST) or (service.get("placement/host-id") if service else None),
     )
 
 
@@ -88,14 +92,16 @@ class _Service:
         # The AWS SDKs use the same variable
         address = urllib.parse.urlsplit(os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or _METADATA)
         self._host, self._port = address.hostname or "", address.port or 80
-        self._token = self._ask("PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"})
+        self._token = self._request(
+            "PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
+        )
 
     def get(self, path: str) -> str | None:
         if self._token is None:
             return None
-        return self._ask("GET", f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": self._token})
+        return self._request("GET", f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": self._token})
 
-    def _ask(self, method: str, path: str, headers: dict[str, str]) -> str | None:
+    def _request(self, method: str, path: str, headers: dict[str, str]) -> str | None:
         return _answer(
             http.client.HTTPConnection(self._host, self._port, timeout=_LIMIT_S), method, path, headers
         )

@@ -6,6 +6,7 @@ import re
 import statistics
 from collections import Counter, defaultdict
 
+from checklist.judging import shared_hosts
 from checklist.judging.advice import finding
 from checklist.judging.context import JudgingContext, Judgment, decide, no_verdict, shorten, skipped
 from checklist.result import Finding, Gravity
@@ -253,7 +254,7 @@ def clock(context: JudgingContext) -> Judgment:
             verdict: Gravity = "FAIL" if certain > SKEW_FAIL_S else "WARN"
             findings.append(finding("clock", "clock-skew", verdict, title, suspects=suspects))
     largest = max(abs(offset - common) for _, offset in offsets)
-    return decide("clock", f"Within {largest:.3f} s.", findings, nodes=context.all_names)
+    return decide("clock", f"The clocks agree within {largest:.3f} s.", findings, nodes=context.all_names)
 
 
 def placement(context: JudgingContext) -> Judgment:
@@ -262,7 +263,7 @@ def placement(context: JudgingContext) -> Judgment:
     Limits: none.
 
     Not detected: anything if a zone is unknown (NO-VERDICT); the distance of hosts within a zone. Network
-    layers from node labels are listed in the result without a verdict.
+    layers from node labels, and virtual machines of one physical host, are listed without a verdict.
     """
     if context.local or len(context.leaders) < 2:
         return skipped("placement", "All ranks are on one machine.")
@@ -290,4 +291,7 @@ def placement(context: JudgingContext) -> Judgment:
     if all(layers):
         shared = sum(len(set(layer)) == 1 for layer in zip(*layers, strict=False))
         summary += f" and share {shared} of {min(map(len, layers))} layers of the network"
-    return decide("placement", f"{summary}.", findings, nodes=context.all_names)
+    groups_text = "".join(
+        f" Virtual machines of one physical host: {shorten(group)}." for group in shared_hosts.hosts(context)
+    )
+    return decide("placement", f"{summary}.{groups_text}", findings, nodes=context.all_names)

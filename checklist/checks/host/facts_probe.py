@@ -15,7 +15,8 @@ from typing import Any
 
 from checklist.checks.gpu import gpus_probe
 from checklist.checks.host import cgroup, cloud, settings_probe
-from checklist.checks.network import efa_probe, nics_probe, rdma_probe
+from checklist.checks.host.physical_host import physical_host
+from checklist.checks.network import efa_probe, lldp_probe, nics_probe, rdma_probe
 from checklist.measurements import Facts, to_dict
 from checklist.probing.context import Context
 
@@ -40,6 +41,7 @@ def gather(context: Context, backend: str, route_to: str) -> dict[str, Any]:
         local_rank=context.local_rank,
         hostname=socket.gethostname(),
         boot_id=os.environ.get(HOST_ID) or _read("/proc/sys/kernel/random/boot_id"),
+        uptime_s=_uptime_s() if context.local_rank == 0 else None,
         node_name=os.environ.get("NODE_NAME") or cloud_place.instance or socket.gethostname(),
         addresses=tuple(address for nic in interfaces for address in nic.addresses),
         nic=choice.nic,
@@ -55,6 +57,8 @@ def gather(context: Context, backend: str, route_to: str) -> dict[str, Any]:
         instance_type=cloud_place.instance_type,
         placement_group=cloud_place.placement_group,
         network_nodes=cloud_place.network_nodes,
+        switches=lldp_probe.switches() if context.local_rank == 0 else (),
+        physical_host=(cloud_place.physical_host or physical_host()) if context.local_rank == 0 else None,
         nvlink_domain=gpus.nvlink_domain,
         resolves_own_hostname=resolved is not None,
         hostname_address=resolved,
@@ -114,6 +118,11 @@ def _torch_cuda() -> str | None:
     text = _read(str(Path(spec.origin).with_name("version.py"))) or ""
     match = re.search(r"^cuda\b[^=]*=\s*'([^']+)'", text, re.MULTILINE)
     return match.group(1) if match else None
+
+
+def _uptime_s() -> float | None:
+    text = _read("/proc/uptime")
+    return None if text is None else float(text.split()[0])
 
 
 def _shared_memory() -> int | None:

@@ -37,11 +37,10 @@ def host_limits(context: JudgingContext) -> Judgment:
     hosts = hosts[: 1 if context.local else None]
     if not hosts:
         return context.unmeasured("host-limits", "facts")
-    findings = [
-        *(finding for fact in hosts for finding in _too_little(context, fact)),
-        *_below_peers(context, hosts),
-        *_throttled(context),
-    ]
+    too_little = [fault for fact in hosts for fault in _too_little(context, fact)]
+    reported = {(fault.code, fault.suspects) for fault in too_little}
+    below_peers = [f for f in _below_peers(context, hosts) if (f.code, f.suspects) not in reported]
+    findings = [*too_little, *below_peers, *_throttled(context)]
     cpus = min((fact.cpus for fact in hosts if fact.cpus is not None), default=None)
     memory = min((fact.memory_bytes for fact in hosts if fact.memory_bytes is not None), default=None)
     limits = [f"{cpus:g} CPUs"] if cpus is not None else []
@@ -58,10 +57,10 @@ def _too_little(context: JudgingContext, fact: Facts) -> list[Finding]:
     name, findings = context.name(fact.node), []
     ranks = context.measurements.gpus_per_node_asked
     if fact.cpus is not None and fact.cpus < ranks:
-        title = f"{name} may use {fact.cpus:g} CPUs for {ranks} ranks."
+        title = f"{name} may use {fact.cpus:g} CPUs, fewer than one a rank ({ranks})."
         findings.append(finding("host-limits", "cpu-limit", "WARN", title, suspects=[name]))
     if fact.memory_bytes is not None and fact.memory_bytes < ranks * RANK_BYTES:
-        title = f"{name} may use {format_bytes(fact.memory_bytes)} of memory for {ranks} ranks, which need "
+        title = f"{name} may use {format_bytes(fact.memory_bytes)} of memory; its ranks ({ranks}) need "
         title += f"about {format_bytes(ranks * RANK_BYTES)} before a model is loaded."
         findings.append(finding("host-limits", "memory-limit", "WARN", title, suspects=[name]))
     return findings

@@ -160,11 +160,8 @@ def _interfaces(root: Path, nics: tuple[Nic, ...]) -> dict[str, str]:
         if nic.mtu:
             versions.setdefault(f"MTU of {driver}", set()).add(str(nic.mtu))
     for device in (root / "sys/class/infiniband").glob("*"):
-        kind, rdma_firmware = (
-            _text(device / "board_id") or device.name.partition("_")[0],
-            _text(device / "fw_ver"),
-        )
-        if rdma_firmware:
+        kind = _text(device / "board_id") or device.name.partition("_")[0]
+        if rdma_firmware := _text(device / "fw_ver"):
             versions.setdefault(f"RDMA firmware of {kind}", set()).add(rdma_firmware)
     return {name: ", ".join(sorted(values)) for name, values in sorted(versions.items())}
 

@@ -82,6 +82,7 @@ def _figure(share: float, *, judged: bool) -> Figure:
 
 
 def _of_pairs(context: JudgingContext) -> list[Finding]:
+    """Report losses of pairs; many that vanish in isolation are one finding of the shared network."""
     losses = find(context.measurements.pairs)
     findings = [
         _lasting(context, case) for case in losses if not case.comes_and_goes and case.alone is not False
@@ -102,6 +103,7 @@ def _crowded(losses: list[Loss]) -> Finding:
 
 
 def _lasting(context: JudgingContext, fault: Loss) -> Finding:
+    """Build the finding of a lasting loss: FAIL if it is serious and persists in isolation."""
     symptom = f"{fault.rate:.1%} of the segments are sent again"
     if not fault.rate:
         symptom = "slow messages take more than twice as long as the best"
@@ -135,7 +137,7 @@ def _intermittent(context: JudgingContext, fault: Loss) -> Finding:
     timing = {False: "not when measured alone", True: "alone too", None: "not measured again"}[fault.alone]
     this_run = Sightings(unix=context.finished_unix, nodes=context.all_names, seen=(names,))
     recurred = recurrence.count_nights(
-        names, [*recurrence.recent(context.looks, context.finished_unix), this_run]
+        names, [*recurrence.recent(context.sightings, context.finished_unix), this_run]
     )
     title = f"Packets {where} were lost for a while: {', '.join(symptoms)}, {timing}. Seen {recurred.words}."
     nodes, suspects = ((), names) if fault.node is None else (names, ())
@@ -144,8 +146,8 @@ def _intermittent(context: JudgingContext, fault: Loss) -> Finding:
 
 
 def _recurring(context: JudgingContext, findings: list[Finding]) -> list[Finding]:
-    """Report nodes and links of this run with loss on several nights, including this one or not."""
-    history = recurrence.recent(context.looks, context.finished_unix)
+    """Report nodes and links of this run that lost packets on several nights, in this run or earlier ones."""
+    history = recurrence.recent(context.sightings, context.finished_unix)
     this_run = _sightings(context.finished_unix, context.all_names, findings)
     present = set(context.all_names)
     recurrences = recurrence.recurring((*history, this_run))
@@ -153,6 +155,7 @@ def _recurring(context: JudgingContext, findings: list[Finding]) -> list[Finding
 
 
 def _of_nights(context: JudgingContext, case: Recurrence) -> Finding:
+    """Build the finding of a node or link that lost packets on several nights."""
     link = len(case.names) > 1
     owner = f"between {' and '.join(case.names)}" if link else f"of {case.names[0]}"
     title = f"The link {owner} comes and goes: seen {case.words}."

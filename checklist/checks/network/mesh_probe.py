@@ -20,9 +20,9 @@ _AT_ONCE = 16  # concurrent probes per node; its processor limits more
 
 def listen(context: Context, address: str) -> int:
     """Listen on ``address`` for transfers; return the port."""
-    sink = context.kept.get("sink")
+    sink = context.stored.get("sink")
     if sink is None:
-        sink = context.kept["sink"] = Sink(address)
+        sink = context.stored["sink"] = Sink(address)
     return int(sink.port)
 
 

@@ -29,7 +29,7 @@ def open_some(context: Context, address: str, other_address: str | None) -> dict
     low, high = (int(number) for number in RANGE.read_text().split())
     step = (high - low + 1) / TRIED
     requested = [low + int((index + 0.5) * step) for index in range(TRIED)]
-    listeners = context.kept["open"] = []
+    listeners = context.stored["open"] = []
     ports = [port for first in requested if (port := _listen(listeners, address, first)) is not None]
     other_sockets = (
         [] if other_address is None else [_listen(listeners, other_address, requested[TRIED // 2])]
@@ -44,7 +44,7 @@ def open_some(context: Context, address: str, other_address: str | None) -> dict
 
 def close(context: Context) -> None:
     """Close all listeners."""
-    for listener in context.kept.pop("open", ()):
+    for listener in context.stored.pop("open", ()):
         listener.close()
 
 

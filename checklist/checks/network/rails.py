@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from checklist.analysis.rails import SlowRail, slow_between, slow_rails
 from checklist.judging.advice import finding
+from checklist.judging.common_cause import SLOW_RAIL
 from checklist.judging.context import JudgingContext, shorten
 from checklist.result import Finding
 
@@ -33,9 +34,9 @@ def _finding(context: JudgingContext, rail: SlowRail) -> Finding:
     if len(names) == 1:
         card = f"GPU {rail.rail} and its network card"
         title = f"Rail {rail.rail} of {names[0]} ({card}) {_WAYS[rail.kind]}: {share}."
-        return finding("pairs", "slow-rail", "FAIL", title, nodes=names, ranks=ranks, rail=rail.rail)
+        return finding("pairs", SLOW_RAIL, "FAIL", title, nodes=names, ranks=ranks, rail=rail.rail)
     if len(names) == 2:
         title = f"Rail {rail.rail} between {names[0]} and {names[1]} is slow: {share}; faulty end unknown."
-        return finding("pairs", "slow-rail", "FAIL", title, suspects=names, ranks=ranks, rail=rail.rail)
+        return finding("pairs", SLOW_RAIL, "FAIL", title, suspects=names, ranks=ranks, rail=rail.rail)
     title = f"Rail {rail.rail} is slow on all {len(names)} nodes ({shorten(names)}): {share}."
     return finding("pairs", "slow-rail-everywhere", "FAIL", title, rail=rail.rail)

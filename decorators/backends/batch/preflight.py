@@ -63,7 +63,7 @@ def check_queue(step_request: StepRequest) -> ClusterFacts:
     Each process checks a queue once, for the run's largest step.
     """
     facts = refuse_local_metadata(step_request)
-    if step_request.may_ask and not step_request.size_only:
+    if step_request.may_query and not step_request.size_only:
         _check_once(step_request.request, JobSettings.of(step_request), step_request.minimum)
     return facts
 
@@ -89,7 +89,7 @@ def inspect(
         environments = _environments(preflight, queue)
         usable = [item for item in environments if _environment(preflight, item)]
         if environments and not usable:
-            _none_able(preflight)
+            _report_unusable(preflight)
         for item in usable:
             _optional_check(preflight, "region", partial(_offered, preflight, item))
             _optional_check(preflight, "quota", partial(_quota, preflight, item))
@@ -211,7 +211,7 @@ def _refusal(preflight: _Preflight, item: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _none_able(preflight: _Preflight) -> None:
+def _report_unusable(preflight: _Preflight) -> None:
     request = preflight.request
     requested = f"{request.nodes} node(s) of {request.gpus}" if request.gpus_per_node else "the step"
     rows = [row.detail for row in preflight.findings.rows if row.check == "compute environment"]

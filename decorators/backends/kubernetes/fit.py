@@ -108,8 +108,9 @@ def _judge(node: Node, criteria: _Criteria) -> _Candidate | str:
         return reason
     nodes_of_gpu: ClusterNodes | None = None
     if request.gpus_per_node:
-        catalogue, kind = hardware.current(), request.gpu_type
-        gpu = catalogue.gpu(kind) if kind and (request.gpu_assumed or is_part(kind)) else None
+        catalogue, gpu_type = hardware.current(), request.gpu_type
+        assumed = gpu_type and (request.gpu_assumed or is_part(gpu_type))
+        gpu = catalogue.gpu(gpu_type) if gpu_type and assumed else None
         cluster = group("", [node], catalogue, rules, named=gpu)
         if not cluster.nodes:
             return cluster.skipped[0].reason if cluster.skipped else "without GPUs"

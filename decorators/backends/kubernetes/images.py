@@ -141,8 +141,8 @@ def parts(image: str) -> tuple[str, str, str]:
 def _anonymous(pool: urllib3.PoolManager, challenge: str, clock: Clock, *, is_local: bool) -> str | None:
     """Return an anonymous token of the registry; None if it issues none.
 
-    The registry names the token server (realm), which must use https; a registry on this machine (``here``)
-    may name one on this machine.
+    The registry names the token server (realm), which must use https; a registry on this machine
+    (``is_local``) may name one on this machine.
     """
     parameters = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
     try:

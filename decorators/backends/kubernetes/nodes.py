@@ -180,16 +180,16 @@ def _mark_of(growth: Growth, request: Request) -> SpotLabel | None:
 
 def _daemons(preflight: Preflight, fitting: Fit) -> tuple[Room | None, str]:
     """Return the requests of the nodes' daemon pods, None if unknown, and their description."""
-    room, assumed = None, " (assumed: this login may not list pods in all namespaces)"
+    daemon_requests, assumed = None, " (assumed: this login may not list pods in all namespaces)"
     try:
         if preflight.api.may("list", "pods"):
-            room = cluster_pods.most_of(preflight.api.get, fitting.names)
+            daemon_requests = cluster_pods.most_of(preflight.api.get, fitting.names)
             assumed = " (assumed: the nodes have none yet)"
     except (ApiRefusedError, UnreachableError) as error:
         assumed = f" (assumed: {error})"
-    reserved = room or cluster_tables.daemons()
+    reserved = daemon_requests or cluster_tables.daemons()
     note = f"{reserved.cpu:g} CPUs and {format_bytes(reserved.memory_bytes)} reserved for daemon pods"
-    return room, note + ("" if room else assumed)
+    return daemon_requests, note + ("" if daemon_requests else assumed)
 
 
 def _idle(preflight: Preflight, nodes: list[Node]) -> int | None:
@@ -206,8 +206,8 @@ def _idle(preflight: Preflight, nodes: list[Node]) -> int | None:
     if usage is None:
         return None
     catalogue, request = hardware.current(), preflight.request
-    kind = request.gpu_type
-    gpu = catalogue.gpu(kind) if kind and (request.gpu_assumed or is_part(kind)) else None
+    gpu_type = request.gpu_type
+    gpu = catalogue.gpu(gpu_type) if gpu_type and (request.gpu_assumed or is_part(gpu_type)) else None
     grouped = group("", nodes, catalogue, preflight.pods, usage=usage, named=gpu)
     return sum(group.count for group in grouped.nodes if group.free_gpus >= gpus)
 

@@ -37,7 +37,7 @@ def check_cluster(step_request: StepRequest) -> ClusterFacts:
     Each process checks a cluster once for all steps of a run. For steps other than the largest only the nodes
     are checked, and a table is printed only if they do not fit.
     """
-    if not step_request.may_ask:
+    if not step_request.may_query:
         return ClusterFacts()
     if step_request.size_only:
         _check_size(step_request)

@@ -22,7 +22,7 @@ _REFUSED = (
 # Errors with which the API server rejects a Job's pods permanently: LimitRanges, pod security, a quota of
 # limits, webhooks and admission policies, invalid fields, a missing priority class. An exhausted quota or a
 # webhook that does not respond is temporary.
-_FOR_GOOD = re.compile(
+_PERMANENT = re.compile(
     r"usage per (Container|Pod) is|violates PodSecurity|must specify |denied (the )?request|is invalid: "
     r"|no PriorityClass with name "
 )
@@ -82,10 +82,10 @@ def _waiting(api: ClusterApi, job: WaitedJob, spec: Json, pods: list[Json]) -> W
     if unscheduled:
         return WaitState(pending=True, reason=unscheduled[0])
     if len(pods) < _expected(job, spec):
-        reason = _not_made(api, job)
+        reason = _creation_failure(api, job)
         refused = (
             PermanentFailure(kind="admission", grace_period_s=0, advice=_REFUSED)
-            if _FOR_GOOD.search(reason)
+            if _PERMANENT.search(reason)
             else None
         )
         return WaitState(pending=True, reason=reason, permanent_failure=refused)
@@ -143,7 +143,7 @@ def _unscheduled(pod: Json) -> str:
     return ""
 
 
-def _not_made(api: ClusterApi, job: WaitedJob) -> str:
+def _creation_failure(api: ClusterApi, job: WaitedJob) -> str:
     """Return why pods are not created, for example a quota or a missing service account."""
     try:
         events = _listed(api, job, "events", fieldSelector="type=Warning,involvedObject.kind=Job")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.amp import GradScaler
 from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -64,6 +65,7 @@ def save(
     network: nn.Module,
     steps: Optimizers,
     average: MovingAverage | None,
+    scaler: GradScaler,
     job: TrainJob,
     env: RankEnv,
     step: int,
@@ -71,7 +73,7 @@ def save(
     """Write this rank's part of the checkpoint after ``step`` steps and mark it complete."""
     folder = job.checkpoint_dir(step)
     folder.mkdir(parents=True, exist_ok=True)
-    state_dict_saver.save(_state(network, steps, average), checkpoint_id=str(folder / FILES))
+    state_dict_saver.save(_state(network, steps, average, scaler), checkpoint_id=str(folder / FILES))
     generators.save(folder, env)
     if env.rank == 0:
         (folder / "engine.json").write_text(json.dumps(dataclasses.asdict(WrittenBy.of(job))))
@@ -79,17 +81,25 @@ def save(
     mark_part_complete(folder, env, step)
 
 
-def restore(network: nn.Module, steps: Optimizers, average: MovingAverage | None, job: TrainJob) -> None:
-    """Restore weights, optimizer states and the weights' average from the checkpoint.
+def restore(
+    network: nn.Module,
+    steps: Optimizers,
+    average: MovingAverage | None,
+    scaler: GradScaler,
+    job: TrainJob,
+) -> None:
+    """Restore weights, optimizer states, the weights' average and the loss scale from the checkpoint.
 
     Raises UserError for a checkpoint of another kind of run.
     """
     assert job.resume_dir is not None  # noqa: S101 - the caller has checked it
     _check(job)
-    state = _state(network, steps, average)
+    state = _state(network, steps, average, scaler)
     load_distributed(state, job.resume_dir / FILES)
     set_model_state_dict(network, state["model"], options=StateDictOptions(strict=False))
     set_optimizer_state_dict(network, steps, state["optimizer"], options=_FLAT)
+    if "scaler" in state:
+        scaler.load_state_dict({name: value.item() for name, value in state["scaler"].items()})
     for group in (group for optimizer in steps for group in optimizer.param_groups):
         rate = job.settings.optimizer.lr  # the schedule is a share of it
         group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], torch.Tensor) else rate
@@ -98,13 +108,17 @@ def restore(network: nn.Module, steps: Optimizers, average: MovingAverage | None
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True, ignore_frozen_params=True)
 
 
-def _state(network: nn.Module, steps: Optimizers, average: MovingAverage | None) -> dict[str, Any]:
-    """Return trained parameters, optimizer states and moving average, by the parameters' names.
+def _state(
+    network: nn.Module, steps: Optimizers, average: MovingAverage | None, scaler: GradScaler
+) -> dict[str, Any]:
+    """Return trained parameters, optimizer states and moving average by parameter name, and the loss scale.
 
     Each rank has its parts. DCP reads into the average's own tensors.
     """
-    averages = {} if average is None else {"average": average.weights}
-    return averages | {
+    state: dict[str, Any] = {} if average is None else {"average": average.weights}
+    if scaler.is_enabled():
+        state["scaler"] = {name: torch.tensor(value) for name, value in scaler.state_dict().items()}
+    return state | {
         "model": get_model_state_dict(network, options=StateDictOptions(ignore_frozen_params=True)),
         "optimizer": get_optimizer_state_dict(network, steps, options=_FLAT),
     }

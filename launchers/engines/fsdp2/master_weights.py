@@ -1,4 +1,4 @@
-"""fp32 master weights of one process that computes in bf16, without a sharding wrapper."""
+"""fp32 master weights of one process that computes in 16 bits, without a sharding wrapper."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from torch import nn
 
 
 class MasterWeights:
-    """Trained parameters in fp32, of which forward and backward passes use bf16 copies.
+    """Trained parameters in fp32, of which forward and backward passes use copies of type ``dtype``.
 
     The parameters hold the copies from a forward pass until :meth:`release`, else the fp32 weights, so that
     optimizer, checkpoint and export see these alone. Gradients are summed in fp32, as under fully_shard with
-    ``reduce_dtype=torch.float32``. Frozen parameters become bf16.
+    ``reduce_dtype=torch.float32``. Frozen parameters take that type too.
     """
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, dtype: torch.dtype) -> None:
         for parameter in network.parameters():
             if parameter.dtype == torch.float32 and not parameter.requires_grad:
-                parameter.data = parameter.data.to(torch.bfloat16)
+                parameter.data = parameter.data.to(dtype)
         self._trained = [
             each for each in network.parameters() if each.requires_grad and each.dtype == torch.float32
         ]
         self._masters = [each.data for each in self._trained]
-        self._copies = [each.to(torch.bfloat16) for each in self._masters]
+        self._copies = [each.to(dtype) for each in self._masters]
         self._sums: dict[torch.Tensor, torch.Tensor] = {}
         self._computing = False
         for parameter in self._trained:

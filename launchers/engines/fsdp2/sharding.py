@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from estimator.engines import fp16
 from estimator.vocabulary import TASKS
 from launchers.base.imports import collector_paused
 from launchers.engines import _merge
@@ -46,16 +47,19 @@ class FullyShard:
         trained = [
             (name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad
         ]
-        masters = None if _is_divided(job) or not _is_mixed(job) else MasterWeights(network)
+        masters = (
+            None if _is_divided(job) or not _is_mixed(job) else MasterWeights(network, model.dtype_of(job))
+        )
         steps = optimizer.build(job, trained)
         decay = job.settings.images.ema_decay
         average = None if decay is None else MovingAverage(trained, decay, job.start_step)
+        scaler = torch.amp.GradScaler(device.type, enabled=job.plan.layout.precision == fp16.PRECISION)
         if job.resume_dir is not None:
-            checkpoint.restore(network, steps, average, job)
+            checkpoint.restore(network, steps, average, scaler, job)
         generators.seed_rank(job, env)
         if job.resume_dir is not None:
             generators.restore(job.resume_dir, env)
-        return FsdpModel(network, steps, average, masters, job, device)
+        return FsdpModel(network, steps, average, masters, scaler, job, device)
 
 
 class FsdpModel:
@@ -67,12 +71,14 @@ class FsdpModel:
         steps: list[torch.optim.Optimizer],
         average: MovingAverage | None,
         masters: MasterWeights | None,
+        scaler: torch.amp.GradScaler,
         job: TrainJob,
         device: torch.device,
     ) -> None:
         self.device = device
         self.module: Any = network
         self._steps, self._average, self._masters = steps, average, masters
+        self._scaler = scaler  # disabled unless precision is fp16-mixed
         self._schedules = [optimizer.schedule(job, job.start_step)(step) for step in steps]
         self._trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self._averaged_over = job.plan.layout.data_parallel  # by the reduction of the gradients
@@ -97,19 +103,22 @@ class FsdpModel:
         elif self._copies > 1:  # gradients are divided after each micro batch, and summed over copies once
             self.module.set_requires_all_reduce(last)
         scaled: Any = loss * (self._averaged_over / counted)
-        scaled.backward()
+        self._scaler.scale(scaled).backward()
 
     def update(self) -> torch.Tensor | None:
         self._release()
+        for steps in self._steps:
+            self._scaler.unscale_(steps)
         norm = nn.utils.get_total_norm(
             [parameter.grad for parameter in self._trained if parameter.grad is not None]
         )
         if self._clip is not None:
             nn.utils.clip_grads_with_norm_(self._trained, self._clip, norm)
         for steps, rates in zip(self._steps, self._schedules, strict=True):
-            steps.step()
+            self._scaler.step(steps)  # skipped if a gradient has overflowed
             rates.step()
             steps.zero_grad(set_to_none=True)
+        self._scaler.update()
         if self._average is not None:
             self._average.update()
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
@@ -127,7 +136,7 @@ class FsdpModel:
 
     def save_checkpoint(self, job: TrainJob, env: RankEnv, step: int) -> None:
         self._release()
-        checkpoint.save(self.module, self._steps, self._average, job, env, step)
+        checkpoint.save(self.module, self._steps, self._average, self._scaler, job, env, step)
 
     def trained_state(self, job: TrainJob) -> dict[str, Any] | None:
         if not _is_divided(job):
@@ -156,7 +165,7 @@ def _is_divided(job: TrainJob) -> bool:
 
 
 def _is_mixed(job: TrainJob) -> bool:
-    return job.plan.layout.precision == "bf16-mixed"
+    return job.plan.layout.precision in ("bf16-mixed", fp16.PRECISION)
 
 
 def _load(job: TrainJob, env: RankEnv, device: torch.device) -> Any:
@@ -234,10 +243,10 @@ def _mesh(job: TrainJob, device: torch.device) -> DeviceMesh:
 
 
 def _policy(job: TrainJob) -> MixedPrecisionPolicy:
-    """Gather weights in bf16 and sum gradients in fp32 for bf16-mixed; use one type otherwise."""
+    """Gather weights in 16 bits and sum gradients in fp32 for mixed precision; use one type otherwise."""
     if not _is_mixed(job):
         return MixedPrecisionPolicy()
-    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return MixedPrecisionPolicy(param_dtype=model.dtype_of(job), reduce_dtype=torch.float32)
 
 
 def _offload(job: TrainJob, device: torch.device) -> OffloadPolicy:

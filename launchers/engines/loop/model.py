@@ -9,7 +9,7 @@ import torch
 from estimator.errors import UserError
 from estimator.models import LATENT_PROJECTIONS, PROJECTIONS, RECURRENT_PROJECTIONS, architectures
 from estimator.models.architectures import own_names
-from estimator.vocabulary import METHODS, TASKS
+from estimator.vocabulary import METHODS, TASKS, product_type
 from launchers.base.imports import collector_paused
 from launchers.engines.loop import head, liger, quantized, unet, varlen, vision, whole_modules
 from launchers.engines.loop.families import blocks, expert_tensors, indexers
@@ -19,10 +19,12 @@ from launchers.gang.job import TrainJob
 from launchers.models import causal
 from launchers.settings import Settings
 
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
 
 def dtype_of(job: TrainJob) -> torch.dtype:
     """The type that the model computes in."""
-    return torch.float32 if job.plan.layout.precision == "fp32" else torch.bfloat16
+    return _DTYPES[product_type(job.plan.layout.precision)]
 
 
 def pretrained(job: TrainJob, *, dtype: torch.dtype, device: torch.device, **options: Any) -> Any:

@@ -121,7 +121,7 @@ class QuantizedLinear(nn.Linear):
     """
 
     absmax: torch.Tensor
-    absmax2: torch.Tensor
+    absmax2: torch.Tensor | None
 
     def __init__(self, like: nn.Linear, kind: LaunchedQuantization) -> None:
         """A layer of the same shape and type on the same device, without values; its scales are real."""
@@ -134,19 +134,19 @@ class QuantizedLinear(nn.Linear):
         empty = torch.empty((packed_count, 1), dtype=old.dtype, device=old.device)
         self.weight = nn.Parameter(empty, requires_grad=False)
         device = torch.device("cpu") if old.is_meta else old.device
-        for name, length in _scale_bytes(like.out_features, count, kind).items():
-            self.register_buffer(
-                name, torch.empty(length, dtype=torch.uint8, device=device), persistent=False
-            )
+        lengths = _scale_bytes(like.out_features, count, kind)
+        for name in _NAMES:
+            scales = torch.empty(lengths[name], dtype=torch.uint8, device=device) if name in lengths else None
+            self.register_buffer(name, scales, persistent=False)
 
     def whole(self) -> torch.Tensor:
         """The weight as the adapter is trained next to it, [out, in]."""
-        scales = {name: scale for name in _NAMES if (scale := self._buffers.get(name)) is not None}
-        shape = torch.Size((self.out_features, self.in_features))
-        return unpacked(self.weight.detach(), scales, self.kind, shape)
+        return _weight(self.in_features, self.weight, self.absmax, self.absmax2, self.kind, self.out_features)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = _Product.apply(inputs, self)  # type: ignore[no-untyped-call]
+        result: torch.Tensor = product(
+            inputs, self.weight, self.absmax, self.absmax2, self.kind, self.out_features
+        )
         return result if self.bias is None else result + self.bias
 
 
@@ -160,17 +160,66 @@ def _scale_bytes(rows: int, count: int, kind: LaunchedQuantization) -> dict[str,
     return {"absmax": blocks, "absmax2": 4 * (1 + -(-blocks // SCALES_BLOCK))}
 
 
-class _Product(torch.autograd.Function):
-    """inputs @ weight.T for a weight that isn't trained; the layer's, as it is gathered at each time."""
+@torch.library.custom_op("metaflow_finetune::quantized_product", mutates_args=())
+def product(
+    inputs: torch.Tensor,
+    packed_weight: torch.Tensor,
+    absmax: torch.Tensor,
+    absmax2: torch.Tensor | None,
+    kind: str,
+    out_features: int,
+) -> torch.Tensor:
+    """Compute ``inputs @ weight.T`` for a quantized weight [out_features, in_features].
 
-    @staticmethod
-    def forward(ctx: Any, inputs: torch.Tensor, layer: QuantizedLinear) -> torch.Tensor:
-        ctx.layer = layer
-        return nn.functional.linear(inputs, layer.whole())
+    One operator for torch.compile, which would otherwise save the unpacked weight for the backward pass.
+    """
+    weight = _weight(inputs.shape[-1], packed_weight, absmax, absmax2, kind, out_features)
+    return nn.functional.linear(inputs, weight)
 
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient @ ctx.layer.whole(), None
+
+@torch.library.custom_op("metaflow_finetune::quantized_product_backward", mutates_args=())
+def _product_backward(
+    gradient: torch.Tensor,
+    packed_weight: torch.Tensor,
+    absmax: torch.Tensor,
+    absmax2: torch.Tensor | None,
+    kind: str,
+    in_features: int,
+) -> torch.Tensor:
+    """Compute the gradient of :func:`product` by its inputs: ``gradient @ weight``."""
+    return gradient @ _weight(in_features, packed_weight, absmax, absmax2, kind, gradient.shape[-1])
+
+
+@product.register_fake
+@_product_backward.register_fake
+def _(values: torch.Tensor, _weight: Any, _absmax: Any, _absmax2: Any, _kind: str, features: int) -> Any:
+    return values.new_empty(*values.shape[:-1], features)
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:  # noqa: ARG001
+    values, packed_weight, absmax, absmax2, ctx.kind, _ = inputs
+    ctx.in_features = values.shape[-1]
+    # The parameter itself: ZeRO-3 and FSDP2 gather it again before the backward pass
+    ctx.save_for_backward(packed_weight, absmax, absmax2)
+
+
+def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    return _product_backward(gradient, *ctx.saved_tensors, ctx.kind, ctx.in_features), *[None] * 5
+
+
+product.register_autograd(_backward, setup_context=_save_for_backward)
+
+
+def _weight(
+    in_features: int,
+    packed_weight: torch.Tensor,
+    absmax: torch.Tensor,
+    absmax2: torch.Tensor | None,
+    kind: Any,
+    out_features: int,
+) -> torch.Tensor:
+    scales = {"absmax": absmax} | ({} if absmax2 is None else {"absmax2": absmax2})
+    return unpacked(packed_weight.detach(), scales, kind, torch.Size((out_features, in_features)))
 
 
 def replace_layers(network: Any, kind: LaunchedQuantization) -> None:

@@ -15,6 +15,7 @@ from launchers.gang.job import TrainJob
 
 _ATEN: Any = torch.ops.aten
 _PRODUCTS = {_ATEN.mm.default: 1, _ATEN.addmm.default: 2}  # which argument is the weight
+_QUANTIZED_PRODUCT = torch.ops.metaflow_finetune.quantized_product.default
 _ATTENTION = {torch.ops.torch_attn._varlen_attn.default} | frozenset(
     getattr(_ATEN, f"_scaled_dot_product_{kind}").default
     for kind in (
@@ -28,10 +29,9 @@ _ATTENTION = {torch.ops.torch_attn._varlen_attn.default} | frozenset(
 
 
 def recompute(blocks: Iterable[nn.Module], job: TrainJob) -> None:
-    """Let every n-th block keep its input alone for the backward pass, or that and some results.
+    """Let every n-th block, as the plan's layout says, keep only its input (or some results) for backward.
 
-    As the plan's layout says. What is around a block's
-    own code (the hooks that gather its weights) is not run again.
+    Hooks around a block, which gather its weights, are not run again.
     """
     layout = job.plan.layout
     if not layout.activation_checkpointing:
@@ -54,7 +54,9 @@ def _keep_some(adapter_rank: int) -> Any:
 
     def policy(context: Any, operation: Callable[..., Any], *values: Any, **_: Any) -> CheckpointPolicy:
         save = operation in _ATTENTION
-        if operation in _PRODUCTS and min(values[_PRODUCTS[operation]].shape) > adapter_rank:
+        if operation == _QUANTIZED_PRODUCT or (
+            operation in _PRODUCTS and min(values[_PRODUCTS[operation]].shape) > adapter_rank
+        ):
             counts[context.is_recompute] += 1
             save = counts[context.is_recompute] % 2 == 1
         return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE

@@ -162,7 +162,7 @@ def _fetched(sums: torch.Tensor, norm: torch.Tensor | None) -> tuple[list[float]
     if norm is None:
         return sums.tolist(), None
     *values, last = torch.cat([sums, norm.detach().to(sums).reshape(1)]).tolist()
-    return values, last
+    return values, last if math.isfinite(last) else None  # fp16 gradients may overflow, which skips the step
 
 
 def _known(metrics: dict[str, float]) -> dict[str, float]:

@@ -9,13 +9,13 @@ from functools import lru_cache
 
 import pytest
 
-from benchmarks.published import fit, refit
+from benchmarks.published import fit, refit, rows
 from estimator.memory.residuals import table
 
 
 @lru_cache(maxsize=1)
 def runs() -> tuple[fit.MeasuredRun, ...]:
-    return tuple(fit.runs_of())
+    return tuple(fit.runs_of(rows.read(rows.TABLE)))
 
 
 @lru_cache(maxsize=1)
@@ -54,7 +54,7 @@ def test_the_committed_residuals_and_scores_are_those_of_the_fit() -> None:
 def test_one_refit_leads_from_any_factors_to_those_of_the_table() -> None:
     given = list(table().values())
     shifted = [row if row.name in fit.GIVEN else replace(row, factor=1.5 * row.factor) for row in given]
-    assert list(refit.settled(shifted).values()) == given
+    assert list(refit.settled(rows.read(rows.TABLE), shifted).values()) == given
 
 
 def test_no_class_has_more_numbers_than_a_factor_and_its_widths() -> None:

@@ -16,7 +16,9 @@ from checklist.analysis.expectation import (
     Wiring,
     expect,
     published,
+    ranges_of,
 )
+from estimator.hardware.fabrics import fabric_shares
 
 GIB = 2**30
 H100S = Wiring(
@@ -62,6 +64,15 @@ def test_with_its_source_left_out_a_figure_gets_the_right_verdict_or_none(scored
 
 def test_the_committed_page_and_the_data_agree(scored: list[busbw.Scored]) -> None:
     assert busbw.FILE.read_text() == busbw.page(scored)
+
+
+def test_the_committed_shares_are_those_of_the_published_figures() -> None:
+    derived = ranges_of(published())
+    assert derived.keys() == fabric_shares().keys()
+    for kind, shares in fabric_shares().items():
+        assert shares.low == pytest.approx(derived[kind].low, abs=1e-4)
+        assert shares.typical == pytest.approx(derived[kind].typical, abs=1e-4)
+        assert shares.sources == derived[kind].sources
 
 
 def test_no_healthy_figure_exceeds_the_upper_bound(scored: list[busbw.Scored]) -> None:

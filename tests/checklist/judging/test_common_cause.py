@@ -11,7 +11,7 @@ import pytest
 from checklist.measurements import Measurements, Nic
 from checklist.verdict import judge
 from tests.checklist.clusters import Cluster
-from tests.checklist.runs import cpu_run, with_pairs
+from tests.checklist.runs import cpu_run, gpu_run, with_pairs
 
 
 def rack(node: int) -> dict[str, object]:
@@ -21,6 +21,10 @@ def rack(node: int) -> dict[str, object]:
 def subnet(node: int) -> dict[str, object]:
     address = f"10.0.{node // 4}.{node + 1}"
     return {"addresses": (address,), "nics": (Nic(name="eth0", addresses=(address,), up=True),)}
+
+
+def switch(node: int) -> dict[str, object]:
+    return {"switches": (f"leaf-{node // 4}",)}
 
 
 def slow(
@@ -37,7 +41,9 @@ def headline(run: Measurements) -> str:
     return judge(run).headline
 
 
-@pytest.mark.parametrize(("place", "unit"), [(rack, "rack-1"), (subnet, "subnet 10.0.1.0/24")])
+@pytest.mark.parametrize(
+    ("place", "unit"), [(rack, "rack-1"), (subnet, "subnet 10.0.1.0/24"), (switch, "switch leaf-1")]
+)
 def test_slow_nodes_of_one_unit_are_reported_with_the_unit_first(
     place: Callable[[int], dict[str, object]], unit: str
 ) -> None:
@@ -84,3 +90,20 @@ def test_random_faulty_nodes_rarely_look_like_a_common_cause() -> None:
         if len({node // 4 for node in nodes}) > 1:
             reported += headline(slow(nodes, rack)).startswith("3 of")
     assert reported <= 1
+
+
+@pytest.mark.parametrize(
+    ("rails", "reported"),
+    [
+        ({1: 3, 5: 3, 9: 3, 12: 3}, "4 of the 4 slow rails are rail 3"),
+        ({1: 3, 5: 3, 9: 3, 12: 3, 14: 0}, "4 of the 5 slow rails are rail 3"),
+        ({1: 3, 5: 3, 9: 3}, None),  # one time in 64
+        ({1: 0, 5: 1, 9: 2, 12: 3}, None),
+    ],
+)
+def test_slow_rails_of_one_number_are_reported_with_it_first(
+    rails: dict[int, int], reported: str | None
+) -> None:
+    cluster = Cluster(nodes=16, speed=45, rails=dict.fromkeys(rails.items(), 0.5))
+    text = headline(with_pairs(gpu_run(16), cluster))
+    assert text.startswith(f"{reported}: check its switches first. Rail" if reported else "Rail")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from checklist.measurements import Local
-from checklist.outputs.figures import amount, by_rank, of_check
+from checklist.outputs.figures import amount, by_rank, of_check, with_sources
 from checklist.result import CheckResult, Figure
 from checklist.verdict import judge
 from tests.checklist.runs import cpu_run, gpu_run
@@ -23,10 +23,18 @@ def test_an_amount_has_three_digits_and_its_unit(value: float, unit: str, words:
 def test_a_check_tells_from_which_to_which_its_gpus_reach() -> None:
     result = judge(gpu_run())
     told = {check.check: of_check(check) for check in result.checks}
-    assert told["gemm"] == "gemm_bf16 760 to 763 TFLOPS"
+    assert told["gemm"] == "gemm_bf16 760 to 763 TFLOPS (at least 731)"
     assert told["latency"] == "all_reduce latency 70 µs, barrier latency 70 µs"
-    assert (told["bandwidth"], told["mesh"]) == ("all_reduce fp32 450 GB/s", "slowest 10 ms")
+    assert (told["bandwidth"], told["mesh"]) == (
+        "all_reduce fp32 450 GB/s (expected 363)",
+        "slowest 10 ms",
+    )
     assert told["ranks"] == ""
+    sources = {row[1]: row for row in with_sources(result)}
+    assert sources["gemm_bf16"][2:4] == ("760 to 763 TFLOPS", "at least 731")
+    assert sources["gemm_bf16"][4].startswith("stas00/ml-engineering")
+    assert sources["all_reduce fp32"][4].startswith("32 ports x 100 Gbit/s (EFA v2)")
+    assert sources["SM clock"][4] == "median of the peers in this run"
 
 
 def test_many_names_are_cut_and_the_largest_message_stands_for_its_name() -> None:

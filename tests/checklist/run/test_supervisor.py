@@ -70,7 +70,7 @@ def test_a_rank_of_a_job_of_another_size_is_refused() -> None:
     port = 20_000 + secrets.randbelow(9_000)
     with (
         contextlib.closing(Hub(place(0, 2, port=port), SHORT)),
-        pytest.raises(UserError, match="thinks that there are 3 ranks, rank 0 2"),
+        pytest.raises(UserError, match="expects 3 ranks, rank 0 2"),
     ):
         join(place(2, 3, port=port), SHORT)
 
@@ -195,7 +195,7 @@ def test_every_node_gets_the_condensed_form_of_a_large_run_and_rank_0_has_it_who
 def test_a_long_run_says_every_few_seconds_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(conductor_module, "SIGN_S", 0.1)
+    monkeypatch.setattr(conductor_module, "PROGRESS_S", 0.1)
     hub = Hub(place(0), SHORT)
     conductor = Coordinator(Options(device="cpu"), place(0), hub, replace(SHORT, rendezvous=65.0))
     try:

@@ -105,7 +105,7 @@ def test_an_error_of_the_backend_is_two_lines_and_not_retried(
     with pytest.raises(SystemExit) as ended:
         described(Kubernetes(ValueError("refused"), job))
     assert ended.value.code == METAFLOW_EXIT_DISALLOW_RETRY
-    assert capsys.readouterr().err.splitlines() == [line, "Do this."]
+    assert capsys.readouterr().err.splitlines() == ["Error:", line, "Do this."]
 
 
 def test_a_failed_step_is_raised_after_its_pods_are_described(

@@ -1,8 +1,42 @@
-"""The number of retries of a deployed step, which the estimator counts with."""
+"""Retries of a deployed step: how many, and which failures end them."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from decorators._metaflow import endings, retries
 from decorators._metaflow.retries import RETRIES
+from decorators.backends.disruptions import Disruptions
 from estimator.planning.goals import ATTEMPTS
+from launchers.gang.failures import Failure, Kind
+from launchers.store.bundles import LocalStorage
 
 
 def test_spot_plans_count_with_the_retries_that_a_deployed_step_has() -> None:
     assert ATTEMPTS == RETRIES
+
+
+@pytest.mark.parametrize(
+    ("ends", "deployed", "forbidden"),
+    [
+        (("rank", "rank"), True, False),
+        (("rank", "rank", "rank"), True, True),
+        (("node", "rank", "left", "rank"), True, False),  # lost nodes and drained ones are no failures
+        (("rank", "rank", "rank"), False, False),  # there each attempt is a failure
+    ],
+)
+def test_a_deployed_step_fails_as_often_as_its_retry_allows(
+    ends: tuple[Kind, ...], deployed: bool, forbidden: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = SimpleNamespace(decorators=[SimpleNamespace(name="retry", attributes={"times": "2"})])
+    context = SimpleNamespace(
+        flow=SimpleNamespace(train=step), max_user_code_retries=RETRIES if deployed else 2
+    )
+    monkeypatch.setattr(retries, "system_context", context)
+    monkeypatch.setattr(endings, "_retry_forbidden", False)
+    disruptions = Disruptions(storage=LocalStorage(tmp_path), run="7")
+    for launch, kind in enumerate(ends):
+        disruptions.record_gang_end("train", launch, Failure.now(kind, 0, "host", "it ended"))
+    retries.limit_failures("train", disruptions.failures("train", len(ends)))
+    assert endings._retry_forbidden is forbidden

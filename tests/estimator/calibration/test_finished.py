@@ -54,6 +54,16 @@ def test_a_damaged_line_is_told_and_left_out(tmp_path: Path, line: str, complain
     assert correction.runs == 2
 
 
+def test_training_loops_of_users_do_not_correct_the_estimates_of_launched_engines(tmp_path: Path) -> None:
+    store = Store(tmp_path / "runs.jsonl")
+    store.add(finished("Own/1", own_loop=True, gpu="L4"))
+    store.add(finished("FinetuneFlow/1"))
+    for own_loops, gpu, other in ((True, "L4", "H100 SXM"), (False, "H100 SXM", "L4")):
+        known, _ = calibration.load(store.path, own_loops=own_loops)
+        assert known.correction("torchtune", "lora", gpu) is not None
+        assert known.correction("torchtune", "lora", other) is None
+
+
 def test_a_folder_in_the_stores_place_is_told_not_raised(tmp_path: Path) -> None:
     known, problems = calibration.load(tmp_path)
     assert problems == (f"Cannot read {tmp_path}: Is a directory.",)

@@ -185,7 +185,7 @@ def test_the_default_method_is_the_first_that_fits_the_gpu() -> None:
         ("--engine fsdp2 --no-compile", (True, False, "fused")),
         ("--engine fsdp2 --loss plain", (True, True, "plain")),
         ("--engine fsdp2 --no-packing", (False, False, "fused")),
-        ("--engine fsdp2 --gpu T4", (False, False, "fused")),
+        ("--engine fsdp2 --gpu T4", (False, False, "recomputed")),
         ("--engine fsdp2 --device cpu", (False, False, "recomputed")),
         ("--engine transformers", (False, False, "plain")),
         ("--engine torchtune --optimizer adamw4bit", (True, False, "chunked")),
@@ -197,7 +197,7 @@ def test_packing_compile_and_liger_are_those_of_plans_unless_given(
     found = answer("--model", "llama-8b", "--method", "lora", *words.split())["setup"]
     assert (found["fixed_length"], found["compile"], found["loss"]) == defaults
     if "T4" in words:
-        assert found["precision"] == "fp32"
+        assert found["precision"] == "fp16-mixed"
 
 
 def test_the_text_names_what_was_decided_by_default() -> None:

@@ -17,16 +17,17 @@ def test_the_unet_alone_is_trained_and_its_speed_is_unknown() -> None:
 
 
 def test_smaller_images_keep_less() -> None:
-    small, large = (
-        answer("--model", "sdxl", "--resolution", side)["memory"]["categories"]["activations"]
-        for side in ("512", "1024")
-    )
-    assert small < large / 3
+    small, large = (answer("--model", "sdxl", "--resolution", side) for side in ("512", "1024"))
+    assert (small["model"]["resolution"], large["model"]["resolution"]) == (512, 1024)
+    kept = [found["memory"]["categories"]["activations"] for found in (small, large)]
+    assert kept[0] < kept[1] / 3
 
 
-def test_a_moving_average_is_a_category_of_its_own() -> None:
-    with_it = answer("--model", "sdxl", "--ema")["memory"]["categories"]
-    assert with_it["average of the weights"] == 4 * answer("--model", "sdxl")["model"]["parameters"]
+def test_a_moving_average_and_the_encoders_are_categories() -> None:
+    found = answer("--model", "sdxl", "--ema", "--encoders")
+    categories = found["memory"]["categories"]
+    assert categories["average of the weights"] == 4 * found["model"]["parameters"]
+    assert categories["VAE and text encoders"] > 0
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,7 @@ def test_a_moving_average_is_a_category_of_its_own() -> None:
     [
         (("--model", "sdxl", "--seq-len", "512"), "generates images, which have no tokens"),
         (("--model", "llama-8b", "--resolution", "512"), "does not generate images"),
+        (("--model", "llama-8b", "--ema"), "--ema: llama-8b does not generate images"),
         (("--model", "sdxl", "--resolution", "1020"), "multiple of 8"),
         (("--model", "sdxl", "--exact"), "supports language models"),
     ],

@@ -27,15 +27,12 @@ CHANGES: dict[str, list[str]] = {
     "images_per_row": ["--images-per-row", "2"],
     "image_size": ["--image-size", "512"],
     "task": ["--task", "dpo"],
-    "answer_len": ["--task", "grpo"],
     "reference_copy": ["--task", "dpo", "--engine", "deepspeed", "--reference-copy"],
     "flash_version": ["--flash-version", "3"],
-    "reward_parameters": ["--task", "grpo", "--reward-parameters", "1000000"],
-    "compares": ["--task", "grpo", "--method", "lora"],
+    "answers": ["--task", "grpo", "--reward-parameters", "1000000"],
     "lora_rank": ["--lora-rank", "64"],
     "lora_targets": ["--lora-targets", "q_proj,v_proj"],
-    "adapter_prompt_length": ["--method", "adapter-v1", "--adapter-prompt-length", "5"],
-    "adapter_start_layer": ["--method", "adapter-v2", "--adapter-start-layer", "0"],
+    "llama_adapter": ["--method", "adapter-v2", "--adapter-start-layer", "0"],
     "trained_modules": ["--method", "lora", "--modules-to-save", "lm_head"],
     "lora_experts": ["--method", "lora", "--lora-experts"],
     "adapter_only": ["--method", "lora", "--adapter-only"],
@@ -78,8 +75,6 @@ CHANGES: dict[str, list[str]] = {
     "device": ["--device", "cpu"],
     "processes_per_node": ["--gpus", "4"],
     "keep_checkpoints": ["--keep-checkpoints", "5"],
-    "average": ["--ema"],
-    "encoders": ["--encoders"],
 }
 
 

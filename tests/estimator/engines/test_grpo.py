@@ -13,7 +13,7 @@ from estimator.job import Job
 from estimator.memory.generation import CACHE, kv_cache_bytes
 from estimator.models import find
 from estimator.plan import Layout
-from estimator.setup import Setup, drawn_answer
+from estimator.setup import Answers, Setup, drawn_answer
 
 LLAMA = find("llama-8b")
 
@@ -55,7 +55,7 @@ def test_the_keys_and_values_of_all_answers_of_a_step_are_there_at_once() -> Non
 def test_memory_never_falls_with_more_answers_or_a_larger_reward_model() -> None:
     sizes = [sum(memory.active(setup(sequences=n)).values()) for n in (1, 4, 16, 64, 256)]
     assert sizes == sorted(sizes)
-    scored = memory.active(setup(reward_parameters=10**9))
+    scored = memory.active(setup(answers=Answers(reward_parameters=10**9)))
     assert scored["reward model"] == 2 * 10**9
     assert "reward model" not in memory.active(setup())
 
@@ -67,7 +67,7 @@ def test_memory_never_falls_with_more_answers_or_a_larger_reward_model() -> None
 def test_a_second_model_is_held_only_where_it_is_asked_for(
     method: str, compares: bool | None, reference: str
 ) -> None:
-    found = setup(method, compares=compares)
+    found = setup(method, answers=Answers(compares=compares))
     assert found.reference == reference
     assert ("reference model" in memory.active(found)) == (reference == "copy")
 
@@ -79,7 +79,7 @@ def test_full_training_keeps_weights_in_fp32_and_a_frozen_base_in_16_bits() -> N
 
 def test_drawing_answers_is_a_part_of_the_step_that_grows_with_their_length() -> None:
     gpu = hardware.gpu("H100 SXM")
-    short, long = (throughput.speed(setup(answer_len=n), gpu) for n in (64, 512))
+    short, long = (throughput.speed(setup(answers=Answers(length=n)), gpu) for n in (64, 512))
     assert 0 < short.parts.generation < long.parts.generation
     assert long.parts.total == pytest.approx(long.step_seconds)
     low, high = long.tokens_per_second_range or (0, 0)

@@ -12,7 +12,7 @@ from estimator.engines.support import unsupported_job, unsupported_shards, with_
 from estimator.job import Machine
 from estimator.models import find, names
 from estimator.planning.planner import plan, plans
-from estimator.setup import Setup
+from estimator.setup import LlamaAdapter, Setup
 
 ANY = Target(kind="catalogue")
 
@@ -162,7 +162,7 @@ def test_a_bias_that_peft_would_add_twice_is_refused() -> None:
 
 def test_prompts_in_no_block_are_refused_with_what_to_write() -> None:
     with pytest.raises(UserError, match=r"adapter-start-layer 32: llama-8b has 32 blocks") as caught:
-        Job(model=find("llama-8b"), method="adapter-v2", adapter_start_layer=32)
+        Job(model=find("llama-8b"), method="adapter-v2", llama_adapter=LlamaAdapter(start_layer=32))
     assert "--adapter-start-layer 0" in caught.value.advice
 
 

@@ -16,7 +16,7 @@ import pytest
 from estimator.memory.activations import block_bytes
 from estimator.models import hf_config
 from estimator.models.spec import ModelSpec
-from estimator.setup import Setup
+from estimator.setup import LlamaAdapter, Setup
 from tests.optional import require_torchtune
 
 torch = pytest.importorskip("torch")
@@ -133,7 +133,7 @@ def test_a_block_with_pefts_prompts_keeps_what_the_formula_says() -> None:
         config = peft.AdaptionPromptConfig(adapter_len=10, adapter_layers=2, task_type="CAUSAL_LM")
         model = peft.get_peft_model(base, config)
         counted = per_block(model, model.get_base_model())
-    formula = block_bytes(step(spec, method="adapter-v1", adapter_start_layer=0))
+    formula = block_bytes(step(spec, method="adapter-v1", llama_adapter=LlamaAdapter(start_layer=0)))
     assert formula == pytest.approx(counted, rel=0.02)
 
 
@@ -149,7 +149,9 @@ def test_a_block_with_an_adapter_v2_keeps_what_the_formula_says(family: str, sta
         counted = per_block(model.train(), model)
     many = dataclasses.replace(spec, layers=10_000 if start_layer else 2)
     first = many.layers - 1 if start_layer else 0
-    formula = block_bytes(step(many, engine="fsdp2", method="adapter-v2", adapter_start_layer=first))
+    formula = block_bytes(
+        step(many, engine="fsdp2", method="adapter-v2", llama_adapter=LlamaAdapter(start_layer=first))
+    )
     assert formula == pytest.approx(counted, rel=0.01)
 
 

@@ -9,7 +9,7 @@ import pytest
 from estimator import memory
 from estimator.memory import latents
 from estimator.memory.diffusion import ENCODERS
-from estimator.models.diffusion import STABLE_DIFFUSION_XL, positions_of
+from estimator.models.diffusion import STABLE_DIFFUSION_XL
 from estimator.plan import GIB
 from estimator.setup import Setup
 from estimator.vocabulary import IMAGE_TASK
@@ -19,7 +19,6 @@ FULL = Setup(
     model=STABLE_DIFFUSION_XL,
     engine="fsdp2",
     task=IMAGE_TASK,
-    seq_len=positions_of(1024),
     precision="bf16",
     expandable_segments=True,
     processes_per_node=1,
@@ -57,7 +56,8 @@ def test_checkpointing_larger_images_and_batches_go_the_right_way(setup: Setup) 
     needs = memory.needs(setup)[0].likely_bytes
     assert memory.needs(replace(setup, checkpointing="full"))[0].likely_bytes < needs
     assert memory.needs(replace(setup, micro_batch_size=2))[0].likely_bytes > needs
-    assert memory.needs(replace(setup, seq_len=positions_of(1536)))[0].likely_bytes > needs
+    larger = replace(STABLE_DIFFUSION_XL, resolution=1536)
+    assert memory.needs(replace(setup, model=larger))[0].likely_bytes > needs
 
 
 def test_fsdp_divides_the_states_among_processes() -> None:
@@ -67,22 +67,23 @@ def test_fsdp_divides_the_states_among_processes() -> None:
         assert shared[category] == pytest.approx(alone[category] / 4, rel=0.01)
 
 
-# (height, width, images) -> bytes at the peak of diffusers 0.42.1's AutoencoderKL.encode, without its weights
+# (side, images) -> bytes at the peak of diffusers 0.42.1's AutoencoderKL.encode, without its weights
 # (torch 2.13, FakeTensorMode, no gradients)
-ENCODED = {(1024, 1024, 1): 2_696_937_472, (768, 1280, 1): 2_528_378_880, (512, 512, 8): 5_393_874_944}
+ENCODED = {(1024, 1): 2_696_937_472, (512, 8): 5_393_874_944}
 
 
 @pytest.mark.parametrize("size", ENCODED)
-def test_an_image_s_encoding_needs_what_was_traced(size: tuple[int, int, int]) -> None:
-    height, width, images = size
-    positions = height * width // 64
-    assert images * latents.image_bytes(STABLE_DIFFUSION_XL, positions) == ENCODED[size]
+def test_an_image_s_encoding_needs_what_was_traced(size: tuple[int, int]) -> None:
+    side, images = size
+    model = replace(STABLE_DIFFUSION_XL, resolution=side)
+    assert images * latents.image_bytes(model) == ENCODED[size]
 
 
 def test_without_latents_the_encoders_are_beside_and_an_image_passes_through_the_vae() -> None:
-    beside = replace(LORA, checkpointing="full", encoders=True)
+    model = replace(STABLE_DIFFUSION_XL, loads_encoders=True)
+    beside = replace(LORA, checkpointing="full", model=model)
     frozen = dict(STABLE_DIFFUSION_XL.frozen)
     texts = sum(parameters for name, parameters in frozen.items() if name != "VAE")
     found = memory.active(beside)
     assert found[ENCODERS] == 4 * frozen["VAE"] + 2 * texts
-    assert found["activations"] == latents.image_bytes(STABLE_DIFFUSION_XL, LORA.seq_len), "the peak is there"
+    assert found["activations"] == latents.image_bytes(model), "the peak is there"

@@ -36,7 +36,7 @@ from estimator.memory.residuals import VARYING, class_of
 from estimator.memory.shape import part_of
 from estimator.models import find
 from estimator.plan import GIB
-from estimator.setup import Setup
+from estimator.setup import Answers, Setup
 from estimator.vocabulary import IMAGE_TASK
 from tests.estimator.memory.llama_step import LLAMA, step
 
@@ -406,11 +406,16 @@ def test_the_largest_batch_fills_the_memory_exactly() -> None:
 
 def test_answers_of_a_step_are_drawn_at_once() -> None:
     setup = step(
-        task="grpo", engine="fsdp2", seq_len=1000, answer_len=400, micro_batch_size=2, accumulation=3
+        task="grpo",
+        engine="fsdp2",
+        seq_len=1000,
+        answers=Answers(length=400),
+        micro_batch_size=2,
+        accumulation=3,
     )
     batch = generation.drawn_batch(setup)
     assert (batch.sequences, batch.prompt_tokens, batch.new_tokens, batch.tokens) == (6, 600, 400, 1000)
-    assert generation.drawn_batch(replace(setup, answer_len=1000)).prompt_tokens == 1
+    assert generation.drawn_batch(replace(setup, answers=Answers(length=1000))).prompt_tokens == 1
 
 
 def test_a_window_limits_the_cache_of_its_blocks() -> None:
@@ -425,13 +430,13 @@ def test_a_window_limits_the_cache_of_its_blocks() -> None:
 
 
 def test_images_are_encoded_one_to_eight_at_a_time() -> None:
-    model: Any = find("sdxl")
+    model: Any = replace(find("sdxl"), resolution=512)
     networks = latents.network_bytes(model, on_gpu=True)
-    each = latents.image_bytes(model, 4096)
+    each = latents.image_bytes(model)
     assert each == 4 * 4096 * 64 * (3 + 5 * model.vae_width)
     for room, images in ((0, 1), (2.99, 2), (3.01, 3), (100, 8)):
-        assert latents.images_at_once(model, 4096, networks + int(room * each / 0.8)) == images
-    assert latents.images_at_once(model, 4096, None) == 8
+        assert latents.images_at_once(model, networks + int(room * each / 0.8)) == images
+    assert latents.images_at_once(model, None) == 8
 
 
 def test_what_zero_3_leaves_cached_matters_less_the_larger_the_activations_are() -> None:
@@ -502,10 +507,10 @@ def test_keys_are_repeated_for_all_heads_under_padding_and_dropout_keeps_its_mas
 
 
 def test_adapters_on_text_encoders_keep_the_activations_of_each_image() -> None:
-    model: Any = find("sdxl")
-    changes: dict[str, Any] = {"method": "lora", "engine": "fsdp2", "task": IMAGE_TASK, "seq_len": 4096}
+    model: Any = replace(find("sdxl"), resolution=512)
+    changes: dict[str, Any] = {"method": "lora", "engine": "fsdp2", "task": IMAGE_TASK}
     kept, unets = [], []
-    for trained in (model, model.with_trained_texts()):
+    for trained in (model, replace(model, trains_texts=True)):
         setup = Setup(model=trained, lora_targets=model.all_linear, micro_batch_size=3, **changes)
         at_loss = diffusion.moments(setup, trained, part_of(setup, "only"), 0, buffers.NONE)[1]
         kept.append(at_loss["activations"])

@@ -10,6 +10,7 @@ from estimator.memory.shape import part_of
 from estimator.memory.states import base_bytes, loaded_bytes, scale_bytes
 from estimator.models import find
 from estimator.plan import GIB
+from estimator.setup import LlamaAdapter
 from tests.estimator.memory.llama_step import LLAMA, step
 
 
@@ -49,13 +50,17 @@ def test_prompts_keep_less_than_lora_and_scales_of_all_outputs_more(engine: Any,
 
 def test_blocks_below_the_first_prompt_keep_nothing_where_only_prompts_are_trained() -> None:
     first, half, last = (
-        memory.active(step(engine="fsdp2", method="adapter-v1", adapter_start_layer=start))["activations"]
+        memory.active(
+            step(engine="fsdp2", method="adapter-v1", llama_adapter=LlamaAdapter(start_layer=start))
+        )["activations"]
         for start in (0, LLAMA.layers // 2, LLAMA.layers - 1)
     )
     assert first / half == pytest.approx(2, rel=0.05)
     assert last < half / 8
     second = [
-        memory.active(step(engine="fsdp2", method="adapter-v2", adapter_start_layer=start))["activations"]
+        memory.active(
+            step(engine="fsdp2", method="adapter-v2", llama_adapter=LlamaAdapter(start_layer=start))
+        )["activations"]
         for start in (0, LLAMA.layers - 1)
     ]
     assert second[1] > 0.9 * second[0], "norms and scales are in every block"

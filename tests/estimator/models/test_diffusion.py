@@ -10,7 +10,7 @@ import pytest
 
 from estimator import models
 from estimator.errors import UserError
-from estimator.models.diffusion import STABLE_DIFFUSION_XL, DiffusionSpec, positions_of, side_of
+from estimator.models.diffusion import STABLE_DIFFUSION_XL, DiffusionSpec, check_resolution
 from estimator.models.reference import ModelRef
 from tests.estimator.models.test_unet import CONFIG
 
@@ -40,15 +40,10 @@ def test_the_shape_goes_with_a_run_as_json() -> None:
     assert ModelRef.from_dict(json.loads(json.dumps(reference.to_dict()))) == reference
 
 
-def test_a_latent_has_a_position_for_eight_by_eight_pixels() -> None:
-    assert positions_of(1024) == 16_384
-    assert side_of(16_384) == 1024
-
-
 @pytest.mark.parametrize(("side", "instead"), [(1020, "1024"), (4, "64"), (0, "64"), (4096, "2048")])
 def test_a_side_that_can_t_be_is_refused_with_one_that_can(side: int, instead: str) -> None:
     with pytest.raises(UserError) as caught:
-        positions_of(side)
+        check_resolution(side)
     assert f"{side} pixels" in caught.value.problem
     assert instead in caught.value.advice
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from estimator import CannotFit, Job, Machine, Plan, Target, UserError, hardware, plan
+from estimator.engines.support import unsupported_job
 from estimator.models import find
 from estimator.plan import GIB, Override
 from estimator.planning.clusters import as_qlora
@@ -173,9 +174,28 @@ def test_a_gpu_that_the_table_lacks_still_gets_a_plan_without_a_speed() -> None:
     assert (made.request.gpu_type, made.prediction.tokens_per_second) == ("NVIDIA X1000", None)
 
 
-def test_a_gpu_without_bf16_trains_in_fp32() -> None:
-    made = plan(job_of("llama-3.2-1b", method="lora", seq_len=512), Target(machine=with_gpus("Tesla T4", 1)))
-    assert made.layout.precision == "fp32"
+@pytest.mark.parametrize(
+    ("options", "engine", "precision"),
+    [
+        ({}, "fsdp2", "fp16-mixed"),
+        ({"liger": True}, "deepspeed", "fp32"),
+        ({"engine": "torchtune"}, "torchtune", "fp32"),
+        ({"model": "gemma-2b"}, "deepspeed", "fp32"),
+    ],
+    ids=["auto", "liger", "torchtune", "gemma"],
+)
+def test_a_gpu_without_bf16_trains_in_fp16_where_that_is_tested_and_else_in_fp32(
+    options: dict[str, Any], engine: str, precision: str
+) -> None:
+    job = job_of(**{"model": "llama-3.2-1b", "method": "lora", "engine": "auto", "seq_len": 512} | options)
+    made = plan(job, Target(machine=with_gpus("Tesla T4", 1)))
+    assert (made.engine, made.layout.precision, made.liger) == (engine, precision, "liger" in options)
+
+
+def test_fp16_is_refused_for_engines_and_options_that_do_not_have_it() -> None:
+    for options, reason in (({"engine": "deepspeed"}, "only fsdp2"), ({"liger": True}, "fp16-mixed scales")):
+        job = job_of("llama-8b", **{"engine": "fsdp2", "precision": "fp16-mixed"} | options)
+        assert reason in str(unsupported_job(job))
 
 
 # Refused

@@ -66,7 +66,7 @@ def test_a_summary_fits_a_screen_and_has_place_price_time_and_memory(model: str,
         model=spec,
         task=images.task_for(spec, "sft"),  # type: ignore[arg-type]
         method="lora",
-        seq_len=images.length_of(spec, None, None),
+        seq_len=images.length_of(spec, None),
         steps=1000,
     )
     ranking = plans(job, target, Goals(), 3)

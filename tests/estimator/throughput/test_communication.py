@@ -7,6 +7,7 @@ import pytest
 
 from estimator import hardware
 from estimator.errors import UserError
+from estimator.hardware.fabrics import fabric_shares
 from estimator.models import find
 from estimator.setup import Setup
 from estimator.throughput.communication import (
@@ -102,16 +103,20 @@ def test_a_link_that_is_needed_and_unknown_makes_the_time_unknown() -> None:
 
 
 def test_links_take_the_share_of_the_datasheet_that_collectives_reach() -> None:
+    share = {kind: shares.typical for kind, shares in fabric_shares().items()}
     found = links(Setup(model=LLAMA), H100, network_gbps=3200, rdma=True)
     assert (found.intra_bytes_per_s, found.inter_bytes_per_s) == (
-        pytest.approx(450e9 * 0.77),
-        pytest.approx(400e9 * 0.75),
+        pytest.approx(450e9 * share["nvlink"]),
+        pytest.approx(400e9 * share["rdma"]),
     )
-    tcp = links(Setup(model=LLAMA), hardware.gpu("L4"), network_gbps=100, rdma=False)
-    assert (tcp.intra_bytes_per_s, tcp.inter_bytes_per_s) == (
-        pytest.approx(31e9 * 0.48),
-        pytest.approx(12.5e9 * 0.6),
+    fast_tcp = links(Setup(model=LLAMA), hardware.gpu("L4"), network_gbps=100, rdma=False)
+    assert (fast_tcp.intra_bytes_per_s, fast_tcp.inter_bytes_per_s) == (
+        pytest.approx(31e9 * share["pcie"]),
+        pytest.approx(12.5e9 * share["tcp-fast"]),
     )
+    assert share["tcp-fast"] < 0.5 < share["tcp"]
+    slow_tcp = links(Setup(model=LLAMA), hardware.gpu("L4"), network_gbps=25, rdma=False)
+    assert slow_tcp.inter_bytes_per_s == pytest.approx(25e9 / 8)
 
 
 def test_an_nvl72_rack_is_one_domain_whatever_its_nodes() -> None:
@@ -121,13 +126,17 @@ def test_an_nvl72_rack_is_one_domain_whatever_its_nodes() -> None:
         network_gbps=1600,
         rdma=True,
     )
-    assert (found.domain, found.inter_bytes_per_s) == (72, pytest.approx(200e9 * 0.75 * 18))
+    assert (found.domain, found.inter_bytes_per_s) == (
+        72,
+        pytest.approx(200e9 * fabric_shares()["rdma"].typical * 18),
+    )
 
 
 def test_what_was_measured_replaces_the_datasheet_link_by_link() -> None:
     measured = MeasuredBandwidth(intra_node_gbytes_per_s=200, source="checklist", date="2026-11-20")
     found = links(Setup(model=LLAMA), H100, network_gbps=3200, rdma=True, busbw=measured)
-    assert (found.intra_bytes_per_s, found.inter_bytes_per_s) == (200e9, pytest.approx(400e9 * 0.75))
+    assert found.intra_bytes_per_s == 200e9
+    assert found.inter_bytes_per_s == pytest.approx(400e9 * fabric_shares()["rdma"].typical)
     assert "checklist" in found.basis
 
 

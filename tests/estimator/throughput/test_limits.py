@@ -137,7 +137,7 @@ def test_a_step_adds_up_micro_batches_what_is_exposed_and_the_bubble() -> None:
     load = replace(LOAD, offloaded=1e11)
     times = communication_seconds(setup, SLOW)
     assert min(times.tensor, times.gather, times.pipeline) > 0
-    found = step(setup, load, GPU, SLOW, TABLE)
+    found = step(setup, load, GPU, times, TABLE)
     busy = kernel_seconds(setup, load, GPU, TABLE).total + 0.5
     micro = busy + times.tensor / 2 + times.behind + 1e11 / 50e9
     assert found.compute == pytest.approx(4 * busy)
@@ -148,8 +148,9 @@ def test_a_step_adds_up_micro_batches_what_is_exposed_and_the_bubble() -> None:
 
 def test_weights_that_wait_on_the_host_are_copied_for_both_passes() -> None:
     setup = Setup(model=LLAMA, engine="fsdp2", sharding="fsdp", shard=4, offload="all")
-    resident = step(replace(setup, offload="optimizer"), LOAD, GPU, SLOW, TABLE)
-    found = step(setup, LOAD, GPU, SLOW, TABLE)
+    times = communication_seconds(setup, SLOW)
+    resident = step(replace(setup, offload="optimizer"), LOAD, GPU, times, TABLE)
+    found = step(setup, LOAD, GPU, times, TABLE)
     copied = 2 * LLAMA.parameters * 2 / 4 / 50e9
     assert found.communication - resident.communication == pytest.approx(copied)
 
@@ -181,6 +182,7 @@ def test_an_exchange_sends_each_domain_its_copies_once() -> None:
 
 def test_collectives_count_micro_batches_and_the_halves_of_zero() -> None:
     times = Times(
+        hops=0,
         tensor=2.0,
         expert=3.0,
         context=5.0,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from estimator.errors import UserError
 from flows.commands import flow_commands
 from flows.commands.flow_commands import BEFORE_COMMAND, FLOWS, command_line, console_script, flow_arguments
 from tests.flows.conftest import environment
@@ -89,6 +90,16 @@ def test_the_first_word_may_name_the_flow(words: str, file: str, expected: str) 
 )
 def test_a_leading_yaml_file_is_the_run_s_settings(command: str, words: str, expected: str) -> None:
     assert flow_arguments(command, words.split()) == (FLOWS[flow_commands.RUNS[command]], expected.split())
+
+
+def test_a_missing_settings_file_is_reported_with_similar_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("lora.yaml").touch()
+    with pytest.raises(UserError, match=r"There is no file lorra.yaml") as caught:
+        flow_commands.check_leading_file(["lorra.yaml", "--lr", "1e-4"])
+    assert caught.value.advice == "Did you mean lora.yaml?"
 
 
 @pytest.mark.slow

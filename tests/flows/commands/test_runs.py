@@ -61,7 +61,7 @@ def test_a_finished_run_is_in_the_table_on_the_page_and_in_json(
     assert run.run_id in table.stdout
     assert "held-out loss, before -> after" in table.stdout
     assert "held-out loss while training" in table.stdout
-    as_json = of_run("runs", "--json", "--html", str(page), run.run_id)
+    as_json = of_run("runs", "--json", "--html", str(page), run.run_id[-4:])
     assert as_json.returncode == 0, as_json.stderr
     (record,) = json.loads(as_json.stdout)
     assert record["state"] == "finished"
@@ -141,12 +141,16 @@ def test_answers_of_a_run_and_its_base_stand_below_the_table_and_blind_columns_h
 
 
 def _unfinished(*ends: str) -> Any:
-    """Build an unfinished run with one task per item: "True" or "False" as it ended, "" without an end."""
+    """Build an unfinished run with one task per item.
+
+    "True" or "False": it ended, with or without success; "False by signal": ended by one; "": without an end.
+    """
     tasks = []
     for end in ends:
         notes = [SimpleNamespace(name="attempt", value="0", created_at=1)]
-        notes += [SimpleNamespace(name="attempt_ok", value=end, created_at=2)] if end else []
-        tasks.append(SimpleNamespace(metadata=notes))
+        success = end.partition(" ")[0]
+        notes += [SimpleNamespace(name="attempt_ok", value=success, created_at=2)] if end else []
+        tasks.append(SimpleNamespace(metadata=notes, exception=ValueError() if end == "False" else None))
 
     class Run(list[Any]):
         finished = False
@@ -161,6 +165,7 @@ def _unfinished(*ends: str) -> Any:
         (False, ("True", ""), "killed"),
         (False, ("True",), "killed"),
         (False, ("True", "False"), "failed"),
+        (False, ("True", "False by signal"), "killed"),
         (None, ("True", ""), "running or killed"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,16 +19,19 @@ Asker = Callable[..., dict[str, Line]]
 
 @pytest.fixture
 def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asker:
-    """``ask(name, limit_s=, **variables)``: the first line of each check of that probe."""
+    """``ask(name, limit_s=, only=arguments, **variables)``: the first line of each check of that probe."""
 
-    def asked(name: str, limit_s: float | None = None, **variables: str) -> dict[str, Line]:
+    def asked(
+        name: str, limit_s: float | None = None, only: tuple[str, ...] = (), **variables: str
+    ) -> dict[str, Line]:
         kept = environment(tmp_path, HOME=str(tmp_path), AWS_EC2_METADATA_DISABLED="true")
         for variable in os.environ.keys() - kept.keys():
             monkeypatch.delenv(variable)
         for variable, value in {**kept, **variables}.items():
             monkeypatch.setenv(variable, value)
         monkeypatch.chdir(tmp_path)
-        ((_, lines),) = run_probes([probe for probe in PROBES if probe.name == name], limit_s)
+        (probe,) = (probe for probe in PROBES if probe.name == name)
+        ((_, lines),) = run_probes([replace(probe, arguments=only or probe.arguments)], limit_s)
         return {line.check: line for line in reversed(lines)}
 
     return asked

@@ -42,7 +42,7 @@ def variables(home: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     "probes",
     [
-        pytest.param("packages,torchtune,datastore,metadata,local,tokens", marks=pytest.mark.slow),
+        pytest.param("packages,engines,datastore,metadata,local,tokens", marks=pytest.mark.slow),
         pytest.param(ALL, marks=[pytest.mark.slow, pytest.mark.nightly]),
     ],
 )
@@ -62,7 +62,7 @@ def test_where_the_default_job_can_run_the_json_says_so_with_status_0(tmp_path: 
     answer = json.loads(done.stdout)
     lines = {line["check"]: line for line in reversed(answer["lines"])}
     assert (done.returncode, answer["default_job"]) == (0, True), done.stdout
-    usable = {"torchtune", "deepspeed", "fsdp2", "local", "datastore"} & set(probes.split(","))
+    usable = {"torchtune", "deepspeed", "fsdp2", "local", "datastore"}
     assert {lines[name]["state"] for name in usable} == {"ok"}
     assert lines["local"]["found"].startswith("tiny-llama, full with torchtune on")
     assert {line["section"] for line in answer["lines"]} >= {"Installed", "Backends", "Tokens"}

@@ -9,23 +9,22 @@ from pathlib import Path
 import pytest
 
 from estimator.vocabulary import LAUNCHED_ENGINES
-from flows.doctor.probes import PROBES
 from launchers import engines
 from tests.flows.doctor.conftest import Asker
 
 
-def test_each_engine_has_its_probe_its_modules_and_its_extra() -> None:
-    assert [probe.name for probe in PROBES if probe.section == "Engines"] == list(LAUNCHED_ENGINES)
+def test_each_engine_has_its_modules_and_its_extra() -> None:
     for name in LAUNCHED_ENGINES:
         assert all(find_spec(module) for module in engines.needs(name).modules)
         assert engines.needs(name).extra in metadata("metaflow-finetune").get_all("Provides-Extra", [])
 
 
 @pytest.mark.slow
-def test_an_engine_that_is_installed_works(ask: Asker) -> None:
-    line = ask("fsdp2")["fsdp2"]
-    assert line.state == "ok"
-    assert line.found.startswith("works: torch 2.")
+def test_engines_that_are_installed_work(ask: Asker) -> None:
+    lines = ask("engines")
+    assert list(lines) == list(reversed(LAUNCHED_ENGINES))
+    assert {line.state for line in lines.values()} == {"ok"}
+    assert lines["fsdp2"].found.startswith("works: torch 2.")
 
 
 @pytest.mark.parametrize(
@@ -35,7 +34,7 @@ def test_a_missing_package_names_the_extra_to_install(
     engine: str, package: str, extra: str, ask: Asker, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules[{package!r}] = None\n")
-    line = ask(engine, PYTHONPATH=str(tmp_path))[engine]
+    line = ask("engines", only=(engine,), PYTHONPATH=str(tmp_path))[engine]
     assert line.state == "no"
     assert line.found.startswith(f"{package} is not installed")
     assert line.fix == f"pip install 'metaflow-finetune[{extra}]'"
@@ -44,6 +43,6 @@ def test_a_missing_package_names_the_extra_to_install(
 def test_a_package_whose_import_fails_is_reported_as_broken(ask: Asker, tmp_path: Path) -> None:
     (tmp_path / "deepspeed").mkdir()
     (tmp_path / "deepspeed" / "__init__.py").write_text("raise OSError('undefined symbol: x')")
-    line = ask("deepspeed", PYTHONPATH=str(tmp_path))["deepspeed"]
+    line = ask("engines", only=("deepspeed",), PYTHONPATH=str(tmp_path))["deepspeed"]
     assert (line.state, line.found) == ("no", "import failed: undefined symbol: x")
     assert "metaflow-finetune[deepspeed]" in line.fix

@@ -14,7 +14,7 @@ from decorators.backends.overrides import request_for
 from estimator import Target, render
 from estimator.errors import UserError
 from estimator.models import find
-from estimator.models.diffusion import TINY, positions_of
+from estimator.models.diffusion import TINY
 from launchers import settings
 from launchers.dataset import sources
 from launchers.images import runs
@@ -36,7 +36,8 @@ def test_task_dataset_engine_and_length_follow_from_the_model() -> None:
     run = preparation.plan_run(settings.build(TINY_RUN), HERE)
     chosen = run.settings
     assert (chosen.task, chosen.dataset, chosen.engine) == ("text-to-image", "drawn-shapes", "fsdp2")
-    assert chosen.seq_len == positions_of(64) == run.plan.layout.seq_len
+    assert chosen.seq_len == find(TINY).max_seq_len == run.plan.layout.seq_len
+    assert (chosen.images.side, run.plan.length) == (64, "64 x 64 pixels")
     assert runs.min_side(chosen) == 32, "an image is enlarged to twice its size at most"
     assert (run.plan.task, run.plan.parameters) == ("text-to-image", find(TINY).parameters)
 
@@ -44,7 +45,7 @@ def test_task_dataset_engine_and_length_follow_from_the_model() -> None:
 def test_a_resolution_and_the_learning_rate_of_lora_are_taken() -> None:
     values = {"model": "stable-diffusion-xl", "method": "lora", "images": {"resolution": 512}}
     chosen = config(values, "sdxl")
-    assert (chosen.seq_len, chosen.optimizer.lr) == (positions_of(512), 1e-4)
+    assert (chosen.images.side, chosen.optimizer.lr) == (512, 1e-4)
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,12 @@ def test_what_was_used_builds_the_same_settings_again() -> None:
         ({}, ["engine_options={a"], "the value is not valid YAML", "brackets"),
         ({"a name": 1}, [], "unknown setting `a name`", ""),
         (
+            {"modle": "x", "lora": {"rnk": 4}},
+            [],
+            "unknown setting `lora.rnk`",
+            "Did you mean lora.rank, lora.rslora, lora.targets, model?",
+        ),
+        (
             {"columns": "promt=q"},
             [],
             "not of `promt`. Did you mean prompt",
@@ -297,4 +303,4 @@ def test_inputs_of_a_settings_file_are_looked_up_next_to_it_first(tmp_path: Path
     assert values["evaluation"]["dataset"] == f"{tmp_path}/split#test"
     assert values["rl"]["reward"] == f"{tmp_path}/score.py:short"
     assert values["rejection"]["score"] == "/absolute/score.py:short"
-    assert values["model"] == "tiny-llama"
+    assert "model" not in values, "only what the file sets"

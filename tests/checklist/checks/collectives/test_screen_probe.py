@@ -21,7 +21,7 @@ import torch.distributed as dist
 place, file = int(sys.argv[1]), Path(sys.argv[2])
 from checklist.checks.collectives.screen_probe import screen
 from checklist.checks.collectives.world_probe import store
-context = SimpleNamespace(kept={}, local_rank=0, rank=place, progress=SimpleNamespace(begin=lambda: None))
+context = SimpleNamespace(stored={}, local_rank=0, rank=place, progress=SimpleNamespace(begin=lambda: None))
 if place == 0:
     file.with_suffix(".part").write_text(str(store(context, "127.0.0.1")))
     file.with_suffix(".part").rename(file)

@@ -11,11 +11,6 @@ from checklist.verdict import judge
 from tests.checklist.runs import codes, gpu_run, past_of, slow_world, verdict_of
 
 
-def test_bandwidth_below_healthy_clusters_warns_and_below_60_percent_of_the_ports_rate_fails() -> None:
-    assert (codes(slow_world(1.0)), codes(slow_world(1.65))) == ({}, {"below-expected": "WARN"})
-    assert codes(slow_world(2.0)) == {"half-speed": "FAIL"}
-
-
 def test_a_network_of_unknown_rate_has_no_verdict_but_a_past() -> None:
     first = judge(slow_world(1.0, gpus=4))
     assert verdict_of(first, "bandwidth") == first.verdict == "NO-VERDICT"

@@ -9,7 +9,16 @@ import pytest
 from checklist.checks.gpu.gpus_judge import CORRECTED_ERRORS
 from checklist.measurements import Measurements
 from checklist.verdict import judge
-from tests.checklist.runs import codes, gpu_run, healthy_gpu, spoil, verdict_of, with_health, with_states
+from tests.checklist.runs import (
+    all_with,
+    codes,
+    gpu_run,
+    healthy_gpu,
+    spoil,
+    verdict_of,
+    with_health,
+    with_states,
+)
 
 FAULTS: list[tuple[str, Measurements, str, str]] = [
     ("one GPU twice", spoil(gpu_run(2, 1), 1, gpu_uuids=("GPU-0-0",)), "gpu-shared", "FAIL"),
@@ -72,6 +81,26 @@ def test_less_memory_than_the_peers_or_on_all_gpus_than_the_data_sheet_warns(mib
 def test_some_corrected_errors_and_spare_rows_are_normal() -> None:
     fine = {"ecc_corrected": CORRECTED_ERRORS, "remap_exhausted_banks": 0}
     assert codes(with_health(gpu_run(), 9, **fine)) == {}
+
+
+@pytest.mark.parametrize(
+    ("total", "growth", "days", "found"),
+    [
+        (CORRECTED_ERRORS, 0, None, False),
+        (CORRECTED_ERRORS + 1, 0, None, True),
+        (4 * CORRECTED_ERRORS, 0, 30, False),
+        (CORRECTED_ERRORS, 4_900, 30, False),
+        (CORRECTED_ERRORS, 5_000, 30, True),
+    ],
+)
+def test_corrected_errors_count_by_the_time_since_boot_and_under_load(
+    total: int, growth: int, days: int | None, found: bool
+) -> None:
+    run = gpu_run(2)
+    run = with_states(run, [9], "before", ecc_corrected=total)
+    run = with_states(run, [9], "after", ecc_corrected=total + growth)
+    run = all_with(run, uptime_s=None if days is None else days * 86_400.0)
+    assert codes(run) == ({"ecc-corrected": "WARN"} if found else {})
 
 
 def test_an_applications_own_xids_from_before_the_run_are_nothing_against_the_gpu() -> None:

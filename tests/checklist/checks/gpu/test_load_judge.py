@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from checklist.measurements import Measurements
+from checklist.measurements import Local, Measurements
 from checklist.verdict import judge
 from tests.checklist.runs import gpu_run, verdict_of, with_states
 
@@ -40,15 +40,44 @@ def test_an_old_slot_and_low_clocks_of_all_gpus_are_the_cluster_s_own() -> None:
     assert (result.findings, verdict_of(result, "gpu-load")) == ((), "PASS")
 
 
-@pytest.mark.parametrize(("ranks", "limit_w", "found"), [(16, 690.0, ["power-cap"]), (16, 693.0, [])])
-def test_a_power_cap_of_all_gpus_is_one_finding_of_no_node(
-    ranks: int, limit_w: float, found: list[str]
+@pytest.mark.parametrize(
+    ("code", "value", "own"),
+    [
+        ("power-cap", "power_limit_w", "power_default_w"),
+        ("clock-set", "sm_clock_set_mhz", "sm_clock_default_mhz"),
+        ("memory-clock", "memory_clock_mhz", "memory_clock_most_mhz"),
+    ],
+)
+def test_a_figure_of_all_gpus_below_their_own_is_one_finding_of_no_node(
+    code: str, value: str, own: str
 ) -> None:
-    result = judge(loaded(gpu_run(), *range(ranks), power_limit_w=limit_w))
-    assert [fault.code for fault in result.findings] == found
-    assert [fault.nodes for fault in result.findings] == [()] * len(found)
-    unknown = loaded(gpu_run(), *range(ranks), power_limit_w=limit_w, power_default_w=None)
-    assert judge(unknown).findings == ()
+    def findings(share: float, **changes: Any) -> list[tuple[str, tuple[str, ...]]]:
+        run = loaded(gpu_run(), *range(16), **{value: 700 * share, own: 700, **changes})
+        return [(fault.code, fault.nodes) for fault in judge(run).findings]
+
+    assert findings(0.94) == [(code, ())]
+    assert findings(0.99) == []
+    assert findings(0.5, **{own: None}) == []
+
+
+@pytest.mark.parametrize(
+    ("h2d", "changes", "found"),
+    [
+        (25.0, {}, ["pcie-product"]),
+        (55.0, {}, []),  # faster than the link that the virtual machine reports
+        (None, {}, []),
+        (25.0, {"pcie_generation": 5, "pcie_generation_gpu": 6}, []),
+        (25.0, {"pcie_generation_gpu": None}, []),
+    ],
+)
+def test_a_slow_slot_of_all_gpus_is_found_if_copies_confirm_it(
+    h2d: float | None, changes: dict[str, Any], found: list[str]
+) -> None:
+    run = loaded(gpu_run(), *range(16), **{"pcie_generation": 4, "pcie_generation_gpu": 5, **changes})
+    run = with_states(run, range(16), "after", pcie_width=16, pcie_width_most=16)
+    copies = tuple(Local(rank=rank, what="h2d", value=h2d, unit="GB/s") for rank in range(16) if h2d)
+    result = judge(dataclasses.replace(run, locals=(*run.locals, *copies)))
+    assert [fault.code for fault in result.findings if fault.check == "gpu-load"] == found
 
 
 @pytest.mark.parametrize(("temperature_c", "found"), [(71.9, []), (72.0, ["hotter"])])
@@ -65,7 +94,7 @@ def test_a_gpu_without_peers_is_held_against_its_own_data() -> None:
     run = gpu_run(1, 1)
     assert [f.code for f in judge(run).findings if f.check == "gpu-load"] == []
     capped = judge(loaded(run, 0, power_limit_w=500.0, pcie_generation=3))
-    assert [f.code for f in capped.findings if f.check == "gpu-load"] == ["power-cap", "pcie-slow"]
+    assert [f.code for f in capped.findings if f.check == "gpu-load"] == ["pcie-slow", "power-cap"]
 
 
 def test_gpus_that_were_not_watched_have_no_verdict() -> None:

@@ -17,7 +17,11 @@ from tests.checklist.checks.gpu.nvml import Gpu, Nvml
 
 H100: dict[str, Any] = {
     "nvmlDeviceGetUUID": "GPU-0-0",
-    "nvmlDeviceGetClockInfo": {pynvml.NVML_CLOCK_SM: 1740},
+    "nvmlDeviceGetClockInfo": {pynvml.NVML_CLOCK_SM: 1740, pynvml.NVML_CLOCK_MEM: 2619},
+    "nvmlDeviceGetMaxClockInfo": {pynvml.NVML_CLOCK_MEM: 2619},
+    "nvmlDeviceGetApplicationsClock": {pynvml.NVML_CLOCK_SM: 1980},
+    "nvmlDeviceGetDefaultApplicationsClock": {pynvml.NVML_CLOCK_SM: 1980},
+    "nvmlDeviceGetGpuMaxPcieLinkGeneration": 5,
     "nvmlDeviceGetPowerUsage": 691_500,
     "nvmlDeviceGetTemperature": {pynvml.NVML_TEMPERATURE_GPU: 61},
     "nvmlDeviceGetTemperatureThreshold": {pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: 89},
@@ -40,6 +44,7 @@ def test_medians_the_hottest_moment_and_the_fastest_link_are_told() -> None:
         temperature_c=61,
         reasons=("software power cap",),
         pcie_generation=5,
+        memory_clock_mhz=2619,
     )
     idle = Sample(sm_clock_mhz=345, power_w=80.0, temperature_c=35, reasons=(), pcie_generation=1)
     hot = Sample(sm_clock_mhz=1200, temperature_c=90, reasons=("hardware thermal slowdown",))
@@ -47,7 +52,9 @@ def test_medians_the_hottest_moment_and_the_fastest_link_are_told() -> None:
     assert (told.when, told.rank, told.uuid) == ("loaded", 3, "GPU-0-0")
     assert (told.sm_clock_mhz, told.power_w, told.temperature_c) == (1740, 691.5, 90)
     assert (told.power_limit_w, told.power_default_w, told.slowdown_c) == (700.0, 700.0, 89)
-    assert (told.pcie_generation, told.pcie_generation_most) == (5, 5)
+    assert (told.pcie_generation, told.pcie_generation_most, told.pcie_generation_gpu) == (5, 5, 5)
+    assert (told.memory_clock_mhz, told.memory_clock_most_mhz) == (2619, 2619)
+    assert (told.sm_clock_set_mhz, told.sm_clock_default_mhz) == (1980, 1980)
     assert told.throttle_reasons == ("software power cap", "hardware thermal slowdown")
     seldom = health(Nvml(gpu), gpu, 3, [*[one] * 18, hot])
     assert seldom.throttle_reasons == ("software power cap",), "once in nineteen samples"
@@ -95,5 +102,5 @@ def test_without_a_gpu_nothing_is_sampled(context: Context, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "pynvml", Nvml())
     with load_probe.watched(context):
         pass
-    assert context.kept["loaded"] is None
+    assert context.stored["loaded"] is None
     assert gpus_probe.health(context, "after") == []

@@ -70,7 +70,7 @@ class Rank:
     """What a worker is to the probe."""
 
     def __init__(self, directory: Path) -> None:
-        self.rank, self.directory, self.kept = 0, directory, {}  # type: ignore[var-annotated]
+        self.rank, self.directory, self.stored = 0, directory, {}  # type: ignore[var-annotated]
 
 
 def test_what_the_log_gains_during_the_run_is_the_runs_and_the_rest_was_earlier(
@@ -121,10 +121,10 @@ import json, sys, time
 from pathlib import Path
 from checklist.checks.gpu import gpus_probe, xids_probe
 xids_probe.kernel_log = lambda: None
-class Worker: rank, local_rank, directory, kept = 0, 0, Path(sys.argv[1]), {}
+class Worker: rank, local_rank, directory, stored = 0, 0, Path(sys.argv[1]), {}
 first = gpus_probe.health(Worker, "before")
 deadline = time.monotonic() + 20
-while "xids" in Worker.kept and not Worker.kept["xids"].codes and time.monotonic() < deadline:
+while "xids" in Worker.stored and not Worker.stored["xids"].codes and time.monotonic() < deadline:
     time.sleep(0.05)
 print(json.dumps([first, gpus_probe.health(Worker, "after")]))
 """

@@ -23,8 +23,10 @@ EC2 = {
     "/latest/meta-data/instance-id": "i-0123456789",
     "/latest/meta-data/instance-type": "p5.48xlarge",
     "/latest/meta-data/placement/group-name": "training",
+    "/latest/meta-data/placement/host-id": "h-0123456789",
 }
 LABELS = {
+    "cloud.google.com/gce-topology-host": "a1b2",
     "topology.kubernetes.io/zone": "us-east-1d",
     "node.kubernetes.io/instance-type": "p5e.48xlarge",
     "topology.k8s.aws/network-node-layer-1": "nn-1",
@@ -96,6 +98,7 @@ def test_ec2s_metadata_is_asked_with_a_session_token(monkeypatch: pytest.MonkeyP
             instance="i-0123456789",
             instance_type="p5.48xlarge",
             placement_group="training",
+            physical_host="h-0123456789",
         )
         monkeypatch.setenv("NODE_ZONE", "us-east-1a")
         assert cloud.place().zone == "us-east-1a"
@@ -129,7 +132,10 @@ def test_the_nodes_labels_tell_zone_type_and_network_where_the_pod_may_read_them
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(port))
         monkeypatch.setenv("NODE_NAME", "node-7")
         assert cloud.place() == cloud.CloudPlace(
-            zone="us-east-1d", instance_type="p5e.48xlarge", network_nodes=("nn-1", "nn-2", "nn-3")
+            zone="us-east-1d",
+            instance_type="p5e.48xlarge",
+            network_nodes=("nn-1", "nn-2", "nn-3"),
+            physical_host="a1b2",
         )
         (tmp_path / "token").write_text("not allowed")
         assert cloud.place() == cloud.CloudPlace()

@@ -42,7 +42,7 @@ def nights(place: Path, runs: list[Measurements]) -> list[Result]:
     for run in runs:
         past = past_runs.read(place)
         results.append(
-            judge(run, history=past.records, open_failures=past.open_failures, sightings=past.looks)
+            judge(run, history=past.records, open_failures=past.open_failures, sightings=past.sightings)
         )
         past_runs.append(results[-1], place)
     return results
@@ -83,7 +83,7 @@ def test_a_node_that_is_seen_with_others_each_night_is_at_fault(tmp_path: Path) 
     runs = [night(n, (pair,)) for n, pair in enumerate([(2, 0), (1, 2), (2, 3)])]
     results = nights(tmp_path / "history.jsonl", runs)
     assert [result.bad_nodes for result in results] == [(), (), ("host-2",)]
-    away = judge(night(3, nodes=2), sightings=past_runs.read(tmp_path / "history.jsonl").looks)
+    away = judge(night(3, nodes=2), sightings=past_runs.read(tmp_path / "history.jsonl").sightings)
     assert said(away) == [], "the node does not take part"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from checklist.checks.network import mesh_probe
 
-CONTEXT: Any = SimpleNamespace(kept={}, node=1, progress=SimpleNamespace(begin=lambda: None))
+CONTEXT: Any = SimpleNamespace(stored={}, node=1, progress=SimpleNamespace(begin=lambda: None))
 
 
 def test_a_node_is_reached_over_a_socket() -> None:

@@ -95,7 +95,7 @@ def test_a_permanent_refusal_of_the_pod_ends_the_wait_at_once(
     ],
 )
 def test_only_permanent_refusals_end_the_wait(said: str, for_good: bool) -> None:
-    assert bool(waiting._FOR_GOOD.search(f"Error creating: {said}")) is for_good
+    assert bool(waiting._PERMANENT.search(f"Error creating: {said}")) is for_good
 
 
 @pytest.mark.slow

@@ -54,10 +54,11 @@ def test_weights_optimizer_states_and_their_average_come_back(tmp_path: Path) ->
         return network, optimizer, average
 
     network, optimizer, average = made(3)
-    saved = checkpoint._state(network, [optimizer], average)
+    scaler = torch.amp.GradScaler(enabled=False)
+    saved = checkpoint._state(network, [optimizer], average, scaler)
     state_dict_saver.save(saved, checkpoint_id=str(tmp_path / checkpoint.FILES), no_dist=True)
     others = made(0)
-    checkpoint.restore(others[0], [others[1]], others[2], job)
+    checkpoint.restore(others[0], [others[1]], others[2], scaler, job)
     for name, parameter in network.named_parameters():
         other = dict(others[0].named_parameters())[name]
         assert torch.equal(parameter, other)

@@ -83,6 +83,40 @@ def loss_and_gradients(network: Any, batch: MicroBatch) -> tuple[float, dict[str
     }
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "qlora"},
+        {"method": "lora", "fp8": "rowwise"},
+        {"method": "full", "fp8": "rowwise", "activation_checkpointing": True},
+    ],
+    ids=["qlora", "lora-fp8", "full-fp8"],
+)
+def test_a_block_with_quantized_or_float8_products_is_compiled_as_one_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    folder = runs.make_model(tmp_path)
+    results = []
+    for compiled in (False, True):
+        job = runs.make_job(tmp_path, folder, tmp_path, steps=1, settings=settings | {"compile": compiled})
+        network = model.made_trainable(
+            model.pretrained(job, dtype=torch.float32, device=torch.device("cpu")), job
+        )
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        kernels.set_up(network, job)
+        results.append(loss_and_gradients(network, collate(runs.documents(3, seed=3), 0)))
+    # the first block's input needs no gradient where the embedding is frozen
+    graphs = 1 if settings["method"] == "full" else 2
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+    (eager_loss, eager), (loss, gradients) = results
+    assert loss == pytest.approx(eager_loss, rel=1e-6)
+    assert gradients.keys() == eager.keys()
+    assert all(torch.allclose(gradients[name], eager[name], atol=1e-6, rtol=1e-3) for name in eager)
+
+
 @library.custom_op("finetune_tests::varlen", mutates_args=())
 def varlen_op(
     query: torch.Tensor,

@@ -69,10 +69,11 @@ def test_no_layout_changes_the_losses(tmp_path: Path, whole: TrainJob, options: 
     ("options", "settings", "close"),
     [
         ({"precision": "bf16-mixed"}, {}, 1e-3),
+        ({"precision": "fp16-mixed"}, {}, 1e-3),
         ({}, {"fp8": "tensorwise"}, 1e-2),
         ({"world": 1, "micro": 4, "sharding": "none"}, {"fp8": "rowwise"}, 1e-2),
     ],
-    ids=["bf16-mixed", "tensorwise", "rowwise"],
+    ids=["bf16-mixed", "fp16-mixed", "tensorwise", "rowwise"],
 )
 def test_lower_precision_trains_as_fp32_but_for_its_digits(
     tmp_path: Path, whole: TrainJob, options: dict[str, Any], settings: dict[str, Any], close: float
@@ -89,9 +90,9 @@ def test_lower_precision_trains_as_fp32_but_for_its_digits(
     assert losses(job) != losses(whole)
 
 
-@pytest.mark.parametrize("method", ["full", pytest.param("lora", marks=NIGHTLY)])
+@pytest.mark.parametrize(("method", "precision"), [("full", "bf16-mixed"), ("lora", "fp16-mixed")])
 def test_one_process_in_mixed_precision_resumes_bit_by_bit_and_on_two(
-    tmp_path: Path, model: Path, data: Path, method: str
+    tmp_path: Path, model: Path, data: Path, method: str, precision: str
 ) -> None:
     alone = fsdp(
         tmp_path / "alone",
@@ -100,7 +101,7 @@ def test_one_process_in_mixed_precision_resumes_bit_by_bit_and_on_two(
         world=1,
         micro=4,
         sharding="none",
-        precision="bf16-mixed",
+        precision=precision,
         checkpoint_every=3,
         settings={"method": method},
     )

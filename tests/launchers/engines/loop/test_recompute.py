@@ -55,7 +55,8 @@ def repeated(job: TrainJob) -> tuple[int, int]:
         with _Counted() as counted:
             loss.backward()
         attention = "_scaled_dot_product_flash_attention_for_cpu"
-        counts.append((counted.operations["mm"], counted.operations[attention]))
+        products = counted.operations["mm"] + counted.operations["quantized_product"]
+        counts.append((products, counted.operations[attention]))
     (products, attentions), (products_again, attentions_again) = counts
     return products_again - products, attentions_again - attentions
 
@@ -79,10 +80,13 @@ def test_only_the_chosen_activations_are_recomputed(
     assert (again, attentions_again) == (products - last, attentions)
 
 
-def test_adapters_products_are_recomputed_and_every_second_one_of_the_base_is_kept(folder: Path) -> None:
-    again, attentions = repeated(job_of(folder, method="lora", recompute={"what": "selective"}))
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_adapters_products_are_recomputed_and_every_second_one_of_the_base_is_kept(
+    folder: Path, method: str
+) -> None:
+    again, attentions = repeated(job_of(folder, method=method, recompute={"what": "selective"}))
     assert attentions == 0
-    whole, _ = repeated(job_of(folder, method="lora"))
+    whole, _ = repeated(job_of(folder, method=method))
     assert whole - again == 2 * len(("q", "v", "gate", "down"))
 
 
