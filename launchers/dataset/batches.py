@@ -270,7 +270,7 @@ def log_probabilities(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tenso
 
 
 def chunk_log_probabilities(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return [positions]: log-probabilities of ``labels``, all at once."""
+    """Return the log-probability of each label, [positions], without chunks."""
     return -cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="none")
 
 

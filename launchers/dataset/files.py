@@ -366,7 +366,7 @@ def _converted(batch: Any) -> list[Any]:
 
 
 class _Saved(Rows):
-    """Split written by ``datasets``, which maps it into memory."""
+    """A split that ``datasets`` has saved to disk; it is memory-mapped."""
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         try:

@@ -21,7 +21,7 @@ _ADVICE = "If the rows are meant to be equal, write the file without compression
 
 
 class ParquetLimits:
-    """Limits for one file; ``path`` and ``metadata`` as ``pyarrow.parquet.ParquetFile`` has them."""
+    """Limits for one file. ``file``: its ``pyarrow.parquet.ParquetFile``."""
 
     def __init__(self, path: Path, file: Any) -> None:
         self._path, self._decoded = path, 0

@@ -97,7 +97,7 @@ def lay_out_tokenizer(model_dir: Path, destination: Path) -> None:
 
 
 def _code_files(model_dir: Path) -> tuple[str, ...]:
-    """Return the pattern of code files, which the copied configuration of some models names."""
+    """Return the pattern of the folder's code files if its configuration names any (``auto_map``)."""
     configs = [path for path in model_dir.glob("*config.json") if '"auto_map"' in path.read_text()]
     return ("*.py",) if configs else ()
 

@@ -82,7 +82,7 @@ def read(path: Path) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def _memory_limited(size: int) -> Iterator[None]:
-    """Let allocations fail in the block that exceed what a file of ``size`` bytes can contain."""
+    """Limit the block's memory to what tensors of a file of ``size`` bytes can need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resident_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limit = resident_bytes + 3 * size + _SPARE_BYTES

@@ -78,7 +78,11 @@ def save(model: TrainedModel, job: TrainJob, env: RankEnv) -> None:
         return
     shutil.rmtree(job.output_dir, ignore_errors=True)
     if not job.plan.adapters:
-        model.module.save_pretrained(job.output_dir / "model", state_dict=state)
+        # transformers' published names, unless the base has those of its own modules
+        own_names = {name for name, _ in model.module.named_parameters()} <= _held(job)
+        model.module.save_pretrained(
+            job.output_dir / "model", state_dict=state, save_original_format=not own_names
+        )
         return
     adapter = job.output_dir / "adapter"
     if job.plan.method == "adapter-v2":

@@ -26,6 +26,11 @@ def blocks(network: Any) -> list[nn.Module]:
     return next((list(modules) for modules in lists if len(modules) == layers), [])
 
 
+def indexers(network: Any) -> list[nn.Module]:
+    """Return sparse attention's indexers, whose code computes no gradients (DeepSeek V3.2, GLM-5)."""
+    return [module for name, module in network.named_modules() if name.endswith(".indexer")]
+
+
 def expert_tensors(network: Any) -> list[str]:
     """Return the name suffixes of all tensors that hold a block's experts, such as "experts.down_proj"."""
     return sorted(

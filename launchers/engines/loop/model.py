@@ -12,7 +12,7 @@ from estimator.models.architectures import own_names
 from estimator.vocabulary import METHODS, TASKS, product_type
 from launchers.base.imports import collector_paused
 from launchers.engines.loop import head, liger, quantized, unet, varlen, vision, whole_modules
-from launchers.engines.loop.families import blocks, expert_tensors
+from launchers.engines.loop.families import blocks, expert_tensors, indexers
 from launchers.engines.loop.recompute import recompute
 from launchers.engines.reward_head import HEAD
 from launchers.gang.job import TrainJob
@@ -69,6 +69,8 @@ def made_trainable(model: Any, job: TrainJob, *, adapters_in_fp32: bool = False)
                 parameter.data = parameter.data.to(torch.float32 if adapters_in_fp32 else dtype_of(job))
     elif job.settings.vision is not None:
         vision.freeze(model, job.settings)
+    for indexer in indexers(model):
+        indexer.requires_grad_(False)
     recompute(blocks(model), job)
     model.train()
     return model

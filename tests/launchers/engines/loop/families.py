@@ -357,7 +357,7 @@ def _adapter_problems(proof: Proof, folder: Path, merged: Any) -> list[str]:
     tokens = torch.arange(3, 33)[None]
     with torch.no_grad():
         difference = (merged(tokens).logits - adapted(tokens).logits).abs().max()
-    return [] if difference < 2 * SAME else [f"merged it is {difference:.0e} off its adapter"]
+    return [] if difference < 5 * SAME else [f"merged it is {difference:.0e} off its adapter"]
 
 
 def told(step: telemetry.Step) -> tuple[object, ...]:

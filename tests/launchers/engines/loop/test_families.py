@@ -17,10 +17,11 @@ from launchers.models import causal
 from tests.launchers.engines.loop import families
 from tests.launchers.engines.loop.families import SAME, Proof
 
-# A mixture of experts, capped scores, attention sinks, renamed tensors: with every change. The rest, and
+# A mixture of experts, capped scores, attention sinks, tensors renamed always and in some checkpoints: with
+# every change. The rest, and
 # ZeRO-3, which takes as long as both others, run every night; benchmarks/support_table.py runs every family
 # with it.
-DIFFERENT = ("mixtral", "gemma2", "gpt_oss", "nemotron_h")
+DIFFERENT = ("mixtral", "gemma2", "gpt_oss", "nemotron_h", "qwen3_5_text")
 RUN = {
     family for family, traits in architectures.FAMILIES.items() if traits.causal and not traits.code_elsewhere
 }
