@@ -178,9 +178,9 @@ def test_a_gpu_that_the_table_lacks_still_gets_a_plan_without_a_speed() -> None:
     ("options", "engine", "precision"),
     [
         ({}, "fsdp2", "fp16-mixed"),
-        ({"liger": True}, "deepspeed", "fp32"),
+        ({"liger": True}, "fsdp2", "fp32"),
         ({"engine": "torchtune"}, "torchtune", "fp32"),
-        ({"model": "gemma-2b"}, "deepspeed", "fp32"),
+        ({"model": "gemma-2b"}, "fsdp2", "fp32"),
     ],
     ids=["auto", "liger", "torchtune", "gemma"],
 )
