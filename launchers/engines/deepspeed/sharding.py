@@ -14,7 +14,7 @@ import torch.distributed as dist
 from launchers.base.imports import collector_paused
 from launchers.engines import _merge
 from launchers.engines.deepspeed import checkpoint, config
-from launchers.engines.loop import generators, head, liger, model, optimizer, quantized
+from launchers.engines.loop import export, generators, head, liger, model, optimizer, quantized
 from launchers.engines.loop.families import expert_blocks
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
@@ -149,8 +149,28 @@ def _load(job: TrainJob, values: dict[str, Any], device: torch.device) -> Any:
         network = model.pretrained(job, dtype=model.dtype_of(job), device=device, **options)
     network.hf_deepspeed_config = hf_config
     if sharded:
+        _drop_unused_prefixes(network, export.tensor_names(job))
         _fetch_expert_blocks_whole(network)
     return model.made_trainable(network, job)
+
+
+def _drop_unused_prefixes(network: Any, names: set[str]) -> None:
+    """Forget the prefixes that transformers removes from tensor names, unless the base's files have them.
+
+    An export reverts what was changed at loading. With ZeRO-3 transformers (5.23, integrations/deepspeed.py)
+    records all changes of the family, not only those that were made. ``names``: tensors of the files.
+    """
+    from transformers.core_model_loading import PrefixChange
+
+    def used(change: Any) -> bool:
+        if not isinstance(change, PrefixChange) or change.prefix_to_remove is None:
+            return True
+        prefix = ".".join(filter(None, (change.model_prefix, change.prefix_to_remove)))
+        return any(name.startswith(f"{prefix}.") for name in names)
+
+    changes = getattr(network, "_weight_conversions", None)
+    if changes is not None:
+        network._weight_conversions = [change for change in changes if used(change)]
 
 
 @contextlib.contextmanager

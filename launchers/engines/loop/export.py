@@ -32,7 +32,7 @@ def check_mergeable(network: Any, job: TrainJob) -> None:
     """
     adapted = [name for name, module in network.named_modules() if hasattr(module, "lora_A")]
     names = [f"{name.removeprefix(_ADAPTER_PREFIX)}.weight" for name in adapted]
-    held = _held(job)
+    held = tensor_names(job)
     missing = [name for name in _names_in_files(network, names, held).values() if name not in held]
     if missing:
         raise UserError(
@@ -41,7 +41,7 @@ def check_mergeable(network: Any, job: TrainJob) -> None:
         )
 
 
-def _held(job: TrainJob) -> set[str]:
+def tensor_names(job: TrainJob) -> set[str]:
     """Return the names of the tensors in the base's files."""
     return {
         name for path in hf_layout.weight_files(job.model_dir) for name in hf_layout.safetensors_header(path)
@@ -78,11 +78,7 @@ def save(model: TrainedModel, job: TrainJob, env: RankEnv) -> None:
         return
     shutil.rmtree(job.output_dir, ignore_errors=True)
     if not job.plan.adapters:
-        # transformers' published names, unless the base has those of its own modules
-        own_names = {name for name, _ in model.module.named_parameters()} <= _held(job)
-        model.module.save_pretrained(
-            job.output_dir / "model", state_dict=state, save_original_format=not own_names
-        )
+        model.module.save_pretrained(job.output_dir / "model", state_dict=state)
         return
     adapter = job.output_dir / "adapter"
     if job.plan.method == "adapter-v2":
@@ -100,7 +96,7 @@ def save(model: TrainedModel, job: TrainJob, env: RankEnv) -> None:
         adapter,
         job.output_dir / "model",
         quantized.as_trained_on(model.module, model.device),
-        lambda names: _names_in_files(model.module, names, _held(job)),
+        lambda names: _names_in_files(model.module, names, tensor_names(job)),
     )
 
 
