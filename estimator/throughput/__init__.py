@@ -36,7 +36,7 @@ from estimator.throughput.efficiency import (
 )
 from estimator.throughput.flops import Work, model_flops_per_token, weights_of, work
 from estimator.throughput.generation import GenerationSpeed, generation_speed
-from estimator.vocabulary import OPTIMIZERS, SHARDINGS
+from estimator.vocabulary import OPTIMIZERS, SHARDINGS, product_type
 
 __all__ = ["KernelTimes", "MeasuredBandwidth", "Parts", "Speed", "cost", "flops_per_token", "speed"]
 
@@ -217,8 +217,19 @@ def speed(
         parts=parts,
         tokens_per_second_range=None
         if low is None or high is None
-        else (tokens / (trained / low + generation[1]), tokens / (trained / high + generation[0])),
+        else (
+            tokens / (trained / low + generation[1]),
+            tokens / (max(trained / high, _least_seconds(setup, load, gpu)) + generation[0]),
+        ),
     )
+
+
+def _least_seconds(setup: Setup, load: Work, gpu: Gpu) -> float:
+    """Return the seconds of a step's matrix products at the GPU's peak; 0 if unknown, and in 8 or 4 bits."""
+    peak = gpu.peak_flops(product_type(setup.precision))
+    if peak is None or setup.fp8 != "none":
+        return 0.0
+    return setup.accumulation * (load.linear + load.expert + load.head + load.attention) / peak
 
 
 def _drawing(setup: Setup, gpu: Gpu) -> GenerationSpeed | None:
