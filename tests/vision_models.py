@@ -134,11 +134,11 @@ def _image_processor(family: str) -> Any:
         from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
         return Gemma3ImageProcessorPil(size={"height": SIDE, "width": SIDE})
-    size = {"size": {"longest_edge": 2 * SIDE}, "max_image_size": {"longest_edge": SIDE}}
+    sizes: dict[str, Any] = {"size": {"longest_edge": 2 * SIDE}, "max_image_size": {"longest_edge": SIDE}}
     if family == "smolvlm":
         from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-        return SmolVLMImageProcessorPil(**size)
+        return SmolVLMImageProcessorPil(**sizes)
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
-    return Idefics3ImageProcessorPil(**size)
+    return Idefics3ImageProcessorPil(**sizes)
