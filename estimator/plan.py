@@ -66,27 +66,27 @@ class MemoryEstimate:
     shows_range: tuple[int, int]
     capacity_bytes: int | None  # memory that one GPU (or, on a CPU, this process's share) offers
     host_bytes: int  # host memory of one whole node
-    needs_basis: str  # where the width of each range comes from
+    needs_basis: str  # source of the range
     shows_basis: str
-    uncorrected: MemoryEstimate | None = None  # what it was before earlier runs corrected it
-    formulas: str = ""  # calibration.formulas() at the time; empty: not noted
-    outside_bytes: int | None = None  # of what a GPU shows, outside of PyTorch's allocator; None: not known
+    uncorrected: MemoryEstimate | None = None  # estimate before the correction by earlier runs
+    formulas: str = ""  # calibration.formulas() at that time; empty: not recorded
+    outside_bytes: int | None = None  # part of the shown memory outside PyTorch's allocator; None: unknown
 
     @property
     def needs_bytes(self) -> int:
-        """The sum of the categories."""
+        """Sum of the categories."""
         return sum(value for _, value in self.categories)
 
     @property
     def live_bytes(self) -> int:
-        """Tensors that are alive at the peak, what ``torch.cuda.max_memory_allocated`` counts."""
+        """Live tensors at the peak, as counted by ``torch.cuda.max_memory_allocated``."""
         return sum(value for _, value in self._tensors)
 
     @property
     def shown_categories(self) -> tuple[tuple[str, int], ...]:
-        """Categories scaled to what a GPU shows for those that are no tensors; their sum is shows_bytes.
+        """Categories of tensors, runtime, and the rest as allocator; their sum is ``shows_bytes``.
 
-        Where less is shown than needed, on a CPU, what is missing comes off the allocator's part alone.
+        If less is shown than needed (on a CPU), only the allocator's part is reduced.
         """
         outside = self.outside_bytes
         runtime = dict(self.categories).get(RUNTIME, 0) if outside is None else outside
@@ -118,7 +118,7 @@ class MemoryEstimate:
         return tuple((name, value) for name, value in self.categories if name not in (RUNTIME, ALLOCATOR))
 
     def with_capacity(self, capacity_bytes: int | None) -> MemoryEstimate:
-        """Return the estimate for a GPU of this capacity; no counter shows more than that."""
+        """Return the estimate for a GPU of this capacity, with shown memory limited to it."""
         if (
             capacity_bytes is None or self.outside_bytes is None
         ):  # a CPU's process can be larger than its share
@@ -156,7 +156,7 @@ class MemoryEstimate:
 
     @property
     def tight(self) -> bool:
-        """Whether it fits with a risk that a first choice does not take."""
+        """Whether it fits, but with a higher risk than the planner accepts by default."""
         return self.verdict == "tight"
 
     def describe(self) -> str:
@@ -256,7 +256,7 @@ class StartUp:
 
     @property
     def hours(self) -> float:
-        """The whole start-up."""
+        """Hours of the complete start-up."""
         return (self.machine_minutes + self.image_minutes + self.weights_minutes) / 60
 
 
@@ -344,7 +344,7 @@ class Generation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Override:
-    """A planned value that was replaced, by what, and who said so."""
+    """A planned value that was replaced, the new value, and its source."""
 
     name: str
     planned: str
@@ -354,7 +354,7 @@ class Override:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearningRate:
-    """A learning rate to start a search from: a published run's, carried over to this batch by a rule."""
+    """Starting point of a learning rate search: a published run's rate, scaled to this batch by a rule."""
 
     rule: Literal["sqrt", "linear"]
     value: float
@@ -364,7 +364,7 @@ class LearningRate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The whole answer for one job: request, layout, prediction and reasons."""
+    """Plan of one job: request, layout, prediction and reasons."""
 
     model: str
     parameters: int
@@ -403,7 +403,7 @@ class Plan:
 
     @property
     def accelerations(self) -> tuple[str, ...]:
-        """Words for packing, Liger's kernels and torch.compile, as far as the plan has them."""
+        """Names of the enabled accelerations: packing, Liger kernels, torch.compile."""
         choices = {"packed": self.packing, "Liger": self.liger, "compiled": self.compile}
         return tuple(word for word, on in choices.items() if on)
 

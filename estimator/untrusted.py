@@ -75,7 +75,7 @@ def parse_yaml(text: str, loader: type[Any] | None = None) -> Any:
 
 
 def check_depth(value: Any) -> Any:
-    """Return a JSON-like value; raises DeepError for more than ``MAX_DEPTH`` levels."""
+    """Return the JSON-like value unchanged; raises DeepError for more than ``MAX_DEPTH`` levels."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         level = [
@@ -91,7 +91,7 @@ def check_depth(value: Any) -> Any:
 
 
 def read_text(path: Path, most_bytes: int = MAX_TEXT_BYTES) -> str:
-    """Read a UTF-8 file; raises OSError, UnicodeDecodeError, or UserError for one of more bytes."""
+    """Read a UTF-8 file; raises OSError, UnicodeDecodeError, or UserError above ``most_bytes``."""
     with path.open("rb") as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:

@@ -130,7 +130,7 @@ def with_engine(job: Job) -> Job:
 
 
 def _stand_in(job: Job) -> LaunchedEngine:
-    """Return the engine whose memory and speed stand in for those of a job that no engine can train."""
+    """Return the engine whose memory and speed represent a job that no engine can train."""
     return "deepspeed" if job.uses_zero("auto") else "fsdp2"  # ZeRO's options belong to DeepSpeed
 
 
@@ -398,7 +398,7 @@ def _loop_model(engine: str, model: ModelSpec) -> str | None:
 
 
 def untried_line(model: ModelSpec) -> str | None:
-    """Return a plan's line about a family that no test here has trained."""
+    """Return the note of a plan for a model family that this package was not tested with."""
     if model.own_code:
         return (
             f"{model.family} models run code of their folder, with trust_remote_code alone; memory and speed "
@@ -413,9 +413,9 @@ def untried_line(model: ModelSpec) -> str | None:
 
 
 def _experts(engine: str, job: Job) -> str | None:
-    """Return the reason why adapters on experts, or on experts alone, are not supported; None if they are.
+    """Return the reason why adapters on experts, or on experts only, are not supported; None if they are.
 
-    ZeRO-3 leaves a tensor with no shape that PEFT 0.18 could read, and the plan decides on the stage.
+    With ZeRO-3, PEFT 0.18 cannot read the shape of the partitioned tensor, and the plan may choose ZeRO-3.
     """
     model = job.model
     if not METHODS[job.method].adapters or not job.lora_experts:
@@ -439,7 +439,7 @@ def _no_experts(model: ModelSpec) -> str | None:
 
 
 def _only_expert_adapters(job: Job) -> str | None:
-    """Return the reason why adapters on experts alone are not supported: PEFT's LoRA has no such layer."""
+    """Return the reason why adapters on experts only are not supported: PEFT's LoRA has no such layer."""
     model = job.model
     if not METHODS[job.method].adapters or not model.experts or set(job.lora_targets) & set(model.all_linear):
         return None

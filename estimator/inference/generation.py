@@ -165,8 +165,8 @@ def _batch(plan: Plan, model: ModelSpec, sampling: Sampling, base: Request) -> t
             max_sequences=max(max_sequences, sampling.answers),
         )
         if batch >= sampling.answers:
-            whole_groups = batch // sampling.answers * sampling.answers
-            return (gpus if on_gpus else 0), whole_groups, True
+            complete_groups = batch // sampling.answers * sampling.answers
+            return (gpus if on_gpus else 0), complete_groups, True
     return (counts[-1] if counts and on_gpus else last), sampling.answers, False
 
 
@@ -176,7 +176,7 @@ def _can_share(model: ModelSpec, gpus: int, sampling: Sampling) -> bool:
 
 
 def _max_useful_batch(gpu: Gpu | None) -> int:
-    """Return the largest useful number of answers per batch."""
+    """Return the number of answers per batch beyond which throughput does not grow."""
     return (balanced_sequences(gpu) if gpu is not None else None) or UNKNOWN_SEQUENCES
 
 

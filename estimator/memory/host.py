@@ -55,18 +55,18 @@ def runtime_bytes(setup: Setup) -> int:
 
 
 def nccl_alone_bytes(setup: Setup) -> int:
-    """NCCL's share in an engine that has a process group also where there is one process."""
+    """Return NCCL's bytes in a single process, for engines that create a process group for it."""
     return NCCL_ALONE_BYTES.get(setup.engine, 0)
 
 
 def host_bytes(setup: Setup) -> int:
     """Return the host memory in bytes of one node of a job that trains on GPUs.
 
-    Each process: Python, torch and CUDA's host side; then the larger of loading and saving, which are not at
-    the same time. Mapped files don't count: their pages are the kernel's to take back. Offload of states:
-    DeepSpeed's own rule, 16 B a trained parameter over the nodes, times 1.5
-    (runtime/zero/stage_1_and_2.py, estimate_zero2_model_states_mem_needs); on NVMe, the buffers of one
-    sub-group alone. Offload of activations: every block's input.
+    Per process: Python, torch and the host side of CUDA. Per node: the larger of loading and saving, which
+    never overlap. Mapped files do not count, as the kernel can reclaim their pages. Offload of states:
+    DeepSpeed's own rule, 16 B per trained parameter over the nodes, times 1.5
+    (runtime/zero/stage_1_and_2.py, estimate_zero2_model_states_mem_needs); on NVMe, only the
+    buffers of one sub-group. Offload of activations: the inputs of all blocks.
     """
     ranks = min(setup.processes_per_node, setup.world_size)
     loading, saving = _loading_bytes(setup, ranks), _saving_bytes(setup)
@@ -74,17 +74,16 @@ def host_bytes(setup: Setup) -> int:
 
 
 def _loading_bytes(setup: Setup, ranks: int) -> int:
-    """Return a node's host memory while loading, without mapped files, over its ``ranks`` processes, in
-    bytes.
+    """Return the host memory in bytes of a node's ``ranks`` processes while loading, without mapped files.
 
     torchtune maps the safetensors files in each rank and permutes copies of the query and key weights
     (models/convert_weights.py; not for Qwen 2). In several processes it also casts the whole model where it
     trains in another type than the files' 16 bits, if no weight is 4-bit (training/_distributed.py,
-    load_from_full_model_state_dict). transformers maps them too and moves one tensor after the other onto
-    the GPU. With ZeRO-3 a node's first rank alone reads the weights, and puts experts together on the host
-    (measured, two processes on CPUs, transformers 5.4, DeepSpeed 0.19.8: of a dense model nothing but its
-    shards, of a mixture of experts one copy of the model in rank 0). With FSDP2 the first rank holds a
-    quantized base there, packed on its GPU a matrix at a time, until it is handed out.
+    load_from_full_model_state_dict). transformers also maps them and moves one tensor at a time to the GPU.
+    With ZeRO-3 only the first rank of a node reads the weights, and it merges experts on the host
+    (measured, two processes on CPUs, transformers 5.4, DeepSpeed 0.19.8: a dense model only
+    needs its shards, a mixture of experts one copy of the model in rank 0). With FSDP2 the first rank holds a
+    quantized base there, quantized on its GPU one matrix at a time, until it is distributed.
     """
     model = setup.model
     if setup.engine == "torchtune":

@@ -58,10 +58,10 @@ def table() -> dict[tuple[str, str], Residual]:
 
 
 def varies(setup: Setup) -> bool:
-    """Return whether batches of many lengths leave blocks behind that fit nothing that follows.
+    """Return whether batches of varying length leave freed blocks that later tensors cannot reuse.
 
-    Not with the longest batch first, whose blocks hold all others, nor with expandable segments, which take
-    freed memory of any size together (PyTorch, c10/cuda/CUDACachingAllocator.cpp).
+    Not with the longest batch first, whose blocks fit all later batches, nor with expandable segments, which
+    merge freed memory (PyTorch, c10/cuda/CUDACachingAllocator.cpp).
     """
     return not (setup.fixed_length or setup.longest_first or setup.expandable_segments)
 
@@ -69,9 +69,8 @@ def varies(setup: Setup) -> bool:
 def class_of(setup: Setup, counter: str) -> str:
     """Return the class of runs that a setup belongs to.
 
-    Live tensors are as exact as the formulas. What is held on top depends on how blocks of memory come and
-    go: eager recomputation cuts it into many sizes, compiled blocks into few, batches of many lengths into
-    the most.
+    Formulas cover live tensors. Memory held in addition depends on the sizes of allocations: compiled blocks
+    have few sizes, eager recomputation many, batches of varying length the most.
     """
     if setup.device == "cpu":
         return "cpu"

@@ -350,7 +350,7 @@ def _dense_layers(reader: ConfigReader, family: str) -> int:
 
 
 def _latent(reader: ConfigReader, shape: Mapping[str, int]) -> dict[str, int]:
-    """Multi-head latent attention; ``head_dim`` is then the sum of its two parts."""
+    """Return the fields of multi-head latent attention; ``head_dim`` is the sum of its two parts."""
     if reader.get("kv_lora_rank") is None:
         return {}
     nope, rope = reader.whole("qk_nope_head_dim"), reader.whole("qk_rope_head_dim")

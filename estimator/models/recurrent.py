@@ -38,7 +38,7 @@ def kinds(reader: ConfigReader) -> list[str]:
 
 
 def fields(reader: ConfigReader, family: str, layers: int) -> dict[str, Any]:
-    """Shape of the recurrent blocks, as keyword arguments of ModelSpec; empty if a family has none."""
+    """Return the shape of recurrent blocks as keyword arguments of ModelSpec; empty if a family has none."""
     recurrence = family_of(family).recurrence
     if not recurrence:
         return {}
@@ -60,7 +60,7 @@ def fields(reader: ConfigReader, family: str, layers: int) -> dict[str, Any]:
 
 
 def lfm3_kinds(layers: int) -> list[str]:
-    """Kinds of LFM3's blocks where config.json lists none (Lfm3Config, transformers 5.23.0)."""
+    """Return the kinds of LFM3's blocks if config.json lists none (Lfm3Config, transformers 5.23.0)."""
     period = ["sliding_attention", "conv", "full_attention", "conv"]
     return ["conv", *(period * layers)[1:layers]]
 
@@ -75,7 +75,7 @@ def has_experts(reader: ConfigReader, family: str) -> bool:
 
 
 def lfm2_width(reader: ConfigReader) -> int:
-    """Width of LFM2's MLP, which its code derives from the one in config.json (Lfm2MLP)."""
+    """Return the width of LFM2's MLP, which its code derives from that in config.json (Lfm2MLP)."""
     width = reader.whole("block_ff_dim", "intermediate_size")
     if reader.get("block_auto_adjust_ff_dim", True) is False:
         return width

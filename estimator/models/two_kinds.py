@@ -12,7 +12,7 @@ _PERIOD = 6  # every sixth block has no window, unless layer_types lists them
 
 
 def kinds(reader: ConfigReader, layers: int) -> list[str]:
-    """Return the kind of each block, "sliding_attention" or "full_attention", which the last always has."""
+    """Return each block's "sliding_attention" or "full_attention"; the last one always has the latter."""
     listed = [str(kind) for kind in reader.items("layer_types")]
     if not listed:
         listed = ["full_attention" if i % _PERIOD == 0 else "sliding_attention" for i in range(1, layers + 1)]
@@ -20,7 +20,7 @@ def kinds(reader: ConfigReader, layers: int) -> list[str]:
 
 
 def fields(reader: ConfigReader, family: str, layers: int, ffn: int) -> dict[str, Any]:
-    """Shape of both kinds of blocks and of per-layer embeddings, as keyword arguments of ModelSpec.
+    """Return the shape of both kinds of blocks and of per-layer embeddings as arguments of ModelSpec.
 
     Follows ``Gemma4TextConfig`` and ``Gemma4TextAttention`` (transformers 5.23.0). Empty for other families.
     """

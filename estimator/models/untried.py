@@ -23,5 +23,5 @@ def classes() -> dict[str, str]:
 
 
 def is_untried(family: str) -> bool:
-    """Return whether transformers has this family but no test here has trained it."""
+    """Return whether transformers has this family but this package was not tested with it."""
     return family in classes()

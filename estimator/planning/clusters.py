@@ -150,7 +150,7 @@ class Survey:
     def _enough(
         self, place: Place, nodes: int, count: int, rejection: Rejection | None, *, priced_lower: bool
     ) -> bool:
-        """Return whether more of these nodes cannot be better."""
+        """Return whether a search with more of these nodes is pointless."""
         if nodes == 1 and count < place.gpus:
             return False
         if rejection is not None and rejection.kind not in ("price", "speed"):

@@ -87,7 +87,7 @@ def spreads(job: Job, nodes: int, per_node: int) -> list[Spread]:
 
 
 def unshared(job: Job) -> Sharding:
-    """Return the sharding for a single process, which holds all states."""
+    """Return the sharding of a single process, which holds all states."""
     return ENGINES[job.engine].shardings[0]
 
 

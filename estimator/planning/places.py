@@ -125,7 +125,7 @@ def list_places(target: Target, goals: Goals, *, any_gpu: bool = False) -> list[
 
 
 def _hypothetical_nodes(target: Target, goals: Goals) -> list[Place]:
-    """Return hypothetical nodes for requested GPUs that no instance type of the table has in that number."""
+    """Return hypothetical nodes for a GPU in a number that no instance type of the table has."""
     machine = target.cloud or target.instance_type or goals.clouds or goals.instance_types or goals.spot
     if target.gpu is None or machine:
         return []
@@ -384,6 +384,7 @@ def _waits_for(group: list[ClusterNodes], limits: _Limits) -> list[str]:
 
 
 def _no_place_error(job: Job, target: Target, goals: Goals) -> UserError:
+    """Return the error for options that no instance type or node matches."""
     choices = [("--cloud", cloud) for cloud in (*goals.clouds, target.cloud)]
     choices += [("--instance-type", name) for name in (*goals.instance_types, target.instance_type)]
     choices += [("--gpu", target.gpu), ("--gpus", str(target.gpus) if target.gpus else None)]

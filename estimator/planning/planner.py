@@ -176,7 +176,7 @@ def _is_well_founded(plan: Plan) -> bool:
 def _plan_engines_locally(
     jobs: list[Job], target: Target, goals: Goals, evidence: Evidence, skipped: str
 ) -> Ranking | Failure:
-    """Plan for the available hardware with the fastest of some engines, of ties the simplest."""
+    """Plan for the available hardware with the fastest engine; among ties, with the simplest."""
     outcomes: dict[str, Plan | Failure] = {
         job.engine: _plan_locally(job, target, goals, evidence) for job in jobs
     }
@@ -289,7 +289,7 @@ def _jobs(job: Job, rejections: list[Rejection]) -> list[list[Job]]:
 
 
 def _with_method_reason(ranking: Ranking, job: Job, rejections: list[Rejection]) -> Ranking:
-    """Return the ranking of method "auto", with the reason for the method."""
+    """Add the reason for the chosen method to all plans of method "auto"."""
     method = ranking.best.method
     skipped = job.methods[: job.methods.index(method)]
     skipped_first = [line for line in rejections if line.what.split()[0] in skipped]

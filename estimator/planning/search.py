@@ -151,7 +151,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Miss:
-    """Shortage, in bytes, of hardware on which even the leanest layout does not fit."""
+    """Shortage, in bytes, on hardware that not even the leanest layout fits."""
 
     hardware: str
     needs: int
@@ -473,7 +473,7 @@ class Search:
     def speed(
         self, layout: Layout, gpu: Gpu | None, place: Place | None, *, task: Task | None = None
     ) -> throughput.Speed:
-        """Return the speed of a layout. Without a place, the network is unknown. ``task``: not the job's."""
+        """Predict the speed of a layout; without a place, no network. ``task`` replaces the job's."""
         network = place.network_gbps if place else None
         rdma = place is not None and place.rdma
         key = (layout, gpu.name if gpu else None, task, *((network, rdma) if layout.nodes > 1 else ()))

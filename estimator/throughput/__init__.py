@@ -59,14 +59,14 @@ LAUNCHED_OUTSIDE, LAUNCHED_BY_OPTIMIZER = 52 / 122, 23 / 122
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelTimes:
-    """The seconds of kernels, by what they compute; of one micro batch or of a step.
+    """Seconds of kernels by kind, of one micro batch or of a step.
 
-    They add up to less than ``Parts.compute`` where the GPU waits for the host to launch them.
+    Their sum is below ``Parts.compute`` if the GPU waits for the host to launch them.
     """
 
-    products: float  # experts' too, with reading the weights that they multiply
+    products: float  # matrix products, including those of experts and reading their weights
     attention: float
-    memory_bound: float  # bound by memory: what is moved between the products, weights that are unpacked
+    memory_bound: float  # operators between the products, and dequantization of weights
 
     @property
     def total(self) -> float:
@@ -84,15 +84,15 @@ class KernelTimes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
-    """The seconds of one optimizer step, by what they are spent on."""
+    """Seconds of one optimizer step by part."""
 
     compute: float
-    communication: float  # that computing does not hide
+    communication: float  # not overlapped with computing
     bubble: float
     optimizer: float
-    generation: float = 0.0  # of the answers that are drawn first, and their scoring
+    generation: float = 0.0  # generation and scoring of the answers
     kernel_times: KernelTimes
-    collectives: tuple[tuple[str, float], ...] = ()  # all of them by kind, those that computing hides too
+    collectives: tuple[tuple[str, float], ...] = ()  # by kind, including overlapped ones
 
     @property
     def total(self) -> float:
@@ -123,7 +123,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Predicted speed over all processes; None where something that it follows from is unknown.
+    """Predicted speed over all processes; None: unknown.
 
     ``mfu`` is model FLOPs (``flops_per_token``) over the dense bf16 peak, whatever the precision.
     ``tokens_per_second_range`` holds 95 % of the published runs when their source is left out of
@@ -139,14 +139,14 @@ class Speed:
 
 
 class Cost(NamedTuple):
-    """Hours and USD for a number of tokens; None where the speed or the price is unknown."""
+    """Hours and USD for a number of tokens; None: unknown speed or price."""
 
     hours: float | None
     usd: float | None
 
 
 def cost(tokens: float, speed: Speed, usd_per_hour: float | None) -> Cost:
-    """Return the hours and USD for that many tokens; ``usd_per_hour`` is that of all machines together."""
+    """Return hours and USD for a number of tokens; ``usd_per_hour``: of all machines in sum."""
     if tokens < 0:
         raise UserError(f"{tokens:,.0f} is not a number of training tokens.", "Use a number of at least 0.")
     if usd_per_hour is not None and usd_per_hour < 0:
@@ -166,7 +166,7 @@ def speed(
     busbw: MeasuredBandwidth | None = None,
     efficiency: Efficiency | None = None,
 ) -> Speed:
-    """Return the tokens a second of the whole job, all sequences of preference pairs counted.
+    """Predict the tokens per second of the complete job; preference pairs count both sequences.
 
     Parameters
     ----------
@@ -222,10 +222,9 @@ def speed(
 
 
 def _answer_generation(setup: Setup, gpu: Gpu) -> GenerationSpeed | None:
-    """Return the time of generating the answers of a step, which a process does in one batch; None without
-    generation.
+    """Return the time of one batch with all answers of a step; None for tasks without generation.
 
-    TRL 1.16 (trainer/grpo_trainer.py, _prepare_inputs) draws those of all its micro batches at once.
+    TRL 1.16 (trainer/grpo_trainer.py, _prepare_inputs) generates those of all micro batches at once.
     """
     if not setup.answer_len:
         return None
@@ -275,7 +274,7 @@ def kernel_seconds(setup: Setup, load: Work, gpu: Gpu, table: Efficiency) -> Ker
 
 
 def launch_seconds(setup: Setup, load: Work, table: Efficiency) -> float:
-    """Seconds that the host needs to launch one micro batch's kernels; it binds small batches."""
+    """Return the seconds in which the host launches one micro batch's kernels, the limit of small batches."""
     launch = _block_launch(setup, table)
     if setup.model.experts:
         launch += table.of("launch of experts", setup.engine)
@@ -287,7 +286,7 @@ def launch_seconds(setup: Setup, load: Work, table: Efficiency) -> float:
 
 
 def _block_launch(setup: Setup, table: Efficiency) -> float:
-    """Return the seconds of the host to launch one block's kernels, forward and backward."""
+    """Return the seconds in which the host launches one block's kernels, forward and backward."""
     return table.of("launch", f"{setup.engine} {setup.sharding}", setup.engine)
 
 
@@ -319,7 +318,7 @@ def _paged_bytes(setup: Setup, gpu: Gpu, parameters: float) -> float:
 def _copied_bytes(setup: Setup, load: Work) -> float:
     """Return the bytes that one process copies from and to its host for one micro batch."""
     copied = load.offloaded
-    if setup.offload == "all":  # its share of the weights, for the forward and for the backward pass
+    if setup.offload == "all":  # the process's share of the weights, once per forward and backward pass
         size = 4 if setup.precision == "fp32" else 2
         shards = setup.shard * setup.tensor * setup.pipeline
         copied += 2 * weights_of(setup.model).all * size / shards
@@ -327,7 +326,7 @@ def _copied_bytes(setup: Setup, load: Work) -> float:
 
 
 def host_link(gpu: Gpu) -> float:
-    """Return the bytes a second between a GPU and its host, one direction."""
+    """Return the bytes per second between a GPU and its host, in one direction."""
     return HOST_LINK.get(gpu.architecture or "*", HOST_LINK["*"])
 
 

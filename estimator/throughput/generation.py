@@ -83,10 +83,10 @@ def forward_seconds(
 
 
 def balanced_sequences(gpu: Gpu) -> int | None:
-    """Sequences from which on a step's products take as long as reading the weights; None where unknown.
+    """Batch size at which a step's products take as long as reading the weights; None if unknown.
 
-    A weight of 2 bytes takes part in 2 FLOPs for each sequence, so this is FLOP/s over bytes a second. Beyond
-    it each sequence more makes the step longer by its share, and nothing is gained.
+    A weight of 2 bytes takes part in 2 FLOPs per sequence, so this is FLOP/s over bytes per second. Larger
+    batches make the step longer in proportion and gain no throughput.
     """
     peak = gpu.peak_flops("bf16")
     if peak is None or gpu.bandwidth_gbps is None:
@@ -108,14 +108,14 @@ def _unknown(model: ModelSpec, gpu: Gpu | None) -> str:
 
 
 def _rates(gpu: Gpu) -> tuple[float, float]:
-    """Return the FLOP/s of products: the best measured, and those of training as the lower end."""
+    """Return (fast, slow) FLOP/s of matrix products: the best measured, and the lower end of training."""
     table = published()
     slow = products_rate(gpu, "bf16", table) or 1.0
     return best_product(gpu, "bf16", table) or slow, slow * table.of("range", "p10")
 
 
 def _prompt_seconds(model: ModelSpec, gpu: Gpu, batch: Batch) -> tuple[float, float]:
-    """Return the seconds of the prompts' forward pass; attention sees half of the tokens on average."""
+    """Return (fast, slow) seconds of the prompts' forward pass, with causal attention."""
     tokens, table = batch.sequences * batch.prompt_tokens, published()
     products = 2.0 * tokens * (weights_of(model).active - model.vocab * model.hidden)
     attended = (model.q_dim + model.attention_out_dim) * batch.prompt_tokens  # 2 FLOPs over half of it
@@ -131,7 +131,7 @@ def _prompt_seconds(model: ModelSpec, gpu: Gpu, batch: Batch) -> tuple[float, fl
 
 
 def _step_seconds(model: ModelSpec, gpu: Gpu, batch: Batch) -> tuple[float, float]:
-    """Return the seconds of the step in the middle: the mean of all, as they grow by the same each time."""
+    """Return (fast, slow) seconds of the middle decoding step: the mean, as time grows linearly."""
     middle = batch.prompt_tokens + batch.new_tokens // 2
     bandwidth = (gpu.bandwidth_gbps or 1.0) * 1e9
     weights = WEIGHT_BYTES * model.parameters / bandwidth

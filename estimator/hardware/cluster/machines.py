@@ -85,7 +85,7 @@ def group(
         usable.setdefault(key, []).append(one)
     return Cluster(
         context=context,
-        nodes=tuple(_together(members) for members in usable.values()),
+        nodes=tuple(_merge(members) for members in usable.values()),
         skipped=tuple(SkippedNodes(reason=reason, names=tuple(names)) for reason, names in skipped.items()),
         nodes_without_gpu=without_gpu,
     )
@@ -98,7 +98,7 @@ def _has_accelerator(node: Node) -> bool:
     return any(label in node.labels for label in (PRODUCT, KARPENTER_NAME, GKE, *COREWEAVE))
 
 
-def _together(members: list[ClusterNodes]) -> ClusterNodes:
+def _merge(members: list[ClusterNodes]) -> ClusterNodes:
     ephemeral = [one.ephemeral_bytes for one in members if one.ephemeral_bytes is not None]
     sizes = [one.gpu for one in members]
     return replace(
@@ -153,20 +153,20 @@ def _usable(node: Node, catalogue: Catalogue, named: Gpu | None) -> ClusterNodes
         raise _UnusableNodeError(node.unavailable)
     if accelerator := next((name for name in OTHER_ACCELERATORS if node.allocatable.get(name, 0)), None):
         raise _UnusableNodeError(f"not an NVIDIA GPU: {accelerator}")
-    found: Gpu | None
+    labeled_gpu: Gpu | None
     if (profile := _profile(node)) is not None:
-        found, count = _slice(node, profile, catalogue), 1
-        gpu = found
+        labeled_gpu, count = _slice(node, profile, catalogue), 1
+        gpu = labeled_gpu
     elif (sharing := _sharing(node)) is not None:
-        found, count = _replica(node, *sharing, catalogue, named), 1
-        gpu = found
+        labeled_gpu, count = _replica(node, *sharing, catalogue, named), 1
+        gpu = labeled_gpu
     else:
         count = int(node.allocatable.get(GPUS, 0)) if node.hami is None else node.hami[0]
         if not count:
             why = "GPUs are shared by HAMi, whose annotation is unreadable" if node.hami else NONE_ALLOCATABLE
             raise _UnusableNodeError(why)
-        found = _gpu(node, catalogue)
-        gpu = _sized(node, found or _gpu_of_user(node, named))
+        labeled_gpu = _gpu(node, catalogue)
+        gpu = _sized(node, labeled_gpu or _gpu_of_user(node, named))
     labels = node.labels
     return ClusterNodes(
         instance=_instance(node, gpu, count, catalogue),
@@ -180,7 +180,7 @@ def _usable(node: Node, catalogue: Catalogue, named: Gpu | None) -> ClusterNodes
         zones=(labels[ZONE],) if ZONE in labels else (),
         taints=node.taints,
         names=(node.name,),
-        gpu_assumed=found is None,
+        gpu_assumed=labeled_gpu is None,
     )
 
 
@@ -256,7 +256,7 @@ def _names(node: Node) -> Iterator[tuple[str, str]]:
 
 
 def _gpu_of_user(node: Node, gpu: Gpu | None) -> Gpu:
-    """Return the GPU that the user named for unlabeled nodes. Raises _UnusableNodeError for none."""
+    """Return ``gpu``, which the user set for unlabeled nodes. Raises _UnusableNodeError if it is None."""
     if gpu is not None:
         return gpu
     kind = node.labels.get(INSTANCE_TYPE, "")

@@ -93,7 +93,7 @@ class NodePool:
         return None
 
     def machines_left(self, instance: Instance) -> int | None:
-        """Return how many more such machines the limits allow; None without limits."""
+        """Return the number of further machines of this type within the limits; None without limits."""
         needs = {GPUS: instance.gpu_count, NODES: 1, "cpu": instance.vcpu, "memory": instance.ram_bytes}
         usage = dict(self.used)
         counts = [
