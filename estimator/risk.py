@@ -1,8 +1,9 @@
 """Probability that a run exceeds the memory of its GPU, and the verdict that follows from it.
 
-What a run really needs is taken as normally distributed around the predicted need, apart on both sides: 95 %
-of runs of sources that the fit never saw lie within the range of the need (``data/residuals.csv``).
-``python -m benchmarks.published.refit`` compares the probabilities with published runs that ran or failed.
+The actual need of a run is assumed to be normally distributed around the predicted one, with a separate
+deviation on each side: 95 % of runs from sources outside the fit are within the range of the need
+(``data/residuals.csv``). ``python -m benchmarks.published.refit`` compares the probabilities with published
+runs that ran or failed.
 """
 
 from __future__ import annotations

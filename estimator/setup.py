@@ -1,7 +1,7 @@
-"""Setup: everything that decides the memory and the speed of one training step, and nothing else.
+"""Setup: all parameters that determine the memory and the speed of one training step.
 
 A Setup is built from a Job and a Layout (chosen by the planner), or from a row of a table of
-published measurements. ``memory`` and ``throughput`` read Setups alone.
+published measurements. It is the only input of ``memory`` and ``throughput``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LlamaAdapter:
     start_layer: int = 2  # the first block that has them
 
     def check(self, model: ModelSpec) -> None:
-        """Raise UserError for prompts without vectors, and where no block of the model is left for them."""
+        """Raise UserError for prompts without vectors, or without a block of the model."""
         if self.prompt_length < 1:
             raise UserError(f"--adapter-prompt-length {self.prompt_length} must be a whole number above 0.")
         if not 0 <= self.start_layer < model.layers:
@@ -297,7 +297,7 @@ class Setup:
 
     @property
     def zero_stage(self) -> int | None:
-        """DeepSpeed's ZeRO stage; None where the engine is not DeepSpeed."""
+        """DeepSpeed's ZeRO stage; None for other engines."""
         return SHARDINGS[self.sharding].zero_stage if self.engine == "deepspeed" else None
 
     @property
@@ -312,19 +312,19 @@ class Setup:
         """Adapter weights; DoRA adds a magnitude for each output (Liu et al. 2024, arXiv:2402.09353).
 
         LLaMA-Adapter: :func:`estimator.models.parameters.prompts`, and for v2 a scale and a bias for each
-        output of every linear layer (Gao et al. 2023, arXiv:2304.15010). PEFT's v1 has one gate for a block,
-        litgpt has one for each head, and so has v2 in launchers/engines/loop/adapter_v2.py.
+        output of every linear layer (Gao et al. 2023, arXiv:2304.15010). PEFT's v1 has one gate per block;
+        litgpt and v2 in launchers/engines/loop/adapter_v2.py have one per head.
         """
         if not self.adapters:
             return 0
         if self.prompts:
-            second = self.method == "adapter-v2"
+            is_v2 = self.method == "adapter-v2"
             return parameters.prompts(
                 self.model,
                 length=self.llama_adapter.prompt_length,
                 start_layer=self.llama_adapter.start_layer,
-                gates=self.model.heads if second or self.engine == "litgpt" else 1,
-            ) + second * 2 * parameters.outputs(self.model)
+                gates=self.model.heads if is_v2 or self.engine == "litgpt" else 1,
+            ) + is_v2 * 2 * parameters.outputs(self.model)
         model, rank = self.model, self.lora_rank
         inner = tuple(target for target in self.lora_targets if target not in ("lm_head", "embed_tokens"))
         outer = len(self.lora_targets) - len(inner)
@@ -342,7 +342,7 @@ class Setup:
 
     @property
     def trained_module_parameters(self) -> int:
-        """Weights of modules that are trained whole next to the adapters (PEFT: modules_to_save).
+        """Weights of modules that are fully trained together with adapters (PEFT: modules_to_save).
 
         Each is a copy next to the frozen original; the loop makes a single copy of tied embeddings.
         """

@@ -32,7 +32,7 @@ FP8_CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0)}
 def unsupported(engine: str, job: Job, processes: int = 1) -> str | None:
     """Return the reason why an engine cannot train a job on this many processes, as one clause.
 
-    None if it can, or if it is planned only. ``job``: with its method decided; its own engine is not read.
+    None if it can, or if it is planned only. The method of ``job`` must be decided; its engine is ignored.
     """
     if engine in LAUNCHED_ENGINES and job.precision == fp16.PRECISION:
         reason = fp16.unsupported(engine, job)
@@ -291,9 +291,7 @@ def unlaunchable_processes(job: Job, processes: int) -> str | None:
 
 
 def unsupported_shards(model: ModelSpec, processes: int) -> str | None:
-    """Return the reason why NF4 weights cannot be sharded over this many processes: each needs whole
-    blocks.
-    """
+    """Return the reason why NF4 weights cannot be sharded into complete quantization blocks, or None."""
     for name, (rows, columns) in model.linear_shapes.items():
         if rows * columns % (NF4_MULTIPLE * processes) or rows % processes:
             shared = f" for each of {processes} processes" if processes > 1 else ""

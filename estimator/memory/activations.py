@@ -1,4 +1,4 @@
-"""Activations: what blocks keep for their backward pass, for one token, and how checkpointing cuts it.
+"""Activations that blocks save for the backward pass, in bytes per token, with and without checkpointing.
 
 The manual count follows Korthikanti et al. 2022 (arXiv:2205.05198), section 4, with flash attention and a
 gated MLP; how many copies each engine's code makes is in ``data/implementations.csv``. Letters: h hidden
@@ -92,7 +92,7 @@ def _around(setup: Setup) -> float:
 def _layer_inputs(setup: Setup, size: int) -> float:
     """Return the bytes per token of a block's per-layer embedding: embedding, gate, activation and product.
 
-    The gate's input is kept where its weight trains. Traced (transformers 5.23, torch 2.13, bf16).
+    The gate's input is saved if its weight is trained. Traced (transformers 5.23, torch 2.13, bf16).
     """
     model = setup.model
     return 8 * size * model.layer_embedding + (0 if setup.adapters else size * model.hidden)

@@ -1,7 +1,7 @@
-"""Memory of a UNet's training step beyond its states: what its moments have alive.
+"""Live bytes of a UNet's training step in addition to its states, by moment.
 
-Saved activations are counted exactly (estimator/models/unet.py); what is alive in passing, the gradients of
-the largest feature map and fp32 copies of the prediction and the noise, is small next to them.
+Saved activations are counted exactly (estimator/models/unet.py). Temporary tensors are small in comparison:
+gradients of the largest feature map, and fp32 copies of the prediction and the noise.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ GPU_PROCESS_HOST_BYTES = 3 * GIB
 def runtime_bytes(setup: Setup) -> int:
     """Return the memory of one process without tensors: CUDA context and NCCL, or Python and torch on a CPU.
 
-    It lies outside PyTorch's allocator.
+    This memory is outside PyTorch's allocator.
     """
     if setup.device == "cpu":
         runtime = CPU_RUNTIME_OF_TORCHTUNE_BYTES if setup.engine == "torchtune" else CPU_RUNTIME_BYTES
@@ -102,9 +102,9 @@ def _loading_bytes(setup: Setup, ranks: int) -> int:
 def _saving_bytes(setup: Setup) -> int:
     """Return the host memory while saving the result, in bytes.
 
-    Of a whole model: the first rank gathers it there and converts it. Adapters are merged tensor by tensor
-    (launchers/engines/_merge.py): the adapter, and the largest matrix as trained, with the product
-    added, and in Hugging Face's order of rows.
+    Complete models are gathered and converted by the first rank. Adapters are merged tensor by tensor
+    (launchers/engines/_merge.py): the adapter and three copies of the largest matrix (base, merged, and in
+    Hugging Face's row order).
     """
     if not (setup.adapters and setup.engine in LAUNCHED_ENGINES):
         return 4 * setup.model.parameters
@@ -120,7 +120,7 @@ def _offloaded_bytes(setup: Setup, ranks: int) -> int:
     offloaded = 0
     if offloads_states(setup):
         bytes_each = 16 if offloads_gradients(setup) else 12
-        bytes_each = bytes_each if setup.offload_to == "cpu" else 4  # gradients and a sub-group in passing
+        bytes_each = bytes_each if setup.offload_to == "cpu" else 4  # buffers for gradients and one sub-group
         offloaded += int(1.5 * share(bytes_each * setup.trainable_parameters, setup.nodes))
     if offloads_weights(setup) and setup.offload_to == "cpu":
         offloaded += share(2 * setup.model.parameters, setup.nodes)
@@ -130,10 +130,10 @@ def _offloaded_bytes(setup: Setup, ranks: int) -> int:
 
 
 def shared_memory_bytes(setup: Setup) -> int:
-    """Shared memory (/dev/shm) in bytes of one node: 1 GiB for each process.
+    """Return the shared memory (/dev/shm) in bytes of one node: 1 GiB per process.
 
-    For NCCL's rings and a data loader's batches (NCCL's shared memory transport takes some 10 MiB a channel
-    and peer; PyTorch's documentation asks for --ipc=host).
+    For NCCL's rings and the batches of data loaders (NCCL's shared memory transport takes about 10 MiB per
+    channel and peer; PyTorch's documentation asks for --ipc=host).
     """
     return min(setup.processes_per_node, setup.world_size) * GIB
 
@@ -153,10 +153,10 @@ def checkpoint_bytes(setup: Setup) -> int:
 def disk_bytes(setup: Setup, *, keeps_checkpoints: bool = True) -> int:
     """Return the disk space in bytes that one node needs: weights, checkpoints, the result.
 
-    The result is a model of the weights' size, or an adapter alone, in fp32 at the most.
-    ``keeps_checkpoints``: whether checkpoints stay on this disk, next to one that is being written. Otherwise
-    they are uploaded (launchers/gang/uploads.py): a node holds its part of the checkpoint being written, its
-    part of the one being uploaded, and all parts of the one that training resumed from.
+    The result is a model of the weights' size, or only an adapter, in fp32 at most. ``keeps_checkpoints``:
+    whether checkpoints stay on this disk, in addition to one that is being written. Otherwise they are
+    uploaded (launchers/gang/uploads.py): a node holds its part of the checkpoint being written, its part of
+    the one being uploaded, and all parts of the one that training resumed from.
     """
     weights = 2 * setup.model.stored_parameters
     checkpoint = checkpoint_bytes(setup)  # on resuming, every node holds all ranks' parts

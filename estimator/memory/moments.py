@@ -1,8 +1,8 @@
-"""The moments of a run at which memory can peak, and the largest of them.
+"""Moments of a run at which memory can peak, and the largest of them.
 
-Loading, where a process loads more than it keeps. Then of a step: the loss, the backward passes of the last
-and of the first block, of the embedding, and the optimizer's step: each is the sum of what is alive then. In
-a pipeline the first stage has the most micro batches in flight, the last one the logits.
+Loading, if a process loads more than it keeps. In a step: the loss, the backward passes of the last block,
+the first block and the embedding, and the optimizer's step. Each is a sum of live tensors. In a pipeline the
+first stage has the most micro batches in flight, and the last one has the logits.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Peak:
 
     @property
     def active(self) -> int:
-        """Bytes that are alive at the peak."""
+        """Live bytes at the peak."""
         return sum(self.categories.values())
 
     @property
@@ -102,7 +102,7 @@ class Moment:
 
     @property
     def total(self) -> int:
-        """The sum of the parts."""
+        """Sum of the parts."""
         return sum(self.parts.values())
 
     def reserved_extra(self, streams: int) -> int:

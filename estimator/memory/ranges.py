@@ -1,7 +1,7 @@
-"""From the formulas' peak to the two figures of an estimate: what a run needs, and what counters will show.
+"""Two figures derived from the formulas' peak: memory that a run needs, and values that counters will show.
 
-They differ by what PyTorch's caching allocator keeps: cached blocks are given back when memory is short, so a
-run survives on far less than it shows where there is plenty.
+They differ by the cache of PyTorch's allocator: it is released when memory is short, so a run needs far less
+memory than counters show on a larger GPU.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Ratios of measured memory to the formulas: offset of each counter and width of its range.
 
 The numbers are rows of ``data/residuals.csv``, which ``python -m benchmarks.published.refit`` writes from the
-table of published measurements. There are few classes, which differ for the allocator. Bytes of weights,
-gradients and optimizer states are arithmetic, so factors and widths are of the rest alone: activations,
-logits, buffers. On a CPU, whose C library keeps what is freed, they are of everything.
+table of published measurements. The few classes differ in their allocations. Bytes of weights,
+gradients and optimizer states are exact, so factors and widths only apply to the rest: activations, logits,
+buffers. On a CPU, whose C library does not return freed memory, they apply to all bytes.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ def is_known(family: str) -> bool:
 
 
 def shared_code(model_type: str) -> str:
-    """Return the family whose code a ``model_type`` uses: for most, itself."""
+    """Return the family whose code a ``model_type`` uses, in most cases the same name."""
     return _SAME_CODE.get(model_type, model_type)
 
 
@@ -291,7 +291,7 @@ def _ffn(reader: ConfigReader, family: str, hidden: int) -> int:
 
 
 def _experts(reader: ConfigReader, family: str) -> dict[str, int]:
-    """Experts, shared experts, and how many blocks have none."""
+    """Return the fields of experts, shared experts and dense blocks; empty for dense models."""
     new = family not in FAMILIES and any(reader.get(field) for field in _FIELDS["experts"])
     if not new and family not in _EXPERTS:
         return {}
@@ -310,12 +310,12 @@ def _experts(reader: ConfigReader, family: str) -> dict[str, int]:
 
 
 def _shared_width(reader: ConfigReader, family: str) -> int:
-    """Return the width of a block's shared experts together."""
+    """Return the total width of a block's shared experts."""
     if family == "llama4_text":
         return reader.whole("intermediate_size")
     if family == "granitemoehybrid":
         return reader.whole("shared_intermediate_size")
-    if family == "gemma4_text":  # a dense MLP beside the experts
+    if family == "gemma4_text":  # a dense MLP in addition to experts
         return reader.whole("intermediate_size")
     if family == "nemotron_h":
         width = reader.whole("moe_shared_expert_intermediate_size", "moe_intermediate_size")
@@ -387,7 +387,7 @@ def _indexer(reader: ConfigReader, layers: int) -> dict[str, int]:
 
 
 def _window(reader: ConfigReader, family: str, layers: int) -> dict[str, int | None]:
-    """Return the window and how many blocks use it, by the rules of transformers' configuration classes."""
+    """Return the window and the number of blocks with it, by the rules of transformers' configuration."""
     field = "attention_chunk_size" if family == "llama4_text" else "sliding_window"
     window = reader.whole(field, default=0, least=0)
     if not window or (reader.get("use_sliding_window") is False) or family in _NO_WINDOW:
@@ -429,7 +429,7 @@ _NO_WINDOW = (
 
 
 def _local_blocks(reader: ConfigReader, layers: int) -> int:
-    """EXAONE 4's blocks with a window: by a period, or by a pattern such as "LLLG"."""
+    """Count EXAONE 4's blocks with a window, by a period or a pattern such as "LLLG"."""
     pattern = reader.get("sliding_window_pattern")
     if isinstance(pattern, str):
         return sum(pattern[i % len(pattern)] == "L" for i in range(layers)) if pattern else 0
@@ -478,7 +478,7 @@ def _traits(reader: ConfigReader, family: str) -> dict[str, Any]:
 
 
 def _activation(reader: ConfigReader, family: str) -> dict[str, str]:
-    """Return the MLP's activation, where config.json has one; MPT's is fixed in its code."""
+    """Return the MLP's activation if config.json has one; MPT's is fixed in its code."""
     field = _ACTIVATION.get(family, "hidden_act")
     if family == "mpt" or reader.get(field) is None:
         return {}
@@ -487,7 +487,10 @@ def _activation(reader: ConfigReader, family: str) -> dict[str, str]:
 
 
 def _falcon_traits(reader: ConfigReader) -> dict[str, Any]:
-    """modeling_falcon.py, FalconDecoderLayer: how many norms there are depends on the order of the parts."""
+    """Return the traits of Falcon, whose number of norms depends on the layout of its blocks.
+
+    modeling_falcon.py, FalconDecoderLayer.
+    """
     parallel = bool(reader.get("parallel_attn"))
     default = 2 if reader.get("new_decoder_architecture") else 1
     return {
@@ -518,7 +521,10 @@ def _rope(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _positions(reader: ConfigReader, family: str, max_seq_len: int) -> dict[str, Any]:
-    """Learned positions and token types. transformers' MPT has ALiBi alone, llm-foundry's either."""
+    """Return the fields of learned positions and token types, which only BERT has.
+
+    transformers' MPT always has ALiBi; llm-foundry's may have learned positions.
+    """
     if family == "bert":
         return {"position_embeddings": max_seq_len, "token_types": reader.whole("type_vocab_size", default=2)}
     return {}

@@ -27,17 +27,17 @@ def keeps_masters(job: Job) -> bool:
 
 
 def by_preference(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Group the engines of a job: those with fp32 master weights first, the preferred of each group first.
+    """Group the jobs by engine: first those with fp32 master weights; within a group by preference.
 
-    An engine of a later group is used only if no engine of an earlier one has a plan. The last group is of
-    engines that can also train in pure bf16, if no other engine does.
+    A later group is used only if no engine of an earlier one has a plan. If all engines keep master weights,
+    the last group consists of those that also support pure bf16, in that precision.
     """
     jobs = sorted(jobs, key=lambda job: job.engine != MEASURED)
     fp32_masters = [job for job in jobs if keeps_masters(job)]
-    without = [job for job in jobs if not keeps_masters(job)] or [
+    without_masters = [job for job in jobs if not keeps_masters(job)] or [
         replace(job, precision="bf16") for job in fp32_masters if "bf16" in ENGINES[job.engine].precisions
     ]
-    return [group for group in (fp32_masters, without) if group]
+    return [group for group in (fp32_masters, without_masters) if group]
 
 
 def faster_than(engine: str, speeds: Speeds) -> str | None:

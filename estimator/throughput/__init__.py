@@ -1,8 +1,8 @@
 """Speed and price: seconds of a training step, tokens a second, model FLOPs utilization, hours and money.
 
-A step is computing, what of the communication it cannot hide, the pipeline's bubble and the optimizer. The
-work is counted in ``flops``, the volumes in ``communication``; what GPUs and kernels make of them are the
-coefficients of ``efficiency``. A GPU without a sourced peak or measured product, and a CPU, have no
+A step consists of computing, communication that does not overlap with it, the pipeline's bubble and the
+optimizer. ``flops`` counts the work, ``communication`` the volumes; ``efficiency`` has the rates that GPUs
+and kernels reach. A GPU without a sourced peak or measured product, and a CPU, have no
 predicted speed. docs/throughput.md has the formulas in full.
 """
 
@@ -70,7 +70,7 @@ class KernelTimes:
 
     @property
     def total(self) -> float:
-        """Seconds of all of them, one after the other."""
+        """Sum of the seconds of all kernels."""
         return self.products + self.attention + self.memory_bound
 
     def times(self, count: int) -> KernelTimes:
@@ -96,12 +96,12 @@ class Parts:
 
     @property
     def total(self) -> float:
-        """Seconds of the whole step."""
+        """Seconds of the complete step."""
         return self.compute + self.communication + self.bubble + self.optimizer + self.generation
 
     @property
     def kinds(self) -> tuple[tuple[str, float], ...]:
-        """Parts by name, without those that take no time; their sum is the whole step."""
+        """Parts by name, without empty ones; their sum is the complete step."""
         named = {
             "forward and backward": self.compute,
             "collectives, exposed": self.communication,
@@ -339,7 +339,7 @@ def _overlapped(first: float, second: float, power: float) -> float:
 
 
 def _unknown(setup: Setup, gpu: Gpu, table: Efficiency) -> str:
-    """Return the reason why no speed is predicted, as one clause; "" if there is one."""
+    """Return the reason why the speed is unknown, as one clause; "" if it can be predicted."""
     if products_rate(gpu, setup.precision, table) is None:
         return f"neither peak nor measured rate for the {gpu.name} in the precision of its products"
     if gpu.bandwidth_gbps is None:

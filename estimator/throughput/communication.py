@@ -1,7 +1,7 @@
-"""Communication of one training step: volume by kind of parallelism, and the rate of the links it goes over.
+"""Communication of one training step: volume by kind of parallelism, and rates of the links.
 
-A link's rate is the datasheet's times the usual share that published collectives reach of it
-(``data/fabric_shares.csv``), unless the cluster's own was measured (``MeasuredBandwidth``).
+A link's rate is that of the datasheet times the share that published collectives usually reach
+(``data/fabric_shares.csv``), unless it was measured on the cluster (``MeasuredBandwidth``).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Links:
     basis: str = ""
 
     def ring(self, volume: float, group: int, stride: int = 1) -> float | None:
-        """Seconds until ``volume`` bytes are gathered or reduced over ``group`` processes; None if unknown.
+        """Return the seconds of gathering or reducing ``volume`` bytes in a ``group``; None if unknown.
 
         ``stride`` is the distance between neighbors of the group in the order of processes. A ring enters
         and leaves each domain once, independent of the number of members in it; a domain holds members of as
@@ -67,10 +67,10 @@ class Links:
         return None if inter is None else max(intra, inter)
 
     def exchange(self, volume: float, group: int, stride: int = 1, copies: int = 1) -> float | None:
-        """Seconds until each process has sent ``volume`` bytes, evenly to its group; None if unknown.
+        """Return the seconds of an all-to-all of ``volume`` bytes per process; None if unknown.
 
-        Of the volume, ``copies`` parts are the same data for different receivers: between domains, receivers
-        of one domain get them once (DeepSeek-V3, arXiv:2412.19437, section 3.2.2; Megatron's HybridEP).
+        ``copies``: number of receivers of the same data. It is sent to each domain only once (DeepSeek-V3,
+        arXiv:2412.19437, section 3.2.2; Megatron's HybridEP).
         """
         local_group = min(max(self.domain // stride, 1), group)
         domains = group / local_group
@@ -96,7 +96,7 @@ def links(
 ) -> Links:
     """Return the rates of a job's links; ``network_gbps`` is one node's network, in gigabits a second.
 
-    In an NVL72 rack ``processes_per_node`` may be the node's or the rack's; fast links join the whole rack.
+    In an NVL72 rack ``processes_per_node`` may be that of a node or of the rack; NVLink connects the rack.
     """
     domain = max(setup.processes_per_node, NVL72 if "NVL72" in gpu.interconnect else 1)
     intra = inter = None
@@ -149,7 +149,7 @@ class Volumes:
 def volumes(setup: Setup) -> Volumes:
     """Return the bytes that one process sends, by kind of parallelism.
 
-    A ring moves (n - 1) / n of them, which ``Links.ring`` counts. ZeRO and FSDP: Rajbhandari et al. 2020
+    ``Links.ring`` multiplies them by (n - 1) / n. ZeRO and FSDP: Rajbhandari et al. 2020
     (arXiv:1910.02054), section 7. Tensor parallelism with sequence parallelism: Korthikanti et al. 2022
     (arXiv:2205.05198), section 4.2.2: per layer two all-gathers and two reduce-scatters in either direction.
     Ring attention: Liu et al. 2023 (arXiv:2310.01889). Experts: two all-to-alls in either direction (Lepikhin

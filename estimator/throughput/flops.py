@@ -1,7 +1,7 @@
 """Work of one forward and backward pass: floating-point operations, bytes moved, launches.
 
-All is counted for one process, one micro batch and, with a pipeline, its fullest stage. Tensor, context and
-expert parallelism are divided out. What the GPU makes of the work is ``efficiency``'s business.
+Counts are for one process, one micro batch and, with a pipeline, the largest stage, after division by
+tensor, context and expert parallelism. ``efficiency`` has the rates at which GPUs do this work.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def weights_of(model: ModelSpec) -> Weights:
 def model_flops_per_token(setup: Setup) -> float:
     """Return the model FLOPs of one token, forward and backward, without recomputation.
 
-    6 for each weight that takes part in a matrix product (embedding look-ups don't), 4 where the weight is
-    frozen, as its gradient isn't computed, and 12 x layers x query width x sequence length for attention,
+    6 per weight of a matrix product (not of embedding look-ups), 4 if the weight is frozen, as its gradient
+    is not computed, and 12 x layers x query width x sequence length for attention,
     not halved for the causal mask: Chowdhery et al. 2022, PaLM (arXiv:2204.02311), appendix B; torchtitan
     and llm-foundry count the same way.
     """

@@ -1,13 +1,13 @@
-"""Speed of transformers' ``generate``: prompts at the rate of products, new tokens at that of memory.
+"""Speed of transformers' ``generate``: prompts are bound by matrix products, decoding by memory.
 
-A step makes one token of each sequence. It reads all weights and the keys and values of all tokens so far,
-and takes at least those bytes over the memory's bandwidth: Pope et al. 2022 (arXiv:2211.05102), section 2.1.
-The prompts' forward pass is products: 2 FLOPs for each weight and token (Kaplan et al. 2020,
+A decoding step generates one token per sequence. It reads all weights and the KV cache, so it takes at least
+these bytes over the memory's bandwidth: Pope et al. 2022 (arXiv:2211.05102), section 2.1.
+The prompts' forward pass takes 2 FLOPs per weight and token (Kaplan et al. 2020,
 arXiv:2001.08361, section 2.1).
 
 The result is a range that contains the published runs of ``benchmarks/published/data/generation.csv``, nearly
-all of them of one sequence. The fast end moves each byte at the full bandwidth; the slow end is the lowest
-bandwidth that those runs reached.
+all with one sequence. The fast end assumes the full bandwidth, the slow end the lowest that those runs
+reached.
 """
 
 from __future__ import annotations
@@ -47,11 +47,10 @@ class GenerationSpeed:
 
 
 def generation_speed(model: ModelSpec, gpu: Gpu | None, batch: Batch) -> GenerationSpeed:
-    """Predict how fast one copy of a model in bf16 generates a batch.
+    """Predict the speed of generating a batch with one copy of a model in bf16.
 
-    Several GPUs that share the copy layer by layer work one after the other, so that they are as fast as one.
-    Unknown on a CPU, on a GPU without a sourced bandwidth or rate, and for experts, of which no run with
-    transformers 5's code was published.
+    GPUs that share a copy layer by layer work sequentially, so several are as fast as one. Unknown on a CPU,
+    on a GPU without a sourced bandwidth or rate, and for experts: no run with transformers 5 was published.
     """
     reason = _unknown(model, gpu)
     if reason or gpu is None:
@@ -95,7 +94,7 @@ def balanced_sequences(gpu: Gpu) -> int | None:
 
 
 def _unknown(model: ModelSpec, gpu: Gpu | None) -> str:
-    """Return the reason why no speed is predicted, as one clause; "" if there is one."""
+    """Return the reason why the speed is unknown, as one clause; "" if it can be predicted."""
     if gpu is None:
         return "no published speed of generation for this device"
     if model.experts:
