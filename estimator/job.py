@@ -241,7 +241,7 @@ class Job:
         return self.method == "auto" or METHODS[self.method].low_rank
 
     def uses_zero(self, engine: str) -> bool:
-        """Whether the job has options of ZeRO, if ``engine`` trains it: with FSDP2, offload is not ZeRO's."""
+        """Whether the job has options of ZeRO with this engine: offload is one except with FSDP engines."""
         takes_fsdp = engine != "auto" and ENGINES[engine].sharding_options == "fsdp"
         return self.zero_stage is not None or (self.offload != "none" and not takes_fsdp)
 

@@ -408,7 +408,7 @@ class Plan:
         return tuple(word for word, on in choices.items() if on)
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to plain values, tuples included, with risk, headroom and verdict of the memory."""
+        """Convert to plain values (tuples stay tuples), with risk, headroom and verdict of the memory."""
         values = dataclasses.asdict(self)
         memory = self.prediction.memory
         values["prediction"]["memory"] |= {

@@ -268,7 +268,7 @@ def _optimizer_of_torchtune(job: Job, processes: int) -> str | None:
         return f"optimizer {name}: the torchtune recipes here step AdamW or SGD"
     if not job.optimizer_in_backward:
         return f"optimizer {name}: with torchtune it goes with optimizer.in_backward"
-    return _undivided(name, processes)
+    return _unsharded_optimizer_only(name, processes)
 
 
 def _fp8_elsewhere(job: Job) -> str:
@@ -276,7 +276,7 @@ def _fp8_elsewhere(job: Job) -> str:
     return f"fp8 {job.fp8}: here it is {engines}'s"
 
 
-def _undivided(optimizer: str, processes: int) -> str | None:
+def _unsharded_optimizer_only(optimizer: str, processes: int) -> str | None:
     if not OPTIMIZERS[optimizer].bitsandbytes or processes == 1:
         return None
     return f"optimizer {optimizer} is bitsandbytes', which cannot step what FSDP2 divides"

@@ -128,14 +128,14 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
         name = "_propagate_tensor_meta_non_cached"
         work_out = getattr(ShardingPropagator, name)
 
-        def noted(*args: Any, **kwargs: Any) -> Any:
+        def propagate(*args: Any, **kwargs: Any) -> Any:
             self._propagating_shapes = True
             try:
                 return work_out(*args, **kwargs)
             finally:
                 self._propagating_shapes = False
 
-        self._shapes = mock.patch.object(ShardingPropagator, name, noted)
+        self._shapes = mock.patch.object(ShardingPropagator, name, propagate)
         self._shapes.start()
 
     def _part_of(self, func: Any, tensor: torch.Tensor) -> Part:

@@ -226,7 +226,7 @@ def _compiled(setup: Setup, dense: float) -> float:
     double = computing(setup) // 2
     saved = COMPILED_HIDDEN * model.hidden / (setup.tensor if setup.sequence_parallel else 1)
     if setup.tensor > 1 and _gathered(setup) == 1:
-        saved += 4 * model.hidden * (1 - 1 / setup.tensor)  # of it, both products' inputs are gathered
+        saved += 4 * model.hidden * (1 - 1 / setup.tensor)  # inputs of both products stay gathered
     query = model.attention_out_dim
     keys_and_values = 2 * query if _expands_keys(setup) else min(model.kv_dim + model.v_dim, 2 * query)
     gated = COMPILED_MLP if model.gated_mlp else 4

@@ -48,12 +48,12 @@ def fields(reader: ConfigReader, family: str, layers: int) -> dict[str, Any]:
     elif family == "lfm2":
         count = layers - len(reader.items("full_attn_idxs")) if reader.items("full_attn_idxs") else 0
     elif recurrence == "gated-delta":
-        count = layers - layers // reader.whole("full_attention_interval", default=4)
+        count = layers - layers // reader.integer("full_attention_interval", default=4)
     else:
         count = layers
     shape: dict[str, Any] = {"recurrent_layers": count}
     if count:
-        shape |= {name: reader.whole(*names) for name, names in _WIDTHS[recurrence].items()}
+        shape |= {name: reader.integer(*names) for name, names in _WIDTHS[recurrence].items()}
     if family_of(family).one_part_blocks:
         shape["mlp_layers"] = sum(kind in ("mlp", "moe") for kind in listed)
     return shape
@@ -76,9 +76,9 @@ def has_experts(reader: ConfigReader, family: str) -> bool:
 
 def lfm2_width(reader: ConfigReader) -> int:
     """Return the width of LFM2's MLP, which its code derives from that in config.json (Lfm2MLP)."""
-    width = reader.whole("block_ff_dim", "intermediate_size")
+    width = reader.integer("block_ff_dim", "intermediate_size")
     if reader.get("block_auto_adjust_ff_dim", True) is False:
         return width
     width = int((reader.number("block_ffn_dim_multiplier") or 1.0) * int(2 * width / 3))
-    multiple = reader.whole("block_multiple_of", default=256)
+    multiple = reader.integer("block_multiple_of", default=256)
     return multiple * -(-width // multiple)

@@ -51,7 +51,7 @@ class ModelShape:
     """Shape of one transformer, from config.json or the model table. The defaults are those of a dense Llama.
 
     A model of the table or of a config.json gets its family's traits (norms, biases...) from
-    ``estimator.models.architectures.FAMILIES``; others must be given them.
+    ``estimator.models.architectures.FAMILIES``; otherwise they must be set.
     """
 
     name: str
@@ -102,7 +102,7 @@ class ModelShape:
     qk_rope_head_dim: int = 0
     v_head_dim: int = 0  # 0: as head_dim
     # sparse attention (arXiv:2512.02556): an indexer, which is not trained, selects the tokens to attend to
-    index_layers: int = 0  # blocks with an indexer; the others use the selection of the block before
+    index_layers: int = 0  # blocks with an indexer; others use the selection of the previous block
     index_heads: int = 0
     index_head_dim: int = 0
     # blocks with a recurrence (linear attention, state space, short convolution) in place of attention
@@ -137,7 +137,7 @@ class ModelShape:
     partial_rotary_factor: float = 1.0  # share of each head's width that is rotated, as config.json says
     norm_eps: float = 1e-5
     sliding_window: int | None = None  # previous tokens that a token attends to, or Llama 4's chunk
-    sliding_layers: int = 0  # blocks with the window; the others attend to all tokens
+    sliding_layers: int = 0  # blocks with the window; others attend to all tokens
     gated: bool = False  # Hugging Face asks for a token
     license: str = ""  # of the weights, by its Hub identifier; blank: unknown
     license_source: str = ""
@@ -312,9 +312,9 @@ class ModelShape:
         wider = self.reused_kv_layers * (self.reused_kv_ffn - self.ffn) if self.reused_kv_ffn else 0
         return self.ffn + wider // self.layers
 
-    def _mean(self, sliding: int, others: int) -> int:
+    def _mean(self, sliding: int, full: int) -> int:
         """Mean of a width over attention blocks with and without the window."""
-        if sliding == others or not self.attention_layers:
+        if sliding == full or not self.attention_layers:
             return sliding
         count = self.attention_layers - self.sliding_layers
-        return (self.sliding_layers * sliding + count * others) // self.attention_layers
+        return (self.sliding_layers * sliding + count * full) // self.attention_layers

@@ -26,7 +26,7 @@ class ModelSpec(ModelShape):
 
     @property
     def projections(self) -> tuple[str, ...]:
-        """Generic names of all linear layers of a block: what LoRA on everything trains."""
+        """Generic names of all linear layers of a block."""
         return tuple(self.linear_shapes)
 
     @property
@@ -48,12 +48,12 @@ class ModelSpec(ModelShape):
 
     @property
     def linear_parameters(self) -> int:
-        """Weights of the linear layers of all blocks: what QLoRA stores in 4 bits."""
+        """Weights of the linear layers of all blocks, which QLoRA stores in 4 bits."""
         return parameters.linears(self)
 
     @property
     def layer_parameters(self) -> int:
-        """All parameters of one block; of a block with experts where only some have them."""
+        """All parameters of one block; with experts, if some blocks have them."""
         return parameters.layer(self)
 
     @property
@@ -78,7 +78,7 @@ class ModelSpec(ModelShape):
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token passes through, embeddings included; all of them in a dense model."""
+        """Parameters that one token uses, including embeddings; in a dense model all parameters."""
         return self.parameters - parameters.idle(self)
 
     def lora_parameters(
@@ -102,7 +102,7 @@ class ModelSpec(ModelShape):
         return count
 
     def _groups(self, targets: Iterable[str], *, joined: bool) -> list[tuple[str, ...]]:
-        """Return the matrices that ``targets`` name, each by the projections that it is made of."""
+        """Return the matrices that ``targets`` name, each as the projections fused into it."""
         shapes, family_linears = self.linear_shapes, family_of(self.family).linears
         together = {name: group for groups in family_linears.values() for group in groups for name in group}
         module_groups: dict[tuple[str, ...], None] = {}

@@ -110,7 +110,7 @@ def _plans(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence)
         target = replace(target, machine=pod_of_cpus(1))
     failures: list[Failure] = []
     for engines in jobs:
-        outcome = _of_method(engines, target, goals, top, evidence)
+        outcome = _plan_method(engines, target, goals, top, evidence)
         if isinstance(outcome, Ranking):
             return _with_method_reason(outcome, job, rejections) if job.method == "auto" else outcome
         failures.append(outcome)
@@ -130,7 +130,7 @@ def _is_for_cpus(job: Job, target: Target, goals: Goals) -> bool:
     )
 
 
-def _of_method(
+def _plan_method(
     jobs: list[Job], target: Target, goals: Goals, top: int, evidence: Evidence
 ) -> Ranking | Failure:
     """Plan a method with one of the engines that can train it, or return the failure."""
@@ -144,7 +144,7 @@ def _of_method(
         if machine is not None:
             outcome = _plan_engines_locally(group, target, goals, evidence, skipped)
         else:
-            outcome = _of_engines(group, target, goals, top, evidence, skipped)
+            outcome = _plan_engines(group, target, goals, top, evidence, skipped)
         masters = f"{format_list([job.engine for job in group])}, with fp32 master weights, would"
         if isinstance(outcome, Failure):
             failures.append(outcome)
@@ -202,7 +202,7 @@ def _plan_locally(job: Job, target: Target, goals: Goals, evidence: Evidence) ->
         return of_error(job, error)
 
 
-def _of_engines(
+def _plan_engines(
     jobs: list[Job], target: Target, goals: Goals, top: int, evidence: Evidence, skipped: str
 ) -> Ranking | Failure:
     """Rank plans for other hardware, with the engine chosen on the hardware of the best plan."""

@@ -76,12 +76,12 @@ def fetch(catalogue: Catalogue, deadline: float, today: date) -> ProviderAnswer:
             faults.setdefault("time limit reached", []).append(name)
             return {}
         try:
-            answer = call()
+            result = call()
         except (BotoCoreError, ClientError) as error:
             faults.setdefault(_fault(error, permission), []).append(name)
             return {}
-        summaries.append(f"{len(answer)} {name}")
-        return answer
+        summaries.append(f"{len(result)} {name}")
+        return result
 
     prices = part(
         "on-demand prices", "pricing:GetProducts", lambda: on_demand(pricing, names, region, deadline)
