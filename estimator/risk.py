@@ -13,11 +13,11 @@ from typing import Literal
 
 Verdict = Literal["fits", "tight", "does not fit"]
 
-FITS_BELOW = 0.02  # risk up to which a plan fits, and may are first
+FITS_BELOW = 0.02  # risk up to which a plan fits
 TIGHT_BELOW = 0.20  # risk up to which a plan is tight; above, it does not fit
-DEVIATIONS_AT_TIGHT = 0.8417  # of the normal distribution, that 20 % lie beyond
-WITHIN = 1.96  # standard deviations on either side that hold 95 %
-# Standard deviation over the need, of what no class of runs tells: what the allocator loses. The smallest
+DEVIATIONS_AT_TIGHT = 0.8417  # of the normal distribution, exceeded by 20 %
+WITHIN = 1.96  # standard deviations to both sides that include 95 %
+# Standard deviation over the need, for losses of the allocator that the residuals do not cover. The smallest
 # limit at which six runs passed on an H200 was 0.2 to 3.3 % above the predicted need, in the median 1.6 %
 # (benchmarks/results/on_gpu_1x_nvidia_h200.md).
 LEAST_SPREAD = 0.02

@@ -29,7 +29,7 @@ LaunchedPrecision = Literal["bf16", "bf16-mixed", "fp16-mixed", "fp32"]
 RequestedPrecision = Literal["auto", LaunchedPrecision]
 Precision = Literal[
     "fp32",  # everything in fp32
-    "bf16",  # everything in bf16, the optimizer's states too
+    "bf16",  # everything in bf16, including the optimizer's states
     "bf16-mixed",  # fp32 weights kept, bf16 copies made where they are gathered or used by the engine
     "fp16-mixed",  # the same with fp16 copies, and a loss that is scaled so that gradients do not underflow
     "bf16-autocast",  # fp32 weights, gradients and states; torch.autocast casts around each product
@@ -41,7 +41,7 @@ Fp8 = Literal[LaunchedFp8, "te", "mxfp8", "nvfp4", "msamp-o1", "msamp-o2", "msam
 LaunchedQuantization = Literal["nf4-double", "nf4", "int8"]
 Quantization = Literal["none", "nf4", "nf4-double", "int8"]
 Sharding = Literal["none", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "shard_grad_op"]
-FsdpSharding = Literal["full", "grad-op"]  # what a run can ask of FSDP2
+FsdpSharding = Literal["full", "grad-op"]  # choices of FSDP2 for a run
 Recompute = Literal["full", "selective"]
 Vision = Literal["frozen", "lora", "full"]  # training of a vision-language model's tower
 Checkpointing = Literal["none", "selective", "full"]
@@ -59,8 +59,8 @@ Device = Literal["cuda", "cpu"]
 RequestedDevice = Literal["auto", Device]
 TargetKind = Literal["local", "allocation", "kubernetes", "batch", "catalogue"]
 Capacity = Literal["usual", "any"]
-Offload = Literal["none", "cpu"]  # what a run can ask for
-StateOffload = Literal["none", "optimizer", "all"]  # "all": weights and gradients too
+Offload = Literal["none", "cpu"]  # choices for a run
+StateOffload = Literal["none", "optimizer", "all"]  # "all": also weights and gradients
 TrainedModule = Literal["embed_tokens", "lm_head", "norms"]  # trained in full next to adapters
 
 LAUNCHED_METHODS: tuple[LaunchedMethod, ...] = get_args(LaunchedMethod)

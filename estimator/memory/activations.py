@@ -187,7 +187,7 @@ def _mean_mlp(setup: Setup, dense: float) -> float:
         routed = model.experts_per_token
         size = computing(setup)
         experts = _mlp(setup, routed * model.ffn)
-        # each expert's input, where its weights need it, and its result before weighting
+        # each expert's input, if its weights need it, and its result before weighting
         trained = not setup.adapters or setup.copies_experts
         trained |= not setup.prompts and bool(_IN_MLP & set(setup.lora_targets))
         inputs = (2 if trained else 1) * routed * model.hidden * size

@@ -7,7 +7,7 @@ from estimator.models import ModelSpec, parameters
 
 WEIGHT_BYTES = 2  # bf16, as launchers/evaluation/evaluate.py loads them on a GPU
 LARGEST_FILE = 5 * 10**9  # of a model in the Hugging Face layout: transformers' default for saving
-BATCH_TOKENS = 8192  # that go through the model at once: MAX_BATCH_TOKENS of launchers/dataset/measured.py
+BATCH_TOKENS = 8192  # per forward pass: MAX_BATCH_TOKENS of launchers/dataset/measured.py
 LOSS_POSITIONS = 1024  # that the loss has an fp32 copy of: LOSS_CHUNK of launchers/dataset/batches.py
 # Reserved over active memory of identical runs, at most: the allocator's blocks don't fit all tensors
 RESERVED_OVER_LIVE = 1.36

@@ -34,9 +34,7 @@ class Implementation:
     plain_loss: int  # peak bytes per logit of cross-entropy over all logits
     kernel_loss: int  # the same with one in-place kernel on 16-bit logits
     whole_logits: bool  # tensor parallel gathers the logits on each process
-    root_stays: (
-        str  # kept gathered by FSDP outside the blocks: "all", "head", or "backward" (all, in that pass)
-    )
+    root_stays: str  # parameters that FSDP keeps gathered: "all" outside blocks, "head", all in "backward"
     flat_gradients: bool  # FSDP1's flat parameters: frozen weights next to trained ones also have gradients
     outputs_kept: bool  # FSDP1 frees gradients of block outputs after the backward pass of frozen weights
     compiled_loss: bool  # the loss is compiled: no fp32 copies of the logits

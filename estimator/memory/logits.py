@@ -98,7 +98,7 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
     if setup.loss == "plain":
         if setup.tensor > 1 and setup.engine == "torchtitan" and not code.whole_logits:
             return Logits(LOSS_PARALLEL * elements)
-        caller = 2 * elements  # the 16-bit logits, which the caller holds or whose place fits nothing
+        caller = 2 * elements  # the 16-bit logits: still referenced by the caller, or too small to be reused
         if code.plain_loss == CALLER_HOLDS:
             return Logits(code.plain_loss * elements, held=caller)
         return Logits(code.plain_loss * elements, unfitting=caller)

@@ -23,11 +23,11 @@ from estimator.setup import Setup
 ALLOCATOR = 1.10
 ALLOCATOR_EXPANDABLE = 1.05
 
-# CUDA's context within what CUDA offers of a GPU: the least of what was measured (host.CUDA_CONTEXT_BYTES).
+# CUDA's context within the memory that CUDA offers: the smallest measured value (host.CUDA_CONTEXT_BYTES).
 # The reservation of the driver is excluded (data/gpus.csv, vram_cuda_GiB).
 CONTEXT_NEEDED_BYTES = GIB // 2
 
-# NCCL's share of what a run cannot do without. Its buffers take up to 1.5 GiB where there is room
+# Minimum of NCCL. Its buffers take up to 1.5 GiB if memory is available
 # (host.NCCL_BYTES); of the published runs that fill their GPU none leaves more than this.
 NCCL_NEEDED_BYTES = GIB // 2
 
@@ -45,8 +45,8 @@ class Range:
 def needs(setup: Setup) -> tuple[Range, Peak]:
     """Return the minimum memory of the run: states, live tensors, allocator overhead, context.
 
-    On a CPU nothing is given back while a process runs, so that it needs the most that it may show. The
-    second value is the moment of the step that decides.
+    On a CPU no memory is released while a process runs, so it needs the maximum that it may show. The second
+    value is the decisive moment of the step.
     """
     if setup.device == "cpu":
         shown, largest = _shows(setup, "process")

@@ -16,7 +16,7 @@ from pathlib import Path
 from estimator.setup import Setup
 
 TABLE = Path(__file__).parent.parent / "data" / "residuals.csv"
-LIVE = ("allocated", "active")  # what torch.cuda counts of tensors; the others count what is reserved
+LIVE = ("allocated", "active")  # counters of live tensors; the others count reserved memory
 VARYING = "varying lengths"
 
 
@@ -24,14 +24,14 @@ VARYING = "varying lengths"
 class Residual:
     """Ratio of measured memory to the formulas in one class of runs, for one counter.
 
-    ``lower`` and ``upper`` hold 95 % of the runs of sources that the fit never saw.
+    95 % of the runs from sources outside the fit are between ``lower`` and ``upper``.
     """
 
     counter: str  # "live" or "held"
     name: str
-    factor: float  # likely over the formulas, of what is not states
-    lower: float  # lower end over likely, of the same
-    upper: float  # upper end over likely, of the same
+    factor: float  # likely over predicted bytes, without states
+    lower: float  # lower end over likely bytes
+    upper: float  # upper end over likely bytes
     runs: int  # of this class
     sources: int
     basis: str

@@ -332,7 +332,7 @@ def offloads_gradients(setup: Setup) -> bool:
 
 
 def offloads_weights(setup: Setup) -> bool:
-    """Return whether the weights wait in host memory or on a disk instead of a GPU."""
+    """Return whether the weights are stored in host memory or on a disk instead of a GPU."""
     return offloads_states(setup) and setup.offload == "all" and setup.sharding in ("zero3", "fsdp")
 
 

@@ -189,9 +189,9 @@ def wider_mlps(m: ModelShape) -> int:
 
 
 def embeddings(m: ModelShape) -> int:
-    """Count the parameters of the embeddings: tokens, of each block too, learned positions, token types."""
-    of_blocks = m.layer_vocab * m.layers * m.layer_embedding
-    return (m.vocab + m.position_embeddings + m.token_types) * m.hidden + of_blocks
+    """Count the parameters of the embeddings: tokens (also per layer), learned positions, token types."""
+    per_layer = m.layer_vocab * m.layers * m.layer_embedding
+    return (m.vocab + m.position_embeddings + m.token_types) * m.hidden + per_layer
 
 
 def head(m: ModelShape) -> int:

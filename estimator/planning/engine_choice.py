@@ -93,18 +93,20 @@ def reason(engine: str, speeds: Speeds, *, skipped: str = "") -> str:
 
     ``skipped``: why engines with fp32 master weights were not chosen, as a clause.
     """
-    lean = f"{skipped}; " if skipped else ""
+    prefix = f"{skipped}; " if skipped else ""
     other_speeds = {name: speed for name, speed in speeds.items() if speed and name != engine}
     absent = [name for name, speed in speeds.items() if not speed and name != engine]
     chosen_speed = speeds[engine]
     if not other_speeds or not chosen_speed:
-        alone = "weights and optimizer states are in bf16" if skipped else "no other engine supports it"
-        explanation = f"{format_list(absent)} would not fit on these GPUs" if absent else alone
-        return f"engine {engine}: {lean}{explanation}"
+        only_engine_reason = (
+            "weights and optimizer states are in bf16" if skipped else "no other engine supports it"
+        )
+        explanation = f"{format_list(absent)} would not fit on these GPUs" if absent else only_engine_reason
+        return f"engine {engine}: {prefix}{explanation}"
     second = max(other_speeds, key=lambda name: other_speeds[name])
     gain = other_speeds[second] / chosen_speed - 1
     difference = compared(gain, "faster", "slower") if abs(gain) >= SEEN else "as fast"
     tie = SEEN <= gain <= INDISTINCT
     advantage = "was measured with its defaults" if engine == MEASURED else "is simpler"
     preferred = f", a tie, and {engine} {advantage}" if tie else ""
-    return f"engine {engine}: {lean}the runner-up, {second}, is {difference} on these GPUs{preferred}"
+    return f"engine {engine}: {prefix}the runner-up, {second}, is {difference} on these GPUs{preferred}"

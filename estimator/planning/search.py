@@ -244,9 +244,9 @@ class Search:
     def _recomputing_less(
         self, layout: Layout, speed: throughput.Speed, capacity: int, gpu: Gpu | None, place: Place | None
     ) -> tuple[Layout, throughput.Speed]:
-        """Return the fastest of a layout and those that recompute less in its backward pass, with its speed.
+        """Return the fastest of a layout and of variants with partial recomputation, with its speed.
 
-        Of each kind, that with the largest micro batch of the same global batch that fits.
+        Each kind of partial recomputation uses the largest micro batch that fits, with the same global batch.
         """
         if not layout.activation_checkpointing:
             return layout, speed
@@ -271,10 +271,10 @@ class Search:
 
     @cached_property
     def part_recomputations(self) -> tuple[tuple[Recompute, int], ...]:
-        """Kinds of checkpointing that recompute less than whole blocks, and are left to the planner."""
+        """Kinds of partial checkpointing that the planner may choose; empty if the user decides."""
         job = self.job
-        given = (job.activation_checkpointing, job.recompute, job.recompute_every)
-        if given != (None, None, None) or not ENGINES[job.engine].runs_loop:
+        user_choices = (job.activation_checkpointing, job.recompute, job.recompute_every)
+        if user_choices != (None, None, None) or not ENGINES[job.engine].runs_loop:
             return ()
         return tuple(
             (what, every)
