@@ -34,7 +34,7 @@ def out_of_memory_risk(needs: int, limits: tuple[int, int], capacity: int) -> fl
 
 
 def least_capacity(needs: int, limits: tuple[int, int]) -> int:
-    """Return the bytes of memory with which a run is just tight and no longer too large."""
+    """Return the smallest capacity in bytes with which a run is tight instead of too large."""
     return math.ceil(needs + DEVIATIONS_AT_TIGHT * _deviation(needs, limits[1]))
 
 

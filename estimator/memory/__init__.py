@@ -52,7 +52,7 @@ def estimate(setup: Setup, *, capacity_bytes: int | None = None) -> MemoryEstima
     Parameters
     ----------
     capacity_bytes:
-        What one GPU (on a CPU, one process's share of the memory) offers, if known.
+        Usable memory of one GPU (on a CPU, of one process), if known.
     """
     needed_range, largest = needs(setup)
     shown_range = shows(setup, "process")

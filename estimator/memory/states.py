@@ -128,8 +128,8 @@ def state_bytes(setup: Setup) -> tuple[int, int, float]:
 def _moments(setup: Setup, size: int) -> float:
     """Return the bytes of optimizer states per parameter; ``size``: bytes of an unquantized element.
 
-    Paged states are in managed memory, which leaves the GPU where it is short (bitsandbytes,
-    functional.get_paged). litgpt trains a quantized base with them (litgpt/utils.py,
+    Paged states count as 0: they are in managed memory, which moves to the host if the GPU is full
+    (bitsandbytes, functional.get_paged). litgpt uses them with a quantized base (litgpt/utils.py,
     instantiate_bnb_optimizer). Adafactor: a row and a column for each matrix (Shazeer and Stern 2018,
     arXiv:1804.04235, section 4). Muon: one moment for matrices, AdamW for the rest (Keller Jordan 2024).
     """

@@ -168,7 +168,11 @@ class Survey:
 
 
 def _is_dominated(first: Candidate, second: Candidate) -> bool:
-    """Return whether ``first`` has as many GPUs on fewer nodes of the same cloud as ``second``."""
+    """Return whether ``first`` replaces ``second``: as many GPUs on fewer nodes of the same cloud.
+
+    It must be no worse in availability, evidence and idle GPUs and, unless nodes of ``second`` have one GPU,
+    no more expensive.
+    """
     first_place, second_place = first.place, second.place
     if first_place is None or second_place is None or first_place.cloud != second_place.cloud:
         return False

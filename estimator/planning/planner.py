@@ -265,9 +265,10 @@ def _batch_reason(plan: Plan) -> str:
 
 
 def _jobs(job: Job, rejections: list[Rejection]) -> list[list[Job]]:
-    """Return the job with each method to try, in order, and all engines that support it.
+    """Return the jobs by method to try, in order: for each method one job per engine that supports it.
 
-    A method that no engine supports is rejected. If there is no other, all are planned with a substitute.
+    Unsupported methods are appended to ``rejections``. If no method is supported, plans use a substitute
+    engine.
     """
     if job.method != "auto":
         return [with_engines(job)]
