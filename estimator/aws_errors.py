@@ -97,7 +97,7 @@ def failure_of(error: BaseException) -> AwsFailure:
     origin: BaseException | None = error
     while origin is not None:
         if isinstance(origin, exceptions.ClientError):
-            return _answer(origin.response)
+            return _service_failure(origin.response)
         for classes, kind in kinds:
             if isinstance(origin, classes):
                 return AwsFailure(kind=kind, code=type(origin).__name__, message=_line(origin))
@@ -105,7 +105,7 @@ def failure_of(error: BaseException) -> AwsFailure:
     return AwsFailure(kind="other", code=type(error).__name__, message=_line(error))
 
 
-def _answer(response: dict[str, dict[str, object]]) -> AwsFailure:
+def _service_failure(response: dict[str, dict[str, object]]) -> AwsFailure:
     error, metadata = response.get("Error", {}), response.get("ResponseMetadata", {})
     status = int(str(metadata.get("HTTPStatusCode") or 0))
     code = str(error.get("Code") or status or "an error")

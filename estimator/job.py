@@ -38,7 +38,7 @@ from estimator.vocabulary import (
     Vision,
 )
 
-DEFAULT_BATCH = 16  # sequences per optimizer step, where the user gives none
+DEFAULT_BATCH = 16  # default sequences per optimizer step
 DEGREES = ("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel")
 
 
@@ -64,11 +64,11 @@ class Job:
     precision: RequestedPrecision = "auto"
     fp8: LaunchedFp8 = "none"  # of the matrix products
     activation_checkpointing: bool | None = None
-    recompute: Recompute | None = None  # what checkpointing recomputes of a block
+    recompute: Recompute | None = None  # part of a block that checkpointing recomputes
     recompute_every: int | None = None  # one of this many blocks is recomputed
     lora_rank: int = 8
     lora_targets: tuple[str, ...] = PROJECTIONS
-    lora_experts: bool = False  # adapters on the experts too
+    lora_experts: bool = False  # also adapt the experts
     rslora: bool = False  # adapters scaled by alpha / sqrt(rank); memory and speed are the same
     quantization: LaunchedQuantization = "nf4-double"  # of qlora's base
     llama_adapter: LlamaAdapter = field(default_factory=LlamaAdapter)
@@ -82,7 +82,7 @@ class Job:
     vision: Vision | None = None  # how the tower of a vision-language model is trained; None: text alone
     images_per_row: int = 1  # where ``vision`` is set
     image_size: int = IMAGE_SIDE  # pixels of the side of a square image
-    optimizer_in_backward: bool = False  # each gradient is used at once, so that none is kept to accumulate
+    optimizer_in_backward: bool = False  # applies each gradient immediately, without accumulation
     zero_stage: int | None = None
     fsdp_sharding: FsdpSharding | None = None  # whether weights are resharded after their use
     replicas: int | None = None  # copies of the model under FSDP, each divided over as many processes
@@ -241,7 +241,7 @@ class Job:
         return self.method == "auto" or METHODS[self.method].low_rank
 
     def uses_zero(self, engine: str) -> bool:
-        """Whether the job has options of ZeRO, if ``engine`` trains it: with FSDP2, offload is not ZeRO's."""
+        """Whether the job has options of ZeRO with this engine: offload is one except with FSDP engines."""
         takes_fsdp = engine != "auto" and ENGINES[engine].sharding_options == "fsdp"
         return self.zero_stage is not None or (self.offload != "none" and not takes_fsdp)
 
@@ -258,7 +258,7 @@ class Job:
     def batch_over(self, data_parallel: int) -> int | None:
         """Return the global batch for this many data-parallel processes; None if the user's is not divisible.
 
-        A default batch becomes the nearest one that they can.
+        A default batch is changed to the nearest divisible one.
         """
         unit = data_parallel * (self.micro_batch_size or 1)
         if self.batch_multiple is None:

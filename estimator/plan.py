@@ -1,8 +1,8 @@
-"""Plan: what a job asks the cluster for, how it is laid out, what it should need, and why.
+"""Plan of a job: resource request, layout of its processes, predictions, and reasons.
 
-A Plan is made once, before anything runs, and travels with the run: to the decorators that turn it
-into a resource request, to the launchers that run it, and to the card that compares it with what was
-measured. It is frozen and goes through JSON both ways without loss.
+A Plan is made once, before the run, and is passed on to the decorators that turn it into a resource request,
+to the launchers that run it, and to the card that compares it with measurements. It is frozen, and converts
+to JSON and back without loss.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from estimator.vocabulary import (
 
 SCHEMA_VERSION = 4
 
-# Categories of a MemoryEstimate that are no tensors
+# Categories of a MemoryEstimate other than tensors
 RUNTIME = "runtime"
 ALLOCATOR = "allocator"
 
 Counter = Literal["device", "reserved", "allocated", "resident"]
-"""Who counts the memory of a process: NVML, less what was in use before; torch.cuda.max_memory_reserved and
+"""Source of a memory counter: NVML, minus earlier usage; torch.cuda.max_memory_reserved and
 max_memory_allocated; on a CPU the kernel."""
 
 
@@ -52,12 +52,12 @@ class Counted:
 class MemoryEstimate:
     """Peak memory of one process (one GPU; on a CPU, one process's host memory), in bytes: two figures.
 
-    What it *needs*: below that the run fails, so this decides whether it fits and what is requested. What it
-    *shows*: what nvidia-smi says where there is room, which is more, as PyTorch's allocator gives cached
-    blocks back only when memory is short. What other counters should say: :meth:`counted`.
+    *Needs*: the minimum with which the run succeeds; decides whether it fits and what is requested. *Shows*:
+    the value in nvidia-smi on a GPU with enough memory, which is higher, as PyTorch's allocator releases
+    cached blocks only when memory is short. Other counters: :meth:`counted`.
 
-    ``categories`` holds each part's bytes of what it needs at the moment of the peak, in the order in which
-    they are drawn. Their sum is ``needs_bytes``.
+    ``categories`` are the parts of the needed memory at the peak, in drawing order. Their sum is
+    ``needs_bytes``.
     """
 
     categories: tuple[tuple[str, int], ...]
@@ -66,27 +66,27 @@ class MemoryEstimate:
     shows_range: tuple[int, int]
     capacity_bytes: int | None  # memory that one GPU (or, on a CPU, this process's share) offers
     host_bytes: int  # host memory of one whole node
-    needs_basis: str  # where the width of each range comes from
+    needs_basis: str  # source of the range
     shows_basis: str
-    uncorrected: MemoryEstimate | None = None  # what it was before earlier runs corrected it
-    formulas: str = ""  # calibration.formulas() at the time; empty: not noted
-    outside_bytes: int | None = None  # of what a GPU shows, outside of PyTorch's allocator; None: not known
+    uncorrected: MemoryEstimate | None = None  # estimate before the correction by earlier runs
+    formulas: str = ""  # calibration.formulas() at that time; empty: not recorded
+    outside_bytes: int | None = None  # part of the shown memory outside PyTorch's allocator; None: unknown
 
     @property
     def needs_bytes(self) -> int:
-        """The sum of the categories."""
+        """Sum of the categories."""
         return sum(value for _, value in self.categories)
 
     @property
     def live_bytes(self) -> int:
-        """Tensors that are alive at the peak, what ``torch.cuda.max_memory_allocated`` counts."""
+        """Live tensors at the peak, as counted by ``torch.cuda.max_memory_allocated``."""
         return sum(value for _, value in self._tensors)
 
     @property
     def shown_categories(self) -> tuple[tuple[str, int], ...]:
-        """Categories scaled to what a GPU shows for those that are no tensors; their sum is shows_bytes.
+        """Categories of tensors, runtime, and the rest as allocator; their sum is ``shows_bytes``.
 
-        Where less is shown than needed, on a CPU, what is missing comes off the allocator's part alone.
+        If less is shown than needed (on a CPU), only the allocator's part is reduced.
         """
         outside = self.outside_bytes
         runtime = dict(self.categories).get(RUNTIME, 0) if outside is None else outside
@@ -118,7 +118,7 @@ class MemoryEstimate:
         return tuple((name, value) for name, value in self.categories if name not in (RUNTIME, ALLOCATOR))
 
     def with_capacity(self, capacity_bytes: int | None) -> MemoryEstimate:
-        """Return the estimate for a GPU of this capacity; no counter shows more than that."""
+        """Return the estimate for a GPU of this capacity, with shown memory limited to it."""
         if (
             capacity_bytes is None or self.outside_bytes is None
         ):  # a CPU's process can be larger than its share
@@ -156,7 +156,7 @@ class MemoryEstimate:
 
     @property
     def tight(self) -> bool:
-        """Whether it fits with a risk that a first choice does not take."""
+        """Whether it fits, but with a higher risk than the planner accepts by default."""
         return self.verdict == "tight"
 
     def describe(self) -> str:
@@ -219,7 +219,7 @@ class Layout:
     expert_parallel: int = 1  # reuses the processes of the other kinds
     replicate: int = 1  # groups that each hold the sharded states once (HYBRID_SHARD)
     optimizer_in_backward: bool = False  # apply and free each gradient immediately
-    recompute: Recompute = "full"  # what activation checkpointing recomputes of a block
+    recompute: Recompute = "full"  # part of a block that activation checkpointing recomputes
     recompute_every: int = 1  # one of this many blocks is recomputed
 
     @property
@@ -237,7 +237,7 @@ class Layout:
 
     @property
     def data_parallel(self) -> int:
-        """Processes (or groups of them that work on the same sequences) that see different sequences."""
+        """Number of processes, or of groups of model-parallel processes, with different sequences."""
         return self.world_size // (self.tensor_parallel * self.context_parallel * self.pipeline_parallel)
 
     @property
@@ -256,7 +256,7 @@ class StartUp:
 
     @property
     def hours(self) -> float:
-        """The whole start-up."""
+        """Hours of the complete start-up."""
         return (self.machine_minutes + self.image_minutes + self.weights_minutes) / 60
 
 
@@ -274,16 +274,16 @@ class Interruptions:
     interval_seconds: float  # of training from one checkpoint to the next
     steps: int | None = None  # the same in optimizer steps; None: the speed is not known
     expected: float | None = None  # in the whole run
-    lost_hours: float | None = None  # of the run's hours, those without progress
-    ends_well: float | None = None  # probability of no more of them than the run takes
+    lost_hours: float | None = None  # hours of the run without progress
+    ends_well: float | None = None  # probability of at most as many interruptions as the run tolerates
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
     """Predicted speed, time and price of the run. None: unknown.
 
-    ``hours`` and ``usd`` hold the start-up as well, where one is known, evaluations while it trains, and on
-    spot nodes the work that interruptions are expected to cost.
+    ``hours`` and ``usd`` include the start-up if known, evaluations during training, and on spot nodes the
+    expected losses by interruptions.
     """
 
     memory: MemoryEstimate
@@ -301,22 +301,22 @@ class Prediction:
     tokens_per_second_range: tuple[float, float] | None = None
     start_up: StartUp | None = None  # None: the machines are available
     step_parts: tuple[tuple[str, float], ...] = ()
-    """Seconds of one optimizer step by what they are spent on: throughput.Parts.kinds. Empty: not known."""
+    """Seconds of one optimizer step by part: throughput.Parts.kinds. Empty: unknown."""
     step_kernels: tuple[tuple[str, float], ...] = ()
     """Seconds of "forward and backward" among ``step_parts``, by kernels: throughput.Parts.of_compute."""
-    evaluation_hours: float = 0.0  # of `hours`, at most, for evaluations while it trains
+    evaluation_hours: float = 0.0  # maximum part of `hours` for evaluations during training
     low_availability: str = ""  # reason for low on-demand availability; "": usually available
     checkpoint_bytes: int | None = None  # of one node
-    interruptions: Interruptions | None = None  # None: not on spot nodes, or no one knows how often
+    interruptions: Interruptions | None = None  # None: no spot nodes, or unknown rate
     step_collectives: tuple[tuple[str, float], ...] = ()
-    """Seconds of its collectives by kind, those that computing hides too: throughput.Parts.collectives."""
+    """Seconds of its collectives by kind, including overlapped ones: throughput.Parts.collectives."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
     """A step besides training with separate size and price. None: unknown.
 
-    Ranges go from the fast to the slow end; hours hold the start-up, where one is known.
+    Ranges are (fast, slow); hours include the start-up if known.
     """
 
     name: Literal["generate", "score", "compare"]
@@ -344,7 +344,7 @@ class Generation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Override:
-    """A planned value that was replaced, by what, and who said so."""
+    """A planned value that was replaced, the new value, and its source."""
 
     name: str
     planned: str
@@ -354,7 +354,7 @@ class Override:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearningRate:
-    """A learning rate to start a search from: a published run's, carried over to this batch by a rule."""
+    """Starting point of a learning rate search: a published run's rate, scaled to this batch by a rule."""
 
     rule: Literal["sqrt", "linear"]
     value: float
@@ -364,7 +364,7 @@ class LearningRate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The whole answer for one job: request, layout, prediction and reasons."""
+    """Plan of one job: request, layout, prediction and reasons."""
 
     model: str
     parameters: int
@@ -403,12 +403,12 @@ class Plan:
 
     @property
     def accelerations(self) -> tuple[str, ...]:
-        """Words for packing, Liger's kernels and torch.compile, as far as the plan has them."""
+        """Names of the enabled accelerations: packing, Liger kernels, torch.compile."""
         choices = {"packed": self.packing, "Liger": self.liger, "compiled": self.compile}
         return tuple(word for word, on in choices.items() if on)
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to plain values, tuples included, with risk, headroom and verdict of the memory."""
+        """Convert to plain values (tuples stay tuples), with risk, headroom and verdict of the memory."""
         values = dataclasses.asdict(self)
         memory = self.prediction.memory
         values["prediction"]["memory"] |= {

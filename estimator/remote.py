@@ -45,7 +45,7 @@ def log_requests(client: Any) -> Any:
 
 
 def hub_token() -> str | bool:
-    """Return the environment's token; False (not None, which would read a token file) where there is none."""
+    """Return the environment's token, or False: with None, huggingface_hub would read a token file."""
     return next((os.environ[name] for name in _TOKEN_VARIABLES if os.environ.get(name)), False)
 
 

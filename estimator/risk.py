@@ -1,8 +1,9 @@
 """Probability that a run exceeds the memory of its GPU, and the verdict that follows from it.
 
-What a run really needs is taken as normally distributed around the predicted need, apart on both sides: 95 %
-of runs of sources that the fit never saw lie within the range of the need (``data/residuals.csv``).
-``python -m benchmarks.published.refit`` compares the probabilities with published runs that ran or failed.
+The actual need of a run is assumed to be normally distributed around the predicted one, with a separate
+deviation on each side: 95 % of runs from sources outside the fit are within the range of the need
+(``data/residuals.csv``). ``python -m benchmarks.published.refit`` compares the probabilities with published
+runs that ran or failed.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Literal
 
 Verdict = Literal["fits", "tight", "does not fit"]
 
-FITS_BELOW = 0.02  # risk up to which a plan fits, and may are first
+FITS_BELOW = 0.02  # risk up to which a plan fits
 TIGHT_BELOW = 0.20  # risk up to which a plan is tight; above, it does not fit
-DEVIATIONS_AT_TIGHT = 0.8417  # of the normal distribution, that 20 % lie beyond
-WITHIN = 1.96  # standard deviations on either side that hold 95 %
-# Standard deviation over the need, of what no class of runs tells: what the allocator loses. The smallest
+DEVIATIONS_AT_TIGHT = 0.8417  # of the normal distribution, exceeded by 20 %
+WITHIN = 1.96  # standard deviations to both sides that include 95 %
+# Standard deviation over the need, for losses of the allocator that the residuals do not cover. The smallest
 # limit at which six runs passed on an H200 was 0.2 to 3.3 % above the predicted need, in the median 1.6 %
 # (benchmarks/results/on_gpu_1x_nvidia_h200.md).
 LEAST_SPREAD = 0.02
@@ -33,7 +34,7 @@ def out_of_memory_risk(needs: int, limits: tuple[int, int], capacity: int) -> fl
 
 
 def least_capacity(needs: int, limits: tuple[int, int]) -> int:
-    """Return the bytes of memory with which a run is just tight and no longer too large."""
+    """Return the smallest capacity in bytes with which a run is tight instead of too large."""
     return math.ceil(needs + DEVIATIONS_AT_TIGHT * _deviation(needs, limits[1]))
 
 

@@ -1,7 +1,7 @@
-"""Setup: everything that decides the memory and the speed of one training step, and nothing else.
+"""Setup: all parameters that determine the memory and the speed of one training step.
 
 A Setup is built from a Job and a Layout (chosen by the planner), or from a row of a table of
-published measurements. ``memory`` and ``throughput`` read Setups alone.
+published measurements. It is the only input of ``memory`` and ``throughput``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LlamaAdapter:
     start_layer: int = 2  # the first block that has them
 
     def check(self, model: ModelSpec) -> None:
-        """Raise UserError for prompts without vectors, and where no block of the model is left for them."""
+        """Raise UserError for prompts without vectors, or without a block of the model."""
         if self.prompt_length < 1:
             raise UserError(f"--adapter-prompt-length {self.prompt_length} must be a whole number above 0.")
         if not 0 <= self.start_layer < model.layers:
@@ -74,25 +74,25 @@ class Answers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """One training step as memory and time see it. Counts are of processes; one process has one GPU.
+    """One training step: the input of memory and speed estimates. One process has one GPU.
 
-    Raises UserError for a value that is not known or not possible, and for degrees that don't divide the
-    model.
+    Degrees of parallelism are numbers of processes. Raises UserError for unknown or impossible values, and
+    for degrees that do not divide the model.
     """
 
     model: ModelSpec
     engine: Engine = "torchtune"
-    engine_version: str = ""  # of data/implementations.csv, where the code was another; "" is today's
+    engine_version: str = ""  # version in data/implementations.csv; "": current code
     method: Method = "full"
     task: Task = "sft"
     lora_rank: int = 8
-    lora_targets: tuple[str, ...] = PROJECTIONS  # also "lm_head", "embed_tokens": adapters there
+    lora_targets: tuple[str, ...] = PROJECTIONS  # may include "lm_head" and "embed_tokens"
     lora_experts: bool = False  # PEFT's adapters on the tensors that hold a block's experts
     llama_adapter: LlamaAdapter = field(default_factory=LlamaAdapter)
-    trained_modules: tuple[str, ...] = ()  # of TRAINED_MODULES, trained whole next to the adapters
+    trained_modules: tuple[str, ...] = ()  # of TRAINED_MODULES, fully trained together with adapters
     quantization: Quantization = "none"  # of the frozen base; QLoRA is lora with nf4 or nf4-double
-    upcast_frozen: bool = False  # its 16-bit parts kept in fp32: PEFT's prepare_model_for_kbit_training
-    undivided_base: bool = False  # in a type that ZeRO-3 cannot divide: every process holds all of it
+    upcast_frozen: bool = False  # keep its 16-bit parts in fp32 (PEFT: prepare_model_for_kbit_training)
+    undivided_base: bool = False  # of a type that ZeRO-3 cannot shard: each process holds all of it
 
     precision: Precision = "bf16"
     fp8: Fp8 = "none"  # of the matrix products
@@ -101,8 +101,8 @@ class Setup:
     optimizer_in_backward: bool = False  # apply and free each gradient immediately
 
     sharding: Sharding = "none"
-    shard: int = 1  # processes that share one copy of the states (with context parallel: both together)
-    replicate: int = 1  # such groups (DDP, HYBRID_SHARD)
+    shard: int = 1  # processes that share one copy of the states, including context parallel ones
+    replicate: int = 1  # groups of ``shard`` processes (DDP, HYBRID_SHARD)
     flat_parameters: bool = False  # FSDP1 instead of FSDP2, where the engine has both
     tensor: int = 1
     sequence_parallel: bool = True  # norms and residuals sharded as well where tensor > 1
@@ -116,14 +116,14 @@ class Setup:
     accumulation: int = 1  # forward passes for each optimizer step; with a pipeline: its micro batches
     seq_len: int = DEFAULT_SEQ_LEN  # tokens of the longest sequence
     fixed_length: bool = True  # packed or padded to seq_len; else batches vary in length
-    longest_first: bool = False  # of batches that vary in length, the longest is first
-    longest_once: bool = False  # only one batch has seq_len tokens a sequence, the others far fewer
-    expandable_segments: bool = False  # PYTORCH_CUDA_ALLOC_CONF: freed blocks of any size are used again
-    document_mask: bool = False  # packed samples kept apart by a dense mask of seq_len x seq_len
+    longest_first: bool = False  # the longest of the batches of varying length comes first
+    longest_once: bool = False  # only one batch has sequences of seq_len tokens, others are far shorter
+    expandable_segments: bool = False  # PYTORCH_CUDA_ALLOC_CONF: freed memory is reused at any size
+    document_mask: bool = False  # packed samples are separated by a dense seq_len x seq_len mask
     # mean length of packed documents, each weighted by its tokens; None: one document fills seq_len
     document_tokens: int | None = None
     answers: Answers = field(default_factory=Answers)
-    reference_copy: bool = False  # full training holds the reference as a frozen copy, as TRL does
+    reference_copy: bool = False  # full training keeps a frozen copy as reference model, as TRL does
 
     checkpointing: Checkpointing = "none"
     recompute_every: int = 1  # one of this many blocks is checkpointed
@@ -198,17 +198,17 @@ class Setup:
 
     @property
     def world_size(self) -> int:
-        """Processes in all. Expert parallel reuses processes of the other kinds."""
+        """Number of all processes. Expert parallelism reuses processes of the other kinds."""
         return self.shard * self.replicate * self.tensor * self.pipeline
 
     @property
     def nodes(self) -> int:
-        """Machines that the processes take, ``processes_per_node`` on each."""
+        """Number of nodes, with up to ``processes_per_node`` processes on each."""
         return -(-self.world_size // self.processes_per_node)
 
     @property
     def data_parallel(self) -> int:
-        """Processes that see different sequences. ``shard`` counts context parallel processes in."""
+        """Number of processes with different sequences. ``shard`` includes context parallel processes."""
         return max(self.shard * self.replicate // self.context, 1)
 
     @property
@@ -223,7 +223,7 @@ class Setup:
 
     @property
     def sharded_alone(self) -> bool:
-        """Whether one process that holds everything is under FSDP2 all the same, for what its policies do.
+        """Whether FSDP2 wraps the model in a single process, for its mixed precision or CPU offload.
 
         launchers/engines/fsdp2/sharding.py, _is_divided.
         """
@@ -242,7 +242,7 @@ class Setup:
 
     @property
     def runs_loop(self) -> bool:
-        """Whether the loop of this package trains transformers 5's modules: ModelSpec.lora_parameters."""
+        """Whether the engine is the training loop of this package, which trains modules of transformers 5."""
         return ENGINES[self.engine].runs_loop
 
     @property
@@ -252,21 +252,21 @@ class Setup:
 
     @property
     def idle_blocks(self) -> int:
-        """The lowest blocks, which keep nothing: below LLaMA-Adapter v1's prompts nothing is trained."""
+        """Number of blocks below LLaMA-Adapter v1's prompts: they have no backward pass and save nothing."""
         return self.llama_adapter.start_layer if self.method == "adapter-v1" else 0
 
     @property
     def trains_norms(self) -> bool:
-        """Whether the weights of norms are trained: in full training, or next to adapters."""
+        """Whether the weights of norms are trained, in full training or together with adapters."""
         return not self.adapters or self.method == "adapter-v2" or "norms" in self.trained_modules
 
     @property
     def reference(self) -> Literal["none", "adapters-off", "computed-before", "copy"]:
         """Reference model of DPO, KTO and GRPO: none, the base without adapters, precomputed, or a copy.
 
-        Adapters are switched off for a second forward pass. Where all weights are trained, the loop here
-        computes what the untrained model gives once before training (launchers/evaluation/reference.py), also
-        for LLaMA-Adapters; other engines hold a frozen copy of it.
+        Adapters are switched off for a second forward pass. For full training and LLaMA-Adapter, the loop of
+        this package computes the initial model's log-probabilities once before training
+        (launchers/evaluation/reference.py); other engines hold a frozen copy of the initial model.
         """
         task = TASKS[self.task]
         compares = self.adapters if self.answers.compares is None else self.answers.compares
@@ -280,7 +280,7 @@ class Setup:
 
     @property
     def answer_len(self) -> int:
-        """Tokens of an answer that is generated in a step, of ``seq_len``; 0: none is."""
+        """Tokens of ``seq_len`` reserved for a generated answer; 0 for tasks without generation."""
         if not TASKS[self.task].draws_answers:
             return 0
         return default_answer_len(self.seq_len) if self.answers.length is None else self.answers.length
@@ -297,7 +297,7 @@ class Setup:
 
     @property
     def zero_stage(self) -> int | None:
-        """DeepSpeed's ZeRO stage; None where the engine is not DeepSpeed."""
+        """DeepSpeed's ZeRO stage; None for other engines."""
         return SHARDINGS[self.sharding].zero_stage if self.engine == "deepspeed" else None
 
     @property
@@ -312,19 +312,19 @@ class Setup:
         """Adapter weights; DoRA adds a magnitude for each output (Liu et al. 2024, arXiv:2402.09353).
 
         LLaMA-Adapter: :func:`estimator.models.parameters.prompts`, and for v2 a scale and a bias for each
-        output of every linear layer (Gao et al. 2023, arXiv:2304.15010). PEFT's v1 has one gate for a block,
-        litgpt has one for each head, and so has v2 in launchers/engines/loop/adapter_v2.py.
+        output of every linear layer (Gao et al. 2023, arXiv:2304.15010). PEFT's v1 has one gate per block;
+        litgpt and v2 in launchers/engines/loop/adapter_v2.py have one per head.
         """
         if not self.adapters:
             return 0
         if self.prompts:
-            second = self.method == "adapter-v2"
+            is_v2 = self.method == "adapter-v2"
             return parameters.prompts(
                 self.model,
                 length=self.llama_adapter.prompt_length,
                 start_layer=self.llama_adapter.start_layer,
-                gates=self.model.heads if second or self.engine == "litgpt" else 1,
-            ) + second * 2 * parameters.outputs(self.model)
+                gates=self.model.heads if is_v2 or self.engine == "litgpt" else 1,
+            ) + is_v2 * 2 * parameters.outputs(self.model)
         model, rank = self.model, self.lora_rank
         inner = tuple(target for target in self.lora_targets if target not in ("lm_head", "embed_tokens"))
         outer = len(self.lora_targets) - len(inner)
@@ -342,9 +342,9 @@ class Setup:
 
     @property
     def trained_module_parameters(self) -> int:
-        """Weights of modules that are trained whole next to the adapters (PEFT: modules_to_save).
+        """Weights of modules that are fully trained together with adapters (PEFT: modules_to_save).
 
-        They are copies, next to the frozen ones; of tied embeddings the loop makes one.
+        Each is a copy next to the frozen original; the loop makes a single copy of tied embeddings.
         """
         matrices = len({"embed_tokens", "lm_head"} & set(self.trained_modules))
         if self.runs_loop and self.model.tied_embeddings:

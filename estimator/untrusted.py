@@ -75,7 +75,7 @@ def parse_yaml(text: str, loader: type[Any] | None = None) -> Any:
 
 
 def check_depth(value: Any) -> Any:
-    """Return a JSON-like value; raises DeepError for more than ``MAX_DEPTH`` levels."""
+    """Return the JSON-like value unchanged; raises DeepError for more than ``MAX_DEPTH`` levels."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         level = [
@@ -91,7 +91,7 @@ def check_depth(value: Any) -> Any:
 
 
 def read_text(path: Path, most_bytes: int = MAX_TEXT_BYTES) -> str:
-    """Read a UTF-8 file; raises OSError, UnicodeDecodeError, or UserError for one of more bytes."""
+    """Read a UTF-8 file; raises OSError, UnicodeDecodeError, or UserError above ``most_bytes``."""
     with path.open("rb") as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
@@ -113,7 +113,7 @@ def read_json_object(path: Path, advice: str = "Fetch it again.") -> dict[str, A
 
 
 def pack(text: str) -> str:
-    """Compress text to one word for an environment variable; AWS Batch allows 8,192 characters for all."""
+    """Compress text to one word for an environment variable; AWS Batch limits all to 8,192 characters."""
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
@@ -131,7 +131,7 @@ def unpack(packed: str) -> str:
 
 
 def plain_name(name: object) -> str:
-    """Return the name of a file or folder as another file lists it; raises ValueError for a path."""
+    """Return ``name`` if it is a plain file or folder name; raises ValueError for a path."""
     if not isinstance(name, str) or name in ("", "..") or set(name) & set("/\0") or len(name) > _MAX_NAME:
         raise ValueError(f"{name!r:.100} is not a plain file name")
     return name

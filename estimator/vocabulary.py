@@ -2,7 +2,7 @@
 
 Types, validators, choices of the command line, help, the JSON Schema of the settings and generated documents
 derive from this module. ``Launched*`` are the names that an engine of this package runs, ``Requested*`` adds
-"auto". To add a name, add it to its type and to the table of its kind. Imports the standard library alone.
+"auto". To add a name, add it to its type and to the table of its kind. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LaunchedPrecision = Literal["bf16", "bf16-mixed", "fp16-mixed", "fp32"]
 RequestedPrecision = Literal["auto", LaunchedPrecision]
 Precision = Literal[
     "fp32",  # everything in fp32
-    "bf16",  # everything in bf16, the optimizer's states too
+    "bf16",  # everything in bf16, including the optimizer's states
     "bf16-mixed",  # fp32 weights kept, bf16 copies made where they are gathered or used by the engine
     "fp16-mixed",  # the same with fp16 copies, and a loss that is scaled so that gradients do not underflow
     "bf16-autocast",  # fp32 weights, gradients and states; torch.autocast casts around each product
@@ -41,7 +41,7 @@ Fp8 = Literal[LaunchedFp8, "te", "mxfp8", "nvfp4", "msamp-o1", "msamp-o2", "msam
 LaunchedQuantization = Literal["nf4-double", "nf4", "int8"]
 Quantization = Literal["none", "nf4", "nf4-double", "int8"]
 Sharding = Literal["none", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "shard_grad_op"]
-FsdpSharding = Literal["full", "grad-op"]  # what a run can ask of FSDP2
+FsdpSharding = Literal["full", "grad-op"]  # choices of FSDP2 for a run
 Recompute = Literal["full", "selective"]
 Vision = Literal["frozen", "lora", "full"]  # training of a vision-language model's tower
 Checkpointing = Literal["none", "selective", "full"]
@@ -59,8 +59,8 @@ Device = Literal["cuda", "cpu"]
 RequestedDevice = Literal["auto", Device]
 TargetKind = Literal["local", "allocation", "kubernetes", "batch", "catalogue"]
 Capacity = Literal["usual", "any"]
-Offload = Literal["none", "cpu"]  # what a run can ask for
-StateOffload = Literal["none", "optimizer", "all"]  # "all": weights and gradients too
+Offload = Literal["none", "cpu"]  # choices for a run
+StateOffload = Literal["none", "optimizer", "all"]  # "all": also weights and gradients
 TrainedModule = Literal["embed_tokens", "lm_head", "norms"]  # trained in full next to adapters
 
 LAUNCHED_METHODS: tuple[LaunchedMethod, ...] = get_args(LaunchedMethod)
@@ -148,12 +148,12 @@ class TaskSpec:
 
     @property
     def sequences_per_row(self) -> int:
-        """Sequences that a row of the data becomes."""
+        """Number of training sequences per row of the data."""
         return 2 if self.pairs else 1
 
     @property
     def preferences(self) -> bool:
-        """Whether it learns from answers that are marked better or worse."""
+        """Whether its data has answers labeled as better or worse."""
         return self.pairs or self.judged
 
 
@@ -186,10 +186,10 @@ TASKS: Mapping[str, TaskSpec] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerSpec:
-    """Properties of an optimizer: its states, and its class where bitsandbytes has it.
+    """Properties of an optimizer: its states, and its class if it is one of bitsandbytes.
 
-    ``traffic_bytes``: bytes of device memory that a step reads and writes for each trained parameter in fp32,
-    from what each keeps. AdamW reads weight, gradient and two moments and writes three of them.
+    ``traffic_bytes``: bytes of device memory that a step reads and writes per trained fp32 parameter. AdamW
+    reads weight, gradient and two moments and writes all of these but the gradient.
     """
 
     traffic_bytes: float
@@ -197,12 +197,12 @@ class OptimizerSpec:
     state_bytes: float = 0.0  # per parameter, of states that are quantized
     factored: bool = False  # a row and a column for each matrix (Adafactor)
     orthogonalized: bool = False  # one moment for each matrix, AdamW for the rest (Muon)
-    paged: bool = False  # states are in managed memory, which leaves the GPU where it is short
+    paged: bool = False  # states are in managed memory, which is moved to the host if the GPU is full
     bitsandbytes: str = ""  # the name of its class in bitsandbytes.optim
 
     @property
     def needs_matrices(self) -> bool:
-        """Whether it cannot step flat pieces of matrices."""
+        """Whether it needs complete matrices instead of flat shards."""
         return self.factored or self.orthogonalized
 
 
@@ -237,7 +237,7 @@ class ShardingSpec:
 
     @property
     def divides(self) -> bool:
-        """Whether processes share one copy of any of the states."""
+        """Whether any of the states is sharded over processes."""
         return self.optimizer
 
 
@@ -277,13 +277,13 @@ QUANTIZATIONS: Mapping[str, QuantizationSpec] = {
 class EngineDefaults:
     """Defaults of an engine for the options of ``finetune estimate``.
 
-    ``*_unsharded`` holds where one process has all the states, ``*_sharded`` where several divide them.
+    ``*_unsharded``: for one process with all states; ``*_sharded``: for states divided over processes.
     """
 
     precision_unsharded: Precision | None = None  # None: the first of the engine's precisions
     sharding: Sharding
     loss_chunks: int = 8
-    loss_positions: int | None = None  # tokens of a sequence in each chunk, where that is what is fixed
+    loss_positions: int | None = None  # tokens per chunk, for engines with a fixed chunk size
     checkpointing: Checkpointing = "none"
     checkpointing_sharded: Checkpointing | None = None  # None: the same
     quantization: Quantization = "nf4"  # of qlora
@@ -295,11 +295,11 @@ class EngineDefaults:
     source: str
 
     def checkpointing_of(self, *, sharded: bool) -> Checkpointing:
-        """Return the activation checkpointing where the states are ``sharded`` over processes, or are not."""
+        """Return the default activation checkpointing with states ``sharded`` over processes, or not."""
         return (self.checkpointing_sharded if sharded else None) or self.checkpointing
 
     def chunks_of(self, seq_len: int) -> int:
-        """Chunks of the loss for sequences of ``seq_len`` tokens."""
+        """Return the number of chunks of the loss for sequences of ``seq_len`` tokens."""
         return max(seq_len // self.loss_positions, 1) if self.loss_positions else self.loss_chunks
 
 
@@ -307,11 +307,11 @@ class EngineDefaults:
 class EngineSpec:
     """Capabilities of a training engine, as far as plans depend on them.
 
-    What only an engine's processes need (packages, modules) is in its folder of launchers/engines. An engine
-    that is planned or estimated only lists no tasks, methods and optimizers: it is not asked what it trains.
+    Packages and modules of its processes are in its folder of launchers/engines. Engines that are only
+    planned or estimated list no tasks, methods or optimizers.
     """
 
-    code: Engine  # whose memory and speed its training step has
+    code: Engine  # engine with the same memory and speed of a training step
     title: str  # as its authors write it
     loss: LossKind
     precisions: tuple[Precision, ...]  # the default first
@@ -320,7 +320,7 @@ class EngineSpec:
     optimizers: tuple[LaunchedOptimizer, ...] = LAUNCHED_OPTIMIZERS
     shardings: tuple[Sharding, ...] = ("none",)  # of a single process first, then of several
     sharding_options: Literal["none", "zero", "fsdp"] = "none"  # the section of the settings that it reads
-    offload: StateOffload = "none"  # what leaves the GPU where offload is requested
+    offload: StateOffload = "none"  # states that offload moves off the GPU
     streams: bool = False  # cuts one stream of tokens into pieces of seq_len: every batch is full
     parallel: bool = False  # has tensor, context, pipeline and expert parallelism
     master_copies: bool = False  # weights are in 16 bits, and the optimizer keeps fp32 copies of them
@@ -333,7 +333,7 @@ class EngineSpec:
     defaults: EngineDefaults | None = None  # None: `finetune estimate` does not have it
 
     def precision_of(self, *, sharded: bool) -> Precision:
-        """Return the default precision where the states are ``sharded`` over processes, or are not."""
+        """Return the default precision with states ``sharded`` over processes, or not."""
         unsharded = self.defaults.precision_unsharded if self.defaults and not sharded else None
         return unsharded or self.precisions[0]
 

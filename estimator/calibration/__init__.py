@@ -37,7 +37,7 @@ __all__ = [
 # three runs by 60 %, twenty by 91 %.
 PRIOR_RUNS = 2
 # The largest of n ratios covers that of the next run with probability n / (n + 1), if runs are exchangeable.
-# The upper bound promises 95 %, so this many runs can set it alone; fewer can only raise it.
+# The upper bound is for 95 %: this many runs determine it; fewer can only raise it.
 RUNS_FOR_A_BOUND = 19
 # Categories that are reduced first if runs need less than predicted: their sizes are empirical. The others
 # are arithmetic on shapes and types.
@@ -151,12 +151,11 @@ def apply(estimate: MemoryEstimate, correction: Correction) -> MemoryEstimate:
 
     Each figure is corrected by the measurement of its kind: shown memory by the memory of the process, needed
     memory by the live tensors (on a CPU, where they are not counted, by the memory of the process).
-    figure = factor x figure. An increase becomes a category; a decrease is taken from the empirical
-    categories in proportion, and from the others only when those are used up.
+    corrected = factor x predicted. An increase becomes a category; a decrease reduces the empirical
+    categories in proportion, and the others only if these reach 0.
 
-    upper end = the largest of: the corrected figure; the figure x the largest measured ratio; and, with fewer
-    than ``RUNS_FOR_A_BOUND`` runs, the uncorrected upper end x max(factor, 1). So it is never below the
-    measurement of such a run, scaled by the two predictions.
+    upper end = the largest of: the corrected figure; the predicted figure x the largest measured ratio; and,
+    with fewer than ``RUNS_FOR_A_BOUND`` runs, the uncorrected upper end x max(factor, 1).
     """
     if estimate.uncorrected is not None:
         raise ValueError("this estimate is corrected already")

@@ -57,11 +57,11 @@ def page(
 def _option(option: Line) -> list[str]:
     text = option.text.rstrip(".") + (f" [default: {option.default}]" if option.default else "")
     names = f"  {option.names}"
-    described = textwrap.wrap(text, WIDTH - _NAMES, break_long_words=False, break_on_hyphens=False)
+    text_lines = textwrap.wrap(text, WIDTH - _NAMES, break_long_words=False, break_on_hyphens=False)
     if len(names) >= _NAMES:
-        return [names, *(" " * _NAMES + line for line in described)]
-    first, *others = described or [""]
-    return [f"{names:{_NAMES}}{first}".rstrip(), *(" " * _NAMES + line for line in others)]
+        return [names, *(" " * _NAMES + line for line in text_lines)]
+    first, *continuation = text_lines or [""]
+    return [f"{names:{_NAMES}}{first}".rstrip(), *(" " * _NAMES + line for line in continuation)]
 
 
 class PlainHelp(TyperCommand):

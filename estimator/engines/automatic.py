@@ -129,7 +129,7 @@ def _objection(choice: Choice, job: Job, device: Device, precision: LaunchedPrec
 
 
 def _masked(job: Job, precision: LaunchedPrecision) -> str | None:
-    """Return the reason why packed documents need a dense mask, or None if a kernel keeps them apart."""
+    """Return the reason why packed documents need a dense mask, or None if a kernel separates them."""
     if not ENGINES[job.engine].runs_loop:
         return "flex attention is not tested in fp32" if precision == "fp32" else None
     return varlen.unsupported(job.model, job.task, job.method, precision)

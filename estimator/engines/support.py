@@ -32,7 +32,7 @@ FP8_CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0)}
 def unsupported(engine: str, job: Job, processes: int = 1) -> str | None:
     """Return the reason why an engine cannot train a job on this many processes, as one clause.
 
-    None if it can, or if it is planned only. ``job``: with its method decided; its own engine is not read.
+    None if it can, or if it is planned only. The method of ``job`` must be decided; its engine is ignored.
     """
     if engine in LAUNCHED_ENGINES and job.precision == fp16.PRECISION:
         reason = fp16.unsupported(engine, job)
@@ -130,7 +130,7 @@ def with_engine(job: Job) -> Job:
 
 
 def _stand_in(job: Job) -> LaunchedEngine:
-    """Return the engine whose memory and speed stand in for those of a job that no engine can train."""
+    """Return the engine whose memory and speed represent a job that no engine can train."""
     return "deepspeed" if job.uses_zero("auto") else "fsdp2"  # ZeRO's options belong to DeepSpeed
 
 
@@ -268,7 +268,7 @@ def _optimizer_of_torchtune(job: Job, processes: int) -> str | None:
         return f"optimizer {name}: the torchtune recipes here step AdamW or SGD"
     if not job.optimizer_in_backward:
         return f"optimizer {name}: with torchtune it goes with optimizer.in_backward"
-    return _undivided(name, processes)
+    return _unsharded_optimizer_only(name, processes)
 
 
 def _fp8_elsewhere(job: Job) -> str:
@@ -276,7 +276,7 @@ def _fp8_elsewhere(job: Job) -> str:
     return f"fp8 {job.fp8}: here it is {engines}'s"
 
 
-def _undivided(optimizer: str, processes: int) -> str | None:
+def _unsharded_optimizer_only(optimizer: str, processes: int) -> str | None:
     if not OPTIMIZERS[optimizer].bitsandbytes or processes == 1:
         return None
     return f"optimizer {optimizer} is bitsandbytes', which cannot step what FSDP2 divides"
@@ -291,9 +291,7 @@ def unlaunchable_processes(job: Job, processes: int) -> str | None:
 
 
 def unsupported_shards(model: ModelSpec, processes: int) -> str | None:
-    """Return the reason why NF4 weights cannot be sharded over this many processes: each needs whole
-    blocks.
-    """
+    """Return the reason why NF4 weights cannot be sharded into complete quantization blocks, or None."""
     for name, (rows, columns) in model.linear_shapes.items():
         if rows * columns % (NF4_MULTIPLE * processes) or rows % processes:
             shared = f" for each of {processes} processes" if processes > 1 else ""
@@ -398,7 +396,7 @@ def _loop_model(engine: str, model: ModelSpec) -> str | None:
 
 
 def untried_line(model: ModelSpec) -> str | None:
-    """Return a plan's line about a family that no test here has trained."""
+    """Return the note of a plan for a model family that this package was not tested with."""
     if model.own_code:
         return (
             f"{model.family} models run code of their folder, with trust_remote_code alone; memory and speed "
@@ -413,9 +411,9 @@ def untried_line(model: ModelSpec) -> str | None:
 
 
 def _experts(engine: str, job: Job) -> str | None:
-    """Return the reason why adapters on experts, or on experts alone, are not supported; None if they are.
+    """Return the reason why adapters on experts, or on experts only, are not supported; None if they are.
 
-    ZeRO-3 leaves a tensor with no shape that PEFT 0.18 could read, and the plan decides on the stage.
+    With ZeRO-3, PEFT 0.18 cannot read the shape of the partitioned tensor, and the plan may choose ZeRO-3.
     """
     model = job.model
     if not METHODS[job.method].adapters or not job.lora_experts:
@@ -439,7 +437,7 @@ def _no_experts(model: ModelSpec) -> str | None:
 
 
 def _only_expert_adapters(job: Job) -> str | None:
-    """Return the reason why adapters on experts alone are not supported: PEFT's LoRA has no such layer."""
+    """Return the reason why adapters on experts only are not supported: PEFT's LoRA has no such layer."""
     model = job.model
     if not METHODS[job.method].adapters or not model.experts or set(job.lora_targets) & set(model.all_linear):
         return None

@@ -95,11 +95,11 @@ def _gemma4(spec: ModelSpec) -> dict[str, Any]:
     kinds: list[str] = []
     full = spec.layers - spec.sliding_layers
     reused_full = spec.reused_kv_layers - spec.reused_kv_sliding
-    for sliding, others in (
+    for sliding_count, full_count in (
         (spec.sliding_layers - spec.reused_kv_sliding, full - reused_full),
         (spec.reused_kv_sliding, reused_full),
     ):
-        kinds += ["sliding_attention"] * sliding + ["full_attention"] * others
+        kinds += ["sliding_attention"] * sliding_count + ["full_attention"] * full_count
     config: dict[str, Any] = {
         "layer_types": kinds,
         "global_head_dim": spec.global_head_dim,

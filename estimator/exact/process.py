@@ -51,10 +51,10 @@ def trace(setups: Sequence[Setup], time_limit_s: float) -> list[ExactEstimate]:
             f"The trace failed: {messages[-1] if messages else f'exit code {child.returncode}'}",
             "Remove --exact: the formulas need no trace.",
         )
-    answers = json.loads(lines[-1])
-    if "problem" in answers:
-        raise UserError(answers["problem"], answers["advice"])
-    return [_estimate(answer) for answer in answers["estimates"]]
+    response = json.loads(lines[-1])
+    if "problem" in response:
+        raise UserError(response["problem"], response["advice"])
+    return [_estimate(values) for values in response["estimates"]]
 
 
 def _environment() -> dict[str, str]:
@@ -68,7 +68,7 @@ def _environment() -> dict[str, str]:
 
 
 def _kill(child: subprocess.Popen[str]) -> None:
-    """Kill the child and its descendants: it is a session leader."""
+    """Kill the child and its descendants; the child leads their session."""
     if child.poll() is None:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
@@ -82,19 +82,19 @@ def setup_from(values: dict[str, Any]) -> Setup:
     return setup
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+def _to_tuple(value: Any) -> Any:
+    return tuple(_to_tuple(item) for item in value) if isinstance(value, list) else value
 
 
-def _estimate(answer: dict[str, Any]) -> ExactEstimate:
+def _estimate(values: dict[str, Any]) -> ExactEstimate:
     moments = tuple(
-        Moment(name=name, parts=tuple(parts.items())) for name, parts in answer.pop("moments").items()
+        Moment(name=name, parts=tuple(parts.items())) for name, parts in values.pop("moments").items()
     )
-    states = tuple(answer.pop("states").items())
-    versions = tuple(answer.pop("versions").items())
+    states = tuple(values.pop("states").items())
+    versions = tuple(values.pop("versions").items())
     return ExactEstimate(
         moments=moments,
         states=states,
         versions=versions,
-        **{name: _frozen(value) for name, value in answer.items()},
+        **{name: _to_tuple(value) for name, value in values.items()},
     )

@@ -87,5 +87,5 @@ def _untraceable_parts(setup: Setup) -> str | None:
 
 
 def torchtune_modules(setup: Setup) -> bool:
-    """Return whether the model is built of torchtune's modules; otherwise by transformers."""
+    """Return whether torchtune's modules are traced instead of those of transformers."""
     return ENGINES[setup.engine].traced_with == "torchtune"

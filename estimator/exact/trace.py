@@ -137,7 +137,7 @@ class Step:
         """Run the step. The tracker records the peak of each phase, ``states`` the bytes between steps."""
         setup, tracker = self.setup, self.tracker
         self._mark_weights()
-        self._follow()
+        self._register_hooks()
         if not setup.adapters:
             vocab, hidden = setup.model.vocab // setup.tensor, setup.model.hidden
             tracker.head_shapes = {(vocab, hidden), (hidden, vocab)}
@@ -166,18 +166,18 @@ class Step:
         for buffer in self.built.model.buffers():
             self.tracker.mark(buffer, Part.BUFFERS)
 
-    def _follow(self) -> None:
+    def _register_hooks(self) -> None:
         """Register hooks that mark phases and gradients."""
         built = self.built
-        built.last_norm.register_forward_hook(self._loss_begins)
+        built.last_norm.register_forward_hook(self._on_loss_start)
         idle = self.setup.idle_blocks  # their results have no gradient
         for number, block in enumerate(built.blocks[idle:], idle):
             block.register_forward_hook(self._block_hook(number))
         if not SHARDINGS[self.setup.sharding].fsdp:
             for parameter in built.trained:
-                parameter.register_post_accumulate_grad_hook(self._gradient_done)  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
 
-    def _gradient_done(self, parameter: torch.Tensor) -> None:
+    def _on_gradient(self, parameter: torch.Tensor) -> None:
         if self.setup.zero_stage is not None:  # DeepSpeed copies each gradient into buffers immediately
             parameter.grad = None
             return
@@ -188,29 +188,30 @@ class Step:
                     self._steps[parameter].step()
             parameter.grad = None
 
-    def _loss_begins(self, _: nn.Module, __: Any, output: torch.Tensor) -> None:
+    def _on_loss_start(self, _: nn.Module, __: Any, output: torch.Tensor) -> None:
         tracker = self.tracker
         tracker.part, tracker.moment = Part.LOGITS, "loss"
-        output.register_hook(self._loss_ends)  # type: ignore[no-untyped-call]
+        output.register_hook(self._on_loss_end)  # type: ignore[no-untyped-call]
 
-    def _loss_ends(self, _: torch.Tensor) -> None:
+    def _on_loss_end(self, _: torch.Tensor) -> None:
         self.tracker.part, self.tracker.moment = Part.ACTIVATIONS, "backward, last norm"
 
     def _block_hook(self, number: int) -> Any:
+        """Return a forward hook of a block that marks the start of its backward pass as a phase."""
         last = len(self.built.blocks) - 1
         first = self.setup.idle_blocks
         name = {last: "backward, last block", first: "backward, first block"}.get(
             number, "backward, inner blocks"
         )
 
-        def begins(_: torch.Tensor) -> None:
+        def on_backward(_: torch.Tensor) -> None:
             self.tracker.moment = name
 
-        def done(_: nn.Module, __: Any, output: Any) -> None:
+        def on_forward(_: nn.Module, __: Any, output: Any) -> None:
             if not self._backward:  # skip recomputation by a checkpoint
-                (output[0] if isinstance(output, tuple) else output).register_hook(begins)
+                (output[0] if isinstance(output, tuple) else output).register_hook(on_backward)
 
-        return done
+        return on_forward
 
     def _forward_and_backward(self, tokens: torch.Tensor) -> None:
         setup, tracker = self.setup, self.tracker
@@ -266,7 +267,7 @@ class Step:
 
 
 class _Stepper:
-    """Passes the gradients of the model's parameters to an optimizer of tensors that share their memory."""
+    """Optimizer of plain tensors that share the memory of the model's parameters, with their gradients."""
 
     def __init__(self, optimizer: Any, pairs: list[tuple[nn.Parameter, nn.Parameter]]) -> None:
         self._optimizer, self._pairs = optimizer, pairs

@@ -93,7 +93,7 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
         if self._depth == 0:
             self._fake_mode_on_entry = active_fake_mode()
             self._track_resize()  # FSDP2 frees gathered weights by resizing their storages
-            self._follow_shapes()
+            self._detect_shape_propagation()
         self._depth += 1
         TorchDispatchMode.__enter__(self)  # type: ignore[no-untyped-call]
         return self
@@ -123,19 +123,19 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
             self._note_peak()
         return result
 
-    def _follow_shapes(self) -> None:
+    def _detect_shape_propagation(self) -> None:
         """Detect shape propagation of DTensor."""
         name = "_propagate_tensor_meta_non_cached"
-        work_out = getattr(ShardingPropagator, name)
+        original = getattr(ShardingPropagator, name)
 
-        def noted(*args: Any, **kwargs: Any) -> Any:
+        def propagate(*args: Any, **kwargs: Any) -> Any:
             self._propagating_shapes = True
             try:
-                return work_out(*args, **kwargs)
+                return original(*args, **kwargs)
             finally:
                 self._propagating_shapes = False
 
-        self._shapes = mock.patch.object(ShardingPropagator, name, noted)
+        self._shapes = mock.patch.object(ShardingPropagator, name, propagate)
         self._shapes.start()
 
     def _part_of(self, func: Any, tensor: torch.Tensor) -> Part:

@@ -21,10 +21,10 @@ def main() -> int:
         from estimator.exact.trace import trace
 
         estimates = [trace(setup_from(values)) for values in json.load(sys.stdin)]
-        answer: dict[str, object] = {"estimates": estimates}
+        response: dict[str, object] = {"estimates": estimates}
     except UserError as error:
-        answer = {"problem": error.problem, "advice": error.advice}
-    print("\n" + json.dumps(answer))
+        response = {"problem": error.problem, "advice": error.advice}
+    print("\n" + json.dumps(response))
     sys.stdout.flush()
     return 0
 

@@ -128,7 +128,7 @@ def _files(text: str) -> tuple[Path, ...]:
 
 
 @lru_cache(maxsize=4)
-def _cached(files: str, *_place_of_prices: str | None) -> Catalogue:
+def _cached(files: str, *_cache_folder_variables: str | None) -> Catalogue:
     return _load(_files(files))
 
 

@@ -56,12 +56,12 @@ def plan_generation(plan: Plan, model: ModelSpec, sampling: Sampling) -> Generat
         plan, _sampling_seconds(model, gpu, sampling, sampling.prompts, sequences, nodes)
     )
     evaluation_hours = _hours(plan, _sampling_seconds(model, gpu, sampling, sampling.held_out, sequences, 1))
-    basis = generation_speed(model, gpu, _shape(sampling, sequences)).basis
+    basis = generation_speed(model, gpu, _as_batch(sampling, sequences)).basis
     score, score_seconds, score_basis = _score(plan, gpu, sampling, base)
     evaluation_score_seconds = (
         (0.0, 0.0) if sampling.by_function else _score_seconds(gpu, sampling, sampling.held_out)
     )
-    compared = _sum(
+    comparison_hours = _sum(
         (
             evaluation_hours,
             None
@@ -81,16 +81,16 @@ def plan_generation(plan: Plan, model: ModelSpec, sampling: Sampling) -> Generat
         Stage(
             name="score",
             request=score,
-            hours=(scored := _hours(plan, score_seconds)),
-            usd=_usd(plan, score, 1, scored),
+            hours=(score_hours := _hours(plan, score_seconds)),
+            usd=_usd(plan, score, 1, score_hours),
             basis=score_basis,
         ),
         Stage(
             name="compare",
             request=request if score.gpus_per_node <= gpus else score,
-            hours=compared,
-            usd=_usd(plan, request, 1, compared),
-            basis="" if compared is None else basis,
+            hours=comparison_hours,
+            usd=_usd(plan, request, 1, comparison_hours),
+            basis="" if comparison_hours is None else basis,
         ),
     ]
     on_gpus = device == "cuda"
@@ -165,8 +165,8 @@ def _batch(plan: Plan, model: ModelSpec, sampling: Sampling, base: Request) -> t
             max_sequences=max(max_sequences, sampling.answers),
         )
         if batch >= sampling.answers:
-            whole_groups = batch // sampling.answers * sampling.answers
-            return (gpus if on_gpus else 0), whole_groups, True
+            complete_groups = batch // sampling.answers * sampling.answers
+            return (gpus if on_gpus else 0), complete_groups, True
     return (counts[-1] if counts and on_gpus else last), sampling.answers, False
 
 
@@ -176,7 +176,7 @@ def _can_share(model: ModelSpec, gpus: int, sampling: Sampling) -> bool:
 
 
 def _max_useful_batch(gpu: Gpu | None) -> int:
-    """Return the largest useful number of answers per batch."""
+    """Return the number of answers per batch beyond which throughput does not grow."""
     return (balanced_sequences(gpu) if gpu is not None else None) or UNKNOWN_SEQUENCES
 
 
@@ -212,7 +212,7 @@ def _batches(sampling: Sampling, prompts: int, sequences: int) -> int:
     return -(-prompts // max(sequences // sampling.answers, 1))
 
 
-def _shape(sampling: Sampling, sequences: int) -> Batch:
+def _as_batch(sampling: Sampling, sequences: int) -> Batch:
     return Batch(sequences=sequences, prompt_tokens=sampling.prompt_tokens, new_tokens=sampling.new_tokens)
 
 
@@ -225,7 +225,7 @@ def _sampling_seconds(
     if prompts == 0:
         return 0.0, 0.0
     batch = min(sequences, prompts * sampling.answers)
-    batch_seconds = generation_speed(model, gpu, _shape(sampling, batch)).seconds
+    batch_seconds = generation_speed(model, gpu, _as_batch(sampling, batch)).seconds
     if batch_seconds is None:
         return None
     node_batches = -(-_batches(sampling, prompts, sequences) // nodes)

@@ -1,8 +1,8 @@
 """Peak memory of one process, by category, from closed formulas.
 
 A training step has a few moments at which memory can peak: the loss, the backward passes, the optimizer's
-step. Each is the sum of what is alive then; the largest is the prediction. ``ranges`` makes two figures of
-it: what the run needs, and what counters will show.
+step. Each is a sum of live tensors; the largest is the prediction. ``ranges`` derives two figures from it:
+the memory that the run needs, and the values that counters will show.
 docs/estimator.md has the source and error of each formula.
 
 Letters as in the papers: P parameters, T tokens of one micro batch, h hidden size, f MLP width,
@@ -52,7 +52,7 @@ def estimate(setup: Setup, *, capacity_bytes: int | None = None) -> MemoryEstima
     Parameters
     ----------
     capacity_bytes:
-        What one GPU (on a CPU, one process's share of the memory) offers, if known.
+        Usable memory of one GPU (on a CPU, of one process), if known.
     """
     needed_range, largest = needs(setup)
     shown_range = shows(setup, "process")

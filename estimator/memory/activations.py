@@ -1,4 +1,4 @@
-"""Activations: what blocks keep for their backward pass, for one token, and how checkpointing cuts it.
+"""Activations that blocks save for the backward pass, in bytes per token, with and without checkpointing.
 
 The manual count follows Korthikanti et al. 2022 (arXiv:2205.05198), section 4, with flash attention and a
 gated MLP; how many copies each engine's code makes is in ``data/implementations.csv``. Letters: h hidden
@@ -56,7 +56,7 @@ def _fp8_eager(setup: Setup) -> float:
 
 
 def _around(setup: Setup) -> float:
-    """Return the bytes that norms, attention and their inputs save, of one block for one token."""
+    """Return the bytes per token that one block saves outside its MLP: norms, attention and their inputs."""
     model, code, size = setup.model, implementations.of(setup), computing(setup)
     whole_weights = not setup.adapters
     sequence = setup.tensor if setup.sequence_parallel else 1
@@ -90,9 +90,9 @@ def _around(setup: Setup) -> float:
 
 
 def _layer_inputs(setup: Setup, size: int) -> float:
-    """Return the bytes per token of a block's own embedding: embedding, gate, activation and product.
+    """Return the bytes per token of a block's per-layer embedding: embedding, gate, activation and product.
 
-    The gate's input is kept where its weight trains. Traced (transformers 5.23, torch 2.13, bf16).
+    The gate's input is saved if its weight is trained. Traced (transformers 5.23, torch 2.13, bf16).
     """
     model = setup.model
     return 8 * size * model.layer_embedding + (0 if setup.adapters else size * model.hidden)
@@ -101,7 +101,7 @@ def _layer_inputs(setup: Setup, size: int) -> float:
 def _recurrence(setup: Setup, size: int) -> float:
     """Return the mean bytes per token and block that the mixers of recurrent blocks save.
 
-    Of transformers' own code, which runs where the packages with fused kernels are not installed.
+    For the PyTorch code of transformers, which runs if the packages with fused kernels are missing.
     """
     model = setup.model
     if not model.recurrent_layers:
@@ -120,7 +120,7 @@ def _recurrence(setup: Setup, size: int) -> float:
 
 
 def _norm_bytes(setup: Setup, *, trained: bool) -> int:
-    """Return the bytes an element that one norm saves; its weight may be ``trained``."""
+    """Return the bytes per element that one norm saves; ``trained``: whether its weight is trained."""
     code = implementations.of(setup)
     if setup.model.norm == "layer":
         return computing(setup)  # torch's own kernel reads its input again
@@ -130,9 +130,9 @@ def _norm_bytes(setup: Setup, *, trained: bool) -> int:
 
 
 def _gathered(setup: Setup) -> int:
-    """Return the factor by which tensor parallelism divides the inputs of matrix products.
+    """Return the factor by which tensor parallelism divides the saved inputs of matrix products.
 
-    torch's DTensor keeps them gathered over the sequence, Megatron gathers them again (arXiv:2205.05198,
+    torch's DTensor saves them gathered over the sequence, Megatron gathers them again (arXiv:2205.05198,
     section 4.2.2).
     """
     gathers_input = setup.engine == "megatron" and setup.sequence_parallel
@@ -140,7 +140,7 @@ def _gathered(setup: Setup) -> int:
 
 
 def _attention(setup: Setup, code: implementations.Implementation, size: int) -> float:
-    """Return the bytes that attention saves, of one block for one token.
+    """Return the bytes per token that the attention of one block saves.
 
     Flash attention saves queries, keys, values, its result and the fp32 logsumexp of each head (Dao et al.
     2022, arXiv:2205.14135); the result is the output projection's input.
@@ -187,7 +187,7 @@ def _mean_mlp(setup: Setup, dense: float) -> float:
         routed = model.experts_per_token
         size = computing(setup)
         experts = _mlp(setup, routed * model.ffn)
-        # each expert's input, where its weights need it, and its result before weighting
+        # each expert's input, if its weights need it, and its result before weighting
         trained = not setup.adapters or setup.copies_experts
         trained |= not setup.prompts and bool(_IN_MLP & set(setup.lora_targets))
         inputs = (2 if trained else 1) * routed * model.hidden * size
@@ -200,11 +200,11 @@ def _mean_mlp(setup: Setup, dense: float) -> float:
 
 
 def _mlp(setup: Setup, width: int) -> float:
-    """Return the bytes that an MLP of that width saves for one token.
+    """Return the bytes per token that an MLP of this width saves.
 
-    Gated: gate, its activation, up and their product (8f in 16 bits); the product only where down_proj trains
-    or has an adapter. Else: the activation's input and result (4f). A quantized base with fp32 norms computes
-    its MLP in fp32 (bitsandbytes' Linear4bit returns its input's type).
+    Gated: gate, its activation, up and their product (8f in 16 bits); the product only if down_proj is
+    trained or has an adapter. Otherwise: input and result of the activation (4f). A quantized base with fp32
+    norms computes its MLP in fp32 (bitsandbytes' Linear4bit returns its input's type).
     """
     size = computing(setup)
     last = size if not setup.adapters else 0
@@ -226,7 +226,7 @@ def _compiled(setup: Setup, dense: float) -> float:
     double = computing(setup) // 2
     saved = COMPILED_HIDDEN * model.hidden / (setup.tensor if setup.sequence_parallel else 1)
     if setup.tensor > 1 and _gathered(setup) == 1:
-        saved += 4 * model.hidden * (1 - 1 / setup.tensor)  # of it, both products' inputs are gathered
+        saved += 4 * model.hidden * (1 - 1 / setup.tensor)  # inputs of both products stay gathered
     query = model.attention_out_dim
     keys_and_values = 2 * query if _expands_keys(setup) else min(model.kv_dim + model.v_dim, 2 * query)
     gated = COMPILED_MLP if model.gated_mlp else 4
@@ -237,9 +237,9 @@ def _compiled(setup: Setup, dense: float) -> float:
 def _adapter_inputs(setup: Setup) -> float:
     """Return the bytes of adapters per block and token: inputs, and results between their two matrices.
 
-    torchtune, and PEFT in the weights' type: adapters on the same input share it. Dropout keeps a mask of one
-    byte and the result for each target. PEFT's fp32 adapters cast their input for each target
-    (peft/tuners/lora/layer.py, _cast_input_dtype). DoRA keeps both results to scale them
+    In torchtune, and in PEFT with adapters of the weights' type, adapters on the same input share it. Dropout
+    saves a mask of one byte and the result for each target. PEFT's fp32 adapters cast their input for each
+    target (peft/tuners/lora/layer.py, _cast_input_dtype). DoRA saves both results for scaling
     (peft/tuners/lora/dora.py).
     """
     model, code = setup.model, implementations.of(setup)
@@ -257,7 +257,7 @@ def _adapter_inputs(setup: Setup) -> float:
         source = _SOURCE.get(target, target)
         matrix = groups.get(target, target)
         if matrix in matrices:
-            continue  # another name of a matrix that has its adapter
+            continue  # a fused matrix has one adapter
         matrices.add(matrix)
         input_bytes = 0 if source == "attention" and not code.result_copied else size
         shared_input = source if not code.lora_dropout or (code.joined_qkv and source == "norm1") else target
@@ -272,7 +272,7 @@ def _adapter_inputs(setup: Setup) -> float:
         saved_inputs.add(shared_input)
         result_bytes = 4 * size * out_features if setup.method == "dora" else 0
         if setup.engine == "litgpt" and source == "norm1" and not all_of_qkv:
-            result_bytes += size * out_features  # before it is put next to the others
+            result_bytes += size * out_features  # result before concatenation with the others
         saved += _adapted(setup, target) * (
             input_bytes * in_features + result_bytes + (cast or size) * setup.lora_rank
         )
@@ -340,7 +340,7 @@ _IN_MLP = frozenset(("gate_proj", "up_proj", "down_proj"))
 def _adapted(setup: Setup, target: str) -> int:
     """Count the adapters of a block that process each token, on one kind of linear layer.
 
-    Experts that are one tensor have none; blocks with shared experts count as if all had.
+    Fused expert tensors of the loop have no adapters; with shared or dense MLPs, every block counts as one.
     """
     model = setup.model
     if not model.experts or target not in _IN_MLP:
@@ -356,16 +356,16 @@ def _input_widths(model: ModelSpec) -> int:
 
 
 def boundary_bytes(setup: Setup) -> float:
-    """Return the bytes of one block's input for one token: what full checkpointing saves of a block."""
+    """Return the bytes per token of one block's input, the only tensor that full checkpointing saves."""
     sequence = setup.tensor if setup.sequence_parallel else 1
     is_fp32 = setup.precision.endswith("autocast") or setup.upcast_frozen
     return (4 if is_fp32 else computing(setup)) * setup.model.hidden / sequence
 
 
 def selective_bytes(setup: Setup) -> float:
-    """Return the bytes per block and token that selective checkpointing saves beyond the input.
+    """Return the bytes per block and token that selective checkpointing saves in addition to the input.
 
-    The results of attention and of every second product: q, v, gate and down of the seven
+    The results of attention and of every second matrix product: q, v, gate and down of the seven
     (torchtitan/distributed/activation_checkpoint.py). With tensor parallel also both reduce-scatters'
     results; down's is a partial sum over the whole sequence.
     """
@@ -381,10 +381,10 @@ def selective_bytes(setup: Setup) -> float:
 
 
 def backward_bytes(setup: Setup) -> float:
-    """Return the bytes for one token of the gradients that are alive while one block's backward pass runs.
+    """Return the bytes per token of the gradients that are live during one block's backward pass.
 
-    Two of the MLP's width and two of the hidden size, which tensor parallel has whole before they are
-    reduced.
+    Two tensors of the MLP's width and two of the hidden size; tensor parallelism divides the latter only
+    once they are reduced.
     """
     model, size = setup.model, computing(setup)
     width = max(model.ffn * max(model.experts_per_token, 1), model.q_dim)
@@ -392,7 +392,7 @@ def backward_bytes(setup: Setup) -> float:
 
 
 def last_bytes(setup: Setup) -> float:
-    """Return the bytes for one token that the last norm saves, and of the head's input."""
+    """Return the bytes per token that the last norm and the output head save."""
     model, size = setup.model, computing(setup)
     sequence = setup.tensor if setup.sequence_parallel else 1
     head_input = model.hidden * size * (1 if not setup.adapters else 0)

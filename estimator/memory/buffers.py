@@ -35,8 +35,8 @@ ZERO3_SUB_GROUP = 1_000_000_000
 # length, in 21 runs of Qwen 1.8B, 7B and 72B (QwenLM/Qwen, README, sequences of 256 to 8,192 tokens).
 ZERO3_CACHED = 14
 
-# Blocks whose weights are gathered at a time: the one that computes and the one that is fetched; FSDP1 frees
-# one more late, as its rate limiter allows two all-gathers in flight
+# Number of gathered blocks: the computing one and the prefetched one. FSDP1 frees one more late, as its rate
+# limiter allows two all-gathers in flight
 # (torch/distributed/fsdp/_limiter_utils.py).
 BLOCKS_FSDP2, BLOCKS_FSDP1 = 2, 3
 
@@ -45,18 +45,18 @@ BLOCKS_FSDP2, BLOCKS_FSDP1 = 2, 3
 class Buffers:
     """Bytes of communication buffers of one process at each moment of a step.
 
-    ``reduced`` are the inputs of reduce-scatters, which an allocator keeps apart from the model's own memory:
-    ``reduced_total``, with what FSDP2 frees of them before the largest moment.
+    ``reduced`` are the inputs of reduce-scatters. The allocator keeps them separate from other memory and
+    reserves ``reduced_total``, which includes those that FSDP2 frees before the peak.
     """
 
     at_loss: int  # weights that are still gathered between forward and backward pass
     gathered: int  # weights in the backward pass
     backward: int  # weights and gradients of the blocks in flight
     reduced: int
-    last: int  # at the end of the backward pass: the embedding's
+    last: int  # gradients of the embedding, at the end of the backward pass
     reduced_total: int
     waiting: int = 0  # unsharded gradients that wait for that of the embedding
-    forward: int = 0  # while the first block is fetched behind the root: both as gathered, and in their parts
+    forward: int = 0  # prefetch of the first block: it and the root exist twice, gathered and as shards
 
 
 NONE = Buffers(0, 0, 0, 0, 0, 0)
@@ -82,10 +82,10 @@ def buffers(setup: Setup, part: Part) -> Buffers:
 
 
 def _fsdp(setup: Setup, part: Part, trained: int) -> Buffers:
-    """FSDP's weights and gradients in flight.
+    """Return the buffers of FSDP: gathered weights, and gradients to reduce.
 
-    The block that computes and the one that is fetched are gathered; two reduce-scatters have their inputs,
-    in fp32 where weights are; the root's weights (embedding, head, last norm) stay gathered all the time.
+    The computing block and the prefetched one are gathered; two reduce-scatters have their inputs, in the
+    type of the weights; the root's weights (embedding, head, last norm) always stay gathered.
     Zhao et al. 2023 (arXiv:2304.11277), section 3.3; torch.distributed.fsdp.fully_shard, which never reshards
     the root. Without resharding, and in a pipeline, all blocks stay gathered (torchtitan, apply_fsdp).
     """
@@ -134,12 +134,12 @@ def _fsdp(setup: Setup, part: Part, trained: int) -> Buffers:
 
 
 def _fsdp_in_one_process(setup: Setup, part: Part, trained: int) -> Buffers:
-    """Return the copies that FSDP2 makes in a single process, which has nothing to gather.
+    """Return the buffers of FSDP2 in a single process, which copies weights instead of gathering them.
 
     torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, wait_for_unshard: a group's weights are copied
-    when it computes, none is fetched ahead, and the root's are freed after the forward pass, too.
-    _fsdp_collectives.py, foreach_reduce: gradients are copied into the type that they are summed in, and from
-    there into a result that is as large; the copy of the group before is still held.
+    when it computes, without prefetching, and the root's copy is freed after the forward pass.
+    _fsdp_collectives.py, foreach_reduce: gradients are copied in the type of the reduction, and then into a
+    result of the same size, while the copy of the previous group still exists.
     """
     size, reduce_size = computing(setup), gradient_size(setup)
     block, root = _block_bytes(setup, part), size * (part.own_head + part.embedding)
@@ -164,7 +164,7 @@ def _fsdp_in_one_process(setup: Setup, part: Part, trained: int) -> Buffers:
 
 
 def _block_bytes(setup: Setup, part: Part) -> int:
-    """Return one block's weights as they are gathered: 4-bit weights travel and stay in 4 bits."""
+    """Return the bytes of one gathered block; quantized weights are gathered without dequantization."""
     size = computing(setup)
     if setup.quantization == "none":
         return size * part.block
@@ -174,8 +174,10 @@ def _block_bytes(setup: Setup, part: Part) -> int:
 
 
 def _deepspeed(setup: Setup, stage: int, part: Part) -> Buffers:
-    """DeepSpeed's buckets, twice where communication overlaps; stage 3: live parameters and prefetch on top
-    (https://www.deepspeed.ai/docs/config-json/)."""
+    """Return the buffers of DeepSpeed: its buckets, two of them if communication overlaps.
+
+    Stage 3 adds live and prefetched parameters (https://www.deepspeed.ai/docs/config-json/).
+    """
     if setup.data_parallel * setup.shard == 1 and not stage:
         return NONE
     size = computing(setup)
@@ -186,14 +188,14 @@ def _deepspeed(setup: Setup, stage: int, part: Part) -> Buffers:
     elif stage < 3:
         total = bucket * (3 if cuda else 2)  # reduce (double when overlapped), gather
     else:
-        # counted in elements of the type that weights are kept in, of which packed ones take fewer
+        # the limits count elements of the storage type; quantized weights have fewer of them
         live = min(size * (ZERO3_LIVE_PARAMETERS + ZERO3_PREFETCH), base_bytes(setup, part, size))
         total = bucket * (2 if cuda else 1) + live
     return Buffers(total, total, total, 0, 0, 0)
 
 
 def cached_bytes(setup: Setup, part: Part) -> int:
-    """Return the bytes that ZeRO-3 leaves in the allocator's cache; activations reuse some of them."""
+    """Return the bytes that ZeRO-3 leaves in the allocator's cache; activations reuse a part."""
     if setup.zero_stage != 3 or setup.device != "cuda":
         return 0
     return ZERO3_CACHED * min(ZERO3_LIVE_PARAMETERS, part.parameters)
@@ -202,9 +204,9 @@ def cached_bytes(setup: Setup, part: Part) -> int:
 def optimizer_temporary_bytes(setup: Setup, part: Part) -> int:
     """Return the temporary memory of the optimizer's step, in bytes.
 
-    The fused AdamW of GPUs, 8-bit and paged: nothing. torch's foreach AdamW: the square roots of all second
-    moments at a time, as large as the weights that are trained (torch/optim/adam.py, _multi_tensor_adam).
-    Tensor by tensor, on a CPU: about two copies of the largest tensor (torch.optim.adamw,
+    Fused, 8-bit and paged AdamW on GPUs: nothing. torch's foreach AdamW: the square roots of all second
+    moments at once, as large as the trained weights (torch/optim/adam.py, _multi_tensor_adam).
+    On a CPU, tensor by tensor: about two copies of the largest tensor (torch.optim.adamw,
     _single_tensor_adamw). Muon: Newton-Schulz on the largest matrix in bf16, three copies and a square.
     DeepSpeed: the fp32 gradients of its partition, in sub-groups at stage 3
     (runtime/zero/stage_1_and_2.py and stage3.py, step).
@@ -240,8 +242,8 @@ def _foreach_bytes(setup: Setup, part: Part, trained: int) -> int:
 def dequantized_bytes(setup: Setup) -> int:
     """Return the bytes of the largest quantized matrix in the computing type, unpacked for its product.
 
-    bitsandbytes, MatMul4Bit; launchers/engines/loop/quantized.py, which does so with 8 bits, too. 0 where
-    products are made of quantized weights.
+    bitsandbytes, MatMul4Bit; launchers/engines/loop/quantized.py, also for int8. 0 if products use quantized
+    weights directly.
     """
     if setup.quantization == "none" or (setup.quantization == "int8" and not setup.runs_loop):
         return 0

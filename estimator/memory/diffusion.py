@@ -1,7 +1,7 @@
-"""Memory of a UNet's training step beyond its states: what its moments have alive.
+"""Live bytes of a UNet's training step in addition to its states, by moment.
 
-Saved activations are counted exactly (estimator/models/unet.py); what is alive in passing, the gradients of
-the largest feature map and fp32 copies of the prediction and the noise, is small next to them.
+Saved activations are counted exactly (estimator/models/unet.py). Temporary tensors are small in comparison:
+gradients of the largest feature map, and fp32 copies of the prediction and the noise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOSS_COPIES = 4  # fp32: prediction, target, their difference, and its gradient
 def moments(
     setup: Setup, model: DiffusionSpec, part: Part, gradients: int, communication: Buffers
 ) -> list[dict[str, int]]:
-    """Return the bytes by category besides the states, of encoding, loss, backward pass and optimizer."""
+    """Return the live bytes by category, without states, in encoding, loss, backward pass and optimizer."""
     side, images, size = model.latent_side, setup.micro_batch_size, computing(setup)
     adapters = adapters_of(setup)
     recomputed = setup.checkpointing != "none"
@@ -36,7 +36,7 @@ def moments(
             encoder.saved_bytes(size, adapters, recomputed=recomputed) for encoder in model.texts
         )
     unit = images * model.unet.largest_unit_saves(side, side, size, adapters) if recomputed else 0
-    # of the last residual block: of its input, which the skipped feature map is part of, and of its result
+    # input of the last residual block, including the skip connection, and its result
     first = model.unet.channels[0]
     input_copies = images * size * 4 * first * side * side
     loss = images * 4 * _LOSS_COPIES * _LATENT_CHANNELS * side * side
@@ -65,12 +65,12 @@ def moments(
 
 
 def adapters_of(setup: Setup) -> Adapters | None:
-    """LoRA's adapters of a step, as the UNet's activations depend on them; None: all weights are trained."""
+    """Return the LoRA adapters of a step, on which activations depend; None if all weights are trained."""
     if not setup.adapters:
         return None
     return Adapters(setup.lora_rank, in_fp32=adapter_size(setup) == 4)
 
 
 def average_bytes(setup: Setup) -> int:
-    """Return the bytes of the moving average of what is trained, in fp32; divided as the weights are."""
+    """Return the bytes of the fp32 moving average of the trained weights; sharded as the weights are."""
     return 4 * setup.trainable_parameters // (setup.shard if setup.sharding == "fsdp" else 1)

@@ -7,7 +7,7 @@ from estimator.models import ModelSpec, parameters
 
 WEIGHT_BYTES = 2  # bf16, as launchers/evaluation/evaluate.py loads them on a GPU
 LARGEST_FILE = 5 * 10**9  # of a model in the Hugging Face layout: transformers' default for saving
-BATCH_TOKENS = 8192  # that go through the model at once: MAX_BATCH_TOKENS of launchers/dataset/measured.py
+BATCH_TOKENS = 8192  # per forward pass: MAX_BATCH_TOKENS of launchers/dataset/measured.py
 LOSS_POSITIONS = 1024  # that the loss has an fp32 copy of: LOSS_CHUNK of launchers/dataset/batches.py
 # Reserved over active memory of identical runs, at most: the allocator's blocks don't fit all tensors
 RESERVED_OVER_LIVE = 1.36
@@ -16,10 +16,10 @@ RESERVED_OVER_LIVE = 1.36
 def inference_bytes(model: ModelSpec, gpus: int, seq_len: int, *, lora_experts: bool = False) -> int:
     """Return the memory of the fullest of ``gpus`` GPUs that share one copy of the model layer by layer.
 
-    Its part of the weights with a block that cannot be cut, and on top, for one batch: the residual stream
-    with what one block works on, the logits with the loss's copies, and the keys and values of one answer.
-    ``lora_experts``: PEFT's adapters on experts are not merged, and add their product to one block's experts
-    at a time.
+    Sum of its share of the weights, one block more (blocks are not split), and for one batch: the residual
+    stream, the larger of one block's tensors and of the logits with their copies in the loss, and the KV
+    cache of one answer. ``lora_experts``: PEFT's adapters on experts stay unmerged, which needs a copy of one
+    block's experts.
     """
     weights = WEIGHT_BYTES * model.parameters
     block = weights // model.layers if gpus > 1 else 0

@@ -1,6 +1,6 @@
-"""Memory of generation by transformers' ``generate``: weights, keys and values, what a batch works on.
+"""Memory of generation with transformers' ``generate``: weights, KV cache, tensors of a batch.
 
-docs/estimator.md compares it with real runs and with what was published.
+docs/estimator.md compares it with runs and with published figures.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Tokens of one sequence at its end."""
+        """Tokens of one complete sequence."""
         return self.prompt_tokens + self.new_tokens
 
 
 def drawn_batch(setup: Setup) -> Batch:
-    """Return the answers that one process draws in a step of GRPO: those of all its micro batches at once.
+    """Return the answers that one process generates in a GRPO step: of all its micro batches, in one batch.
 
-    TRL 1.16, trainer/grpo_trainer.py, _prepare_inputs; the longest prompt fills what answers leave.
+    TRL 1.16, trainer/grpo_trainer.py, _prepare_inputs. Prompts have all tokens besides the answer.
     """
     return Batch(
         sequences=setup.micro_batch_size * setup.accumulation,
@@ -72,7 +72,7 @@ def drawn_batch(setup: Setup) -> Batch:
 
 
 def kv_cache_bytes(model: ModelSpec, sequences: int, tokens: int, *, bytes_each: int = 2) -> int:
-    """Return the bytes of the keys and values of ``sequences`` sequences of ``tokens`` tokens each, exactly.
+    """Return the exact bytes of the KV cache of ``sequences`` sequences of ``tokens`` tokens each.
 
     Per sequence, token and block: kv_heads * head_dim keys and as many values; with latent attention (MLA)
     the compressed latents, kv_lora_rank + qk_rope_head_dim numbers (transformers 5.23). Blocks with a sliding
@@ -83,9 +83,9 @@ def kv_cache_bytes(model: ModelSpec, sequences: int, tokens: int, *, bytes_each:
     Parameters
     ----------
     model:
-        The shape: its blocks, KV heads, head sizes and window decide.
+        Model, of which blocks, KV heads, head sizes and window count.
     bytes_each:
-        Of one number: 2 in bf16, 4 in fp32.
+        Bytes per number: 2 in bf16, 4 in fp32.
     """
     window = min(tokens, model.sliding_window or tokens)
     far_layers, near_layers = model.attention_layers - model.sliding_layers, model.sliding_layers
@@ -102,7 +102,7 @@ def kv_cache_bytes(model: ModelSpec, sequences: int, tokens: int, *, bytes_each:
 def live_bytes(
     model: ModelSpec, batch: Batch, *, bytes_each: int = 2, top_p: float = 1.0, padded: bool = True
 ) -> dict[str, int]:
-    """Tensors next to the weights that are alive at the peak, by category; the allocator holds more.
+    """Return the live bytes at the peak without weights, by category; the allocator holds more.
 
     The largest of three moments: the prompts' forward pass, with the keys and values of all their tokens
     (blocks with a window release them a step later) and the tensors of one block under its mask; attention in
@@ -173,11 +173,11 @@ def largest_batch(
 
 
 def _block_width(model: ModelSpec) -> int:
-    """Numbers for each token that one block holds at once in the prompts' forward pass.
+    """Count the numbers per token that one block holds at the same time in the prompts' forward pass.
 
-    The embedding, the residual stream and two normed copies of it, next to the larger of the MLP (gate, up
-    and their product; with experts what is sorted to them and back too) and attention (queries before and
-    after the rotation, keys, values, those of all heads).
+    Embedding, residual stream and two normalized copies of it; also the larger of MLP (gate, up and their
+    product; with experts, also copies of routed tokens) and attention (queries before and after rotation,
+    keys and values, and those repeated for all heads).
     """
     mlp = 3 * model.ffn
     if model.experts:
@@ -190,22 +190,22 @@ def _block_width(model: ModelSpec) -> int:
 def _attended_width(model: ModelSpec) -> int:
     """Return the width of the keys and values of one token in one block, repeated for all query heads.
 
-    Attention under a padding mask takes them so (transformers 5.23, integrations/sdpa_attention.py).
+    Attention with a padding mask needs them (transformers 5.23, integrations/sdpa_attention.py).
     """
     return model.heads * (model.head_dim + (model.v_head_dim or model.head_dim))
 
 
 def _cached_width(model: ModelSpec) -> int:
-    """Numbers that the cache holds for one token in one block."""
+    """Count the numbers that the cache holds per token and block."""
     if model.latent_attention:
         return model.kv_lora_rank + model.qk_rope_head_dim
     return model.kv_dim + model.v_dim
 
 
 def _decoding_width(model: ModelSpec, fused: bool) -> int:
-    """Numbers for each cached token that one block holds besides the cache while it attends with one query.
+    """Count the numbers per cached token that one block holds in addition to the cache in a decoding step.
 
-    Fused attention groups the query heads (transformers 5.23, integrations/sdpa_attention.py, pack_gqa); what
-    remains is the previous keys while the longer ones are concatenated. Latents are expanded for all heads.
+    Fused attention groups the query heads (transformers 5.23, integrations/sdpa_attention.py, pack_gqa) and
+    only needs the previous keys during concatenation. Latents are expanded for all heads.
     """
     return model.kv_dim if fused and not model.latent_attention else _attended_width(model)

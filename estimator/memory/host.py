@@ -44,7 +44,7 @@ GPU_PROCESS_HOST_BYTES = 3 * GIB
 def runtime_bytes(setup: Setup) -> int:
     """Return the memory of one process without tensors: CUDA context and NCCL, or Python and torch on a CPU.
 
-    It lies outside PyTorch's allocator.
+    This memory is outside PyTorch's allocator.
     """
     if setup.device == "cpu":
         runtime = CPU_RUNTIME_OF_TORCHTUNE_BYTES if setup.engine == "torchtune" else CPU_RUNTIME_BYTES
@@ -55,18 +55,18 @@ def runtime_bytes(setup: Setup) -> int:
 
 
 def nccl_alone_bytes(setup: Setup) -> int:
-    """NCCL's share in an engine that has a process group also where there is one process."""
+    """Return NCCL's bytes in a single process, for engines that create a process group for it."""
     return NCCL_ALONE_BYTES.get(setup.engine, 0)
 
 
 def host_bytes(setup: Setup) -> int:
     """Return the host memory in bytes of one node of a job that trains on GPUs.
 
-    Each process: Python, torch and CUDA's host side; then the larger of loading and saving, which are not at
-    the same time. Mapped files don't count: their pages are the kernel's to take back. Offload of states:
-    DeepSpeed's own rule, 16 B a trained parameter over the nodes, times 1.5
-    (runtime/zero/stage_1_and_2.py, estimate_zero2_model_states_mem_needs); on NVMe, the buffers of one
-    sub-group alone. Offload of activations: every block's input.
+    Per process: Python, torch and the host side of CUDA. Per node: the larger of loading and saving, which
+    never overlap. Mapped files do not count, as the kernel can reclaim their pages. Offload of states:
+    DeepSpeed's own rule, 16 B per trained parameter over the nodes, times 1.5
+    (runtime/zero/stage_1_and_2.py, estimate_zero2_model_states_mem_needs); on NVMe, only the
+    buffers of one sub-group. Offload of activations: the inputs of all blocks.
     """
     ranks = min(setup.processes_per_node, setup.world_size)
     loading, saving = _loading_bytes(setup, ranks), _saving_bytes(setup)
@@ -74,17 +74,16 @@ def host_bytes(setup: Setup) -> int:
 
 
 def _loading_bytes(setup: Setup, ranks: int) -> int:
-    """Return a node's host memory while loading, without mapped files, over its ``ranks`` processes, in
-    bytes.
+    """Return the host memory in bytes of a node's ``ranks`` processes while loading, without mapped files.
 
     torchtune maps the safetensors files in each rank and permutes copies of the query and key weights
     (models/convert_weights.py; not for Qwen 2). In several processes it also casts the whole model where it
     trains in another type than the files' 16 bits, if no weight is 4-bit (training/_distributed.py,
-    load_from_full_model_state_dict). transformers maps them too and moves one tensor after the other onto
-    the GPU. With ZeRO-3 a node's first rank alone reads the weights, and puts experts together on the host
-    (measured, two processes on CPUs, transformers 5.4, DeepSpeed 0.19.8: of a dense model nothing but its
-    shards, of a mixture of experts one copy of the model in rank 0). With FSDP2 the first rank holds a
-    quantized base there, packed on its GPU a matrix at a time, until it is handed out.
+    load_from_full_model_state_dict). transformers also maps them and moves one tensor at a time to the GPU.
+    With ZeRO-3 only the first rank of a node reads the weights, and it merges experts on the host
+    (measured, two processes on CPUs, transformers 5.4, DeepSpeed 0.19.8: a dense model only
+    needs its shards, a mixture of experts one copy of the model in rank 0). With FSDP2 the first rank holds a
+    quantized base there, quantized on its GPU one matrix at a time, until it is distributed.
     """
     model = setup.model
     if setup.engine == "torchtune":
@@ -103,9 +102,9 @@ def _loading_bytes(setup: Setup, ranks: int) -> int:
 def _saving_bytes(setup: Setup) -> int:
     """Return the host memory while saving the result, in bytes.
 
-    Of a whole model: the first rank gathers it there and converts it. Adapters are merged tensor by tensor
-    (launchers/engines/_merge.py): the adapter, and the largest matrix as trained, with the product
-    added, and in Hugging Face's order of rows.
+    Complete models are gathered and converted by the first rank. Adapters are merged tensor by tensor
+    (launchers/engines/_merge.py): the adapter and three copies of the largest matrix (base, merged, and in
+    Hugging Face's row order).
     """
     if not (setup.adapters and setup.engine in LAUNCHED_ENGINES):
         return 4 * setup.model.parameters
@@ -121,7 +120,7 @@ def _offloaded_bytes(setup: Setup, ranks: int) -> int:
     offloaded = 0
     if offloads_states(setup):
         bytes_each = 16 if offloads_gradients(setup) else 12
-        bytes_each = bytes_each if setup.offload_to == "cpu" else 4  # gradients and a sub-group in passing
+        bytes_each = bytes_each if setup.offload_to == "cpu" else 4  # buffers for gradients and one sub-group
         offloaded += int(1.5 * share(bytes_each * setup.trainable_parameters, setup.nodes))
     if offloads_weights(setup) and setup.offload_to == "cpu":
         offloaded += share(2 * setup.model.parameters, setup.nodes)
@@ -131,10 +130,10 @@ def _offloaded_bytes(setup: Setup, ranks: int) -> int:
 
 
 def shared_memory_bytes(setup: Setup) -> int:
-    """Shared memory (/dev/shm) in bytes of one node: 1 GiB for each process.
+    """Return the shared memory (/dev/shm) in bytes of one node: 1 GiB per process.
 
-    For NCCL's rings and a data loader's batches (NCCL's shared memory transport takes some 10 MiB a channel
-    and peer; PyTorch's documentation asks for --ipc=host).
+    For NCCL's rings and the batches of data loaders (NCCL's shared memory transport takes about 10 MiB per
+    channel and peer; PyTorch's documentation asks for --ipc=host).
     """
     return min(setup.processes_per_node, setup.world_size) * GIB
 
@@ -154,10 +153,10 @@ def checkpoint_bytes(setup: Setup) -> int:
 def disk_bytes(setup: Setup, *, keeps_checkpoints: bool = True) -> int:
     """Return the disk space in bytes that one node needs: weights, checkpoints, the result.
 
-    The result is a model of the weights' size, or an adapter alone, in fp32 at the most.
-    ``keeps_checkpoints``: whether checkpoints stay on this disk, next to one that is being written. Otherwise
-    they are uploaded (launchers/gang/uploads.py): a node holds its part of the checkpoint being written, its
-    part of the one being uploaded, and all parts of the one that training resumed from.
+    The result is a model of the weights' size, or only an adapter, in fp32 at most. ``keeps_checkpoints``:
+    whether checkpoints stay on this disk, in addition to one that is being written. Otherwise they are
+    uploaded (launchers/gang/uploads.py): a node holds its part of the checkpoint being written, its part of
+    the one being uploaded, and all parts of the one that training resumed from.
     """
     weights = 2 * setup.model.stored_parameters
     checkpoint = checkpoint_bytes(setup)  # on resuming, every node holds all ranks' parts

@@ -19,29 +19,29 @@ FAMILIES = TABLE.with_name("block_families.csv")
 
 @dataclass(frozen=True, slots=True)
 class Implementation:
-    """One row. Bytes are for each element, where the model computes in 16 bits."""
+    """Tensors that one version of an engine saves. Bytes are per element, with 16-bit compute."""
 
     engine: str
-    version: str  # "" is today's
-    norm_input: int  # RMSNorm's input as it keeps it: 4 an fp32 copy, 2 the 16-bit input itself
-    norm_output: int  # its result before the weight, which only a trained weight needs
-    norm_output_fp32: int  # the same where the model computes in fp32
+    version: str  # "": current
+    norm_input: int  # saved input of RMSNorm: 4: an fp32 copy, 2: the 16-bit input itself
+    norm_output: int  # its result before the weight, saved for a trained weight only
+    norm_output_fp32: int  # the same with fp32 compute
     expand_kv: str  # keys and values repeated for all query heads: "always", "padded" (with a mask), "never"
     joined_qkv: bool  # q, k and v are views of one projection, which v keeps alive
-    result_copied: bool  # attention's result lies by head and is copied for the output projection
-    lora_dropout: bool  # adapters drop out a part of their input: a mask and a copy for each
-    adapter_bytes: int  # of an adapter's weight and input; 0: as the model computes
-    plain_loss: int  # bytes a logit of cross-entropy over all logits, at its largest moment
-    kernel_loss: int  # the same where one kernel computes it on 16-bit logits, its gradient in their place
+    result_copied: bool  # attention's result is ordered by head and copied for the output projection
+    lora_dropout: bool  # dropout on adapter inputs: saves a mask and a copy for each
+    adapter_bytes: int  # of an adapter's weight and input; 0: those of the compute type
+    plain_loss: int  # peak bytes per logit of cross-entropy over all logits
+    kernel_loss: int  # the same with one in-place kernel on 16-bit logits
     whole_logits: bool  # tensor parallel gathers the logits on each process
-    root_stays: str  # what FSDP leaves gathered: "all" outside the blocks, "head", or all "backward" alone
-    flat_gradients: bool  # FSDP1's flat parameters: frozen weights next to trained ones get gradients too
+    root_stays: str  # parameters that FSDP keeps gathered: "all" outside blocks, "head", all in "backward"
+    flat_gradients: bool  # FSDP1's flat parameters: frozen weights next to trained ones also have gradients
     outputs_kept: bool  # FSDP1 frees gradients of block outputs after the backward pass of frozen weights
     compiled_loss: bool  # the loss is compiled: no fp32 copies of the logits
-    scattered_kept: bool  # selective checkpointing keeps what reduce-scatters give
-    kept_unsharded: float  # bytes a parameter that FSDP leaves gathered under tensor parallel: a defect
-    kept_scores: bool  # of models whose attention no flash kernel of torch computes
-    foreach: bool  # its AdamW is torch's foreach implementation, unless another is asked for
+    scattered_kept: bool  # selective checkpointing saves the results of reduce-scatters
+    kept_unsharded: float  # bytes per parameter that FSDP keeps gathered with tensor parallelism: a defect
+    kept_scores: bool  # attention scores are saved for models that torch's flash kernels do not support
+    foreach: bool  # AdamW is torch's foreach implementation by default
     family_code: bool  # each model family has specific code: ``data/block_families.csv``
     source: str
     activation_copies: int = 0  # tensors of the MLP's width beyond the activation's input and result
@@ -109,15 +109,15 @@ def _of(engine: str, version: str, family: str) -> Implementation:
 
 
 def of(setup: Setup) -> Implementation:
-    """Return the implementation that a setup runs: its engine's row, as its model's family changes it.
+    """Return the row of a setup's engine, with the values of the model's family.
 
-    Of the version that the setup names; of today's where the table has no row for that version.
+    Uses the version that the setup names, or the current one if the table has no row for it.
     """
     return _of(setup.engine, setup.engine_version, setup.model.family)
 
 
 def fuses_optimizer(setup: Setup) -> bool:
-    """Return whether AdamW is one fused kernel or torch's foreach; set by the setup or the engine."""
+    """Return whether AdamW is one fused kernel, by the setup or else by the engine; otherwise foreach."""
     if setup.fused_optimizer is not None:
         return setup.fused_optimizer
     return not of(setup).foreach

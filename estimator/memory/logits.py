@@ -1,4 +1,4 @@
-"""Logits and cross-entropy, the largest single surprise at vocabularies of 128,000."""
+"""Memory of logits and cross-entropy, often the largest part with a vocabulary of 128,000."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Logits:
     """Bytes of logits and loss in one process, for one micro batch."""
 
     peak: int
-    summed: int = 0  # that are left when the head's gradients of two pieces are added up
-    head_gradient: int = 0  # three of it, then
-    held: int = 0  # of it, what is still there in the backward pass of the blocks
-    unfitting: int = 0  # that the allocator needs more, because a freed block is too small for the next
+    summed: int = 0  # live while the head's gradients of two chunks are added
+    head_gradient: int = 0  # of the head at that time: three copies
+    held: int = 0  # still live in the backward pass of the blocks
+    unfitting: int = 0  # additionally reserved, as a freed block is too small for the next tensor
 
 
 def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
-    """Logits, cross-entropy and their gradients for the tokens of one micro batch.
+    """Return the bytes of logits, cross-entropy and their gradients for the tokens of one micro batch.
 
     plain: the fp32 logits' log-softmax, its gradient from the loss and the gradient that it passes on,
     12 B a logit; 2 more where the caller still holds the 16-bit logits (``data/implementations.csv``). Those
@@ -98,7 +98,7 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
     if setup.loss == "plain":
         if setup.tensor > 1 and setup.engine == "torchtitan" and not code.whole_logits:
             return Logits(LOSS_PARALLEL * elements)
-        caller = 2 * elements  # the 16-bit logits, which the caller holds or whose place fits nothing
+        caller = 2 * elements  # the 16-bit logits: still referenced by the caller, or too small to be reused
         if code.plain_loss == CALLER_HOLDS:
             return Logits(code.plain_loss * elements, held=caller)
         return Logits(code.plain_loss * elements, unfitting=caller)

@@ -1,8 +1,8 @@
-"""The moments of a run at which memory can peak, and the largest of them.
+"""Moments of a run at which memory can peak, and the largest of them.
 
-Loading, where a process loads more than it keeps. Then of a step: the loss, the backward passes of the last
-and of the first block, of the embedding, and the optimizer's step: each is the sum of what is alive then. In
-a pipeline the first stage has the most micro batches in flight, the last one the logits.
+Loading, if a process loads more than it keeps. In a step: the loss, the backward passes of the last block,
+the first block and the embedding, and the optimizer's step. Each is a sum of live tensors. In a pipeline the
+first stage has the most micro batches in flight, and the last one has the logits.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ BLOCKS_NOT_YET_OFFLOADED = 2
 # Tokens of the step before the longest one, over its own, in batches of varying length: litgpt's QLoRA runs
 # on Alpaca at up to 512 tokens lie between 0.5 and 1.
 LENGTH_BEFORE_THE_LONGEST = 0.75
-# Tokens of the longest batch that follows it, over its own: litgpt's LoRA runs with FSDP on the same data
+# Tokens of the longest batch after it, over its own: litgpt's LoRA runs with FSDP on the same data
 LATER_LENGTH = 0.5
 
 
@@ -57,7 +57,7 @@ LATER_LENGTH = 0.5
 LEFT_BY_LENGTHS = 2.4
 
 
-# What is kept from step to step, whose bytes are arithmetic on shapes and types
+# Categories that persist between steps
 STATES = (
     "weights",
     "master weights",
@@ -72,14 +72,14 @@ STATES = (
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The largest moment of one process, in bytes."""
+    """Moment of a step at which one process needs the most memory, in bytes."""
 
-    categories: dict[str, int]  # what is alive then
+    categories: dict[str, int]  # live bytes by category
     reserved_extra: int  # reserved but unusable: memory of other streams, blocks that do not fit
 
     @property
     def active(self) -> int:
-        """Bytes that are alive at the peak."""
+        """Live bytes at the peak."""
         return sum(self.categories.values())
 
     @property
@@ -95,29 +95,29 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Bytes that are alive at one moment, without the states; ``other_streams``: on other CUDA streams."""
+    """Live bytes at one moment, without the states; ``other_streams``: of them, on other CUDA streams."""
 
     parts: dict[str, int]
     other_streams: int = 0
 
     @property
     def total(self) -> int:
-        """The sum of the parts."""
+        """Sum of the parts."""
         return sum(self.parts.values())
 
     def reserved_extra(self, streams: int) -> int:
         """Return the bytes that the allocator reserves in addition to live ones.
 
         Blocks belong to the stream that they were allocated on (PyTorch, c10/cuda/CUDACachingAllocator.cpp).
-        FSDP's reduce-scatters run on a separate stream: their inputs and the sharded gradients cannot use
-        what activations have left, so the largest of both streams, together ``streams``, are reserved.
+        FSDP's reduce-scatters run on a separate stream: their inputs and the sharded gradients cannot reuse
+        memory freed by activations, so the peaks of both streams, in sum ``streams``, are reserved.
         """
         return max(streams - self.total, 0)
 
     def weighed(self, weight: float, streams: int) -> tuple[float, int]:
         """Return (live bytes plus reserved ones if ``streams`` is not 0, live bytes).
 
-        A byte that is not of the gradients counts ``weight``.
+        ``weight``: factor for all live bytes except gradients.
         """
         gradients, total = self.parts.get("gradients", 0), self.total
         alive = gradients + weight * (total - gradients)
@@ -141,14 +141,14 @@ def peak(setup: Setup, weight: float = 1.0, *, held: bool = True) -> Peak:
 
 @dataclass(frozen=True, slots=True)
 class StageMoments:
-    """The moments of a step in one process of a pipeline stage, in bytes."""
+    """Moments of a step in one process of a pipeline stage, in bytes."""
 
     constant: dict[str, int]  # by category, throughout the step
     moments: list[Moment]
-    streams: int  # the largest of each stream, together
+    streams: int  # sum of the peaks of the streams
     unfitting: int  # reserved in addition, as freed blocks do not fit later tensors
-    cached: int = 0  # what it holds of earlier moments, and reuses in part: added in quadrature
-    left: int = 0  # what batches of other lengths left behind, of which the optimizer's step can reuse all
+    cached: int = 0  # cached bytes of earlier moments, partly reused: added in quadrature
+    cached_by_lengths: int = 0  # of batches of other lengths; the optimizer's step can reuse all of it
 
     def peak(self, weight: float, held: bool) -> Peak:
         """Return the largest moment, as :func:`peak` weighs it."""
@@ -156,7 +156,7 @@ class StageMoments:
 
         def reserved(moment: Moment) -> tuple[float, int]:
             alive, total = moment.weighed(weight, streams)
-            return alive + self._cached_of_lengths(moment) * held, total
+            return alive + self._length_cache(moment) * held, total
 
         largest = max(self.moments, key=reserved)
         names = self.constant | largest.parts
@@ -165,25 +165,25 @@ class StageMoments:
             categories={name: size for name, size in joined.items() if size},
             reserved_extra=largest.reserved_extra(self.streams)
             + self.unfitting
-            + self._cached_of_lengths(largest),
+            + self._length_cache(largest),
         )
         dynamic = result.dynamic_bytes + result.reserved_extra
         return replace(
             result, reserved_extra=result.reserved_extra + int(math.hypot(dynamic, self.cached)) - dynamic
         )
 
-    def _cached_of_lengths(self, moment: Moment) -> int:
-        return 0 if "optimizer temporaries" in moment.parts else self.left
+    def _length_cache(self, moment: Moment) -> int:
+        return 0 if "optimizer temporaries" in moment.parts else self.cached_by_lengths
 
 
-@lru_cache(maxsize=16)  # what a run needs and what it shows weigh the same moments
+@lru_cache(maxsize=16)  # needed and shown memory are derived from the same moments
 def _stage_moments(setup: Setup, stage: str) -> StageMoments:
     part = part_of(setup, stage)
     constant = states(setup, stage)
     gradients = constant.pop("gradients")
     if isinstance(setup.model, DiffusionSpec):
         return _unet_moments(setup, setup.model, part, constant, gradients)
-    if divides_scales(setup):  # else they are with the weights
+    if divides_scales(setup):  # otherwise they count as weights
         constant["quantization overhead"] = scale_bytes(setup, part)
     logits = loss_bytes(setup, part, setup.tokens)
     block_per_token = block_bytes(setup)
@@ -195,7 +195,7 @@ def _stage_moments(setup: Setup, stage: str) -> StageMoments:
         + max(moment.other_streams for moment in moments),
         unfitting=logits.unfitting + min(int(setup.tokens * _unfitting(setup, block_per_token)), logits.peak),
         cached=cached_bytes(setup, part),
-        left=_cached_by_lengths(setup, logits, block_per_token),
+        cached_by_lengths=_cached_by_lengths(setup, logits, block_per_token),
     )
 
 
@@ -220,7 +220,7 @@ def _unet_moments(
         constant[diffusion.ENCODERS] = latents.network_bytes(model, on_gpu=setup.device == "cuda")
     categories = diffusion.moments(setup, model, part, gradients, buffers(setup, part))
     moments = [Moment(parts) for parts in categories]
-    return StageMoments(constant, moments, streams=max(encoder.total for encoder in moments), unfitting=0)
+    return StageMoments(constant, moments, streams=max(moment.total for moment in moments), unfitting=0)
 
 
 def _unfitting(setup: Setup, block_per_token: float) -> float:
@@ -315,10 +315,10 @@ def _moments(
 
 
 def _unfreed_gradients(setup: Setup, saved: int) -> int:
-    """Return the bytes of block-output gradients that FSDP1 frees late, after frozen weights.
+    """Return the bytes of gradients of block outputs that FSDP1 frees late if weights are frozen.
 
-    They are as large as the checkpoints. With LoRA and QLoRA the backward pass of the Trainer under FSDP1
-    takes one checkpoint per block more than on one GPU, and the loss does not
+    They are as large as the checkpoints: with LoRA and QLoRA under FSDP1, the Trainer's backward pass (but
+    not the loss) needs one more checkpoint per block than on one GPU
     (foundation-model-stack/fms-acceleration, scripts/benchmarks/refs).
     """
     frozen = implementations.of(setup).outputs_kept and setup.adapters and fsdp1(setup)
@@ -326,7 +326,10 @@ def _unfreed_gradients(setup: Setup, saved: int) -> int:
 
 
 def _answer_generation(setup: Setup) -> list[Moment]:
-    """Answers being drawn, before a step has gradients; the cache's blocks are held twice on a GPU."""
+    """Return the moment of answer generation, before the step has gradients; none without generation.
+
+    A GPU holds two copies of the KV cache (``CACHE_HELD``).
+    """
     if not setup.answer_len:
         return []
     live = live_bytes(setup.model, drawn_batch(setup), bytes_each=computing(setup))
@@ -343,7 +346,7 @@ def _answer_generation(setup: Setup) -> list[Moment]:
 
 
 def _activations(setup: Setup, part: Part, block_per_token: float) -> tuple[int, int, int]:
-    """Return the bytes saved for backward, of one block during its backward pass, and of its input."""
+    """Return the bytes saved for the backward pass, live in one block's backward pass, and of its input."""
     tokens = setup.tokens
     boundary = boundary_bytes(setup)
     passes = in_flight(setup, part)
@@ -363,7 +366,7 @@ def _activations(setup: Setup, part: Part, block_per_token: float) -> tuple[int,
     mask = setup.sequences * setup.seq_len**2 // setup.context if setup.document_mask else 0
     copies = _copied_experts(setup, part)
     saved_copies = 0 if checkpointed(setup) else copies * (layers - 1)
-    # of the block that computes: a copy, and its gradient or the product of both adapters
+    # the computing block has a copy, and its gradient or the product of both adapter matrices
     block += 2 * copies
     return (
         int(saved * passes) + mask + _cast_weights(setup, part) + saved_copies,
@@ -373,9 +376,9 @@ def _activations(setup: Setup, part: Part, block_per_token: float) -> tuple[int,
 
 
 def _copied_experts(setup: Setup, part: Part) -> int:
-    """Return the bytes of one block's experts with merged adapters, which its backward pass needs.
+    """Return the bytes of a copy of one block's experts with merged adapters, saved for the backward pass.
 
-    peft/tuners/lora/layer.py, ParamWrapper: the sum is made at each forward pass.
+    peft/tuners/lora/layer.py, ParamWrapper, merges in each forward pass.
     """
     if not setup.copies_experts:
         return 0
@@ -385,7 +388,7 @@ def _copied_experts(setup: Setup, part: Part) -> int:
 def _cast_weights(setup: Setup, part: Part) -> int:
     """Return the bytes of 16-bit copies of fp32 weights that autocast keeps for the backward pass.
 
-    torch.amp; Accelerate's table has them with the gradients. Of one block where blocks are recomputed.
+    torch.amp; Accelerate's table counts them as gradients. Of one block only if blocks are recomputed.
     """
     if not setup.precision.endswith("autocast") or setup.quantization != "none":
         return 0
@@ -395,7 +398,7 @@ def _cast_weights(setup: Setup, part: Part) -> int:
 def checkpointed(setup: Setup) -> bool:
     """Return whether blocks are recomputed in the backward pass.
 
-    Megatron-Core's "selective" recomputes attention's scores alone, which flash attention never keeps
+    Megatron-Core's "selective" only recomputes attention scores, which flash attention never stores
     (arXiv:2205.05198, section 5).
     """
     if setup.checkpointing == "selective":
@@ -404,13 +407,13 @@ def checkpointed(setup: Setup) -> bool:
 
 
 def in_flight(setup: Setup, part: Part) -> float:
-    """Forward passes whose activations a stage holds at a time, each of all of its layers.
+    """Return the number of micro batches whose activations a pipeline stage holds at the same time.
 
-    1F1B: as many as there are stages from here to the end (Narayanan et al. 2019, PipeDream); interleaved
-    over v chunks: 1 + (p - 1) / (p v) of the whole (Narayanan et al. 2021, arXiv:2104.04473, section 2.2;
-    Megatron's penalty in theoretical_memory_usage.py); zero bubble: as many as there are stages, on every
-    stage (Qi et al. 2023, arXiv:2401.10241, section 5); all forward, all backward: every micro batch. Layers
-    that are only spread over GPUs: one.
+    1F1B: the number of stages from this one to the last (Narayanan et al. 2019, PipeDream); interleaved over
+    v chunks: 1 + (p - 1) / (p v) times p (Narayanan et al. 2021, arXiv:2104.04473, section 2.2;
+    Megatron's penalty in theoretical_memory_usage.py); zero bubble: p on every
+    stage (Qi et al. 2023, arXiv:2401.10241, section 5); all forward, all backward (afab): all of them; layers
+    distributed over GPUs without a pipeline (split): one.
     """
     p = setup.pipeline
     if p == 1 or setup.schedule == "split":
@@ -427,15 +430,15 @@ def in_flight(setup: Setup, part: Part) -> float:
     return float(min(micro_batches, p if part.first else 1))
 
 
-def _longest_is_first_and_only(setup: Setup) -> bool:
-    """Return whether one longest batch is first, without the unfreed gradient of StableEmbedding."""
+def _single_longest_first(setup: Setup) -> bool:
+    """Return whether the first batch is the only one of full length, and starts without gradients."""
     first = setup.longest_once and setup.longest_first
     return first and setup.zero_stage is None and setup.pipeline == 1 and setup.quantization == "none"
 
 
 def _later_batch(setup: Setup, saved: int, logits: int, gathered: int, gradients: int) -> list[Moment]:
-    """Return the moment of a shorter batch's loss, with earlier gradients, if the longest is first."""
-    if not _longest_is_first_and_only(setup):
+    """Return the moment of a later, shorter batch's loss, with gradients of earlier ones; otherwise none."""
+    if not _single_longest_first(setup):
         return []
     parts = {
         "activations": int(LATER_LENGTH * saved),
@@ -449,10 +452,9 @@ def _later_batch(setup: Setup, saved: int, logits: int, gathered: int, gradients
 def _held_gradients(setup: Setup, gradients: int) -> int:
     """Return the bytes of gradients before the backward pass: of earlier micro batches, or buffers.
 
-    ``_later_batch`` has what follows where the longest batch is alone and the run's first: no micro batch has
-    gone before it.
+    If the first batch is the only one of full length, it has none; ``_later_batch`` covers later ones.
     """
-    if _longest_is_first_and_only(setup):
+    if _single_longest_first(setup):
         return 0
     if setup.accumulation > 1 or setup.zero_stage is not None or setup.pipeline > 1:
         return gradients
@@ -460,11 +462,11 @@ def _held_gradients(setup: Setup, gradients: int) -> int:
         return 0
     if keeps_embedding_gradient(setup):
         return min(gradients, setup.model.vocab * setup.model.hidden * computing(setup))
-    return gradients  # it accumulates up to 16 sequences (finetune/full.py, TrainArgs.global_batch_size)
+    return gradients  # litgpt accumulates up to 16 sequences (finetune/full.py, TrainArgs.global_batch_size)
 
 
 def _head_gradient(setup: Setup, part: Part) -> int:
-    """Return the head's whole gradient, which the backward pass makes first."""
+    """Return the bytes of the unsharded gradient of the head, the first one of the backward pass."""
     if setup.adapters and "lm_head" not in setup.trained_modules:
         return 0
     return part.head * computing(setup)
@@ -481,7 +483,7 @@ def _kept_outputs(setup: Setup, part: Part, tokens: int) -> int:
 
 
 def stale_bytes(setup: Setup, part: Part) -> int:
-    """Return the bytes that an earlier step's graph still holds during the next forward pass.
+    """Return the bytes that the graph of the previous step still holds during the forward pass.
 
     bitsandbytes before 0.43 keeps each 4-bit product's input as an attribute of the graph
     (autograd/_functions.py, MatMul4Bit), which lives as long as the loss does: in litgpt's loop, until the

@@ -1,7 +1,7 @@
-"""From the formulas' peak to the two figures of an estimate: what a run needs, and what counters will show.
+"""Two figures derived from the formulas' peak: memory that a run needs, and values that counters will show.
 
-They differ by what PyTorch's caching allocator keeps: cached blocks are given back when memory is short, so a
-run survives on far less than it shows where there is plenty.
+They differ by the cache of PyTorch's allocator: it is released when memory is short, so a run needs far less
+memory than counters show on a larger GPU.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from estimator.setup import Setup
 ALLOCATOR = 1.10
 ALLOCATOR_EXPANDABLE = 1.05
 
-# CUDA's context within what CUDA offers of a GPU: the least of what was measured (host.CUDA_CONTEXT_BYTES).
+# CUDA's context within the memory that CUDA offers: the smallest measured value (host.CUDA_CONTEXT_BYTES).
 # The reservation of the driver is excluded (data/gpus.csv, vram_cuda_GiB).
 CONTEXT_NEEDED_BYTES = GIB // 2
 
-# NCCL's share of what a run cannot do without. Its buffers take up to 1.5 GiB where there is room
+# Minimum of NCCL. Its buffers take up to 1.5 GiB if memory is available
 # (host.NCCL_BYTES); of the published runs that fill their GPU none leaves more than this.
 NCCL_NEEDED_BYTES = GIB // 2
 
@@ -45,8 +45,8 @@ class Range:
 def needs(setup: Setup) -> tuple[Range, Peak]:
     """Return the minimum memory of the run: states, live tensors, allocator overhead, context.
 
-    On a CPU nothing is given back while a process runs, so that it needs the most that it may show. The
-    second value is the moment of the step that decides.
+    On a CPU no memory is released while a process runs, so it needs the maximum that it may show. The second
+    value is the decisive moment of the step.
     """
     if setup.device == "cpu":
         shown, largest = _shows(setup, "process")

@@ -1,9 +1,9 @@
 """Ratios of measured memory to the formulas: offset of each counter and width of its range.
 
 The numbers are rows of ``data/residuals.csv``, which ``python -m benchmarks.published.refit`` writes from the
-table of published measurements. There are few classes, which differ for the allocator. Bytes of weights,
-gradients and optimizer states are arithmetic, so factors and widths are of the rest alone: activations,
-logits, buffers. On a CPU, whose C library keeps what is freed, they are of everything.
+table of published measurements. The few classes differ in their allocations. Bytes of weights,
+gradients and optimizer states are exact, so factors and widths only apply to the rest: activations, logits,
+buffers. On a CPU, whose C library does not return freed memory, they apply to all bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from estimator.setup import Setup
 
 TABLE = Path(__file__).parent.parent / "data" / "residuals.csv"
-LIVE = ("allocated", "active")  # what torch.cuda counts of tensors; the others count what is reserved
+LIVE = ("allocated", "active")  # counters of live tensors; the others count reserved memory
 VARYING = "varying lengths"
 
 
@@ -24,14 +24,14 @@ VARYING = "varying lengths"
 class Residual:
     """Ratio of measured memory to the formulas in one class of runs, for one counter.
 
-    ``lower`` and ``upper`` hold 95 % of the runs of sources that the fit never saw.
+    95 % of the runs from sources outside the fit are between ``lower`` and ``upper``.
     """
 
     counter: str  # "live" or "held"
     name: str
-    factor: float  # likely over the formulas, of what is not states
-    lower: float  # lower end over likely, of the same
-    upper: float  # upper end over likely, of the same
+    factor: float  # likely over predicted bytes, without states
+    lower: float  # lower end over likely bytes
+    upper: float  # upper end over likely bytes
     runs: int  # of this class
     sources: int
     basis: str
@@ -58,10 +58,10 @@ def table() -> dict[tuple[str, str], Residual]:
 
 
 def varies(setup: Setup) -> bool:
-    """Return whether batches of many lengths leave blocks behind that fit nothing that follows.
+    """Return whether batches of varying length leave freed blocks that later tensors cannot reuse.
 
-    Not with the longest batch first, whose blocks hold all others, nor with expandable segments, which take
-    freed memory of any size together (PyTorch, c10/cuda/CUDACachingAllocator.cpp).
+    Not with the longest batch first, whose blocks fit all later batches, nor with expandable segments, which
+    merge freed memory (PyTorch, c10/cuda/CUDACachingAllocator.cpp).
     """
     return not (setup.fixed_length or setup.longest_first or setup.expandable_segments)
 
@@ -69,9 +69,8 @@ def varies(setup: Setup) -> bool:
 def class_of(setup: Setup, counter: str) -> str:
     """Return the class of runs that a setup belongs to.
 
-    Live tensors are as exact as the formulas. What is held on top depends on how blocks of memory come and
-    go: eager recomputation cuts it into many sizes, compiled blocks into few, batches of many lengths into
-    the most.
+    Formulas cover live tensors. Memory held in addition depends on the sizes of allocations: compiled blocks
+    have few sizes, eager recomputation many, batches of varying length the most.
     """
     if setup.device == "cpu":
         return "cpu"

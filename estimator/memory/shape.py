@@ -11,7 +11,7 @@ from estimator.setup import Setup
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Numbers of parameters of one whole model, by where they are; follows from ``ModelSpec`` alone."""
+    """Numbers of parameters of one complete model by part; derived from ``ModelSpec`` only."""
 
     layers: int
     dense_layers: int  # blocks with an MLP and no experts
@@ -26,19 +26,17 @@ class Shape:
     experts_linear: int
     largest_linear: int  # elements of the largest matrix of a block
     embedding: int  # tokens, positions, token types
-    head: int  # 0 where it is the embedding
-    norm: int  # the last norm, and what else is neither block nor embedding nor head: BERT's pooler
+    head: int  # 0 if tied to the embedding
+    norm: int  # the last norm and BERT's pooler
     linear_shapes: dict[str, tuple[int, int]]
-    adapters: dict[
-        tuple[object, ...], int
-    ]  # adapter weights by what they depend on (adapter_parameters), as they are asked for
+    adapters: dict[tuple[object, ...], int]  # cache of adapter_parameters
 
 
 _SHAPES: dict[int, tuple[ModelSpec, Shape]] = {}  # by identity: hashing a ModelSpec takes longer than this
 
 
 def shape_of(model: ModelSpec) -> Shape:
-    """Return the model's counts, worked out once for each model object."""
+    """Return the model's counts, cached per model object."""
     counted = _SHAPES.get(id(model))
     if counted is None:
         if len(_SHAPES) > 1000:
@@ -106,14 +104,14 @@ def _count_units(m: DiffusionSpec) -> Shape:
 
 
 def _blocks(m: ModelSpec, attention: int) -> int:
-    """Parameters of all blocks, each of which has ``attention`` besides its MLP."""
+    """Count the parameters of all blocks; ``attention``: those of each block without its MLP."""
     dense = (m.dense_layer_parameters if m.experts else m.layer_parameters) - attention
     routed = m.expert_layers * (m.layer_parameters - attention)
     return m.layers * attention + (m.mlp_blocks - m.expert_layers) * dense + routed
 
 
 def adapter_parameters(setup: Setup) -> int:
-    """``Setup.adapter_parameters``, counted once for each rank and choice of targets."""
+    """Return ``Setup.adapter_parameters``, cached by model, rank and targets."""
     counts = shape_of(setup.model).adapters
     family_code = setup.runs_loop
     prompts = (setup.llama_adapter, setup.engine) if setup.prompts else ()
@@ -137,10 +135,10 @@ class Part:
     blocks: int  # all blocks of the stage
     blocks_linear: int
     experts: int  # of ``blocks``, in experts
-    expert_ways: int  # processes that can share this rank's experts further
+    expert_ways: int  # processes over which data parallel sharding can divide this rank's experts
     embedding: int
-    head: int  # the output head's weights, also where they are the embedding's
-    own_head: int  # if they are a separate matrix on this stage
+    head: int  # the output head's weights, tied or not
+    own_head: int  # the same if they are a separate matrix on this stage, otherwise 0
     norm: int
     first: bool
     last: bool
@@ -167,7 +165,7 @@ def part_of(setup: Setup, stage: str) -> Part:
     first, last = stage in ("only", "first"), stage in ("only", "last")
     layers = -(-shape.layers // setup.pipeline)
     dense = min(shape.dense_layers, layers) if first else max(shape.dense_layers - shape.layers + layers, 0)
-    ranks = setup.shard * setup.replicate * t  # that hold this stage's layers between them
+    ranks = setup.shard * setup.replicate * t  # that share this stage's layers
     expert_share = min(t * setup.expert, ranks)
     attention = shape.attention - shape.attention_linear + -(-shape.attention_linear // t)
     dense_mlp = -(-shape.mlp // t)

@@ -67,7 +67,7 @@ def states(setup: Setup, stage: str | None = None) -> dict[str, int]:
 
 
 def _vision_bytes(setup: Setup, part: Part) -> int:
-    """Bytes of a vision tower and its projector: weights, states of what is trained, and activations."""
+    """Return the bytes of vision tower and projector: weights, gradients, optimizer states, activations."""
     weight, master, moments = state_bytes(setup)
     trained = vision.trained_parameters(setup)
     frozen = vision.parameters(setup) - (0 if setup.adapters else trained)
@@ -79,7 +79,7 @@ def _vision_bytes(setup: Setup, part: Part) -> int:
 
 
 def loaded_bytes(setup: Setup, part: Part) -> int:
-    """Return the bytes of weights and scales that one process has loaded before they are sharded.
+    """Return the bytes of weights and scales in one process after loading, before they are sharded.
 
     transformers leaves a quantized model out of ZeRO-3's partitioned construction (integrations/deepspeed.py
     and modeling_utils.py, is_deepspeed_zero3_enabled and not is_quantized), so every process has all of it on
@@ -91,7 +91,7 @@ def loaded_bytes(setup: Setup, part: Part) -> int:
 
 
 def computing(setup: Setup) -> int:
-    """Return the bytes of one element of the matrix products' inputs and results."""
+    """Return the bytes per element of inputs and results of matrix products (the compute type)."""
     return 4 if setup.precision == "fp32" else 2
 
 
@@ -128,8 +128,8 @@ def state_bytes(setup: Setup) -> tuple[int, int, float]:
 def _moments(setup: Setup, size: int) -> float:
     """Return the bytes of optimizer states per parameter; ``size``: bytes of an unquantized element.
 
-    Paged states are in managed memory, which leaves the GPU where it is short (bitsandbytes,
-    functional.get_paged). litgpt trains a quantized base with them (litgpt/utils.py,
+    Paged states count as 0: they are in managed memory, which moves to the host if the GPU is full
+    (bitsandbytes, functional.get_paged). litgpt uses them with a quantized base (litgpt/utils.py,
     instantiate_bnb_optimizer). Adafactor: a row and a column for each matrix (Shazeer and Stern 2018,
     arXiv:1804.04235, section 4). Muon: one moment for matrices, AdamW for the rest (Keller Jordan 2024).
     """
@@ -145,20 +145,20 @@ def _moments(setup: Setup, size: int) -> float:
 
 
 def trained_parameters(setup: Setup, part: Part) -> int:
-    """Count the trained parameters of one rank, before data parallel processes share them."""
+    """Count the trained parameters of one rank, before data parallel sharding."""
     if not setup.adapters:
         return part.parameters
     inner = (adapter_parameters(setup) + setup.trained_norm_parameters) * part.layers // setup.model.layers
-    # one of an adapter's two matrices is divided as the matrix that it adapts is
+    # tensor parallelism divides one of the two matrices of an adapter
     divided = -(-inner * (setup.tensor + 1) // (2 * setup.tensor))
     outer = setup.trained_module_parameters if part.first or part.last else 0
     return divided + -(-outer // setup.tensor)
 
 
 def base_bytes(setup: Setup, part: Part, weight: int) -> int:
-    """Return the bytes of the model's own weights, before data parallel processes share them.
+    """Return the bytes of the base model's weights in one rank, before data parallel sharding.
 
-    Without norms trained next to adapters, which count as adapters.
+    Excludes norms trained together with adapters, which count as adapters.
     """
     frozen_parameters = part.parameters - setup.trained_norm_parameters * part.layers // setup.model.layers
     if setup.quantization == "none":
@@ -207,7 +207,7 @@ def divides_scales(setup: Setup) -> bool:
 
 
 def _linear_rows(setup: Setup) -> int:
-    """Return the rows of all linear layers of the blocks: their outputs."""
+    """Count the output features of all linear layers of the blocks."""
     model = setup.model
     return sum(parameters.magnitudes(model, (name,)) for name in model.projections)
 
@@ -215,8 +215,8 @@ def _linear_rows(setup: Setup) -> int:
 def gradient_bytes(setup: Setup, part: Part) -> int:
     """Return the bytes of gradients that one process holds at the end of its last backward pass.
 
-    FSDP1 puts a block's weights in one flat parameter; where any of them is trained the whole has a gradient,
-    and steps that do not synchronize keep it whole (torch/distributed/fsdp/_flat_param.py; Fabric's
+    FSDP1 puts a block's weights in one flat parameter: if any of them is trained, all of it has a gradient,
+    which stays unsharded without synchronization (torch/distributed/fsdp/_flat_param.py; Fabric's
     no_backward_sync skips the synchronization of all but the last micro batch). FSDP2 in a pipeline keeps
     unreduced fp32 gradients over the micro batches
     (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py).
@@ -247,8 +247,8 @@ def keeps_embedding_gradient(setup: Setup) -> bool:
 def late_gradient_bytes(setup: Setup, part: Part) -> int:
     """Return the bytes of gradients that do not exist yet at the peak of the first block's backward pass.
 
-    At that peak one matrix of the block has its gradient. The block's other gradients come later, and
-    the embedding's, unless it is tied to the head, which is first in the backward pass.
+    At that peak only one matrix of the block has its gradient. The other gradients of the block come later,
+    and that of the embedding, unless it is tied to the head, whose gradient is the first.
     """
     if setup.adapters or setup.optimizer_in_backward:
         return 0
@@ -275,7 +275,7 @@ def partial_gradient_bytes(setup: Setup, part: Part) -> int:
 
 
 def unreduced(setup: Setup) -> bool:
-    """Return whether whole gradients pile up over a pipeline's micro batches."""
+    """Return whether FSDP accumulates unreduced gradients over a pipeline's micro batches."""
     accumulates = setup.pipeline > 1 and setup.accumulation > 1
     return accumulates and SHARDINGS[setup.sharding].fsdp and setup.shard > 1
 
@@ -292,7 +292,7 @@ def fsdp1(setup: Setup) -> bool:
 
 
 def gradient_size(setup: Setup) -> int:
-    """Return the bytes of one element of the gradients that are held."""
+    """Return the bytes per element of stored gradients."""
     if setup.adapters:
         return adapter_size(setup)
     if setup.fp8 in MSAMP:
@@ -310,12 +310,11 @@ def divisor(setup: Setup, state: str) -> int:
 def shared(setup: Setup, part: Part, total: int, state: str) -> int:
     """Return one process's share of ``total`` bytes of "weights", "gradients" or "optimizer" of a stage.
 
-    The bytes are spread evenly over the stage's weights. Processes that hold different experts share the rest
-    of the weights alone (DeepSpeed-MoE, arXiv:2201.05596, section 5.1; torchtitan and Megatron-Core do
-    alike).
+    The bytes are spread evenly over the stage's weights. Processes that hold different experts only share the
+    other weights (DeepSpeed-MoE, arXiv:2201.05596, section 5.1; also torchtitan and Megatron-Core).
     """
     parts = divisor(setup, state)
-    trained_adapters = setup.adapters and state != "weights"  # a small part, shared out like any other
+    trained_adapters = setup.adapters and state != "weights"  # small: divided over all processes
     if trained_adapters or part.expert_ways >= parts or not part.experts:
         return share(total, parts)
     experts = total * part.experts // part.parameters
@@ -333,7 +332,7 @@ def offloads_gradients(setup: Setup) -> bool:
 
 
 def offloads_weights(setup: Setup) -> bool:
-    """Return whether the weights wait in host memory or on a disk instead of a GPU."""
+    """Return whether the weights are stored in host memory or on a disk instead of a GPU."""
     return offloads_states(setup) and setup.offload == "all" and setup.sharding in ("zero3", "fsdp")
 
 

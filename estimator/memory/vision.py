@@ -10,7 +10,7 @@ _KEPT_HIDDEN, _KEPT_FFN = 9, 2
 
 
 def trained_parameters(setup: Setup) -> int:
-    """Trained parameters outside of the language model."""
+    """Count the trained parameters outside the language model."""
     tower = setup.model.vision
     if tower is None or setup.vision is None:
         return 0
@@ -23,7 +23,7 @@ def trained_parameters(setup: Setup) -> int:
 
 
 def parameters(setup: Setup) -> int:
-    """Parameters outside of the language model, trained or not."""
+    """Count the parameters outside the language model, trained or not."""
     tower = setup.model.vision
     if tower is None or setup.vision is None:
         return 0
@@ -31,9 +31,10 @@ def parameters(setup: Setup) -> int:
 
 
 def activation_bytes(setup: Setup, size: int) -> int:
-    """Bytes that one micro batch's images keep until the backward pass. ``size``: bytes of one value.
+    """Return the bytes saved for one micro batch's images until the backward pass.
 
-    A frozen tower keeps its last result alone, for the projector; a trained one what each block needs.
+    ``size``: bytes of one value. A frozen tower only saves its last result, for the projector; a trained one
+    also saves activations of each block.
     """
     tower = setup.model.vision
     if tower is None or setup.vision is None:

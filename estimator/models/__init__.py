@@ -1,7 +1,7 @@
 """Table of known models, and resolution of names, Hugging Face ids, folders and s3:// URLs.
 
 To add a model of a known family, add a row to ``data/models.csv``; families are in
-``estimator/models/architectures.py``. A blank cell is the field's default, or what the family says.
+``estimator/models/architectures.py``. A blank cell has the family's value, otherwise the field's default.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def known(name: str) -> bool:
 def locate(name: str) -> ModelSource:
     """Resolve a model's name by the table and the local disk only.
 
-    A name of the table wins over a folder of that name (write ``./name`` for the folder); a folder that is
-    there wins over a Hugging Face id. Raises UserError for a missing folder or an unknown name.
+    A name of the table takes precedence over a folder of that name (write ``./name`` for the folder), and an
+    existing folder over a Hugging Face id. Raises UserError for a missing folder or an unknown name.
     """
     if name.startswith("s3://"):
         remote.s3_location(name)
@@ -100,9 +100,9 @@ def locate(name: str) -> ModelSource:
 def resolve(name: str, *, online: bool = False) -> ModelRef:
     """Resolve the name of a model: its location and its shape.
 
-    The one place where models are looked up: for ``finetune`` as for a run. Of an s3:// URL config.json is
-    read there; a Hugging Face id is looked for in the table and in the Hub's local cache, and with ``online``
-    on the Hub. Raises UserError with how to get it, or the error in its config.json.
+    Used by ``finetune`` and by runs. Reads config.json of an s3:// URL; looks up a Hugging Face id in the
+    table, in the Hub's local cache and, with ``online``, on the Hub. Raises UserError for an unavailable or
+    invalid config.json.
     """
     source = locate(name)
     _log.debug("Model %s: %s %s", name, source.kind, source.location or "(generated)")
@@ -139,7 +139,7 @@ def names() -> list[str]:
 def aliases(name: str) -> list[str]:
     """List the other names of a language model, including Hugging Face ids."""
     model = find(name)
-    return [key for key, value in _written().items() if value is model and key != model.name]
+    return [key for key, value in _models_by_key().items() if value is model and key != model.name]
 
 
 def _nearest(name: str) -> str:
@@ -159,15 +159,15 @@ def _normal(name: str) -> str:
 @lru_cache(maxsize=1)
 def _table() -> dict[str, ModelSpec]:
     rows: dict[str, ModelSpec] = {}
-    for key, model in _written().items():
+    for key, model in _models_by_key().items():
         if rows.setdefault(_normal(key), model) is not model:
             raise ValueError(f"{TABLE.name}: {key} names two models")
     return rows
 
 
 @lru_cache(maxsize=1)
-def _written() -> dict[str, ModelSpec]:
-    """Names, ids and aliases as the table writes them."""
+def _models_by_key() -> dict[str, ModelSpec]:
+    """Return the models by name, id and alias, as written in the table."""
     rows: dict[str, ModelSpec] = {}
     with TABLE.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):

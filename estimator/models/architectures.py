@@ -1,7 +1,7 @@
 """Traits of model families: norms, biases, kind of MLP, names of linear layers.
 
-To add a family, add it to ``FAMILIES``, and to ``hf_config.py`` where its config.json has field names of its
-own; ``tests/estimator/models/test_parameters.py`` compares it with the real code.
+To add a family, add it to ``FAMILIES``, and to ``hf_config.py`` if its config.json has different field names;
+``tests/estimator/models/test_parameters.py`` compares it with the real code.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class Family:
     attention_sinks:
         One learned number for each head that takes part in the softmax.
     causal:
-        False for an encoder, which sees the whole text and has no output head here.
+        False for an encoder, which attends to the complete text and has no output head.
     recurrence:
-        What some blocks have in place of attention: the gated delta rule (arXiv:2412.06464), Mamba 2
+        Recurrence of some blocks instead of attention: the gated delta rule (arXiv:2412.06464), Mamba 2
         (arXiv:2405.21060), or a short convolution between two gates.
     gated_attention:
         The query projection is twice as wide, and its other half gates attention's result.
     one_part_blocks:
-        A block is attention, recurrence or MLP alone, with one norm.
+        A block is only attention, recurrence or MLP, with one norm.
     head_gates:
         A gate for each head, computed from the block's input, scales attention's result.
     router_scales:
@@ -66,20 +66,20 @@ class Family:
     free_head_dim:
         Whether heads * head_dim may differ from the hidden size.
     partial_rotary:
-        Whether its code reads ``partial_rotary_factor``, and so may rotate a part of each head only.
+        Whether its code reads ``partial_rotary_factor``, which rotates only a part of each head.
     sees_packed:
-        What one document of a packed row sees of those before it although its positions begin again, in one
-        clause; blank where it sees nothing. tests/launchers/engines/loop/test_families.py measures it.
+        Influence of earlier documents of a packed row on a later one, although positions restart, as one
+        clause; blank: none. tests/launchers/engines/loop/test_families.py measures it.
     scores_texts:
-        Whether transformers has the family's sequence classification, of which reward models are made.
+        Whether transformers has a sequence classification class of the family, as reward models need.
     code_elsewhere:
-        Its code is no part of transformers: it lies next to the weights on the Hub.
+        Its code is not part of transformers, but stored with the weights on the Hub.
     mlp_names_are_experts:
         PEFT adapts the experts' tensors under the names of the MLP's projections, and never the linear layers
         of dense blocks and shared experts (peft 0.21, utils/transformers_weight_conversion.py).
     linears:
-        Names of linear layers in the family's code -> the generic names of each. Those in one inner
-        tuple are one matrix there.
+        Names of linear layers in the family's code -> their generic names. Those in one inner tuple are fused
+        into one matrix.
     source:
         Source of these traits.
     """

@@ -27,7 +27,7 @@ class ConfigReader:
             raise self._error(field, value, "a name")
         return value
 
-    def whole(self, *fields: str, default: int | None = None, least: int = 1) -> int:
+    def integer(self, *fields: str, default: int | None = None, least: int = 1) -> int:
         """Return the first existing one of these fields: a whole number of at least ``least``."""
         field = next((name for name in fields if self.get(name) is not None), fields[0])
         value = self.get(field)

@@ -23,8 +23,8 @@ SOURCE = f"https://huggingface.co/{HF_ID}, config.json of each component"
 FAMILY = "stable-diffusion-xl"
 TINY = "tiny-sdxl"
 VAE_SCALE = 8  # pixels of one latent position, in each direction
-VAE = "VAE"  # its name among what is frozen
-LARGEST_IMAGE = 2048  # pixels of a side: what a plan is made for at most
+VAE = "VAE"  # its name among the frozen networks
+LARGEST_IMAGE = 2048  # maximum side of an image, in pixels
 _LATENT_CHANNELS = 4
 
 
@@ -40,7 +40,7 @@ class DiffusionSpec(ModelSpec):
     vae_parameters: int
     resolution: int  # side of a square image in pixels; by default the one that it was published for
     vae_width: int = 128  # channels of the VAE's first level
-    trains_texts: bool = False  # train LoRA adapters on the text encoders, too
+    trains_texts: bool = False  # also train LoRA adapters on the text encoders
     keeps_average: bool = False  # keep a moving average of the trained weights, in fp32
     loads_encoders: bool = False  # keep VAE and text encoders in memory instead of precomputing latents
 
@@ -163,7 +163,7 @@ def spec_of(
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Parameters of what is used next to the UNet
+# Parameters of the networks next to the UNet
 
 
 def vae_parameters(channels: tuple[int, ...] = (128, 256, 512, 512), resnets: int = 2) -> int:

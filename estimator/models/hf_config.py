@@ -150,7 +150,7 @@ def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
     shape = _widths(reader, family)
     shape |= _experts(reader, family) | _latent(reader, shape) | _window(reader, family, shape["layers"])
     shape |= recurrent.fields(reader, family, shape["layers"])
-    shape |= two_kinds.fields(reader, family, shape["layers"], reader.whole("intermediate_size", default=1))
+    shape |= two_kinds.fields(reader, family, shape["layers"], reader.integer("intermediate_size", default=1))
     return ModelSpec(
         name=name,
         family=family,
@@ -175,7 +175,7 @@ def is_known(family: str) -> bool:
 
 
 def shared_code(model_type: str) -> str:
-    """Return the family whose code a ``model_type`` uses: for most, itself."""
+    """Return the family whose code a ``model_type`` uses, in most cases the same name."""
     return _SAME_CODE.get(model_type, model_type)
 
 
@@ -235,14 +235,14 @@ def weight_format(options: Mapping[str, Any]) -> str:
 
 
 def _widths(reader: ConfigReader, family: str) -> dict[str, Any]:
-    hidden, heads = reader.whole(*_FIELDS["hidden"]), reader.whole(*_FIELDS["heads"])
+    hidden, heads = reader.integer(*_FIELDS["hidden"]), reader.integer(*_FIELDS["heads"])
     latent = reader.get("kv_lora_rank") is not None
     if reader.get("head_dim") is None and hidden % heads and not latent:
         raise UserError(
             f"Model {reader.name}: config.json has hidden_size {hidden}, "
             f"which {heads} attention heads don't divide, and no head_dim."
         )
-    head_dim = reader.whole("kv_channels", default=reader.whole("head_dim", default=hidden // heads))
+    head_dim = reader.integer("kv_channels", default=reader.integer("head_dim", default=hidden // heads))
     return {
         "layers": _layers(reader, family),
         "hidden": hidden,
@@ -250,80 +250,80 @@ def _widths(reader: ConfigReader, family: str) -> dict[str, Any]:
         "kv_heads": _kv_heads(reader, family, heads),
         "head_dim": head_dim,
         "ffn": _ffn(reader, family, hidden),
-        "vocab": reader.whole(*_FIELDS["vocab"]),
-        "max_seq_len": reader.whole(*_FIELDS["max_seq_len"]),
+        "vocab": reader.integer(*_FIELDS["vocab"]),
+        "max_seq_len": reader.integer(*_FIELDS["max_seq_len"]),
     }
 
 
 def _layers(reader: ConfigReader, family: str) -> int:
-    return len(recurrent.kinds(reader)) if family == "nemotron_h" else reader.whole(*_FIELDS["layers"])
+    return len(recurrent.kinds(reader)) if family == "nemotron_h" else reader.integer(*_FIELDS["layers"])
 
 
 def _kv_heads(reader: ConfigReader, family: str, heads: int) -> int:
     if family == "falcon":  # modeling_falcon.py, FalconAttention
         if reader.get("new_decoder_architecture"):
-            return reader.whole("num_kv_heads", default=heads)
+            return reader.integer("num_kv_heads", default=heads)
         return 1 if reader.get("multi_query") else heads
     if family in _LATENT:  # the latent is expanded to keys for every head
         return heads
     optional = family in _KV_HEADS_OPTIONAL
-    return reader.whole("num_key_value_heads", default=heads if optional else None)
+    return reader.integer("num_key_value_heads", default=heads if optional else None)
 
 
 def _ffn(reader: ConfigReader, family: str, hidden: int) -> int:
     """Return the width of the MLP, or of one expert."""
     if family in _EXPERT_WIDTH or (family not in FAMILIES and reader.get("moe_intermediate_size")):
-        return reader.whole("moe_intermediate_size")
+        return reader.integer("moe_intermediate_size")
     if family == "gemma4_text" and reader.get("enable_moe_block"):
-        return reader.whole("moe_intermediate_size")
+        return reader.integer("moe_intermediate_size")
     if family == "mpt":
-        return reader.whole("expansion_ratio") * hidden
+        return reader.integer("expansion_ratio") * hidden
     if family in _FFN:
-        return reader.whole(_FFN[family], default=4 * hidden)
+        return reader.integer(_FFN[family], default=4 * hidden)
     if family == "lfm2":
         return recurrent.lfm2_width(reader)
     if family == "granitemoehybrid" and not reader.get("num_local_experts"):
-        return reader.whole("shared_intermediate_size")
+        return reader.integer("shared_intermediate_size")
     if family == "nemotron_h" and "moe" in recurrent.kinds(reader):
-        return reader.whole("moe_intermediate_size")
-    width = reader.whole("intermediate_size")
+        return reader.integer("moe_intermediate_size")
+    width = reader.integer("intermediate_size")
     return width // 2 if family == "qwen" else width  # Qwen 1 counts gate and up as one
 
 
 def _experts(reader: ConfigReader, family: str) -> dict[str, int]:
-    """Experts, shared experts, and how many blocks have none."""
+    """Return the fields of experts, shared experts and dense blocks; empty for dense models."""
     new = family not in FAMILIES and any(reader.get(field) for field in _FIELDS["experts"])
     if not new and family not in _EXPERTS:
         return {}
     if family in _MAYBE_EXPERTS and not recurrent.has_experts(reader, family):
         return {}
     counts = {
-        "experts": reader.whole(*_FIELDS["experts"]),
-        "experts_per_token": reader.whole(*_FIELDS["experts_per_token"]),
+        "experts": reader.integer(*_FIELDS["experts"]),
+        "experts_per_token": reader.integer(*_FIELDS["experts_per_token"]),
         "shared_ffn": _shared_width(reader, family),
         "dense_layers": _dense_layers(reader, family),
     }
     if counts.get("dense_layers"):
         field = "intermediate_size_mlp" if family == "llama4_text" else "intermediate_size"
-        counts["dense_ffn"] = reader.whole(field)
+        counts["dense_ffn"] = reader.integer(field)
     return counts
 
 
 def _shared_width(reader: ConfigReader, family: str) -> int:
-    """Return the width of a block's shared experts together."""
+    """Return the total width of a block's shared experts."""
     if family == "llama4_text":
-        return reader.whole("intermediate_size")
+        return reader.integer("intermediate_size")
     if family == "granitemoehybrid":
-        return reader.whole("shared_intermediate_size")
-    if family == "gemma4_text":  # a dense MLP beside the experts
-        return reader.whole("intermediate_size")
+        return reader.integer("shared_intermediate_size")
+    if family == "gemma4_text":  # a dense MLP in addition to experts
+        return reader.integer("intermediate_size")
     if family == "nemotron_h":
-        width = reader.whole("moe_shared_expert_intermediate_size", "moe_intermediate_size")
-        return reader.whole("n_shared_experts", default=1, least=0) * width
+        width = reader.integer("moe_shared_expert_intermediate_size", "moe_intermediate_size")
+        return reader.integer("n_shared_experts", default=1, least=0) * width
     if family in _SHARED_EXPERT_WIDTH:
-        return reader.whole("shared_expert_intermediate_size")
-    shared = reader.whole(*_FIELDS["shared_experts"], default=0, least=0)
-    return shared and shared * reader.whole("moe_intermediate_size")
+        return reader.integer("shared_expert_intermediate_size")
+    shared = reader.integer(*_FIELDS["shared_experts"], default=0, least=0)
+    return shared and shared * reader.integer("moe_intermediate_size")
 
 
 def _dense_layers(reader: ConfigReader, family: str) -> int:
@@ -332,34 +332,34 @@ def _dense_layers(reader: ConfigReader, family: str) -> int:
     if family == "nemotron_h":
         return recurrent.kinds(reader).count("mlp")
     if family == "llama4_text":
-        step = reader.whole("interleave_moe_layer_step", default=1)
+        step = reader.integer("interleave_moe_layer_step", default=1)
         listed = reader.items("moe_layers")
         return layers - (len(listed) if listed else layers // step)
     if family in ("qwen2_moe", "qwen3_moe", "qwen3_next"):
-        dense_layers, step = reader.items("mlp_only_layers"), reader.whole("decoder_sparse_step", default=1)
+        dense_layers, step = reader.items("mlp_only_layers"), reader.integer("decoder_sparse_step", default=1)
         return sum(i in dense_layers or (i + 1) % step > 0 for i in range(layers))
     if family == "ernie4_5_moe":
-        first = reader.whole("moe_layer_start_index", default=1, least=0)
-        last = reader.whole("moe_layer_end_index", default=layers - 1, least=0)
-        step = reader.whole("moe_layer_interval", default=1)
+        first = reader.integer("moe_layer_start_index", default=1, least=0)
+        last = reader.integer("moe_layer_end_index", default=layers - 1, least=0)
+        step = reader.integer("moe_layer_interval", default=1)
         return layers - sum((i + 1) % step == 0 and first <= i <= last for i in range(layers))
     listed = reader.items("mlp_layer_types")
     if family in _LATENT and listed:
         return listed.count("dense")
-    return reader.whole("first_k_dense_replace", default=0, least=0)
+    return reader.integer("first_k_dense_replace", default=0, least=0)
 
 
 def _latent(reader: ConfigReader, shape: Mapping[str, int]) -> dict[str, int]:
-    """Multi-head latent attention; ``head_dim`` is then the sum of its two parts."""
+    """Return the fields of multi-head latent attention; ``head_dim`` is the sum of its two parts."""
     if reader.get("kv_lora_rank") is None:
         return {}
-    nope, rope = reader.whole("qk_nope_head_dim"), reader.whole("qk_rope_head_dim")
+    nope, rope = reader.integer("qk_nope_head_dim"), reader.integer("qk_rope_head_dim")
     return {
-        "kv_lora_rank": reader.whole("kv_lora_rank"),
-        "q_lora_rank": reader.whole("q_lora_rank", default=0),
+        "kv_lora_rank": reader.integer("kv_lora_rank"),
+        "q_lora_rank": reader.integer("q_lora_rank", default=0),
         "qk_nope_head_dim": nope,
         "qk_rope_head_dim": rope,
-        "v_head_dim": reader.whole("v_head_dim", default=shape["hidden"] // shape["heads"]),
+        "v_head_dim": reader.integer("v_head_dim", default=shape["hidden"] // shape["heads"]),
         "head_dim": nope + rope,
         **_indexer(reader, shape["layers"]),
     }
@@ -376,20 +376,20 @@ def _indexer(reader: ConfigReader, layers: int) -> dict[str, int]:
     elif kinds:
         count = kinds.count("full")
     else:  # GlmMoeDsaConfig; DeepSeek V3.2 has neither field
-        period = reader.whole("index_topk_freq", default=1)
-        offset = reader.whole("index_skip_topk_offset", default=2, least=0)
+        period = reader.integer("index_topk_freq", default=1)
+        offset = reader.integer("index_skip_topk_offset", default=2, least=0)
         count = sum(max(i - offset + 1, 0) % period == 0 for i in range(layers))
     return {
         "index_layers": count,
-        "index_heads": reader.whole("index_n_heads"),
-        "index_head_dim": reader.whole("index_head_dim"),
+        "index_heads": reader.integer("index_n_heads"),
+        "index_head_dim": reader.integer("index_head_dim"),
     }
 
 
 def _window(reader: ConfigReader, family: str, layers: int) -> dict[str, int | None]:
-    """Return the window and how many blocks use it, by the rules of transformers' configuration classes."""
+    """Return the window and the number of blocks with it, by the rules of transformers' configuration."""
     field = "attention_chunk_size" if family == "llama4_text" else "sliding_window"
-    window = reader.whole(field, default=0, least=0)
+    window = reader.integer(field, default=0, least=0)
     if not window or (reader.get("use_sliding_window") is False) or family in _NO_WINDOW:
         return {}
     kinds = reader.items("layer_types")
@@ -402,17 +402,17 @@ def _window(reader: ConfigReader, family: str, layers: int) -> dict[str, int | N
     elif family in ("gemma2", "gpt_oss"):  # every second block, from the first
         count = (layers + 1) // 2
     elif family == "gemma3_text":
-        count = layers - layers // reader.whole("sliding_window_pattern", default=6)
+        count = layers - layers // reader.integer("sliding_window_pattern", default=6)
     elif family == "olmo3":
         count = layers - layers // 4
     elif family == "exaone4":
         count = _local_blocks(reader, layers)
     elif family == "llama4_text":  # blocks without rotary positions see everything
         rotary = reader.items("no_rope_layers")
-        every = reader.whole("no_rope_layer_interval", default=4)
+        every = reader.integer("no_rope_layer_interval", default=4)
         count = sum(map(bool, rotary)) if rotary else layers - layers // every
     elif family in ("qwen2", "qwen3"):
-        count = max(0, layers - reader.whole("max_window_layers", default=28, least=0))
+        count = max(0, layers - reader.integer("max_window_layers", default=28, least=0))
     else:
         count = layers
     return {"sliding_window": window, "sliding_layers": count} if count else {}
@@ -429,11 +429,11 @@ _NO_WINDOW = (
 
 
 def _local_blocks(reader: ConfigReader, layers: int) -> int:
-    """EXAONE 4's blocks with a window: by a period, or by a pattern such as "LLLG"."""
+    """Count EXAONE 4's blocks with a window, by a period or a pattern such as "LLLG"."""
     pattern = reader.get("sliding_window_pattern")
     if isinstance(pattern, str):
         return sum(pattern[i % len(pattern)] == "L" for i in range(layers)) if pattern else 0
-    return layers - layers // reader.whole("sliding_window_pattern")
+    return layers - layers // reader.integer("sliding_window_pattern")
 
 
 def _traits(reader: ConfigReader, family: str) -> dict[str, Any]:
@@ -456,7 +456,9 @@ def _traits(reader: ConfigReader, family: str) -> dict[str, Any]:
         changed |= dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias"), bool(reader.get("use_bias")))
     if family == "gemma4_text":
         changed["norms_per_layer"] = 4 + (3 if reader.get("enable_moe_block") else 0)
-        changed["norms_per_layer"] += bool(reader.whole("hidden_size_per_layer_input", default=256, least=0))
+        changed["norms_per_layer"] += bool(
+            reader.integer("hidden_size_per_layer_input", default=256, least=0)
+        )
     if family == "lfm3":
         changed["norms_per_layer"] = 2 if reader.get("use_sandwich_norm") is False else 4
         changed["head_gates"] = reader.get("use_attention_gate") is not False
@@ -478,7 +480,7 @@ def _traits(reader: ConfigReader, family: str) -> dict[str, Any]:
 
 
 def _activation(reader: ConfigReader, family: str) -> dict[str, str]:
-    """Return the MLP's activation, where config.json has one; MPT's is fixed in its code."""
+    """Return the MLP's activation if config.json has one; MPT's is fixed in its code."""
     field = _ACTIVATION.get(family, "hidden_act")
     if family == "mpt" or reader.get(field) is None:
         return {}
@@ -487,13 +489,16 @@ def _activation(reader: ConfigReader, family: str) -> dict[str, str]:
 
 
 def _falcon_traits(reader: ConfigReader) -> dict[str, Any]:
-    """modeling_falcon.py, FalconDecoderLayer: how many norms there are depends on the order of the parts."""
+    """Return the traits of Falcon, whose number of norms depends on the layout of its blocks.
+
+    modeling_falcon.py, FalconDecoderLayer.
+    """
     parallel = bool(reader.get("parallel_attn"))
     default = 2 if reader.get("new_decoder_architecture") else 1
     return {
         **dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias"), bool(reader.get("bias"))),
         "parallel_residual": parallel,
-        "norms_per_layer": reader.whole("num_ln_in_parallel_attn", default=default) if parallel else 2,
+        "norms_per_layer": reader.integer("num_ln_in_parallel_attn", default=default) if parallel else 2,
     }
 
 
@@ -510,7 +515,7 @@ def _rope(reader: ConfigReader) -> dict[str, Any]:
         "rope_scaling_factor": rope.number("factor"),
         "rope_low_freq_factor": rope.number("low_freq_factor"),
         "rope_high_freq_factor": rope.number("high_freq_factor"),
-        "rope_original_max_seq_len": rope.whole("original_max_position_embeddings", default=0) or None,
+        "rope_original_max_seq_len": rope.integer("original_max_position_embeddings", default=0) or None,
         "partial_rotary_factor": (
             rope.number("partial_rotary_factor") or reader.number("partial_rotary_factor") or 1.0
         ),
@@ -518,9 +523,15 @@ def _rope(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _positions(reader: ConfigReader, family: str, max_seq_len: int) -> dict[str, Any]:
-    """Learned positions and token types. transformers' MPT has ALiBi alone, llm-foundry's either."""
+    """Return the fields of learned positions and token types, which only BERT has.
+
+    transformers' MPT always has ALiBi; llm-foundry's may have learned positions.
+    """
     if family == "bert":
-        return {"position_embeddings": max_seq_len, "token_types": reader.whole("type_vocab_size", default=2)}
+        return {
+            "position_embeddings": max_seq_len,
+            "token_types": reader.integer("type_vocab_size", default=2),
+        }
     return {}
 
 

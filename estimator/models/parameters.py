@@ -40,7 +40,7 @@ def attention_kinds(m: ModelShape) -> list[tuple[int, dict[str, tuple[int, int]]
     if not m.global_head_dim:
         return [(m.attention_layers, attention_shapes(m), attention_extras(m))]
     kinds = []
-    for head_dim, kv_heads, whole, reused, one in (
+    for head_dim, kv_heads, blocks, reused, shared in (
         (m.head_dim, m.kv_heads, m.sliding_layers, m.reused_kv_sliding, False),
         (
             m.wide_head_dim,
@@ -51,17 +51,17 @@ def attention_kinds(m: ModelShape) -> list[tuple[int, dict[str, tuple[int, int]]
         ),
     ):
         queries, keys = m.heads * head_dim, kv_heads * head_dim
-        ends = {"q_proj": (queries, m.hidden), "o_proj": (m.hidden, queries)}
-        own = {"k_proj": (keys, m.hidden)} | ({} if one else {"v_proj": (keys, m.hidden)})
+        outer = {"q_proj": (queries, m.hidden), "o_proj": (m.hidden, queries)}
+        key_value = {"k_proj": (keys, m.hidden)} | ({} if shared else {"v_proj": (keys, m.hidden)})
         norm = head_dim if m.qk_norm == "head" else 0
-        kinds += [(whole - reused, ends | own, 2 * norm), (reused, ends, norm)]
+        kinds += [(blocks - reused, outer | key_value, 2 * norm), (reused, outer, norm)]
     return [kind for kind in kinds if kind[0]]
 
 
 def recurrent_shapes(m: ModelShape) -> dict[str, tuple[int, int]]:
     """Return one recurrent block's linear layers that can have adapters: each one's name -> (out, in).
 
-    Mamba 2's output projection is not among them: its fused kernel reads the weight itself, past an adapter.
+    Mamba 2's output projection is omitted: its fused kernel reads the weight directly and ignores adapters.
     """
     value = m.recurrent_heads * m.recurrent_head_dim
     if m.recurrence == "gated-delta":
@@ -173,7 +173,7 @@ def dense_layer(m: ModelShape) -> int:
 
 
 def _around_mlp(m: ModelShape) -> int:
-    """Parameters of a block without its MLP; the mean over blocks with attention and with a recurrence."""
+    """Count the parameters of a block without its MLP: mean of attention and recurrent blocks."""
     return (_mixers(m) + wider_mlps(m)) // m.layers + m.norms_per_layer * norm(m)
 
 
@@ -189,9 +189,9 @@ def wider_mlps(m: ModelShape) -> int:
 
 
 def embeddings(m: ModelShape) -> int:
-    """Count the parameters of the embeddings: tokens, of each block too, learned positions, token types."""
-    of_blocks = m.layer_vocab * m.layers * m.layer_embedding
-    return (m.vocab + m.position_embeddings + m.token_types) * m.hidden + of_blocks
+    """Count the parameters of the embeddings: tokens (also per layer), learned positions, token types."""
+    per_layer = m.layer_vocab * m.layers * m.layer_embedding
+    return (m.vocab + m.position_embeddings + m.token_types) * m.hidden + per_layer
 
 
 def head(m: ModelShape) -> int:
@@ -235,7 +235,7 @@ def idle(m: ModelShape) -> int:
 def mlps(m: ModelShape, *, experts: bool = True) -> list[tuple[int, int]]:
     """Return (count, width) of all MLPs of the model: experts, shared experts, MLPs of dense blocks.
 
-    ``experts`` False leaves out those of which a token is sent to some only.
+    ``experts=False`` omits routed experts.
     """
     if m.reused_kv_ffn:
         return [(m.mlp_blocks - m.reused_kv_layers, m.ffn), (m.reused_kv_layers, m.reused_kv_ffn)]
@@ -262,7 +262,7 @@ def prompts(m: ModelShape, *, length: int, start_layer: int, gates: int) -> int:
 
 
 def outputs(m: ModelShape) -> int:
-    """Outputs of all linear layers: of the blocks with routers, and of the head, tied or not."""
+    """Count the output features of all linear layers: of blocks, routers, and the head, tied or not."""
     blocks = sum(
         count * sum(out_features for out_features, _ in shapes.values())
         for count, shapes, _ in attention_kinds(m)
@@ -281,9 +281,9 @@ def norms(m: ModelShape) -> int:
 
 
 def adapted(m: ModelShape, group: tuple[str, ...], *, experts: bool) -> list[tuple[int, int, int]]:
-    """Return (count, out, in) of the matrices with this name in all blocks, which adapters are added to.
+    """Return (count, out, in) of the matrices with adapters: one name, in all blocks.
 
-    ``group`` are the projections fused into it; without ``experts`` the routed experts get none.
+    ``group``: projections fused into the matrix. ``experts=False`` omits routed experts.
     """
     if group == ("pooler",):
         return [(1, m.hidden, m.hidden)]
@@ -309,8 +309,8 @@ def lora(m: ModelShape, rank: int, group: tuple[str, ...], *, experts: bool = Tr
 def expert_lora(m: ModelShape, rank: int) -> int:
     """Count the parameters of adapters on the two expert tensors of a block in transformers 5.
 
-    One is of gate and up together. Each expert of a tensor has two matrices, (rank, in) and
-    (out, rank): peft/tuners/lora/layer.py, ParamWrapper.
+    The first tensor fuses gate and up. Each expert of a tensor has two matrices, (rank, in) and (out, rank):
+    peft/tuners/lora/layer.py, ParamWrapper.
     """
     if not m.experts:
         return 0

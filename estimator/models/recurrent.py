@@ -38,7 +38,7 @@ def kinds(reader: ConfigReader) -> list[str]:
 
 
 def fields(reader: ConfigReader, family: str, layers: int) -> dict[str, Any]:
-    """Shape of the recurrent blocks, as keyword arguments of ModelSpec; empty if a family has none."""
+    """Return the shape of recurrent blocks as keyword arguments of ModelSpec; empty if a family has none."""
     recurrence = family_of(family).recurrence
     if not recurrence:
         return {}
@@ -48,19 +48,19 @@ def fields(reader: ConfigReader, family: str, layers: int) -> dict[str, Any]:
     elif family == "lfm2":
         count = layers - len(reader.items("full_attn_idxs")) if reader.items("full_attn_idxs") else 0
     elif recurrence == "gated-delta":
-        count = layers - layers // reader.whole("full_attention_interval", default=4)
+        count = layers - layers // reader.integer("full_attention_interval", default=4)
     else:
         count = layers
     shape: dict[str, Any] = {"recurrent_layers": count}
     if count:
-        shape |= {name: reader.whole(*names) for name, names in _WIDTHS[recurrence].items()}
+        shape |= {name: reader.integer(*names) for name, names in _WIDTHS[recurrence].items()}
     if family_of(family).one_part_blocks:
         shape["mlp_layers"] = sum(kind in ("mlp", "moe") for kind in listed)
     return shape
 
 
 def lfm3_kinds(layers: int) -> list[str]:
-    """Kinds of LFM3's blocks where config.json lists none (Lfm3Config, transformers 5.23.0)."""
+    """Return the kinds of LFM3's blocks if config.json lists none (Lfm3Config, transformers 5.23.0)."""
     period = ["sliding_attention", "conv", "full_attention", "conv"]
     return ["conv", *(period * layers)[1:layers]]
 
@@ -75,10 +75,10 @@ def has_experts(reader: ConfigReader, family: str) -> bool:
 
 
 def lfm2_width(reader: ConfigReader) -> int:
-    """Width of LFM2's MLP, which its code derives from the one in config.json (Lfm2MLP)."""
-    width = reader.whole("block_ff_dim", "intermediate_size")
+    """Return the width of LFM2's MLP, which its code derives from that in config.json (Lfm2MLP)."""
+    width = reader.integer("block_ff_dim", "intermediate_size")
     if reader.get("block_auto_adjust_ff_dim", True) is False:
         return width
     width = int((reader.number("block_ffn_dim_multiplier") or 1.0) * int(2 * width / 3))
-    multiple = reader.whole("block_multiple_of", default=256)
+    multiple = reader.integer("block_multiple_of", default=256)
     return multiple * -(-width // multiple)

@@ -1,4 +1,4 @@
-"""The widths of one transformer, checked when they are made."""
+"""Shape of one transformer: layers, widths and traits, validated on creation."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ModelShape:
     """Shape of one transformer, from config.json or the model table. The defaults are those of a dense Llama.
 
     A model of the table or of a config.json gets its family's traits (norms, biases...) from
-    ``estimator.models.architectures.FAMILIES``; others must be given them.
+    ``estimator.models.architectures.FAMILIES``; otherwise they must be set.
     """
 
     name: str
@@ -61,16 +61,16 @@ class ModelShape:
     heads: int
     kv_heads: int
     head_dim: int  # of queries and keys
-    ffn: int  # width of the MLP; of one expert where there are experts
+    ffn: int  # width of the MLP, or of one expert
     vocab: int
     tied_embeddings: bool
     max_seq_len: int
     hf_id: str | None = None
     causal: bool = True  # False: an encoder such as BERT
     sees_images: bool = False  # the shape is that of the language part of a larger model
-    vision: VisionShape | None = None  # its tower; None: it has none, or its shape is unknown
+    vision: VisionShape | None = None  # vision tower; None: none, or unknown shape
     quantized_weights: str = ""  # the published files' quant_method ("mxfp4", "fp8"); blank: none
-    own_code: bool = False  # transformers has no class for it; its code lies next to the weights
+    own_code: bool = False  # transformers has no class for it; its code is stored with the weights
     norm: Norm = "rms"
     norm_bias: bool = False
     norms_per_layer: int = 2  # over the hidden size
@@ -85,7 +85,7 @@ class ModelShape:
     head_bias: bool = False
     attention_sinks: bool = False
     pooler: bool = False
-    position_embeddings: int = 0  # learned positions; 0 where they are rotary or ALiBi
+    position_embeddings: int = 0  # learned positions; 0: rotary or ALiBi
     token_types: int = 0
     # mixture of experts
     experts: int = 0
@@ -95,14 +95,14 @@ class ModelShape:
     dense_ffn: int = 0  # their width
     router_bias: bool = False
     shared_expert_gate: bool = False
-    # multi-head latent attention, where kv_lora_rank is above 0
+    # multi-head latent attention, if kv_lora_rank is above 0
     q_lora_rank: int = 0  # 0: queries are not compressed
     kv_lora_rank: int = 0
     qk_nope_head_dim: int = 0
     qk_rope_head_dim: int = 0
     v_head_dim: int = 0  # 0: as head_dim
     # sparse attention (arXiv:2512.02556): an indexer, which is not trained, selects the tokens to attend to
-    index_layers: int = 0  # blocks with an indexer; the others use the selection of the block before
+    index_layers: int = 0  # blocks with an indexer; others use the selection of the previous block
     index_heads: int = 0
     index_head_dim: int = 0
     # blocks with a recurrence (linear attention, state space, short convolution) in place of attention
@@ -113,8 +113,8 @@ class ModelShape:
     recurrent_groups: int = 0  # key heads of gated delta rule, groups of Mamba 2
     recurrent_state: int = 0  # key head size of gated delta rule, state size of Mamba 2
     conv_kernel: int = 0
-    gated_attention: bool = False  # the query projection makes a gate of the result, too
-    one_part_blocks: bool = False  # a block is attention, recurrence or MLP alone
+    gated_attention: bool = False  # the query projection also produces a gate of the result
+    one_part_blocks: bool = False  # a block is only attention, recurrence or MLP
     mlp_layers: int = 0  # blocks with an MLP or experts; 0: all
     # attention of two kinds: blocks without the window may have other heads than those with it
     global_head_dim: int = 0  # 0: as head_dim
@@ -123,7 +123,7 @@ class ModelShape:
     reused_kv_layers: int = 0  # last blocks, which attend to keys and values of earlier ones
     reused_kv_sliding: int = 0  # of them, blocks with the window
     reused_kv_ffn: int = 0  # MLP width of these blocks; 0: as ffn
-    layer_embedding: int = 0  # width of each block's own embedding of the tokens; 0: none
+    layer_embedding: int = 0  # width of the per-layer token embeddings; 0: none
     layer_vocab: int = 0  # rows of these embeddings
     head_gates: bool = False  # one gate for each head scales attention's result
     router_scales: bool = False
@@ -136,13 +136,13 @@ class ModelShape:
     rope_original_max_seq_len: int | None = None
     partial_rotary_factor: float = 1.0  # share of each head's width that is rotated, as config.json says
     norm_eps: float = 1e-5
-    sliding_window: int | None = None  # tokens that one token looks back on, or Llama 4's chunk
-    sliding_layers: int = 0  # how many blocks use the window; the others see everything
+    sliding_window: int | None = None  # previous tokens that a token attends to, or Llama 4's chunk
+    sliding_layers: int = 0  # blocks with the window; others attend to all tokens
     gated: bool = False  # Hugging Face asks for a token
-    license: str = ""  # of the weights, as the Hub spells it; blank: unknown here
+    license: str = ""  # of the weights, by its Hub identifier; blank: unknown
     license_source: str = ""
     published_parameters: int | None = None
-    published_active_parameters: int | None = None  # as the publisher rounds it
+    published_active_parameters: int | None = None  # as rounded by the publisher
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -277,7 +277,7 @@ class ModelShape:
     def q_dim(self) -> int:
         """Width of all query heads together; equals ``hidden`` in most models.
 
-        Where blocks differ, this and the following widths are the mean over all attention blocks.
+        This and the following widths are means over all attention blocks.
         """
         return self._mean(self.heads * self.head_dim, self.heads * self.wide_head_dim)
 
@@ -293,7 +293,7 @@ class ModelShape:
 
     @property
     def attention_out_dim(self) -> int:
-        """Width of what attention gives to its output projection."""
+        """Width of the attention result, the input of the output projection."""
         return self.heads * self.v_head_dim if self.v_head_dim else self.q_dim
 
     @property
@@ -308,13 +308,13 @@ class ModelShape:
 
     @property
     def mean_ffn(self) -> int:
-        """Width of the MLP, or of one expert; the mean over all blocks where they differ."""
+        """Width of the MLP, or of one expert; the mean over all blocks."""
         wider = self.reused_kv_layers * (self.reused_kv_ffn - self.ffn) if self.reused_kv_ffn else 0
         return self.ffn + wider // self.layers
 
-    def _mean(self, sliding: int, others: int) -> int:
+    def _mean(self, sliding: int, full: int) -> int:
         """Mean of a width over attention blocks with and without the window."""
-        if sliding == others or not self.attention_layers:
+        if sliding == full or not self.attention_layers:
             return sliding
         count = self.attention_layers - self.sliding_layers
-        return (self.sliding_layers * sliding + count * others) // self.attention_layers
+        return (self.sliding_layers * sliding + count * full) // self.attention_layers

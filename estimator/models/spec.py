@@ -1,4 +1,4 @@
-"""A transformer's shape and what follows from it: its linear layers and its parameters."""
+"""A transformer's shape, and the linear layers and parameter counts derived from it."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class ModelSpec(ModelShape):
 
     @property
     def projections(self) -> tuple[str, ...]:
-        """Generic names of all linear layers of a block: what LoRA on everything trains."""
+        """Generic names of all linear layers of a block."""
         return tuple(self.linear_shapes)
 
     @property
     def all_linear(self) -> tuple[str, ...]:
         """Generic names of the layers that ``lora.targets: all-linear`` adapts.
 
-        Experts are no linear layers in transformers 5: the MLP's projections are excluded where a model has
-        no others, or where PEFT cannot adapt the others (``Family.mlp_names_are_experts``).
+        Experts are not linear layers in transformers 5: MLP projections are excluded if a model has only
+        experts, or if PEFT cannot adapt its dense MLPs (``Family.mlp_names_are_experts``).
         """
         has_dense_mlp = (self.shared_ffn or self.dense_layers) and not family_of(
             self.family
@@ -48,12 +48,12 @@ class ModelSpec(ModelShape):
 
     @property
     def linear_parameters(self) -> int:
-        """Weights of the linear layers of all blocks: what QLoRA stores in 4 bits."""
+        """Weights of the linear layers of all blocks, which QLoRA stores in 4 bits."""
         return parameters.linears(self)
 
     @property
     def layer_parameters(self) -> int:
-        """All parameters of one block; of a block with experts where only some have them."""
+        """All parameters of one block; with experts, if some blocks have them."""
         return parameters.layer(self)
 
     @property
@@ -78,7 +78,7 @@ class ModelSpec(ModelShape):
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token passes through, embeddings included; all of them in a dense model."""
+        """Parameters that one token uses, including embeddings; in a dense model all parameters."""
         return self.parameters - parameters.idle(self)
 
     def lora_parameters(
@@ -86,12 +86,11 @@ class ModelSpec(ModelShape):
     ) -> int:
         """Count the adapter weights: two matrices, (rank, in) and (out, rank), for each target of each block.
 
-        A target is a generic name (``q_proj``...) or the family's own (``qkv_proj`` of Phi-3, which is one
-        matrix). Each expert has separate adapters. Raises UserError for one that the model does not have.
+        A target is a generic name (``q_proj``...) or that of a fused matrix of the family (``qkv_proj`` of
+        Phi-3). Each expert has separate adapters. Raises UserError for a target that the model does not have.
 
-        With ``family_code`` they are PEFT's on transformers 5's modules: matrices that the family joins have
-        one adapter, and experts, which are one tensor there, have none. ``magnitudes`` adds DoRA's, one for
-        each output.
+        ``family_code``: adapters of PEFT on modules of transformers 5, in which fused matrices have one
+        adapter and experts none. ``magnitudes`` adds those of DoRA, one per output.
         """
         groups = self._groups(targets, joined=family_code)
         if family_code and family_of(self.family).mlp_names_are_experts:
@@ -102,9 +101,9 @@ class ModelSpec(ModelShape):
         return count
 
     def _groups(self, targets: Iterable[str], *, joined: bool) -> list[tuple[str, ...]]:
-        """Return the matrices that ``targets`` name, each by the projections that it is made of."""
+        """Return the matrices that ``targets`` name, each as the projections fused into it."""
         shapes, family_linears = self.linear_shapes, family_of(self.family).linears
-        together = {name: group for groups in family_linears.values() for group in groups for name in group}
+        fused = {name: group for groups in family_linears.values() for group in groups for name in group}
         module_groups: dict[tuple[str, ...], None] = {}
         for target in targets:
             if target not in shapes and target not in family_linears:
@@ -113,7 +112,7 @@ class ModelSpec(ModelShape):
                     f"LoRA target {target!r} is not a linear layer of {self.name}.",
                     f"Its linear layers are {', '.join(names)}.",
                 )
-            default_group = together.get(target, (target,)) if joined else (target,)
+            default_group = fused.get(target, (target,)) if joined else (target,)
             module_groups |= dict.fromkeys(family_linears.get(target, (default_group,)))
         return list(module_groups)
 

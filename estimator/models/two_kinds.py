@@ -12,7 +12,7 @@ _PERIOD = 6  # every sixth block has no window, unless layer_types lists them
 
 
 def kinds(reader: ConfigReader, layers: int) -> list[str]:
-    """Return the kind of each block, "sliding_attention" or "full_attention", which the last always has."""
+    """Return each block's "sliding_attention" or "full_attention"; the last one always has the latter."""
     listed = [str(kind) for kind in reader.items("layer_types")]
     if not listed:
         listed = ["full_attention" if i % _PERIOD == 0 else "sliding_attention" for i in range(1, layers + 1)]
@@ -20,7 +20,7 @@ def kinds(reader: ConfigReader, layers: int) -> list[str]:
 
 
 def fields(reader: ConfigReader, family: str, layers: int, ffn: int) -> dict[str, Any]:
-    """Shape of both kinds of blocks and of per-layer embeddings, as keyword arguments of ModelSpec.
+    """Return the shape of both kinds of blocks and of per-layer embeddings as arguments of ModelSpec.
 
     Follows ``Gemma4TextConfig`` and ``Gemma4TextAttention`` (transformers 5.23.0). Empty for other families.
     """
@@ -30,23 +30,25 @@ def fields(reader: ConfigReader, family: str, layers: int, ffn: int) -> dict[str
     first = kind_of_blocks.index("full_attention")
     override = ConfigReader(reader.mapping("per_layer_config").get(str(first)) or {}, reader.name)
     keys_are_values = bool(reader.get("attention_k_eq_v"))
-    heads = override.whole("num_key_value_heads", default=0, least=0)
+    heads = override.integer("num_key_value_heads", default=0, least=0)
     if keys_are_values and not heads:
-        heads = reader.whole("num_global_key_value_heads", default=0, least=0)
+        heads = reader.integer("num_global_key_value_heads", default=0, least=0)
     shape: dict[str, Any] = {
-        "global_head_dim": override.whole("head_dim", default=reader.whole("global_head_dim", default=512)),
+        "global_head_dim": override.integer(
+            "head_dim", default=reader.integer("global_head_dim", default=512)
+        ),
         "global_kv_heads": heads,
         "global_keys_are_values": keys_are_values,
     }
-    reused = reader.whole("num_kv_shared_layers", default=0, least=0)
+    reused = reader.integer("num_kv_shared_layers", default=0, least=0)
     if reused:
         last = kind_of_blocks[-reused:]
         shape |= {"reused_kv_layers": reused, "reused_kv_sliding": last.count("sliding_attention")}
         if reader.get("use_double_wide_mlp"):
             shape["reused_kv_ffn"] = 2 * ffn
-    width = reader.whole("hidden_size_per_layer_input", default=256, least=0)
+    width = reader.integer("hidden_size_per_layer_input", default=256, least=0)
     if width:
-        rows = reader.whole("vocab_size_per_layer_input", default=262_144)
+        rows = reader.integer("vocab_size_per_layer_input", default=262_144)
         shape |= {"layer_embedding": width, "layer_vocab": rows}
     if reader.get("use_bidirectional_attention") == "all":
         raise UserError(

@@ -1,4 +1,4 @@
-"""The UNet of a diffusion model: its layers, its parameters, and what it keeps for the backward pass.
+"""The UNet of a diffusion model: its layers, parameters, and activations saved for the backward pass.
 
 The structure is that of diffusers 0.42.1's UNet2DConditionModel with text and time embeddings added
 (models/unets/unet_2d_blocks.py, models/transformers/transformer_2d.py, models/attention.py). c are channels,
@@ -22,7 +22,7 @@ class Part:
     """One layer of the UNet."""
 
     kind: Literal["resnet", "transformer", "down", "up"]
-    level: int  # of the feature map that it works on; 0 is the largest
+    level: int  # of its feature map; 0 is the largest
     into: int
     out: int
     layers: int = 0  # blocks of a transformer
@@ -44,20 +44,20 @@ class UNetShape:
     transformer_layers: tuple[int, ...]  # in each transformer of a level; 0: the level has none
     resnets: int = 2  # of each level on the way down; one more on the way up
     head_dim: int = 64
-    text_width: int = 2048  # both text encoders' outputs side by side
-    pooled_width: int = 1280  # the second encoder's summary of the text
-    time_width: int = 256  # of each of the six numbers of sizes and crops
+    text_width: int = 2048  # concatenated outputs of both text encoders
+    pooled_width: int = 1280  # pooled output of the second text encoder
+    time_width: int = 256  # embedding width of each of the six size and crop values
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> UNetShape:
         """Return the shape in a unet/config.json.
 
-        Raises KeyError, TypeError or ValueError where it is not one of Stable Diffusion XL's kind.
+        Raises KeyError, TypeError or ValueError if it is not a UNet like that of Stable Diffusion XL.
         """
         if config["addition_embed_type"] != "text_time" or config["in_channels"] != _LATENT_CHANNELS:
             raise ValueError("it is no UNet of Stable Diffusion XL's kind")
         channels = tuple(config["block_out_channels"])
-        heads = config["attention_head_dim"]  # numbers of heads, as diffusers' field of that name has them
+        heads = config["attention_head_dim"]  # numbers of heads: diffusers' field is misnamed
         layers = config["transformer_layers_per_block"]
         kinds = config["down_block_types"]
         if not len(channels) == len(heads) == len(layers) == len(kinds):
@@ -102,7 +102,7 @@ class UNetShape:
         yield Part("resnet", last, channels, channels)
         for level in reversed(range(len(self.channels))):
             out_channels = self.channels[level]
-            for _ in range(self.resnets + 1):  # each takes one feature map of the way down next to its input
+            for _ in range(self.resnets + 1):  # each also reads one feature map of a skip connection
                 yield from self._pair(level, channels + skips.pop(), out_channels)
                 channels = out_channels
             if level:
@@ -114,7 +114,7 @@ class UNetShape:
             yield Part("transformer", level, out_channels, out_channels, self.transformer_layers[level])
 
     def positions(self, width: int, height: int) -> list[int]:
-        """Positions of the feature map of each level; a step down is a convolution of stride 2."""
+        """Count the positions of each level's feature map; each level halves width and height."""
         counts = []
         for _ in self.channels:
             counts.append(width * height)
@@ -162,9 +162,7 @@ class UNetShape:
 
     @property
     def units(self) -> int:
-        """Number of blocks that FSDP shards and checkpointing recomputes one by one: resnets and
-        transformer blocks.
-        """
+        """Number of resnets and transformer blocks, the units of FSDP and of checkpointing."""
         return sum(part.layers or part.kind == "resnet" for part in self.parts())
 
     # -----------------------------------------------------------------------------------------------------
@@ -193,23 +191,23 @@ class UNetShape:
         size:
             Bytes of one element.
         adapters:
-            What is trained where the UNet itself is frozen; None: all of it is trained.
+            Trained adapters of a frozen UNet; None: the complete UNet is trained.
         recomputed:
-            Whether resnets and transformers' blocks keep their inputs alone (activation checkpointing).
+            Whether resnets and transformer blocks only save their inputs (activation checkpointing).
         texts_trained:
-            Whether the text encoders are trained: then gradients flow to the layers that read the texts, of
-            which the first is the time embedding, before the residual blocks.
+            Whether the text encoders are trained, so that gradients flow to all layers that read the texts,
+            from the time embedding on.
         """
         positions, frozen = self.positions(width, height), adapters is not None
-        total = self._saved_outside(positions[0], size, frozen=frozen)
+        total = self._saved_outside_blocks(positions[0], size, frozen=frozen)
         if not recomputed and (adapters is None or not adapters.in_fp32 or size == 4):
-            total += size * TEXT_TOKENS * self.text_width  # else each adapter has its own copy of the text
+            total += size * TEXT_TOKENS * self.text_width  # otherwise each adapter has a copy of the text
         if recomputed and frozen:
-            total += size * self.embedding  # which every residual block is called with
+            total += size * self.embedding  # an argument of every resnet
         input_needs_grad = not frozen or texts_trained  # whether anything before this part is trained
         if texts_trained and recomputed:
             total += size * self.embedding
-        elif texts_trained:  # the first resnet's input is the latent's, which nothing trained has made
+        elif texts_trained:  # the latents, input of the first resnet, have no gradient
             total += size * (2 * self.embedding - 2 * _GROUPS - 3 * self.channels[0] * positions[0])
         for part in self.parts():
             n = positions[part.level]
@@ -221,12 +219,12 @@ class UNetShape:
             elif part.kind == "resnet" and recomputed:
                 total += size * part.into * n
             elif part.kind == "resnet" and input_needs_grad:
-                total += size * self._resnet_keeps(part, n, frozen=frozen)
+                total += size * self._saved_by_resnet(part, n, frozen=frozen)
             elif input_needs_grad:
                 total += size * part.into * n
         return total
 
-    def _saved_outside(self, n: int, size: int, *, frozen: bool) -> int:
+    def _saved_outside_blocks(self, n: int, size: int, *, frozen: bool) -> int:
         """Return the bytes saved outside of the blocks: by the embeddings and the first and last layers."""
         first = self.channels[0]
         if frozen:
@@ -234,10 +232,10 @@ class UNetShape:
         embeddings = first + 2 * self.embedding + self.added + 2 * self.embedding + self.embedding
         return size * (_LATENT_CHANNELS * n + embeddings + 3 * first * n + 2 * _GROUPS)
 
-    def _resnet_keeps(self, part: Part, n: int, *, frozen: bool) -> int:
+    def _saved_by_resnet(self, part: Part, n: int, *, frozen: bool) -> int:
         """Count saved elements: inputs of norms, SiLUs, convolutions; norm statistics; embedding.
 
-        torch keeps the input of a frozen convolution, too, which its backward pass makes nothing of.
+        torch also saves the input of a frozen convolution, although the backward pass does not need it.
         """
         return 3 * (part.into + part.out) * n + 2 * 2 * _GROUPS + (0 if frozen else self.embedding)
 
@@ -263,13 +261,16 @@ class UNetShape:
     def block_saves(self, c: int, n: int, size: int, adapters: Adapters | None) -> int:
         """Return the bytes that one block of a transformer saves for n positions.
 
-        Trained whole, 28cn elements: three norms' inputs and outputs (6), self-attention's queries, keys,
+        In full training 28cn elements: three norms' inputs and outputs (6), self-attention's queries, keys,
         values and result (4), cross-attention's queries and result (2), GEGLU's two halves, its GELU, and
         their product (8 + 4 + 4). With adapters the last norm's output and the product are not needed (23cn),
-        and each adapter's narrow result is; adapters in fp32 keep their inputs each for itself, in fp32.
+        but the results between the two matrices of each adapter are; each fp32 adapter saves an fp32 input.
         """
-        norms, log_sum_exp = 3 * 2 * n, 4 * 2 * (c // self.head_dim) * n  # the latter in fp32, of both
-        keys = 2 * c * TEXT_TOKENS  # and values of the text
+        norms, log_sum_exp = (
+            3 * 2 * n,
+            4 * 2 * (c // self.head_dim) * n,
+        )  # of both attentions; log_sum_exp in fp32
+        keys = 2 * c * TEXT_TOKENS  # keys and values of the text
         if adapters is None:
             return size * (28 * c * n + norms + keys) + log_sum_exp
         narrow = adapters.rank * (6 * n + 2 * TEXT_TOKENS)
@@ -287,7 +288,7 @@ class UNetShape:
             if part.kind == "transformer":
                 saved.append(self.block_saves(part.out, n, size, adapters))
             elif part.kind == "resnet":
-                saved.append(size * self._resnet_keeps(part, n, frozen=adapters is not None))
+                saved.append(size * self._saved_by_resnet(part, n, frozen=adapters is not None))
         return max(saved)
 
 

@@ -1,9 +1,9 @@
-"""Causal models of transformers that no test here has trained: known by their names alone.
+"""Causal models of transformers that this package was not tested with; only their names are known.
 
-They are read from config.json by the usual names of its fields, estimated as Llamas of their widths, and
-trained with a note. To test one, add it to ``FAMILIES`` in architectures.py and to the tests that
-train every family, and take its row out of ``data/untried_families.csv``. Decoders of encoder-decoders,
-encoders with an option for causal attention, and models of images or sound are no rows of it.
+Their config.json is read with the usual field names, they are estimated as a Llama of the same widths, and
+their plans have a note. To test one, add it to ``FAMILIES`` in architectures.py and to the tests that train
+every family, and remove its row of ``data/untried_families.csv``. The table excludes decoders of
+encoder-decoders, encoders with optional causal attention, and models of images or sound.
 """
 
 from __future__ import annotations
@@ -23,5 +23,5 @@ def classes() -> dict[str, str]:
 
 
 def is_untried(family: str) -> bool:
-    """Return whether transformers has this family but no test here has trained it."""
+    """Return whether transformers has this family but this package was not tested with it."""
     return family in classes()

@@ -63,7 +63,7 @@ def from_config(config: Mapping[str, Any], text_hidden: int) -> VisionShape | No
     if not (layers and hidden and ffn and patch):
         return None
     family = str(config.get("model_type"))
-    read_family = _FAMILIES.get(family, _other)
+    read_family = _FAMILIES.get(family, _generic_tower)
     return read_family(config, tower, layers, hidden, ffn, patch, text_hidden)
 
 
@@ -158,7 +158,7 @@ def _qwen3_vl(
     )
 
 
-def _other(
+def _generic_tower(
     config: Mapping[str, Any],
     tower: Mapping[str, Any],
     layers: int,

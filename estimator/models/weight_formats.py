@@ -1,4 +1,4 @@
-"""Quantized formats in which checkpoints are published, and what their one-time conversion to bf16 costs."""
+"""Quantized formats of published checkpoints, and the cost of their one-time conversion to bf16."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def answer(form: Mapping[str, str]) -> dict[str, Any]:
     try:
         return {"command": command, **_planned(form)}
     except UserError as error:
-        return {"command": command, **_refused(error)}
+        return {"command": command, **_error_values(error)}
 
 
 def _planned(form: Mapping[str, str]) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def _planned(form: Mapping[str, str]) -> dict[str, Any]:
     if "model" not in values and "config" not in values:
         raise UserError("No model is chosen.", "Choose one of the list, or paste a config.json.")
     name = fields.MY_MODEL if "config" in values else values["model"]
-    model = pasted.model(values["config"]) if "config" in values else _known(name)
+    model = pasted.model(values["config"]) if "config" in values else _table_model(name)
     model = images.trained_model(model, values.get("resolution"))
     job = Job(
         model=model,
@@ -98,7 +98,7 @@ def _planned(form: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _known(name: str) -> ModelSpec:
+def _table_model(name: str) -> ModelSpec:
     try:
         return models.find(name)
     except UserError as error:
@@ -137,15 +137,15 @@ def _categories(plan: Plan, order: tuple[str, ...]) -> list[dict[str, Any]]:
     return bars
 
 
-def _refused(error: UserError) -> dict[str, Any]:
-    refused: dict[str, Any] = {"problem": error.problem, "advice": error.advice, "suggestions": []}
+def _error_values(error: UserError) -> dict[str, Any]:
+    values: dict[str, Any] = {"problem": error.problem, "advice": error.advice, "suggestions": []}
     if isinstance(error, CannotFit):
-        refused["suggestions"] = [
+        values["suggestions"] = [
             {"words": format_suggestion(suggestion), "fields": changed}
             for suggestion in error.suggestions
             if (changed := _changed(suggestion)) is not None
         ]
-    return refused
+    return values
 
 
 def _changed(suggestion: Suggestion) -> dict[str, str] | None:

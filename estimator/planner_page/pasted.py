@@ -30,7 +30,7 @@ def model(text: str) -> ModelSpec:
 def cluster(text: str, gpu: str | None = None) -> Cluster:
     """Return the capacity of the pasted nodes, minus the pods pasted with them.
 
-    ``gpu``: GPU of nodes without a label of it, named by the user.
+    ``gpu``: GPU of nodes without a GPU label, named by the user.
 
     Raises UserError for text without nodes.
     """

@@ -150,7 +150,7 @@ class Survey:
     def _enough(
         self, place: Place, nodes: int, count: int, rejection: Rejection | None, *, priced_lower: bool
     ) -> bool:
-        """Return whether more of these nodes cannot be better."""
+        """Return whether a search with more of these nodes is pointless."""
         if nodes == 1 and count < place.gpus:
             return False
         if rejection is not None and rejection.kind not in ("price", "speed"):
@@ -168,7 +168,11 @@ class Survey:
 
 
 def _is_dominated(first: Candidate, second: Candidate) -> bool:
-    """Return whether ``first`` has as many GPUs on fewer nodes of the same cloud as ``second``."""
+    """Return whether ``first`` replaces ``second``: as many GPUs on fewer nodes of the same cloud.
+
+    It must be no worse in availability, evidence and idle GPUs and, unless nodes of ``second`` have one GPU,
+    no more expensive.
+    """
     first_place, second_place = first.place, second.place
     if first_place is None or second_place is None or first_place.cloud != second_place.cloud:
         return False

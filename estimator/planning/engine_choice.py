@@ -27,17 +27,17 @@ def keeps_masters(job: Job) -> bool:
 
 
 def by_preference(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Group the engines of a job: those with fp32 master weights first, the preferred of each group first.
+    """Group the jobs by engine: first those with fp32 master weights; within a group by preference.
 
-    An engine of a later group is used only if no engine of an earlier one has a plan. The last group is of
-    engines that can also train in pure bf16, if no other engine does.
+    A later group is used only if no engine of an earlier one has a plan. If all engines keep master weights,
+    the last group consists of those that also support pure bf16, in that precision.
     """
     jobs = sorted(jobs, key=lambda job: job.engine != MEASURED)
     fp32_masters = [job for job in jobs if keeps_masters(job)]
-    without = [job for job in jobs if not keeps_masters(job)] or [
+    without_masters = [job for job in jobs if not keeps_masters(job)] or [
         replace(job, precision="bf16") for job in fp32_masters if "bf16" in ENGINES[job.engine].precisions
     ]
-    return [group for group in (fp32_masters, without) if group]
+    return [group for group in (fp32_masters, without_masters) if group]
 
 
 def faster_than(engine: str, speeds: Speeds) -> str | None:
@@ -93,18 +93,20 @@ def reason(engine: str, speeds: Speeds, *, skipped: str = "") -> str:
 
     ``skipped``: why engines with fp32 master weights were not chosen, as a clause.
     """
-    lean = f"{skipped}; " if skipped else ""
+    prefix = f"{skipped}; " if skipped else ""
     other_speeds = {name: speed for name, speed in speeds.items() if speed and name != engine}
     absent = [name for name, speed in speeds.items() if not speed and name != engine]
     chosen_speed = speeds[engine]
     if not other_speeds or not chosen_speed:
-        alone = "weights and optimizer states are in bf16" if skipped else "no other engine supports it"
-        explanation = f"{format_list(absent)} would not fit on these GPUs" if absent else alone
-        return f"engine {engine}: {lean}{explanation}"
+        only_engine_reason = (
+            "weights and optimizer states are in bf16" if skipped else "no other engine supports it"
+        )
+        explanation = f"{format_list(absent)} would not fit on these GPUs" if absent else only_engine_reason
+        return f"engine {engine}: {prefix}{explanation}"
     second = max(other_speeds, key=lambda name: other_speeds[name])
     gain = other_speeds[second] / chosen_speed - 1
     difference = compared(gain, "faster", "slower") if abs(gain) >= SEEN else "as fast"
     tie = SEEN <= gain <= INDISTINCT
     advantage = "was measured with its defaults" if engine == MEASURED else "is simpler"
     preferred = f", a tie, and {engine} {advantage}" if tie else ""
-    return f"engine {engine}: {lean}the runner-up, {second}, is {difference} on these GPUs{preferred}"
+    return f"engine {engine}: {prefix}the runner-up, {second}, is {difference} on these GPUs{preferred}"

@@ -70,7 +70,7 @@ def of_survey(survey: Survey) -> Failure:
     if miss is not None:
         subject = f"{method} on {miss.hardware}"
         problem = f"{title(survey.job)} does not fit on the requested hardware; nearest: {miss}."
-        problem += _DISK if miss.where == "disk" else _undivided(survey.job)
+        problem += _DISK if miss.where == "disk" else _no_sharding_note(survey.job)
         return Failure(
             Rejection(what=subject, reason=miss.reason, kind="method", over=miss.over),
             (1, miss.over),
@@ -145,7 +145,7 @@ def _goals_missed(survey: Survey) -> tuple[str, Candidate, Suggestion]:
     return problem, candidate, {"deadline_hours" if goal == "deadline" else "budget_usd": None}
 
 
-def _undivided(job: Job) -> str:
+def _no_sharding_note(job: Job) -> str:
     """Return a sentence about an engine that shards no states; empty for other engines."""
     if any(SHARDINGS[name].divides for name in ENGINES[job.engine].shardings):
         return ""

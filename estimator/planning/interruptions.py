@@ -92,12 +92,12 @@ def wall_hours(hours: float, spot: Interruptions) -> float:
 
 
 def expected(wall: float, spot: Interruptions) -> float:
-    """Return the expected number of interruptions in this time (hours)."""
+    """Return the expected number of interruptions in ``wall`` hours."""
     return wall * spot.per_node_hour * spot.nodes
 
 
 def completion_probability(wall: float, spot: Interruptions, budget: int) -> float:
-    """Return the probability (0 to 1) of at most ``budget`` interruptions in this time (Poisson)."""
+    """Return the probability (0 to 1) of at most ``budget`` interruptions in ``wall`` hours (Poisson)."""
     mean = expected(wall, spot)
     if not math.isfinite(mean):
         return 0.0
@@ -107,14 +107,14 @@ def completion_probability(wall: float, spot: Interruptions, budget: int) -> flo
 
 def against_budget(wall: float, spot: Interruptions, budget: int) -> str | None:
     """Return the reason, with the arithmetic, why a run of this length would hardly finish, or None."""
-    chance = completion_probability(wall, spot, budget)
-    if chance >= LEAST_COMPLETION_PROBABILITY:
+    probability = completion_probability(wall, spot, budget)
+    if probability >= LEAST_COMPLETION_PROBABILITY:
         return None
     if not math.isfinite(wall):
         return f"it never reaches the next checkpoint: {_describe_rate(spot)}"
     return (
         f"{format_duration(wall * 3600)} on {_describe_rate(spot)}: {expected(wall, spot):,.1f} expected "
-        f"interruptions, {budget} allowed; {chance:.1%} of such runs finish"
+        f"interruptions, {budget} allowed; {probability:.1%} of such runs finish"
     )
 
 

@@ -1,4 +1,4 @@
-"""Settings of a run that a job decides, where they differ from their defaults."""
+"""Settings of a run that correspond to fields of a job, if they differ from the defaults."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Next plan after a run was out of memory: the same step and rows, in less memory.
+"""Next plan after a run ran out of memory: the same training step, with less memory.
 
-In this order: checkpointing of whole blocks instead of parts, a smaller micro batch with the same global
+In this order: checkpointing of complete blocks instead of parts, a smaller micro batch with the same global
 batch, activation checkpointing, more sharding, and, if hardware can be chosen, the next GPU with more memory.
 Values set by the user are kept.
 """
@@ -42,7 +42,7 @@ def after_out_of_memory(
 ) -> NextPlan | None:
     """Return the next plan after ``plan`` ran out of memory; None if no plan needs less.
 
-    The numbers of nodes and processes are kept, as a retry has the same nodes, and so are the rows per step.
+    Keeps the numbers of nodes and processes, as a retry has the same nodes, and the rows per step.
 
     Parameters
     ----------

@@ -21,11 +21,11 @@ def explain(error: UserError, job: Job, target: Target, cluster: Cluster) -> Use
     """
     unlimited = _plan_or_none(job, target, replace(cluster.open, quotas=()))
     if unlimited is not None:
-        return _of_quota(error, unlimited, cluster)
+        return _quota_error(error, unlimited, cluster)
     tainted_plan = _plan_or_none(job, target, cluster)
     if tainted_plan is None:
         return _unknown_type_error(error, job, target, cluster)
-    return _of_taint(
+    return _taint_error(
         tainted_plan, [nodes for nodes in nodes_of(tainted_plan, cluster) if nodes.untolerated_taints]
     )
 
@@ -69,7 +69,7 @@ def _unknown_type_error(error: UserError, job: Job, target: Target, cluster: Clu
     )
 
 
-def _of_quota(error: UserError, plan: Plan, cluster: Cluster) -> UserError:
+def _quota_error(error: UserError, plan: Plan, cluster: Cluster) -> UserError:
     request = plan.request
     needs = {
         GPUS: request.nodes * request.gpus_per_node,
@@ -89,7 +89,7 @@ def _of_quota(error: UserError, plan: Plan, cluster: Cluster) -> UserError:
     )
 
 
-def _of_taint(plan: Plan, kinds: list[ClusterNodes]) -> UserError:
+def _taint_error(plan: Plan, kinds: list[ClusterNodes]) -> UserError:
     first = kinds[0]
     names = [name for nodes in kinds for name in nodes.names] or [nodes.added_by for nodes in kinds]
     suffix = f" and {len(names) - 4} more" if len(names) > 4 else ""

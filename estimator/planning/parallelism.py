@@ -52,9 +52,8 @@ class Spread:
     def makes_needless(self, other: Spread, nodes: int) -> bool:
         """Return whether ``other`` splits the model further than this spread, which fits.
 
-        Splitting further costs communication or idle stages without a gain. Over several nodes, tensor
-        parallelism may gain, as it reduces the states that cross the network: then only equal degrees of it
-        compare.
+        Splitting further costs communication or idle stages without a gain. On several nodes only spreads of
+        equal tensor parallelism are compared, as more of it may reduce the traffic between nodes.
         """
         if (self.replicate, self.expert) != (other.replicate, other.expert):
             return False
@@ -87,7 +86,7 @@ def spreads(job: Job, nodes: int, per_node: int) -> list[Spread]:
 
 
 def unshared(job: Job) -> Sharding:
-    """Return the sharding for a single process, which holds all states."""
+    """Return the sharding of a single process, which holds all states."""
     return ENGINES[job.engine].shardings[0]
 
 

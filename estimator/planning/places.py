@@ -104,12 +104,12 @@ def list_places(target: Target, goals: Goals, *, any_gpu: bool = False) -> list[
     # A name of several GPUs ("A100") matches all of them
     gpus = {gpu.name for gpu in hardware.gpus_called(target.gpu)} if target.gpu else set()
     if goals.cluster is not None:
-        candidates = _of_cluster(goals.cluster, target, goals)
+        candidates = _cluster_places(goals.cluster, target, goals)
         any_gpu = True
     else:
         names = (*goals.instance_types, *((target.instance_type,) if target.instance_type else ()))
         any_gpu = any_gpu or bool(names) or bool(gpus)
-        candidates = [_of_catalogue(item, goals.spot) for item in _instances(target, goals, names)]
+        candidates = [_catalogue_place(item, goals.spot) for item in _instances(target, goals, names)]
     usable = [
         place
         for place in candidates
@@ -125,7 +125,7 @@ def list_places(target: Target, goals: Goals, *, any_gpu: bool = False) -> list[
 
 
 def _hypothetical_nodes(target: Target, goals: Goals) -> list[Place]:
-    """Return hypothetical nodes for requested GPUs that no instance type of the table has in that number."""
+    """Return hypothetical nodes for a GPU in a number that no instance type of the table has."""
     machine = target.cloud or target.instance_type or goals.clouds or goals.instance_types or goals.spot
     if target.gpu is None or machine:
         return []
@@ -177,7 +177,7 @@ def _clouds(target: Target, goals: Goals) -> tuple[str, ...]:
     return ("aws",) if target.kind == "batch" else CLUSTER_CLOUDS
 
 
-def _of_catalogue(item: Instance, spot: bool) -> Place:
+def _catalogue_place(item: Instance, spot: bool) -> Place:
     price = item.spot_usd_per_hour if spot else item.usd_per_hour
     kind = "spot" if spot else "on demand"
     region = f"{item.cloud} {item.region}" if item.region else item.cloud
@@ -243,7 +243,7 @@ class _Limits:
         )
 
 
-def _of_cluster(cluster: Cluster, target: Target, goals: Goals) -> list[Place]:
+def _cluster_places(cluster: Cluster, target: Target, goals: Goals) -> list[Place]:
     """Return the present and possible places of the cluster that match the user's options."""
     kinds: dict[tuple[object, ...], list[ClusterNodes]] = {}
     names = {name.lower() for name in (*goals.instance_types, target.instance_type) if name}
@@ -267,12 +267,12 @@ def _of_cluster(cluster: Cluster, target: Target, goals: Goals) -> list[Place]:
     return [
         place
         for group in kinds.values()
-        for place in _of_kind(group, cluster, goals.spot)
+        for place in _places_of_kind(group, cluster, goals.spot)
         if (not names or place.name.lower() in names) and (not clouds or place.cloud in clouds)
     ]
 
 
-def _of_kind(group: list[ClusterNodes], cluster: Cluster, spot: bool) -> Iterator[Place]:
+def _places_of_kind(group: list[ClusterNodes], cluster: Cluster, spot: bool) -> Iterator[Place]:
     """Yield places of equal nodes: complete and partial ones that are free, and all of them to wait for."""
     total = group[0].instance.gpu_count
     idle = [nodes for nodes in group if nodes.free_gpus >= total]
@@ -280,15 +280,15 @@ def _of_kind(group: list[ClusterNodes], cluster: Cluster, spot: bool) -> Iterato
     now, later = _Limits.of(cluster, now=True), _Limits.of(cluster, now=False)
     candidates: list[Place | None] = []
     if idle:
-        candidates.append(now.within(_of_nodes(idle, group, spot, tier)))
+        candidates.append(now.within(_place_of_nodes(idle, group, spot, tier)))
     for nodes in group:
         if 0 < nodes.free_gpus < total:
-            free = replace(_of_nodes([nodes], group, spot, tier), gpus=nodes.free_gpus)
+            free = replace(_place_of_nodes([nodes], group, spot, tier), gpus=nodes.free_gpus)
             part = _part_of(free, _power_of_two(nodes.free_gpus))
             note = f"{nodes.free_gpus} of {total} GPUs are free on {', '.join(nodes.names[:MOST_NAMED])}"
             candidates.append(now.within(replace(part, notes=(*part.notes, note))))
     if len(idle) < len(group) or now != later:
-        complete = later.within(_of_nodes(group, group, spot, max(tier, 1), waits=True))
+        complete = later.within(_place_of_nodes(group, group, spot, max(tier, 1), waits=True))
         reasons = _waits_for(group, later)
         candidates.append(
             replace(complete, notes=(*complete.notes, *reasons)) if complete is not None else None
@@ -296,13 +296,13 @@ def _of_kind(group: list[ClusterNodes], cluster: Cluster, spot: bool) -> Iterato
     yield from (place for place in candidates if place is not None)
 
 
-def _of_nodes(
+def _place_of_nodes(
     members: list[ClusterNodes], group: list[ClusterNodes], spot: bool, tier: int, *, waits: bool = False
 ) -> Place:
     """Build the place of ``members`` among the equal nodes ``group``; ``waits``: including busy resources."""
     first = members[0]
-    place = _of_catalogue(first.instance, spot or bool(first.spot))
-    rooms = [
+    place = _catalogue_place(first.instance, spot or bool(first.spot))
+    resources = [
         (nodes.cpu, nodes.memory_bytes)
         if waits or nodes.free is None
         else (nodes.free.cpu, nodes.free.memory_bytes)
@@ -313,8 +313,8 @@ def _of_nodes(
     return replace(
         place,
         gpu=min((nodes.gpu for nodes in members), key=lambda gpu: gpu.vram_bytes),
-        vcpu=int(min(cpu for cpu, _ in rooms) * FREE),
-        ram_bytes=int(min(memory for _, memory in rooms) * FREE),
+        vcpu=int(min(cpu for cpu, _ in resources) * FREE),
+        ram_bytes=int(min(memory for _, memory in resources) * FREE),
         allocatable=1.0,  # allocatable resources exclude system reservations
         rdma=place.rdma and (min(n.efa for n in members) > 0 or "EFA" not in first.instance.fabric),
         max_nodes=1
@@ -384,6 +384,7 @@ def _waits_for(group: list[ClusterNodes], limits: _Limits) -> list[str]:
 
 
 def _no_place_error(job: Job, target: Target, goals: Goals) -> UserError:
+    """Return the error for options that no instance type or node matches."""
     choices = [("--cloud", cloud) for cloud in (*goals.clouds, target.cloud)]
     choices += [("--instance-type", name) for name in (*goals.instance_types, target.instance_type)]
     choices += [("--gpu", target.gpu), ("--gpus", str(target.gpus) if target.gpus else None)]

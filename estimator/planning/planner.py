@@ -110,7 +110,7 @@ def _plans(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence)
         target = replace(target, machine=pod_of_cpus(1))
     failures: list[Failure] = []
     for engines in jobs:
-        outcome = _of_method(engines, target, goals, top, evidence)
+        outcome = _plan_method(engines, target, goals, top, evidence)
         if isinstance(outcome, Ranking):
             return _with_method_reason(outcome, job, rejections) if job.method == "auto" else outcome
         failures.append(outcome)
@@ -130,7 +130,7 @@ def _is_for_cpus(job: Job, target: Target, goals: Goals) -> bool:
     )
 
 
-def _of_method(
+def _plan_method(
     jobs: list[Job], target: Target, goals: Goals, top: int, evidence: Evidence
 ) -> Ranking | Failure:
     """Plan a method with one of the engines that can train it, or return the failure."""
@@ -144,7 +144,7 @@ def _of_method(
         if machine is not None:
             outcome = _plan_engines_locally(group, target, goals, evidence, skipped)
         else:
-            outcome = _of_engines(group, target, goals, top, evidence, skipped)
+            outcome = _plan_engines(group, target, goals, top, evidence, skipped)
         masters = f"{format_list([job.engine for job in group])}, with fp32 master weights, would"
         if isinstance(outcome, Failure):
             failures.append(outcome)
@@ -176,7 +176,7 @@ def _is_well_founded(plan: Plan) -> bool:
 def _plan_engines_locally(
     jobs: list[Job], target: Target, goals: Goals, evidence: Evidence, skipped: str
 ) -> Ranking | Failure:
-    """Plan for the available hardware with the fastest of some engines, of ties the simplest."""
+    """Plan for the available hardware with the fastest engine; among ties, with the simplest."""
     outcomes: dict[str, Plan | Failure] = {
         job.engine: _plan_locally(job, target, goals, evidence) for job in jobs
     }
@@ -202,7 +202,7 @@ def _plan_locally(job: Job, target: Target, goals: Goals, evidence: Evidence) ->
         return of_error(job, error)
 
 
-def _of_engines(
+def _plan_engines(
     jobs: list[Job], target: Target, goals: Goals, top: int, evidence: Evidence, skipped: str
 ) -> Ranking | Failure:
     """Rank plans for other hardware, with the engine chosen on the hardware of the best plan."""
@@ -265,9 +265,10 @@ def _batch_reason(plan: Plan) -> str:
 
 
 def _jobs(job: Job, rejections: list[Rejection]) -> list[list[Job]]:
-    """Return the job with each method to try, in order, and all engines that support it.
+    """Return the jobs by method to try, in order: for each method one job per engine that supports it.
 
-    A method that no engine supports is rejected. If there is no other, all are planned with a substitute.
+    Unsupported methods are appended to ``rejections``. If no method is supported, plans use a substitute
+    engine.
     """
     if job.method != "auto":
         return [with_engines(job)]
@@ -289,7 +290,7 @@ def _jobs(job: Job, rejections: list[Rejection]) -> list[list[Job]]:
 
 
 def _with_method_reason(ranking: Ranking, job: Job, rejections: list[Rejection]) -> Ranking:
-    """Return the ranking of method "auto", with the reason for the method."""
+    """Add the reason for the chosen method to all plans of method "auto"."""
     method = ranking.best.method
     skipped = job.methods[: job.methods.index(method)]
     skipped_first = [line for line in rejections if line.what.split()[0] in skipped]

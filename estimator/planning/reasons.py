@@ -116,7 +116,7 @@ def _latents(model: DiffusionSpec, candidate: Candidate) -> str:
 
 
 def _answer_generation(search: Search, candidate: Candidate) -> str:
-    """Describe what a process generates in a step of grpo, its memory, and its share of the time."""
+    """Describe answer generation in a GRPO step: completions, KV cache, and share of the step time."""
     setup = search.setup(candidate.layout)
     batch = drawn_batch(setup)
     cache = kv_cache_bytes(setup.model, batch.sequences, batch.tokens, bytes_each=computing(setup))
@@ -252,10 +252,10 @@ def _checkpointing(search: Search, candidate: Candidate) -> str:
 
 
 def _part_recomputed(search: Search, candidate: Candidate, uncheckpointed: MemoryEstimate) -> str:
-    """Compare checkpointing of some activations with that of whole blocks, and with none."""
+    """Compare partial activation checkpointing with checkpointing of complete blocks and with none."""
     layout = candidate.layout
-    whole = replace(layout, recompute="full", recompute_every=1)
-    speed = search.speed(whole, candidate.gpu, candidate.place).tokens_per_second
+    full = replace(layout, recompute="full", recompute_every=1)
+    speed = search.speed(full, candidate.gpu, candidate.place).tokens_per_second
     gain = (candidate.speed.tokens_per_second or 0.0) / speed - 1 if speed else 0.0
     return (
         f"activation checkpointing {layout.checkpointing}: {compared(gain, 'faster', 'slower')} than full; "
@@ -289,15 +289,15 @@ def of_machine(
     if place is None or gpu is None:
         return []
     size = f"{layout.nodes} node(s) of {layout.processes_per_node}x {gpu.name}"
-    weighed = [
+    rivals = [
         rival for rival in candidates if place.ram_bytes is None or not rival.place or rival.place.ram_bytes
     ]
     availability = ""
     if target.capacity == "usual" and not why_rare(place):
-        usual = [rival for rival in weighed if not why_rare(rival.place)]
-        availability = " and are usually available" if len(usual) < len(weighed) else ""
-        weighed = usual
-    kinds = len({candidate.place.name for candidate in weighed if candidate.place})
+        usual = [rival for rival in rivals if not why_rare(rival.place)]
+        availability = " and are usually available" if len(usual) < len(rivals) else ""
+        rivals = usual
+    kinds = len({candidate.place.name for candidate in rivals if candidate.place})
     machines = (
         f"the {kinds} instance types that fit{availability}"
         if kinds > 1
@@ -311,11 +311,11 @@ def of_machine(
         line = f"{size}: {place.name}, as requested"
     elif best.speed.tokens_per_second is not None and goals.by_speed:
         limit = f" for {format_usd(goals.budget_usd)}" if goals.budget_usd is not None else ""
-        line = f"{size}: {place.name} is {_fastest(best, weighed, tokens)} of {machines}{limit}"
+        line = f"{size}: {place.name} is {_fastest(best, rivals, tokens)} of {machines}{limit}"
     elif best.usd_per_token is not None:
         limit = f" within {goals.deadline_hours:g} h" if goals.deadline_hours is not None else ""
         line = (
-            f"{size}: {place.name} is {_cheapest(best, weighed, tokens)} of {machines}{limit} "
+            f"{size}: {place.name} is {_cheapest(best, rivals, tokens)} of {machines}{limit} "
             f"({format_usd(best.usd_per_token * 1e6)} per million tokens)"
         )
     elif best.speed.tokens_per_second is not None:
@@ -365,7 +365,7 @@ def nearest(candidate: Candidate) -> list[str]:
 
 
 def behind(candidate: Candidate, best: Candidate) -> list[str]:
-    """Compare a plan further down with the best one."""
+    """Compare a lower-ranked plan with the best one."""
     parts = [f"fits on {candidate.hardware}"]
     if candidate.usd_per_token is not None and best.usd_per_token is not None:
         parts.append(
@@ -378,6 +378,7 @@ def behind(candidate: Candidate, best: Candidate) -> list[str]:
 
 
 def _price_and_limits(candidate: Candidate) -> list[str]:
+    """Return the source of the price, and the caveats of the instance type."""
     place = candidate.place
     if place is None:
         return []

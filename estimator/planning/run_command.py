@@ -66,8 +66,8 @@ def _machine(plan: Plan) -> tuple[str, str]:
     return ("--instance-type", kind) if kind and " " not in kind else ("--gpu", gpu)
 
 
-def _unlike_default(plan: Plan, job: Job) -> Iterator[tuple[str, object]]:
-    """Yield packing, compile and liger of the plan where the run would decide otherwise."""
+def _explicit_choices(plan: Plan, job: Job) -> Iterator[tuple[str, object]]:
+    """Yield packing, compile and liger of the plan if they differ from the decisions of the run."""
     decided = replace(job, engine=plan.engine, method=plan.method)  # type: ignore[arg-type]
     default = replace(decided, packing=None, liger=None, compile=None)
     if plan.layout.global_batch_size != DEFAULT_BATCH:
@@ -86,7 +86,7 @@ def _settings(plan: Plan, job: Job) -> Iterator[tuple[str, object]]:
     yield from changed_settings(replace(job, method=plan.method, engine=plan.engine))  # type: ignore[arg-type]
     if plan.layout.global_batch_size != DEFAULT_BATCH:
         yield "global_batch_size", plan.layout.global_batch_size
-    yield from _unlike_default(plan, job)
+    yield from _explicit_choices(plan, job)
     if TASKS[job.task].draws_answers:
         yield "rl.reward", "my_rewards.py:reward"
     if plan.prediction.memory.tight:

@@ -151,7 +151,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Miss:
-    """Shortage, in bytes, of hardware on which even the leanest layout does not fit."""
+    """Shortage, in bytes, on hardware that not even the leanest layout fits."""
 
     hardware: str
     needs: int
@@ -244,9 +244,9 @@ class Search:
     def _recomputing_less(
         self, layout: Layout, speed: throughput.Speed, capacity: int, gpu: Gpu | None, place: Place | None
     ) -> tuple[Layout, throughput.Speed]:
-        """Return the fastest of a layout and those that recompute less in its backward pass, with its speed.
+        """Return the fastest of a layout and of variants with partial recomputation, with its speed.
 
-        Of each kind, that with the largest micro batch of the same global batch that fits.
+        Each kind of partial recomputation uses the largest micro batch that fits, with the same global batch.
         """
         if not layout.activation_checkpointing:
             return layout, speed
@@ -271,10 +271,10 @@ class Search:
 
     @cached_property
     def part_recomputations(self) -> tuple[tuple[Recompute, int], ...]:
-        """Kinds of checkpointing that recompute less than whole blocks, and are left to the planner."""
+        """Kinds of partial checkpointing that the planner may choose; empty if the user decides."""
         job = self.job
-        given = (job.activation_checkpointing, job.recompute, job.recompute_every)
-        if given != (None, None, None) or not ENGINES[job.engine].runs_loop:
+        user_choices = (job.activation_checkpointing, job.recompute, job.recompute_every)
+        if user_choices != (None, None, None) or not ENGINES[job.engine].runs_loop:
             return ()
         return tuple(
             (what, every)
@@ -473,7 +473,7 @@ class Search:
     def speed(
         self, layout: Layout, gpu: Gpu | None, place: Place | None, *, task: Task | None = None
     ) -> throughput.Speed:
-        """Return the speed of a layout. Without a place, the network is unknown. ``task``: not the job's."""
+        """Predict the speed of a layout; without a place, no network. ``task`` replaces the job's."""
         network = place.network_gbps if place else None
         rdma = place is not None and place.rdma
         key = (layout, gpu.name if gpu else None, task, *((network, rdma) if layout.nodes > 1 else ()))

@@ -1,4 +1,4 @@
-"""A plan on one screen: what, where, price, time, memory, three reasons and two alternatives."""
+"""A plan on one screen: job, hardware, price, time, memory, three reasons and two alternatives."""
 
 from __future__ import annotations
 

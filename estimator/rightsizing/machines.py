@@ -1,4 +1,4 @@
-"""Machines for sizes: the cheapest that has what a step needs, and what sizes cost per hour."""
+"""Choice of the cheapest machine with the resources of a step, and hourly prices of resources."""
 
 from __future__ import annotations
 

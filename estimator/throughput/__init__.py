@@ -1,8 +1,8 @@
 """Speed and price: seconds of a training step, tokens a second, model FLOPs utilization, hours and money.
 
-A step is computing, what of the communication it cannot hide, the pipeline's bubble and the optimizer. The
-work is counted in ``flops``, the volumes in ``communication``; what GPUs and kernels make of them are the
-coefficients of ``efficiency``. A GPU without a sourced peak or measured product, and a CPU, have no
+A step consists of computing, communication that does not overlap with it, the pipeline's bubble and the
+optimizer. ``flops`` counts the work, ``communication`` the volumes; ``efficiency`` has the rates that GPUs
+and kernels reach. A GPU without a sourced peak or measured product, and a CPU, have no
 predicted speed. docs/throughput.md has the formulas in full.
 """
 
@@ -59,18 +59,18 @@ LAUNCHED_OUTSIDE, LAUNCHED_BY_OPTIMIZER = 52 / 122, 23 / 122
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelTimes:
-    """The seconds of kernels, by what they compute; of one micro batch or of a step.
+    """Seconds of kernels by kind, of one micro batch or of a step.
 
-    They add up to less than ``Parts.compute`` where the GPU waits for the host to launch them.
+    Their sum is below ``Parts.compute`` if the GPU waits for the host to launch them.
     """
 
-    products: float  # experts' too, with reading the weights that they multiply
+    products: float  # matrix products, including those of experts and reading their weights
     attention: float
-    memory_bound: float  # bound by memory: what is moved between the products, weights that are unpacked
+    memory_bound: float  # operators between the products, and dequantization of weights
 
     @property
     def total(self) -> float:
-        """Seconds of all of them, one after the other."""
+        """Sum of the seconds of all kernels."""
         return self.products + self.attention + self.memory_bound
 
     def times(self, count: int) -> KernelTimes:
@@ -84,24 +84,24 @@ class KernelTimes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
-    """The seconds of one optimizer step, by what they are spent on."""
+    """Seconds of one optimizer step by part."""
 
     compute: float
-    communication: float  # that computing does not hide
+    communication: float  # not overlapped with computing
     bubble: float
     optimizer: float
-    generation: float = 0.0  # of the answers that are drawn first, and their scoring
+    generation: float = 0.0  # generation and scoring of the answers
     kernel_times: KernelTimes
-    collectives: tuple[tuple[str, float], ...] = ()  # all of them by kind, those that computing hides too
+    collectives: tuple[tuple[str, float], ...] = ()  # by kind, including overlapped ones
 
     @property
     def total(self) -> float:
-        """Seconds of the whole step."""
+        """Seconds of the complete step."""
         return self.compute + self.communication + self.bubble + self.optimizer + self.generation
 
     @property
     def kinds(self) -> tuple[tuple[str, float], ...]:
-        """Parts by name, without those that take no time; their sum is the whole step."""
+        """Parts by name, without empty ones; their sum is the complete step."""
         named = {
             "forward and backward": self.compute,
             "collectives, exposed": self.communication,
@@ -123,7 +123,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Predicted speed over all processes; None where something that it follows from is unknown.
+    """Predicted speed over all processes; None: unknown.
 
     ``mfu`` is model FLOPs (``flops_per_token``) over the dense bf16 peak, whatever the precision.
     ``tokens_per_second_range`` holds 95 % of the published runs when their source is left out of
@@ -139,14 +139,14 @@ class Speed:
 
 
 class Cost(NamedTuple):
-    """Hours and USD for a number of tokens; None where the speed or the price is unknown."""
+    """Hours and USD for a number of tokens; None: unknown speed or price."""
 
     hours: float | None
     usd: float | None
 
 
 def cost(tokens: float, speed: Speed, usd_per_hour: float | None) -> Cost:
-    """Return the hours and USD for that many tokens; ``usd_per_hour`` is that of all machines together."""
+    """Return hours and USD for a number of tokens; ``usd_per_hour``: of all machines in sum."""
     if tokens < 0:
         raise UserError(f"{tokens:,.0f} is not a number of training tokens.", "Use a number of at least 0.")
     if usd_per_hour is not None and usd_per_hour < 0:
@@ -166,7 +166,7 @@ def speed(
     busbw: MeasuredBandwidth | None = None,
     efficiency: Efficiency | None = None,
 ) -> Speed:
-    """Return the tokens a second of the whole job, all sequences of preference pairs counted.
+    """Predict the tokens per second of the complete job; preference pairs count both sequences.
 
     Parameters
     ----------
@@ -233,10 +233,9 @@ def _least_seconds(setup: Setup, load: Work, gpu: Gpu) -> float:
 
 
 def _answer_generation(setup: Setup, gpu: Gpu) -> GenerationSpeed | None:
-    """Return the time of generating the answers of a step, which a process does in one batch; None without
-    generation.
+    """Return the time of one batch with all answers of a step; None for tasks without generation.
 
-    TRL 1.16 (trainer/grpo_trainer.py, _prepare_inputs) draws those of all its micro batches at once.
+    TRL 1.16 (trainer/grpo_trainer.py, _prepare_inputs) generates those of all micro batches at once.
     """
     if not setup.answer_len:
         return None
@@ -286,7 +285,7 @@ def kernel_seconds(setup: Setup, load: Work, gpu: Gpu, table: Efficiency) -> Ker
 
 
 def launch_seconds(setup: Setup, load: Work, table: Efficiency) -> float:
-    """Seconds that the host needs to launch one micro batch's kernels; it binds small batches."""
+    """Return the seconds in which the host launches one micro batch's kernels, the limit of small batches."""
     launch = _block_launch(setup, table)
     if setup.model.experts:
         launch += table.of("launch of experts", setup.engine)
@@ -298,7 +297,7 @@ def launch_seconds(setup: Setup, load: Work, table: Efficiency) -> float:
 
 
 def _block_launch(setup: Setup, table: Efficiency) -> float:
-    """Return the seconds of the host to launch one block's kernels, forward and backward."""
+    """Return the seconds in which the host launches one block's kernels, forward and backward."""
     return table.of("launch", f"{setup.engine} {setup.sharding}", setup.engine)
 
 
@@ -330,7 +329,7 @@ def _paged_bytes(setup: Setup, gpu: Gpu, parameters: float) -> float:
 def _copied_bytes(setup: Setup, load: Work) -> float:
     """Return the bytes that one process copies from and to its host for one micro batch."""
     copied = load.offloaded
-    if setup.offload == "all":  # its share of the weights, for the forward and for the backward pass
+    if setup.offload == "all":  # the process's share of the weights, once per forward and backward pass
         size = 4 if setup.precision == "fp32" else 2
         shards = setup.shard * setup.tensor * setup.pipeline
         copied += 2 * weights_of(setup.model).all * size / shards
@@ -338,7 +337,7 @@ def _copied_bytes(setup: Setup, load: Work) -> float:
 
 
 def host_link(gpu: Gpu) -> float:
-    """Return the bytes a second between a GPU and its host, one direction."""
+    """Return the bytes per second between a GPU and its host, in one direction."""
     return HOST_LINK.get(gpu.architecture or "*", HOST_LINK["*"])
 
 
@@ -351,7 +350,7 @@ def _overlapped(first: float, second: float, power: float) -> float:
 
 
 def _unknown(setup: Setup, gpu: Gpu, table: Efficiency) -> str:
-    """Return the reason why no speed is predicted, as one clause; "" if there is one."""
+    """Return the reason why the speed is unknown, as one clause; "" if it can be predicted."""
     if products_rate(gpu, setup.precision, table) is None:
         return f"neither peak nor measured rate for the {gpu.name} in the precision of its products"
     if gpu.bandwidth_gbps is None:

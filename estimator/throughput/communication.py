@@ -1,7 +1,7 @@
-"""Communication of one training step: volume by kind of parallelism, and the rate of the links it goes over.
+"""Communication of one training step: volume by kind of parallelism, and rates of the links.
 
-A link's rate is the datasheet's times the usual share that published collectives reach of it
-(``data/fabric_shares.csv``), unless the cluster's own was measured (``MeasuredBandwidth``).
+A link's rate is that of the datasheet times the share that published collectives usually reach
+(``data/fabric_shares.csv``), unless it was measured on the cluster (``MeasuredBandwidth``).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ NVL72 = 72
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredBandwidth:
-    """Bus bandwidth of collectives that was measured on the cluster itself, as nccl-tests defines it.
+    """Measured bus bandwidth of collectives on the cluster, as nccl-tests defines it.
 
-    In GB/s of one process: ``intra_node`` among the GPUs of one node, ``inter_node`` among all GPUs of
-    several nodes. None where it was not measured; then the datasheet's rate is taken.
+    In GB/s per process: ``intra_node`` among the GPUs of one node, ``inter_node`` among all GPUs of several
+    nodes. None: not measured; the datasheet's rate applies.
     """
 
     intra_node_gbytes_per_s: float | None = None
@@ -42,9 +42,9 @@ class MeasuredBandwidth:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Links:
-    """Rates in bytes a second: of one process within its domain, and of a whole domain to the others.
+    """Rates in bytes per second: of one process within its domain, and between one domain and the others.
 
-    A domain is a node, or all nodes that one NVLink switch connects. None where the rate is unknown.
+    A domain is a node, or all nodes that one NVLink switch connects. None: unknown rate.
     """
 
     intra_bytes_per_s: float | None
@@ -53,7 +53,7 @@ class Links:
     basis: str = ""
 
     def ring(self, volume: float, group: int, stride: int = 1) -> float | None:
-        """Seconds until ``volume`` bytes are gathered or reduced over ``group`` processes; None if unknown.
+        """Return the seconds of gathering or reducing ``volume`` bytes in a ``group``; None if unknown.
 
         ``stride`` is the distance between neighbors of the group in the order of processes. A ring enters
         and leaves each domain once, independent of the number of members in it; a domain holds members of as
@@ -67,10 +67,10 @@ class Links:
         return None if inter is None else max(intra, inter)
 
     def exchange(self, volume: float, group: int, stride: int = 1, copies: int = 1) -> float | None:
-        """Seconds until each process has sent ``volume`` bytes, evenly to its group; None if unknown.
+        """Return the seconds of an all-to-all of ``volume`` bytes per process; None if unknown.
 
-        Of the volume, ``copies`` parts are the same data for different receivers: between domains, receivers
-        of one domain get them once (DeepSeek-V3, arXiv:2412.19437, section 3.2.2; Megatron's HybridEP).
+        ``copies``: number of receivers of the same data. It is sent to each domain only once (DeepSeek-V3,
+        arXiv:2412.19437, section 3.2.2; Megatron's HybridEP).
         """
         local_group = min(max(self.domain // stride, 1), group)
         domains = group / local_group
@@ -96,7 +96,7 @@ def links(
 ) -> Links:
     """Return the rates of a job's links; ``network_gbps`` is one node's network, in gigabits a second.
 
-    In an NVL72 rack ``processes_per_node`` may be the node's or the rack's; fast links join the whole rack.
+    In an NVL72 rack ``processes_per_node`` may be that of a node or of the rack; NVLink connects the rack.
     """
     domain = max(setup.processes_per_node, NVL72 if "NVL72" in gpu.interconnect else 1)
     intra = inter = None
@@ -121,7 +121,7 @@ def links(
 
 
 def _tcp_gbps(line_gbps: float) -> float:
-    """Return the rate that collectives reach over TCP: no less than over a slower line."""
+    """Return the rate that collectives reach over TCP, never less than that of a slower line."""
     slow_line_gbps = min(line_gbps, FAST_TCP_GBPS)
     return max(slow_line_gbps * _share(tcp_kind(slow_line_gbps)), line_gbps * _share(tcp_kind(line_gbps)))
 
@@ -133,7 +133,7 @@ def _share(kind: str) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Volumes:
-    """Bytes that one process sends for one micro batch, or, ``*_step``, for one optimizer step."""
+    """Bytes that one process sends per micro batch; fields ``*_step``: per optimizer step."""
 
     gather: float  # weights gathered and gradients reduced for each micro batch where weights are sharded
     reduced: float  # of ``gather``, the gradients
@@ -149,7 +149,7 @@ class Volumes:
 def volumes(setup: Setup) -> Volumes:
     """Return the bytes that one process sends, by kind of parallelism.
 
-    A ring moves (n - 1) / n of them, which ``Links.ring`` counts. ZeRO and FSDP: Rajbhandari et al. 2020
+    ``Links.ring`` multiplies them by (n - 1) / n. ZeRO and FSDP: Rajbhandari et al. 2020
     (arXiv:1910.02054), section 7. Tensor parallelism with sequence parallelism: Korthikanti et al. 2022
     (arXiv:2205.05198), section 4.2.2: per layer two all-gathers and two reduce-scatters in either direction.
     Ring attention: Liu et al. 2023 (arXiv:2310.01889). Experts: two all-to-alls in either direction (Lepikhin
@@ -200,9 +200,9 @@ def volumes(setup: Setup) -> Volumes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Times:
-    """Seconds of communication: of one micro batch, and ``*_step`` of one optimizer step."""
+    """Seconds of communication per micro batch; fields ``*_step``: per optimizer step."""
 
-    tensor: float  # between products that wait for it
+    tensor: float  # not overlapped: products wait for it
     expert: float
     context: float
     gather: float
@@ -210,13 +210,11 @@ class Times:
     pipeline: float
     gather_step: float
     replicas_step: float
-    hops: int  # from node to node, one after the other, in a micro batch (:func:`hops`)
+    hops: int  # sequential hops between nodes per micro batch (:func:`hops`)
 
     @property
     def behind(self) -> float:
-        """Time per micro batch that overlaps with computing: the ring's keys, weights and gradients,
-        pipeline stages.
-        """
+        """Time per micro batch that overlaps with computing: context, sharding and pipeline."""
         return self.context + self.gather + self.pipeline
 
     @property
@@ -226,9 +224,9 @@ class Times:
 
 
 def communication_seconds(setup: Setup, wires: Links) -> Times | None:
-    """Seconds that the volumes take over the links; None where a link is needed whose rate is unknown.
+    """Return the seconds of all communication over the links; None if a required link has no known rate.
 
-    Neighbors in the order of processes: tensor parallel first, then context and data, then stages.
+    Process ranks are ordered by tensor parallelism first, then context and data, then pipeline stages.
     """
     volume = volumes(setup)
     tensor, shard = setup.tensor, setup.shard
@@ -249,10 +247,10 @@ def communication_seconds(setup: Setup, wires: Links) -> Times | None:
 
 
 def hops(setup: Setup, wires: Links) -> int:
-    """Hops from node to node that the gathers and reductions of sharded weights take in one micro batch.
+    """Count the sequential hops between nodes in the collectives of sharded weights, per micro batch.
 
-    A ring over n nodes takes n - 1 hops one after the other, whatever it carries; each block's weights are
-    gathered twice, once where they stay gathered, and its gradients reduced.
+    A ring over n nodes takes n - 1 sequential hops, whatever its volume. Each block's weights are gathered
+    twice (once if they stay gathered) and its gradients are reduced once.
     """
     if not volumes(setup).gather:
         return 0
@@ -262,11 +260,11 @@ def hops(setup: Setup, wires: Links) -> int:
 
 
 def collective_seconds(setup: Setup, times: Times) -> tuple[tuple[str, float], ...]:
-    """Return the seconds of a step's collectives by kind, whether computing hides them or not.
+    """Return the seconds of a step's collectives by kind, overlapped with computing or not.
 
-    They add up to all of ``times``. Gradients of ZeRO-1 and ZeRO-2 are counted as an all_reduce, as DeepSpeed
-    does it by default (runtime/zero/config.py, use_multi_rank_bucket_allreduce), of the volume of
-    :func:`volumes`; tensor parallelism as with sequence parallelism.
+    Their sum is that of ``times``. Gradients of ZeRO-1 and ZeRO-2 count as an all_reduce, the default of
+    DeepSpeed (runtime/zero/config.py, use_multi_rank_bucket_allreduce); tensor parallelism counts as with
+    sequence parallelism.
     """
     micro = setup.accumulation
     # ZeRO-1 and ZeRO-2 gather the updated weights after they have reduced the gradients

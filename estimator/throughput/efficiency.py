@@ -1,8 +1,8 @@
 """Efficiency of GPUs: a few coefficients by architecture and kind of kernel, fitted to published runs.
 
 ``data/efficiency.csv`` holds one row for each, with the number of published runs behind it and their
-sources; ``python -m benchmarks.fit_throughput`` fits them again. What a GPU makes of a
-matrix product at best is measured (``data/gpus.csv``); what training reaches of it is fitted.
+sources; ``python -m benchmarks.fit_throughput`` fits them again. The best rate of a matrix product on a GPU
+is measured (``data/gpus.csv``); the share of it that training reaches is fitted.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def products_rate(gpu: Gpu, precision: str, table: Efficiency) -> float | None:
 
 
 def chips(gpu: Gpu) -> tuple[str, str]:
-    """Return the GPU, and the family of chips that it is of: "Ampere 8.0" is A100's, "Ampere 8.6" A10's."""
+    """Return the scopes of a GPU: its name and its chip family ("Ampere 8.0": A100, "Ampere 8.6": A10)."""
     return gpu.name, f"{gpu.architecture} {gpu.compute_capability or ''}".strip()
 
 
@@ -94,17 +94,17 @@ def best_product(gpu: Gpu, precision: str, table: Efficiency) -> float | None:
     dtype, matmul_dtype = product_type(precision), "bf16" if gpu.bf16 else "fp32"
     if gpu.measured_tflops is not None and dtype == matmul_dtype:
         return gpu.measured_tflops * 1e12
-    peak, own_peak = gpu.peak_flops(dtype), gpu.peak_flops(matmul_dtype)
+    peak, matmul_peak = gpu.peak_flops(dtype), gpu.peak_flops(matmul_dtype)
     if peak is None:
         return None
-    if gpu.measured_tflops is not None and own_peak is not None:
-        return peak * gpu.measured_tflops * 1e12 / own_peak
+    if gpu.measured_tflops is not None and matmul_peak is not None:
+        return peak * gpu.measured_tflops * 1e12 / matmul_peak
     best_share = table.get("best product", gpu.architecture or "")
     return None if best_share is None else peak * best_share
 
 
 def attention_scopes(setup: Setup, gpu: Gpu) -> tuple[str, str]:
-    """Return the scopes of attention's rate: in this kind of kernels, by this version of FlashAttention."""
+    """Return the scopes of the attention rate: by kind of kernels, then by FlashAttention version."""
     return f"{gpu.architecture} {kernels(setup)}", f"{gpu.architecture} {setup.flash_version}"
 
 
@@ -116,7 +116,7 @@ def low_precision_gain(setup: Setup, gpu: Gpu, table: Efficiency) -> float | Non
 
 
 def recipes(setup: Setup, gpu: Gpu) -> tuple[str, str]:
-    """Return the scopes of an 8- or 4-bit recipe's gain: in this kind of kernels, in any."""
+    """Return the scopes of the gain of an 8- or 4-bit recipe: with this kind of kernels, then with any."""
     recipe = f"{gpu.architecture} {setup.fp8}"
     return f"{recipe} {kernels(setup)}", recipe
 

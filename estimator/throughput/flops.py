@@ -1,7 +1,7 @@
 """Work of one forward and backward pass: floating-point operations, bytes moved, launches.
 
-All is counted for one process, one micro batch and, with a pipeline, its fullest stage. Tensor, context and
-expert parallelism are divided out. What the GPU makes of the work is ``efficiency``'s business.
+Counts are for one process, one micro batch and, with a pipeline, the largest stage, after division by
+tensor, context and expert parallelism. ``efficiency`` has the rates at which GPUs do this work.
 """
 
 from __future__ import annotations
@@ -87,19 +87,19 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weights:
-    """Numbers of weights of a model: all, those that a token uses, and where they are."""
+    """Numbers of weights of a model: all, used by one token, and by kind of layer."""
 
     all: int
     active: int
     dense: float  # in products of all layers, outside experts, each used by every token
-    used_experts: float  # in products with the experts that one token is sent to, all layers
+    used_experts: float  # in the experts that one token is routed to, summed over all layers
     one_expert: float  # one expert of each layer that has experts
     linear: int  # in the layers' products, all experts
 
 
 @lru_cache(maxsize=1024)
 def weights_of(model: ModelSpec) -> Weights:
-    """Return a model's numbers of weights, counted once for each model."""
+    """Count the weights of a model; cached."""
     blocks = model.mlp_blocks - model.dense_layers
     expert = blocks * parameters.mlp_weights(model, model.ffn) if model.experts else 0
     dense = parameters.mixer_weights(model) + model.mlp_blocks * model.hidden * model.experts
@@ -118,8 +118,8 @@ def weights_of(model: ModelSpec) -> Weights:
 def model_flops_per_token(setup: Setup) -> float:
     """Return the model FLOPs of one token, forward and backward, without recomputation.
 
-    6 for each weight that takes part in a matrix product (embedding look-ups don't), 4 where the weight is
-    frozen, as its gradient isn't computed, and 12 x layers x query width x sequence length for attention,
+    6 per weight of a matrix product (not of embedding look-ups), 4 if the weight is frozen, as its gradient
+    is not computed, and 12 x layers x query width x sequence length for attention,
     not halved for the causal mask: Chowdhery et al. 2022, PaLM (arXiv:2204.02311), appendix B; torchtitan
     and llm-foundry count the same way.
     """
@@ -140,7 +140,7 @@ def _model_flops(setup: Setup) -> float:
 
 @lru_cache(maxsize=65536)
 def work(setup: Setup) -> Work:
-    """Return the work of one micro batch; cached, as a plan needs the same setups again and again."""
+    """Return the work of one micro batch; cached, as a search asks for the same setups many times."""
     model, tokens = setup.model, float(setup.tokens)
     stage = -(-model.layers // setup.pipeline) / model.layers  # share of the layers in the fullest stage
     split = stage / setup.tensor
@@ -208,7 +208,8 @@ def _wrapped(setup: Setup) -> bool:
 def _copied(setup: Setup) -> float:
     """Return the bytes of weights and gradients that the engine itself copies for one micro batch.
 
-    In one process of FSDP2 alone: where several share, links take longer, and published runs have both.
+    For FSDP2 only in a single process: with several, communication takes longer than the copies, and the
+    coefficients fitted to published runs include both.
     """
     trained = _trained(setup)
     if _wrapped(setup):
@@ -231,7 +232,7 @@ def _copied(setup: Setup) -> float:
 def _adapters_used(setup: Setup) -> float:
     """Count the adapter weights that one token passes through, including those of its experts.
 
-    A LLaMA-Adapter's are the keys and values of its prompts.
+    For LLaMA-Adapter: the keys and values of its prompts.
     """
     model = setup.model
     if setup.prompts:
@@ -241,9 +242,9 @@ def _adapters_used(setup: Setup) -> float:
 
 
 def _repeated_weights(setup: Setup) -> float:
-    """Count the weights of the products that PEFT's LLaMA-Adapter v1 makes a second time: queries and values.
+    """Count the weights of the products that PEFT's LLaMA-Adapter v1 repeats: queries and values.
 
-    peft/tuners/adaption_prompt/utils.py, llama_compute_query_states; litgpt's and the loop's v2 don't.
+    peft/tuners/adaption_prompt/utils.py, llama_compute_query_states. litgpt and v2 in the loop repeat none.
     """
     if setup.method != "adapter-v1" or setup.engine == "litgpt":
         return 0.0
@@ -254,7 +255,7 @@ def _repeated_weights(setup: Setup) -> float:
 
 
 def _resident_experts(setup: Setup) -> float:
-    """Count the expert weights that one process reads for a micro batch: those that its tokens go to."""
+    """Count the weights of the experts that the tokens of one process's micro batch are routed to."""
     model = setup.model
     if not model.experts:
         return 0.0
@@ -263,7 +264,7 @@ def _resident_experts(setup: Setup) -> float:
 
 
 def _recomputation(setup: Setup) -> tuple[float, float, float]:
-    """Return the recomputed share of a forward pass: products, attention, and the operations between them."""
+    """Return the recomputed shares of a forward pass: of products, of attention, of the operators between."""
     share = setup.model.layers // setup.recompute_every / setup.model.layers
     if setup.checkpointing == "full":
         return share, share, share
@@ -281,7 +282,7 @@ def _head_trained(setup: Setup) -> bool:
 def _attended(setup: Setup) -> float:
     """Return the attended tokens per token, summed over layers; half the sequence if causal.
 
-    Under a dense mask all of them: the kernels that take one compute each pair, and hide it then.
+    With a dense mask, the complete sequence: the kernels compute every pair of tokens before masking.
     """
     model, length = setup.model, setup.seq_len
     if setup.document_mask:

@@ -1,13 +1,13 @@
-"""Speed of transformers' ``generate``: prompts at the rate of products, new tokens at that of memory.
+"""Speed of transformers' ``generate``: prompts are bound by matrix products, decoding by memory.
 
-A step makes one token of each sequence. It reads all weights and the keys and values of all tokens so far,
-and takes at least those bytes over the memory's bandwidth: Pope et al. 2022 (arXiv:2211.05102), section 2.1.
-The prompts' forward pass is products: 2 FLOPs for each weight and token (Kaplan et al. 2020,
+A decoding step generates one token per sequence. It reads all weights and the KV cache, so it takes at least
+these bytes over the memory's bandwidth: Pope et al. 2022 (arXiv:2211.05102), section 2.1.
+The prompts' forward pass takes 2 FLOPs per weight and token (Kaplan et al. 2020,
 arXiv:2001.08361, section 2.1).
 
 The result is a range that contains the published runs of ``benchmarks/published/data/generation.csv``, nearly
-all of them of one sequence. The fast end moves each byte at the full bandwidth; the slow end is the lowest
-bandwidth that those runs reached.
+all with one sequence. The fast end assumes the full bandwidth, the slow end the lowest that those runs
+reached.
 """
 
 from __future__ import annotations
@@ -47,11 +47,10 @@ class GenerationSpeed:
 
 
 def generation_speed(model: ModelSpec, gpu: Gpu | None, batch: Batch) -> GenerationSpeed:
-    """Predict how fast one copy of a model in bf16 generates a batch.
+    """Predict the speed of generating a batch with one copy of a model in bf16.
 
-    Several GPUs that share the copy layer by layer work one after the other, so that they are as fast as one.
-    Unknown on a CPU, on a GPU without a sourced bandwidth or rate, and for experts, of which no run with
-    transformers 5's code was published.
+    GPUs that share a copy layer by layer work sequentially, so several are as fast as one. Unknown on a CPU,
+    on a GPU without a sourced bandwidth or rate, and for experts: no run with transformers 5 was published.
     """
     reason = _unknown(model, gpu)
     if reason or gpu is None:
@@ -83,10 +82,10 @@ def forward_seconds(
 
 
 def balanced_sequences(gpu: Gpu) -> int | None:
-    """Sequences from which on a step's products take as long as reading the weights; None where unknown.
+    """Batch size at which a step's products take as long as reading the weights; None if unknown.
 
-    A weight of 2 bytes takes part in 2 FLOPs for each sequence, so this is FLOP/s over bytes a second. Beyond
-    it each sequence more makes the step longer by its share, and nothing is gained.
+    A weight of 2 bytes takes part in 2 FLOPs per sequence, so this is FLOP/s over bytes per second. Larger
+    batches make the step longer in proportion and gain no throughput.
     """
     peak = gpu.peak_flops("bf16")
     if peak is None or gpu.bandwidth_gbps is None:
@@ -95,7 +94,7 @@ def balanced_sequences(gpu: Gpu) -> int | None:
 
 
 def _unknown(model: ModelSpec, gpu: Gpu | None) -> str:
-    """Return the reason why no speed is predicted, as one clause; "" if there is one."""
+    """Return the reason why the speed is unknown, as one clause; "" if it can be predicted."""
     if gpu is None:
         return "no published speed of generation for this device"
     if model.experts:
@@ -108,14 +107,14 @@ def _unknown(model: ModelSpec, gpu: Gpu | None) -> str:
 
 
 def _rates(gpu: Gpu) -> tuple[float, float]:
-    """Return the FLOP/s of products: the best measured, and those of training as the lower end."""
+    """Return (fast, slow) FLOP/s of matrix products: the best measured, and the lower end of training."""
     table = published()
     slow = products_rate(gpu, "bf16", table) or 1.0
     return best_product(gpu, "bf16", table) or slow, slow * table.of("range", "p10")
 
 
 def _prompt_seconds(model: ModelSpec, gpu: Gpu, batch: Batch) -> tuple[float, float]:
-    """Return the seconds of the prompts' forward pass; attention sees half of the tokens on average."""
+    """Return (fast, slow) seconds of the prompts' forward pass, with causal attention."""
     tokens, table = batch.sequences * batch.prompt_tokens, published()
     products = 2.0 * tokens * (weights_of(model).active - model.vocab * model.hidden)
     attended = (model.q_dim + model.attention_out_dim) * batch.prompt_tokens  # 2 FLOPs over half of it
@@ -131,7 +130,7 @@ def _prompt_seconds(model: ModelSpec, gpu: Gpu, batch: Batch) -> tuple[float, fl
 
 
 def _step_seconds(model: ModelSpec, gpu: Gpu, batch: Batch) -> tuple[float, float]:
-    """Return the seconds of the step in the middle: the mean of all, as they grow by the same each time."""
+    """Return (fast, slow) seconds of the middle decoding step: the mean, as time grows linearly."""
     middle = batch.prompt_tokens + batch.new_tokens // 2
     bandwidth = (gpu.bandwidth_gbps or 1.0) * 1e9
     weights = WEIGHT_BYTES * model.parameters / bandwidth

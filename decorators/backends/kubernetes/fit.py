@@ -111,7 +111,7 @@ def _judge(node: Node, criteria: _Criteria) -> _Candidate | str:
         catalogue, gpu_type = hardware.current(), request.gpu_type
         assumed = gpu_type and (request.gpu_assumed or is_part(gpu_type))
         gpu = catalogue.gpu(gpu_type) if gpu_type and assumed else None
-        cluster = group("", [node], catalogue, rules, named=gpu)
+        cluster = group("", [node], catalogue, rules, user_gpu=gpu)
         if not cluster.nodes:
             return cluster.skipped[0].reason if cluster.skipped else "without GPUs"
         nodes_of_gpu = cluster.nodes[0]

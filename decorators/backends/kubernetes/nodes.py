@@ -208,7 +208,7 @@ def _idle(preflight: Preflight, nodes: list[Node]) -> int | None:
     catalogue, request = hardware.current(), preflight.request
     gpu_type = request.gpu_type
     gpu = catalogue.gpu(gpu_type) if gpu_type and (request.gpu_assumed or is_part(gpu_type)) else None
-    grouped = group("", nodes, catalogue, preflight.pods, usage=usage, named=gpu)
+    grouped = group("", nodes, catalogue, preflight.pods, usage=usage, user_gpu=gpu)
     return sum(group.count for group in grouped.nodes if group.free_gpus >= gpus)
 
 

@@ -153,7 +153,9 @@ class Catalogue:
                 return (exact,)
             if not words & VENDORS:  # otherwise a name of a driver, for this GPU only
                 aliases = [_words(alias) for alias in exact.aliases if normal(alias) == normal(name)]
-                words = next((alias for alias in aliases if not alias & VENDORS), words)  # of "a10080gb"
+                words = next(
+                    (alias for alias in aliases if not alias & VENDORS), words
+                )  # "a10080gb" has the words of its alias
         else:
             words -= VENDORS
         matches = tuple(gpu for gpu in self.gpus if words and words <= _words_of(gpu))

@@ -59,10 +59,10 @@ def overlay(tables: Tables, file: Path) -> None:
     rows = read_rows(file)
     for row in rows:
         if row.kind == "gpu":
-            _lay_gpu(tables, row)
+            _overlay_gpu(tables, row)
     for row in rows:
         if row.kind == "instance":
-            _lay_instance(tables, row)
+            _overlay_instance(tables, row)
 
 
 def build(tables: Tables, warnings: tuple[str, ...] = ()) -> Catalogue:
@@ -76,7 +76,7 @@ def build(tables: Tables, warnings: tuple[str, ...] = ()) -> Catalogue:
     )
 
 
-def _lay_gpu(tables: Tables, row: HardwareRow) -> None:
+def _overlay_gpu(tables: Tables, row: HardwareRow) -> None:
     name = row.cells["gpu"]
     key = tables.gpu_key(name)
     cells = dict(row.cells)
@@ -106,7 +106,7 @@ def _lay_gpu(tables: Tables, row: HardwareRow) -> None:
     tables.gpus[key or normal(name)] = cells
 
 
-def _lay_instance(tables: Tables, row: HardwareRow) -> None:
+def _overlay_instance(tables: Tables, row: HardwareRow) -> None:
     name = row.cells["instance_type"]
     cells = dict(row.cells)
     base = tables.instances.get(name.lower())

@@ -128,15 +128,15 @@ def found_at(get: Callable[..., Json], path: str) -> Json | None:
 
 
 def list_all(get: Callable[..., Json], path: str, kind: str, **query: str) -> list[Json]:
-    """Read a list of objects page by page. Raises NoKubernetesError for another kind, and as ``get`` does."""
+    """Read a list of objects page by page. Raises what ``get`` raises; NoKubernetesError for another kind."""
     items: list[Json] = []
     page = {"limit": str(PAGE), **query}
     while True:
-        answer = get(path, **page)
-        if answer.get("kind") != kind:
+        response = get(path, **page)
+        if response.get("kind") != kind:
             raise NoKubernetesError
-        items += answer.get("items") or []
-        token = (answer.get("metadata") or {}).get("continue")
+        items += response.get("items") or []
+        token = (response.get("metadata") or {}).get("continue")
         if not token:
             return items
         page["continue"] = token
@@ -194,7 +194,7 @@ class ClusterApi:
         return self._request("DELETE", path, body)
 
     def patch(self, path: str, body: Json) -> Json:
-        """Merge values into an object; None removes one, lists of plain values or taints are replaced."""
+        """Merge values into an object; None removes one, and lists of plain values or taints are replaced."""
         return self._request("PATCH", path, body, "application/strategic-merge-patch+json")
 
     def apply(self, path: str, body: Json) -> Json:
@@ -226,7 +226,7 @@ class ClusterApi:
             if login.get("value"):
                 headers[login["key"]] = login["value"]
         try:
-            answer = self._client.rest_client.pool_manager.request(
+            response = self._client.rest_client.pool_manager.request(
                 method,
                 self.host + path,
                 body=json.dumps(body) if body is not None else None,
@@ -240,14 +240,14 @@ class ClusterApi:
         except HTTPError as error:
             _log.info("Kubernetes %s %s: %s", method, path, plain(error))
             raise UnreachableError(plain(error)) from None
-        _log.debug("Kubernetes %s %s: status %d", method, path, answer.status)
+        _log.debug("Kubernetes %s %s: status %d", method, path, response.status)
         try:
-            content = parse_json(answer.data)
+            content = parse_json(response.data)
         except ValueError:
             content = {}
-        if answer.status >= 400:
+        if response.status >= 400:
             message = content.get("message") if isinstance(content, dict) else None
-            raise ApiRefusedError(answer.status, str(message or ""))
+            raise ApiRefusedError(response.status, str(message or ""))
         if not isinstance(content, dict) or not content:
             raise NoKubernetesError
         return content

@@ -81,7 +81,7 @@ def read_cluster(
 ) -> Cluster:
     """Read the cluster of a kubeconfig context (default: the current one; in a pod, its own cluster).
 
-    ``gpu``: GPU of nodes without a label of it, named by the user.
+    ``gpu``: GPU of nodes without a GPU label, named by the user.
 
     Raises UserError within seconds if the cluster cannot be found, reached or read.
     """
@@ -115,7 +115,7 @@ def offered(state: ClusterState, catalogue: Catalogue, rules: PodRules, *, gpu: 
         catalogue,
         rules,
         usage=state.usage,
-        named=None if gpu is None else _least_of(catalogue.gpus_called(gpu)),
+        user_gpu=None if gpu is None else _least_of(catalogue.gpus_called(gpu)),
     )
     scalers, unknown = state.autoscalers, state.unknown
     clouds = clouds_of(state.nodes)

@@ -51,12 +51,12 @@ def group(
     rules: PodRules,
     *,
     usage: Mapping[str, Usage] | None = None,
-    named: Gpu | None = None,
+    user_gpu: Gpu | None = None,
 ) -> Cluster:
-    """Group equal nodes, and group nodes that cannot be used by reason.
+    """Group equal usable nodes, and unusable ones by reason.
 
-    ``usage``: requests of the pods on the nodes, by node name; None: unknown. ``named``: GPU of nodes without
-    a label of it, named by the user.
+    ``usage``: requests of the pods on the nodes, by node name; None: unknown. ``user_gpu``:
+    GPU of nodes without a GPU label, named by the user.
     """
     usable: dict[tuple[object, ...], list[ClusterNodes]] = {}
     skipped: dict[str, list[str]] = {}
@@ -66,7 +66,7 @@ def group(
             without_gpu += 1
             continue
         try:
-            one = _usable(node, catalogue, named)
+            one = _usable(node, catalogue, user_gpu)
             if usage is not None:
                 one = _subtract_usage(one, usage.get(node.name), _units(node))
         except _UnusableNodeError as reason:
@@ -85,7 +85,7 @@ def group(
         usable.setdefault(key, []).append(one)
     return Cluster(
         context=context,
-        nodes=tuple(_together(members) for members in usable.values()),
+        nodes=tuple(_merge(members) for members in usable.values()),
         skipped=tuple(SkippedNodes(reason=reason, names=tuple(names)) for reason, names in skipped.items()),
         nodes_without_gpu=without_gpu,
     )
@@ -98,7 +98,7 @@ def _has_accelerator(node: Node) -> bool:
     return any(label in node.labels for label in (PRODUCT, KARPENTER_NAME, GKE, *COREWEAVE))
 
 
-def _together(members: list[ClusterNodes]) -> ClusterNodes:
+def _merge(members: list[ClusterNodes]) -> ClusterNodes:
     ephemeral = [one.ephemeral_bytes for one in members if one.ephemeral_bytes is not None]
     sizes = [one.gpu for one in members]
     return replace(
@@ -110,12 +110,12 @@ def _together(members: list[ClusterNodes]) -> ClusterNodes:
         ephemeral_bytes=min(ephemeral) if len(ephemeral) == len(members) else None,
         zones=tuple(sorted({zone for one in members for zone in one.zones})),
         names=tuple(name for one in members for name in one.names),
-        free=_least([one.free for one in members]),
+        free=_least_free([one.free for one in members]),
         holders=tuple(sorted({pod for one in members for pod in one.holders})),
     )
 
 
-def _least(parts: list[Free | None]) -> Free | None:
+def _least_free(parts: list[Free | None]) -> Free | None:
     listed = [part for part in parts if part is not None]
     if len(listed) < len(parts):
         return None
@@ -144,7 +144,7 @@ def _subtract_usage(one: ClusterNodes, used: Usage | None, allocatable: int) -> 
     )
 
 
-def _usable(node: Node, catalogue: Catalogue, named: Gpu | None) -> ClusterNodes:
+def _usable(node: Node, catalogue: Catalogue, user_gpu: Gpu | None) -> ClusterNodes:
     """Return one node as a group. Raises _UnusableNodeError.
 
     A node of MIG slices or replicas counts as a machine with one of them: a job can use no more.
@@ -153,20 +153,20 @@ def _usable(node: Node, catalogue: Catalogue, named: Gpu | None) -> ClusterNodes
         raise _UnusableNodeError(node.unavailable)
     if accelerator := next((name for name in OTHER_ACCELERATORS if node.allocatable.get(name, 0)), None):
         raise _UnusableNodeError(f"not an NVIDIA GPU: {accelerator}")
-    found: Gpu | None
+    labeled_gpu: Gpu | None
     if (profile := _profile(node)) is not None:
-        found, count = _slice(node, profile, catalogue), 1
-        gpu = found
+        labeled_gpu, count = _slice(node, profile, catalogue), 1
+        gpu = labeled_gpu
     elif (sharing := _sharing(node)) is not None:
-        found, count = _replica(node, *sharing, catalogue, named), 1
-        gpu = found
+        labeled_gpu, count = _replica(node, *sharing, catalogue, user_gpu), 1
+        gpu = labeled_gpu
     else:
         count = int(node.allocatable.get(GPUS, 0)) if node.hami is None else node.hami[0]
         if not count:
             why = "GPUs are shared by HAMi, whose annotation is unreadable" if node.hami else NONE_ALLOCATABLE
             raise _UnusableNodeError(why)
-        found = _gpu(node, catalogue)
-        gpu = _sized(node, found or _gpu_of_user(node, named))
+        labeled_gpu = _gpu(node, catalogue)
+        gpu = _sized(node, labeled_gpu or _gpu_of_user(node, user_gpu))
     labels = node.labels
     return ClusterNodes(
         instance=_instance(node, gpu, count, catalogue),
@@ -180,25 +180,25 @@ def _usable(node: Node, catalogue: Catalogue, named: Gpu | None) -> ClusterNodes
         zones=(labels[ZONE],) if ZONE in labels else (),
         taints=node.taints,
         names=(node.name,),
-        gpu_assumed=found is None,
+        gpu_assumed=labeled_gpu is None,
     )
 
 
 def _units(node: Node) -> int:
-    """Return the GPUs, slices or replicas that a node allocates; physical GPUs where HAMi shares them."""
+    """Count the allocatable GPUs, slices or replicas of a node; with HAMi, its physical GPUs."""
     if node.hami is not None:
         return node.hami[0]
-    whole = node.allocatable.get(GPUS, 0) or node.allocatable.get(SHARED_GPUS, 0)
-    return int(whole or sum(_slices(node).values()))
+    gpus = node.allocatable.get(GPUS, 0) or node.allocatable.get(SHARED_GPUS, 0)
+    return int(gpus or sum(_slices(node).values()))
 
 
 def _slices(node: Node) -> dict[str, float]:
-    """Return the MIG slices that a node allocates, by resource."""
+    """Return the number of allocatable MIG slices of a node, by resource."""
     return {name: value for name, value in node.allocatable.items() if name.startswith(MIG) and value}
 
 
 def _profile(node: Node) -> str | None:
-    """Return the largest MIG profile of a node without whole GPUs; None if it has whole GPUs.
+    """Return the largest MIG profile of a node; None if it allocates complete GPUs.
 
     With the device plugin's strategy "single", slices are called ``nvidia.com/gpu`` and the product label
     names the profile. GKE has its own label.
@@ -216,15 +216,15 @@ def _profile(node: Node) -> str | None:
 def _slice(node: Node, profile: str, catalogue: Catalogue) -> Gpu:
     """Return a node's MIG slice as a GPU. Raises _UnusableNodeError for an unknown GPU."""
     labels = {**node.labels, PRODUCT: node.labels.get(PRODUCT, "").partition("-MIG-")[0]}
-    whole = _gpu(replace(node, labels=labels), catalogue)
-    part = whole and catalogue.find_gpu(slice_name(whole.name, profile))
-    if part is None:
+    gpu = _gpu(replace(node, labels=labels), catalogue)
+    gpu_slice = gpu and catalogue.find_gpu(slice_name(gpu.name, profile))
+    if gpu_slice is None:
         raise _UnusableNodeError(f"unknown GPU with MIG slices {profile}")
-    return part
+    return gpu_slice
 
 
 def _sharing(node: Node) -> tuple[str, int] | None:
-    """Return (how, replicas) of a node with shared GPUs; None if a GPU has one user at a time."""
+    """Return (strategy, replicas) of a node with shared GPUs; None without sharing."""
     labels = node.labels
     clients = labels.get(GKE_CLIENTS, "")
     if clients not in ("", "0", "1"):
@@ -237,15 +237,15 @@ def _sharing(node: Node) -> tuple[str, int] | None:
     return f"{strategy if strategy != 'none' else 'time-slicing'}, {REPLICAS}={replicas}", count
 
 
-def _replica(node: Node, strategy: str, replicas: int, catalogue: Catalogue, named: Gpu | None) -> Gpu:
+def _replica(node: Node, strategy: str, replicas: int, catalogue: Catalogue, user_gpu: Gpu | None) -> Gpu:
     """Return one replica of a node's shared GPUs, if the user named it. Raises _UnusableNodeError."""
     labels = {**node.labels, PRODUCT: node.labels.get(PRODUCT, "").removesuffix("-SHARED")}
-    whole = _gpu(replace(node, labels=labels), catalogue)
-    name = replica_name(whole.name, replicas) if whole is not None and replicas > 1 else None
-    if name is None or named is None or named.name != name:
-        one = f"; to use one replica: --gpu {name!r}" if name else ""
-        raise _UnusableNodeError(f"GPUs are shared ({strategy}){one}")
-    return named
+    gpu = _gpu(replace(node, labels=labels), catalogue)
+    name = replica_name(gpu.name, replicas) if gpu is not None and replicas > 1 else None
+    if name is None or user_gpu is None or user_gpu.name != name:
+        advice = f"; to use one replica: --gpu {name!r}" if name else ""
+        raise _UnusableNodeError(f"GPUs are shared ({strategy}){advice}")
+    return user_gpu
 
 
 def _names(node: Node) -> Iterator[tuple[str, str]]:
@@ -256,7 +256,7 @@ def _names(node: Node) -> Iterator[tuple[str, str]]:
 
 
 def _gpu_of_user(node: Node, gpu: Gpu | None) -> Gpu:
-    """Return the GPU that the user named for unlabeled nodes. Raises _UnusableNodeError for none."""
+    """Return ``gpu``, which the user set for unlabeled nodes. Raises _UnusableNodeError if it is None."""
     if gpu is not None:
         return gpu
     kind = node.labels.get(INSTANCE_TYPE, "")

@@ -105,9 +105,10 @@ def _usage(pods: list[Mapping[str, Any]]) -> Usage:
 
 
 def largest_daemon_requests(get: Callable[..., Json], nodes: Iterable[str]) -> PodResources | None:
-    """Return the largest daemon-pod requests of the first few nodes; None if a node has none, as a new one.
+    """Return the largest daemon-pod requests of the first ``ASKED_NODES`` nodes.
 
-    Raises what ``get`` raises: few logins may read the pods of all namespaces.
+    None if one of them has no daemon pods (yet). Raises what ``get`` raises: few logins may read the pods of
+    all namespaces.
     """
     names = tuple(nodes)[:ASKED_NODES]
     usages = [usage for name in names for usage in read_usage(get, node=name).values()]

@@ -93,7 +93,7 @@ class NodePool:
         return None
 
     def machines_left(self, instance: Instance) -> int | None:
-        """Return how many more such machines the limits allow; None without limits."""
+        """Return the number of further machines of this type within the limits; None without limits."""
         needs = {GPUS: instance.gpu_count, NODES: 1, "cpu": instance.vcpu, "memory": instance.ram_bytes}
         usage = dict(self.used)
         counts = [
@@ -180,9 +180,9 @@ def refusal(pool: NodePool, request: Request, rules: PodRules) -> str | None:
     labels |= rules.labels | dict(request.node_labels) | ({CAPACITY_TYPE: "spot"} if request.spot else {})
     if broken := pool.refuses(labels):
         return broken
-    _, closed = rules.fence(pool.taints, gpus=bool(request.gpus_per_node))
-    if closed:
-        return f"its nodes have the taint {closed[0]}, which the pods do not tolerate"
+    _, untolerated = rules.fence(pool.taints, gpus=bool(request.gpus_per_node))
+    if untolerated:
+        return f"its nodes have the taint {untolerated[0]}, which the pods do not tolerate"
     new_nodes = pool.machines_left(instance) if instance is not None else None
     if new_nodes is not None and new_nodes < request.nodes:
         limits = ", ".join(f"{resource} {amount:g}" for resource, amount in pool.limits)

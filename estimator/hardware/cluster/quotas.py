@@ -54,10 +54,10 @@ def read_quotas(get: Callable[..., Json], namespace: str, pod: QuotaPod) -> tupl
     quotas = get(f"/api/v1/namespaces/{namespace}/resourcequotas").get("items") or []
     if pod.priority_class is None and any(_PRIORITY_SCOPE in _scopes(quota) for quota in quotas):
         pod = replace(pod, priority_class=usual_priority_class(get))
-    return tuple(line for quota in quotas if _counts(quota, pod) for line in _lines(quota))
+    return tuple(line for quota in quotas if _counts(quota, pod) for line in _entries(quota))
 
 
-def _lines(quota: Json) -> Iterator[Quota]:
+def _entries(quota: Json) -> Iterator[Quota]:
     status, spec = quota.get("status") or {}, quota.get("spec") or {}
     usage = status.get("used") or {}
     for name, limit in (status.get("hard") or spec.get("hard") or {}).items():

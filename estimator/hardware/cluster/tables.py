@@ -39,7 +39,7 @@ class SpotLabel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodResources:
-    """Resources of one node that pods can use."""
+    """CPU and memory for pods, or requested by pods, on one node."""
 
     cpu: float  # cores
     memory_bytes: int
@@ -64,7 +64,7 @@ def labels_of(gpu: str, scheme: str) -> list[GpuLabel]:
 
 
 def gpu_of_label(label: str, value: str) -> str | None:
-    """Return the GPU that one label alone names; None if the table has no such row."""
+    """Return the GPU identified by a single label; None if the table has no such row."""
     return next((row.gpu for row in gpu_labels() if row.labels == ((label, value),)), None)
 
 
@@ -103,12 +103,12 @@ def gpu_taints() -> tuple[tuple[str, str], ...]:
 
 @lru_cache(maxsize=1)
 def passing_taints() -> tuple[tuple[str, str], ...]:
-    """Return (key pattern, state) of the taints that a node has for a while, e.g. while it drains."""
+    """Return (key pattern, state) of temporary taints, e.g. of draining nodes."""
     return tuple((row["key"], row["state"]) for row in _rows("passing_taints.csv"))
 
 
 def pod_resources_on(instance: Instance) -> PodResources | None:
-    """Return the estimated resources for pods on an instance type, or None if its size is unknown."""
+    """Estimate the resources for pods on an instance type; None if its size is unknown."""
     if instance.vcpu is None or instance.ram_bytes is None:
         return None
     memory = instance.ram_bytes / GIB - _reserved(

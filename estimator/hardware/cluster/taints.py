@@ -52,9 +52,9 @@ def tolerated(taint: str) -> Toleration | None:
 
 
 def passing(taint: str) -> str | None:
-    """Return the state of a node that a taint marks for a while, e.g. "being removed (KEY)"; None for others.
+    """Return the node state of a temporary taint, e.g. "being removed (KEY)"; None for other taints.
 
-    Pods never tolerate these taints: a node that is drained would take them away again.
+    Pods never tolerate these taints, as e.g. a draining node would evict them.
     """
     key, _, effect = parts(taint)
     if effect not in BLOCKING:

@@ -71,23 +71,23 @@ def fetch(catalogue: Catalogue, deadline: float, today: date) -> ProviderAnswer:
     summaries: list[str] = []
     faults: dict[str, list[str]] = {}  # by reason
 
-    def part(name: str, permission: str, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def attempt(name: str, permission: str, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         if time.monotonic() > deadline:
             faults.setdefault("time limit reached", []).append(name)
             return {}
         try:
-            answer = call()
+            result = call()
         except (BotoCoreError, ClientError) as error:
             faults.setdefault(_fault(error, permission), []).append(name)
             return {}
-        summaries.append(f"{len(answer)} {name}")
-        return answer
+        summaries.append(f"{len(result)} {name}")
+        return result
 
-    prices = part(
+    prices = attempt(
         "on-demand prices", "pricing:GetProducts", lambda: on_demand(pricing, names, region, deadline)
     )
-    spots = part("spot prices", "ec2:DescribeSpotPriceHistory", lambda: spot(ec2, names, deadline))
-    machines = part("machine types", "ec2:DescribeInstanceTypes", lambda: describe(ec2, names, deadline))
+    spots = attempt("spot prices", "ec2:DescribeSpotPriceHistory", lambda: spot(ec2, names, deadline))
+    machines = attempt("machine types", "ec2:DescribeInstanceTypes", lambda: describe(ec2, names, deadline))
     cells = {name: _cells(name, catalogue, region, today, prices, spots, machines) for name in names}
     summary = f"{', '.join(summaries)} of {region}" if summaries else "nothing changed"
     differ = [text for machine in machines.values() if (text := _contradiction(machine, catalogue))]

@@ -23,7 +23,12 @@ from estimator.hardware.catalogue import Catalogue, Instance, day_of
 from estimator.hardware.catalogue.csv_files import Cells
 from estimator.hardware.prices.cache import ProviderAnswer
 
-CLOUDS = {"aws": "aws", "gcp": "gcp", "azure": "azure", "lambda": "lambdalabs"}  # name here: name in gpuhunt
+CLOUDS = {
+    "aws": "aws",
+    "gcp": "gcp",
+    "azure": "azure",
+    "lambda": "lambdalabs",
+}  # cloud of the catalogue -> provider of gpuhunt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,7 +31,7 @@ class _Query:
 
     name: str
     provider: Provider
-    answer: ProviderAnswer | None = None
+    result: ProviderAnswer | None = None
     thread: threading.Thread = field(init=False)
 
     def start(self, catalogue: Catalogue, deadline: float, today: date) -> None:
@@ -40,9 +40,9 @@ class _Query:
 
     def _query(self, catalogue: Catalogue, deadline: float, today: date) -> None:
         try:
-            self.answer = self.provider(catalogue, deadline, today)
+            self.result = self.provider(catalogue, deadline, today)
         except Exception as error:  # noqa: BLE001 - providers are independent
-            self.answer = ProviderAnswer(line=f"failed, nothing changed: {type(error).__name__}: {error}")
+            self.result = ProviderAnswer(line=f"failed, nothing changed: {type(error).__name__}: {error}")
 
 
 def refresh(
@@ -71,9 +71,9 @@ def query_providers(
     lines, updates = [], dict[str, Cells]()
     for query in queries:
         query.thread.join(max(end - time.monotonic(), 0))
-        answer = query.answer or ProviderAnswer(line=f"no answer within {limit_s:g} s, nothing changed")
-        lines.append(f"{query.name}: {' '.join(answer.line.split())}")
-        for name, cells in answer.machines.items():
+        result = query.result or ProviderAnswer(line=f"no answer within {limit_s:g} s, nothing changed")
+        lines.append(f"{query.name}: {' '.join(result.line.split())}")
+        for name, cells in result.machines.items():
             updates[name] = updates.get(name, {}) | cells  # AWS is last and takes precedence
     return lines, updates
 
