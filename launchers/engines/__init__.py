@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 class Needs:
     """Packages and modules that an engine's processes import, and the extra that installs them."""
 
-    packages: tuple[str, ...]  # next to the base install
-    modules: tuple[str, ...]  # of this package; what a rank imports first
-    distribution: str  # whose version is the engine's
-    extra: str  # of metaflow-finetune, with the engine alone
+    packages: tuple[str, ...]  # in addition to the base install
+    modules: tuple[str, ...]  # modules of this package that a rank imports first
+    distribution: str  # distribution package whose version is the engine's
+    extra: str  # extra of metaflow-finetune that installs only this engine
 
 
 class Engine(Protocol):
-    """Turns a TrainJob into training. Only :meth:`train` may import the engine itself."""
+    """Interface of a training engine. Only :meth:`train` may import the engine's own packages."""
 
     def unsupported_settings(self, settings: Settings) -> str | None:
         """Return the reason why this engine rejects these settings for any model, as one clause, or None.
@@ -70,6 +70,6 @@ def needs(name: str) -> Needs:
 
 
 def generic_targets(settings: Settings) -> tuple[str, ...]:
-    """Return the layers that get adapters, by Llama's names, of which ``all-linear`` is all seven."""
+    """Return the layers that get adapters, by Llama's names; ``all-linear`` means all seven of them."""
     targets = settings.lora.targets
     return PROJECTIONS if targets == "all-linear" else targets

@@ -85,7 +85,7 @@ def _add(pictures: Sequence[Picture], writer: Writer, resolution: int) -> str:
 
 
 def _numbers(geometry: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Return [rows]: each row's bucket number."""
+    """Return [rows]: bucket number of each row."""
     return np.unique(geometry[:, 4:6], axis=0, return_inverse=True)[1].reshape(-1)
 
 

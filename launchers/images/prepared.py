@@ -83,7 +83,7 @@ class PreparedImages(Prepared):
         (height, width), (resized_height, resized_width) = self.target(index), self.resized(index)
         with Image.open(io.BytesIO(self.image(index))) as image:
             scale_x, scale_y = image.width / resized_width, image.height / resized_height
-            # Only the crop is resized: a narrow strip would become an image of gigabytes before the crop
+            # Resize only the crop: a very narrow image would take gigabytes if resized before cropping
             box = (left * scale_x, top * scale_y, (left + width) * scale_x, (top + height) * scale_y)
             fitted = image.convert("RGB").resize((width, height), Image.Resampling.LANCZOS, box=box)
         values = np.asarray(fitted, dtype=np.float32) / 127.5 - 1

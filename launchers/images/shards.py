@@ -71,7 +71,7 @@ class Tars(Rows):
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Resolve an image's path; raises BadRow if it is, or leads, outside of the folder."""
+    """Resolve an image's path; raises BadRow if it is outside of the folder or links out of it."""
     try:
         return resolve_inside(folder, name)
     except ValueError as reason:

@@ -28,7 +28,7 @@ class Stored:
 
     address: str  # s3://BUCKET/KEY of the bundle
     path: str  # of the model's folder in the bundle
-    endpoint: str | None = None  # URL of an S3 that is not AWS's
+    endpoint: str | None = None  # URL of an S3-compatible store other than AWS's
     service_account: str | None = None  # that may read the bucket
     secrets: tuple[str, ...] = ()  # whose values become environment variables, such as an access key
 

@@ -276,9 +276,9 @@ class RunState:
             return  # rank 0 has already reported the figures of this step
         measured = measured or max(ranks.values(), key=lambda step: step.dt)
         self._trained_s += measured.dt - (earlier.dt if earlier else 0.0)
-        self._metrics[event.step] = self._of_step(measured, ranks)
+        self._metrics[event.step] = self._step_metrics(measured, ranks)
 
-    def _of_step(self, measured: Step, ranks: Mapping[int, Step]) -> Metrics:
+    def _step_metrics(self, measured: Step, ranks: Mapping[int, Step]) -> Metrics:
         """Compute the metrics of a step, with the time of the rank ``measured``."""
         world, reports, dt, plan = self._world_size, ranks.values(), measured.dt, self.plan
         samples = sum(step.samples for step in reports) / len(ranks) * world

@@ -146,7 +146,7 @@ class BundleFile:
 
     def __post_init__(self) -> None:
         """Raise ValueError with a reason for values that :func:`put_bundle` never writes into a manifest."""
-        if not isinstance(self.name, str) or not _stays_inside(self.name):
+        if not isinstance(self.name, str) or not _is_inside_folder(self.name):
             raise ValueError(f"its file name {self.name!r} is not a path inside a folder")
         if type(self.size) is not int or self.size < 0:
             raise ValueError(f"the size of {self.name!r} is {self.size!r}")
@@ -185,7 +185,7 @@ class Manifest:
         return cls(files=tuple(BundleFile(**file) for file in parse_json(data)["files"]))
 
 
-def _stays_inside(name: str) -> bool:
+def _is_inside_folder(name: str) -> bool:
     """Whether this is a plain relative path that cannot escape a folder."""
     try:
         parts = os.fsencode(name).split(b"/")

@@ -88,7 +88,7 @@ class HeldOutImages:
         return drawing.encoded(image)
 
     def _rows_of_rank(self, count: int) -> Iterator[tuple[int, bool]]:
-        """Iterate over this rank's share of ``count`` rows, and whether each counts; equally many per rank."""
+        """Iterate over this rank's share of ``count`` rows, and whether each counts; all shares are equal."""
         world = self._env.world_size
         for first in range(0, count, world):
             row = first + self._env.rank

@@ -45,7 +45,7 @@ def pretrained(job: TrainJob, *, dtype: torch.dtype, device: torch.device, **opt
 
 
 def unloaded(job: TrainJob, *, dtype: torch.dtype) -> Any:
-    """Build the job's model without its weights, on torch's current device; the config defines the buffers."""
+    """Build the job's model without loading weights, on torch's current device; buffers have their values."""
     if TASKS[job.settings.task].images:
         return unet.build(job, dtype)
     return causal.build(job.model_dir, trust_remote_code=job.settings.trust_remote_code, dtype=dtype)

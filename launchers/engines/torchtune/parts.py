@@ -15,7 +15,7 @@ from launchers.settings.sections import Schedule
 
 
 class PadOnly:
-    """Tokenizer of a recipe whose rows are tokenized already: it only defines padding."""
+    """Tokenizer for rows that are already tokenized: it only defines the padding token."""
 
     def __init__(self, pad_id: int) -> None:
         self.pad_id = pad_id
@@ -103,7 +103,7 @@ def schedule(
 
 
 class NoLogger:
-    """A metric logger that keeps nothing: the telemetry of launchers.gang.rank takes its place."""
+    """A metric logger without output: the telemetry of launchers.gang.rank replaces it."""
 
     def log_config(self, config: Any) -> None: ...
 

@@ -80,7 +80,7 @@ def test_losses_norms_and_weights_are_those_under_fully_shard_to_the_last_bit(
     assert not any(isinstance(each, FSDPModule) for each in alone.module.modules())
     figures, weights = trained(alone)
     assert {each.dtype for each in weights.values()} == {torch.float32}
-    monkeypatch.setattr(sharding, "_is_divided", lambda _: True)
+    monkeypatch.setattr(sharding, "_uses_fully_shard", lambda _: True)
     wrapped = loaded(tmp_path, method, activation_checkpointing=activation_checkpointing)
     assert any(isinstance(each, FSDPModule) for each in wrapped.module.modules())
     expected, expected_weights = trained(wrapped)
