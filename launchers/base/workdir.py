@@ -180,8 +180,10 @@ def is_caused_by_full_disk(error: BaseException, folder: Path) -> bool:
 
 def file_of_error(error: BaseException, otherwise: Path) -> str:
     """Return the file that could not be written, or ``otherwise`` if the error does not name it."""
-    named = (str(cause.filename) for cause in _chain(error) if isinstance(cause, OSError) and cause.filename)
-    return next(named, str(otherwise))
+    file_names = (
+        str(cause.filename) for cause in _chain(error) if isinstance(cause, OSError) and cause.filename
+    )
+    return next(file_names, str(otherwise))
 
 
 @contextmanager

@@ -69,14 +69,14 @@ class Update:
         """Return the updated matrix in the type of ``weight``; computed in fp32, by blocks of rows."""
         lora_a = self.lora_a.float()
 
-        def new(rows: slice) -> torch.Tensor:
+        def updated_rows(rows: slice) -> torch.Tensor:
             total = (self.lora_b[rows].float() @ lora_a).mul_(self.scale).add_(weight[rows])
             if self.magnitudes is not None:
                 length = torch.linalg.vector_norm(total, dim=1)
                 total.mul_((self.magnitudes[rows].float() / length)[:, None])
             return total
 
-        return by_rows(weight, new)
+        return by_rows(weight, updated_rows)
 
 
 def by_rows(weight: torch.Tensor, change: Callable[[slice], torch.Tensor]) -> torch.Tensor:

@@ -66,7 +66,7 @@ def summary(info: PreparedInfo, folder: Path, name: str) -> str:
     """Summarize the dataset's buckets in one line, most frequent first."""
     sizes, counts = np.unique(PreparedImages(folder).geometry[:, 4:6], axis=0, return_counts=True)
     by_count = np.argsort(-counts, kind="stable")
-    summary = ", ".join(f"{sizes[place, 1]}x{sizes[place, 0]}: {counts[place]:,}" for place in by_count)
+    summary = ", ".join(f"{sizes[index, 1]}x{sizes[index, 0]}: {counts[index]:,}" for index in by_count)
     unit = "bucket" if len(counts) == 1 else "buckets"
     return f"{name}: {info.rows:,} images in {len(counts)} {unit} (width x height: images): {summary}"
 

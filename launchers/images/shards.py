@@ -60,8 +60,8 @@ class Tars(Rows):
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         number = 0
-        for place, tar in enumerate(self._tars):
-            self._share = place / len(self._tars)
+        for index, tar in enumerate(self._tars):
+            self._share = index / len(self._tars)
             for row in _rows(tar):
                 number += 1
                 yield number, row

@@ -97,10 +97,10 @@ def check_memory(
     free = min(memory.free_bytes)
     if required > free:
         weights = copies * _parts(spec, batch, memory)[WEIGHTS]
-        place = "this machine's memory" if memory.device == "cpu" else f"each of {memory.gpus} GPU(s)"
+        memory_kind = "this machine's memory" if memory.device == "cpu" else f"each of {memory.gpus} GPU(s)"
         models = f" of {copies} models" if copies > 1 else ""
         raise UserError(
-            f"{name} needs {format_bytes(required)} in {place} ({format_bytes(weights)} for the weights"
+            f"{name} needs {format_bytes(required)} in {memory_kind} ({format_bytes(weights)} for the weights"
             f"{models}, {format_bytes(required - weights)} to answer {batch.tokens:,} tokens); "
             f"{format_bytes(free)} are free.",
             f"Use {', or '.join(advice)}." if advice else "",

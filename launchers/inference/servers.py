@@ -128,10 +128,10 @@ def vllm_arguments(
     adapter_path:
         Path of the adapter on the server's machine; by default its folder on this machine.
     """
-    named = ["--served-model-name", endpoint.model]
+    name_options = ["--served-model-name", endpoint.model]
     if adapter is not None:
         rank = next(size for size in LORA_RANKS if size >= _lora_rank(adapter))
-        named = [
+        name_options = [
             "--enable-lora",
             "--lora-modules",
             f"{endpoint.model}={adapter_path or adapter}",
@@ -139,7 +139,7 @@ def vllm_arguments(
             str(rank),
         ]
     return [
-        *("serve", model, *named),
+        *("serve", model, *name_options),
         *("--host", endpoint.host, "--port", str(endpoint.port)),
         *("--max-model-len", str(serving.context), "--max-num-seqs", str(serving.requests)),
         *(("--tensor-parallel-size", str(serving.gpus)) if serving.gpus > 1 else ()),

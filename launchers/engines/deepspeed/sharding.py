@@ -55,8 +55,10 @@ class Zero:
         converted = checkpoint.convert(job, env, device) if universal else None
         generators.seed(job.settings.seed)
         network = _load(job, config.configuration(job), device)
-        named = [(name, weight) for name, weight in network.named_parameters() if weight.requires_grad]
-        trained = [parameter for _, parameter in named]
+        named_parameters = [
+            (name, weight) for name, weight in network.named_parameters() if weight.requires_grad
+        ]
+        trained = [parameter for _, parameter in named_parameters]
         # with ZeRO-3 a parameter holds a shard; ds_numel is its full size
         size = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
         values = config.configuration(job, trained=size, load_universal=universal)
@@ -65,7 +67,7 @@ class Zero:
         engine, *_ = deepspeed.initialize(
             model=network,
             model_parameters=trained,
-            optimizer=None if "optimizer" in values else optimizer.build(job, named)[0],
+            optimizer=None if "optimizer" in values else optimizer.build(job, named_parameters)[0],
             lr_scheduler=None if "scheduler" in values else optimizer.schedule(job),
             config=values,
         )

@@ -29,9 +29,9 @@ def set_up(network: Any, job: TrainJob) -> None:
         network.register_forward_pre_hook(_mark_lengths_dynamic, with_kwargs=True)
 
 
-def _mark_lengths_dynamic(_network: Any, _inputs: Any, named: dict[str, Any]) -> None:
+def _mark_lengths_dynamic(_network: Any, _inputs: Any, keyword_inputs: dict[str, Any]) -> None:
     """Avoid compiling again for each number of documents in a batch (variable-length attention)."""
-    if (lengths := named.get("cu_seq_lens_q")) is not None:
+    if (lengths := keyword_inputs.get("cu_seq_lens_q")) is not None:
         torch._dynamo.maybe_mark_dynamic(lengths, 0)
 
 

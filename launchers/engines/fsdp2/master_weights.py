@@ -21,10 +21,12 @@ class MasterWeights:
             if parameter.dtype == torch.float32 and not parameter.requires_grad:
                 parameter.data = parameter.data.to(dtype)
         self._trained = [
-            each for each in network.parameters() if each.requires_grad and each.dtype == torch.float32
+            parameter
+            for parameter in network.parameters()
+            if parameter.requires_grad and parameter.dtype == torch.float32
         ]
-        self._masters = [each.data for each in self._trained]
-        self._copies = [each.to(dtype) for each in self._masters]
+        self._masters = [parameter.data for parameter in self._trained]
+        self._copies = [parameter.to(dtype) for parameter in self._masters]
         self._sums: dict[torch.Tensor, torch.Tensor] = {}
         self._holds_copies = False
         for parameter in self._trained:

@@ -280,8 +280,10 @@ def _distribute_weights(full_model: Any, network: Any, job: TrainJob, device: to
             part = part.cpu()
         parts[id(parameter)] = nn.Parameter(part, requires_grad=parameter.requires_grad)
     # Tied weights have two names and one parameter
-    named = network.named_parameters(remove_duplicate=False)
-    network.load_state_dict({name: parts[id(weight)] for name, weight in named}, strict=False, assign=True)
+    parameters = network.named_parameters(remove_duplicate=False)
+    network.load_state_dict(
+        {name: parts[id(weight)] for name, weight in parameters}, strict=False, assign=True
+    )
     full_buffers = {} if full_model is None else dict(full_model.named_buffers())
     for name, buffer in network.named_buffers():
         owner, _, last = name.rpartition(".")

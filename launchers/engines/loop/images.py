@@ -88,8 +88,8 @@ class TextToImage:
         """Do nothing: micro batches are independent."""
 
     def counts(self, _data: Prepared, step: int, global_batch_size: int) -> StepCounts:
-        places = range(step * global_batch_size, (step + 1) * global_batch_size)
-        steps = torch.stack([self._generator(place)[1] for place in places])
+        positions = range(step * global_batch_size, (step + 1) * global_batch_size)
+        steps = torch.stack([self._generator(position)[1] for position in positions])
         quarters = torch.bincount(self._quarters(steps), minlength=len(QUARTERS)).tolist()
         return StepCounts(divisor=global_batch_size, quarters=tuple(quarters))
 
@@ -99,11 +99,11 @@ class TextToImage:
         rows = step_rows(data, step, layout.global_batch_size)
         rank_rows = range(rank, len(rows), layout.data_parallel)
         for first in range(0, len(rank_rows), layout.micro_batch_size):
-            places = rank_rows[first : first + layout.micro_batch_size]
+            positions = rank_rows[first : first + layout.micro_batch_size]
             yield _concatenate(
                 [
-                    self._draw(pictures, int(rows[place]), step * layout.global_batch_size + place)
-                    for place in places
+                    self._draw(pictures, int(rows[position]), step * layout.global_batch_size + position)
+                    for position in positions
                 ]
             )
 
@@ -124,10 +124,10 @@ class TextToImage:
         """Return [images]: index in QUARTERS of each time step."""
         return steps * len(QUARTERS) // self.noise.count
 
-    def _draw(self, pictures: PreparedImages, row: int, place: int) -> LatentBatch:
+    def _draw(self, pictures: PreparedImages, row: int, position: int) -> LatentBatch:
         """Draw the random values of one image for its position in the run's order."""
         latent = self._latents.row(row)
-        generator, step = self._generator(place)
+        generator, step = self._generator(position)
         shape = latent.mean.shape
         clean = latent.mean + latent.std * torch.randn(shape, generator=generator)
         noise = torch.randn(shape, generator=generator)
@@ -145,10 +145,10 @@ class TextToImage:
             time_ids=torch.tensor(pictures.time_ids(row), dtype=torch.float32)[None],
         )
 
-    def _generator(self, place: int) -> tuple[torch.Generator, torch.Tensor]:
+    def _generator(self, position: int) -> tuple[torch.Generator, torch.Tensor]:
         """Return the generator for a position in the order of the run, and the time step, its first draw."""
         generator = torch.Generator()
-        generator.manual_seed(int(random_stream(self._seed, "noise", place).integers(2**63)))
+        generator.manual_seed(int(random_stream(self._seed, "noise", position).integers(2**63)))
         return generator, torch.randint(0, self.noise.count, (), generator=generator)
 
 

@@ -19,13 +19,13 @@ Named = Iterable[tuple[str, torch.nn.Parameter]]
 _TABLES = ("embed_tokens", "wte", "embed_in", "word_embeddings", "lm_head", "embed_out", "score")
 
 
-def build(job: TrainJob, named: Named) -> list[torch.optim.Optimizer]:
+def build(job: TrainJob, named_parameters: Named) -> list[torch.optim.Optimizer]:
     """Build the optimizers of the trained parameters: one, or Muon for matrices and AdamW for the rest.
 
     torch's optimizers need no compiler; its fused AdamW has native kernels for GPUs and CPUs.
     """
-    settings, named = job.settings.optimizer, list(named)
-    parameters = [parameter for _, parameter in named]
+    settings, named_parameters = job.settings.optimizer, list(named_parameters)
+    parameters = [parameter for _, parameter in named_parameters]
     common: dict[str, Any] = {"lr": job.settings.optimizer.lr, "weight_decay": settings.weight_decay}
     if settings.name == "sgd":
         return [torch.optim.SGD(parameters, momentum=0.9, **common)]
@@ -42,7 +42,9 @@ def build(job: TrainJob, named: Named) -> list[torch.optim.Optimizer]:
         return [kind(parameters, betas=settings.betas, eps=settings.eps, **common)]
     if settings.name != "muon":
         return [_adamw(job, parameters)]
-    matrices = [p for name, p in named if p.ndim == 2 and not any(table in name for table in _TABLES)]
+    matrices = [
+        p for name, p in named_parameters if p.ndim == 2 and not any(table in name for table in _TABLES)
+    ]
     matrix_ids = {id(matrix) for matrix in matrices}
     other_parameters = [parameter for parameter in parameters if id(parameter) not in matrix_ids]
     # Scale updates to the RMS of AdamW's, so that its learning rates apply (Liu et al. 2025,

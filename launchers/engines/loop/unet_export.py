@@ -92,8 +92,8 @@ def save_adapters(adapters: Mapping[str, Adapter], lora: Lora, folder: Path) -> 
         options[f"{name}_lora_layers"] = convert_state_dict_to_diffusers(tensors[name])
         options[f"{name}_lora_adapter_metadata"] = adapter.peft_config[ADAPTER].to_dict()
     StableDiffusionXLPipeline.save_lora_weights(str(folder), **options)
-    named = {f"{name}.{key}": tensor for name in adapters for key, tensor in tensors[name].items()}
-    kohya = convert_state_dict_to_kohya(named)
+    all_tensors = {f"{name}.{key}": tensor for name in adapters for key, tensor in tensors[name].items()}
+    kohya = convert_state_dict_to_kohya(all_tensors)
     for name in [name for name in kohya if name.endswith(".alpha")]:
         kohya[name] = torch.tensor(scale_of(lora) * lora.rank)  # diffusers writes the rank: scale 1
     save_file(_on_cpu(kohya), folder / _pipeline_layout.KOHYA, metadata={"format": "pt"})
