@@ -63,7 +63,7 @@ def place() -> Path:
 
 
 def root() -> Path:
-    """Return this user's folder of work folders, which may not exist yet or belong to another user."""
+    """Return the folder of this user's work folders. It may be missing, or belong to another user."""
     return place() / f"metaflow-finetune-{os.getuid()}"
 
 

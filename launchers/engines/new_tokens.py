@@ -58,12 +58,14 @@ def _link_or_grow(path: Path, folder: Path, new: range, vocab: int) -> None:
     from launchers.engines import _merge  # imports torch
 
     temporary = folder / "grown"
-    _merge.merge([path], temporary, lambda name, old: _grown(old, new, vocab) if name in WITH_ROWS else old)
+    _merge.merge(
+        [path], temporary, lambda name, old: _extended(old, new, vocab) if name in WITH_ROWS else old
+    )
     (temporary / path.name).rename(folder / path.name)
     temporary.rmdir()
 
 
-def _grown(old: Any, new: range, vocab: int) -> Any:
+def _extended(old: Any, new: range, vocab: int) -> Any:
     """Return ``old`` extended to ``vocab`` rows; rows of ``new`` tokens are the mean of all other rows.
 
     transformers' resize_token_embeddings adds noise to that mean, with 1e-9 of the rows' covariance.

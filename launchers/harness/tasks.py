@@ -120,7 +120,7 @@ def files_of(file: Path) -> list[Path]:
         raise _invalid(file, f"its data files cannot be looked for ({error!s:.200})") from None
     for function in _functions(values):
         module = file.parent / f"{function.rpartition('.')[0].replace('.', '/')}.py"
-        if module.is_file():  # else it is a module that is installed
+        if module.is_file():  # else the module must be installed
             includes.append(module)
     return list(dict.fromkeys(includes))
 

@@ -25,7 +25,10 @@ _PARTS: dict[str, tuple[str, ...]] = {
 }
 _WEIGHT = {method: "" if method == "mxfp4" else ".weight" for method in _PARTS}
 _UNUSED = {
-    "fp8": (".activation_scale", ".input_scale"),  # of static activations, which training has not
+    "fp8": (
+        ".activation_scale",
+        ".input_scale",
+    ),  # scales of static activation quantization, which training does not use
     "compressed-tensors": (".weight_shape",),
 }
 

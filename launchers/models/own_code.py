@@ -48,7 +48,7 @@ def needs_code(folder: Path) -> bool:
 
 
 def check_pipeline(index: Path) -> None:
-    """Raise UserError for a component of another library than diffusers and transformers."""
+    """Raise UserError for a component that belongs to neither diffusers nor transformers."""
     for name, component in read_json_object(index).items():
         library = component[0] if isinstance(component, list) and component else None
         if library is not None and library not in _LIBRARIES:

@@ -77,19 +77,19 @@ class RunState:
         self.total_steps = total_steps
         self.tokens_of_steps = tokens_of_steps
         self._lock = threading.Lock()
-        self._infos: dict[int, DistInfo] = {}  # by rank, as in the next two
-        self._phases: dict[int, Phase] = {}
-        self._memory: dict[int, Memory] = {}  # the newest; its peaks only grow
+        self._infos: dict[int, DistInfo] = {}  # by rank
+        self._phases: dict[int, Phase] = {}  # by rank
+        self._memory: dict[int, Memory] = {}  # newest report by rank; its peaks only grow
         self._memory_series: list[Memory] = []
-        self._steps: dict[int, dict[int, Step]] = {}  # by step and rank, of this attempt
-        self._metrics: dict[int, Metrics] = {}  # by step, restored ones too
+        self._steps: dict[int, dict[int, Step]] = {}  # by step and rank; only steps of this attempt
+        self._metrics: dict[int, Metrics] = {}  # by step, including restored steps
         self._trained_s = 0.0
         self._evaluated_s = 0.0
-        self._checkpoints_s: list[float] = []  # of each checkpoint and rank
+        self._checkpoints_s: list[float] = []  # duration of each checkpoint on each rank
         self._evaluations: dict[int, HeldOutLoss] = {}  # by step
         self._drawn: dict[int, Drawn] = {}  # by step
         self._windows: list[Window] = []
-        self._late: dict[int, Straggling] = {}  # by rank, the newest
+        self._late: dict[int, Straggling] = {}  # newest event by rank
 
     def add(self, event: Event) -> None:
         """Take one event into account."""
@@ -201,9 +201,9 @@ class RunState:
 
     @property
     def data_waits(self) -> dict[int, tuple[float, float]]:
-        """Median seconds that each rank waited for data in a step, and of the step; of ranks that report it.
+        """Median seconds of waiting for data per step, and of the step, by rank; only of ranks that report it.
 
-        The first step counts only if there is no other: it warms up.
+        The first step, which warms up, counts only if there is no other.
         """
         waits: dict[int, list[tuple[float, float]]] = {}
         for _, ranks in sorted(self._steps.items()):

@@ -122,7 +122,7 @@ class SyncedFolder:
         for path in self.folder.rglob("*"):
             try:
                 status = path.stat()
-            except FileNotFoundError:  # the script has replaced it
+            except FileNotFoundError:  # the script has removed the file meanwhile
                 continue
             if path.is_file():
                 files[path.relative_to(self.folder).as_posix()] = (status.st_size, status.st_mtime_ns)

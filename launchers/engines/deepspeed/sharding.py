@@ -164,7 +164,7 @@ def _drop_unused_prefixes(network: Any, names: set[str]) -> None:
     """
     from transformers.core_model_loading import PrefixChange
 
-    def used(change: Any) -> bool:
+    def is_applied(change: Any) -> bool:
         if not isinstance(change, PrefixChange) or change.prefix_to_remove is None:
             return True
         prefix = ".".join(filter(None, (change.model_prefix, change.prefix_to_remove)))
@@ -172,7 +172,7 @@ def _drop_unused_prefixes(network: Any, names: set[str]) -> None:
 
     changes = getattr(network, "_weight_conversions", None)
     if changes is not None:
-        network._weight_conversions = [change for change in changes if used(change)]
+        network._weight_conversions = [change for change in changes if is_applied(change)]
 
 
 @contextlib.contextmanager
@@ -200,7 +200,7 @@ def _weights_read_by_first_rank() -> Iterator[None]:
 def _fetch_expert_blocks_whole(network: Any) -> None:
     """Let ZeRO-3 gather each block of experts as one module (DeepSpeed's "leaf modules").
 
-    ZeRO-3 gathers a module's weights when the module is used, on all ranks; ranks use different experts.
+    ZeRO-3 gathers a module's weights when the module is is_applied, on all ranks; ranks use different experts.
     """
     from deepspeed.utils import set_z3_leaf_modules
 
