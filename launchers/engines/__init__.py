@@ -64,7 +64,7 @@ def get(name: str) -> Engine:
 
 
 def needs(name: str) -> Needs:
-    """Look up what the processes of an engine import."""
+    """Return the packages and modules that the processes of an engine import."""
     needs: Needs = import_module(f"launchers.engines.{name}.engine").NEEDS
     return needs
 

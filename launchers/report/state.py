@@ -201,7 +201,7 @@ class RunState:
 
     @property
     def data_waits(self) -> dict[int, tuple[float, float]]:
-        """Median seconds of waiting for data per step, and of the step, by rank; only of ranks that report it.
+        """Median seconds of waiting for data per step, and of the step, by rank (of ranks that report it).
 
         The first step, which warms up, counts only if there is no other.
         """

@@ -362,10 +362,10 @@ def _refuse_links(folder: Path, manifest: Manifest) -> None:
     """Raise UserError if a file would be written through a symbolic link in the folder."""
     names = [PurePosixPath(file.name) for file in manifest.files]
     paths = {folder / path for name in names for path in (name, *name.parents[:-1])}
-    for place in sorted(paths):
-        if place.is_symlink():
+    for path in sorted(paths):
+        if path.is_symlink():
             raise UserError(
-                f"{place} is a symbolic link: files fetched into {folder} would be written elsewhere.",
+                f"{path} is a symbolic link: files fetched into {folder} would be written elsewhere.",
                 "Remove it, or choose another folder.",
             )
 

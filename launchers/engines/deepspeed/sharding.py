@@ -200,7 +200,7 @@ def _weights_read_by_first_rank() -> Iterator[None]:
 def _fetch_expert_blocks_whole(network: Any) -> None:
     """Let ZeRO-3 gather each block of experts as one module (DeepSpeed's "leaf modules").
 
-    ZeRO-3 gathers a module's weights when the module is is_applied, on all ranks; ranks use different experts.
+    All ranks must gather a module's weights together, but each rank uses different experts.
     """
     from deepspeed.utils import set_z3_leaf_modules
 

@@ -98,7 +98,7 @@ def schedule(
     last_epoch: int = -1,
     **settings: Any,
 ) -> LambdaLR:
-    """Return the same learning rates as every other engine; ``settings`` are the section `schedule`."""
+    """Build the schedule that all engines use. ``settings``: section `schedule` of the run's settings."""
     return LambdaLR(optimizer, lr_factor(Schedule(**settings), num_training_steps), last_epoch)
 
 
