@@ -71,7 +71,7 @@ def _note(text: str) -> None:
 
 
 def _commands(conversations: Sequence[Conversation]) -> dict[str, str]:
-    """Return the commands by name, ``/image`` only for a model that sees_images images."""
+    """Return the commands by name, ``/image`` only for a model that processes images."""
     sees_images = conversations[0].loaded.vision is not None
     return {
         name: purpose for name, purpose in COMMANDS.items() if sees_images or not name.startswith("/image")

@@ -1,4 +1,4 @@
-"""Optimizers of torch and (with fewer bits) bitsandbytes, and the learning common schedule."""
+"""Optimizers of torch and (with fewer bits) bitsandbytes, and the learning rate schedule."""
 
 from __future__ import annotations
 
