@@ -63,7 +63,7 @@ class Storage(Protocol):
         """List all keys below the folder ``prefix`` (any depth), as passed to ``put_*``, sorted."""
 
     def delete(self, keys: Iterable[str]) -> bool:
-        """Delete the existing ones among these keys. Returns False if the store does not support deletion."""
+        """Delete these keys, ignoring missing ones. Returns False if the store does not support deletion."""
 
     def describe(self, key: str) -> str:
         """Return the location of a key for messages: a path or an address."""

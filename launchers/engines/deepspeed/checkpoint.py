@@ -55,7 +55,7 @@ class WrittenBy:
 
 
 def save(engine: Any, job: TrainJob, env: RankEnv, step: int) -> None:
-    """Write this rank's part of the checkpoint after ``step`` steps and mark it complete."""
+    """Write this rank's part of the checkpoint of ``step``, and mark it complete."""
     folder = job.checkpoint_dir(step)
     (folder / TAG).mkdir(parents=True, exist_ok=True)  # DeepSpeed creates it only on rank 0's node
     engine.save_checkpoint(

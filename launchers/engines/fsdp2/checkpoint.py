@@ -70,7 +70,7 @@ def save(
     env: RankEnv,
     step: int,
 ) -> None:
-    """Write this rank's part of the checkpoint after step number ``step`` and mark it complete."""
+    """Write this rank's part of the checkpoint of ``step``, and mark it complete."""
     folder = job.checkpoint_dir(step)
     folder.mkdir(parents=True, exist_ok=True)
     state_dict_saver.save(_state(network, optimizers, average, scaler), checkpoint_id=str(folder / FILES))

@@ -80,7 +80,7 @@ class ShardedModel(TrainedModel, Answering, Protocol):
         ...
 
     def save_checkpoint(self, job: TrainJob, env: RankEnv, step: int) -> None:
-        """Write this rank's part of the checkpoint after ``step`` steps and mark it complete."""
+        """Write this rank's part of the checkpoint of ``step``, and mark it complete."""
         ...
 
 

@@ -47,7 +47,7 @@ class Qwen2Checkpointer(_Checkpointer):
 
 
 def interleave(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows of each head (a0 a1.. b0 b1..) -> (a0 b0 a1 b1..): the inverse of torchtune's reordering."""
+    """Reorder each head's rows from (a0 a1.. b0 b1..) to (a0 b0 a1 b1..), inverting torchtune's order."""
     rows, rank = weight.shape
     halves = weight.reshape(heads, 2, rows // heads // 2, rank)
     return halves.transpose(1, 2).reshape(rows, rank).contiguous()
