@@ -46,14 +46,16 @@ class Engine(Protocol):
         """
 
     def collect(self, job: TrainJob, destination: Path) -> None:
-        """After training, on node 0, without torch: lay out the output as ``destination/model`` (a
-        whole model in Hugging Face format, adapters merged) and, for adapters,
-        ``destination/adapter`` (PEFT format). Where an adapter cannot be merged there is no
-        ``destination/model``, and the adapter has the tokenizer next to it (:func:`result_of`)."""
+        """Lay out the output after training, on node 0, without torch.
+
+        Writes ``destination/model`` (a complete model in Hugging Face format, adapters merged) and, for
+        adapters, ``destination/adapter`` (PEFT format). For an adapter that cannot be merged there is no
+        ``destination/model``, and the tokenizer is next to the adapter (:func:`result_of`).
+        """
 
 
 def result_of(folder: Path) -> Path:
-    """Return the usable result of ``collect``: the whole model, or the adapter that cannot be merged."""
+    """Return the usable result of ``collect``: the complete model, or the adapter that cannot be merged."""
     model = folder / "model"
     return model if model.is_dir() else folder / "adapter"
 

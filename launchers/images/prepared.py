@@ -41,7 +41,7 @@ class PreparedImages(Prepared):
 
     @cached_property
     def geometry(self) -> NDArray[np.int32]:
-        """[rows, 8], see the module's docstring."""
+        """Geometry of each row, [rows, 8]; columns: see the module's docstring."""
         return self._array("geometry")
 
     @cached_property
@@ -134,7 +134,7 @@ class Writer:
 
     @property
     def geometry(self) -> NDArray[np.int32]:
-        """[rows, 8] of the added rows."""
+        """Geometry of the rows added so far, [rows, 8]."""
         import numpy as np
 
         return np.array(self._geometry, dtype=np.int32).reshape(-1, 8)

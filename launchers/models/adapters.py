@@ -31,10 +31,8 @@ def check_adapter(folder: Path) -> None:
     if weights.is_file():
         shapes = read_header(weights, quantized=True).values()
         largest = max((size for shape in shapes for size in shape), default=0)
-    elif (
-        pickled := folder / _PICKLED
-    ).is_file():  # shapes are unknown before loading: estimate from the file's size
-        largest = pickled.stat().st_size // _ROW_BYTES
+    elif (pickled := folder / _PICKLED).is_file():
+        largest = pickled.stat().st_size // _ROW_BYTES  # shapes are unknown before loading
     for name, size in sizes.items():
         if size is None or (isinstance(size, int) and 0 <= size <= largest):
             continue

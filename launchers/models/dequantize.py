@@ -145,7 +145,7 @@ def _gptq(options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
 
 
 def _compressed_tensors(options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
-    """compressed-tensors' pack-quantized layout: weight_packed [out, in * bits / 32], symmetric.
+    """Dequantize compressed-tensors' pack-quantized layout: weight_packed [out, in * bits / 32], symmetric.
 
     Integers are stored with an offset of half their range; one scale per group of columns, or per row.
     """

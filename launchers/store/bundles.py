@@ -155,7 +155,7 @@ class BundleFile:
 
     @property
     def key(self) -> str:
-        """The file's key below the bundle's; different contents never share a key."""
+        """Key of the file below the bundle's key; different contents never share a key."""
         return f"{self.sha256[:16]}-{self.name.rpartition('/')[2]}"
 
 

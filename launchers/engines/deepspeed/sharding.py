@@ -177,7 +177,7 @@ def _drop_unused_prefixes(network: Any, names: set[str]) -> None:
 
 @contextlib.contextmanager
 def _weights_read_by_first_rank() -> Iterator[None]:
-    """With ZeRO-3, let only the first rank read weights, and the others only names and shapes.
+    """Let only the first rank read weights, and the others only names and shapes; used with ZeRO-3.
 
     transformers (5.4, integrations/deepspeed.py) reads all files in each rank, but uses only the first
     rank's tensors. Memory-mapped files cost little, but experts are merged: a copy of the model in each rank.

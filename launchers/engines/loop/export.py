@@ -49,10 +49,11 @@ def tensor_names(job: TrainJob) -> set[str]:
 
 
 def _names_in_files(network: Any, names: Iterable[str], stored: set[str]) -> dict[str, str]:
-    """Map each name of a weight in the model to its name in the base's files, of tensors ``stored``.
+    """Map the names of weights in the model to their names in the base's files.
 
-    They differ in families whose modules transformers renamed (Nemotron-H), and in vision-language models
-    published before transformers placed vision tower and language model side by side.
+    ``stored``: names of all tensors in these files. Names differ in families whose modules transformers
+    renamed (Nemotron-H), and in vision-language models published before transformers placed vision tower and
+    language model side by side.
     """
     from transformers.core_model_loading import revert_weight_conversion
 

@@ -373,7 +373,7 @@ def chosen_labels(batch: MicroBatch) -> torch.Tensor:
     labels = batch.input_ids.roll(-1, dims=1)
     positions = torch.arange(labels.shape[1], device=labels.device)
     if batch.cu_seq_lens is not None:
-        labels[:, batch.cu_seq_lens[1 : pairs + 1] - 1] = IGNORE  # each conversation is a document
+        labels[:, batch.cu_seq_lens[1 : pairs + 1] - 1] = IGNORE  # ends of conversations
         return labels.masked_fill(positions >= int(batch.lengths[:pairs].sum()), IGNORE)
     last = (batch.lengths - 1).to(labels.device)
     last[pairs:] = 0  # rejected

@@ -28,7 +28,7 @@ class StepClock:
     """
 
     def __init__(self, cuda: bool, on_part: Callable[[str], None]) -> None:
-        """``on_part``: called at the start of each part of a step: "data", "forward" and "backward"."""
+        """Create a clock. ``on_part``: called at the start of each part: "data", "forward", "backward"."""
         self._cuda, self._on_part = cuda, on_part
         self._marks: list[tuple[str, Any]] = []
         self._start = time.perf_counter()
