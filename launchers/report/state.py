@@ -123,11 +123,9 @@ class RunState:
             evaluations = [evaluation for evaluation in self.evaluations if evaluation.step <= step]
             best = best_of(evaluations) if keeps_best else None
             return {
-                "metrics": [evaluation.to_dict() for evaluation in self.metrics if evaluation.step <= step],
+                "metrics": [metrics.to_dict() for metrics in self.metrics if metrics.step <= step],
                 "evaluations": [evaluation.to_dict() for evaluation in evaluations],
-                "drawn": [
-                    dataclasses.asdict(evaluation) for evaluation in self.drawn if evaluation.step <= step
-                ],
+                "drawn": [dataclasses.asdict(images) for images in self.drawn if images.step <= step],
                 "best_step": None if best is None else best.step,
             }
 
