@@ -7,11 +7,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from estimator.hardware.local_machine import here
+from estimator.hardware.local_machine import detect
 
 
 def describe() -> dict[str, Any]:
-    machine = here()
+    machine = detect()
     packages = {name: _version(name) for name in ("torch", "torchtune", "deepspeed", "metaflow")}
     gpus = ", ".join(name for name, _ in machine.gpus) or "no GPU"
     return {

@@ -25,7 +25,7 @@ from typing import Any
 import yaml
 
 from benchmarks.machine import describe
-from estimator.hardware.local_machine import here
+from estimator.hardware.local_machine import detect
 from estimator.job import Target
 from estimator.models import find, resolve
 from estimator.planning.planner import plan
@@ -78,7 +78,7 @@ def bare(folder: Path, data: Path, model: Path, steps: int) -> Timing:
     """Run torchtune's recipe without this package."""
     settings = _config(steps)
     job = TrainJob(
-        plan=plan(build_job(settings, find("tiny-llama"), steps), Target(machine=here())),
+        plan=plan(build_job(settings, find("tiny-llama"), steps), Target(machine=detect())),
         settings=settings,
         model=resolve("tiny-llama"),
         model_dir=model,

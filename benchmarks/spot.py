@@ -115,7 +115,8 @@ def measure(runs: int) -> list[dict[str, Any]]:
                     "interruptions": statistics.fmean(simulated.interruptions),
                     "within": {budget: simulated.within(budget) for budget in BUDGETS},
                     "formula_within": {
-                        budget: interruptions.ends_well(planned, spot, budget) for budget in BUDGETS
+                        budget: interruptions.completion_probability(planned, spot, budget)
+                        for budget in BUDGETS
                     },
                 }
             rows.append(row)

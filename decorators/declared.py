@@ -73,7 +73,7 @@ class DeclaredPlan:
             target = dataclasses.replace(
                 command.target_from(goal_options),
                 kind=backend,
-                machine=local_machine.here() if backend == "local" else None,
+                machine=local_machine.detect() if backend == "local" else None,
                 device=device,
             )
             job = command.job_from(job_options)

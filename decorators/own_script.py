@@ -89,7 +89,7 @@ def _job(
     processes_per_node: int | None,
     hang_timeout_s: float,
 ) -> ScriptJob:
-    machine = local_machine.here()
+    machine = local_machine.detect()
     processes = processes_per_node or (
         plan.layout.processes_per_node if plan is not None else len(machine.gpus)
     )

@@ -251,7 +251,10 @@ def _request_of(recommendation: Recommendation, step: StepView, options: Options
 def _chosen(needs: Needs, gpu: str | None, step: StepView, options: Options, *, local: bool) -> Request:
     """Choose the cheapest machine of the step's backend."""
     target = Target(
-        kind=step.backend(), gpu=gpu, gpus=needs.gpus or None, machine=local_machine.here() if local else None
+        kind=step.backend(),
+        gpu=gpu,
+        gpus=needs.gpus or None,
+        machine=local_machine.detect() if local else None,
     )
     if not needs.gpus or local:
         return choose_machine(needs, target, Goals())

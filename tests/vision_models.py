@@ -1,4 +1,4 @@
-"""Tiny vision-language models of three families, with processors, from random weights."""
+"""Tiny vision-language models of four families, with processors, from random weights."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-FAMILIES = ("qwen3_vl", "gemma3", "idefics3")
-TOKENS = 4  # that gemma3 and idefics3 make of an image, or of a part of it
-SIDE = 32  # pixels of the images of gemma3 and idefics3
+FAMILIES = ("qwen3_vl", "gemma3", "idefics3", "smolvlm")
+TOKENS = 4  # of an image, or of a tile of it, for all but qwen3_vl
+SIDE = 32  # pixels of the images of all but qwen3_vl
 _TOKENS = {  # named special tokens of each family's tokenizer
     "qwen3_vl": {
         "image_token": "<|image_pad|>",
@@ -28,10 +28,12 @@ _TOKENS = {  # named special tokens of each family's tokenizer
         "end_of_utterance_token": "<end_of_utterance>",
     },
 }
+_TOKENS["smolvlm"] = _TOKENS["idefics3"]
 _PLACES = {  # what a template writes for an image
     "qwen3_vl": "<|vision_start|><|image_pad|><|vision_end|>",
     "gemma3": "<start_of_image>",
     "idefics3": "<image>",
+    "smolvlm": "<image>",
 }
 _TEMPLATE = (
     "{%% for m in messages %%}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>' }}"
@@ -58,8 +60,8 @@ def make(folder: Path, family: str, *, seed: int = 0) -> Path:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     _image_processor(family).save_pretrained(folder)
-    length = {"gemma3": "image_seq_length", "idefics3": "image_seq_len"}.get(family)
-    if length is not None:
+    if family != "qwen3_vl":
+        length = "image_seq_length" if family == "gemma3" else "image_seq_len"
         (folder / "processor_config.json").write_text(json.dumps({length: TOKENS}))
     return folder
 
@@ -132,6 +134,11 @@ def _image_processor(family: str) -> Any:
         from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
         return Gemma3ImageProcessorPil(size={"height": SIDE, "width": SIDE})
+    sizes: dict[str, Any] = {"size": {"longest_edge": 2 * SIDE}, "max_image_size": {"longest_edge": SIDE}}
+    if family == "smolvlm":
+        from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+        return SmolVLMImageProcessorPil(**sizes)
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
-    return Idefics3ImageProcessorPil(size={"longest_edge": 2 * SIDE}, max_image_size={"longest_edge": SIDE})
+    return Idefics3ImageProcessorPil(**sizes)

@@ -26,7 +26,7 @@ from benchmarks.on_gpu import cases, checks, page, rows
 from benchmarks.on_gpu.session import Clock, Measured, Session
 from estimator import models
 from estimator.errors import UserError
-from estimator.hardware.local_machine import here
+from estimator.hardware.local_machine import detect
 from launchers.base import workdir
 from launchers.run.checks import check_installed
 
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     Raises UserError for what the user can mend, and KeyboardInterrupt when the runs are ended.
     """
     _check(options)
-    machine = here(workdir.root())
+    machine = detect(workdir.root())
     scale = cases.ON_GPUS if machine.gpus else cases.ON_CPU
     if not machine.gpus:
         print(NO_GPU, flush=True)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from estimator import models
 from estimator.errors import CannotFit, UserError
-from estimator.hardware.local_machine import here
+from estimator.hardware.local_machine import detect
 from estimator.job import Job, Machine, Target
 from estimator.models import ModelSpec
 from estimator.plan import Plan
@@ -204,7 +204,7 @@ def plan_anyway(job: Job, target: Target, _: object = None) -> Plan:
     try:
         return planner.plan(job, target)
     except CannotFit:
-        machine = target.machine or here()
+        machine = target.machine or detect()
         roomy = replace(machine, gpus=tuple((name, ROOM) for name, _ in machine.gpus), ram_bytes=ROOM)
         leanest = 3 if job.engine == "deepspeed" and (target.gpus or 1) > 1 else job.zero_stage
         return planner.plan(replace(job, zero_stage=leanest), replace(target, machine=roomy))

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from benchmarks.on_gpu import cases, limited
 from decorators.profile.sampling import Sampler
 from estimator.errors import UserError
-from estimator.hardware.local_machine import here
+from estimator.hardware.local_machine import detect
 from estimator.job import Target
 from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.cluster.processes import die_with_parent
@@ -139,7 +139,7 @@ def run(order: Order) -> Outcome:
 
 def _prepare(order: Order) -> TrainJob:
     settings = Settings.model_validate(order.settings)
-    target = Target(machine=here(order.folder))
+    target = Target(machine=detect(order.folder))
     planned = preparation.plan_run(settings, target, calibrated=False, choose=cases.plan_anyway)
     checks.check_installed(planned.settings.engine, planned.settings.method)
     model_dir = preparation.fetch_weights(planned.model, order.folder)

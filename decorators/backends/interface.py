@@ -14,7 +14,7 @@ from decorators._metaflow import Backend, UserValue, WaitedJob, compiles_only
 from decorators.backends.options import Options
 from estimator.errors import UserError
 from estimator.hardware.cluster import Cluster
-from estimator.hardware.cluster.tables import Room, SpotLabel
+from estimator.hardware.cluster.tables import PodResources, SpotLabel
 from estimator.hardware.cluster.taints import Toleration
 from estimator.plan import Override, Request
 
@@ -42,7 +42,7 @@ class ClusterFacts:
 
     labels: tuple[tuple[str, str], ...] | None = None  # node labels that select it; None: unknown
     tolerations: tuple[Toleration, ...] = ()
-    room: Room | None = None  # resources for one pod on the smallest fitting node
+    room: PodResources | None = None  # resources for one pod on the smallest fitting node
     efa: int | None = None
     hugepages_bytes: int | None = None
     zone: str | None = None  # a zone that has enough nodes

@@ -311,7 +311,7 @@ def target_from(goal_options: GoalOptions) -> Target:
 
     return Target(
         kind=kind,  # type: ignore[arg-type]
-        machine=local_machine.here() if is_local else None,
+        machine=local_machine.detect() if is_local else None,
         nodes=goal_options.nodes,
         gpus=goal_options.gpus,
         gpu=goal_options.gpu,

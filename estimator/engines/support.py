@@ -419,7 +419,7 @@ def _experts(engine: str, job: Job) -> str | None:
     """
     model = job.model
     if not METHODS[job.method].adapters or not job.lora_experts:
-        return _experts_alone(job)
+        return _only_expert_adapters(job)
     if (reason := _no_experts(model)) is not None:
         return reason
     if job.method != "lora":
@@ -431,14 +431,14 @@ def _experts(engine: str, job: Job) -> str | None:
     if job.task == "reward" or job.new_tokens:
         setting = "task reward" if job.task == "reward" else "new_tokens"
         return f"lora.experts with {setting}: its adapter is not merged, and its base would lack the new rows"
-    return _experts_alone(job)
+    return _only_expert_adapters(job)
 
 
 def _no_experts(model: ModelSpec) -> str | None:
     return None if model.experts else f"lora.experts: {model.name} has no experts"
 
 
-def _experts_alone(job: Job) -> str | None:
+def _only_expert_adapters(job: Job) -> str | None:
     """Return the reason why adapters on experts alone are not supported: PEFT's LoRA has no such layer."""
     model = job.model
     if not METHODS[job.method].adapters or not model.experts or set(job.lora_targets) & set(model.all_linear):

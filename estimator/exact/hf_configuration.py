@@ -30,7 +30,7 @@ def values(spec: ModelSpec, seq_len: int) -> dict[str, Any]:
     common: dict[str, Any] = {"vocab_size": spec.vocab, "use_cache": False}
     if spec.family in OTHER_NAMES:
         shape = {hf_name: getattr(spec, name) for name, hf_name in OTHER_NAMES[spec.family].items()}
-        return common | shape | _particular(spec)
+        return common | shape | _family_specific(spec)
     base: dict[str, Any] = {
         "hidden_size": spec.hidden,
         "num_hidden_layers": spec.layers,
@@ -49,10 +49,18 @@ def values(spec: ModelSpec, seq_len: int) -> dict[str, Any]:
         base["head_dim"] = spec.head_dim
     if spec.recurrence:
         base |= _recurrent(spec)
-    return common | base | _window(spec) | _biases(spec) | _latent(spec) | _experts(spec) | _particular(spec)
+    return (
+        common
+        | base
+        | _window(spec)
+        | _biases(spec)
+        | _latent(spec)
+        | _experts(spec)
+        | _family_specific(spec)
+    )
 
 
-def _particular(spec: ModelSpec) -> dict[str, Any]:
+def _family_specific(spec: ModelSpec) -> dict[str, Any]:
     """Return the configuration values that only one family needs."""
     if spec.family == "gptj":
         return {"rotary_dim": spec.head_dim // 2, "n_inner": None, "tie_word_embeddings": False}

@@ -107,14 +107,14 @@ def as_on_gpu(setup: Setup) -> Iterator[None]:
                 target = f"torchtune.modules.peft.{module}"
                 stack.enter_context(mock.patch(f"{target}.to_nf4", to_nf4))
                 stack.enter_context(mock.patch(f"{target}.linear_nf4", linear_nf4))
-            stack.enter_context(mock.patch("torch.utils.swap_tensors", _take_place))
+            stack.enter_context(mock.patch("torch.utils.swap_tensors", _swap_weight))
             target = "torchtune.modules.low_precision.nf4_linear"
             stack.enter_context(mock.patch(f"{target}.to_nf4", to_nf4))
             stack.enter_context(mock.patch(f"{target}.linear_nf4", linear_nf4))
         yield
 
 
-def _take_place(old: torch.Tensor, new: torch.Tensor) -> None:
+def _swap_weight(old: torch.Tensor, new: torch.Tensor) -> None:
     """Replace a weight as torch.utils.swap_tensors does, which does not accept fake tensors."""
     old.requires_grad_(False)
     old.data = new.data

@@ -34,7 +34,7 @@ def trace(setup: Setup) -> dict[str, Any]:
         tracker = StepTracker()
         built = _build(setup)
         sizes = _sizes(built)
-        _lay_out(setup, built, meshes)
+        _distribute(setup, built, meshes)
         step = Step(setup, built, tracker)
         stack.enter_context(sharding.communication(tracker))
         step.run()
@@ -73,7 +73,7 @@ def _sizes(built: BuiltModel) -> dict[str, int]:
     }
 
 
-def _lay_out(setup: Setup, built: BuiltModel, meshes: sharding.Meshes | None) -> None:
+def _distribute(setup: Setup, built: BuiltModel, meshes: sharding.Meshes | None) -> None:
     """Apply tensor parallelism, compilation, checkpointing and FSDP2, in the order of the recipes."""
     if meshes is not None and setup.tensor > 1:
         sharding.split_tensors(setup, built, meshes)
@@ -172,7 +172,7 @@ class Step:
         built.last_norm.register_forward_hook(self._loss_begins)
         idle = self.setup.idle_blocks  # their results have no gradient
         for number, block in enumerate(built.blocks[idle:], idle):
-            block.register_forward_hook(self._block_done(number))
+            block.register_forward_hook(self._block_hook(number))
         if not SHARDINGS[self.setup.sharding].fsdp:
             for parameter in built.trained:
                 parameter.register_post_accumulate_grad_hook(self._gradient_done)  # type: ignore[no-untyped-call]
@@ -196,7 +196,7 @@ class Step:
     def _loss_ends(self, _: torch.Tensor) -> None:
         self.tracker.part, self.tracker.moment = Part.ACTIVATIONS, "backward, last norm"
 
-    def _block_done(self, number: int) -> Any:
+    def _block_hook(self, number: int) -> Any:
         last = len(self.built.blocks) - 1
         first = self.setup.idle_blocks
         name = {last: "backward, last block", first: "backward, first block"}.get(

@@ -53,7 +53,7 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
         self.peaks: dict[str, dict[str, int]] = {}
         self._highest: dict[str, int] = {}
         self._moment = "before"
-        self._working_out_shapes = False
+        self._propagating_shapes = False
 
     @property
     def moment(self) -> str:
@@ -116,7 +116,7 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
             result = func(*args, **kwargs or {})
         # DTensor propagates shapes on full tensors, in a separate fake mode or (torch 2.13) in the active
         # one: these are never allocated
-        if active_fake_mode() is self._fake_mode_on_entry and not self._working_out_shapes:
+        if active_fake_mode() is self._fake_mode_on_entry and not self._propagating_shapes:
             for tensor in result if isinstance(result, (tuple, list)) else (result,):
                 if isinstance(tensor, torch.Tensor):
                     self._track(self._part_of(func, tensor), tensor)  # type: ignore[arg-type]
@@ -129,11 +129,11 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
         work_out = getattr(ShardingPropagator, name)
 
         def noted(*args: Any, **kwargs: Any) -> Any:
-            self._working_out_shapes = True
+            self._propagating_shapes = True
             try:
                 return work_out(*args, **kwargs)
             finally:
-                self._working_out_shapes = False
+                self._propagating_shapes = False
 
         self._shapes = mock.patch.object(ShardingPropagator, name, noted)
         self._shapes.start()

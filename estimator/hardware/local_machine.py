@@ -12,7 +12,7 @@ from estimator.hardware.visible_gpus import VARIABLE, whole_gpus
 from estimator.job import Machine
 
 
-def here(folder: Path | str = ".") -> Machine:
+def detect(folder: Path | str = ".") -> Machine:
     """Return GPUs (from NVML), CPU cores, memory, and the free disk space of the file system of ``folder``.
 
     Cores and memory are limited to those of this process: CPU affinity and control group. Without driver,

@@ -57,7 +57,7 @@ def choose(catalogue: Catalogue, filters: Filters) -> tuple[tuple[Gpu, ...], tup
     """
     architectures = None if filters.architecture is None else catalogue.architecture(filters.architecture)
     cloud = None if filters.cloud is None else catalogue.cloud(filters.cloud)
-    named_gpus = None if filters.gpu is None else _named(catalogue, filters.gpu)
+    named_gpus = None if filters.gpu is None else _gpus_matching(catalogue, filters.gpu)
     gpus = [
         gpu
         for gpu in catalogue.gpus
@@ -83,7 +83,7 @@ def choose(catalogue: Catalogue, filters: Filters) -> tuple[tuple[Gpu, ...], tup
     return tuple(gpus), tuple(machines)
 
 
-def _named(catalogue: Catalogue, name: str) -> tuple[Gpu, ...]:
+def _gpus_matching(catalogue: Catalogue, name: str) -> tuple[Gpu, ...]:
     """Return the GPUs of a name ("a100": four), otherwise all whose name begins with it ("rtx4")."""
     try:
         return catalogue.gpus_called(name)

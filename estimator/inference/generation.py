@@ -95,7 +95,7 @@ def plan_generation(plan: Plan, model: ModelSpec, sampling: Sampling) -> Generat
     ]
     on_gpus = device == "cuda"
     return Generation(
-        batch_sequences=max(sequences, _most(gpu) if on_gpus else CPU_SEQUENCES),
+        batch_sequences=max(sequences, _max_useful_batch(gpu) if on_gpus else CPU_SEQUENCES),
         batch_tokens=batch_tokens if on_gpus else max(batch_tokens, CPU_BATCH_TOKENS),
         prompt_tokens=sampling.prompt_tokens,
         fits=fits,
@@ -148,7 +148,7 @@ def _batch(plan: Plan, model: ModelSpec, sampling: Sampling, base: Request) -> t
         capacity = base.memory_mib * MIB - BESIDE_RANKS
     if capacity is None:
         return base.gpus_per_node, sampling.answers, None
-    max_sequences = _most(_gpu(plan)) if on_gpus else CPU_SEQUENCES
+    max_sequences = _max_useful_batch(_gpu(plan)) if on_gpus else CPU_SEQUENCES
     if not on_gpus:
         max_sequences = min(max_sequences, CPU_BATCH_TOKENS // (sampling.prompt_tokens + sampling.new_tokens))
     first, last = base.gpus_per_node, max(plan.request.gpus_per_node, base.gpus_per_node)
@@ -175,7 +175,7 @@ def _can_share(model: ModelSpec, gpus: int, sampling: Sampling) -> bool:
     return not sampling.heads_shared or heads_divide(model, gpus)
 
 
-def _most(gpu: Gpu | None) -> int:
+def _max_useful_batch(gpu: Gpu | None) -> int:
     """Return the largest useful number of answers per batch."""
     return (balanced_sequences(gpu) if gpu is not None else None) or UNKNOWN_SEQUENCES
 

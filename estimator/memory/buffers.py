@@ -72,7 +72,7 @@ def buffers(setup: Setup, part: Part) -> Buffers:
     if SHARDINGS[setup.sharding].fsdp and setup.shard > 1:
         return _fsdp(setup, part, trained)
     if setup.sharded_alone:
-        return _fsdp_alone(setup, part, trained)
+        return _fsdp_in_one_process(setup, part, trained)
     if setup.engine == "megatron" and setup.sharding in ("zero1", "ddp"):
         return NONE  # gradients are in the buckets already
     if setup.replicate * setup.shard > 1 or setup.context > 1:
@@ -133,7 +133,7 @@ def _fsdp(setup: Setup, part: Part, trained: int) -> Buffers:
     )
 
 
-def _fsdp_alone(setup: Setup, part: Part, trained: int) -> Buffers:
+def _fsdp_in_one_process(setup: Setup, part: Part, trained: int) -> Buffers:
     """Return the copies that FSDP2 makes in a single process, which has nothing to gather.
 
     torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, wait_for_unshard: a group's weights are copied

@@ -156,21 +156,23 @@ class StageMoments:
 
         def reserved(moment: Moment) -> tuple[float, int]:
             alive, total = moment.weighed(weight, streams)
-            return alive + self._left_over(moment) * held, total
+            return alive + self._cached_of_lengths(moment) * held, total
 
         largest = max(self.moments, key=reserved)
         names = self.constant | largest.parts
         joined = {name: self.constant.get(name, 0) + largest.parts.get(name, 0) for name in names}
         result = Peak(
             categories={name: size for name, size in joined.items() if size},
-            reserved_extra=largest.reserved_extra(self.streams) + self.unfitting + self._left_over(largest),
+            reserved_extra=largest.reserved_extra(self.streams)
+            + self.unfitting
+            + self._cached_of_lengths(largest),
         )
         dynamic = result.dynamic_bytes + result.reserved_extra
         return replace(
             result, reserved_extra=result.reserved_extra + int(math.hypot(dynamic, self.cached)) - dynamic
         )
 
-    def _left_over(self, moment: Moment) -> int:
+    def _cached_of_lengths(self, moment: Moment) -> int:
         return 0 if "optimizer temporaries" in moment.parts else self.left
 
 
@@ -180,7 +182,7 @@ def _stage_moments(setup: Setup, stage: str) -> StageMoments:
     constant = states(setup, stage)
     gradients = constant.pop("gradients")
     if isinstance(setup.model, DiffusionSpec):
-        return _of_unet(setup, setup.model, part, constant, gradients)
+        return _unet_moments(setup, setup.model, part, constant, gradients)
     if divides_scales(setup):  # else they are with the weights
         constant["quantization overhead"] = scale_bytes(setup, part)
     logits = loss_bytes(setup, part, setup.tokens)
@@ -193,11 +195,11 @@ def _stage_moments(setup: Setup, stage: str) -> StageMoments:
         + max(moment.other_streams for moment in moments),
         unfitting=logits.unfitting + min(int(setup.tokens * _unfitting(setup, block_per_token)), logits.peak),
         cached=cached_bytes(setup, part),
-        left=_left_by_lengths(setup, logits, block_per_token),
+        left=_cached_by_lengths(setup, logits, block_per_token),
     )
 
 
-def _left_by_lengths(setup: Setup, logits: Logits, block_per_token: float) -> int:
+def _cached_by_lengths(setup: Setup, logits: Logits, block_per_token: float) -> int:
     """Return the bytes that batches of varying lengths leave in the allocator's cache."""
     if not varies(setup) or setup.device == "cpu":
         return 0
@@ -205,7 +207,7 @@ def _left_by_lengths(setup: Setup, logits: Logits, block_per_token: float) -> in
     return int(LEFT_BY_LENGTHS * (logits.peak + block))
 
 
-def _of_unet(
+def _unet_moments(
     setup: Setup, model: DiffusionSpec, part: Part, constant: dict[str, int], gradients: int
 ) -> StageMoments:
     """Return the moments of a UNet's step."""
@@ -246,7 +248,7 @@ def _moments(
     early = held_gradients if setup.optimizer_in_backward else max(held_gradients, min(head, gradients))
     in_backward = block if checkpointed(setup) else int(tokens * backward_bytes(setup))
     return [
-        *_drawing(setup),
+        *_answer_generation(setup),
         *_later_batch(setup, saved + last, logits.peak, communication.at_loss, gradients),
         Moment(
             {
@@ -276,7 +278,7 @@ def _moments(
         ),
         Moment(
             {
-                "activations": saved + in_backward + _unfreed(setup, saved),
+                "activations": saved + in_backward + _unfreed_gradients(setup, saved),
                 "logits and loss": logits.held,
                 "gradients": held_gradients + communication.waiting
                 if communication.waiting
@@ -312,7 +314,7 @@ def _moments(
     ]
 
 
-def _unfreed(setup: Setup, saved: int) -> int:
+def _unfreed_gradients(setup: Setup, saved: int) -> int:
     """Return the bytes of block-output gradients that FSDP1 frees late, after frozen weights.
 
     They are as large as the checkpoints. With LoRA and QLoRA the backward pass of the Trainer under FSDP1
@@ -323,7 +325,7 @@ def _unfreed(setup: Setup, saved: int) -> int:
     return saved if frozen and checkpointed(setup) else 0
 
 
-def _drawing(setup: Setup) -> list[Moment]:
+def _answer_generation(setup: Setup) -> list[Moment]:
     """Answers being drawn, before a step has gradients; the cache's blocks are held twice on a GPU."""
     if not setup.answer_len:
         return []
@@ -425,7 +427,7 @@ def in_flight(setup: Setup, part: Part) -> float:
     return float(min(micro_batches, p if part.first else 1))
 
 
-def _longest_alone(setup: Setup) -> bool:
+def _longest_is_first_and_only(setup: Setup) -> bool:
     """Return whether one longest batch is first, without the unfreed gradient of StableEmbedding."""
     first = setup.longest_once and setup.longest_first
     return first and setup.zero_stage is None and setup.pipeline == 1 and setup.quantization == "none"
@@ -433,7 +435,7 @@ def _longest_alone(setup: Setup) -> bool:
 
 def _later_batch(setup: Setup, saved: int, logits: int, gathered: int, gradients: int) -> list[Moment]:
     """Return the moment of a shorter batch's loss, with earlier gradients, if the longest is first."""
-    if not _longest_alone(setup):
+    if not _longest_is_first_and_only(setup):
         return []
     parts = {
         "activations": int(LATER_LENGTH * saved),
@@ -450,7 +452,7 @@ def _held_gradients(setup: Setup, gradients: int) -> int:
     ``_later_batch`` has what follows where the longest batch is alone and the run's first: no micro batch has
     gone before it.
     """
-    if _longest_alone(setup):
+    if _longest_is_first_and_only(setup):
         return 0
     if setup.accumulation > 1 or setup.zero_stage is not None or setup.pipeline > 1:
         return gradients

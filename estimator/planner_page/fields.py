@@ -144,7 +144,7 @@ MY_MODEL = "./my-model"
 
 def _value(field: Field, text: str) -> Any:
     if field.kind == "whole":
-        return _whole(field, text)
+        return _integer(field, text)
     if field.kind == "number":
         return _number(field, text)
     if field.kind == "tokens":
@@ -161,7 +161,7 @@ def _value(field: Field, text: str) -> Any:
     return text
 
 
-def _whole(field: Field, text: str) -> int:
+def _integer(field: Field, text: str) -> int:
     digits = text.replace(",", "").replace("_", "")
     if not digits.isascii() or not digits.isdigit() or int(digits) == 0:
         raise UserError(f"{field.option} {text} is not a whole number above 0.", f"Correct {field.label}.")

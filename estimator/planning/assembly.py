@@ -13,7 +13,7 @@ from estimator.plan import Interruptions, Plan, Prediction
 from estimator.planning import learning_rate
 from estimator.planning.capacity import why_rare
 from estimator.planning.goals import DISRUPTIONS
-from estimator.planning.interruptions import describe, ends_well, expected, unknown_rate
+from estimator.planning.interruptions import completion_probability, describe, expected, unknown_rate
 from estimator.planning.job_settings import changed_settings
 from estimator.planning.search import Candidate
 from estimator.planning.step_requests import for_evaluation, for_preparation, for_training
@@ -110,5 +110,5 @@ def _interruptions(job: Job, candidate: Candidate, tokens: int | None, budget: i
         steps=steps,
         expected=expected(hours, interruptions),
         lost_hours=hours - start - trained,
-        ends_well=ends_well(hours, interruptions, budget),
+        ends_well=completion_probability(hours, interruptions, budget),
     )

@@ -73,7 +73,7 @@ class Survey:
                 break
         scattered = [candidate for candidate in self.candidates if self._is_scattered(candidate)]
         for candidate in scattered:
-            _log.debug("discarded %s: fewer machines do as much for no higher price", candidate.what)
+            _log.debug("discarded %s: fewer machines do as much for no higher price", candidate.hardware)
         self.candidates = in_order(
             [candidate for candidate in self.candidates if candidate not in scattered],
             self.goals,
@@ -138,7 +138,7 @@ class Survey:
             rejection = against_goals(best, self.goals, self.tokens)
             if rejection is None:
                 self.candidates.append(best)
-                _log.debug("candidate %s: %s", best.what, best.layout)
+                _log.debug("candidate %s: %s", best.hardware, best.layout)
             else:
                 self.goal_misses.append((best, rejection))
                 _log.debug("discarded %s", rejection)
@@ -208,7 +208,9 @@ def host_miss(candidate: Candidate, place: Place) -> Miss | None:
     available = int(place.ram_bytes * share)
     if candidate.memory.host_bytes <= available:
         return None
-    return Miss(what=candidate.what, needs=candidate.memory.host_bytes, has=available, where="host memory")
+    return Miss(
+        hardware=candidate.hardware, needs=candidate.memory.host_bytes, has=available, where="host memory"
+    )
 
 
 def disk_miss(job: Job, target: Target, candidate: Candidate, place: Place) -> Miss | None:
@@ -218,7 +220,7 @@ def disk_miss(job: Job, target: Target, candidate: Candidate, place: Place) -> M
     needs = disk_of(job, target, candidate.layout)
     if needs <= place.disk_bytes:
         return None
-    return Miss(what=candidate.what, needs=needs, has=place.disk_bytes, where="disk")
+    return Miss(hardware=candidate.hardware, needs=needs, has=place.disk_bytes, where="disk")
 
 
 def rank_plans(survey: Survey, top: int) -> Ranking:
@@ -231,15 +233,16 @@ def rank_plans(survey: Survey, top: int) -> Ranking:
     )
     goals_missed = list({miss.what.split(" (")[0]: miss for miss in reversed(by_distance)}.values())[::-1]
     near_goals = goals_missed[: MOST_REJECTIONS // 3]
-    dearer_machines = later_ranked(best, order[1:], survey.goals, MOST_REJECTIONS)
+    later_machines = later_ranked(best, order[1:], survey.goals, MOST_REJECTIONS)
     gpu_names = {candidate.gpu.name for candidate in order[:top] if candidate.gpu}
     other_machines = [
-        line for line in dearer_machines if not any(f"x {name} (" in line.what for name in gpu_names)
+        line for line in later_machines if not any(f"x {name} (" in line.what for name in gpu_names)
     ]
     rejected = (*near_goals, *misses, *other_machines)[:MOST_REJECTIONS]
-    noted = tuple(str(line) for line in (*near_goals, *misses[:3], *dearer_machines))[:5]
+    plan_notes = tuple(str(line) for line in (*near_goals, *misses[:3], *later_machines))[:5]
     plans = [
-        build_plan(survey, candidate, noted if candidate is best else (), best) for candidate in order[:top]
+        build_plan(survey, candidate, plan_notes if candidate is best else (), best)
+        for candidate in order[:top]
     ]
     return Ranking(
         plans=tuple(plans),

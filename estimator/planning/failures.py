@@ -68,7 +68,7 @@ def of_survey(survey: Survey) -> Failure:
     # A layout that lacks only disk space is nearer than one that does not fit the GPUs
     miss = min(survey.misses, key=lambda miss: (miss.where != "disk", miss.over), default=None)
     if miss is not None:
-        subject = f"{method} on {miss.what}"
+        subject = f"{method} on {miss.hardware}"
         problem = f"{title(survey.job)} does not fit on the requested hardware; nearest: {miss}."
         problem += _DISK if miss.where == "disk" else _undivided(survey.job)
         return Failure(
@@ -88,7 +88,7 @@ def of_survey(survey: Survey) -> Failure:
 def _interrupted(survey: Survey) -> Failure:
     """Build the failure of spot instances that are interrupted too often for the run to finish."""
     nearest, miss = min(survey.goal_misses, key=lambda pair: pair[1].over or math.inf)
-    problem = f"On spot instances this run would hardly finish on {nearest.what}: {miss.reason}"
+    problem = f"On spot instances this run would hardly finish on {nearest.hardware}: {miss.reason}"
     return Failure(
         Rejection(what=survey.job.method, reason=problem, kind="method"),
         (0, miss.over or math.inf),
@@ -126,7 +126,7 @@ def _goals_missed(survey: Survey) -> tuple[str, Candidate, Suggestion]:
         problem = (
             f"No plan trains {amount}{within} for {format_usd(goals.budget_usd)}; "
             f"the cheapest is {format_usd(usd)}, "
-            f"in {format_duration((best.hours(tokens) or 0) * 3600)} on {best.what}"
+            f"in {format_duration((best.hours(tokens) or 0) * 3600)} on {best.hardware}"
         )
         return problem, best, {"budget_usd": math.ceil(usd)}
     if "deadline" in kinds:
@@ -135,7 +135,7 @@ def _goals_missed(survey: Survey) -> tuple[str, Candidate, Suggestion]:
         hours, price = best.hours(tokens) or 0.0, best.usd(tokens)
         problem = (
             f"No plan trains {amount} within {goals.deadline_hours:g} h; "
-            f"the fastest takes {format_duration(hours * 3600)} on {best.what}"
+            f"the fastest takes {format_duration(hours * 3600)} on {best.hardware}"
             + (f", for {format_usd(price)}" if price is not None else "")
         )
         return problem, best, {"deadline_hours": f"{math.ceil(hours * 10) / 10:g}"}

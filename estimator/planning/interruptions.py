@@ -14,7 +14,7 @@ from estimator.plan import Interruptions
 from estimator.planning.interruption_rates import Rate
 from estimator.planning.start_up import rates_of
 
-ENDS_WELL = 0.5  # probability of finishing below which a run is refused
+LEAST_COMPLETION_PROBABILITY = 0.5  # probability of finishing below which a run is refused
 # Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974; Daly, A higher
 # order estimate of the optimum checkpoint interval for restart dumps, Future Generation Computer Systems
 # 22(3), 2006
@@ -96,7 +96,7 @@ def expected(wall: float, spot: Interruptions) -> float:
     return wall * spot.per_node_hour * spot.nodes
 
 
-def ends_well(wall: float, spot: Interruptions, budget: int) -> float:
+def completion_probability(wall: float, spot: Interruptions, budget: int) -> float:
     """Return the probability (0 to 1) of at most ``budget`` interruptions in this time (Poisson)."""
     mean = expected(wall, spot)
     if not math.isfinite(mean):
@@ -107,8 +107,8 @@ def ends_well(wall: float, spot: Interruptions, budget: int) -> float:
 
 def against_budget(wall: float, spot: Interruptions, budget: int) -> str | None:
     """Return the reason, with the arithmetic, why a run of this length would hardly finish, or None."""
-    chance = ends_well(wall, spot, budget)
-    if chance >= ENDS_WELL:
+    chance = completion_probability(wall, spot, budget)
+    if chance >= LEAST_COMPLETION_PROBABILITY:
         return None
     if not math.isfinite(wall):
         return f"it never reaches the next checkpoint: {_describe_rate(spot)}"

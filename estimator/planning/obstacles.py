@@ -24,7 +24,7 @@ def explain(error: UserError, job: Job, target: Target, cluster: Cluster) -> Use
         return _of_quota(error, unlimited, cluster)
     tainted_plan = _plan_or_none(job, target, cluster)
     if tainted_plan is None:
-        return _of_guess(error, job, target, cluster)
+        return _unknown_type_error(error, job, target, cluster)
     return _of_taint(
         tainted_plan, [nodes for nodes in nodes_of(tainted_plan, cluster) if nodes.untolerated_taints]
     )
@@ -55,7 +55,7 @@ def taints_of(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
     return kinds[0].taints
 
 
-def _of_guess(error: UserError, job: Job, target: Target, cluster: Cluster) -> UserError:
+def _unknown_type_error(error: UserError, job: Job, target: Target, cluster: Cluster) -> UserError:
     """Build the error for node groups without nodes, whose instance type is unknown."""
     guesses = [replace(nodes, guessed=False) for nodes in cluster.nodes if nodes.guessed]
     plan = _plan_or_none(job, target, replace(cluster, nodes=tuple(guesses))) if guesses else None

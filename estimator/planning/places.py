@@ -85,7 +85,7 @@ def choose_places(job: Job, target: Target, goals: Goals) -> list[Place]:
     """Return the places that can run the job and match the options. Raises UserError if there are none."""
     usable = list_places(target, goals, any_gpu=job.precision in ("fp32", fp16.PRECISION))
     if not usable:
-        raise _none_left(job, target, goals)
+        raise _no_place_error(job, target, goals)
     supported = [place for place in usable if unsupported_gpu(job, place.gpu) is None]
     if not supported:
         refuse_gpu(job, usable[0].gpu)
@@ -120,11 +120,11 @@ def list_places(target: Target, goals: Goals, *, any_gpu: bool = False) -> list[
         and (target.gpus or 1) <= place.gpus
     ]
     if not usable and target.kind == "catalogue":
-        usable = _of_own_gpus(target, goals)
+        usable = _hypothetical_nodes(target, goals)
     return usable
 
 
-def _of_own_gpus(target: Target, goals: Goals) -> list[Place]:
+def _hypothetical_nodes(target: Target, goals: Goals) -> list[Place]:
     """Return hypothetical nodes for requested GPUs that no instance type of the table has in that number."""
     machine = target.cloud or target.instance_type or goals.clouds or goals.instance_types or goals.spot
     if target.gpu is None or machine:
@@ -253,7 +253,6 @@ def _of_cluster(cluster: Cluster, target: Target, goals: Goals) -> list[Place]:
         if nodes.guessed and not names:  # the user must confirm the instance type
             continue
         item = nodes.instance
-        trusted = nodes.gpu_assumed
         kind = (
             item.name,
             nodes.gpu.name,
@@ -261,7 +260,7 @@ def _of_cluster(cluster: Cluster, target: Target, goals: Goals) -> list[Place]:
             nodes.spot,
             nodes.untolerated_taints,
             nodes.guessed,
-            trusted,
+            nodes.gpu_assumed,
         )
         kinds.setdefault(kind, []).append(nodes)
     clouds = {cloud.lower() for cloud in (*goals.clouds, target.cloud) if cloud}
@@ -384,7 +383,7 @@ def _waits_for(group: list[ClusterNodes], limits: _Limits) -> list[str]:
     return lines
 
 
-def _none_left(job: Job, target: Target, goals: Goals) -> UserError:
+def _no_place_error(job: Job, target: Target, goals: Goals) -> UserError:
     choices = [("--cloud", cloud) for cloud in (*goals.clouds, target.cloud)]
     choices += [("--instance-type", name) for name in (*goals.instance_types, target.instance_type)]
     choices += [("--gpu", target.gpu), ("--gpus", str(target.gpus) if target.gpus else None)]

@@ -112,7 +112,7 @@ def _plans(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence)
     for engines in jobs:
         outcome = _of_method(engines, target, goals, top, evidence)
         if isinstance(outcome, Ranking):
-            return _explained(outcome, job, rejections) if job.method == "auto" else outcome
+            return _with_method_reason(outcome, job, rejections) if job.method == "auto" else outcome
         failures.append(outcome)
         rejections.append(outcome.rejection)
     raise min(failures, key=lambda failure: failure.distance).error()
@@ -142,7 +142,7 @@ def _of_method(
         if group[0].precision != jobs[0].precision and not all(_is_tight(each, target) for each in uncertain):
             break  # pure bf16 only if fp32 master weights fit nowhere
         if machine is not None:
-            outcome = _of_engines_here(group, target, goals, evidence, skipped)
+            outcome = _plan_engines_locally(group, target, goals, evidence, skipped)
         else:
             outcome = _of_engines(group, target, goals, top, evidence, skipped)
         masters = f"{format_list([job.engine for job in group])}, with fp32 master weights, would"
@@ -173,12 +173,12 @@ def _is_well_founded(plan: Plan) -> bool:
     return UNMEASURED not in plan.why and not plan.prediction.low_availability
 
 
-def _of_engines_here(
+def _plan_engines_locally(
     jobs: list[Job], target: Target, goals: Goals, evidence: Evidence, skipped: str
 ) -> Ranking | Failure:
     """Plan for the available hardware with the fastest of some engines, of ties the simplest."""
     outcomes: dict[str, Plan | Failure] = {
-        job.engine: _of_engine_here(job, target, goals, evidence) for job in jobs
+        job.engine: _plan_locally(job, target, goals, evidence) for job in jobs
     }
     plans = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Plan)}
     if not plans:
@@ -195,7 +195,7 @@ def _of_engines_here(
     return Ranking(plans=(chosen,), rejected=(), order=describe_place(target))
 
 
-def _of_engine_here(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan | Failure:
+def _plan_locally(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan | Failure:
     try:
         return plan_local(job, target, goals, evidence)
     except CannotFit as error:
@@ -288,7 +288,7 @@ def _jobs(job: Job, rejections: list[Rejection]) -> list[list[Job]]:
     return [group for group, reason in zip(jobs, reasons, strict=True) if reason is None]
 
 
-def _explained(ranking: Ranking, job: Job, rejections: list[Rejection]) -> Ranking:
+def _with_method_reason(ranking: Ranking, job: Job, rejections: list[Rejection]) -> Ranking:
     """Return the ranking of method "auto", with the reason for the method."""
     method = ranking.best.method
     skipped = job.methods[: job.methods.index(method)]

@@ -208,25 +208,25 @@ def against_goals(candidate: Candidate, goals: Goals, tokens: int | None) -> Rej
     if candidate.interruptions is not None and hours is not None:
         reason = against_budget(hours, candidate.interruptions, goals.max_disruptions)
         if reason is not None:
-            return Rejection(what=candidate.what, reason=reason, kind="interruptions", over=hours)
+            return Rejection(what=candidate.hardware, reason=reason, kind="interruptions", over=hours)
     if goals.deadline_hours is not None:
         if hours is None:
             return Rejection(
-                what=candidate.what, reason=f"speed unknown: {candidate.speed.basis}", kind="speed"
+                what=candidate.hardware, reason=f"speed unknown: {candidate.speed.basis}", kind="speed"
             )
         if hours > goals.deadline_hours:
             excess = hours / goals.deadline_hours - 1
             reason = (
                 f"takes {format_duration(hours * 3600)} of {goals.deadline_hours:g} h: {percent(excess)} over"
             )
-            return Rejection(what=candidate.what, reason=reason, kind="deadline", over=excess)
+            return Rejection(what=candidate.hardware, reason=reason, kind="deadline", over=excess)
     if goals.budget_usd is not None:
         if usd is None:
-            return Rejection(what=candidate.what, reason=unknown(candidate, goals), kind="price")
+            return Rejection(what=candidate.hardware, reason=unknown(candidate, goals), kind="price")
         if usd > goals.budget_usd:
             excess = usd / goals.budget_usd - 1
             reason = f"costs {format_usd(usd)} of {format_usd(goals.budget_usd)}: {percent(excess)} over"
-            return Rejection(what=candidate.what, reason=reason, kind="budget", over=excess)
+            return Rejection(what=candidate.hardware, reason=reason, kind="budget", over=excess)
     return None
 
 
@@ -235,8 +235,8 @@ def of_misses(misses: list[Miss], limit: int) -> list[Rejection]:
     nearest: dict[str, Rejection] = {}
     for miss in sorted(misses, key=lambda miss: miss.over):
         kind: RejectionKind = miss.where
-        rejection = Rejection(what=miss.what, reason=miss.reason, kind=kind, over=miss.over)
-        nearest.setdefault(miss.what.split(" (")[0].partition("x ")[2], rejection)
+        rejection = Rejection(what=miss.hardware, reason=miss.reason, kind=kind, over=miss.over)
+        nearest.setdefault(miss.hardware.split(" (")[0].partition("x ")[2], rejection)
     return list(nearest.values())[:limit]
 
 
@@ -275,7 +275,7 @@ def _behind(best: Candidate, candidate: Candidate, goals: Goals) -> Rejection:
     if candidate.place is not None and candidate.place.ram_bytes is None:
         needs = format_bytes(candidate.memory.host_bytes)
         reason = f"fits its GPUs; needs {needs} of host memory, whose size is unknown"
-        return Rejection(what=candidate.what, reason=reason, kind="host memory")
+        return Rejection(what=candidate.hardware, reason=reason, kind="host memory")
     scarcity = why_rare(candidate.place)
     mark = f"; low availability: {scarcity}" if scarcity else ""
     speeds = (best.speed.tokens_per_second, candidate.speed.tokens_per_second)
@@ -284,13 +284,13 @@ def _behind(best: Candidate, candidate: Candidate, goals: Goals) -> Rejection:
         reason = (
             f"fits, {compared(slower, 'slower', 'faster')}" if slower else "fits, as fast and more expensive"
         )
-        return Rejection(what=candidate.what, reason=reason + mark, kind="speed", over=slower)
+        return Rejection(what=candidate.hardware, reason=reason + mark, kind="speed", over=slower)
     if candidate.usd_per_token is not None and best.usd_per_token is not None:
         excess = candidate.usd_per_token / best.usd_per_token - 1
         hourly = f", at {format_usd(candidate.usd_per_hour)} per hour" if abs(excess) < INDISTINCT else ""
         reason = f"fits, {compared(excess, 'more expensive', 'cheaper')} per token{hourly}{mark}"
-        return Rejection(what=candidate.what, reason=reason, kind="price", over=excess)
-    return Rejection(what=candidate.what, reason=f"fits; {unknown(candidate, goals)}{mark}", kind="price")
+        return Rejection(what=candidate.hardware, reason=reason, kind="price", over=excess)
+    return Rejection(what=candidate.hardware, reason=f"fits; {unknown(candidate, goals)}{mark}", kind="price")
 
 
 def compared(difference: float, if_positive: str, if_negative: str) -> str:

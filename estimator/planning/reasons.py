@@ -37,7 +37,7 @@ def of_layout(search: Search, candidate: Candidate) -> list[str]:
         _checkpointing(search, candidate),
         *automatic.reason(search.requested, layout.device, layout.precision),
         *automatic.float8_reason(job, candidate.gpu),
-        *_documents_apart(job, candidate),
+        *_document_separation(job, candidate),
         *_varying_lengths(job, candidate),
         *vision.reasons(job),
         *_task(search, candidate),
@@ -83,7 +83,7 @@ def _task(search: Search, candidate: Candidate) -> list[str]:
     job, layout = search.job, candidate.layout
     task = TASKS[job.task]
     if task.draws_answers:
-        return [_drawing(search, candidate)]
+        return [_answer_generation(search, candidate)]
     if isinstance(job.model, DiffusionSpec):
         return [_latents(job.model, candidate)]
     reason = task.extra_cost
@@ -115,7 +115,7 @@ def _latents(model: DiffusionSpec, candidate: Candidate) -> str:
     )
 
 
-def _drawing(search: Search, candidate: Candidate) -> str:
+def _answer_generation(search: Search, candidate: Candidate) -> str:
     """Describe what a process generates in a step of grpo, its memory, and its share of the time."""
     setup = search.setup(candidate.layout)
     batch = drawn_batch(setup)
@@ -263,7 +263,7 @@ def _part_recomputed(search: Search, candidate: Candidate, uncheckpointed: Memor
     )
 
 
-def _documents_apart(job: Job, candidate: Candidate) -> list[str]:
+def _document_separation(job: Job, candidate: Candidate) -> list[str]:
     """Explain how a loop engine separates packed documents on a GPU, if it uses a dense mask."""
     if not job.packing or candidate.layout.device != "cuda" or not ENGINES[job.engine].runs_loop:
         return []
@@ -325,7 +325,7 @@ def of_machine(
         )
     else:
         line = f"{size}: {place.name} fits; its price or speed is unknown"
-    return [line, *_source(best)]
+    return [line, *_price_and_limits(best)]
 
 
 def _cheapest(best: Candidate, candidates: list[Candidate], tokens: int | None) -> str:
@@ -361,12 +361,12 @@ def _fastest(best: Candidate, candidates: list[Candidate], tokens: int | None) -
 
 def nearest(candidate: Candidate) -> list[str]:
     """Explain why a plan that misses the goals is shown."""
-    return [f"{candidate.what} is the nearest of all that fit", *_source(candidate)]
+    return [f"{candidate.hardware} is the nearest of all that fit", *_price_and_limits(candidate)]
 
 
 def behind(candidate: Candidate, best: Candidate) -> list[str]:
     """Compare a plan further down with the best one."""
-    parts = [f"fits on {candidate.what}"]
+    parts = [f"fits on {candidate.hardware}"]
     if candidate.usd_per_token is not None and best.usd_per_token is not None:
         parts.append(
             compared(candidate.usd_per_token / best.usd_per_token - 1, "dearer", "cheaper") + " a token"
@@ -374,10 +374,10 @@ def behind(candidate: Candidate, best: Candidate) -> list[str]:
     speeds = (candidate.speed.tokens_per_second, best.speed.tokens_per_second)
     if speeds[0] is not None and speeds[1] is not None:
         parts.append(compared(speeds[0] / speeds[1] - 1, "faster", "slower"))
-    return [", ".join(parts) + (" than the best" if len(parts) > 1 else ""), *_source(candidate)]
+    return [", ".join(parts) + (" than the best" if len(parts) > 1 else ""), *_price_and_limits(candidate)]
 
 
-def _source(candidate: Candidate) -> list[str]:
+def _price_and_limits(candidate: Candidate) -> list[str]:
     place = candidate.place
     if place is None:
         return []

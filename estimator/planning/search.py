@@ -142,7 +142,7 @@ class Candidate:
         return None if hours is None or hourly is None else hours * hourly
 
     @property
-    def what(self) -> str:
+    def hardware(self) -> str:
         """Description of GPUs and nodes."""
         if self.gpu is None or self.place is None:
             return f"{self.layout.world_size} process(es)"
@@ -153,7 +153,7 @@ class Candidate:
 class Miss:
     """Shortage, in bytes, of hardware on which even the leanest layout does not fit."""
 
-    what: str
+    hardware: str
     needs: int
     has: int
     where: Literal["memory", "host memory", "disk"] = "memory"
@@ -172,7 +172,7 @@ class Miss:
         )
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.reason}"
+        return f"{self.hardware}: {self.reason}"
 
 
 class Search:
@@ -203,7 +203,7 @@ class Search:
         self._speeds: dict[tuple[object, ...], throughput.Speed] = {}
         self._measured: dict[str | None, bool] = {}
         self._needs: dict[tuple[int, int, str | None], int] = {}
-        self._whole: int | None = None
+        self._whole_states: int | None = None
         self._fitting: dict[tuple[object, ...], list[Layout]] = {}
 
     def best(
@@ -323,7 +323,7 @@ class Search:
             needs = [least_capacity(*self._needs_of(rung, gpu)) for rung in rungs]
             share = -(-self.whole_states(gpu) // (nodes * processes))
             self._needs[key] = max(min(needs), share)
-        return Miss(what=hardware_name, needs=self._needs[key], has=capacity)
+        return Miss(hardware=hardware_name, needs=self._needs[key], has=capacity)
 
     def estimate(self, layout: Layout, gpu: Gpu | None = None) -> MemoryEstimate:
         """Return the memory of one process in a layout, corrected by earlier runs on that GPU, if any."""
@@ -349,9 +349,9 @@ class Search:
         """
         if self._is_measured(gpu) or self.job.offload != "none":
             return 0
-        if self._whole is None:
-            self._whole = sum(dict(memory.states(self._on_one_gpu())).values())
-        return self._whole
+        if self._whole_states is None:
+            self._whole_states = sum(dict(memory.states(self._on_one_gpu())).values())
+        return self._whole_states
 
     def _on_one_gpu(self) -> Setup:
         """Return the training step of the complete model in one process."""

@@ -36,7 +36,7 @@ from estimator.throughput.efficiency import (
 )
 from estimator.throughput.flops import Work, model_flops_per_token, weights_of, work
 from estimator.throughput.generation import GenerationSpeed, generation_speed
-from estimator.vocabulary import OPTIMIZERS, SHARDINGS
+from estimator.vocabulary import OPTIMIZERS, SHARDINGS, product_type
 
 __all__ = ["KernelTimes", "MeasuredBandwidth", "Parts", "Speed", "cost", "flops_per_token", "speed"]
 
@@ -193,13 +193,13 @@ def speed(
         unknown = f"the link between the GPUs of a node with the {gpu.name}" if fast else _NETWORK
         return Speed(None, f"{unknown} is not known")
     parts = step(setup, load, gpu, times, table)
-    drawing = _drawing(setup, gpu)
-    if drawing is not None and drawing.seconds is None:
-        return Speed(None, drawing.basis)
+    generated = _answer_generation(setup, gpu)
+    if generated is not None and generated.seconds is None:
+        return Speed(None, generated.basis)
     tokens = setup.sequences * setup.seq_len * setup.data_parallel * setup.accumulation
     trained, generation = parts.total, (0.0, 0.0)  # seconds, of drawing at the fast and at the slow end
-    if drawing is not None and drawing.seconds is not None:
-        generation = drawing.seconds
+    if generated is not None and generated.seconds is not None:
+        generation = generated.seconds
         parts = replace(parts, generation=math.sqrt(generation[0] * generation[1]))
     rate = tokens / parts.total
     peak = gpu.peak_flops("bf16") or 0.0
@@ -207,8 +207,8 @@ def speed(
     prefix = "" if ("runs", gpu.architecture or "") in table.table else "unseen "
     low, high = table.get("range", f"{prefix}p2.5"), table.get("range", f"{prefix}p97.5")
     basis = _basis(setup, gpu, table, wires, parts)
-    if drawing is not None:
-        basis += f"; answers are drawn at the middle of a range: {drawing.basis}"
+    if generated is not None:
+        basis += f"; answers are drawn at the middle of a range: {generated.basis}"
     return Speed(
         tokens_per_second=rate,
         basis=basis,
@@ -217,11 +217,22 @@ def speed(
         parts=parts,
         tokens_per_second_range=None
         if low is None or high is None
-        else (tokens / (trained / low + generation[1]), tokens / (trained / high + generation[0])),
+        else (
+            tokens / (trained / low + generation[1]),
+            tokens / (max(trained / high, _least_seconds(setup, load, gpu)) + generation[0]),
+        ),
     )
 
 
-def _drawing(setup: Setup, gpu: Gpu) -> GenerationSpeed | None:
+def _least_seconds(setup: Setup, load: Work, gpu: Gpu) -> float:
+    """Return the seconds of a step's matrix products at the GPU's peak; 0 if unknown, and in 8 or 4 bits."""
+    peak = gpu.peak_flops(product_type(setup.precision))
+    if peak is None or setup.fp8 != "none":
+        return 0.0
+    return setup.accumulation * (load.linear + load.expert + load.head + load.attention) / peak
+
+
+def _answer_generation(setup: Setup, gpu: Gpu) -> GenerationSpeed | None:
     """Return the time of generating the answers of a step, which a process does in one batch; None without
     generation.
 
@@ -237,13 +248,13 @@ def step(setup: Setup, load: Work, gpu: Gpu, times: Times, table: Efficiency) ->
     kind, power = kernels(setup), table.of("overlap")
     computing = kernel_seconds(setup, load, gpu, table)
     launched, block = launch_seconds(setup, load, table), _block_launch(setup, table)
-    busy = max(_together(computing.total, launched, power), launched + LAUNCHED_OUTSIDE * block)
+    busy = max(_overlapped(computing.total, launched, power), launched + LAUNCHED_OUTSIDE * block)
     exposed = times.tensor * table.of("exposed tensor", kind)
     exposed += times.expert * table.of("exposed expert", kind)
     copied = _copied_bytes(setup, load) / host_link(gpu)
     latency = times.hops * table.of("hop")
-    micro = _together(busy + exposed, times.behind + latency + copied, power)
-    last = _together(micro, times.once, power)  # reduced behind the last backward pass
+    micro = _overlapped(busy + exposed, times.behind + latency + copied, power)
+    last = _overlapped(micro, times.once, power)  # reduced behind the last backward pass
     compute = busy * setup.accumulation
     return Parts(
         compute=compute,
@@ -331,7 +342,7 @@ def host_link(gpu: Gpu) -> float:
     return HOST_LINK.get(gpu.architecture or "*", HOST_LINK["*"])
 
 
-def _together(first: float, second: float, power: float) -> float:
+def _overlapped(first: float, second: float, power: float) -> float:
     """Return the seconds of two overlapping tasks: their p-norm, with least overlap for equal durations."""
     if not second or not first:
         return first + second

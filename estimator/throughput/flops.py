@@ -145,7 +145,7 @@ def work(setup: Setup) -> Work:
     stage = -(-model.layers // setup.pipeline) / model.layers  # share of the layers in the fullest stage
     split = stage / setup.tensor
     weights = weights_of(model)
-    dense, experts = weights.dense + _made_again(setup), weights.used_experts
+    dense, experts = weights.dense + _repeated_weights(setup), weights.used_experts
     copied = weights.one_expert * model.experts if setup.copies_experts else 0.0
     repeat_products, repeat_attention, repeat_rest = _recomputation(setup)
     reference = 1.0 if setup.reference in ("adapters-off", "copy") else 0.0  # its forward pass
@@ -240,7 +240,7 @@ def _adapters_used(setup: Setup) -> float:
     return setup.adapter_parameters * weights_of(model).active / weights_of(model).all
 
 
-def _made_again(setup: Setup) -> float:
+def _repeated_weights(setup: Setup) -> float:
     """Count the weights of the products that PEFT's LLaMA-Adapter v1 makes a second time: queries and values.
 
     peft/tuners/adaption_prompt/utils.py, llama_compute_query_states; litgpt's and the loop's v2 don't.

@@ -160,7 +160,7 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
     cluster's newest checklist failed. ``--plan-only`` prints the plan and exits.
     """
     settings = settings_from(params.get("settings") or {}, params)
-    machine = local_machine.here() if backend == "local" else None
+    machine = local_machine.detect() if backend == "local" else None
     rejection = rejection_plan.check(settings) if "score" in params else None
     try:
         run = preparation.plan_run(

@@ -61,7 +61,7 @@ def free_memory(device: Device) -> Memory:
     from estimator.hardware import local_machine
 
     machine = psutil.virtual_memory()
-    limit = local_machine.here().ram_bytes - psutil.Process().memory_info().rss
+    limit = local_machine.detect().ram_bytes - psutil.Process().memory_info().rss
     return Memory(device=device, free_bytes=(min(int(machine.available), limit),))
 
 

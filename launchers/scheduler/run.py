@@ -304,7 +304,7 @@ def _is_finished(request: SchedulerRun, allocation: Allocation) -> bool:
 
 
 def _host(allocation: Allocation, work: Path) -> Host:
-    machine = local_machine.here(work)
+    machine = local_machine.detect(work)
     if (
         allocation.memory_bytes is not None
     ):  # limit of the job's control group, which local_machine does not see

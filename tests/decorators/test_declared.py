@@ -34,7 +34,7 @@ WORKSTATION = Machine(
 @pytest.fixture
 def workstation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Plan for a machine with two H100, without measurements of earlier runs."""
-    monkeypatch.setattr(local_machine, "here", lambda: WORKSTATION)
+    monkeypatch.setattr(local_machine, "detect", lambda: WORKSTATION)
     monkeypatch.setenv("FINETUNE_CALIBRATION", str(tmp_path / "calibration.jsonl"))
 
 

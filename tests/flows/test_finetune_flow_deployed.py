@@ -152,7 +152,7 @@ def check_jobset_retries(step: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("model", "gpu"), ARGO)
 def test_on_argo_the_training_step_requests_the_plan(home: Home, s3: str, model: str, gpu: str) -> None:
     nodes, instance, cores, efa = ARGO[model, gpu]
-    asked_for = settings(model, gpu, priority_class="research")
+    asked_for = settings(model, gpu, gpus=8, priority_class="research")
     words = (*asked_for, "argo-workflows", "--name", "ft", "create", "--only-json")
     workflow, said = compiled(home, s3, str(FLOWS / "finetune_flow.py"), *words)
     assert "Traceback" not in said

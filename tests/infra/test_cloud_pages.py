@@ -38,6 +38,6 @@ def test_the_nightly_example_is_a_valid_options_file() -> None:
     (h100,) = [pool for pool in map(pool_of, pools) if pool.name == "h100"]
     machine = hardware.current().find_instance("p5.48xlarge")
     assert machine is not None
-    assert values["nodes"] <= (h100.room_for(machine) or 0)
+    assert values["nodes"] <= (h100.machines_left(machine) or 0)
     folder = KUBERNETES / "queues" / values["queue"].removeprefix("finetune-")
     assert folder.is_dir()

@@ -217,7 +217,7 @@ def test_the_eks_cluster_defines_every_referenced_account_group_and_machine() ->
         for item in queue["spec"]["resourceGroups"][0]["flavors"][1]["resources"]
         if item["name"] in ("nvidia.com/gpu", EFA)
     }
-    nodes = pools["h100"].room_for(machine)
+    nodes = pools["h100"].machines_left(machine)
     assert nodes == 2
     assert quota == {
         "nvidia.com/gpu": nodes * machine.gpu_count,

@@ -58,7 +58,7 @@ class Pool:
         sized = kind or replace(
             hardware.current().instances[0], cloud=self.cloud, vcpu=vcpu, ram_bytes=gib * GIB
         )
-        room, daemons = tables.room_on(sized), tables.daemons()
+        room, daemons = tables.pod_resources_on(sized), tables.daemons()
         assert room is not None, self.machine
         resources: dict[str, float] = {
             "cpu": room.cpu + daemons.cpu,
@@ -99,7 +99,7 @@ def eks() -> list[Node]:
     machine = hardware.current().find_instance(types[0])
     assert machine is not None
     size = NVME_GB[machine.name] * GB  # instanceStorePolicy of the node class
-    count = h100.room_for(machine) or 0
+    count = h100.machines_left(machine) or 0
     return nodes + Pool("aws", machine.name, count, 0.9 * size - GIB, h100.taints).nodes()
 
 

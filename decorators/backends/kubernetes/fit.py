@@ -15,7 +15,7 @@ from estimator.hardware.cluster import ClusterNodes, tables
 from estimator.hardware.cluster.machines import LABELS_OF_PARTS, group
 from estimator.hardware.cluster.nodes import ARCH, DISK, EFA, HUGEPAGES, INSTANCE_TYPE, ZONE, Node, clouds_of
 from estimator.hardware.cluster.pods import PodRules
-from estimator.hardware.cluster.tables import Room, SpotLabel
+from estimator.hardware.cluster.tables import PodResources, SpotLabel
 from estimator.hardware.cluster.taints import Toleration
 from estimator.plan import MIB, Request
 
@@ -48,7 +48,7 @@ class _Criteria:
     request: Request
     rules: PodRules
     minimum: MinimumRequest
-    daemons: Room
+    daemons: PodResources
     extended: tuple[tuple[str, float], ...]
 
 
@@ -58,7 +58,7 @@ def fit(
     rules: PodRules,
     minimum: MinimumRequest | None = None,
     *,
-    daemons: Room | None = None,
+    daemons: PodResources | None = None,
     extended: tuple[tuple[str, float], ...] = (),
 ) -> Fit:
     """Find the nodes that fit, ignoring the pods that run there now.
@@ -125,7 +125,7 @@ def _judge(node: Node, criteria: _Criteria) -> _Candidate | str:
 
 
 def _sized(node: Node, group: ClusterNodes | None, criteria: _Criteria) -> _Candidate | str:
-    room, minimum, request = _room(node, criteria.daemons), criteria.minimum, criteria.request
+    room, minimum, request = _pod_resources(node, criteria.daemons), criteria.minimum, criteria.request
     if room.cpu < minimum.cpu:
         return f"with {room.cpu:g} of {minimum.cpu:g} CPUs"
     if room.memory_bytes < minimum.memory_bytes:
@@ -142,9 +142,9 @@ def _sized(node: Node, group: ClusterNodes | None, criteria: _Criteria) -> _Cand
     return _Candidate(node=node, group=group, tolerations=used_tolerations)
 
 
-def _room(node: Node, daemons: Room) -> Room:
+def _pod_resources(node: Node, daemons: PodResources) -> PodResources:
     """Return the resources available to one pod on a node besides its daemon pods."""
-    return Room(
+    return PodResources(
         cpu=node.allocatable.get("cpu", 0.0) - daemons.cpu,
         memory_bytes=int(node.allocatable.get("memory", 0.0)) - daemons.memory_bytes,
     )
@@ -202,14 +202,17 @@ def archs_of(nodes: Iterable[Node]) -> tuple[str, ...]:
 
 
 def _facts(
-    candidates: list[_Candidate], labels: tuple[tuple[str, str], ...] | None, zone: str | None, daemons: Room
+    candidates: list[_Candidate],
+    labels: tuple[tuple[str, str], ...] | None,
+    zone: str | None,
+    daemons: PodResources,
 ) -> ClusterFacts:
-    rooms = [_room(item.node, daemons) for item in candidates]
+    rooms = [_pod_resources(item.node, daemons) for item in candidates]
     nodes = [item.node for item in candidates]
     return ClusterFacts(
         labels=labels,
         tolerations=tuple(dict.fromkeys(t for item in candidates for t in item.tolerations)),
-        room=Room(cpu=min(r.cpu for r in rooms), memory_bytes=min(r.memory_bytes for r in rooms)),
+        room=PodResources(cpu=min(r.cpu for r in rooms), memory_bytes=min(r.memory_bytes for r in rooms)),
         efa=min(int(node.allocatable.get(EFA, 0)) for node in nodes),
         hugepages_bytes=min(int(node.allocatable.get(HUGEPAGES, 0)) for node in nodes),
         zone=zone,

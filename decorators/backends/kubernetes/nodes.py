@@ -26,7 +26,7 @@ from estimator.hardware.cluster.machines import group
 from estimator.hardware.cluster.nodes import GPUS, RULE, Node, read_nodes
 from estimator.hardware.cluster.pods import PodRules
 from estimator.hardware.cluster.pools import CAPACITY_TYPE, Growth, could_grow, read_autoscalers, refusal
-from estimator.hardware.cluster.tables import Room, SpotLabel
+from estimator.hardware.cluster.tables import PodResources, SpotLabel
 from estimator.hardware.cluster.taints import Toleration, is_of_table, opening
 from estimator.plan import Request
 
@@ -178,12 +178,12 @@ def _mark_of(growth: Growth, request: Request) -> SpotLabel | None:
     return next((row for row in rows if row.cloud == request.cloud and row.label != CAPACITY_TYPE), None)
 
 
-def _daemons(preflight: Preflight, fitting: Fit) -> tuple[Room | None, str]:
+def _daemons(preflight: Preflight, fitting: Fit) -> tuple[PodResources | None, str]:
     """Return the requests of the nodes' daemon pods, None if unknown, and their description."""
     daemon_requests, assumed = None, " (assumed: this login may not list pods in all namespaces)"
     try:
         if preflight.api.may("list", "pods"):
-            daemon_requests = cluster_pods.most_of(preflight.api.get, fitting.names)
+            daemon_requests = cluster_pods.largest_daemon_requests(preflight.api.get, fitting.names)
             assumed = " (assumed: the nodes have none yet)"
     except (ApiRefusedError, UnreachableError) as error:
         assumed = f" (assumed: {error})"

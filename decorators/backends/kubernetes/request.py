@@ -106,7 +106,7 @@ def sizes(request: Request, facts: ClusterFacts) -> dict[str, Any]:
     """Return the values of ``@resources``: the plan's request, limited to what a node can give to pods."""
     instance = hardware.current().find_instance(request.instance_type)
     cpu, memory = request.cpu, math.ceil(request.memory_mib * MIB / MB)
-    room = facts.room or (cluster_tables.room_on(instance) if instance is not None else None)
+    room = facts.room or (cluster_tables.pod_resources_on(instance) if instance is not None else None)
     if room is not None:  # a larger request would fit no node
         cpu, memory = min(cpu, math.floor(room.cpu)), min(memory, room.memory_bytes // MB)
     whole_gpus = request.gpus_per_node if gpu_resource(request, facts) == GPUS else 0

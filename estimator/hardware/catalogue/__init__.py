@@ -139,7 +139,7 @@ class Catalogue:
 
         Slices and replicas are found by the names of :mod:`estimator.hardware.catalogue.parts`.
         """
-        return self._gpu_index.get(normal(name)) or self._part_called(name)
+        return self._gpu_index.get(normal(name)) or self._find_part(name)
 
     def gpus_called(self, name: str) -> tuple[Gpu, ...]:
         """Return all GPUs that match a name, an exact match first; "A100": both sizes and form factors.
@@ -163,7 +163,7 @@ class Catalogue:
             raise self._no_gpu(name)
         return matches
 
-    def _part_called(self, name: str) -> Gpu | None:
+    def _find_part(self, name: str) -> Gpu | None:
         """Return the MIG slice or replica of this name, or None."""
         values = parse(name)
         gpu = self.find_gpu(values["gpu"]) if values else None
@@ -177,7 +177,7 @@ class Catalogue:
             replicas = max(int(values["replicas"]), 1)
             part, size = replica_name(gpu.name, replicas), gpu.usable_bytes // replicas
             share = 1 / replicas
-        of_memory, of_rate = gpu.bandwidth_gbps, gpu.measured_tflops
+        bandwidth, measured_tflops = gpu.bandwidth_gbps, gpu.measured_tflops
         return replace(
             gpu,
             name=part,
@@ -185,11 +185,11 @@ class Catalogue:
             vram_reported=False,
             driver_bytes=0,
             label_gb=None,
-            bandwidth_gbps=None if of_memory is None else of_memory * min(size / gpu.vram_bytes, 1.0),
+            bandwidth_gbps=None if bandwidth is None else bandwidth * min(size / gpu.vram_bytes, 1.0),
             interconnect="none",
             interconnect_gbps=None,
             peak_tflops=tuple((dtype, rate * share) for dtype, rate in gpu.peak_tflops),
-            measured_tflops=None if of_rate is None else of_rate * share,
+            measured_tflops=None if measured_tflops is None else measured_tflops * share,
             aliases=(),
         )
 

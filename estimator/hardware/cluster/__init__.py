@@ -131,7 +131,7 @@ class Cluster:
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes about the cluster, shown before the plan."""
-        lines = [f"Skipped, {skipped.reason}: {_few(skipped.names)}" for skipped in self.open.skipped]
+        lines = [f"Skipped, {skipped.reason}: {_abbreviate(skipped.names)}" for skipped in self.open.skipped]
         if self.unknown:
             lines.append(f"Unknown about {self.where}: {'; '.join(self.unknown)}.")
         return tuple(lines)
@@ -163,6 +163,6 @@ class Cluster:
         )
 
 
-def _few(names: tuple[str, ...]) -> str:
+def _abbreviate(names: tuple[str, ...]) -> str:
     suffix = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return ", ".join(names[:MOST_NAMED]) + suffix

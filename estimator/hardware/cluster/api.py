@@ -186,21 +186,21 @@ class ClusterApi:
 
     def get(self, path: str, **query: str) -> Json:
         """Read an object or a list of them."""
-        return self._ask("GET", path + (f"?{urlencode(query)}" if query else ""))
+        return self._request("GET", path + (f"?{urlencode(query)}" if query else ""))
 
     def delete(self, path: str) -> Json:
         """Delete an object, and its dependents in the background."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
-        return self._ask("DELETE", path, body)
+        return self._request("DELETE", path, body)
 
     def patch(self, path: str, body: Json) -> Json:
         """Merge values into an object; None removes one, lists of plain values or taints are replaced."""
-        return self._ask("PATCH", path, body, "application/strategic-merge-patch+json")
+        return self._request("PATCH", path, body, "application/strategic-merge-patch+json")
 
     def apply(self, path: str, body: Json) -> Json:
         """Create or update an object (server-side apply)."""
         query = urlencode({"fieldManager": "finetune", "force": "true"})
-        return self._ask("PATCH", f"{path}?{query}", body, "application/apply-patch+yaml")
+        return self._request("PATCH", f"{path}?{query}", body, "application/apply-patch+yaml")
 
     def may(self, verb: str, resource: str, **attributes: str) -> bool:
         """Return whether this login has a permission; ``group``, ``namespace``, ``name`` default to any."""
@@ -211,9 +211,11 @@ class ClusterApi:
             "spec": {"resourceAttributes": {key: value for key, value in attributes.items() if value}},
         }
         path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-        return bool((self._ask("POST", path, review).get("status") or {}).get("allowed"))
+        return bool((self._request("POST", path, review).get("status") or {}).get("allowed"))
 
-    def _ask(self, method: str, path: str, body: Json | None = None, kind: str = "application/json") -> Json:
+    def _request(
+        self, method: str, path: str, body: Json | None = None, kind: str = "application/json"
+    ) -> Json:
         from urllib3.exceptions import HTTPError, SSLError
 
         timeout_s = self.clock.left()

@@ -143,7 +143,7 @@ def _machines(catalogue: Catalogue, clouds: Iterable[str]) -> list[Instance]:
         if item.cloud in clouds
         and item.gpu_count > 0
         and catalogue.gpu(item.gpu).vendor == "nvidia"
-        and tables.room_on(item) is not None
+        and tables.pod_resources_on(item) is not None
     ]
 
 
@@ -151,7 +151,7 @@ def _of_pool(pool: NodePool, machines: list[Instance], rules: PodRules) -> Itera
     """Yield the instance types that a NodePool may start for the run's pods."""
     untolerated = rules.fence(pool.taints)[1]
     for item in machines:
-        new_nodes = pool.room_for(item)
+        new_nodes = pool.machines_left(item)
         if new_nodes != 0 and pool.refuses({**machine_labels(item), **rules.labels}) is None:
             yield replace(
                 _new(item),
@@ -165,7 +165,7 @@ def _of_pool(pool: NodePool, machines: list[Instance], rules: PodRules) -> Itera
 
 def _new(item: Instance) -> ClusterNodes:
     """Return a node that may be added, with the resources it will have for pods."""
-    available = tables.room_on(item)
+    available = tables.pod_resources_on(item)
     return ClusterNodes(
         instance=item,
         gpu=hardware.gpu(item.gpu),

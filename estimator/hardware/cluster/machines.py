@@ -116,13 +116,13 @@ def _together(members: list[ClusterNodes]) -> ClusterNodes:
 
 
 def _least(parts: list[Free | None]) -> Free | None:
-    known_parts = [part for part in parts if part is not None]
-    if len(known_parts) < len(parts):
+    listed = [part for part in parts if part is not None]
+    if len(listed) < len(parts):
         return None
     return Free(
-        gpus=min(part.gpus for part in known_parts),
-        cpu=min(part.cpu for part in known_parts),
-        memory_bytes=min(part.memory_bytes for part in known_parts),
+        gpus=min(part.gpus for part in listed),
+        cpu=min(part.cpu for part in listed),
+        memory_bytes=min(part.memory_bytes for part in listed),
     )
 
 
@@ -166,7 +166,7 @@ def _usable(node: Node, catalogue: Catalogue, named: Gpu | None) -> ClusterNodes
             why = "GPUs are shared by HAMi, whose annotation is unreadable" if node.hami else NONE_ALLOCATABLE
             raise _UnusableNodeError(why)
         found = _gpu(node, catalogue)
-        gpu = _sized(node, found or _named(node, named))
+        gpu = _sized(node, found or _gpu_of_user(node, named))
     labels = node.labels
     return ClusterNodes(
         instance=_instance(node, gpu, count, catalogue),
@@ -174,7 +174,7 @@ def _usable(node: Node, catalogue: Catalogue, named: Gpu | None) -> ClusterNodes
         count=1,
         cpu=float(node.allocatable.get("cpu", 0)),
         memory_bytes=int(node.allocatable.get("memory", 0)),
-        ephemeral_bytes=_whole(node.allocatable.get(DISK)),
+        ephemeral_bytes=_integer(node.allocatable.get(DISK)),
         efa=int(node.allocatable.get(EFA, 0)),
         spot=tables.is_spot(labels),
         zones=(labels[ZONE],) if ZONE in labels else (),
@@ -255,7 +255,7 @@ def _names(node: Node) -> Iterator[tuple[str, str]]:
             yield label, node.labels[label]
 
 
-def _named(node: Node, gpu: Gpu | None) -> Gpu:
+def _gpu_of_user(node: Node, gpu: Gpu | None) -> Gpu:
     """Return the GPU that the user named for unlabeled nodes. Raises _UnusableNodeError for none."""
     if gpu is not None:
         return gpu
@@ -300,16 +300,16 @@ def _instance(node: Node, gpu: Gpu, count: int, catalogue: Catalogue) -> Instanc
     """Return the instance type of the table with that GPU, otherwise one derived from the labels."""
     kind = node.labels.get(INSTANCE_TYPE, "")
     cloud = node.cloud or ON_PREMISES
-    known_parts = catalogue.find_instance(kind or f"{count}x {gpu.name}")
-    if known_parts is not None and cloud != known_parts.cloud in CLOUDS.values():
-        known_parts = None  # same name as an instance type of another cloud: its price does not apply
-    vcpu, ram = _whole(node.capacity.get("cpu")), _whole(node.capacity.get("memory"))
-    if known_parts is not None and known_parts.gpu == gpu.name:
+    listed = catalogue.find_instance(kind or f"{count}x {gpu.name}")
+    if listed is not None and cloud != listed.cloud in CLOUDS.values():
+        listed = None  # same name as an instance type of another cloud: its price does not apply
+    vcpu, ram = _integer(node.capacity.get("cpu")), _integer(node.capacity.get("memory"))
+    if listed is not None and listed.gpu == gpu.name:
         return replace(
-            known_parts,
+            listed,
             gpu_count=count,
-            vcpu=known_parts.vcpu or vcpu,
-            ram_bytes=known_parts.ram_bytes or ram,
+            vcpu=listed.vcpu or vcpu,
+            ram_bytes=listed.ram_bytes or ram,
         )
     return Instance(
         cloud=cloud,
@@ -330,5 +330,5 @@ def _instance(node: Node, gpu: Gpu, count: int, catalogue: Catalogue) -> Instanc
     )
 
 
-def _whole(value: float | None) -> int | None:
+def _integer(value: float | None) -> int | None:
     return None if value is None else int(value)

@@ -10,7 +10,7 @@ from estimator.hardware.cluster.api import Json, list_all
 from estimator.hardware.cluster.nodes import GPUS, MIG, SHARED_GPUS, ZONE
 from estimator.hardware.cluster.quantities import quantity
 from estimator.hardware.cluster.quotas import QuotaPod
-from estimator.hardware.cluster.tables import Room
+from estimator.hardware.cluster.tables import PodResources
 from estimator.hardware.cluster.taints import Toleration, fence
 
 ASKED_NODES = 4  # sample of the nodes that one selector matches, which are equal; one request each
@@ -56,7 +56,7 @@ class Usage:
     cpu: float
     memory_bytes: int
     holders: tuple[str, ...]  # namespace/name of pods with GPUs
-    daemons: Room | None = None  # requests of the daemon pods among them; None: there are none
+    daemons: PodResources | None = None  # requests of the daemon pods among them; None: there are none
 
 
 def allowed_usage(
@@ -90,12 +90,12 @@ def read_usage(
 
 def _usage(pods: list[Mapping[str, Any]]) -> Usage:
     daemons = [pod for pod in pods if _stays(pod)]
-    requested = _room(pods)
+    requested = _requests_of(pods)
     return Usage(
         gpus=int(sum(map(_gpus_of, pods))),
         cpu=requested.cpu,
         memory_bytes=requested.memory_bytes,
-        daemons=_room(daemons) if daemons else None,
+        daemons=_requests_of(daemons) if daemons else None,
         holders=tuple(
             f"{pod['metadata'].get('namespace', 'default')}/{pod['metadata']['name']}"
             for pod in pods
@@ -104,23 +104,24 @@ def _usage(pods: list[Mapping[str, Any]]) -> Usage:
     )
 
 
-def most_of(get: Callable[..., Json], nodes: Iterable[str]) -> Room | None:
+def largest_daemon_requests(get: Callable[..., Json], nodes: Iterable[str]) -> PodResources | None:
     """Return the largest daemon-pod requests of the first few nodes; None if a node has none, as a new one.
 
     Raises what ``get`` raises: few logins may read the pods of all namespaces.
     """
     names = tuple(nodes)[:ASKED_NODES]
     usages = [usage for name in names for usage in read_usage(get, node=name).values()]
-    rooms = [usage.daemons for usage in usages if usage.daemons is not None]
-    if not rooms or len(rooms) < len(names):
+    requests = [usage.daemons for usage in usages if usage.daemons is not None]
+    if not requests or len(requests) < len(names):
         return None
-    return Room(
-        cpu=max(daemons.cpu for daemons in rooms), memory_bytes=max(daemons.memory_bytes for daemons in rooms)
+    return PodResources(
+        cpu=max(daemons.cpu for daemons in requests),
+        memory_bytes=max(daemons.memory_bytes for daemons in requests),
     )
 
 
-def _room(pods: list[Mapping[str, Any]]) -> Room:
-    return Room(
+def _requests_of(pods: list[Mapping[str, Any]]) -> PodResources:
+    return PodResources(
         cpu=sum(_request_of(pod, "cpu") for pod in pods),
         memory_bytes=int(sum(_request_of(pod, "memory") for pod in pods)),
     )
@@ -141,15 +142,15 @@ def _gpus_of(pod: Mapping[str, Any]) -> float:
 def _request_of(pod: Mapping[str, Any], resource: str) -> float:
     """Return a pod's request as the scheduler counts it, with init containers, sidecars and overhead."""
     spec = pod["spec"]
-    running = sum(_asked(container, resource) for container in spec.get("containers") or [])
+    running = sum(_request(container, resource) for container in spec.get("containers") or [])
     peak = 0.0
     for container in spec.get("initContainers") or []:
         if container.get("restartPolicy") == "Always":  # a sidecar: runs together with all later containers
-            running += _asked(container, resource)
+            running += _request(container, resource)
         else:
-            peak = max(peak, _asked(container, resource))
+            peak = max(peak, _request(container, resource))
     return max(running, peak) + quantity((spec.get("overhead") or {}).get(resource) or 0)
 
 
-def _asked(container: Mapping[str, Any], resource: str) -> float:
+def _request(container: Mapping[str, Any], resource: str) -> float:
     return quantity(((container.get("resources") or {}).get("requests") or {}).get(resource) or 0)

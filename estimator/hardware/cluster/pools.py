@@ -92,7 +92,7 @@ class NodePool:
                 return f"{key} {operator} {', '.join(values[:4])}".rstrip()
         return None
 
-    def room_for(self, instance: Instance) -> int | None:
+    def machines_left(self, instance: Instance) -> int | None:
         """Return how many more such machines the limits allow; None without limits."""
         needs = {GPUS: instance.gpu_count, NODES: 1, "cpu": instance.vcpu, "memory": instance.ram_bytes}
         usage = dict(self.used)
@@ -183,7 +183,7 @@ def refusal(pool: NodePool, request: Request, rules: PodRules) -> str | None:
     _, closed = rules.fence(pool.taints, gpus=bool(request.gpus_per_node))
     if closed:
         return f"its nodes have the taint {closed[0]}, which the pods do not tolerate"
-    new_nodes = pool.room_for(instance) if instance is not None else None
+    new_nodes = pool.machines_left(instance) if instance is not None else None
     if new_nodes is not None and new_nodes < request.nodes:
         limits = ", ".join(f"{resource} {amount:g}" for resource, amount in pool.limits)
         return f"its limits ({limits}) leave room for {new_nodes} of {request.nodes} {request.instance_type}"

@@ -38,7 +38,7 @@ class SpotLabel:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Room:
+class PodResources:
     """Resources of one node that pods can use."""
 
     cpu: float  # cores
@@ -107,14 +107,14 @@ def passing_taints() -> tuple[tuple[str, str], ...]:
     return tuple((row["key"], row["state"]) for row in _rows("passing_taints.csv"))
 
 
-def room_on(instance: Instance) -> Room | None:
+def pod_resources_on(instance: Instance) -> PodResources | None:
     """Return the estimated resources for pods on an instance type, or None if its size is unknown."""
     if instance.vcpu is None or instance.ram_bytes is None:
         return None
     memory = instance.ram_bytes / GIB - _reserved(
         "machine", "memory_gib", instance.ram_bytes / GIB, instance.cloud == "aws"
     )
-    return Room(
+    return PodResources(
         cpu=instance.vcpu - _reserved("kubelet", "cpu", instance.vcpu) - _reserved("daemons", "cpu", 0),
         memory_bytes=int(
             (memory - _reserved("kubelet", "memory_gib", memory) - _reserved("daemons", "memory_gib", 0))
@@ -123,9 +123,9 @@ def room_on(instance: Instance) -> Room | None:
     )
 
 
-def daemons() -> Room:
+def daemons() -> PodResources:
     """Return typical requests of the daemon pods of a node, for when they cannot be read."""
-    return Room(
+    return PodResources(
         cpu=_reserved("daemons", "cpu", 0), memory_bytes=int(_reserved("daemons", "memory_gib", 0) * GIB)
     )
 

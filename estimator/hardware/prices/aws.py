@@ -38,7 +38,7 @@ class _Machine:
     efa: int
 
 
-def ask(catalogue: Catalogue, deadline: float, today: date) -> ProviderAnswer:
+def fetch(catalogue: Catalogue, deadline: float, today: date) -> ProviderAnswer:
     """Request on-demand and spot prices in the user's region, and EC2's facts on instance types.
 
     The APIs are independent: one may fail. Ends soon after ``deadline`` (of time.monotonic()). Never raises

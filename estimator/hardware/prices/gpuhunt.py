@@ -39,7 +39,7 @@ class Offer:
     version: str  # of the provider's catalogue; begins with its date
 
 
-def ask(catalogue: Catalogue, deadline: float, today: date) -> ProviderAnswer:
+def fetch(catalogue: Catalogue, deadline: float, today: date) -> ProviderAnswer:
     """Read prices of the catalogue's instance types from gpuhunt, in the region of the table's price.
 
     Runs gpuhunt in a child process that is killed at ``deadline`` (of time.monotonic()). Instance types

@@ -22,11 +22,11 @@ LIMIT_S = 90.0  # for all providers together
 GRACE_S = 10.0  # allowance for the last call of a provider after the limit
 
 Provider = Callable[[Catalogue, float, date], ProviderAnswer]
-PROVIDERS: tuple[tuple[str, Provider], ...] = (("gpuhunt", gpuhunt.ask), ("aws", aws.ask))
+PROVIDERS: tuple[tuple[str, Provider], ...] = (("gpuhunt", gpuhunt.fetch), ("aws", aws.fetch))
 
 
 @dataclass(kw_only=True, slots=True)
-class _Question:
+class _Query:
     """Request to one provider, in a thread that is abandoned after the time limit."""
 
     name: str
@@ -35,10 +35,10 @@ class _Question:
     thread: threading.Thread = field(init=False)
 
     def start(self, catalogue: Catalogue, deadline: float, today: date) -> None:
-        self.thread = threading.Thread(target=self._ask, args=(catalogue, deadline, today), daemon=True)
+        self.thread = threading.Thread(target=self._query, args=(catalogue, deadline, today), daemon=True)
         self.thread.start()
 
-    def _ask(self, catalogue: Catalogue, deadline: float, today: date) -> None:
+    def _query(self, catalogue: Catalogue, deadline: float, today: date) -> None:
         try:
             self.answer = self.provider(catalogue, deadline, today)
         except Exception as error:  # noqa: BLE001 - providers are independent
@@ -53,23 +53,23 @@ def refresh(
     Returns one line per provider, and one if the cache cannot be written. Never raises; takes at most
     ``limit_s`` seconds.
     """
-    lines, cells = ask(catalogue or hardware.catalogue(), limit_s=limit_s, today=today)
+    lines, cells = query_providers(catalogue or hardware.catalogue(), limit_s=limit_s, today=today)
     if cells:
         lines += _keep(cells)
     return tuple(lines)
 
 
-def ask(
+def query_providers(
     catalogue: Catalogue, *, limit_s: float = LIMIT_S, today: date | None = None
 ) -> tuple[list[str], dict[str, Cells]]:
     """Query all providers concurrently; returns one line per provider, and cells by instance type."""
     day = today or date.today()
     end = time.monotonic() + limit_s
-    questions = [_Question(name=name, provider=provider) for name, provider in PROVIDERS]
-    for query in questions:
+    queries = [_Query(name=name, provider=provider) for name, provider in PROVIDERS]
+    for query in queries:
         query.start(catalogue, end - min(GRACE_S, limit_s / 2), day)
     lines, updates = [], dict[str, Cells]()
-    for query in questions:
+    for query in queries:
         query.thread.join(max(end - time.monotonic(), 0))
         answer = query.answer or ProviderAnswer(line=f"no answer within {limit_s:g} s, nothing changed")
         lines.append(f"{query.name}: {' '.join(answer.line.split())}")

@@ -30,7 +30,7 @@ def update(folder: Path = DATA, *, today: date | None = None) -> list[str]:
     Ignores the user's cache and tables. Raises OSError if the table cannot be written.
     """
     shipped_tables = tables.shipped(folder)
-    lines, updates = refresh.ask(tables.build(shipped_tables), today=today)
+    lines, updates = refresh.query_providers(tables.build(shipped_tables), today=today)
     new, changed, elsewhere = dict(shipped_tables.instances), 0, Counter[str]()
     for name, cells in updates.items():
         row = shipped_tables.instances[name.lower()]

@@ -11,7 +11,7 @@ from estimator.hardware import local_machine
 
 
 def test_this_machine_has_cores_memory_and_disk(tmp_path: Path) -> None:
-    machine = local_machine.here(tmp_path / "not" / "made" / "yet")
+    machine = local_machine.detect(tmp_path / "not" / "made" / "yet")
     assert machine.cpu_cores >= 1
     assert machine.ram_bytes > 2**28
     assert machine.disk_free_bytes > 0
@@ -44,4 +44,4 @@ def test_gpus_are_those_that_cuda_would_see(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [name for name, _ in local_machine.here().gpus] == names
+    assert [name for name, _ in local_machine.detect().gpus] == names

@@ -63,7 +63,7 @@ def test_labels_of_spot_nodes_have_sources_and_their_taints_are_tolerated() -> N
 
 
 def test_twenty_four_hours_on_eight_nodes_with_two_retries_hardly_ever_end_well() -> None:
-    assert interruptions.ends_well(24, gang(8), 2) == pytest.approx(0.0038, abs=1e-4)
+    assert interruptions.completion_probability(24, gang(8), 2) == pytest.approx(0.0038, abs=1e-4)
     said = interruptions.against_budget(24, gang(8), 2)
     assert said is not None
     assert "24.0 h on 8 spot node(s)" in said
@@ -86,7 +86,7 @@ def test_no_other_interval_loses_much_less_than_the_planned_one() -> None:
 def test_what_never_gets_to_a_checkpoint_has_no_end() -> None:
     hopeless = gang(64, per_node_hour=50.0, interval_seconds=3600.0 * 10)
     assert interruptions.wall_hours(24, hopeless) == math.inf
-    assert interruptions.ends_well(math.inf, hopeless, 20) == 0
+    assert interruptions.completion_probability(math.inf, hopeless, 20) == 0
     assert "it never reaches the next checkpoint" in (
         interruptions.against_budget(math.inf, hopeless, 20) or ""
     )

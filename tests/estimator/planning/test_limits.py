@@ -16,7 +16,13 @@ from estimator.models import find
 from estimator.plan import GIB, MIB, Interruptions, Layout, StartUp
 from estimator.planning.goals import Goals
 from estimator.planning.interruption_rates import Rate
-from estimator.planning.interruptions import against_budget, ends_well, expected, foresee, wall_hours
+from estimator.planning.interruptions import (
+    against_budget,
+    completion_probability,
+    expected,
+    foresee,
+    wall_hours,
+)
 from estimator.planning.ladders import LARGEST_MICRO_BATCH, LARGEST_PIPELINE_MICRO_BATCH, Ladders
 from estimator.planning.parallelism import SHORTEST_PIECE, Spread, spreads
 from estimator.planning.places import Place
@@ -160,7 +166,7 @@ def test_of_each_other_gpu_one_rejection_says_how_much_dearer_it_is() -> None:
 def test_differences_in_words() -> None:
     assert [percent(value) for value in (0.0994, 0.1, -0.05)] == ["9.9 %", "10 %", "-5.0 %"]
     assert [compared(value, "more", "less")[-4:] for value in (0.0, -0.01)] == ["more", "less"]
-    assert Miss(what="x", needs=150, has=100).over == pytest.approx(0.5)
+    assert Miss(hardware="x", needs=150, has=100).over == pytest.approx(0.5)
     slower = behind(candidate(rate=0.5e4), candidate())[0]
     assert slower.endswith(", 100 % dearer a token, 50 % slower than the best")
 
@@ -209,8 +215,8 @@ def test_the_wall_time_is_dalys_and_the_end_poissons() -> None:
     assert wall_hours(0.01, found) == pytest.approx(0.01 * short)
     assert wall_hours(1.0, replace(found, restart_seconds=1e9)) == math.inf
     assert expected(1.5, found) == pytest.approx(3.0)
-    assert ends_well(1.5, found, 2) == pytest.approx(math.exp(-3) * (1 + 3 + 4.5))
-    assert (ends_well(0.0, found, 0), ends_well(math.inf, found, 9)) == (1.0, 0.0)
+    assert completion_probability(1.5, found, 2) == pytest.approx(math.exp(-3) * (1 + 3 + 4.5))
+    assert (completion_probability(0.0, found, 0), completion_probability(math.inf, found, 9)) == (1.0, 0.0)
     half = math.log(2) / 2  # hours after which one of two runs was interrupted
     assert against_budget(half * 0.999, found, 0) is None
     assert against_budget(half * 1.001, found, 0) is not None

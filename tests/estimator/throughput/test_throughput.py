@@ -75,6 +75,21 @@ def test_an_architecture_without_a_published_run_is_taken_by_its_best_product_an
     assert high == pytest.approx(published().of("range", "unseen p97.5"))
 
 
+def test_no_end_of_a_range_of_speeds_is_above_the_peak_of_the_gpu() -> None:
+    model = find("llama-8b")
+    for name, processes, micro_batch_size in (
+        ("A100 SXM 80GB", 8, 8),
+        ("RTX 4090", 1, 4),
+        ("H100 SXM", 1, 32),
+    ):
+        setup = Setup(model=model, sharding="fsdp", shard=processes, micro_batch_size=micro_batch_size)
+        found = throughput.speed(setup, hardware.gpu(name))
+        assert found.tokens_per_second_range is not None
+        assert found.mfu is not None
+        # MFU counts causal attention twice, a few percent of all FLOPs here
+        assert found.mfu * found.tokens_per_second_range[1] / found.tokens_per_second < 1.05, name
+
+
 def test_cards_of_one_architecture_differ_as_their_measured_products_do() -> None:
     rates = {}
     for name in ("L40S", "L40", "A10", "A10G"):

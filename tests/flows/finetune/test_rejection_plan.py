@@ -121,7 +121,7 @@ def test_several_nodes_on_a_machine_with_gpus_are_refused(
         ram_bytes=200 * GIB,
         disk_free_bytes=500 * GIB,
     )
-    monkeypatch.setattr(local_machine, "here", lambda: machine)
+    monkeypatch.setattr(local_machine, "detect", lambda: machine)
     params = {
         "settings": {},
         "model": "llama-3.2-1b",

@@ -11,7 +11,7 @@ from decorators.backends.interface import MinimumRequest
 from decorators.backends.kubernetes.fit import Fit, fit
 from estimator.hardware.cluster.nodes import INSTANCE_TYPE
 from estimator.hardware.cluster.pods import PodRules
-from estimator.hardware.cluster.tables import Room
+from estimator.hardware.cluster.tables import PodResources
 from estimator.hardware.cluster.taints import Toleration, tolerated
 from estimator.plan import GIB, Request
 from tests.decorators.backends.plans import node, planned
@@ -90,10 +90,10 @@ def test_room_is_what_the_smallest_node_leaves_beside_daemon_pods() -> None:
 
 
 def test_daemon_pods_that_were_asked_go_before_the_table() -> None:
-    daemons = Room(cpu=3.5, memory_bytes=6 * GIB)
+    daemons = PodResources(cpu=3.5, memory_bytes=6 * GIB)
     found = fit([node("a")], _request(nodes=1), PodRules(), LEAST, daemons=daemons)
-    assert found.facts.room == Room(cpu=191.45 - 3.5, memory_bytes=1950 * GIB - 6 * GIB)
-    most = Room(cpu=190, memory_bytes=0)
+    assert found.facts.room == PodResources(cpu=191.45 - 3.5, memory_bytes=1950 * GIB - 6 * GIB)
+    most = PodResources(cpu=190, memory_bytes=0)
     assert fit([node("a")], _request(nodes=1), PodRules(), LEAST, daemons=most).names == ()
 
 

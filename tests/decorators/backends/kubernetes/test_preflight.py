@@ -16,7 +16,7 @@ from decorators.backends.overrides import request_for
 from estimator.errors import UserError
 from estimator.hardware.cluster.api import Clock
 from estimator.hardware.cluster.nodes import INSTANCE_TYPE
-from estimator.hardware.cluster.tables import Room
+from estimator.hardware.cluster.tables import PodResources
 from estimator.plan import GIB
 from tests.decorators.backends.kubernetes.conftest import INFRA, TWO, Asker, rows_of
 from tests.decorators.backends.plans import planned
@@ -78,7 +78,7 @@ def test_daemon_pods_are_asked_how_much_they_keep(
 
     assert "2 needed; " in told()
     wait_for(lambda: "3 CPUs and 6.00 GiB reserved for daemon pods" in told(), 90, "they run", every=1)
-    assert ask()[1].room == Room(cpu=191.45 - 3, memory_bytes=1944 * GIB)
+    assert ask()[1].room == PodResources(cpu=191.45 - 3, memory_bytes=1944 * GIB)
     # Who may list nodes, but no pods of other namespaces
     control_plane.kubectl("create", "clusterrole", "sees-nodes", "--verb=list", "--resource=nodes")
     control_plane.kubectl("create", "clusterrolebinding", "b", "--clusterrole=sees-nodes", "--user=alice")

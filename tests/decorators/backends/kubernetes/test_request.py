@@ -16,7 +16,7 @@ from estimator import hardware
 from estimator.errors import UserError
 from estimator.hardware.cluster import tables
 from estimator.hardware.cluster.nodes import INSTANCE_TYPE, ZONE
-from estimator.hardware.cluster.tables import Room
+from estimator.hardware.cluster.tables import PodResources
 from estimator.hardware.cluster.taints import Toleration
 from estimator.plan import GIB, MIB, Override, Request
 from tests.decorators.backends.plans import CASES, EFA_VARIABLES, planned
@@ -100,7 +100,7 @@ def test_facts_of_the_cluster_take_precedence_over_the_tables() -> None:
     facts = ClusterFacts(
         labels=(("nvidia.com/gpu.product", "NVIDIA-H100-80GB-HBM3"),),
         tolerations=(Toleration(key="sku", value="gpu", effect="NoSchedule"),),
-        room=Room(cpu=20.6, memory_bytes=100 * GIB),
+        room=PodResources(cpu=20.6, memory_bytes=100 * GIB),
         efa=8,
         hugepages_bytes=10 * GIB,
         zone="rack-3",
@@ -136,7 +136,7 @@ def test_variables_of_efa_come_with_its_interfaces_and_several_nodes_only(nodes:
 
 def test_requests_reduced_to_a_nodes_free_resources_are_noted() -> None:
     request = planned("llama-70b", "full", "H100", 4).request
-    room = Room(cpu=20.6, memory_bytes=100 * GIB)
+    room = PodResources(cpu=20.6, memory_bytes=100 * GIB)
     by = "allocatable on a node of this cluster"
     assert _lowered(request, facts=ClusterFacts(room=room)) == (
         Override(name="cpu", planned=str(request.cpu), used="20", given_by=by),

@@ -83,8 +83,8 @@ def test_a_node_pools_limits_count_beside_what_it_has_started() -> None:
     some_used = _pool(limits={"nvidia.com/gpu": "24"}, used={"nvidia.com/gpu": "16", "cpu": "400"})
     assert "leave room for 1 of 2" in (refusal(some_used, REQUEST) or "")
     assert "(cpu 200) leave room for 1" in (refusal(_pool(limits={"cpu": "200"}), REQUEST) or "")
-    assert some_used.room_for(hardware.instance("p5.48xlarge")) == 1
-    assert _pool().room_for(hardware.instance("p5.48xlarge")) is None
+    assert some_used.machines_left(hardware.instance("p5.48xlarge")) == 1
+    assert _pool().machines_left(hardware.instance("p5.48xlarge")) is None
 
 
 def test_a_taint_of_a_node_pools_nodes_must_be_tolerated() -> None:

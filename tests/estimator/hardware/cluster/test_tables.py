@@ -52,7 +52,7 @@ def test_nodes_are_read_by_their_labels() -> None:
 
 
 def test_a_small_machine_leaves_pods_less_than_nine_tenths() -> None:
-    room = tables.room_on(hardware.instance("g5.xlarge"))
+    room = tables.pod_resources_on(hardware.instance("g5.xlarge"))
     # 16 GiB - 7.5 % = 14.8; kubelet 1 + 0.8 + 0.68 + 0.1, daemons 0.4. 4 cores - 0.08 - 0.4
     assert room.memory_bytes / GIB == pytest.approx(14.8 - 1 - 0.8 - 0.68 - 0.1 - 0.4)
     assert room.cpu == pytest.approx(4 - 0.06 - 0.01 - 0.01 - 0.4)
@@ -60,12 +60,12 @@ def test_a_small_machine_leaves_pods_less_than_nine_tenths() -> None:
 
 def test_nothing_is_known_of_a_machine_whose_size_is_not() -> None:
     unknown = replace(hardware.instance("g2-standard-4"), ram_bytes=None)
-    assert tables.room_on(unknown) is None
+    assert tables.pod_resources_on(unknown) is None
 
 
 def test_every_machine_leaves_pods_something_and_never_all() -> None:
     for item in hardware.instances():
-        room = tables.room_on(item)
+        room = tables.pod_resources_on(item)
         if room is not None:
             assert 0.5 * item.vcpu < room.cpu < item.vcpu
             assert 0.5 * item.ram_bytes < room.memory_bytes < item.ram_bytes

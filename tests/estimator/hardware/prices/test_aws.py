@@ -38,7 +38,7 @@ def test_prices_of_linux_on_shared_machines_are_kept_with_date_region_and_source
 
 
 def test_the_table_agrees_with_ec2_on_every_machine_that_ec2_describes(aws: None) -> None:
-    answer = refresh_aws.ask(hardware.catalogue(), time.monotonic() + 60, TODAY)
+    answer = refresh_aws.fetch(hardware.catalogue(), time.monotonic() + 60, TODAY)
     assert "by the table" not in answer.line
     described = {name: cells for name, cells in answer.machines.items() if "vcpu" in cells}
     assert len(described) > 50
@@ -52,7 +52,7 @@ def test_the_table_agrees_with_ec2_on_every_machine_that_ec2_describes(aws: None
 def test_a_machine_whose_gpus_differ_is_told_and_not_believed(aws: None, tmp_path: Path) -> None:
     own = tmp_path / "own.csv"
     own.write_text("instance_type,gpu,gpu_count\ng5.xlarge,L4,1\ng5.12xlarge,A10G,2\n")
-    answer = refresh_aws.ask(hardware.catalogue(own), time.monotonic() + 60, TODAY)
+    answer = refresh_aws.fetch(hardware.catalogue(own), time.monotonic() + 60, TODAY)
     assert "g5.xlarge has 1x A10G of 22888 MiB by EC2, 1x L4 by the table" in answer.line
     assert "g5.12xlarge has 4x A10G of 22888 MiB by EC2, 2x A10G by the table" in answer.line
     assert "vcpu" not in answer.machines["g5.xlarge"]

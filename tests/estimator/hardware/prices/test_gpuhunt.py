@@ -74,5 +74,5 @@ def test_a_gpuhunt_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
 
     with serving(Hanging) as url:
         monkeypatch.setenv("GPUHUNT_CATALOG_URL", url)
-        answer = gpuhunt.ask(hardware.catalogue(), time.monotonic() + 2, TODAY)
+        answer = gpuhunt.fetch(hardware.catalogue(), time.monotonic() + 2, TODAY)
     assert answer == ProviderAnswer(line="time limit reached, nothing changed")

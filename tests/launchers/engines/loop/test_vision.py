@@ -174,6 +174,11 @@ def test_ten_steps_have_the_losses_of_trls_trainer(family: str, tmp_path: Path) 
             ["method=full", "vision=full", "engine=fsdp2", "resources.gpus=2", "optimizer.lr=3e-3"],
             marks=pytest.mark.nightly,
         ),
+        pytest.param(
+            "smolvlm",
+            ["method=full", "vision=full", "engine=deepspeed", "optimizer.lr=3e-3"],
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_a_run_from_rows_with_images_leaves_a_model_that_answers_about_them(
