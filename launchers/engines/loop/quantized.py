@@ -36,7 +36,7 @@ def kind_of(job: TrainJob) -> LaunchedQuantization | None:
 
 
 def packed(weight: torch.Tensor, kind: LaunchedQuantization) -> tuple[torch.Tensor, Scales]:
-    """Quantize a matrix to 4 or 8 bits; return it as one column of its own type, and its scales as bytes.
+    """Quantize a matrix to 4 or 8 bits; return it as one column of the same type, and its scales as bytes.
 
     Packed into a floating-point type, the weight can be sharded, gathered and moved like any other. As bytes,
     the scales stay unchanged when a network is cast to another type.
