@@ -63,7 +63,7 @@ def place() -> Path:
 
 
 def root() -> Path:
-    """Return this user's folder of work folders, which may not exist yet or belong to another user."""
+    """Return the folder of this user's work folders. It may be missing, or belong to another user."""
     return place() / f"metaflow-finetune-{os.getuid()}"
 
 
@@ -180,8 +180,10 @@ def is_caused_by_full_disk(error: BaseException, folder: Path) -> bool:
 
 def file_of_error(error: BaseException, otherwise: Path) -> str:
     """Return the file that could not be written, or ``otherwise`` if the error does not name it."""
-    named = (str(cause.filename) for cause in _chain(error) if isinstance(cause, OSError) and cause.filename)
-    return next(named, str(otherwise))
+    file_names = (
+        str(cause.filename) for cause in _chain(error) if isinstance(cause, OSError) and cause.filename
+    )
+    return next(file_names, str(otherwise))
 
 
 @contextmanager

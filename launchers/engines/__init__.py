@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 class Needs:
     """Packages and modules that an engine's processes import, and the extra that installs them."""
 
-    packages: tuple[str, ...]  # next to the base install
-    modules: tuple[str, ...]  # of this package; what a rank imports first
-    distribution: str  # whose version is the engine's
-    extra: str  # of metaflow-finetune, with the engine alone
+    packages: tuple[str, ...]  # in addition to the base install
+    modules: tuple[str, ...]  # modules of this package that a rank imports first
+    distribution: str  # distribution package whose version is the engine's
+    extra: str  # extra of metaflow-finetune that installs only this engine
 
 
 class Engine(Protocol):
-    """Turns a TrainJob into training. Only :meth:`train` may import the engine itself."""
+    """Interface of a training engine. Only :meth:`train` may import the engine's own packages."""
 
     def unsupported_settings(self, settings: Settings) -> str | None:
         """Return the reason why this engine rejects these settings for any model, as one clause, or None.
@@ -46,14 +46,16 @@ class Engine(Protocol):
         """
 
     def collect(self, job: TrainJob, destination: Path) -> None:
-        """After training, on node 0, without torch: lay out the output as ``destination/model`` (a
-        whole model in Hugging Face format, adapters merged) and, for adapters,
-        ``destination/adapter`` (PEFT format). Where an adapter cannot be merged there is no
-        ``destination/model``, and the adapter has the tokenizer next to it (:func:`result_of`)."""
+        """Lay out the output after training, on node 0, without torch.
+
+        Writes ``destination/model`` (a complete model in Hugging Face format, adapters merged) and, for
+        adapters, ``destination/adapter`` (PEFT format). For an adapter that cannot be merged there is no
+        ``destination/model``, and the tokenizer is next to the adapter (:func:`result_of`).
+        """
 
 
 def result_of(folder: Path) -> Path:
-    """Return the usable result of ``collect``: the whole model, or the adapter that cannot be merged."""
+    """Return the usable result of ``collect``: the complete model, or the adapter that cannot be merged."""
     model = folder / "model"
     return model if model.is_dir() else folder / "adapter"
 
@@ -64,12 +66,12 @@ def get(name: str) -> Engine:
 
 
 def needs(name: str) -> Needs:
-    """Look up what the processes of an engine import."""
+    """Return the packages and modules that the processes of an engine import."""
     needs: Needs = import_module(f"launchers.engines.{name}.engine").NEEDS
     return needs
 
 
 def generic_targets(settings: Settings) -> tuple[str, ...]:
-    """Return the layers that get adapters, by Llama's names, of which ``all-linear`` is all seven."""
+    """Return the layers that get adapters, by Llama's names; ``all-linear`` means all seven of them."""
     targets = settings.lora.targets
     return PROJECTIONS if targets == "all-linear" else targets

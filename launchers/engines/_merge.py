@@ -20,8 +20,8 @@ from safetensors import safe_open
 
 from launchers.models.hf_layout import safetensors_header
 
-# Time limit of the ranks that wait for the merging one: 70 B parameters in 16 bits take 20 minutes on a disk
-# that writes 125 MiB/s (gp3's baseline). Hangs are found earlier, by missing telemetry.
+# Time limit of the ranks that wait for the merging rank: 70 B parameters in 16 bits take 20 minutes on a disk
+# that writes 125 MiB/s (gp3's baseline). Hangs are detected earlier, by missing telemetry.
 LIMIT = timedelta(hours=2)
 
 # Values per block: 16 MiB in fp32. A block has a multiple of 64 rows, because MKL computes the last rows of
@@ -56,8 +56,8 @@ def merge(base: Sequence[Path], destination: Path, change: Change) -> None:
 class Update:
     """Update of one matrix W of the base: W + scale B A.
 
-    With magnitudes m, row by row m (W + scale B A) / ||W + scale B A||: DoRA, Liu et al. 2024
-    (arXiv:2402.09353), equation 5, where PEFT keeps one magnitude for each output.
+    With magnitudes m, each row becomes m (W + scale B A) / ||W + scale B A||: DoRA, Liu et al. 2024
+    (arXiv:2402.09353), equation 5, with one magnitude per output, as in PEFT.
     """
 
     lora_a: torch.Tensor  # A, [rank, in]
@@ -66,17 +66,17 @@ class Update:
     magnitudes: torch.Tensor | None  # m, [out]
 
     def applied_to(self, weight: torch.Tensor) -> torch.Tensor:
-        """Compute the updated matrix in fp32, some rows at a time; it has the type of ``weight``."""
+        """Return the updated matrix in the type of ``weight``; computed in fp32, by blocks of rows."""
         lora_a = self.lora_a.float()
 
-        def new(rows: slice) -> torch.Tensor:
+        def updated_rows(rows: slice) -> torch.Tensor:
             total = (self.lora_b[rows].float() @ lora_a).mul_(self.scale).add_(weight[rows])
             if self.magnitudes is not None:
                 length = torch.linalg.vector_norm(total, dim=1)
                 total.mul_((self.magnitudes[rows].float() / length)[:, None])
             return total
 
-        return by_rows(weight, new)
+        return by_rows(weight, updated_rows)
 
 
 def by_rows(weight: torch.Tensor, change: Callable[[slice], torch.Tensor]) -> torch.Tensor:
@@ -110,7 +110,9 @@ def _write(source: Path, target: Path, change: Change) -> None:
         output.seek(8 + header_bytes)
         end = 0
         for name, entry in sorted(source_header.items(), key=lambda item: item[1]["data_offsets"]):
-            with safe_open(source, framework="pt") as file:  # reopened: pages stay mapped while it is open
+            with safe_open(
+                source, framework="pt"
+            ) as file:  # reopened for each tensor: pages stay mapped while it is open
                 tensor = file.get_tensor(name)
                 updated = change(name, tensor)
                 if updated is None:

@@ -46,7 +46,7 @@ def _lay_out_model(trained: Path, model_dir: Path, destination: Path) -> None:
         relative_path = path.relative_to(model_dir)
         hidden = any(part.startswith(".") for part in relative_path.parts)
         network_files = networks.get(relative_path.parts[0])
-        # A merged network has the base's own files, and so its index; no index belongs to a single file
+        # A merged network has the same files as the base, and so its index; a single file has no index
         is_replaced = network_files is not None and (
             path.suffix == ".safetensors"
             or (path.name.endswith(".index.json") and bool(network_files & {WEIGHTS, _TEXT_WEIGHTS}))

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from launchers.settings.sections import Schedule
 
-WARMUP_STEPS = 5  # if the settings have neither a number nor a share of the steps
+WARMUP_STEPS = 5  # default if the settings give neither a number nor a share of the steps
 
 
 def warmup_steps(schedule: Schedule, total_steps: int) -> int:
-    """Return the steps of warm-up; a share is rounded up, like transformers' get_warmup_steps."""
+    """Return the number of warm-up steps; a share is rounded up, like transformers' get_warmup_steps."""
     if schedule.warmup_ratio is not None:
         return math.ceil(total_steps * schedule.warmup_ratio)
     return WARMUP_STEPS if schedule.warmup_steps is None else schedule.warmup_steps

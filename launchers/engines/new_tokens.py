@@ -1,6 +1,6 @@
-"""Model with added tokens: its tokenizer, its configuration, and rows of its embedding and its head.
+"""Adding of tokens to a model: to its tokenizer and configuration, and as rows of its embedding and head.
 
-Its files are written once, before training, so that engines, merges and exports need no special case.
+The files are written once, before training, so that engines, merges and exports need no special case.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DONE = "new_tokens.json"
 def with_new_tokens(model_dir: Path, settings: Settings, folder: Path) -> Path:
     """Write the model with ``settings.new_tokens`` into ``folder``; returns ``model_dir`` if there are none.
 
-    Unchanged files are linked. An existing folder is used as it is.
+    Unchanged files are linked. A complete folder from an earlier call is reused.
     """
     if not settings.new_tokens:
         return model_dir
@@ -58,15 +58,17 @@ def _link_or_grow(path: Path, folder: Path, new: range, vocab: int) -> None:
     from launchers.engines import _merge  # imports torch
 
     temporary = folder / "grown"
-    _merge.merge([path], temporary, lambda name, old: _grown(old, new, vocab) if name in WITH_ROWS else old)
+    _merge.merge(
+        [path], temporary, lambda name, old: _extended(old, new, vocab) if name in WITH_ROWS else old
+    )
     (temporary / path.name).rename(folder / path.name)
     temporary.rmdir()
 
 
-def _grown(old: Any, new: range, vocab: int) -> Any:
-    """Return the matrix with ``vocab`` rows; rows of ``new`` tokens are the mean of all other rows.
+def _extended(old: Any, new: range, vocab: int) -> Any:
+    """Return ``old`` extended to ``vocab`` rows; rows of ``new`` tokens are the mean of all other rows.
 
-    transformers' resize_token_embeddings draws them around that mean with a billionth of the covariance.
+    transformers' resize_token_embeddings adds noise to that mean, with 1e-9 of the rows' covariance.
     """
     import torch
 
@@ -81,7 +83,7 @@ def _grown(old: Any, new: range, vocab: int) -> Any:
 
 
 def _check(folder: Path, old_vocab: int, new_vocab: int) -> None:
-    """Raise UserError if a matrix with a row per token has an unknown name, so that it was not extended."""
+    """Raise UserError if a matrix with one row per token was not extended, because its name is unknown."""
     for path in folder.glob("*.safetensors"):
         for name, entry in hf_layout.safetensors_header(path).items():
             if new_vocab > old_vocab and entry["shape"][:1] == [old_vocab]:

@@ -1,7 +1,7 @@
 """Recording of a profiled window of a rank's training: the steps in ``settings.profile``.
 
-Each engine reports the start of a step, the start of its phases, and its end. Outside the window that costs
-a comparison; torch's profiler is imported when the window begins. An error of the profiler is reported and
+Each engine reports the start of a step, the start of its phases, and its end. Outside the window the cost is
+one comparison; torch's profiler is imported when the window begins. An error of the profiler is reported and
 ends the window, but not the training.
 """
 
@@ -27,7 +27,7 @@ class Profiler:
     Parameters
     ----------
     module:
-        The model that is trained, as this rank holds it.
+        The trained model, or this rank's shard of it.
     """
 
     def __init__(self, job: TrainJob, env: RankEnv, reporter: RankReporter, module: Any) -> None:
@@ -41,7 +41,7 @@ class Profiler:
         self._cuda = job.plan.layout.device == "cuda"
         self._tensors = _Tensors(module)
         self._profile: Any = None
-        self._open: list[Any] = []  # annotations, the outermost first
+        self._open_annotations: list[Any] = []  # outermost first
 
     def begin(self, step: int) -> None:
         """Start a step."""
@@ -51,30 +51,30 @@ class Profiler:
                     self._start()
                 if self._profile is not None:
                     self._tensors.begin()
-                    self._annotate(f"{traces.STEP}{step}")
+                    self._open_annotation(f"{traces.STEP}{step}")
 
     def phase(self, name: str) -> None:
         """Start phase ``name``, which lasts until the next phase or the end of the step."""
-        if self._open:
-            self._close(1)
-            self._annotate(f"{traces.PHASE}{name}")
+        if self._open_annotations:
+            self._close_annotations(1)
+            self._open_annotation(f"{traces.PHASE}{name}")
 
     @contextlib.contextmanager
     def within(self, name: str) -> Iterator[None]:
         """Profile a part of a step that ends with the context."""
-        if not self._open:
+        if not self._open_annotations:
             yield
             return
         with torch.profiler.record_function(f"{traces.PHASE}{name}"):
             yield
 
     def end(self) -> None:
-        """End the step; what comes until the next is no part of it."""
-        if self._open:
-            self._close(0)
+        """End the step; work before the next :meth:`begin` belongs to no step."""
+        if self._open_annotations:
+            self._close_annotations(0)
 
     def save(self, step: int) -> None:
-        """After a step: write and report the window if it has ended."""
+        """Write and report the window if ``step`` is its last; called after each step."""
         if step == self._last and self._profile is not None:
             self._reporter.phase("profile", step)
             with self._errors_reported(step):
@@ -122,14 +122,14 @@ class Profiler:
         )
         self._reporter.profiled(Profiled(rank=self._rank, step=self._last, window=window.to_dict()))
 
-    def _annotate(self, name: str) -> None:
+    def _open_annotation(self, name: str) -> None:
         mark = torch.profiler.record_function(name)
         mark.__enter__()  # type: ignore[no-untyped-call,unused-ignore]
-        self._open.append(mark)
+        self._open_annotations.append(mark)
 
-    def _close(self, keep: int) -> None:
-        while len(self._open) > keep:
-            self._open.pop().__exit__(None, None, None)
+    def _close_annotations(self, keep: int) -> None:
+        while len(self._open_annotations) > keep:
+            self._open_annotations.pop().__exit__(None, None, None)
 
     @contextlib.contextmanager
     def _errors_reported(self, step: int) -> Iterator[None]:
@@ -138,16 +138,16 @@ class Profiler:
             yield
         except Exception as error:  # noqa: BLE001 - any error of the profiler
             self._last, self._profile = -1, None
-            self._open.clear()
+            self._open_annotations.clear()
             self._tensors.stop()
             problem = f"{type(error).__name__}: {error}".splitlines()[0]
             self._reporter.profiled(Profiled(rank=self._rank, step=step, problem=problem))
 
 
 class _Tensors:
-    """Bytes of the model's and the optimizer's tensors on this rank, read at the optimizer's steps.
+    """Bytes of the model's and the optimizer's tensors on this rank, measured at the optimizer's steps.
 
-    Uses hooks for all of torch's optimizers, whatever calls their steps.
+    Global hooks of torch.optim measure the steps of all optimizers, whichever library calls them.
     """
 
     def __init__(self, module: Any) -> None:
@@ -155,8 +155,8 @@ class _Tensors:
         self._hooks: list[Any] = []
         self._weights: dict[int, int] = {}  # bytes by address
         self._masters: dict[int, int] = {}
-        self._gradients: dict[int, int] = {}  # of the step
-        self._gradient_bytes = self._old_gradient_bytes = 0  # of the fullest step; before the window
+        self._gradients: dict[int, int] = {}  # in the current step
+        self._gradient_bytes = self._old_gradient_bytes = 0  # maximum over the steps; before the window
         self._states: dict[int, int] = {}
         self._old_states: dict[int, int] = {}  # before the window
 
@@ -167,9 +167,9 @@ class _Tensors:
             register_optimizer_step_pre_hook,
         )
 
-        self._weights = _addresses([*self._module.parameters(), *self._module.buffers()])
+        self._weights = _storage_sizes([*self._module.parameters(), *self._module.buffers()])
         self._old_gradient_bytes = sum(
-            _addresses(parameter.grad for parameter in self._module.parameters()).values()
+            _storage_sizes(parameter.grad for parameter in self._module.parameters()).values()
         )
         self._hooks = [
             register_optimizer_step_pre_hook(self._before_step),
@@ -206,9 +206,9 @@ class _Tensors:
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._masters |= _addresses(parameters)
+        self._masters |= _storage_sizes(parameters)
         model_gradients = [parameter.grad for parameter in self._module.parameters()]
-        self._gradients |= _addresses([*model_gradients, *(parameter.grad for parameter in parameters)])
+        self._gradients |= _storage_sizes([*model_gradients, *(parameter.grad for parameter in parameters)])
         self._gradient_bytes = max(self._gradient_bytes, sum(self._gradients.values()))
         states = _states(optimizer)
         self._old_states |= {address: size for address, size in states.items() if address not in self._states}
@@ -218,21 +218,21 @@ class _Tensors:
 
 
 def _states(optimizer: torch.optim.Optimizer) -> dict[int, int]:
-    return _addresses(value for state in optimizer.state.values() for value in state.values())
+    return _storage_sizes(value for state in optimizer.state.values() for value in state.values())
 
 
-def _addresses(values: Iterable[Any]) -> dict[int, int]:
-    """Return bytes by address of the memory behind these tensors; shared memory counts once."""
+def _storage_sizes(values: Iterable[Any]) -> dict[int, int]:
+    """Return bytes by address of the tensors' storages; a shared storage counts once."""
     sizes: dict[int, int] = {}
     for value in values:
-        tensor = getattr(value, "ds_tensor", value)  # ZeRO-3's part of a weight that is gathered when used
+        tensor = getattr(value, "ds_tensor", value)  # ZeRO-3's shard of a weight
         if not isinstance(tensor, torch.Tensor):
             continue
         if hasattr(
             tensor, "__tensor_flatten__"
-        ):  # a DTensor, or a quantized tensor: those that it is made of
+        ):  # a DTensor or a quantized tensor, which consists of other tensors
             names, _ = tensor.__tensor_flatten__()
-            sizes |= _addresses(getattr(tensor, name) for name in names)
+            sizes |= _storage_sizes(getattr(tensor, name) for name in names)
             continue
         storage = tensor.untyped_storage()
         if storage.nbytes():

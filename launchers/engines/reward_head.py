@@ -1,7 +1,7 @@
-"""Model with a head of one number instead of its output layer: transformers' sequence classification.
+"""Replacement of a model's output layer by a head with one output: transformers' sequence classification.
 
-Its files are written once, before training, so that engines, merges and exports need no special case. The
-head starts at zero, so that the first rewards are all equal.
+The files are written once, before training, so that engines, merges and exports need no special case. The
+head starts at zero, so all rewards are equal at first.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from launchers.engines.new_tokens import with_new_tokens
 from launchers.models import hf_layout
 from launchers.settings import Settings
 
-HEAD = "score"  # its name in all families of transformers
-_OUTPUTS = frozenset({"lm_head.weight", "embed_out.weight"})  # output layers, which are left out
+HEAD = "score"  # name of the head in all families of transformers
+_OUTPUTS = frozenset({"lm_head.weight", "embed_out.weight"})  # output layers, which are not copied
 _DONE = "reward_head.json"
 
 
 def as_trained(model_dir: Path, settings: Settings, work: Path) -> Path:
-    """Write the model that the run starts with, with new tokens and a head for its task, below ``work``.
+    """Write the initial model of a run, with new tokens and a reward head if its settings need them.
 
-    Returns ``model_dir`` if the settings need neither.
+    Returns its folder below ``work``, or ``model_dir`` if nothing is added.
     """
     return with_reward_head(
         with_new_tokens(model_dir, settings, work / "new_tokens"), settings, work / "reward_head"
@@ -34,8 +34,8 @@ def as_trained(model_dir: Path, settings: Settings, work: Path) -> Path:
 def with_reward_head(model_dir: Path, settings: Settings, folder: Path) -> Path:
     """Write the model with a reward head into ``folder``; returns ``model_dir`` for other tasks.
 
-    Unchanged files are linked. An existing folder is used as it is. Raises UserError
-    if transformers has no such model of the family.
+    Unchanged files are linked. A complete folder from an earlier call is reused. Raises UserError if
+    transformers has no sequence classification for the model's family.
     """
     if settings.task != "reward":
         return model_dir
@@ -57,13 +57,13 @@ def with_reward_head(model_dir: Path, settings: Settings, folder: Path) -> Path:
         "pad_token_id": pad_id,
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    _place(model_dir, folder, config["hidden_size"])
+    _write_weights(model_dir, folder, config["hidden_size"])
     (folder / _DONE).write_text(record)
     return folder
 
 
 def _architecture(model_type: str) -> str:
-    """Return the name of the transformers class that maps a text to one number."""
+    """Return the name of transformers' class for sequence classification of this model type."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
     class_name: str | None = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(model_type)
@@ -75,8 +75,8 @@ def _architecture(model_type: str) -> str:
     return class_name
 
 
-def _place(model_dir: Path, folder: Path, hidden: int) -> None:
-    """Link the weights into ``folder``, without an output layer, and write the head to a separate file."""
+def _write_weights(model_dir: Path, folder: Path, hidden: int) -> None:
+    """Link the weights without the output layer into ``folder``, and write the head to a separate file."""
     import torch
     from safetensors.torch import save_file
 

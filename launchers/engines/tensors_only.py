@@ -85,7 +85,7 @@ def load_distributed(state: dict[str, Any], folder: Path, *, no_dist: bool = Fal
 
 
 class _Reader(FileSystemReader):
-    """Reads .metadata, a pickle for which DCP has no such option."""
+    """Reader of a DCP checkpoint that restricts .metadata, a pickle which DCP loads without restrictions."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:  # noqa: ARG002 - as torch calls it
         """Read the index of the tensors. Raises UnpicklingError if the file would call anything unneeded."""

@@ -1,7 +1,7 @@
 """Time that a rank spends in collectives in each step, which shows the slowest rank.
 
-In synchronous training every rank's step takes as long as the slowest rank's. The other ranks wait for it in
-collectives, so it is the one that spends the least time there.
+In synchronous training every rank's step takes as long as the slowest rank's. The other ranks wait in
+collectives for the slowest rank, which spends the least time there.
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ class Waiting:
         """Measure all collectives of this process from now on."""
         self._cuda = device.type == "cuda"
         self._spans: list[tuple[Any, Any]] = []
-        self._begun: Any = None
-        self._measures = dist.is_initialized() and dist.get_world_size() > 1
-        if self._measures:
+        self._call_start: Any = None
+        self._enabled = dist.is_initialized() and dist.get_world_size() > 1
+        if self._enabled:
             dist.Work.wait = self._timed(dist.Work.wait)  # type: ignore[method-assign]
-            if self._cuda:  # where a collective may run on the very stream that waits for it
+            if self._cuda:  # a collective may run on the same stream that waits for it
                 for name in _COLLECTIVES:
                     if hasattr(dist.ProcessGroup, name):
-                        setattr(dist.ProcessGroup, name, self._noted(getattr(dist.ProcessGroup, name)))
+                        setattr(
+                            dist.ProcessGroup, name, self._recording_start(getattr(dist.ProcessGroup, name))
+                        )
 
     def begin(self) -> None:
         """Start a step."""
@@ -57,7 +59,7 @@ class Waiting:
 
     def seconds(self) -> float | None:
         """Return the seconds of the step so far, once the device has finished; None for a single rank."""
-        if not self._measures:
+        if not self._enabled:
             return None
         if not self._cuda:
             return float(sum(end - start for start, end in self._spans))
@@ -68,7 +70,7 @@ class Waiting:
     def _timed(self, wait: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(wait)
         def timed(work: Any, *arguments: Any, **options: Any) -> Any:
-            start, self._begun = self._begun or self._mark(), None
+            start, self._call_start = self._call_start or self._mark(), None
             try:
                 return wait(work, *arguments, **options)
             finally:
@@ -76,18 +78,20 @@ class Waiting:
 
         return timed
 
-    def _noted(self, collective: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a collective: a synchronous one is timed from its call, an asynchronous one from its wait."""
+    def _recording_start(self, collective: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a collective to record when it is called, if it is synchronous; else its wait is the start."""
 
         @functools.wraps(collective)
-        def noted(group: Any, *arguments: Any, **options: Any) -> Any:
+        def recorded(group: Any, *arguments: Any, **options: Any) -> Any:
             all_arguments = (*arguments, *options.values())
-            self._begun = (
-                self._mark() if any(getattr(o, "asyncOp", True) is False for o in all_arguments) else None
+            self._call_start = (
+                self._mark()
+                if any(getattr(argument, "asyncOp", True) is False for argument in all_arguments)
+                else None
             )
             return collective(group, *arguments, **options)
 
-        return noted
+        return recorded
 
     def _mark(self) -> Any:
         if not self._cuda:

@@ -115,12 +115,12 @@ def files_of(file: Path) -> list[Path]:
     ):
         raise _invalid(file, "it has no `dataset_path`, such as json")
     try:
-        includes += _data(file, values)
+        includes += _data_files(file, values)
     except (OSError, ValueError, NotImplementedError) as error:  # e.g. a name that is too long, a bad pattern
         raise _invalid(file, f"its data files cannot be looked for ({error!s:.200})") from None
     for function in _functions(values):
         module = file.parent / f"{function.rpartition('.')[0].replace('.', '/')}.py"
-        if module.is_file():  # else it is a module that is installed
+        if module.is_file():  # else the module must be installed
             includes.append(module)
     return list(dict.fromkeys(includes))
 
@@ -142,14 +142,14 @@ def _resolve_includes(file: Path, ancestors: tuple[Path, ...] = ()) -> tuple[lis
     return files, merged | values
 
 
-def _data(file: Path, values: Mapping[str, Any]) -> Iterator[Path]:
+def _data_files(file: Path, values: Mapping[str, Any]) -> Iterator[Path]:
     """Iterate over the local data files of a task."""
     folder = file.parent / str(values.get("dataset_path", ""))
     if values.get("dataset_path") and folder.is_dir():
         yield from (path for path in sorted(folder.rglob("*")) if path.is_file())
     options = values.get("dataset_kwargs")
-    named = options.get("data_files") if isinstance(options, dict) else None
-    for name in _texts(named):
+    data_files = options.get("data_files") if isinstance(options, dict) else None
+    for name in _texts(data_files):
         if "://" in name:
             continue
         paths = [file.parent / name] if (file.parent / name).is_file() else _matching(file.parent, name)

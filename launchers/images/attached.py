@@ -1,9 +1,9 @@
-"""Images that belong to chats: where a row may keep them, and how they are read and checked.
+"""Images in chats: the places in a row where they may be, and how they are read and checked.
 
 An image is a path relative to the dataset's file, a ``data:`` URL, an http(s) URL, the encoded file, or
 ``{"path": ..., "bytes": ...}`` as ``datasets`` stores it. A row has images in its messages, as parts of
-OpenAI's form (``image_url``, ``image``), or in ``images`` (or ``image``), for each ``<image>`` of its texts;
-without such places, they precede the text of the first user turn.
+OpenAI's form (``image_url``, ``image``), or in a column ``images`` (or ``image``), one for each ``<image>``
+in its texts. Without such marks, the column's images precede the text of the first user turn.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from launchers.dataset.turns import IMAGE, IMAGE_KEYS, IMAGE_PARTS, Fields, Mess
 from launchers.images.decoding import checked
 from launchers.images.shards import inside
 
-PLACE = "<image>"  # of LLaMA-Factory and LLaVA
+PLACE = "<image>"  # mark of LLaMA-Factory and LLaVA
 COLUMNS = ("images", "image")
 MAX_BYTES = 32 << 20  # of one encoded image
 MAX_IMAGES = 64  # of one row
@@ -42,7 +42,7 @@ _INSPECTED_ROWS = 50
 class Reader:
     """Reads the images of a dataset. ``folder``: folder that relative paths start from.
 
-    ``fetches``: download images from http(s) URLs; otherwise they are left unread (empty).
+    ``fetches``: download images from http(s) URLs; otherwise these are returned as empty bytes.
     """
 
     folder: Path
@@ -53,7 +53,7 @@ class Reader:
     ) -> tuple[tuple[Message, ...], tuple[bytes, ...]]:
         """Return the turns with a mark for each image, and the images in that order; raises BadRow.
 
-        ``row.parts`` holds what the parts of the messages refer to.
+        ``row.parts``: references to images from the parts of the messages; None for parts of text.
         """
         name = row.first(COLUMNS)
         value = decoded(row[name]) if name else []
@@ -64,7 +64,7 @@ class Reader:
         marks = sum(turn.content.count(IMAGE) for turn in turns)
         part_images = [reference for reference in row.parts or () if reference is not None]
         if marks == 0 and column:
-            first = next(place for place, turn in enumerate(turns) if turn.role == "user")
+            first = next(index for index, turn in enumerate(turns) if turn.role == "user")
             turns[first] = replace(turns[first], content=IMAGE * len(column) + turns[first].content)
             marks = len(column)
         if part_images and column and len(part_images) < marks:
@@ -110,7 +110,7 @@ class Reader:
         if scheme == "data":
             return _from_base64(payload.partition(",")[2])
         if scheme in ("http", "https"):
-            return _fetched(reference) if self.fetches else b""
+            return _download(reference) if self.fetches else b""
         return self._file(reference)
 
     def _file(self, name: str) -> bytes:
@@ -136,9 +136,9 @@ def has_images(path: Path, columns: Mapping[str, str]) -> bool:
 
 
 def named_files(path: Path, columns: Mapping[str, str]) -> dict[str, Path]:
-    """Return the image files that the rows of a file refer to by path, by their names there.
+    """Return the image files that the rows of a file refer to: path as written in the row -> file.
 
-    Unreadable rows and missing files have none; :class:`Reader` reports their errors.
+    Unreadable rows and missing files are skipped; :class:`Reader` reports their errors.
     """
     files: dict[str, Path] = {}
 
@@ -202,7 +202,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(*args)
 
 
-def _fetched(url: str) -> bytes:
+def _download(url: str) -> bytes:
     """Download an image; raises BadRow for private addresses, failures and files above :data:`MAX_BYTES`."""
     short_url = url if len(url) <= 100 else f"{url[:97]}..."
     try:
@@ -224,8 +224,8 @@ def _fetched(url: str) -> bytes:
 def _check_public(url: str) -> None:
     """Raise BadRow for a URL of another scheme, or of an address that is not public.
 
-    A dataset from elsewhere must not read what only this machine or its network can, such as a cloud's
-    metadata service.
+    A dataset must not read data that only this machine or its network can access, such as a cloud's metadata
+    service.
     """
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:

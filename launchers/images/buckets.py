@@ -1,7 +1,7 @@
 """Aspect ratio buckets: the sizes that images are trained in, all with about the resolution's area.
 
 The rule is NovelAI's ("NovelAI Improvements on Stable Diffusion", 2022, section "Aspect Ratio Bucketing"):
-for each width the greatest height that keeps the area, both multiples of a step, and the same with width and
+for each width the greatest height within the area, both multiples of a step, and the same with width and
 height exchanged; an image belongs to the bucket with the nearest ratio. Stable Diffusion XL was trained this
 way with steps of 64 at an area of 1024² (Podell et al. 2023, arXiv:2307.01952, section 2.3 and appendix I);
 here ratios range from 1:2 to 2:1.

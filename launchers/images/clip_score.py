@@ -1,7 +1,7 @@
 """CLIP score: how well images match their captions, as 100 times the cosine of their embeddings.
 
-Counted as by torchmetrics' CLIPScore, after Hessel et al. 2021 (arXiv:2104.08718, equation 1, whose factor is
-2.5); negative cosines count as 0. Compare only scores of the same CLIP model.
+Same as torchmetrics' CLIPScore, after Hessel et al. 2021 (arXiv:2104.08718, equation 1, which has a factor of
+2.5 instead of 100); negative cosines count as 0. Compare only scores of the same CLIP model.
 """
 
 from __future__ import annotations

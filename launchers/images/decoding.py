@@ -49,7 +49,7 @@ def checked(data: bytes, *, min_side: int) -> Checked:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.simplefilter("error", _pillow().DecompressionBombWarning)
-            return _checked(data, min_side)
+            return _check_and_convert(data, min_side)
     except (_pillow().DecompressionBombError, _pillow().DecompressionBombWarning):
         limit = _pillow().MAX_IMAGE_PIXELS
         raise BadRow(f"more than {limit:,} pixels, Pillow's limit against decompression bombs") from None
@@ -70,7 +70,7 @@ def _pillow() -> ModuleType:
     return Image
 
 
-def _checked(data: bytes, min_side: int) -> Checked:
+def _check_and_convert(data: bytes, min_side: int) -> Checked:
     with _pillow().open(io.BytesIO(data), formats=(*_ACCEPTED, *_CONVERTED)) as image:
         width, height = image.size
         if min(width, height) < min_side:
@@ -104,7 +104,7 @@ def _rgb(image: Image.Image, changes: list[str]) -> Image.Image:
         white: Image.Image = _pillow().new("RGBA", alpha.size, "white")
         white.alpha_composite(alpha)
         return white.convert("RGB")
-    if image.mode.startswith("I"):  # 16 bits, which Pillow's conversion would clip at 255
+    if image.mode.startswith("I"):  # 16-bit values, which Pillow's conversion would clip at 255
         changes.append("from 16 bits")
         return image.convert("I").point(lambda value: value / 256).convert("L").convert("RGB")
     if image.mode != "RGB":

@@ -51,7 +51,7 @@ def draw(
     import torch
     from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
 
-    place = {"device": vae.device, "dtype": unet.dtype}
+    options = {"device": vae.device, "dtype": unet.dtype}
     pipeline = StableDiffusionXLPipeline(
         vae=vae,
         text_encoder=None,
@@ -65,8 +65,8 @@ def draw(
     pipeline.set_progress_bar_config(disable=True)
     height, width = size
     latents = pipeline(
-        prompt_embeds=text[None].to(**place),
-        pooled_prompt_embeds=summary[None].to(**place),
+        prompt_embeds=text[None].to(**options),
+        pooled_prompt_embeds=summary[None].to(**options),
         height=height,
         width=width,
         num_inference_steps=INFERENCE_STEPS,

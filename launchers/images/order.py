@@ -37,11 +37,13 @@ def in_batches(
             full = len(rows) // batch * batch
             batches[bucket] = np.split(rows[:full], full // batch) if full else []
             left_over[bucket] = rows[full:]
-        order += _mixed(batches, seed, epoch)
+        order += _shuffle_batches(batches, seed, epoch)
     return np.concatenate([np.empty(0, np.int32), *order[:max_batches]])
 
 
-def _mixed(batches: dict[int, list[NDArray[np.int32]]], seed: int, epoch: int) -> list[NDArray[np.int32]]:
+def _shuffle_batches(
+    batches: dict[int, list[NDArray[np.int32]]], seed: int, epoch: int
+) -> list[NDArray[np.int32]]:
     """Shuffle the batches of all buckets, keeping the order within each bucket."""
     bucket_of_batch = [bucket for bucket, bucket_batches in batches.items() for _ in bucket_batches]
     shuffled = random_stream(seed, "batches of buckets", epoch).permutation(bucket_of_batch).tolist()

@@ -54,9 +54,9 @@ def read(path: Path, *, min_side: int, columns: Mapping[str, str] = NO_COLUMNS) 
 
 
 def named_files(path: Path) -> dict[str, Path]:
-    """Return the image files that the rows of a file refer to, by their names there; empty for tars.
+    """Return the image files that the rows of a file refer to, by their names in the rows; empty for tars.
 
-    Unreadable rows and missing files have none; :func:`read` reports their errors. Raises UserError for a
+    Unreadable rows and missing files are skipped; :func:`read` reports their errors. Raises UserError for a
     name that leads out of the folder.
     """
     rows, folder = _rows(path)

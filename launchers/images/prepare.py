@@ -66,7 +66,7 @@ def summary(info: PreparedInfo, folder: Path, name: str) -> str:
     """Summarize the dataset's buckets in one line, most frequent first."""
     sizes, counts = np.unique(PreparedImages(folder).geometry[:, 4:6], axis=0, return_counts=True)
     by_count = np.argsort(-counts, kind="stable")
-    summary = ", ".join(f"{sizes[place, 1]}x{sizes[place, 0]}: {counts[place]:,}" for place in by_count)
+    summary = ", ".join(f"{sizes[index, 1]}x{sizes[index, 0]}: {counts[index]:,}" for index in by_count)
     unit = "bucket" if len(counts) == 1 else "buckets"
     return f"{name}: {info.rows:,} images in {len(counts)} {unit} (width x height: images): {summary}"
 
@@ -85,7 +85,7 @@ def _add(pictures: Sequence[Picture], writer: Writer, resolution: int) -> str:
 
 
 def _numbers(geometry: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Return [rows]: each row's bucket number."""
+    """Return [rows]: bucket number of each row."""
     return np.unique(geometry[:, 4:6], axis=0, return_inverse=True)[1].reshape(-1)
 
 

@@ -41,7 +41,7 @@ class PreparedImages(Prepared):
 
     @cached_property
     def geometry(self) -> NDArray[np.int32]:
-        """[rows, 8], see the module's docstring."""
+        """Geometry of each row, [rows, 8]; columns: see the module's docstring."""
         return self._array("geometry")
 
     @cached_property
@@ -83,7 +83,7 @@ class PreparedImages(Prepared):
         (height, width), (resized_height, resized_width) = self.target(index), self.resized(index)
         with Image.open(io.BytesIO(self.image(index))) as image:
             scale_x, scale_y = image.width / resized_width, image.height / resized_height
-            # Only the crop is resized: a narrow strip would become an image of gigabytes before the crop
+            # Resize only the crop: a very narrow image would take gigabytes if resized before cropping
             box = (left * scale_x, top * scale_y, (left + width) * scale_x, (top + height) * scale_y)
             fitted = image.convert("RGB").resize((width, height), Image.Resampling.LANCZOS, box=box)
         values = np.asarray(fitted, dtype=np.float32) / 127.5 - 1
@@ -134,7 +134,7 @@ class Writer:
 
     @property
     def geometry(self) -> NDArray[np.int32]:
-        """[rows, 8] of the added rows."""
+        """Geometry of the rows added so far, [rows, 8]."""
         import numpy as np
 
         return np.array(self._geometry, dtype=np.int32).reshape(-1, 8)

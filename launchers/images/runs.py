@@ -34,7 +34,7 @@ def apply_defaults(settings: Settings, spec: DiffusionSpec) -> Settings:
     """
     task = task_for(spec, settings.task)
     if task != IMAGE_TASK:
-        return settings  # refused later, with the engine's reason
+        return settings  # rejected later, with the engine's reason
     side = settings.images.resolution or spec.resolution
     check_resolution(side)
     if settings.seq_len not in (None, spec.max_seq_len):
@@ -54,7 +54,7 @@ def apply_defaults(settings: Settings, spec: DiffusionSpec) -> Settings:
 def rates(spec: ModelSpec) -> dict[str, float]:
     """Return the default learning rates by method."""
     supported = _TINY_RATES if spec.name == TINY else _RATES
-    return dict.fromkeys(LAUNCHED_METHODS, supported["lora"]) | supported  # other methods are refused later
+    return dict.fromkeys(LAUNCHED_METHODS, supported["lora"]) | supported  # other methods are rejected later
 
 
 def check(settings: Settings) -> None:

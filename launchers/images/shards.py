@@ -60,8 +60,8 @@ class Tars(Rows):
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         number = 0
-        for place, tar in enumerate(self._tars):
-            self._share = place / len(self._tars)
+        for index, tar in enumerate(self._tars):
+            self._share = index / len(self._tars)
             for row in _rows(tar):
                 number += 1
                 yield number, row
@@ -71,7 +71,7 @@ class Tars(Rows):
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Resolve an image's path; raises BadRow if it is, or leads, outside of the folder."""
+    """Resolve an image's path; raises BadRow if it is outside of the folder or links out of it."""
     try:
         return resolve_inside(folder, name)
     except ValueError as reason:

@@ -1,4 +1,4 @@
-"""Conversations with a model in this process: the chat template it was trained with, streamed answers."""
+"""Conversations with a model in this process, with its chat template and streamed answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from launchers.images.decoding import checked
 from launchers.inference.finished import FinishedModel, fetch_cached
 from launchers.models import causal
 
-Message = dict[str, Any]  # role, content; images: encoded images that precede the content
+Message = dict[str, Any]  # keys role, content and images (encoded images that precede the content)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,12 +57,12 @@ class Reply:
     tokens: int  # generated, end token included
     seconds: float
     prompt_tokens: int
-    dropped: int = 0  # oldest messages left out of the prompt, as the model takes no more tokens
+    dropped: int = 0  # number of oldest messages that did not fit into the model's context
 
 
 @dataclass(kw_only=True)
 class LoadedModel:
-    """Weights and tokenizer, ready to generate. ``without_adapter``: the adapter is switched off."""
+    """Weights and tokenizer, ready to generate. ``without_adapter``: generate with the adapter disabled."""
 
     name: str
     model: Any
@@ -81,8 +81,8 @@ class LoadedModel:
         """Yield the model to generate with."""
         import torch
 
-        off = self.model.disable_adapter() if self.without_adapter else nullcontext()
-        with torch.inference_mode(), off:
+        adapter_context = self.model.disable_adapter() if self.without_adapter else nullcontext()
+        with torch.inference_mode(), adapter_context:
             yield self.model
 
 
@@ -94,7 +94,7 @@ def load_finetuned(finished: FinishedModel, device: str, work: Path) -> LoadedMo
         base = fetch_cached(finished.base_source(), vision=vision)
         if finished.settings is not None:
             base = with_new_tokens(base, finished.settings, work / "base")
-    with _quietly():
+    with _suppress_messages():
         model = load_model(finished.folder, base, device, precision_on(device), finished.settings)
     tokenizer = tokenizer_in(finished.folder)
     vision_tokenizer = VisionTokenizer(tokenizer, base) if causal.sees_images(model.config) else None
@@ -102,20 +102,20 @@ def load_finetuned(finished: FinishedModel, device: str, work: Path) -> LoadedMo
 
 
 def load_base(loaded: LoadedModel, finished: FinishedModel, device: str) -> LoadedModel:
-    """Load the model before training, with the tokenizer and template of the finished one.
+    """Return the base model, with the tokenizer and chat template of the fine-tuned one.
 
-    A PEFT adapter's base is in memory already.
+    For a PEFT adapter nothing is loaded: its base is in memory already.
     """
     if hasattr(loaded.model, "disable_adapter"):
         return replace(loaded, name="base", without_adapter=True)
     folder = fetch_cached(finished.base_source(), vision=loaded.vision is not None)
-    with _quietly():
+    with _suppress_messages():
         model = load_model(folder, folder, device, precision_on(device))
     return LoadedModel(name="base", model=model, tokenizer=loaded.tokenizer, vision=loaded.vision)
 
 
 def read_image(path: Path) -> bytes:
-    """Read an image file for a message. Raises UserError if it is missing or no image."""
+    """Read an image file for a message. Raises UserError if it is missing or not an image."""
     try:
         return checked(path.expanduser().read_bytes(), min_side=1).image
     except (OSError, BadRow) as error:
@@ -124,10 +124,10 @@ def read_image(path: Path) -> bytes:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Load a model without libraries' warnings and progress bars."""
+def _suppress_messages() -> Iterator[None]:
+    """Suppress libraries' warnings and progress bars while a model is loaded."""
     with causal.without_progress_bars(), imported_quietly(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of transformers about its own names
+        warnings.simplefilter("ignore", FutureWarning)  # transformers calls its own deprecated names
         yield
 
 
@@ -154,9 +154,9 @@ class Conversation:
     ) -> Reply:
         """Generate the answer to a message, and keep both for the next turn.
 
-        ``on_text`` is called with each piece of the answer. An interrupt (KeyboardInterrupt) keeps neither.
-        Raises UserError for a message longer than the model takes, and for ``images`` (encoded files) that it
-        cannot process.
+        ``on_text`` is called with each piece of the answer. A KeyboardInterrupt discards message and answer.
+        Raises UserError for a message that exceeds the model's context, and for ``images`` (encoded files)
+        if the model cannot process any.
         """
         if images:
             self.check_sees_images()
@@ -185,7 +185,7 @@ class Conversation:
             )
 
     def _encode(self, messages: list[Message]) -> tuple[list[int], int]:
-        """Encode the newest messages that fit before an answer, and count the omitted older ones."""
+        """Encode the newest messages that fit before an answer; also return the number of omitted ones."""
         longest = self.loaded.max_tokens
         max_prompt = None if longest is None else max(1, longest - self.sampling.max_new_tokens)
         dropped = 0
@@ -199,7 +199,7 @@ class Conversation:
                     f"answer, the model takes at most {max_prompt:,}.",
                     "Shorten it, or give --max-new-tokens a smaller number.",
                 )
-            dropped += 2  # a question with its answer
+            dropped += 2  # a question and its answer
 
     def _tokens(self, messages: list[Message]) -> list[int]:
         tokenizer = self.loaded.tokenizer
@@ -208,7 +208,10 @@ class Conversation:
             tokens = tokenizer(messages[-1]["content"]).input_ids
             return tokens
         system = [{"role": "system", "content": self.system}] if self.system else []
-        chat = [*system, *({"role": each["role"], "content": _marked(each)} for each in messages)]
+        chat = [
+            *system,
+            *({"role": message["role"], "content": _with_image_marks(message)} for message in messages),
+        ]
         vision, images = self.loaded.vision, _images_of(messages)
         template = tokenizer if vision is None else vision
         try:
@@ -223,7 +226,7 @@ class Conversation:
                 f"The model's chat template refuses the conversation: {reason}.",
                 "Use /reset, or another model.",
             ) from None
-        tokens = tokenizer(text, add_special_tokens=False).input_ids  # the template has written them
+        tokens = tokenizer(text, add_special_tokens=False).input_ids  # the template adds them
         return tokens
 
     def _generate(
@@ -253,7 +256,7 @@ class Conversation:
         return generated
 
     def _image_inputs(self, images: Sequence[bytes], ids: Any) -> dict[str, Any]:
-        """Return the model's further inputs for the images, on its device and in its precision."""
+        """Return the model's inputs for the images, on its device and in its precision."""
         if self.loaded.vision is None or not images:
             return {}
         model = self.loaded.model
@@ -267,13 +270,13 @@ def _images_of(messages: Sequence[Message]) -> list[bytes]:
     return [image for message in messages for image in message.get("images", ())]
 
 
-def _marked(message: Message) -> str:
+def _with_image_marks(message: Message) -> str:
     """Return a message's text, with a mark for each image before it."""
     text: str = message["content"].replace(IMAGE, "")
     return IMAGE * len(message.get("images", ())) + text
 
 
 def _pad_id(model: Any, tokenizer: Any) -> int:
-    """Return the padding token for ``generate``, which warns if it is missing, even without padding."""
+    """Return a padding token for ``generate``, which warns without one even if nothing is padded."""
     ids = (model.generation_config.pad_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id)
     return next((token for token in ids if token is not None), 0)

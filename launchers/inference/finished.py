@@ -1,4 +1,4 @@
-"""Models to chat with or to serve: the folder of a finished run, or any model by name."""
+"""Models for chat and serving: from the folder of a finished run, or by name."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ from launchers.run import preparation
 from launchers.run_config import RunConfig
 
 ADAPTER_CONFIG = "adapter_config.json"
-_CONFIGS = ("config.json", "model_index.json")  # of a language model, of a pipeline that generates images
-SETTINGS = "settings.yaml"  # of the run, next to the folder of its model
+_CONFIGS = ("config.json", "model_index.json")  # of a language model, of an image pipeline
+SETTINGS = "settings.yaml"  # settings of the run, next to the folder of its model
 _OWN_CODE = "Chat and serving never run it; vLLM does: vllm serve FOLDER --trust-remote-code"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedModel:
-    """A whole model in the Hugging Face layout, or an adapter of one."""
+    """A complete model in the Hugging Face layout, or an adapter of one."""
 
-    name: str  # in messages, tables and requests to servers
+    name: str  # name in messages, tables and requests to servers
     folder: Path
     base: str | None = None  # name of the model that was trained, as estimator.models.locate takes it
-    settings: RunConfig | None = None  # of the run that trained it
-    run: str | None = None  # FLOW/ID
+    settings: RunConfig | None = None  # settings of the run that trained it
+    run: str | None = None  # FLOW/ID of that run
     gpu: str | None = None  # type of the GPU that it was trained on
-    source: ModelSource | None = None  # of a model by its name; :meth:`fetched` puts it into ``folder``
+    source: ModelSource | None = None  # source of a model given by name, which :meth:`fetched` downloads
 
     @property
     def is_adapter(self) -> bool:
-        """Whether the folder holds no whole model."""
+        """Whether the folder holds an adapter instead of a complete model."""
         return any((self.folder / name).is_file() for name in (ADAPTER_CONFIG, ADAPTER_V2_CONFIG))
 
     def fetched(self, *, vision: bool = False) -> FinishedModel:
-        """Return the model with its files on this machine. ``vision``: keep a vision tower."""
+        """Fetch the model's files to this machine, if necessary. ``vision``: keep a vision tower."""
         if self.source is None:
             return self
         return replace(self, folder=fetch_cached(self.source, vision=vision), source=None)
 
     def base_source(self) -> ModelSource:
-        """Locate the model that was trained. Raises UserError if nothing names it."""
+        """Locate the base model. Raises UserError if its name is unknown."""
         if self.base is None:
             raise UserError(
                 f"{self.name}: nothing says which model it was trained from.",
@@ -121,8 +121,8 @@ def fetch_cached(
 ) -> Path:
     """Fetch a model's files into this machine's cache, and return their folder.
 
-    A folder of the user's is returned as it is. ``rewards``: it is a reward model. ``vision``: keep the
-    vision tower of a multimodal model. ``trust_remote_code``: the model may run code of its folder.
+    If the model is a local folder, that folder is returned. ``rewards``: it is a reward model. ``vision``:
+    keep the vision tower of a multimodal model. ``trust_remote_code``: the model may run code of its folder.
     """
     folder = cache_folder() / cache_name(model)
     return preparation.fetch_weights(
@@ -135,7 +135,7 @@ def _holds_model(folder: Path) -> bool:
 
 
 def _check_generates(folder: Path) -> None:
-    """Raise UserError for a reward model or an adapter of one: it has no next token."""
+    """Raise UserError for a reward model or an adapter of one, which predicts no tokens."""
     config_files = [folder / name for name in ("config.json", ADAPTER_CONFIG) if (folder / name).is_file()]
     for values in (read_json_object(path) for path in config_files):
         architectures = values.get("architectures")

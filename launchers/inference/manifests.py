@@ -28,7 +28,7 @@ class Stored:
 
     address: str  # s3://BUCKET/KEY of the bundle
     path: str  # of the model's folder in the bundle
-    endpoint: str | None = None  # URL of an S3 that is not AWS's
+    endpoint: str | None = None  # URL of an S3-compatible store other than AWS's
     service_account: str | None = None  # that may read the bucket
     secrets: tuple[str, ...] = ()  # whose values become environment variables, such as an access key
 
@@ -103,7 +103,7 @@ def manifests(
     }
     pod: Json = {"containers": [container], "volumes": volumes, "terminationGracePeriodSeconds": 60}
     if stored is not None:
-        pod["initContainers"] = [_fetching(stored, image)]
+        pod["initContainers"] = [_fetch_container(stored, image)]
         if stored.service_account is not None:
             pod["serviceAccountName"] = stored.service_account
     if selector := _node_selector(gpu):
@@ -130,7 +130,7 @@ def manifests(
     return [deployment, service]
 
 
-def _fetching(stored: Stored, image: str) -> Json:
+def _fetch_container(stored: Stored, image: str) -> Json:
     """Build the init container that fetches a stored model; vLLM's image has boto3."""
     container: Json = {
         "name": "fetch",

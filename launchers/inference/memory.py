@@ -13,8 +13,8 @@ from estimator.models import ModelSpec
 from launchers.inference.finished import FinishedModel
 
 Device = Literal["cuda", "cpu"]
-CONTEXT = 4096  # tokens of a conversation that memory is checked for
-NEW_TOKENS = 512  # of an answer
+CONTEXT = 4096  # length in tokens of the conversation that must fit
+NEW_TOKENS = 512  # length of an answer in tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +22,7 @@ class Memory:
     """Free memory of the devices that a model is loaded onto, in bytes."""
 
     device: Device
-    free_bytes: tuple[int, ...]  # of each GPU; of a CPU one value
+    free_bytes: tuple[int, ...]  # one value per GPU, or one for the CPU
 
     @property
     def gpus(self) -> int:
@@ -30,7 +30,7 @@ class Memory:
 
 
 def pick_device(device: Literal["auto", "cuda", "cpu"]) -> Device:
-    """Decide ``auto``: GPUs if there are any. Raises UserError for GPUs that are missing."""
+    """Resolve ``auto`` to GPUs if there are any, else the CPU. Raises UserError if GPUs are missing."""
     if device == "cpu":
         return "cpu"
     import torch
@@ -50,7 +50,7 @@ def conversation_batch(spec: ModelSpec, tokens: int, new_tokens: int) -> Batch:
 
 
 def free_memory(device: Device) -> Memory:
-    """Measure the free memory of all visible GPUs, or of the CPU: what this process may still allocate."""
+    """Measure the memory that this process can still allocate, on all visible GPUs or on the CPU."""
     if device == "cuda":
         import torch
 
@@ -66,7 +66,7 @@ def free_memory(device: Device) -> Memory:
 
 
 def needed_bytes(spec: ModelSpec, batch: Batch, memory: Memory, *, copies: int = 1) -> int:
-    """Estimate the memory of the fullest device: ``copies`` of the weights, one batch at a time."""
+    """Estimate the memory of the fullest device with ``copies`` of the weights and one batch."""
     parts = _parts(spec, batch, memory)
     return sum(parts.values()) + (copies - 1) * parts[WEIGHTS]
 
@@ -84,23 +84,23 @@ def _parts(spec: ModelSpec, batch: Batch, memory: Memory) -> dict[str, int]:
 def check_memory(
     name: str, spec: ModelSpec, batch: Batch, memory: Memory, *, copies: int = 1, advice: Sequence[str] = ()
 ) -> int:
-    """Return the estimated bytes per device. Raises UserError, with what would not fit, if they exceed it.
+    """Return the estimated bytes of the fullest device. Raises UserError if they exceed its free memory.
 
     Parameters
     ----------
     copies:
         Models of this shape that are loaded at once.
     advice:
-        Changes that need less memory, in the words of the command that was called.
+        How to need less memory, in terms of the command's options.
     """
     required = needed_bytes(spec, batch, memory, copies=copies)
     free = min(memory.free_bytes)
     if required > free:
         weights = copies * _parts(spec, batch, memory)[WEIGHTS]
-        place = "this machine's memory" if memory.device == "cpu" else f"each of {memory.gpus} GPU(s)"
+        memory_kind = "this machine's memory" if memory.device == "cpu" else f"each of {memory.gpus} GPU(s)"
         models = f" of {copies} models" if copies > 1 else ""
         raise UserError(
-            f"{name} needs {format_bytes(required)} in {place} ({format_bytes(weights)} for the weights"
+            f"{name} needs {format_bytes(required)} in {memory_kind} ({format_bytes(weights)} for the weights"
             f"{models}, {format_bytes(required - weights)} to answer {batch.tokens:,} tokens); "
             f"{format_bytes(free)} are free.",
             f"Use {', or '.join(advice)}." if advice else "",
@@ -113,7 +113,7 @@ def check_conversation(
 ) -> int:
     """Check that a conversation of ``CONTEXT`` tokens fits into the free memory: :func:`check_memory`."""
     spec = finished.spec()
-    second = with_base and not finished.is_adapter  # an adapter can be switched off
+    second = with_base and not finished.is_adapter  # an adapter can be disabled
     return check_memory(
         finished.name,
         spec,

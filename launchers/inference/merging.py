@@ -13,7 +13,7 @@ from launchers.inference.finished import ADAPTER_CONFIG, FinishedModel
 def merged(finished: FinishedModel, folder: Path) -> Path:
     """Write the merged model into ``folder``, in bf16 on a machine with GPUs and in fp32 without.
 
-    Raises UserError for LLaMA-Adapters, which are no update of the weights.
+    Raises UserError for LLaMA-Adapters, which cannot be merged into weights.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Run an inference server in this process, which ends with the one that started it.
+"""Run an inference server in this process, which ends when its parent process ends.
 
 ``python -m launchers.inference.run_server request.json``
 """

@@ -1,6 +1,6 @@
 """OpenAI-compatible servers for a finished model: vLLM where it is installed, else ``transformers serve``.
 
-Both are other projects' servers; here they are chosen, started, watched and stopped.
+This module chooses, starts, monitors and stops these servers of other projects.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from launchers.cluster.processes import is_loopback, relevant_tail, started
 from launchers.inference.finished import ADAPTER_CONFIG, FinishedModel
 
 ServerName = Literal["vllm", "transformers"]
-TOKEN_VARIABLE = "VLLM_API_KEY"  # noqa: S105 - vLLM's own name of it
+TOKEN_VARIABLE = "VLLM_API_KEY"  # noqa: S105 - vLLM's name of the variable
 TRANSFORMERS_NEEDS = ("fastapi", "uvicorn", "openai")  # transformers 5.23, utils/import_utils.py
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # vLLM 0.32, config/lora.py
-STOP_S = 20.0  # between SIGTERM and SIGKILL
+STOP_S = 20.0  # time between SIGTERM and SIGKILL
 _POLL_S = 0.2
 _REQUEST_S = 5.0
 
@@ -106,7 +106,7 @@ def serves_adapter(finished: FinishedModel) -> bool:
         and values.get("bias", "none") == "none"
         and _lora_rank(finished.folder) <= LORA_RANKS[-1]
         and not any(values.get(name) for name in unsupported)
-        and not quantized  # its base was rounded in training
+        and not quantized  # the adapter was trained on a quantized base
         and not (finished.settings is not None and finished.settings.new_tokens)
     )
 
@@ -119,19 +119,19 @@ def vllm_arguments(
     adapter: Path | None = None,
     adapter_path: str | None = None,
 ) -> list[str]:
-    """Arguments of ``vllm``.
+    """Build the arguments of ``vllm``.
 
     Parameters
     ----------
     model:
         Folder or Hugging Face id; with an adapter, of its base.
     adapter_path:
-        Path of the adapter where the server runs; by default its folder on this machine.
+        Path of the adapter on the server's machine; by default its folder on this machine.
     """
-    named = ["--served-model-name", endpoint.model]
+    name_options = ["--served-model-name", endpoint.model]
     if adapter is not None:
         rank = next(size for size in LORA_RANKS if size >= _lora_rank(adapter))
-        named = [
+        name_options = [
             "--enable-lora",
             "--lora-modules",
             f"{endpoint.model}={adapter_path or adapter}",
@@ -139,7 +139,7 @@ def vllm_arguments(
             str(rank),
         ]
     return [
-        *("serve", model, *named),
+        *("serve", model, *name_options),
         *("--host", endpoint.host, "--port", str(endpoint.port)),
         *("--max-model-len", str(serving.context), "--max-num-seqs", str(serving.requests)),
         *(("--tensor-parallel-size", str(serving.gpus)) if serving.gpus > 1 else ()),
@@ -197,9 +197,9 @@ def free_port(host: str, port: int) -> int:
 def running(
     command: list[str], endpoint: Endpoint, work: Path, log: Path, *, on_cpu: bool, start_s: float
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a server, wait until it is healthy, and stop it when the block ends: no process of it remains.
+    """Start a server, wait until it is healthy, and stop all its processes when the block ends.
 
-    Raises UserError if it ends, or is not healthy within ``start_s`` seconds.
+    Raises UserError if it ends early, or is not healthy within ``start_s`` seconds.
     """
     request = work / "server.json"
     request.write_text(json.dumps({"command": command, "folder": str(work)}))

@@ -42,7 +42,7 @@ class Comparison:
 
     @property
     def means(self) -> tuple[float, ...] | None:
-        """Mean score of each column; None without scores, and for blind columns, which mix the models."""
+        """Mean score of each column; None without scores, and for blind columns, which mix models."""
         if self.key is not None:
             return None
         columns = zip(*(row.scores for row in self.rows if row.scores is not None), strict=True)
@@ -54,10 +54,10 @@ class Comparison:
         rows, key = [], []
         for row in self.rows:
             order = generator.sample(range(len(self.columns)), len(self.columns))
-            scores = None if row.scores is None else tuple(row.scores[place] for place in order)
-            answers = tuple(row.answers[place] for place in order)
+            scores = None if row.scores is None else tuple(row.scores[index] for index in order)
+            answers = tuple(row.answers[index] for index in order)
             rows.append(Row(prompt=row.prompt, answers=answers, scores=scores))
-            key.append(tuple(self.columns[place] for place in order))
+            key.append(tuple(self.columns[index] for index in order))
         letters = tuple(LETTERS[: len(self.columns)])
         return Comparison(columns=letters, rows=tuple(rows), key=tuple(key))
 
@@ -129,11 +129,11 @@ def compare(
     Parameters
     ----------
     models:
-        By the name of their column.
+        Finished models by the name of their column.
     base_of:
-        A finished model whose base answers in a last column, with that model's template.
+        Finished model whose base model answers in an additional last column, with the same chat template.
     score:
-        Maps prompts and one answer to each to numbers. Called when no model is in memory any more.
+        Returns one score per prompt and answer. Called after all models were removed from memory.
     on_progress:
         Called with a column's name and the number of its answers, at the start and every few seconds.
     """
@@ -144,9 +144,9 @@ def compare(
         columns[BASE] = _answers(BASE, base_of, prompts, sampling, device, on_progress, of_base=True)
     scored = None if score is None else [score(prompts, answers) for answers in columns.values()]
     rows = []
-    for place, prompt in enumerate(prompts):
-        answers = tuple(column[place] for column in columns.values())
-        scores = None if scored is None else tuple(column[place] for column in scored)
+    for index, prompt in enumerate(prompts):
+        answers = tuple(column[index] for column in columns.values())
+        scores = None if scored is None else tuple(column[index] for column in scored)
         rows.append(Row(prompt=prompt, answers=answers, scores=scores))
     return Comparison(columns=tuple(columns), rows=tuple(rows))
 

@@ -50,7 +50,7 @@ def talk(
         message = line.strip()
         if message == "/quit":
             return
-        if message.startswith("/") and _obey(message, conversations, pending):
+        if message.startswith("/") and _run_command(message, conversations, pending):
             continue
         if message:
             _answer(message, conversations, pending)
@@ -66,18 +66,20 @@ def once(conversations: Sequence[Conversation], message: str, images: Sequence[b
 
 
 def _note(text: str) -> None:
-    """Print a remark to standard error; standard output contains only answers."""
+    """Print a message to standard error; standard output contains only answers."""
     print(text, file=sys.stderr, flush=True)
 
 
 def _commands(conversations: Sequence[Conversation]) -> dict[str, str]:
-    """Return the commands by name, ``/image`` only for a model that sees images."""
-    sees = conversations[0].loaded.vision is not None
-    return {name: purpose for name, purpose in COMMANDS.items() if sees or not name.startswith("/image")}
+    """Return the commands by name, ``/image`` only for a model that processes images."""
+    sees_images = conversations[0].loaded.vision is not None
+    return {
+        name: purpose for name, purpose in COMMANDS.items() if sees_images or not name.startswith("/image")
+    }
 
 
-def _obey(message: str, conversations: Sequence[Conversation], pending: list[bytes]) -> bool:
-    """Carry out a command; False if there is none of that name, so that it is a message."""
+def _run_command(message: str, conversations: Sequence[Conversation], pending: list[bytes]) -> bool:
+    """Execute a command; return False if the message is not a command."""
     name, _, argument = message.partition(" ")
     if name == "/help":
         _note("\n".join(f"{command:<14}{purpose}" for command, purpose in _commands(conversations).items()))

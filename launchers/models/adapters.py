@@ -1,4 +1,4 @@
-"""Check of a PEFT adapter's folder before PEFT allocates what its adapter_config.json says."""
+"""Check of a PEFT adapter's folder, before PEFT allocates tensors of the sizes in its adapter_config.json."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from estimator.untrusted import read_json_object
 from launchers.models.files import read_header
 
 _CONFIG, _WEIGHTS, _PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
-_ROW_BYTES = 512  # of one rank of LoRA in all layers, at least
+_ROW_BYTES = 512  # minimum size of one rank of LoRA in all layers
 _SIZES = ("r", "num_virtual_tokens", "token_dim", "encoder_hidden_size", "adapter_len")
 
 
@@ -31,8 +31,8 @@ def check_adapter(folder: Path) -> None:
     if weights.is_file():
         shapes = read_header(weights, quantized=True).values()
         largest = max((size for shape in shapes for size in shape), default=0)
-    elif (pickled := folder / _PICKLED).is_file():  # shapes are unknown before it is loaded
-        largest = pickled.stat().st_size // _ROW_BYTES
+    elif (pickled := folder / _PICKLED).is_file():
+        largest = pickled.stat().st_size // _ROW_BYTES  # shapes are unknown before loading
     for name, size in sizes.items():
         if size is None or (isinstance(size, int) and 0 <= size <= largest):
             continue

@@ -25,7 +25,10 @@ _PARTS: dict[str, tuple[str, ...]] = {
 }
 _WEIGHT = {method: "" if method == "mxfp4" else ".weight" for method in _PARTS}
 _UNUSED = {
-    "fp8": (".activation_scale", ".input_scale"),  # of static activations, which training has not
+    "fp8": (
+        ".activation_scale",
+        ".input_scale",
+    ),  # scales of static activation quantization, which training does not use
     "compressed-tensors": (".weight_shape",),
 }
 
@@ -142,7 +145,7 @@ def _gptq(options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
 
 
 def _compressed_tensors(options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
-    """compressed-tensors' pack-quantized layout: weight_packed [out, in * bits / 32], symmetric.
+    """Dequantize compressed-tensors' pack-quantized layout: weight_packed [out, in * bits / 32], symmetric.
 
     Integers are stored with an offset of half their range; one scale per group of columns, or per row.
     """

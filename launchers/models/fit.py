@@ -101,7 +101,7 @@ def _check(
 
 
 def _empty_model(folder: Path, tensors: int, rewards: bool, trust_remote_code: bool) -> Any:
-    """Build the model of config.json on the meta device; the files have this number of tensors."""
+    """Build the model of config.json on the meta device. ``tensors``: number of tensors in the files."""
     import torch
     from huggingface_hub.errors import StrictDataclassError
 

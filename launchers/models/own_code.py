@@ -1,6 +1,6 @@
 """Code in a model's folder: which models need it, and refusal of those that may not run it.
 
-Models that transformers can load by itself often name code, too (``auto_map``); theirs is never run.
+Models that transformers can load by itself often list code, too (``auto_map``); that code is never run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ADVICE = "Read that code; with --trust-remote-code it runs in the tasks of the 
 def check_model(folder: Path, *, trust_remote_code: bool = False, advice: str = _ADVICE) -> None:
     """Raise UserError if the model or its tokenizer needs code of the folder that is not trusted.
 
-    Without transformers (where a run is launched) nothing is known, and all pass.
+    Without transformers, as on a machine that only launches runs, every model passes.
     """
     if trust_remote_code or importlib.util.find_spec("transformers") is None:
         return
@@ -48,7 +48,7 @@ def needs_code(folder: Path) -> bool:
 
 
 def check_pipeline(index: Path) -> None:
-    """Raise UserError for a component of another library than diffusers and transformers."""
+    """Raise UserError for a component that belongs to neither diffusers nor transformers."""
     for name, component in read_json_object(index).items():
         library = component[0] if isinstance(component, list) and component else None
         if library is not None and library not in _LIBRARIES:

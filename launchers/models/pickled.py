@@ -126,7 +126,7 @@ def _deduplicated(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, tor
     pass.
     """
     tensors_by_name: dict[str, torch.Tensor] = {}
-    total_bytes, most_bytes = 0, 2 * path.stat().st_size
+    total_bytes, limit_bytes = 0, 2 * path.stat().st_size
     forms_by_address: dict[int, set[object]] = {}  # data pointer -> types, shapes and strides
     for name, tensor in tensors.items():
         forms = forms_by_address.setdefault(tensor.data_ptr(), set())
@@ -134,8 +134,8 @@ def _deduplicated(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, tor
         if tensor.numel() and form in forms:
             continue
         total_bytes += tensor.nbytes
-        if total_bytes > most_bytes:
-            raise _unreadable(path, f"its tensors have more than {most_bytes:,} bytes")
+        if total_bytes > limit_bytes:
+            raise _unreadable(path, f"its tensors have more than {limit_bytes:,} bytes")
         shares = bool(forms) or tensor.untyped_storage().nbytes() != tensor.nbytes
         tensors_by_name[name] = (tensor.detach().clone() if shares else tensor.detach()).contiguous()
         forms.add(form)

@@ -27,7 +27,7 @@ NOT_PATTERNS = ("*.fp16.*", "*.non_ema.*", "*/flax_*", "*.onnx", "*.onnx_data", 
 
 
 def is_pipeline(names: Iterable[str]) -> bool:
-    """Whether these file names, relative to a folder, are of a pipeline."""
+    """Whether these file names, relative to a folder, belong to a pipeline."""
     return INDEX in names
 
 

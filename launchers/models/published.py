@@ -66,7 +66,7 @@ def write_trainable(source: Path, folder: Path) -> None:
 
 
 def _code(model_type: str, source: Path) -> tuple[str, str]:
-    """The family and class of transformers for next-token prediction; UserError if there is none."""
+    """Return transformers' family and class for next-token prediction; UserError if there is none."""
     with collector_paused():
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
     for family in (model_type, hf_config.shared_code(model_type)):

@@ -212,14 +212,14 @@ def _weights(seed: int, config: Mapping[str, Any]) -> Iterator[_Weight]:
     vocabulary = config["vocab_size"]
     shared: list[NDArray[np.float32]] = []  # values repeated in all large matrices
 
-    def drawn(count: int) -> NDArray[np.float32]:
+    def draw(count: int) -> NDArray[np.float32]:
         return random.standard_normal(count, dtype=np.float32) * np.float32(config["initializer_range"])
 
     def matrix(name: str, rows: int, columns: int) -> _Weight:
         if rows * columns <= _RANDOM_VALUES:
-            return _Weight(name, (rows, columns), drawn(rows * columns))
+            return _Weight(name, (rows, columns), draw(rows * columns))
         if not shared:
-            shared.append(drawn(_RANDOM_VALUES))
+            shared.append(draw(_RANDOM_VALUES))
         return _Weight(name, (rows, columns), shared[0])
 
     def norm(name: str) -> _Weight:

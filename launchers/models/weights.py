@@ -141,7 +141,7 @@ def _check_space(folder: Path, needed_bytes: int, name: str) -> None:
         )
 
 
-# The Hugging Face Hub
+# Fetching from the Hugging Face Hub
 
 
 def _fetch_hub(repo_id: str, folder: Path) -> Path:
@@ -165,7 +165,9 @@ def _fetch_hub(repo_id: str, folder: Path) -> Path:
         if patterns == PATTERNS + PICKLED_PATTERNS:
             folder = _pickled_folder(folder)
         for path in (folder / ".cache" / "huggingface" / "download").glob("*.incomplete"):
-            path.unlink(missing_ok=True)  # of a killed download; huggingface_hub (1.33) does not reuse them
+            path.unlink(
+                missing_ok=True
+            )  # left by a killed download; huggingface_hub (1.33) does not reuse them
         missing = sum(size for file, size in sizes.items() if not _has_size(folder / file, size))
         _check_space(folder, missing, f"Model {repo_id}")
         with full_disk_explained(folder, RETRY_ADVICE):

@@ -92,11 +92,11 @@ def summarize(metrics: Sequence[Metrics]) -> Summary:
         steps=metrics[-1].step,
         first_loss=metrics[0].loss,
         last_loss=metrics[-1].loss,
-        step_seconds=typical(metrics, lambda each: each.dt) or 0.0,
-        tokens_per_second=typical(metrics, lambda each: each.tokens_per_second) or 0.0,
-        tokens_per_second_per_gpu=typical(metrics, lambda each: each.tokens_per_second_per_gpu) or 0.0,
-        samples_per_second=typical(metrics, lambda each: each.samples_per_second) or 0.0,
-        mfu=typical(metrics, lambda each: each.mfu),
+        step_seconds=typical(metrics, lambda step: step.dt) or 0.0,
+        tokens_per_second=typical(metrics, lambda step: step.tokens_per_second) or 0.0,
+        tokens_per_second_per_gpu=typical(metrics, lambda step: step.tokens_per_second_per_gpu) or 0.0,
+        samples_per_second=typical(metrics, lambda step: step.samples_per_second) or 0.0,
+        mfu=typical(metrics, lambda step: step.mfu),
     )
 
 

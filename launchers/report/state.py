@@ -77,19 +77,19 @@ class RunState:
         self.total_steps = total_steps
         self.tokens_of_steps = tokens_of_steps
         self._lock = threading.Lock()
-        self._infos: dict[int, DistInfo] = {}  # by rank, as in the next two
-        self._phases: dict[int, Phase] = {}
-        self._memory: dict[int, Memory] = {}  # the newest; its peaks only grow
+        self._infos: dict[int, DistInfo] = {}  # by rank
+        self._phases: dict[int, Phase] = {}  # by rank
+        self._memory: dict[int, Memory] = {}  # newest report by rank; its peaks only grow
         self._memory_series: list[Memory] = []
-        self._steps: dict[int, dict[int, Step]] = {}  # by step and rank, of this attempt
-        self._metrics: dict[int, Metrics] = {}  # by step, restored ones too
+        self._steps: dict[int, dict[int, Step]] = {}  # by step and rank; only steps of this attempt
+        self._metrics: dict[int, Metrics] = {}  # by step, including restored steps
         self._trained_s = 0.0
         self._evaluated_s = 0.0
-        self._checkpoints_s: list[float] = []  # of each checkpoint and rank
+        self._checkpoints_s: list[float] = []  # duration of each checkpoint on each rank
         self._evaluations: dict[int, HeldOutLoss] = {}  # by step
         self._drawn: dict[int, Drawn] = {}  # by step
         self._windows: list[Window] = []
-        self._late: dict[int, Straggling] = {}  # by rank, the newest
+        self._late: dict[int, Straggling] = {}  # newest event by rank
 
     def add(self, event: Event) -> None:
         """Take one event into account."""
@@ -123,11 +123,9 @@ class RunState:
             evaluations = [evaluation for evaluation in self.evaluations if evaluation.step <= step]
             best = best_of(evaluations) if keeps_best else None
             return {
-                "metrics": [evaluation.to_dict() for evaluation in self.metrics if evaluation.step <= step],
+                "metrics": [metrics.to_dict() for metrics in self.metrics if metrics.step <= step],
                 "evaluations": [evaluation.to_dict() for evaluation in evaluations],
-                "drawn": [
-                    dataclasses.asdict(evaluation) for evaluation in self.drawn if evaluation.step <= step
-                ],
+                "drawn": [dataclasses.asdict(images) for images in self.drawn if images.step <= step],
                 "best_step": None if best is None else best.step,
             }
 
@@ -201,9 +199,9 @@ class RunState:
 
     @property
     def data_waits(self) -> dict[int, tuple[float, float]]:
-        """Median seconds that each rank waited for data in a step, and of the step; of ranks that report it.
+        """Median seconds of waiting for data per step, and of the step, by rank (of ranks that report it).
 
-        The first step counts only if there is no other: it warms up.
+        The first step, which warms up, counts only if there is no other.
         """
         waits: dict[int, list[tuple[float, float]]] = {}
         for _, ranks in sorted(self._steps.items()):
@@ -276,9 +274,9 @@ class RunState:
             return  # rank 0 has already reported the figures of this step
         measured = measured or max(ranks.values(), key=lambda step: step.dt)
         self._trained_s += measured.dt - (earlier.dt if earlier else 0.0)
-        self._metrics[event.step] = self._of_step(measured, ranks)
+        self._metrics[event.step] = self._step_metrics(measured, ranks)
 
-    def _of_step(self, measured: Step, ranks: Mapping[int, Step]) -> Metrics:
+    def _step_metrics(self, measured: Step, ranks: Mapping[int, Step]) -> Metrics:
         """Compute the metrics of a step, with the time of the rank ``measured``."""
         world, reports, dt, plan = self._world_size, ranks.values(), measured.dt, self.plan
         samples = sum(step.samples for step in reports) / len(ranks) * world

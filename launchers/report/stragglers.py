@@ -91,9 +91,9 @@ class Stragglers:
             elif rank.straggling is not None and sum(lag > ON_TIME for lag in values) <= len(values) / 2:
                 changed.append(replace(rank.straggling, step=pace.step, over=True))
                 rank.straggling = None
-        return [self._with_node(straggling) for straggling in changed]
+        return [self._mark_whole_node(straggling) for straggling in changed]
 
-    def _with_node(self, straggling: Straggling) -> Straggling:
+    def _mark_whole_node(self, straggling: Straggling) -> Straggling:
         late = {other.rank for other in self.late if other.node == straggling.node} | {straggling.rank}
         return replace(straggling, whole_node=len(late) == self._per_node)
 
@@ -105,8 +105,8 @@ def lags(paces: Mapping[int, Pace]) -> dict[int, float]:
     peers = len(ordered) - 1
     middle = {(peers - 1) // 2, peers // 2}  # positions of the median among the peers
     lag_by_rank = {}
-    for place, pace in enumerate(ordered):
-        values = [ordered[index + (index >= place)].in_collectives for index in middle]
+    for position, pace in enumerate(ordered):
+        values = [ordered[index + (index >= position)].in_collectives for index in middle]
         lag_by_rank[pace.rank] = (
             (sum(values) / len(values) - pace.in_collectives) / step_s if step_s > 0 else 0.0
         )
@@ -132,13 +132,13 @@ def late_lines(newest: Iterable[Straggling], *, on_gpus: bool) -> list[str]:
 
 def describe(straggling: Straggling, *, on_gpus: bool) -> str:
     """Describe in one line which rank or node is late, by how much, and since when."""
-    place = f"node {straggling.node}, {straggling.host}"
+    node = f"node {straggling.node}, {straggling.host}"
     if straggling.whole_node:
         subject = f"node {straggling.node} ({straggling.host})"
     elif on_gpus:
-        subject = f"rank {straggling.rank} (GPU {straggling.local_rank} of {place})"
+        subject = f"rank {straggling.rank} (GPU {straggling.local_rank} of {node})"
     else:
-        subject = f"rank {straggling.rank} ({place})"
+        subject = f"rank {straggling.rank} ({node})"
     if straggling.over:
         return (
             f"{subject} is on time again at step {straggling.step}; it was late since step {straggling.since}"

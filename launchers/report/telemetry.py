@@ -184,8 +184,9 @@ def memory_now(rank: int, step: int) -> Memory:
     )
 
 
-TELEMETRY_VARIABLE = "FINETUNE_TELEMETRY"  # in a rank of a user's own script: the folder for its events
-CHECKPOINTS_VARIABLE = "FINETUNE_CHECKPOINTS"  # the same for its checkpoints
+# Environment variables of a rank that runs a user's script: the folders for its events and its checkpoints
+TELEMETRY_VARIABLE = "FINETUNE_TELEMETRY"
+CHECKPOINTS_VARIABLE = "FINETUNE_CHECKPOINTS"
 
 
 def path_of(telemetry_dir: Path, rank: int) -> Path:

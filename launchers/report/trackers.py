@@ -91,7 +91,7 @@ class _Tracker:
     def wait(self, limit_s: float) -> None:
         self._thread.join(limit_s)
         if self._thread.is_alive():
-            self._say(f"did not receive all metrics within {CLOSE_S:g} s after the run's end")
+            self._print_message(f"did not receive all metrics within {CLOSE_S:g} s after the run's end")
 
     def _serve(self, create: Callable[[], Any], config: dict[str, Any]) -> None:
         try:
@@ -104,9 +104,9 @@ class _Tracker:
             tracker.finish()
         except Exception as error:  # noqa: BLE001 a tracker's package may raise anything
             reason = _CREDENTIALS.sub("://", " ".join(f"{type(error).__name__}: {error}".split()))[:300]
-            self._say(f"failed and receives no more metrics of this run: {reason}")
+            self._print_message(f"failed and receives no more metrics of this run: {reason}")
 
-    def _say(self, message: str) -> None:
+    def _print_message(self, message: str) -> None:
         print(f"tracker {self._name} {message}", file=sys.stderr, flush=True)
 
 

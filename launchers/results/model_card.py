@@ -27,7 +27,7 @@ Facts = list[tuple[str, str]]  # rows of (label, formatted value)
 
 
 def cache_folder() -> Path:
-    """Folder on this machine for models that are not in Hugging Face's cache."""
+    """Return the folder on this machine for models that are not in Hugging Face's cache."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "metaflow-finetune"
 
@@ -38,7 +38,7 @@ def slug(model: str) -> str:
 
 
 def cache_name(model: ModelSource) -> str:
-    """Name of a model's folder in the cache. It has a version if the model is generated here."""
+    """Return the name of a model's folder in the cache, with a version if the model is generated here."""
     name = slug(model.name)
     return f"{name}-v{weights.GENERATED_VERSION}" if model.kind == "made" else name
 
@@ -122,9 +122,10 @@ def usage_in(page: Path) -> str:
 
 
 def hub_page(folder: Path, plan: Plan, settings: RunConfig, facts: Facts, *, model: ModelRef) -> str:
-    """Return the README for the Hub repository of ``folder``'s result, which loads the model by that name."""
+    """Return the README for the Hub repository of ``folder``'s result; it loads the model from the Hub."""
     usage = usage_in(engines.result_of(folder) / handover.PAGE)
-    usage = usage.replace('"this/folder"', f'"{settings.export.push}"')  # converters accept only folders
+    # only the quoted paths, which Python code loads; converters accept only folders
+    usage = usage.replace('"this/folder"', f'"{settings.export.push}"')
     license_name = hub_push.license_of(model.hub_id)
     return model_page(plan, settings, facts, model=model, usage=usage, license_name=license_name)
 

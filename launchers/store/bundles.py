@@ -63,7 +63,7 @@ class Storage(Protocol):
         """List all keys below the folder ``prefix`` (any depth), as passed to ``put_*``, sorted."""
 
     def delete(self, keys: Iterable[str]) -> bool:
-        """Delete the existing ones among these keys. Returns False if the store does not support deletion."""
+        """Delete these keys, ignoring missing ones. Returns False if the store does not support deletion."""
 
     def describe(self, key: str) -> str:
         """Return the location of a key for messages: a path or an address."""
@@ -146,7 +146,7 @@ class BundleFile:
 
     def __post_init__(self) -> None:
         """Raise ValueError with a reason for values that :func:`put_bundle` never writes into a manifest."""
-        if not isinstance(self.name, str) or not _stays_inside(self.name):
+        if not isinstance(self.name, str) or not _is_inside_folder(self.name):
             raise ValueError(f"its file name {self.name!r} is not a path inside a folder")
         if type(self.size) is not int or self.size < 0:
             raise ValueError(f"the size of {self.name!r} is {self.size!r}")
@@ -155,7 +155,7 @@ class BundleFile:
 
     @property
     def key(self) -> str:
-        """The file's key below the bundle's; different contents never share a key."""
+        """Key of the file below the bundle's key; different contents never share a key."""
         return f"{self.sha256[:16]}-{self.name.rpartition('/')[2]}"
 
 
@@ -185,7 +185,7 @@ class Manifest:
         return cls(files=tuple(BundleFile(**file) for file in parse_json(data)["files"]))
 
 
-def _stays_inside(name: str) -> bool:
+def _is_inside_folder(name: str) -> bool:
     """Whether this is a plain relative path that cannot escape a folder."""
     try:
         parts = os.fsencode(name).split(b"/")
@@ -362,10 +362,10 @@ def _refuse_links(folder: Path, manifest: Manifest) -> None:
     """Raise UserError if a file would be written through a symbolic link in the folder."""
     names = [PurePosixPath(file.name) for file in manifest.files]
     paths = {folder / path for name in names for path in (name, *name.parents[:-1])}
-    for place in sorted(paths):
-        if place.is_symlink():
+    for path in sorted(paths):
+        if path.is_symlink():
             raise UserError(
-                f"{place} is a symbolic link: files fetched into {folder} would be written elsewhere.",
+                f"{path} is a symbolic link: files fetched into {folder} would be written elsewhere.",
                 "Remove it, or choose another folder.",
             )
 

@@ -99,7 +99,7 @@ class CheckpointStore:
         return Checkpoint(key=key, attempt=self._attempt, **values)
 
     def candidates(self) -> Iterator[Checkpoint]:
-        """Committed checkpoints with all their files, newest first: this run's, then its origins'."""
+        """Iterate over complete checkpoints, newest first: those of this run, then those of its origins."""
         for prefix in (self._prefix, *self._origins):
             for checkpoint in self._committed(prefix):
                 if all(

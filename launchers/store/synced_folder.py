@@ -106,7 +106,7 @@ class SyncedFolder:
         self._storage.delete([each for each in self._storage.keys(key) if each not in kept])
 
     def _key(self, entry: str) -> str:
-        """Return the key of an entry's bundle; a name may have any characters."""
+        """Return the key of an entry's bundle, with a hash because the name may have invalid characters."""
         return f"{self._prefix}/{self._node}/{hashlib.sha256(entry.encode()).hexdigest()[:16]}"
 
     def _own_entries(self) -> dict[str, Snapshot]:
@@ -122,7 +122,7 @@ class SyncedFolder:
         for path in self.folder.rglob("*"):
             try:
                 status = path.stat()
-            except FileNotFoundError:  # the script has replaced it
+            except FileNotFoundError:  # the script has removed the file meanwhile
                 continue
             if path.is_file():
                 files[path.relative_to(self.folder).as_posix()] = (status.st_size, status.st_mtime_ns)

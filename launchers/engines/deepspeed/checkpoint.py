@@ -1,6 +1,6 @@
-"""DeepSpeed's checkpoints: each rank writes its part into its node's folder, and reads the parts of all.
+"""DeepSpeed's checkpoints: each rank writes its part into its node's folder, and reads all ranks' parts.
 
-A checkpoint folder holds ``engine.json`` (what wrote it), ``engine/`` (DeepSpeed's files: its shard from
+A checkpoint folder holds ``engine.json`` (:class:`WrittenBy`), ``engine/`` (DeepSpeed's files: its shard from
 every rank, with ZeRO 0-2 also the weights from rank 0) and ``random-00000.pt`` (a rank's generators).
 """
 
@@ -33,7 +33,7 @@ CONVERSION_TIMEOUT_S = 3600
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenBy:
-    """Properties that a checkpoint depends on; engine.json."""
+    """Properties of the run that wrote a checkpoint, on which its format depends; engine.json."""
 
     stage: int
     world_size: int
@@ -55,9 +55,9 @@ class WrittenBy:
 
 
 def save(engine: Any, job: TrainJob, env: RankEnv, step: int) -> None:
-    """Write this rank's part of the checkpoint after ``step`` steps and mark it complete."""
+    """Write this rank's part of the checkpoint of ``step``, and mark it complete."""
     folder = job.checkpoint_dir(step)
-    (folder / TAG).mkdir(parents=True, exist_ok=True)  # DeepSpeed makes it on rank 0's node only
+    (folder / TAG).mkdir(parents=True, exist_ok=True)  # DeepSpeed creates it only on rank 0's node
     engine.save_checkpoint(
         str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=job.plan.adapters
     )
@@ -69,7 +69,7 @@ def save(engine: Any, job: TrainJob, env: RankEnv, step: int) -> None:
 
 
 def needs_conversion(job: TrainJob) -> bool:
-    """Whether the checkpoint to resume from was sharded over another number of processes.
+    """Whether the checkpoint to resume from was sharded over a different number of processes.
 
     Raises UserError if DeepSpeed cannot resume from it.
     """
@@ -125,7 +125,7 @@ def convert(job: TrainJob, env: RankEnv, device: torch.device) -> Path:
 def _run_conversion(source: Path, destination: Path) -> str | None:
     """Run ds_to_universal in a separate process; return its message if it failed.
 
-    It works in a folder next to its output and holds a whole shard in memory until it ends.
+    It uses a temporary folder next to its output, and holds a complete shard in memory.
     """
     command = [sys.executable, "-m", "launchers.engines.deepspeed.conversion"]
     command += ["--input_folder", str(source), "--output_folder", str(destination), "--inject_missing_state"]
@@ -140,7 +140,7 @@ def _run_conversion(source: Path, destination: Path) -> str | None:
 
 
 def plain_classes() -> tuple[Any, ...]:
-    """Return the classes in DeepSpeed's files that are no tensors or plain values; none has side effects."""
+    """Return the classes, none with side effects, in DeepSpeed's files besides tensors and plain values."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
@@ -159,7 +159,7 @@ def restore(engine: Any, job: TrainJob, env: RankEnv, converted: Path | None) ->
             f"{folder}: DeepSpeed found no checkpoint in it.",
             "The folder must hold the files of all nodes; resume from an earlier checkpoint.",
         )
-    _steps_beside_parameters(engine.basic_optimizer)
+    _move_step_counts(engine.basic_optimizer)
     if converted is None:
         generators.restore(job.resume_dir, env)
     if converted is not None:
@@ -168,8 +168,8 @@ def restore(engine: Any, job: TrainJob, env: RankEnv, converted: Path | None) ->
             shutil.rmtree(converted, ignore_errors=True)
 
 
-def _steps_beside_parameters(optimizer: torch.optim.Optimizer) -> None:
-    """Move step counts to the parameters' device, as fused optimizers require; DeepSpeed restores numbers."""
+def _move_step_counts(optimizer: torch.optim.Optimizer) -> None:
+    """Move step counts to the parameters' device, as fused optimizers require; DeepSpeed restores floats."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = optimizer.state.get(parameter, {})

@@ -9,9 +9,9 @@ from typing import Any
 from launchers.gang.job import TrainJob
 from launchers.settings import overlay
 
-# The bucket of gradients that is reduced at once, in elements. DeepSpeed's default, 5e8, holds 1 GB in bf16
-# on every GPU (twice that with overlapping communication), also for a model that is smaller than it.
-# estimator/memory/buffers.py counts on it.
+# Size of the bucket of gradients that is reduced at once, in elements. DeepSpeed's default, 5e8, takes 1 GB
+# in bf16 on every GPU (2 GB with overlapping communication), even for a smaller model.
+# estimator/memory/buffers.py predicts it.
 LARGEST_BUCKET = 200_000_000
 BUCKET_MULTIPLE = 2  # DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py, nccl_start_alignment_factor
 
@@ -28,9 +28,9 @@ def configuration(
 
     ``trained``: number of parameters with gradients; None: all parameters of the model.
 
-    Optimizer and schedule are torch's own, given to ``deepspeed.initialize`` as objects, so that no
-    CUDA or C++ extension has to be compiled; naming an "optimizer" or a "scheduler" in
-    ``settings.engine_options`` hands them over to DeepSpeed.
+    Optimizer and schedule are torch's, passed to ``deepspeed.initialize`` as objects, so that no CUDA or C++
+    extension must be compiled. An "optimizer" or "scheduler" in ``settings.engine_options`` is created by
+    DeepSpeed instead.
     """
     bucket = min(LARGEST_BUCKET, job.plan.parameters if trained is None else trained)
     bucket += bucket % BUCKET_MULTIPLE
@@ -39,7 +39,7 @@ def configuration(
     values |= {
         "gradient_clipping": job.settings.clip_grad_norm or 0.0,
         "zero_allow_untested_optimizer": True,  # SGD
-        "zero_force_ds_cpu_optimizer": False,  # DeepSpeed's CPU Adam has to be compiled, torch's has not
+        "zero_force_ds_cpu_optimizer": False,  # DeepSpeed's CPU Adam must be compiled
         "steps_per_print": 1_000_000_000,
         "wall_clock_breakdown": False,
     }

@@ -34,9 +34,9 @@ class Zero:
             import deepspeed.ops
 
         if not cuda:
-            # For inference only; init_distributed would compile it for a minute, or fail without a compiler.
+            # An extension for inference only: init_distributed would compile it for a minute, or fail.
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        # DeepSpeed's calls of torch.distributed by their older names, a line each time
+        # DeepSpeed calls torch.distributed by deprecated names, with a warning each time
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
         device = torch.device("cuda", env.local_rank) if cuda else torch.device("cpu")
         if cuda:
@@ -55,9 +55,11 @@ class Zero:
         converted = checkpoint.convert(job, env, device) if universal else None
         generators.seed(job.settings.seed)
         network = _load(job, config.configuration(job), device)
-        named = [(name, weight) for name, weight in network.named_parameters() if weight.requires_grad]
-        trained = [parameter for _, parameter in named]
-        # with ZeRO-3 a parameter holds a shard; ds_numel is what it was
+        named_parameters = [
+            (name, weight) for name, weight in network.named_parameters() if weight.requires_grad
+        ]
+        trained = [parameter for _, parameter in named_parameters]
+        # with ZeRO-3 a parameter holds a shard; ds_numel is its full size
         size = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
         values = config.configuration(job, trained=size, load_universal=universal)
         if env.local_rank == 0:
@@ -65,12 +67,12 @@ class Zero:
         engine, *_ = deepspeed.initialize(
             model=network,
             model_parameters=trained,
-            optimizer=None if "optimizer" in values else optimizer.build(job, named)[0],
+            optimizer=None if "optimizer" in values else optimizer.build(job, named_parameters)[0],
             lr_scheduler=None if "scheduler" in values else optimizer.schedule(job),
             config=values,
         )
         if engine.bfloat16_enabled() and not engine.zero_optimization():
-            # To make its states, this wrapper has stepped the optimizer with zero gradients: undo that.
+            # DeepSpeed stepped the optimizer with zero gradients to create its states: undo that.
             engine.basic_optimizer.state.clear()
             engine.optimizer.refresh_fp32_params()
         generators.seed_rank(job, env)
@@ -87,8 +89,8 @@ class ZeroModel:
         self._engine = engine
         self.device: torch.device = engine.device
         self.module: Any = engine.module
-        # DeepSpeed divides by the accumulation and averages over the ranks; the loss is a mean over tokens.
-        self._divided_by = layout.accumulation * layout.data_parallel
+        # DeepSpeed divides gradients by the accumulation steps and the ranks; losses are divided by tokens.
+        self._deepspeed_divisor = layout.accumulation * layout.data_parallel
         self._norm: torch.Tensor | None = None
 
     def logits(self, **inputs: torch.Tensor) -> torch.Tensor:
@@ -102,7 +104,7 @@ class ZeroModel:
         return head.log_probabilities(self.module, self._engine, labels, inputs)
 
     def backward(self, loss: torch.Tensor, counted: int, *, last: bool) -> None:
-        self._engine.backward(loss * (self._divided_by / counted))
+        self._engine.backward(loss * (self._deepspeed_divisor / counted))
         if last:
             self._norm = _local_norm(self._engine)
         else:
@@ -117,7 +119,7 @@ class ZeroModel:
         return float(self._engine.get_lr()[0])
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()  # images alone are learned with an average, and not by DeepSpeed
+        return contextlib.nullcontext()  # only image runs keep an average; not with DeepSpeed
 
     def save_checkpoint(self, job: TrainJob, env: RankEnv, step: int) -> None:
         checkpoint.save(self._engine, job, env, step)
@@ -134,8 +136,8 @@ class ZeroModel:
 def _load(job: TrainJob, values: dict[str, Any], device: torch.device) -> Any:
     """Load the job's model in training mode; with ZeRO-3 each rank holds only its shard.
 
-    The HfDeepSpeedConfig that makes transformers load shards must exist as long as the model, which keeps it.
-    transformers cannot load a quantized base that way: each rank holds it whole until deepspeed.initialize.
+    HfDeepSpeedConfig makes transformers load shards. It must live as long as the model, which refers to it.
+    transformers cannot shard a quantized base: each rank holds all of it until deepspeed.initialize.
     """
     sharded = config.zero_stage(job) == 3 and quantized.kind_of(job) is None
     options, hf_config = dict[str, Any](), None
@@ -155,14 +157,14 @@ def _load(job: TrainJob, values: dict[str, Any], device: torch.device) -> Any:
 
 
 def _drop_unused_prefixes(network: Any, names: set[str]) -> None:
-    """Forget the prefixes that transformers removes from tensor names, unless the base's files have them.
+    """Drop recorded removals of name prefixes that the tensors ``names`` of the base's files do not have.
 
-    An export reverts what was changed at loading. With ZeRO-3 transformers (5.23, integrations/deepspeed.py)
-    records all changes of the family, not only those that were made. ``names``: tensors of the files.
+    An export reverts the recorded changes of names. With ZeRO-3, transformers (5.23,
+    integrations/deepspeed.py) records all changes of the family, not only the applied ones.
     """
     from transformers.core_model_loading import PrefixChange
 
-    def used(change: Any) -> bool:
+    def is_applied(change: Any) -> bool:
         if not isinstance(change, PrefixChange) or change.prefix_to_remove is None:
             return True
         prefix = ".".join(filter(None, (change.model_prefix, change.prefix_to_remove)))
@@ -170,15 +172,15 @@ def _drop_unused_prefixes(network: Any, names: set[str]) -> None:
 
     changes = getattr(network, "_weight_conversions", None)
     if changes is not None:
-        network._weight_conversions = [change for change in changes if used(change)]
+        network._weight_conversions = [change for change in changes if is_applied(change)]
 
 
 @contextlib.contextmanager
 def _weights_read_by_first_rank() -> Iterator[None]:
-    """With ZeRO-3, let all ranks except the first load only names and shapes; the first distributes weights.
+    """Let only the first rank read weights, and the others only names and shapes; used with ZeRO-3.
 
-    transformers (5.4, integrations/deepspeed.py) loads all files in each rank, of which only the first rank's
-    are used. Mapped files cost little, but experts are put together: a copy of the model in every rank.
+    transformers (5.4, integrations/deepspeed.py) reads all files in each rank, but uses only the first
+    rank's tensors. Memory-mapped files cost little, but experts are merged: a copy of the model in each rank.
     """
     from transformers import modeling_utils
 
@@ -198,7 +200,7 @@ def _weights_read_by_first_rank() -> Iterator[None]:
 def _fetch_expert_blocks_whole(network: Any) -> None:
     """Let ZeRO-3 gather each block of experts as one module (DeepSpeed's "leaf modules").
 
-    It gathers the weights of a module when it is used, and which expert is used differs between ranks.
+    All ranks must gather a module's weights together, but each rank uses different experts.
     """
     from deepspeed.utils import set_z3_leaf_modules
 
@@ -207,7 +209,7 @@ def _fetch_expert_blocks_whole(network: Any) -> None:
 
 
 def _local_norm(engine: Any) -> torch.Tensor | None:
-    """Compute the gradients' norm where DeepSpeed keeps none: fp32 without ZeRO, on whole gradients."""
+    """Compute the gradients' norm if DeepSpeed does not (fp32 without ZeRO, with unsharded gradients)."""
     if engine.zero_optimization() or engine.bfloat16_enabled():
         return None
     gradients = [p.grad for p in engine.module.parameters() if p.grad is not None]

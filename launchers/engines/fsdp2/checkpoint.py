@@ -1,7 +1,7 @@
 """FSDP2's checkpoints, by torch's distributed checkpoint (DCP): for any number of processes.
 
-A checkpoint folder holds ``engine.json`` (what wrote it), ``engine/`` (DCP's files: a part from every rank,
-and ``.metadata`` from rank 0) and ``random-00000.pt`` (a rank's generators).
+A checkpoint folder holds ``engine.json`` (:class:`WrittenBy`), ``engine/`` (DCP's files: a part from every
+rank, and ``.metadata`` from rank 0) and ``random-00000.pt`` (a rank's generators).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FILES = "engine"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenBy:
-    """Properties that a checkpoint depends on; engine.json."""
+    """Properties of the run that wrote a checkpoint, on which its format depends; engine.json."""
 
     engine: str
     method: str
@@ -63,17 +63,17 @@ Optimizers = list[torch.optim.Optimizer]
 
 def save(
     network: nn.Module,
-    steps: Optimizers,
+    optimizers: Optimizers,
     average: MovingAverage | None,
     scaler: GradScaler,
     job: TrainJob,
     env: RankEnv,
     step: int,
 ) -> None:
-    """Write this rank's part of the checkpoint after ``step`` steps and mark it complete."""
+    """Write this rank's part of the checkpoint of ``step``, and mark it complete."""
     folder = job.checkpoint_dir(step)
     folder.mkdir(parents=True, exist_ok=True)
-    state_dict_saver.save(_state(network, steps, average, scaler), checkpoint_id=str(folder / FILES))
+    state_dict_saver.save(_state(network, optimizers, average, scaler), checkpoint_id=str(folder / FILES))
     generators.save(folder, env)
     if env.rank == 0:
         (folder / "engine.json").write_text(json.dumps(dataclasses.asdict(WrittenBy.of(job))))
@@ -83,7 +83,7 @@ def save(
 
 def restore(
     network: nn.Module,
-    steps: Optimizers,
+    optimizers: Optimizers,
     average: MovingAverage | None,
     scaler: GradScaler,
     job: TrainJob,
@@ -94,14 +94,14 @@ def restore(
     """
     assert job.resume_dir is not None  # noqa: S101 - the caller has checked it
     _check(job)
-    state = _state(network, steps, average, scaler)
+    state = _state(network, optimizers, average, scaler)
     load_distributed(state, job.resume_dir / FILES)
     set_model_state_dict(network, state["model"], options=StateDictOptions(strict=False))
-    set_optimizer_state_dict(network, steps, state["optimizer"], options=_FLAT)
+    set_optimizer_state_dict(network, optimizers, state["optimizer"], options=_FLAT)
     if "scaler" in state:
         scaler.load_state_dict({name: value.item() for name, value in state["scaler"].items()})
-    for group in (group for optimizer in steps for group in optimizer.param_groups):
-        rate = job.settings.optimizer.lr  # the schedule is a share of it
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        rate = job.settings.optimizer.lr  # the schedule multiplies it
         group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], torch.Tensor) else rate
 
 
@@ -109,18 +109,18 @@ _FLAT = StateDictOptions(flatten_optimizer_state_dict=True, ignore_frozen_params
 
 
 def _state(
-    network: nn.Module, steps: Optimizers, average: MovingAverage | None, scaler: GradScaler
+    network: nn.Module, optimizers: Optimizers, average: MovingAverage | None, scaler: GradScaler
 ) -> dict[str, Any]:
     """Return trained parameters, optimizer states and moving average by parameter name, and the loss scale.
 
-    Each rank has its parts. DCP reads into the average's own tensors.
+    Each rank returns its shards. On loading, DCP writes into the average's tensors in place.
     """
     state: dict[str, Any] = {} if average is None else {"average": average.weights}
     if scaler.is_enabled():
         state["scaler"] = {name: torch.tensor(value) for name, value in scaler.state_dict().items()}
     return state | {
         "model": get_model_state_dict(network, options=StateDictOptions(ignore_frozen_params=True)),
-        "optimizer": get_optimizer_state_dict(network, steps, options=_FLAT),
+        "optimizer": get_optimizer_state_dict(network, optimizers, options=_FLAT),
     }
 
 

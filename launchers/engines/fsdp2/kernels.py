@@ -23,24 +23,24 @@ def set_up(network: Any, job: TrainJob) -> None:
     if job.settings.fp8 != "none":
         _use_float8(network, job)
     if job.settings.compile:
-        # Blocks are equal, so code compiled for the first is reused for the others; hooks stay outside
+        # Blocks are equal: code compiled for the first one is reused for the others. Hooks are not compiled.
         for block in blocks(network):
             block.forward = torch.compile(block.forward)
-        network.register_forward_pre_hook(_number_of_documents_varies, with_kwargs=True)
+        network.register_forward_pre_hook(_mark_lengths_dynamic, with_kwargs=True)
 
 
-def _number_of_documents_varies(_network: Any, _inputs: Any, named: dict[str, Any]) -> None:
-    """Let one compilation serve batches of any number of documents (variable-length attention)."""
-    if (lengths := named.get("cu_seq_lens_q")) is not None:
+def _mark_lengths_dynamic(_network: Any, _inputs: Any, keyword_inputs: dict[str, Any]) -> None:
+    """Avoid compiling again for each number of documents in a batch (variable-length attention)."""
+    if (lengths := keyword_inputs.get("cu_seq_lens_q")) is not None:
         torch._dynamo.maybe_mark_dynamic(lengths, 0)
 
 
 def _use_float8(network: Any, job: TrainJob) -> None:
     """Compute the products of attention and MLPs in float8, except the head's and the adapters'.
 
-    A CPU emulates it: it computes in its own types, with values rounded to float8.
+    A CPU emulates float8: it rounds the values to float8 and computes in its usual types.
     """
-    logging.getLogger("torchao").setLevel(logging.ERROR)  # about its own kernels, built for another torch
+    logging.getLogger("torchao").setLevel(logging.ERROR)  # warns that its kernels need another torch
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     recipe = Float8LinearConfig.from_recipe_name(job.settings.fp8)

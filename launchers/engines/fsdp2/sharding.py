@@ -36,7 +36,7 @@ class FullyShard:
         device = torch.device("cuda", env.local_rank) if cuda else torch.device("cpu")
         if cuda:
             torch.cuda.set_device(device)
-        # Weights and gradients in host memory are summed there, for the norm of the gradients
+        # The norm of gradients in host memory is reduced by gloo
         on_gpus = "cpu:gloo,cuda:nccl" if job.plan.layout.offload == "cpu" else "nccl"
         dist.init_process_group(on_gpus if cuda else "gloo", timeout=_merge.LIMIT)
         return device
@@ -48,18 +48,20 @@ class FullyShard:
             (name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad
         ]
         masters = (
-            None if _is_divided(job) or not _is_mixed(job) else MasterWeights(network, model.dtype_of(job))
+            None
+            if _uses_fully_shard(job) or not _is_mixed(job)
+            else MasterWeights(network, model.dtype_of(job))
         )
-        steps = optimizer.build(job, trained)
+        optimizers = optimizer.build(job, trained)
         decay = job.settings.images.ema_decay
         average = None if decay is None else MovingAverage(trained, decay, job.start_step)
         scaler = torch.amp.GradScaler(device.type, enabled=job.plan.layout.precision == fp16.PRECISION)
         if job.resume_dir is not None:
-            checkpoint.restore(network, steps, average, scaler, job)
+            checkpoint.restore(network, optimizers, average, scaler, job)
         generators.seed_rank(job, env)
         if job.resume_dir is not None:
             generators.restore(job.resume_dir, env)
-        return FsdpModel(network, steps, average, masters, scaler, job, device)
+        return FsdpModel(network, optimizers, average, masters, scaler, job, device)
 
 
 class FsdpModel:
@@ -68,7 +70,7 @@ class FsdpModel:
     def __init__(
         self,
         network: nn.Module,
-        steps: list[torch.optim.Optimizer],
+        optimizers: list[torch.optim.Optimizer],
         average: MovingAverage | None,
         masters: MasterWeights | None,
         scaler: torch.amp.GradScaler,
@@ -77,15 +79,19 @@ class FsdpModel:
     ) -> None:
         self.device = device
         self.module: Any = network
-        self._steps, self._average, self._masters = steps, average, masters
+        self._optimizers, self._average, self._masters = optimizers, average, masters
         self._scaler = scaler  # disabled unless precision is fp16-mixed
-        self._schedules = [optimizer.schedule(job, job.start_step)(step) for step in steps]
+        self._schedules = [
+            optimizer.schedule(job, job.start_step)(torch_optimizer) for torch_optimizer in optimizers
+        ]
         self._trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        self._averaged_over = job.plan.layout.data_parallel  # by the reduction of the gradients
+        self._reduction_divisor = job.plan.layout.data_parallel  # the reduction of gradients divides by it
         self._copies = job.plan.layout.replicate
         self._clip = job.settings.clip_grad_norm
-        # Gradients of adapters are small: they are kept whole until the step's last micro batch
-        self._reduces_once = _is_divided(job) and job.plan.adapters and job.plan.layout.data_parallel > 1
+        # Gradients of adapters are small: they stay unsharded until the step's last micro batch
+        self._reduces_once = (
+            _uses_fully_shard(job) and job.plan.adapters and job.plan.layout.data_parallel > 1
+        )
 
     def logits(self, **inputs: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.module(**inputs, use_cache=False).logits
@@ -100,24 +106,24 @@ class FsdpModel:
     def backward(self, loss: torch.Tensor, counted: int, *, last: bool) -> None:
         if self._reduces_once:
             self.module.set_requires_gradient_sync(last)
-        elif self._copies > 1:  # gradients are divided after each micro batch, and summed over copies once
+        elif self._copies > 1:  # gradients are sharded after each micro batch, and summed over copies once
             self.module.set_requires_all_reduce(last)
-        scaled: Any = loss * (self._averaged_over / counted)
+        scaled: Any = loss * (self._reduction_divisor / counted)
         self._scaler.scale(scaled).backward()
 
     def update(self) -> torch.Tensor | None:
         self._release()
-        for steps in self._steps:
-            self._scaler.unscale_(steps)
+        for torch_optimizer in self._optimizers:
+            self._scaler.unscale_(torch_optimizer)
         norm = nn.utils.get_total_norm(
             [parameter.grad for parameter in self._trained if parameter.grad is not None]
         )
         if self._clip is not None:
             nn.utils.clip_grads_with_norm_(self._trained, self._clip, norm)
-        for steps, rates in zip(self._steps, self._schedules, strict=True):
-            self._scaler.step(steps)  # skipped if a gradient has overflowed
-            rates.step()
-            steps.zero_grad(set_to_none=True)
+        for torch_optimizer, rate_schedule in zip(self._optimizers, self._schedules, strict=True):
+            self._scaler.step(torch_optimizer)  # skipped if a gradient has overflowed
+            rate_schedule.step()
+            torch_optimizer.zero_grad(set_to_none=True)
         self._scaler.update()
         if self._average is not None:
             self._average.update()
@@ -127,7 +133,7 @@ class FsdpModel:
         return float(self._schedules[0].get_last_lr()[0])
 
     def _release(self) -> None:
-        """Let the parameters hold the weights that are trained, not their 16-bit copies."""
+        """Make the parameters hold the fp32 weights instead of their 16-bit copies."""
         if self._masters is not None:
             self._masters.release()
 
@@ -136,10 +142,10 @@ class FsdpModel:
 
     def save_checkpoint(self, job: TrainJob, env: RankEnv, step: int) -> None:
         self._release()
-        checkpoint.save(self.module, self._steps, self._average, self._scaler, job, env, step)
+        checkpoint.save(self.module, self._optimizers, self._average, self._scaler, job, env, step)
 
     def trained_state(self, job: TrainJob) -> dict[str, Any] | None:
-        if not _is_divided(job):
+        if not _uses_fully_shard(job):
             self._release()
             return None
         options = StateDictOptions(
@@ -147,21 +153,21 @@ class FsdpModel:
         )
         state = get_model_state_dict(self.module, options=options)
         if job.plan.adapters:
-            return state  # PEFT asks for all names
+            return state  # PEFT looks up every name
         all_names = {name for name, _ in self.module.named_parameters(remove_duplicate=False)}
-        # the second names of tied parameters
+        # second names of tied parameters
         tied = all_names - {name for name, _ in self.module.named_parameters()}
         return {name: tensor for name, tensor in state.items() if name not in tied}
 
 
-def _is_divided(job: TrainJob) -> bool:
+def _uses_fully_shard(job: TrainJob) -> bool:
     """Whether the model is under fully_shard.
 
-    That is the case on several processes, for states in host memory, and for image models in mixed precision.
+    It is for several processes, for states in host memory, and for image models in mixed precision.
     """
     layout = job.plan.layout
-    several = TASKS[job.settings.task].images and _is_mixed(job)
-    return layout.sharding != "none" or layout.offload == "cpu" or several
+    mixed_unet = TASKS[job.settings.task].images and _is_mixed(job)
+    return layout.sharding != "none" or layout.offload == "cpu" or mixed_unet
 
 
 def _is_mixed(job: TrainJob) -> bool:
@@ -173,9 +179,11 @@ def _load(job: TrainJob, env: RankEnv, device: torch.device) -> Any:
 
     A model that is not sharded is read into the GPU's memory.
     """
-    if not _is_divided(job):
-        read = device.type == "cuda" and not TASKS[job.settings.task].images and not quantized.kind_of(job)
-        options = {"device_map": device} if read else {}
+    if not _uses_fully_shard(job):
+        reads_on_gpu = (
+            device.type == "cuda" and not TASKS[job.settings.task].images and not quantized.kind_of(job)
+        )
+        options = {"device_map": device} if reads_on_gpu else {}
         network = _made_trainable(_pretrained(job, device, **options), job).to(device)
         kernels.set_up(network, job)
         return network
@@ -183,16 +191,16 @@ def _load(job: TrainJob, env: RankEnv, device: torch.device) -> Any:
     network = _without_weights(job)
     kernels.set_up(network, job)
     if full_model is not None:
-        # transformers looks up by the class, which fully_shard replaces, how the files name the tensors
+        # transformers looks up the files' tensor names by the model's class, which fully_shard replaces
         base = network.get_base_model() if hasattr(network, "get_base_model") else network
         base._weight_conversions = getattr(full_model, "_weight_conversions", None)
-    _divide(network, job, device)
-    _hand_out(full_model, network, job, device)
+    _shard(network, job, device)
+    _distribute_weights(full_model, network, job, device)
     return network
 
 
 def _storage_dtype(job: TrainJob) -> torch.dtype:
-    """Return the type of the base's weights: fp32 if they are trained next to their 16-bit copies."""
+    """Return the type of the base's weights: fp32 if they are trained in mixed precision."""
     return torch.float32 if _is_mixed(job) and not job.plan.adapters else model.dtype_of(job)
 
 
@@ -205,7 +213,7 @@ def _made_trainable(network: Any, job: TrainJob) -> Any:
 
 
 def _without_weights(job: TrainJob) -> Any:
-    """Return the model with its parameters on the meta device; buffers, made from the config, are real."""
+    """Return the model with its parameters on the meta device; buffers have their values."""
     with collector_paused():
         from accelerate import init_empty_weights
 
@@ -219,7 +227,7 @@ def _without_weights(job: TrainJob) -> Any:
         return _made_trainable(network, job)
 
 
-def _divide(network: Any, job: TrainJob, device: torch.device) -> None:
+def _shard(network: Any, job: TrainJob, device: torch.device) -> None:
     """Shard each block, and then the rest of the model (embedding, last norm, head)."""
     layout = job.plan.layout
     options: dict[str, Any] = {
@@ -234,7 +242,7 @@ def _divide(network: Any, job: TrainJob, device: torch.device) -> None:
 
 
 def _mesh(job: TrainJob, device: torch.device) -> DeviceMesh:
-    """Arrange the ranks; with replicas in two dimensions, the second of which shards one copy."""
+    """Arrange the ranks in one dimension, or with replicas in two: [replicas, shards of a replica]."""
     layout = job.plan.layout
     if layout.replicate == 1:
         return init_device_mesh(device.type, (layout.world_size,))
@@ -255,10 +263,10 @@ def _offload(job: TrainJob, device: torch.device) -> OffloadPolicy:
     return CPUOffloadPolicy(pin_memory=device.type == "cuda")
 
 
-def _hand_out(full_model: Any, network: Any, job: TrainJob, device: torch.device) -> None:
+def _distribute_weights(full_model: Any, network: Any, job: TrainJob, device: torch.device) -> None:
     """Distribute rank 0's weights over the ranks, one tensor at a time.
 
-    ``full_model`` is None on the other ranks, which hold one whole tensor at a time.
+    ``full_model`` is None on the other ranks, which hold one full tensor at a time.
     """
     source = {} if full_model is None else dict(full_model.named_parameters())
     parts: dict[int, nn.Parameter] = {}
@@ -272,11 +280,13 @@ def _hand_out(full_model: Any, network: Any, job: TrainJob, device: torch.device
             part = part.cpu()
         parts[id(parameter)] = nn.Parameter(part, requires_grad=parameter.requires_grad)
     # Tied weights have two names and one parameter
-    named = network.named_parameters(remove_duplicate=False)
-    network.load_state_dict({name: parts[id(weight)] for name, weight in named}, strict=False, assign=True)
-    real = {} if full_model is None else dict(full_model.named_buffers())
+    parameters = network.named_parameters(remove_duplicate=False)
+    network.load_state_dict(
+        {name: parts[id(weight)] for name, weight in parameters}, strict=False, assign=True
+    )
+    full_buffers = {} if full_model is None else dict(full_model.named_buffers())
     for name, buffer in network.named_buffers():
         owner, _, last = name.rpartition(".")
-        tensor = (real[name] if real else buffer).to(device)
+        tensor = (full_buffers[name] if full_buffers else buffer).to(device)
         dist.broadcast(tensor, src=0)
         network.get_submodule(owner)._buffers[last] = tensor

@@ -1,9 +1,9 @@
 """LLaMA-Adapter v2 on transformers models, as litgpt trains it (litgpt/adapter_v2.py); PEFT only has v1.
 
-Gao et al. 2023 (arXiv:2304.15010): prompts that the upper blocks' attention sees next to the text, through
-gates that begin at 0; a scale and a bias for each output of every linear layer, the head's too; and all norms
-over the hidden size are trained. Everything else is frozen. What is trained cannot be merged into the base's
-weights: it is stored as separate tensors, which :func:`load` applies to the base.
+Gao et al. 2023 (arXiv:2304.15010). Trained are prompts, which the upper blocks attend to in addition to the
+text, through gates that start at 0; a scale and a bias for each output of every linear layer, including the
+head; and all norms over the hidden size. Everything else is frozen. The trained tensors cannot be merged into
+the base's weights: they are stored separately, and :func:`load` applies them to the base.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from launchers.engines.loop.whole_modules import norms
 from launchers.models.hf_layout import ADAPTER_V2_CONFIG, ADAPTER_V2_WEIGHTS
 from launchers.settings.sections import Adapter
 
-ATTENTION = "adapter_v2"  # what transformers' registry calls attention over prompts
+ATTENTION = "adapter_v2"  # name in transformers' registries
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterV2:
-    """Description of an adapter next to its tensors; adapter_v2.json."""
+    """Configuration of an adapter, stored next to its tensors as adapter_v2.json."""
 
     prompt_length: int
     start_layer: int  # the first block with a prompt
 
     @classmethod
     def of(cls, settings: Adapter) -> AdapterV2:
-        """Build the description from a run's settings."""
+        """Build the configuration from a run's settings."""
         return cls(prompt_length=settings.prompt_length, start_layer=settings.start_layer)
 
 
@@ -49,7 +49,7 @@ def insert(model: Any, adapter: AdapterV2) -> None:
     for module in [module for module in model.modules() if isinstance(module, nn.Linear)]:
         module.adapter_scale = nn.Parameter(_like(module.weight, torch.ones, module.out_features))
         module.adapter_bias = nn.Parameter(_like(module.weight, torch.zeros, module.out_features))
-        module.register_forward_hook(_rescaled)
+        module.register_forward_hook(_rescale)
     config = model.config.get_text_config()
     for block in model.get_decoder().layers[adapter.start_layer :]:
         attention = block.self_attn
@@ -57,13 +57,13 @@ def insert(model: Any, adapter: AdapterV2) -> None:
         heads = config.num_attention_heads
         attention.adapter_prompt = nn.Parameter(_like(weight, torch.randn, adapter.prompt_length, width))
         attention.adapter_gate = nn.Parameter(_like(weight, torch.zeros, heads, 1, 1))
-    for norm in norms(model):  # those of queries and keys stay frozen, as in litgpt
+    for norm in norms(model):  # norms of queries and keys stay frozen, as in litgpt
         norm.requires_grad_(True)
     model.set_attn_implementation(ATTENTION)
 
 
 def save(state: dict[str, torch.Tensor], adapter: AdapterV2, folder: Path) -> None:
-    """Write the trained tensors, by their names in the model, and the adapter's description."""
+    """Write the trained tensors, by their names in the model, and the adapter's configuration."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / ADAPTER_V2_WEIGHTS)
     (folder / ADAPTER_V2_CONFIG).write_text(json.dumps(asdict(adapter), indent=2) + "\n")
@@ -72,7 +72,7 @@ def save(state: dict[str, torch.Tensor], adapter: AdapterV2, folder: Path) -> No
 def load(base: str | Path, folder: str | Path, **options: Any) -> Any:
     """Load the model ``base`` (a folder or a Hugging Face id) with the adapter in ``folder``, for inference.
 
-    ``options`` are from_pretrained's. Raises RuntimeError where adapter and model don't belong together.
+    ``options`` are passed to from_pretrained. Raises RuntimeError if the adapter does not fit the model.
     """
     model: Any = AutoModelForCausalLM.from_pretrained(base, trust_remote_code=False, **options)
     values = json.loads((Path(folder) / ADAPTER_V2_CONFIG).read_text())
@@ -90,7 +90,7 @@ def _like(weight: torch.Tensor, make: Any, *shape: int) -> torch.Tensor:
     return tensor
 
 
-def _rescaled(linear: Any, _: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+def _rescale(linear: Any, _: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
     """Forward hook that returns scale * (W x + bias)."""
     rescaled: torch.Tensor = linear.adapter_scale * (output + linear.adapter_bias)
     return rescaled
@@ -104,18 +104,18 @@ def _attention(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Add the prompt's attention to torch's attention: [batch, positions, heads, head_dim]."""
+    """Return torch's attention plus the attention to the prompt: [batch, positions, heads, head_dim]."""
     output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     if hasattr(module, "adapter_prompt"):
-        output = output + _over_prompt(module, query, options["scaling"])
+        output = output + _prompt_attention(module, query, options["scaling"])
     return output, None
 
 
-def _over_prompt(module: Any, query: torch.Tensor, scaling: float) -> torch.Tensor:
-    """Compute attention over the prompt, which has no positions, times each head's gate.
+def _prompt_attention(module: Any, query: torch.Tensor, scaling: float) -> torch.Tensor:
+    """Compute attention to the prompt, which has no positions, times each head's gate.
 
-    The gate goes onto the probabilities: a few for each position are kept for the backward pass, not its
-    whole result. Without the batch in the keys nothing is copied for the products.
+    The gate multiplies the probabilities instead of the result, so the backward pass keeps only a few values
+    per position. Keys and values have no batch dimension, so the products copy nothing.
     """
 
     def by_head(projection: Any) -> torch.Tensor:

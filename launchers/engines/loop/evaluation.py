@@ -25,18 +25,18 @@ from launchers.gang.rank import RankEnv, RankReporter
 from launchers.report.evaluations import HeldOutLoss, best_of, exported_step, stops_early
 from launchers.report.telemetry import Drawn, Evaluated
 
-SIGN_S = 5.0  # from one sign of a long evaluation to the next
+SIGN_S = 5.0  # interval between progress reports of a long evaluation
 
 
 class Evaluator:
-    """Decide after which steps a run is evaluated, saved and stopped, and evaluate it, on all ranks.
+    """Evaluates a run, and decides after which steps it is evaluated, saved and stopped; on all ranks.
 
     For a job without evaluation, it only decides when checkpoints are written.
 
     Parameters
     ----------
     network:
-        The model that is trained, as this rank holds it.
+        The trained model, or this rank's shard of it.
     cadence:
         Schedule of checkpoints in addition to those of evaluations.
     averaged:
@@ -65,7 +65,7 @@ class Evaluator:
         return self._rows is not None and stops_early(self._losses, self._settings)
 
     def begin(self, model: Answering) -> None:
-        """Before the first step of a run: draw pictures with the base model, if the task draws any."""
+        """Draw pictures with the base model before the first step of a run, if the task has captions."""
         if self._rows is not None and self._job.start_step == 0:
             self._draw(0, model, self._rows)
 
@@ -74,7 +74,7 @@ class Evaluator:
         if self._rows is None or not self._is_due(step, model.device):
             return
         self._reporter.phase("evaluate", step)
-        loss = self._evaluated(step, model, self._rows)
+        loss = self._evaluate(step, model, self._rows)
         self._losses.append(loss)
         rows = self._rows.count
         self._report(step, rows, rows, loss.seconds, loss)
@@ -85,8 +85,8 @@ class Evaluator:
     def is_kept(self, step: int) -> bool:
         """Whether a checkpoint is scheduled after a step.
 
-        The last step has none, because its result is exported, unless an earlier step is the result: then the
-        last step is kept so that no later attempt trains again.
+        The last step has none if its model is exported. If an earlier step is exported instead, the last step
+        has a checkpoint, so that no later attempt trains again.
         """
         job = self._job
         if self.stops or step == job.total_steps:
@@ -102,7 +102,7 @@ class Evaluator:
         return self._rows is None or exported_step(self._losses, self._settings, last_step) == last_step
 
     def _is_due(self, step: int, device: torch.device) -> bool:
-        """Whether an evaluation is scheduled; if by minutes, by rank 0's clock, because clocks differ."""
+        """Whether an evaluation is scheduled. Rank 0's clock decides on minutes, because clocks differ."""
         if step == self._job.total_steps:
             return True
         if self._settings.every_minutes is None:
@@ -118,27 +118,27 @@ class Evaluator:
         if not rows.captions:
             return
         self._reporter.phase("evaluate", step)
-        with self._averaged(), _untouched(self._network):
+        with self._averaged(), _evaluation_mode(self._network):
             pictures = rows.draw(model)
         if self._env.rank == 0:
             self._reporter.drawn(Drawn(rank=0, step=step, captions=rows.captions, pictures=pictures))
 
-    def _evaluated(self, step: int, model: Answering, rows: HeldOut) -> HeldOutLoss:
-        start = reported = time.perf_counter()
+    def _evaluate(self, step: int, model: Answering, rows: HeldOut) -> HeldOutLoss:
+        start = last_report = time.perf_counter()
         summed = torch.zeros(1 + len(rows.metrics), dtype=torch.float64, device=model.device)
-        with self._averaged(), _untouched(self._network):
+        with self._averaged(), _evaluation_mode(self._network):
             for number, (batch, counts) in enumerate(rows.batches(), 1):
                 outcome = rows.outcome(model, batch.to(model.device))
                 figures = [outcome.loss, *(outcome.metrics[name] for name in rows.metrics)]
                 if counts:
                     summed += torch.stack([figure.detach().double() for figure in figures])
-                if time.perf_counter() - reported > SIGN_S:
-                    summed.sum().item()  # waits for the GPU, so that the sign is of work that is done
-                    reported = time.perf_counter()
-                    self._report(step, rows.count * number // rows.passes, rows.count, reported - start)
+                if time.perf_counter() - last_report > SIGN_S:
+                    summed.sum().item()  # waits for the GPU, to report only finished work
+                    last_report = time.perf_counter()
+                    self._report(step, rows.count * number // rows.passes, rows.count, last_report - start)
         if dist.is_initialized():
             dist.all_reduce(summed)
-            dist.broadcast(summed, src=0)  # the same to the last bit, as ranks decide by it
+            dist.broadcast(summed, src=0)  # bitwise equal, because each rank decides by it
         loss, *metrics = (summed / rows.divisor).tolist()
         return HeldOutLoss(
             step=step,
@@ -164,7 +164,7 @@ class Evaluator:
 
 
 @contextlib.contextmanager
-def _untouched(network: torch.nn.Module) -> Iterator[None]:
+def _evaluation_mode(network: torch.nn.Module) -> Iterator[None]:
     """Enter evaluation mode without gradients; on exit, restore everything, sharded weights included."""
     training = [module for module in network.modules() if module.training]
     network.eval()

@@ -1,4 +1,4 @@
-"""Result of a training: a model in Hugging Face format, and the adapter on its own."""
+"""Export of a trained model: a model in Hugging Face format, and its adapter in a separate folder."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _ADAPTER_PREFIX = "base_model.model."
 
 
 def check_mergeable(network: Any, job: TrainJob) -> None:
-    """Raise UserError if the base's files name tensors differently than the layers with adapters.
+    """Raise UserError if the base's files lack the weight of a layer with an adapter. Called before training.
 
-    transformers renames tensors of some families as it reads them; recorded before training.
+    transformers renames the tensors of some families on loading.
     """
     adapted = [name for name, module in network.named_modules() if hasattr(module, "lora_A")]
     names = [f"{name.removeprefix(_ADAPTER_PREFIX)}.weight" for name in adapted]
-    held = tensor_names(job)
-    missing = [name for name in _names_in_files(network, names, held).values() if name not in held]
+    stored = tensor_names(job)
+    missing = [name for name in _names_in_files(network, names, stored).values() if name not in stored]
     if missing:
         raise UserError(
             f"{job.settings.model}: its files have no {missing[0]}, which its adapter is to be merged into.",
@@ -48,27 +48,28 @@ def tensor_names(job: TrainJob) -> set[str]:
     }
 
 
-def _names_in_files(network: Any, names: Iterable[str], held: set[str]) -> dict[str, str]:
-    """Return the name of each weight of a model in its files, which hold tensors called ``held``.
+def _names_in_files(network: Any, names: Iterable[str], stored: set[str]) -> dict[str, str]:
+    """Map the names of weights in the model to their names in the base's files.
 
-    They differ in families whose modules transformers renamed (Nemotron-H), and in vision-language models
-    that were published before transformers put both parts side by side.
+    ``stored``: names of all tensors in these files. Names differ in families whose modules transformers
+    renamed (Nemotron-H), and in vision-language models published before transformers placed vision tower and
+    language model side by side.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
     base = network.get_base_model()
     empty = torch.empty(1, device="meta")
     return {
-        name: name if name in held else next(iter(revert_weight_conversion(base, {name: empty})))
+        name: name if name in stored else next(iter(revert_weight_conversion(base, {name: empty})))
         for name in names
     }
 
 
 def save(model: TrainedModel, job: TrainJob, env: RankEnv) -> None:
-    """Called by every rank; rank 0 writes the weights: output/model and, for adapters, output/adapter.
+    """Write output/model and, for adapters, output/adapter on rank 0; called by every rank.
 
-    A LLaMA-Adapter cannot be merged, and is alone; so is an adapter on experts, which the base's files hold
-    one by one and transformers in one tensor.
+    Two kinds of adapters are not merged, so they have no output/model: LLaMA-Adapters, and adapters on
+    experts, which are separate tensors in the base's files and one tensor in transformers.
     """
     state = model.trained_state(job)
     if env.rank != 0:
@@ -87,7 +88,7 @@ def save(model: TrainedModel, job: TrainJob, env: RankEnv) -> None:
         trained = {name: p.detach().cpu() for name, p in model.module.named_parameters() if p.requires_grad}
         adapter_v2.save(state or trained, adapter_v2.AdapterV2.of(job.settings.adapter), adapter)
         return
-    # "auto" would look into the base model's vocabulary, on the hub where it has to
+    # the default, "auto", compares vocabularies and may fetch the base model's from the Hub
     model.module.save_pretrained(adapter, state_dict=state, save_embedding_layers=False)
     if not job.settings.merges(job.plan.method):
         return
@@ -109,8 +110,8 @@ def merge(
 ) -> None:
     """Add the adapter to the base weights on the CPU, in fp32; keep the base's files, names and types.
 
-    ``base_of`` returns the weight that the adapter was trained with, for one of the base's.
-    ``names_in_files``: returns the names that the model's weights have in the base's files, if they differ.
+    ``base_of``: maps a name and a base weight to the values that the adapter was trained on.
+    ``names_in_files``: maps names of weights in the model to names in the base's files, if they differ.
     """
     updates = _updates(adapter)
     if names_in_files is not None:
@@ -124,8 +125,8 @@ def merge(
         return (weight if update is None else update.applied_to(weight)).to(base_weight.dtype)
 
     _merge.merge(hf_layout.weight_files(base), destination, change)
-    if tied and isinstance(updates.get("lm_head.weight"), _Whole):
-        del updates["lm_head.weight"]  # the same as the embedding
+    if tied and isinstance(updates.get("lm_head.weight"), _Replacement):
+        del updates["lm_head.weight"]  # tied to the embedding
     if updates:
         raise RuntimeError(
             f"the base model has no weights called {', '.join(sorted(updates)[:3])} to merge into"
@@ -133,26 +134,26 @@ def merge(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Whole:
+class _Replacement:
     """Tensor trained in full (PEFT's modules_to_save)."""
 
     trained: torch.Tensor
 
     def applied_to(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return the new tensor in the old one's type."""
+        """Return the trained tensor in the type of ``weight``."""
         return self.trained.to(weight.dtype)
 
 
-def _updates(adapter: Path) -> dict[str, Update | _Whole]:
-    """Read PEFT's files: updates by the name of the base's weight.
+def _updates(adapter: Path) -> dict[str, Update | _Replacement]:
+    """Read an adapter in PEFT's format: updates by the name of the base's weight.
 
-    rsLoRA's scale is alpha / sqrt(rank), LoRA's alpha / rank: Kalajdzievski 2023 (arXiv:2312.03732).
+    The scale is alpha / rank for LoRA, alpha / sqrt(rank) for rsLoRA (Kalajdzievski 2023, arXiv:2312.03732).
     """
     config = json.loads((adapter / "adapter_config.json").read_text())
     rank = config["r"]
     scale = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
     tensors = load_file(adapter / "adapter_model.safetensors")
-    updates: dict[str, Update | _Whole] = {}
+    updates: dict[str, Update | _Replacement] = {}
     for name in [name for name in tensors if name.endswith(".lora_A.weight")]:
         layer = name.removesuffix(".lora_A.weight")
         updates[layer.removeprefix(_ADAPTER_PREFIX) + ".weight"] = Update(
@@ -163,4 +164,6 @@ def _updates(adapter: Path) -> dict[str, Update | _Whole]:
         )
     if unmerged := sorted(name for name in tensors if "lora_" in name):
         raise RuntimeError(f"the adapter holds what cannot be merged: {', '.join(unmerged[:3])}")
-    return updates | {name.removeprefix(_ADAPTER_PREFIX): _Whole(trained=tensors[name]) for name in tensors}
+    return updates | {
+        name.removeprefix(_ADAPTER_PREFIX): _Replacement(trained=tensors[name]) for name in tensors
+    }

@@ -12,8 +12,8 @@ from launchers.engines.loop import unet
 def blocks(network: Any) -> list[nn.Module]:
     """Return the model's decoder layers: the modules that transformers does not split over devices.
 
-    Of a family that says nothing, the list with as many modules as config.json has layers. Empty where that
-    isn't there either.
+    If the family names none, return the modules of the list whose length is the number of layers in
+    config.json, or an empty list.
     """
     if unet.is_unet(network):
         return unet.blocks(network)
@@ -39,7 +39,7 @@ def expert_tensors(network: Any) -> list[str]:
             for name, module in network.named_modules()
             if name.endswith(".experts")
             for tensor, weights in module.named_parameters(recurse=False)
-            if weights.ndim == 3  # of biases there are two dimensions
+            if weights.ndim == 3  # biases have two dimensions
         }
     )
 

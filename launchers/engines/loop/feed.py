@@ -1,4 +1,4 @@
-"""A rank's micro batches on its device; the next step's first is made while the device still computes."""
+"""A rank's micro batches on its device; a step's first one is prepared during the step before."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from launchers.gang.job import TrainJob
 class Feed:
     """Reads the micro batches and counts of each step. Step 0 is the first.
 
-    On a GPU, batches are copied from page-locked memory without blocking, so that the CPU runs ahead of it.
-    :meth:`prepare` then fills the gap at the end of a step, where the CPU waits for the loss.
+    On a GPU, batches are copied from page-locked memory without blocking, so that the CPU runs ahead of the
+    GPU. :meth:`prepare` uses the time at the end of a step in which the CPU would wait for the loss.
     """
 
     def __init__(self, task: Task, data: Prepared, job: TrainJob, rank: int, device: torch.device) -> None:
@@ -37,14 +37,14 @@ class Feed:
         if self._prepared is not None and self._prepared[0] == step:
             _, counts, first, remaining = self._prepared
             self._prepared = None
-            return counts, self._copied(remaining, first)
+            return counts, self._on_device(remaining, first)
         batches = self._task.batches(self._data, self._layout, step, self._rank)
-        return self._counts(step), self._copied(batches)
+        return self._counts(step), self._on_device(batches)
 
     def _counts(self, step: int) -> StepCounts:
         return self._task.counts(self._data, step, self._layout.global_batch_size)
 
-    def _copied(self, batches: Iterator[Any], first: Any = None) -> Iterator[Any]:
+    def _on_device(self, batches: Iterator[Any], first: Any = None) -> Iterator[Any]:
         if first is not None:
             yield first
         for batch in batches:

@@ -24,7 +24,7 @@ def seed(number: int) -> None:
 
 
 def seed_rank(job: TrainJob, env: RankEnv) -> None:
-    """Seed for training, differently on each rank: dropout uses these generators."""
+    """Seed the generators for training, differently on each rank, because dropout uses them."""
     seed(job.settings.seed + env.rank + job.start_step * job.plan.layout.world_size)
 
 
@@ -40,7 +40,7 @@ def restore(folder: Path, env: RankEnv) -> None:
         return
     with tensors_only(folder):
         states = torch.load(path, weights_only=True)
-    _put_back(states)
+    _set_states(states)
 
 
 @contextlib.contextmanager
@@ -50,11 +50,11 @@ def kept() -> Iterator[None]:
     try:
         yield
     finally:
-        _put_back(states)
+        _set_states(states)
 
 
 def _states() -> dict[str, Any]:
-    """Return the state as tensors and plain values, whose file can be read without executing code."""
+    """Return the state as tensors and plain values, so that its file can be read without executing code."""
     numpy = np.random.get_state(legacy=False)
     keys = torch.from_numpy(numpy["state"]["key"].astype(np.int64))
     states: dict[str, Any] = {
@@ -67,7 +67,7 @@ def _states() -> dict[str, Any]:
     return states
 
 
-def _put_back(states: dict[str, Any]) -> None:
+def _set_states(states: dict[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
     numpy = states["numpy"]
     keys = numpy["state"]["key"].numpy().astype(np.uint32)

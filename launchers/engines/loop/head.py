@@ -1,7 +1,7 @@
-"""Log-probabilities of labels without whole logits: the output head runs on chunks of positions.
+"""Log-probabilities of labels without storing all logits: the output head runs on chunks of positions.
 
-The backward pass computes each chunk's logits again. For preferences, whose losses need the log-probabilities
-of whole answers, which Liger's fused cross entropy does not return.
+The backward pass recomputes each chunk's logits. Used for preference losses: they need the log-probability of
+each answer, which Liger's fused cross entropy does not return.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Head:
-    """Forward pass of an output head: logits, or while ``labels`` are set their log-probabilities."""
+    """Forward pass of an output head: logits, or log-probabilities of ``labels`` while these are set."""
 
     def __init__(self, product: Product) -> None:
         self._product = product
         self.labels: torch.Tensor | None = None
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return [sequences, positions, vocabulary], or [sequences, positions] with labels."""
+        """Return logits [sequences, positions, vocabulary], or log-probabilities [sequences, positions]."""
         if self.labels is None:
             return self._product(hidden)
         chunks = zip(
@@ -45,7 +45,7 @@ def _chunk(product: Product, hidden: torch.Tensor, labels: torch.Tensor) -> torc
 
 
 def put_in(network: Any) -> None:
-    """Give a transformers model a :class:`Head`, before it gets adapters and is sharded."""
+    """Replace a transformers model's output head by a :class:`Head`, before adapters and sharding."""
     head = network.get_output_embeddings()
     head.forward = Head(head.forward)
 
@@ -60,7 +60,7 @@ def log_probabilities(
     head: Head = network.get_output_embeddings().forward
     head.labels = labels
     try:
-        of_labels: torch.Tensor = forward(**inputs, use_cache=False).logits
+        result: torch.Tensor = forward(**inputs, use_cache=False).logits
     finally:
         head.labels = None
-    return of_labels
+    return result

@@ -26,14 +26,14 @@ from launchers.gang.rank import RankEnv
 class HeldOut(Protocol):
     """Measurement on held-out rows, for any task."""
 
-    count: int  # rows, of all ranks
-    passes: int  # that each rank makes
-    metrics: tuple[str, ...]  # the names of the figures next to the loss
-    divisor: int  # of the summed loss and figures
-    captions: tuple[str, ...]  # that pictures are made of
+    count: int  # rows of all ranks
+    passes: int  # batches per rank
+    metrics: tuple[str, ...]  # names of the figures in addition to the loss
+    divisor: int  # divides the summed loss and figures
+    captions: tuple[str, ...]  # captions to draw pictures of
 
     def batches(self) -> Iterator[tuple[Any, bool]]:
-        """Iterate over this rank's batches, and whether they count: all ranks make equally many passes."""
+        """Iterate over this rank's batches, and whether each counts; fillers equalize the ranks' numbers."""
         ...
 
     def outcome(self, model: Answering, batch: Any, /) -> Outcome:
@@ -56,7 +56,7 @@ class TextRows:
         self._reference = None if job.held_out_reference is None else np.load(job.held_out_reference)
         self.count = min(MAX_ROWS, len(self._data))
         padding_free = varlen.applies(job)
-        # separate object: KTO's holds state of a step
+        # not the training's task object, because KTO's holds state of a step
         self._task: TextTask = text_task_of(job.settings, padding_free=padding_free)
         vision = job.settings.vision is not None
         self._images = load_tokenizer(job.model_dir, job.settings) if vision else None
@@ -64,18 +64,18 @@ class TextRows:
         self._counts: StepCounts = self._task.counts(self._data, 0, self.count)
         self.metrics, self.divisor = self._task.metrics, self._counts.divisor
         tokens = MAX_BATCH_TOKENS[job.plan.layout.device]
-        # no more at once than in training, so that it needs no more memory
-        dealt = list(
+        # batches are no larger than in training, so they need no more memory
+        all_batches = list(
             batches_by_length(self._data, range(self.count), tokens, job.plan.layout.micro_batch_size)
         )
-        self._mine = dealt[env.rank :: env.world_size]
-        self.passes = -(-len(dealt) // env.world_size)
-        self._filler = dealt[-1]
+        self._rank_batches = all_batches[env.rank :: env.world_size]
+        self.passes = -(-len(all_batches) // env.world_size)
+        self._filler = all_batches[-1]
 
     def batches(self) -> Iterator[tuple[MicroBatch, bool]]:
         for number in range(self.passes):
-            counts = number < len(self._mine)
-            yield self._batch(self._mine[number] if counts else self._filler), counts
+            counts = number < len(self._rank_batches)
+            yield self._batch(self._rank_batches[number] if counts else self._filler), counts
 
     def outcome(self, model: Answering, batch: MicroBatch, /) -> Outcome:
         return self._task.outcome(model, batch, self._counts)
@@ -84,8 +84,8 @@ class TextRows:
         return ()
 
     def _batch(self, indices: list[int]) -> MicroBatch:
-        put_together = collate_pairs if self._pairs else partial(collate, images=self._images)
-        batch = put_together(
+        collate_rows = collate_pairs if self._pairs else partial(collate, images=self._images)
+        batch = collate_rows(
             [self._data.row(index) for index in indices], self._data.info.pad_id, self._multiple
         )
         if self._reference is None:

@@ -22,9 +22,9 @@ from launchers.precompute.latents import Latents
 
 
 class HeldOutImages:
-    """Measured as launchers.evaluation.image_evaluation measures a finished pipeline; see held_out.HeldOut.
+    """Held-out images, measured as in launchers.evaluation.image_evaluation; see held_out.HeldOut.
 
-    Rank r of n measures every n-th image from the r-th on, and draws as many of the captions.
+    Images and captions are distributed round-robin over the ranks.
     """
 
     metrics: tuple[str, ...] = QUARTERS
@@ -42,7 +42,7 @@ class HeldOutImages:
         self.passes = -(-self.count // env.world_size)
 
     def batches(self) -> Iterator[tuple[LatentBatch, bool]]:
-        for row, counts in self._dealt(self.count):
+        for row, counts in self._rows_of_rank(self.count):
             yield (
                 noisy_quarters(
                     self._latents.row(row),
@@ -55,14 +55,14 @@ class HeldOutImages:
             )
 
     def outcome(self, model: Answering, batch: LatentBatch, /) -> Outcome:
-        # one at a time, so that it needs no more memory than training does
-        errors = torch.cat([noise_errors(model.module, each, self._schedule) for each in batch.split()])
+        # one image at a time, so that it needs no more memory than training
+        errors = torch.cat([noise_errors(model.module, image, self._schedule) for image in batch.split()])
         return Outcome(loss=errors.mean(), metrics=dict(zip(QUARTERS, errors, strict=True)))
 
     def draw(self, model: Answering, /) -> tuple[str, ...]:
         pictures: dict[int, str] = {}
         vae = drawing.decoder(self._job.model_dir, model.device)
-        for row, counts in self._dealt(len(self.captions)):
+        for row, counts in self._rows_of_rank(len(self.captions)):
             picture = self._picture(model.module, vae, row)
             if counts:
                 pictures[row] = picture
@@ -71,11 +71,11 @@ class HeldOutImages:
         return tuple(picture for _, picture in sorted(by_row.items()))
 
     def _picture(self, unet: Any, vae: nn.Module, row: int) -> str:
-        """Draw a caption with the current UNet; the seed is the caption's number."""
+        """Draw the caption of ``row`` with the current UNet; the seed is the row's number."""
         latent = self._latents.row(row)
         text, summary = latent.text, latent.summary
         if has_texts(unet):
-            text, summary = (each[0] for each in unet(tokens=latent.tokens[None].to(unet.device)))
+            text, summary = (embedding[0] for embedding in unet(tokens=latent.tokens[None].to(unet.device)))
         image = drawing.draw(
             unet,
             vae,
@@ -87,8 +87,8 @@ class HeldOutImages:
         )
         return drawing.encoded(image)
 
-    def _dealt(self, count: int) -> Iterator[tuple[int, bool]]:
-        """Iterate over this rank's rows of ``count``, and whether they count; equally many on each rank."""
+    def _rows_of_rank(self, count: int) -> Iterator[tuple[int, bool]]:
+        """Iterate over this rank's share of ``count`` rows, and whether each counts; all shares are equal."""
         world = self._env.world_size
         for first in range(0, count, world):
             row = first + self._env.rank

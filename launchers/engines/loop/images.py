@@ -1,8 +1,8 @@
-"""Text to image: the mean squared error of the noise that a UNet finds in noisy latents.
+"""Text to image: the mean squared error of the noise that a UNet predicts from noisy latents.
 
-What is drawn for an image (its latent, the noise, the time step, whether its caption is left out) depends on
-the seed and on the image's position in the order of the run alone: a run resumes from a checkpoint with what
-it would have drawn, on as many processes as it may have then.
+An image's random values (its latent, the noise, the time step, whether its caption is dropped) depend only on
+the seed and on the image's position in the order of the run. So a run that resumes from a checkpoint draws
+the same values, with any number of processes.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from launchers.images.prepared import PreparedImages
 from launchers.precompute.latents import Latent, Latents
 from launchers.settings import Settings
 
-# of the time steps; in each the error is the mean squared one, not weighed
+# Metrics by quarter of the time steps: the unweighted mean squared error
 QUARTERS = ("loss at least noise", "loss at less noise", "loss at more noise", "loss at most noise")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentBatch:
-    """Images of one size; the first dimension of each tensor is theirs."""
+    """Images of one size, along the first dimension of each tensor."""
 
-    clean: torch.Tensor  # latents, scaled as the UNet takes them: [images, 4, height / 8, width / 8]
+    clean: torch.Tensor  # latents without noise, scaled for the UNet: [images, 4, height / 8, width / 8]
     noise: torch.Tensor  # of the same shape
-    steps: torch.Tensor  # int64: how noisy, 0 to 999
-    text: torch.Tensor  # [images, 77, width], zeros where the caption is left out
-    summary: torch.Tensor  # [images, width], zeros there, too
-    captions: torch.Tensor  # int64 [images, 2, 77]: their tokens, for text encoders that are trained
-    kept: torch.Tensor  # [images]: 0 where the caption is left out, 1 elsewhere
+    steps: torch.Tensor  # int64 [images]: time steps, 0 to 999
+    text: torch.Tensor  # embeddings [images, 77, width], zeros where the caption is dropped
+    summary: torch.Tensor  # pooled embeddings [images, width], zeros there, too
+    captions: torch.Tensor  # int64 [images, 2, 77]: tokens, for text encoders that are trained
+    kept: torch.Tensor  # [images]: 0 where the caption is dropped, 1 elsewhere
     time_ids: torch.Tensor  # [images, 6]: original size, crop, target size
 
     @property
@@ -51,7 +51,7 @@ class LatentBatch:
         return self.clean.shape[0] * self.clean.shape[2] * self.clean.shape[3]
 
     def split(self) -> list[LatentBatch]:
-        """Yield each image as a separate batch."""
+        """Return each image as a separate batch."""
         indices = range(self.clean.shape[0])
         names = [field.name for field in dataclasses.fields(self)]
         return [LatentBatch(**{name: getattr(self, name)[i : i + 1] for name in names}) for i in indices]
@@ -65,7 +65,7 @@ class LatentBatch:
 
 
 class TextToImage:
-    """The task; ``latents`` is the folder of what was computed before (launchers/precompute/latents.py)."""
+    """Task of training on images; ``latents``: folder written by launchers/precompute/latents.py."""
 
     metrics: ClassVar[tuple[str, ...]] = QUARTERS
 
@@ -88,46 +88,46 @@ class TextToImage:
         """Do nothing: micro batches are independent."""
 
     def counts(self, _data: Prepared, step: int, global_batch_size: int) -> StepCounts:
-        places = range(step * global_batch_size, (step + 1) * global_batch_size)
-        steps = torch.stack([self._generator(place)[1] for place in places])
+        positions = range(step * global_batch_size, (step + 1) * global_batch_size)
+        steps = torch.stack([self._generator(position)[1] for position in positions])
         quarters = torch.bincount(self._quarters(steps), minlength=len(QUARTERS)).tolist()
         return StepCounts(divisor=global_batch_size, quarters=tuple(quarters))
 
     def batches(self, data: Prepared, layout: Layout, step: int, rank: int) -> Iterator[LatentBatch]:
-        """Iterate over a rank's micro batches of a step: the rank-th of every ``world_size`` images."""
+        """Iterate over a rank's micro batches of a step; images go round-robin to the ranks."""
         pictures = PreparedImages(data.folder)
         rows = step_rows(data, step, layout.global_batch_size)
         rank_rows = range(rank, len(rows), layout.data_parallel)
         for first in range(0, len(rank_rows), layout.micro_batch_size):
-            places = rank_rows[first : first + layout.micro_batch_size]
-            yield _stacked(
+            positions = rank_rows[first : first + layout.micro_batch_size]
+            yield _concatenate(
                 [
-                    self._drawn(pictures, int(rows[place]), step * layout.global_batch_size + place)
-                    for place in places
+                    self._draw(pictures, int(rows[position]), step * layout.global_batch_size + position)
+                    for position in positions
                 ]
             )
 
     def outcome(self, model: Answering, batch: LatentBatch, counts: StepCounts, /) -> Outcome:
         errors = noise_errors(model.module, batch, self.noise)
         gamma = self._settings.min_snr_gamma
-        weighed = errors if gamma is None else errors * self.noise.weights(batch.steps, gamma)
+        weighted = errors if gamma is None else errors * self.noise.weights(batch.steps, gamma)
         quarters, detached = self._quarters(batch.steps), errors.detach()
-        # Each quarter's mean is over its images: scale up what was divided by the number of all images.
-        # A quarter that no image of the step is in has no mean: NaN.
+        # A quarter's mean is over its own images, but the caller divides by the number of all images:
+        # rescale. A quarter without an image in the step has no mean: NaN.
         metrics = {
             name: detached[quarters == number].sum() * (counts.divisor / count if count else float("nan"))
             for number, (name, count) in enumerate(zip(QUARTERS, counts.quarters, strict=True))
         }
-        return Outcome(loss=weighed.sum(), metrics=metrics)
+        return Outcome(loss=weighted.sum(), metrics=metrics)
 
     def _quarters(self, steps: torch.Tensor) -> torch.Tensor:
-        """[images]: which of QUARTERS each time step is in."""
+        """Return [images]: index in QUARTERS of each time step."""
         return steps * len(QUARTERS) // self.noise.count
 
-    def _drawn(self, pictures: PreparedImages, row: int, place: int) -> LatentBatch:
-        """Return one image with the random values of its position in the run's order."""
+    def _draw(self, pictures: PreparedImages, row: int, position: int) -> LatentBatch:
+        """Draw the random values of one image for its position in the run's order."""
         latent = self._latents.row(row)
-        generator, step = self._generator(place)
+        generator, step = self._generator(position)
         shape = latent.mean.shape
         clean = latent.mean + latent.std * torch.randn(shape, generator=generator)
         noise = torch.randn(shape, generator=generator)
@@ -145,17 +145,15 @@ class TextToImage:
             time_ids=torch.tensor(pictures.time_ids(row), dtype=torch.float32)[None],
         )
 
-    def _generator(self, place: int) -> tuple[torch.Generator, torch.Tensor]:
-        """Return the generator of a place in the order of the run, and the time step, which it draws
-        first.
-        """
+    def _generator(self, position: int) -> tuple[torch.Generator, torch.Tensor]:
+        """Return the generator for a position in the order of the run, and the time step, its first draw."""
         generator = torch.Generator()
-        generator.manual_seed(int(random_stream(self._seed, "noise", place).integers(2**63)))
+        generator.manual_seed(int(random_stream(self._seed, "noise", position).integers(2**63)))
         return generator, torch.randint(0, self.noise.count, (), generator=generator)
 
 
 def noise_errors(unet: Any, batch: LatentBatch, schedule: NoiseSchedule) -> torch.Tensor:
-    """[images]: each image's mean squared error of the noise, or of the velocity."""
+    """Return [images]: each image's mean squared error of the noise, or of the velocity."""
     kind = unet.dtype if unet.dtype.is_floating_point else torch.float32
     noisy, time_ids = schedule.add(batch.clean, batch.noise, batch.steps).to(kind), batch.time_ids.to(kind)
     conditions: dict[str, Any]
@@ -192,16 +190,16 @@ def noisy_quarters(
         time_ids=torch.tensor(time_ids, dtype=torch.float32)[None],
     )
     steps = (torch.arange(count) * 2 + 1) * schedule.count // (2 * count)
-    return dataclasses.replace(_stacked([sample] * count), steps=steps)
+    return dataclasses.replace(_concatenate([sample] * count), steps=steps)
 
 
-def _stacked(images: list[LatentBatch]) -> LatentBatch:
+def _concatenate(images: list[LatentBatch]) -> LatentBatch:
     names = [field.name for field in dataclasses.fields(LatentBatch)]
     return LatentBatch(**{name: torch.cat([getattr(image, name) for image in images]) for name in names})
 
 
 class NoiseSchedule:
-    """Noise of each time step: DDPM's, with the betas of the pipeline's scheduler."""
+    """DDPM's noise schedule with the betas of the pipeline's scheduler."""
 
     def __init__(self, scheduler: dict[str, Any]) -> None:
         from diffusers import DDPMScheduler
@@ -211,27 +209,27 @@ class NoiseSchedule:
         self.prediction: str = noise_scheduler.config.prediction_type
         if self.prediction not in ("epsilon", "v_prediction"):
             raise ValueError(f"prediction_type {self.prediction} is not trained here")
-        # [steps]: share of the signal's power, fp32
+        # [time steps], fp32: share of the signal in the total power
         self._alphas_cumprod: torch.Tensor = noise_scheduler.alphas_cumprod
 
     def add(self, clean: torch.Tensor, noise: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
         """Return the noisy latents: Ho et al. 2020 (arXiv:2006.11239), equation 4."""
-        signal, disturbance = self._shares(steps)
-        return signal * clean + disturbance * noise
+        signal_amplitude, noise_amplitude = self._amplitudes(steps)
+        return signal_amplitude * clean + noise_amplitude * noise
 
     def target(self, clean: torch.Tensor, noise: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
         """Return the UNet's target: the noise, or the velocity (Salimans and Ho 2022, arXiv:2202.00512)."""
         if self.prediction == "epsilon":
             return noise
-        signal, disturbance = self._shares(steps)
-        return signal * noise - disturbance * clean
+        signal_amplitude, noise_amplitude = self._amplitudes(steps)
+        return signal_amplitude * noise - noise_amplitude * clean
 
     def weights(self, steps: torch.Tensor, gamma: float) -> torch.Tensor:
-        """[images]: min-SNR's weights; of velocities over SNR + 1 (arXiv:2303.09556, section 3.4)."""
+        """Return [images]: min-SNR weights; for velocities over SNR + 1 (arXiv:2303.09556, section 3.4)."""
         alphas_cumprod = self._alphas_cumprod.to(steps.device)[steps]
         ratio = alphas_cumprod / (1 - alphas_cumprod)
         return ratio.clamp(max=gamma) / (ratio if self.prediction == "epsilon" else ratio + 1)
 
-    def _shares(self, steps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _amplitudes(self, steps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         alphas_cumprod = self._alphas_cumprod.to(steps.device)[steps][:, None, None, None]
         return alphas_cumprod.sqrt(), (1 - alphas_cumprod).sqrt()

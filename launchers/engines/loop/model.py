@@ -1,4 +1,4 @@
-"""The transformers model of a job, with what is trained of it."""
+"""A job's transformers model: loading, adapters, and selection of the trained parameters."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def dtype_of(job: TrainJob) -> torch.dtype:
-    """The type that the model computes in."""
+    """Return the data type of the model's matrix products."""
     return _DTYPES[product_type(job.plan.layout.precision)]
 
 
 def pretrained(job: TrainJob, *, dtype: torch.dtype, device: torch.device, **options: Any) -> Any:
-    """The job's model with its weights; ``options`` are from_pretrained's.
+    """Load the job's model with its weights; ``options`` are passed to from_pretrained.
 
-    A base that is to be quantized is so on ``device``, a matrix at a time, wherever the model is put.
+    If the method quantizes the base, each matrix is quantized on ``device``, whatever device the model is
+    loaded to.
     """
     if TASKS[job.settings.task].images:
         return unet.load(job, dtype)
@@ -44,16 +45,16 @@ def pretrained(job: TrainJob, *, dtype: torch.dtype, device: torch.device, **opt
 
 
 def unloaded(job: TrainJob, *, dtype: torch.dtype) -> Any:
-    """The job's model without its weights, where modules are made; its buffers are made from the config."""
+    """Build the job's model without loading weights, on torch's current device; buffers have their values."""
     if TASKS[job.settings.task].images:
         return unet.build(job, dtype)
     return causal.build(job.model_dir, trust_remote_code=job.settings.trust_remote_code, dtype=dtype)
 
 
 def made_trainable(model: Any, job: TrainJob, *, adapters_in_fp32: bool = False) -> Any:
-    """The model in training mode, with adapters and activation checkpointing where the job has them.
+    """Put the model into training mode, with the job's adapters and activation checkpointing.
 
-    Adapters are of the base's type, or in fp32.
+    Adapters have the base's type, or fp32.
     """
     if varlen.applies(job):
         varlen.use(model)
@@ -65,7 +66,7 @@ def made_trainable(model: Any, job: TrainJob, *, adapters_in_fp32: bool = False)
         torch.manual_seed(job.settings.seed)
         model = _with_adapters(model, job)
         for parameter in model.parameters():
-            if parameter.requires_grad:  # PEFT leaves those on the meta device in fp32
+            if parameter.requires_grad:  # on the meta device, PEFT creates them in fp32
                 parameter.data = parameter.data.to(torch.float32 if adapters_in_fp32 else dtype_of(job))
     elif job.settings.vision is not None:
         vision.freeze(model, job.settings)
@@ -84,7 +85,7 @@ def _with_adapters(model: Any, job: TrainJob) -> Any:
 
 
 def _with_prompts(model: Any, job: TrainJob) -> Any:
-    """LLaMA-Adapter: v1 by PEFT, with one gate for each block, or v2."""
+    """Add a LLaMA-Adapter: v1 by PEFT, with one gate per block, or v2."""
     adapter = job.settings.adapter
     if job.plan.method == "adapter-v2":
         from launchers.engines.loop import adapter_v2
@@ -93,7 +94,7 @@ def _with_prompts(model: Any, job: TrainJob) -> Any:
     else:
         from peft import AdaptionPromptConfig, get_peft_model
 
-        layers = model.config.num_hidden_layers - adapter.start_layer  # the upper ones
+        layers = model.config.num_hidden_layers - adapter.start_layer  # counted from the last
         config = AdaptionPromptConfig(
             adapter_len=adapter.prompt_length, adapter_layers=layers, task_type="CAUSAL_LM"
         )
@@ -104,14 +105,14 @@ def _with_prompts(model: Any, job: TrainJob) -> Any:
 def _with_low_rank(model: Any, job: TrainJob) -> Any:
     from peft import get_peft_model
 
-    # DeepSpeed requires one type, and its optimizer keeps them in fp32
+    # DeepSpeed requires one type for base and adapters; its optimizer keeps fp32 copies of the adapters
     adapted = get_peft_model(model, low_rank_config(model, job), autocast_adapter_dtype=False)
     whole_modules.tie(adapted)
     return adapted
 
 
 def low_rank_config(model: Any, job: TrainJob) -> Any:
-    """PEFT's configuration of the job's adapters in this model."""
+    """Build PEFT's configuration of the job's adapters for this model."""
     from peft import LoraConfig
 
     settings, lora = job.settings, job.settings.lora
@@ -137,11 +138,11 @@ def low_rank_config(model: Any, job: TrainJob) -> Any:
 
 
 def adapted_layers(model: Any, settings: Settings) -> list[str]:
-    """Translate ``lora.targets`` to this model's names: families have their own, and join matrices.
+    """Translate ``lora.targets`` to the layer names of this model's family, which may fuse matrices.
 
-    Routers, heads and experts, which are no linear layers, are never among them: PEFT's own "all-linear"
-    takes Llama 4's routers too, which then fail, as they are linear layers that return more than a product.
-    Neither are names that PEFT would replace by the experts' tensors.
+    The result never contains routers, heads and experts. PEFT's "all-linear" includes Llama 4's routers,
+    which then fail: they are linear layers, but return more than a product. Names that PEFT would replace by
+    the experts' tensors are excluded, too.
     """
     targets = settings.lora.targets
     linear = {name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
@@ -150,7 +151,7 @@ def adapted_layers(model: Any, settings: Settings) -> list[str]:
     model_type = model.config.get_text_config().model_type
     usable = linear - _names_of_experts(model_type)
     if architectures.family_of(model_type).recurrence == "mamba2":
-        usable -= {"out_proj"}  # the fused kernel reads its weight, past an adapter
+        usable -= {"out_proj"}  # the fused kernel reads its weight directly and would ignore an adapter
     modules = [name for name in own_names(model_type, generic) if name in usable]
     if not modules:
         names = targets if isinstance(targets, str) else ", ".join(targets)
@@ -162,7 +163,7 @@ def adapted_layers(model: Any, settings: Settings) -> list[str]:
 
 
 def _names_of_experts(model_type: str) -> set[str]:
-    """Names that PEFT 0.21 replaces by the tensors of all experts, which were modules in transformers 4."""
+    """Return the names that PEFT 0.21 maps to the tensors of all experts (modules in transformers 4)."""
     from peft.utils import transformers_weight_conversion as conversion
 
     pattern = conversion._MODEL_TO_CONVERSION_PATTERN.get(model_type)

@@ -1,4 +1,4 @@
-"""Moving average of the trained weights, in fp32, which is evaluated and exported instead of them."""
+"""Moving average of the trained weights in fp32. Evaluations and exports use it instead of the weights."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import nn
 
 
 class MovingAverage:
-    """With the n-th update the average becomes ``rate * average + (1 - rate) * weights``.
+    """Moving average, which each update replaces by ``rate * average + (1 - rate) * weights``.
 
-    ``rate`` is ``decay``, or n / (n + 9) where that is lower, and 0 in the first: the base's weights are
-    soon forgotten (as in diffusers' EMAModel, 0.42).
+    The rate of update n is 0 for n = 1, else the lower of ``decay`` and n / (n + 9), so that the base's
+    weights soon lose influence (as in diffusers' EMAModel, 0.42).
 
     Parameters
     ----------
     trained:
-        Parameters by name, whole or a rank's parts; their averages are divided like them.
+        Parameters by name; if they are sharded, so are their averages.
     updates:
-        Number of updates before a resumed run continues; its averages are then loaded into :attr:`weights`.
+        Number of updates before a resumed run, whose averages are then loaded into :attr:`weights`.
     """
 
     def __init__(self, trained: Iterable[tuple[str, nn.Parameter]], decay: float, updates: int = 0) -> None:

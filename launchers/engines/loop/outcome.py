@@ -12,9 +12,9 @@ class StepCounts:
     """Token and sequence counts of one global batch, summed over ranks."""
 
     divisor: int  # of the summed loss and the summed metrics
-    tokens: int = 0  # of the chosen conversations that are predicted, prompts too
-    good: int = 0  # judged answers that are called good
-    quarters: tuple[int, ...] = ()  # images by how noisy they are: those of each quarter of the time steps
+    tokens: int = 0  # predicted tokens of the chosen conversations, prompts included
+    good: int = 0  # answers judged good
+    quarters: tuple[int, ...] = ()  # images in each quarter of the time steps, least noisy first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,6 @@
-"""Losses over pairs of a better and a worse answer, as TRL 1.16 defines them.
+"""Losses over pairs of a chosen and a rejected answer, as defined by TRL 1.16.
 
-All take the log-probabilities that the model gives to whole answers, as tensors of [pairs], and return one
-loss for each pair.
+Inputs are the log-probabilities of complete answers, as tensors of [pairs]; the result is one loss per pair.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from torch.nn.functional import logsigmoid
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answers:
-    """A model's log-probabilities of both answers of some pairs: tensors of [pairs]."""
+    """A model's log-probabilities of both answers of each pair: tensors of [pairs]."""
 
     chosen: torch.Tensor  # sum of the log-probabilities of the answer's tokens
     rejected: torch.Tensor
-    chosen_tokens: torch.Tensor  # how many they are
+    chosen_tokens: torch.Tensor  # number of these tokens
     rejected_tokens: torch.Tensor
 
     @property
     def means(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities of a token of the chosen and of the rejected answers."""
+        """Mean log-probability per token of the chosen and of the rejected answers."""
         return self.chosen / self.chosen_tokens, self.rejected / self.rejected_tokens
 
     def detached(self) -> Answers:
@@ -50,7 +49,7 @@ class Answers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rewards:
-    """Rewards of both answers by a task: tensors of [pairs]."""
+    """Rewards of both answers of each pair: tensors of [pairs]."""
 
     chosen: torch.Tensor
     rejected: torch.Tensor
@@ -68,23 +67,23 @@ class Rewards:
         )
 
     def means(self) -> dict[str, float]:
-        """:meth:`sums` over the number of pairs."""
+        """Divide :meth:`sums` by the number of pairs."""
         return {name: value.item() / len(self.chosen) for name, value in self.sums().items()}
 
     def sums(self) -> dict[str, torch.Tensor]:
-        """Over the pairs: rewards, their margin, and how many pairs are ranked right; a tie is half right."""
+        """Sum rewards, margins and correctly ranked pairs over all pairs; a tie counts as half correct."""
         margins = self.chosen - self.rejected
-        right = (margins > 0).float() + (margins == 0).float() / 2
+        correct = (margins > 0).float() + (margins == 0).float() / 2
         return {
             "reward_chosen": self.chosen.sum(),
             "reward_rejected": self.rejected.sum(),
             "reward_margin": margins.sum(),
-            "accuracy": right.sum(),
+            "accuracy": correct.sum(),
         }
 
 
 def dpo_rewards(policy: Answers, reference: Answers, beta: float) -> Rewards:
-    """beta (log pi - log pi_ref): Rafailov et al. 2023 (arXiv:2305.18290), section 4."""
+    """Compute beta (log pi - log pi_ref): Rafailov et al. 2023 (arXiv:2305.18290), section 4."""
     return Rewards(
         chosen=beta * (policy.chosen - reference.chosen),
         rejected=beta * (policy.rejected - reference.rejected),
@@ -92,44 +91,44 @@ def dpo_rewards(policy: Answers, reference: Answers, beta: float) -> Rewards:
 
 
 def simpo_rewards(policy: Answers, beta: float) -> Rewards:
-    """beta times the mean log-probability of a token: Meng et al. 2024 (arXiv:2405.14734), equation 4."""
+    """Compute beta times the mean log-probability: Meng et al. 2024 (arXiv:2405.14734), equation 4."""
     chosen, rejected = policy.means
     return Rewards(chosen=beta * chosen, rejected=beta * rejected)
 
 
 def orpo_rewards(policy: Answers, beta: float) -> Rewards:
-    """As SimPO's; TRL's ORPOTrainer shows the same."""
+    """Compute SimPO's rewards, which TRL's ORPOTrainer reports for ORPO."""
     return simpo_rewards(policy, beta)
 
 
 def sigmoid_loss(rewards: Rewards, *, margin: float = 0.0, label_smoothing: float = 0.0) -> torch.Tensor:
-    """-log sigmoid of the rewards' difference less a margin: DPO's loss, and SimPO's with its margin.
+    """Compute -log sigmoid(chosen reward - rejected reward - margin): the loss of DPO (no margin) and SimPO.
 
-    ``label_smoothing``: the share of pairs that are taken to be the wrong way round (Chowdhury et al. 2024,
+    ``label_smoothing``: assumed share of pairs whose answers are swapped (Chowdhury et al. 2024,
     arXiv:2403.00409, without their division by 1 - 2 label_smoothing).
     """
-    ahead = rewards.chosen - rewards.rejected - margin
-    return -logsigmoid(ahead) * (1 - label_smoothing) - logsigmoid(-ahead) * label_smoothing
+    difference = rewards.chosen - rewards.rejected - margin
+    return -logsigmoid(difference) * (1 - label_smoothing) - logsigmoid(-difference) * label_smoothing
 
 
 def kto_loss(
     log_ratios: torch.Tensor, desirable: torch.Tensor, kl: torch.Tensor, beta: float
 ) -> torch.Tensor:
-    """[answers]: 1 - sigmoid(beta (log pi - log pi_ref - kl)), of bad answers with the other sign.
+    """Compute 1 - sigmoid(beta (log pi - log pi_ref - kl)), with the sign reversed for undesirable answers.
 
-    ``kl``: one number, at least 0. ``desirable``: bool.
+    ``kl``: scalar, at least 0. ``desirable``: bool [answers]. Returns [answers].
     """
-    ahead = log_ratios - kl
-    return 1 - torch.sigmoid(beta * torch.where(desirable, ahead, -ahead))
+    difference = log_ratios - kl
+    return 1 - torch.sigmoid(beta * torch.where(desirable, difference, -difference))
 
 
 def reward_accuracy(rewards: torch.Tensor, desirable: torch.Tensor) -> torch.Tensor:
-    """[answers]: 1 where a good answer's reward is above 0 or a bad one's below, 0 else; 0 is half right."""
+    """Return [answers]: 1 if the reward has the correct sign (+ for desirable answers), 0.5 if it is 0."""
     return torch.where(desirable, rewards > 0, rewards < 0).float() + (rewards == 0).float() / 2
 
 
 def odds_ratio_loss(policy: Answers) -> torch.Tensor:
-    """-log sigmoid of the log odds ratio: Hong et al. 2024 (arXiv:2403.07691), equation 7."""
+    """Compute -log sigmoid of the log odds ratio: Hong et al. 2024 (arXiv:2403.07691), equation 7."""
     chosen, rejected = policy.means
     log_odds = (chosen - rejected) - (torch.log1p(-torch.exp(chosen)) - torch.log1p(-torch.exp(rejected)))
     return -logsigmoid(log_odds)

@@ -1,8 +1,8 @@
-"""Frozen linear layers whose weights are kept in 4 or 8 bits, for any sharding.
+"""Frozen linear layers whose weights are stored in 4 or 8 bits, for any sharding.
 
-bitsandbytes' own layers are not used: its product keeps the gathered weight from the forward to the backward
-pass (0.50.2, MatMul4Bit: a view of it), so that ZeRO-3 would divide nothing; on some CPUs it packs weights
-again in evaluation mode; and its 8-bit layer keeps a second reference to the whole weight.
+bitsandbytes' layers are not used. Its product keeps the gathered weight from the forward to the backward pass
+(0.50.2, MatMul4Bit: a view of it), so that ZeRO-3 would save no memory; on some CPUs it repacks weights in
+evaluation mode; and its 8-bit layer keeps a second reference to the full weight.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from launchers.gang.job import TrainJob
 Scales = dict[str, torch.Tensor]
 Change = Callable[[str, torch.Tensor], torch.Tensor]
 
-# One scale for 64 weights, quantized in turn in groups of 256: Dettmers et al. 2023, QLoRA
+# One scale per 64 weights; scales are quantized in groups of 256: Dettmers et al. 2023, QLoRA
 # (arXiv:2305.14314), section 3; estimator/memory/states.py counts them.
 BLOCK, SCALES_BLOCK = 64, 256
 LARGEST_INT8 = 127
@@ -36,10 +36,10 @@ def kind_of(job: TrainJob) -> LaunchedQuantization | None:
 
 
 def packed(weight: torch.Tensor, kind: LaunchedQuantization) -> tuple[torch.Tensor, Scales]:
-    """Quantize a matrix to 4 or 8 bits: words of its type in one column, and its scales as bytes.
+    """Quantize a matrix to 4 or 8 bits; return it as one column of the same type, and its scales as bytes.
 
-    As words of a type that networks are made of, they can be divided, gathered and moved like any weight;
-    as bytes, scales stay what they are where a network is cast to another type.
+    Packed into a floating-point type, the weight can be sharded, gathered and moved like any other. As bytes,
+    the scales stay unchanged when a network is cast to another type.
     """
     if kind == "int8":
         values, largest = _int8(weight)
@@ -54,8 +54,8 @@ def packed(weight: torch.Tensor, kind: LaunchedQuantization) -> tuple[torch.Tens
         if kind == "nf4-double":
             scales["absmax2"] = torch.cat([state.offset.reshape(1), state.state2.absmax])
     flat = values.reshape(-1).view(torch.uint8)
-    filled = nn.functional.pad(flat, (0, -len(flat) % weight.element_size()))
-    return filled.view(weight.dtype)[:, None], {name: _as_bytes(scale) for name, scale in scales.items()}
+    padded = nn.functional.pad(flat, (0, -len(flat) % weight.element_size()))
+    return padded.view(weight.dtype)[:, None], {name: _as_bytes(scale) for name, scale in scales.items()}
 
 
 def unpacked(
@@ -64,7 +64,7 @@ def unpacked(
     kind: LaunchedQuantization,
     shape: torch.Size,
 ) -> torch.Tensor:
-    """Invert :func:`packed` for a matrix of that shape, in the words' type."""
+    """Invert :func:`packed`: dequantize a matrix of this shape to the type of ``packed_weight``."""
     count = prod(shape)
     values = packed_weight.reshape(-1).view(torch.uint8)
     if kind == "int8":
@@ -74,7 +74,7 @@ def unpacked(
 
     absmax = scales["absmax"]
     if kind == "nf4-double":
-        absmax2 = scales["absmax2"].view(torch.float32)  # behind the mean of all scales
+        absmax2 = scales["absmax2"].view(torch.float32)  # the first value is the mean of all scales
         absmax = functional.dequantize_blockwise(
             absmax, absmax=absmax2[1:], code=_dynamic_code(absmax.device), blocksize=SCALES_BLOCK
         ).add_(absmax2[0])
@@ -88,9 +88,9 @@ def unpacked(
 
 
 def _int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize each row by its largest value: Dettmers et al. 2022 (arXiv:2208.07339), section 2.1.
+    """Quantize each row by its largest absolute value: Dettmers et al. 2022 (arXiv:2208.07339), section 2.1.
 
-    Computed in fp32, some rows at a time.
+    Computes in fp32, one block of rows at a time.
     """
     largest = torch.linalg.vector_norm(weight, ord=float("inf"), dim=1, dtype=torch.float32)
     factor = LARGEST_INT8 / largest.clamp(min=torch.finfo(torch.float32).tiny)
@@ -102,7 +102,7 @@ def _int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @lru_cache(maxsize=8)
 def _dynamic_code(device: torch.device) -> torch.Tensor:
-    """Return the values of the 8 bits of a quantized scale: bitsandbytes' dynamic map (arXiv:1511.04561)."""
+    """Return the value of each code of an 8-bit scale: bitsandbytes' dynamic map (arXiv:1511.04561)."""
     from bitsandbytes import functional
 
     code: torch.Tensor = functional.create_dynamic_map()
@@ -114,17 +114,20 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class QuantizedLinear(nn.Linear):
-    """A frozen linear layer that is made whole for each product, and again for the product's gradient.
+    """Frozen linear layer that dequantizes its weight for each product, and again for the product's gradient.
 
-    ``weight`` holds the words of :func:`packed`, the buffers ``absmax`` and ``absmax2`` the scales' bytes;
-    these are in no state dict, as they follow from the base's files.
+    ``weight`` is the column of :func:`packed`, the buffers ``absmax`` and ``absmax2`` are the scales. The
+    buffers are not part of the state dict, because they follow from the base's files.
     """
 
     absmax: torch.Tensor
     absmax2: torch.Tensor | None
 
     def __init__(self, like: nn.Linear, kind: LaunchedQuantization) -> None:
-        """A layer of the same shape and type on the same device, without values; its scales are real."""
+        """Create an uninitialized layer with the shape, type and device of ``like``.
+
+        Scales are allocated on the CPU if ``like`` is on the meta device.
+        """
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.kind = like.in_features, like.out_features, kind
         self.bias = like.bias
@@ -140,7 +143,7 @@ class QuantizedLinear(nn.Linear):
             self.register_buffer(name, scales, persistent=False)
 
     def whole(self) -> torch.Tensor:
-        """The weight as the adapter is trained next to it, [out, in]."""
+        """Return the dequantized weight [out, in], which the adapter is trained on."""
         return _weight(self.in_features, self.weight, self.absmax, self.absmax2, self.kind, self.out_features)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -151,7 +154,7 @@ class QuantizedLinear(nn.Linear):
 
 
 def _scale_bytes(rows: int, count: int, kind: LaunchedQuantization) -> dict[str, int]:
-    """Return the bytes of a matrix's scales by buffer name, for its number of rows and values."""
+    """Return the bytes of each buffer of scales, for a matrix with this number of rows and values."""
     if kind == "int8":
         return {"absmax": 4 * rows}
     blocks = -(-count // BLOCK)
@@ -171,7 +174,7 @@ def product(
 ) -> torch.Tensor:
     """Compute ``inputs @ weight.T`` for a quantized weight [out_features, in_features].
 
-    One operator for torch.compile, which would otherwise save the unpacked weight for the backward pass.
+    A custom operator, as torch.compile would otherwise save the dequantized weight for the backward pass.
     """
     weight = _weight(inputs.shape[-1], packed_weight, absmax, absmax2, kind, out_features)
     return nn.functional.linear(inputs, weight)
@@ -186,7 +189,7 @@ def _product_backward(
     kind: str,
     in_features: int,
 ) -> torch.Tensor:
-    """Compute the gradient of :func:`product` by its inputs: ``gradient @ weight``."""
+    """Compute the gradient of :func:`product` with respect to its inputs: ``gradient @ weight``."""
     return gradient @ _weight(in_features, packed_weight, absmax, absmax2, kind, gradient.shape[-1])
 
 
@@ -199,7 +202,7 @@ def _(values: torch.Tensor, _weight: Any, _absmax: Any, _absmax2: Any, _kind: st
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:  # noqa: ARG001
     values, packed_weight, absmax, absmax2, ctx.kind, _ = inputs
     ctx.in_features = values.shape[-1]
-    # The parameter itself: ZeRO-3 and FSDP2 gather it again before the backward pass
+    # Save the parameter, not a copy: ZeRO-3 and FSDP2 gather it again before the backward pass
     ctx.save_for_backward(packed_weight, absmax, absmax2)
 
 
@@ -229,7 +232,7 @@ def replace_layers(network: Any, kind: LaunchedQuantization) -> None:
 
 
 def round_layers(network: Any, kind: LaunchedQuantization) -> None:
-    """Set the weight of each of these layers to the quantized and dequantized base weight."""
+    """Replace the weight of each linear layer except the head by its quantized and dequantized values."""
     for _, layer in _quantized_layers(network):
         packed_weight, scales = packed(layer.weight.detach(), kind)
         layer.weight.data = unpacked(packed_weight, scales, kind, layer.weight.shape)
@@ -247,10 +250,10 @@ def base_name(name: str) -> str:
 
 
 def as_trained_on(network: nn.Module, device: torch.device) -> Change:
-    """Return the function that gives a base weight as the adapter was trained on it: quantized as on loading,
-    and unpacked.
+    """Return a function that gives a base weight the values that the adapter was trained on.
 
-    Weights are packed again, on the device that has packed them, as a rank may hold a part of each only.
+    It quantizes the weight as at loading, on the same device, and dequantizes it. The layers' own weights are
+    not used, because a rank may hold only a shard of each.
     """
     modules = ((name, m) for name, m in network.named_modules() if isinstance(m, QuantizedLinear))
     layers = {base_name(name): layer for name, layer in modules}

@@ -1,7 +1,7 @@
-"""Loads a model with its linear layers quantized one by one, by transformers' interface for quantizers.
+"""Loading of a model whose linear layers are quantized one by one, by transformers' interface for quantizers.
 
-So at most one matrix exists in 16 bits at a time. transformers' own quantizers make bitsandbytes'
-layers, which ``quantized.py`` says more of.
+So at most one matrix exists in 16 bits at a time. transformers' own quantizers create bitsandbytes' layers;
+``quantized.py`` explains why those are not used.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LoopQuantization(QuantizationConfigMixin):  # type: ignore[misc,unused-ign
 
 @register_quantizer(METHOD)
 class LoopQuantizer(HfQuantizer):  # type: ignore[misc,unused-ignore]
-    """Replaces the layers before the weights are loaded, packs each weight as it comes."""
+    """Replaces the linear layers before the weights are loaded, and quantizes each weight when it is read."""
 
     is_trainable = True
 
@@ -40,7 +40,7 @@ class LoopQuantizer(HfQuantizer):  # type: ignore[misc,unused-ignore]
         self.scales: dict[str, Scales] = {}
 
     def is_serializable(self) -> bool:
-        return False  # what is saved are adapters, and the base's own files
+        return False  # the layers are never saved: exports use the base's files
 
     def param_needs_quantization(self, model: nn.Module, param_name: str, **_: Any) -> bool:
         owner, _dot, name = param_name.rpartition(".")
@@ -57,13 +57,13 @@ class LoopQuantizer(HfQuantizer):  # type: ignore[misc,unused-ignore]
             layer = model.get_submodule(name)
             for kind, values in scales.items():
                 layer.register_buffer(kind, values, persistent=False)
-        self.remove_quantization_config(model)  # from here on a model like any other
+        self.remove_quantization_config(model)  # transformers then treats it as unquantized
 
 
 class _Pack(ConversionOps):  # type: ignore[misc,unused-ignore]
-    """Quantize one weight as it is read; its scales are stored once everything is loaded.
+    """Quantizes one weight when it is read. Its scales become buffers after all weights are loaded.
 
-    transformers moves a model's other buffers off the meta device after the weights, and these with them.
+    transformers moves a model's buffers off the meta device only after the weights.
     """
 
     def __init__(self, quantizer: LoopQuantizer) -> None:

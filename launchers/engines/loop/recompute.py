@@ -1,4 +1,4 @@
-"""Activation checkpointing of the model's blocks: which of them, and what of each, is computed again."""
+"""Activation checkpointing: which blocks of the model, and which operations in them, are recomputed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from launchers.gang.job import TrainJob
 
 _ATEN: Any = torch.ops.aten
-_PRODUCTS = {_ATEN.mm.default: 1, _ATEN.addmm.default: 2}  # which argument is the weight
+_PRODUCTS = {_ATEN.mm.default: 1, _ATEN.addmm.default: 2}  # index of the weight among the arguments
 _QUANTIZED_PRODUCT = torch.ops.metaflow_finetune.quantized_product.default
 _ATTENTION = {torch.ops.torch_attn._varlen_attn.default} | frozenset(
     getattr(_ATEN, f"_scaled_dot_product_{kind}").default
@@ -29,9 +29,9 @@ _ATTENTION = {torch.ops.torch_attn._varlen_attn.default} | frozenset(
 
 
 def recompute(blocks: Iterable[nn.Module], job: TrainJob) -> None:
-    """Let every n-th block, as the plan's layout says, keep only its input (or some results) for backward.
+    """Recompute every n-th block in the backward pass, or some of its operations, as the plan's layout says.
 
-    Hooks around a block, which gather its weights, are not run again.
+    Hooks around a block, which gather its weights, do not run again.
     """
     layout = job.plan.layout
     if not layout.activation_checkpointing:
@@ -39,18 +39,18 @@ def recompute(blocks: Iterable[nn.Module], job: TrainJob) -> None:
     options: dict[str, Any] = {"use_reentrant": False}
     if layout.recompute == "selective":
         rank = job.settings.lora.rank if job.plan.adapters else 0
-        options["context_fn"] = partial(_keep_some, rank)
+        options["context_fn"] = partial(_selective_contexts, rank)
     for number, block in enumerate(blocks, 1):
         if number % layout.recompute_every == 0:
             block.forward = partial(checkpoint, block.forward, **options)
 
 
-def _keep_some(adapter_rank: int) -> Any:
-    """Attention's results and those of every second product are kept, as torchtitan's option "op" does.
+def _selective_contexts(adapter_rank: int) -> Any:
+    """Save the results of attention and of every second product, like torchtitan's option "op".
 
-    Adapters' own products, of which one side is their rank, are always computed again.
+    Products with an adapter's matrix, one of whose sides is the adapter's rank, are always recomputed.
     """
-    counts = {True: 0, False: 0}  # of the forward pass, and of its repetition
+    counts = {True: 0, False: 0}  # products so far, by whether it is the recomputation
 
     def policy(context: Any, operation: Callable[..., Any], *values: Any, **_: Any) -> CheckpointPolicy:
         save = operation in _ATTENTION

@@ -12,38 +12,37 @@ from launchers.gang.rank import RankEnv
 
 
 class Answering(Protocol):
-    """A model that is asked, whatever trains it."""
+    """Forward passes of a model, for any engine."""
 
     device: torch.device
 
     @property
     def module(self) -> Any:
-        """Model with ``disable_adapter``: the transformers (or PEFT) model."""
+        """The transformers (or PEFT) model, which has ``disable_adapter``."""
         ...
 
     def logits(self, **inputs: torch.Tensor) -> torch.Tensor:
-        """A forward pass: [sequences, positions, vocabulary]."""
+        """Run a forward pass; return logits [sequences, positions, vocabulary]."""
         ...
 
     def fused_loss(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
-        """A forward pass that ends in the summed cross entropy of all labels that count (liger.py)."""
+        """Run a forward pass; return the summed cross entropy of the labels that count (liger.py)."""
         ...
 
     def fused_log_probabilities(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
-        """A forward pass that ends in the log-probabilities of ``labels`` (head.py)."""
+        """Run a forward pass; return the log-probabilities of ``labels`` (head.py)."""
         ...
 
 
 class TrainedModel(Protocol):
-    """A model that was trained, whatever has trained it."""
+    """A trained model to export, for any engine."""
 
     device: torch.device
 
     def trained_state(self, job: TrainJob) -> dict[str, Any] | None:
-        """Return the trained parameters, whole and on the CPU, by name; every rank calls it, rank 0 gets the
-        tensors.
+        """Return the full trained parameters by name, on the CPU of rank 0; called by every rank.
 
-        None: the model on rank 0 has them itself.
+        None: rank 0's :attr:`module` holds them.
         """
         ...
 
@@ -54,40 +53,41 @@ class TrainedModel(Protocol):
 
 
 class ShardedModel(TrainedModel, Answering, Protocol):
-    """A model with its optimizer and schedule, divided over the ranks."""
+    """A model with its optimizer and schedule, sharded over the ranks."""
 
     def backward(self, loss: torch.Tensor, counted: int, *, last: bool) -> None:
-        """Add the gradients of this rank's micro batch.
+        """Run the backward pass of one micro batch, adding its gradients to those of the step.
 
-        ``loss`` is a sum over its labels (or pairs), ``counted`` those of the whole global batch: what adds
-        up over all micro batches and ranks is the gradient of the mean. ``last``: of this rank's step.
+        ``loss``: sum over the micro batch's labels (or pairs). ``counted``: number of labels (or pairs) in
+        the global batch, so that the gradients of all micro batches and ranks add up to the gradient of the
+        mean. ``last``: whether this is the rank's last micro batch of the step.
         """
         ...
 
     def update(self) -> torch.Tensor | None:
-        """Clip, step the optimizer and the schedule, drop the gradients, after a step's last micro batch.
+        """Clip the gradients, step optimizer and schedule, and clear the gradients; ends a step.
 
-        Returns the gradients' norm before clipping, on any device; None where it isn't known.
+        Returns the gradients' norm before clipping, on any device; None if it is unknown.
         """
         ...
 
     def lr(self) -> float:
-        """The learning rate of the coming update."""
+        """Return the learning rate of the next update."""
         ...
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Within it the weights are their moving average, where the run keeps one; all ranks enter it."""
+        """Replace the weights by their moving average, if the run keeps one, in a context of all ranks."""
         ...
 
     def save_checkpoint(self, job: TrainJob, env: RankEnv, step: int) -> None:
-        """Write this rank's part of the checkpoint after ``step`` steps and mark it complete."""
+        """Write this rank's part of the checkpoint of ``step``, and mark it complete."""
         ...
 
 
 class Sharding(Protocol):
-    """Divides the states of a run over its ranks."""
+    """Library that shards the training states of a run over its ranks."""
 
-    name: str  # the engine's
+    name: str  # of the engine
 
     def start(self, job: TrainJob, env: RankEnv) -> torch.device:
         """Join the process group; returns the device of this rank."""

@@ -1,7 +1,7 @@
 """Loss and metrics of a run's task on a batch.
 
-Normalized over the whole global batch, so that micro batches and ranks don't change the result: next-token
-training over the labels that count, preferences over pairs.
+Both are means over the global batch, so the result does not depend on the number of micro batches and ranks:
+over the labels that count for next-token training, over pairs for preferences.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from launchers.settings import Settings
 
 
 class Task(Protocol):
-    """One kind of training; its batches are its own."""
+    """One kind of training. Each task has its own type of batches."""
 
-    metrics: ClassVar[tuple[str, ...]]  # the names of the figures next to the loss
+    metrics: ClassVar[tuple[str, ...]]  # names of the figures in addition to the loss
 
     def check(self, model: Answering, data: Prepared, /) -> None:
-        """Raise ValueError where the model would read the data otherwise than they were prepared."""
+        """Raise ValueError if the prepared data does not fit the model."""
         ...
 
     def begin(self, model: Answering, data: Prepared, layout: Layout, step: int, rank: int, /) -> None:
-        """Exchange what all ranks need before a step's first micro batch; every rank calls it."""
+        """Compute values that depend on all ranks, before a step's first micro batch; every rank calls it."""
         ...
 
     def batches(self, data: Prepared, layout: Layout, step: int, rank: int, /) -> Iterator[Any]:
-        """A rank's micro batches of a step, each for :meth:`outcome`; step 0 is the first."""
+        """Iterate over a rank's micro batches of a step, for :meth:`outcome`; step 0 is the first."""
         ...
 
     def counts(self, data: Prepared, step: int, global_batch_size: int, /) -> StepCounts:
@@ -58,7 +58,7 @@ class Task(Protocol):
         ...
 
     def outcome(self, model: Answering, batch: Any, counts: StepCounts, /) -> Outcome:
-        """The forward pass, or passes, of one micro batch."""
+        """Run the forward pass, or passes, of one micro batch."""
         ...
 
 
@@ -71,10 +71,10 @@ class TextTask(Task, Protocol):
 class OfRows:
     """Common part of tasks on rows of tokens.
 
-    ``reference``: launchers.evaluation.reference's file, where the run has one. ``fused``: the model's head
-    computes the loss or log-probabilities, without logits (liger.py, head.py). ``padding_free``: batches are
-    joined without padding (launchers.dataset.batches.MicroBatch). ``images``: makes the inputs of a
-    vision-language model.
+    ``reference``: file of launchers.evaluation.reference, if the run has one. ``fused``: the model's head
+    computes the loss or log-probabilities without logits (liger.py, head.py). ``padding_free``: rows are
+    concatenated without padding (launchers.dataset.batches.MicroBatch). ``images``: builds the image inputs
+    of a vision-language model.
     """
 
     pairs: ClassVar[bool] = False  # whether a row is a pair
@@ -103,19 +103,19 @@ class OfRows:
         )
 
     def log_probabilities(self, model: Answering, batch: MicroBatch, labels: torch.Tensor) -> torch.Tensor:
-        """[sequences, positions]: log-probabilities of ``labels``, 0 where they do not count."""
+        """Return [sequences, positions]: log-probabilities of ``labels``, 0 where they do not count."""
         if self.fused:
             return model.fused_log_probabilities(labels, **batch.inputs)
         return log_probabilities(model.logits(**batch.inputs), labels)
 
 
 class NextToken(OfRows):
-    """The mean cross entropy of the labels that count."""
+    """Next-token prediction: the mean cross entropy of the labels that count."""
 
     metrics: ClassVar[tuple[str, ...]] = ()
 
     def check(self, _model: Answering, _data: Prepared, /) -> None:
-        """Any model that predicts tokens will do."""
+        """Accept any model that predicts tokens."""
 
     def begin(self, *_: object) -> None:
         """Do nothing: micro batches are independent."""
@@ -136,7 +136,7 @@ class Preferences(OfRows):
     metrics: ClassVar[tuple[str, ...]] = ("reward_chosen", "reward_rejected", "reward_margin", "accuracy")
 
     def check(self, _model: Answering, _data: Prepared, /) -> None:
-        """Any model that predicts tokens will do."""
+        """Accept any model that predicts tokens."""
 
     def begin(self, *_: object) -> None:
         """Do nothing: micro batches are independent."""
@@ -161,9 +161,9 @@ class Preferences(OfRows):
         reference = None
         if batch.reference is not None:
             chosen, rejected = batch.reference.unbind(1)
-            counts_of = batch.sums(batch.labels != IGNORE).chunk(2)
+            lengths = batch.sums(batch.labels != IGNORE).chunk(2)
             reference = Answers(
-                chosen=chosen, rejected=rejected, chosen_tokens=counts_of[0], rejected_tokens=counts_of[1]
+                chosen=chosen, rejected=rejected, chosen_tokens=lengths[0], rejected_tokens=lengths[1]
             )
         elif self._task == "dpo":
             with torch.no_grad(), without_adapters(model):
@@ -176,7 +176,7 @@ class Preferences(OfRows):
         losses, rewards = self.losses(_answers(per_token * counted, batch), reference)
         loss = losses.sum()
         if self._task == "orpo":
-            # the rest of ORPO's loss is a mean over tokens: its sum gets the weight of a sum over pairs
+            # ORPO's cross entropy is a mean over tokens: rescale its sum, because the divisor counts pairs
             cross_entropy = -(per_token * (chosen != IGNORE)).sum()
             loss = loss + cross_entropy * (counts.divisor / counts.tokens)
         return Outcome(loss=loss, metrics=rewards.sums())
@@ -184,7 +184,7 @@ class Preferences(OfRows):
     def losses(
         self, policy: Answers, reference: Answers | None
     ) -> tuple[torch.Tensor, preference_losses.Rewards]:
-        """[pairs]: what the preferences add to the loss, and both answers' rewards, without gradients."""
+        """Return the preference loss of each pair [pairs], and both answers' rewards without gradients."""
         if self._task == "orpo":
             rewards = preference_losses.orpo_rewards(policy.detached(), self._beta)
             return self._beta * preference_losses.odds_ratio_loss(policy), rewards
@@ -199,16 +199,16 @@ class Preferences(OfRows):
 
 
 class Reward(OfRows):
-    """A number for each answer, higher for the better one: Ouyang et al. 2022 (arXiv:2203.02155), equation 1.
+    """Training of a reward model on pairs: Ouyang et al. 2022 (arXiv:2203.02155), equation 1.
 
-    The mean over pairs, as TRL's RewardTrainer has it.
+    The loss is the mean over pairs, as in TRL's RewardTrainer.
     """
 
     pairs: ClassVar = True
     metrics: ClassVar[tuple[str, ...]] = Preferences.metrics
 
     def check(self, model: Answering, data: Prepared, /) -> None:
-        """transformers takes the number at the last token that isn't padding: both have to mean the same."""
+        """Raise ValueError if the padding tokens differ, as transformers scores the last unpadded token."""
         model_pad_id = model.module.config.pad_token_id
         if model_pad_id != data.info.pad_id:
             raise ValueError(
@@ -227,10 +227,10 @@ class Reward(OfRows):
 
 
 class Kto(OfRows):
-    """Single answers that are good or bad: Ethayarajh et al. 2024 (arXiv:2402.01306), equations 7 and 8.
+    """KTO, on answers judged good or bad: Ethayarajh et al. 2024 (arXiv:2402.01306), equations 7 and 8.
 
-    As TRL's KTOTrainer, with both kinds weighing the same. What the rewards are compared with, an estimate of
-    the KL divergence from the reference, is the mean over the whole global batch of answers to other prompts.
+    Same as TRL's KTOTrainer with equal weights for both kinds. Rewards are compared with an estimate of the
+    KL divergence from the reference: the mean log ratio of answers to other prompts, over the global batch.
     """
 
     metrics: ClassVar[tuple[str, ...]] = ("reward_good", "reward_bad", "reward_margin", "accuracy", "kl")
@@ -243,19 +243,19 @@ class Kto(OfRows):
         self._kl = torch.zeros(())
 
     def check(self, _model: Answering, _data: Prepared, /) -> None:
-        """Any model that predicts tokens will do."""
+        """Accept any model that predicts tokens."""
 
     def begin(self, model: Answering, data: Prepared, layout: Layout, step: int, rank: int, /) -> None:
-        """Estimate how far the model has moved, by answers to other prompts."""
-        ahead = torch.zeros((), device=model.device)
+        """Estimate the KL divergence from the reference, from answers paired with other prompts."""
+        log_ratios = torch.zeros((), device=model.device)
         batches = mismatched_batches(data, layout, step, rank, self.reference, padding_free=self.padding_free)
         for batch in batches:
             batch = batch.to(model.device)
             with torch.no_grad():
                 policy = self._sums(model, batch)
-            ahead += (policy - self._untrained(model, batch)).sum()
-        dist.all_reduce(ahead)
-        self._kl = (ahead / layout.global_batch_size).clamp(min=0)
+            log_ratios += (policy - self._untrained(model, batch)).sum()
+        dist.all_reduce(log_ratios)
+        self._kl = (log_ratios / layout.global_batch_size).clamp(min=0)
 
     def counts(self, data: Prepared, step: int, global_batch_size: int) -> StepCounts:
         rows = step_rows(data, step, global_batch_size)
@@ -269,7 +269,7 @@ class Kto(OfRows):
         losses = preference_losses.kto_loss(policy - reference, batch.desirable, self._kl, self._beta)
         rewards = self._beta * (policy.detach() - reference)
         desirable, undesirable = batch.desirable, ~batch.desirable
-        # a mean over each kind, as parts of a mean over all
+        # the caller divides by the number of all answers; the means are over the answers of one kind
         desirable_reward = (rewards * desirable).sum() * counts.divisor / max(1, counts.good)
         undesirable_reward = (
             (rewards * undesirable).sum() * counts.divisor / max(1, counts.divisor - counts.good)
@@ -286,11 +286,11 @@ class Kto(OfRows):
         )
 
     def _sums(self, model: Answering, batch: MicroBatch) -> torch.Tensor:
-        """[rows]: log-probability of each answer."""
+        """Return [rows]: log-probability of each answer."""
         return batch.sums(self.log_probabilities(model, batch, batch.labels))
 
     def _untrained(self, model: Answering, batch: MicroBatch) -> torch.Tensor:
-        """[rows]: log-probability of each answer by the untrained model."""
+        """Return [rows]: log-probability of each answer under the untrained model."""
         if batch.reference is not None:
             return batch.reference[:, 0]
         with torch.no_grad(), without_adapters(model):
@@ -306,7 +306,7 @@ def task_of(
 ) -> Task:
     """Build the task that a run's settings name, on rows of tokens or on images.
 
-    ``reference``: what was computed before training, where the task needs it (TrainJob.reference).
+    ``reference``: file computed before training, if the task needs one (TrainJob.reference).
     ``padding_free``, ``images``: see :class:`OfRows`.
     """
     if TASKS[settings.task].images:
@@ -337,24 +337,24 @@ def text_task_of(
 
 @contextlib.contextmanager
 def without_adapters(model: Answering) -> Iterator[None]:
-    """Context with the untrained model: PEFT's adapters are disabled."""
+    """Disable PEFT's adapters in the context, which gives the untrained model."""
     with model.module.disable_adapter():
         yield
 
 
 def rewards_of(logits: torch.Tensor) -> preference_losses.Rewards:
-    """A reward model's numbers, [sequences, 1], of a batch of all chosen and then all rejected ones."""
+    """Split a reward model's output [sequences, 1] for a batch of all chosen, then all rejected answers."""
     chosen, rejected = logits.squeeze(-1).float().chunk(2)
     return preference_losses.Rewards(chosen=chosen, rejected=rejected)
 
 
 def answers_of(logits: torch.Tensor, batch: MicroBatch) -> Answers:
-    """Log-probabilities of the labels that count, of a batch of all chosen and then all rejected ones."""
+    """Compute the log-probabilities of a batch of all chosen, then all rejected answers, from its logits."""
     return _answers(log_probabilities(logits, batch.labels), batch)
 
 
 def _answers(per_token: torch.Tensor, batch: MicroBatch) -> Answers:
-    """Sum the log-probabilities of the labels that count over each answer."""
+    """Sum the tokens' log-probabilities (0 where labels do not count) over each answer."""
     chosen, rejected = batch.sums(per_token).chunk(2)
     chosen_tokens, rejected_tokens = batch.sums(batch.labels != IGNORE).chunk(2)
     return Answers(
@@ -363,17 +363,17 @@ def _answers(per_token: torch.Tensor, batch: MicroBatch) -> Answers:
 
 
 def chosen_cross_entropy(logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
-    """The summed cross entropy of the chosen conversations, prompts too, as in TRL's ORPOTrainer."""
+    """Return the summed cross entropy of the chosen conversations with prompts, as in TRL's ORPOTrainer."""
     return summed_cross_entropy(logits, chosen_labels(batch))
 
 
 def chosen_labels(batch: MicroBatch) -> torch.Tensor:
-    """Labels of all tokens of the chosen conversations, prompts too; shaped like ``batch.labels``."""
+    """Return labels of all tokens of the chosen conversations with prompts; shaped like ``batch.labels``."""
     pairs = len(batch.lengths) // 2
     labels = batch.input_ids.roll(-1, dims=1)
     positions = torch.arange(labels.shape[1], device=labels.device)
     if batch.cu_seq_lens is not None:
-        labels[:, batch.cu_seq_lens[1 : pairs + 1] - 1] = IGNORE  # of a pair each conversation is a document
+        labels[:, batch.cu_seq_lens[1 : pairs + 1] - 1] = IGNORE  # ends of conversations
         return labels.masked_fill(positions >= int(batch.lengths[:pairs].sum()), IGNORE)
     last = (batch.lengths - 1).to(labels.device)
     last[pairs:] = 0  # rejected

@@ -1,4 +1,4 @@
-"""A UNet with its pipeline's text encoders, if those are trained too; its inputs are captions."""
+"""A UNet together with its pipeline's text encoders, for runs that train both; the inputs are captions."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ENCODERS = ("text_encoder", "text_encoder_2")
 
 
 class UNetWithTexts(nn.Module):
-    """Stands where a UNet stands, and takes captions' tokens as well as what was made of them.
+    """Drop-in replacement of a UNet that accepts the captions' tokens as well as their embeddings.
 
-    One module of all three, so that what divides models over ranks gathers the weights of each in its turn:
-    nothing inside is to be called but by this module's own call.
+    All three networks are one module, so that sharding gathers the weights of each when it is used. Call only
+    this module, never a network inside it.
     """
 
     def __init__(self, unet: Any, text_encoder: Any, text_encoder_2: Any) -> None:
@@ -28,24 +28,24 @@ class UNetWithTexts(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The UNet's."""
+        """Data type of the UNet."""
         dtype: torch.dtype = self.unet.dtype
         return dtype
 
     @property
     def device(self) -> torch.device:
-        """The UNet's."""
+        """Device of the UNet."""
         device: torch.device = self.unet.device
         return device
 
     @property
     def config(self) -> Any:
-        """The UNet's."""
+        """Configuration of the UNet."""
         return self.unet.config
 
     @property
     def add_embedding(self) -> Any:
-        """The UNet's: diffusers' pipeline looks at its width."""
+        """Embedding of the UNet's added conditions; diffusers' pipeline reads its width."""
         return self.unet.add_embedding
 
     def forward(
@@ -58,18 +58,18 @@ class UNetWithTexts(nn.Module):
         time_ids: torch.Tensor | None = None,
         **options: Any,
     ) -> Any:
-        """Return the UNet's prediction, or, without a sample, the texts of ``tokens``.
+        """Return the UNet's prediction, or, without a sample, the embeddings of ``tokens``.
 
         Parameters
         ----------
         tokens:
-            int64 [images, 2, 77], of both encoders; without, the UNet's own arguments are given.
+            int64 [images, 2, 77], for both encoders. None: the other arguments are passed to the UNet.
         kept:
-            [images]: 0 where the caption is left out, 1 elsewhere.
+            [images]: 0 if the caption is dropped, else 1.
         time_ids:
             [images, 6].
 
-        Returns the UNet's output, or text [images, 77, width] and summary [images, width].
+        Returns the UNet's output, or text embeddings [images, 77, width] and pooled ones [images, width].
         """
         if tokens is None:
             return self.unet(sample, timestep, *arguments, **options)
@@ -90,7 +90,7 @@ class UNetWithTexts(nn.Module):
 
 
 def with_texts(unet: Any, job: TrainJob, dtype: torch.dtype, *, weights: bool) -> UNetWithTexts:
-    """A job's UNet next to its text encoders, with their weights or with none."""
+    """Combine a job's UNet with its text encoders. ``weights``: load the encoders' weights."""
     with collector_paused():
         from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
@@ -107,7 +107,7 @@ def with_texts(unet: Any, job: TrainJob, dtype: torch.dtype, *, weights: bool) -
 def add_adapters(network: UNetWithTexts, options: dict[str, Any]) -> None:
     """Add LoRA to the queries, keys, values and outputs of both encoders; ``options`` are PEFT's.
 
-    Not in the first encoder's last layer, whose output is unused (:func:`launchers.images.texts.encode`).
+    The first encoder's last layer gets none: its output is unused (:func:`launchers.images.texts.encode`).
     """
     from peft import LoraConfig
 

@@ -75,7 +75,7 @@ def train(job: TrainJob, sharding: Sharding) -> None:
 
 
 class _Stopwatch:
-    """Measures seconds spent in parts of a step. On a GPU, with events, so that nothing waits for it."""
+    """Measures seconds spent in parts of a step. On a GPU it records events, which do not synchronize."""
 
     def __init__(self, device: torch.device, profiler: Profiler) -> None:
         self._cuda, self._profiler = device.type == "cuda", profiler
@@ -112,7 +112,7 @@ def _step(
     profiler: Profiler,
     waiting: Waiting,
 ) -> None:
-    """Run one optimizer step; ``step`` 1 is the first. On a GPU the CPU waits once, for the figures."""
+    """Run one optimizer step; ``step`` 1 is the first. The CPU waits for a GPU once, to read the metrics."""
     layout = job.plan.layout
     profiler.begin(step)
     waiting.begin()
@@ -138,14 +138,14 @@ def _step(
     if layout.world_size > 1:
         dist.all_reduce(summed)
     feed.prepare(step)
-    sums, grad_norm = _fetched(summed, norm)
+    sums, grad_norm = _fetch(summed, norm)
     loss, *metrics = [value / counts.divisor for value in sums]
     part_seconds, step_seconds = stopwatch.seconds(), time.perf_counter() - start
     profiler.end()
     reporter.step(
         step=step,
         loss=loss if env.rank == 0 else None,
-        metrics=_known(dict(zip(task.metrics, metrics, strict=True))) if env.rank == 0 else None,
+        metrics=_without_nan(dict(zip(task.metrics, metrics, strict=True))) if env.rank == 0 else None,
         lr=lr,
         grad_norm=grad_norm,
         samples=layout.micro_batch_size * layout.accumulation,
@@ -157,7 +157,7 @@ def _step(
     )
 
 
-def _fetched(sums: torch.Tensor, norm: torch.Tensor | None) -> tuple[list[float], float | None]:
+def _fetch(sums: torch.Tensor, norm: torch.Tensor | None) -> tuple[list[float], float | None]:
     """Copy a step's sums and the gradients' norm to the CPU, in one copy that waits for the GPU."""
     if norm is None:
         return sums.tolist(), None
@@ -165,6 +165,6 @@ def _fetched(sums: torch.Tensor, norm: torch.Tensor | None) -> tuple[list[float]
     return values, last if math.isfinite(last) else None  # fp16 gradients may overflow, which skips the step
 
 
-def _known(metrics: dict[str, float]) -> dict[str, float]:
-    """Remove the figures that this step does not have, which are NaN."""
+def _without_nan(metrics: dict[str, float]) -> dict[str, float]:
+    """Remove metrics without a value in this step, which are NaN."""
     return {name: value for name, value in metrics.items() if not math.isnan(value)}

@@ -19,13 +19,13 @@ from launchers.engines.loop.sharding import TrainedModel
 from launchers.gang.job import TrainJob
 from launchers.settings.sections import Lora
 
-ADAPTER = "default"  # PEFT's name of the only one
+ADAPTER = "default"  # PEFT's name of an adapter without a name
 
 
 def save(model: TrainedModel, job: TrainJob, state: dict[str, Any] | None) -> None:
-    """On rank 0: output/model/unet, with the complete UNet; with LoRA also output/adapter.
+    """Write the complete UNet to output/model/unet, and LoRA also to output/adapter; called on rank 0.
 
-    Merged text encoders lie next to it.
+    Merged text encoders are written next to the UNet.
     """
     shutil.rmtree(job.output_dir, ignore_errors=True)
     unet_dir = job.output_dir / "model" / _pipeline_layout.UNET
@@ -61,7 +61,7 @@ def networks_of(module: Any) -> dict[str, Any]:
 
 
 def _part_of(state: dict[str, Any] | None, name: str, module: Any) -> dict[str, Any] | None:
-    """Return one network's part of a whole state, by the names that it has there."""
+    """Return the tensors of one network from the state of ``module``, by their names in the network."""
     if state is None or not unet.has_texts(module):
         return state
     prefix = f"{name}."
@@ -81,7 +81,7 @@ def _adapter_tensors(network: Any, state: dict[str, Any] | None) -> dict[str, to
 def save_adapters(adapters: Mapping[str, Adapter], lora: Lora, folder: Path) -> None:
     """Write LoRA in diffusers' format, and in kohya's, which ComfyUI and A1111 read.
 
-    ``adapters``: by the networks' folders' names.
+    ``adapters``: by the name of the network's folder.
     """
     from diffusers import StableDiffusionXLPipeline
     from diffusers.utils import convert_state_dict_to_diffusers, convert_state_dict_to_kohya
@@ -92,10 +92,10 @@ def save_adapters(adapters: Mapping[str, Adapter], lora: Lora, folder: Path) -> 
         options[f"{name}_lora_layers"] = convert_state_dict_to_diffusers(tensors[name])
         options[f"{name}_lora_adapter_metadata"] = adapter.peft_config[ADAPTER].to_dict()
     StableDiffusionXLPipeline.save_lora_weights(str(folder), **options)
-    named = {f"{name}.{key}": tensor for name in adapters for key, tensor in tensors[name].items()}
-    kohya = convert_state_dict_to_kohya(named)
+    all_tensors = {f"{name}.{key}": tensor for name in adapters for key, tensor in tensors[name].items()}
+    kohya = convert_state_dict_to_kohya(all_tensors)
     for name in [name for name in kohya if name.endswith(".alpha")]:
-        kohya[name] = torch.tensor(scale_of(lora) * lora.rank)  # diffusers writes the rank, a scale of 1
+        kohya[name] = torch.tensor(scale_of(lora) * lora.rank)  # diffusers writes the rank: scale 1
     save_file(_on_cpu(kohya), folder / _pipeline_layout.KOHYA, metadata={"format": "pt"})
 
 

@@ -17,10 +17,10 @@ from estimator.engines import varlen
 from launchers.gang.job import TrainJob
 
 ATTENTION = "varlen"  # name in transformers' registries
-OLDEST_CAPABILITY = (8, 0)  # FlashAttention-2 needs Ampere
+OLDEST_CAPABILITY = (8, 0)  # of Ampere, as FlashAttention-2 requires
 # torch 2.11 supports grouped queries without this argument, which newer releases need
-_TAKEN = inspect.signature(kernel.varlen_attn).parameters
-_GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in _TAKEN else {}
+_PARAMETERS = inspect.signature(kernel.varlen_attn).parameters
+_GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in _PARAMETERS else {}
 
 
 def applies(job: TrainJob) -> bool:
@@ -29,14 +29,14 @@ def applies(job: TrainJob) -> bool:
         job.plan.layout.device == "cuda"
         and varlen.unsupported(job.model.spec, job.settings.task, job.plan.method, job.plan.layout.precision)
         is None
-        and job.settings.vision is None  # its positions follow the images
+        and job.settings.vision is None  # positions depend on the images
         and torch.cuda.get_device_capability() >= OLDEST_CAPABILITY
         and not _attention_dropout(job)
     )
 
 
 def _attention_dropout(job: TrainJob) -> float:
-    """Dropout of attention probabilities, which the kernel does not have."""
+    """Return the dropout of attention probabilities, which the kernel does not support."""
     config = json.loads((job.model_dir / "config.json").read_text())
     return float(config.get("attention_dropout") or 0.0)
 
@@ -54,7 +54,7 @@ def attention(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention within each document, by transformers' interface.
+    """Compute causal attention within each document, by transformers' interface.
 
     ``query`` is [sequences, heads, tokens, head_dim]; ``key`` and ``value`` may have fewer heads. Returns
     [sequences, tokens, heads, head_dim]. ``sliding_window`` counts the token itself.
@@ -78,7 +78,7 @@ def attention(
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
-    """Leave transformers' mask out: the lengths take its place."""
+    """Return no mask: the documents' lengths replace it."""
 
 
 def use(network: Any) -> None:

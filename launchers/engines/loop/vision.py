@@ -10,7 +10,7 @@ from torch import nn
 
 from launchers.settings import Settings
 
-# What transformers calls the modules between tower and language model
+# transformers' names for the modules between vision tower and language model
 _PROJECTOR = re.compile(
     r"(?:^|\.)(?:multi_modal_projector|connector|merger|deepstack_merger_list|embed_vision)(?:\.|$)"
 )
@@ -29,8 +29,8 @@ def freeze(network: Any, settings: Settings) -> None:
 def adapted_layers(network: Any, language_layers: list[str], settings: Settings) -> list[str]:
     """Return the full names of the linear layers that get adapters.
 
-    ``language_layers``: last parts of the names in the language model. With ``vision: lora`` all linear
-    layers of tower and projector are added.
+    ``language_layers``: last components of the layer names in the language model. With ``vision: lora`` all
+    linear layers of tower and projector are added.
     """
     towers = tuple(f"{name}." for name, _ in vision_parts(network))
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]

@@ -20,10 +20,10 @@ def norms(model: Any) -> list[nn.Module]:
 
 
 def peft_options(model: Any, chosen: Sequence[str]) -> dict[str, Any]:
-    """LoraConfig's options that train ``chosen`` (of lora.modules_to_save) of a model.
+    """Return LoraConfig's options to train the modules ``chosen`` in lora.modules_to_save.
 
-    Names are the shortest suffixes that match no other module, because PEFT matches suffixes. Of an embedding
-    and a head that are one matrix, the head follows the embedding.
+    PEFT matches suffixes of names: each name is shortened to its last component if that matches no other
+    module. If embedding and head are one matrix, only the embedding is listed.
     """
     tied = model.config.tie_word_embeddings and bool({*EMBEDDINGS} & {*chosen})
     modules: list[nn.Module] = []
@@ -36,10 +36,10 @@ def peft_options(model: Any, chosen: Sequence[str]) -> dict[str, Any]:
     if not modules:
         return {}
     names = {name for name, module in model.named_modules() if any(module is target for target in modules)}
-    return {"modules_to_save": sorted(_shortest(names, model)), "ensure_weight_tying": tied}
+    return {"modules_to_save": sorted(_unambiguous_suffixes(names, model)), "ensure_weight_tying": tied}
 
 
-def _shortest(names: set[str], model: Any) -> set[str]:
+def _unambiguous_suffixes(names: set[str], model: Any) -> set[str]:
     all_names = [name for name, _ in model.named_modules()]
     suffixes = {name: name.rpartition(".")[2] for name in names}
     unambiguous = {
@@ -51,9 +51,9 @@ def _shortest(names: set[str], model: Any) -> set[str]:
 
 
 def tie(adapted: Any) -> None:
-    """Make the trained copies of an embedding and its head one parameter, where the model has them as one.
+    """Tie the trained copies of an embedding and its head, if the model ties the originals.
 
-    PEFT has done so, except on the meta device, where each assignment creates a separate parameter
+    PEFT does so itself, except on the meta device, where each assignment creates a separate parameter
     (accelerate's init_empty_weights).
     """
     config = adapted.peft_config[adapted.active_adapter]

@@ -1,4 +1,4 @@
-"""Step-level checkpoints for torchtune's recipes, which alone save only at the ends of epochs.
+"""Step-level checkpoints for torchtune's recipes, which themselves save only at the ends of epochs.
 
 A checkpoint folder holds::
 
@@ -56,13 +56,13 @@ def load(folder: Path, model: torch.nn.Module, optimizers: Optimizers) -> None:
             {key: value for key, value in group.items() if key != "params"}
             for group in optimizer.param_groups
         ]
-        _init_optim_state(optimizer)  # a step with zero gradients: makes the states that are then filled
+        _init_optim_state(optimizer)  # a step with zero gradients creates the states to fill
         for group, values in zip(optimizer.param_groups, groups, strict=True):
             group.update(values)
     tensors = _tensors(model, optimizers)
     load_distributed(tensors, folder, no_dist=not dist.is_initialized())
     for name, states in _states(model, optimizers):
-        for key in _numbers(states):
+        for key in _integer_states(states):
             states[key] = int(tensors[f"optimizer.{name}.{key}"])
 
 
@@ -95,14 +95,14 @@ def _world_size() -> int:
 
 
 def _states(model: torch.nn.Module, optimizers: Optimizers) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Iterate over the plain name and the optimizer states of each trained weight."""
+    """Iterate over each trained weight's plain name and optimizer states."""
     states = {parameter: state for optimizer in optimizers for parameter, state in optimizer.state.items()}
     for name, parameter in model.named_parameters():
         if parameter in states:
             yield plain_name(name), states[parameter]
 
 
-def _numbers(states: dict[str, Any]) -> list[str]:
+def _integer_states(states: dict[str, Any]) -> list[str]:
     """Return the names of integer states, such as the step count of bitsandbytes."""
     return [key for key, value in states.items() if isinstance(value, int)]
 
@@ -110,8 +110,8 @@ def _numbers(states: dict[str, Any]) -> list[str]:
 def _tensors(model: torch.nn.Module, optimizers: Optimizers) -> dict[str, torch.Tensor]:
     """Return trained weights and optimizer states by name; DTensors if the model is sharded.
 
-    get_state_dict of torch.distributed.checkpoint would do, but for QLoRA it first makes a whole
-    dequantized copy of the base that it then drops.
+    torch.distributed.checkpoint's get_state_dict is not used: for QLoRA it first makes a dequantized copy of
+    the complete base, which it then drops.
     """
     tensors: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():
@@ -124,12 +124,12 @@ def _tensors(model: torch.nn.Module, optimizers: Optimizers) -> dict[str, torch.
             for key, value in states.items()
             if isinstance(value, torch.Tensor)
         }
-        tensors |= {f"optimizer.{name}.{key}": torch.tensor(states[key]) for key in _numbers(states)}
+        tensors |= {f"optimizer.{name}.{key}": torch.tensor(states[key]) for key in _integer_states(states)}
     return tensors
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without what activation checkpointing and torch.compile put into it."""
+    """Return a parameter's name without the wrappers of activation checkpointing and torch.compile."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name

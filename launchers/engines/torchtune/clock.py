@@ -28,10 +28,10 @@ class StepClock:
     """
 
     def __init__(self, cuda: bool, on_part: Callable[[str], None]) -> None:
-        """``on_part``: called at the start of each part of a step: "data", "forward" and "backward"."""
+        """Create a clock. ``on_part``: called at the start of each part: "data", "forward", "backward"."""
         self._cuda, self._on_part = cuda, on_part
         self._marks: list[tuple[str, Any]] = []
-        self._began = time.perf_counter()
+        self._start = time.perf_counter()
         self.lr: float | None = None  # learning rate of the last step
 
     def watch(self, model: torch.nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
@@ -51,16 +51,16 @@ class StepClock:
         """Start a step, which first reads its data."""
         self._on_part("data")
         self._marks.clear()
-        self._began = time.perf_counter()
+        self._start = time.perf_counter()
 
     def read(self) -> Times:
         """Return the times of the optimizer step that ends now."""
-        if self._marks and self._marks[-1][0] == "output":  # no optimizer came after the backward pass
+        if self._marks and self._marks[-1][0] == "output":  # no optimizer step followed the backward pass
             self._mark("end")
         seconds = {"input": 0.0, "output": 0.0}
         for (kind, start), (_, end) in zip(self._marks, self._marks[1:], strict=False):
             seconds[kind] += self._between(start, end)
-        step = time.perf_counter() - self._began
+        step = time.perf_counter() - self._start
         return Times(step=step, forward=seconds["input"], backward=seconds["output"])
 
     def _pass(self, kind: str, part: str) -> None:

@@ -60,7 +60,7 @@ def recipe_config(job: TrainJob) -> dict[str, Any]:
     config_json = json.loads((job.model_dir / "config.json").read_text())
     spec = hf_config.to_spec(config_json, job.model.name)
     settings, layout, data = job.settings, job.plan.layout, Prepared(job.data_dir)
-    reason = _misfit(job, spec, data) or _incomplete(config_json, spec)
+    reason = _plan_mismatch(job, spec, data) or _missing_field(config_json, spec)
     if reason:
         raise UserError(f"torchtune cannot run this: {reason}.", "Try --set engine=deepspeed.")
     in_backward = settings.optimizer.in_backward
@@ -71,7 +71,7 @@ def recipe_config(job: TrainJob) -> dict[str, Any]:
         "device": layout.device,
         "dtype": layout.precision,
         "model": model_component(spec, settings),
-        # A pad id beyond the model's vocabulary cannot be embedded; what padding holds doesn't matter.
+        # A pad id outside the model's vocabulary cannot be embedded; any other token serves as padding.
         "tokenizer": {
             "_component_": f"{_PARTS}.PadOnly",
             "pad_id": data.info.pad_id if 0 <= data.info.pad_id < spec.vocab else 0,
@@ -79,7 +79,7 @@ def recipe_config(job: TrainJob) -> dict[str, Any]:
         "dataset": {
             "_component_": f"{_PARTS}.{'PreparedPairs' if settings.trains_on_pairs else 'PreparedDataset'}",
             "folder": str(job.data_dir),
-            "start_step": 0 if job.exports_only else job.start_step,  # the recipes want some rows
+            "start_step": 0 if job.exports_only else job.start_step,  # the recipes require some rows
             "total_steps": job.total_steps,
             "packed": data.info.packed,
         },
@@ -98,7 +98,7 @@ def recipe_config(job: TrainJob) -> dict[str, Any]:
         "max_steps_per_epoch": None,
         "gradient_accumulation_steps": layout.accumulation,
         "optimizer_in_bwd": in_backward,
-        # "inf" clips nothing, and the norm is still measured, where there is one.
+        # "inf" measures the norm without clipping; an optimizer in the backward pass has no norm.
         "clip_grad_norm": settings.clip_grad_norm or (None if in_backward else "inf"),
         "compile": settings.compile,
         "optimizer": _optimizer(settings, layout),
@@ -114,7 +114,7 @@ def recipe_config(job: TrainJob) -> dict[str, Any]:
     return merge(values, settings.engine_options)
 
 
-def _misfit(job: TrainJob, spec: ModelSpec, data: Prepared) -> str | None:
+def _plan_mismatch(job: TrainJob, spec: ModelSpec, data: Prepared) -> str | None:
     layout = job.plan.layout
     if layout.tensor_parallel > 1:
         return "its recipes clip gradients only without tensor parallelism"
@@ -128,8 +128,8 @@ def _misfit(job: TrainJob, spec: ModelSpec, data: Prepared) -> str | None:
     return unsupported_shards(spec, layout.world_size) if METHODS[job.plan.method].quantized else None
 
 
-def _incomplete(config_json: dict[str, Any], spec: ModelSpec) -> str | None:
-    """Name a field without a default that torchtune's checkpointer misses in config.json, as one clause."""
+def _missing_field(config_json: dict[str, Any], spec: ModelSpec) -> str | None:
+    """Describe in one clause a field that torchtune's checkpointer requires but config.json lacks."""
     fields = ["hidden_size", "num_attention_heads", "num_key_value_heads"]
     fields += ["tie_word_embeddings"] if spec.family == "qwen2" else []
     missing = [name for name in fields if name not in config_json]
@@ -137,7 +137,7 @@ def _incomplete(config_json: dict[str, Any], spec: ModelSpec) -> str | None:
 
 
 def model_component(spec: ModelSpec, settings: RunConfig) -> dict[str, Any]:
-    """Return the builder and its arguments; rotary tables are as long as the sequences."""
+    """Return torchtune's builder and its arguments; rotary tables have the length of the sequences."""
     module, extra = _builder(spec)
     adapters = METHODS[settings.method].adapters
     values: dict[str, Any] = {
@@ -160,8 +160,8 @@ def model_component(spec: ModelSpec, settings: RunConfig) -> dict[str, Any]:
 def _builder(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
     """Return torchtune's builder for a model, and the arguments that only this builder has.
 
-    Llama 2 is Llama 3 with another rotary base. Of the Llama builders only 3.2's can tie the embeddings; a
-    scale of 1 has no effect.
+    Llama 2 uses Llama 3's builder with another rotary base. Among Llama's builders only 3.2's can tie the
+    embeddings; a scale of 1 has no effect.
     """
     if spec.family == "qwen2":
         return "qwen2", {"tie_word_embeddings": spec.tied_embeddings}

@@ -20,7 +20,7 @@ from launchers.gang.rank import RankEnv, RankReporter
 from launchers.models import hf_layout
 from launchers.settings import Settings
 
-_FINAL = "epoch_0"  # the recipes see one epoch, and name their output after it
+_FINAL = "epoch_0"  # the recipes run one epoch, and name their output after it
 
 
 class Torchtune:
@@ -47,7 +47,7 @@ class Torchtune:
             folder = job.work_dir / "engine"
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "torchtune.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is local by now
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # all files are local
 
         with collector_paused():
             from launchers.engines.torchtune import recipe  # imports torchtune: 3 CPU seconds

@@ -23,17 +23,17 @@ class MeasuredModel:
 
     @property
     def module(self) -> MeasuredModel:
-        """Itself, for :meth:`disable_adapter`."""
+        """This object, which has :meth:`disable_adapter`."""
         return self
 
     def disable_adapter(self) -> AbstractContextManager[None]:
-        """Context with the untrained model."""
-        switched_off: AbstractContextManager[None] = disable_adapter(self._network)
-        return switched_off
+        """Disable the adapters in the context, which gives the untrained model."""
+        context: AbstractContextManager[None] = disable_adapter(self._network)
+        return context
 
     def logits(self, **inputs: torch.Tensor) -> torch.Tensor:
-        """[sequences, positions, vocabulary], of ``input_ids`` with one document in each row."""
-        # Padding may be beyond the vocabulary: its value does not matter, but it must be a token
+        """Return [sequences, positions, vocabulary] for ``input_ids`` with one document per row."""
+        # The padding token may be outside the vocabulary: any valid token will do in its place
         tokens = inputs["input_ids"].clamp(0, self._network.tok_embeddings.num_embeddings - 1)
         logits: torch.Tensor | list[torch.Tensor] = self._network(tokens)
         return torch.cat(logits, dim=1) if isinstance(logits, list) else logits
@@ -43,5 +43,5 @@ class MeasuredModel:
         return summed_cross_entropy(self.logits(**inputs), labels)
 
     def fused_log_probabilities(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities of the labels from the logits."""
+        """Compute the log-probabilities of the labels from the logits."""
         return log_probabilities(self.logits(**inputs), labels)

@@ -16,7 +16,7 @@ with torchtune_imports():
 class PairLoss:
     """DPO loss that sums its losses and metrics until :meth:`take_sums` is called.
 
-    The recipe for one device logs the figures of a step's last micro batch alone.
+    The single-device recipe logs only the figures of a step's last micro batch.
     """
 
     metrics = ("reward_chosen", "reward_rejected", "reward_margin", "accuracy")

@@ -15,7 +15,7 @@ from launchers.settings.sections import Schedule
 
 
 class PadOnly:
-    """Tokenizer of a recipe whose rows are tokenized already: it only defines padding."""
+    """Tokenizer for rows that are already tokenized: it only defines the padding token."""
 
     def __init__(self, pad_id: int) -> None:
         self.pad_id = pad_id
@@ -98,12 +98,12 @@ def schedule(
     last_epoch: int = -1,
     **settings: Any,
 ) -> LambdaLR:
-    """Return the same learning rates as every other engine; ``settings`` are the section `schedule`."""
+    """Build the schedule that all engines use. ``settings``: section `schedule` of the run's settings."""
     return LambdaLR(optimizer, lr_factor(Schedule(**settings), num_training_steps), last_epoch)
 
 
 class NoLogger:
-    """A metric logger that keeps nothing: the telemetry of launchers.gang.rank takes its place."""
+    """A metric logger without output: the telemetry of launchers.gang.rank replaces it."""
 
     def log_config(self, config: Any) -> None: ...
 

@@ -1,4 +1,4 @@
-"""torchtune's checkpointer with one error of 0.6.1's put right, for Qwen 2."""
+"""torchtune's checkpointer for Qwen 2, with a fix for an error in 0.6.1."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Qwen2Checkpointer(_Checkpointer):
     The checkpointer reorders the rows of q's and k's lora_B from Llama's rotary layout to Hugging Face's
     for every model (models/convert_weights.py, tune_to_peft_adapter_weights). Qwen 2's rows are in the
     latter already (models/qwen2/_convert_weights.py reorders nothing): its adapters come out scrambled,
-    while the merged weights are right. So the rows are put here into the order that ends up right.
+    while the merged weights are correct. So the rows are first reordered here in the inverse way.
     """
 
     def save_checkpoint(self, state_dict: dict[str, Any], *args: Any, **options: Any) -> None:
@@ -47,7 +47,7 @@ class Qwen2Checkpointer(_Checkpointer):
 
 
 def interleave(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows of each head (a0 a1.. b0 b1..) -> (a0 b0 a1 b1..): the inverse of torchtune's reordering."""
+    """Reorder each head's rows from (a0 a1.. b0 b1..) to (a0 b0 a1 b1..), inverting torchtune's order."""
     rows, rank = weight.shape
     halves = weight.reshape(heads, 2, rows // heads // 2, rank)
     return halves.transpose(1, 2).reshape(rows, rank).contiguous()

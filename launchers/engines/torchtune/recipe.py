@@ -1,4 +1,4 @@
-"""Run of torchtune's own recipes, from their unmodified files, by a subclass of their class.
+"""Execution of torchtune's unmodified recipes, by a subclass of each recipe's class.
 
 torchtune 0.6.1 is the last release. Its recipes save and resume only at the ends of epochs, and log only on
 rank 0. The subclass overrides:
@@ -7,11 +7,10 @@ rank 0. The subclass overrides:
                          weights and optimizers from the checkpoint that the run resumes from, the step
                          counter, and the hooks that time forward and backward passes
 ``_setup_lr_scheduler``  the schedule of the whole run, started at the step that the run resumes from
-``_setup_profiler``      the profiler's ``step``, which every rank calls after every optimizer step, is where
-                         telemetry and checkpoints are written, held-out rows evaluated, and the run
-                         stopped early
-``train``                phases; the clock starts
-``_loss_step``           gradients of an optimizer in the backward pass are of the mean loss
+``_setup_profiler``      the profiler's ``step``, which every rank calls after every optimizer step, writes
+                         telemetry and checkpoints, evaluates held-out rows, and stops the run early
+``train``                reports the phase and starts the clock
+``_loss_step``           with an optimizer in the backward pass, gradients are those of the mean loss
 ``save_checkpoint``      adapters are merged shard by shard (``export``)
 ``_setup_data``          the recipes of DPO have no profiler: the data loader reports the end of a step
 ``cleanup``              the process group ends even if the recipe created none
@@ -65,7 +64,8 @@ RECIPES = {
     "lora_dpo_single_device": "LoRADPORecipeSingleDevice",
     "lora_dpo_distributed": "LoRADPORecipeDistributed",
 }
-_WITHOUT_GROUP = ("lora_finetune_distributed", "lora_dpo_distributed")  # whose class begins no process group
+# recipes that do not create their process group
+_WITHOUT_GROUP = ("lora_finetune_distributed", "lora_dpo_distributed")
 
 if TYPE_CHECKING:
 
@@ -118,7 +118,7 @@ class Steps(_Recipe):
 
     def __init__(self, cfg: Any, job: TrainJob, env: RankEnv, reporter: RankReporter) -> None:
         self._job, self._env, self._reporter = job, env, reporter
-        self._latest = _Latest(None)
+        self._latest = _LatestValues(None)
         self._cadence = Cadence(job, env)
         super().__init__(cfg)
 
@@ -126,7 +126,7 @@ class Steps(_Recipe):
         super().setup(cfg)
         self.global_step = self._reported_step = self._job.start_step
         if self._env.rank == 0:
-            self._metric_logger = self._latest = _Latest(self._metric_logger)
+            self._metric_logger = self._latest = _LatestValues(self._metric_logger)
         if self._job.resume_dir is None:
             draw_adapters(self._model, self._job.settings.seed)
         else:
@@ -134,7 +134,7 @@ class Steps(_Recipe):
             self._restore_generators_at_first_forward(self._job.resume_dir)
         self._window = Profiler(self._job, self._env, self._reporter, self._model)
         self._evaluator = Evaluator(self._job, self._env, self._reporter, self._model, self._cadence)
-        self._answering = MeasuredModel(self._model, self._device)
+        self._measured_model = MeasuredModel(self._model, self._device)
         embedding, data = self._model.tok_embeddings, Prepared(self._job.data_dir)
         self._noise = EmbeddingNoise(embedding, self._job, self._env, data)
         self._clock = StepClock(self._device.type == "cuda", self._window.phase)
@@ -143,8 +143,11 @@ class Steps(_Recipe):
 
     @property
     def _optimizers(self) -> list[torch.optim.Optimizer]:
-        """The recipe's optimizer, or in the backward pass one for each parameter, the schedule's first."""
-        if getattr(self, "_optimizer_in_bwd", False):  # the LoRA recipes have no such thing
+        """The recipe's optimizer, or the optimizers in the backward pass: one per parameter.
+
+        The schedule belongs to the first.
+        """
+        if getattr(self, "_optimizer_in_bwd", False):  # an attribute that the LoRA recipes lack
             return list(self._optim_ckpt_wrapper.optim_map.values())
         return [self._optimizer]
 
@@ -156,12 +159,12 @@ class Steps(_Recipe):
                     group.setdefault("initial_lr", group["lr"])
         arguments |= {"num_training_steps": self._job.total_steps, "last_epoch": start - 1}
         schedule = super()._setup_lr_scheduler(**arguments)
-        for optimizer in self._optimizers[1:]:  # the recipe hands them the rate from the second step on
+        for optimizer in self._optimizers[1:]:  # the recipe sets their rate only after the first step
             optimizer.param_groups[0]["lr"] = schedule.get_last_lr()[0]
         return schedule
 
     def _setup_profiler(self, cfg_profiler: Any = None) -> Any:
-        return _SteppedProfiler(super()._setup_profiler(cfg_profiler), self._after_batch)
+        return _CallbackProfiler(super()._setup_profiler(cfg_profiler), self._after_batch)
 
     def train(self) -> None:
         if self._job.exports_only:
@@ -173,11 +176,12 @@ class Steps(_Recipe):
         super().train()
 
     def _loss_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Compute the mean loss of a batch, which the recipes for one device multiply by the counted labels.
+        """Compute the mean loss of a batch; divide its gradient by the labels for an optimizer in backward.
 
-        They divide the gradients by that number after the backward pass. Where the optimizer steps in it,
-        0.6.1 leaves that out, so that a step's weight in the moments would grow with its tokens. Here the
-        loss keeps its value, and its gradient is divided beforehand.
+        Single-device recipes multiply the mean loss by the number of labels that count, and divide the
+        gradients by it after the backward pass. With an optimizer in the backward pass, 0.6.1 omits the
+        division, and a step's weight in the moments would grow with its tokens. Here the loss keeps its
+        value, but its gradient is divided in advance.
         """
         if not getattr(self, "_optimizer_in_bwd", False):
             return super()._loss_step(batch)
@@ -187,18 +191,18 @@ class Steps(_Recipe):
         return value + (loss - value) / labels
 
     def _after_batch(self) -> None:
-        """Single-device recipes call this after every micro batch, the others after every step."""
+        """Report and evaluate a finished step; single-device recipes call this after every micro batch."""
         step = self.global_step
         if step == self._reported_step:
             return
         self._reported_step = step
         self._report(step)
         self._window.save(step)
-        self._evaluator.after(step, self._answering)
+        self._evaluator.after(step, self._measured_model)
         if self._evaluator.is_kept(step):
             self._checkpoint(step)
         if self._evaluator.stops:
-            self.max_steps_per_epoch = step - self._job.start_step  # which the recipe looks at next
+            self.max_steps_per_epoch = step - self._job.start_step  # the recipe then ends
         if self._is_finished and self._evaluator.is_exported(step):
             self._reporter.phase("save", step)
         self._begin()
@@ -246,7 +250,7 @@ class Steps(_Recipe):
         self._reporter.phase("train", step)
 
     def _restore_generators_at_first_forward(self, folder: Path) -> None:
-        """Only then: building the model and the data loader draw random numbers too."""
+        """Restore the random generators late, as building model and data loader draws random numbers."""
 
         def restore(*_: Any) -> None:
             handle.remove()
@@ -283,10 +287,10 @@ class Steps(_Recipe):
 
 
 def draw_adapters(model: torch.nn.Module, seed: int) -> None:
-    """Draw LoRA's first weights as torchtune does (Kaiming uniform), whole and from one seed.
+    """Draw LoRA's initial weights as torchtune does (Kaiming uniform), but full tensors from one seed.
 
-    The recipes draw each shard by its rank's generator, so that a run on two processes would begin with
-    other adapters than a run on one.
+    The recipes draw each shard with its rank's generator, so the initial adapters would depend on the number
+    of processes.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
@@ -311,7 +315,7 @@ class PairSteps(Steps):
 
     def _setup_data(self, *arguments: Any, **options: Any) -> Any:
         sampler, loader = super()._setup_data(*arguments, **options)
-        return sampler, _WatchedLoader(loader, self._after_batch, lambda: self._is_finished)
+        return sampler, _CallbackLoader(loader, self._after_batch, lambda: self._is_finished)
 
     def _clip(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -331,8 +335,8 @@ class PairSteps(Steps):
         return _Figures(loss=loss, grad_norm=self._grad_norm, metrics=dict(zip(names, metrics, strict=True)))
 
 
-class _WatchedLoader:
-    """Data loader that calls back after each used batch, and ends with the run."""
+class _CallbackLoader:
+    """Data loader that calls ``after_batch`` after each batch, and ends once the run is finished."""
 
     def __init__(self, loader: Any, after_batch: Callable[[], None], is_finished: Callable[[], bool]) -> None:
         self._loader, self._after_batch, self._is_finished = loader, after_batch, is_finished
@@ -349,8 +353,8 @@ class _WatchedLoader:
                 return
 
 
-class _SteppedProfiler:
-    """A recipe's profiler whose ``step`` calls back afterwards."""
+class _CallbackProfiler:
+    """A recipe's profiler that calls ``after_step`` after each ``step``."""
 
     def __init__(self, profiler: Any, after_step: Any) -> None:
         self._profiler, self._after_step = profiler, after_step
@@ -365,7 +369,7 @@ class _SteppedProfiler:
     def stop(self) -> None:
         self._profiler.stop()
 
-    def __enter__(self) -> _SteppedProfiler:
+    def __enter__(self) -> _CallbackProfiler:
         self._profiler.__enter__()
         return self
 
@@ -373,8 +377,8 @@ class _SteppedProfiler:
         return self._profiler.__exit__(*error)
 
 
-class _Latest:
-    """A metric logger that keeps the newest step's values, and passes everything on to another."""
+class _LatestValues:
+    """A metric logger that keeps the newest step's values, and forwards all calls to another logger."""
 
     def __init__(self, logger: Any) -> None:
         self._logger = logger
@@ -398,7 +402,7 @@ def run(job: TrainJob, env: RankEnv, reporter: RankReporter, name: str, values: 
     mixin = PairSteps if job.settings.trains_on_pairs else Steps
     steps: Any = type("Stepped" + RECIPES[name], (mixin, recipe_class), {})
     with _cpu_shims() if on_cpu else contextlib.nullcontext():
-        if name in _WITHOUT_GROUP:  # the others begin the group themselves, or have none
+        if name in _WITHOUT_GROUP:  # the other recipes create it or need none
             if not on_cpu:
                 torch.cuda.set_device(env.local_rank)
             dist.init_process_group("gloo" if on_cpu else "cuda:nccl,cpu:gloo")

@@ -40,7 +40,7 @@ class Trl(LoopEngine):
         return None
 
     def train(self, job: TrainJob) -> None:
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is local by now
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # all files are local
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         with collector_paused():
             from launchers.engines.trl.trainer import train

@@ -1,7 +1,7 @@
 """One rank of GRPO: TRL's trainer, with our data, optimizer, telemetry and checkpoints.
 
-The rows of a step are those of the prepared order, so that a resumed run continues with the next prompts.
-What the trainer saves every few steps becomes the node's part of a checkpoint, as it is.
+The rows of a step follow the prepared order, so that a resumed run continues with the next prompts. Folders
+saved by the trainer become the node's part of a checkpoint unchanged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from launchers.models import causal
 from launchers.report.trace import GENERATION
 from launchers.scoring.rewards import rewards_of
 
-# TRL's names of the figures that are reported, and ours
+# TRL's name -> our name of each reported figure
 FIGURES = {
     "reward": "reward",
     "reward_std": "reward_std",
@@ -86,13 +86,13 @@ def _start(job: TrainJob, env: RankEnv) -> torch.device:
 
 
 class _Finished:
-    """The trained model as export.save takes it; it is whole on every rank."""
+    """The trained model for export.save. It is not sharded."""
 
     def __init__(self, module: Any, device: torch.device) -> None:
         self.module, self.device = module, device
 
     def trained_state(self, _job: TrainJob) -> None:
-        """None: rank 0's model has it."""
+        """Return None: rank 0's module holds the trained parameters."""
 
 
 class _Trainer(GRPOTrainer):  # type: ignore[misc,unused-ignore]
@@ -132,7 +132,7 @@ class _Trainer(GRPOTrainer):  # type: ignore[misc,unused-ignore]
 
     @property
     def trained(self) -> Any:
-        """The model without its wrappers for training."""
+        """The model without accelerate's wrappers."""
         return self.accelerator.unwrap_model(self.model)
 
     def create_optimizer(self, *_: Any, **__: Any) -> torch.optim.Optimizer:
@@ -152,7 +152,7 @@ class _Trainer(GRPOTrainer):  # type: ignore[misc,unused-ignore]
         return self.lr_scheduler
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load through host memory: torch does not know cpu:0, the device of accelerate's ranks on CPUs."""
+        """Load into host memory first: torch rejects "cpu:0", accelerate's device of ranks on CPUs."""
         if checkpoint is None:
             return
         for name, states in (("optimizer", self.optimizer), ("scheduler", self.lr_scheduler)):
@@ -160,7 +160,7 @@ class _Trainer(GRPOTrainer):  # type: ignore[misc,unused-ignore]
             states.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
 
     def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
-        """Tokenize prompts, which contain their special tokens; the start of a long one is cut off."""
+        """Tokenize prompts, which already contain special tokens; cut off the start of long ones."""
         token_ids = self.processing_class(text=prompts, add_special_tokens=False, verbose=False)["input_ids"]
         return [ids[-self._prompt_tokens :] for ids in token_ids], None, {}
 
@@ -179,7 +179,7 @@ def _dtype(job: TrainJob) -> torch.dtype:
 def _config(job: TrainJob) -> GRPOConfig:
     settings, layout = job.settings, job.plan.layout
     values: dict[str, Any] = {
-        "output_dir": str(_saved(job)),
+        "output_dir": str(_saved_folder(job)),
         "max_steps": job.total_steps,
         "per_device_train_batch_size": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.accumulation,
@@ -195,7 +195,7 @@ def _config(job: TrainJob) -> GRPOConfig:
         "save_strategy": "steps" if job.checkpoint_every else "no",
         "save_steps": job.checkpoint_every or 500,
         "ddp_timeout": int(_merge.LIMIT.total_seconds()),
-        "shuffle_dataset": False,  # the prepared order is a drawn one
+        "shuffle_dataset": False,  # the prepared order is shuffled already
         "num_generations": settings.rl.group_size,
         "max_completion_length": _answer_tokens(job),
         "temperature": settings.rl.temperature,
@@ -206,7 +206,7 @@ def _config(job: TrainJob) -> GRPOConfig:
     return GRPOConfig(**(values | settings.engine_options))
 
 
-def _saved(job: TrainJob) -> Path:
+def _saved_folder(job: TrainJob) -> Path:
     """Return the folder where the trainer writes its checkpoints, before they are moved."""
     return job.work_dir / "engine" / "trl"
 
@@ -225,7 +225,7 @@ def _reward_function(job: TrainJob, prompts: Sequence[Prompt], device: torch.dev
 
 
 class _Watch(TrainerCallback):  # type: ignore[misc,unused-ignore]
-    """Reports the trainer's steps to the profiling window, after :class:`_Listener` and outside its time."""
+    """Reports the trainer's steps to the profiler. Called after :class:`_Listener`, so it is not timed."""
 
     def __init__(self, window: Profiler) -> None:
         self._window = window
@@ -241,28 +241,31 @@ class _Watch(TrainerCallback):  # type: ignore[misc,unused-ignore]
 
 
 class _Listener(TrainerCallback):  # type: ignore[misc,unused-ignore]
-    """Reports the trainer's steps as telemetry, and turns what it saves into checkpoints."""
+    """Reports the trainer's steps as telemetry, and turns its saved folders into checkpoints."""
 
     def __init__(self, job: TrainJob, env: RankEnv, reporter: RankReporter, waiting: Waiting) -> None:
         self._job, self._env, self._reporter, self._waiting = job, env, reporter, waiting
-        self._waited: float | None = None  # in collectives, in the last step
+        self._collective_seconds: float | None = None  # of the last step
         self._cadence = Cadence(job, env)
-        self._began = self._took = self._lr = 0.0
-        self._tokens = 0  # of all steps so far
+        self._step_start = self._step_seconds = self._lr = 0.0
+        self._tokens = 0  # input tokens of all steps so far
 
     def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         self._tokens = state.num_input_tokens_seen
 
     def on_step_begin(self, *_: Any, **options: Any) -> None:
         self._waiting.begin()
-        self._began, self._lr = time.perf_counter(), options["optimizer"].param_groups[0]["lr"]
+        self._step_start, self._lr = time.perf_counter(), options["optimizer"].param_groups[0]["lr"]
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._took, self._waited = time.perf_counter() - self._began, self._waiting.seconds()
+        self._step_seconds, self._collective_seconds = (
+            time.perf_counter() - self._step_start,
+            self._waiting.seconds(),
+        )
         control.should_save = self._cadence.writes_after(state.global_step)
 
     def on_log(self, _args: Any, state: Any, _control: Any, logs: dict[str, Any], **_: Any) -> None:
-        if "reward" not in logs:  # of the whole run, at its end
+        if "reward" not in logs:  # the summary at the end of the run
             return
         first = self._env.rank == 0
         tokens, self._tokens = state.num_input_tokens_seen - self._tokens, state.num_input_tokens_seen
@@ -278,21 +281,21 @@ class _Listener(TrainerCallback):  # type: ignore[misc,unused-ignore]
             samples=layout.micro_batch_size * layout.accumulation,
             tokens=int(tokens) // self._env.world_size,
             all_tokens=int(tokens) if first else None,
-            dt=self._took,
+            dt=self._step_seconds,
             dtf=None,
             dtb=None,
-            in_collectives=self._waited,
+            in_collectives=self._collective_seconds,
         )
 
     def on_save(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """Move what all ranks have written to this node's part of the checkpoint."""
+        """Move the folder saved by all ranks to this node's part of the checkpoint."""
         step = state.global_step
         self._reporter.phase("checkpoint", step)
         dist.barrier()
         folder = self._job.checkpoint_dir(step)
         if self._env.local_rank == 0:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            (_saved(self._job) / f"checkpoint-{step}").rename(folder)
+            (_saved_folder(self._job) / f"checkpoint-{step}").rename(folder)
         dist.barrier()
         mark_part_complete(folder, self._env, step)
         self._cadence.finish(step)

@@ -154,6 +154,6 @@ def test_a_fused_optimizer_continues_from_any_restored_step_count(restored: Any)
     parameter.grad = torch.ones(2)
     optimizer.step()
     optimizer.state[parameter]["step"] = restored
-    deepspeed_checkpoint._steps_beside_parameters(optimizer)
+    deepspeed_checkpoint._move_step_counts(optimizer)
     optimizer.step()
     assert float(optimizer.state[parameter]["step"]) == 4.0

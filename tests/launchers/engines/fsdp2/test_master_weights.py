@@ -80,7 +80,7 @@ def test_losses_norms_and_weights_are_those_under_fully_shard_to_the_last_bit(
     assert not any(isinstance(each, FSDPModule) for each in alone.module.modules())
     figures, weights = trained(alone)
     assert {each.dtype for each in weights.values()} == {torch.float32}
-    monkeypatch.setattr(sharding, "_is_divided", lambda _: True)
+    monkeypatch.setattr(sharding, "_uses_fully_shard", lambda _: True)
     wrapped = loaded(tmp_path, method, activation_checkpointing=activation_checkpointing)
     assert any(isinstance(each, FSDPModule) for each in wrapped.module.modules())
     expected, expected_weights = trained(wrapped)
@@ -99,8 +99,8 @@ def test_products_are_in_bf16_and_the_optimizer_keeps_fp32(tmp_path: Path) -> No
     model.backward(summed_cross_entropy(logits, batch.labels), 40, last=True)
     model.update()
     assert {each.dtype for each in model.module.parameters()} == {torch.float32}
-    [steps] = model._steps
-    assert {state["exp_avg"].dtype for state in steps.state.values()} == {torch.float32}
+    [torch_optimizer] = model._optimizers
+    assert {state["exp_avg"].dtype for state in torch_optimizer.state.values()} == {torch.float32}
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
@@ -113,7 +113,7 @@ def test_the_states_have_the_bytes_of_the_estimate(tmp_path: Path, method: str) 
         held = model._masters
         assert held is not None
         tensors = [*model.module.parameters(), *held._masters, *held._sums.values()]
-        states = [state for steps in model._steps for state in steps.state.values()]
+        states = [state for torch_optimizer in model._optimizers for state in torch_optimizer.state.values()]
         tensors += [state[name] for state in states for name in ("exp_avg", "exp_avg_sq")]
         counted = sum(each.nbytes for each in tensors)
         model.update()
@@ -192,4 +192,4 @@ def test_a_step_whose_gradients_overflow_changes_the_scale_alone_and_a_checkpoin
 def test_only_fp16_scales_the_loss(tmp_path: Path) -> None:
     runs.make_model(tmp_path / "model")
     model = load(job_of(tmp_path, "bf16-mixed"))
-    assert "scaler" not in checkpoint._state(model.module, model._steps, None, model._scaler)
+    assert "scaler" not in checkpoint._state(model.module, model._optimizers, None, model._scaler)

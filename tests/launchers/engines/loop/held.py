@@ -85,7 +85,7 @@ def _held(model: Any, of_batch: list[Any]) -> dict[str, int]:
         add(parameter.grad, "gradients")
     for buffer in model.module.buffers():
         add(buffer, "weights")
-    optimizers = [model._engine.basic_optimizer] if hasattr(model, "_engine") else model._steps
+    optimizers = [model._engine.basic_optimizer] if hasattr(model, "_engine") else model._optimizers
     for optimizer in optimizers:
         for parameter, state in optimizer.state.items():
             add(parameter, "master weights")  # ZeRO's copies; others are in the module
