@@ -47,7 +47,7 @@ SETTINGS = {
 
 def facts(rank: int, gpus: int, **changes: Any) -> Facts:
     node = rank // gpus
-    told = Facts(
+    reported = Facts(
         rank=rank,
         node=node,
         local_rank=rank % gpus,
@@ -77,7 +77,7 @@ def facts(rank: int, gpus: int, **changes: Any) -> Facts:
         ib_devices=(),
         settings=dict(SETTINGS) if rank % gpus == 0 else {},
     )
-    return dataclasses.replace(told, **changes)
+    return dataclasses.replace(reported, **changes)
 
 
 def gpu_run(nodes: int = 2, gpus: int = 8, **changes: Any) -> Measurements:
@@ -242,8 +242,10 @@ def with_pairs(run: Measurements, cluster: Cluster, *, again: bool = True) -> Me
 
 def spoil(run: Measurements, rank: int, **changes: Any) -> Measurements:
     """That run with one rank's facts changed."""
-    told = tuple(dataclasses.replace(fact, **changes) if fact.rank == rank else fact for fact in run.facts)
-    return dataclasses.replace(run, facts=told)
+    reported = tuple(
+        dataclasses.replace(fact, **changes) if fact.rank == rank else fact for fact in run.facts
+    )
+    return dataclasses.replace(run, facts=reported)
 
 
 def all_with(run: Measurements, **changes: Any) -> Measurements:

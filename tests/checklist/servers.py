@@ -147,9 +147,9 @@ def busy_hook(*answers: tuple[int, Callable[[], str | None]]) -> Iterator[tuple[
             called.append(time.monotonic())
             status, retry_after = answers[min(len(called), len(answers)) - 1]
             self.send_response(status)
-            told = retry_after()
-            if told is not None:
-                self.send_header("Retry-After", told)
+            reported = retry_after()
+            if reported is not None:
+                self.send_header("Retry-After", reported)
             self.send_header("Content-Length", "0")
             self.end_headers()
 

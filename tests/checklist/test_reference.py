@@ -30,8 +30,8 @@ def test_a_result_is_what_most_of_its_nodes_have_or_what_the_named_one_has(tmp_p
 
 def test_the_result_of_a_large_run_says_the_same_in_less(tmp_path: Path) -> None:
     file = kept(tmp_path, nodes=130, odd=3)
-    told = [fact for fact in result.read(file).measurements.facts if len(fact.settings) > 1]
-    assert [fact.node for fact in told] == [0, 3]
+    reported = [fact for fact in result.read(file).measurements.facts if len(fact.settings) > 1]
+    assert [fact.node for fact in reported] == [0, 3]
     assert reference.read(file)["p5.48xlarge"] == {
         name: value for name, value in SETTINGS.items() if name != "cpu"
     }

@@ -40,7 +40,7 @@ def test_the_result_says_of_each_suspect_what_was_found() -> None:
 
 
 def test_a_suspect_is_measured_alone_before_all_other_pairs() -> None:
-    def answer(what: str, rank: int, told: Mapping[str, Any]) -> Any:
+    def answer(what: str, rank: int, reported: Mapping[str, Any]) -> Any:
         return 4000 if what == "listen" else {"seconds": [0.1] * 5, "bytes": 10**9, "error": None}
 
     run = Answered(3, answer, suspects=("host-2",))

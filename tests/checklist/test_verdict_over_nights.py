@@ -50,7 +50,7 @@ def nights(
     return nights_of(place, change, NIGHTS, accept)
 
 
-def told(result: Result) -> list[tuple[str, str, tuple[str, ...]]]:
+def reported(result: Result) -> list[tuple[str, str, tuple[str, ...]]]:
     return [(fault.check, fault.verdict, fault.nodes or fault.suspects) for fault in result.findings]
 
 
@@ -64,7 +64,7 @@ def test_a_gpu_that_falls_behind_its_own_past_is_named_though_it_is_as_fast_as_i
         return with_share(SIX, 1.09 * (1.0 if night < 5 else 0.93 if night < 7 else 0.89), [3])
 
     results = nights_of(tmp_path / "h.jsonl", change)
-    assert [told(result) for result in results[3:]] == [
+    assert [reported(result) for result in results[3:]] == [
         *([[]] * 2),
         *([[("gemm", "WARN", ("host-3",)), ("hbm", "WARN", ("host-3",))]] * 2),
         [("gemm", "FAIL", ("host-3",)), ("hbm", "FAIL", ("host-3",))],
@@ -82,9 +82,9 @@ def test_a_gpu_on_another_level_for_steady_nights_has_that_as_its_baseline(tmp_p
         *("W" * STEADY_NIGHTS),
         *"PP",
     ]
-    told = {night: result.notes for night, result in enumerate(results) if result.notes}
-    assert list(told) == [3 + STEADY_NIGHTS]
-    assert "hbm_copy of host-3 GPU-3-0: 5 steady nights at 2783 GB/s are the new baseline" in told[8][1]
+    reported = {night: result.notes for night, result in enumerate(results) if result.notes}
+    assert list(reported) == [3 + STEADY_NIGHTS]
+    assert "hbm_copy of host-3 GPU-3-0: 5 steady nights at 2783 GB/s are the new baseline" in reported[8][1]
 
 
 def said(results: list[Result]) -> str:
@@ -102,9 +102,11 @@ def test_a_permanent_warning_does_not_keep_figures_from_having_a_history(tmp_pat
 def test_a_lawful_step_of_seven_percent_warns_and_is_then_the_new_baseline(tmp_path: Path) -> None:
     results = nights(tmp_path / "h.jsonl", lambda night: 1.0 if night < 12 else 0.93)
     assert said(results) == "P" * 12 + "W" * STEADY_NIGHTS + "P" * (18 - STEADY_NIGHTS)
-    told = {night: result.notes for night, result in enumerate(results) if result.notes}
-    assert list(told) == [11 + STEADY_NIGHTS]
-    assert told[16][0] == "gemm_bf16: 5 steady nights at 706.8 TFLOPS are the new baseline, instead of 760."
+    reported = {night: result.notes for night, result in enumerate(results) if result.notes}
+    assert list(reported) == [11 + STEADY_NIGHTS]
+    assert (
+        reported[16][0] == "gemm_bf16: 5 steady nights at 706.8 TFLOPS are the new baseline, instead of 760."
+    )
 
 
 def test_a_drift_of_one_percent_a_night_warns_then_fails_and_is_never_taken_for_normal(
@@ -135,7 +137,7 @@ def test_a_node_whose_network_falls_to_85_percent_of_its_own_past_warns(tmp_path
 
     results = nights_of(tmp_path / "h.jsonl", change)
     assert {verdict_of(result, "pairs") for result in results[:6]} == {"WARN"}, "uneven: one is faster"
-    assert [told(result) for result in results[6:]] == [[("pairs", "WARN", ("host-2",))] * 2] * 2
+    assert [reported(result) for result in results[6:]] == [[("pairs", "WARN", ("host-2",))] * 2] * 2
     assert "host-2 sends" in results[6].findings[0].title
 
 
@@ -146,6 +148,6 @@ def test_a_pair_that_falls_behind_its_own_past_warns_on_the_third_night(tmp_path
         return with_pairs(SIX, fast, again=night != 3)
 
     results = nights_of(tmp_path / "h.jsonl", change)
-    assert told(results[5]) == told(results[6]) == []
-    assert told(results[7]) == [("pairs", "WARN", ("host-1", "host-4"))]
+    assert reported(results[5]) == reported(results[6]) == []
+    assert reported(results[7]) == [("pairs", "WARN", ("host-1", "host-4"))]
     assert "3 times in a row" in results[7].headline

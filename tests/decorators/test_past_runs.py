@@ -53,14 +53,14 @@ def test_reading_sees_the_runs_of_all_users_and_leaves_the_namespace_as_it_was()
 
 
 def test_a_hanging_reader_is_abandoned_in_time_and_notified() -> None:
-    told = threading.Event()
+    reported = threading.Event()
 
     def hang(over: threading.Event) -> None:
         over.wait(60)
-        told.set()
+        reported.set()
 
     assert not read_for(0.2, hang)
-    assert told.wait(30)
+    assert reported.wait(30)
 
 
 def noted(*entries: tuple[str, str, int]) -> Any:

@@ -26,15 +26,15 @@ STATUS = "/api/v1/namespaces/kube-system/configmaps"
 
 def node(name: str, labels: Json, resources: Json, *, provider: str = "", **spec: Any) -> Json:
     """A Ready node as its kubelet and the cloud's controller describe it."""
-    told = {"pods": "110", "ephemeral-storage": "4Ti", **resources}
+    reported = {"pods": "110", "ephemeral-storage": "4Ti", **resources}
     return {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, **labels}},
         "spec": {"providerID": provider, **spec} if provider else spec,
         "status": {
-            "allocatable": told,
-            "capacity": told,
+            "allocatable": reported,
+            "capacity": reported,
             "conditions": [{"type": "Ready", "status": "True"}],
         },
     }

@@ -174,8 +174,8 @@ def _supervisor(home: Path, node: int) -> int:
     """The process that looks after that node's ranks, once they have told who they are."""
     deadline = time.monotonic() + BUSY_SECONDS / 2
     while time.monotonic() < deadline:
-        told = [Progress(file).read().operation for file in home.glob(f"work/*/*/rank{node}.progress")]
-        if told and told[0] not in ("", "facts", "health", "clock"):
+        reported = [Progress(file).read().operation for file in home.glob(f"work/*/*/rank{node}.progress")]
+        if reported and reported[0] not in ("", "facts", "health", "clock"):
             return next(process.pid for process in psutil.process_iter() if _looks_after(process, home, node))
         time.sleep(0.02)
     raise AssertionError("no supervisor has started")

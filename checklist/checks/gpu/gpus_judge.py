@@ -175,17 +175,7 @@ def _replays(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
             title = (
                 f"The PCIe link of the GPU of rank {state.rank} ({name}) sent again {final - first:,} times."
             )
-            findings.append(
-                finding(
-                    "gpu-health",
-                    "pcie-replays",
-                    "WARN",
-                    title,
-                    nodes=[name],
-                    ranks=[state.rank],
-                    gpu=state.uuid,
-                )
-            )
+            findings.append(_warning("pcie-replays", title, name, state))
     return findings
 
 
@@ -209,18 +199,12 @@ def _corrected(context: JudgingContext, states: list[GpuHealth]) -> list[Finding
             title += f"{total:,} memory errors since boot, in {weeks * 7:.0f} days or less."
         else:
             continue
-        findings.append(
-            finding(
-                "gpu-health",
-                "ecc-corrected",
-                "WARN",
-                title,
-                nodes=[name],
-                ranks=[state.rank],
-                gpu=state.uuid,
-            )
-        )
+        findings.append(_warning("ecc-corrected", title, name, state))
     return findings
+
+
+def _warning(reason: str, title: str, node: str, state: GpuHealth) -> Finding:
+    return finding("gpu-health", reason, "WARN", title, nodes=[node], ranks=[state.rank], gpu=state.uuid)
 
 
 def _unhealthy(context: JudgingContext, state: GpuHealth) -> list[Finding]:

@@ -178,8 +178,8 @@ def test_loss_at_many_places_that_none_has_alone_is_no_node_s() -> None:
 
 
 def test_a_carrier_that_changed_fails_and_damaged_frames_warn() -> None:
-    told = Counters(node=3, phase="pairs", carrier_changes=2, port_errors={"rx_crc_errors": 9})
-    result = judge(dataclasses.replace(cpu_run(4), counters=(told,)))
+    reported = Counters(node=3, phase="pairs", carrier_changes=2, port_errors={"rx_crc_errors": 9})
+    result = judge(dataclasses.replace(cpu_run(4), counters=(reported,)))
     assert [(fault.code, fault.verdict, fault.nodes) for fault in result.findings] == [
         ("carrier", "FAIL", ("host-3",)),
         ("port-errors", "WARN", ("host-3",)),

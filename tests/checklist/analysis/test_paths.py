@@ -16,16 +16,18 @@ from tests.checklist.runs import facts
 NVLINK, NIC, SLOW_NIC = 400.0, 48.0, 12.0
 
 
-def told(nodes: int, change: Callable[[int], dict[str, object]]) -> list[Facts]:
+def reported(nodes: int, change: Callable[[int], dict[str, object]]) -> list[Facts]:
     return [dataclasses.replace(facts(node, 1), **change(node)) for node in range(nodes)]
 
 
 def domains_of(size: int, nodes: int = 8) -> Paths:
-    return Paths.from_facts(told(nodes, lambda node: {"nvlink_domain": f"rack-{node // size}.0"}), nodes)
+    return Paths.from_facts(reported(nodes, lambda node: {"nvlink_domain": f"rack-{node // size}.0"}), nodes)
 
 
 def leaves_of(size: int, nodes: int = 8) -> Paths:
-    layers = told(nodes, lambda node: {"network_nodes": ("spine", f"leaf-{node // size}", f"host-{node}")})
+    layers = reported(
+        nodes, lambda node: {"network_nodes": ("spine", f"leaf-{node // size}", f"host-{node}")}
+    )
     return Paths.from_facts(layers, nodes)
 
 
@@ -49,7 +51,7 @@ def mixed(src: int, dst: int) -> float:
     return SLOW_NIC if max(src, dst) >= 4 else NIC
 
 
-KINDS = Paths.from_facts(told(8, lambda node: {"gpu_names": ("A100" if node >= 4 else "H100",)}), 8)
+KINDS = Paths.from_facts(reported(8, lambda node: {"gpu_names": ("A100" if node >= 4 else "H100",)}), 8)
 CLUSTERS = pytest.mark.parametrize(
     ("path", "paths"),
     [(racks, domains_of(4)), (oversubscribed, leaves_of(4)), (mixed, KINDS)],
@@ -98,14 +100,14 @@ def test_a_direction_that_was_fast_once_is_luck_and_no_path() -> None:
 
 def test_two_nodes_of_a_leaf_are_no_measure_of_themselves() -> None:
     slow = Cluster(nodes=6, transmit={0: 0.85}, receive={0: 0.85})
-    layers = told(6, lambda node: {"network_nodes": ("spine", f"leaf-{node // 2}")})
+    layers = reported(6, lambda node: {"network_nodes": ("spine", f"leaf-{node // 2}")})
     (fault,) = examine(slow, Paths.from_facts(layers, 6)).with_status("confirmed")
     assert (fault.node, fault.slight) == (0, True)
 
 
 def test_a_leaf_is_the_smallest_unit_that_two_nodes_share() -> None:
     assert leaves_of(4).leaves == (0, 0, 0, 0, 1, 1, 1, 1)
-    assert Paths.from_facts(told(3, lambda node: {"network_nodes": (f"host-{node}",)}), 3).leaves == (
+    assert Paths.from_facts(reported(3, lambda node: {"network_nodes": (f"host-{node}",)}), 3).leaves == (
         -1,
         -1,
         -1,
@@ -113,7 +115,7 @@ def test_a_leaf_is_the_smallest_unit_that_two_nodes_share() -> None:
 
 
 def test_a_node_of_unknown_kind_counts_as_the_most_common_kind() -> None:
-    names = told(4, lambda node: {"gpu_names": () if node == 2 else ("H100",), "instance_type": None})
+    names = reported(4, lambda node: {"gpu_names": () if node == 2 else ("H100",), "instance_type": None})
     assert Paths.from_facts(names, 4).kinds == (0, 0, 0, 0)
 
 

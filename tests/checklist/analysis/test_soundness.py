@@ -28,7 +28,7 @@ def changed(run: Measurements, field: str, index: int, **changes: Any) -> Measur
     return dataclasses.replace(run, **kept)
 
 
-def told(run: Measurements) -> list[tuple[str, int | None, int | None]]:
+def reported(run: Measurements) -> list[tuple[str, int | None, int | None]]:
     """Check, node and rank of what cannot be in that run; what is left can be written as JSON."""
     left = sound(run)
     json.dumps(to_dict(left), allow_nan=False)
@@ -44,62 +44,62 @@ def test_nothing_of_a_healthy_run_is_refused(run: Measurements) -> None:
 @pytest.mark.parametrize("value", BAD_TIMES)
 def test_a_connection_with_an_impossible_time_still_counts(value: float) -> None:
     run = changed(gpu_run(), "probes", 0, seconds=value)
-    assert told(run) == [("mesh", 0, None)]
+    assert reported(run) == [("mesh", 0, None)]
     assert sound(run).probes[0].connected
 
 
 def test_facts_and_counters_that_can_not_be_are_unknown() -> None:
-    assert told(spoil(gpu_run(), 9, clock_offset_s=NAN)) == [("clock", 1, 9)]
-    assert told(spoil(gpu_run(), 9, clock_offset_error_s=-1.0)) == [("clock", 1, 9)]
+    assert reported(spoil(gpu_run(), 9, clock_offset_s=NAN)) == [("clock", 1, 9)]
+    assert reported(spoil(gpu_run(), 9, clock_offset_error_s=-1.0)) == [("clock", 1, 9)]
     assert sound(spoil(gpu_run(), 9, clock_offset_error_s=INF)).facts[9].clock_offset_s is None
-    assert told(spoil(gpu_run(), 9, shm_bytes=-1)) == [("shared-memory", 1, 9)]
-    assert told(spoil(gpu_run(), 9, memlock_bytes=-7)) == [("memlock", 1, 9)]
+    assert reported(spoil(gpu_run(), 9, shm_bytes=-1)) == [("shared-memory", 1, 9)]
+    assert reported(spoil(gpu_run(), 9, memlock_bytes=-7)) == [("memlock", 1, 9)]
     nan = (Nic(name="eth0", gbps=NAN),)
-    assert told(spoil(gpu_run(), 9, nics=nan)) == [("interface", 1, 9)]
-    assert told(changed(gpu_run(), "health", 1, ecc_uncorrected=-1)) == [("gpu-health", 0, 0)]
+    assert reported(spoil(gpu_run(), 9, nics=nan)) == [("interface", 1, 9)]
+    assert reported(changed(gpu_run(), "health", 1, ecc_uncorrected=-1)) == [("gpu-health", 0, 0)]
     counted = Counters(node=1, phase="pairs", tcp_segments=10, tcp_retransmitted=-2)
-    assert told(gpu_run(counters=(counted,))) == [("loss", 1, None)]
+    assert reported(gpu_run(counters=(counted,))) == [("loss", 1, None)]
     ports = Counters(node=1, phase="pairs", carrier_changes=-1, port_errors={"rx_crc_errors": -3})
-    assert told(gpu_run(counters=(ports,))) == [("loss", 1, None), ("loss", 1, None)]
+    assert reported(gpu_run(counters=(ports,))) == [("loss", 1, None), ("loss", 1, None)]
     assert sound(gpu_run(counters=(ports,))).counters[0].port_errors == {}
     spoilt = changed(gpu_run(), "health", 1, nvlink_errors={"CRC": -3})
     assert sound(spoilt).health[1].nvlink_errors == {}
 
 
 def test_samples_and_slow_figures_are_looked_at_too_and_whether_values_were_right_is_kept() -> None:
-    assert told(changed(gpu_run(), "locals", 4, samples=(760.0, NAN))) == [("gemm", 0, 2)]
-    assert told(changed(gpu_run(4), "pairs", 0, gbytes_per_s_p95=NAN)) == [("pairs", 0, None)]
+    assert reported(changed(gpu_run(), "locals", 4, samples=(760.0, NAN))) == [("gemm", 0, 2)]
+    assert reported(changed(gpu_run(4), "pairs", 0, gbytes_per_s_p95=NAN)) == [("pairs", 0, None)]
     run = changed(gpu_run(), "collectives", 0, seconds_p95=NAN)
-    assert told(run) == [("latency", None, None)]
+    assert reported(run) == [("latency", None, None)]
     left = sound(run).collectives[0]
     assert (left.seconds_median, left.busbw_gbytes_per_s, left.correct) == (None, None, True)
 
 
 def test_more_segments_sent_again_than_sent_say_nothing_of_loss() -> None:
     run = changed(gpu_run(), "pairs", 0, segments=10, retransmitted=11)
-    assert told(run) == [("loss", run.pairs[0].src, None)]
+    assert reported(run) == [("loss", run.pairs[0].src, None)]
     assert sound(run).pairs[0].gbytes_per_s == run.pairs[0].gbytes_per_s
 
 
 def test_no_pair_is_far_above_the_line_that_plain_sockets_use() -> None:
     ten = all_with(cpu_run(2, collectives=()), nics=TEN_GBIT)
     fine = dataclasses.replace(ten, pairs=tuple(dataclasses.replace(p, gbytes_per_s=1.2) for p in ten.pairs))
-    assert told(fine) == []
-    assert told(changed(fine, "pairs", 1, gbytes_per_s=6.0)) == [("pairs", fine.pairs[1].src, None)]
+    assert reported(fine) == []
+    assert reported(changed(fine, "pairs", 1, gbytes_per_s=6.0)) == [("pairs", fine.pairs[1].src, None)]
     local = dataclasses.replace(fine, local=True)
-    assert told(changed(local, "pairs", 1, gbytes_per_s=6.0)) == []
+    assert reported(changed(local, "pairs", 1, gbytes_per_s=6.0)) == []
 
 
 def test_no_collective_across_hosts_is_far_above_their_line() -> None:
     run = all_with(cpu_run(2, pairs=()), nics=TEN_GBIT)
-    assert told(dataclasses.replace(run, collectives=run.collectives[:1])) == []
-    assert told(dataclasses.replace(run, collectives=run.collectives[-1:])) == [("bandwidth", None, None)]
+    assert reported(dataclasses.replace(run, collectives=run.collectives[:1])) == []
+    assert reported(dataclasses.replace(run, collectives=run.collectives[-1:])) == [("bandwidth", None, None)]
 
 
 def test_a_gpu_is_not_faster_than_its_data_sheet_by_half() -> None:
-    assert told(changed(gpu_run(), "locals", 0, value=985.0)) == []
-    assert told(changed(gpu_run(), "locals", 0, value=1500.0)) == [("gemm", 0, 0)]
-    assert told(changed(gpu_run(), "locals", 1, value=5100.0)) == [("hbm", 0, 0)]
+    assert reported(changed(gpu_run(), "locals", 0, value=985.0)) == []
+    assert reported(changed(gpu_run(), "locals", 0, value=1500.0)) == [("gemm", 0, 0)]
+    assert reported(changed(gpu_run(), "locals", 1, value=5100.0)) == [("hbm", 0, 0)]
     assert Ceilings.from_run(cpu_run()).local(0, "gemm_fp32").value == PHYSICAL_LIMITS["TFLOPS"]
 
 

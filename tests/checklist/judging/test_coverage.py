@@ -111,11 +111,11 @@ def slow_gpu(gpus: int = 8, **changes: object) -> Measurements:
 def with_gpu(run: Measurements, rank: int, uuid: str) -> Measurements:
     """That run with another GPU in the place of a rank's."""
     old = run.facts[rank].gpu_uuids[run.facts[rank].local_rank]
-    told = tuple(
+    reported = tuple(
         dataclasses.replace(fact, gpu_uuids=tuple(uuid if one == old else one for one in fact.gpu_uuids))
         for fact in run.facts
     )
-    return dataclasses.replace(run, facts=told)
+    return dataclasses.replace(run, facts=reported)
 
 
 def test_a_gpu_is_cleared_by_itself_or_by_being_replaced_and_not_by_the_others_of_its_node() -> None:

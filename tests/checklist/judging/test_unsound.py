@@ -19,19 +19,19 @@ BAD = [math.nan, math.inf, -3.0, 0.0, 1e9]
 
 
 def with_local(run: Measurements, rank: int, what: str, value: float) -> Measurements:
-    told = tuple(
+    reported = tuple(
         dataclasses.replace(item, value=value) if (item.rank, item.what) == (rank, what) else item
         for item in run.locals
     )
-    return dataclasses.replace(run, locals=told)
+    return dataclasses.replace(run, locals=reported)
 
 
 def with_pair(run: Measurements, src: int, dst: int, value: float) -> Measurements:
-    told = tuple(
+    reported = tuple(
         dataclasses.replace(pair, gbytes_per_s=value) if (pair.src, pair.dst) == (src, dst) else pair
         for pair in run.pairs
     )
-    return dataclasses.replace(run, pairs=told)
+    return dataclasses.replace(run, pairs=reported)
 
 
 def accused(result: Result) -> list[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:

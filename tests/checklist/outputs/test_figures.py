@@ -22,14 +22,14 @@ def test_an_amount_has_three_digits_and_its_unit(value: float, unit: str, words:
 
 def test_each_check_shows_the_range_over_its_gpus() -> None:
     result = judge(gpu_run())
-    told = {check.check: of_check(check) for check in result.checks}
-    assert told["gemm"] == "gemm_bf16 760 to 763 TFLOPS (at least 731)"
-    assert told["latency"] == "all_reduce latency 70 µs, barrier latency 70 µs"
-    assert (told["bandwidth"], told["mesh"]) == (
+    reported = {check.check: of_check(check) for check in result.checks}
+    assert reported["gemm"] == "gemm_bf16 760 to 763 TFLOPS (at least 731)"
+    assert reported["latency"] == "all_reduce latency 70 µs, barrier latency 70 µs"
+    assert (reported["bandwidth"], reported["mesh"]) == (
         "all_reduce fp32 450 GB/s (expected 363)",
         "slowest 10 ms",
     )
-    assert told["ranks"] == ""
+    assert reported["ranks"] == ""
     sources = {row[1]: row for row in with_sources(result)}
     assert sources["gemm_bf16"][2:4] == ("760 to 763 TFLOPS", "at least 731")
     assert sources["gemm_bf16"][4].startswith("stas00/ml-engineering")

@@ -33,7 +33,7 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
         yield served
 
 
-def told(said: tuple[Report, ...]) -> dict[str, tuple[bool, str]]:
+def reported(said: tuple[Report, ...]) -> dict[str, tuple[bool, str]]:
     return {item.output: (item.failed, " ".join(item.lines)) for item in said}
 
 
@@ -91,7 +91,7 @@ def test_an_output_that_fails_is_a_line_and_the_others_get_the_result_all_the_sa
         'ClusterRole with verbs ["get", "list", "patch"] on resources ["nodes"], bound to this account.',
         f"The webhook in ${URL_VARIABLE} cannot be reached: no connection (ConnectionRefusedError).",
     )
-    found = told(publish(sick, outputs))
+    found = reported(publish(sick, outputs))
 
     assert {output: failed for output, (failed, _) in found.items()} == {
         "prometheus": True,

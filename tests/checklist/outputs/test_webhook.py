@@ -83,10 +83,10 @@ def test_a_busy_webhook_is_called_again_after_a_wait(
     assert (slept, len(called)) == (waits, 3)
 
 
-@pytest.mark.parametrize("told", ["3600", "1e400", "99999999999999999999"])
-def test_a_webhook_with_too_long_a_retry_after_is_given_up_at_once(sick: Result, told: str) -> None:
+@pytest.mark.parametrize("reported", ["3600", "1e400", "99999999999999999999"])
+def test_a_webhook_with_too_long_a_retry_after_is_given_up_at_once(sick: Result, reported: str) -> None:
     start = time.monotonic()
-    with busy_hook((429, lambda: told)) as (url, called):
+    with busy_hook((429, lambda: reported)) as (url, called):
         line = webhook.send(sick, url, most_wait_s=0.5)
     assert line is not None
     assert "status 429, the next attempt would be in" in line
@@ -119,7 +119,7 @@ def test_permanent_webhook_errors_are_not_retried(sick: Result, status: int) -> 
 
 
 @pytest.mark.parametrize(
-    ("told", "date", "wait_s"),
+    ("reported", "date", "wait_s"),
     [
         ("120", None, 120.0),
         ("Wed, 21 Oct 2015 07:28:00 GMT", "Wed, 21 Oct 2015 07:27:30 GMT", 30.0),
@@ -131,10 +131,10 @@ def test_permanent_webhook_errors_are_not_retried(sick: Result, status: int) -> 
     ],
 )
 def test_retry_after_is_seconds_or_a_date_by_the_server_s_clock(
-    told: str, date: str | None, wait_s: float | None
+    reported: str, date: str | None, wait_s: float | None
 ) -> None:
     headers = Message()
-    headers["Retry-After"] = told
+    headers["Retry-After"] = reported
     if date is not None:
         headers["Date"] = date
     assert webhook.retry_delay_s(headers) == wait_s

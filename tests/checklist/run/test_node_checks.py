@@ -14,8 +14,8 @@ CPU = torch.device("cpu")
 
 def speeds_in_turn(monkeypatch: pytest.MonkeyPatch, speeds: list[float]) -> None:
     """Products that are as fast as told, one after the other, and again from the first."""
-    told = itertools.cycle(speeds)
-    monkeypatch.setattr(node_checks, "_product", lambda *_: lambda: next(told))
+    reported = itertools.cycle(speeds)
+    monkeypatch.setattr(node_checks, "_product", lambda *_: lambda: next(reported))
 
 
 def test_a_burst_reports_its_fastest_product_and_a_load_all_products(

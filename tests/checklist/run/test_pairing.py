@@ -19,10 +19,10 @@ NIGHT = 20_000
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 0.0])
 def test_a_sender_with_impossible_seconds_is_noted_and_makes_no_pair(seconds: float) -> None:
-    def answer(what: str, rank: int, told: Mapping[str, Any]) -> Any:
+    def answer(what: str, rank: int, reported: Mapping[str, Any]) -> Any:
         if what == "listen":
             return 4000
-        odd = (rank, told["address"]) == (2, "10.0.0.1")
+        odd = (rank, reported["address"]) == (2, "10.0.0.1")
         return {"seconds": [0.1, seconds] if odd else [0.1] * 5, "bytes": 10**9, "error": None}
 
     run = Answered(4, answer)
@@ -40,18 +40,18 @@ def test_above_32_nodes_a_link_that_is_slow_when_all_send_is_measured_though_no_
     places = next((a, b) for a in range(nodes) for b in range(a + 1, nodes) if (a, b) not in met)
     slow = order[places[0]], order[places[1]]
 
-    def answer(what: str, rank: int, told: Mapping[str, Any]) -> Any:
+    def answer(what: str, rank: int, reported: Mapping[str, Any]) -> Any:
         if what == "listen":
             return 4000
         if what == "store":
             return 29_000
         if what == "screen":
-            here = told["position"]
-            assert (told["count"], order[here]) == (nodes, rank)
+            here = reported["position"]
+            assert (reported["count"], order[here]) == (nodes, rank)
             there = [{here, (here + d) % nodes} == set(places) for d in range(1, nodes)]
             back = [{here, (here - d) % nodes} == set(places) for d in range(1, nodes)]
             return [0.02 if a or b else 0.01 for a, b in zip(there, back, strict=True)]
-        other = int(told["address"].split(".")[-1]) - 1
+        other = int(reported["address"].split(".")[-1]) - 1
         return {"seconds": [0.2 if {rank, other} == set(slow) else 0.1] * 5, "bytes": 10**9, "error": None}
 
     run = Answered(nodes, answer)
@@ -65,7 +65,7 @@ def test_above_32_nodes_a_link_that_is_slow_when_all_send_is_measured_though_no_
 
 
 def test_over_nccl_bandwidth_of_gpus_and_node_is_stored() -> None:
-    def answer(what: str, rank: int, told: Mapping[str, Any]) -> Any:
+    def answer(what: str, rank: int, reported: Mapping[str, Any]) -> Any:
         if what in ("listen", "store"):
             return 4000
         slow = 2.0 if rank == 6 else 1.0
@@ -79,7 +79,7 @@ def test_over_nccl_bandwidth_of_gpus_and_node_is_stored() -> None:
         rank: dataclasses.replace(fact, gpu_processes=0) for rank, fact in run.results.facts.items()
     }
     assert pairs(run) is None
-    told = {(pair.src, pair.dst): pair for pair in run.results.pairs if not pair.alone}
-    assert told[0, 1].rails == (10.0, 10.0, 10.0, 10.0)
-    assert told[1, 0].rails == (10.0, 10.0, 5.0, 10.0)
-    assert told[1, 0].gbytes_per_s == pytest.approx(20.0)
+    reported = {(pair.src, pair.dst): pair for pair in run.results.pairs if not pair.alone}
+    assert reported[0, 1].rails == (10.0, 10.0, 10.0, 10.0)
+    assert reported[1, 0].rails == (10.0, 10.0, 5.0, 10.0)
+    assert reported[1, 0].gbytes_per_s == pytest.approx(20.0)

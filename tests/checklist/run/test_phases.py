@@ -34,9 +34,9 @@ def test_nvidia_s_diagnostic_is_run_once_on_each_node_over_the_gpus_of_all_its_r
     run = deep(asked)
     assert diag(run) is None
     assert [(what, rank) for what, rank, _ in asked] == [("diagnose", 0), ("diagnose", 1), ("diagnose", 2)]
-    told = asked[1][2]
-    assert (told["gpus"], told["level"]) == (["GPU-1-0", "GPU-1-1"], 2)
-    assert 800 < told["limit_s"] < 900
+    reported = asked[1][2]
+    assert (reported["gpus"], reported["level"]) == (["GPU-1-0", "GPU-1-1"], 2)
+    assert 800 < reported["limit_s"] < 900
     assert [one.node for one in run.results.diagnosed] == [0, 1, 2]
 
 

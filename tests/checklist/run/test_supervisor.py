@@ -181,10 +181,10 @@ def test_every_node_gets_the_condensed_form_of_a_large_run_and_rank_0_has_it_who
         for link in links:
             while not isinstance(end := link.receive(), End):
                 pass
-            told = record(Measurements, end.measurements)
+            reported = record(Measurements, end.measurements)
             assert end.status == 1
-            assert len(told.probes) < 0.2 * MAX_PROBES
-            assert [(one.src, one.dst) for one in told.probes if not one.connected] == [(7, 9)]
+            assert len(reported.probes) < 0.2 * MAX_PROBES
+            assert [(one.src, one.dst) for one in reported.probes if not one.connected] == [(7, 9)]
         assert len(conductor.measured.probes) == len(probes)
     finally:
         for link in links:
@@ -200,12 +200,12 @@ def test_a_long_run_prints_its_progress_every_few_seconds(
     conductor = Coordinator(Options(device="cpu"), place(0), hub, replace(SHORT, rendezvous=65.0))
     try:
         threading.Thread(target=conductor.run, daemon=True).start()
-        told = ""
+        reported = ""
         deadline = time.monotonic() + 10
-        while told.count("checklist: ") < 2 and time.monotonic() < deadline:
+        while reported.count("checklist: ") < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
-            told += capfd.readouterr().err
-        assert "checklist: 0 of 2 ranks are here, 0:01 of at most 1:05\n" in told
+            reported += capfd.readouterr().err
+        assert "checklist: 0 of 2 ranks are here, 0:01 of at most 1:05\n" in reported
         conductor.phase, conductor._phase_began = "pairs", time.monotonic() - 75.5
         conductor.phase_ends = conductor._phase_began + 120.5
         assert conductor.stage() == "pairs of nodes, 1:16 of at most 2:01, 0 measured"

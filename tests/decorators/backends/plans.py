@@ -52,7 +52,7 @@ def node_object(name: str, **more: Any) -> dict[str, Any]:
         "pods": "100",
         **more.get("resources", {}),
     }
-    told = {key: value for key, value in resources.items() if value is not None}
+    reported = {key: value for key, value in resources.items() if value is not None}
     return {
         "metadata": {"name": name, "labels": {k: v for k, v in labels.items() if v is not None}},
         "spec": {
@@ -61,8 +61,8 @@ def node_object(name: str, **more: Any) -> dict[str, Any]:
             "unschedulable": more.get("unschedulable", False),
         },
         "status": {
-            "allocatable": told,
-            "capacity": told,
+            "allocatable": reported,
+            "capacity": reported,
             "conditions": [{"type": "Ready", "status": "True" if more.get("ready", True) else "False"}],
         },
     }

@@ -77,8 +77,8 @@ def test_the_pods_of_a_deployed_workflow_get_them_without_a_run(monkeypatch: pyt
 
 def test_a_batch_job_is_tagged_where_metaflow_tags_jobs_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TEAM_VARIABLE, "vision")
-    told = {"metaflow.user": "jane", "metaflow.flow_name": "FinetuneFlow", "metaflow.run_id": "12"}
-    tagged = workarounds.correct({"parameters": told, "tags": {"app": "metaflow"}})["tags"]
+    reported = {"metaflow.user": "jane", "metaflow.flow_name": "FinetuneFlow", "metaflow.run_id": "12"}
+    tagged = workarounds.correct({"parameters": reported, "tags": {"app": "metaflow"}})["tags"]
     assert tagged == {
         "app": "metaflow",
         "finetune/user": "jane",
@@ -86,4 +86,4 @@ def test_a_batch_job_is_tagged_where_metaflow_tags_jobs_at_all(monkeypatch: pyte
         "finetune/run": "12",
         "finetune/team": "vision",
     }
-    assert workarounds.correct({"parameters": told, "tags": {}})["tags"] == {}
+    assert workarounds.correct({"parameters": reported, "tags": {}})["tags"] == {}

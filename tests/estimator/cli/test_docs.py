@@ -38,8 +38,10 @@ def printed(command: str) -> str:
         check=False,
     )
     assert "Traceback" not in done.stderr, done.stderr
-    told = re.sub(r"^Prices of .* days old: .*\n", "", done.stderr, flags=re.MULTILINE)  # each day another
-    lines = [line.rstrip() for line in (done.stdout + told).strip("\n").splitlines()]
+    reported = re.sub(
+        r"^Prices of .* days old: .*\n", "", done.stderr, flags=re.MULTILINE
+    )  # each day another
+    lines = [line.rstrip() for line in (done.stdout + reported).strip("\n").splitlines()]
     return "\n".join(lines) + "\n"
 
 

@@ -218,7 +218,7 @@ def test_an_ambiguous_gpu_stands_for_all_of_its_kind() -> None:
 
 def test_old_prices_are_reported_once_on_standard_error() -> None:
     result = run("--model llama-8b --method lora --gpu A10G --json")
-    told = [line for line in result.stderr.splitlines() if "days old" in line]
-    assert told == [hardware.old_prices(["g5.xlarge"])]
-    assert told[0].startswith("Prices of 2026-07-20 are ")
+    reported = [line for line in result.stderr.splitlines() if "days old" in line]
+    assert reported == [hardware.old_prices(["g5.xlarge"])]
+    assert reported[0].startswith("Prices of 2026-07-20 are ")
     assert "days old" not in result.stdout

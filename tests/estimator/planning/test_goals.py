@@ -88,12 +88,12 @@ def test_a_deadline_without_an_amount_of_training_is_refused() -> None:
 def test_epochs_steps_and_tokens_say_the_same_amount() -> None:
     steps = BILLION // LORA.tokens_per_step
     amount = steps * LORA.tokens_per_step
-    told = (
+    reported = (
         plan(LORA, ANY, Goals(tokens=amount)),
         plan(LORA, ANY, Goals(dataset_tokens=amount // 2, epochs=2)),
         plan(replace(LORA, steps=steps), ANY),
     )
-    assert len({usd(made) for made in told}) == 1
+    assert len({usd(made) for made in reported}) == 1
 
 
 def test_clouds_and_machine_types_limit_the_plans() -> None:

@@ -128,7 +128,7 @@ def test_a_small_model_goes_to_the_cpus_of_a_cluster_without_gpus() -> None:
     assert "--device cpu" not in caught.value.advice
 
 
-def told(job: Job, cluster: Cluster) -> UserError:
+def reported(job: Job, cluster: Cluster) -> UserError:
     with pytest.raises(UserError) as caught:
         plan(job, KUBERNETES, Goals(cluster=cluster.open))
     return explain(caught.value, job, KUBERNETES, cluster)
@@ -138,7 +138,7 @@ def test_a_taint_in_the_way_is_named_with_the_toleration_that_opens_it() -> None
     taints = ("team=vision:NoSchedule", "nvidia.com/gpu:NoSchedule")
     fenced = replace(nodes_of("p5.48xlarge", 8), taints=taints, untolerated_taints=taints[:1])
     cluster = cluster_of(fenced, nodes_of("g6e.xlarge", 1))
-    error = told(FULL, cluster)
+    error = reported(FULL, cluster)
     assert "untolerated taint team=vision:NoSchedule: 8x H100 SXM of node-0, node-1" in error.problem
     assert '"key":"team"' in error.advice
     assert '"key":"nvidia.com/gpu"' in error.advice
@@ -149,7 +149,7 @@ def test_a_taint_in_the_way_is_named_with_the_toleration_that_opens_it() -> None
 
 def test_a_quota_in_the_way_is_named_with_its_figures() -> None:
     cluster = cluster_of(nodes_of("p5.48xlarge", 8), quotas=(quota(4, used=1),))
-    error = told(FULL, cluster)
+    error = reported(FULL, cluster)
     assert error.problem.startswith(
         f"ResourceQuota team allows 4 {GPUS} (1 of them in use); llama-70b (full)"
     )
@@ -158,12 +158,12 @@ def test_a_quota_in_the_way_is_named_with_its_figures() -> None:
 
 def test_a_guess_in_the_way_is_named_with_the_machine_to_name() -> None:
     guess = replace(nodes_of("p5.48xlarge", 0), max_new_nodes=8, guessed=True, added_by="the node group big")
-    error = told(FULL, cluster_of(nodes_of("g6e.xlarge", 1), guess))
+    error = reported(FULL, cluster_of(nodes_of("g6e.xlarge", 1), guess))
     assert "the node group big may add nodes of an unknown instance type" in error.problem
     assert "--instance-type p5.48xlarge" in error.advice
 
 
 def test_where_nothing_stands_in_the_way_the_error_is_the_planners_and_shows_no_other_machines() -> None:
-    error = told(FULL, cluster_of(nodes_of("g6e.xlarge", 2)))
+    error = reported(FULL, cluster_of(nodes_of("g6e.xlarge", 2)))
     assert isinstance(error, CannotFit)
     assert error.example_plan is None

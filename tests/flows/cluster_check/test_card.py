@@ -144,10 +144,10 @@ def test_a_figure_is_only_shown_beside_runs_of_the_same_setting() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size_bytes", "told"), [(8, "8 B"), (4096, "4 KiB"), (3 * 2**19, "1.5 MiB"), (4 * GIB, "4 GiB")]
+    ("size_bytes", "reported"), [(8, "8 B"), (4096, "4 KiB"), (3 * 2**19, "1.5 MiB"), (4 * GIB, "4 GiB")]
 )
-def test_message_sizes_are_shown_in_binary_units(size_bytes: int, told: str) -> None:
-    assert message(size_bytes) == told
+def test_message_sizes_are_shown_in_binary_units(size_bytes: int, reported: str) -> None:
+    assert message(size_bytes) == reported
 
 
 def test_the_charts_are_plain_values() -> None:

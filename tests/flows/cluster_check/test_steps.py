@@ -43,8 +43,10 @@ def test_a_lost_step_is_judged_by_what_was_kept_and_its_lost_node_is_named_but_n
     phases = tuple(ended if phase.name == "world" else phase for phase in run.phases)
     kept = replace(run, hangs=(lost,), phases=phases, collectives=(), transport=None)
 
-    told = steps.judge_run(run_config, steps.merge(run_config, [], stored=kept), steps.PastRuns())
-    assert (told.verdict, told.bad_nodes) == ("FAIL", ("host-1",)), "a step that ended well: it is the node"
+    reported = steps.judge_run(run_config, steps.merge(run_config, [], stored=kept), steps.PastRuns())
+    assert (reported.verdict, reported.bad_nodes) == ("FAIL", ("host-1",)), (
+        "a step that ended well: it is the node"
+    )
 
     result = steps.judge_run(
         run_config, steps.merge(run_config, [], lost=True, stored=kept), steps.PastRuns()

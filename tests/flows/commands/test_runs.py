@@ -84,9 +84,9 @@ def test_a_folder_without_runs_gives_a_two_line_error(tmp_path: Path) -> None:
 def test_costs_are_summed_by_user_and_machines_without_a_price_reported(
     run: FlowRun, of_run: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    told = of_run("costs", "--json")
-    assert told.returncode == 0, told.stderr
-    (jane, everybody) = json.loads(told.stdout)
+    reported = of_run("costs", "--json")
+    assert reported.returncode == 0, reported.stderr
+    (jane, everybody) = json.loads(reported.stdout)
     assert (jane["name"], everybody["name"]) == ("tester", "all")
     assert jane["runs"] == 1
     assert 0 < jane["hours"] * 3600 < 2 * run.seconds  # training and evaluation

@@ -93,8 +93,8 @@ def test_on_premises_only_what_is_open_is_planned_with_and_no_cloud_has_a_price(
     hardware.forget()
     priced = run(method="lora", gpus=8)
     assert priced.prediction.usd_per_hour == 9.5
-    told = capsys.readouterr().err
-    assert "untolerated taint dedicated=research:NoSchedule: fenced-a, fenced-b" in told
+    reported = capsys.readouterr().err
+    assert "untolerated taint dedicated=research:NoSchedule: fenced-a, fenced-b" in reported
     hardware.forget()
 
 

@@ -108,10 +108,10 @@ def test_what_a_process_has_started_ends_with_it(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     log, deadline = tmp_path / "log", time.monotonic() + 60
     with processes.started("starts_another", tmp_path / "request", log, on_cpu=True):
-        while not (told := log.read_text().strip()) and time.monotonic() < deadline:
+        while not (reported := log.read_text().strip()) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert processes.is_running(int(told))
-    assert not processes.is_running(int(told))
+        assert processes.is_running(int(reported))
+    assert not processes.is_running(int(reported))
 
 
 @pytest.mark.parametrize(

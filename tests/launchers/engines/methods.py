@@ -39,7 +39,7 @@ from tests.launchers.engines.loop.families import (
     STEPS,
     documents,
     loss,
-    told,
+    reported,
 )
 from tests.launchers.engines.trl import toy
 
@@ -200,7 +200,7 @@ def problems(proof: Proof, one: Proof, folder: Path) -> list[str]:
         found.append("its loss does not fall")
     if max(abs(two - single) for two, single in zip(proof.losses, one.losses, strict=True)) > CLOSE:
         found.append("its losses are not those of one node")
-    if told(whole[CHECKPOINT]) != told(after[0]):
+    if reported(whole[CHECKPOINT]) != reported(after[0]):
         found.append("it does not go on from its checkpoint bit by bit")
     engines.get(proof.whole.plan.engine).collect(proof.whole, folder)
     result = engines.result_of(folder)
@@ -225,8 +225,8 @@ def _problems_of_drawing(proof: Proof, folder: Path) -> list[str]:
     """The same of GRPO. Each process draws answers of its own, so that two nodes don't repeat one."""
     whole, after = runs.steps(proof.whole), runs.steps(proof.resumed)
     found = []
-    again = [(told(step), step.metrics) for step in after]
-    if not again or again != [(told(step), step.metrics) for step in whole[-len(again) :]]:
+    again = [(reported(step), step.metrics) for step in after]
+    if not again or again != [(reported(step), step.metrics) for step in whole[-len(again) :]]:
         found.append("it does not go on from its checkpoint bit by bit")
     engines.get("trl").collect(proof.whole, folder)
     trained = load_model(engines.result_of(folder), proof.whole.model_dir, "cpu", "fp32")

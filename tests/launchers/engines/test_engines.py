@@ -18,7 +18,7 @@ from launchers.models import tiny_llama
 from launchers.run.job import unsupported
 from launchers.settings import Settings, build
 from tests.launchers.engines.loop import families, runs
-from tests.launchers.engines.loop.families import told
+from tests.launchers.engines.loop.families import reported
 
 LOOP = models.FAMILIES.keys() - {"bert", "qwen"}  # an encoder, and code that is no part of transformers
 RUN = {"torchtune": {"llama", "mistral", "qwen2"}, "deepspeed": LOOP, "fsdp2": LOOP}
@@ -155,4 +155,4 @@ def test_a_run_with_the_longest_rows_first_resumes_bit_by_bit(
         tokens = [step.tokens for step in runs.steps(job, rank)]
         assert tokens == [lengths[at : at + BATCH][rank::WORLD].sum() for at in range(0, len(lengths), BATCH)]
     rest = runs.run(runs.resumed(job, tmp_path / "rest", 2))
-    assert [told(step) for step in rest] == [told(step) for step in whole[2:]]
+    assert [reported(step) for step in rest] == [reported(step) for step in whole[2:]]

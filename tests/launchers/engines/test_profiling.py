@@ -77,13 +77,13 @@ def test_a_window_adds_up_to_its_steps_and_changes_no_loss(tmp_path: Path, engin
     events = _run(jobs)
     assert _losses(events) == _losses(plain)
 
-    told = [event for event in events if event.kind == "profiled"]
-    assert [event.problem for event in told] == ["", ""]
+    reported = [event for event in events if event.kind == "profiled"]
+    assert [event.problem for event in reported] == ["", ""]
     took = {
         rank: [e.dt for e in events if e.kind == "step" and e.rank == rank and FIRST <= e.step <= LAST]
         for rank in (0, 1)
     }
-    for event in told:
+    for event in reported:
         found = Window.from_dict(json.loads(json.dumps(event.window)))
         assert (found.first, found.last, found.split.steps) == (FIRST, LAST, 2)
         seconds = dict(found.split.seconds)

@@ -175,6 +175,6 @@ def test_every_automatic_class_is_told_whether_to_run_code() -> None:
             name = ast.unparse(call.func)
             automatic = name.endswith(".from_pretrained") and name.split(".")[-2].startswith("Auto")
             if automatic and name != "AutoencoderKL.from_pretrained":
-                told = any(word.arg == "trust_remote_code" for word in call.keywords)
-                silent += [] if told else [f"{path}:{call.lineno}"]
+                reported = any(word.arg == "trust_remote_code" for word in call.keywords)
+                silent += [] if reported else [f"{path}:{call.lineno}"]
     assert not silent

@@ -354,9 +354,9 @@ def test_steps_are_known_if_the_data_is_local(dataset: Path) -> None:
 def test_a_run_that_ends_in_its_warm_up_gets_a_warning(
     schedule: dict[str, float], steps: int, words: str | None
 ) -> None:
-    told = preparation.short_run_warning(settings.build({"schedule": schedule}), steps)
-    assert (told is None) == (words is None)
-    assert words is None or words in (told or "")
+    reported = preparation.short_run_warning(settings.build({"schedule": schedule}), steps)
+    assert (reported is None) == (words is None)
+    assert words is None or words in (reported or "")
 
 
 def test_steps_of_a_budget_are_planned_with_full_sequences() -> None:

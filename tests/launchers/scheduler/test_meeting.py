@@ -170,11 +170,11 @@ def meet_with(node: int, port: int, folder: Path, *, after_s: float = 0.0) -> An
 def test_the_nodes_of_a_job_meet_by_a_secret_in_a_file_that_only_their_user_can_read(
     port: int, tmp_path: Path
 ) -> None:
-    heard, told = together(
+    heard, reported = together(
         lambda: meet_with(0, port, tmp_path, after_s=1.0), lambda: meet_with(1, port, tmp_path)
     )
     assert heard == [{"from": 0}, {"from": 1}]
-    assert told == {"mode": 0o600}
+    assert reported == {"mode": 0o600}
     assert list(tmp_path.iterdir()) == [], "it goes with the meeting"
 
 

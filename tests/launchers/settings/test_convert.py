@@ -29,13 +29,13 @@ def ids() -> list[str]:
 def test_no_key_of_a_published_example_is_dropped_silently(row: dict[str, Any]) -> None:
     config = row["config"]
     found = convert.convert(config)
-    told = {each.key for each in found.translated}
-    told = {key.strip() for each in told for key in each.split(",")}
-    told |= {key for key, _ in found.unneeded} | {text.partition(":")[0] for text, _ in found.missing}
+    reported = {each.key for each in found.translated}
+    reported = {key.strip() for each in reported for key in each.split(",")}
+    reported |= {key for key, _ in found.unneeded} | {text.partition(":")[0] for text, _ in found.missing}
     rules = RULES[found.tool]
     for key, value in convert._flattened(config, rules):
         silent = convert._is_off(value)
-        assert silent or key in told, key
+        assert silent or key in reported, key
     assert settings.build(found.nested())  # a run takes them
     assert found.values["method"] in ("full", "lora", "qlora", "dora")
     assert all(reason for _, reason in found.missing + found.unneeded)

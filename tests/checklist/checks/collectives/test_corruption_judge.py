@@ -10,11 +10,11 @@ from tests.checklist.runs import gpu_run, verdict_of
 
 
 def changed(run: Measurements, *ranks: int, whole: bool, **changes: object) -> Measurements:
-    told = tuple(
+    reported = tuple(
         dataclasses.replace(one, **changes) if one.rank in ranks and one.whole == whole else one  # type: ignore[arg-type]
         for one in run.repeated
     )
-    return dataclasses.replace(run, repeated=told)
+    return dataclasses.replace(run, repeated=reported)
 
 
 def test_a_gpu_whose_product_differs_from_itself_is_named() -> None:

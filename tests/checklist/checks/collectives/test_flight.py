@@ -93,10 +93,10 @@ def test_flight_recorders_show_the_rank_that_never_joins_a_collective(tmp_path: 
         assert records[0]["waits"]
         assert not records[1]["waits"]
         assert flight.lagging(records) == [1]
-        told = flight.describe(records, 1)
-        assert told is not None
-        assert "it has ended collective" in told
-        assert f"rank 0 in collective {records[0]['sequence']}, gloo:all_reduce of 1000 Float" in told
+        reported = flight.describe(records, 1)
+        assert reported is not None
+        assert "it has ended collective" in reported
+        assert f"rank 0 in collective {records[0]['sequence']}, gloo:all_reduce of 1000 Float" in reported
     finally:
         for worker in workers:
             worker.close()

@@ -73,14 +73,14 @@ def test_fewer_than_four_equal_nodes_have_no_peers(nodes: int, expected: str) ->
 def test_a_plain_socket_network_is_judged_by_its_line_rate() -> None:
     nic = Nic(name="eth0", gbps=10.0, up=True)
     run = cpu_run(4)
-    told = tuple(
+    reported = tuple(
         dataclasses.replace(f, nics=(dataclasses.replace(nic, addresses=f.addresses),), instance_type=None)
         for f in run.facts
     )
     slow = tuple(
         dataclasses.replace(pair, gbytes_per_s=0.5, bytes=GIB) for pair in Cluster(nodes=4).first_pass()
     )
-    result = judge(dataclasses.replace(run, facts=told, pairs=slow, collectives=()))
+    result = judge(dataclasses.replace(run, facts=reported, pairs=slow, collectives=()))
     assert {fault.code: fault.verdict for fault in result.findings} == {"below-expected": "FAIL"}
     assert "10 Gbit/s (TCP) = 1.25 GB/s a node" in result.findings[0].title
 

@@ -95,10 +95,10 @@ def test_nodes_of_two_gpu_models_are_held_against_their_own_floors_and_peers() -
 
 def test_each_nvlink_domain_has_its_own_peers() -> None:
     run = gpu_run(8, 4)
-    told = tuple(dataclasses.replace(f, nvlink_domain=f"rack-{f.node // 4}.0") for f in run.facts)
-    slower = with_share(dataclasses.replace(run, facts=told), 0.93, range(28, 32), "gemm_bf16")
+    reported = tuple(dataclasses.replace(f, nvlink_domain=f"rack-{f.node // 4}.0") for f in run.facts)
+    slower = with_share(dataclasses.replace(run, facts=reported), 0.93, range(28, 32), "gemm_bf16")
     assert found(slower, thresholds.Table(())) == [("straggler", "WARN", (rank,)) for rank in range(28, 32)]
-    whole_rack = with_share(dataclasses.replace(run, facts=told), 0.93, range(16, 32), "gemm_bf16")
+    whole_rack = with_share(dataclasses.replace(run, facts=reported), 0.93, range(16, 32), "gemm_bf16")
     assert found(whole_rack, thresholds.Table(())) == []
 
 

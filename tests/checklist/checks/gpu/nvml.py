@@ -71,9 +71,9 @@ def fabric(
     """Fills in what nvmlDeviceGetGpuFabricInfoV is given."""
 
     def fill(info: Any) -> int:
-        told = info._obj  # of ctypes.byref
-        told.state, told.status, told.cliqueId, told.healthMask = state, status, clique, mask
-        told.clusterUuid = type(told.clusterUuid)(*uuid.UUID(cluster).bytes)
+        reported = info._obj  # of ctypes.byref
+        reported.state, reported.status, reported.cliqueId, reported.healthMask = state, status, clique, mask
+        reported.clusterUuid = type(reported.clusterUuid)(*uuid.UUID(cluster).bytes)
         return 0
 
     return fill

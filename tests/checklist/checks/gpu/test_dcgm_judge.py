@@ -15,8 +15,8 @@ FAULT = DiagnosticFault(
 CONFIG = DiagnosticFault(test="software", failed=True, text="Persistence mode is off.", severities=(5,))
 
 
-def deep(*told: Diagnosed, **changes: Any) -> Measurements:
-    return dataclasses.replace(gpu_run(), profile="deep", diagnosed=told, **changes)
+def deep(*reported: Diagnosed, **changes: Any) -> Measurements:
+    return dataclasses.replace(gpu_run(), profile="deep", diagnosed=reported, **changes)
 
 
 def well(node: int, **changes: Any) -> Diagnosed:

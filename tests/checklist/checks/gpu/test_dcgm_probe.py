@@ -41,7 +41,7 @@ def ask(
     monkeypatch: pytest.MonkeyPatch,
     then: str,
     gpus: tuple[str, ...] = (FIRST, SECOND),
-    **told: Any,
+    **reported: Any,
 ) -> tuple[Diagnosed, list[str]]:
     """What is made of such a program, and how it was called."""
     program = context.directory / "bin" / "dcgmi"
@@ -49,27 +49,27 @@ def ask(
     program.write_text(SCRIPT.format(place=context.directory, samples=SAMPLES, then=then))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
-    answer = record(Diagnosed, diagnose(context, gpus, **{"level": 2, "limit_s": 30, **told}))
+    answer = record(Diagnosed, diagnose(context, gpus, **{"level": 2, "limit_s": 30, **reported}))
     return answer, (context.directory / "calls").read_text().splitlines()
 
 
 def test_the_form_of_dcgm_4_is_read_with_each_error_s_severity() -> None:
-    told = read(BLANK, f"WARNING: a banner\n{(SAMPLES / 'dcgmi_diag_4.json').read_text()}", IDS)
-    assert (told.version, told.error) == ("4.2.3", None)
-    assert (told.passed, told.left_out) == (("pcie",), ("nvlink",))
-    faults = [(fault.test, fault.failed, fault.gpu, fault.severities) for fault in told.faults]
+    reported = read(BLANK, f"WARNING: a banner\n{(SAMPLES / 'dcgmi_diag_4.json').read_text()}", IDS)
+    assert (reported.version, reported.error) == ("4.2.3", None)
+    assert (reported.passed, reported.left_out) == (("pcie",), ("nvlink",))
+    faults = [(fault.test, fault.failed, fault.gpu, fault.severities) for fault in reported.faults]
     assert faults == [
         ("software", True, FIRST, (5,)),
         ("software", True, SECOND, (5,)),
         ("memory", True, SECOND, (2,)),
     ]
-    assert told.faults[2].text.startswith("GPU 1 had uncorrectable memory errors")
+    assert reported.faults[2].text.startswith("GPU 1 had uncorrectable memory errors")
 
 
 def test_the_form_of_dcgm_3_is_read_too() -> None:
-    told = read(BLANK, (SAMPLES / "dcgmi_diag_3.json").read_text(), IDS)
-    assert (told.version, len(told.passed), told.left_out) == ("3.3.5", 10, ("Pulse Test",))
-    (fault,) = told.faults
+    reported = read(BLANK, (SAMPLES / "dcgmi_diag_3.json").read_text(), IDS)
+    assert (reported.version, len(reported.passed), reported.left_out) == ("3.3.5", 10, ("Pulse Test",))
+    (fault,) = reported.faults
     assert (fault.test, fault.failed, fault.gpu, fault.severities) == ("PCIe", True, SECOND, ())
     assert "12.41" in fault.text
 
@@ -87,9 +87,9 @@ def test_the_form_of_dcgm_3_is_read_too() -> None:
 def test_only_explicit_passes_count_as_passed(statuses: list[str], passed: tuple[str, ...]) -> None:
     results = [*({"gpu_ids": str(number), "status": word} for number, word in enumerate(statuses)), None]
     tests = [None, {"name": "x", "results": results}]  # the empty ones are DCGM 3's
-    told = read(BLANK, json.dumps({"DCGM Diagnostic": {"test_categories": [{"tests": tests}]}}), IDS)
-    assert (told.passed, told.faults, told.error) == (passed, (), None)
-    assert told.left_out == (() if passed else ("x",))
+    reported = read(BLANK, json.dumps({"DCGM Diagnostic": {"test_categories": [{"tests": tests}]}}), IDS)
+    assert (reported.passed, reported.faults, reported.error) == (passed, (), None)
+    assert reported.left_out == (() if passed else ("x",))
 
 
 @pytest.mark.parametrize(
@@ -107,19 +107,19 @@ def test_only_explicit_passes_count_as_passed(statuses: list[str], passed: tuple
     ],
 )
 def test_an_unreadable_answer_gives_an_error(output: str, why: str) -> None:
-    told = read(BLANK, output, IDS)
-    assert why in (told.error or "")
-    assert (told.passed, told.faults) == ((), ())
+    reported = read(BLANK, output, IDS)
+    assert why in (reported.error or "")
+    assert (reported.passed, reported.faults) == ((), ())
 
 
 def test_it_is_run_on_the_gpus_of_the_job_and_its_status_does_not_matter(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     then = f"cat {SAMPLES}/dcgmi_diag_4.json; exit 226"
-    told, calls = ask(context, monkeypatch, then)
+    reported, calls = ask(context, monkeypatch, then)
     assert calls == ["discovery -l", "diag -r 2 -j"]
-    assert len(told.faults) == 3
-    assert told.seconds > 0
+    assert len(reported.faults) == 3
+    assert reported.seconds > 0
 
 
 def test_gpus_of_other_jobs_are_not_tested(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,8 +130,8 @@ def test_gpus_of_other_jobs_are_not_tested(context: Context, monkeypatch: pytest
 def test_gpus_that_dcgm_does_not_list_are_not_diagnosed(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told, calls = ask(context, monkeypatch, "exit 1", ("GPU-00000000-0000-0000-0000-000000000000",))
-    assert "DCGM does not list the GPUs of this node: other ones alone" in (told.error or "")
+    reported, calls = ask(context, monkeypatch, "exit 1", ("GPU-00000000-0000-0000-0000-000000000000",))
+    assert "DCGM does not list the GPUs of this node: other ones alone" in (reported.error or "")
     assert calls == ["discovery -l"]
 
 
@@ -139,9 +139,11 @@ def test_without_a_host_engine_its_error_message_is_shown(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.modules[__name__], "SCRIPT", ENGINE_AWAY)
-    told, calls = ask(context, monkeypatch, "")
-    assert (told.installed, calls) == (True, ["discovery -l"])
-    assert (told.error or "").endswith("Unable to connect to host engine. Host engine may not be running.")
+    reported, calls = ask(context, monkeypatch, "")
+    assert (reported.installed, calls) == (True, ["discovery -l"])
+    assert (reported.error or "").endswith(
+        "Unable to connect to host engine. Host engine may not be running."
+    )
 
 
 def test_a_diagnosis_over_its_limit_is_ended_with_its_children(
@@ -150,8 +152,8 @@ def test_a_diagnosis_over_its_limit_is_ended_with_its_children(
     monkeypatch.setattr("checklist.checks.gpu.dcgm_probe._LEAVE_S", 0.2)
     begin = time.monotonic()
     then = f"trap '' INT; sleep 300 & echo $! > {context.directory}/child; wait; sleep 300"
-    told, _ = ask(context, monkeypatch, then, limit_s=1.0)
-    assert (told.error or "").startswith("the diagnostic was ended after")
+    reported, _ = ask(context, monkeypatch, then, limit_s=1.0)
+    assert (reported.error or "").startswith("the diagnostic was ended after")
     assert time.monotonic() - begin < 20
     child = int((context.directory / "child").read_text())
     wait_for(lambda: not is_running(child), 5, "what it had started has ended")
@@ -163,14 +165,14 @@ def test_the_diagnosis_gets_sigint_first_so_that_the_host_engine_stops_it(
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the worker has it
     try:
         then = f"trap 'touch {context.directory}/told; exit' INT; sleep 300 & wait"
-        told, _ = ask(context, monkeypatch, then, limit_s=1.0)
+        reported, _ = ask(context, monkeypatch, then, limit_s=1.0)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert (told.error or "").startswith("the diagnostic was ended after")
+    assert (reported.error or "").startswith("the diagnostic was ended after")
     assert (context.directory / "told").exists()
 
 
 def test_without_dcgm_nothing_is_run(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(context.directory))
-    told = record(Diagnosed, diagnose(context, [FIRST], 2, 30.0))
-    assert (told.installed, told.error) == (False, "dcgmi is not on the path")
+    reported = record(Diagnosed, diagnose(context, [FIRST], 2, 30.0))
+    assert (reported.installed, reported.error) == (False, "dcgmi is not on the path")

@@ -105,8 +105,8 @@ def test_corrected_errors_count_by_the_time_since_boot_and_under_load(
 
 def test_an_applications_own_xids_from_before_the_run_are_nothing_against_the_gpu() -> None:
     run = gpu_run()
-    told = tuple(dataclasses.replace(state, xids_earlier=(13, 31, 43)) for state in run.health)
-    assert codes(dataclasses.replace(run, health=told)) == {}
+    reported = tuple(dataclasses.replace(state, xids_earlier=(13, 31, 43)) for state in run.health)
+    assert codes(dataclasses.replace(run, health=reported)) == {}
 
 
 def test_xids_that_can_not_be_read_are_no_pass() -> None:

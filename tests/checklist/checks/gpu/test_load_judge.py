@@ -17,7 +17,7 @@ def loaded(run: Measurements, *ranks: int, **changes: Any) -> Measurements:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told", "words"),
+    ("changes", "reported", "words"),
     [
         ({"sm_clock_mhz": 1590}, ("clock-low", "WARN"), "runs at 1,590 MHz under load, its peers at 1,715"),
         ({"sm_clock_mhz": 1410}, ("clock-low", "FAIL"), "runs at 1,410 MHz"),
@@ -27,10 +27,12 @@ def loaded(run: Measurements, *ranks: int, **changes: Any) -> Measurements:
         ({"pcie_generation": 3}, ("pcie-slow", "WARN"), "has 3 as its PCIe generation, others of its kind 5"),
     ],
 )
-def test_a_gpu_that_is_held_back_is_named(changes: dict[str, Any], told: tuple[str, str], words: str) -> None:
+def test_a_gpu_that_is_held_back_is_named(
+    changes: dict[str, Any], reported: tuple[str, str], words: str
+) -> None:
     result = judge(loaded(gpu_run(), 9, **changes))
     (fault,) = result.findings
-    assert (fault.check, fault.code, fault.verdict) == ("gpu-load", *told)
+    assert (fault.check, fault.code, fault.verdict) == ("gpu-load", *reported)
     assert (fault.nodes, fault.ranks, fault.gpus) == (("host-1",), (9,), ("GPU-1-1",))
     assert words in fault.title
 

@@ -48,22 +48,26 @@ def test_medians_the_hottest_moment_and_the_fastest_link_are_told() -> None:
     )
     idle = Sample(sm_clock_mhz=345, power_w=80.0, temperature_c=35, reasons=(), pcie_generation=1)
     hot = Sample(sm_clock_mhz=1200, temperature_c=90, reasons=("hardware thermal slowdown",))
-    told = health(Nvml(gpu), gpu, 3, [idle, *[one] * 17, hot, hot])
-    assert (told.when, told.rank, told.uuid) == ("loaded", 3, "GPU-0-0")
-    assert (told.sm_clock_mhz, told.power_w, told.temperature_c) == (1740, 691.5, 90)
-    assert (told.power_limit_w, told.power_default_w, told.slowdown_c) == (700.0, 700.0, 89)
-    assert (told.pcie_generation, told.pcie_generation_most, told.pcie_generation_gpu) == (5, 5, 5)
-    assert (told.memory_clock_mhz, told.memory_clock_most_mhz) == (2619, 2619)
-    assert (told.sm_clock_set_mhz, told.sm_clock_default_mhz) == (1980, 1980)
-    assert told.throttle_reasons == ("software power cap", "hardware thermal slowdown")
+    reported = health(Nvml(gpu), gpu, 3, [idle, *[one] * 17, hot, hot])
+    assert (reported.when, reported.rank, reported.uuid) == ("loaded", 3, "GPU-0-0")
+    assert (reported.sm_clock_mhz, reported.power_w, reported.temperature_c) == (1740, 691.5, 90)
+    assert (reported.power_limit_w, reported.power_default_w, reported.slowdown_c) == (700.0, 700.0, 89)
+    assert (reported.pcie_generation, reported.pcie_generation_most, reported.pcie_generation_gpu) == (
+        5,
+        5,
+        5,
+    )
+    assert (reported.memory_clock_mhz, reported.memory_clock_most_mhz) == (2619, 2619)
+    assert (reported.sm_clock_set_mhz, reported.sm_clock_default_mhz) == (1980, 1980)
+    assert reported.throttle_reasons == ("software power cap", "hardware thermal slowdown")
     seldom = health(Nvml(gpu), gpu, 3, [*[one] * 18, hot])
     assert seldom.throttle_reasons == ("software power cap",), "once in nineteen samples"
 
 
 def test_figures_that_a_gpu_does_not_report_are_unknown() -> None:
     gpu = Gpu(nvmlDeviceGetUUID="GPU-0-0")
-    told = health(Nvml(gpu), gpu, 0, [sample(Nvml(gpu), gpu)] * 5)
-    assert told == GpuHealth(rank=0, uuid="GPU-0-0", when="loaded")
+    reported = health(Nvml(gpu), gpu, 0, [sample(Nvml(gpu), gpu)] * 5)
+    assert reported == GpuHealth(rank=0, uuid="GPU-0-0", when="loaded")
 
 
 def test_a_missing_temperature_limit_is_derived_from_the_margin() -> None:
@@ -92,9 +96,9 @@ def test_samples_during_the_load_are_reported_with_the_health_after_it(
     library.gpus[0].answers["nvmlDeviceGetClockInfo"] = clock
     with load_probe.watched(context):
         assert enough.wait(10)
-    told = [record(GpuHealth, state) for state in gpus_probe.health(context, "after")]
-    assert [(state.when, state.sm_clock_mhz) for state in told] == [("loaded", 1740), ("after", 1740)]
-    assert told[1].pcie_width_most == 16
+    reported = [record(GpuHealth, state) for state in gpus_probe.health(context, "after")]
+    assert [(state.when, state.sm_clock_mhz) for state in reported] == [("loaded", 1740), ("after", 1740)]
+    assert reported[1].pcie_width_most == 16
     assert [state["when"] for state in gpus_probe.health(context, "after")] == ["after"], "told once"
 
 

@@ -39,7 +39,7 @@ def test_healthy_links_say_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
         ({"nvlinks_active": 17}, ("nvlink-down", "FAIL")),
         ({"nvlink_mbytes_per_s": 13281}, ("nvlink-slow", "FAIL")),
@@ -52,10 +52,12 @@ def test_healthy_links_say_nothing() -> None:
         ({"fabric_faults": ("route recovery",)}, ("fabric-state", "WARN")),
     ],
 )
-def test_a_gpu_whose_links_or_fabric_are_ill_is_named(changes: dict[str, Any], told: tuple[str, str]) -> None:
+def test_a_gpu_whose_links_or_fabric_are_ill_is_named(
+    changes: dict[str, Any], reported: tuple[str, str]
+) -> None:
     result = judge(run_with(9, **changes))
     (fault,) = result.findings
-    assert (fault.code, fault.verdict) == told
+    assert (fault.code, fault.verdict) == reported
     assert (fault.nodes, fault.ranks, fault.gpus) == (("host-1",), (9,), ("GPU-1-1",))
 
 
@@ -75,10 +77,10 @@ def test_nvlinks_missing_on_all_gpus_are_compared_with_the_data_sheet(
 
 def test_a_single_gpu_of_a_shared_machine_needs_no_fabric() -> None:
     run = gpu_run(2, 1)
-    told = tuple(dataclasses.replace(state, fabric="in progress") for state in run.health)
+    reported = tuple(dataclasses.replace(state, fabric="in progress") for state in run.health)
     found = [
         fault
-        for fault in judge(dataclasses.replace(run, health=told)).findings
+        for fault in judge(dataclasses.replace(run, health=reported)).findings
         if fault.check == "gpu-health"
     ]
     assert {(fault.code, fault.verdict) for fault in found} == {("fabric-state", "WARN")}

@@ -73,8 +73,8 @@ def test_the_fabric_s_state_and_faults_are_told_in_words(
     state: int, status: int, mask: int, words: str, faults: tuple[str, ...]
 ) -> None:
     gpu = Gpu(**{FABRIC: fabric(state, status, mask=mask)})
-    told = nvlink_probe.fabric(Nvml(gpu), gpu)
-    assert (told["fabric"], told["fabric_faults"]) == (words, faults)
+    reported = nvlink_probe.fabric(Nvml(gpu), gpu)
+    assert (reported["fabric"], reported["fabric_faults"]) == (words, faults)
 
 
 @pytest.mark.parametrize(

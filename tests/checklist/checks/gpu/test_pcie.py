@@ -1,4 +1,4 @@
-"""GPUs below one root port copy one after the other; GPUs with links of their own at once."""
+"""GPUs below one root port copy one after the other; GPUs with separate links copy at once."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ RIGHT: Reference = {"p5.48xlarge": dict(SETTINGS)}
 
 def with_settings(run: Measurements, rank: int, **changes: str | None) -> Measurements:
     """That run with one host's settings changed; None takes one out. Spaces are written as _."""
-    told = SETTINGS | {name.replace("_", " "): value for name, value in changes.items()}
-    return spoil(run, rank, settings={name: value for name, value in told.items() if value is not None})
+    reported = SETTINGS | {name.replace("_", " "): value for name, value in changes.items()}
+    return spoil(run, rank, settings={name: value for name, value in reported.items() if value is not None})
 
 
 def with_sysctl(run: Measurements, rank: int, value: str) -> Measurements:

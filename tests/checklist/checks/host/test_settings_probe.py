@@ -22,8 +22,8 @@ def read(root: Path) -> dict[str, str]:
 
 
 def test_only_performance_options_of_the_kernel_command_line_are_reported(tmp_path: Path) -> None:
-    told = read(host(tmp_path, proc__cmdline=LINE))
-    given = {name: value for name, value in told.items() if name.startswith(settings_probe.PARAMETER)}
+    reported = read(host(tmp_path, proc__cmdline=LINE))
+    given = {name: value for name, value in reported.items() if name.startswith(settings_probe.PARAMETER)}
     assert given == {
         "kernel parameter iommu": "pt",
         "kernel parameter intel_iommu": "on",
@@ -31,8 +31,8 @@ def test_only_performance_options_of_the_kernel_command_line_are_reported(tmp_pa
         "kernel parameter hugepages": "8 512",
         "kernel parameter nosmt": "set",
     }
-    assert "UUID" not in str(told)
-    assert "secret" not in str(told)
+    assert "UUID" not in str(reported)
+    assert "secret" not in str(reported)
 
 
 def test_missing_settings_are_left_out(tmp_path: Path) -> None:
@@ -45,10 +45,13 @@ def test_cpu_governors_and_selected_values_are_reported(tmp_path: Path) -> None:
     files["sys__kernel__mm__transparent_hugepage__enabled"] = "always [madvise] never\n"
     files["sys__kernel__mm__hugepages__hugepages-2048kB__nr_hugepages"] = "5128\n"
     files["proc__sys__net__ipv4__tcp_rmem"] = "4096\t131072\t6291456\n"
-    told = read(host(tmp_path, **files))
-    assert told["CPU governor"] == "performance, powersave"
-    assert (told["transparent huge pages, enabled"], told["huge pages of 2048kB"]) == ("madvise", "5128")
-    assert told["net.ipv4.tcp_rmem"] == "4096 131072 6291456"
+    reported = read(host(tmp_path, **files))
+    assert reported["CPU governor"] == "performance, powersave"
+    assert (reported["transparent huge pages, enabled"], reported["huge pages of 2048kB"]) == (
+        "madvise",
+        "5128",
+    )
+    assert reported["net.ipv4.tcp_rmem"] == "4096 131072 6291456"
 
 
 def bridge(*, acs: int, shown: int = 4096) -> bytes:
@@ -60,13 +63,13 @@ def bridge(*, acs: int, shown: int = 4096) -> bytes:
     return bytes(config[:shown])
 
 
-@pytest.mark.parametrize(("shown", "told"), [(4096, "1"), (64, None)])
-def test_acs_is_read_as_root_and_unknown_otherwise(tmp_path: Path, shown: int, told: str | None) -> None:
+@pytest.mark.parametrize(("shown", "reported"), [(4096, "1"), (64, None)])
+def test_acs_is_read_as_root_and_unknown_otherwise(tmp_path: Path, shown: int, reported: str | None) -> None:
     for number, acs in enumerate((0x1D, 0x01)):
         device = tmp_path / f"sys/bus/pci/devices/0000:0{number}:01.0"
         device.mkdir(parents=True)
         (device / "config").write_bytes(bridge(acs=acs, shown=shown))
-    assert read(tmp_path).get("PCI devices that ACS redirects") == told
+    assert read(tmp_path).get("PCI devices that ACS redirects") == reported
 
 
 def test_iommu_domains_are_told_by_type(tmp_path: Path) -> None:
@@ -86,7 +89,7 @@ def test_firmware_and_mtu_go_by_driver_as_interfaces_have_names_of_their_own(
     monkeypatch.setattr(settings_probe, "_driver", lambda _: ("mlx5_core", "24.04", "28.39.1002"))
     (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
     (tmp_path / "sys/class/infiniband/mlx5_0/fw_ver").write_text("28.39.1002\n")
-    told = settings_probe.read((*every, Nic(name="veth0", mtu=1450)), "ens0", tmp_path)
-    assert (told["MTU of mlx5_core"], told["MTU of the interface in use"]) == ("1500, 9000", "9000")
-    assert (told["driver mlx5_core"], told["firmware of mlx5_core"]) == ("24.04", "28.39.1002")
-    assert told["RDMA firmware of mlx5"] == "28.39.1002"
+    reported = settings_probe.read((*every, Nic(name="veth0", mtu=1450)), "ens0", tmp_path)
+    assert (reported["MTU of mlx5_core"], reported["MTU of the interface in use"]) == ("1500, 9000", "9000")
+    assert (reported["driver mlx5_core"], reported["firmware of mlx5_core"]) == ("24.04", "28.39.1002")
+    assert reported["RDMA firmware of mlx5"] == "28.39.1002"

@@ -10,9 +10,9 @@ from checklist.verdict import judge
 from tests.checklist.runs import all_with, gpu_run, verdict_of
 
 
-def tried(*told: float | str) -> Measurements:
+def tried(*reported: float | str) -> Measurements:
     """A run whose nodes have told a figure or an error each."""
-    run = gpu_run(len(told))
+    run = gpu_run(len(reported))
     own = tuple(
         Local(
             rank=8 * node,
@@ -21,7 +21,7 @@ def tried(*told: float | str) -> Measurements:
             unit="GB/s",
             error=one if isinstance(one, str) else None,
         )
-        for node, one in enumerate(told)
+        for node, one in enumerate(reported)
     )
     return dataclasses.replace(run, locals=(*run.locals, *own))
 

@@ -12,8 +12,12 @@ from checklist.checks.network import lldp_probe
 
 
 def neighbor(port: str, **chassis: str) -> dict[str, object]:
-    told = {key: [{"value": value}] for key, value in chassis.items()}
-    return {"name": port, "chassis": [told], "port": [{"id": [{"type": "ifname", "value": "Ethernet1/3"}]}]}
+    reported = {key: [{"value": value}] for key, value in chassis.items()}
+    return {
+        "name": port,
+        "chassis": [reported],
+        "port": [{"id": [{"type": "ifname", "value": "Ethernet1/3"}]}],
+    }
 
 
 def test_switches_are_named_once_and_by_their_id_without_a_name(

@@ -59,10 +59,14 @@ def test_a_flapping_link_warns_twice_then_fails_and_stays_until_it_was_not_seen_
     runs = [night(n, (bad[n],) if n in bad else ()) for n in range(30)]
     results = nights(tmp_path / "history.jsonl", runs)
     once, again = [("loss-intermittent", "WARN")], [("loss-recurring", "FAIL")]
-    told = [said(result) for result in results]
-    assert (told[:2], told[2:9], told[9]) == ([[], []], [once, [], [], once, [], [], []], [*again, *once])
-    assert told[10:16] == [again] * 6, "it is not cleared by being away"
-    assert told[16:] == [[]] * 14, "the first of three nights is more than 14 days ago"
+    reported = [said(result) for result in results]
+    assert (reported[:2], reported[2:9], reported[9]) == (
+        [[], []],
+        [once, [], [], once, [], [], []],
+        [*again, *once],
+    )
+    assert reported[10:16] == [again] * 6, "it is not cleared by being away"
+    assert reported[16:] == [[]] * 14, "the first of three nights is more than 14 days ago"
     assert "Seen on 2 of 6 nights (1970-01-03, 1970-01-06)." in results[5].findings[0].title
     assert results[12].findings[0].title == (
         "The link between host-1 and host-3 comes and goes: seen on 3 of 13 nights (1970-01-03, 1970-01-06, "

@@ -18,8 +18,8 @@ ONLY = select(only=["mesh"])
 def changed(nodes: int, change: Callable[[Probe], Probe], **facts: object) -> Measurements:
     run = gpu_run(nodes, 1)
     probes = tuple(change(dataclasses.replace(probe, round_trip_s=2e-4)) for probe in run.probes)
-    told = tuple(dataclasses.replace(fact, **facts) for fact in run.facts)  # type: ignore[arg-type]
-    return dataclasses.replace(run, probes=probes, facts=told)
+    reported = tuple(dataclasses.replace(fact, **facts) for fact in run.facts)  # type: ignore[arg-type]
+    return dataclasses.replace(run, probes=probes, facts=reported)
 
 
 def slow(*nodes: int, seconds: float = 5e-3) -> Callable[[Probe], Probe]:

@@ -17,10 +17,10 @@ def nic(**changes: Any) -> Nic:
 
 
 def with_nic(run: Measurements) -> Measurements:
-    told = tuple(
+    reported = tuple(
         dataclasses.replace(fact, nics=(nic(addresses=(f"10.0.0.{fact.node}",)),)) for fact in run.facts
     )
-    return dataclasses.replace(run, facts=told)
+    return dataclasses.replace(run, facts=reported)
 
 
 SLOW, SMALL = nic(addresses=("10.0.0.3",), gbps=10.0), nic(addresses=("10.0.0.3",), mtu=1500)
@@ -56,8 +56,8 @@ def test_a_duplicate_address_is_named_even_if_its_hosts_were_lost_early() -> Non
     callers = {0: "10.0.0.1", 1: "10.0.0.2", 2: "10.0.0.2"}
     hosts = {node: f"host-{node}" for node in range(3)}
     run = dataclasses.replace(gpu_run(3), callers=callers, hosts=hosts)
-    for told in (8, 16):  # of ranks: host-2 was lost, or both were
-        part = dataclasses.replace(run, facts=run.facts[:told])
+    for reported in (8, 16):  # of ranks: host-2 was lost, or both were
+        part = dataclasses.replace(run, facts=run.facts[:reported])
         (fault,) = (one for one in judge(part).findings if one.code == "address-duplicate")
         assert fault.title == "Duplicate address: host-1 and host-2 both have 10.0.0.2."
         assert "separate jobs" not in judge(part).headline

@@ -66,7 +66,7 @@ def test_what_was_not_tried_is_not_open() -> None:
 
 
 @pytest.mark.parametrize(
-    ("places", "told"),
+    ("places", "reported"),
     [
         ((0,), [(32_768, 34_532)]),
         ((15,), [(59_229, 60_999)]),
@@ -74,10 +74,10 @@ def test_what_was_not_tried_is_not_open() -> None:
     ],
 )
 def test_the_blocked_parts_reach_half_way_to_what_is_open(
-    places: tuple[int, ...], told: list[tuple[int, int]]
+    places: tuple[int, ...], reported: list[tuple[int, int]]
 ) -> None:
     one = dataclasses.replace(opened(2)[0], blocked=tuple(TRIED[place] for place in places))
-    assert spans(one) == told
+    assert spans(one) == reported
 
 
 def over_ipv6(way: tuple[int, int], *, blocked: bool) -> OpenPorts:

@@ -50,7 +50,7 @@ def said(run: Measurements) -> list[tuple[str, str, tuple[str, ...]]]:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "changes", "told"),
+    ("nodes", "changes", "reported"),
     [
         (3, DOWN, ("rdma-port-down", "FAIL")),
         (3, {"state": "INIT"}, ("rdma-port-down", "FAIL")),
@@ -61,10 +61,10 @@ def said(run: Measurements) -> list[tuple[str, str, tuple[str, ...]]]:
     ],
 )
 def test_a_port_that_differs_from_the_others_is_named(
-    nodes: int, changes: dict[str, Any], told: tuple[str, str]
+    nodes: int, changes: dict[str, Any], reported: tuple[str, str]
 ) -> None:
     run = cluster(nodes, nodes - 1, **changes)
-    assert said(run) == [(*told, (f"host-{nodes - 1}",))]
+    assert said(run) == [(*reported, (f"host-{nodes - 1}",))]
     (title,) = (fault.title for fault in judge(run).findings if fault.check == "rdma")
     assert "mlx5_1/1" in title
 

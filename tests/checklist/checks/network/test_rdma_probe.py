@@ -22,9 +22,9 @@ def tree(place: Path, sample: str) -> Path:
 
 
 def test_state_rate_and_board_of_each_port_are_read(tmp_path: Path) -> None:
-    told = {port.name: port for port in ports(tree(tmp_path, SAMPLE.read_text()))}
-    assert len(told) == 6
-    assert told["mlx5_0/1"] == RdmaPort(
+    reported = {port.name: port for port in ports(tree(tmp_path, SAMPLE.read_text()))}
+    assert len(reported) == 6
+    assert reported["mlx5_0/1"] == RdmaPort(
         name="mlx5_0/1",
         model="MT_0000000838",
         state="ACTIVE",
@@ -32,9 +32,9 @@ def test_state_rate_and_board_of_each_port_are_read(tmp_path: Path) -> None:
         gbps=400.0,
         layer="InfiniBand",
     )
-    assert (told["mlx5_1/1"].layer, told["mlx5_1/1"].model) == ("Ethernet", "MT_0000000359")
-    assert (told["mlx5_4/1"].state, told["mlx5_4/1"].physical) == ("DOWN", "Polling")
-    assert told["mlx5_3/1"].gbps == 200.0
+    assert (reported["mlx5_1/1"].layer, reported["mlx5_1/1"].model) == ("Ethernet", "MT_0000000359")
+    assert (reported["mlx5_4/1"].state, reported["mlx5_4/1"].physical) == ("DOWN", "Polling")
+    assert reported["mlx5_3/1"].gbps == 200.0
 
 
 def test_values_that_a_driver_does_not_report_are_unknown(tmp_path: Path) -> None:

@@ -73,11 +73,11 @@ def test_daemon_pods_are_asked_how_much_they_keep(
 ) -> None:
     nodes("h100-a", "h100-b")
 
-    def told() -> str:
+    def reported() -> str:
         return str(rows_of(ask()[0], "nodes"))
 
-    assert "2 needed; " in told()
-    wait_for(lambda: "3 CPUs and 6.00 GiB reserved for daemon pods" in told(), 90, "they run", every=1)
+    assert "2 needed; " in reported()
+    wait_for(lambda: "3 CPUs and 6.00 GiB reserved for daemon pods" in reported(), 90, "they run", every=1)
     assert ask()[1].room == PodResources(cpu=191.45 - 3, memory_bytes=1944 * GIB)
     # Who may list nodes, but no pods of other namespaces
     control_plane.kubectl("create", "clusterrole", "sees-nodes", "--verb=list", "--resource=nodes")

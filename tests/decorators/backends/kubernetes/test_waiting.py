@@ -40,11 +40,11 @@ def submit(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.Monk
 def _state(job: WaitedJob, words: str) -> WaitState:
     """The state, once it says so."""
 
-    def told() -> WaitState | None:
+    def reported() -> WaitState | None:
         state = waiting.wait_state(job)
         return state if words in state.reason else None
 
-    found: WaitState = wait_for(told, 60, f"{words!r} is told: {waiting.wait_state(job)}", every=0.5)
+    found: WaitState = wait_for(reported, 60, f"{words!r} is told: {waiting.wait_state(job)}", every=0.5)
     return found
 
 

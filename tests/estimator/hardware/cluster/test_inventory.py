@@ -131,34 +131,34 @@ def test_a_pools_labels_and_zones_must_go_with_what_the_pods_ask_for() -> None:
     assert not pooled(zoned, node_selector=(("team", "vision"),)).nodes
 
 
-def groups(*nodes: dict[str, Any], told: tuple[NodeGroup, ...]) -> Cluster:
-    return offers(state(*nodes, autoscalers=Autoscalers(groups=told)))
+def groups(*nodes: dict[str, Any], reported: tuple[NodeGroup, ...]) -> Cluster:
+    return offers(state(*nodes, autoscalers=Autoscalers(groups=reported)))
 
 
 def test_a_node_group_adds_more_of_the_nodes_that_it_has() -> None:
-    told = (
+    reported = (
         NodeGroup(name="gke-prod-l4-0a1b-grp", now=1, most=5),
         NodeGroup(name="gke-prod-cpus-2c3d-grp", now=1, most=9),
     )
     cpu = {**CPU_NODE, "metadata": {"name": "c", "labels": {"cloud.google.com/gke-nodepool": "cpus"}}}
-    (group,) = groups(gke_l4(1), cpu, told=told).nodes
+    (group,) = groups(gke_l4(1), cpu, reported=reported).nodes
     assert (group.count, group.max_new_nodes, group.guessed) == (1, 4, False)
     assert group.added_by == "the node group gke-prod-l4-0a1b-grp"
 
 
 def test_the_longer_name_tells_two_node_groups_apart() -> None:
     spot = gke_l4(2, **{"cloud.google.com/gke-nodepool": "l4-spot", "cloud.google.com/gke-spot": "true"})
-    told = (NodeGroup(name="gke-prod-l4-spot-2c3d-grp", now=1, most=3),)
-    by_spot = {group.spot: group.max_new_nodes for group in groups(gke_l4(1), spot, told=told).nodes}
+    reported = (NodeGroup(name="gke-prod-l4-spot-2c3d-grp", now=1, most=3),)
+    by_spot = {group.spot: group.max_new_nodes for group in groups(gke_l4(1), spot, reported=reported).nodes}
     assert by_spot == {None: 0, True: 2}
 
 
 def test_machines_of_a_node_group_without_nodes_are_a_guess_of_the_same_cloud() -> None:
-    found = groups(gke_l4(1), told=(NodeGroup(name="gke-prod-big-0a1b-grp", now=0, most=2),))
+    found = groups(gke_l4(1), reported=(NodeGroup(name="gke-prod-big-0a1b-grp", now=0, most=2),))
     guesses = [group for group in found.nodes if group.guessed]
     assert {group.instance.cloud for group in guesses} == {"gcp"}
     assert {group.max_new_nodes for group in guesses} == {2}
-    assert not groups(bare_metal("a", {}), told=(NodeGroup(name="racks", now=0, most=2),)).nodes
+    assert not groups(bare_metal("a", {}), reported=(NodeGroup(name="racks", now=0, most=2),)).nodes
 
 
 def test_unknown_node_groups_are_reported_on_clouds_that_may_have_some() -> None:

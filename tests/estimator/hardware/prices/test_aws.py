@@ -16,10 +16,10 @@ from tests.http_server import serving
 
 def test_prices_of_linux_on_shared_machines_are_kept_with_date_region_and_source(aws: None) -> None:
     lines = refresh.refresh(today=TODAY)
-    told = next(line for line in lines if line.startswith("aws: "))
-    assert "2 on-demand prices" in told
-    assert "spot prices" in told
-    assert told.endswith("of eu-west-1")
+    reported = next(line for line in lines if line.startswith("aws: "))
+    assert "2 on-demand prices" in reported
+    assert "spot prices" in reported
+    assert reported.endswith("of eu-west-1")
     item = hardware.instance("g5.xlarge")
     assert item.usd_per_hour == 1.123
     assert item.spot_usd_per_hour == 0.00001  # moto's
@@ -64,8 +64,8 @@ def test_one_refused_api_does_not_keep_the_others_from_answering(
     with serving(Denying) as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", url)
         lines = refresh.refresh(today=TODAY)
-    told = next(line for line in lines if line.startswith("aws: "))
-    assert "on-demand prices: not allowed, needs pricing:GetProducts" in told
+    reported = next(line for line in lines if line.startswith("aws: "))
+    assert "on-demand prices: not allowed, needs pricing:GetProducts" in reported
     item = hardware.instance("g5.xlarge")
     assert (item.usd_per_hour, item.price_date, item.spot_usd_per_hour) == (1.006, "2026-07-20", 0.00001)
     assert "; spot: EC2 DescribeSpotPriceHistory" in item.price_source

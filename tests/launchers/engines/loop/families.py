@@ -336,7 +336,7 @@ def problems(proof: Proof, beside: Proof, folder: Path) -> list[str]:
         found.append("its loss does not fall")
     if max(abs(one - other) for one, other in zip(proof.losses, beside.losses, strict=True)) > CLOSE:
         found.append(f"its losses are not those of {beside.sharding}")
-    if proof.after and told(whole[CHECKPOINT]) != told(proof.after[0]):
+    if proof.after and reported(whole[CHECKPOINT]) != reported(proof.after[0]):
         found.append("it does not go on from its checkpoint bit by bit")
     engines.get(SHARDINGS[proof.sharding]).collect(proof.whole, folder)
     if _names(folder / "model") != _names(proof.whole.model_dir):
@@ -360,7 +360,7 @@ def _adapter_problems(proof: Proof, folder: Path, merged: Any) -> list[str]:
     return [] if difference < 5 * SAME else [f"merged it is {difference:.0e} off its adapter"]
 
 
-def told(step: telemetry.Step) -> tuple[object, ...]:
+def reported(step: telemetry.Step) -> tuple[object, ...]:
     """What a step of a run that goes on has in common with the undisturbed one."""
     return (step.step, step.loss, step.grad_norm, step.lr)
 

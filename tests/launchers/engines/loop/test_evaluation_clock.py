@@ -68,8 +68,8 @@ def make_job(folder: Path, settings: dict[str, Any], rows: list[Row], **options:
 
 
 def evaluator(job: TrainJob, table: Table, reporter: Reporter, **options: Any) -> Evaluator:
-    told: Any = reporter
-    return Evaluator(job, ALONE, told, table, Cadence(job, ALONE), **options)
+    reported: Any = reporter
+    return Evaluator(job, ALONE, reported, table, Cadence(job, ALONE), **options)
 
 
 def steps(job: TrainJob, seconds: float, monkeypatch: pytest.MonkeyPatch) -> list[int]:
