@@ -41,7 +41,7 @@ from estimator.rightsizing.recommend import Recommendation, recommend
 from estimator.rightsizing.usage import Sizes
 from estimator.terminal import print
 
-INFERENCE_GPUS = (1, 2, 4, 8)  # that share one copy of a model, layer by layer
+INFERENCE_GPUS = (1, 2, 4, 8)  # GPU counts over which one copy of a model is split, layer by layer
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)B?", re.IGNORECASE)
 
 
@@ -280,12 +280,8 @@ def _bytes(name: str, value: Any) -> int | None:
     """Return a size in bytes: "40GiB", "40Gi", "40 GB", or a number of bytes. Raises UserError."""
     if value is None:
         return None
-    recommendation = _SIZE.fullmatch(str(value).strip())
-    text = (
-        f"{recommendation[1]}{recommendation[2][0].upper()}{'i' * (len(recommendation[2]) > 1)}"
-        if recommendation
-        else str(value)
-    )
+    match = _SIZE.fullmatch(str(value).strip())
+    text = f"{match[1]}{match[2][0].upper()}{'i' * (len(match[2]) > 1)}" if match else str(value)
     try:
         size = int(quantity(text))
     except UserError:

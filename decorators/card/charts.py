@@ -48,7 +48,7 @@ class TimePoint:
 
 
 def thin(values: Sequence[T], limit: int = MAX_POINTS) -> list[T]:
-    """Return at most ``most`` of the values, evenly spaced, always with the last one."""
+    """Return at most ``limit`` of the values, evenly spaced, always with the last one."""
     if len(values) <= limit:
         return list(values)
     stride = (len(values) - 1) / (limit - 1)

@@ -146,7 +146,7 @@ def _with_reason(phase: Phase, reason: str) -> Phase:
 
 
 def _as_taken(hang: Hang) -> Hang:
-    """Reclassify a lost node as one that the cluster took away."""
+    """Reclassify a lost node as taken by the cluster, such as by preemption."""
     return replace(hang, kind="taken") if hang.kind == "lost" else hang
 
 
@@ -224,7 +224,7 @@ def _read_past(
 
 
 def with_suspects(run_config: RunConfig, suspicions: Iterable[Suspicion]) -> RunConfig:
-    """Return the configuration with the nodes that trainings reported as late measured first."""
+    """Return the configuration in which nodes that training runs reported as slow are measured first."""
     options = run_config.options
     names = tuple(dict.fromkeys((*options.suspects, *(suspicion.node for suspicion in suspicions))))
     return replace(run_config, options=options.model_copy(update={"suspects": names}))

@@ -105,7 +105,7 @@ def check(args: Words = None) -> None:
 
 
 def flow(args: FlowWords = None) -> None:
-    """Any command of a flow: resume, card, logs, argo-workflows create.
+    """Run any command of a flow: resume, card, logs, argo-workflows create.
 
     The first word may be the flow: finetune (as without it), linear, rejection or checklist.
     """

@@ -107,7 +107,7 @@ def defaults_of_flags() -> dict[str, Any]:
 
 
 def run_flow(flow: type[Any]) -> None:
-    """Run a flow's command line; an option that has another name here is answered with that name."""
+    """Run a flow's command line; an option that has another name here ends with an error naming it."""
     try:
         sys.argv[1:] = _translated(flow, sys.argv[1:])
     except UserError as error:
@@ -119,7 +119,7 @@ def run_flow(flow: type[Any]) -> None:
 
 
 def _translated(flow: type[Any], args: Sequence[str]) -> list[str]:
-    """The command line with options of settings as the flow takes them; only ``run`` has such options."""
+    """Translate options of settings to the flow's parameters; only the command ``run`` has such options."""
     options, run_options = split_arguments(args)
     if run_options[:1] != ["run"]:
         return list(args)

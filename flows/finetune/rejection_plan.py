@@ -44,10 +44,10 @@ class PlannedRejection:
     longest: int | None  # upper bound of the longest prompt's tokens
 
     def planned(self, run: preparation.PlannedRun) -> Plan:
-        """The run's plan with the stages of generation, scoring and comparison in it.
+        """Return the run's plan with the stages of generation, scoring and comparison added.
 
-        Raises UserError where several nodes are asked for and the machine is available, and where vLLM is to
-        draw and cannot.
+        Raises UserError if several nodes are requested on this machine, or if vLLM is requested and cannot
+        generate the answers.
         """
         plan, sampling = run.plan, self._sampling(run)
         self._check_generator(run)

@@ -87,7 +87,7 @@ class FinetuneRun(FinetuneParameters):
     def _prepare(self, samples: Sequence[Sample] | None = None) -> None:
         """Fetch the weights once for the cluster; tokenize the data once for all ranks.
 
-        ``samples``: rows that are trained on instead of those that were read.
+        ``samples``: training rows that replace those of the dataset.
         """
         with task_folder("prepare") as work_dir:
             print(f"fetching {self.base_model.name}", flush=True)
@@ -138,7 +138,7 @@ class FinetuneRun(FinetuneParameters):
         self._train(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Secret(""))
 
     def _choose_endpoint(self) -> None:
-        """Choose the ports and the secret by which the nodes will find and trust each other."""
+        """Choose the ports and the shared secret of the channel between the nodes."""
         self.ports = choose_ports(local=not in_container())
         self.secret = Secret.make()
 

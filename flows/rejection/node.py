@@ -62,10 +62,10 @@ class Drawn:
     prompts: int
     answers: int
     tokens: int
-    cut: int  # answers that end where the longest length was reached
-    own: int  # shards that the node was to make
-    earlier: int  # of them, that an earlier attempt or the resumed run had left
-    tokens_per_second: float | None  # of this attempt, loading included; None: it had nothing to do
+    cut: int  # answers truncated at the maximum length
+    own: int  # shards assigned to the node
+    earlier: int  # of these, shards left by an earlier attempt or by the run that was resumed
+    tokens_per_second: float | None  # of this attempt, including model loading; None: no shard was missing
 
     def facts(self) -> list[tuple[str, str]]:
         """Return rows of (name, value) for display."""
@@ -239,9 +239,9 @@ def score(
 
 
 class _Keeper:
-    """Stores each finished shard in the run's datastore, and starts with the shards that exist there.
+    """Stores finished shards in the run's datastore; on creation fetches those that are stored already.
 
-    ``shards`` are the node's own, by their number among all ``count``.
+    ``shards``: indexes of this node's shards, among ``count`` of all nodes.
     """
 
     def __init__(self, name: str, shards: Sequence[int], count: int, folder: Path, content: str) -> None:

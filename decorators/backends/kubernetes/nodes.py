@@ -143,9 +143,10 @@ def check_nodes(preflight: Preflight) -> ClusterFacts:
 
 
 def _cpu_tolerations(preflight: Preflight, nodes: list[Node]) -> tuple[Toleration, ...]:
-    """Return what steps without GPUs must tolerate where every node has a taint of GPU nodes.
+    """Return the tolerations of steps without GPUs on a cluster where every node has a GPU taint.
 
-    Empty if a node has none, or if an autoscaler could add one: GPU nodes are then left to GPU steps.
+    Empty if a node has no GPU taint, or an autoscaler could add such a node: GPU nodes are then left to
+    GPU steps.
     """
     pods = preflight.pods
     fences = [pods.fence(node.taints, gpus=True) for node in nodes if node.unavailable is None]
