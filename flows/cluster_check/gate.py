@@ -97,7 +97,7 @@ class Checked:
             date=time.strftime("%Y-%m-%d", time.gmtime(self.result.finished_unix)),
         )
 
-    def is_of(self, plan: Plan) -> bool:
+    def covers(self, plan: Plan) -> bool:
         """Whether the checklist measured the machines that a plan requests, as far as both are known."""
         names = {name for fact in self.result.measurements.facts for name in fact.gpu_names}
         gpus = {gpu.name for gpu in map(hardware.find_gpu_by_nvml_name, names) if gpu is not None}

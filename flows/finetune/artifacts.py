@@ -168,7 +168,7 @@ def fetch_dataset(dataset: str, folder: Path) -> Path:
     return folder if is_dataset_folder else next(path for path in folder.iterdir() if path.is_file())
 
 
-def keep_rows(store: MetaflowStorage, rows: Sequence[StoredRows | None], folder: Path) -> str:
+def store_rows(store: MetaflowStorage, rows: Sequence[StoredRows | None], folder: Path) -> str:
     """Store checked rows from ``folder`` in the datastore; return the bundle's key."""
     names = " ".join(stored.fingerprint for stored in rows if stored is not None)
     key = f"rows/{hashlib.sha256(names.encode()).hexdigest()[:32]}"

@@ -237,9 +237,9 @@ def _choose_plan(
     from flows.cluster_check import gate
 
     bandwidth = checked.bandwidth()
-    if goals is not None and bandwidth is not None and checked.is_of(plan):
+    if goals is not None and bandwidth is not None and checked.covers(plan):
         replanned = planner.plan(job, target, goals, calibration=corrections, bandwidth=bandwidth)
-        if checked.is_of(replanned):  # else it would be another machine's bandwidth
+        if checked.covers(replanned):  # else it would be another machine's bandwidth
             reason = gate.explain_bandwidth(replanned, bandwidth)
             plan = replace(replanned, why=(*replanned.why, reason)) if reason else replanned
     exclusion = gate.exclude_nodes(checked, backend)

@@ -104,8 +104,11 @@ class PlannedRejection:
         rows = [
             ("amount", self._amount()),
             ("batch", _batch(plan, planned)),
-            *((stage.name, f"{_placement(plan, stage)}: {_takes(plan, stage)}") for stage in planned.stages),
-            ("train", f"as above: {_takes(plan, trained)}"),
+            *(
+                (stage.name, f"{_placement(plan, stage)}: {_stage_figures(plan, stage)}")
+                for stage in planned.stages
+            ),
+            ("train", f"as above: {_stage_figures(plan, trained)}"),
             ("total", _total(plan)),
             (
                 "basis",
@@ -225,7 +228,7 @@ def _batch(plan: Plan, planned: Generation) -> str:
     return text
 
 
-def _takes(plan: Plan, stage: Stage) -> str:
+def _stage_figures(plan: Plan, stage: Stage) -> str:
     figures = _figures(plan, stage.hours, stage.usd)
     return figures if stage.hours is not None or not stage.basis else f"{figures}: {stage.basis}"
 

@@ -82,7 +82,7 @@ class FinetuneRun(FinetuneParameters):
             try_tasks(harness.fetch_tasks(self.used_settings, work_dir / "tasks"), work_dir / "try")
             print(f"reading {', '.join(mixture.names(self.used_settings))}", flush=True)
             rows = preparation.read_data(self.used_settings, work_dir, fetch=artifacts.fetch_dataset)
-            self.rows_key = artifacts.keep_rows(datastore(), rows, work_dir / "rows")
+            self.rows_key = artifacts.store_rows(datastore(), rows, work_dir / "rows")
 
     def _prepare(self, samples: Sequence[Sample] | None = None) -> None:
         """Fetch the weights once for the cluster; tokenize the data once for all ranks.

@@ -84,7 +84,7 @@ def fit(
         else:
             rejections[verdict] += 1
             blocking_taints += [taint for taint in node.taints if verdict.startswith(UNTOLERATED)]
-    candidates, spot = _marked_alike(candidates, request)
+    candidates, spot = _with_common_spot_label(candidates, request)
     selected, labels = _by_selector(candidates, request)
     zones = Counter(item.node.labels[ZONE] for item in selected if ZONE in item.node.labels)
     one_zone = next((zone for zone, count in zones.most_common(1) if count >= request.nodes > 1), None)
@@ -150,7 +150,7 @@ def _pod_resources(node: Node, daemons: PodResources) -> PodResources:
     )
 
 
-def _marked_alike(
+def _with_common_spot_label(
     candidates: list[_Candidate], request: Request
 ) -> tuple[list[_Candidate], SpotLabel | None]:
     """Return the spot nodes with the most frequent spot label, and that label: a selector names one."""

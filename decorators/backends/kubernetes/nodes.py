@@ -138,7 +138,7 @@ def check_nodes(preflight: Preflight) -> ClusterFacts:
         archs=archs_of(node for node in nodes if node.unavailable is None),
         cpu_tolerations=cpu_tolerations,
         tolerations=tuple(dict.fromkeys((*facts.tolerations, *growth.tolerations))),
-        spot=facts.spot or _mark_of(growth, preflight.request),
+        spot=facts.spot or _spot_label_of_growth(growth, preflight.request),
     )
 
 
@@ -169,7 +169,7 @@ def _cpu_tolerations(preflight: Preflight, nodes: list[Node]) -> tuple[Toleratio
     return needed
 
 
-def _mark_of(growth: Growth, request: Request) -> SpotLabel | None:
+def _spot_label_of_growth(growth: Growth, request: Request) -> SpotLabel | None:
     """Return the label of spot nodes that will be added; None if unknown."""
     if not request.spot or not growth.possible:
         return None
