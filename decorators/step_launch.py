@@ -46,7 +46,7 @@ _plan_once = Once()
 
 
 class Decorator(Protocol):
-    """``@gpu_profile`` of one step, as the launch needs it."""
+    """Interface of ``@gpu_profile`` that the launch uses."""
 
     options: dict[str, Any]
     planner: Resolver | None

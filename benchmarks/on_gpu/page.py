@@ -29,7 +29,7 @@ class Heading:
 
 
 def render(heading: Heading, measured: Sequence[Measured], scale: Scale, checked: Checked) -> str:
-    """The whole page, as Markdown."""
+    """Format the page in Markdown."""
     on_gpus = scale.device == "cuda"
     ran = [each for each in measured if each.ran]
     parts = [
@@ -43,7 +43,7 @@ def render(heading: Heading, measured: Sequence[Measured], scale: Scale, checked
         "## Speed" if ran else "",
         _SPEED_WORDS if ran else "",
         _table(SPEED, ran),
-        *(_beside_nvml(ran) if on_gpus and ran else []),
+        *(_device_memory(ran) if on_gpus and ran else []),
         "## The checklist",
         *_checklist(checked),
         *_not_measured(measured),
@@ -70,7 +70,7 @@ _MISSED = (
 )
 
 
-def _beside_nvml(ran: Sequence[Measured]) -> list[str]:
+def _device_memory(ran: Sequence[Measured]) -> list[str]:
     missed = [each for each in ran if each.device_missed]
     lines = [f"{each.case.name}: {_missed(each)}" for each in missed]
     return [
@@ -194,12 +194,12 @@ def _plan(measured: Measured) -> Plan:
 
 
 def _of(name: str) -> Callable[[Measured], int | None]:
-    """A figure of the run's outcome by its name."""
+    """Return a function that reads a field of the run's outcome."""
     return lambda measured: getattr(measured.outcome, name, None)
 
 
 def _predicted(name: str) -> Callable[[Measured], int]:
-    """A figure of the plan's memory by its name."""
+    """Return a function that reads a field of the predicted memory."""
     return lambda measured: int(getattr(_plan(measured).prediction.memory, name))
 
 
@@ -222,7 +222,7 @@ def _error(
 
 
 def _shown(measured: Measured) -> int | None:
-    """What the whole process showed: on a GPU by NVML, on a CPU what was resident."""
+    """Return the memory of the whole process: by NVML on a GPU, resident memory on a CPU."""
     outcome = measured.outcome
     if outcome is None:
         return None
@@ -234,7 +234,7 @@ def _needed(measured: Measured) -> int | None:
 
 
 def _between(measured: Measured) -> str:
-    """How far above a limit that did not do the smallest one is that did, and after how many runs."""
+    """Format the gap between the smallest limit that ran and the largest that failed, and the runs."""
     search = measured.found
     if search is None or measured.needed_bytes is None:
         return NONE
@@ -246,7 +246,7 @@ def _speed(measured: Measured) -> float | None:
 
 
 def _predicted_speed(measured: Measured) -> float | None:
-    """Of one process; of rows that vary in length nothing is predicted: their padding is not known."""
+    """Return the predicted tokens/s of one process; None for varying lengths, whose padding is unknown."""
     plan = _plan(measured)
     rate = plan.prediction.tokens_per_second
     if rate is None or measured.case.lengths == "varying":

@@ -90,13 +90,13 @@ class PlannedRejection:
         )
 
     def text(self, plan: Plan) -> str:
-        """Format for a terminal: maximum number of answers, and place, time and cost of each stage."""
+        """Format for a terminal: maximum number of answers; hardware, time and cost of each stage."""
         planned = plan.generation
         if planned is None:
             raise ValueError("a plan of another run: it has no generation")
         training = plan.prediction
         trained = Stage(
-            name="compare",  # any: it is only summed up
+            name="compare",  # not shown; the stage only carries time and price
             request=plan.request,
             hours=None if training.hours is None else (training.hours, training.hours),
             usd=None if training.usd is None else (training.usd, training.usd),

@@ -144,11 +144,11 @@ class FinetuneRun(FinetuneParameters):
 
     def _train_node(self) -> None:
         """Train as one node of several: this task is one of the step's parallel tasks."""
-        where = current.parallel
+        parallel = current.parallel
         self._train(
-            node=where.node_index,
-            nodes=where.num_nodes,
-            main_host=where.main_ip,
+            node=parallel.node_index,
+            nodes=parallel.num_nodes,
+            main_host=parallel.main_ip,
             ports=self.ports,
             secret=self.secret,
         )

@@ -16,7 +16,7 @@ from checklist.options import json_schema
 from checklist.verdict import judge
 from estimator.errors import UserError
 from flows.cluster_check import launch as checklist_launch
-from flows.cluster_check.launch import DEFAULTS, Launch, ask, resolve
+from flows.cluster_check.launch import DEFAULTS, Launch, build_request, resolve
 from tests.checklist.runs import gpu_run
 from tests.flows.checklist_options import FLOOR, options_with, values_with
 
@@ -39,7 +39,7 @@ def test_impossible_options_are_refused_before_a_run(
 ) -> None:
     monkeypatch.delenv("CHECKLIST_WEBHOOK_URL", raising=False)
     with pytest.raises(UserError) as refused:
-        ask(values_with(**{"device": "cpu", **given}), "local", None)
+        build_request(values_with(**{"device": "cpu", **given}), "local", None)
     for word in words:
         assert word in str(refused.value)
 
@@ -51,7 +51,7 @@ def test_more_gpus_than_this_machine_has_are_refused(monkeypatch: pytest.MonkeyP
     seen = VisibleGpus(uuids=("GPU-a", "GPU-b"), names=("H100", "H100"))
     monkeypatch.setattr(local.gpus_probe, "list_gpus", lambda: seen)
     with pytest.raises(UserError, match="--gpus-per-node 2 is more than the 1"):
-        ask(values_with(gpus_per_node=2), "local", None)
+        build_request(values_with(gpus_per_node=2), "local", None)
 
 
 def test_the_gpus_of_one_machine_are_shared_out_between_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_options_that_a_cluster_cannot_satisfy_are_refused_before_a_run(
     given: dict[str, Any], gpus: int | None, words: list[str]
 ) -> None:
     with pytest.raises(UserError) as refused:
-        ask(values_with(**given), "batch", gpus)
+        build_request(values_with(**given), "batch", gpus)
     for word in words:
         assert word in str(refused.value)
 
@@ -124,7 +124,7 @@ def test_the_schema_of_the_options_file_is_up_to_date_and_takes_what_the_model_t
 
 
 def test_a_machine_type_says_how_many_gpus_and_which_network() -> None:
-    asked = ask(values_with(instance_type="p5.48xlarge", nodes=4), "batch", None)
+    asked = build_request(values_with(instance_type="p5.48xlarge", nodes=4), "batch", None)
     assert asked.request.gpus_per_node == 8
     assert asked.request.shared_memory_mib >= 8 * 1024
     assert Launch.unpack(asked.launch).gpus_per_node == 8
@@ -141,7 +141,7 @@ def test_a_node_without_the_gpus_it_was_asked_for_is_no_cpu_test_that_passes() -
 def test_thresholds_travel_with_a_run_elsewhere(tmp_path: Path) -> None:
     file = tmp_path / "own.csv"
     file.write_text(FLOOR)
-    launch = Launch.unpack(ask(values_with(thresholds=str(file)), "batch", None).launch)
+    launch = Launch.unpack(build_request(values_with(thresholds=str(file)), "batch", None).launch)
     file.unlink()
     run_config = resolve(options_with(thresholds=str(file)), launch, datastore="s3://bucket/root")
     own = [row for row in checklist_launch.table_of(run_config.thresholds).rows if row.own]
@@ -154,29 +154,29 @@ def test_right_settings_of_a_kept_result_travel_with_a_run_elsewhere(tmp_path: P
     file = tmp_path / "right.json"
     result.write(judge(gpu_run(4)), file)
     given = {"reference_settings": str(file), "reference_node": "host-1"}
-    launch = Launch.unpack(ask(values_with(**given), "batch", None).launch)
+    launch = Launch.unpack(build_request(values_with(**given), "batch", None).launch)
     run_config = resolve(options_with(**given), launch, datastore="s3://bucket/root")
     assert (run_config.reference or {})["p5.48xlarge"]["CPU governor"] == "performance"
     assert run_config.options.reference_node is None, "the nodes look for it in vain"
     with pytest.raises(UserError, match=r"made with --reference-settings .*right\.json of host-1"):
         resolve(options_with(reference_settings="other.json"), launch, datastore="s3://bucket/root")
     with pytest.raises(UserError, match="has no settings of host-9"):
-        ask(values_with(**{**given, "reference_node": "host-9"}), "batch", None)
+        build_request(values_with(**{**given, "reference_node": "host-9"}), "batch", None)
 
 
 def test_a_reference_of_this_run_is_known_to_its_nodes_and_refused_where_all_are_one_host() -> None:
-    launch = Launch.unpack(ask(values_with(reference_node="h1"), "kubernetes", 8).launch)
+    launch = Launch.unpack(build_request(values_with(reference_node="h1"), "kubernetes", 8).launch)
     config = resolve(options_with(reference_node="h1"), launch, datastore="s3://bucket/root")
     assert (config.options.reference_node, config.reference) == ("h1", None)
     with pytest.raises(UserError, match="--reference-node h1 is one of several hosts"):
-        ask(values_with(reference_node="h1"), "local", None)
+        build_request(values_with(reference_node="h1"), "local", None)
 
 
 def test_thresholds_too_large_to_travel_are_refused(tmp_path: Path) -> None:
     rows = [f"system-{os.urandom(20).hex()},gemm_fp32,1,{os.urandom(20).hex()}\n" for _ in range(200)]
     (tmp_path / "own.csv").write_text("system,op,floor,source\n" + "".join(rows))
     with pytest.raises(UserError, match="too large for a run"):
-        ask(values_with(thresholds=str(tmp_path / "own.csv")), "batch", None)
+        build_request(values_with(thresholds=str(tmp_path / "own.csv")), "batch", None)
 
 
 def test_a_deployment_can_not_change_its_gpus() -> None:
