@@ -102,20 +102,20 @@ def take_part(
     folder.mkdir(parents=True, exist_ok=True)
     limits = limits_of(options)
     hub = Hub(rendezvous, limits) if rendezvous.is_leader else None
-    conductor = (
+    coordinator = (
         Coordinator(options, rendezvous, hub, limits, on_measured, conclude) if hub is not None else None
     )
     try:
-        if conductor is not None:
-            threading.Thread(target=conductor.run, name="checklist-conductor", daemon=True).start()
+        if coordinator is not None:
+            threading.Thread(target=coordinator.run, name="checklist-conductor", daemon=True).start()
         connection = control.join(rendezvous, limits)
         with sigterm_raises():
             end = _NodeAgent(rendezvous, limits, connection, folder).serve()
-            measurements = None if conductor is None else conductor.measured
+            measurements = None if coordinator is None else coordinator.measured
             return end if measurements is None else replace(end, measurements=measurements)
     finally:
-        if conductor is not None:
-            conductor.stop()
+        if coordinator is not None:
+            coordinator.stop()
         if hub is not None:
             hub.close()
         if not keep_folder:

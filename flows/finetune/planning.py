@@ -107,9 +107,9 @@ def defaults_of_flags() -> dict[str, Any]:
 
 
 def run_flow(flow: type[Any]) -> None:
-    """Run a flow's command line; an option that has another name here ends with an error naming it."""
+    """Run a flow's command line; for an option that has another name here, the error states that name."""
     try:
-        sys.argv[1:] = _translated(flow, sys.argv[1:])
+        sys.argv[1:] = _translate_options(flow, sys.argv[1:])
     except UserError as error:
         logs.show_traceback(error)
         print(error, file=sys.stderr)
@@ -118,7 +118,7 @@ def run_flow(flow: type[Any]) -> None:
         main(flow, command_line)
 
 
-def _translated(flow: type[Any], args: Sequence[str]) -> list[str]:
+def _translate_options(flow: type[Any], args: Sequence[str]) -> list[str]:
     """Translate options of settings to the flow's parameters; only the command ``run`` has such options."""
     options, run_options = split_arguments(args)
     if run_options[:1] != ["run"]:
