@@ -19,6 +19,7 @@ from pathlib import Path
 from estimator import calibration, models
 from estimator.calibration import Calibration
 from estimator.errors import UserError
+from estimator.formatting import format_count
 from estimator.job import Job, Target
 from estimator.models import DiffusionSpec, ModelRef, ModelSource, ModelSpec, untried
 from estimator.option_names import option_name
@@ -258,8 +259,9 @@ def summarize_plan(plan: Plan) -> str:
     layout, memory = plan.layout, plan.prediction.memory
     machine = f"{plan.request.gpus_per_node}x {plan.request.gpu_type}" if plan.request.gpu_type else "CPU"
     return (
-        f"plan: {plan.model}, {plan.method} with {plan.engine}, {layout.nodes} node(s) of {machine}, "
-        f"{layout.sharding}, micro batch {layout.micro_batch_size} x {layout.accumulation}, "
+        f"plan: {plan.model}, {plan.method} with {plan.engine}, "
+        f"{format_count(layout.nodes, 'node')} of {machine}, {layout.sharding}, "
+        f"micro batch {layout.micro_batch_size} x {layout.accumulation}, "
         f"memory of a process {memory.describe()}"
     )
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import yaml
 
 from estimator.errors import UserError
+from estimator.formatting import format_count
 from estimator.models.architectures import MLP_PROJECTIONS, PROJECTIONS
 from estimator.untrusted import MAX_YAML_BYTES, parse_yaml, read_text
 from launchers import settings
@@ -467,7 +468,7 @@ def _derived(tool: Tool, config: Mapping[str, Any], values: Values, gpus: int) -
         steps = config.get("gradient_accumulation_steps") or 1
         if isinstance(steps, int):
             settings_found["global_batch_size"] = (
-                f"gradient_accumulation_steps, {gpus} process(es)",
+                f"gradient_accumulation_steps, {format_count(gpus, 'process')}",
                 micro * steps * gpus,
             )
     if tool == "torchtune":

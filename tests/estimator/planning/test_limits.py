@@ -151,7 +151,7 @@ def test_figures_within_a_fifth_of_the_best_count_as_equal() -> None:
     assert order(unknown, dear) == [dear, unknown]
 
 
-def test_of_each_other_gpu_one_rejection_says_how_much_dearer_it_is() -> None:
+def test_of_each_other_gpu_one_rejection_says_how_much_more_it_costs() -> None:
     best = candidate()
     other = candidate(rate=0.5e4, gpu=hardware.gpu("L4"))
     again, same = candidate(rate=0.4e4, gpu=hardware.gpu("L4")), candidate(rate=0.3e4)
@@ -168,7 +168,7 @@ def test_differences_in_words() -> None:
     assert [compared(value, "more", "less")[-4:] for value in (0.0, -0.01)] == ["more", "less"]
     assert Miss(hardware="x", needs=150, has=100).over == pytest.approx(0.5)
     slower = behind(candidate(rate=0.5e4), candidate())[0]
-    assert slower.endswith(", 100 % dearer a token, 50 % slower than the best")
+    assert slower.endswith(", 100 % more expensive per token, 50 % slower than the best")
 
 
 RATE = Rate(per_node_hour=0.5, source="test")

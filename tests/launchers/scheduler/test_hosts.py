@@ -62,7 +62,7 @@ def test_what_does_not_fit_is_one_line_and_what_would_do() -> None:
 
 def test_a_number_of_nodes_that_the_job_does_not_have_is_refused() -> None:
     wanted = settings.build({"resources": {"nodes": 4}})
-    with pytest.raises(UserError, match=r"4 node\(s\) \(resources.nodes\), this job has 2"):
+    with pytest.raises(UserError, match=r"4 are requested, this job has 2 nodes"):
         plan_for_hosts(wanted, hosts(SMALL, SMALL), calibrated=False)
 
 
