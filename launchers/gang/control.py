@@ -49,7 +49,7 @@ class GangRequest(NodeRequest):
 class Start(Message):
     """From node 0 to all: every node has joined, the ranks may start."""
 
-    kind: Literal["go"] = "go"
+    kind: Literal["start"] = "start"
     port: int = Field(ge=1, le=65_535)  # port of torch's store on node 0
 
 
@@ -63,14 +63,14 @@ class Failed(Message):
 class PartStored(Message):
     """From a node to node 0: its part of the step's checkpoint is in the store."""
 
-    kind: Literal["part"] = "part"
+    kind: Literal["part_stored"] = "part_stored"
     step: int = Field(ge=0)
 
 
 class StepTimings(Message):
     """From a node to node 0: seconds of its ranks' steps, in total and in collectives."""
 
-    kind: Literal["paced"] = "paced"
+    kind: Literal["step_timing"] = "step_timing"
     paces: tuple[Pace, ...]
 
 
@@ -83,7 +83,7 @@ class Done(Message):
 class Drain(Message):
     """A node must leave: sent to node 0, and from there to all. ``failure`` is the gang's resulting end."""
 
-    kind: Literal["leave"] = "leave"
+    kind: Literal["drain"] = "drain"
     failure: Failure
 
 
@@ -98,14 +98,14 @@ class Stopped(Message):
 class FinalStep(Message):
     """From node 0 to all: the step after which every rank writes a checkpoint and stops."""
 
-    kind: Literal["last"] = "last"
+    kind: Literal["final_step"] = "final_step"
     step: int = Field(ge=0)
 
 
 class End(Message):
     """From node 0 to all: how the gang has ended; no failure means success."""
 
-    kind: Literal["verdict"] = "verdict"
+    kind: Literal["end"] = "end"
     failure: Failure | None
 
 

@@ -157,7 +157,7 @@ def test_one_job_at_a_time_writes_into_a_folder(tmp_path: Path) -> None:
 def test_of_two_jobs_that_begin_at_once_one_gets_the_output_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look, both = Ownership._other, threading.Barrier(2)
+    look, both = Ownership._active_owner, threading.Barrier(2)
 
     def slow_look(self: Ownership) -> str | None:
         found = look(self)
@@ -174,6 +174,6 @@ def test_of_two_jobs_that_begin_at_once_one_gets_the_output_folder(
             return False
         return True
 
-    monkeypatch.setattr(Ownership, "_other", slow_look)
+    monkeypatch.setattr(Ownership, "_active_owner", slow_look)
     with ThreadPoolExecutor(2) as pool:
         assert sorted(pool.map(begin, ("7", "8"))) == [False, True]
