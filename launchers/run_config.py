@@ -32,7 +32,7 @@ _TINY_PREFERENCE_RATES = {"full": 5e-4, **dict.fromkeys(_LOW_RANK, 2e-3), **_TIN
 
 
 # A packed sequence holds many short rows: a small dataset would end after a few optimizer steps. A choice.
-LEAST_PACKED_STEPS = 100
+MIN_PACKED_STEPS = 100
 
 
 class RunOptimizer(Optimizer):
@@ -56,7 +56,7 @@ class RunConfig(Settings):
     optimizer: RunOptimizer
     global_batch_size: Positive
     packing: bool
-    least_packed_steps: NonNegative = Field(default=0, exclude=True)
+    min_packed_steps: NonNegative = Field(default=0, exclude=True)
     """Rows are not packed if the packed run would have fewer optimizer steps; 0: pack in any case.
 
     Not written to a run's settings file.
@@ -134,7 +134,7 @@ def resolve(
         if values[name] == "auto":
             values[name] = plan is not None and getattr(plan, name)
             if name == "packing" and values[name]:
-                values["least_packed_steps"] = LEAST_PACKED_STEPS
+                values["min_packed_steps"] = MIN_PACKED_STEPS
     return RunConfig.model_validate(values)
 
 

@@ -32,13 +32,13 @@ def marked_spans(messages: Messages, turns: Sequence[int], render: RenderMarked)
     A span belongs to the turn with which it is added: their number is counted up to the turn, and with it.
     """
     spans = render(messages)
-    answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-    if list(turns) == answers:
+    assistant_turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    if list(turns) == assistant_turns:
         return [span for span in spans if span[0] < span[1]]
-    chosen: list[Span] = []
+    selected: list[Span] = []
     for index in turns:
-        chosen += spans[len(render(messages[:index])) : len(render(messages[: index + 1]))]
-    return [span for span in chosen if span[0] < span[1]]
+        selected += spans[len(render(messages[:index])) : len(render(messages[: index + 1]))]
+    return [span for span in selected if span[0] < span[1]]
 
 
 def turn_span(
@@ -53,9 +53,9 @@ def turn_span(
     rendered = render(messages[: index + 1], False)  # here it is the last turn, with all of its parts
     if text.startswith(rendered):
         return start, len(rendered)
-    end = _aligned(rendered, text, start, messages[index])
+    end = _matching_end(rendered, text, start, messages[index])
     if end is None:  # a last turn may have another end token, or one more
-        end = _aligned(_without_end(rendered, special_tokens), text, start, messages[index])
+        end = _matching_end(_without_end(rendered, special_tokens), text, start, messages[index])
         ended = end is not None and text[start:end].rstrip().endswith(tuple(special_tokens))
         if end is not None and not ended:
             end += max((len(token) for token in special_tokens if text.startswith(token, end)), default=0)
@@ -70,7 +70,7 @@ def _start(messages: Messages, index: int, text: str, render: Render) -> int | N
     prefix = render(messages[:index], False) if index else ""
     if not prompt.startswith(prefix):
         return None
-    header = len(prefix) if text.startswith(prefix) else _aligned(prefix, text, 0, messages[index - 1])
+    header = len(prefix) if text.startswith(prefix) else _matching_end(prefix, text, 0, messages[index - 1])
     if header is None:
         return None
     header_text = prompt[len(prefix) :]
@@ -80,12 +80,12 @@ def _start(messages: Messages, index: int, text: str, render: Render) -> int | N
     # would have too belongs to the template, not to this answer
     replacement = "b" if str(messages[index]["content"]).lstrip().startswith("a") else "a"
     replaced = [*messages[:index], {"role": "assistant", "content": replacement}, *messages[index + 1 :]]
-    start = header + _common(text[header:], header_text)
-    start = min(start, _common(text, render(replaced, False)))
+    start = header + _common_prefix_length(text[header:], header_text)
+    start = min(start, _common_prefix_length(text, render(replaced, False)))
     return start if start > header else None
 
 
-def _aligned(rendered: str, text: str, first: int, message: dict[str, Any]) -> int | None:
+def _matching_end(rendered: str, text: str, first: int, message: dict[str, Any]) -> int | None:
     """Return where ``text`` has the end of ``rendered``, of which it may omit or replace earlier parts.
 
     Searches the longest end of ``rendered`` that occurs in the text at or after ``first``. It must contain
@@ -111,7 +111,7 @@ def _without_end(rendered: str, special_tokens: Sequence[str]) -> str:
     )
 
 
-def _common(first: str, second: str) -> int:
+def _common_prefix_length(first: str, second: str) -> int:
     """Return the length of the common beginning of two texts."""
     pairs = enumerate(zip(first, second, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(first), len(second)))
+    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))

@@ -42,11 +42,11 @@ class PromptFormat:
         # A template may support only another kind of chats
         with contextlib.suppress(UserError):
             if task == "reward":
-                rendered = render.written([QUESTION, ANSWER], tokenizer)
+                rendered = render.render_messages([QUESTION, ANSWER], tokenizer)
             elif chats:
-                rendered = render.written([QUESTION], tokenizer, prompt=True)
+                rendered = render.render_messages([QUESTION], tokenizer, prompt=True)
             if chats:
-                end = render.end_of_answers(tokenizer, [QUESTION, ANSWER])
+                end = render.answer_end_token(tokenizer, [QUESTION, ANSWER])
         return cls(
             chats=chats,
             template=tokenizer.chat_template,

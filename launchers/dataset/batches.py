@@ -74,9 +74,11 @@ class MicroBatch:
         """Copy to ``device``; to a GPU from page-locked memory, without waiting for the copy."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "lengths"}
         changed: dict[str, Any] = {
-            name: copied(value, device) for name, value in values.items() if isinstance(value, torch.Tensor)
+            name: copy_to_device(value, device)
+            for name, value in values.items()
+            if isinstance(value, torch.Tensor)
         }
-        changed["vision"] = {name: copied(value, device) for name, value in self.vision.items()}
+        changed["vision"] = {name: copy_to_device(value, device) for name, value in self.vision.items()}
         return dataclasses.replace(self, **changed)
 
 
@@ -88,7 +90,7 @@ class ImageInputs(Protocol):
         ...
 
 
-def copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy a CPU tensor to ``device``; to a GPU from page-locked memory, without waiting for the copy."""
     source = tensor.pin_memory() if device.type == "cuda" else tensor
     return source.to(device, non_blocking=True)
@@ -99,7 +101,7 @@ def step_rows(data: Prepared, step: int, global_batch_size: int) -> NDArray[np.i
     return data.order[step * global_batch_size : (step + 1) * global_batch_size]
 
 
-def counted_labels(data: Prepared, step: int, global_batch_size: int) -> int:
+def count_labels(data: Prepared, step: int, global_batch_size: int) -> int:
     """Count the labels of the global batch, over all ranks."""
     rows = step_rows(data, step, global_batch_size)
     return sum(int((data.row(index).labels != IGNORE).sum()) for index in rows)
@@ -185,7 +187,7 @@ def collate(
     vision-language model, whose batches are padded.
     """
     if multiple is not None:
-        return _joined(rows, pad_id, multiple)
+        return _concatenate(rows, pad_id, multiple)
     width = max(len(row.tokens) for row in rows)
     shape = (len(rows), width)
     tokens = np.full(shape, pad_id, dtype=np.int64)
@@ -210,7 +212,7 @@ def collate(
     )
 
 
-def _joined(rows: list[Row], pad_id: int, multiple: int) -> MicroBatch:
+def _concatenate(rows: list[Row], pad_id: int, multiple: int) -> MicroBatch:
     """Concatenate all rows, filled up to a multiple of ``multiple`` by a separate document."""
     lengths = np.concatenate([row.lengths for row in rows])
     count = int(lengths.sum())

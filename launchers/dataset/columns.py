@@ -33,7 +33,7 @@ class UnknownColumns(BadRow):
 
     def __init__(self, reason: str, row: Mapping[str, Any], *missing: Sequence[str]) -> None:
         super().__init__(reason)
-        proposals = (_proposal(row, keys) for keys in missing)
+        proposals = (_propose_mapping(row, keys) for keys in missing)
         self.mapping = next((proposal for proposal in proposals if proposal), {})
         self.example = ",".join(f"{key}=COLUMN" for key in missing[0])
 
@@ -44,7 +44,7 @@ class UnknownColumns(BadRow):
         return f"--columns {pairs or self.example}"
 
 
-def renamed(row: Any, columns: Mapping[str, str]) -> Any:
+def rename_columns(row: Any, columns: Mapping[str, str]) -> Any:
     """Rename the mapped columns of a decoded row; other values are returned unchanged.
 
     ``columns``: name in the dataset of each supported key. A row without such a column keeps its own key.
@@ -69,7 +69,7 @@ def check_present(columns: Mapping[str, str], counts: Mapping[str, int], dataset
             raise UserError(f"Dataset {dataset} has no column `{name}` (--columns).", advice)
 
 
-def _proposal(row: Mapping[str, Any], keys: Sequence[str]) -> dict[str, str]:
+def _propose_mapping(row: Mapping[str, Any], keys: Sequence[str]) -> dict[str, str]:
     """Find a column for every key; empty if one has none."""
     mapping: dict[str, str] = {}
     for key in keys:
@@ -85,10 +85,10 @@ def _column_for(key: str, names: Sequence[str], row: Mapping[str, Any]) -> str |
     lower = {name.lower(): name for name in names}
     candidates = [lower[synonym] for synonym in _SYNONYMS.get(meaning, ()) if synonym in lower]
     candidates += close_matches(key, names, cutoff=_CUTOFF)
-    return next((name for name in candidates if _may_be(meaning, row[name])), None)
+    return next((name for name in candidates if _has_supported_type(meaning, row[name])), None)
 
 
-def _may_be(key: str, value: Any) -> bool:
+def _has_supported_type(key: str, value: Any) -> bool:
     """Whether a value has a type that the key supports."""
     if key == "messages":
         if isinstance(value, str) and value.lstrip()[:1] == "[":

@@ -30,7 +30,7 @@ from estimator.vocabulary import TASKS
 from launchers.base.request_process import read_request, write_request
 from launchers.cluster.processes import PARENT, die_with_parent, started, tail
 from launchers.dataset import prompts, render, texts
-from launchers.dataset.preferences import Judged, Pair, Sample, asked_of
+from launchers.dataset.preferences import Judged, Pair, Sample, conversation_of
 from launchers.dataset.prepared import IGNORE, Row
 from launchers.dataset.progress import Progress
 from launchers.dataset.rows import Conversation
@@ -40,10 +40,10 @@ from launchers.settings import Settings
 CHUNK_ROWS = 512
 CHUNK_BYTES = 1 << 20  # of stored rows
 # Less than this is tokenized faster than another process imports transformers (about 5 s)
-ALONE_BYTES = 12 << 20
+SINGLE_PROCESS_BYTES = 12 << 20
 MAX_PROCESSES = 16  # each takes 0.3 GiB
 _POLL_S = 0.05
-_PLACES = "places.npy"
+_INDICES = "places.npy"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -193,7 +193,7 @@ class Packing:
         """Return the documents of a row."""
         return self.members[self.starts[row] : self.starts[row + 1]]
 
-    def in_order(self, rows: NDArray[np.int64]) -> Packing:
+    def reordered(self, rows: NDArray[np.int64]) -> Packing:
         """Reorder the rows, if each is one document."""
         return Packing(members=self.members[rows], starts=self.starts)
 
@@ -209,27 +209,27 @@ def tokenize(
     shutil.rmtree(folder, ignore_errors=True)
     documents = Documents(folder, 2 if settings.trains_on_pairs else 1)
     progress = Progress("tokenizing", len(rows))
-    stored = _Stored.of(rows)
-    borders = _borders(np.zeros(len(rows)) if stored is None else stored.sizes)
-    processes = min(len(os.sched_getaffinity(0)), MAX_PROCESSES, len(borders) - 1)
+    stored = _RowsOnDisk.of(rows)
+    boundaries = _chunk_boundaries(np.zeros(len(rows)) if stored is None else stored.sizes)
+    processes = min(len(os.sched_getaffinity(0)), MAX_PROCESSES, len(boundaries) - 1)
     try:
-        if stored is None or stored.sizes.sum() < ALONE_BYTES or processes < 2:
-            for first, last in itertools.pairwise(borders):
-                documents.add(chunk_of(rows[first:last], tokenizer, settings, seq_len))
+        if stored is None or stored.sizes.sum() < SINGLE_PROCESS_BYTES or processes < 2:
+            for first, last in itertools.pairwise(boundaries):
+                documents.add(make_chunk(rows[first:last], tokenizer, settings, seq_len))
                 progress.at(last)
         else:
             request = _Request(
                 rows=stored.rows.folder,
-                replaced={place: encode(row).decode() for place, row in stored.replaced.items()},
-                borders=borders,
+                replacements={index: encode(row).decode() for index, row in stored.replacements.items()},
+                boundaries=boundaries,
                 model_dir=model_dir,
                 settings=settings,
                 seq_len=seq_len,
                 folder=folder,
                 processes=processes,
             )
-            np.save(folder / _PLACES, stored.places)
-            for chunk in _from_processes(request, progress):
+            np.save(folder / _INDICES, stored.indices)
+            for chunk in _tokenize_in_processes(request, progress):
                 documents.add(chunk)
         documents.finish()
     except BaseException:
@@ -239,41 +239,41 @@ def tokenize(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Stored:
+class _RowsOnDisk:
     """Rows in files that another process can read."""
 
     rows: StoredRows
-    places: NDArray[np.integer]
-    replaced: Mapping[int, Sample]
+    indices: NDArray[np.integer]
+    replacements: Mapping[int, Sample]
 
     @classmethod
-    def of(cls, rows: Sequence[Sample]) -> _Stored | None:
+    def of(cls, rows: Sequence[Sample]) -> _RowsOnDisk | None:
         """Return the stored rows; None if they are not in files."""
         if isinstance(rows, StoredRows):
-            return cls(rows=rows, places=np.arange(len(rows)), replaced={})
+            return cls(rows=rows, indices=np.arange(len(rows)), replacements={})
         if isinstance(rows, Selected) and isinstance(rows.rows, StoredRows):
-            return cls(rows=rows.rows, places=rows.places, replaced=rows.replaced)
+            return cls(rows=rows.rows, indices=rows.indices, replacements=rows.replacements)
         return None
 
     @property
     def sizes(self) -> NDArray[np.int64]:
         """[rows]: bytes of each row."""
-        sizes: NDArray[np.int64] = np.diff(self.rows.offsets)[self.places]
+        sizes: NDArray[np.int64] = np.diff(self.rows.offsets)[self.indices]
         return sizes
 
 
-def _borders(sizes: NDArray[np.number]) -> list[int]:
+def _chunk_boundaries(sizes: NDArray[np.number]) -> list[int]:
     """Compute the boundaries of chunks of rows with these sizes in bytes."""
-    borders, first, chunk_bytes = [0], 0, 0
+    boundaries, first, chunk_bytes = [0], 0, 0
     for index, size in enumerate(sizes.tolist()):
         if index > first and (index - first == CHUNK_ROWS or chunk_bytes + size > CHUNK_BYTES):
-            borders.append(index)
+            boundaries.append(index)
             first, chunk_bytes = index, 0
         chunk_bytes += size
-    return [*borders, len(sizes)] if len(sizes) else [0]
+    return [*boundaries, len(sizes)] if len(sizes) else [0]
 
 
-def chunk_of(rows: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len: int) -> Chunk:
+def make_chunk(rows: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len: int) -> Chunk:
     """Convert rows to documents."""
     if TASKS[settings.task].draws_answers:
         return _chunk_of_prompts(rows, tokenizer, seq_len)
@@ -284,9 +284,9 @@ def chunk_of(rows: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len
     full_lengths: list[int] = []
     desirable: list[bool] = []
     images: list[tuple[bytes, ...]] = []
-    truncated = dropped = split = split_into = 0
+    truncated = dropped = split = piece_count = 0
     for sample, (documents, desirable_row) in zip(
-        samples, _rendered(samples, tokenizer, settings), strict=True
+        samples, _tokenized_rows(samples, tokenizer, settings), strict=True
     ):
         exceeds = any(len(ids) > seq_len for ids, _ in documents)
         truncated += exceeds and not splits
@@ -294,17 +294,23 @@ def chunk_of(rows: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len
         if exceeds and attached:
             _check_images_fit(sample, documents[0][0], tokenizer, seq_len)
         if splits:
-            documents_of_row = [[piece] for document in documents for piece in _pieces(*document, seq_len)]
+            kept_documents = [
+                [piece] for document in documents for piece in _split_document(*document, seq_len)
+            ]
         else:
-            documents_of_row = [[(ids[:seq_len], counts[:seq_len]) for ids, counts in documents]]
-        documents_of_row = [each for each in documents_of_row if all(counts.any() for _, counts in each)]
-        if not documents_of_row:
+            kept_documents = [[(ids[:seq_len], counts[:seq_len]) for ids, counts in documents]]
+        kept_documents = [
+            row_documents
+            for row_documents in kept_documents
+            if all(counts.any() for _, counts in row_documents)
+        ]
+        if not kept_documents:
             dropped += 1
             continue
         if exceeds and splits:
             split += 1
-            split_into += len(documents_of_row)
-        for row_documents in documents_of_row:
+            piece_count += len(kept_documents)
+        for row_documents in kept_documents:
             tokens += [ids for ids, _ in row_documents]
             counted += [counts for _, counts in row_documents]
             desirable.append(desirable_row)
@@ -321,16 +327,16 @@ def chunk_of(rows: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len
         truncated=truncated,
         dropped=dropped,
         split=split,
-        pieces=split_into,
+        pieces=piece_count,
     )
 
 
 def _check_images_fit(row: Sample, tokens: NDArray[np.int32], tokenizer: Any, seq_len: int) -> None:
     """Raise UserError for a row whose images would be cut at ``seq_len`` tokens."""
-    places = np.flatnonzero(np.isin(tokens, tokenizer.image_ids))
-    if len(places) and places[-1] >= seq_len:
+    indices = np.flatnonzero(np.isin(tokens, tokenizer.image_ids))
+    if len(indices) and indices[-1] >= seq_len:
         raise UserError(
-            f"Dataset, line {row.line}: its images end at token {places[-1] + 1:,}, and seq_len is "
+            f"Dataset, line {row.line}: its images end at token {indices[-1] + 1:,}, and seq_len is "
             f"{seq_len:,}; an image cannot be cut.",
             f"Use --seq-len {len(tokens)}, or scale the images down.",
         )
@@ -350,7 +356,7 @@ def _image_arrays(images: Sequence[tuple[bytes, ...]]) -> dict[str, Any]:
 
 def _chunk_of_prompts(rows: Sequence[Sample], tokenizer: Any, seq_len: int) -> Chunk:
     """Convert rows to prompts; long prompts keep their end, which contains the question."""
-    tokenized = [ids for _, ids in prompts.tokenized(map(asked_of, rows), tokenizer)]
+    tokenized = [ids for _, ids in prompts.tokenized(map(conversation_of, rows), tokenizer)]
     truncated = [ids[-seq_len:] for ids in tokenized]
     tokens = np.fromiter(itertools.chain.from_iterable(truncated), dtype=np.int32)
     return Chunk(
@@ -364,7 +370,7 @@ def _chunk_of_prompts(rows: Sequence[Sample], tokenizer: Any, seq_len: int) -> C
     )
 
 
-def _rendered(
+def _tokenized_rows(
     samples: Sequence[Sample], tokenizer: Any, settings: Settings
 ) -> Iterator[tuple[list[render.Tokens], bool]]:
     """Iterate over each row's documents, and whether its answer is a good one."""
@@ -374,7 +380,7 @@ def _rendered(
         if isinstance(sample, Pair):
             conversations += (sample.chosen, sample.rejected)
         else:
-            conversations.append(asked_of(sample))
+            conversations.append(conversation_of(sample))
     single = pairs or TASKS[settings.task].judged  # the loss covers one answer per conversation
     prompt_counts = settings.train_on_prompt and not single
     documents = render.tokenize(
@@ -385,7 +391,7 @@ def _rendered(
         yield [next(documents) for _ in range(2 if pairs else 1)], desirable
 
 
-def _pieces(
+def _split_document(
     tokens: NDArray[np.int32], counted: NDArray[np.bool_], seq_len: int
 ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
     """Split a document into consecutive pieces of ``seq_len`` tokens; the last may be shorter.
@@ -409,8 +415,8 @@ class _Request:
     """Input of the processes. ``folder`` receives the chunks, and contains the indices of the rows."""
 
     rows: Path  # folder of StoredRows
-    replaced: dict[int, str]  # replacements of rows by index, in stored form
-    borders: list[int]
+    replacements: dict[int, str]  # replacements of rows by index, in stored form
+    boundaries: list[int]
     model_dir: Path
     settings: Settings
     seq_len: int
@@ -423,9 +429,9 @@ class _Request:
         return self.folder / f"chunk-{number:06d}.npz"
 
 
-def _from_processes(request: _Request, progress: Progress) -> Iterator[Chunk]:
+def _tokenize_in_processes(request: _Request, progress: Progress) -> Iterator[Chunk]:
     """Start the processes, and iterate over their chunks in order."""
-    count, limit_s = len(request.borders) - 1, request.settings.resources.hang_timeout_s
+    count, limit_s = len(request.boundaries) - 1, request.settings.resources.hang_timeout_s
     with contextlib.ExitStack() as running:
         workers = [
             running.enter_context(
@@ -454,15 +460,15 @@ def _from_processes(request: _Request, progress: Progress) -> Iterator[Chunk]:
                     raise _worker_error(worker, request.folder / f"{number % request.processes}.log")
                 if time.monotonic() - waiting_since > limit_s:
                     raise UserError(
-                        f"Rows {request.borders[number] + 1:,} to {request.borders[number + 1]:,} were not "
-                        f"tokenized within {limit_s:g} s.",
+                        f"Rows {request.boundaries[number] + 1:,} to {request.boundaries[number + 1]:,} were "
+                        f"not tokenized within {limit_s:g} s.",
                         "Raise resources.hang_timeout_s if this machine is that slow.",
                     )
-                progress.at(request.borders[number])
+                progress.at(request.boundaries[number])
                 time.sleep(_POLL_S)
             yield Chunk.load(path)
             path.unlink()
-            progress.at(request.borders[number + 1])
+            progress.at(request.boundaries[number + 1])
 
 
 def _worker_error(worker: subprocess.Popen[bytes], log: Path) -> UserError:
@@ -476,15 +482,17 @@ def main(path: Path) -> None:
     """Tokenize the chunks of one process."""
     request = read_request(_Request, path)
     tokenizer = render.load_tokenizer(request.model_dir, request.settings)
-    replaced = {place: decode(row.encode()) for place, row in request.replaced.items()}
-    places = np.load(request.folder / _PLACES, mmap_mode="r")
+    replacements = {index: decode(row.encode()) for index, row in request.replacements.items()}
+    indices = np.load(request.folder / _INDICES, mmap_mode="r")
     base = StoredRows(request.rows)
-    for number in range(request.process, len(request.borders) - 1, request.processes):
-        chunk_places = places[request.borders[number] : request.borders[number + 1]]
-        rows = [replaced[place] if place in replaced else base[place] for place in chunk_places.tolist()]
+    for number in range(request.process, len(request.boundaries) - 1, request.processes):
+        chunk_places = indices[request.boundaries[number] : request.boundaries[number + 1]]
+        rows = [
+            replacements[index] if index in replacements else base[index] for index in chunk_places.tolist()
+        ]
         target = request.chunk_file(number)
         try:
-            chunk = chunk_of(rows, tokenizer, request.settings, request.seq_len)
+            chunk = make_chunk(rows, tokenizer, request.settings, request.seq_len)
         except UserError as error:
             message = json.dumps({"problem": error.problem, "advice": error.advice})
             target.with_suffix(".part").write_text(message)

@@ -35,7 +35,9 @@ _SAVED = "state.json"  # file of a folder with one split; a folder with several 
 _CHUNK = 1 << 20  # characters of a JSON list read at a time
 _TOO_LARGE = f"its lists have more than {BATCH_BYTES // 2**20} MiB of text"
 _BLANK = re.compile(r"[ \t\r\n]*")
-_CUT = 16  # an error this near to the end of the buffer may be caused by a value that continues after it
+_TAIL_CHARS = (
+    16  # an error this near to the end of the buffer may be caused by a value that continues after it
+)
 
 
 class BadRow(Exception):  # noqa: N818
@@ -67,7 +69,7 @@ def open_rows(path: Path, columns: Sequence[str] | None = None) -> Rows:
     if path.is_dir():
         if not is_saved(path):
             raise UserError(f"Dataset {path} is a folder without rows.", f"Use {FORMS}.")
-        return _Saved(path)
+        return _SavedDataset(path)
     try:
         with path.open("rb") as file:
             beginning = file.read(4096)
@@ -85,7 +87,7 @@ def open_rows(path: Path, columns: Sequence[str] | None = None) -> Rows:
     supported = suffix in SUFFIXES or first in (b"{", b"")
     if binary or not supported:
         raise UserError(f"Dataset {path} has an unknown form.", f"Use {FORMS}.")
-    return _Json(path) if first == b"{" and not _is_value(beginning) else _Lines(path)
+    return _Json(path) if first == b"{" and not _may_be_complete(beginning) else _Lines(path)
 
 
 def is_saved(folder: Path) -> bool:
@@ -93,7 +95,7 @@ def is_saved(folder: Path) -> bool:
     return (folder / _SAVED).is_file()
 
 
-def _is_value(beginning: bytes) -> bool:
+def _may_be_complete(beginning: bytes) -> bool:
     """Whether the first line may be a complete JSON object, and not the beginning of one."""
     line = beginning.lstrip(b"\xef\xbb\xbf \t\r\n").partition(b"\n")[0].rstrip()
     return line not in (b"{", b"{}") and not line.endswith((b",", b"[", b"{"))
@@ -108,13 +110,13 @@ class _Lines(Rows):
         with self.path.open("rb") as self._file:
             for number, line in enumerate(self._file, start=1):
                 if line.strip():
-                    yield number, _decoded(line, number)
+                    yield number, _decode_line(line, number)
 
     def share(self) -> float:
         return self._file.tell() / max(1, self.path.stat().st_size)
 
 
-def _decoded(line: bytes, number: int) -> Any:
+def _decode_line(line: bytes, number: int) -> Any:
     try:
         value = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip(), cls=_Decoder)
         return check_depth(value) if line.count(b"[") + line.count(b"{") > MAX_DEPTH else value
@@ -132,7 +134,7 @@ class _Unusable(ValueError):  # noqa: N818 - as BadRow
     """JSON with contradictory or unsupported values."""
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build a JSON object, refusing duplicate keys, of which Python would silently use the last."""
     values: dict[str, Any] = {}
     for name, value in pairs:
@@ -142,7 +144,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def _integer(digits: str) -> int:
+def _parse_integer(digits: str) -> int:
     try:
         return int(digits)
     except ValueError:  # sys.get_int_max_str_digits
@@ -151,7 +153,7 @@ def _integer(digits: str) -> int:
 
 class _Decoder(json.JSONDecoder):
     def __init__(self) -> None:
-        super().__init__(object_pairs_hook=_object, parse_int=_integer)
+        super().__init__(object_pairs_hook=_build_object, parse_int=_parse_integer)
 
 
 class _TextFile(Rows):
@@ -242,10 +244,10 @@ class _Cursor:
                 value, end = self._decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
                 unfinished = error.msg.startswith("Unterminated string")
-                if (unfinished or error.pos > len(self._text) - _CUT) and self._read_more():
+                if (unfinished or error.pos > len(self._text) - _TAIL_CHARS) and self._read_more():
                     continue
                 raise
-            if isinstance(value, int | float) and end > len(self._text) - _CUT and self._read_more():
+            if isinstance(value, int | float) and end > len(self._text) - _TAIL_CHARS and self._read_more():
                 continue  # the number may continue
             start = self._at
             self._go_to(end)
@@ -253,13 +255,13 @@ class _Cursor:
                 check_depth(value)
             return value
 
-    def line_of(self, place: int) -> int:
+    def line_of(self, position: int) -> int:
         """Return the line of a position in the buffered text."""
-        return self.line + self._text.count("\n", self._at, place)
+        return self.line + self._text.count("\n", self._at, position)
 
-    def _go_to(self, place: int) -> None:
-        self.line += self._text.count("\n", self._at, place)
-        self._at = place
+    def _go_to(self, position: int) -> None:
+        self.line += self._text.count("\n", self._at, position)
+        self._at = position
 
     def _read_more(self) -> bool:
         remaining = self._text[self._at :]
@@ -334,14 +336,14 @@ class _Parquet(Rows):
                 present = file.schema_arrow.names
                 limits = ParquetLimits(self.path, file)
             columns = None if self._columns is None else [name for name in self._columns if name in present]
-            with parquet.ParquetFile(self.path, read_dictionary=limits.encoded) as file:
+            with parquet.ParquetFile(self.path, read_dictionary=limits.dictionary_columns) as file:
                 batches = (  # nested dictionaries may not continue in another row group
                     batch
                     for group in range(file.metadata.num_row_groups)
                     for batch in file.iter_batches(limits.batch, row_groups=[group], columns=columns or None)
                 )
                 for part in itertools.chain.from_iterable(map(limits.rows, batches)):
-                    for row in [BadRow(_TOO_LARGE)] if part is None else _converted(part):
+                    for row in [BadRow(_TOO_LARGE)] if part is None else _to_rows(part):
                         number += 1
                         self._share = number / total
                         yield number, row
@@ -353,7 +355,7 @@ class _Parquet(Rows):
         return self._share
 
 
-def _converted(batch: Any) -> list[Any]:
+def _to_rows(batch: Any) -> list[Any]:
     """Convert a batch to rows; one that Python has no values for becomes a BadRow."""
     try:
         rows: list[Any] = batch.to_pylist()
@@ -361,11 +363,11 @@ def _converted(batch: Any) -> list[Any]:
         if batch.num_rows == 1:
             reason = NOT_UTF_8 if isinstance(error, UnicodeDecodeError) else str(error)
             return [BadRow(reason)]
-        return [row for number in range(batch.num_rows) for row in _converted(batch.slice(number, 1))]
+        return [row for number in range(batch.num_rows) for row in _to_rows(batch.slice(number, 1))]
     return rows
 
 
-class _Saved(Rows):
+class _SavedDataset(Rows):
     """A split that ``datasets`` has saved to disk; it is memory-mapped."""
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
@@ -384,7 +386,7 @@ class _Saved(Rows):
             saved = datasets.load_from_disk(str(self.path))
             self._total, self._done = len(saved), 0
             for table in saved.with_format("arrow").iter(_SAVED_BATCH):  # images stay encoded
-                for row in _converted(table):
+                for row in _to_rows(table):
                     self._done += 1
                     yield self._done, row
         except (OSError, ValueError, KeyError, TypeError, OverflowError, ArrowException) as error:

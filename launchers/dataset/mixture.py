@@ -27,10 +27,10 @@ def weighted(train: Sequence[Sample], settings: Settings) -> Sequence[Sample]:
     fraction. Held-out rows must be removed before. The selection depends only on the seed, and is the same in
     each epoch.
     """
-    return Selected(train, weighted_places(sources_of(train), settings))
+    return Selected(train, weighted_indices(sources_of(train), settings))
 
 
-def weighted_places(sources: NDArray[np.integer], settings: Settings) -> NDArray[np.int64]:
+def weighted_indices(sources: NDArray[np.integer], settings: Settings) -> NDArray[np.int64]:
     """Return the indices of the rows that :func:`weighted` selects, given each row's dataset."""
     import numpy as np
 

@@ -18,12 +18,12 @@ def longest_first(order: NDArray[np.int32], lengths: NDArray[np.int64], batch: i
     Rank r of any number of processes then starts with the r-th longest row, and no later micro batch of this
     order, of any size, is wider. Rows of equal length keep their order.
     """
-    result, place_of = order.copy(), np.argsort(order)
+    result, position_of = order.copy(), np.argsort(order)
     longest = order[np.argsort(-lengths[order], kind="stable")[:batch]]
-    for place, row in enumerate(longest):
-        other_place, displaced = place_of[row], result[place]
-        result[place], result[other_place] = row, displaced
-        place_of[row], place_of[displaced] = place, other_place
+    for position, row in enumerate(longest):
+        other_position, displaced = position_of[row], result[position]
+        result[position], result[other_position] = row, displaced
+        position_of[row], position_of[displaced] = position, other_position
     return result
 
 

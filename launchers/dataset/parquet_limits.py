@@ -15,7 +15,10 @@ BATCH_BYTES = 64 * 2**20
 """Bytes decoded at a time, and limit of one row with nested text."""
 MAX_BATCH = 64  # rows
 _MAX_COMPRESSION = 100  # by codec; in practice text is compressed to a twentieth at most
-_MAX_EXPANSION, _FREE_BYTES = 1000, 2**30  # decoded bytes of a file over its size, and what is always allowed
+_MAX_EXPANSION, _ALWAYS_ALLOWED_BYTES = (
+    1000,
+    2**30,
+)  # decoded bytes of a file over its size, and what is always allowed
 _ROW_BYTES = 16  # counted for each row, as a row without content costs time too
 _ADVICE = "If the rows are meant to be equal, write the file without compression and use_dictionary=False."
 
@@ -25,9 +28,9 @@ class ParquetLimits:
 
     def __init__(self, path: Path, file: Any) -> None:
         self._path, self._decoded = path, 0
-        self._allowed = max(_FREE_BYTES, _MAX_EXPANSION * path.stat().st_size)
+        self._allowed = max(_ALWAYS_ALLOWED_BYTES, _MAX_EXPANSION * path.stat().st_size)
         self.batch = MAX_BATCH
-        self.encoded = self._inspect(file)
+        self.dictionary_columns = self._inspect(file)
 
     def _inspect(self, file: Any) -> list[str]:
         """Return the nested text columns, to be read as dictionaries; UserError if one is too large."""
@@ -36,7 +39,7 @@ class ParquetLimits:
             for number in range(len(file.schema))
             if (column := file.schema.column(number)).max_repetition_level
         }
-        encoded = set()
+        dictionary_columns = set()
         for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
             for number, column in ((number, group.column(number)) for number in range(group.num_columns)):
                 self._check_compression(column)
@@ -45,11 +48,11 @@ class ParquetLimits:
                 if number not in nested:
                     self.batch = max(1, min(self.batch, BATCH_BYTES // value))
                 elif column.physical_type == "BYTE_ARRAY" and repeated:
-                    encoded.add(column.path_in_schema)
+                    dictionary_columns.add(column.path_in_schema)
                 width = max(0, nested[number].length or 0) if number in nested else 0
                 if number in nested and column.num_values * max(_ROW_BYTES, width) > self._allowed:
                     self._refuse(f"{column.path_in_schema} has {column.num_values:,} values")
-        return sorted(encoded)
+        return sorted(dictionary_columns)
 
     def _check_compression(self, column: Any) -> None:
         expanded, stored = column.total_uncompressed_size, column.total_compressed_size
@@ -64,11 +67,12 @@ class ParquetLimits:
         self._decoded += size
         if self._decoded > self._allowed:
             self._refuse(f"its rows have more than {self._allowed:,} bytes")
-        return [batch if size <= BATCH_BYTES or not self.encoded else None]
+        return [batch if size <= BATCH_BYTES or not self.dictionary_columns else None]
 
-    def _refuse(self, what: str) -> None:
+    def _refuse(self, problem: str) -> None:
         raise UserError(
-            f"Dataset {self._path}: {what}, far more than the file has bytes, as decompression bombs have.",
+            f"Dataset {self._path}: {problem}, far more than the file has bytes, as decompression bombs "
+            "have.",
             _ADVICE,
         )
 

@@ -32,8 +32,17 @@ from estimator.errors import UserError
 from launchers.dataset.columns import UnknownColumns
 from launchers.dataset.files import BadRow
 from launchers.dataset.picture import Picture
-from launchers.dataset.rows import NO_COLUMNS, Conversation, decoded_turns, history_of, read_as
-from launchers.dataset.turns import Fields, Message, chat, decoded, joined_parts, system_of, text_of, tools_of
+from launchers.dataset.rows import NO_COLUMNS, Conversation, decode_turns, history_of, read_as
+from launchers.dataset.turns import (
+    Fields,
+    Message,
+    chat,
+    decode_json,
+    join_parts,
+    system_of,
+    text_of,
+    tools_of,
+)
 
 _TURN = re.compile(r"\n\n(Human|Assistant):")  # format of Anthropic's HH-RLHF
 _TRUTHS = {"true": True, "false": False}  # booleans in tables
@@ -57,7 +66,7 @@ class Pair:
         """Index of the row's dataset in the run."""
         return self.chosen.source
 
-    def of_source(self, source: int) -> Pair:
+    def with_source(self, source: int) -> Pair:
         """Return a copy that belongs to this dataset of the run."""
         return replace(self, chosen=replace(self.chosen, source=source))
 
@@ -79,7 +88,7 @@ class Judged:
         """Index of the row's dataset in the run."""
         return self.conversation.source
 
-    def of_source(self, source: int) -> Judged:
+    def with_source(self, source: int) -> Judged:
         """Return a copy that belongs to this dataset of the run."""
         return replace(self, conversation=replace(self.conversation, source=source))
 
@@ -87,7 +96,7 @@ class Judged:
 Sample = Conversation | Pair | Judged | Picture  # one row of a dataset, of any task
 
 
-def asked_of(sample: Sample) -> Conversation:
+def conversation_of(sample: Sample) -> Conversation:
     """Return the conversation that contains the prompt; TypeError for a picture, which has none."""
     if isinstance(sample, Picture):
         raise TypeError("a picture has no conversation")
@@ -122,7 +131,7 @@ def parse_judged(row: Any, line: int = 0) -> Judged:
         raise BadRow(f"`{name}` is {json.dumps(row[name])[:40]}, not true or false")
     answer = row.first(("completion", "output", "response"))
     if answer is not None:
-        messages = (*_prompt(row), _answer(row[answer], answer))
+        messages = (*_parse_prompt(row), _parse_answer(row[answer], answer))
     else:
         chat_name = row.first(("messages", "conversations"))
         if chat_name is None:
@@ -140,17 +149,17 @@ def read(path: Path, columns: Mapping[str, str] = NO_COLUMNS) -> Iterator[Pair]:
 def parse(row: Any, line: int = 0) -> Pair:
     """Parse one decoded row as a Pair; raises BadRow."""
     row = Fields.of(row)
-    chosen_turns, rejected_turns = map(decoded_turns, _answers(row))
-    if _is_whole_chat(row, chosen_turns) or _is_whole_chat(row, rejected_turns):
-        chosen = _complete_chat(chosen_turns, "chosen", row)
-        rejected = _complete_chat(rejected_turns, "rejected", row)
+    chosen_turns, rejected_turns = map(decode_turns, _chosen_and_rejected(row))
+    if _includes_prompt(row, chosen_turns) or _includes_prompt(row, rejected_turns):
+        chosen = _parse_chat(chosen_turns, "chosen", row)
+        rejected = _parse_chat(rejected_turns, "rejected", row)
         if chosen[:-1] != rejected[:-1]:
             raise BadRow("`chosen` and `rejected` differ before their last turn: they answer no one prompt")
-        _check_repeated(row, chosen[:-1])
+        _check_prompt(row, chosen[:-1])
     else:
-        prompt = _prompt(row)
-        chosen = (*prompt, _answer(chosen_turns, "chosen"))
-        rejected = (*prompt, _answer(rejected_turns, "rejected"))
+        prompt = _parse_prompt(row)
+        chosen = (*prompt, _parse_answer(chosen_turns, "chosen"))
+        rejected = (*prompt, _parse_answer(rejected_turns, "rejected"))
     if chosen == rejected:
         raise BadRow("`chosen` and `rejected` are equal: there is nothing to prefer")
     tools = tools_of(row)
@@ -160,7 +169,7 @@ def parse(row: Any, line: int = 0) -> Pair:
     )
 
 
-def judged_from(pairs: Iterable[Pair]) -> Iterator[Judged]:
+def judged_from_pairs(pairs: Iterable[Pair]) -> Iterator[Judged]:
     """Iterate over both answers of each pair as separate judged answers."""
     return (
         Judged(conversation=conversation, desirable=conversation is pair.chosen)
@@ -181,7 +190,7 @@ def from_conversations(conversations: Iterable[Conversation]) -> Iterator[Pair]:
             yield Pair(chosen=chosen, rejected=rejected)
 
 
-def _answers(row: Fields) -> tuple[Any, Any]:
+def _chosen_and_rejected(row: Fields) -> tuple[Any, Any]:
     """Return the better and the worse answer in the row's form."""
     for chosen_key, rejected_key in _ANSWERS:
         if chosen_key in row or rejected_key in row:
@@ -191,10 +200,10 @@ def _answers(row: Fields) -> tuple[Any, Any]:
             if missing:
                 raise BadRow(f"no `{missing}` answer: a pair has `{chosen_key}` and `{rejected_key}`")
             return row[chosen_key], row[rejected_key]
-    ranked = decoded(row["answers"]) if row.has("answers") else None
+    ranked = decode_json(row["answers"]) if row.has("answers") else None
     if isinstance(ranked, list):
         return _by_rank(ranked)
-    output = decoded(row["output"]) if row.has("output") else None
+    output = decode_json(row["output"]) if row.has("output") else None
     if isinstance(output, list):
         if len(output) != 2:
             raise BadRow(f"`output` holds {len(output)} answers, not the better and the worse")
@@ -216,7 +225,7 @@ def _by_rank(answers: list[Any]) -> tuple[Any, Any]:
     return ranked[0]["answer"], ranked[-1]["answer"]
 
 
-def _is_whole_chat(row: Fields, answer: Any) -> bool:
+def _includes_prompt(row: Fields, answer: Any) -> bool:
     """Whether an answer includes its prompt."""
     if isinstance(answer, list):
         return any(_role(message) in ("user", "human") for message in answer)
@@ -231,31 +240,31 @@ def _has_prompt(row: Fields) -> bool:
     return row.first(("prompt", "instruction", "messages", "conversations")) is not None
 
 
-def _complete_chat(answer: Any, name: str, row: Fields) -> tuple[Message, ...]:
+def _parse_chat(answer: Any, name: str, row: Fields) -> tuple[Message, ...]:
     """Parse a complete chat, from a list of messages or a text with ``Human:`` and ``Assistant:``."""
     if isinstance(answer, str):
         preamble, *turns = _TURN.split(answer)
         if preamble.strip() or not turns:
             raise BadRow(f"`{name}` is a text without a prompt: give `prompt`, or whole chats")
         names = {"Human": "user", "Assistant": "assistant"}
-        spoken = zip(turns[::2], turns[1::2], strict=True)
-        answer = [{"role": names[speaker], "content": text.strip()} for speaker, text in spoken]
+        turns_by_speaker = zip(turns[::2], turns[1::2], strict=True)
+        answer = [{"role": names[speaker], "content": text.strip()} for speaker, text in turns_by_speaker]
     return chat(answer, name, row)
 
 
-def _check_repeated(row: Fields, messages: tuple[Message, ...]) -> None:
+def _check_prompt(row: Fields, messages: tuple[Message, ...]) -> None:
     """Raise BadRow if a prompt next to complete chats is not their beginning."""
     if not _has_prompt(row):
         return
-    prompt = _prompt(row)
+    prompt = _parse_prompt(row)
     if prompt not in (messages, messages[-len(prompt) :]):
         raise BadRow("the whole chats do not begin with `prompt`")
 
 
-def _prompt(row: Fields) -> tuple[Message, ...]:
+def _parse_prompt(row: Fields) -> tuple[Message, ...]:
     """Return the turns before the answer, of which the last is the user's."""
     name = row.first(("messages", "conversations", "prompt"))
-    value = decoded_turns(row[name]) if name else None
+    value = decode_turns(row[name]) if name else None
     if name and (name != "prompt" or isinstance(value, list)):
         return chat(value, name, row, ends_with="user")
     if name:
@@ -269,7 +278,7 @@ def _prompt(row: Fields) -> tuple[Message, ...]:
     return (*system_of(row), *history_of(row), Message(role="user", content=question))
 
 
-def _answer(answer: Any, name: str) -> Message:
+def _parse_answer(answer: Any, name: str) -> Message:
     """Parse an answer without its prompt: a text, a message, or a list of one message."""
     if isinstance(answer, list):
         if len(answer) != 1:
@@ -278,5 +287,5 @@ def _answer(answer: Any, name: str) -> Message:
     if isinstance(answer, dict):
         if _role(answer) not in ("assistant", "gpt", "model"):
             raise BadRow(f"`{name}` is a turn of {_role(answer)!r}, not of the assistant")
-        answer = joined_parts(answer.get("content", answer.get("value")), f"`{name}`")
+        answer = join_parts(answer.get("content", answer.get("value")), f"`{name}`")
     return Message(role="assistant", content=text_of(answer, f"`{name}`"))

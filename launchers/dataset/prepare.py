@@ -24,11 +24,11 @@ from launchers.dataset import prepared, prompts, render, texts
 from launchers.dataset.asking import PromptFormat
 from launchers.dataset.documents import Documents, Packing, tokenize
 from launchers.dataset.order import grouped_by_length, longest_first
-from launchers.dataset.preferences import Sample, asked_of
+from launchers.dataset.preferences import Sample, conversation_of
 from launchers.dataset.prepared import IGNORE, Prepared, PreparedInfo
 from launchers.dataset.progress import Progress
 from launchers.dataset.seeding import random_stream
-from launchers.dataset.stored import Selected, characters_of, joined, sources_of
+from launchers.dataset.stored import Selected, characters_of, concatenate, sources_of
 from launchers.settings import Settings
 
 MAX_HELD_OUT = 256
@@ -81,7 +81,7 @@ def _split_text(rows: Sequence[Sample], settings: Settings) -> tuple[Selected, S
         training_documents, held_out_documents = texts.hold_out(documents, characters, order, MAX_HELD_OUT)
         train.append(training_documents)
         held_out.append(held_out_documents)
-    return joined(train), joined(held_out)
+    return concatenate(train), concatenate(held_out)
 
 
 def check_batch(rows: int, name: str, settings: Settings) -> None:
@@ -108,11 +108,11 @@ def prepare(
     folder: Path,
     held_out: Sequence[Sample] = (),
     *,
-    least_packed_steps: int = 0,
+    min_packed_steps: int = 0,
 ) -> PreparedInfo:
     """Write ``folder`` (see prepared.py), with heldout/ and heldout.jsonl if there are held-out rows.
 
-    Rows are packed only if that leaves ``least_packed_steps`` optimizer steps.
+    Rows are packed only if that leaves ``min_packed_steps`` optimizer steps.
 
     ``folder``/heldout has the same form; heldout.jsonl has ``{"prompt", "reference", "messages", "line"}``
     per row, with ``prompt`` as rendered for the model, special tokens included.
@@ -132,10 +132,10 @@ def prepare(
                 "Raise --seq-len, or use --train-on-prompt.",
             )
         packing = _pack(documents, seq_len, settings.seed) if settings.packing is True else None
-        if packing is not None and _steps_of_pass(packing, seq_len, settings) < least_packed_steps:
+        if packing is not None and _packed_steps(packing, seq_len, settings) < min_packed_steps:
             packing = None
             print(
-                f"packing is off: the packed rows would be fewer than {least_packed_steps} optimizer steps; "
+                f"packing is off: the packed rows would be fewer than {min_packed_steps} optimizer steps; "
                 "--packing true packs them anyway"
             )
         settings = settings.model_copy(update={"packing": packing is not None})
@@ -146,7 +146,7 @@ def prepare(
         if TASKS[settings.task].draws_answers:
             _write_prompts(folder, train, model)
         first_rows = islice(train, INSPECTED_ROWS)
-        chats = settings.task != "pretrain" and any(asked_of(row).messages for row in first_rows)
+        chats = settings.task != "pretrain" and any(conversation_of(row).messages for row in first_rows)
         prompt_format = PromptFormat.of(model.tokenizer, task=settings.task, chats=chats)
         return _write(documents, packing, order, model, seq_len, settings, folder, prompt_format)
 
@@ -163,7 +163,7 @@ def _tokenized(
         documents.close()
 
 
-def sample_view(data: Prepared, tokenizer: Any, row: int = 0) -> str:
+def format_sample(data: Prepared, tokenizer: Any, row: int = 0) -> str:
     """Format one row as the model sees it; tokens that do not count in the loss are between ⟦ and ⟧."""
     sample = data.row(row)
     lines = ["⟦between these⟧: read by the model, not counted in the loss. The rest is what it learns."]
@@ -179,7 +179,7 @@ def sample_view(data: Prepared, tokenizer: Any, row: int = 0) -> str:
             )
         tokens = sample.tokens[start : start + length].tolist()
         masked = (sample.labels[start : start + length] == IGNORE).tolist()
-        lines.append(_marked(tokens, masked, tokenizer))
+        lines.append(_mark_masked(tokens, masked, tokenizer))
         start += length
     return "\n".join(lines)
 
@@ -235,21 +235,21 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     progress = Progress("packing", len(lengths), "documents")
     for done, index in enumerate(sorted(range(len(lengths)), key=lambda index: -lengths[index])):
         progress.at(done)
-        place = bisect.bisect_left(spaces, lengths[index])
-        if place == len(spaces):
+        position = bisect.bisect_left(spaces, lengths[index])
+        if position == len(spaces):
             bins.append([])
             number, space = len(bins) - 1, capacity
         else:
-            space = spaces[place]
+            space = spaces[position]
             number = with_space[space].pop()
             if not with_space[space]:
-                del spaces[place]
+                del spaces[position]
         bins[number].append(index)
-        left = space - lengths[index]
-        if left and not with_space.setdefault(left, []):
-            bisect.insort(spaces, left)
-        if left:
-            with_space[left].append(number)
+        space_left = space - lengths[index]
+        if space_left and not with_space.setdefault(space_left, []):
+            bisect.insort(spaces, space_left)
+        if space_left:
+            with_space[space_left].append(number)
     return bins
 
 
@@ -278,9 +278,9 @@ def _prepare_held_out(
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "heldout.jsonl").open("w", encoding="utf-8") as file:
         for sample in held_out:
-            conversation = asked_of(sample)
+            conversation = conversation_of(sample)
             prompt, reference = render.prompt_of(conversation, model.tokenizer)
-            messages = [message.as_template() for message in conversation.asked]
+            messages = [message.as_template() for message in conversation.prompt_messages]
             values = {"prompt": prompt, "reference": reference, "messages": messages}
             if conversation.images:
                 values["images"] = [base64.b64encode(image).decode() for image in conversation.images]
@@ -295,7 +295,7 @@ def _prepare_held_out(
         packing = documents.unpacked()
         if documents.pieces:  # shuffled, as only the first rows are evaluated: not all from one document
             permutation = random_stream(settings.seed, "held-out pieces").permutation(len(packing))
-            packing = packing.in_order(permutation)
+            packing = packing.reordered(permutation)
         order = np.arange(len(packing), dtype=np.int32)
         if TASKS[settings.task].draws_answers:
             _write_prompts(folder / "heldout", held_out, model)
@@ -305,7 +305,7 @@ def _prepare_held_out(
 def _write_prompts(folder: Path, samples: Sequence[Sample], model: _Model) -> None:
     """Write each row's prompt for scorers of answers: prompts.jsonl, in the order of the rows."""
     folder.mkdir(parents=True, exist_ok=True)
-    row_prompts = prompts.prompts_of(map(asked_of, samples), model.tokenizer)
+    row_prompts = prompts.prompts_of(map(conversation_of, samples), model.tokenizer)
     prompts.write(folder / prepared.PROMPTS, row_prompts)
 
 
@@ -332,7 +332,7 @@ class _Lengths:
         return cls(tokens=tokens, widths=widths)
 
 
-def _steps_of_pass(packing: Packing, seq_len: int, settings: Settings) -> int:
+def _packed_steps(packing: Packing, seq_len: int, settings: Settings) -> int:
     """Return the optimizer steps of the epochs or the token budget of a packed run."""
     sequences = len(packing) * (settings.epochs or 1)
     if settings.tokens is not None:
@@ -355,7 +355,7 @@ def _order(lengths: _Lengths, settings: Settings) -> NDArray[np.int32]:
     if settings.tokens is not None:
         return _order_of_tokens(lengths, settings.tokens, settings)
     steps = settings.steps_of(count)
-    return _epochs(lengths, -(-steps * batch // count), settings)[: steps * batch]
+    return _order_of_epochs(lengths, -(-steps * batch // count), settings)[: steps * batch]
 
 
 def _order_of_tokens(lengths: _Lengths, budget: int, settings: Settings) -> NDArray[np.int32]:
@@ -364,13 +364,13 @@ def _order_of_tokens(lengths: _Lengths, budget: int, settings: Settings) -> NDAr
     A larger budget extends the same order.
     """
     passes = -(-budget // int(lengths.tokens.sum()))
-    order = _epochs(lengths, passes + 1, settings)  # one more, to fill the last batch
+    order = _order_of_epochs(lengths, passes + 1, settings)  # one more, to fill the last batch
     rows = int(np.searchsorted(np.cumsum(lengths.tokens[order]), budget)) + 1
     steps = -(-rows // settings.rows_per_step)
     return order[: steps * settings.rows_per_step]
 
 
-def _epochs(lengths: _Lengths, epochs: int, settings: Settings) -> NDArray[np.int32]:
+def _order_of_epochs(lengths: _Lengths, epochs: int, settings: Settings) -> NDArray[np.int32]:
     """Repeat all rows ``epochs`` times, each time in another order."""
     count = len(lengths.tokens)
     shuffled = (random_stream(settings.seed, "epoch", epoch).permutation(count) for epoch in range(epochs))
@@ -468,7 +468,7 @@ def _initial_digest(
     return digest
 
 
-def _marked(tokens: list[int], masked: list[bool], tokenizer: Any) -> str:
+def _mark_masked(tokens: list[int], masked: list[bool], tokenizer: Any) -> str:
     parts = []
     for is_masked, group in groupby(zip(tokens, masked, strict=True), key=lambda pair: pair[1]):
         text = tokenizer.decode([token for token, _ in group])

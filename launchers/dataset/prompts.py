@@ -52,7 +52,7 @@ def parse(row: Any, line: int = 0) -> Conversation:
     """Parse one decoded row as a conversation, with its answer if it has one; raises BadRow."""
     row = Fields.of(row)
     if row.has("prompt") and row.first(_ANSWERS) is None:
-        return Conversation(messages=_asked(row), tools=tools_of(row), line=line)
+        return Conversation(messages=_parse_prompt(row), tools=tools_of(row), line=line)
     name = row.first(("messages", "conversations"))
     if name is not None and ends_with_question(row[name]):
         messages = chat(row[name], name, row, ends_with="user")
@@ -64,9 +64,9 @@ def parse(row: Any, line: int = 0) -> Conversation:
     return rows.parse(row, line)
 
 
-def _asked(row: Fields) -> tuple[Message, ...]:
+def _parse_prompt(row: Fields) -> tuple[Message, ...]:
     """Parse a `prompt` without an answer to turns."""
-    prompt = rows.decoded_turns(row["prompt"])
+    prompt = rows.decode_turns(row["prompt"])
     if isinstance(prompt, list):
         return chat(prompt, "prompt", row, ends_with="user")
     turn = Message(role="user", content=text_of(prompt, "`prompt`"))
@@ -90,9 +90,9 @@ def tokenized(conversations: Iterable[Conversation], tokenizer: Any) -> Iterator
 
 def _prompt(index: int, conversation: Conversation, text: str, tokens: int) -> Prompt:
     if conversation.text is not None:
-        prefix = render.beginning_of(conversation.text)
+        prefix = render.text_prompt(conversation.text)
         return Prompt(index=index, text=text, shown=prefix, tokens=tokens, prefix=prefix)
-    turns, tools = conversation.asked, conversation.tools
+    turns, tools = conversation.prompt_messages, conversation.tools
     shown = "\n\n".join(turn.content for turn in turns)
     return Prompt(index=index, text=text, shown=shown, tokens=tokens, messages=turns, tools=tools)
 
@@ -104,7 +104,7 @@ def write(path: Path, prompts: Iterable[Prompt]) -> None:
             file.write(json.dumps(dataclasses.asdict(prompt)) + "\n")
 
 
-def read_written(path: Path) -> list[Prompt]:
+def read_prompts(path: Path) -> list[Prompt]:
     """Read prompts written by :func:`write` or launchers.rejection.answers.write_rows."""
     with path.open(encoding="utf-8") as file:
         values = [json.loads(line) for line in file]

@@ -118,42 +118,42 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
     return path
 
 
-def _read_all() -> Iterator[Documented]:
+def _read_modules() -> Iterator[Documented]:
     warnings.simplefilter("ignore")  # deprecated names warn on access
     for module_name in MODULES:
         try:
             module = importlib.import_module(module_name)
         except ImportError:
             continue
-        yield from _of_module(module_name, module)
+        yield from _read_module(module_name, module)
 
 
-def _of_module(module_name: str, module: ModuleType) -> Iterator[Documented]:
-    yield from _entry(module_name, "module", module)
+def _read_module(module_name: str, module: ModuleType) -> Iterator[Documented]:
+    yield from _documented(module_name, "module", module)
     exported = set(getattr(module, "__all__", ()))
     for name in sorted(exported | set(dir(module))):
         value = getattr(module, name, None)
         if name.startswith("_") or isinstance(value, ModuleType):
             continue
-        is_own = getattr(value, "__module__", None) in (module_name, "_" + module_name)
-        if not (name in exported if exported else is_own):
+        is_defined_here = getattr(value, "__module__", None) in (module_name, "_" + module_name)
+        if not (name in exported if exported else is_defined_here):
             continue
         full_name = name if module_name == "builtins" else f"{module_name}.{name}"
         if inspect.isclass(value):
-            yield from _entry(full_name, "class", value)
+            yield from _documented(full_name, "class", value)
             for member_name, member in sorted(vars(value).items()):
                 if member_name.startswith("_"):
                     continue
                 if isinstance(member, property):
-                    yield from _entry(f"{full_name}.{member_name}", "property", member)
+                    yield from _documented(f"{full_name}.{member_name}", "property", member)
                 elif inspect.isroutine(member):
                     function = getattr(member, "__func__", member)
-                    yield from _entry(f"{full_name}.{member_name}", "method", function)
+                    yield from _documented(f"{full_name}.{member_name}", "method", function)
         elif inspect.isroutine(value):
-            yield from _entry(full_name, "function", value)
+            yield from _documented(full_name, "function", value)
 
 
-def _entry(name: str, kind: Kind, value: Any) -> Iterator[Documented]:
+def _documented(name: str, kind: Kind, value: Any) -> Iterator[Documented]:
     doc = getattr(value, "__doc__", None)
     # Addresses differ between processes
     if isinstance(doc, str) and doc.strip() and " at 0x" not in doc:
@@ -181,10 +181,10 @@ def _answer(doc: str) -> str:
         answer = f"{answer}\n\n{text}" if answer else text.strip()
         if len(answer) >= _ENOUGH_CHARS:
             break
-    return answer if len(answer) <= MAX_ANSWER_CHARS else _cut(answer)
+    return answer if len(answer) <= MAX_ANSWER_CHARS else _truncate(answer)
 
 
-def _cut(text: str) -> str:
+def _truncate(text: str) -> str:
     """Truncate at the last end of a sentence that fits, or at the last space."""
     head = text[:MAX_ANSWER_CHARS]
     sentence_ends = [match.end() for match in re.finditer(r"[.!?](?=\s)", head)]
@@ -192,4 +192,4 @@ def _cut(text: str) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps([dataclasses.asdict(item) for item in _read_all()]))
+    print(json.dumps([dataclasses.asdict(item) for item in _read_modules()]))

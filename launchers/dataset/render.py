@@ -21,14 +21,17 @@ from launchers.dataset.answer_spans import Messages, Span, has_marks, marked_spa
 from launchers.dataset.cpu_limit import cpu_limit, memory_limit
 from launchers.dataset.rows import Conversation
 from launchers.dataset.turns import IMAGE, Message
-from launchers.dataset.vision_tokenizer import VisionTokenizer, in_parts
+from launchers.dataset.vision_tokenizer import VisionTokenizer, to_content_parts
 from launchers.settings import Settings
 
 _BATCH = 1024  # conversations tokenized at a time
 _PROMPT_CHARS = 200  # maximum length of a text that the model continues
 TEMPLATE_LIMIT_S = 10.0  # processor time for rendering one chat, which usually takes less than a millisecond
 TEMPLATE_LIMIT_BYTES = 2**29  # memory for it
-_MAX_EXPANSION, _FREE_CHARS = 20, 2**20  # rendered characters over those of the chat, and always allowed
+_MAX_EXPANSION, _ALWAYS_ALLOWED_CHARS = (
+    20,
+    2**20,
+)  # rendered characters over those of the chat, and always allowed
 _REFERENCE_CHARS = 2000  # maximum length of that text's real continuation, shown for comparison
 
 # For base models, whose tokenizers have no chat template; with the section names of Stanford Alpaca
@@ -109,34 +112,36 @@ def tokenize(
 def _tokenize(
     conversations: Sequence[Conversation], tokenizer: Any, train_on_prompt: bool, last_turn_only: bool
 ) -> Iterator[Tokens]:
-    ending = _Ending(tokenizer)
-    marked = _is_marked(tokenizer)
-    turns_by_row = [_turns_to_find(item, train_on_prompt, last_turn_only) for item in conversations]
+    turn_end = _TurnEnd(tokenizer)
+    template_marks = _marks_answers(tokenizer)
+    turns_by_row = [_turns_to_mask(item, train_on_prompt, last_turn_only) for item in conversations]
     rendered = [
-        _with_images(item, tokenizer, *_render(item, tokenizer, turns))
+        _expand_images(item, tokenizer, *_render(item, tokenizer, turns))
         for item, turns in zip(conversations, turns_by_row, strict=True)
     ]
     chats = [text for (text, _), c in zip(rendered, conversations, strict=True) if c.messages]
     texts = [c.text for c in conversations if c.text is not None]
-    chat_ids = iter(_ids(tokenizer, chats, special=False))
-    text_ids = iter(_ids(tokenizer, texts, special=True))
-    prefixes = iter(_ids(tokenizer, [text[:cut] for text, cuts in rendered for cut in cuts], special=False))
+    chat_ids = iter(_token_ids(tokenizer, chats, special=False))
+    text_ids = iter(_token_ids(tokenizer, texts, special=True))
+    prefixes = iter(
+        _token_ids(tokenizer, [text[:cut] for text, cuts in rendered for cut in cuts], special=False)
+    )
     for conversation, (text, cuts) in zip(conversations, rendered, strict=True):
         ids = next(chat_ids) if conversation.messages else _trim_part(next(text_ids), conversation, tokenizer)
         prefix_ids = [next(prefixes) for _ in cuts]
         bounds = [len(prefix) for prefix in prefix_ids]
         if any(ids[: len(prefix)] != prefix for prefix in prefix_ids):
-            ids, bounds = _by_turns(conversation, tokenizer, text, cuts)
+            ids, bounds = _tokenize_parts(conversation, tokenizer, text, cuts)
         counted = np.zeros(len(ids) + 1, dtype=np.bool_)
         count_all = train_on_prompt or not conversation.messages
         counted[:] = count_all
         for first, last in itertools.zip_longest(bounds[::2], bounds[1::2], fillvalue=len(ids)):
-            end = last if marked or count_all else ending.end_of_turn(ids, first, last)
+            end = last if template_marks or count_all else turn_end.end_of_turn(ids, first, last)
             counted[first:end] = not count_all
         if conversation.images:
             counted[: len(ids)] &= ~np.isin(ids, tokenizer.image_ids)
         counted[0] = False
-        eos = ending.missing(ids) if conversation.ends else None
+        eos = turn_end.missing(ids) if conversation.ends else None
         if eos is not None:
             counted[len(ids)] = not conversation.messages or conversation.messages[-1].trained
             ids = [*ids, eos]
@@ -152,7 +157,7 @@ def _trim_part(ids: list[int], text: Conversation, tokenizer: Any) -> list[int]:
     return ids
 
 
-def _by_turns(
+def _tokenize_parts(
     conversation: Conversation, tokenizer: Any, text: str, cuts: list[int]
 ) -> tuple[list[int], list[int]]:
     """Tokenize the parts of a text separately; return the tokens, and the start of each part but the first.
@@ -162,28 +167,28 @@ def _by_turns(
     decode to another text, e.g. with a tokenizer that puts a space before each text.
     """
     parts = [text[first:last] for first, last in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    parts_ids = _ids(tokenizer, parts, special=False)
+    parts_ids = _token_ids(tokenizer, parts, special=False)
     ids = list(itertools.chain.from_iterable(parts_ids))
-    joint_ids = _ids(tokenizer, [text], special=False)[0]
+    joint_ids = _token_ids(tokenizer, [text], special=False)[0]
     if tokenizer.decode(ids) != tokenizer.decode(joint_ids):
         cut = next(cut for cut in cuts)
-        raise _merged_tokens(conversation, text[max(0, cut - 20) : cut], text[cut : cut + 20])
+        raise _merged_tokens_error(conversation, text[max(0, cut - 20) : cut], text[cut : cut + 20])
     return ids, list(itertools.accumulate(len(part) for part in parts_ids[:-1]))
 
 
-def end_of_answers(tokenizer: Any, messages: Sequence[Message]) -> int | None:
+def answer_end_token(tokenizer: Any, messages: Sequence[Message]) -> int | None:
     """Return the token that ends a chat's last turn in training; None if the tokenizer has none."""
     ids, _ = next(tokenize([Conversation(messages=tuple(messages))], tokenizer))
-    return _Ending(tokenizer).of(ids.tolist())
+    return _TurnEnd(tokenizer).of(ids.tolist())
 
 
-def written(messages: Sequence[Message], tokenizer: Any, *, prompt: bool = False) -> str:
+def render_messages(messages: Sequence[Message], tokenizer: Any, *, prompt: bool = False) -> str:
     """Render a chat with the template; with ``prompt``, up to the start of the model's answer."""
     chat = Conversation(messages=tuple(messages))
     return _apply(tokenizer, chat, [message.as_template() for message in messages], prompt)
 
 
-def _ids(tokenizer: Any, texts: list[str], *, special: bool) -> list[list[int]]:
+def _token_ids(tokenizer: Any, texts: list[str], *, special: bool) -> list[list[int]]:
     if not texts:
         return []
     # verbose=False: no warning about rows longer than the model's limit, which are truncated later
@@ -200,7 +205,7 @@ def _ids(tokenizer: Any, texts: list[str], *, special: bool) -> list[list[int]]:
     return ids
 
 
-def _turns_to_find(conversation: Conversation, train_on_prompt: bool, last_turn_only: bool) -> list[int]:
+def _turns_to_mask(conversation: Conversation, train_on_prompt: bool, last_turn_only: bool) -> list[int]:
     """Return the assistant's turns that count, or those that do not, if everything else does."""
     answers = [index for index, message in enumerate(conversation.messages) if message.role == "assistant"]
     if last_turn_only:
@@ -217,11 +222,11 @@ def _render(conversation: Conversation, tokenizer: Any, turns: list[int]) -> tup
     _check_contents(conversation, full_text)
     _check_tools(conversation, full_text)
     spans: list[Span] = []
-    if _is_marked(tokenizer):
-        spans = marked_spans(messages, turns, partial(_marks, tokenizer, conversation))
+    if _marks_answers(tokenizer):
+        spans = marked_spans(messages, turns, partial(_template_spans, tokenizer, conversation))
         if turns and not spans:
             raise UserError(
-                f"{_name(conversation)}: the chat template marks no part of the assistant's turns.",
+                f"{_location(conversation)}: the chat template marks no part of the assistant's turns.",
                 "Put the answers between {% generation %} and {% endgeneration %} in chat_template.",
             )
     else:
@@ -231,8 +236,9 @@ def _render(conversation: Conversation, tokenizer: Any, turns: list[int]) -> tup
             span = turn_span(messages, index, full_text, render, special)
             if span is None:
                 raise UserError(
-                    f"{_name(conversation)}: the chat template renders the beginning of this chat otherwise "
-                    f"than the whole, so the assistant's turn {index + 1} cannot be found in it.",
+                    f"{_location(conversation)}: the chat template renders the beginning of this chat "
+                    f"differently than in the complete chat, so the assistant's turn {index + 1} cannot be "
+                    "found in it.",
                     "Set chat_template to one that only appends (or split such chats into single answers).",
                 )
             spans.append(span)
@@ -240,28 +246,29 @@ def _render(conversation: Conversation, tokenizer: Any, turns: list[int]) -> tup
     return full_text, cuts[:-1] if cuts[-1:] == [len(full_text)] else cuts
 
 
-def _with_images(
+def _expand_images(
     conversation: Conversation, tokenizer: Any, text: str, cuts: list[int]
 ) -> tuple[str, list[int]]:
     """Expand the places of images in a rendered text to their tokens."""
     if not conversation.images:
         return text, cuts
     try:
-        expanded: tuple[str, list[int]] = tokenizer.expanded(conversation.images, text, cuts)
+        expanded: tuple[str, list[int]] = tokenizer.expand_images(conversation.images, text, cuts)
     except ValueError as error:  # of each family's own processor
         raise UserError(
-            f"{_name(conversation)}: its images cannot be processed: {one_line(error).removesuffix('.')}.",
+            f"{_location(conversation)}: its images cannot be processed: "
+            f"{one_line(error).removesuffix('.')}.",
             "Change the row, or its images.",
         ) from None
     return expanded
 
 
-def _is_marked(tokenizer: Any) -> bool:
+def _marks_answers(tokenizer: Any) -> bool:
     template = tokenizer.chat_template
     return isinstance(template, str) and has_marks(template)
 
 
-def _marks(tokenizer: Any, conversation: Conversation, messages: Messages) -> list[Span]:
+def _template_spans(tokenizer: Any, conversation: Conversation, messages: Messages) -> list[Span]:
     """Return the spans of these messages that the template marks."""
     if not messages:
         return []
@@ -269,7 +276,7 @@ def _marks(tokenizer: Any, conversation: Conversation, messages: Messages) -> li
 
     def spans(values: list[dict[str, Any]]) -> list[Span]:
         if isinstance(tokenizer, VisionTokenizer):
-            values = in_parts(values)
+            values = to_content_parts(values)
         _, marked = render_jinja_template(
             [values],
             tools=json.loads(conversation.tools) if conversation.tools else None,
@@ -292,9 +299,9 @@ def _check_contents(conversation: Conversation, text: str) -> None:
         last_line = message.content.strip().rpartition("\n")[2].rpartition(IMAGE)[2].strip()
         if last_line not in text and json.dumps(last_line, ensure_ascii=False)[1:-1] not in text:
             raise UserError(
-                f"{_name(conversation)}: the chat template leaves out what the {message.role} says in turn "
-                f"{number}.",
-                "Set chat_template to one that renders it, or take such turns out of the rows.",
+                f"{_location(conversation)}: the chat template omits the content of turn {number} "
+                f"({message.role}).",
+                "Set chat_template to one that renders it, or remove such turns from the rows.",
             )
 
 
@@ -309,8 +316,8 @@ def _check_tools(conversation: Conversation, text: str) -> None:
     missing = next((name for name in names if name not in text), None)
     if missing is not None:
         raise UserError(
-            f"{_name(conversation)}: the chat template leaves out the tool {missing}.",
-            "Set chat_template to one that renders `tools` and `tool_calls`, or take a model whose own does.",
+            f"{_location(conversation)}: the chat template omits the tool {missing}.",
+            "Set chat_template to one that renders `tools` and `tool_calls`, or use another model.",
         )
 
 
@@ -341,9 +348,9 @@ def template_limits() -> Iterator[None]:
 
 def checked_length(rendered: str, messages: Sequence[Mapping[str, Any]], tools: str = "") -> str:
     """Return the rendered text; raises ValueError if the template has made it much longer than the chat."""
-    given = len(tools) + sum(len(str(message)) for message in messages)
-    if len(rendered) > _FREE_CHARS + _MAX_EXPANSION * given:
-        raise ValueError(f"it makes {len(rendered):,} characters of a chat of {given:,}")
+    chat_chars = len(tools) + sum(len(str(message)) for message in messages)
+    if len(rendered) > _ALWAYS_ALLOWED_CHARS + _MAX_EXPANSION * chat_chars:
+        raise ValueError(f"it makes {len(rendered):,} characters of a chat of {chat_chars:,}")
     return rendered
 
 
@@ -364,7 +371,7 @@ def _with_either_arguments(
         if any(isinstance(call["function"]["arguments"], dict) for call in calls):  # DeepSeek's take text
             return _with_either_arguments(render, _with_text_arguments(messages), conversation)
         raise UserError(
-            f"{_name(conversation)}: the chat template refuses it: {one_line(error).removesuffix('.')}.",
+            f"{_location(conversation)}: the chat template refuses it: {one_line(error).removesuffix('.')}.",
             "Change the row, or set chat_template.",
         ) from None
 
@@ -384,41 +391,43 @@ def prompt_of(conversation: Conversation, tokenizer: Any) -> tuple[str, str]:
     The reference is empty for a chat that ends with a question.
     """
     if conversation.text is None:
-        prompt_conversation = replace(conversation, messages=conversation.asked)
+        prompt_conversation = replace(conversation, messages=conversation.prompt_messages)
         messages = [message.as_template() for message in prompt_conversation.messages]
         prompt = _apply(tokenizer, prompt_conversation, messages, prompt=True)
         _check_contents(prompt_conversation, prompt)
         _check_tools(prompt_conversation, prompt)
         answered = len(prompt_conversation.messages) < len(conversation.messages)
         return prompt, conversation.messages[-1].content if answered else ""
-    beginning = beginning_of(conversation.text)
+    beginning = text_prompt(conversation.text)
     prompt = (tokenizer.bos_token if _adds_bos(tokenizer) else "") + beginning
     return prompt, conversation.text[len(beginning) :][:_REFERENCE_CHARS]
 
 
-def beginning_of(text: str) -> str:
+def text_prompt(text: str) -> str:
     """Return the beginning of a text for the model to continue: at most half of it, in full words."""
     cut = min(len(text) // 2, _PROMPT_CHARS)
     cut = text.rfind(" ", 0, cut + 1) if " " in text[: cut + 1] else cut
     return text[:cut]
 
 
-def _merged_tokens(conversation: Conversation, first: str, second: str) -> UserError:
+def _merged_tokens_error(conversation: Conversation, first: str, second: str) -> UserError:
     return UserError(
-        f"{_name(conversation)}: the tokenizer merges the end of one turn and the beginning of the next into "
-        f"one token ({first!r} and {second!r}), so it is unknown whether that counts in the loss.",
+        f"{_location(conversation)}: the tokenizer merges the end of one turn and the beginning of the next "
+        f"into one token ({first!r} and {second!r}), so it is unknown whether that counts in the loss.",
         "Remove white space there: at the beginning of the answer, or at the end of the template's prompt.",
     )
 
 
-class _Ending:
+class _TurnEnd:
     """Detects tokens that end a turn."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.eos: int | None = tokenizer.eos_token_id
         added_tokens = tokenizer.added_tokens_decoder.items()
         self._ends = {token for token, value in added_tokens if value.special} | {self.eos}
-        self._blank = {ids[0] for ids in _ids(tokenizer, ["\n", "\n\n", " "], special=False) if len(ids) == 1}
+        self._blank = {
+            ids[0] for ids in _token_ids(tokenizer, ["\n", "\n\n", " "], special=False) if len(ids) == 1
+        }
 
     def end_of_turn(self, ids: list[int], first: int, last: int) -> int:
         """Return ``last``, the end of a turn, without white space after the token that ends the turn."""
@@ -438,11 +447,11 @@ class _Ending:
 
 
 def _adds_bos(tokenizer: Any) -> bool:
-    ids = _ids(tokenizer, ["a"], special=True)[0]
+    ids = _token_ids(tokenizer, ["a"], special=True)[0]
     return tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
 
 
-def _name(conversation: Conversation) -> str:
+def _location(conversation: Conversation) -> str:
     return f"Dataset, line {conversation.line}" if conversation.line else "Dataset"
 
 

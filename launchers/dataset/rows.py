@@ -28,11 +28,11 @@ from typing import Any, Protocol, TypeVar
 from estimator.errors import UserError
 from estimator.names import close_matches
 from estimator.terminal import print
-from launchers.dataset.columns import UnknownColumns, check_present, renamed
+from launchers.dataset.columns import UnknownColumns, check_present, rename_columns
 from launchers.dataset.files import FORMS, BadRow, Rows, open_rows
 from launchers.dataset.progress import Progress
 from launchers.dataset.readable import NOT_UTF_8, conversion_advice
-from launchers.dataset.turns import Fields, Message, chat, decoded, system_of, text_of, tools_of
+from launchers.dataset.turns import Fields, Message, chat, decode_json, system_of, text_of, tools_of
 
 SHOWN_BAD_ROWS = 10
 NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
@@ -57,7 +57,7 @@ _PAIRS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("prompt", (), ("completion", "response")),
 )
 # Keys of the forms that columns are proposed for, in the order of preference
-_NEEDED = (("prompt", "response"), ("messages",), ("text",))
+_PROPOSED_KEYS = (("prompt", "response"), ("messages",), ("text",))
 _KNOWN_KEYS = (
     *("messages", "conversations", "text"),
     *("instruction", "input", "context", "output", "response", "prompt", "completion"),
@@ -77,12 +77,12 @@ class Conversation:
     line: int = field(default=0, compare=False)  # line of the source file; 0: none
     source: int = field(default=0, compare=False)  # index of the dataset in mixture.names
 
-    def of_source(self, source: int) -> Conversation:
+    def with_source(self, source: int) -> Conversation:
         """Return a copy that belongs to this dataset of the run."""
         return replace(self, source=source)
 
     @property
-    def asked(self) -> tuple[Message, ...]:
+    def prompt_messages(self) -> tuple[Message, ...]:
         """Turns before a chat's last answer; all turns if it ends with a question."""
         ends_with_answer = bool(self.messages) and self.messages[-1].role == "assistant"
         return self.messages[:-1] if ends_with_answer else self.messages
@@ -133,7 +133,7 @@ def read_rows(
             try:
                 if isinstance(value, BadRow):
                     raise value
-                fields = Fields.of(renamed(value, columns))
+                fields = Fields.of(rename_columns(value, columns))
                 parsed = parse_row(fields, number)
             except BadRow as reason:
                 failures.add(number, reason)
@@ -149,7 +149,7 @@ def read_rows(
     if not total:
         raise UserError(f"Dataset {path} is empty.", f"Use {forms}.")
     if unused:
-        print(_unused(path, unused), file=sys.stderr, flush=True)
+        print(_describe_unused(path, unused), file=sys.stderr, flush=True)
 
 
 def parse(row: Any, line: int = 0) -> Conversation:
@@ -166,7 +166,7 @@ def parse(row: Any, line: int = 0) -> Conversation:
             )
     if row.has("text"):
         return Conversation(text=text_of(row["text"], "`text`"), line=line)
-    raise _mismatch(row)
+    raise _missing_keys(row)
 
 
 def parse_with_images(row: Any, line: int = 0, *, images: ImageReader) -> Conversation:
@@ -181,7 +181,7 @@ def parse_with_images(row: Any, line: int = 0, *, images: ImageReader) -> Conver
 
 
 def _pair(row: Fields, question: str, extra_keys: tuple[str, ...], answer: str) -> tuple[Message, ...]:
-    prompt_value, answer_value = decoded_turns(row[question]), decoded_turns(row[answer])
+    prompt_value, answer_value = decode_turns(row[question]), decode_turns(row[answer])
     if isinstance(prompt_value, list) or isinstance(answer_value, list):
         turns_of = {
             role: value if isinstance(value, list) else [{"role": role, "content": value}]
@@ -204,15 +204,15 @@ def _pair(row: Fields, question: str, extra_keys: tuple[str, ...], answer: str) 
     return (*system_of(row), *history_of(row), *turns)
 
 
-def decoded_turns(value: Any) -> Any:
+def decode_turns(value: Any) -> Any:
     """Decode a list of turns that is stored as JSON text; return other values unchanged."""
-    turns = decoded(value)
+    turns = decode_json(value)
     return turns if isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns) else value
 
 
 def history_of(row: Fields) -> tuple[Message, ...]:
     """Parse a row's ``history``: a list of questions with their answers."""
-    history = decoded(row.get("history") or [])
+    history = decode_json(row.get("history") or [])
     if not isinstance(history, list):
         raise BadRow("`history` is not a list")
     turns: list[Message] = []
@@ -225,7 +225,7 @@ def history_of(row: Fields) -> tuple[Message, ...]:
     return tuple(turns)
 
 
-def _mismatch(row: Fields) -> BadRow:
+def _missing_keys(row: Fields) -> BadRow:
     """Describe what an unknown row lacks, by the supported key that it has or nearly has."""
     if not row:
         return BadRow("an empty object")
@@ -235,31 +235,31 @@ def _mismatch(row: Fields) -> BadRow:
     names = ", ".join(f"`{key}`" for key in list(row)[:6])
     for question, _, answers in _PAIRS:
         if question in row:
-            reason = f"`{question}` without `{'` or `'.join(answers)}`{_meant(answers[0], row)}"
+            reason = f"`{question}` without `{'` or `'.join(answers)}`{_suggestion(answers[0], row)}"
             return UnknownColumns(reason, row, answers[:1])
     for answer, question in (("output", "instruction"), ("response", "prompt"), ("completion", "prompt")):
         if answer in row:
-            suggestion = _meant("instruction", row) or _meant("prompt", row)
+            suggestion = _suggestion("instruction", row) or _suggestion("prompt", row)
             return UnknownColumns(
                 f"`{answer}` without `instruction` or `prompt`{suggestion}", row, [question]
             )
     for key in row:
         similar = close_matches(key, _KNOWN_KEYS, cutoff=0.7)
         if similar:
-            return UnknownColumns(f"unknown key `{key}` (is it `{similar[0]}`?)", row, *_NEEDED)
+            return UnknownColumns(f"unknown key `{key}` (is it `{similar[0]}`?)", row, *_PROPOSED_KEYS)
     return UnknownColumns(
         f"keys {names}: none of `messages`, `instruction` with `output`, `prompt` with `completion`, `text`",
         row,
-        *_NEEDED,
+        *_PROPOSED_KEYS,
     )
 
 
-def _meant(expected: str, row: Fields) -> str:
+def _suggestion(expected: str, row: Fields) -> str:
     similar = close_matches(expected, [key for key in row if key not in _KNOWN_KEYS])
     return f" (is it `{similar[0]}`?)" if similar else ""
 
 
-def _unused(path: Path, unused: Counter[str]) -> str:
+def _describe_unused(path: Path, unused: Counter[str]) -> str:
     named = [f"`{key}` ({count:,} rows)" for key, count in unused.most_common(_SHOWN_KEYS)]
     if len(unused) > _SHOWN_KEYS:
         named.append(f"and {len(unused) - _SHOWN_KEYS} more")

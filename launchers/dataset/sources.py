@@ -69,7 +69,7 @@ def fetch(dataset: str, folder: Path) -> Path:
     if kind == "built-in":
         return _generated(dataset, folder)
     if kind == "path":
-        return local(dataset)
+        return local_path(dataset)
     return _from_s3(dataset, folder) if kind == "s3" else _from_hub(dataset, folder)
 
 
@@ -91,7 +91,7 @@ def _generated(dataset: str, folder: Path) -> Path:
     return support_tickets.write(folder / f"{name}.jsonl")
 
 
-def local(dataset: str) -> Path:
+def local_path(dataset: str) -> Path:
     """Return the file of a local dataset, or the folder of its split; UserError if it does not exist."""
     name, split = split_of(dataset)
     path = Path(name).expanduser()
@@ -166,7 +166,7 @@ def _from_hub(dataset: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / (re.sub(r"[/:#]", "--", dataset) + ".jsonl")
     if _has_files(rows):
-        return _saved(rows, target.with_suffix(".saved"))
+        return _save(rows, target.with_suffix(".saved"))
     temporary = target.with_name(target.name + ".part")
     progress = Progress(f"reading {dataset}", len(rows))
     try:
@@ -187,7 +187,7 @@ def _has_files(rows: Any) -> bool:
     return any(require_decoding(feature) for feature in rows.features.values())
 
 
-def _saved(rows: Any, target: Path) -> Path:
+def _save(rows: Any, target: Path) -> Path:
     """Save rows by save_to_disk, which stores encoded images among them; return the folder."""
     temporary = target.with_name(target.name + ".part")
     try:

@@ -76,35 +76,39 @@ def hold_out(
 
     lengths = characters_of(documents)
     selected: list[int] = []
-    missing = characters
+    characters_left = characters
     for index in order:
-        if missing <= 0 or len(selected) == max_held_out:
+        if characters_left <= 0 or len(selected) == max_held_out:
             break
-        if lengths[index] <= missing:
+        if lengths[index] <= characters_left:
             selected.append(index)
-            missing -= int(lengths[index])
+            characters_left -= int(lengths[index])
     remaining = np.delete(np.arange(len(documents)), selected)
-    train: dict[int, Sample] = {}
-    end: dict[int, Sample] = {}
-    if missing > characters / 2 and len(selected) < max_held_out:
+    training_start: dict[int, Sample] = {}
+    held_out_end: dict[int, Sample] = {}
+    if characters_left > characters / 2 and len(selected) < max_held_out:
         longest = int(remaining[np.argmax(lengths[remaining])])
         document = documents[longest]
-        cut = _cut(document, missing) if isinstance(document, Conversation) else None
+        cut = _split_off_end(document, characters_left) if isinstance(document, Conversation) else None
         if cut is not None:
-            train[longest], end[longest] = cut
+            training_start[longest], held_out_end[longest] = cut
             selected.append(longest)
-    return Selected(documents, remaining, train), Selected(documents, np.array(selected, dtype=np.int64), end)
+    return Selected(documents, remaining, training_start), Selected(
+        documents, np.array(selected, dtype=np.int64), held_out_end
+    )
 
 
-def _cut(document: Conversation, characters: int) -> tuple[Conversation, Conversation] | None:
+def _split_off_end(document: Conversation, characters: int) -> tuple[Conversation, Conversation] | None:
     """Split off the end of a document: this many characters, at most half of it.
 
     Splits at the next white space, if there is any. Returns None if a part would be empty.
     """
     text = document.text or ""
-    place = len(text) - min(characters, len(text) // 2)
-    space = re.compile(r"\s").search(text, place)
-    head, end = (text[:place], text[place:]) if space is None else (text[: space.end()], text[space.end() :])
+    position = len(text) - min(characters, len(text) // 2)
+    space = re.compile(r"\s").search(text, position)
+    head, end = (
+        (text[:position], text[position:]) if space is None else (text[: space.end()], text[space.end() :])
+    )
     if not head.strip() or not end.strip():
         return None
     return replace(document, text=head), replace(document, text=end)
@@ -141,7 +145,7 @@ def _sections(pieces: Iterable[str], line: int = 0) -> Iterator[Conversation]:
 def _text_of_file(path: Path) -> Iterator[str]:
     """Iterate over the text of a file in pieces; UserError if it is not UTF-8, or blank."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    bytes_read, blank, first = 0, True, True
+    bytes_read, blank, at_start = 0, True, True
     try:
         with path.open("rb") as file:
             while True:
@@ -150,9 +154,9 @@ def _text_of_file(path: Path) -> Iterator[str]:
                     check_readable(path, block)
                 partial_bytes = len(decoder.getstate()[0])  # bytes of an incomplete character
                 text = decoder.decode(block, final=not block)
-                if first:
+                if at_start:
                     text = text.removeprefix("\ufeff")
-                blank, first = blank and not text.strip(), False
+                blank, at_start = blank and not text.strip(), False
                 yield text
                 if not block:
                     break
@@ -160,7 +164,9 @@ def _text_of_file(path: Path) -> Iterator[str]:
     except OSError as error:
         raise UserError(f"Dataset {path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
-        place = bytes_read - partial_bytes + error.start + 1
-        raise UserError(f"Dataset {path} is not UTF-8 (byte {place:,}).", conversion_advice(path)) from None
+        position = bytes_read - partial_bytes + error.start + 1
+        raise UserError(
+            f"Dataset {path} is not UTF-8 (byte {position:,}).", conversion_advice(path)
+        ) from None
     if blank:
         raise UserError(f"Dataset {path} is empty.", "Use a text file that is not blank.")

@@ -110,11 +110,11 @@ class Fields(dict[str, Any]):
 
 def chat(values: Any, name: str, row: Fields, *, ends_with: Role = "assistant") -> tuple[Message, ...]:
     """Parse a list of objects to turns, in order; raises BadRow. ``name``: the list's key in the row."""
-    values = decoded(values)
+    values = decode_json(values)
     if not isinstance(values, list):
         raise BadRow(f"`{name}` is not a list")
-    keys = keys_of(values)
-    messages = [_turn(value, f"{name}[{place}]", keys, row) for place, value in enumerate(values)]
+    keys = role_and_content_keys(values)
+    messages = [_turn(value, f"{name}[{index}]", keys, row) for index, value in enumerate(values)]
     if messages and messages[0].role != "system" and name in ("messages", "conversations"):
         messages = [*system_of(row), *messages]
     _check_order(messages, ends_with)
@@ -123,7 +123,7 @@ def chat(values: Any, name: str, row: Fields, *, ends_with: Role = "assistant") 
     return tuple(messages)
 
 
-def keys_of(messages: list[Any]) -> tuple[str, str]:
+def role_and_content_keys(messages: list[Any]) -> tuple[str, str]:
     """Return the keys of role and content in a list of turns: OpenAI's names, or ShareGPT's."""
     first = messages[0] if messages else None
     return ("from", "value") if isinstance(first, dict) and "role" not in first else ("role", "content")
@@ -131,9 +131,9 @@ def keys_of(messages: list[Any]) -> tuple[str, str]:
 
 def ends_with_question(values: Any) -> bool:
     """Whether the assistant must answer the last turn of a list."""
-    values = decoded(values)
+    values = decode_json(values)
     last = values[-1] if isinstance(values, list) and values else None
-    role = last.get(keys_of(values)[0]) if isinstance(last, dict) else None
+    role = last.get(role_and_content_keys(values)[0]) if isinstance(last, dict) else None
     return isinstance(role, str) and _ROLES.get(role) in ("user", "tool")
 
 
@@ -144,7 +144,7 @@ def system_of(row: Fields) -> tuple[Message, ...]:
     return (Message(role="system", content=text_of(row["system"], "`system`")),)
 
 
-def decoded(value: Any) -> Any:
+def decode_json(value: Any) -> Any:
     """Decode a list or object stored as JSON text, as in a table's column; return other values unchanged."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
@@ -170,19 +170,19 @@ def _turn(value: Any, location: str, keys: tuple[str, str], row: Fields) -> Mess
     for key in value.keys() - _USED:
         if value[key] not in _EMPTY:
             row.mark_unused(f"{location.partition('[')[0]}[].{key}")
-    content = joined_parts(value.get(content_key), location, row.parts)
+    content = join_parts(value.get(content_key), location, row.parts)
     if role_name == "function_call":
-        return Message(role=role, content="", tool_calls=_calls([decoded(content)], location))
+        return Message(role=role, content="", tool_calls=_convert_calls([decode_json(content)], location))
     reasoning = next((str(value[key]) for key in _REASONING if value.get(key) not in _EMPTY), "")
     if calls and role != "assistant":
         raise BadRow(f"{location} has `{calls}`, but is no turn of the assistant")
     if calls:
-        raw_calls = decoded(value[calls])
+        raw_calls = decode_json(value[calls])
         return Message(
             role=role,
             content="" if content in _EMPTY else text_of(content, location),
             trained=_trained(value, location),
-            tool_calls=_calls(raw_calls if calls == "tool_calls" else [raw_calls], location),
+            tool_calls=_convert_calls(raw_calls if calls == "tool_calls" else [raw_calls], location),
             reasoning=reasoning,
         )
     if role != "tool":
@@ -204,7 +204,7 @@ def _trained(value: dict[str, Any], location: str) -> bool:
     return weight is None or bool(weight)
 
 
-def _calls(calls: Any, location: str) -> str:
+def _convert_calls(calls: Any, location: str) -> str:
     """Convert tool calls to the form of chat templates, as JSON; raises BadRow."""
     if not isinstance(calls, list):
         raise BadRow(f"{location}: `tool_calls` is not a list")
@@ -213,13 +213,13 @@ def _calls(calls: Any, location: str) -> str:
         function = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadRow(f"{location} has a tool call without a function's name")
-        arguments = decoded(function.get("arguments") or {})
+        arguments = decode_json(function.get("arguments") or {})
         if not isinstance(arguments, dict):
             raise BadRow(f"{location}: the arguments of {function['name']} are not a JSON object")
         values: dict[str, Any] = {"type": "function"}
         if call.get("id"):
             values["id"] = call["id"]
-        values["function"] = {"name": function["name"], "arguments": without_nulls(arguments)}
+        values["function"] = {"name": function["name"], "arguments": remove_nulls(arguments)}
         converted.append(values)
     return json.dumps(converted, ensure_ascii=False)
 
@@ -227,25 +227,25 @@ def _calls(calls: Any, location: str) -> str:
 def tools_of(row: Fields) -> str:
     """Convert the tools available in a chat to the form of chat templates, as a JSON list; empty: none."""
     name = row.first(("tools", "functions"))
-    tools = decoded(row[name]) if name else None
+    tools = decode_json(row[name]) if name else None
     if tools in _EMPTY:
         return ""
     if not isinstance(tools, list):
         raise BadRow(f"`{name}` is not a list")
     converted = []
-    for place, tool in enumerate(tools):
+    for index, tool in enumerate(tools):
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise BadRow(f"{name}[{place}] has no function's name")
-        converted.append({"type": "function", "function": without_nulls(function)})
+            raise BadRow(f"{name}[{index}] has no function's name")
+        converted.append({"type": "function", "function": remove_nulls(function)})
     return json.dumps(converted, ensure_ascii=False)
 
 
-def without_nulls(value: Any) -> Any:
+def remove_nulls(value: Any) -> Any:
     """Remove keys without a value: tables give every object the keys of all others."""
     if isinstance(value, dict):
-        return {key: without_nulls(item) for key, item in value.items() if item is not None}
-    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+        return {key: remove_nulls(item) for key, item in value.items() if item is not None}
+    return [remove_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _check_order(messages: Sequence[Message], ends_with: Role) -> None:
@@ -269,7 +269,7 @@ def _check_order(messages: Sequence[Message], ends_with: Role) -> None:
         raise BadRow(f"roles out of order: the last turn must be the {ends_with}'s")
 
 
-def joined_parts(content: Any, location: str, images: list[Any] | None = None) -> Any:
+def join_parts(content: Any, location: str, images: list[Any] | None = None) -> Any:
     """Join OpenAI's list of content parts to one text; return other values unchanged.
 
     ``images`` receives the references of image parts, for which the text has :data:`IMAGE`; None: they are

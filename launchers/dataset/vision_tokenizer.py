@@ -43,7 +43,7 @@ def load_processor(folder: Path, tokenizer: Any) -> Any:
         options = {key: values[key] for key in ("image_seq_len", "image_seq_length") if key in values}
         options["chat_template"] = tokenizer.chat_template
         parts = {"image_processor": images, "tokenizer": tokenizer, "video_processor": None}
-        return _for_images(kind)(**{key: parts[key] for key in kind.get_attributes()}, **options)
+        return _without_video(kind)(**{key: parts[key] for key in kind.get_attributes()}, **options)
     except Exception as error:  # noqa: BLE001 - files of any origin, read by each family's own code
         reason = " ".join(str(error).split())[:300]
         raise UserError(
@@ -52,7 +52,7 @@ def load_processor(folder: Path, tokenizer: Any) -> Any:
         ) from None
 
 
-def _for_images(kind: Any) -> Any:
+def _without_video(kind: Any) -> Any:
     """Derive a class of processor that accepts that there is none for videos."""
 
     class ForImages(kind):  # type: ignore[misc]
@@ -90,12 +90,12 @@ class VisionTokenizer:
 
     def apply_chat_template(self, messages: list[dict[str, Any]], **options: Any) -> Any:
         """Render a chat whose contents are texts with :data:`launchers.dataset.turns.IMAGE`."""
-        return self._tokenizer.apply_chat_template(in_parts(messages), **options)
+        return self._tokenizer.apply_chat_template(to_content_parts(messages), **options)
 
-    def expanded(self, images: Sequence[bytes], text: str, cuts: Sequence[int]) -> tuple[str, list[int]]:
+    def expand_images(self, images: Sequence[bytes], text: str, cuts: Sequence[int]) -> tuple[str, list[int]]:
         """Return a rendered text with all image tokens, and these positions in it; raises ValueError."""
-        _, replacements = self.processor._process_images([opened(images)], **self._image_options)
-        (expanded,), (offsets,) = self.processor.get_text_with_replacements([text], replacements)
+        _, replacements = self.processor._process_images([decode_images(images)], **self._image_options)
+        (expand_images,), (offsets,) = self.processor.get_text_with_replacements([text], replacements)
         if len(offsets) != len(images):
             raise ValueError(f"the chat template renders {len(offsets)} of {len(images)} images")
         positions = []
@@ -104,7 +104,7 @@ class VisionTokenizer:
             positions.append(
                 cut + sum(len(offset["replacement"]) - len(offset["text"]) for offset in earlier)
             )
-        return expanded, positions
+        return expand_images, positions
 
     @cached_property
     def _image_options(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class VisionTokenizer:
 
         inputs: dict[str, Any] = {}
         if any(images):
-            opened_rows = [opened(row) for row in images]
+            opened_rows = [decode_images(row) for row in images]
             options = {**self._image_options, "return_tensors": "pt"}
             processed = self.processor.image_processor(opened_rows, **options)
             unused = {*self.processor.unused_input_names, "rows", "cols"}
@@ -138,7 +138,7 @@ class VisionTokenizer:
         return inputs
 
 
-def in_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def to_content_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Convert contents with :data:`launchers.dataset.turns.IMAGE` to the parts that templates expect."""
     return [{**message, "content": _parts(message["content"])} for message in messages]
 
@@ -154,7 +154,7 @@ def _parts(content: str) -> list[dict[str, str]]:
     return parts
 
 
-def opened(images: Sequence[bytes]) -> list[Image]:
+def decode_images(images: Sequence[bytes]) -> list[Image]:
     """Decode images."""
     from PIL import Image
 

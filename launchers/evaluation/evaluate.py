@@ -29,7 +29,7 @@ from launchers.base.request_process import read_request, write_request
 from launchers.cluster.processes import PARENT, die_with_parent, started, tail
 from launchers.dataset.measured import MAX_BATCH_TOKENS, MAX_ROWS
 from launchers.dataset.turns import IMAGE
-from launchers.evaluation.held_out import DRAWN_TOKENS, CalibrationBin, Score, scorer_of
+from launchers.evaluation.held_out import SAMPLED_TOKENS, CalibrationBin, Score, scorer_of
 from launchers.evaluation.image_evaluation import Pictures, measure
 from launchers.models import causal
 from launchers.models.hf_layout import ADAPTER_V2_CONFIG
@@ -40,7 +40,7 @@ PROGRESS_INTERVAL_S = 15.0  # maximum time between two progress lines
 EXAMPLES = 3  # answers shown in logs and on cards
 # Tokens of one generation batch by device, padding and answers included. On GPUs the batch's KV cache takes
 # less memory than the logits of an equally large batch, which the held-out loss needs anyway.
-GENERATION_TOKENS = {"cuda": MAX_BATCH_TOKENS["cuda"], "cpu": DRAWN_TOKENS["cpu"]}
+GENERATION_TOKENS = {"cuda": MAX_BATCH_TOKENS["cuda"], "cpu": SAMPLED_TOKENS["cpu"]}
 _POLL_S = 0.1
 EXACT_MATCH = "held-out answers right"
 STAGE = "stage"  # file in the work folder that names the model under evaluation
@@ -154,8 +154,8 @@ class EvaluationResult:
         first, others = self.answers[:EXAMPLES], self.answers[EXAMPLES:]
         if self.exact_match is None or not all(answer.finetuned_is_right for answer in first):
             return first
-        mistake = next((answer for answer in others if not answer.finetuned_is_right), None)
-        return first if mistake is None else (*first[:-1], mistake)
+        wrong_answer = next((answer for answer in others if not answer.finetuned_is_right), None)
+        return first if wrong_answer is None else (*first[:-1], wrong_answer)
 
     def table(self) -> str:
         """Format the example answers for a terminal; empty if there are none."""
@@ -164,10 +164,10 @@ class EvaluationResult:
             right = self.exact_match is not None and answer.finetuned_is_right
             is_wrong = self.exact_match is not None and not answer.finetuned_is_right
             lines += [
-                f"message   {_one_line(answer.question or answer.prompt)}",
-                f"expected  {_one_line(answer.reference)}",
-                f"before    {_one_line(answer.base, 80)}",
-                f"after     {_one_line(answer.finetuned)}{'  (right)' * right}{'  (wrong)' * is_wrong}",
+                f"message   {_shorten(answer.question or answer.prompt)}",
+                f"expected  {_shorten(answer.reference)}",
+                f"before    {_shorten(answer.base, 80)}",
+                f"after     {_shorten(answer.finetuned)}{'  (right)' * right}{'  (wrong)' * is_wrong}",
             ]
         return "\n".join(lines)
 
@@ -296,7 +296,7 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
             request.settings,
             trust_remote_code=request.settings.trust_remote_code,
         )
-        answers = [] if not prompts else _answers(model, tokenizer, prompts, request.max_new_tokens)
+        answers = [] if not prompts else _generate_answers(model, tokenizer, prompts, request.max_new_tokens)
         outcomes.append((None if scorer is None else scorer.score(model), answers))
         del model
         if device == "cuda":
@@ -335,7 +335,7 @@ def _evaluate_images(request: EvaluationRequest, device: str) -> EvaluationResul
         request.model_dir,
         data,
         rows=request.max_rows,
-        held_out=request.generations,
+        captions=request.generations,
         device=device,
         clip_model=request.settings.images.clip_model,
         on_stage=(request.work_dir / STAGE).write_text,
@@ -408,7 +408,9 @@ def _question(prompt: dict[str, Any]) -> str:
     return content.replace(IMAGE, "") if isinstance(content, str) else ""
 
 
-def _answers(model: Any, tokenizer: Any, prompts: list[dict[str, Any]], max_new_tokens: int) -> list[str]:
+def _generate_answers(
+    model: Any, tokenizer: Any, prompts: list[dict[str, Any]], max_new_tokens: int
+) -> list[str]:
     """Generate greedy continuations of the prompts, in batches by length; those with images one by one."""
     from launchers.dataset.render import pad_id_of
 
@@ -421,7 +423,7 @@ def _answers(model: Any, tokenizer: Any, prompts: list[dict[str, Any]], max_new_
         text = prompt["prompt"]
         images = [base64.b64decode(image) for image in prompt.get("images", ())]
         if images:
-            text, _ = tokenizer.expanded(images, text, [])
+            text, _ = tokenizer.expand_images(images, text, [])
         encoded.append(tokenizer(text, add_special_tokens=False).input_ids[-max_prompt:])
         if images:
             output = _generate(model, encoded[-1:], max_new_tokens, pad, partial(tokenizer.inputs, [images]))
@@ -444,7 +446,7 @@ def _generate(
     prompts: list[list[int]],
     max_new_tokens: int,
     pad: int,
-    further: Callable[[Any], dict[str, Any]] = lambda _: {},
+    extra_inputs: Callable[[Any], dict[str, Any]] = lambda _: {},
 ) -> list[list[int]]:
     """Generate tokens greedily after each prompt, padded at the end.
 
@@ -459,7 +461,7 @@ def _generate(
         output = model.generate(
             tokens.to(model.device),
             attention_mask=mask.to(model.device),
-            **{name: value.to(model.device) for name, value in further(tokens).items()},
+            **{name: value.to(model.device) for name, value in extra_inputs(tokens).items()},
             max_new_tokens=max_new_tokens,
             do_sample=False,
             temperature=None,
@@ -471,7 +473,7 @@ def _generate(
     return generated
 
 
-def _one_line(text: str, limit: int = 160) -> str:
+def _shorten(text: str, limit: int = 160) -> str:
     flat = printable(" ".join(text.split()))
     return flat if len(flat) <= limit else f"{flat[: limit - 4]} ..."
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from launchers.scoring.rewards import Rewards
 
 # Tokens of one generation batch, padding included; its logits cover a single position
-DRAWN_TOKENS = {"cuda": 65536, "cpu": 16384}
+SAMPLED_TOKENS = {"cuda": 65536, "cpu": 16384}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,9 +117,11 @@ class _Scorer:
                 batch = collate_rows(rows, self._data.info.pad_id).to(model.device)
                 yield indices, batch, model(**batch.inputs, use_cache=False).logits
 
-    def _score(self, losses: Any, labels: int, metrics: dict[str, float], *, extra: float = 0.0) -> Score:
+    def _score(
+        self, losses: Any, labels: int, metrics: dict[str, float], *, added_loss: float = 0.0
+    ) -> Score:
         """Build the score from one loss per row; ``extra`` is added to their mean."""
-        loss = losses.mean().item() + extra
+        loss = losses.mean().item() + added_loss
         return Score(loss=loss, labels=labels, rows=len(self._rows), metrics=metrics)
 
 
@@ -154,8 +156,8 @@ class _Preferences(_Scorer):
         policy = Answers.joined(batches)
         self._reference = self._reference or policy
         losses, rewards = Preferences(self._settings).losses(policy, self._reference)
-        extra = cross_entropy / tokens if self._settings.task == "orpo" else 0.0
-        return self._score(losses, labels, rewards.means(), extra=extra)
+        added_loss = cross_entropy / tokens if self._settings.task == "orpo" else 0.0
+        return self._score(losses, labels, rewards.means(), added_loss=added_loss)
 
 
 class _Rewards(_Scorer):
@@ -218,7 +220,7 @@ class _SampledAnswers(_Scorer):
         from launchers.dataset.prepared import PROMPTS
 
         super().__init__(settings, data, max_rows)
-        self._prompts = prompts.read_written(data.folder / PROMPTS)
+        self._prompts = prompts.read_prompts(data.folder / PROMPTS)
         self._tokenizer = render.load_tokenizer(tokenizer_dir, settings)
         self._reward = reward
         self._rewards: Rewards | None = None
@@ -234,7 +236,7 @@ class _SampledAnswers(_Scorer):
             self._rewards = rewards_of(self._reward, reward_name, device, bf16=device == "cuda")
         torch.manual_seed(self._settings.seed)
         max_new_tokens = self._settings.rl.answer_tokens(self._settings.seq_len)
-        max_tokens = DRAWN_TOKENS[device]
+        max_tokens = SAMPLED_TOKENS[device]
         rewards: list[float] = []
         lengths: list[int] = []
         remaining = sorted(self._rows, key=lambda index: -int(self._data.row(index).lengths[0]))
@@ -242,7 +244,7 @@ class _SampledAnswers(_Scorer):
             width = int(self._data.row(remaining[0]).lengths[0]) + max_new_tokens
             count = max(1, max_tokens // width)
             batch, remaining = remaining[:count], remaining[count:]
-            answers = self._draw(model, batch, max_new_tokens)
+            answers = self._sample(model, batch, max_new_tokens)
             texts = [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in answers]
             rewards += self._rewards([self._prompts[index] for index in batch], texts)
             lengths += [len(ids) for ids in answers]
@@ -250,7 +252,7 @@ class _SampledAnswers(_Scorer):
         figures = {"reward": mean, "answer_tokens": sum(lengths) / len(lengths)}
         return Score(loss=-mean, labels=sum(lengths), rows=len(rewards), metrics=figures)
 
-    def _draw(self, model: Any, indices: list[int], max_new_tokens: int) -> list[list[int]]:
+    def _sample(self, model: Any, indices: list[int], max_new_tokens: int) -> list[list[int]]:
         """Sample the tokens of an answer to each prompt, including the token that ends it."""
         import torch
 
@@ -259,9 +261,9 @@ class _SampledAnswers(_Scorer):
         width = max(map(len, prompts))
         ids = torch.full((len(prompts), width), pad)
         mask = torch.zeros_like(ids)
-        for place, tokens in enumerate(prompts):
-            ids[place, width - len(tokens) :] = tokens
-            mask[place, width - len(tokens) :] = 1
+        for index, tokens in enumerate(prompts):
+            ids[index, width - len(tokens) :] = tokens
+            mask[index, width - len(tokens) :] = 1
         with torch.inference_mode():
             output = model.generate(
                 ids.to(model.device),
@@ -276,12 +278,12 @@ class _SampledAnswers(_Scorer):
         eos_ids = model.generation_config.eos_token_id
         eos_ids = self._tokenizer.eos_token_id if eos_ids is None else eos_ids
         eos_ids = set(eos_ids) if isinstance(eos_ids, list) else {eos_ids}
-        return [_until(tokens, eos_ids) for tokens in output[:, width:].tolist()]
+        return [_truncate_after_end(tokens, eos_ids) for tokens in output[:, width:].tolist()]
 
 
-def _until(tokens: list[int], eos_ids: set[int]) -> list[int]:
+def _truncate_after_end(tokens: list[int], eos_ids: set[int]) -> list[int]:
     """Return the tokens up to and including the first that ends an answer."""
-    end = next((place for place, token in enumerate(tokens) if token in eos_ids), len(tokens))
+    end = next((index for index, token in enumerate(tokens) if token in eos_ids), len(tokens))
     return tokens[: end + 1]
 
 

@@ -39,7 +39,7 @@ def measure(
     data: PreparedImages | None,
     *,
     rows: int,
-    held_out: int,
+    captions: int,
     device: str,
     clip_model: str | None = None,
     on_stage: Callable[[str], Any] = lambda _: None,
@@ -55,23 +55,25 @@ def measure(
     count = min(rows, len(data))
     encoders = Encoders(base_dir, device)
     tensors = encoders.encode(data, range(count))
-    prompts = [data.caption(row) for row in range(min(held_out, count))]
-    scores, drawings = [], []
+    prompts = [data.caption(row) for row in range(min(captions, count))]
+    scores, generated = [], []
     for name, folder in (("the base model", base_dir), ("the finished model", model_dir)):
         on_stage(name)
         pipeline = _load(folder, base_dir, device)
         if folder == model_dir:  # its text encoders may be trained too
-            encoders.use(pipeline.text_encoder, pipeline.text_encoder_2)
+            encoders.replace_text_encoders(pipeline.text_encoder, pipeline.text_encoder_2)
             tensors |= encoders.encode_texts(data, range(count))
         score = _score(pipeline, data, tensors, count)
-        images = [_draw(pipeline, prompt, row, data.target(row)) for row, prompt in enumerate(prompts)]
+        images = [
+            _generate_image(pipeline, prompt, row, data.target(row)) for row, prompt in enumerate(prompts)
+        ]
         if clip_model is not None and images:
             score.metrics[CLIP_SCORE] = clip_score.score(clip_model, images, prompts, device)
         scores.append(score)
-        drawings.append([drawing.encoded(image) for image in images])
+        generated.append([drawing.encoded(image) for image in images])
     pictures = tuple(
         Pictures(prompt=prompt, base=base_picture, finetuned=finetuned_picture)
-        for prompt, base_picture, finetuned_picture in zip(prompts, *drawings, strict=True)
+        for prompt, base_picture, finetuned_picture in zip(prompts, *generated, strict=True)
     )
     return scores[0], scores[1], pictures
 
@@ -109,7 +111,7 @@ def _score(pipeline: Any, data: PreparedImages, encoded: dict[str, torch.Tensor]
     return Score(loss=sum(means) / len(means), labels=0, rows=count, metrics=metrics)
 
 
-def _draw(pipeline: Any, prompt: str, seed: int, size: tuple[int, int]) -> Any:
+def _generate_image(pipeline: Any, prompt: str, seed: int, size: tuple[int, int]) -> Any:
     """Generate the image (PIL) of a caption from a seed. ``size``: height and width."""
     import torch
 

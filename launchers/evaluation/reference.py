@@ -91,12 +91,12 @@ def main() -> None:
         die_with_parent(int(os.environ[PARENT]))
     request = json.loads(Path(sys.argv[1]).read_text())
     folder, device = Path(request["model_dir"]), request["device"]
-    trusted = request["trust_remote_code"]
-    model = load_model(folder, folder, device, precision_on(device), trust_remote_code=trusted)
-    compared = _Items(Prepared(Path(request["data_dir"])), judged=request["judged"])
+    trust_remote_code = request["trust_remote_code"]
+    model = load_model(folder, folder, device, precision_on(device), trust_remote_code=trust_remote_code)
+    all_items = _Items(Prepared(Path(request["data_dir"])), judged=request["judged"])
     for part in request["parts"]:
         items = range(part * PART, min((part + 1) * PART, request["count"]))
-        _write_part(model, compared, items, Path(request["out"]) / f"part-{part:05d}.npy")
+        _write_part(model, all_items, items, Path(request["out"]) / f"part-{part:05d}.npy")
 
 
 class _Items:
@@ -113,8 +113,8 @@ class _Items:
     def row(self, number: int) -> Row:
         if number < len(self.data):
             return self.data.row(number)
-        step, place = divmod(number - len(self.data), self.data.info.global_batch_size)
-        return self._of_step(step)[place]
+        step, position = divmod(number - len(self.data), self.data.info.global_batch_size)
+        return self._of_step(step)[position]
 
     def _mismatched(self, step: int) -> list[Row]:
         from launchers.dataset.batches import mismatched_rows
@@ -122,7 +122,7 @@ class _Items:
         return mismatched_rows(self.data, step)
 
 
-def _write_part(model: Any, compared: _Items, items: range, path: Path) -> None:
+def _write_part(model: Any, all_items: _Items, items: range, path: Path) -> None:
     """Write the part's file (:data:`FILE`) atomically."""
     with collector_paused():
         import numpy as np
@@ -130,12 +130,12 @@ def _write_part(model: Any, compared: _Items, items: range, path: Path) -> None:
 
         from launchers.dataset.batches import collate, collate_pairs, summed_log_probabilities
 
-    pad_id = compared.data.info.pad_id
-    collate_rows = collate if compared.judged else collate_pairs
-    values = np.empty((len(items), 1 if compared.judged else 2), dtype=np.float32)
+    pad_id = all_items.data.info.pad_id
+    collate_rows = collate if all_items.judged else collate_pairs
+    values = np.empty((len(items), 1 if all_items.judged else 2), dtype=np.float32)
     with torch.inference_mode():
-        for numbers in batches_by_length(compared, items, MAX_BATCH_TOKENS[model.device.type]):
-            batch = collate_rows([compared.row(number) for number in numbers], pad_id).to(model.device)
+        for numbers in batches_by_length(all_items, items, MAX_BATCH_TOKENS[model.device.type]):
+            batch = collate_rows([all_items.row(number) for number in numbers], pad_id).to(model.device)
             sums = summed_log_probabilities(model(**batch.inputs, use_cache=False).logits, batch)
             # a batch of pairs has all chosen answers first, then all rejected ones
             item_sums = sums.reshape(-1, len(numbers)).T

@@ -36,5 +36,5 @@ def check_adapter(folder: Path) -> None:
     for name, size in sizes.items():
         if size is None or (isinstance(size, int) and 0 <= size <= largest):
             continue
-        what = f"its weights have no dimension above {largest:,}" if largest else f"{_WEIGHTS} is missing"
-        raise UserError(f"{path}: {name} is {size!r:.50}, and {what}.", "Fetch the adapter again.")
+        reason = f"its weights have no dimension above {largest:,}" if largest else f"{_WEIGHTS} is missing"
+        raise UserError(f"{path}: {name} is {size!r:.50}, and {reason}.", "Fetch the adapter again.")

@@ -121,7 +121,7 @@ def _awq(options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
             f"AWQ weights with {bits} bits, version {options.get('version')!r}, are not read here."
         )
     order = [0, 4, 1, 5, 2, 6, 3, 7]
-    weights, zeros = (_unpacked(parts[name], 4, order) for name in (".qweight", ".qzeros"))
+    weights, zeros = (_unpack(parts[name], 4, order) for name in (".qweight", ".qzeros"))
     scales = parts[".scales"].float()
     group = weights.shape[0] // scales.shape[0]
     scaled = (weights - zeros.repeat_interleave(group, 0)) * scales.repeat_interleave(group, 0)
@@ -134,8 +134,8 @@ def _gptq(options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
     if bits not in (2, 4, 8):
         raise UserError(f"GPTQ weights with {bits} bits are not read here: only 2, 4 and 8 are.")
     order = list(range(32 // bits))
-    weights = _unpacked(parts[".qweight"].T.contiguous(), bits, order).T
-    zeros = _unpacked(parts[".qzeros"], bits, order)
+    weights = _unpack(parts[".qweight"].T.contiguous(), bits, order).T
+    zeros = _unpack(parts[".qzeros"], bits, order)
     if options.get("checkpoint_format", "gptq") == "gptq":
         zeros = zeros + 1
     groups_of_rows = parts[".g_idx"].long()
@@ -162,13 +162,13 @@ def _compressed_tensors(options: Mapping[str, Any], parts: Tensors) -> torch.Ten
             "pack-quantized ones of one width, 4 or 8 bits, symmetric and in their own order are.",
             "Start from the unquantized model.",
         )
-    codes = _unpacked(parts[".weight_packed"], width, list(range(32 // width))) - 2 ** (width - 1)
+    codes = _unpack(parts[".weight_packed"], width, list(range(32 // width))) - 2 ** (width - 1)
     scales = parts[".weight_scale"].float()
     dequantized: torch.Tensor = codes * scales.repeat_interleave(codes.shape[1] // scales.shape[1], 1)
     return dequantized
 
 
-def _unpacked(packed: torch.Tensor, bits: int, order: list[int]) -> torch.Tensor:
+def _unpack(packed: torch.Tensor, bits: int, order: list[int]) -> torch.Tensor:
     """Unpack int32 [rows, columns] to float32 [rows, columns * 32 / bits]."""
     import torch
 

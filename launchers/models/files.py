@@ -93,7 +93,7 @@ def pickled_files(folder: Path) -> list[Path]:
         return []
     listed = sorted(set(_weight_map(folder, PICKLED_INDEX).values()))
     if listed:
-        return _present(folder, listed, PICKLED_INDEX)
+        return _check_listed(folder, listed, PICKLED_INDEX)
     return [path for path in [folder / "pytorch_model.bin"] if path.is_file()]
 
 
@@ -122,7 +122,7 @@ def weight_files(folder: Path) -> list[Path]:
     """List a folder's safetensors, by their index if it exists; UserError if some or all are missing."""
     listed = sorted(set(_weight_map(folder).values()))
     if listed:
-        return _present(folder, listed, INDEX)
+        return _check_listed(folder, listed, INDEX)
     files = sorted(path for path in folder.glob("*.safetensors") if is_model_file(path.name))
     if not files:
         unsupported = sorted(
@@ -146,7 +146,7 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _present(folder: Path, listed: list[str], index: str) -> list[Path]:
+def _check_listed(folder: Path, listed: list[str], index: str) -> list[Path]:
     missing = [name for name in listed if not (folder / name).is_file()]
     if missing:
         raise UserError(
@@ -195,10 +195,10 @@ def read_header(path: Path, *, quantized: bool = False) -> dict[str, tuple[int, 
             raise UserError(f"{path} is not a safetensors file.", "Delete it and fetch it again.") from None
     if size < expected:
         raise _truncated(path, size, f"{expected:,}")
-    untrained = next((name for name, kind in kinds.items() if kind not in _TRAINABLE), None)
-    if untrained is not None and not quantized:
+    unsupported_weight = next((name for name, kind in kinds.items() if kind not in _TRAINABLE), None)
+    if unsupported_weight is not None and not quantized:
         raise UserError(
-            f"{path}: {untrained} is of type {kinds[untrained]}, which is not trained.",
+            f"{path}: {unsupported_weight} is of type {kinds[unsupported_weight]}, which is not trained.",
             "Start from the unquantized model; --method qlora quantizes it on loading.",
         )
     if size > expected:

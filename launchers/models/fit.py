@@ -25,12 +25,12 @@ def check_fits(folder: Path, *, rewards: bool = False, trust_remote_code: bool =
     trained from random values, and one missing in config.json would be dropped. ``rewards``: the model must
     output one score per text instead of next tokens. ``trust_remote_code``: it may run its folder's code.
     """
-    with _quietly():
+    with _silenced():
         _check(folder, tensor_shapes(folder), rewards, trust_remote_code)
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def _silenced() -> Iterator[None]:
     """Suppress transformers' progress bar and table of differences, and torchao's messages on import."""
     with causal.without_progress_bars():
         from transformers.utils import logging as transformers_logging
@@ -62,24 +62,24 @@ def _check(
 ) -> None:
     import torch
 
-    empty = _empty_model(folder, len(shapes), rewards, trust_remote_code)
+    meta_model = _empty_model(folder, len(shapes), rewards, trust_remote_code)
     # If the files contain both of two tied weights, transformers compares values, which headers lack
-    doubled = {
+    stored_twice = {
         name: tied_to
-        for name, tied_to in empty.all_tied_weights_keys.items()
+        for name, tied_to in meta_model.all_tied_weights_keys.items()
         if {name, tied_to} <= shapes.keys()
     }
-    for name, tied_to in doubled.items():
-        _check_same(folder, name, tied_to)
+    for name, tied_to in stored_twice.items():
+        _check_equal(folder, name, tied_to)
     tensors = {
         name: torch.empty(shape, dtype=torch.bfloat16, device="meta")
         for name, shape in shapes.items()
-        if name not in doubled
+        if name not in stored_twice
     }
     try:
-        _, differences = type(empty).from_pretrained(
+        _, differences = type(meta_model).from_pretrained(
             None,
-            config=empty.config,
+            config=meta_model.config,
             state_dict=tensors,
             device_map={"": "meta"},
             dtype=torch.bfloat16,
@@ -87,8 +87,8 @@ def _check(
             ignore_mismatched_sizes=True,
         )
     except RuntimeError:  # tensors to be merged, such as a layer's experts, have incompatible shapes
-        differences = _differences(empty, shapes)
-    problem = _problem(
+        differences = _differences(meta_model, shapes)
+    problem = _describe_differences(
         missing=sorted(differences["missing_keys"]),
         mismatched=[
             f"{name} is {list(actual)} instead of {list(expected)}"
@@ -120,7 +120,7 @@ def _empty_model(folder: Path, tensors: int, rewards: bool, trust_remote_code: b
         ) from None
 
 
-def _check_same(folder: Path, name: str, tied_to: str) -> None:
+def _check_equal(folder: Path, name: str, tied_to: str) -> None:
     """Raise UserError if two tied tensors differ, of which torchtune would drop the first."""
     import torch
     from safetensors import safe_open
@@ -137,16 +137,16 @@ def _check_same(folder: Path, name: str, tied_to: str) -> None:
         )
 
 
-def _differences(empty: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+def _differences(meta_model: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """Compare the files with those that transformers would write, in the format of from_pretrained."""
     from transformers.core_model_loading import revert_weight_conversion
 
     saved = {
         name: tuple(tensor.shape)
-        for name, tensor in revert_weight_conversion(empty, empty.state_dict()).items()
+        for name, tensor in revert_weight_conversion(meta_model, meta_model.state_dict()).items()
     }
     return {
-        "missing_keys": saved.keys() - shapes.keys() - empty.all_tied_weights_keys.keys(),
+        "missing_keys": saved.keys() - shapes.keys() - meta_model.all_tied_weights_keys.keys(),
         "mismatched_keys": [
             (name, shape, saved[name]) for name, shape in shapes.items() if saved.get(name, shape) != shape
         ],
@@ -154,7 +154,7 @@ def _differences(empty: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
     }
 
 
-def _problem(*, missing: Sequence[str], mismatched: Sequence[str], unused: Sequence[str]) -> str:
+def _describe_differences(*, missing: Sequence[str], mismatched: Sequence[str], unused: Sequence[str]) -> str:
     parts = (("missing", missing), ("of another shape", mismatched), ("not used by such a model", unused))
     return "; ".join(
         f"{len(names)} tensor{'s are' if len(names) > 1 else ' is'} {problem} "

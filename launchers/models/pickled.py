@@ -54,7 +54,7 @@ def write_safetensors(source: Path, folder: Path) -> None:
 
 def read(path: Path) -> dict[str, torch.Tensor]:
     """Read the tensors of one file, memory-mapped if its format allows; UserError for any other file."""
-    torch = _torch(path)
+    torch = _import_torch(path)
     mapped = zipfile.is_zipfile(path)  # False for files of torch before 1.6
     try:
         with _memory_limited(path.stat().st_size):
@@ -71,10 +71,10 @@ def read(path: Path) -> dict[str, torch.Tensor]:
     except _BROKEN as error:
         raise _unreadable(path, str(error).partition("\n")[0] or type(error).__name__) from None
     if not isinstance(content, dict):
-        raise _no_weights(path, f"a {type(content).__name__}")
+        raise _not_weights(path, f"a {type(content).__name__}")
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-            raise _no_weights(path, f"{name!r} as a {type(value).__name__}")
+            raise _not_weights(path, f"{name!r} as a {type(value).__name__}")
         if value.nbytes > value.untyped_storage().nbytes():
             raise _unreadable(path, f"{name!r} would have {value.nbytes:,} bytes, of fewer in the file")
     return content
@@ -101,7 +101,7 @@ def _unreadable(path: Path, reason: str) -> UserError:
     )
 
 
-def _torch(path: Path) -> Any:
+def _import_torch(path: Path) -> Any:
     try:
         with collector_paused():
             import torch
@@ -112,7 +112,7 @@ def _torch(path: Path) -> Any:
     return torch
 
 
-def _no_weights(path: Path, content: str) -> UserError:
+def _not_weights(path: Path, content: str) -> UserError:
     return UserError(
         f"{path} holds {content} instead of names and tensors of a model.",
         "Save only the model's weights: torch.save(model.state_dict(), ...).",

@@ -56,7 +56,7 @@ def write_trainable(source: Path, folder: Path) -> None:
     trainable = dict(hf_config.language_part(config, str(source)))
     for name in ("quantization_config", "expert_dtype", "torch_dtype"):
         trainable.pop(name, None)
-    model_type, class_name = _code(trainable["model_type"], source)
+    model_type, class_name = _causal_class(trainable["model_type"], source)
     trainable |= {"dtype": "bfloat16", "model_type": model_type, "architectures": [class_name]}
     if "text_config" in config:  # the outer and the inner configuration may differ in it
         names = tensor_shapes(source, quantized=True)
@@ -65,7 +65,7 @@ def write_trainable(source: Path, folder: Path) -> None:
     conversion.write_shards(_shards(source, config), folder)
 
 
-def _code(model_type: str, source: Path) -> tuple[str, str]:
+def _causal_class(model_type: str, source: Path) -> tuple[str, str]:
     """Return transformers' family and class for next-token prediction; UserError if there is none."""
     with collector_paused():
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
@@ -105,14 +105,14 @@ def _tensors(source: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, tor
         }
         file_of_tensor = {name: file for file in files.values() for name in file.keys()}  # noqa: SIM118 - no mapping
         for name, parts in dequantize.groups(method, file_of_tensor):
-            own_name = _language_name(name) if multimodal else name
-            if own_name is None:
+            target_name = _language_name(name) if multimodal else name
+            if target_name is None:
                 continue
             tensors = {part: file_of_tensor[stored].get_tensor(stored) for part, stored in parts.items()}
             tensor = dequantize.dequantize(method, options, tensors)
             if tensor.is_floating_point():
                 tensor = tensor.to(torch.bfloat16)
-            yield own_name, tensor.contiguous()
+            yield target_name, tensor.contiguous()
 
 
 def _language_name(name: str) -> str | None:

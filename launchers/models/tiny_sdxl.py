@@ -79,9 +79,9 @@ _SCHEDULER: dict[str, Any] = {
     "steps_offset": 1,
     "timestep_spacing": "leading",
 }
-_BEGINS, _ENDS = "<|startoftext|>", "<|endoftext|>"
-_MEASURED = 96  # images used to scale the latents
-_WORDS = 50.0  # factor on CLIP's initial standard deviation of 0.02
+_BOS, _EOS = "<|startoftext|>", "<|endoftext|>"
+_SAMPLE_IMAGES = 96  # images used to scale the latents
+_EMBEDDING_SCALE = 50.0  # factor on CLIP's initial standard deviation of 0.02
 _LOG_VARIANCE = -12.0  # negligible for latents with a standard deviation of 1 / SCALING_FACTOR
 
 
@@ -125,7 +125,7 @@ def _write(folder: Path, seed: int) -> None:
     _scale_latents(vae)
     with torch.no_grad():  # so that prompts differ: random layers pass little of small values
         for name in ("text_encoder", "text_encoder_2"):
-            parts[name].get_input_embeddings().weight *= _WORDS
+            parts[name].get_input_embeddings().weight *= _EMBEDDING_SCALE
     scheduler = EulerDiscreteScheduler(**_SCHEDULER)
     pipeline = StableDiffusionXLPipeline(
         **parts, tokenizer=tokenizer, tokenizer_2=tokenizer, scheduler=scheduler
@@ -156,7 +156,7 @@ def _images() -> torch.Tensor:
     import torch
     from PIL import Image
 
-    files = (io.BytesIO(image) for _, image in drawn_shapes.drawn(_MEASURED))
+    files = (io.BytesIO(image) for _, image in drawn_shapes.draw_images(_SAMPLE_IMAGES))
     pixels = [np.asarray(Image.open(file).resize((64, 64)), dtype=np.float32) for file in files]
     return torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2) / 127.5 - 1
 
@@ -177,9 +177,9 @@ def _tokenizer() -> Any:
     trainer = trainers.BpeTrainer(
         vocab_size=10_000, initial_alphabet=alphabet, end_of_word_suffix="</w>", show_progress=False
     )
-    captions = [caption for caption, _ in drawn_shapes.drawn(drawn_shapes.COUNT)]
+    captions = [caption for caption, _ in drawn_shapes.draw_images(drawn_shapes.COUNT)]
     learned.train_from_iterator(captions, trainer)
     merges = [tuple(pair) for pair in json.loads(learned.to_str())["model"]["merges"]]
-    tokens = [*alphabet, *(f"{letter}</w>" for letter in alphabet), *map("".join, merges), _BEGINS, _ENDS]
+    tokens = [*alphabet, *(f"{letter}</w>" for letter in alphabet), *map("".join, merges), _BOS, _EOS]
     vocabulary = {token: number for number, token in enumerate(tokens)}
     return CLIPTokenizer(vocabulary, merges, model_max_length=77)

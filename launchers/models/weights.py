@@ -60,7 +60,7 @@ def fetch(model: ModelSource, folder: Path, *, vision: bool = False) -> Path:
     if model.kind == "folder":
         path = Path(model.location)
         _log.debug("Weights of %s are read from %s", model.name, path)
-        check_whole(path)
+        check_model_folder(path)
         if not _needs_conversion(path, vision):
             return path
         name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
@@ -71,16 +71,16 @@ def fetch(model: ModelSource, folder: Path, *, vision: bool = False) -> Path:
         _log.info("Fetching weights of %s from %s %s", model.name, model.kind, model.location)
         path = (_fetch_s3 if model.kind == "s3" else _fetch_hub)(model.location, folder)
         _log.info("Weights of %s are in %s", model.name, path)
-        check_whole(path)
+        check_model_folder(path)
         return _convert(path, folder) if _needs_conversion(path, vision) else path
 
 
-def check_whole(path: Path) -> None:
+def check_model_folder(path: Path) -> None:
     """Raise UserError unless the folder of a model or pipeline is complete, and has no links out of it."""
     if path.is_dir():
         files_inside(path)
     if (path / pipelines.INDEX).is_file():
-        pipelines.check_whole(path)
+        pipelines.check_complete(path)
     else:
         check_complete(path)
 
@@ -200,7 +200,7 @@ def _cached(repo_id: str) -> Path | None:
 
 def _is_complete(folder: Path) -> bool:
     try:
-        check_whole(folder)
+        check_model_folder(folder)
     except UserError:
         return False
     return True

@@ -67,7 +67,7 @@ def fetch(
         "model_dir": str(job.model_dir),
         "data_dir": str(job.data_dir),
         "device": device,
-        "at_once": _at_once(job),
+        "at_once": _images_per_batch(job),
     }
     limit_s = job.settings.resources.hang_timeout_s
     on_cpu, gpus = device == "cpu", job.plan.layout.processes_per_node
@@ -81,7 +81,7 @@ def fetch(
         limit_s=limit_s,
         processes=1 if on_cpu else gpus,
     )
-    (work / NOISE).write_text(json.dumps(_noise(job.model_dir)))
+    (work / NOISE).write_text(json.dumps(_noise_config(job.model_dir)))
     return work
 
 
@@ -92,7 +92,7 @@ def _fingerprint(job: TrainJob, data: Prepared) -> str:
     return parts.fingerprint(texts, files)
 
 
-def _at_once(job: TrainJob) -> int:
+def _images_per_batch(job: TrainJob) -> int:
     """Return how many images go through the VAE together, limited by the memory of the plan's GPU."""
     spec, memory = job.model.spec, job.plan.prediction.memory
     if job.plan.layout.device == "cpu" or memory is None or not isinstance(spec, DiffusionSpec):
@@ -101,7 +101,7 @@ def _at_once(job: TrainJob) -> int:
     return images_at_once(spec, memory.capacity_bytes)
 
 
-def _noise(model_dir: Path) -> dict[str, Any]:
+def _noise_config(model_dir: Path) -> dict[str, Any]:
     scheduler = read_json_object(model_dir / "scheduler" / "scheduler_config.json")
     path = model_dir / "vae" / "config.json"
     factor = read_json_object(path).get("scaling_factor")
@@ -168,7 +168,7 @@ class Encoders:
         with collector_paused():
             import torch
 
-        self._folder, self._device, self._at_once = model_dir, torch.device(device), at_once
+        self._folder, self._device, self._images_per_batch = model_dir, torch.device(device), at_once
         self._dtype = torch.bfloat16 if device == "cuda" else torch.float32
 
     def encode(self, data: PreparedImages, rows: range) -> dict[str, torch.Tensor]:
@@ -177,11 +177,11 @@ class Encoders:
 
         tensors: dict[str, torch.Tensor] = {}
         with torch.inference_mode():
-            for batch in _batches_by_size(data, rows, self._at_once):
+            for batch in _batches_by_size(data, rows, self._images_per_batch):
                 tensors |= _by_row(batch, self._latents(data, batch) | self._texts(data, batch))
         return tensors
 
-    def use(self, *text_encoders: Any) -> None:
+    def replace_text_encoders(self, *text_encoders: Any) -> None:
         """Replace the text encoders by these, which must be on the device."""
         self._text_encoders = text_encoders
 

@@ -18,8 +18,8 @@ from launchers.report.peak import MemoryPeak, largest_process
 from launchers.report.stragglers import late_lines
 from launchers.report.telemetry import (
     DistInfo,
-    Drawn,
     Evaluated,
+    EvaluationImages,
     Event,
     Memory,
     Phase,
@@ -87,7 +87,7 @@ class RunState:
         self._evaluated_s = 0.0
         self._checkpoints_s: list[float] = []  # duration of each checkpoint on each rank
         self._evaluations: dict[int, HeldOutLoss] = {}  # by step
-        self._drawn: dict[int, Drawn] = {}  # by step
+        self._drawn: dict[int, EvaluationImages] = {}  # by step
         self._windows: list[Window] = []
         self._late: dict[int, Straggling] = {}  # newest event by rank
 
@@ -110,7 +110,7 @@ class RunState:
                 from launchers.report.window import Window
 
                 self._windows.append(Window.from_dict(event.window))
-            elif isinstance(event, Drawn):
+            elif isinstance(event, EvaluationImages):
                 self._add_drawn(event)
             elif isinstance(event, Straggling):
                 self._late[event.rank] = event
@@ -125,7 +125,9 @@ class RunState:
             return {
                 "metrics": [metrics.to_dict() for metrics in self.metrics if metrics.step <= step],
                 "evaluations": [evaluation.to_dict() for evaluation in evaluations],
-                "drawn": [dataclasses.asdict(images) for images in self.drawn if images.step <= step],
+                "drawn": [
+                    dataclasses.asdict(images) for images in self.evaluation_images if images.step <= step
+                ],
                 "best_step": None if best is None else best.step,
             }
 
@@ -135,7 +137,7 @@ class RunState:
             for values in notes.get("evaluations", ()):
                 self._evaluations[values["step"]] = HeldOutLoss(**values)
             for values in notes.get("drawn", ()):
-                self._add_drawn(Drawn(**values))
+                self._add_drawn(EvaluationImages(**values))
             if with_metrics:
                 self._metrics = {entry["step"]: Metrics(**entry) for entry in notes.get("metrics", ())}
 
@@ -224,7 +226,7 @@ class RunState:
         """Figures of each of this node's ranks."""
         ranks = {rank for step in self._steps.values() for rank in step}
         ranks |= {*self._infos, *self._phases, *self._memory}
-        return tuple(self._rank(rank) for rank in sorted(ranks))
+        return tuple(self._measurements_of(rank) for rank in sorted(ranks))
 
     @property
     def memory(self) -> tuple[Memory, ...]:
@@ -248,7 +250,7 @@ class RunState:
         return tuple(loss for _, loss in sorted(self._evaluations.items()))
 
     @property
-    def drawn(self) -> tuple[Drawn, ...]:
+    def evaluation_images(self) -> tuple[EvaluationImages, ...]:
         """Images of held-out captions: the base model's (step 0), then those of the newest evaluations."""
         return tuple(event for _, event in sorted(self._drawn.items()))
 
@@ -331,12 +333,12 @@ class RunState:
         )
         self._evaluated_s += event.seconds
 
-    def _add_drawn(self, event: Drawn) -> None:
+    def _add_drawn(self, event: EvaluationImages) -> None:
         self._drawn[event.step] = event
         for step in sorted(step for step in self._drawn if step)[:-DRAWN_EVALUATIONS]:
             del self._drawn[step]
 
-    def _rank(self, rank: int) -> RankMeasured:
+    def _measurements_of(self, rank: int) -> RankMeasured:
         steps = [ranks[rank] for ranks in self._steps.values() if rank in ranks]
         info, memory = self._infos.get(rank), self._memory.get(rank)
         return RankMeasured(

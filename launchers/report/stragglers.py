@@ -8,20 +8,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import mean, median, stdev
 
-from launchers.report.telemetry import Pace, Straggling
+from launchers.report.telemetry import StepTiming, Straggling
 
 WARM_UP = 2  # steps to ignore, in which code is compiled and memory allocated
 MIN_STEPS = 16  # minimum length of the window
 MIN_S = 5.0  # minimum training time in the window, so that a short disturbance is not reported
 LATE = 0.1  # minimum lag of a late rank, as a share of the step
-STEADILY = 0.8  # minimum share of steps in which the rank is late
+LATE_SHARE = 0.8  # minimum share of steps in which the rank is late
 CERTAIN = 6.0  # minimum mean lag in standard errors of the mean; a smaller one is noise
 ON_TIME = 0.05  # maximum lag of a rank that has recovered, as a share of the step
 
 
 @dataclass(kw_only=True)
 class _Rank:
-    newest: Pace
+    newest: StepTiming
     lags: deque[tuple[int, float, float]] = field(default_factory=deque)  # step, lag, seconds of the step
     straggling: Straggling | None = None  # None: on time
 
@@ -41,11 +41,11 @@ class Stragglers:
 
     def __init__(self, ranks: int, processes_per_node: int) -> None:
         self._count, self._per_node = ranks, processes_per_node
-        self._steps: dict[int, dict[int, Pace]] = defaultdict(dict)
+        self._steps: dict[int, dict[int, StepTiming]] = defaultdict(dict)
         self._ranks: dict[int, _Rank] = {}
         self._complete_steps = 0
 
-    def add(self, pace: Pace) -> list[Straggling]:
+    def add(self, pace: StepTiming) -> list[Straggling]:
         """Add a rank's step; return the ranks that are newly late or have recovered."""
         paces = self._steps[pace.step]
         paces[pace.rank] = pace
@@ -60,7 +60,7 @@ class Stragglers:
             state = self._ranks.setdefault(rank, _Rank(newest=paces[rank]))
             state.newest = paces[rank]
             state.lags.append((pace.step, lag, state.newest.dt))
-            while _is_enough(list(state.lags)[1:]):
+            while _is_long_enough(list(state.lags)[1:]):
                 state.lags.popleft()
         return self._changes()
 
@@ -72,11 +72,11 @@ class Stragglers:
     def _changes(self) -> list[Straggling]:
         changed = []
         for rank in self._ranks.values():
-            if not _is_enough(rank.lags):
+            if not _is_long_enough(rank.lags):
                 continue
             pace, values = rank.newest, [lag for _, lag, _ in rank.lags]
-            steadily = sum(lag > LATE for lag in values) >= STEADILY * len(values)
-            late = steadily and mean(values) > CERTAIN * stdev(values) / math.sqrt(len(values))
+            is_late_often = sum(lag > LATE for lag in values) >= LATE_SHARE * len(values)
+            late = is_late_often and mean(values) > CERTAIN * stdev(values) / math.sqrt(len(values))
             if rank.straggling is None and late:
                 rank.straggling = Straggling(
                     rank=pace.rank,
@@ -98,7 +98,7 @@ class Stragglers:
         return replace(straggling, whole_node=len(late) == self._per_node)
 
 
-def lags(paces: Mapping[int, Pace]) -> dict[int, float]:
+def lags(paces: Mapping[int, StepTiming]) -> dict[int, float]:
     """Return each rank's lag as a share of the step: median collective time of its peers minus its own."""
     ordered = sorted(paces.values(), key=lambda pace: pace.in_collectives)
     step_s = median(pace.dt for pace in ordered)
@@ -113,12 +113,12 @@ def lags(paces: Mapping[int, Pace]) -> dict[int, float]:
     return lag_by_rank
 
 
-def _is_enough(steps: Iterable[tuple[int, float, float]]) -> bool:
+def _is_long_enough(steps: Iterable[tuple[int, float, float]]) -> bool:
     seconds = [dt for _, _, dt in steps]
     return len(seconds) >= MIN_STEPS and sum(seconds) >= MIN_S
 
 
-def shown(newest: Iterable[Straggling]) -> list[Straggling]:
+def one_per_node(newest: Iterable[Straggling]) -> list[Straggling]:
     """Reduce to one event per rank, and to one per node whose ranks are all late."""
     events = list(newest)
     nodes = {event.node for event in events if event.whole_node}
@@ -127,7 +127,7 @@ def shown(newest: Iterable[Straggling]) -> list[Straggling]:
 
 def late_lines(newest: Iterable[Straggling], *, on_gpus: bool) -> list[str]:
     """Describe the ranks that are or were late; ``newest``: the last event of each rank."""
-    return [describe(straggling, on_gpus=on_gpus) for straggling in shown(newest)]
+    return [describe(straggling, on_gpus=on_gpus) for straggling in one_per_node(newest)]
 
 
 def describe(straggling: Straggling, *, on_gpus: bool) -> str:

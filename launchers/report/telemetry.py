@@ -60,7 +60,7 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pace:
+class StepTiming:
     """Step timing reported to node 0 by one rank: total seconds, and seconds spent in collectives."""
 
     rank: int
@@ -147,7 +147,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Drawn:
+class EvaluationImages:
     """Images of held-out captions after a step (0: of the base model), from rank 0."""
 
     rank: int
@@ -158,7 +158,7 @@ class Drawn:
     kind: str = "drawn"
 
 
-Event = DistInfo | Step | Pace | Straggling | Memory | Phase | Profiled | Evaluated | Drawn
+Event = DistInfo | Step | StepTiming | Straggling | Memory | Phase | Profiled | Evaluated | EvaluationImages
 _KINDS: dict[str, type[Any]] = {
     "dist": DistInfo,
     "step": Step,
@@ -166,7 +166,7 @@ _KINDS: dict[str, type[Any]] = {
     "phase": Phase,
     "profiled": Profiled,
     "evaluated": Evaluated,
-    "drawn": Drawn,
+    "drawn": EvaluationImages,
 }
 
 

@@ -109,20 +109,20 @@ def split(events: Iterable[Mapping[str, Any]]) -> Split:
         raise ValueError("the trace has no annotated step")
     others = [event for event in spans if not event.name.startswith(STEP)]
     on_gpu = any(event.category == "kernel" for event in others)
-    count = _Count()
-    work = _Gpu(others, steps[0].thread) if on_gpu else _Cpu(others, steps[0].thread)
+    count = _Totals()
+    work = _GpuTime(others, steps[0].thread) if on_gpu else _CpuTime(others, steps[0].thread)
     for step in steps:
         work.add_to(count, step.begin, step.end)
-    event = _MICROSECOND / len(steps)
+    scale = _MICROSECOND / len(steps)  # from microseconds of the window to seconds per step
     most_expensive = sorted(count.operators.items(), key=lambda item: -item[1])[:MAX_OPERATORS]
     return Split(
         device="cuda" if on_gpu else "cpu",
         steps=len(steps),
-        step_seconds=sum(step.end - step.begin for step in steps) * event,
-        seconds=tuple((kind, count.kinds[kind] * event) for kind in KINDS if count.kinds[kind] > 0),
-        hidden=tuple((kind, count.hidden[kind] * event) for kind in KINDS if count.hidden[kind] > 0),
+        step_seconds=sum(step.end - step.begin for step in steps) * scale,
+        seconds=tuple((kind, count.kinds[kind] * scale) for kind in KINDS if count.kinds[kind] > 0),
+        hidden=tuple((kind, count.hidden[kind] * scale) for kind in KINDS if count.hidden[kind] > 0),
         operators=tuple(
-            Operator(name=name, seconds=seconds * event, calls=count.calls[name] / len(steps))
+            Operator(name=name, seconds=seconds * scale, calls=count.calls[name] / len(steps))
             for name, seconds in most_expensive
         ),
     )
@@ -177,7 +177,7 @@ class _Span:
         )
 
 
-class _Count:
+class _Totals:
     """Microseconds by kind and operator."""
 
     def __init__(self) -> None:
@@ -205,11 +205,11 @@ class _Frame:
     end: float
     kind: str | None
     operator: str | None
-    inside: str | None  # kind of all spans inside it; None: each has its own kind
+    inherited: str | None  # kind of all spans inside it; None: each has its own kind
     waits: bool = True
 
 
-class _Cpu:
+class _CpuTime:
     """Time of the training thread."""
 
     def __init__(self, spans: Sequence[_Span], thread: tuple[Any, Any]) -> None:
@@ -223,7 +223,7 @@ class _Cpu:
             if span.thread != thread and span.category == "user_annotation" and _collective(span.name)
         ]
 
-    def add_to(self, count: _Count, begin: float, end: float) -> None:
+    def add_to(self, count: _Totals, begin: float, end: float) -> None:
         """Count the work from ``begin`` to ``end``."""
         in_progress = _clipped(self._collectives, begin, end)
         for start, stop, kind in in_progress.stretches:
@@ -243,7 +243,7 @@ class _Cpu:
         )
 
 
-class _Gpu:
+class _GpuTime:
     """Time of a GPU's streams."""
 
     def __init__(self, spans: Sequence[_Span], thread: tuple[Any, Any]) -> None:
@@ -265,11 +265,15 @@ class _Gpu:
             self._work.append((piece, collective is not None))
         self._work.sort(key=lambda item: item[0].begin)
 
-    def add_to(self, count: _Count, begin: float, end: float) -> None:
+    def add_to(self, count: _Totals, begin: float, end: float) -> None:
         """Count the work from ``begin`` to ``end``."""
         overlapping = [(p, c) for p, c in self._work if p.begin < end and p.end > begin]
-        computing = _cut([p for p, is_collective in overlapping if not is_collective], begin, end)
-        communicating = _cut([p for p, is_collective in overlapping if is_collective], begin, end)
+        computing = _timeline_of_pieces(
+            [p for p, is_collective in overlapping if not is_collective], begin, end
+        )
+        communicating = _timeline_of_pieces(
+            [p for p, is_collective in overlapping if is_collective], begin, end
+        )
         data = _clipped(self._data, begin, end, kind=DATA)
         for start, stop, kind in computing.stretches:
             count.kinds[kind] += stop - start
@@ -313,17 +317,17 @@ def _launched(spans: Sequence[_Span]) -> dict[int | None, tuple[str | None, str 
 
 def _frame(span: _Span, enclosing: _Frame | None) -> _Frame:
     """Build the frame of a span inside the frame ``enclosing``."""
-    phase_inside = enclosing.inside if enclosing else None
+    phase_inside = enclosing.inherited if enclosing else None
     if span.category == "user_annotation":
         phase = _phase(span.name) or phase_inside
         operator = enclosing.operator if enclosing else None
         return _Frame(span.end, phase or (enclosing.kind if enclosing else None), operator, phase)
     waits = not _COMPUTES.match(span.name)
     kind = _collective(span.name) or phase_inside or _kind_by_name(span.name)
-    lasting = (
+    inherited_kind = (
         kind if kind in (ATTENTION, DATA, OPTIMIZER, GENERATION) or _collective(span.name) else phase_inside
     )
-    return _Frame(span.end, kind, span.name, lasting, waits)
+    return _Frame(span.end, kind, span.name, inherited_kind, waits)
 
 
 def _thread_pieces(spans: Sequence[_Span], begin: float, end: float) -> Iterator[_Piece]:
@@ -382,9 +386,9 @@ class _Timeline:
     def __init__(self, stretches: Iterable[_Stretch]) -> None:
         self.stretches: list[_Stretch] = []
         for begin, end, kind in sorted(stretches):
-            free = max(begin, self.stretches[-1][1]) if self.stretches else begin
-            if free < end:
-                self.stretches.append((free, end, kind))
+            start = max(begin, self.stretches[-1][1]) if self.stretches else begin
+            if start < end:
+                self.stretches.append((start, end, kind))
         self._ends = [end for _, end, _ in self.stretches]
 
     def between(self, begin: float, end: float) -> Iterator[_Stretch]:
@@ -407,5 +411,5 @@ def _clipped(spans: Iterable[_Span], begin: float, end: float, kind: str | None 
     )
 
 
-def _cut(pieces: Iterable[_Piece], begin: float, end: float) -> _Timeline:
+def _timeline_of_pieces(pieces: Iterable[_Piece], begin: float, end: float) -> _Timeline:
     return _Timeline((max(piece.begin, begin), min(piece.end, end), piece.kind or OTHER) for piece in pieces)

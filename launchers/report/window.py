@@ -20,7 +20,7 @@ from launchers.report.trace import (
 # Parts of a step that the estimator predicts (throughput.Parts.kinds), and their measured kinds
 EXPOSED, MODEL = "collectives, exposed", "forward and backward"
 PARTS = {MODEL: (PRODUCTS, ATTENTION, OTHER), EXPOSED: tuple(dict.fromkeys(COLLECTIVES.values()))}
-OF_IT = "of it "
+SUBKIND = "of it "
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ def compare(window: Window, prediction: Prediction | None) -> list[tuple[str, fl
         parts = {kind: measured.pop(kind) for kind in kinds if kind in measured}
         if parts or part in predicted:
             rows.append((part, predicted.get(part), sum(parts.values())))
-            rows += [(f"{OF_IT}{kind}", kernels.get(kind), seconds) for kind, seconds in parts.items()]
+            rows += [(f"{SUBKIND}{kind}", kernels.get(kind), seconds) for kind, seconds in parts.items()]
     remaining = dict.fromkeys([*measured, *(name for name in predicted if name not in PARTS)])
     rows += [(kind, predicted.get(kind), measured.get(kind)) for kind in remaining]
     rows.append(("the whole step", sum(predicted.values()) or None, window.split.step_seconds))
@@ -110,9 +110,9 @@ def summary_lines(window: Window, prediction: Prediction | None) -> list[str]:
     """Summarize the window in a few lines for a terminal."""
     split = window.split
     parts = [
-        f"{kind.removeprefix(OF_IT)} {milliseconds(seconds)}"
-        + (f" (predicted {milliseconds(guess)})" if guess else "")
-        for kind, guess, seconds in compare(window, prediction)[:-1]
+        f"{kind.removeprefix(SUBKIND)} {milliseconds(seconds)}"
+        + (f" (predicted {milliseconds(prediction_s)})" if prediction_s else "")
+        for kind, prediction_s, seconds in compare(window, prediction)[:-1]
         if seconds is not None and kind not in PARTS
     ]
     operators = ", ".join(

@@ -56,7 +56,7 @@ def check(settings: Settings, *, must_reach: bool) -> None:
             )
         return
     try:
-        with _explained(repo):
+        with _translated_errors(repo):
             account = _api().whoami()
     except UnreachedError:
         if must_reach:
@@ -126,7 +126,7 @@ def push(folder: Path, page: str, settings: Settings) -> str:
 
 
 def _send(repo: str, additions: list[Any], *, private: bool) -> str:
-    with _explained(repo):
+    with _translated_errors(repo):
         api = _api()
         url = api.create_repo(repo, private=private, exist_ok=True)
         api.create_commit(repo, additions, commit_message=_MESSAGE)
@@ -137,7 +137,7 @@ def license_of(hub_id: str | None) -> str | None:
     """Read the license from a model's card on the Hub; None if unknown."""
     if hub_id is None:
         return None
-    with contextlib.suppress(UserError), _explained(hub_id):
+    with contextlib.suppress(UserError), _translated_errors(hub_id):
         card = _api().model_info(hub_id).card_data
         return None if card is None else card.get("license")
     return None
@@ -171,7 +171,7 @@ def _progress(text: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _explained(repo: str) -> Iterator[None]:
+def _translated_errors(repo: str) -> Iterator[None]:
     """Translate the client's errors to UserError; those worth a retry to UnreachedError."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled

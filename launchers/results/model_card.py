@@ -108,7 +108,7 @@ def write_records(
 
     ``model``: the model that was fine-tuned. ``command``: the command that repeats the run.
     """
-    values = _from_anywhere(settings).model_dump(mode="json")
+    values = _with_absolute_paths(settings).model_dump(mode="json")
     (folder / "settings.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     (folder / "plan.json").write_text(json.dumps(plan.to_dict(), indent=1) + "\n")
     page = engines.result_of(folder) / handover.PAGE
@@ -130,7 +130,7 @@ def hub_page(folder: Path, plan: Plan, settings: RunConfig, facts: Facts, *, mod
     return model_page(plan, settings, facts, model=model, usage=usage, license_name=license_name)
 
 
-def _from_anywhere(settings: RunConfig) -> RunConfig:
+def _with_absolute_paths(settings: RunConfig) -> RunConfig:
     """Return the settings with absolute paths of local files, so that they work from any folder."""
 
     def absolute(name: str | None) -> str | None:
@@ -165,23 +165,23 @@ def model_page(
     """
     merged = settings.merges(plan.method)
     images = TASKS[settings.task].images
-    whole = "diffusers" if images else "transformers"
-    library = whole if images or merged or plan.method == "adapter-v2" else "peft"
-    head: dict[str, object] = {"library_name": library, "tags": ["metaflow-finetune", plan.method]}
+    model_library = "diffusers" if images else "transformers"
+    library = model_library if images or merged or plan.method == "adapter-v2" else "peft"
+    metadata: dict[str, object] = {"library_name": library, "tags": ["metaflow-finetune", plan.method]}
     if model.hub_id is not None:
-        head["base_model"] = model.hub_id
-        head["base_model_relation"] = "finetune" if merged else "adapter"
+        metadata["base_model"] = model.hub_id
+        metadata["base_model_relation"] = "finetune" if merged else "adapter"
     if license_name is not None:
-        head["license"] = license_name
+        metadata["license"] = license_name
     if settings.task != "reward":
-        head["pipeline_tag"] = IMAGE_TASK if images else "text-generation"
+        metadata["pipeline_tag"] = IMAGE_TASK if images else "text-generation"
     rows = "\n".join(f"| {name} | {value} |" for name, value in facts)
-    repeating = (
+    repeat_section = (
         f"Repeat the run with `settings.yaml` next to this folder:\n\n    {command}\n\n" if command else ""
     )
     return (
-        f"---\n{yaml.safe_dump(head)}---\n# {plan.model}, fine-tuned\n\n"
+        f"---\n{yaml.safe_dump(metadata)}---\n# {plan.model}, fine-tuned\n\n"
         f"Method {plan.method}, engine {plan.engine}, data {', '.join(mixture.names(settings))}.\n\n"
         f"| | |\n|---|---|\n{rows}\n\n"
-        f"{repeating}{usage}"
+        f"{repeat_section}{usage}"
     )

@@ -154,10 +154,10 @@ def check_installed(engine: str, method: str = "full", *, liger: bool = False) -
 def check_disks(plan: Plan, free_bytes: Iterable[tuple[str, int]]) -> None:
     """Raise UserError if a disk (its name and free bytes) is too small for checkpoints and model."""
     required_bytes = plan.request.disk_mib * MIB
-    for place, free in free_bytes:
+    for name, free in free_bytes:
         if free < required_bytes:
             raise UserError(
-                f"{place} has {format_bytes(free)} free; the run's weights, checkpoints and model need about "
+                f"{name} has {format_bytes(free)} free; the run's weights, checkpoints and model need about "
                 f"{format_bytes(required_bytes)} there.",
                 "Free some space, or use another disk: export FINETUNE_WORK_DIR=/a/larger/disk",
             )
@@ -166,7 +166,7 @@ def check_disks(plan: Plan, free_bytes: Iterable[tuple[str, int]]) -> None:
 def check_output(settings: Settings) -> None:
     """Raise UserError if the output folder on this machine is not writable."""
     folder = Path(settings.output_dir).expanduser().absolute()
-    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
         reason = "is not writable" if existing.is_dir() else "is a file"
         raise UserError(

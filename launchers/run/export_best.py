@@ -23,7 +23,7 @@ from launchers.store.checkpoints import Checkpoint, CheckpointStore, restore_new
 VISIBLE_S = 90.0
 
 
-def has_ended(job: TrainJob) -> bool:
+def has_no_steps_left(job: TrainJob) -> bool:
     """Whether the job resumes from the final checkpoint of a run, so that nothing is left to train."""
     if not job.evaluates:
         return False
@@ -60,7 +60,7 @@ def export_best(
     """
     last = last_step(job, losses)
     target_step = exported_step(losses, job.settings.evaluation, last) if job.evaluates else last
-    if target_step == last and not has_ended(job):
+    if target_step == last and not has_no_steps_left(job):
         return last
     checkpoint = _restore(checkpoints, target_step, address, folder)
     if checkpoint.step != target_step and address.node == 0:

@@ -65,7 +65,7 @@ def _fetch_dataset(settings: Settings, name: str, folder: Path) -> str:
     if sources.kind_of(name) == "built-in":
         return name
     if sources.kind_of(name) == "path":
-        path = sources.local(name)
+        path = sources.local_path(name)
     else:
         path = sources.fetch(name, folder / slug(name))
     rows = sum(1 for _ in preparation.read_samples(settings, path, fetches=False))

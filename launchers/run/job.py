@@ -60,7 +60,7 @@ def installed_engines() -> tuple[LaunchedEngine, ...]:
     return installed or LAUNCHED_ENGINES
 
 
-def _with_sharding_options(
+def _engines_with_sharding(
     settings: Settings, names: tuple[LaunchedEngine, ...]
 ) -> tuple[LaunchedEngine, ...]:
     """Return the engines that have the sharding options which these settings use; all if none has them."""
@@ -85,7 +85,7 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, install
         method=settings.method,
         methods=settings.automatic_methods,
         engine=engine,
-        engines=_with_sharding_options(settings, installed_engines() if installed else LAUNCHED_ENGINES),
+        engines=_engines_with_sharding(settings, installed_engines() if installed else LAUNCHED_ENGINES),
         task=settings.task,
         seq_len=settings.sequence_length(spec),
         global_batch_size=settings.batch_size,

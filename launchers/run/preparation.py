@@ -91,21 +91,21 @@ def plan_run(
     checks.check_reward(settings, settings.sequence_length(model.spec))
     tasks.check(settings)
     rows = count_rows(settings)
-    settings = settings.fitted_to(rows)
+    settings = settings.limit_batch(rows)
     steps = count_steps(settings, model.spec, rows)
     if steps is not None and settings.tokens is None:  # of a token budget, ``steps`` is only a lower bound
         checks.check_evaluations(settings, steps)
-    job, place = (
+    job, run_target = (
         build_job(settings, model.spec, steps, installed=target.at_hand),
         apply_resources(settings, target),
     )
     corrections = load_corrections() if calibrated else None
-    plan = choose(job, place, corrections)
+    plan = choose(job, run_target, corrections)
     batch = plan.layout.global_batch_size
     if batch != settings.batch_size:  # a default, which makes other steps
         steps = count_steps(settings.model_copy(update={"global_batch_size": batch}), model.spec, rows)
         job = dataclasses.replace(job, global_batch_size=batch, steps=steps)
-        plan = choose(job, place, corrections)
+        plan = choose(job, run_target, corrections)
     config = run_config.resolve(
         settings,
         model.spec,
@@ -125,7 +125,7 @@ def with_vision(settings: Settings, spec: ModelSpec) -> Settings:
         return settings
     paths = [Path(sources.split_of(name)[0]).expanduser() for name in mixture.names(settings)]
     local = [name for name, path in zip(mixture.names(settings), paths, strict=True) if path.exists()]
-    if not any(attached.has_images(sources.local(name), settings.columns) for name in local):
+    if not any(attached.has_images(sources.local_path(name), settings.columns) for name in local):
         return settings
     return settings.model_copy(update={"vision": "frozen"})
 
@@ -141,10 +141,10 @@ def load_corrections() -> Calibration | None:
 def _check_files(settings: Settings, model: ModelRef) -> None:
     """Raise UserError if a local model folder or held-out file is unusable."""
     if model.kind == "folder":
-        weights.check_whole(Path(model.location))
+        weights.check_model_folder(Path(model.location))
         own_code.check_model(Path(model.location), trust_remote_code=settings.trust_remote_code)
     if settings.evaluation.dataset and sources.kind_of(settings.evaluation.dataset) == "path":
-        for _ in read_samples(settings, sources.local(settings.evaluation.dataset)):
+        for _ in read_samples(settings, sources.local_path(settings.evaluation.dataset)):
             pass
 
 
@@ -190,11 +190,11 @@ def _differences(plan: Plan, settings: Settings, spec: ModelSpec) -> Iterator[tu
     job = build_job(config.model_copy(update={"rl": without_reward}), spec, None)
     if job.precision != "auto" and precision_of(job, layout.device, None) != layout.precision:
         yield "precision", job.precision, layout.precision
-    now = {name: str(value) for name, value in changed_settings(job) if name not in planned}
-    then = now if plan.settings is None else dict(plan.settings)
-    for name in {**now, **then}:
-        if name not in planned and now.get(name) != then.get(name):
-            yield name, now.get(name), then.get(name)
+    requested_changes = {name: str(value) for name, value in changed_settings(job) if name not in planned}
+    planned_changes = requested_changes if plan.settings is None else dict(plan.settings)
+    for name in {**requested_changes, **planned_changes}:
+        if name not in planned and requested_changes.get(name) != planned_changes.get(name):
+            yield name, requested_changes.get(name), planned_changes.get(name)
 
 
 def count_rows(settings: Settings) -> int | None:
@@ -216,7 +216,7 @@ def count_rows(settings: Settings) -> int | None:
 
     held_out = prepare.held_out_rows(sum(counts), settings)
     origins = np.delete(np.repeat(np.arange(len(counts)), counts), held_out)
-    return len(mixture.weighted_places(origins, settings))
+    return len(mixture.weighted_indices(origins, settings))
 
 
 def count_steps(settings: Settings, spec: ModelSpec, rows: int | None) -> int | None:
@@ -279,17 +279,17 @@ def read_data(
             path = fetch(name, folder / (f"mixture-{number}" if number else "dataset"))
             count_before = len(writer)
             for sample in _samples_of(settings, name, path):
-                writer.add(sample.of_source(number) if number else sample)
+                writer.add(sample.with_source(number) if number else sample)
             print(f"{name}: {len(writer) - count_before:,} rows, all well-formed", flush=True)
     if settings.evaluation.dataset:
         with stored.Writer(folder / "rows" / "held-out") as writer:
             path = fetch(settings.evaluation.dataset, folder / "held_out")
             for sample in _samples_of(settings, settings.evaluation.dataset, path):
                 writer.add(sample)
-    return stored_data(folder / "rows")
+    return open_stored_rows(folder / "rows")
 
 
-def stored_data(folder: Path) -> tuple[StoredRows, StoredRows | None]:
+def open_stored_rows(folder: Path) -> tuple[StoredRows, StoredRows | None]:
     """Open the rows that :func:`read_data` has written."""
     held_out = folder / "held-out"
     return StoredRows(folder / "train"), StoredRows(held_out) if held_out.is_dir() else None
@@ -331,7 +331,7 @@ def _samples_of(settings: Settings, name: str, path: Path) -> Iterator[Sample]:
     if settings.task == "pretrain":
         return texts.from_conversations(chats)
     if TASKS[settings.task].judged:
-        return preferences.judged_from(preferences.from_conversations(chats))
+        return preferences.judged_from_pairs(preferences.from_conversations(chats))
     return preferences.from_conversations(chats) if settings.trains_on_pairs else chats
 
 
@@ -398,7 +398,7 @@ def tokenize(
         settings.seq_len,
         folder,
         held_out or split_off,
-        least_packed_steps=settings.least_packed_steps,
+        min_packed_steps=settings.min_packed_steps,
     )
     print(prepare.summary(info, " + ".join(mixture.names(settings))))
     _warn_short_run(settings, info.total_steps)
@@ -416,7 +416,7 @@ def tokenize(
             f"{trained / info.tokens:.2f} epochs of the data"
         )
     tokenizer = render.load_tokenizer(model_dir, settings)
-    print(prepare.sample_view(Prepared(folder), tokenizer), flush=True)
+    print(prepare.format_sample(Prepared(folder), tokenizer), flush=True)
     return info
 
 

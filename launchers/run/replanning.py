@@ -36,7 +36,7 @@ class Replanning:
     storage: Storage
     prefix: str
 
-    def after(self, attempt: int) -> Iterator[NextPlan]:
+    def plans_after(self, attempt: int) -> Iterator[NextPlan]:
         """Iterate over the plans stored after attempts up to ``attempt``, newest first."""
         for number in range(attempt, -1, -1):
             try:
@@ -45,20 +45,20 @@ class Replanning:
             except (FileNotFoundError, ValueError, TypeError, KeyError):  # noqa: PERF203
                 continue
 
-    def keep(self, attempt: int, following: NextPlan) -> None:
+    def store_plan(self, attempt: int, following: NextPlan) -> None:
         """Store the plan that follows an attempt; every node would store the same."""
         values = {**dataclasses.asdict(following), "plan": following.plan.to_json()}
         self.storage.put_bytes(self._key(attempt), json.dumps(values).encode())
 
-    def has_after(self, attempt: int) -> bool:
+    def has_plan_after(self, attempt: int) -> bool:
         """Whether this attempt has stored a plan to follow it."""
         return self.storage.size(self._key(attempt)) is not None
 
-    def note_kill(self, step: str, attempt: int, container: str) -> None:
+    def record_kill(self, step: str, attempt: int, container: str) -> None:
         """Record that an attempt's container (``container``) was killed for running out of memory."""
         self.storage.put_bytes(self._kill_key(step, attempt), container.encode())
 
-    def kill_of(self, step: str, attempt: int) -> str | None:
+    def killed_container(self, step: str, attempt: int) -> str | None:
         """Return the container that was killed in an attempt; None if none is known."""
         try:
             return self.storage.get_bytes(self._kill_key(step, attempt)).decode()
@@ -82,15 +82,15 @@ def choose_plan(
     attempt: int,
     launched: Plan,
     *,
-    granted: Plan | None = None,
+    requested_plan: Plan | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> Plan:
     """Return this attempt's plan: the launched one, or the one that follows a failed attempt.
 
     ``granted`` is the plan that this attempt's machines were requested with, if it is another one.
     """
-    gpu = (granted or launched).request.gpu_type
-    for following in plans.after(attempt - 1):
+    gpu = (requested_plan or launched).request.gpu_type
+    for following in plans.plans_after(attempt - 1):
         # The scheduler of the attempts may be unable to request other machines
         if not following.needs_other_machine or following.plan.request.gpu_type == gpu:
             report(f"another plan, as an earlier attempt ran out of memory: {following.change}")
@@ -115,7 +115,7 @@ def out_of_memory(
         return f"out of memory, and no other plan was found: {error.problem}"
     if following is None:
         return "out of memory, and no plan needs less: use a larger GPU or shorter sequences"
-    plans.keep(attempt, following)
+    plans.store_plan(attempt, following)
     return f"out of memory: a retry will use {following.change}"
 
 
@@ -127,7 +127,7 @@ def after_kill(
     spec: ModelSpec,
     *,
     killed: str,
-    granted: Plan | None = None,
+    requested_plan: Plan | None = None,
 ) -> str:
     """Choose and store the plan that follows the previous attempt, whose container was ``killed``.
 
@@ -135,8 +135,8 @@ def after_kill(
     another GPU.
     """
     failed = attempt - 1
-    if plans.has_after(failed):  # stored by another node of this attempt, or by the failed attempt itself
+    if plans.has_plan_after(failed):  # stored by another node of this attempt, or by the failed attempt
         return f"{killed} ran out of memory"
-    plan = choose_plan(plans, failed, launched, granted=granted)
+    plan = choose_plan(plans, failed, launched, requested_plan=requested_plan)
     line = out_of_memory(plans, failed, plan, settings, spec, other_machines=False)
     return f"{killed}: {line}"

@@ -32,10 +32,10 @@ from launchers.report.peak import MemoryPeak
 from launchers.report.progress import Progress
 from launchers.report.state import RunState
 from launchers.report.stragglers import Stragglers, describe
-from launchers.report.telemetry import DistInfo, Evaluated, Event, Pace, Phase, Profiled, Step
+from launchers.report.telemetry import DistInfo, Evaluated, Event, Phase, Profiled, Step, StepTiming
 from launchers.report.trackers import Trackers
 from launchers.report.window import Window, summary_lines
-from launchers.run.export_best import export_best, has_ended, last_step
+from launchers.run.export_best import export_best, has_no_steps_left, last_step
 from launchers.run.replanning import Replanning, after_kill, choose_plan, out_of_memory
 from launchers.run.trial import TrialResult, find_decision, run_trials
 from launchers.store.bundles import Storage, put_bundle
@@ -55,13 +55,13 @@ class Attempt:
     logs: str  # key of the bundle of this node's logs
     profile: str  # key prefix of the traces of this node's ranks
     plans: str | None = None  # key prefix of plans for later attempts; None: all attempts use the same plan
-    granted: Plan | None = None  # plan that this attempt's machines were requested with; None: the job's plan
+    requested_plan: Plan | None = None  # plan whose machines were requested for this attempt; None: the job's
     other_machines: bool = False  # whether a later attempt can get another GPU
     killed: str | None = None  # container of the previous attempt that was killed for its memory, if known
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class TrainingResult:
     """Result of one node's training for the following steps."""
 
     job: TrainJob  # its plan is the one this attempt used
@@ -94,7 +94,7 @@ def train(
     on_event: Callable[[Event], None] = lambda _: None,
     on_trial: Callable[[TrialResult], None] = lambda _: None,
     grace: Grace = NO_GRACE,
-) -> Trained:
+) -> TrainingResult:
     """Train as one node of the gang; returns when all nodes are done, raises when any has failed.
 
     After an attempt that ran out of memory, the next one uses a plan that needs less.
@@ -125,7 +125,7 @@ def train(
     job = with_reference(job, address, store, work)
     plans = Replanning(storage=store, prefix=attempt.plans) if attempt.plans is not None else None
     if job.settings.trial:
-        job = replace(job, plan=_tried_plan(job, attempt, address, store, plans, on_trial))
+        job = replace(job, plan=_plan_from_trials(job, attempt, address, store, plans, on_trial))
     if plans is not None:
         report = print if address.node == 0 else lambda _: None  # only node 0 logs what all nodes do
         job = replace(job, plan=_choose_plan(plans, job, attempt, report))
@@ -160,7 +160,7 @@ def train(
         if address.node == 0:
             _warn_missed_window(job)
     try:
-        if not has_ended(job):
+        if not has_no_steps_left(job):
             run_node(job, address, on_event=reporter, checkpoints=checkpoints, grace=grace)
         exported = export_best(job, state.evaluations, address, checkpoints, work / "best", reporter)
     except GangFailed as error:
@@ -169,9 +169,9 @@ def train(
         raise
     finally:
         reporter.close()
-        _keep_logs(store, attempt.logs, job.logs_dir)
-        reporter.traces.keep(job.profile_dir)
-    return Trained(
+        _store_logs(store, attempt.logs, job.logs_dir)
+        reporter.traces.store(job.profile_dir)
+    return TrainingResult(
         job=job,
         metrics=state.metrics,
         memory_peak=state.memory_peak,
@@ -207,7 +207,7 @@ def _plan_next_attempt(plans: Replanning, attempt: Attempt, job: TrainJob, addre
         print(line, flush=True)
 
 
-def _tried_plan(
+def _plan_from_trials(
     job: TrainJob,
     attempt: Attempt,
     address: NodeAddress,
@@ -239,10 +239,10 @@ def _choose_plan(plans: Replanning, job: TrainJob, attempt: Attempt, report: Cal
                 job.settings,
                 job.model.spec,
                 killed=attempt.killed,
-                granted=attempt.granted,
+                requested_plan=attempt.requested_plan,
             )
         )
-    return choose_plan(plans, attempt.number, job.plan, granted=attempt.granted, report=report)
+    return choose_plan(plans, attempt.number, job.plan, requested_plan=attempt.requested_plan, report=report)
 
 
 def _warn_missed_window(job: TrainJob) -> None:
@@ -260,7 +260,7 @@ class _Traces:
     def __init__(self, store: Storage, key: str) -> None:
         self._store, self._key = store, key
 
-    def placed(self, event: Profiled) -> Profiled:
+    def with_location(self, event: Profiled) -> Profiled:
         """Return the event with the future location of its window's files in the store."""
         if event.window is None:
             return event
@@ -272,7 +272,7 @@ class _Traces:
         )
         return replace(event, window=window.to_dict())
 
-    def keep(self, folder: Path) -> None:
+    def store(self, folder: Path) -> None:
         """Store the files; a failure is only printed, so that it does not hide the run's error."""
         try:
             for path in sorted(folder.glob("rank-*")):
@@ -281,7 +281,7 @@ class _Traces:
             print(f"the traces of the profiled window could not be stored: {error}")
 
 
-def _keep_logs(store: Storage, key: str, folder: Path) -> None:
+def _store_logs(store: Storage, key: str, folder: Path) -> None:
     """Store every rank's logs; a failure is only printed, so that it does not hide the run's error."""
     if not folder.is_dir():
         return
@@ -313,7 +313,7 @@ class _Reporter:
         self._progress = Progress(total_steps=job.total_steps, interval=job.settings.log_every)
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Pace):
+        if isinstance(event, StepTiming):
             for straggling in self._stragglers.add(event):
                 on_gpus = self._job.plan.layout.device == "cuda"
                 print(
@@ -323,7 +323,7 @@ class _Reporter:
                 self._add(straggling)
             return
         if isinstance(event, Profiled):
-            event = self.traces.placed(event)
+            event = self.traces.with_location(event)
         ranks, evaluations = len(self._state.infos), len(self._state.evaluations)
         self._add(event)
         if isinstance(event, DistInfo):
@@ -331,12 +331,12 @@ class _Reporter:
                 # In one write, because local nodes share their output
                 print("\n".join([*dist_lines(self._state.infos), ""]), end="", flush=True)
         elif isinstance(event, Profiled):
-            self._show(event)
+            self._print_window(event)
         elif isinstance(event, Evaluated):
             if event.loss is None:
-                self._show_progress(event)
+                self._print_evaluation_progress(event)
             elif self._node == 0 and evaluations < len(self._state.evaluations):
-                self._show_evaluation()
+                self._print_evaluation()
         elif isinstance(event, Phase) and event.rank == 0:
             if event.name == "save" or (event.name == "checkpoint" and self._progress.prints_checkpoint()):
                 print(f"{event.name} after step {event.step}" if event.step else event.name, flush=True)
@@ -349,7 +349,7 @@ class _Reporter:
         self._state.add(event)
         self._on_event(event)
 
-    def _show(self, event: Profiled) -> None:
+    def _print_window(self, event: Profiled) -> None:
         if event.window is None:
             print(f"WARNING: rank {event.rank} could not be profiled: {event.problem}", flush=True)
             return
@@ -361,12 +361,12 @@ class _Reporter:
         ]
         print("\n".join(text), end="", flush=True)  # in one write, because local nodes share their output
 
-    def _show_progress(self, event: Evaluated) -> None:
+    def _print_evaluation_progress(self, event: Evaluated) -> None:
         if event.rank == 0 and event.at - self._progress_at >= _EVALUATION_INTERVAL_S:
             self._progress_at = event.at
             print(f"evaluating after step {event.step}: {event.done} of {event.rows} rows", flush=True)
 
-    def _show_evaluation(self) -> None:
+    def _print_evaluation(self) -> None:
         losses, settings = self._state.evaluations, self._job.settings
         print(evaluation_line(losses), flush=True)
         if stops_early(losses, settings.evaluation):

@@ -34,7 +34,7 @@ class Rule:
     setting: str
     translate: Callable[[Any], Any] = lambda value: value
     note: str = ""
-    skip_false: bool = False  # false says nothing
+    false_is_default: bool = False  # false says nothing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,7 +193,7 @@ def _mixture(value: Any) -> dict[str, float]:
 _UNNEEDED = "set by the plan, or done anyway"
 _CACHE = "caches and workers need no setting"
 _HUB = "export.push names the repository"
-_ONLY_HERE = "logs and reports are always written"
+_ALWAYS_WRITTEN = "logs and reports are always written"
 
 
 def _unneeded(note: str, *keys: str) -> dict[str, Rule]:
@@ -259,7 +259,7 @@ _TRAINER: dict[str, Rule] = {
     **_unneeded(_CACHE, "dataset_num_proc", "preprocessing_num_workers", "dataloader_num_workers"),
     **_unneeded(_CACHE, "overwrite_cache", "dataloader_prefetch_factor", "dataloader_pin_memory"),
     **_unneeded(_HUB, "push_to_hub", "hub_strategy"),
-    **_unneeded(_ONLY_HERE, "plot_loss", "include_tokens_per_second", "include_num_input_tokens_seen"),
+    **_unneeded(_ALWAYS_WRITTEN, "plot_loss", "include_tokens_per_second", "include_num_input_tokens_seen"),
 }
 
 RULES: dict[Tool, dict[str, Rule]] = {
@@ -313,7 +313,9 @@ RULES: dict[Tool, dict[str, Rule]] = {
         "train_on_inputs": Rule(setting="train_on_prompt", translate=_flag),
         "lora_r": Rule(setting="lora.rank", translate=_count),
         "lora_target_modules": Rule(setting="lora.targets", translate=_targets),
-        "lora_target_linear": Rule(setting="lora.targets", translate=lambda _: "all-linear", skip_false=True),
+        "lora_target_linear": Rule(
+            setting="lora.targets", translate=lambda _: "all-linear", false_is_default=True
+        ),
         "chat_template": Rule(
             setting="", note="the model's own chat template is used; chat_template replaces it"
         ),
@@ -362,8 +364,8 @@ RULES: dict[Tool, dict[str, Rule]] = {
         **_unneeded(_UNNEEDED, "checkpointer._component_", "checkpointer.checkpoint_files"),
         **_unneeded(_UNNEEDED, "checkpointer.output_dir", "checkpointer.model_type", "tokenizer.path"),
         **_unneeded(_UNNEEDED, "tokenizer.merges_file", "batch_size_val", "dataset_val._component_"),
-        **_unneeded(_ONLY_HERE, "log_level", "log_peak_memory_stats", "metric_logger._component_"),
-        **_unneeded(_ONLY_HERE, "metric_logger.log_dir", "metric_logger.filename"),
+        **_unneeded(_ALWAYS_WRITTEN, "log_level", "log_peak_memory_stats", "metric_logger._component_"),
+        **_unneeded(_ALWAYS_WRITTEN, "metric_logger.log_dir", "metric_logger.filename"),
     },
 }
 REASONS = {  # of keys without a counterpart
@@ -378,7 +380,7 @@ REASONS = {  # of keys without a counterpart
     "model_revision": "the main revision is used",
     "max_samples": "write a smaller data set",
 }
-_MARKS: dict[Tool, tuple[str, ...]] = {  # keys that only that tool has
+_DISTINCTIVE_KEYS: dict[Tool, tuple[str, ...]] = {  # keys that only that tool has
     "torchtune": ("checkpointer", "tokenizer", "optimizer"),
     "LLaMA-Factory": ("finetuning_type", "stage", "cutoff_len", "template"),
     "axolotl": ("base_model", "sequence_len", "micro_batch_size", "num_epochs"),
@@ -388,10 +390,10 @@ _MARKS: dict[Tool, tuple[str, ...]] = {  # keys that only that tool has
 
 def recognize(config: Mapping[str, Any]) -> Tool:
     """Identify the tool that a configuration belongs to. Raises UserError if there is none."""
-    for tool, marks in _MARKS.items():
-        required = len(marks) if tool == "torchtune" else 1
+    for tool, keys in _DISTINCTIVE_KEYS.items():
+        required = len(keys) if tool == "torchtune" else 1
         trains = tool == "torchtune" or "learning_rate" in config  # no file of inference or export
-        if trains and sum(mark in config for mark in marks) >= required:
+        if trains and sum(key in config for key in keys) >= required:
             return tool
     raise UserError(
         "This is no training configuration of axolotl, LLaMA-Factory, TRL or torchtune.",
@@ -429,7 +431,7 @@ def convert(config: Mapping[str, Any], *, gpus: int = 1, task: str | None = None
     missing: list[tuple[str, str]] = []
     for key, value in _flattened(config, rules):
         rule = rules.get(key)
-        if _is_off(value) and (rule is None or rule.skip_false or not isinstance(value, bool)):
+        if _is_off(value) and (rule is None or rule.false_is_default or not isinstance(value, bool)):
             continue
         if rule is None:
             missing.append((f"{key}: {value}", REASONS.get(key, "no counterpart")))
@@ -461,12 +463,12 @@ def convert(config: Mapping[str, Any], *, gpus: int = 1, task: str | None = None
 
 def _derived(tool: Tool, config: Mapping[str, Any], values: Values, gpus: int) -> dict[str, tuple[str, Any]]:
     """Settings that several keys decide together: the key(s), and the value."""
-    settings_found: dict[str, tuple[str, Any]] = {}
+    derived: dict[str, tuple[str, Any]] = {}
     micro = values.get("micro_batch_size")
     if micro is not None and "global_batch_size" not in values:
         steps = config.get("gradient_accumulation_steps") or 1
         if isinstance(steps, int):
-            settings_found["global_batch_size"] = (
+            derived["global_batch_size"] = (
                 f"gradient_accumulation_steps, {gpus} process(es)",
                 micro * steps * gpus,
             )
@@ -474,40 +476,40 @@ def _derived(tool: Tool, config: Mapping[str, Any], values: Values, gpus: int) -
         component = str((config.get("model") or {}).get("_component_", "")).rpartition(".")[2]
         kind = next((kind for kind in ("qlora", "lora") if component.startswith(kind)), "full")
         use_dora = (config.get("model") or {}).get("use_dora") is True
-        settings_found["method"] = (
+        derived["method"] = (
             "model._component_, model.use_dora",
             "dora" if use_dora and kind == "lora" else kind,
         )
         model = config.get("model") or {}
         if model.get("apply_lora_to_mlp") is True and isinstance(values.get("lora.targets"), list):
             targets = [*values["lora.targets"], *MLP_PROJECTIONS]
-            settings_found["lora.targets"] = ("model.apply_lora_to_mlp", targets)
+            derived["lora.targets"] = ("model.apply_lora_to_mlp", targets)
         if "DPOLoss" in str((config.get("loss") or {}).get("_component_")):
-            settings_found["task"] = ("loss._component_", "dpo")
-        return settings_found
+            derived["task"] = ("loss._component_", "dpo")
+        return derived
     if config.get("pref_loss") in ("sigmoid", "orpo", "simpo") and values.get("task") == "dpo":
         loss = str(config["pref_loss"])
-        settings_found["task"] = ("pref_loss", "dpo" if loss == "sigmoid" else loss)
+        derived["task"] = ("pref_loss", "dpo" if loss == "sigmoid" else loss)
     if config.get("load_in_8bit") is True and values.get("method") == "lora":
-        settings_found["method"] = ("load_in_8bit", "qlora")
-        settings_found["lora.quantization"] = ("load_in_8bit", "int8")
+        derived["method"] = ("load_in_8bit", "qlora")
+        derived["lora.quantization"] = ("load_in_8bit", "int8")
     if tool == "LLaMA-Factory" and "method" not in values and not config.get("finetuning_type"):
         # The classic layout trains LoRA by default, the newer one (peft_config) all weights
-        settings_found["method"] = ("finetuning_type", "full" if "train_dataset" in config else "lora")
+        derived["method"] = ("finetuning_type", "full" if "train_dataset" in config else "lora")
     is_4bit = config.get("load_in_4bit") is True or config.get("quantization_bit") == 4
     if tool == "TRL":
         low_rank = config.get("use_peft") is True
-        settings_found["method"] = (
+        derived["method"] = (
             "use_peft, load_in_4bit",
             "qlora" if low_rank and is_4bit else "lora" if low_rank else "full",
         )
     elif values.get("method") == "lora" and is_4bit:
-        settings_found["method"] = ("load_in_4bit, quantization_bit", "qlora")
+        derived["method"] = ("load_in_4bit, quantization_bit", "qlora")
     elif tool == "axolotl" and not config.get("adapter"):
-        settings_found["method"] = ("adapter", "full")
+        derived["method"] = ("adapter", "full")
     elif is_4bit and values.get("method") == "qlora":
-        settings_found["method"] = ("load_in_4bit, quantization_bit", "qlora")
-    return settings_found
+        derived["method"] = ("load_in_4bit, quantization_bit", "qlora")
+    return derived
 
 
 def _flattened(config: Mapping[str, Any], rules: Mapping[str, Rule]) -> Iterator[tuple[str, Any]]:
@@ -534,8 +536,8 @@ def _nested(values: Values) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for name, value in values.items():
         *sections, last = name.split(".")
-        place = nested
+        section_values = nested
         for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = value
+            section_values = section_values.setdefault(section, {})
+        section_values[last] = value
     return nested

@@ -268,7 +268,7 @@ class Settings(Section):
         steps = rows * (self.epochs or 1) // self.rows_per_step
         return min(steps, self.max_steps or steps)
 
-    def fitted_to(self, rows: int | None) -> Settings:
+    def limit_batch(self, rows: int | None) -> Settings:
         """Return the settings with a default batch of at most ``rows``; None: their number is unknown."""
         if self.global_batch_size is not None or not rows or rows >= self.rows_per_step:
             return self

@@ -12,7 +12,7 @@ from estimator.option_names import option_name
 from launchers.settings import annotation_of, dotted_names
 
 NEGATION = "--no-"
-_TRUTHS = ("true", "false", "auto", "yes", "no", "on", "off")
+_BOOLEAN_WORDS = ("true", "false", "auto", "yes", "no", "on", "off")
 
 
 def setting_options() -> dict[str, str]:
@@ -50,23 +50,23 @@ def translate(
         if negated:
             value = "false"
         elif not equals and _is_bool(setting):
-            value = remaining.pop(0) if remaining and remaining[0].lower() in _TRUTHS else "true"
+            value = remaining.pop(0) if remaining and remaining[0].lower() in _BOOLEAN_WORDS else "true"
         elif not equals:
             if not remaining:
                 raise UserError(f"{name} has no value.", f"Write {name} VALUE.")
             value = remaining.pop(0)
-        translated += _arguments(option, setting, value, parameters)
+        translated += _setting_arguments(option, setting, value, parameters)
     return translated
 
 
-def _arguments(option: str, setting: str, value: str, parameters: Collection[str]) -> list[str]:
+def _setting_arguments(option: str, setting: str, value: str, parameters: Collection[str]) -> list[str]:
     """Return the arguments that set a setting: its own parameter of the flow, or --set."""
     if option in parameters:
         return [option, value]
-    return ["--set", f"{setting}={_scalar(setting, value)}"]
+    return ["--set", f"{setting}={_format_value(setting, value)}"]
 
 
-def _scalar(setting: str, value: str) -> str:
+def _format_value(setting: str, value: str) -> str:
     """A value as ``--set`` reads it: texts quoted, commas between the items of a list."""
     kind = annotation_of(setting)
     if kind is str or set(get_args(kind)) == {str, type(None)}:

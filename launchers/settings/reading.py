@@ -139,7 +139,7 @@ def build(
         if not (separator and name.strip()):
             missing = "the name before `=` is missing" if separator else "`=` is missing"
             raise UserError(f"--set {override}: {missing}.", "Write --set optimizer.lr=2e-5")
-        _assign(user_values, name.strip().split("."), _scalar(override, text))
+        _assign(user_values, name.strip().split("."), _parse_value(override, text))
     merged = overlay(overlay(merged, _pop_deepspeed_file(user_values)), user_values)
     try:
         return Settings.model_validate(merged)
@@ -151,9 +151,9 @@ def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     """Merge ``top`` over ``base``, section by section."""
     merged = dict(base)
     for key, value in top.items():
-        below = merged.get(key)
-        nested = isinstance(below, dict) and isinstance(value, dict)
-        merged[key] = overlay(below, value) if nested else value  # type: ignore[arg-type]
+        base_value = merged.get(key)
+        nested = isinstance(base_value, dict) and isinstance(value, dict)
+        merged[key] = overlay(base_value, value) if nested else value  # type: ignore[arg-type]
     return merged
 
 
@@ -164,7 +164,7 @@ def _pop_deepspeed_file(values: dict[str, Any]) -> dict[str, Any]:
     return deepspeed_file.settings_of(str(path)) if path else {}
 
 
-def _scalar(override: str, text: str) -> Any:
+def _parse_value(override: str, text: str) -> Any:
     try:
         value = _PlainLoader(text).get_single_data() if text.strip() else None
     except yaml.YAMLError as error:

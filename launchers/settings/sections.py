@@ -97,16 +97,16 @@ Columns = Annotated[
 ]
 
 
-def _is_list(section: type[BaseModel], name: str, text: str) -> bool:
+def _needs_list(section: type[BaseModel], name: str, text: str) -> bool:
     """Whether a setting is a list, and ``text`` is not one of its alternative choices."""
     info = section.model_fields.get(name)
-    kinds = get_args(info.annotation) if info and get_origin(info.annotation) is not tuple else ()
-    kinds = kinds or ((info.annotation,) if info else ())
-    choices = {choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)}
-    return any(get_origin(kind) is tuple for kind in kinds) and text not in choices
+    types = get_args(info.annotation) if info and get_origin(info.annotation) is not tuple else ()
+    types = types or ((info.annotation,) if info else ())
+    choices = {choice for kind in types if get_origin(kind) is Literal for choice in get_args(kind)}
+    return any(get_origin(kind) is tuple for kind in types) and text not in choices
 
 
-def _takes_flag(info: FieldInfo) -> bool:
+def _accepts_bool(info: FieldInfo) -> bool:
     """Whether a setting may be true or false."""
     return bool in (info.annotation, *get_args(info.annotation))
 
@@ -125,7 +125,7 @@ class Section(BaseModel):
         if not isinstance(values, dict):
             return values
         texts = {name: value for name, value in values.items() if isinstance(value, str)}
-        lists = {name: [value] for name, value in texts.items() if _is_list(cls, name, value)}
+        lists = {name: [value] for name, value in texts.items() if _needs_list(cls, name, value)}
         return {**values, **lists}
 
     @model_validator(mode="before")
@@ -133,7 +133,7 @@ class Section(BaseModel):
     def _refuse_booleans_for_numbers(cls, values: Any) -> Any:
         """Refuse true and false for numbers, because True equals 1 in Python."""
         for name, info in cls.model_fields.items() if isinstance(values, dict) else ():
-            if isinstance(values.get(name), bool) and not _takes_flag(info):
+            if isinstance(values.get(name), bool) and not _accepts_bool(info):
                 raise ValueError(f"{name} = {values[name]}: true and false are not valid here")
         return values
 
@@ -438,7 +438,7 @@ class ProfileWindow(Section):
 
     @field_validator("steps", mode="before")
     @classmethod
-    def _take_number(cls, value: Any) -> Any:
+    def _number_to_text(cls, value: Any) -> Any:
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
     @field_validator("steps")

@@ -21,7 +21,7 @@ from estimator.vocabulary import IMAGE_TASK, TASKS
 from launchers.dataset.batches import (
     ImageInputs,
     MicroBatch,
-    counted_labels,
+    count_labels,
     log_probabilities,
     micro_batches,
     mismatched_batches,
@@ -121,7 +121,7 @@ class NextToken(OfRows):
         """Do nothing: micro batches are independent."""
 
     def counts(self, data: Prepared, step: int, global_batch_size: int) -> StepCounts:
-        return StepCounts(divisor=max(1, counted_labels(data, step, global_batch_size)))
+        return StepCounts(divisor=max(1, count_labels(data, step, global_batch_size)))
 
     def outcome(self, model: Answering, batch: MicroBatch, _: StepCounts, /) -> Outcome:
         if self.fused:

@@ -61,7 +61,7 @@ class TestRead:
             (tmp_path / name).write_text("\ufeff" + book, encoding="utf-8")
         else:
             jsonl(tmp_path / name, {"text": book})
-        sections = stored.copied(list(texts.read(tmp_path / name)), tmp_path / "stored")
+        sections = stored.store_rows(list(texts.read(tmp_path / name)), tmp_path / "stored")
         assert len(sections) == 5
         found = [section for section in sections if isinstance(section, Conversation)]
         assert "".join(section.text or "" for section in found) == book
