@@ -154,7 +154,9 @@ def parse(row: Any, line: int = 0) -> Pair:
         chosen = _parse_chat(chosen_turns, "chosen", row)
         rejected = _parse_chat(rejected_turns, "rejected", row)
         if chosen[:-1] != rejected[:-1]:
-            raise BadRow("`chosen` and `rejected` differ before their last turn: they answer no one prompt")
+            raise BadRow(
+                "`chosen` and `rejected` differ before their last turn: they do not answer the same prompt"
+            )
         _check_prompt(row, chosen[:-1])
     else:
         prompt = _parse_prompt(row)

@@ -175,7 +175,7 @@ def _turn(value: Any, location: str, keys: tuple[str, str], row: Fields) -> Mess
         return Message(role=role, content="", tool_calls=_convert_calls([decode_json(content)], location))
     reasoning = next((str(value[key]) for key in _REASONING if value.get(key) not in _EMPTY), "")
     if calls and role != "assistant":
-        raise BadRow(f"{location} has `{calls}`, but is no turn of the assistant")
+        raise BadRow(f"{location} has `{calls}`, but is not a turn of the assistant")
     if calls:
         raw_calls = decode_json(value[calls])
         return Message(

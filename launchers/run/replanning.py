@@ -1,8 +1,8 @@
-"""Replanning after an attempt that ran out of memory, with the next plan kept in the run's store.
+"""Replanning after an attempt that ran out of memory; plans for later attempts are in the run's store.
 
-``PREFIX/attempt-N.json`` is the plan that follows attempt N. If it does not exist, attempt N did not run out
-of memory, and its plan remains valid. An attempt whose container was killed cannot write it; then the process
-that waited for the container writes ``PREFIX/STEP-attempt-N.killed``.
+``PREFIX/attempt-N.json`` is the plan for the attempts after attempt N. If it does not exist, attempt N did
+not run out of memory, and its plan remains valid. An attempt whose container was killed cannot write that
+file; instead the process that waits for the container writes ``PREFIX/STEP-attempt-N.killed``.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from launchers.store.bundles import Storage
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replanning:
-    """Plans of one run's attempts.
+    """Store of the plans and out-of-memory kills of one run's attempts.
 
     Parameters
     ----------
     storage:
-        The run's storage, shared by all nodes.
+        Storage of the run, shared by all nodes.
     prefix:
-        Key prefix of the plans.
+        Key prefix of the stored plans.
     """
 
     storage: Storage
     prefix: str
 
     def plans_after(self, attempt: int) -> Iterator[NextPlan]:
-        """Iterate over the plans stored after attempts up to ``attempt``, newest first."""
+        """Iterate over the plans stored by ``attempt`` and earlier attempts, newest first."""
         for number in range(attempt, -1, -1):
             try:
                 values = json.loads(self.storage.get_bytes(self._key(number)))
@@ -46,20 +46,20 @@ class Replanning:
                 continue
 
     def store_plan(self, attempt: int, following: NextPlan) -> None:
-        """Store the plan that follows an attempt; every node would store the same."""
+        """Store the plan for the attempts after ``attempt``; all nodes would store the same plan."""
         values = {**dataclasses.asdict(following), "plan": following.plan.to_json()}
         self.storage.put_bytes(self._key(attempt), json.dumps(values).encode())
 
     def has_plan_after(self, attempt: int) -> bool:
-        """Whether this attempt has stored a plan to follow it."""
+        """Whether a plan for the attempts after ``attempt`` is stored."""
         return self.storage.size(self._key(attempt)) is not None
 
     def record_kill(self, step: str, attempt: int, container: str) -> None:
-        """Record that an attempt's container (``container``) was killed for running out of memory."""
+        """Record that ``container`` of an attempt was killed because it ran out of memory."""
         self.storage.put_bytes(self._kill_key(step, attempt), container.encode())
 
     def killed_container(self, step: str, attempt: int) -> str | None:
-        """Return the container that was killed in an attempt; None if none is known."""
+        """Return the container of an attempt that was killed; None if no kill was recorded."""
         try:
             return self.storage.get_bytes(self._kill_key(step, attempt)).decode()
         except FileNotFoundError:
@@ -73,7 +73,7 @@ class Replanning:
 
 
 def plans_key(run_id: str) -> str:
-    """Return the key prefix of a run's plans."""
+    """Return the key prefix under which :class:`Replanning` stores a run's plans."""
     return f"plans/{run_id}"
 
 
@@ -85,15 +85,15 @@ def choose_plan(
     requested_plan: Plan | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> Plan:
-    """Return this attempt's plan: the launched one, or the one that follows a failed attempt.
+    """Return this attempt's plan: ``launched``, or the newest plan stored after running out of memory.
 
-    ``granted`` is the plan that this attempt's machines were requested with, if it is another one.
+    ``requested_plan``: plan whose machines were requested for this attempt; None: ``launched``.
     """
     gpu = (requested_plan or launched).request.gpu_type
     for following in plans.plans_after(attempt - 1):
-        # The scheduler of the attempts may be unable to request other machines
+        # A retry may be unable to request other machines, so plans for other GPUs are skipped
         if not following.needs_other_machine or following.plan.request.gpu_type == gpu:
-            report(f"another plan, as an earlier attempt ran out of memory: {following.change}")
+            report(f"using another plan because an earlier attempt ran out of memory: {following.change}")
             return following.plan
     return launched
 
@@ -107,7 +107,10 @@ def out_of_memory(
     *,
     other_machines: bool,
 ) -> str:
-    """Choose and store the plan that follows one that ran out of memory; return a message for the log."""
+    """Choose and store the plan for the attempts after one that ran out of memory; return a log message.
+
+    ``failed``: plan of the failed attempt. ``other_machines``: whether a retry can request another GPU.
+    """
     try:
         job = build_job(settings, spec, steps=None)
         following = after_out_of_memory(failed, job, attempt=attempt, other_machines=other_machines)
@@ -129,10 +132,10 @@ def after_kill(
     killed: str,
     requested_plan: Plan | None = None,
 ) -> str:
-    """Choose and store the plan that follows the previous attempt, whose container was ``killed``.
+    """Choose and store a plan for this attempt, because a container of the previous attempt was killed.
 
-    Returns a message for the log. This attempt's machines are already allocated, so the plan cannot use
-    another GPU.
+    ``killed``: name of that container. This attempt's machines are already allocated, so the plan cannot use
+    another GPU. Returns a log message.
     """
     failed = attempt - 1
     if plans.has_plan_after(failed):  # stored by another node of this attempt, or by the failed attempt

@@ -46,7 +46,7 @@ _EVALUATION_INTERVAL_S = 10.0  # minimum time between two progress lines of an e
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One attempt of a run: its keys in the store, and the runs it may resume from."""
+    """One attempt of a run: its keys in the store, and the runs that it may resume from."""
 
     run: str  # name of the run in logs and trackers
     number: int
@@ -69,7 +69,7 @@ class TrainingResult:
     memory_peak: MemoryPeak | None  # largest process of this node since its start; None: not reported
     windows: tuple[Window, ...] = ()  # profiled by this node's ranks
     evaluations: tuple[HeldOutLoss, ...] = ()  # during training, including those before resumed_from
-    exported_step: int  # step whose model was exported
+    exported_step: int  # step that was exported
 
     @property
     def resumed_from(self) -> int:
@@ -78,7 +78,7 @@ class TrainingResult:
 
     @property
     def exported(self) -> list[tuple[str, str]]:
-        """Rows of (label, text) on the exported step; empty for a run without evaluations."""
+        """Rows of (label, text) that describe the exported step; empty for a run without evaluations."""
         last, settings = last_step(self.job, self.evaluations), self.job.settings.evaluation
         return describe_export(self.evaluations, settings, exported=self.exported_step, last_step=last)
 
@@ -95,9 +95,9 @@ def train(
     on_trial: Callable[[TrialResult], None] = lambda _: None,
     grace: Grace = NO_GRACE,
 ) -> TrainingResult:
-    """Train as one node of the gang; returns when all nodes are done, raises when any has failed.
+    """Train as one node of the gang; return when all nodes are done, raise when any node has failed.
 
-    After an attempt that ran out of memory, the next one uses a plan that needs less.
+    If the attempt runs out of memory, a plan that needs less is stored for the next attempt.
 
     Parameters
     ----------
@@ -108,13 +108,13 @@ def train(
     work:
         Folder of this node.
     state:
-        Receives this attempt's plan and every telemetry event of the node's ranks. None: a new one.
+        Updated with this attempt's plan and every telemetry event of the node's ranks; None: a new state.
     on_event:
-        Called with every telemetry event after ``state`` was updated.
+        Called with every telemetry event after ``state`` is updated.
     on_trial:
-        Called with each trial's result on the first node (``job.settings.trial``).
+        Called on the first node with each trial's result (``job.settings.trial``).
     grace:
-        Signals after which a checkpoint is stored before this node ends.
+        Signals that end this node after a checkpoint was stored.
 
     Raises
     ------
@@ -135,7 +135,7 @@ def train(
     # Rank 0 counts the tokens of sampled answers, which the prepared prompts do not contain
     state.tokens_of_steps = None if TASKS[job.settings.task].draws_answers else tokens_of_steps(data)
     reporter = _Reporter(job, attempt.run, state, _Traces(store, attempt.profile), on_event, address.node)
-    # The key contains a fingerprint, so that checkpoints of other data or settings are not used
+    # The key contains the data's fingerprint, so that checkpoints of other data or settings are not used
     fingerprint = data.info.fingerprint
     if job.plan.engine == "deepspeed" and job.plan.layout.sharding != launched.layout.sharding:
         fingerprint += f"-{job.plan.layout.sharding}"  # DeepSpeed cannot resume from another ZeRO stage
@@ -200,7 +200,7 @@ def with_reference(job: TrainJob, address: NodeAddress, store: Storage, work: Pa
 
 
 def _plan_next_attempt(plans: Replanning, attempt: Attempt, job: TrainJob, address: NodeAddress) -> None:
-    """After running out of memory, store a plan that needs less for the next attempt, and log it."""
+    """Store and log a plan that needs less memory, for the next attempt."""
     spec, other_machines = job.model.spec, attempt.other_machines
     line = out_of_memory(plans, attempt.number, job.plan, job.settings, spec, other_machines=other_machines)
     if address.node == 0:
@@ -215,7 +215,7 @@ def _plan_from_trials(
     plans: Replanning | None,
     on_trial: Callable[[TrialResult], None],
 ) -> Plan:
-    """Return the plan chosen by this run's trials, which are run in its first attempt."""
+    """Return the plan chosen by the run's trials; the trials run only in its first attempt."""
     prefix = f"trials/{attempt.run}"
     decision = find_decision(store, prefix)
     if decision is None and attempt.number == 0:
@@ -229,7 +229,7 @@ def _plan_from_trials(
 
 
 def _choose_plan(plans: Replanning, job: TrainJob, attempt: Attempt, report: Callable[[str], None]) -> Plan:
-    """Return this attempt's plan: the launched one, or a smaller one after running out of memory."""
+    """Return this attempt's plan: the job's, or one that needs less after an attempt out of memory."""
     if attempt.killed is not None:
         report(
             after_kill(
@@ -255,13 +255,13 @@ def _warn_missed_window(job: TrainJob) -> None:
 
 
 class _Traces:
-    """Traces of a node's profiled windows and their location in the store."""
+    """Trace files of a node's profiled windows, and their location in the store."""
 
     def __init__(self, store: Storage, key: str) -> None:
         self._store, self._key = store, key
 
     def with_location(self, event: Profiled) -> Profiled:
-        """Return the event with the future location of its window's files in the store."""
+        """Return the event with the location at which :meth:`store` will put the window's files."""
         if event.window is None:
             return event
         window = Window.from_dict(event.window)
@@ -305,7 +305,7 @@ class _Reporter:
     ) -> None:
         self.traces = traces
         self._job, self._run, self._state, self._node = job, run, state, node
-        self._progress_at = 0.0  # when an evaluation's progress was last printed
+        self._progress_at = 0.0  # time of the last progress line of an evaluation
         self._on_event = on_event
         self._trackers: Trackers | None = None
         layout = job.plan.layout
@@ -328,7 +328,7 @@ class _Reporter:
         self._add(event)
         if isinstance(event, DistInfo):
             if ranks < len(self._state.infos) == self._job.plan.layout.processes_per_node:
-                # In one write, because local nodes share their output
+                # In one write, because nodes on one machine share standard output
                 print("\n".join([*dist_lines(self._state.infos), ""]), end="", flush=True)
         elif isinstance(event, Profiled):
             self._print_window(event)
@@ -359,7 +359,7 @@ class _Reporter:
             f"  trace (after the run): {window.trace}",
             "",
         ]
-        print("\n".join(text), end="", flush=True)  # in one write, because local nodes share their output
+        print("\n".join(text), end="", flush=True)  # in one write, as above
 
     def _print_evaluation_progress(self, event: Evaluated) -> None:
         if event.rank == 0 and event.at - self._progress_at >= _EVALUATION_INTERVAL_S:
@@ -381,7 +381,7 @@ class _Reporter:
         self._trackers.log(step, figures)
 
     def notes(self, step: int) -> dict[str, Any]:
-        """Return the part of the run's state that a checkpoint of this step stores."""
+        """Return the part of the run's state to store in a checkpoint of this step."""
         return self._state.notes(step, keeps_best=self._job.settings.evaluation.keeps_best)
 
     def close(self) -> None:

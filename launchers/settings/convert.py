@@ -1,7 +1,7 @@
-"""Configurations of axolotl, LLaMA-Factory, TRL and torchtune as settings of this package.
+"""Conversion of axolotl, LLaMA-Factory, TRL and torchtune configurations to settings of this package.
 
-``RULES`` is the only list of the words: the conversion, its tests and docs/convert.md are made of it. A key
-without a rule is reported, never dropped.
+``RULES`` is the only table of supported keys: the conversion, its tests and docs/convert.md are derived from
+it. A key without a rule is reported, never dropped.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ Values = dict[str, Any]  # settings by dotted name
 
 
 class UntranslatableError(Exception):
-    """A value that no setting can hold; its text is the reason."""
+    """Raised for a value that the setting does not support; the message is the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """Translation of one key to ``setting``; "" for a key that needs none, for the reason ``note``."""
+    """Translation of one key to ``setting``; "" if the key needs no setting, with the reason in ``note``."""
 
     setting: str
     translate: Callable[[Any], Any] = lambda value: value
     note: str = ""
-    false_is_default: bool = False  # false says nothing
+    false_is_default: bool = False  # whether a value of false is ignored
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Translated:
-    """One key of the file, as a setting."""
+    """One key of the file, and the setting and value that replace it."""
 
     key: str
     value: Any
@@ -49,7 +49,7 @@ class Translated:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversion:
-    """Settings, and what became of each key of the file."""
+    """Converted settings, and the outcome for each key of the file."""
 
     tool: Tool
     values: Values
@@ -58,7 +58,7 @@ class Conversion:
     missing: tuple[tuple[str, str], ...]  # (key and value, why there is no counterpart)
 
     def nested(self) -> dict[str, Any]:
-        """The settings as a settings file has them."""
+        """Return the settings as nested mappings, the form of a settings file."""
         return _nested(self.values)
 
 
@@ -74,28 +74,30 @@ def _number(value: Any) -> float:
 
 def _positive(value: Any) -> float:
     if (number := _number(value)) <= 0:
-        raise UntranslatableError("0 or less turns it off")
+        raise UntranslatableError("0 or less means that it is off")
     return number
 
 
 def _count(value: Any) -> int:
     number = _positive(value)
     if number != int(number):
-        raise UntranslatableError("only whole numbers here")
+        raise UntranslatableError("not a whole number")
     return int(number)
 
 
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise UntranslatableError("only true and false here")
+        raise UntranslatableError("neither true nor false")
     return value
 
 
 def _name(table: Mapping[str, str]) -> Callable[[Any], str]:
+    """Return a function that translates a name by ``table``, ignoring case and enclosing packages."""
+
     def translate(value: Any) -> str:
         choice = table.get(str(value).lower().rpartition(".")[2]) or table.get(str(value).lower())
         if choice is None:
-            raise UntranslatableError("no such choice here")
+            raise UntranslatableError("this package has no such choice")
         return choice
 
     return translate
@@ -158,39 +160,39 @@ def _trackers(value: Any) -> list[str]:
 def _targets(value: Any) -> list[str] | str:
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
     if not isinstance(names, list):
-        raise UntranslatableError("no list of projections")
+        raise UntranslatableError("not a list of projections")
     if names in (["all"], ["all-linear"]):
         return "all-linear"
     names = [_PROJECTION_NAMES.get(str(name), str(name)) for name in names]
     if unknown := [name for name in names if name not in PROJECTIONS]:
-        raise UntranslatableError(f"{', '.join(unknown)} cannot be a target here")
+        raise UntranslatableError(f"{', '.join(unknown)}: not a supported target")
     return names
 
 
 def _datasets(value: Any) -> str:
-    """The one data set of a list; weights of several are no part of these formats."""
+    """Return the only dataset of a list. These formats have no weights for several datasets."""
     entries = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
     if len(entries) > 1:
-        raise UntranslatableError("several data sets: name them, with weights, in mixture")
+        raise UntranslatableError("several datasets: list them with weights in mixture")
     path = entries[0].get("path") if isinstance(entries[0], dict) else entries[0]
     if not isinstance(path, str) or not path:
-        raise UntranslatableError("no data set by name")
+        raise UntranslatableError("does not name a dataset")
     return path
 
 
 def _mixture(value: Any) -> dict[str, float]:
-    """Data sets with weights, as the alignment handbook writes them."""
+    """Return datasets with weights, from the format of the alignment handbook."""
     entries = value.get("datasets", value) if isinstance(value, dict) else value
     if isinstance(entries, dict):
         return {str(name): _positive(weight) for name, weight in entries.items()}
     if not isinstance(entries, list) or not all(
         isinstance(entry, dict) and "id" in entry for entry in entries
     ):
-        raise UntranslatableError("name the data sets in mixture")
+        raise UntranslatableError("list the datasets in mixture")
     return {str(entry["id"]): _positive(entry.get("weight", 1)) for entry in entries}
 
 
-_UNNEEDED = "set by the plan, or done anyway"
+_UNNEEDED = "set by the plan, or always done"
 _CACHE = "caches and workers need no setting"
 _HUB = "export.push names the repository"
 _ALWAYS_WRITTEN = "logs and reports are always written"
@@ -200,7 +202,7 @@ def _unneeded(note: str, *keys: str) -> dict[str, Rule]:
     return {key: Rule(setting="", note=note) for key in keys}
 
 
-# transformers' TrainingArguments, which TRL, LLaMA-Factory and in part axolotl take
+# Keys of transformers' TrainingArguments; TRL and LLaMA-Factory support them, axolotl some of them
 _TRAINER: dict[str, Rule] = {
     "model_name_or_path": Rule(setting="model"),
     "learning_rate": Rule(setting="optimizer.lr", translate=_positive),
@@ -368,8 +370,8 @@ RULES: dict[Tool, dict[str, Rule]] = {
         **_unneeded(_ALWAYS_WRITTEN, "metric_logger.log_dir", "metric_logger.filename"),
     },
 }
-REASONS = {  # of keys without a counterpart
-    "dataset._component_": "name the data set in dataset",
+REASONS = {  # reasons reported for keys without a counterpart
+    "dataset._component_": "name the dataset in dataset",
     "trust_remote_code": "set it here only for a model that transformers has no class for",
     "special_tokens": "new_tokens adds tokens; the tokenizer's own special tokens stay",
     "loss_type": "set task: dpo, orpo, simpo or kto",
@@ -378,9 +380,9 @@ REASONS = {  # of keys without a counterpart
     "evals_per_epoch": "set evaluation.every_steps",
     "plugins": "extensions of axolotl",
     "model_revision": "the main revision is used",
-    "max_samples": "write a smaller data set",
+    "max_samples": "write a smaller dataset",
 }
-_DISTINCTIVE_KEYS: dict[Tool, tuple[str, ...]] = {  # keys that only that tool has
+_DISTINCTIVE_KEYS: dict[Tool, tuple[str, ...]] = {  # keys that identify a tool
     "torchtune": ("checkpointer", "tokenizer", "optimizer"),
     "LLaMA-Factory": ("finetuning_type", "stage", "cutoff_len", "template"),
     "axolotl": ("base_model", "sequence_len", "micro_batch_size", "num_epochs"),
@@ -389,27 +391,28 @@ _DISTINCTIVE_KEYS: dict[Tool, tuple[str, ...]] = {  # keys that only that tool h
 
 
 def recognize(config: Mapping[str, Any]) -> Tool:
-    """Identify the tool that a configuration belongs to. Raises UserError if there is none."""
+    """Identify the tool that a configuration belongs to; raises UserError if it is none of the four."""
     for tool, keys in _DISTINCTIVE_KEYS.items():
         required = len(keys) if tool == "torchtune" else 1
-        trains = tool == "torchtune" or "learning_rate" in config  # no file of inference or export
+        # Files for inference or export have no learning rate
+        trains = tool == "torchtune" or "learning_rate" in config
         if trains and sum(key in config for key in keys) >= required:
             return tool
     raise UserError(
-        "This is no training configuration of axolotl, LLaMA-Factory, TRL or torchtune.",
-        "Give a YAML file that one of them trains with.",
+        "This is not a training configuration of axolotl, LLaMA-Factory, TRL or torchtune.",
+        "Use a YAML file that one of them trains with.",
     )
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a YAML file of keys. Raises UserError."""
+    """Read a YAML mapping; raises UserError if the file is unreadable or contains something else."""
     try:
         config = parse_yaml(read_text(path.expanduser(), MAX_YAML_BYTES))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
-        raise UserError(f"{path} cannot be read: {reason}.", "Give a YAML file.") from None
+        raise UserError(f"{path} cannot be read: {reason}.", "Use a YAML file.") from None
     if not isinstance(config, dict):
-        raise UserError(f"{path} has no keys.", "Give a YAML file that one of the tools trains with.")
+        raise UserError(f"{path} has no keys.", "Use a YAML file that one of the tools trains with.")
     return config
 
 
@@ -419,9 +422,9 @@ def convert(config: Mapping[str, Any], *, gpus: int = 1, task: str | None = None
     Parameters
     ----------
     gpus:
-        Number of processes of the other tool's run, a factor of its global batch.
+        Number of processes of the other tool's run; its global batch size is multiplied by it.
     task:
-        Task of a TRL file, which does not name it.
+        Training task; needed for TRL, whose files do not name it.
     """
     tool = recognize(config)
     rules = RULES[tool]
@@ -462,7 +465,7 @@ def convert(config: Mapping[str, Any], *, gpus: int = 1, task: str | None = None
 
 
 def _derived(tool: Tool, config: Mapping[str, Any], values: Values, gpus: int) -> dict[str, tuple[str, Any]]:
-    """Settings that several keys decide together: the key(s), and the value."""
+    """Derive settings that depend on several keys; return setting -> (names of the keys, value)."""
     derived: dict[str, tuple[str, Any]] = {}
     micro = values.get("micro_batch_size")
     if micro is not None and "global_batch_size" not in values:
@@ -513,7 +516,7 @@ def _derived(tool: Tool, config: Mapping[str, Any], values: Values, gpus: int) -
 
 
 def _flattened(config: Mapping[str, Any], rules: Mapping[str, Rule]) -> Iterator[tuple[str, Any]]:
-    """Keys with values; keys of sections are dotted where a rule knows one of them."""
+    """Iterate over keys and values; sections that occur in ``rules`` are flattened to dotted keys."""
     sections = {key.partition(".")[0] for key in rules if "." in key}
     for key, value in config.items():
         if isinstance(value, dict) and key in sections:
@@ -523,7 +526,7 @@ def _flattened(config: Mapping[str, Any], rules: Mapping[str, Rule]) -> Iterator
 
 
 def _is_off(value: Any) -> bool:
-    """Whether a value says nothing, or that a feature is off."""
+    """Whether a value is empty, or turns a feature off."""
     return (
         value is None
         or value is False

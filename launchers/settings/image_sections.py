@@ -34,7 +34,7 @@ class Images(Section):
 
     @property
     def side(self) -> int:
-        """``resolution`` with the model's default filled in. Raises ValueError before that."""
+        """``resolution`` after the model's default is filled in; raises ValueError before."""
         if self.resolution is None:
             raise ValueError("images.resolution is not resolved yet")
         return self.resolution

@@ -1,4 +1,4 @@
-"""Options of a run: one for each setting, by its name with dashes (``--lora-rank``)."""
+"""Command-line options of a run: one per setting, named after it with dashes (``--lora-rank``)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _BOOLEAN_WORDS = ("true", "false", "auto", "yes", "no", "on", "off")
 
 
 def setting_options() -> dict[str, str]:
-    """The setting of each option: ``{"--lora-rank": "lora.rank"}``."""
+    """Return option -> dotted setting: ``{"--lora-rank": "lora.rank"}``."""
     return {option_name(setting): setting for setting in dotted_names()}
 
 
 def all_options() -> set[str]:
-    """Options of all settings, with ``--no-NAME`` for switches."""
+    """Return the options of all settings, and ``--no-NAME`` for boolean ones."""
     settings = setting_options()
     return {*settings, *(f"{NEGATION}{name[2:]}" for name, setting in settings.items() if _is_bool(setting))}
 
@@ -29,10 +29,10 @@ def all_options() -> set[str]:
 def translate(
     arguments: Sequence[str], parameters: Collection[str], other_options: Iterable[str]
 ) -> list[str]:
-    """Replace options of settings by ``--set NAME=VALUE``, or by the flow's own parameter.
+    """Replace options of settings by ``--set NAME=VALUE``, or by the flow parameter of the same name.
 
-    ``parameters``: options of the flow's own parameters that have a value. ``other_options``: all other
-    options of the command. Raises UserError for an option that does not exist, or has no value.
+    ``parameters``: options of flow parameters that take a value. ``other_options``: all other options of the
+    command. Raises UserError for an option that does not exist, or has no value.
     """
     check_options(arguments, {*all_options(), *parameters, *other_options})
     settings = setting_options()
@@ -60,14 +60,14 @@ def translate(
 
 
 def _setting_arguments(option: str, setting: str, value: str, parameters: Collection[str]) -> list[str]:
-    """Return the arguments that set a setting: its own parameter of the flow, or --set."""
+    """Return the command-line arguments for a setting: its flow parameter if there is one, else --set."""
     if option in parameters:
         return [option, value]
     return ["--set", f"{setting}={_format_value(setting, value)}"]
 
 
 def _format_value(setting: str, value: str) -> str:
-    """A value as ``--set`` reads it: texts quoted, commas between the items of a list."""
+    """Format a value for ``--set``: text is quoted, a comma-separated list is put in brackets."""
     kind = annotation_of(setting)
     if kind is str or set(get_args(kind)) == {str, type(None)}:
         return json.dumps(value)

@@ -1,4 +1,4 @@
-"""Sections of the settings, and the types of their values."""
+"""Sections of the settings, and types of their values."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ Columns = Annotated[
 
 
 def _needs_list(section: type[BaseModel], name: str, text: str) -> bool:
-    """Whether a setting is a list, and ``text`` is not one of its alternative choices."""
+    """Whether ``text`` must be wrapped in a list: the setting is a list without ``text`` as a choice."""
     info = section.model_fields.get(name)
     types = get_args(info.annotation) if info and get_origin(info.annotation) is not tuple else ()
     types = types or ((info.annotation,) if info else ())
@@ -107,12 +107,12 @@ def _needs_list(section: type[BaseModel], name: str, text: str) -> bool:
 
 
 def _accepts_bool(info: FieldInfo) -> bool:
-    """Whether a setting may be true or false."""
+    """Whether a setting accepts true and false."""
     return bool in (info.annotation, *get_args(info.annotation))
 
 
 class Section(BaseModel):
-    """Base of all settings sections: immutable, with unknown names refused."""
+    """Base class of settings sections: immutable; unknown names are errors."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, defer_build=True, allow_inf_nan=False
@@ -138,9 +138,10 @@ class Section(BaseModel):
         return values
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the values that were set: Metaflow compares a gang's artifacts by their pickled bytes.
+        """Pickle only the values that were set, to the same bytes in every process.
 
-        pydantic also pickles the set of their names, whose order differs between processes.
+        Metaflow compares the artifacts of a gang's nodes by their pickled bytes, and pydantic's pickles
+        contain a set of names, whose order differs between processes.
         """
         return type(self).model_validate_json, (self.model_dump_json(exclude_unset=True),)
 
@@ -265,7 +266,8 @@ class Recompute(Section):
     product (deepspeed, fsdp2). auto: with `activation_checkpointing: auto` the fastest by prediction,
     otherwise full."""
     every: Positive | Auto = "auto"
-    """Recompute one of every N blocks (deepspeed, fsdp2). auto: as `what`; otherwise 1."""
+    """Recompute one of every N blocks (deepspeed, fsdp2). auto: chosen together with `what`,
+    otherwise 1."""
 
 
 class Preference(Section):
@@ -280,7 +282,7 @@ class Preference(Section):
     """Assumed share of pairs with swapped labels (dpo, simpo)."""
 
     def beta_of(self, task: str) -> float:
-        """Resolve ``beta`` for a task.
+        """Return ``beta``, with ``auto`` resolved for a task.
 
         0.1: Rafailov et al. 2023 (arXiv:2305.18290), appendix B; Hong et al. 2024 (arXiv:2403.07691), for
         Mistral. 2.0 with a margin of 1.0: Meng et al. 2024 (arXiv:2405.14734), for Llama 3 Base.
@@ -348,13 +350,16 @@ class Rl(Section):
     tokens of the step (dapo); or by the maximum length (dr_grpo)."""
 
     def beta_of(self, method: str) -> float:
-        """Resolve ``beta`` for a method. 0.04: Shao et al. 2024 (arXiv:2402.03300), section 4.2."""
+        """Return ``beta``, with ``auto`` resolved for a method.
+
+        0.04: Shao et al. 2024 (arXiv:2402.03300), section 4.2.
+        """
         if self.beta != "auto":
             return self.beta
         return 0.04 if METHODS[method].adapters else 0.0
 
     def answer_tokens(self, seq_len: int) -> int:
-        """Maximum answer length in tokens."""
+        """Return the maximum answer length in tokens."""
         return self.max_completion_length or default_answer_len(seq_len)
 
 
@@ -372,7 +377,7 @@ class Evaluation(Section):
     """Number of held-out prompts that the base and the finished model answer. For task sft, answers equal to
     the expected ones (exact match) are counted. auto: 3, or all rows of support-tickets."""
     max_new_tokens: Positive = 64
-    """Maximum length of those answers in tokens."""
+    """Maximum length of these held-out answers in tokens."""
     every_steps: Positive | None = None
     """Optimizer steps between evaluations of the held-out loss during training; the last step is always
     evaluated. Empty: evaluate only before and after the run."""
@@ -388,7 +393,7 @@ class Evaluation(Section):
 
     @property
     def answers(self) -> int:
-        """``generations`` with ``auto`` resolved for a user's dataset."""
+        """``generations``, with ``auto`` resolved to the default for users' datasets."""
         return DEFAULT_ANSWERS if self.generations == "auto" else self.generations
 
     @property
@@ -425,7 +430,7 @@ class Evaluation(Section):
         return self
 
 
-MAX_PROFILED_STEPS = 20  # longer traces have hundreds of MB, which no viewer opens
+MAX_PROFILED_STEPS = 20  # traces of more steps have hundreds of MB, too much for trace viewers
 
 
 class ProfileWindow(Section):
@@ -505,12 +510,12 @@ class Resources(Section):
     queues: dict[str, str] = Field(default_factory=dict)
     """Queue per GPU model, used if `queue` is not set."""
     queue_system: Literal["auto", "kueue", "volcano", "kai"] = "auto"
-    """What manages the queue on Kubernetes. auto: the one that has a queue of this name, else Kueue."""
+    """Queueing system on Kubernetes. auto: the one that has a queue of this name, else Kueue."""
     team: str | None = None
     """Team of the run: a label of its jobs and pods, a tag on AWS Batch, and a group of
     `finetune costs --by team`."""
     priority: str | None = None
-    """Kueue WorkloadPriorityClass of the run. Empty: Kueue goes by `priority_class`."""
+    """Kueue WorkloadPriorityClass of the run. Empty: Kueue uses `priority_class`."""
     priority_class: str | None = None
     """PriorityClass of the run's pods on Kubernetes. Empty: the cluster's default."""
     zone: str | None = None

@@ -128,7 +128,7 @@ def test_only_after_running_out_of_memory_is_there_another_plan_for_the_next_att
         assert said == (out_of_memory and node == 0)
     monkeypatch.setattr(training, "run_node", lambda *_, **__: None)
     assert train(job, attempt(1), address(node), store, tmp_path / "work").job.plan != job.plan
-    assert ("as an earlier attempt ran out of memory" in capsys.readouterr().out) == (node == 0)
+    assert ("because an earlier attempt ran out of memory" in capsys.readouterr().out) == (node == 0)
 
 
 def test_only_the_first_attempt_tries_plans_and_the_others_use_its_choice(
