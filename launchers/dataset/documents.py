@@ -1,7 +1,8 @@
-"""Tokenization of rows, in several processes: each takes every n-th chunk of rows and writes it to a file.
+"""Tokenization of rows in several processes: each tokenizes every n-th chunk and writes it to a file.
 
-``python -m launchers.dataset.documents request.json`` is such a process. Few rows are tokenized in the
-calling process, which saves the start of others. The order of the rows is kept for any number of processes.
+``python -m launchers.dataset.documents request.json`` runs such a process. Small datasets are tokenized in
+the calling process, because starting others would take longer. The order of the rows does not depend on the
+number of processes.
 """
 
 from __future__ import annotations
@@ -39,20 +40,20 @@ from launchers.settings import Settings
 
 CHUNK_ROWS = 512
 CHUNK_BYTES = 1 << 20  # of stored rows
-# Less than this is tokenized faster than another process imports transformers (about 5 s)
+# Datasets below this size are tokenized faster than another process imports transformers (about 5 s)
 SINGLE_PROCESS_BYTES = 12 << 20
-MAX_PROCESSES = 16  # each takes 0.3 GiB
+MAX_PROCESSES = 16  # each uses 0.3 GiB of memory
 _POLL_S = 0.05
-_INDICES = "places.npy"
+_INDICES = "indices.npy"
 
 
 @dataclass(kw_only=True, slots=True)
 class Chunk:
-    """Rows as documents: the tokens of kept rows, concatenated, and counts of the others.
+    """Documents of consecutive rows, concatenated, and counts of truncated, dropped and split rows.
 
-    A row is one document, a pair two (the chosen and the rejected one); for task pretrain, a row has one
-    document per piece. Rows with a document without label tokens are dropped. For task grpo a row is a
-    prompt, which has no label tokens, and all are kept.
+    A row is one document, a pair two (chosen and rejected); for task pretrain, a row is split into one
+    document per piece. Rows with a document without label tokens are dropped, except for task grpo, whose
+    rows are prompts without labels.
     """
 
     tokens: NDArray[np.int32]
@@ -86,7 +87,7 @@ class Chunk:
 
 
 class Documents:
-    """All documents of a run in two files, with a few numbers of each in memory.
+    """All documents of a run: tokens, masks and images in files, lengths in memory.
 
     ``per_row``: number of documents per row.
     """
@@ -96,7 +97,7 @@ class Documents:
         self.folder, self.per_row = folder, per_row
         self.rows = self.truncated = self.dropped = self.split = self.pieces = 0
         self.largest = -1  # largest token id
-        # Of all documents (desirable: of all rows), appended chunk by chunk
+        # One value per document (desirable: per row), appended chunk by chunk
         types = {
             "lengths": "i",
             "desirable": "b",
@@ -122,7 +123,7 @@ class Documents:
             self.largest = max(self.largest, int(chunk.tokens.max()))
 
     def finish(self) -> None:
-        """Finish writing, and make the documents readable."""
+        """Finish writing; documents can be read only afterwards."""
         self.lengths = np.frombuffer(self._columns["lengths"], dtype=np.int32)
         self.desirable = np.frombuffer(self._columns["desirable"], dtype=np.bool_)
         self.full_lengths = np.frombuffer(self._columns["full_lengths"], dtype=np.int32)
@@ -144,7 +145,7 @@ class Documents:
         return Packing(members=np.arange(len(self.lengths)), starts=np.arange(len(self) + 1) * self.per_row)
 
     def row(self, members: NDArray[np.int64]) -> Row:
-        """Combine these documents to one row."""
+        """Concatenate the documents with these indices to one row."""
         parts = [self._read(int(member)) for member in members]
         tokens = parts[0][0] if len(parts) == 1 else np.concatenate([tokens for tokens, _ in parts])
         counted = parts[0][1] if len(parts) == 1 else np.concatenate([counted for _, counted in parts])
@@ -194,17 +195,17 @@ class Packing:
         return self.members[self.starts[row] : self.starts[row + 1]]
 
     def reordered(self, rows: NDArray[np.int64]) -> Packing:
-        """Reorder the rows, if each is one document."""
+        """Return the packing with its rows in another order; every row must be a single document."""
         return Packing(members=self.members[rows], starts=self.starts)
 
 
 def tokenize(
     rows: Sequence[Sample], model_dir: Path, tokenizer: Any, settings: Settings, seq_len: int, folder: Path
 ) -> Documents:
-    """Convert rows to documents, truncated (or split) at ``seq_len`` tokens, in an empty ``folder``.
+    """Tokenize rows to documents in ``folder``, truncated (or split) at ``seq_len`` tokens.
 
-    ``tokenizer`` is that of ``model_dir``, used for rows that this process tokenizes itself. Raises UserError
-    for rows that cannot be rendered.
+    ``tokenizer``: tokenizer of ``model_dir``, for rows that are tokenized in this process. ``folder`` is
+    emptied first. Raises UserError for rows that cannot be rendered.
     """
     shutil.rmtree(folder, ignore_errors=True)
     documents = Documents(folder, 2 if settings.trains_on_pairs else 1)
@@ -240,7 +241,7 @@ def tokenize(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _RowsOnDisk:
-    """Rows in files that another process can read."""
+    """Selection of rows in files that other processes can read."""
 
     rows: StoredRows
     indices: NDArray[np.integer]
@@ -248,7 +249,7 @@ class _RowsOnDisk:
 
     @classmethod
     def of(cls, rows: Sequence[Sample]) -> _RowsOnDisk | None:
-        """Return the stored rows; None if they are not in files."""
+        """Describe ``rows`` by the files they are in; None if they are in memory."""
         if isinstance(rows, StoredRows):
             return cls(rows=rows, indices=np.arange(len(rows)), replacements={})
         if isinstance(rows, Selected) and isinstance(rows.rows, StoredRows):
@@ -257,13 +258,16 @@ class _RowsOnDisk:
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """[rows]: bytes of each row."""
+        """Size of each row in bytes: [rows]."""
         sizes: NDArray[np.int64] = np.diff(self.rows.offsets)[self.indices]
         return sizes
 
 
 def _chunk_boundaries(sizes: NDArray[np.number]) -> list[int]:
-    """Compute the boundaries of chunks of rows with these sizes in bytes."""
+    """Divide rows of these sizes (bytes) into chunks of at most CHUNK_ROWS rows and CHUNK_BYTES.
+
+    Returns the row indices at which chunks begin, followed by the number of rows.
+    """
     boundaries, first, chunk_bytes = [0], 0, 0
     for index, size in enumerate(sizes.tolist()):
         if index > first and (index - first == CHUNK_ROWS or chunk_bytes + size > CHUNK_BYTES):
@@ -274,7 +278,7 @@ def _chunk_boundaries(sizes: NDArray[np.number]) -> list[int]:
 
 
 def make_chunk(rows: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len: int) -> Chunk:
-    """Convert rows to documents."""
+    """Tokenize rows to documents in this process."""
     if TASKS[settings.task].draws_answers:
         return _chunk_of_prompts(rows, tokenizer, seq_len)
     samples = list(rows)
@@ -355,7 +359,7 @@ def _image_arrays(images: Sequence[tuple[bytes, ...]]) -> dict[str, Any]:
 
 
 def _chunk_of_prompts(rows: Sequence[Sample], tokenizer: Any, seq_len: int) -> Chunk:
-    """Convert rows to prompts; long prompts keep their end, which contains the question."""
+    """Tokenize rows to prompts; long prompts are truncated at the start, as the question is at the end."""
     tokenized = [ids for _, ids in prompts.tokenized(map(conversation_of, rows), tokenizer)]
     truncated = [ids[-seq_len:] for ids in tokenized]
     tokens = np.fromiter(itertools.chain.from_iterable(truncated), dtype=np.int32)
@@ -373,7 +377,7 @@ def _chunk_of_prompts(rows: Sequence[Sample], tokenizer: Any, seq_len: int) -> C
 def _tokenized_rows(
     samples: Sequence[Sample], tokenizer: Any, settings: Settings
 ) -> Iterator[tuple[list[render.Tokens], bool]]:
-    """Iterate over each row's documents, and whether its answer is a good one."""
+    """Iterate over the tokenized documents of each row, and whether its answer is judged good."""
     pairs = settings.trains_on_pairs
     conversations: list[Conversation] = []
     for sample in samples:
@@ -396,8 +400,8 @@ def _split_document(
 ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
     """Split a document into consecutive pieces of ``seq_len`` tokens; the last may be shorter.
 
-    Only the last piece has the document's end of sequence. The first token of a piece does not count, because
-    its context is in another row.
+    Only the last piece contains the end-of-sequence token. The first token of a piece does not count in the
+    loss, because its context is in another row.
     """
     first = 0
     for length in texts.piece_lengths(len(tokens), seq_len):
@@ -407,30 +411,30 @@ def _split_document(
         first += length
 
 
-# Several processes
+# Tokenization in several processes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Request:
-    """Input of the processes. ``folder`` receives the chunks, and contains the indices of the rows."""
+    """Input of a tokenizing process. ``folder`` contains the indices of the rows, and receives the chunks."""
 
     rows: Path  # folder of StoredRows
-    replacements: dict[int, str]  # replacements of rows by index, in stored form
+    replacements: dict[int, str]  # by index: encoded row to use instead of the stored one
     boundaries: list[int]
     model_dir: Path
     settings: Settings
     seq_len: int
     folder: Path
-    process: int = 0  # this process tokenizes every ``processes``-th chunk, from this one on
+    process: int = 0  # first chunk of this process, which tokenizes every ``processes``-th
     processes: int
 
     def chunk_file(self, number: int) -> Path:
-        """Return the file of a chunk; with suffix .json the error that prevented it."""
+        """Return the path of a chunk. With suffix .json, it is the path of the error if the chunk failed."""
         return self.folder / f"chunk-{number:06d}.npz"
 
 
 def _tokenize_in_processes(request: _Request, progress: Progress) -> Iterator[Chunk]:
-    """Start the processes, and iterate over their chunks in order."""
+    """Start the tokenizing processes, and iterate over their chunks in order."""
     count, limit_s = len(request.boundaries) - 1, request.settings.resources.hang_timeout_s
     with contextlib.ExitStack() as running:
         workers = [
@@ -472,6 +476,7 @@ def _tokenize_in_processes(request: _Request, progress: Progress) -> Iterator[Ch
 
 
 def _worker_error(worker: subprocess.Popen[bytes], log: Path) -> UserError:
+    """Build the error for a tokenizing process that ended early, with the end of its log."""
     status = worker.returncode
     outcome = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"failed (status {status})"
     advice = "The usual cause of a killed process is insufficient memory."
@@ -479,16 +484,16 @@ def _worker_error(worker: subprocess.Popen[bytes], log: Path) -> UserError:
 
 
 def main(path: Path) -> None:
-    """Tokenize the chunks of one process."""
+    """Entry point of a tokenizing process: write its chunks, or the error of the first invalid one."""
     request = read_request(_Request, path)
     tokenizer = render.load_tokenizer(request.model_dir, request.settings)
     replacements = {index: decode(row.encode()) for index, row in request.replacements.items()}
     indices = np.load(request.folder / _INDICES, mmap_mode="r")
     base = StoredRows(request.rows)
     for number in range(request.process, len(request.boundaries) - 1, request.processes):
-        chunk_places = indices[request.boundaries[number] : request.boundaries[number + 1]]
+        chunk_indices = indices[request.boundaries[number] : request.boundaries[number + 1]]
         rows = [
-            replacements[index] if index in replacements else base[index] for index in chunk_places.tolist()
+            replacements[index] if index in replacements else base[index] for index in chunk_indices.tolist()
         ]
         target = request.chunk_file(number)
         try:

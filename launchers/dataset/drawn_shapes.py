@@ -1,7 +1,7 @@
 """Built-in image dataset: drawn shapes with captions that describe them.
 
-A folder with metadata.jsonl, in the form of ``datasets`` (imagefolder). The images are deterministic: the
-n-th image is the same in datasets of any size.
+The dataset is a folder with metadata.jsonl, the imagefolder format of ``datasets``. Images are deterministic:
+image n is the same in datasets of any size.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ COLORS = {
 }
 BACKGROUNDS = {"white": (255, 255, 255), "black": (10, 10, 10), "grey": (128, 128, 128)}
 SHAPES = ("circle", "square", "triangle", "cross", "ring")
-SIZES = {"small": 0.15, "large": 0.28}  # half of the shape's width, as a share of the image's shorter side
+SIZES = {"small": 0.15, "large": 0.28}  # half the shape's width over the image's shorter side
 POSITIONS = {"in the middle": (0.5, 0.5), "on the left": (0.3, 0.5), "on the right": (0.7, 0.5)}
 FORMATS = ((64, 64), (80, 60), (64, 64), (60, 80), (64, 64), (96, 64))  # width and height in pixels
-_STRIDE = 191  # step through the 540 kinds from image to image; coprime to 540
+_STRIDE = 191  # step through the 540 combinations from image to image; coprime to 540
 _LINE = 0.3  # line width of a cross or ring, as a share of half its width
 
 
 def write(folder: Path, count: int = COUNT) -> Path:
-    """Draw ``count`` images into ``folder`` atomically, unless it already has as many; return it."""
+    """Write ``count`` images into ``folder`` atomically and return it; a complete folder is not changed."""
 
     def write_images(path: Path) -> None:
         with (path / "metadata.jsonl").open("w", encoding="utf-8") as file:
@@ -48,13 +48,13 @@ def write(folder: Path, count: int = COUNT) -> Path:
                 name = f"{number:05d}.png"
                 (path / name).write_bytes(image)
                 file.write(json.dumps({"file_name": name, "text": caption}) + "\n")
-        shutil.rmtree(folder, ignore_errors=True)  # with another number of images
+        shutil.rmtree(folder, ignore_errors=True)  # it has another number of images
 
     return make_folder(folder, write_images, lambda path: _has_images(path, count))
 
 
 def draw_images(count: int) -> Iterator[tuple[str, bytes]]:
-    """Iterate over caption and PNG file of ``count`` images."""
+    """Iterate over (caption, content of a PNG file) of ``count`` images."""
     for number in range(count):
         caption, image = _draw_image(number)
         file = io.BytesIO()
@@ -71,12 +71,12 @@ def _has_images(folder: Path, count: int) -> bool:
 
 
 def _draw_image(number: int) -> tuple[str, Image.Image]:
-    """Return caption and image of this number."""
+    """Draw image ``number``; return its caption and the image."""
     from PIL import Image, ImageDraw
 
     kinds = list(itertools.product(COLORS, SHAPES, BACKGROUNDS, SIZES, POSITIONS))
     color, shape, background, size, position = kinds[number * _STRIDE % len(kinds)]
-    shift = number // len(FORMATS) + number // len(kinds)  # varies the kinds of each format
+    shift = number // len(FORMATS) + number // len(kinds)  # so that each combination occurs in every format
     width, height = FORMATS[(number + shift) % len(FORMATS)]
     image = Image.new("RGB", (width, height), BACKGROUNDS[background])
     half = SIZES[size] * min(width, height)

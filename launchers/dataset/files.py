@@ -1,4 +1,4 @@
-"""Iteration over the rows of a file of any supported form, without loading it into memory.
+"""Iteration over the rows of a file in any supported format, without loading it into memory.
 
 * JSONL: one JSON object per line
 * JSON: a list of objects, or consecutive objects, with any formatting
@@ -29,15 +29,14 @@ FORMS = (
     "JSONL, a JSON list, CSV (.csv, .tsv), Parquet (.parquet), a folder of datasets' save_to_disk, or for "
     "task pretrain plain text (.txt)"
 )
-SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")  # of files of rows
+SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")  # of dataset files
 _SAVED_BATCH = 100  # rows
-_SAVED = "state.json"  # file of a folder with one split; a folder with several has dataset_dict.json
+_SAVED = "state.json"  # identifies a save_to_disk folder with one split; several: dataset_dict.json
 _CHUNK = 1 << 20  # characters of a JSON list read at a time
 _TOO_LARGE = f"its lists have more than {BATCH_BYTES // 2**20} MiB of text"
 _BLANK = re.compile(r"[ \t\r\n]*")
-_TAIL_CHARS = (
-    16  # an error this near to the end of the buffer may be caused by a value that continues after it
-)
+# An error this near to the end of the buffer may be caused by a value that continues after it
+_TAIL_CHARS = 16
 
 
 class BadRow(Exception):  # noqa: N818
@@ -45,9 +44,9 @@ class BadRow(Exception):  # noqa: N818
 
 
 class Rows(ABC):
-    """Iterable of (number, decoded row), or (number, BadRow) for rows that cannot be decoded."""
+    """Iterable over a file: (number, decoded row), or (number, BadRow) for rows that cannot be decoded."""
 
-    unit = "row"  # unit of the numbers
+    unit = "row"  # what the numbers count, for messages
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -57,11 +56,11 @@ class Rows(ABC):
 
     @abstractmethod
     def share(self) -> float:
-        """Return the share of the file read so far, from 0 to 1."""
+        """Return the fraction of the file read so far, from 0 to 1."""
 
 
 def open_rows(path: Path, columns: Sequence[str] | None = None) -> Rows:
-    """Open a file or folder of rows; UserError for an unknown form.
+    """Open a file or folder of rows; raises UserError for an unknown format.
 
     ``columns``: the only columns to read from a Parquet file.
     """
@@ -86,17 +85,17 @@ def open_rows(path: Path, columns: Sequence[str] | None = None) -> Rows:
         return _Json(path)
     supported = suffix in SUFFIXES or first in (b"{", b"")
     if binary or not supported:
-        raise UserError(f"Dataset {path} has an unknown form.", f"Use {FORMS}.")
+        raise UserError(f"Dataset {path} has an unknown format.", f"Use {FORMS}.")
     return _Json(path) if first == b"{" and not _may_be_complete(beginning) else _Lines(path)
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether the folder is one split written by save_to_disk."""
+    """Whether the folder is a single split written by save_to_disk."""
     return (folder / _SAVED).is_file()
 
 
 def _may_be_complete(beginning: bytes) -> bool:
-    """Whether the first line may be a complete JSON object, and not the beginning of one."""
+    """Whether the first line may be a complete JSON object, as in JSONL, not the beginning of one."""
     line = beginning.lstrip(b"\xef\xbb\xbf \t\r\n").partition(b"\n")[0].rstrip()
     return line not in (b"{", b"{}") and not line.endswith((b",", b"[", b"{"))
 
@@ -117,6 +116,7 @@ class _Lines(Rows):
 
 
 def _decode_line(line: bytes, number: int) -> Any:
+    """Decode a line of JSONL; return a BadRow if that fails."""
     try:
         value = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip(), cls=_Decoder)
         return check_depth(value) if line.count(b"[") + line.count(b"{") > MAX_DEPTH else value
@@ -135,7 +135,7 @@ class _Unusable(ValueError):  # noqa: N818 - as BadRow
 
 
 def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a JSON object, refusing duplicate keys, of which Python would silently use the last."""
+    """Build a JSON object; raises for duplicate keys, of which Python would silently use the last."""
     values: dict[str, Any] = {}
     for name, value in pairs:
         if name in values:
@@ -145,6 +145,7 @@ def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _parse_integer(digits: str) -> int:
+    """Parse a JSON integer; raises for more digits than Python converts."""
     try:
         return int(digits)
     except ValueError:  # sys.get_int_max_str_digits
@@ -157,18 +158,18 @@ class _Decoder(json.JSONDecoder):
 
 
 class _TextFile(Rows):
-    """Text file that is read in pieces of any length."""
+    """Text file that is read piece by piece."""
 
     _file: TextIO
 
     def share(self) -> float:
-        # The position of a text file is unknown during iteration, that of its descriptor is not
+        # A text file has no position during iteration; its file descriptor does
         position = os.lseek(self._file.fileno(), 0, os.SEEK_CUR) if not self._file.closed else 0
         return position / max(1, self.path.stat().st_size)
 
 
 class _Json(_TextFile):
-    """JSON list, or consecutive JSON values. Nothing after a syntax error can be read."""
+    """JSON list, or consecutive JSON values; reading ends at the first syntax error."""
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         with self.path.open(encoding="utf-8-sig") as self._file:
@@ -212,14 +213,14 @@ class _Json(_TextFile):
 
 
 class _Cursor:
-    """Position in a text that is read in pieces."""
+    """Position in a text that is read piece by piece."""
 
     def __init__(self, file: TextIO) -> None:
         self._file, self._decoder = file, _Decoder()
         self._text, self._at, self.line = "", 0, 1
 
     def peek(self) -> str:
-        """Return the next non-blank character; empty at the end."""
+        """Skip white space, and return the next character without consuming it; empty at the end."""
         while True:
             self._go_to(_BLANK.match(self._text, self._at).end())  # type: ignore[union-attr]
             if self._at < len(self._text):
@@ -232,7 +233,7 @@ class _Cursor:
         self._go_to(self._at + 1)
 
     def expect(self, character: str) -> None:
-        """Move past this character; raises JSONDecodeError for another one."""
+        """Move past ``character``; raises JSONDecodeError if the next one differs."""
         if self.peek() != character:
             raise json.JSONDecodeError(f"Expecting '{character}'", self._text, self._at)
         self.skip()
@@ -256,7 +257,7 @@ class _Cursor:
             return value
 
     def line_of(self, position: int) -> int:
-        """Return the line of a position in the buffered text."""
+        """Return the line number of a position in the buffered text."""
         return self.line + self._text.count("\n", self._at, position)
 
     def _go_to(self, position: int) -> None:
@@ -272,7 +273,7 @@ class _Cursor:
 
 
 class _Csv(_TextFile):
-    """CSV with a header, separated by commas or another separator found in the header."""
+    """CSV with a header; the separator is a comma, or the most frequent one in the header."""
 
     unit = "line"
 
@@ -356,7 +357,7 @@ class _Parquet(Rows):
 
 
 def _to_rows(batch: Any) -> list[Any]:
-    """Convert a batch to rows; one that Python has no values for becomes a BadRow."""
+    """Convert an Arrow batch to rows; a row that cannot be represented in Python becomes a BadRow."""
     try:
         rows: list[Any] = batch.to_pylist()
     except (ValueError, OverflowError, RecursionError) as error:  # not UTF-8, a date after the year 9999
@@ -368,7 +369,7 @@ def _to_rows(batch: Any) -> list[Any]:
 
 
 class _SavedDataset(Rows):
-    """A split that ``datasets`` has saved to disk; it is memory-mapped."""
+    """Memory-mapped split in a folder written by ``save_to_disk``."""
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         try:
@@ -385,7 +386,7 @@ class _SavedDataset(Rows):
                 plain_name(file["filename"])
             saved = datasets.load_from_disk(str(self.path))
             self._total, self._done = len(saved), 0
-            for table in saved.with_format("arrow").iter(_SAVED_BATCH):  # images stay encoded
+            for table in saved.with_format("arrow").iter(_SAVED_BATCH):  # "arrow": images stay encoded
                 for row in _to_rows(table):
                     self._done += 1
                     yield self._done, row

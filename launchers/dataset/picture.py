@@ -17,5 +17,5 @@ class Picture:
     source: int = field(default=0, compare=False)  # index of the dataset in mixture.names
 
     def with_source(self, source: int) -> Picture:
-        """Return a copy that belongs to this dataset of the run."""
+        """Return a copy with ``source`` as the index of its dataset."""
         return replace(self, source=source)

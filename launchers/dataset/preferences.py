@@ -1,6 +1,6 @@
-"""Preference data: pairs of a better and a worse answer, and judged answers; supported forms and errors.
+"""Preference data: pairs of a better and a worse answer, and judged answers.
 
-Supported forms, which may be mixed:
+Supported row formats, which may be mixed:
 
 * TRL: ``{"prompt", "chosen", "rejected"}``, each a text or a list of messages; without ``prompt``,
   ``chosen`` and ``rejected`` are complete chats (messages, or texts of ``Human:`` and ``Assistant:`` turns),
@@ -12,8 +12,8 @@ Supported forms, which may be mixed:
   "chosen_response", "rejected_response"}``, or ``{"prompt", "answers": [{"answer", "rank"}, ...]}``, of which
   the best and the worst rank are used
 
-Judged answers, for KTO: ``label`` or ``kto_tag`` (true or false) with ``prompt`` and ``completion``, with
-``messages`` or ``conversations`` that end with the answer, or with ``instruction`` (and ``input``,
+Judged answers, for KTO, have ``label`` or ``kto_tag`` (true or false) and one of: ``prompt`` and
+``completion``; ``messages`` or ``conversations`` that end with the answer; ``instruction`` (and ``input``,
 ``system``, ``history``) and ``output``.
 
 Other keys (an id, a score) are ignored; the number of rows that have them is reported.
@@ -44,14 +44,14 @@ from launchers.dataset.turns import (
     tools_of,
 )
 
-_TURN = re.compile(r"\n\n(Human|Assistant):")  # format of Anthropic's HH-RLHF
-_TRUTHS = {"true": True, "false": False}  # booleans in tables
+_TURN = re.compile(r"\n\n(Human|Assistant):")  # as in Anthropic's HH-RLHF dataset
+_TRUTHS = {"true": True, "false": False}  # booleans as CSV files contain them
 _ANSWERS = (("chosen", "rejected"), ("chosen_response", "rejected_response"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """Two conversations that differ in their last turn, the assistant's."""
+    """Chosen and rejected conversation, which differ only in their last turn, the assistant's."""
 
     chosen: Conversation
     rejected: Conversation
@@ -67,7 +67,7 @@ class Pair:
         return self.chosen.source
 
     def with_source(self, source: int) -> Pair:
-        """Return a copy that belongs to this dataset of the run."""
+        """Return a copy with ``source`` as the index of its dataset."""
         return replace(self, chosen=replace(self.chosen, source=source))
 
 
@@ -89,7 +89,7 @@ class Judged:
         return self.conversation.source
 
     def with_source(self, source: int) -> Judged:
-        """Return a copy that belongs to this dataset of the run."""
+        """Return a copy with ``source`` as the index of its dataset."""
         return replace(self, conversation=replace(self.conversation, source=source))
 
 
@@ -97,7 +97,7 @@ Sample = Conversation | Pair | Judged | Picture  # one row of a dataset, of any 
 
 
 def conversation_of(sample: Sample) -> Conversation:
-    """Return the conversation that contains the prompt; TypeError for a picture, which has none."""
+    """Return the row's conversation, of a pair the chosen one; raises TypeError for a picture."""
     if isinstance(sample, Picture):
         raise TypeError("a picture has no conversation")
     if isinstance(sample, Pair):
@@ -108,7 +108,7 @@ def conversation_of(sample: Sample) -> Conversation:
 def read_judged(path: Path, columns: Mapping[str, str] = NO_COLUMNS) -> Iterator[Judged]:
     """Read and check a file of judged answers (:func:`launchers.dataset.rows.read_as`).
 
-    Raises UserError also if all are good, or all bad.
+    Also raises UserError if all answers are good, or all are bad.
     """
     labels: set[bool] = set()
     for row in read_as(path, parse_judged, columns):
@@ -142,7 +142,7 @@ def parse_judged(row: Any, line: int = 0) -> Judged:
 
 
 def read(path: Path, columns: Mapping[str, str] = NO_COLUMNS) -> Iterator[Pair]:
-    """Read and check a file of pairs, see :func:`launchers.dataset.rows.read_as`."""
+    """Read and check a file of pairs (:func:`launchers.dataset.rows.read_as`)."""
     return read_as(path, parse, columns)
 
 
@@ -172,7 +172,7 @@ def parse(row: Any, line: int = 0) -> Pair:
 
 
 def judged_from_pairs(pairs: Iterable[Pair]) -> Iterator[Judged]:
-    """Iterate over both answers of each pair as separate judged answers."""
+    """Convert each pair to two judged answers: the chosen one is good, the rejected one bad."""
     return (
         Judged(conversation=conversation, desirable=conversation is pair.chosen)
         for pair in pairs
@@ -181,7 +181,7 @@ def judged_from_pairs(pairs: Iterable[Pair]) -> Iterator[Judged]:
 
 
 def from_conversations(conversations: Iterable[Conversation]) -> Iterator[Pair]:
-    """Make pairs from chats: the worse answer is the better one in capitals."""
+    """Make pairs from chats; the rejected answer is the chosen one in capital letters."""
     for chosen in conversations:
         if not chosen.messages:
             continue
@@ -193,7 +193,7 @@ def from_conversations(conversations: Iterable[Conversation]) -> Iterator[Pair]:
 
 
 def _chosen_and_rejected(row: Fields) -> tuple[Any, Any]:
-    """Return the better and the worse answer in the row's form."""
+    """Return the row's chosen and rejected answer, not yet parsed; raises BadRow."""
     for chosen_key, rejected_key in _ANSWERS:
         if chosen_key in row or rejected_key in row:
             missing = next(
@@ -216,6 +216,7 @@ def _chosen_and_rejected(row: Fields) -> tuple[Any, Any]:
 
 
 def _by_rank(answers: list[Any]) -> tuple[Any, Any]:
+    """Return the answers with the best and the worst rank."""
     for position, answer in enumerate(answers):
         if not (
             isinstance(answer, dict) and "answer" in answer and isinstance(answer.get("rank"), int | float)
@@ -228,7 +229,7 @@ def _by_rank(answers: list[Any]) -> tuple[Any, Any]:
 
 
 def _includes_prompt(row: Fields, answer: Any) -> bool:
-    """Whether an answer includes its prompt."""
+    """Whether an answer is a complete chat that includes its prompt."""
     if isinstance(answer, list):
         return any(_role(message) in ("user", "human") for message in answer)
     return isinstance(answer, str) and not _has_prompt(row) and len(_TURN.findall(answer)) > 1
@@ -243,7 +244,7 @@ def _has_prompt(row: Fields) -> bool:
 
 
 def _parse_chat(answer: Any, name: str, row: Fields) -> tuple[Message, ...]:
-    """Parse a complete chat, from a list of messages or a text with ``Human:`` and ``Assistant:``."""
+    """Parse a complete chat: a list of messages, or a text with ``Human:`` and ``Assistant:`` turns."""
     if isinstance(answer, str):
         preamble, *turns = _TURN.split(answer)
         if preamble.strip() or not turns:
@@ -255,7 +256,7 @@ def _parse_chat(answer: Any, name: str, row: Fields) -> tuple[Message, ...]:
 
 
 def _check_prompt(row: Fields, messages: tuple[Message, ...]) -> None:
-    """Raise BadRow if a prompt next to complete chats is not their beginning."""
+    """Raise BadRow if the row has a ``prompt`` that is not the beginning of its complete chats."""
     if not _has_prompt(row):
         return
     prompt = _parse_prompt(row)
@@ -264,7 +265,7 @@ def _check_prompt(row: Fields, messages: tuple[Message, ...]) -> None:
 
 
 def _parse_prompt(row: Fields) -> tuple[Message, ...]:
-    """Return the turns before the answer, of which the last is the user's."""
+    """Parse the turns before the answer; the last one is the user's."""
     name = row.first(("messages", "conversations", "prompt"))
     value = decode_turns(row[name]) if name else None
     if name and (name != "prompt" or isinstance(value, list)):
@@ -281,7 +282,7 @@ def _parse_prompt(row: Fields) -> tuple[Message, ...]:
 
 
 def _parse_answer(answer: Any, name: str) -> Message:
-    """Parse an answer without its prompt: a text, a message, or a list of one message."""
+    """Parse an answer without prompt: a text, a message, or a list of one message."""
     if isinstance(answer, list):
         if len(answer) != 1:
             raise BadRow(f"`{name}` is {len(answer)} turns; an answer is one, or a whole chat")

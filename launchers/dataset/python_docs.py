@@ -1,8 +1,8 @@
-"""Questions about Python's standard library, answered by its docstrings.
+"""Built-in dataset: questions about Python's standard library, answered by its docstrings.
 
-Real text on any machine with Python, without a download. The rows depend only on the Python version: the
-modules are a fixed list, names are visited in sorted order, nothing is random, and the docstrings are read in
-a separate process, because other packages add to the standard library's classes.
+It is real text that needs no download. The rows depend only on the Python version: the modules are a fixed
+list, names are sorted, nothing is random, and the docstrings are read in a separate process, because
+installed packages may add members to the standard library's classes.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ MODULES = tuple(
     """.split()  # noqa: SIM905
 )
 
-LIMIT_S = 600.0  # time limit of the process, which takes seconds
+LIMIT_S = 600.0  # time limit of the process, which usually takes seconds
 MAX_ANSWER_CHARS = 600  # about 150 tokens, so most rows fit into any usual sequence length
-_ENOUGH_CHARS = 160  # length at which the first paragraphs are a sufficient answer
+_ENOUGH_CHARS = 160  # paragraphs are added to an answer until it has this length
 _MIN_CHARS = 20
 
 Kind = Literal["module", "class", "function", "method", "property"]
@@ -77,7 +77,7 @@ class Documented:
 
 
 def documented() -> list[Documented]:
-    """List every public, documented name in MODULES, by module, sorted by name within each."""
+    """List the public names in MODULES that have a docstring; sorted by name within a module."""
     # -I -S: only the standard library, independent of installed packages and the environment
     command = [sys.executable, "-I", "-S", __file__]
     result = subprocess.run(
@@ -119,6 +119,7 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
 
 
 def _read_modules() -> Iterator[Documented]:
+    """Iterate over the documented names of all modules, in this process."""
     warnings.simplefilter("ignore")  # deprecated names warn on access
     for module_name in MODULES:
         try:
@@ -154,8 +155,9 @@ def _read_module(module_name: str, module: ModuleType) -> Iterator[Documented]:
 
 
 def _documented(name: str, kind: Kind, value: Any) -> Iterator[Documented]:
+    """Yield the entry of an object if it has a docstring that is equal in every process."""
     doc = getattr(value, "__doc__", None)
-    # Addresses differ between processes
+    # Docstrings with memory addresses differ between processes
     if isinstance(doc, str) and doc.strip() and " at 0x" not in doc:
         signature = _signature(value) if kind in ("function", "method") else ""
         yield Documented(name=name, kind=kind, signature=signature, doc=inspect.cleandoc(doc))
@@ -170,7 +172,7 @@ def _signature(value: Any) -> str:
 
 
 def _answer(doc: str) -> str:
-    """Return the first paragraphs that form an answer, without doctests, at most MAX_ANSWER_CHARS long."""
+    """Return the first paragraphs of a docstring, up to a doctest, with at most MAX_ANSWER_CHARS."""
     answer = ""
     for paragraph in re.split(r"\n\s*\n", doc):
         text = paragraph.rstrip()

@@ -1,6 +1,6 @@
-"""Dataset rows of conversations and text: supported forms, and errors for invalid rows.
+"""Dataset rows of conversations and text: parsing of all supported formats, and errors for invalid rows.
 
-Supported forms, one object per row, which may be mixed:
+Supported formats, one object per row, which may be mixed:
 
 * OpenAI: ``{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}``,
   with ``tools``, ``tool_calls`` and a turn's ``weight`` (0: not trained)
@@ -42,21 +42,21 @@ Parsed = TypeVar("Parsed")
 
 
 class ImageReader(Protocol):
-    """Reader of the images in rows (launchers.images.attached)."""
+    """Reader of the images in a row (launchers.images.attached)."""
 
     def attach(
         self, messages: Sequence[Message], row: Fields, /
     ) -> tuple[tuple[Message, ...], tuple[bytes, ...]]:
-        """Return the turns with a mark for each image, and the images in that order; raises BadRow."""
+        """Return the turns with turns.IMAGE for each image, and the images in order; raises BadRow."""
         ...
 
 
-# For each form: key of the question, keys of an optional addition, keys of the answer
+# Formats of question and answer: key of the question, keys of optional context, keys of the answer
 _PAIRS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("instruction", ("input", "context"), ("output", "response")),
     ("prompt", (), ("completion", "response")),
 )
-# Keys of the forms that columns are proposed for, in the order of preference
+# Keys of the formats for which a mapping of columns is proposed, in order of preference
 _PROPOSED_KEYS = (("prompt", "response"), ("messages",), ("text",))
 _KNOWN_KEYS = (
     *("messages", "conversations", "text"),
@@ -72,18 +72,18 @@ class Conversation:
     tools: str = ""  # tools available in the chat, as a JSON list
     images: tuple[bytes, ...] = ()  # encoded images, in the order of turns.IMAGE in the messages
     text: str | None = None
-    begins: bool = True  # for text: whether it contains the beginning of its document
-    ends: bool = True  # for text: whether it contains the end of its document
+    begins: bool = True  # for text: whether it includes the beginning of its document
+    ends: bool = True  # for text: whether it includes the end of its document
     line: int = field(default=0, compare=False)  # line of the source file; 0: none
     source: int = field(default=0, compare=False)  # index of the dataset in mixture.names
 
     def with_source(self, source: int) -> Conversation:
-        """Return a copy that belongs to this dataset of the run."""
+        """Return a copy with ``source`` as the index of its dataset."""
         return replace(self, source=source)
 
     @property
     def prompt_messages(self) -> tuple[Message, ...]:
-        """Turns before a chat's last answer; all turns if it ends with a question."""
+        """Turns before the last answer of a chat; all turns if it ends with a question."""
         ends_with_answer = bool(self.messages) and self.messages[-1].role == "assistant"
         return self.messages[:-1] if ends_with_answer else self.messages
 
@@ -91,7 +91,7 @@ class Conversation:
 def read(
     path: Path, columns: Mapping[str, str] = NO_COLUMNS, images: ImageReader | None = None
 ) -> Iterator[Conversation]:
-    """Read the conversations of a file, see :func:`read_as`. ``images``: reads their images, if any."""
+    """Read and check a file of conversations (:func:`read_as`). ``images``: reader of their images."""
     return read_as(path, parse if images is None else partial(parse_with_images, images=images), columns)
 
 
@@ -101,12 +101,21 @@ def read_as(
     columns: Mapping[str, str] = NO_COLUMNS,
     optional_columns: Sequence[str] | None = None,
 ) -> Iterator[Parsed]:
-    """Read and check a file of rows one by one.
+    """Iterate over the parsed rows of a file. Unused keys are reported on standard error after the last row.
 
-    ``parse_row`` parses a decoded row, given its number in the file, and raises BadRow. After the last row
-    raises UserError that lists the bad rows with their numbers, or if the file is empty; unused keys are
-    reported on standard error. ``columns``: names of columns in the file by the supported key (setting
-    ``columns``). ``optional_columns``: the only columns to read.
+    Parameters
+    ----------
+    parse_row:
+        Parser of a decoded row, called with the row and its number in the file; raises BadRow.
+    columns:
+        Supported key -> name of the column in the file (setting ``columns``).
+    optional_columns:
+        The only columns to read; None: all.
+
+    Raises
+    ------
+    UserError
+        After the last row, if the file is empty or has bad rows, which are listed with their numbers.
     """
     yield from read_rows(open_rows(path, optional_columns), parse_row, columns)
 
@@ -117,7 +126,7 @@ def read_rows(
     columns: Mapping[str, str] = NO_COLUMNS,
     forms: str = FORMS,
 ) -> Iterator[Parsed]:
-    """Read and check rows of any kind, like :func:`read_as`. ``forms``: supported forms, for messages."""
+    """Parse opened rows like :func:`read_as`. ``forms``: supported formats, for messages."""
     path = rows.path
     failures = _Failures()
     unused: Counter[str] = Counter()
@@ -181,6 +190,7 @@ def parse_with_images(row: Any, line: int = 0, *, images: ImageReader) -> Conver
 
 
 def _pair(row: Fields, question: str, extra_keys: tuple[str, ...], answer: str) -> tuple[Message, ...]:
+    """Parse a row of question and answer, under these keys, to turns."""
     prompt_value, answer_value = decode_turns(row[question]), decode_turns(row[answer])
     if isinstance(prompt_value, list) or isinstance(answer_value, list):
         turns_of = {
@@ -193,7 +203,7 @@ def _pair(row: Fields, question: str, extra_keys: tuple[str, ...], answer: str) 
     if extra:
         prompt += "\n\n" + text_of(row[extra], f"`{extra}`")
     else:
-        # A misspelled `input` would silently omit half of the question
+        # With a misspelled `input`, half of the question would be silently omitted
         misspelled = [
             key for key in row if key not in _KNOWN_KEYS and close_matches(key, extra_keys, cutoff=0.85)
         ]
@@ -226,7 +236,7 @@ def history_of(row: Fields) -> tuple[Message, ...]:
 
 
 def _missing_keys(row: Fields) -> BadRow:
-    """Describe what an unknown row lacks, by the supported key that it has or nearly has."""
+    """Build the error for a row in no supported format: the keys that it lacks, or that are misspelled."""
     if not row:
         return BadRow("an empty object")
     null = next((key for key in _KNOWN_KEYS if key in row and not row.has(key)), None)
@@ -255,11 +265,13 @@ def _missing_keys(row: Fields) -> BadRow:
 
 
 def _suggestion(expected: str, row: Fields) -> str:
+    """Return `` (is it `KEY`?)`` if the row has a key similar to ``expected``; empty otherwise."""
     similar = close_matches(expected, [key for key in row if key not in _KNOWN_KEYS])
     return f" (is it `{similar[0]}`?)" if similar else ""
 
 
 def _describe_unused(path: Path, unused: Counter[str]) -> str:
+    """List the keys that were not used, with the number of rows that have them."""
     named = [f"`{key}` ({count:,} rows)" for key, count in unused.most_common(_SHOWN_KEYS)]
     if len(unused) > _SHOWN_KEYS:
         named.append(f"and {len(unused) - _SHOWN_KEYS} more")
@@ -267,15 +279,15 @@ def _describe_unused(path: Path, unused: Counter[str]) -> str:
 
 
 class _Failures:
-    """Bad rows of a file: their number, and the reasons of the first ones."""
+    """Bad rows of a file: their count, and the reasons of the first ones."""
 
     def __init__(self) -> None:
         self.count = 0
         self._first: list[tuple[int, str]] = []
-        self._unknown: UnknownColumns | None = None  # reason of all rows so far, if it is the same
+        self._unknown: UnknownColumns | None = None  # reason that all bad rows so far have in common
 
     def add(self, number: int, reason: BadRow) -> None:
-        """Record the reason of one row."""
+        """Record the reason why a row is unusable."""
         if not self.count and isinstance(reason, UnknownColumns):
             self._unknown = reason
         elif str(reason) != str(self._unknown):
@@ -285,7 +297,7 @@ class _Failures:
             self._first.append((number, str(reason)))
 
     def error(self, path: Path, total: int, unit: str) -> UserError:
-        """Make the error that lists the rows; one line for columns that all of them lack."""
+        """Build the error that lists the bad rows; a single line if all of them lack the same columns."""
         number, reason = self._first[0]
         advice = "" if not reason.startswith(NOT_UTF_8) else conversion_advice(path)
         if self._unknown is not None:

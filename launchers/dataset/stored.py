@@ -1,8 +1,8 @@
-"""Validated rows on disk: written one by one, read by index, never all in memory.
+"""Validated rows on disk, written one by one and read by index, so that they are never all in memory.
 
 Contents of the folder::
 
-    rows.jsonl      one row per line, in a short form (:func:`encode`)
+    rows.jsonl      one row per line, in a compact encoding (:func:`encode`)
     offsets.npy     int64 [rows + 1], start of each line
     sources.npy     int32 [rows], index of the row's dataset in the run
     characters.npy  int64 [rows], length of a plain text (0 for a chat)
@@ -35,7 +35,7 @@ _BUFFER = 1 << 20
 
 
 class Writer:
-    """Writer of a folder of rows; info.json is written last, so a folder without it is incomplete."""
+    """Writer of a folder of rows. info.json is written last; without it the folder is incomplete."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ class StoredRows(Sequence[Sample]):
 class Selected(Sequence[Sample]):
     """Selection of rows in any order; each row is read when it is accessed.
 
-    ``indices``: of the selected rows. ``replacements``: rows that replace those with these indices.
+    ``indices``: selected rows, as indices into ``rows``. ``replacements``: index -> row to use instead.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Selected(Sequence[Sample]):
 
 
 def sources_of(rows: Sequence[Sample]) -> NDArray[np.int32]:
-    """Return [rows]: index of each row's dataset in the run."""
+    """Return the index of each row's dataset in the run: [rows]."""
     import numpy as np
 
     if isinstance(rows, StoredRows):
@@ -154,7 +154,7 @@ def sources_of(rows: Sequence[Sample]) -> NDArray[np.int32]:
 
 
 def characters_of(rows: Sequence[Sample]) -> NDArray[np.int64]:
-    """Return [rows]: length of each row's plain text."""
+    """Return the length of each row's plain text, 0 for chats: [rows]."""
     import numpy as np
 
     if isinstance(rows, StoredRows):
@@ -166,7 +166,7 @@ def characters_of(rows: Sequence[Sample]) -> NDArray[np.int64]:
 
 
 def concatenate(parts: Sequence[Selected]) -> Selected:
-    """Concatenate selections of the same rows. Replacements of the same row must be equal."""
+    """Concatenate selections of the same rows, with equal replacements if they have a row in common."""
     import numpy as np
 
     replacements = {index: row for part in parts for index, row in part.replacements.items()}
@@ -177,7 +177,7 @@ def _text_length(row: Sample) -> int:
     return len(row.text) if isinstance(row, Conversation) and row.text is not None else 0
 
 
-# One row as JSON, with lists for values identified by order, and without empty values
+# Compact JSON of one row: lists instead of objects with fixed keys, no empty values
 
 
 def encode(row: Sample) -> bytes:
@@ -239,7 +239,7 @@ def _encode_conversation(conversation: Conversation) -> dict[str, Any]:
 
 
 def _encode_turn(message: Message) -> list[Any]:
-    """Encode a turn as role and content, with further fields if it has any."""
+    """Encode a turn as [role, content], with its other fields as a third item if it has any."""
     optional: dict[str, Any] = {} if message.trained else {"trained": False}
     for name in ("tool_calls", "name", "tool_call_id", "reasoning"):
         if value := getattr(message, name):
@@ -267,7 +267,7 @@ def _decode_conversation(value: dict[str, Any]) -> Conversation:
 
 
 def store_rows(rows: Sequence[Sample], folder: Path) -> StoredRows:
-    """Write rows of any kind to a folder."""
+    """Write rows to a folder, and open it."""
     with Writer(folder) as writer:
         for row in rows:
             writer.add(row)

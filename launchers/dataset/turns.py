@@ -1,4 +1,4 @@
-"""Turns of a chat: supported messages in OpenAI's and ShareGPT's form, and errors for invalid ones."""
+"""Turns of a chat: parsing of messages in OpenAI's and ShareGPT's formats, and errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROLES: dict[str, Role] = {
     "gpt": "assistant",
     "chatgpt": "assistant",
     "model": "assistant",
-    "function_call": "assistant",  # ShareGPT: its text is the call
+    "function_call": "assistant",  # ShareGPT: the content is the tool call
     "tool": "tool",
     "function": "tool",
     "observation": "tool",
@@ -30,24 +30,24 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")
 _USED = {"role", "content", "from", "value", "weight", "name", "tool_call_id", *_CALLS, *_REASONING}
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
 IMAGE_PARTS = ("image_url", "image", "input_image")  # types of content parts
-IMAGE_KEYS = ("image_url", "image", "url", "path", "bytes", "base64")  # where a part has its image
-IMAGE = "\ufffc"  # place of an image in a turn's content: Unicode's object replacement character
+IMAGE_KEYS = ("image_url", "image", "url", "path", "bytes", "base64")  # keys of a part's image
+IMAGE = "\ufffc"  # placeholder of an image in a turn: Unicode's object replacement character
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One turn. Tool calls are JSON in the form of chat templates: a list of functions with arguments."""
+    """One turn. ``tool_calls`` is JSON in the format of chat templates: a list of functions with arguments."""
 
     role: Role
-    content: str  # with :data:`IMAGE` for each image
+    content: str  # with the placeholder :data:`IMAGE` for each image
     trained: bool = True  # for assistant turns: whether the turn counts in the loss (OpenAI's ``weight``)
     tool_calls: str = ""
     name: str = ""  # name of the responding tool
     tool_call_id: str = ""
-    reasoning: str = ""  # reasoning before the answer, if it is separate from the content
+    reasoning: str = ""  # reasoning before the answer, unless it is part of the content
 
     def as_template(self) -> dict[str, Any]:
-        """Convert to the form that chat templates expect."""
+        """Convert to the format that chat templates expect."""
         values: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.tool_calls:
             values["tool_calls"] = json.loads(self.tool_calls)
@@ -61,17 +61,17 @@ class Message:
 
 
 class Fields(dict[str, Any]):
-    """A decoded row that records which of its keys were read."""
+    """Decoded row that records which of its keys were read, to report the others as unused."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(values)
-        self.parts: list[Any] | None = None  # images of the messages' parts; None: images are not read
+        self.parts: list[Any] | None = None  # receives references of images; None: images are not read
         self._used: set[str] = set()
         self._unused: set[str] = set()
 
     @classmethod
     def of(cls, row: Any) -> Fields:
-        """Convert a decoded row, which must be an object; raises BadRow."""
+        """Convert a decoded row; raises BadRow unless it is an object."""
         if isinstance(row, Fields):
             return row
         if isinstance(row, list):
@@ -90,7 +90,7 @@ class Fields(dict[str, Any]):
         return super().get(name, default)
 
     def has(self, name: str) -> bool:
-        """Whether the key has a value, without recording it as read."""
+        """Whether the key has a value other than None; does not record it as read."""
         return super().get(name) is not None
 
     def first(self, names: Sequence[str]) -> str | None:
@@ -98,7 +98,7 @@ class Fields(dict[str, Any]):
         return next((name for name in names if self.has(name)), None)
 
     def mark_unused(self, name: str) -> None:
-        """Record a key, of any depth, as unused."""
+        """Record a key of a nested object as unused."""
         self._unused.add(name)
 
     @property
@@ -109,7 +109,10 @@ class Fields(dict[str, Any]):
 
 
 def chat(values: Any, name: str, row: Fields, *, ends_with: Role = "assistant") -> tuple[Message, ...]:
-    """Parse a list of objects to turns, in order; raises BadRow. ``name``: the list's key in the row."""
+    """Parse a list of messages; raises BadRow. ``name``: the list's key in ``row``, for messages.
+
+    The row's ``system`` is put first if the list has no system turn. ``ends_with``: required last role.
+    """
     values = decode_json(values)
     if not isinstance(values, list):
         raise BadRow(f"`{name}` is not a list")
@@ -124,13 +127,13 @@ def chat(values: Any, name: str, row: Fields, *, ends_with: Role = "assistant") 
 
 
 def role_and_content_keys(messages: list[Any]) -> tuple[str, str]:
-    """Return the keys of role and content in a list of turns: OpenAI's names, or ShareGPT's."""
+    """Return the keys of role and content in a list of messages: OpenAI's or ShareGPT's."""
     first = messages[0] if messages else None
     return ("from", "value") if isinstance(first, dict) and "role" not in first else ("role", "content")
 
 
 def ends_with_question(values: Any) -> bool:
-    """Whether the assistant must answer the last turn of a list."""
+    """Whether a list of messages ends with a turn that the assistant must answer."""
     values = decode_json(values)
     last = values[-1] if isinstance(values, list) and values else None
     role = last.get(role_and_content_keys(values)[0]) if isinstance(last, dict) else None
@@ -138,14 +141,14 @@ def ends_with_question(values: Any) -> bool:
 
 
 def system_of(row: Fields) -> tuple[Message, ...]:
-    """Return the turn for a row's ``system``, if it has one."""
+    """Return the system turn of a row with ``system``; an empty tuple without."""
     if not row.get("system"):
         return ()
     return (Message(role="system", content=text_of(row["system"], "`system`")),)
 
 
 def decode_json(value: Any) -> Any:
-    """Decode a list or object stored as JSON text, as in a table's column; return other values unchanged."""
+    """Decode a list or object that is stored as JSON text, as in CSV; return other values unchanged."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
             return json.loads(value)
@@ -198,6 +201,7 @@ def _turn(value: Any, location: str, keys: tuple[str, str], row: Fields) -> Mess
 
 
 def _trained(value: dict[str, Any], location: str) -> bool:
+    """Whether a turn counts in the loss, by its ``weight``; raises BadRow for a value other than 0 or 1."""
     weight = value.get("weight")
     if weight is not None and (isinstance(weight, str) or weight not in (0, 1)):
         raise BadRow(f"{location} has the weight {json.dumps(weight)[:20]}; a turn's is 0 (not trained) or 1")
@@ -205,7 +209,7 @@ def _trained(value: dict[str, Any], location: str) -> bool:
 
 
 def _convert_calls(calls: Any, location: str) -> str:
-    """Convert tool calls to the form of chat templates, as JSON; raises BadRow."""
+    """Convert tool calls to the format of chat templates, as JSON; raises BadRow."""
     if not isinstance(calls, list):
         raise BadRow(f"{location}: `tool_calls` is not a list")
     converted = []
@@ -225,7 +229,7 @@ def _convert_calls(calls: Any, location: str) -> str:
 
 
 def tools_of(row: Fields) -> str:
-    """Convert the tools available in a chat to the form of chat templates, as a JSON list; empty: none."""
+    """Convert the tools available in a chat to the format of chat templates, as JSON; empty without tools."""
     name = row.first(("tools", "functions"))
     tools = decode_json(row[name]) if name else None
     if tools in _EMPTY:
@@ -242,13 +246,14 @@ def tools_of(row: Fields) -> str:
 
 
 def remove_nulls(value: Any) -> Any:
-    """Remove keys without a value: tables give every object the keys of all others."""
+    """Remove keys without a value at any depth: in tables, every object has the keys of all others."""
     if isinstance(value, dict):
         return {key: remove_nulls(item) for key, item in value.items() if item is not None}
     return [remove_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _check_order(messages: Sequence[Message], ends_with: Role) -> None:
+    """Raise BadRow unless the roles alternate as chat templates expect, and end with ``ends_with``."""
     roles = [message.role for message in messages]
     if ends_with not in roles:
         if ends_with == "assistant":
@@ -270,10 +275,10 @@ def _check_order(messages: Sequence[Message], ends_with: Role) -> None:
 
 
 def join_parts(content: Any, location: str, images: list[Any] | None = None) -> Any:
-    """Join OpenAI's list of content parts to one text; return other values unchanged.
+    """Join a list of content parts (OpenAI's format) to one text; return other values unchanged.
 
-    ``images`` receives the references of image parts, for which the text has :data:`IMAGE`; None: they are
-    refused.
+    ``images``: receives the references of image parts, which become :data:`IMAGE` in the text; None: image
+    parts raise BadRow.
     """
     if not isinstance(content, list):
         return content
@@ -293,7 +298,7 @@ def join_parts(content: Any, location: str, images: list[Any] | None = None) -> 
 
 
 def text_of(value: Any, location: str) -> str:
-    """Return a non-empty text; raises BadRow. ``location``: its location in the row."""
+    """Check that a value is non-empty text, and return it; raises BadRow. ``location``: for messages."""
     if not isinstance(value, str):
         empty = value is None
         raise BadRow(
