@@ -36,7 +36,7 @@ IMAGE = "\ufffc"  # placeholder of an image in a turn: Unicode's object replacem
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One turn. ``tool_calls`` is JSON in the format of chat templates: a list of functions with arguments."""
+    """One turn. ``tool_calls``: list of functions with arguments, as JSON in the format of chat templates."""
 
     role: Role
     content: str  # with the placeholder :data:`IMAGE` for each image

@@ -1,8 +1,8 @@
 """Evaluation of the base and the finished model: held-out loss, and exact match of greedy answers.
 
-Runs as a separate process (``python -m launchers.evaluation.evaluate request.json``): its memory is freed
-when it ends, and a crash fails only the evaluation. The finished model is loaded from its exported folder, so
-a result also proves that the export loads.
+It runs in a separate process (``python -m launchers.evaluation.evaluate request.json``), which frees its
+memory at its end and whose crash fails only the evaluation. The finished model is loaded from its exported
+folder, so a result also proves that the export can be loaded.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from launchers.run_config import RunConfig
 from launchers.settings import Settings
 
 PROGRESS_INTERVAL_S = 15.0  # maximum time between two progress lines
-EXAMPLES = 3  # answers shown in logs and on cards
-# Tokens of one generation batch by device, padding and answers included. On GPUs the batch's KV cache takes
-# less memory than the logits of an equally large batch, which the held-out loss needs anyway.
+EXAMPLES = 3  # number of answers in logs and on cards
+# Maximum tokens of a generation batch by device, including padding and answers. On GPUs its KV cache takes
+# less memory than the logits of a batch for the held-out loss.
 GENERATION_TOKENS = {"cuda": MAX_BATCH_TOKENS["cuda"], "cpu": SAMPLED_TOKENS["cpu"]}
 _POLL_S = 0.1
 EXACT_MATCH = "held-out answers right"
@@ -58,14 +58,14 @@ class EvaluationRequest:
     model_dir: Path  # the finished model, or an unmerged adapter of the base
     data_dir: Path
     work_dir: Path  # receives request.json, result.json and evaluate.log
-    settings: RunConfig  # its task selects the metrics
+    settings: RunConfig  # the task selects the metrics
     generations: int = 3
     max_new_tokens: int = 64
     max_rows: int = MAX_ROWS  # maximum number of held-out rows to score
     device: Literal["auto", "cuda", "cpu"] = "auto"  # auto: GPUs if available
     precision: Literal["auto", "bf16", "fp32"] = "auto"  # auto: bf16 on GPUs, fp32 on CPUs
     timeout_s: float = 3600.0
-    reward: str | None = None  # reward function or model on this machine, see TrainJob.reward
+    reward: str | None = None  # reward function or model, as a path on this machine (TrainJob.reward)
 
     def __post_init__(self) -> None:
         for name in ("generations", "max_new_tokens", "max_rows"):
@@ -150,7 +150,7 @@ class EvaluationResult:
 
     @property
     def examples(self) -> tuple[Answer, ...]:
-        """The first answers; if all of them are right, the first wrong answer replaces the last one."""
+        """First answers; if all of them are right, the last one is replaced by the first wrong answer."""
         first, others = self.answers[:EXAMPLES], self.answers[EXAMPLES:]
         if self.exact_match is None or not all(answer.finetuned_is_right for answer in first):
             return first
@@ -206,7 +206,7 @@ class EvaluationResult:
 
 
 def evaluate(request: EvaluationRequest) -> EvaluationResult:
-    """Run the evaluation in a separate process, which ends with this one, and wait for it.
+    """Run the evaluation in a child process and return its result.
 
     Raises UserError if the evaluation fails or exceeds ``timeout_s``.
     """
@@ -225,9 +225,9 @@ def evaluate(request: EvaluationRequest) -> EvaluationResult:
 
 
 def _wait(process: subprocess.Popen[bytes], request: EvaluationRequest) -> int:
-    """Wait for the process and return its exit status; print a progress line per model and every few seconds.
+    """Wait for the process and return its exit status; print a line per model, and every few seconds.
 
-    Raises UserError once ``timeout_s`` has passed.
+    Raises UserError after ``timeout_s``.
     """
     stage, start = request.work_dir / STAGE, time.monotonic()
     printed, printed_at = "", start
@@ -351,7 +351,7 @@ def _evaluate_images(request: EvaluationRequest, device: str) -> EvaluationResul
 
 
 def precision_on(device: str) -> str:
-    """Precision for inference: bf16 on GPUs, fp32 on CPUs."""
+    """Return the precision for inference: bf16 on GPUs, fp32 on CPUs."""
     return "bf16" if device == "cuda" else "fp32"
 
 
@@ -364,11 +364,18 @@ def load_model(
     *,
     trust_remote_code: bool = False,
 ) -> Any:
-    """Load a transformers model for inference; an adapter is applied to ``base``.
+    """Load a transformers model for inference; an adapter in ``folder`` is applied to ``base``.
 
-    ``device``: cuda (spread over all GPUs) or cpu. ``precision``: bf16, otherwise fp32. ``settings``: those
-    of the run that trained an adapter; if it trained over a quantized base, the base is quantized here too.
-    ``trust_remote_code``: run the folder's code if transformers has no class for the model.
+    Parameters
+    ----------
+    device:
+        cuda (the model is spread over all GPUs) or cpu.
+    precision:
+        bf16, or fp32 for any other value.
+    settings:
+        Settings of the run that trained an adapter; if its base was quantized, the base is quantized here.
+    trust_remote_code:
+        Whether to run code of the folder if transformers has no class for the model.
     """
     import torch
 
@@ -394,7 +401,7 @@ def load_model(
 
 
 def _prompts(path: Path, count: int) -> list[dict[str, Any]]:
-    """Read the first ``count`` rows of heldout.jsonl; their ``prompt`` is text with special tokens."""
+    """Read the first ``count`` rows of heldout.jsonl; empty if there is no such file."""
     if not count or not path.is_file():
         return []
     with path.open(encoding="utf-8") as file:
@@ -402,7 +409,7 @@ def _prompts(path: Path, count: int) -> list[dict[str, Any]]:
 
 
 def _question(prompt: dict[str, Any]) -> str:
-    """Return the text of the last turn of a prompt; empty for plain text."""
+    """Return the text of the last turn of a row of heldout.jsonl; empty for plain text."""
     messages = prompt.get("messages") or [{}]
     content = messages[-1].get("content")
     return content.replace(IMAGE, "") if isinstance(content, str) else ""
@@ -411,7 +418,7 @@ def _question(prompt: dict[str, Any]) -> str:
 def _generate_answers(
     model: Any, tokenizer: Any, prompts: list[dict[str, Any]], max_new_tokens: int
 ) -> list[str]:
-    """Generate greedy continuations of the prompts, in batches by length; those with images one by one."""
+    """Generate greedy answers to the prompts, in batches by length; prompts with images one by one."""
     from launchers.dataset.render import pad_id_of
 
     pad = pad_id_of(tokenizer)
@@ -450,7 +457,7 @@ def _generate(
 ) -> list[list[int]]:
     """Generate tokens greedily after each prompt, padded at the end.
 
-    ``further``: makes the model's inputs besides the tokens.
+    ``extra_inputs``: builds the model's inputs other than the token ids.
     """
     import torch
 

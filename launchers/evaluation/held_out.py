@@ -1,6 +1,6 @@
-"""Scorers of a model on held-out rows, one per task; base and finished model are scored in the same way.
+"""Scorers of models on held-out rows, one per task; base and finished model are scored in the same way.
 
-The first model a scorer receives is the reference for preference losses.
+For preference losses, the first model that a scorer receives is the reference model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from launchers.engines.loop.preference_losses import Answers
     from launchers.scoring.rewards import Rewards
 
-# Tokens of one generation batch, padding included; its logits cover a single position
+# Maximum tokens of a generation batch, including padding; more than for losses, because logits are needed at
+# a single position only
 SAMPLED_TOKENS = {"cuda": 65536, "cpu": 16384}
 
 
@@ -31,8 +32,9 @@ SAMPLED_TOKENS = {"cuda": 65536, "cpu": 16384}
 class Score:
     """Score of a model on the held-out rows."""
 
-    loss: float  # mean cross entropy over the labels; preferences: mean of the task's loss over rows;
-    # grpo: negative mean reward
+    # Mean cross entropy over the labels; preference tasks: mean of the task's loss over rows; grpo: negative
+    # mean reward
+    loss: float
     labels: int
     rows: int
     metrics: dict[str, float] = field(default_factory=dict)  # task-specific figures by name
@@ -45,7 +47,7 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalibrationBin:
-    """Held-out pairs whose order a reward model predicts with similar confidence."""
+    """Held-out pairs that a reward model ranks with similar confidence."""
 
     confidence: float  # mean of the larger of sigmoid(margin) and sigmoid(-margin), 0.5 to 1
     right: float  # share of pairs ranked correctly; a tie counts half
@@ -53,9 +55,9 @@ class CalibrationBin:
 
 
 class Scorer(Protocol):
-    """Scores models one after the other on the same rows."""
+    """Scorer of models, one after the other, on the same rows."""
 
-    calibration: tuple[CalibrationBin, ...]  # of the last scored reward model; empty for other tasks
+    calibration: tuple[CalibrationBin, ...]  # of the reward model scored last; empty for other tasks
 
     def score(self, model: Any) -> Score:
         """Return a transformers model's mean loss and the task's metrics."""
@@ -72,8 +74,8 @@ def scorer_of(
 ) -> Scorer:
     """Build the scorer of the settings' task on the first ``max_rows`` rows.
 
-    ``tokenizer_dir``: tokenizer of the model that samples answers. ``reward``: their reward function or
-    model, on this machine.
+    ``tokenizer_dir``: folder with the tokenizer, for sampled answers and images. ``reward``: reward function
+    or model for sampled answers, as a path on this machine.
     """
     if TASKS[settings.task].draws_answers:
         if tokenizer_dir is None or reward is None:
@@ -89,7 +91,7 @@ def scorer_of(
 
 
 class _Scorer:
-    """Base of all scorers: selects the rows and runs them through a model."""
+    """Base class of scorers: selects the rows and runs a model on them."""
 
     calibration: tuple[CalibrationBin, ...] = ()
 
@@ -101,7 +103,7 @@ class _Scorer:
         self._processor_dir = processor_dir  # of a vision-language model
 
     def _logits(self, model: Any) -> Iterator[tuple[list[int], MicroBatch, Any]]:
-        """Yield row indices, micro batch and the model's logits, batch by batch."""
+        """Iterate over (row indices, micro batch, logits of the model) by batch."""
         import torch
 
         from launchers.dataset.batches import collate, collate_pairs
@@ -126,7 +128,7 @@ class _Scorer:
 
 
 class _NextToken(_Scorer):
-    """Mean cross entropy over the labels."""
+    """Scorer by mean cross entropy over the labels."""
 
     def score(self, model: Any) -> Score:
         from launchers.dataset.batches import summed_cross_entropy
@@ -139,7 +141,7 @@ class _NextToken(_Scorer):
 
 
 class _Preferences(_Scorer):
-    """Loss of DPO, ORPO or SimPO on pairs."""
+    """Scorer of pairs by the loss of DPO, ORPO or SimPO."""
 
     _reference: Answers | None = None
 
@@ -161,7 +163,7 @@ class _Preferences(_Scorer):
 
 
 class _Rewards(_Scorer):
-    """Loss of a reward model on pairs."""
+    """Scorer of a reward model by its loss on pairs."""
 
     def score(self, model: Any) -> Score:
         from launchers.engines.loop.preference_losses import Rewards, sigmoid_loss
@@ -177,9 +179,9 @@ class _Rewards(_Scorer):
 
 
 class _Judged(_Scorer):
-    """Loss of KTO on judged answers, with a divergence of 0.
+    """Scorer of judged answers by the loss of KTO, with a divergence of 0.
 
-    The divergence from the reference says nothing about how well the model separates good from bad answers.
+    The divergence from the reference model does not measure how well good and bad answers are separated.
     """
 
     _reference: dict[int, float] | None = None
@@ -208,9 +210,9 @@ class _Judged(_Scorer):
 
 
 class _SampledAnswers(_Scorer):
-    """Mean reward of answers to the held-out prompts, one each, sampled as in training.
+    """Scorer by mean reward of sampled answers, one per held-out prompt.
 
-    Both models sample with the same seed.
+    Answers are sampled as in training, for both models with the same seed.
     """
 
     def __init__(
@@ -253,7 +255,7 @@ class _SampledAnswers(_Scorer):
         return Score(loss=-mean, labels=sum(lengths), rows=len(rewards), metrics=figures)
 
     def _sample(self, model: Any, indices: list[int], max_new_tokens: int) -> list[list[int]]:
-        """Sample the tokens of an answer to each prompt, including the token that ends it."""
+        """Sample an answer to each prompt; return its token ids, including the end token."""
         import torch
 
         pad = self._data.info.pad_id
@@ -282,15 +284,15 @@ class _SampledAnswers(_Scorer):
 
 
 def _truncate_after_end(tokens: list[int], eos_ids: set[int]) -> list[int]:
-    """Return the tokens up to and including the first that ends an answer."""
+    """Truncate the tokens after the first end token."""
     end = next((index for index, token in enumerate(tokens) if token in eos_ids), len(tokens))
     return tokens[: end + 1]
 
 
 def calibrate(margins: list[float]) -> tuple[CalibrationBin, ...]:
-    """Group pairs by the confidence of a reward model in their order, in bins of 0.1; empty bins are omitted.
+    """Group pairs by the reward model's confidence in their order, in non-empty bins of width 0.1.
 
-    ``margins``: the chosen answer's reward minus the rejected one's.
+    ``margins``: reward of the chosen answer minus reward of the rejected one, by pair.
     """
     bins: dict[int, list[tuple[float, float]]] = {}
     for margin in margins:
@@ -308,4 +310,5 @@ def calibrate(margins: list[float]) -> tuple[CalibrationBin, ...]:
 
 
 def _labels(batch: MicroBatch) -> int:
+    """Count the tokens of a batch that count in the loss."""
     return int((batch.labels >= 0).sum())

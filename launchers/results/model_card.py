@@ -1,4 +1,4 @@
-"""Records of a finished model: README, settings, plan, and predicted versus measured figures."""
+"""Documentation of a finished model: README, settings, plan, predicted and measured figures."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ Facts = list[tuple[str, str]]  # rows of (label, formatted value)
 
 
 def cache_folder() -> Path:
-    """Return the folder on this machine for models that are not in Hugging Face's cache."""
+    """Return the folder on this machine that caches models outside Hugging Face's cache."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "metaflow-finetune"
 
 
 def slug(model: str) -> str:
-    """Convert a model's name to a folder name."""
+    """Convert the name of a model or dataset to a folder name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "--", model.strip("/"))
 
 
 def cache_name(model: ModelSource) -> str:
-    """Return the name of a model's folder in the cache, with a version if the model is generated here."""
+    """Return the name of a model's folder in the cache; with a version for generated models."""
     name = slug(model.name)
     return f"{name}-v{weights.GENERATED_VERSION}" if model.kind == "made" else name
 
@@ -50,9 +50,10 @@ def closing_facts(
     evaluation: EvaluationResult | None,
     exported: Sequence[tuple[str, str]] = (),
 ) -> Facts:
-    """List predicted and measured figures, losses and scores. ``memory_peak``: of the largest process.
+    """Return rows of predicted and measured figures, losses and scores.
 
-    ``exported``: rows on the exported step, if the run was evaluated (launchers.report.evaluations).
+    ``memory_peak``: of the largest process. ``exported``: rows about the exported step, for runs with
+    evaluations (launchers.report.evaluations).
     """
     predicted = plan.prediction
     seconds = summary.step_seconds
@@ -83,7 +84,7 @@ def closing_facts(
 
 
 def _memory(estimate: MemoryEstimate, peak: MemoryPeak | None) -> tuple[str, str]:
-    """Compare the peak with the prediction for the same counter; without a peak, for the whole process."""
+    """Format predicted and measured memory, by the counter of ``peak``; the device's without a peak."""
     predicted = estimate.counted(peak.counter if peak else "device")
     name = peak.name if peak else NAMES["resident"]
     measured = format_bytes(peak.size_bytes if peak else None)
@@ -104,9 +105,9 @@ def _speed(plan: Plan, summary: Summary) -> tuple[str, str]:
 def write_records(
     folder: Path, plan: Plan, settings: RunConfig, facts: Facts, *, model: ModelRef, command: str
 ) -> None:
-    """Write settings.yaml and plan.json next to the result, and the README into it (``engines.result_of``).
+    """Write settings.yaml and plan.json to ``folder``, and the README to its result (``engines.result_of``).
 
-    ``model``: the model that was fine-tuned. ``command``: the command that repeats the run.
+    ``model``: model that was fine-tuned. ``command``: command that repeats the run.
     """
     values = _with_absolute_paths(settings).model_dump(mode="json")
     (folder / "settings.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
@@ -116,22 +117,22 @@ def write_records(
 
 
 def usage_in(page: Path) -> str:
-    """Return the usage section of a README."""
+    """Read the usage section of a README; empty if there is none."""
     _, heading, usage = (page.read_text() if page.is_file() else "").partition(handover.HEADING)
     return heading + usage
 
 
 def hub_page(folder: Path, plan: Plan, settings: RunConfig, facts: Facts, *, model: ModelRef) -> str:
-    """Return the README for the Hub repository of ``folder``'s result; it loads the model from the Hub."""
+    """Build the README for the Hub repository; its code loads the model from the Hub."""
     usage = usage_in(engines.result_of(folder) / handover.PAGE)
-    # only the quoted paths, which Python code loads; converters accept only folders
+    # Only quoted paths, which are in Python code; commands of converters need a folder
     usage = usage.replace('"this/folder"', f'"{settings.export.push}"')
     license_name = hub_push.license_of(model.hub_id)
     return model_page(plan, settings, facts, model=model, usage=usage, license_name=license_name)
 
 
 def _with_absolute_paths(settings: RunConfig) -> RunConfig:
-    """Return the settings with absolute paths of local files, so that they work from any folder."""
+    """Return the settings with paths made absolute, so that they work from any folder."""
 
     def absolute(name: str | None) -> str | None:
         return str(Path(name).expanduser().resolve()) if name and Path(name).expanduser().exists() else name
@@ -158,10 +159,10 @@ def model_page(
     command: str | None = None,
     license_name: str | None = None,
 ) -> str:
-    """Return a model card (README.md) in Hugging Face's format.
+    """Build a model card (README.md) in Hugging Face's format.
 
-    ``usage``: the usage section (launchers.results.handover). ``command``: the command that repeats the run
-    with the settings.yaml next to the folder. ``license_name``: license in the base model's card.
+    ``usage``: usage section (launchers.results.handover). ``command``: command that repeats the run with the
+    settings.yaml next to the folder; None: omitted. ``license_name``: license of the base model, if known.
     """
     merged = settings.merges(plan.method)
     images = TASKS[settings.task].images
