@@ -16,8 +16,8 @@ _CONFIG_FILES = {
     "tokenizer_2": "tokenizer_config.json",
     "scheduler": "scheduler_config.json",
 }
-# Each network's weights once, as safetensors: no copies in half precision or other formats, and no pipelines
-# in a single file
+# Files to fetch: the weights of each network once, as safetensors; no copies in half precision or in other
+# formats, and no single-file pipelines
 PATTERNS = (
     INDEX,
     *(f"{name}/{files}" for name in NETWORKS for files in ("*.json", "*.safetensors")),
@@ -27,12 +27,12 @@ NOT_PATTERNS = ("*.fp16.*", "*.non_ema.*", "*/flax_*", "*.onnx", "*.onnx_data", 
 
 
 def is_pipeline(names: Iterable[str]) -> bool:
-    """Whether these file names, relative to a folder, belong to a pipeline."""
+    """Whether a folder with these file names is a pipeline."""
     return INDEX in names
 
 
 def check_complete(folder: Path) -> None:
-    """Raise UserError unless all networks have a configuration and intact weights, and no file is missing."""
+    """Raise UserError unless every network has a configuration and intact weights, and no file is missing."""
     own_code.check_pipeline(folder / INDEX)
     for name in NETWORKS:
         if not (folder / name / "config.json").is_file():
