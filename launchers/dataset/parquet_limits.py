@@ -74,8 +74,8 @@ class ParquetLimits:
 
     def _refuse(self, problem: str) -> None:
         raise UserError(
-            f"Dataset {self._path}: {problem}, far more than the file has bytes, as decompression bombs "
-            "have.",
+            f"Dataset {self._path}: {problem}, far more than its size on disk allows; it may be "
+            "a decompression bomb.",
             _ADVICE,
         )
 

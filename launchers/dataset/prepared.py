@@ -174,7 +174,7 @@ class Writer:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("info.json", "desirable.npy", _IMAGES):  # possibly of an earlier run
+        for name in ("info.json", "desirable.npy", _IMAGES):  # left by an earlier run
             (folder / name).unlink(missing_ok=True)
         self._folder = folder
         self._tokens, self._labels, self._lengths = (

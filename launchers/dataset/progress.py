@@ -20,7 +20,7 @@ class Progress:
         self._started = self._printed = time.monotonic()
 
     def at(self, count: int, share: Callable[[], float] | None = None) -> None:
-        """Report that ``count`` units are done. ``share``: returns the completed fraction without a total."""
+        """Report that ``count`` units are done. ``share``: called for the fraction done."""
         now = time.monotonic()
         if now - self._printed < EVERY_S:
             return

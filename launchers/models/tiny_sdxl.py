@@ -123,7 +123,9 @@ def _write(folder: Path, seed: int) -> None:
             "text_encoder_2": CLIPTextModelWithProjection(text),
         }
     _scale_latents(vae)
-    with torch.no_grad():  # larger embeddings, because random layers attenuate them until prompts look alike
+    with (
+        torch.no_grad()
+    ):  # larger embeddings: random layers attenuate them until prompts are indistinguishable
         for name in ("text_encoder", "text_encoder_2"):
             parts[name].get_input_embeddings().weight *= _EMBEDDING_SCALE
     scheduler = EulerDiscreteScheduler(**_SCHEDULER)

@@ -1,12 +1,12 @@
 """Analysis of a profiler trace: time and memory of a few optimizer steps by kind of work.
 
 The trace is an export of ``torch.profiler`` (Chrome's trace event format, as Kineto writes it). The analysis
-is arithmetic on its events and needs no torch. Every moment of a step belongs to exactly one kind, so the
-kinds add up to the step:
+is arithmetic on the events and needs no torch. Every moment of a step belongs to exactly one kind of work, so
+the times by kind add up to the step:
 
 on a CPU
-    Time of the training thread. A moment belongs to the kind of the innermost running operator. If only
-    Python code runs, it belongs to a collective that is in progress on another thread (exposed), else it is
+    Time of the training thread. A moment belongs to the kind of the innermost running operator. If no
+    operator runs, it belongs to a collective that is in progress on another thread (exposed), else it is
     idle.
 on a GPU
     Time of the streams. A moment belongs to the kind of the operator that launched the running kernel, to a
@@ -33,8 +33,8 @@ STEP = "finetune step "  # prefix of a step's annotation, followed by its number
 PHASE = "finetune phase "  # prefix of a phase's annotation, followed by its name
 DATA, OPTIMIZER, GENERATION = "data", "optimizer", "generation"
 PRODUCTS, ATTENTION, OTHER, IDLE = "products", "attention", "other operators", "idle"
-# By substring of the letters in names of operators, Gloo's and NCCL's spans and kernels; longer substrings
-# precede those they contain
+# Collective by a substring of the name of an operator, of a span of Gloo or NCCL, or of a kernel (lower case,
+# letters only); substrings precede the ones that they contain
 COLLECTIVES = {
     "reducescatter": "reduce_scatter",
     "allreduce": "all_reduce",
@@ -50,7 +50,7 @@ COLLECTIVES = {
 }
 KINDS = (PRODUCTS, ATTENTION, OTHER, OPTIMIZER, GENERATION, DATA, *dict.fromkeys(COLLECTIVES.values()), IDLE)
 MAX_OPERATORS = 10
-# Categories of memory; the first four are identified by their tensors
+# Categories of memory; the first four are recognized by their tensors
 WEIGHTS, MASTERS, GRADIENTS, STATES = "weights", "master weights", "gradients", "optimizer"
 REST = "activations and all else"
 
@@ -62,7 +62,7 @@ _PRODUCTS = re.compile(
     r"^aten::(_?(scaled_|int_|grouped_|scaled_grouped_)?mm|addmm|addmm_|bmm|baddbmm|mv|addmv|dot|linear|matmul)$"
     r"|mkldnn_linear|gemm|gemv|cutlass|nvjet|xmma"
 )
-# Operators in C++; autograd nodes are excluded because they also run hooks, which may wait
+# C++ operators, which do not wait for collectives; autograd nodes may, because they run hooks
 _COMPUTES = re.compile(r"^(?!autograd::|torch::autograd::)\w+::")
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
@@ -71,7 +71,7 @@ _MICROSECOND = 1e-6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operator:
-    """Time of an operator, excluding operators that it calls."""
+    """Time of an operator, without the operators that it calls."""
 
     name: str
     seconds: float  # per step
@@ -80,7 +80,7 @@ class Operator:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Split:
-    """Mean step of a window by kind. ``seconds`` add up to ``step_seconds``; ``hidden`` is additional."""
+    """Mean step of a window by kind of work. ``seconds`` add up to ``step_seconds``, without ``hidden``."""
 
     device: str  # "cuda" or "cpu": the device whose time is split
     steps: int
@@ -91,7 +91,7 @@ class Split:
 
 
 def read_trace(path: Path) -> list[dict[str, Any]]:
-    """Read the events of a trace, gzipped or not."""
+    """Read the events of a trace, which may be gzipped."""
     data = path.read_bytes()
     text = gzip.decompress(data) if path.suffix == ".gz" else data
     events: list[dict[str, Any]] = json.loads(text)["traceEvents"]
@@ -99,7 +99,7 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
 
 
 def split(events: Iterable[Mapping[str, Any]]) -> Split:
-    """Split the time of the annotated steps by kind; raises ValueError if the trace has none."""
+    """Split the time of the annotated steps by kind of work; raises ValueError if the trace has no steps."""
     spans = [_Span.of(event) for event in events if event.get("ph") == "X" and "dur" in event]
     steps = sorted(
         (event for event in spans if event.category == "user_annotation" and event.name.startswith(STEP)),
@@ -113,7 +113,7 @@ def split(events: Iterable[Mapping[str, Any]]) -> Split:
     work = _GpuTime(others, steps[0].thread) if on_gpu else _CpuTime(others, steps[0].thread)
     for step in steps:
         work.add_to(count, step.begin, step.end)
-    scale = _MICROSECOND / len(steps)  # from microseconds of the window to seconds per step
+    scale = _MICROSECOND / len(steps)  # converts microseconds of all steps to seconds per step
     most_expensive = sorted(count.operators.items(), key=lambda item: -item[1])[:MAX_OPERATORS]
     return Split(
         device="cuda" if on_gpu else "cpu",
@@ -130,9 +130,9 @@ def split(events: Iterable[Mapping[str, Any]]) -> Split:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Allocated:
-    """Tensor memory during a trace in bytes: at its beginning and at its peak.
+    """Tensor memory by torch's allocators in bytes: at the beginning of a trace and at its peak.
 
-    Counted by torch's allocators. On a CPU the count starts at 0 at the trace's beginning.
+    On a CPU, only memory allocated since the beginning is counted, so ``before`` is 0.
     """
 
     before: int
@@ -140,7 +140,7 @@ class Allocated:
 
 
 def allocated(events: Iterable[Mapping[str, Any]], *, gpu: bool) -> Allocated | None:
-    """Read tensor memory of GPU or host from memory events (``profile_memory``); None without such events."""
+    """Read the tensor memory of GPU or host from memory events (``profile_memory``); None without them."""
     first_total, peak = None, 0
     kind = 1 if gpu else 0  # c10's DeviceType
     for event in sorted((item for item in events if item.get("name") == "[memory]"), key=lambda e: e["ts"]):
@@ -157,6 +157,8 @@ def allocated(events: Iterable[Mapping[str, Any]], *, gpu: bool) -> Allocated | 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
+    """Event of the trace with a duration."""
+
     name: str
     category: str
     thread: tuple[Any, Any]
@@ -178,7 +180,7 @@ class _Span:
 
 
 class _Totals:
-    """Microseconds by kind and operator."""
+    """Sums over all steps: microseconds by kind, of hidden collectives and by operator; calls by operator."""
 
     def __init__(self) -> None:
         self.kinds: defaultdict[str, float] = defaultdict(float)
@@ -189,7 +191,7 @@ class _Totals:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Interval of a thread, or of the streams, with one running operator."""
+    """Interval of the training thread or of a GPU stream with a single running operator."""
 
     begin: float
     end: float
@@ -200,17 +202,17 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """Open span on a thread's stack, with properties inherited from the enclosing spans."""
+    """Running span on the stack of a thread, with properties inherited from the enclosing spans."""
 
     end: float
     kind: str | None
     operator: str | None
-    inherited: str | None  # kind of all spans inside it; None: each has its own kind
+    inherited: str | None  # kind of all spans inside this one; None: each span determines its kind
     waits: bool = True
 
 
 class _CpuTime:
-    """Time of the training thread."""
+    """Time of a CPU run: of the training thread, with collectives on other threads."""
 
     def __init__(self, spans: Sequence[_Span], thread: tuple[Any, Any]) -> None:
         annotated = [span for span in spans if span.category in ("cpu_op", "user_annotation")]
@@ -244,7 +246,7 @@ class _CpuTime:
 
 
 class _GpuTime:
-    """Time of a GPU's streams."""
+    """Time of a GPU run: of the streams, with data loading on the training thread."""
 
     def __init__(self, spans: Sequence[_Span], thread: tuple[Any, Any]) -> None:
         launched = _launched(spans)
@@ -295,7 +297,7 @@ class _GpuTime:
 
 
 def _launched(spans: Sequence[_Span]) -> dict[int | None, tuple[str | None, str | None]]:
-    """Map each launching call's correlation id to kind and operator of the work that it launches."""
+    """Return the correlation id of each launching call -> (kind, operator) of the work that it launches."""
     launched: dict[int | None, tuple[str | None, str | None]] = {}
     by_thread: defaultdict[tuple[Any, Any], list[_Span]] = defaultdict(list)
     for item in spans:
@@ -316,7 +318,7 @@ def _launched(spans: Sequence[_Span]) -> dict[int | None, tuple[str | None, str 
 
 
 def _frame(span: _Span, enclosing: _Frame | None) -> _Frame:
-    """Build the frame of a span inside the frame ``enclosing``."""
+    """Build the frame of a span that runs inside the frame ``enclosing``."""
     phase_inside = enclosing.inherited if enclosing else None
     if span.category == "user_annotation":
         phase = _phase(span.name) or phase_inside
@@ -331,7 +333,7 @@ def _frame(span: _Span, enclosing: _Frame | None) -> _Frame:
 
 
 def _thread_pieces(spans: Sequence[_Span], begin: float, end: float) -> Iterator[_Piece]:
-    """Split a thread's time into pieces by the innermost operator, or by its phase."""
+    """Split a thread's time from ``begin`` to ``end`` into pieces by the innermost running span."""
     stack: list[_Frame] = []
     cursor = begin
 
@@ -354,7 +356,7 @@ def _thread_pieces(spans: Sequence[_Span], begin: float, end: float) -> Iterator
 
 
 def _phase(name: str) -> str | None:
-    """Return the kind of all work within an annotation; None if the annotation does not define one."""
+    """Return the kind of all work inside an annotation; None if the annotation does not determine it."""
     if name.startswith("Optimizer."):  # annotations of torch.optim.Optimizer: step and zero_grad
         return OPTIMIZER
     if name.startswith("enumerate(DataLoader)"):
@@ -364,7 +366,7 @@ def _phase(name: str) -> str | None:
 
 
 def _collective(name: str) -> str | None:
-    """Return the collective that an operator, span or kernel belongs to; None if it is not one."""
+    """Return the collective that an operator, span or kernel belongs to; None for other work."""
     if not _COLLECTIVE.match(name):
         return None
     letters = re.sub(r"[^a-z]", "", name.partition("<")[0].lower())
@@ -372,6 +374,7 @@ def _collective(name: str) -> str | None:
 
 
 def _kind_by_name(name: str) -> str:
+    """Return the kind of an operator or kernel that is not a collective."""
     if _ATTENTION.search(name):
         return ATTENTION
     return PRODUCTS if _PRODUCTS.search(name) else OTHER
@@ -381,7 +384,7 @@ _Stretch = tuple[float, float, str]  # begin, end, kind
 
 
 class _Timeline:
-    """Kind that runs at each moment; of overlapping stretches, the first one."""
+    """Stretches of time with a kind, without overlaps: where two overlap, the later one is cut."""
 
     def __init__(self, stretches: Iterable[_Stretch]) -> None:
         self.stretches: list[_Stretch] = []
@@ -392,18 +395,19 @@ class _Timeline:
         self._ends = [end for _, end, _ in self.stretches]
 
     def between(self, begin: float, end: float) -> Iterator[_Stretch]:
-        """Iterate over the stretches from ``begin`` to ``end``, clipped."""
+        """Iterate over the stretches between ``begin`` and ``end``, clipped to that interval."""
         for start, stop, kind in self.stretches[bisect.bisect_right(self._ends, begin) :]:
             if start >= end:
                 return
             yield max(start, begin), min(stop, end), kind
 
     def covered(self, begin: float, end: float) -> float:
-        """Return how much of the time from ``begin`` to ``end`` is covered by stretches."""
+        """Return the total length of the stretches between ``begin`` and ``end``."""
         return sum(stop - start for start, stop, _ in self.between(begin, end))
 
 
 def _clipped(spans: Iterable[_Span], begin: float, end: float, kind: str | None = None) -> _Timeline:
+    """Build the timeline of spans between ``begin`` and ``end``. ``kind``: of all spans; None: by name."""
     return _Timeline(
         (max(span.begin, begin), min(span.end, end), kind or _collective(span.name) or OTHER)
         for span in spans
@@ -412,4 +416,5 @@ def _clipped(spans: Iterable[_Span], begin: float, end: float, kind: str | None 
 
 
 def _timeline_of_pieces(pieces: Iterable[_Piece], begin: float, end: float) -> _Timeline:
+    """Build the timeline of pieces, clipped to the interval from ``begin`` to ``end``."""
     return _Timeline((max(piece.begin, begin), min(piece.end, end), piece.kind or OTHER) for piece in pieces)

@@ -98,7 +98,7 @@ Columns = Annotated[
 
 
 def _needs_list(section: type[BaseModel], name: str, text: str) -> bool:
-    """Whether ``text`` must be wrapped in a list: the setting is a list without ``text`` as a choice."""
+    """Whether ``text`` must be wrapped in a list: a list setting that has no such choice."""
     info = section.model_fields.get(name)
     types = get_args(info.annotation) if info and get_origin(info.annotation) is not tuple else ()
     types = types or ((info.annotation,) if info else ())
