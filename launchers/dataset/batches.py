@@ -63,7 +63,7 @@ class MicroBatch:
         positions = {"position_ids": self.position_ids} if self.packed else {}
         return {"input_ids": self.input_ids, **positions, **self.vision}
 
-    def sums(self, values: torch.Tensor) -> torch.Tensor:
+    def sum_by_sequence(self, values: torch.Tensor) -> torch.Tensor:
         """Sum ``values``, one per token, over each sequence: [sequences]."""
         if self.cu_seq_lens is None:
             return values.sum(-1)
@@ -277,7 +277,7 @@ def collate_pairs(rows: list[Row], pad_id: int, multiple: int | None = None) -> 
 
 def summed_log_probabilities(logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
     """Sum the log-probabilities of the labels over each sequence: [sequences], fp32."""
-    return batch.sums(log_probabilities(logits, batch.labels))
+    return batch.sum_by_sequence(log_probabilities(logits, batch.labels))
 
 
 def log_probabilities(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -261,7 +261,7 @@ def _check_prompt(row: Fields, messages: tuple[Message, ...]) -> None:
         return
     prompt = _parse_prompt(row)
     if prompt not in (messages, messages[-len(prompt) :]):
-        raise BadRow("the whole chats do not begin with `prompt`")
+        raise BadRow("the complete chats do not begin with `prompt`")
 
 
 def _parse_prompt(row: Fields) -> tuple[Message, ...]:

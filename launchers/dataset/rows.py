@@ -47,7 +47,10 @@ class ImageReader(Protocol):
     def attach(
         self, messages: Sequence[Message], row: Fields, /
     ) -> tuple[tuple[Message, ...], tuple[bytes, ...]]:
-        """Return the turns with turns.IMAGE for each image, and the images in order; raises BadRow."""
+        """Read the images of a row's turns; raises BadRow.
+
+        Returns the turns, with the placeholder turns.IMAGE for each image, and the encoded images in order.
+        """
         ...
 
 

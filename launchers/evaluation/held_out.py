@@ -136,7 +136,7 @@ class _NextToken(_Scorer):
         total, labels = 0.0, 0
         for _, batch, logits in self._logits(model):
             total += summed_cross_entropy(logits, batch.labels.to(logits.device)).item()
-            labels += _labels(batch)
+            labels += _count_labels(batch)
         return Score(loss=total / max(1, labels), labels=labels, rows=len(self._rows))
 
 
@@ -154,7 +154,7 @@ class _Preferences(_Scorer):
             batches.append(answers_of(logits, batch).on_cpu())
             cross_entropy += chosen_cross_entropy(logits, batch).item()
             tokens += sum(int(self._data.row(index).lengths[0]) - 1 for index in indices)
-            labels += _labels(batch)
+            labels += _count_labels(batch)
         policy = Answers.joined(batches)
         self._reference = self._reference or policy
         losses, rewards = Preferences(self._settings).losses(policy, self._reference)
@@ -172,7 +172,7 @@ class _Rewards(_Scorer):
         batches, labels = [], 0
         for _, batch, logits in self._logits(model):
             batches.append(rewards_of(logits.cpu()))
-            labels += _labels(batch)
+            labels += _count_labels(batch)
         rewards = Rewards.joined(batches)
         self.calibration = calibrate((rewards.chosen - rewards.rejected).tolist())
         return self._score(sigmoid_loss(rewards), labels, rewards.means())
@@ -196,7 +196,7 @@ class _Judged(_Scorer):
         for indices, batch, logits in self._logits(model):
             sums = summed_log_probabilities(logits, batch)
             log_probabilities |= dict(zip(indices, sums.tolist(), strict=True))
-            labels += _labels(batch)
+            labels += _count_labels(batch)
         self._reference = self._reference or log_probabilities
         beta = self._settings.preference.beta_of("kto")
         ratios = torch.tensor([log_probabilities[index] - self._reference[index] for index in self._rows])
@@ -309,6 +309,6 @@ def calibrate(margins: list[float]) -> tuple[CalibrationBin, ...]:
     )
 
 
-def _labels(batch: MicroBatch) -> int:
+def _count_labels(batch: MicroBatch) -> int:
     """Count the tokens of a batch that count in the loss."""
     return int((batch.labels >= 0).sum())

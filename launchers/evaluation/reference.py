@@ -37,7 +37,7 @@ def is_needed(job: TrainJob) -> bool:
     return TASKS[job.settings.task].compares and not METHODS[job.plan.method].low_rank
 
 
-def fetch(
+def precompute(
     job: TrainJob, address: NodeAddress, store: Storage, work: Path, *, max_rows: int | None = None
 ) -> Path:
     """Compute the reference log-probabilities, together with other nodes; return the file, below ``work``.
@@ -63,7 +63,7 @@ def fetch(
         "trust_remote_code": job.settings.trust_remote_code,
     }
     on_cpu, limit_s = job.plan.layout.device == "cpu", job.settings.resources.hang_timeout_s
-    files = parts.fetch(division, request, address, store, work, on_cpu=on_cpu, limit_s=limit_s)
+    files = parts.compute_all(division, request, address, store, work, on_cpu=on_cpu, limit_s=limit_s)
     np.save(work / FILE, np.concatenate([np.load(file) for file in files]))
     return work / FILE
 

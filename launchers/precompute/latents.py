@@ -45,12 +45,13 @@ NOISE = "noise.json"
 ENCODERS = ("vae", "text_encoder", "text_encoder_2")
 
 
-def fetch(
+def precompute(
     job: TrainJob, address: NodeAddress, store: Storage, work: Path, *, max_rows: int | None = None
 ) -> Path:
     """Compute the latents of the job's first ``max_rows`` rows (None: all), together with the other nodes.
 
-    Returns their folder, below ``work``. Raises UserError as :func:`launchers.precompute.parts.fetch` does.
+    Returns their folder, below ``work``. Raises UserError as
+    :func:`launchers.precompute.parts.compute_all` does.
     """
     data = Prepared(job.data_dir)
     division = parts.Parts(
@@ -71,7 +72,7 @@ def fetch(
     }
     limit_s = job.settings.resources.hang_timeout_s
     on_cpu, gpus = device == "cpu", job.plan.layout.processes_per_node
-    parts.fetch(
+    parts.compute_all(
         division,
         request,
         address,

@@ -54,7 +54,7 @@ class Parts:
         return f"{self.name}/{self.fingerprint}/{self.file(part)}"
 
 
-def fetch(
+def compute_all(
     parts: Parts,
     request: Mapping[str, Any],
     address: NodeAddress,
@@ -90,7 +90,7 @@ def fetch(
         for number, share in enumerate(shares):
             values = {**request, "parts": share, "count": parts.count, "out": str(work)}
             (work / f"request-{number}.json").write_text(json.dumps(values))
-        _compute(parts, shares, address.node, store, work, on_cpu=on_cpu, limit_s=limit_s)
+        _run_processes(parts, shares, address.node, store, work, on_cpu=on_cpu, limit_s=limit_s)
     return _gather(parts, store, work, limit_s=LOADING_FACTOR * limit_s)
 
 
@@ -109,7 +109,7 @@ def fingerprint(texts: Iterable[str], files: Iterable[Path]) -> str:
     return digest.hexdigest()[:32]
 
 
-def _compute(
+def _run_processes(
     parts: Parts,
     shares: list[list[int]],
     node: int,

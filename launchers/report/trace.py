@@ -319,15 +319,17 @@ def _launched(spans: Sequence[_Span]) -> dict[int | None, tuple[str | None, str 
 
 def _frame(span: _Span, enclosing: _Frame | None) -> _Frame:
     """Build the frame of a span that runs inside the frame ``enclosing``."""
-    phase_inside = enclosing.inherited if enclosing else None
+    inherited_phase = enclosing.inherited if enclosing else None
     if span.category == "user_annotation":
-        phase = _phase(span.name) or phase_inside
+        phase = _phase(span.name) or inherited_phase
         operator = enclosing.operator if enclosing else None
         return _Frame(span.end, phase or (enclosing.kind if enclosing else None), operator, phase)
     waits = not _COMPUTES.match(span.name)
-    kind = _collective(span.name) or phase_inside or _kind_by_name(span.name)
+    kind = _collective(span.name) or inherited_phase or _kind_by_name(span.name)
     inherited_kind = (
-        kind if kind in (ATTENTION, DATA, OPTIMIZER, GENERATION) or _collective(span.name) else phase_inside
+        kind
+        if kind in (ATTENTION, DATA, OPTIMIZER, GENERATION) or _collective(span.name)
+        else inherited_phase
     )
     return _Frame(span.end, kind, span.name, inherited_kind, waits)
 

@@ -185,17 +185,17 @@ def with_reference(job: TrainJob, address: NodeAddress, store: Storage, work: Pa
     """Add precomputed latents or reference log-probabilities to the job, if its task needs them.
 
     All nodes compute them together, or reuse what is in ``store``. Raises UserError and RankFailed as
-    :func:`launchers.precompute.parts.fetch` does.
+    :func:`launchers.precompute.parts.compute_all` does.
     """
     images = TASKS[job.settings.task].images
     if not images and not reference.is_needed(job):
         return job
-    fetch = latents.fetch if images else reference.fetch
-    job = replace(job, reference=fetch(job, address, store, work / "reference"))
+    precompute = latents.precompute if images else reference.precompute
+    job = replace(job, reference=precompute(job, address, store, work / "reference"))
     if not job.evaluates:
         return job
     held_out = replace(job, data_dir=job.held_out_dir)
-    held_out_reference = fetch(held_out, address, store, work / "held-out", max_rows=MAX_ROWS)
+    held_out_reference = precompute(held_out, address, store, work / "held-out", max_rows=MAX_ROWS)
     return replace(job, held_out_reference=held_out_reference)
 
 

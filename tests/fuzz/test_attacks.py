@@ -240,7 +240,7 @@ def test_parquet_that_decodes_to_gigabytes_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.parquet"
     parquet.write_table(pyarrow.table({"text": values}), file, compression="zstd", store_schema=False)
     assert file.stat().st_size < 1000
-    with held_to(file.stat().st_size), pytest.raises(UserError, match="decompression bombs"):
+    with held_to(file.stat().st_size), pytest.raises(UserError, match="decompression bomb"):
         list(files.open_rows(file))
 
 
@@ -273,7 +273,7 @@ def test_parquet_that_repeats_one_value_endlessly_is_refused(tmp_path: Path, nes
     file = repeated_value(tmp_path, 20_000, nested=nested)
     assert file.stat().st_size < 2 * MIB
     before, began = reset_peak(), time.process_time()
-    with pytest.raises(UserError, match="decompression bombs"):
+    with pytest.raises(UserError, match="decompression bomb"):
         for _ in files.open_rows(file):
             pass
     assert resident_peak() - before < 250 * MIB
