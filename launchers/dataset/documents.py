@@ -158,6 +158,7 @@ class Documents:
         )
 
     def _images_of(self, document: int) -> Iterator[NDArray[np.uint8]]:
+        """Iterate over the encoded images of a document."""
         if len(self._image_offsets) == 1:
             return
         for image in range(self._first_images[document], self._first_images[document + 1]):
@@ -166,6 +167,7 @@ class Documents:
             yield np.frombuffer(self._images.read(last - first), dtype=np.uint8)
 
     def _read(self, document: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """Read the tokens of a document, and whether each counts in the loss."""
         first, length = int(self._offsets[document]), int(self.lengths[document])
         self._tokens.seek(4 * first)
         self._counted.seek(first)

@@ -92,6 +92,7 @@ def _draw_shape(
     center: tuple[float, float],
     half: float,
 ) -> None:
+    """Draw one shape. ``half``: half of its width in pixels."""
     x, y = center
     box, line = (x - half, y - half, x + half, y + half), _LINE * half
     if shape == "circle":

@@ -175,7 +175,7 @@ class _Json(_TextFile):
         with self.path.open(encoding="utf-8-sig") as self._file:
             self._cursor, self._count = _Cursor(self._file), 0
             try:
-                yield from self._values()
+                yield from self._rows()
             except json.JSONDecodeError as error:
                 line = self._cursor.line_of(error.pos)
                 yield self._number, BadRow(f"not JSON ({error.msg}, line {line})")
@@ -191,7 +191,8 @@ class _Json(_TextFile):
         """Number of the next row: its first line, or its index in a file without line breaks."""
         return self._cursor.line if self.unit == "line" else self._count + 1
 
-    def _values(self) -> Iterator[tuple[int, Any]]:
+    def _rows(self) -> Iterator[tuple[int, Any]]:
+        """Iterate over (number, row); raises an error at the first invalid value."""
         cursor = self._cursor
         is_list = cursor.peek() == "["
         if is_list:
@@ -261,10 +262,12 @@ class _Cursor:
         return self.line + self._text.count("\n", self._at, position)
 
     def _go_to(self, position: int) -> None:
+        """Move the cursor forward, and count the lines on the way."""
         self.line += self._text.count("\n", self._at, position)
         self._at = position
 
     def _read_more(self) -> bool:
+        """Append the next piece of the file to the buffer; return False at the end of the file."""
         remaining = self._text[self._at :]
         chunk = self._file.read(max(_CHUNK, len(remaining)))
         if chunk:
@@ -285,7 +288,7 @@ class _Csv(_TextFile):
                 header = self._file.readline()
                 self._file.seek(0)
                 rows = csv.reader(self._file, delimiter=self._delimiter(header), strict=True)
-                columns = self._columns(next(rows, []))
+                columns = self._parse_header(next(rows, []))
                 number = rows.line_num + 1
                 for cells in rows:
                     if cells:
@@ -301,7 +304,7 @@ class _Csv(_TextFile):
             return "\t"
         return max(",;\t|", key=header.count)  # the first one if several are equally frequent
 
-    def _columns(self, names: list[str]) -> list[str]:
+    def _parse_header(self, names: list[str]) -> list[str]:
         columns = [name.strip() for name in names]
         duplicates = sorted(name for name, times in Counter(columns).items() if times > 1)
         if duplicates:

@@ -73,6 +73,7 @@ class ParquetLimits:
         return [batch if size <= BATCH_BYTES or not self.dictionary_columns else None]
 
     def _refuse(self, problem: str) -> None:
+        """Raise UserError for a file that may be a decompression bomb."""
         raise UserError(
             f"Dataset {self._path}: {problem}, far more than its size on disk allows; it may be "
             "a decompression bomb.",

@@ -275,6 +275,7 @@ class _Model:
 def _prepare_held_out(
     held_out: Sequence[Sample], model: _Model, settings: Settings, seq_len: int, folder: Path
 ) -> None:
+    """Write held-out rows to ``folder``/heldout, and their prompts to heldout.jsonl."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "heldout.jsonl").open("w", encoding="utf-8") as file:
         for sample in held_out:

@@ -113,6 +113,7 @@ class Prepared:
         self.info = PreparedInfo(**json.loads((folder / "info.json").read_text()))
 
     def _array(self, name: str) -> NDArray[np.int32]:
+        """Return a memory-mapped array by name; each file is opened once."""
         import numpy as np
 
         if name not in self._arrays:
@@ -135,6 +136,7 @@ class Prepared:
         return np.memmap(self.folder / _IMAGES, dtype=np.uint8, mode="r")
 
     def _images_of(self, index: int) -> Sequence[NDArray[np.uint8]]:
+        """Return the encoded images of a row."""
         if not self.has_images:
             return ()
         first, last = self._array("row_images")[index : index + 2]

@@ -28,6 +28,7 @@ class Progress:
         print(self._line(count, share() if share else None, now - self._started), file=sys.stderr, flush=True)
 
     def _line(self, count: int, share: float | None, seconds: float) -> str:
+        """Format a progress line. ``seconds``: time since the start."""
         if share is None and self._total:
             share = count / self._total
         total = f" of {self._total:,}" if self._total else ""

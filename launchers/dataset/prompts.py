@@ -85,10 +85,11 @@ def tokenized(conversations: Iterable[Conversation], tokenizer: Any) -> Iterator
         texts = [render.prompt_of(conversation, tokenizer)[0] for _, conversation in batch]
         ids_of = tokenizer(texts, add_special_tokens=False, verbose=False).input_ids
         for (index, conversation), text, ids in zip(batch, texts, ids_of, strict=True):
-            yield _prompt(index, conversation, text, len(ids)), ids
+            yield _make_prompt(index, conversation, text, len(ids)), ids
 
 
-def _prompt(index: int, conversation: Conversation, text: str, tokens: int) -> Prompt:
+def _make_prompt(index: int, conversation: Conversation, text: str, tokens: int) -> Prompt:
+    """Build the prompt of a row from its rendered ``text``. ``tokens``: number of tokens in it."""
     if conversation.text is not None:
         prefix = render.text_prompt(conversation.text)
         return Prompt(index=index, text=text, shown=prefix, tokens=tokens, prefix=prefix)

@@ -130,6 +130,7 @@ def _read_modules() -> Iterator[Documented]:
 
 
 def _read_module(module_name: str, module: ModuleType) -> Iterator[Documented]:
+    """Iterate over the documented names of a module, its classes and their members."""
     yield from _documented(module_name, "module", module)
     exported = set(getattr(module, "__all__", ()))
     for name in sorted(exported | set(dir(module))):
@@ -164,6 +165,7 @@ def _documented(name: str, kind: Kind, value: Any) -> Iterator[Documented]:
 
 
 def _signature(value: Any) -> str:
+    """Return the parameter names of a function in parentheses; empty if unknown."""
     try:
         parameters = list(inspect.signature(value).parameters)
     except (ValueError, TypeError):

@@ -113,6 +113,7 @@ def tokenize(
 def _tokenize(
     conversations: Sequence[Conversation], tokenizer: Any, train_on_prompt: bool, last_turn_only: bool
 ) -> Iterator[Tokens]:
+    """Tokenize one batch of conversations (:func:`tokenize`)."""
     turn_end = _TurnEnd(tokenizer)
     template_marks = _marks_answers(tokenizer)
     turns_by_row = [_turns_to_mask(item, train_on_prompt, last_turn_only) for item in conversations]
@@ -193,6 +194,7 @@ def render_messages(messages: Sequence[Message], tokenizer: Any, *, prompt: bool
 
 
 def _token_ids(tokenizer: Any, texts: list[str], *, special: bool) -> list[list[int]]:
+    """Tokenize texts. ``special``: add begin and end tokens as the tokenizer does by default."""
     if not texts:
         return []
     # verbose=False: no warning about rows longer than the model's limit, which are truncated later

@@ -143,6 +143,7 @@ def holds_images(folder: Path) -> bool:
 
 
 def _splits(folder: Path) -> list[str]:
+    """Read the names of the splits in a save_to_disk folder; raises UserError."""
     try:
         names = parse_json(read_text(folder / _SPLITS))["splits"]
         return [plain_name(name) for name in names]
@@ -151,6 +152,7 @@ def _splits(folder: Path) -> list[str]:
 
 
 def _from_s3(url: str, folder: Path) -> Path:
+    """Download a file from S3 into ``folder``; raises UserError."""
     bucket, key = remote.s3_location(url)
     target = folder / Path(key).name
     client = remote.s3_client()
@@ -160,6 +162,7 @@ def _from_s3(url: str, folder: Path) -> Path:
 
 
 def _from_hub(dataset: str, folder: Path) -> Path:
+    """Download a Hub dataset, and convert it to a file or folder in ``folder``; raises UserError."""
     full_name, split = split_of(dataset)
     name, _, configuration = full_name.partition(":")
     rows = _load_from_hub(name, configuration or None, split or SPLIT)
@@ -200,6 +203,7 @@ def _save(rows: Any, target: Path) -> Path:
 
 
 def _load_from_hub(name: str, configuration: str | None, split: str) -> Any:
+    """Load a split with ``datasets.load_dataset``; raises UserError."""
     try:
         import datasets
     except ImportError:

@@ -117,7 +117,7 @@ def chat(values: Any, name: str, row: Fields, *, ends_with: Role = "assistant") 
     if not isinstance(values, list):
         raise BadRow(f"`{name}` is not a list")
     keys = role_and_content_keys(values)
-    messages = [_turn(value, f"{name}[{index}]", keys, row) for index, value in enumerate(values)]
+    messages = [_parse_turn(value, f"{name}[{index}]", keys, row) for index, value in enumerate(values)]
     if messages and messages[0].role != "system" and name in ("messages", "conversations"):
         messages = [*system_of(row), *messages]
     _check_order(messages, ends_with)
@@ -157,7 +157,8 @@ def decode_json(value: Any) -> Any:
     return value
 
 
-def _turn(value: Any, location: str, keys: tuple[str, str], row: Fields) -> Message:
+def _parse_turn(value: Any, location: str, keys: tuple[str, str], row: Fields) -> Message:
+    """Parse one message; raises BadRow. ``keys``: keys of role and content. ``location``: for messages."""
     if not isinstance(value, dict):
         raise BadRow(f"{location} is not an object")
     role_key, content_key = keys

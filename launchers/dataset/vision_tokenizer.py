@@ -143,10 +143,11 @@ class VisionTokenizer:
 
 def to_content_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Convert contents with :data:`launchers.dataset.turns.IMAGE` to lists of text and image parts."""
-    return [{**message, "content": _parts(message["content"])} for message in messages]
+    return [{**message, "content": _content_parts(message["content"])} for message in messages]
 
 
-def _parts(content: str) -> list[dict[str, str]]:
+def _content_parts(content: str) -> list[dict[str, str]]:
+    """Split a content at its image placeholders."""
     texts = content.split(IMAGE)
     parts: list[dict[str, str]] = []
     for number, text in enumerate(texts):

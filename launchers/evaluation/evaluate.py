@@ -258,6 +258,7 @@ def main() -> None:
 
 
 def _evaluate(request: EvaluationRequest) -> EvaluationResult:
+    """Score both models and generate their answers, in this process."""
     with collector_paused():
         import torch
 
@@ -326,6 +327,7 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
 
 
 def _evaluate_images(request: EvaluationRequest, device: str) -> EvaluationResult:
+    """Score both pipelines and generate their images, in this process."""
     from launchers.images.prepared import PreparedImages
 
     held_out = request.data_dir / "heldout"

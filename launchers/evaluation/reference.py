@@ -53,7 +53,7 @@ def precompute(
     count = min(len(data), max_rows or sys.maxsize)
     if max_rows is None:
         count = len(_Items(data, judged=TASKS[job.settings.task].judged))
-    division = _parts(job, count)
+    division = _division(job, count)
     work = work / division.fingerprint  # ``work`` may contain parts of an earlier run with other rows
     request = {
         "model_dir": str(job.model_dir),
@@ -68,7 +68,7 @@ def precompute(
     return work / FILE
 
 
-def _parts(job: TrainJob, count: int) -> parts.Parts:
+def _division(job: TrainJob, count: int) -> parts.Parts:
     """Divide the computation into parts, with a fingerprint of weights, rows and precision."""
     texts = (
         Prepared(job.data_dir).info.fingerprint,

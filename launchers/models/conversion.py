@@ -39,7 +39,7 @@ def has_record_of(sizes: Mapping[str, int], folder: Path) -> bool:
 
 def is_converted_from(source: Path, folder: Path) -> bool:
     """Whether ``folder`` was converted from the present files of ``source``."""
-    paths = _sources(source)
+    paths = _files_to_convert(source)
     if not has_record_of(_sizes(paths), folder):
         return False
     converted_ns = (folder / _RECORD).stat().st_mtime_ns
@@ -55,7 +55,7 @@ def convert(source: Path, folder: Path, write: Callable[[Path, Path], None]) -> 
     temporary = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
     temporary.mkdir(parents=True)
     try:
-        paths = _sources(source)
+        paths = _files_to_convert(source)
         (temporary / _RECORD).write_text(json.dumps(_sizes(paths), indent=2) + "\n", encoding="utf-8")
         for path in paths:
             if not path.name.endswith(_WEIGHTS):
@@ -68,7 +68,7 @@ def convert(source: Path, folder: Path, write: Callable[[Path, Path], None]) -> 
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _sources(folder: Path) -> list[Path]:
+def _files_to_convert(folder: Path) -> list[Path]:
     """List the files of a model to convert, sorted."""
     patterns = PATTERNS + PICKLED_PATTERNS
     return [
@@ -95,6 +95,7 @@ def write_shards(shards: Iterable[tuple[str, dict[str, torch.Tensor]]], folder: 
 
 
 def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """Write a safetensors file; raises OSError (ENOSPC) if the disk is full."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 

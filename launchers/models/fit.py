@@ -164,6 +164,7 @@ def _differences(meta_model: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict
 
 
 def _describe_differences(*, missing: Sequence[str], mismatched: Sequence[str], unused: Sequence[str]) -> str:
+    """List the differences with the first tensors of each kind; empty if there are none."""
     parts = (("missing", missing), ("of another shape", mismatched), ("not used by such a model", unused))
     return "; ".join(
         f"{len(names)} tensor{'s are' if len(names) > 1 else ' is'} {problem} "

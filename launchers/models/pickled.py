@@ -102,6 +102,7 @@ def _unreadable(path: Path, reason: str) -> UserError:
 
 
 def _import_torch(path: Path) -> Any:
+    """Import torch; raises UserError if it is not installed."""
     try:
         with collector_paused():
             import torch

@@ -189,6 +189,7 @@ def _write_weights(folder: Path, seed: int, config: Mapping[str, Any]) -> None:
 
 
 def _save(weights: Sequence[_Weight], path: Path, dtype: str) -> None:
+    """Write a safetensors file of these weights."""
     if dtype == "float32":
         from safetensors.numpy import save_file
 

@@ -148,6 +148,7 @@ def _check_space(folder: Path, needed_bytes: int, name: str) -> None:
 
 
 def _fetch_hub(repo_id: str, folder: Path) -> Path:
+    """Return the model's folder in the Hub's cache, or download it into ``folder``; raises UserError."""
     huggingface_hub = remote.hub()
 
     if _is_complete(folder):
@@ -248,6 +249,7 @@ def _wait_for(lock: IO[str], folder: Path) -> None:
 
 
 def _fetch_s3(url: str, folder: Path) -> Path:
+    """Download a model from S3 into ``folder``, without files that exist already; raises UserError."""
     bucket, prefix = remote.s3_location(url)
     client = remote.s3_client()
     with remote.s3_errors(url):

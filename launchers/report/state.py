@@ -267,6 +267,7 @@ class RunState:
         return self.plan.layout.world_size if self.plan else max(map(len, self._steps.values()), default=1)
 
     def _add_step(self, event: Step) -> None:
+        """Store a rank's report of a step, and update the metrics of the step unless they are complete."""
         ranks = self._steps.setdefault(event.step, {})
         ranks[event.rank] = event
         earlier = self._metrics.get(event.step)

@@ -109,20 +109,20 @@ def split(events: Iterable[Mapping[str, Any]]) -> Split:
         raise ValueError("the trace has no annotated step")
     others = [event for event in spans if not event.name.startswith(STEP)]
     on_gpu = any(event.category == "kernel" for event in others)
-    count = _Totals()
+    totals = _Totals()
     work = _GpuTime(others, steps[0].thread) if on_gpu else _CpuTime(others, steps[0].thread)
     for step in steps:
-        work.add_to(count, step.begin, step.end)
+        work.add_to(totals, step.begin, step.end)
     scale = _MICROSECOND / len(steps)  # converts microseconds of all steps to seconds per step
-    most_expensive = sorted(count.operators.items(), key=lambda item: -item[1])[:MAX_OPERATORS]
+    most_expensive = sorted(totals.operators.items(), key=lambda item: -item[1])[:MAX_OPERATORS]
     return Split(
         device="cuda" if on_gpu else "cpu",
         steps=len(steps),
         step_seconds=sum(step.end - step.begin for step in steps) * scale,
-        seconds=tuple((kind, count.kinds[kind] * scale) for kind in KINDS if count.kinds[kind] > 0),
-        hidden=tuple((kind, count.hidden[kind] * scale) for kind in KINDS if count.hidden[kind] > 0),
+        seconds=tuple((kind, totals.kinds[kind] * scale) for kind in KINDS if totals.kinds[kind] > 0),
+        hidden=tuple((kind, totals.hidden[kind] * scale) for kind in KINDS if totals.hidden[kind] > 0),
         operators=tuple(
-            Operator(name=name, seconds=seconds * scale, calls=count.calls[name] / len(steps))
+            Operator(name=name, seconds=seconds * scale, calls=totals.calls[name] / len(steps))
             for name, seconds in most_expensive
         ),
     )
@@ -212,7 +212,7 @@ class _Frame:
 
 
 class _CpuTime:
-    """Time of a CPU run: of the training thread, with collectives on other threads."""
+    """Time split of a CPU run, from the operators of the training thread and collectives on other threads."""
 
     def __init__(self, spans: Sequence[_Span], thread: tuple[Any, Any]) -> None:
         annotated = [span for span in spans if span.category in ("cpu_op", "user_annotation")]
@@ -225,28 +225,28 @@ class _CpuTime:
             if span.thread != thread and span.category == "user_annotation" and _collective(span.name)
         ]
 
-    def add_to(self, count: _Totals, begin: float, end: float) -> None:
-        """Count the work from ``begin`` to ``end``."""
+    def add_to(self, totals: _Totals, begin: float, end: float) -> None:
+        """Add the work from ``begin`` to ``end`` to ``totals``."""
         in_progress = _clipped(self._collectives, begin, end)
         for start, stop, kind in in_progress.stretches:
-            count.hidden[kind] += stop - start
+            totals.hidden[kind] += stop - start
         within = [span for span in self._spans if span.begin < end and span.end > begin]
         for piece in _thread_pieces(within, begin, end):
             remaining = piece.end - piece.begin
             for start, stop, kind in in_progress.between(piece.begin, piece.end) if piece.waits else ():
-                count.kinds[kind] += stop - start
-                count.hidden[kind] -= stop - start
+                totals.kinds[kind] += stop - start
+                totals.hidden[kind] -= stop - start
                 remaining -= stop - start
-            count.kinds[piece.kind or IDLE] += remaining
+            totals.kinds[piece.kind or IDLE] += remaining
             if piece.operator is not None:
-                count.operators[piece.operator] += remaining
-        count.calls.update(
+                totals.operators[piece.operator] += remaining
+        totals.calls.update(
             span.name for span in self._spans if span.category == "cpu_op" and begin <= span.begin < end
         )
 
 
 class _GpuTime:
-    """Time of a GPU run: of the streams, with data loading on the training thread."""
+    """Time split of a GPU run, from the work of all streams and data loading on the training thread."""
 
     def __init__(self, spans: Sequence[_Span], thread: tuple[Any, Any]) -> None:
         launched = _launched(spans)
@@ -267,8 +267,8 @@ class _GpuTime:
             self._work.append((piece, collective is not None))
         self._work.sort(key=lambda item: item[0].begin)
 
-    def add_to(self, count: _Totals, begin: float, end: float) -> None:
-        """Count the work from ``begin`` to ``end``."""
+    def add_to(self, totals: _Totals, begin: float, end: float) -> None:
+        """Add the work from ``begin`` to ``end`` to ``totals``."""
         overlapping = [(p, c) for p, c in self._work if p.begin < end and p.end > begin]
         computing = _timeline_of_pieces(
             [p for p, is_collective in overlapping if not is_collective], begin, end
@@ -278,22 +278,22 @@ class _GpuTime:
         )
         data = _clipped(self._data, begin, end, kind=DATA)
         for start, stop, kind in computing.stretches:
-            count.kinds[kind] += stop - start
+            totals.kinds[kind] += stop - start
         for start, stop, kind in communicating.stretches:
             covered = computing.covered(start, stop)
-            count.hidden[kind] += covered
-            count.kinds[kind] += stop - start - covered
+            totals.hidden[kind] += covered
+            totals.kinds[kind] += stop - start - covered
         cursor = begin
         busy = _Timeline([*computing.stretches, *communicating.stretches])
         for start, stop, _ in [*busy.stretches, (end, end, IDLE)]:
             waiting = data.covered(cursor, start)
-            count.kinds[DATA] += waiting
-            count.kinds[IDLE] += start - cursor - waiting
+            totals.kinds[DATA] += waiting
+            totals.kinds[IDLE] += start - cursor - waiting
             cursor = stop
         for piece, _ in overlapping:
             if piece.operator is not None:
-                count.operators[piece.operator] += min(piece.end, end) - max(piece.begin, begin)
-                count.calls[piece.operator] += begin <= piece.begin
+                totals.operators[piece.operator] += min(piece.end, end) - max(piece.begin, begin)
+                totals.calls[piece.operator] += begin <= piece.begin
 
 
 def _launched(spans: Sequence[_Span]) -> dict[int | None, tuple[str | None, str | None]]:
@@ -339,7 +339,8 @@ def _thread_pieces(spans: Sequence[_Span], begin: float, end: float) -> Iterator
     stack: list[_Frame] = []
     cursor = begin
 
-    def until(moment: float) -> Iterator[_Piece]:
+    def pieces_until(moment: float) -> Iterator[_Piece]:
+        """Yield the pieces from ``cursor`` to ``moment``, and end the spans that end before it."""
         nonlocal cursor
         while stack and stack[-1].end <= moment:
             frame = stack.pop()
@@ -352,9 +353,9 @@ def _thread_pieces(spans: Sequence[_Span], begin: float, end: float) -> Iterator
             cursor = moment
 
     for span in spans:
-        yield from until(min(max(span.begin, begin), end))
+        yield from pieces_until(min(max(span.begin, begin), end))
         stack.append(_frame(span, stack[-1] if stack else None))
-    yield from until(end)
+    yield from pieces_until(end)
 
 
 def _phase(name: str) -> str | None:

@@ -94,6 +94,7 @@ class _Tracker:
             self._print_message(f"did not receive all metrics within {CLOSE_S:g} s after the run's end")
 
     def _serve(self, create: Callable[[], Any], config: dict[str, Any]) -> None:
+        """Run the tracker in its thread: create it, send queued rows, and finish it after the last one."""
         try:
             tracker = create()
             tracker.start()

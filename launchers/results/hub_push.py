@@ -120,13 +120,14 @@ def push(folder: Path, page: str, settings: Settings) -> str:
     with _progress(f"push: {format_bytes(size)} in {len(additions)} files to {repo}"):
         for pause_s in PAUSES_S:
             with contextlib.suppress(UnreachedError):
-                return _send(repo, additions, private=private)
+                return _commit(repo, additions, private=private)
             print(f"{repo}: the Hugging Face Hub does not respond; retrying in {pause_s:g} s", flush=True)
             time.sleep(pause_s)
-        return _send(repo, additions, private=private)
+        return _commit(repo, additions, private=private)
 
 
-def _send(repo: str, additions: list[Any], *, private: bool) -> str:
+def _commit(repo: str, additions: list[Any], *, private: bool) -> str:
+    """Create the repository if it does not exist, and upload the files in one commit; return its URL."""
     with _translated_errors(repo):
         api = _api()
         url = api.create_repo(repo, private=private, exist_ok=True)

@@ -62,7 +62,7 @@ class Conversion:
         return _nested(self.values)
 
 
-# Values
+# Translation of values; these functions raise UntranslatableError
 
 
 def _number(value: Any) -> float:
@@ -153,11 +153,13 @@ _PROJECTION_NAMES = {"output_proj": "o_proj", "w1": "gate_proj", "w2": "down_pro
 
 
 def _trackers(value: Any) -> list[str]:
+    """Translate one tracker or a list of them; "none" is omitted."""
     names = value if isinstance(value, list) else [value]
     return [_tracker(name) for name in names if str(name).lower() != "none"]
 
 
 def _targets(value: Any) -> list[str] | str:
+    """Translate LoRA target modules, a list or separated by commas, to names of this package."""
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
     if not isinstance(names, list):
         raise UntranslatableError("not a list of projections")
@@ -198,7 +200,8 @@ _HUB = "export.push names the repository"
 _ALWAYS_WRITTEN = "logs and reports are always written"
 
 
-def _unneeded(note: str, *keys: str) -> dict[str, Rule]:
+def _rules_without_setting(note: str, *keys: str) -> dict[str, Rule]:
+    """Return rules for keys that need no setting, for the reason ``note``."""
     return {key: Rule(setting="", note=note) for key in keys}
 
 
@@ -244,7 +247,7 @@ _TRAINER: dict[str, Rule] = {
     "lora_alpha": Rule(setting="lora.alpha", translate=_positive),
     "lora_dropout": Rule(setting="lora.dropout", translate=_number),
     "use_rslora": Rule(setting="lora.rslora", translate=_flag),
-    **_unneeded(
+    **_rules_without_setting(
         _UNNEEDED,
         *("ddp_timeout", "ddp_find_unused_parameters", "attn_implementation", "use_cache", "tf32"),
         *("remove_unused_columns", "do_train", "do_eval", "gradient_checkpointing_kwargs", "use_peft"),
@@ -258,10 +261,16 @@ _TRAINER: dict[str, Rule] = {
         ),
         *("logging_first_step", "pad_to_multiple_of", "padding_free"),
     ),
-    **_unneeded(_CACHE, "dataset_num_proc", "preprocessing_num_workers", "dataloader_num_workers"),
-    **_unneeded(_CACHE, "overwrite_cache", "dataloader_prefetch_factor", "dataloader_pin_memory"),
-    **_unneeded(_HUB, "push_to_hub", "hub_strategy"),
-    **_unneeded(_ALWAYS_WRITTEN, "plot_loss", "include_tokens_per_second", "include_num_input_tokens_seen"),
+    **_rules_without_setting(
+        _CACHE, "dataset_num_proc", "preprocessing_num_workers", "dataloader_num_workers"
+    ),
+    **_rules_without_setting(
+        _CACHE, "overwrite_cache", "dataloader_prefetch_factor", "dataloader_pin_memory"
+    ),
+    **_rules_without_setting(_HUB, "push_to_hub", "hub_strategy"),
+    **_rules_without_setting(
+        _ALWAYS_WRITTEN, "plot_loss", "include_tokens_per_second", "include_num_input_tokens_seen"
+    ),
 }
 
 RULES: dict[Tool, dict[str, Rule]] = {
@@ -321,9 +330,11 @@ RULES: dict[Tool, dict[str, Rule]] = {
         "chat_template": Rule(
             setting="", note="the model's own chat template is used; chat_template replaces it"
         ),
-        **_unneeded(_CACHE, "dataset_prepared_path", "dataset_processes"),
-        **_unneeded(_UNNEEDED, "model_type", "tokenizer_type", "processor_type", "eval_sample_packing"),
-        **_unneeded(
+        **_rules_without_setting(_CACHE, "dataset_prepared_path", "dataset_processes"),
+        **_rules_without_setting(
+            _UNNEEDED, "model_type", "tokenizer_type", "processor_type", "eval_sample_packing"
+        ),
+        **_rules_without_setting(
             _UNNEEDED,
             "pad_to_sequence_len",
             "flash_attention",
@@ -361,13 +372,21 @@ RULES: dict[Tool, dict[str, Rule]] = {
         "run_val_every_n_steps": Rule(setting="evaluation.every_steps", translate=_count),
         "log_every_n_steps": Rule(setting="log_every", translate=_count),
         "output_dir": Rule(setting="output_dir"),
-        **_unneeded(_UNNEEDED, "device", "shuffle", "gradient_accumulation_steps", "optimizer.fused"),
-        **_unneeded(_UNNEEDED, "loss._component_", "tokenizer._component_", "model._component_"),
-        **_unneeded(_UNNEEDED, "checkpointer._component_", "checkpointer.checkpoint_files"),
-        **_unneeded(_UNNEEDED, "checkpointer.output_dir", "checkpointer.model_type", "tokenizer.path"),
-        **_unneeded(_UNNEEDED, "tokenizer.merges_file", "batch_size_val", "dataset_val._component_"),
-        **_unneeded(_ALWAYS_WRITTEN, "log_level", "log_peak_memory_stats", "metric_logger._component_"),
-        **_unneeded(_ALWAYS_WRITTEN, "metric_logger.log_dir", "metric_logger.filename"),
+        **_rules_without_setting(
+            _UNNEEDED, "device", "shuffle", "gradient_accumulation_steps", "optimizer.fused"
+        ),
+        **_rules_without_setting(_UNNEEDED, "loss._component_", "tokenizer._component_", "model._component_"),
+        **_rules_without_setting(_UNNEEDED, "checkpointer._component_", "checkpointer.checkpoint_files"),
+        **_rules_without_setting(
+            _UNNEEDED, "checkpointer.output_dir", "checkpointer.model_type", "tokenizer.path"
+        ),
+        **_rules_without_setting(
+            _UNNEEDED, "tokenizer.merges_file", "batch_size_val", "dataset_val._component_"
+        ),
+        **_rules_without_setting(
+            _ALWAYS_WRITTEN, "log_level", "log_peak_memory_stats", "metric_logger._component_"
+        ),
+        **_rules_without_setting(_ALWAYS_WRITTEN, "metric_logger.log_dir", "metric_logger.filename"),
     },
 }
 REASONS = {  # reasons reported for keys without a counterpart
@@ -536,6 +555,7 @@ def _is_off(value: Any) -> bool:
 
 
 def _nested(values: Values) -> dict[str, Any]:
+    """Convert values by dotted name to nested mappings."""
     nested: dict[str, Any] = {}
     for name, value in values.items():
         *sections, last = name.split(".")

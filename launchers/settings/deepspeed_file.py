@@ -67,6 +67,7 @@ def _section(path: str, values: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file; raises UserError."""
     try:
         values = parse_json(read_text(path))
     except OSError as error:
@@ -85,6 +86,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _without_auto(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Remove values of "auto" at any depth."""
     return {
         name: _without_auto(value) if isinstance(value, dict) else value
         for name, value in values.items()

@@ -167,6 +167,7 @@ def _pop_deepspeed_file(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parse_value(override: str, text: str) -> Any:
+    """Parse the value of a ``--set`` override as YAML; raises UserError."""
     try:
         value = _PlainLoader(text).get_single_data() if text.strip() else None
     except yaml.YAMLError as error:
@@ -184,6 +185,7 @@ def _parse_value(override: str, text: str) -> Any:
 
 
 def _assign(values: dict[str, Any], path: list[str], value: Any) -> None:
+    """Set a value of nested mappings in place, and create missing sections."""
     for key in path[:-1]:
         values = values.setdefault(key, {})
         if not isinstance(values, dict):

@@ -154,8 +154,8 @@ class Optimizer(Section):
     Adafactor, Muon for matrices with AdamW for the rest, or SGD with momentum 0.9."""
     lr: PositiveFloat | Auto = "auto"
     """Peak learning rate. auto: 2e-5 for full, 2e-4 for low-rank adapters, 1e-3 for LLaMA-Adapters;
-    tiny-llama: 7e-4, 5e-3, and 1e-1 (v1) or 2e-2. Preferences: 1e-6 for full, 1e-5 for adapters. Reward
-    models: 1e-5, 1e-4."""
+    for tiny-llama 7e-4, 5e-3, and 1e-1 (adapter-v1) or 2e-2 (adapter-v2). Preference tasks: 1e-6 for full,
+    1e-5 for adapters. Task reward: 1e-5 for full, 1e-4 for adapters."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay."""
     betas: tuple[Average, Average] = (0.9, 0.95)
