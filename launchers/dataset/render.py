@@ -382,9 +382,8 @@ def _with_either_arguments(
             return render(messages)
     except Exception as error:  # noqa: BLE001 - a template is a program, which can fail in any way
         calls = [call for message in messages for call in message.get("tool_calls", ())]
-        if any(
-            isinstance(call["function"]["arguments"], dict) for call in calls
-        ):  # DeepSeek's templates need text
+        # Templates of DeepSeek need text
+        if any(isinstance(call["function"]["arguments"], dict) for call in calls):
             return _with_either_arguments(render, _with_text_arguments(messages), conversation)
         raise UserError(
             f"{_location(conversation)}: the chat template refuses it: {one_line(error).removesuffix('.')}.",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from launchers.report.window import Window
 
 ETA_STEPS = 20  # number of newest steps whose median time the ETA assumes for the remaining steps
-DRAWN_EVALUATIONS = 2  # number of newest evaluations whose images are kept, besides those of the base model
+KEPT_IMAGE_SETS = 2  # newest evaluations whose images are kept, besides those of the base model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +87,7 @@ class RunState:
         self._evaluated_s = 0.0
         self._checkpoints_s: list[float] = []  # duration of each checkpoint on each rank
         self._evaluations: dict[int, HeldOutLoss] = {}  # by step
-        self._drawn: dict[int, EvaluationImages] = {}  # by step
+        self._evaluation_images: dict[int, EvaluationImages] = {}  # by step
         self._windows: list[Window] = []
         self._late: dict[int, Straggling] = {}  # newest event by rank
 
@@ -111,7 +111,7 @@ class RunState:
 
                 self._windows.append(Window.from_dict(event.window))
             elif isinstance(event, EvaluationImages):
-                self._add_drawn(event)
+                self._add_images(event)
             elif isinstance(event, Straggling):
                 self._late[event.rank] = event
             elif isinstance(event, Evaluated):
@@ -137,7 +137,7 @@ class RunState:
             for values in notes.get("evaluations", ()):
                 self._evaluations[values["step"]] = HeldOutLoss(**values)
             for values in notes.get("drawn", ()):
-                self._add_drawn(EvaluationImages(**values))
+                self._add_images(EvaluationImages(**values))
             if with_metrics:
                 self._metrics = {entry["step"]: Metrics(**entry) for entry in notes.get("metrics", ())}
 
@@ -252,7 +252,7 @@ class RunState:
     @property
     def evaluation_images(self) -> tuple[EvaluationImages, ...]:
         """Images of held-out captions: of the base model (step 0), then of the newest evaluations."""
-        return tuple(event for _, event in sorted(self._drawn.items()))
+        return tuple(event for _, event in sorted(self._evaluation_images.items()))
 
     @property
     def late(self) -> tuple[str, ...]:
@@ -334,10 +334,10 @@ class RunState:
         )
         self._evaluated_s += event.seconds
 
-    def _add_drawn(self, event: EvaluationImages) -> None:
-        self._drawn[event.step] = event
-        for step in sorted(step for step in self._drawn if step)[:-DRAWN_EVALUATIONS]:
-            del self._drawn[step]
+    def _add_images(self, event: EvaluationImages) -> None:
+        self._evaluation_images[event.step] = event
+        for step in sorted(step for step in self._evaluation_images if step)[:-KEPT_IMAGE_SETS]:
+            del self._evaluation_images[step]
 
     def _measurements_of(self, rank: int) -> RankMeasured:
         steps = [ranks[rank] for ranks in self._steps.values() if rank in ranks]

@@ -359,7 +359,7 @@ class _Reporter:
             f"  trace (after the run): {window.trace}",
             "",
         ]
-        print("\n".join(text), end="", flush=True)  # in one write, as above
+        print("\n".join(text), end="", flush=True)  # in one write: nodes may share standard output
 
     def _print_evaluation_progress(self, event: Evaluated) -> None:
         if event.rank == 0 and event.at - self._progress_at >= _EVALUATION_INTERVAL_S:

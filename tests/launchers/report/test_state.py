@@ -13,7 +13,7 @@ from estimator.models import find
 from estimator.plan import Plan
 from estimator.planning.planner import plan
 from launchers.report.metrics import Metrics, summarize
-from launchers.report.state import DRAWN_EVALUATIONS, RunState
+from launchers.report.state import KEPT_IMAGE_SETS, RunState
 from launchers.report.telemetry import (
     DistInfo,
     Evaluated,
@@ -202,7 +202,7 @@ def test_pictures_of_the_base_and_of_the_newest_evaluations_are_kept() -> None:
     run, resumed = RunState(), RunState()
     for step in (3, 0, 1, 4, 2):
         run.add(EvaluationImages(rank=0, step=step, captions=(), pictures=(), at=0.0))
-    assert DRAWN_EVALUATIONS == 2
+    assert KEPT_IMAGE_SETS == 2
     assert [event.step for event in run.evaluation_images] == [0, 3, 4]
     assert [event["step"] for event in run.notes(3, keeps_best=False)["drawn"]] == [0, 3]
     resumed.restore(run.notes(4, keeps_best=False), with_metrics=False)
