@@ -55,8 +55,7 @@ def padding_share(
 ) -> float:
     """Return the share of padding in all positions if micro batches are padded to their longest row."""
     steps = lengths[order[: len(order) // batch * batch]].reshape(-1, batch // processes, processes)
-    rank_rows = steps.transpose(0, 2, 1).reshape(
-        -1, micro_batch
-    )  # as launchers/dataset/batches.py divides them
+    # Divided among ranks and micro batches as in launchers/dataset/batches.py
+    rank_rows = steps.transpose(0, 2, 1).reshape(-1, micro_batch)
     positions = int(rank_rows.max(axis=1).sum()) * micro_batch
     return 1 - int(rank_rows.sum()) / positions

@@ -43,7 +43,7 @@ class Writer:
         (folder / _INFO).unlink(missing_ok=True)
         self._file = (folder / _ROWS).open("wb", buffering=_BUFFER)
         self._digest = hashlib.sha256()
-        self._offsets, self._sources, self._text_length = array("q", [0]), array("i"), array("q")
+        self._offsets, self._sources, self._text_lengths = array("q", [0]), array("i"), array("q")
 
     def __enter__(self) -> Writer:
         return self
@@ -63,14 +63,14 @@ class Writer:
         self._digest.update(line)
         self._offsets.append(self._offsets[-1] + len(line))
         self._sources.append(row.source)
-        self._text_length.append(_text_length(row))
+        self._text_lengths.append(_text_length(row))
 
     def _write_index(self) -> None:
         import numpy as np
 
         np.save(self._folder / "offsets.npy", np.frombuffer(self._offsets, dtype=np.int64))
         np.save(self._folder / "sources.npy", np.frombuffer(self._sources, dtype=np.int32))
-        np.save(self._folder / "characters.npy", np.frombuffer(self._text_length, dtype=np.int64))
+        np.save(self._folder / "characters.npy", np.frombuffer(self._text_lengths, dtype=np.int64))
         (self._folder / _INFO).write_text(json.dumps({"fingerprint": self._digest.hexdigest()}))
 
 

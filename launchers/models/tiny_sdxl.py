@@ -123,9 +123,8 @@ def _write(folder: Path, seed: int) -> None:
             "text_encoder_2": CLIPTextModelWithProjection(text),
         }
     _scale_latents(vae)
-    with (
-        torch.no_grad()
-    ):  # larger embeddings: random layers attenuate them until prompts are indistinguishable
+    # Larger embeddings, because random layers attenuate them until prompts are indistinguishable
+    with torch.no_grad():
         for name in ("text_encoder", "text_encoder_2"):
             parts[name].get_input_embeddings().weight *= _EMBEDDING_SCALE
     scheduler = EulerDiscreteScheduler(**_SCHEDULER)

@@ -47,21 +47,23 @@ class Stragglers:
         self._ranks: dict[int, _Rank] = {}
         self._complete_steps = 0
 
-    def add(self, pace: StepTiming) -> list[Straggling]:
+    def add(self, timing: StepTiming) -> list[Straggling]:
         """Add one rank's timing of a step; return events of ranks that are newly late or have recovered."""
-        paces = self._steps[pace.step]
-        paces[pace.rank] = pace
-        if len(paces) < self._count or self._count < 2:
+        timings = self._steps[timing.step]
+        timings[timing.rank] = timing
+        if len(timings) < self._count or self._count < 2:
             return []
-        for step in [step for step in self._steps if step <= pace.step]:  # earlier steps will stay incomplete
+        for step in [
+            step for step in self._steps if step <= timing.step
+        ]:  # earlier steps will stay incomplete
             del self._steps[step]
         self._complete_steps += 1
         if self._complete_steps <= WARM_UP:
             return []
-        for rank, lag in lags(paces).items():
-            state = self._ranks.setdefault(rank, _Rank(newest=paces[rank]))
-            state.newest = paces[rank]
-            state.lags.append((pace.step, lag, state.newest.dt))
+        for rank, lag in lags(timings).items():
+            state = self._ranks.setdefault(rank, _Rank(newest=timings[rank]))
+            state.newest = timings[rank]
+            state.lags.append((timing.step, lag, state.newest.dt))
             while _is_long_enough(list(state.lags)[1:]):
                 state.lags.popleft()
         return self._changes()
@@ -77,22 +79,22 @@ class Stragglers:
         for rank in self._ranks.values():
             if not _is_long_enough(rank.lags):
                 continue
-            pace, values = rank.newest, [lag for _, lag, _ in rank.lags]
+            timing, values = rank.newest, [lag for _, lag, _ in rank.lags]
             is_late_often = sum(lag > LATE for lag in values) >= LATE_SHARE * len(values)
             late = is_late_often and mean(values) > CERTAIN * stdev(values) / math.sqrt(len(values))
             if rank.straggling is None and late:
                 rank.straggling = Straggling(
-                    rank=pace.rank,
-                    local_rank=pace.local_rank,
-                    node=pace.node,
-                    host=pace.host,
+                    rank=timing.rank,
+                    local_rank=timing.local_rank,
+                    node=timing.node,
+                    host=timing.host,
                     since=rank.lags[0][0],
-                    step=pace.step,
+                    step=timing.step,
                     share=median(values),
                 )
                 changed.append(rank.straggling)
             elif rank.straggling is not None and sum(lag > ON_TIME for lag in values) <= len(values) / 2:
-                changed.append(replace(rank.straggling, step=pace.step, over=True))
+                changed.append(replace(rank.straggling, step=timing.step, over=True))
                 rank.straggling = None
         return [self._mark_whole_node(straggling) for straggling in changed]
 
@@ -102,17 +104,17 @@ class Stragglers:
         return replace(straggling, whole_node=len(late) == self._per_node)
 
 
-def lags(paces: Mapping[int, StepTiming]) -> dict[int, float]:
+def lags(timings: Mapping[int, StepTiming]) -> dict[int, float]:
     """Return rank -> lag: median time of its peers in collectives minus its own, as a share of the step."""
-    ordered = sorted(paces.values(), key=lambda pace: pace.in_collectives)
-    step_s = median(pace.dt for pace in ordered)
+    ordered = sorted(timings.values(), key=lambda timing: timing.in_collectives)
+    step_s = median(timing.dt for timing in ordered)
     peers = len(ordered) - 1
     middle = {(peers - 1) // 2, peers // 2}  # positions of the median among the peers
     lag_by_rank = {}
-    for position, pace in enumerate(ordered):
+    for position, timing in enumerate(ordered):
         values = [ordered[index + (index >= position)].in_collectives for index in middle]
-        lag_by_rank[pace.rank] = (
-            (sum(values) / len(values) - pace.in_collectives) / step_s if step_s > 0 else 0.0
+        lag_by_rank[timing.rank] = (
+            (sum(values) / len(values) - timing.in_collectives) / step_s if step_s > 0 else 0.0
         )
     return lag_by_rank
 

@@ -84,7 +84,7 @@ def closing_facts(
 
 
 def _memory(estimate: MemoryEstimate, peak: MemoryPeak | None) -> tuple[str, str]:
-    """Format predicted and measured memory, by the counter of ``peak``; the device's without a peak."""
+    """Format predicted and measured peak memory. Both are of one counter: that of ``peak``, if measured."""
     predicted = estimate.counted(peak.counter if peak else "device")
     name = peak.name if peak else NAMES["resident"]
     measured = format_bytes(peak.size_bytes if peak else None)

@@ -209,9 +209,8 @@ def _explain(error: ValidationError) -> tuple[str, str]:
             suggestions += [alias] if alias else similar_names(name, dotted_names())
         elif item["type"] == "missing":  # an item of a tuple: no setting is required
             rules_by_name[f"{name.rpartition('.')[0]} = {item['input']!r} has too few values"] = []
-        elif not name or (
-            item["type"] == "value_error" and isinstance(item["input"], dict)
-        ):  # raised by a validator of a section
+        elif not name or (item["type"] == "value_error" and isinstance(item["input"], dict)):
+            # Raised by a validator of a section
             rules_by_name[f"{name}: {item['msg']}".removeprefix(": ").replace("Value error, ", "")] = []
         else:
             message = item["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
