@@ -98,7 +98,7 @@ def choose_plan(
     return launched
 
 
-def out_of_memory(
+def plan_after_out_of_memory(
     plans: Replanning,
     attempt: int,
     failed: Plan,
@@ -122,7 +122,7 @@ def out_of_memory(
     return f"out of memory: a retry will use {following.change}"
 
 
-def after_kill(
+def plan_after_kill(
     plans: Replanning,
     attempt: int,
     launched: Plan,
@@ -141,5 +141,5 @@ def after_kill(
     if plans.has_plan_after(failed):  # stored by another node of this attempt, or by the failed attempt
         return f"{killed} ran out of memory"
     plan = choose_plan(plans, failed, launched, requested_plan=requested_plan)
-    line = out_of_memory(plans, failed, plan, settings, spec, other_machines=False)
+    line = plan_after_out_of_memory(plans, failed, plan, settings, spec, other_machines=False)
     return f"{killed}: {line}"

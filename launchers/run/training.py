@@ -36,7 +36,7 @@ from launchers.report.telemetry import DistInfo, Evaluated, Event, Phase, Profil
 from launchers.report.trackers import Trackers
 from launchers.report.window import Window, summary_lines
 from launchers.run.export_best import export_best, has_no_steps_left, last_step
-from launchers.run.replanning import Replanning, after_kill, choose_plan, out_of_memory
+from launchers.run.replanning import Replanning, choose_plan, plan_after_kill, plan_after_out_of_memory
 from launchers.run.trial import TrialResult, find_decision, run_trials
 from launchers.store.bundles import Storage, put_bundle
 from launchers.store.checkpoints import CheckpointStore, restore_newest
@@ -202,7 +202,9 @@ def with_reference(job: TrainJob, address: NodeAddress, store: Storage, work: Pa
 def _plan_next_attempt(plans: Replanning, attempt: Attempt, job: TrainJob, address: NodeAddress) -> None:
     """Store and log a plan that needs less memory, for the next attempt."""
     spec, other_machines = job.model.spec, attempt.other_machines
-    line = out_of_memory(plans, attempt.number, job.plan, job.settings, spec, other_machines=other_machines)
+    line = plan_after_out_of_memory(
+        plans, attempt.number, job.plan, job.settings, spec, other_machines=other_machines
+    )
     if address.node == 0:
         print(line, flush=True)
 
@@ -232,7 +234,7 @@ def _choose_plan(plans: Replanning, job: TrainJob, attempt: Attempt, report: Cal
     """Return this attempt's plan: the job's, or one that needs less after an attempt out of memory."""
     if attempt.killed is not None:
         report(
-            after_kill(
+            plan_after_kill(
                 plans,
                 attempt.number,
                 job.plan,

@@ -240,7 +240,7 @@ class Settings(Section):
         )
 
     def sequence_length(self, spec: ModelSpec) -> int:
-        """Maximum sequence length in tokens."""
+        """Return the maximum sequence length in tokens, with the model's default resolved."""
         return default_seq_len(spec) if self.seq_len is None else self.seq_len
 
     @property

@@ -13,7 +13,7 @@ from estimator.models import find
 from estimator.planning.next_plan import NextPlan, after_out_of_memory
 from launchers.gang.failures import Failure
 from launchers.gang.watch import oom_kills
-from launchers.run.replanning import Replanning, after_kill, choose_plan, out_of_memory
+from launchers.run.replanning import Replanning, choose_plan, plan_after_kill, plan_after_out_of_memory
 from launchers.settings import Settings
 from launchers.store.bundles import LocalStorage
 
@@ -82,7 +82,7 @@ def test_a_failed_attempt_logs_the_change_of_the_next(plans: Replanning, launche
     settings = Settings(
         model="tiny-llama", global_batch_size=8, seq_len=256, method="full", engine="torchtune"
     )
-    text = out_of_memory(plans, 0, tiny, settings, find("tiny-llama"), other_machines=True)
+    text = plan_after_out_of_memory(plans, 0, tiny, settings, find("tiny-llama"), other_machines=True)
     assert text.startswith(f"out of memory: a retry will use micro batch {tiny.layout.micro_batch_size} -> ")
     assert choose_plan(plans, 1, tiny).layout.micro_batch_size < tiny.layout.micro_batch_size
 
@@ -105,7 +105,7 @@ def test_attempts_whose_containers_were_killed_are_followed_by_plans_that_need_l
         for _node in range(2):  # each node of the attempt comes to the same
             killed = plans.killed_container("train", attempt - 1)
             assert killed == f"pod t-{attempt}"
-            said = after_kill(plans, attempt, tiny, settings, find("tiny-llama"), killed=killed)
+            said = plan_after_kill(plans, attempt, tiny, settings, find("tiny-llama"), killed=killed)
             assert said.startswith(f"pod t-{attempt}")
             assert "out of memory" in said
         used.append(choose_plan(plans, attempt, tiny).layout.micro_batch_size)
