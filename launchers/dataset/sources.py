@@ -168,7 +168,7 @@ def _from_hub(dataset: str, folder: Path) -> Path:
     rows = _load_from_hub(name, configuration or None, split or SPLIT)
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / (re.sub(r"[/:#]", "--", dataset) + ".jsonl")
-    if _has_files(rows):
+    if _has_media(rows):
         return _save(rows, target.with_suffix(".saved"))
     temporary = target.with_name(target.name + ".part")
     progress = Progress(f"reading {dataset}", len(rows))
@@ -183,8 +183,8 @@ def _from_hub(dataset: str, folder: Path) -> Path:
     return target
 
 
-def _has_files(rows: Any) -> bool:
-    """Whether rows have features such as images, which JSON cannot represent."""
+def _has_media(rows: Any) -> bool:
+    """Whether rows contain images or other media, which JSON cannot represent."""
     from datasets.features.features import require_decoding
 
     return any(require_decoding(feature) for feature in rows.features.values())

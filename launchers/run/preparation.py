@@ -151,8 +151,8 @@ def _check_files(settings: Settings, model: ModelRef) -> None:
 def check_matches(plan: Plan | None, settings: Settings, spec: ModelSpec) -> Plan:
     """Return ``plan``, with which the run was launched; raise UserError if the settings contradict it.
 
-    A setting that the planner chooses (empty or ``auto``) contradicts no plan. ``spec``: specification of the
-    model.
+    A setting that is left to the planner (empty or ``auto``) matches every plan. ``spec``: specification of
+    the model.
     """
     if plan is None:
         raise UserError("This run has no plan.", "Start it with `run`, or redeploy the flow.")
