@@ -156,7 +156,7 @@ class RunState:
 
     @property
     def phases(self) -> dict[int, str]:
-        """Name of the present phase by rank."""
+        """Rank -> name of its current phase."""
         return {rank: phase.name for rank, phase in self._phases.items()}
 
     @property
