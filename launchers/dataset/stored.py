@@ -264,11 +264,3 @@ def _decode_conversation(value: dict[str, Any]) -> Conversation:
         line=line,
         source=source,
     )
-
-
-def store_rows(rows: Sequence[Sample], folder: Path) -> StoredRows:
-    """Write rows to a folder, and open it."""
-    with Writer(folder) as writer:
-        for row in rows:
-            writer.add(row)
-    return StoredRows(folder)

@@ -307,19 +307,7 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
         task=request.settings.task,
         base=base,
         finetuned=finetuned,
-        answers=tuple(
-            Answer(
-                prompt=prompt["prompt"],
-                reference=prompt["reference"],
-                base=base_answer,
-                finetuned=finetuned_answer,
-                question=_question(prompt),
-                images=tuple(prompt.get("images", ())),
-            )
-            for prompt, base_answer, finetuned_answer in zip(
-                prompts, base_answers, finetuned_answers, strict=True
-            )
-        ),
+        answers=tuple(map(_answer, prompts, base_answers, finetuned_answers)),
         calibration=() if scorer is None else scorer.calibration,
         device=device,
         precision=precision,
@@ -408,6 +396,18 @@ def _prompts(path: Path, count: int) -> list[dict[str, Any]]:
         return []
     with path.open(encoding="utf-8") as file:
         return [json.loads(line) for line, _ in zip(file, range(count), strict=False)]
+
+
+def _answer(prompt: dict[str, Any], base: str, finetuned: str) -> Answer:
+    """Combine a row of heldout.jsonl with the answers of both models."""
+    return Answer(
+        prompt=prompt["prompt"],
+        reference=prompt["reference"],
+        base=base,
+        finetuned=finetuned,
+        question=_question(prompt),
+        images=tuple(prompt.get("images", ())),
+    )
 
 
 def _question(prompt: dict[str, Any]) -> str:

@@ -71,7 +71,7 @@ class StepTiming:
     dt: float
     in_collectives: float
     at: float = field(default_factory=time.time)
-    kind: str = "pace"
+    kind: str = "timing"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

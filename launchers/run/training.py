@@ -135,10 +135,7 @@ def train(
     # Rank 0 counts the tokens of sampled answers, which the prepared prompts do not contain
     state.tokens_of_steps = None if TASKS[job.settings.task].draws_answers else tokens_of_steps(data)
     reporter = _Reporter(job, attempt.run, state, _Traces(store, attempt.profile), on_event, address.node)
-    # The key contains the data's fingerprint, so that checkpoints of other data or settings are not used
-    fingerprint = data.info.fingerprint
-    if job.plan.engine == "deepspeed" and job.plan.layout.sharding != launched.layout.sharding:
-        fingerprint += f"-{job.plan.layout.sharding}"  # DeepSpeed cannot resume from another ZeRO stage
+    fingerprint = _checkpoint_fingerprint(data, job.plan, launched)
     checkpoints = CheckpointStore(
         store,
         f"{attempt.checkpoints}/{fingerprint}",
@@ -179,6 +176,17 @@ def train(
         evaluations=state.evaluations,
         exported_step=exported,
     )
+
+
+def _checkpoint_fingerprint(data: Prepared, plan: Plan, launched: Plan) -> str:
+    """Return the part of a checkpoint's key that prevents use with other data, settings or ZeRO stages.
+
+    ``launched``: plan that the run was launched with.
+    """
+    fingerprint = data.info.fingerprint
+    if plan.engine == "deepspeed" and plan.layout.sharding != launched.layout.sharding:
+        fingerprint += f"-{plan.layout.sharding}"  # DeepSpeed cannot resume from another ZeRO stage
+    return fingerprint
 
 
 def with_reference(job: TrainJob, address: NodeAddress, store: Storage, work: Path) -> TrainJob:
