@@ -122,7 +122,7 @@ class _Scorer:
     def _score(
         self, losses: Any, labels: int, metrics: dict[str, float], *, added_loss: float = 0.0
     ) -> Score:
-        """Build the score from one loss per row; ``extra`` is added to their mean."""
+        """Build the score from one loss per row; ``added_loss`` is added to their mean."""
         loss = losses.mean().item() + added_loss
         return Score(loss=loss, labels=labels, rows=len(self._rows), metrics=metrics)
 

@@ -1,6 +1,6 @@
 """Loading of transformers models for training, checks and evaluation.
 
-It supports causal language models, vision-language models and reward models; config.json tells them apart.
+It supports causal language models, vision-language models and reward models, distinguished by config.json.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def _silenced() -> Iterator[None]:
 
 
 def _check_layers(folder: Path, config: Any, tensors: int) -> None:
-    """Raise UserError if the model has more layers than tensors: building so many takes time and memory."""
+    """Raise UserError if the model has more layers than tensors: building them takes time and memory."""
     for name in ("num_hidden_layers", "num_encoder_layers", "num_decoder_layers"):
         layers = getattr(config, name, None)
         if isinstance(layers, int) and layers > tensors:
