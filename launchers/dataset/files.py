@@ -200,8 +200,8 @@ class _Json(_TextFile):
         cursor.peek()
         if cursor.line > 1 or not is_list:
             self.unit = "line"
-        while (following := cursor.peek()) and not (is_list and following == "]"):
-            if self._count and (is_list or following == ","):
+        while (next_character := cursor.peek()) and not (is_list and next_character == "]"):
+            if self._count and (is_list or next_character == ","):
                 cursor.expect(",")
                 cursor.peek()
             number, value = self._number, cursor.value()

@@ -34,16 +34,16 @@ def weighted_indices(sources: NDArray[np.integer], settings: Settings) -> NDArra
     """Return the row indices that :func:`weighted` selects. ``sources``: index of each row's dataset."""
     import numpy as np
 
-    chosen: list[NDArray[np.int64]] = []
+    selected_indices: list[NDArray[np.int64]] = []
     for source, weight in enumerate((1.0, *settings.mixture.values())):
         rows = np.flatnonzero(sources == source)
         times = int(weight)
         count = round((weight - times) * len(rows))
-        chosen += [rows] * times
+        selected_indices += [rows] * times
         if count:
             selected = random_stream(settings.seed, "mixture", source).permutation(len(rows))[:count]
-            chosen.append(rows[np.sort(selected)])
-    return np.concatenate(chosen)
+            selected_indices.append(rows[np.sort(selected)])
+    return np.concatenate(selected_indices)
 
 
 def summary(train: Sequence[Sample], settings: Settings) -> str:

@@ -42,5 +42,5 @@ def check_readable(path: Path, beginning: bytes) -> None:
 
 def conversion_advice(path: Path, encoding: str = "ENCODING") -> str:
     """Return advice with the command that converts a file to UTF-8."""
-    new = shlex.quote(f"{path.stem}-utf-8{path.suffix}")
-    return f"Convert it: iconv -f {encoding} -t UTF-8 {shlex.quote(path.name)} > {new}"
+    converted_name = shlex.quote(f"{path.stem}-utf-8{path.suffix}")
+    return f"Convert it: iconv -f {encoding} -t UTF-8 {shlex.quote(path.name)} > {converted_name}"

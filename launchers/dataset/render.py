@@ -412,8 +412,8 @@ def prompt_of(conversation: Conversation, tokenizer: Any) -> tuple[str, str]:
         prompt = _apply(tokenizer, prompt_conversation, messages, prompt=True)
         _check_contents(prompt_conversation, prompt)
         _check_tools(prompt_conversation, prompt)
-        answered = len(prompt_conversation.messages) < len(conversation.messages)
-        return prompt, conversation.messages[-1].content if answered else ""
+        has_answer = len(prompt_conversation.messages) < len(conversation.messages)
+        return prompt, conversation.messages[-1].content if has_answer else ""
     beginning = text_prompt(conversation.text)
     prompt = (tokenizer.bos_token if _adds_bos(tokenizer) else "") + beginning
     return prompt, conversation.text[len(beginning) :][:_REFERENCE_CHARS]

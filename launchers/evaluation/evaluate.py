@@ -151,10 +151,10 @@ class EvaluationResult:
     @property
     def examples(self) -> tuple[Answer, ...]:
         """First answers; if all of them are right, the last one is replaced by the first wrong answer."""
-        first, others = self.answers[:EXAMPLES], self.answers[EXAMPLES:]
+        first, remaining = self.answers[:EXAMPLES], self.answers[EXAMPLES:]
         if self.exact_match is None or not all(answer.finetuned_is_right for answer in first):
             return first
-        wrong_answer = next((answer for answer in others if not answer.finetuned_is_right), None)
+        wrong_answer = next((answer for answer in remaining if not answer.finetuned_is_right), None)
         return first if wrong_answer is None else (*first[:-1], wrong_answer)
 
     def table(self) -> str:

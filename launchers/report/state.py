@@ -255,7 +255,7 @@ class RunState:
         return tuple(event for _, event in sorted(self._evaluation_images.items()))
 
     @property
-    def late(self) -> tuple[str, ...]:
+    def straggler_lines(self) -> tuple[str, ...]:
         """Descriptions of the ranks or nodes that delay the others, or did before."""
         on_gpus = self.plan is not None and self.plan.layout.device == "cuda"
         return tuple(late_lines(self._late.values(), on_gpus=on_gpus))

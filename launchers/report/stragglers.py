@@ -100,7 +100,7 @@ class Stragglers:
 
     def _mark_whole_node(self, straggling: Straggling) -> Straggling:
         """Set ``whole_node`` if all ranks of the event's node are late."""
-        late = {other.rank for other in self.late if other.node == straggling.node} | {straggling.rank}
+        late = {event.rank for event in self.late if event.node == straggling.node} | {straggling.rank}
         return replace(straggling, whole_node=len(late) == self._per_node)
 
 

@@ -107,10 +107,10 @@ def split(events: Iterable[Mapping[str, Any]]) -> Split:
     )
     if not steps:
         raise ValueError("the trace has no annotated step")
-    others = [event for event in spans if not event.name.startswith(STEP)]
-    on_gpu = any(event.category == "kernel" for event in others)
+    work_spans = [event for event in spans if not event.name.startswith(STEP)]
+    on_gpu = any(event.category == "kernel" for event in work_spans)
     totals = _Totals()
-    work = _GpuTime(others, steps[0].thread) if on_gpu else _CpuTime(others, steps[0].thread)
+    work = _GpuTime(work_spans, steps[0].thread) if on_gpu else _CpuTime(work_spans, steps[0].thread)
     for step in steps:
         work.add_to(totals, step.begin, step.end)
     scale = _MICROSECOND / len(steps)  # converts microseconds of all steps to seconds per step
@@ -339,18 +339,18 @@ def _thread_pieces(spans: Sequence[_Span], begin: float, end: float) -> Iterator
     stack: list[_Frame] = []
     cursor = begin
 
-    def pieces_until(moment: float) -> Iterator[_Piece]:
-        """Yield the pieces from ``cursor`` to ``moment``, and end the spans that end before it."""
+    def pieces_until(time: float) -> Iterator[_Piece]:
+        """Yield the pieces from ``cursor`` to ``time``, and end the spans that end before it."""
         nonlocal cursor
-        while stack and stack[-1].end <= moment:
+        while stack and stack[-1].end <= time:
             frame = stack.pop()
             if frame.end > cursor:
                 yield _Piece(cursor, frame.end, frame.kind, frame.operator, frame.waits)
                 cursor = frame.end
-        if moment > cursor:
-            frame = stack[-1] if stack else _Frame(moment, None, None, None)
-            yield _Piece(cursor, moment, frame.kind, frame.operator, frame.waits)
-            cursor = moment
+        if time > cursor:
+            frame = stack[-1] if stack else _Frame(time, None, None, None)
+            yield _Piece(cursor, time, frame.kind, frame.operator, frame.waits)
+            cursor = time
 
     for span in spans:
         yield from pieces_until(min(max(span.begin, begin), end))

@@ -136,9 +136,9 @@ def _automatic_fields(settings: Settings, *, installed: bool) -> dict[str, Any]:
         "liger": installed and importlib.util.find_spec("liger_kernel") is None,
         "compile": installed and not compiler,
     }
-    chosen = {name: getattr(settings, name) for name in excluded}
+    values = {name: getattr(settings, name) for name in excluded}
     automatic = {name: False if is_excluded else None for name, is_excluded in excluded.items()}
-    return {name: automatic[name] if value == "auto" else value for name, value in chosen.items()}
+    return {name: automatic[name] if value == "auto" else value for name, value in values.items()}
 
 
 def _trained_spec(spec: ModelSpec, settings: Settings) -> ModelSpec:

@@ -45,9 +45,9 @@ class Replanning:
             except (FileNotFoundError, ValueError, TypeError, KeyError):  # noqa: PERF203
                 continue
 
-    def store_plan(self, attempt: int, following: NextPlan) -> None:
+    def store_plan(self, attempt: int, next_plan: NextPlan) -> None:
         """Store the plan for the attempts after ``attempt``; all nodes would store the same plan."""
-        values = {**dataclasses.asdict(following), "plan": following.plan.to_json()}
+        values = {**dataclasses.asdict(next_plan), "plan": next_plan.plan.to_json()}
         self.storage.put_bytes(self._key(attempt), json.dumps(values).encode())
 
     def has_plan_after(self, attempt: int) -> bool:
@@ -90,11 +90,11 @@ def choose_plan(
     ``requested_plan``: plan whose machines were requested for this attempt; None: ``launched``.
     """
     gpu = (requested_plan or launched).request.gpu_type
-    for following in plans.plans_after(attempt - 1):
+    for next_plan in plans.plans_after(attempt - 1):
         # A retry may be unable to request other machines, so plans for other GPUs are skipped
-        if not following.needs_other_machine or following.plan.request.gpu_type == gpu:
-            report(f"using another plan because an earlier attempt ran out of memory: {following.change}")
-            return following.plan
+        if not next_plan.needs_other_machine or next_plan.plan.request.gpu_type == gpu:
+            report(f"using another plan because an earlier attempt ran out of memory: {next_plan.change}")
+            return next_plan.plan
     return launched
 
 
@@ -113,13 +113,13 @@ def plan_after_out_of_memory(
     """
     try:
         job = build_job(settings, spec, steps=None)
-        following = after_out_of_memory(failed, job, attempt=attempt, other_machines=other_machines)
+        next_plan = after_out_of_memory(failed, job, attempt=attempt, other_machines=other_machines)
     except UserError as error:
         return f"out of memory, and no other plan was found: {error.problem}"
-    if following is None:
+    if next_plan is None:
         return "out of memory, and no plan needs less: use a larger GPU or shorter sequences"
-    plans.store_plan(attempt, following)
-    return f"out of memory: a retry will use {following.change}"
+    plans.store_plan(attempt, next_plan)
+    return f"out of memory: a retry will use {next_plan.change}"
 
 
 def plan_after_kill(

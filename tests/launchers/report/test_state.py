@@ -165,15 +165,15 @@ def test_each_rank_has_its_place_its_peaks_and_its_own_speed() -> None:
 
 def test_late_ranks_have_a_line_with_their_newest_state() -> None:
     late = Straggling(rank=1, local_rank=0, node=1, host="h1", since=3, step=20, share=0.3)
-    assert "is late" in state(cpu_plan(), None, late).late[0]
+    assert "is late" in state(cpu_plan(), None, late).straggler_lines[0]
     over = dataclasses.replace(late, over=True)
-    (line,) = state(cpu_plan(), None, late, over).late
+    (line,) = state(cpu_plan(), None, late, over).straggler_lines
     assert "on time again" in line
 
 
 def test_a_run_without_a_plan_has_speeds_of_its_own_and_without_events_or_tokens_none() -> None:
     empty = RunState()
-    assert empty.steps == empty.ranks == empty.evaluations == empty.late == ()
+    assert empty.steps == empty.ranks == empty.evaluations == empty.straggler_lines == ()
     assert empty.tokens_per_second is empty.mfu is empty.eta_seconds is empty.memory_peak is None
     for number in (1, 2, 3):
         empty.add(step(number, tokens=0))
