@@ -143,7 +143,7 @@ def _tokenize(
         if conversation.images:
             counted[: len(ids)] &= ~np.isin(ids, tokenizer.image_ids)
         counted[0] = False
-        eos = turn_end.missing(ids) if conversation.ends else None
+        eos = turn_end.eos_to_append(ids) if conversation.ends else None
         if eos is not None:
             counted[len(ids)] = not conversation.messages or conversation.messages[-1].trained
             ids = [*ids, eos]
@@ -184,7 +184,7 @@ def answer_end_token(tokenizer: Any, messages: Sequence[Message]) -> int | None:
     ``messages``: any chat that ends with an answer.
     """
     ids, _ = next(tokenize([Conversation(messages=tuple(messages))], tokenizer))
-    return _TurnEnd(tokenizer).of(ids.tolist())
+    return _TurnEnd(tokenizer).end_token(ids.tolist())
 
 
 def render_messages(messages: Sequence[Message], tokenizer: Any, *, prompt: bool = False) -> str:
@@ -453,11 +453,11 @@ class _TurnEnd:
             end -= 1
         return end if end > first and ids[end - 1] in self._ends else last
 
-    def missing(self, ids: list[int]) -> int | None:
+    def eos_to_append(self, ids: list[int]) -> int | None:
         """Return the EOS token to append; None if the row has an end token, or the tokenizer has no EOS."""
-        return self.eos if self.of(ids) is None else None
+        return self.eos if self.end_token(ids) is None else None
 
-    def of(self, ids: list[int]) -> int | None:
+    def end_token(self, ids: list[int]) -> int | None:
         """Return the end token of the row's last turn, ignoring white space; None if there is none."""
         last = next((token for token in reversed(ids) if token not in self._blank), None)
         return last if last in self._ends else None
