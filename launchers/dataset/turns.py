@@ -109,7 +109,7 @@ class Fields(dict[str, Any]):
 
 
 def chat(values: Any, name: str, row: Fields, *, ends_with: Role = "assistant") -> tuple[Message, ...]:
-    """Parse a list of messages; raises BadRow. ``name``: the list's key in ``row``, for messages.
+    """Parse a list of messages; raises BadRow. ``name``: the list's key in ``row``, for error messages.
 
     The row's ``system`` is put first if the list has no system turn. ``ends_with``: required last role.
     """
@@ -158,7 +158,7 @@ def decode_json(value: Any) -> Any:
 
 
 def _parse_turn(value: Any, location: str, keys: tuple[str, str], row: Fields) -> Message:
-    """Parse one message; raises BadRow. ``keys``: keys of role and content. ``location``: for messages."""
+    """Parse one message; raises BadRow. ``keys``: keys of role and content. ``location``: for errors."""
     if not isinstance(value, dict):
         raise BadRow(f"{location} is not an object")
     role_key, content_key = keys
@@ -299,7 +299,7 @@ def join_parts(content: Any, location: str, images: list[Any] | None = None) -> 
 
 
 def text_of(value: Any, location: str) -> str:
-    """Check that a value is non-empty text, and return it; raises BadRow. ``location``: for messages."""
+    """Check that a value is non-empty text, and return it; raises BadRow. ``location``: for errors."""
     if not isinstance(value, str):
         empty = value is None
         raise BadRow(

@@ -98,7 +98,7 @@ class VisionTokenizer:
         Raises ValueError if the text does not have a placeholder for each image.
         """
         _, replacements = self.processor._process_images([decode_images(images)], **self._image_options)
-        (expand_images,), (offsets,) = self.processor.get_text_with_replacements([text], replacements)
+        (expanded_text,), (offsets,) = self.processor.get_text_with_replacements([text], replacements)
         if len(offsets) != len(images):
             raise ValueError(f"the chat template renders {len(offsets)} of {len(images)} images")
         positions = []
@@ -107,7 +107,7 @@ class VisionTokenizer:
             positions.append(
                 cut + sum(len(offset["replacement"]) - len(offset["text"]) for offset in earlier)
             )
-        return expand_images, positions
+        return expanded_text, positions
 
     @cached_property
     def _image_options(self) -> dict[str, Any]:

@@ -134,7 +134,7 @@ def _pickled_folder(folder: Path) -> Path:
 
 
 def _check_space(folder: Path, needed_bytes: int, name: str) -> None:
-    """Raise UserError unless ``needed_bytes`` are free on the disk of ``folder``. ``name``: for the message."""
+    """Raise UserError unless ``needed_bytes`` are free on the disk of ``folder``. ``name``: for errors."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if needed_bytes > free:
