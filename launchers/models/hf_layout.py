@@ -131,7 +131,7 @@ def safetensors_header(path: Path) -> dict[str, Any]:
 
 
 def _set_dtype(config_path: Path, dtypes: set[str]) -> None:
-    """Set the data type in config.json, as which transformers loads weights, to that of the weights."""
+    """Set ``dtype`` in config.json to the weights' type, because transformers loads weights as ``dtype``."""
     if len(dtypes) != 1 or (dtype := _DTYPES.get(next(iter(dtypes)))) is None:
         return
     config = json.loads(config_path.read_text())
