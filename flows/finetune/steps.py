@@ -132,7 +132,7 @@ class FinetuneRun(FinetuneParameters):
     def _rows(self, work_dir: Path) -> tuple[StoredRows, StoredRows | None]:
         """Return the rows for training, and those of the user's held-out file if there is one."""
         get_bundle(datastore(), self.rows_key, work_dir / "rows")
-        return preparation.stored_data(work_dir / "rows")
+        return preparation.open_stored_rows(work_dir / "rows")
 
     def _train_alone(self) -> None:
         """Train on one node."""

@@ -34,7 +34,7 @@ from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.cluster.greeting import Message, Refused
 from launchers.cluster.rendezvous import Beat, Goodbye, NodeRequest, describe_loss
 from launchers.gang.failures import Failure
-from launchers.report.telemetry import Pace
+from launchers.report.telemetry import StepTiming
 
 _MAX_TRACEBACK = 1 << 18  # characters of a traceback's end that are sent to other nodes
 _log = logging.getLogger(__name__)
@@ -70,8 +70,8 @@ class PartStored(Message):
 class StepTimings(Message):
     """From a node to node 0: seconds of its ranks' steps, in total and in collectives."""
 
-    kind: Literal["step_timing"] = "step_timing"
-    paces: tuple[Pace, ...]
+    kind: Literal["step_timings"] = "step_timings"
+    paces: tuple[StepTiming, ...]
 
 
 class Done(Message):
@@ -173,7 +173,7 @@ class Control(ABC):
         with self._lock:
             return self._leaving
 
-    def paces(self) -> tuple[Pace, ...]:
+    def paces(self) -> tuple[StepTiming, ...]:
         """Return the paces of all nodes' ranks reported since the last call (node 0 only)."""
         return ()
 

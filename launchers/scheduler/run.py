@@ -42,7 +42,7 @@ from launchers.run import checks, stages
 from launchers.run.export_best import VISIBLE_S
 from launchers.run.replanning import plans_key
 from launchers.run.stages import StageResult
-from launchers.run.training import Attempt, Trained, train
+from launchers.run.training import Attempt, TrainingResult, train
 from launchers.scheduler.hosts import Host, Start, prepare_start
 from launchers.scheduler.ownership import Ownership
 from launchers.scheduler.rendezvous import join
@@ -154,7 +154,7 @@ def _follow(request: SchedulerRun, allocation: Allocation, work: Path) -> Start 
     return start
 
 
-def _train(request: SchedulerRun, allocation: Allocation, start: Start, work: Path) -> Trained:
+def _train(request: SchedulerRun, allocation: Allocation, start: Start, work: Path) -> TrainingResult:
     job = TrainJob(
         plan=start.plan,
         settings=start.settings.model_copy(update={"output_dir": str(request.output)}),
@@ -181,7 +181,7 @@ def _train(request: SchedulerRun, allocation: Allocation, start: Start, work: Pa
 
 
 def _export(
-    request: SchedulerRun, allocation: Allocation, start: Start, trained: Trained, work: Path
+    request: SchedulerRun, allocation: Allocation, start: Start, trained: TrainingResult, work: Path
 ) -> None:
     """On node 0: collect and evaluate the model, and move it to the output with its records, the model last.
 

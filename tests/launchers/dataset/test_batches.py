@@ -69,7 +69,7 @@ def test_labels_that_count_are_those_of_all_ranks(tmp_path: Path) -> None:
     rows = runs.documents(8)
     data = Prepared(runs.make_data(tmp_path, rows, batch=4, steps=2))
     wanted = sum(int((row.labels != IGNORE).sum()) for row in rows[4:])
-    assert batches.counted_labels(data, 1, 4) == wanted
+    assert batches.count_labels(data, 1, 4) == wanted
 
 
 class Rows:

@@ -36,7 +36,7 @@ def test_more_images_begin_with_the_same_ones_and_replace_fewer(tmp_path: Path) 
 
 
 def test_captions_say_what_is_drawn() -> None:
-    for caption, file in drawn_shapes.drawn(60):
+    for caption, file in drawn_shapes.draw_images(60):
         _, size, color, shape, *place, _, _, background, _ = caption.split()
         image = Image.open(io.BytesIO(file))
         empty = Image.new("RGB", image.size, drawn_shapes.BACKGROUNDS[background])
@@ -47,7 +47,7 @@ def test_captions_say_what_is_drawn() -> None:
         left, top, right, bottom = ImageChops.difference(image, empty).getbbox()
         assert right - left == pytest.approx(2 * drawn_shapes.SIZES[size] * min(image.size), abs=3)
         center = (left + right) / 2 / image.width, (top + bottom) / 2 / image.height
-        assert center == pytest.approx(drawn_shapes.PLACES[" ".join(place)], abs=0.03), caption
+        assert center == pytest.approx(drawn_shapes.POSITIONS[" ".join(place)], abs=0.03), caption
         middle = image.getpixel(((left + right) // 2, (top + bottom) // 2))
         assert (middle == drawn_shapes.COLORS[color]) == (shape != "ring")
 
@@ -55,7 +55,7 @@ def test_captions_say_what_is_drawn() -> None:
 def test_no_two_captions_of_the_default_are_equal_and_each_shape_has_each_format() -> None:
     seen = [
         (caption, Image.open(io.BytesIO(file)).size)
-        for caption, file in drawn_shapes.drawn(drawn_shapes.COUNT)
+        for caption, file in drawn_shapes.draw_images(drawn_shapes.COUNT)
     ]
     assert len({caption for caption, _ in seen}) == drawn_shapes.COUNT
     formats = Counter((caption.split()[3], size) for caption, size in seen)

@@ -123,8 +123,8 @@ def test_rows_of_a_printed_list_are_named_by_their_line(tmp_path: Path) -> None:
         ("d.parquet", b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer, not the data"),
         ("d.jsonl", '{"text": "a", "text": "b"}', "line 1: the key `text` is repeated"),
         ("d.jsonl", '{"text": ' + "9" * 5000 + "}", "line 1: a number of 5,000 digits"),
-        ("d.md", "# Words", "d.md has an unknown form"),
-        ("d.jsonl", b'{"text": "\0"}\n', "d.jsonl has an unknown form"),
+        ("d.md", "# Words", "d.md has an unknown format"),
+        ("d.jsonl", b'{"text": "\0"}\n', "d.jsonl has an unknown format"),
     ],
 )  # fmt: skip
 def test_what_can_not_be_read_is_one_line(name: str, content: str | bytes, said: str, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_what_can_not_be_read_is_one_line(name: str, content: str | bytes, said:
         list(read(path))
     assert said in error.value.problem
     assert "\n" not in error.value.problem
-    if "unknown form" in said:
+    if "unknown format" in said:
         assert error.value.advice == f"Use {files.FORMS}."
 
 

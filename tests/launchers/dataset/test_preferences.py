@@ -7,7 +7,7 @@ from estimator.errors import UserError
 from launchers.dataset.files import BadRow
 from launchers.dataset.preferences import (
     from_conversations,
-    judged_from,
+    judged_from_pairs,
     parse,
     parse_judged,
     read_judged,
@@ -147,6 +147,6 @@ def test_labels_that_are_all_the_same_are_refused(tmp_path: Path) -> None:
 
 
 def test_both_answers_of_a_pair_are_judged_on_their_own() -> None:
-    good, bad = judged_from([parse(PLAIN)])
+    good, bad = judged_from_pairs([parse(PLAIN)])
     assert (good.desirable, bad.desirable) == (True, False)
     assert turns(bad.conversation) == [QUESTION, ("assistant", "4")]

@@ -10,17 +10,17 @@ from launchers.dataset import drawn_shapes
 from launchers.dataset import prepare as texts
 from launchers.dataset.picture import Picture
 from launchers.dataset.prepared import Prepared
-from launchers.dataset.stored import copied
 from launchers.images.prepare import count_steps, prepare
 from launchers.images.prepared import PreparedImages
 from launchers.settings import Settings
+from tests.launchers.dataset import chats
 
 Image = pytest.importorskip("PIL.Image")
 
 
 def pictures(count: int) -> list[Picture]:
     found = []
-    for number, (caption, image) in enumerate(drawn_shapes.drawn(count)):
+    for number, (caption, image) in enumerate(drawn_shapes.draw_images(count)):
         width, height = Image.open(io.BytesIO(image)).size
         found.append(Picture(caption=caption, image=image, width=width, height=height, line=number + 1))
     return found
@@ -96,7 +96,7 @@ def test_a_narrow_strip_takes_no_more_memory_than_its_bucket(tmp_path: Path) -> 
 
 
 def test_held_out_images_are_a_folder_like_it_of_single_steps(tmp_path: Path) -> None:
-    train, held_out = texts.split(copied(pictures(40), tmp_path / "rows"), settings())
+    train, held_out = texts.split(chats.stored(pictures(40), tmp_path / "rows"), settings())
     data = prepared(tmp_path / "data", train, held_out=held_out)
     other = PreparedImages(tmp_path / "data" / "heldout")
     assert (len(data), len(other)) == (len(train), len(held_out))

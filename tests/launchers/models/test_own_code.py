@@ -97,7 +97,7 @@ def test_trusted_code_runs_in_tasks_alone(own: Path) -> None:
     settings = build({"model": str(own), "method": "full", "trust_remote_code": True})
     source = models.resolve(str(own))
     checks.check_supported(settings, source.spec)
-    weights.check_whole(own)
+    weights.check_model_folder(own)
     preparation.fetch_weights(source, own, trust_remote_code=True, runs_code=False)  # as it is staged
     assert ran(own) == []
     preparation.fetch_weights(source, own, trust_remote_code=True)

@@ -66,9 +66,9 @@ def test_packing_liger_and_compile_are_those_of_the_plan_unless_they_are_given()
 
     def decided(**more: object) -> tuple[bool, bool, bool, int]:
         chosen = preparation.plan_run(settings.build(values | more), cloud).settings
-        return chosen.packing, chosen.liger, chosen.compile, chosen.least_packed_steps
+        return chosen.packing, chosen.liger, chosen.compile, chosen.min_packed_steps
 
-    assert decided() == (True, True, True, run_config.LEAST_PACKED_STEPS)
+    assert decided() == (True, True, True, run_config.MIN_PACKED_STEPS)
     assert decided(packing=True) == (True, True, True, 0)
     assert decided(liger=False, compile=False)[1:3] == (False, False)
     assert decided(global_batch_size=32)[0] is False, "it counts rows"

@@ -108,7 +108,7 @@ def test_torchtune_s_components_say_method_task_and_targets() -> None:
     assert (values["method"], values["task"], values["preference.beta"]) == ("lora", "dpo", 0.2)
     assert values["lora.targets"] == ["q_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     assert (values["global_batch_size"], values["optimizer.lr"], values["seq_len"]) == (32, 3e-4, 1024)
-    assert [reason for _, reason in found.missing] == ["name the data set in dataset"]
+    assert [reason for _, reason in found.missing] == ["name the dataset in dataset"]
 
 
 def test_llama_factory_s_preference_loss_is_the_task_and_values_without_a_choice_are_named() -> None:
@@ -128,7 +128,7 @@ def test_llama_factory_s_preference_loss_is_the_task_and_values_without_a_choice
     assert (found.values["task"], found.values["method"]) == ("simpo", "qlora")
     missing = dict(found.missing)
     assert "mixture" in missing["dataset: a,b"]
-    assert missing["lr_scheduler_type: polynomial"] == "no such choice here"
+    assert missing["lr_scheduler_type: polynomial"] == "this package has no such choice"
 
 
 def test_the_command_writes_a_file_that_repeats_the_values_and_prints_what_it_left_out(
@@ -145,7 +145,7 @@ def test_the_command_writes_a_file_that_repeats_the_values_and_prints_what_it_le
     for text, expected in (
         ("- 1", "has no keys"),
         ("a: [", "cannot be read"),
-        ("a: 1", "no training config"),
+        ("a: 1", "not a training config"),
     ):
         theirs.write_text(text)
         with pytest.raises(UserError, match=expected):

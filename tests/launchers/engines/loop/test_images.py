@@ -25,7 +25,7 @@ from launchers.engines.loop.images import QUARTERS, LatentBatch, TextToImage
 from launchers.evaluation import image_evaluation
 from launchers.gang.job import TrainJob
 from launchers.images.prepared import PreparedImages
-from launchers.report.telemetry import Drawn, Evaluated, Follower
+from launchers.report.telemetry import Evaluated, EvaluationImages, Follower
 from tests.launchers.engines.loop import runs
 from tests.launchers.images.runs import Prepared as PreparedRun
 from tests.launchers.images.runs import prepared
@@ -259,7 +259,7 @@ def test_text_encoders_are_trained_and_exported_with_the_unet(
     )
     assert after is not None
     assert evaluations(with_texts)[-1].loss == pytest.approx(after.loss, abs=CLOSE)
-    newest = said(with_texts, Drawn)[-1]
+    newest = said(with_texts, EvaluationImages)[-1]
     assert abs(pixels(newest.pictures[0]).astype(int) - pixels(drawn[0].finetuned)).max() <= 2
 
 
@@ -313,7 +313,9 @@ def test_an_average_changes_the_export_alone_and_resumes_exactly(
     runs.run(again)
     assert losses_of(again) == losses_of(averaged)[3:]
     assert_equal(weights_of(again), weights_of(averaged))
-    assert [event.step for event in said(again, Drawn)] == [6], "the base was drawn by the first attempt"
+    assert [event.step for event in said(again, EvaluationImages)] == [6], (
+        "the base was drawn by the first attempt"
+    )
 
 
 def test_a_checkpoint_without_the_average_is_refused(
@@ -334,7 +336,7 @@ def test_two_processes_measure_and_draw_what_one_does(images: PreparedRun, avera
         assert (one.step, one.done, one.rows) == (other.step, other.done, other.rows)
         assert one.loss == pytest.approx(other.loss, abs=CLOSE)
         assert one.metrics == pytest.approx(other.metrics, abs=CLOSE)
-    for drawn, beside in zip(said(averaged, Drawn), said(two, Drawn), strict=True):
+    for drawn, beside in zip(said(averaged, EvaluationImages), said(two, EvaluationImages), strict=True):
         assert (drawn.step, drawn.captions) == (beside.step, beside.captions)
         for picture_of_one, picture_of_two in zip(drawn.pictures, beside.pictures, strict=True):
             difference = pixels(picture_of_one).astype(int) - pixels(picture_of_two).astype(int)
@@ -362,7 +364,7 @@ def test_an_evaluation_while_it_trains_is_what_the_finished_pipeline_gets(
     assert last.loss == pytest.approx(after.loss, abs=CLOSE)
     assert last.metrics == pytest.approx(after.metrics, abs=CLOSE)
     assert after.loss < before.loss
-    base, *_, newest = said(averaged, Drawn)
+    base, *_, newest = said(averaged, EvaluationImages)
     assert (base.step, newest.step) == (0, averaged.total_steps)
     for number, each in enumerate(drawn):
         assert base.captions[number] == each.prompt

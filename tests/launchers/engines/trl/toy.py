@@ -87,7 +87,7 @@ def mean_reward(model: Any, job: TrainJob) -> float:
     """Of answers that a transformers model draws to the job's prompts, the same each time."""
     tokenizer = render.load_tokenizer(job.model_dir, job.settings)
     reward = load_function(job.reward or "", "vowels")
-    asked = prompts.read_written(job.data_dir / PROMPTS)
+    asked = prompts.read_prompts(job.data_dir / PROMPTS)
     torch.manual_seed(0)
     found = []
     for prompt in asked:
