@@ -84,7 +84,7 @@ def total(name: str, costs: Iterable[RunCost]) -> Total:
     )
 
 
-def begin_of(since: str, now: datetime) -> datetime:
+def parse_since(since: str, now: datetime) -> datetime:
     """Parse ``30d``, ``12h``, ``2w`` or a date to a point in time. Raises UserError for anything else."""
     match = re.fullmatch(r"(\d+)([hdw])", since.strip())
     try:

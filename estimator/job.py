@@ -240,13 +240,13 @@ class Job:
         """Whether the adapters are LoRA's kind of matrices."""
         return self.method == "auto" or METHODS[self.method].low_rank
 
-    def uses_zero(self, engine: str) -> bool:
+    def has_zero_options(self, engine: str) -> bool:
         """Whether the job has options of ZeRO with this engine: offload is one except with FSDP engines."""
         takes_fsdp = engine != "auto" and ENGINES[engine].sharding_options == "fsdp"
         return self.zero_stage is not None or (self.offload != "none" and not takes_fsdp)
 
     @property
-    def uses_fsdp(self) -> bool:
+    def has_fsdp_options(self) -> bool:
         """Whether the job has options of FSDP2's sharding."""
         return self.fsdp_sharding is not None or self.replicas is not None
 

@@ -222,7 +222,7 @@ class Setup:
         return METHODS[self.method].llama_adapter
 
     @property
-    def sharded_alone(self) -> bool:
+    def fsdp_in_one_process(self) -> bool:
         """Whether FSDP2 wraps the model in a single process, for its mixed precision or CPU offload.
 
         launchers/engines/fsdp2/sharding.py, _is_divided.
@@ -237,7 +237,7 @@ class Setup:
 
         launchers/engines/fsdp2/master_weights.py.
         """
-        alone = self.engine == "fsdp2" and self.world_size == 1 and not self.sharded_alone
+        alone = self.engine == "fsdp2" and self.world_size == 1 and not self.fsdp_in_one_process
         return alone and self.precision in ("bf16-mixed", "fp16-mixed")
 
     @property

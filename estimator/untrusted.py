@@ -145,7 +145,7 @@ def resolve_inside(folder: Path, name: str) -> Path:
     return _resolved(folder, folder / path)
 
 
-def files_inside(folder: Path) -> list[Path]:
+def list_contained_files(folder: Path) -> list[Path]:
     """List all files of a folder and its subfolders, sorted; raises UserError if a link leads out of it.
 
     Allowed are links from a snapshot in a Hugging Face cache to the ``blobs`` of the same repository. A

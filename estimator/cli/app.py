@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from estimator import logs
 from estimator.cli.help import PlainHelp
-from estimator.errors import MISTAKE, CannotFit, UserError
+from estimator.errors import USER_ERROR_STATUS, CannotFit, UserError
 from estimator.names import check_options, did_you_mean
 from estimator.terminal import print
 
@@ -68,7 +68,7 @@ OTHER_NAMES = {
     "config": "settings",
     "test": "check",
 }  # alternative names of commands
-ANSWERED_NO = 1  # exit status if nothing fits
+NOTHING_FITS_STATUS = 1  # exit status if nothing fits
 LOG_LEVEL = "--log-level"
 INTERRUPTED, PIPE_CLOSED = 130, 141  # as a shell reports a program ended by SIGINT, SIGPIPE
 
@@ -104,10 +104,10 @@ class Commands(TyperGroup):
             sys.stdout.flush()
         except CannotFit as error:
             logs.show_traceback(error)
-            _fail(_cannot_fit(error, ctx.meta["command"]), ANSWERED_NO)
+            _fail(_cannot_fit(error, ctx.meta["command"]), NOTHING_FITS_STATUS)
         except UserError as error:
             logs.show_traceback(error)
-            _fail(str(error), MISTAKE)
+            _fail(str(error), USER_ERROR_STATUS)
         except KeyboardInterrupt:
             raise SystemExit(INTERRUPTED) from None
         except BrokenPipeError:

@@ -31,7 +31,7 @@ def _model(model: ModelSpec) -> str | None:
 
 
 def _training(job: Job) -> str | None:
-    if job.uses_zero("trl") or job.uses_fsdp:
+    if job.has_zero_options("trl") or job.has_fsdp_options:
         return "grpo has a complete copy of the model on each GPU here (DDP), without sharding"
     if job.packing:
         return "packing: grpo generates completions in the step, one sequence each"

@@ -67,7 +67,7 @@ def unsupported(engine: str, job: Job, processes: int) -> str | None:
 
 def _training(engine: str, job: Job, processes: int) -> str | None:
     model = job.model
-    if job.uses_zero(engine):
+    if job.has_zero_options(engine):
         return "ZeRO needs engine deepspeed"
     if job.packing:
         return "packing: images are not packed"

@@ -86,7 +86,7 @@ def planned_only(job: Job, processes: int = 1) -> str | None:
     if engines:
         return f"{reason}; this package can launch it with engine {engines[0]}"
     if job.engine not in LAUNCHED_ENGINES:
-        reason = unsupported(_stand_in(job), job, processes)
+        reason = unsupported(_substitute_engine(job), job, processes)
     return f"no engine of this package can train it: {reason}"
 
 
@@ -111,7 +111,7 @@ def refuse_gpu(job: Job, gpu: Gpu) -> None:
         raise UserError(f"--fp8: {reason}.", "Leave --fp8 out, or ask for another GPU, as H100.")
 
 
-def with_engines(job: Job) -> list[Job]:
+def jobs_by_engine(job: Job) -> list[Job]:
     """Return the job with each engine that this package runs and that can train it, the simplest first.
 
     If none can, with FSDP2 (planned only, with the reason). If the user sets an engine, only that one.
@@ -121,17 +121,17 @@ def with_engines(job: Job) -> list[Job]:
     engines = [
         name for name in engine_order(job.task) if name in job.engines and unsupported(name, job) is None
     ]
-    return [replace(job, engine=name) for name in engines or [_stand_in(job)]]
+    return [replace(job, engine=name) for name in engines or [_substitute_engine(job)]]
 
 
-def with_engine(job: Job) -> Job:
+def with_simplest_engine(job: Job) -> Job:
     """Return the job with engine ``auto`` decided without a comparison: the simplest that can train it."""
-    return with_engines(job)[0]
+    return jobs_by_engine(job)[0]
 
 
-def _stand_in(job: Job) -> LaunchedEngine:
+def _substitute_engine(job: Job) -> LaunchedEngine:
     """Return the engine whose memory and speed represent a job that no engine can train."""
-    return "deepspeed" if job.uses_zero("auto") else "fsdp2"  # ZeRO's options belong to DeepSpeed
+    return "deepspeed" if job.has_zero_options("auto") else "fsdp2"  # ZeRO's options belong to DeepSpeed
 
 
 def engine_order(task: str) -> Sequence[LaunchedEngine]:
@@ -209,9 +209,9 @@ def _torchtune_training(job: Job, processes: int) -> str | None:
         return _no_packed_answers(job)
     if job.new_tokens:
         return "new_tokens: torchtune 0.6.1's models are built with the vocabulary that was published"
-    if job.uses_zero("torchtune"):
+    if job.has_zero_options("torchtune"):
         return "ZeRO is DeepSpeed's"
-    if job.uses_fsdp:
+    if job.has_fsdp_options:
         return "FSDP2's options belong to engine fsdp2"
     if model.sliding_window and model.sliding_window < job.seq_len:
         return (
@@ -306,9 +306,9 @@ def _loop(engine: str, job: Job, processes: int) -> str | None:
     """Return the reason why the loop over transformers models, or the engine's sharding, cannot train it."""
     model = job.model
     spec, method = ENGINES[engine], METHODS[job.method]
-    if job.uses_zero(engine) and spec.sharding_options != "zero":
+    if job.has_zero_options(engine) and spec.sharding_options != "zero":
         return "ZeRO is DeepSpeed's"
-    if job.uses_fsdp and spec.sharding_options != "fsdp":
+    if job.has_fsdp_options and spec.sharding_options != "fsdp":
         return "FSDP2's options belong to engine fsdp2"
     if (reason := _loop_model(engine, model) or _task_of_loop(job)) is not None:
         return reason
@@ -347,7 +347,7 @@ def _loop(engine: str, job: Job, processes: int) -> str | None:
             )
         return trained_parts.llama_adapter(model, job.method)
     if job.trained_modules and method.adapters:
-        reason = trained_parts.whole_modules(model)
+        reason = trained_parts.modules_to_save(model)
     return reason or _experts(engine, job)
 
 
@@ -395,7 +395,7 @@ def _loop_model(engine: str, model: ModelSpec) -> str | None:
     return _partial_rotation(model)
 
 
-def untried_line(model: ModelSpec) -> str | None:
+def untested_family_note(model: ModelSpec) -> str | None:
     """Return the note of a plan for a model family that this package was not tested with."""
     if model.own_code:
         return (

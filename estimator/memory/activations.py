@@ -39,7 +39,7 @@ def block_bytes(setup: Setup) -> float:
     """Return the mean bytes saved per block and token without checkpointing."""
     model = setup.model
     dense = model.mlp_blocks - model.expert_layers
-    parts = _around(setup) + _mean_mlp(setup, dense / model.layers)
+    parts = _outside_mlp(setup) + _mean_mlp(setup, dense / model.layers)
     if setup.compile:
         parts = _compiled(setup, dense / model.layers)
     if setup.prompts:
@@ -55,7 +55,7 @@ def _fp8_eager(setup: Setup) -> float:
     return FP8_EAGER_BYTES * _input_widths(setup.model) / setup.tensor
 
 
-def _around(setup: Setup) -> float:
+def _outside_mlp(setup: Setup) -> float:
     """Return the bytes per token that one block saves outside its MLP: norms, attention and their inputs."""
     model, code, size = setup.model, implementations.of(setup), computing(setup)
     whole_weights = not setup.adapters
@@ -245,7 +245,7 @@ def _adapter_inputs(setup: Setup) -> float:
     model, code = setup.model, implementations.of(setup)
     shapes, size = shape_of(model).linear_shapes, computing(setup)
     cast = code.adapter_bytes if setup.precision != "fp32" else 0
-    groups = _joined(model) if code.family_code else {}
+    groups = _fused_names(model) if code.family_code else {}
     all_of_qkv = {"q_proj", "k_proj", "v_proj"} <= set(setup.lora_targets)
     saved_inputs: set[str] = set()
     matrices: set[str] = set()
@@ -309,7 +309,7 @@ def _rescaled_outputs(setup: Setup) -> float:
     return computing(setup) * outputs / setup.tensor
 
 
-def _joined(model: ModelSpec) -> dict[str, str]:
+def _fused_names(model: ModelSpec) -> dict[str, str]:
     """Map generic names of linear layers to the fused matrix of the family's code."""
     linears = family_of(model.family).linears
     return {
@@ -391,7 +391,7 @@ def backward_bytes(setup: Setup) -> float:
     return 2 * size * width / setup.tensor + 2 * size * model.hidden / _gathered(setup)
 
 
-def last_bytes(setup: Setup) -> float:
+def head_input_bytes(setup: Setup) -> float:
     """Return the bytes per token that the last norm and the output head save."""
     model, size = setup.model, computing(setup)
     sequence = setup.tensor if setup.sequence_parallel else 1

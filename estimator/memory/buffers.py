@@ -71,7 +71,7 @@ def buffers(setup: Setup, part: Part) -> Buffers:
     trained = trained_parameters(setup, part)
     if SHARDINGS[setup.sharding].fsdp and setup.shard > 1:
         return _fsdp(setup, part, trained)
-    if setup.sharded_alone:
+    if setup.fsdp_in_one_process:
         return _fsdp_in_one_process(setup, part, trained)
     if setup.engine == "megatron" and setup.sharding in ("zero1", "ddp"):
         return NONE  # gradients are in the buckets already
@@ -91,7 +91,7 @@ def _fsdp(setup: Setup, part: Part, trained: int) -> Buffers:
     """
     code, size = implementations.of(setup), computing(setup)
     block = _block_bytes(setup, part)
-    root = part.own_head if code.root_stays == "head" else part.own_head + part.embedding
+    root = part.untied_head if code.root_stays == "head" else part.untied_head + part.embedding
     if code.root_stays == "head" and setup.model.tied_embeddings:
         root = max(part.embedding, part.head)
     stays_gathered = setup.sharding == "shard_grad_op" or setup.pipeline > 1
@@ -116,7 +116,7 @@ def _fsdp(setup: Setup, part: Part, trained: int) -> Buffers:
             else gathered
         )
         return Buffers(at_loss, fetched, gathered + size * inner, reduced, 0, reduced, forward=starting)
-    head = reduce_size * part.own_head
+    head = reduce_size * part.untied_head
     embedding = size * part.embedding
     reduced_total = max(2 * reduce_size * part.block, head)
     if fsdp1(setup) or code.root_stays != "backward":
@@ -142,13 +142,13 @@ def _fsdp_in_one_process(setup: Setup, part: Part, trained: int) -> Buffers:
     result of the same size, while the copy of the previous group still exists.
     """
     size, reduce_size = computing(setup), gradient_size(setup)
-    block, root = _block_bytes(setup, part), size * (part.own_head + part.embedding)
+    block, root = _block_bytes(setup, part), size * (part.untied_head + part.embedding)
     if setup.adapters:
         reduced = 2 * reduce_size * share(trained, max(part.layers, 1))
         return Buffers(0, root, root + block, reduced, 0, reduced, forward=root + block)
     reduced = reduce_size * part.block
     first = size * min(shape_of(setup.model).largest_linear, part.block)
-    root_gradients = reduce_size * (part.own_head + part.embedding)
+    root_gradients = reduce_size * (part.untied_head + part.embedding)
     # The root's 16-bit gradients next to its weights; then the weights are freed and both copies exist
     last = max(root, 2 * root_gradients - root - reduced)
     return Buffers(

@@ -88,7 +88,7 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
             return Logits(max(3 * size * elements + (12 - size) * chunk, 5 * size * elements))
         return Logits(max(2 * size * elements + (12 - size) * chunk, 3 * size * elements))
     if setup.engine == "litgpt" and setup.adapters:
-        whole_head = 0 if setup.quantization == "none" else size * part.own_head
+        whole_head = 0 if setup.quantization == "none" else size * part.untied_head
         scaled = size * elements if setup.method == "adapter-v2" else 0
         return Logits(max((8 + size) * elements, (4 + size) * elements + whole_head) + scaled)
     if setup.engine == "litgpt":

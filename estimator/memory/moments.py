@@ -16,11 +16,11 @@ from estimator.memory.activations import (
     backward_bytes,
     block_bytes,
     boundary_bytes,
-    last_bytes,
+    head_input_bytes,
     selective_bytes,
 )
 from estimator.memory.buffers import buffers, cached_bytes, dequantized_bytes, optimizer_temporary_bytes
-from estimator.memory.generation import ACTIVATIONS, CACHE, CACHE_HELD, LOGITS, drawn_batch, live_bytes
+from estimator.memory.generation import ACTIVATIONS, CACHE, CACHE_HELD, LOGITS, grpo_batch, live_bytes
 from estimator.memory.logits import Logits, loss_bytes
 from estimator.memory.residuals import varies
 from estimator.memory.shape import Part, part_of, stages
@@ -114,7 +114,7 @@ class Moment:
         """
         return max(streams - self.total, 0)
 
-    def weighed(self, weight: float, streams: int) -> tuple[float, int]:
+    def weighted(self, weight: float, streams: int) -> tuple[float, int]:
         """Return (live bytes plus reserved ones if ``streams`` is not 0, live bytes).
 
         ``weight``: factor for all live bytes except gradients.
@@ -155,7 +155,7 @@ class StageMoments:
         streams = self.streams * held
 
         def reserved(moment: Moment) -> tuple[float, int]:
-            alive, total = moment.weighed(weight, streams)
+            alive, total = moment.weighted(weight, streams)
             return alive + self._length_cache(moment) * held, total
 
         largest = max(self.moments, key=reserved)
@@ -239,12 +239,12 @@ def _moments(
     tokens = setup.tokens
     communication = buffers(setup, part)
     saved, block, boundary = _activations(setup, part, block_per_token)
-    last = int(tokens * last_bytes(setup)) if part.last else 0
+    last = int(tokens * head_input_bytes(setup)) if part.last else 0
     held_gradients = _held_gradients(setup, gradients)
     head = _head_gradient(setup, part)
     late = late_gradient_bytes(setup, part)
     dequantized = dequantized_bytes(setup)
-    streams = (setup.shard > 1 or setup.sharded_alone) and setup.device == "cuda"
+    streams = (setup.shard > 1 or setup.fsdp_in_one_process) and setup.device == "cuda"
     early = held_gradients if setup.optimizer_in_backward else max(held_gradients, min(head, gradients))
     in_backward = block if checkpointed(setup) else int(tokens * backward_bytes(setup))
     return [
@@ -332,7 +332,7 @@ def _answer_generation(setup: Setup) -> list[Moment]:
     """
     if not setup.answer_len:
         return []
-    live = live_bytes(setup.model, drawn_batch(setup), bytes_each=computing(setup))
+    live = live_bytes(setup.model, grpo_batch(setup), bytes_each=computing(setup))
     cache_copies = CACHE_HELD if setup.device == "cuda" else 1
     return [
         Moment(
@@ -392,7 +392,7 @@ def _cast_weights(setup: Setup, part: Part) -> int:
     """
     if not setup.precision.endswith("autocast") or setup.quantization != "none":
         return 0
-    return 2 * (part.block_linear if checkpointed(setup) else part.blocks_linear + part.own_head)
+    return 2 * (part.block_linear if checkpointed(setup) else part.blocks_linear + part.untied_head)
 
 
 def checkpointed(setup: Setup) -> bool:

@@ -138,7 +138,7 @@ class Part:
     expert_ways: int  # processes over which data parallel sharding can divide this rank's experts
     embedding: int
     head: int  # the output head's weights, tied or not
-    own_head: int  # the same if they are a separate matrix on this stage, otherwise 0
+    untied_head: int  # the same if they are a separate matrix on this stage, otherwise 0
     norm: int
     first: bool
     last: bool
@@ -146,7 +146,7 @@ class Part:
     @property
     def parameters(self) -> int:
         """All parameters of the part."""
-        return self.blocks + self.embedding + self.own_head + self.norm
+        return self.blocks + self.embedding + self.untied_head + self.norm
 
 
 def stages(setup: Setup) -> tuple[str, ...]:
@@ -195,7 +195,7 @@ def part_of(setup: Setup, stage: str) -> Part:
         expert_ways=max(setup.shard * t // expert_share, 1),
         embedding=-(-shape.embedding // t) if first else 0,
         head=-(-setup.model.vocab * setup.model.hidden // t) if has_head else 0,
-        own_head=-(-head_weights // t) if has_head else 0,
+        untied_head=-(-head_weights // t) if has_head else 0,
         norm=shape.norm if last else 0,
         first=first,
         last=last,

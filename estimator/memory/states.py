@@ -181,7 +181,7 @@ def packed_bytes(setup: Setup, part: Part) -> int:
 
 def _quantized(setup: Setup, part: Part) -> int:
     """Count the weights of a part that are quantized; Lightning's plugin replaces every linear layer."""
-    return part.blocks_linear + (part.own_head if setup.engine == "litgpt" else 0)
+    return part.blocks_linear + (part.untied_head if setup.engine == "litgpt" else 0)
 
 
 def scale_bytes(setup: Setup, part: Part) -> int:
@@ -228,7 +228,7 @@ def gradient_bytes(setup: Setup, part: Part) -> int:
     if flat(setup):
         flat_elements = part.blocks if setup.adapters else part.parameters
         return flat_elements * size if setup.accumulation > 1 else share(flat_elements * size, setup.shard)
-    total = shared(setup, part, trained * size, "gradients") + partial_gradient_bytes(setup, part)
+    total = shared(setup, part, trained * size, "gradients") + unreduced_embedding_gradient_bytes(setup, part)
     if keeps_embedding_gradient(setup):
         total += part.embedding * size
     if unreduced(setup):
@@ -258,10 +258,10 @@ def late_gradient_bytes(setup: Setup, part: Part) -> int:
     if setup.model.tied_embeddings:
         return late
     embedding = shared(setup, part, part.embedding * size, "gradients")
-    return late + embedding + partial_gradient_bytes(setup, part)
+    return late + embedding + unreduced_embedding_gradient_bytes(setup, part)
 
 
-def partial_gradient_bytes(setup: Setup, part: Part) -> int:
+def unreduced_embedding_gradient_bytes(setup: Setup, part: Part) -> int:
     """Return the bytes of the embedding's partial gradient beyond a process's rows (torchtune, row-wise).
 
     torchtune, models/llama3/_parallelism.py: DTensor leaves each rank a partial sum of all rows until the

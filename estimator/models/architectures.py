@@ -124,7 +124,7 @@ def family_of(model_type: str) -> Family:
     return FAMILIES.get(model_type, UNTRIED)
 
 
-def own_names(family: str, targets: Iterable[str]) -> tuple[str, ...]:
+def names_in_transformers(family: str, targets: Iterable[str]) -> tuple[str, ...]:
     """Translate names of linear layers to the family's own names in transformers; other names stay."""
     family_names = {
         generic: name

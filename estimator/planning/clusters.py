@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from estimator.engines.support import unsupported_job, with_engine
+from estimator.engines.support import unsupported_job, with_simplest_engine
 from estimator.errors import CannotFit, UserError
 from estimator.hardware import Gpu
 from estimator.job import Job, Target
@@ -21,12 +21,12 @@ from estimator.planning.places import Place, choose_places
 from estimator.planning.ranking import (
     Ranking,
     Rejection,
-    against_goals,
     describe_order,
     distinct,
-    in_order,
     later_ranked,
-    of_misses,
+    rejection_by_goals,
+    rejections_of_misses,
+    sort_candidates,
 )
 from estimator.planning.search import Candidate, Evidence, Miss, Search, precision_of, shape
 from estimator.planning.step_requests import disk_of
@@ -59,7 +59,7 @@ class Survey:
         precision = precision_of(self.job, "cuda", place.gpu)
         if precision not in self.searches:
             self.searches[precision] = Search(
-                self.job, precision, "cuda", self.evidence, takes_tight=self.target.tight
+                self.job, precision, "cuda", self.evidence, accepts_tight=self.target.tight
             )
         return self.searches[precision]
 
@@ -74,7 +74,7 @@ class Survey:
         scattered = [candidate for candidate in self.candidates if self._is_scattered(candidate)]
         for candidate in scattered:
             _log.debug("discarded %s: fewer machines do as much for no higher price", candidate.hardware)
-        self.candidates = in_order(
+        self.candidates = sort_candidates(
             [candidate for candidate in self.candidates if candidate not in scattered],
             self.goals,
             tokens=self.tokens,
@@ -135,7 +135,7 @@ class Survey:
                 self.misses.append(short)
                 _log.debug("discarded %s", short)
                 continue
-            rejection = against_goals(best, self.goals, self.tokens)
+            rejection = rejection_by_goals(best, self.goals, self.tokens)
             if rejection is None:
                 self.candidates.append(best)
                 _log.debug("candidate %s: %s", best.hardware, best.layout)
@@ -143,11 +143,11 @@ class Survey:
                 self.goal_misses.append((best, rejection))
                 _log.debug("discarded %s", rejection)
             cost = best.usd_per_token if best.usd_per_token is not None else math.inf
-            if self._enough(place, nodes, count, rejection, priced_lower=cost < cheapest):
+            if self._is_exhausted(place, nodes, count, rejection, priced_lower=cost < cheapest):
                 break
             cheapest = min(cheapest, cost)
 
-    def _enough(
+    def _is_exhausted(
         self, place: Place, nodes: int, count: int, rejection: Rejection | None, *, priced_lower: bool
     ) -> bool:
         """Return whether a search with more of these nodes is pointless."""
@@ -159,10 +159,10 @@ class Survey:
             return False
         # One more node may avoid checkpointing or a pipeline; beyond the cheapest, it only communicates more.
         # A flow without goals uses the first that fits.
-        return not (self.thorough and priced_lower)
+        return not (self.searches_all_places and priced_lower)
 
     @property
-    def thorough(self) -> bool:
+    def searches_all_places(self) -> bool:
         """Whether to continue after the first instance type that fits: for a catalogue, and with goals."""
         return self.target.kind == "catalogue" or self.goals != Goals()
 
@@ -231,7 +231,7 @@ def rank_plans(survey: Survey, top: int) -> Ranking:
     """Rank the candidates of a survey: the best ``top`` plans, and the nearest rejected ones."""
     best = survey.candidates[0]
     order = distinct(survey.candidates)
-    misses = of_misses(survey.misses, MOST_REJECTIONS // 2)
+    misses = rejections_of_misses(survey.misses, MOST_REJECTIONS // 2)
     by_distance = sorted(
         (miss for _, miss in survey.goal_misses), key=lambda miss: (miss.over is None, miss.over or 0.0)
     )
@@ -261,11 +261,11 @@ def build_plan(survey: Survey, candidate: Candidate, rejected: Iterable[str], be
     """Build the Plan of a candidate of a survey, with the differences to the ``best`` one as reasons."""
     search = survey.searches[candidate.layout.precision]
     if not survey.candidates:
-        lines = reasons.nearest(candidate)
+        lines = reasons.missed_goals_note(candidate)
     elif candidate is best:
         lines = reasons.of_machine(candidate, survey.candidates, survey.target, survey.goals, survey.tokens)
     else:
-        lines = reasons.behind(candidate, best)
+        lines = reasons.compare_to_best(candidate, best)
     lines += reasons.of_layout(search, candidate)
     return assemble(
         survey.job,
@@ -302,7 +302,7 @@ def as_qlora(job: Job) -> Job | None:
     lean = replace(
         quantized, engine="auto", zero_stage=None, offload="none", fsdp_sharding=None, replicas=None
     )
-    quantized = with_engine(lean)
+    quantized = with_simplest_engine(lean)
     # A model that no engine can train is planned only, with any method
     return quantized if unsupported_job(quantized) is None or unsupported_job(job) is not None else None
 

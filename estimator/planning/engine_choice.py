@@ -8,7 +8,7 @@ from dataclasses import replace
 from estimator.formatting import format_list
 from estimator.job import Job, Target
 from estimator.planning.clusters import Survey, disk_miss, host_miss
-from estimator.planning.ranking import compared, figure
+from estimator.planning.ranking import figure, format_change
 from estimator.planning.search import INDISTINCT, Evidence, Search, precision_of
 from estimator.vocabulary import ENGINES
 
@@ -105,7 +105,7 @@ def reason(engine: str, speeds: Speeds, *, skipped: str = "") -> str:
         return f"engine {engine}: {prefix}{explanation}"
     second = max(other_speeds, key=lambda name: other_speeds[name])
     gain = other_speeds[second] / chosen_speed - 1
-    difference = compared(gain, "faster", "slower") if abs(gain) >= SEEN else "as fast"
+    difference = format_change(gain, "faster", "slower") if abs(gain) >= SEEN else "as fast"
     tie = SEEN <= gain <= INDISTINCT
     advantage = "was measured with its defaults" if engine == MEASURED else "is simpler"
     preferred = f", a tie, and {engine} {advantage}" if tie else ""

@@ -130,7 +130,7 @@ def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence:
     capacity -= gpu.driver_bytes if gpu else 0
     if gpu is not None:
         refuse_gpu(job, gpu)
-    search = Search(job, precision_of(job, "cuda", gpu), "cuda", evidence, takes_tight=target.tight)
+    search = Search(job, precision_of(job, "cuda", gpu), "cuda", evidence, accepts_tight=target.tight)
     candidate = search.best(nodes, counts[0], capacity, gpu)
     if candidate is None:
         miss = search.leanest(f"{nodes * counts[0]}x {name}", nodes, counts[0], capacity, gpu)
@@ -154,7 +154,7 @@ def _on_cpu(job: Job, target: Target, machine: Machine, goals: Goals, evidence: 
     if not divides(job, nodes, processes):
         raise indivisible(job, nodes * processes, f"{nodes} nodes of {processes} processes")
     capacity = machine.ram_bytes // (target.sharers * processes)
-    search = Search(job, precision_of(job, "cpu", None), "cpu", evidence, takes_tight=target.tight)
+    search = Search(job, precision_of(job, "cpu", None), "cpu", evidence, accepts_tight=target.tight)
     candidate = search.best(nodes, processes, capacity, None)
     if candidate is None:
         miss = search.leanest(f"{nodes * processes} process(es)", nodes, processes, capacity, None)

@@ -14,7 +14,7 @@ from estimator.errors import UserError
 from estimator.hardware import Gpu, Instance
 from estimator.hardware.catalogue.parts import is_part
 from estimator.hardware.cluster.nodes import GPUS
-from estimator.hardware.cluster.taints import opening
+from estimator.hardware.cluster.taints import toleration_option
 from estimator.job import Job, Target
 from estimator.names import did_you_mean
 from estimator.planning.goals import Goals
@@ -215,7 +215,7 @@ class _Limits:
 
         def least(resource: str) -> float | None:
             lines = [quota for quota in cluster.quotas if quota.resource == resource]
-            return min((quota.left if now else quota.most for quota in lines), default=None)
+            return min((quota.remaining if now else quota.limit for quota in lines), default=None)
 
         used_quotas = tuple(quota for quota in cluster.quotas if quota.used and quota.resource == GPUS)
         return cls(gpus=least(GPUS), cpu=least("cpu"), memory_bytes=least("memory"), in_use=used_quotas)
@@ -363,7 +363,7 @@ def _notes(first: ClusterNodes, group: list[ClusterNodes]) -> tuple[str, ...]:
     if first.guessed:
         lines.append("the instance type of an empty node group is unknown: yours is assumed")
     if untolerated := ", ".join(first.untolerated_taints):
-        lines.append(f"untolerated taint {untolerated}; tolerate it with {opening(first.taints)}")
+        lines.append(f"untolerated taint {untolerated}; tolerate it with {toleration_option(first.taints)}")
     return tuple(lines)
 
 
@@ -378,7 +378,7 @@ def _waits_for(group: list[ClusterNodes], limits: _Limits) -> list[str]:
         users = f", by {', '.join(holders[:MOST_NAMED])}{suffix}" if holders else ""
         lines.append(f"{WAITS}: {used} of these {total} {group[0].gpu.name} are in use now{users}")
     for quota in limits.in_use:
-        used_of = f"{quota.amount(quota.used)} of {quota.amount(quota.most)} {quota.what}"
+        used_of = f"{quota.amount(quota.used)} of {quota.amount(quota.limit)} {quota.key}"
         lines.append(f"{WAITS}: of ResourceQuota {quota.name} {used_of} are in use now")
     return lines
 
@@ -392,7 +392,7 @@ def _no_place_error(job: Job, target: Target, goals: Goals) -> UserError:
     options += [shlex.join((name, value)) for name, value in choices if value]
     requested = " and ".join(options)
     if goals.cluster is not None:
-        inventory = goals.cluster.in_words or "no usable NVIDIA GPU"
+        inventory = goals.cluster.gpu_summary or "no usable NVIDIA GPU"
         cluster = goals.cluster.where
         if goals.spot and goals.cluster.spot_queues:
             queues = " or ".join(goals.cluster.spot_queues[:MOST_NAMED])

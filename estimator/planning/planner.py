@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from estimator import hardware
-from estimator.engines.support import unlaunchable_processes, unsupported_job, with_engines
+from estimator.engines.support import jobs_by_engine, unlaunchable_processes, unsupported_job
 from estimator.errors import CannotFit, UserError
 from estimator.formatting import format_list
 from estimator.job import DEFAULT_BATCH, Job, Target
@@ -271,8 +271,8 @@ def _jobs(job: Job, rejections: list[Rejection]) -> list[list[Job]]:
     engine.
     """
     if job.method != "auto":
-        return [with_engines(job)]
-    jobs = [with_engines(replace(job, method=method)) for method in job.methods]
+        return [jobs_by_engine(job)]
+    jobs = [jobs_by_engine(replace(job, method=method)) for method in job.methods]
     reasons = [unsupported_job(group[0]) for group in jobs]
     if all(reasons):
         reasons = [

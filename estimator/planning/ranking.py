@@ -13,10 +13,10 @@ from estimator.job import Target
 from estimator.plan import Plan
 from estimator.planning.capacity import why_rare
 from estimator.planning.goals import Goals
-from estimator.planning.interruptions import against_budget
+from estimator.planning.interruptions import completion_obstacle
 from estimator.planning.search import INDISTINCT, Candidate, Miss, complexity, percent
 
-WORTH_A_TRADE = 2.0  # minimum speedup of a plan of about the same price to mention it
+MIN_TRADE_SPEEDUP = 2.0  # minimum speedup of a plan of about the same price to mention it
 RejectionKind = Literal[
     "memory",
     "host memory",
@@ -89,7 +89,7 @@ def _trade(plans: tuple[Plan, ...]) -> str:
     trades = []
     for rank, plan in enumerate(plans[1:], 2):
         speed, hourly = plan.prediction.tokens_per_second, plan.prediction.usd_per_hour
-        if not speed or not hourly or speed < WORTH_A_TRADE * rate:
+        if not speed or not hourly or speed < MIN_TRADE_SPEEDUP * rate:
             continue
         extra_cost = hourly / speed / (first.usd_per_hour / rate) - 1
         if extra_cost <= INDISTINCT:
@@ -101,11 +101,13 @@ def _trade(plans: tuple[Plan, ...]) -> str:
     remedy = (
         "`--capacity any` ranks it by that" if low_availability else "`--prefer speed` puts the fastest first"
     )
-    price = compared(extra_cost, "more expensive", "cheaper") if abs(extra_cost) >= _VISIBLE else "as cheap"
+    price = (
+        format_change(extra_cost, "more expensive", "cheaper") if abs(extra_cost) >= _VISIBLE else "as cheap"
+    )
     return f"Plan {rank} is {times:.1f} times as fast as plan 1 and {price} per token; {remedy}."
 
 
-def in_order(
+def sort_candidates(
     candidates: list[Candidate], goals: Goals, *, tokens: int | None, target: Target
 ) -> list[Candidate]:
     """Sort candidates, best first, by a total order.
@@ -194,7 +196,7 @@ def _within_band(item: tuple[float, Candidate]) -> tuple[object, ...]:
 
 
 def describe_order(goals: Goals, capacity: str, *, priced: bool = True) -> str:
-    """Describe the order of :func:`in_order` in one line; ``priced``: whether prices are known."""
+    """Describe the order of :func:`sort_candidates` in one line; ``priced``: whether prices are known."""
     availability = "low on-demand availability, " if capacity == "usual" else ""
     first = goals.order if priced else goals.unpriced_order
     ties = f"plans within {100 * INDISTINCT:.0f} % are treated as ties"
@@ -202,11 +204,11 @@ def describe_order(goals: Goals, capacity: str, *, priced: bool = True) -> str:
     return f"{first}; {ties}: then lower price per hour, fewer GPUs, simpler layout; {last}"
 
 
-def against_goals(candidate: Candidate, goals: Goals, tokens: int | None) -> Rejection | None:
+def rejection_by_goals(candidate: Candidate, goals: Goals, tokens: int | None) -> Rejection | None:
     """Return the reason why a candidate misses deadline or budget, or is unlikely to finish, or None."""
     hours, usd = candidate.hours(tokens), candidate.usd(tokens)
     if candidate.interruptions is not None and hours is not None:
-        reason = against_budget(hours, candidate.interruptions, goals.max_disruptions)
+        reason = completion_obstacle(hours, candidate.interruptions, goals.max_disruptions)
         if reason is not None:
             return Rejection(what=candidate.hardware, reason=reason, kind="interruptions", over=hours)
     if goals.deadline_hours is not None:
@@ -230,7 +232,7 @@ def against_goals(candidate: Candidate, goals: Goals, tokens: int | None) -> Rej
     return None
 
 
-def of_misses(misses: list[Miss], limit: int) -> list[Rejection]:
+def rejections_of_misses(misses: list[Miss], limit: int) -> list[Rejection]:
     """Return at most ``limit`` rejections, one per GPU type on which nothing fits, nearest first."""
     nearest: dict[str, Rejection] = {}
     for miss in sorted(misses, key=lambda miss: miss.over):
@@ -282,18 +284,20 @@ def _behind(best: Candidate, candidate: Candidate, goals: Goals) -> Rejection:
     if goals.by_speed and speeds[0] and speeds[1]:
         slower = 1 - speeds[1] / speeds[0]
         reason = (
-            f"fits, {compared(slower, 'slower', 'faster')}" if slower else "fits, as fast and more expensive"
+            f"fits, {format_change(slower, 'slower', 'faster')}"
+            if slower
+            else "fits, as fast and more expensive"
         )
         return Rejection(what=candidate.hardware, reason=reason + mark, kind="speed", over=slower)
     if candidate.usd_per_token is not None and best.usd_per_token is not None:
         excess = candidate.usd_per_token / best.usd_per_token - 1
         hourly = f", at {format_usd(candidate.usd_per_hour)} per hour" if abs(excess) < INDISTINCT else ""
-        reason = f"fits, {compared(excess, 'more expensive', 'cheaper')} per token{hourly}{mark}"
+        reason = f"fits, {format_change(excess, 'more expensive', 'cheaper')} per token{hourly}{mark}"
         return Rejection(what=candidate.hardware, reason=reason, kind="price", over=excess)
     return Rejection(what=candidate.hardware, reason=f"fits; {unknown(candidate, goals)}{mark}", kind="price")
 
 
-def compared(difference: float, if_positive: str, if_negative: str) -> str:
+def format_change(difference: float, if_positive: str, if_negative: str) -> str:
     """Describe a relative difference: "3.0 % cheaper"."""
     return f"{percent(abs(difference))} {if_positive if difference >= 0 else if_negative}"
 

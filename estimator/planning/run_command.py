@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from estimator.engines import automatic
 from estimator.hardware import VARIABLE
-from estimator.hardware.cluster.taints import opening
+from estimator.hardware.cluster.taints import toleration_option
 from estimator.job import DEFAULT_BATCH
 from estimator.option_names import option_words
 from estimator.planning.job_settings import changed_settings
@@ -46,7 +46,7 @@ def run_command(
     taints = taints_of(plan, cluster) if cluster is not None else ()
     arguments = [*FLOW]
     if plan.target != "local":
-        arguments += shlex.split(opening(taints)) if taints else ("--with", "kubernetes")
+        arguments += shlex.split(toleration_option(taints)) if taints else ("--with", "kubernetes")
     arguments += ["--model", model, "--method", plan.method, "--engine", plan.engine]
     arguments += ["--nodes", str(plan.request.nodes)]
     if plan.layout.device == "cpu":

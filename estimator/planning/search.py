@@ -18,7 +18,7 @@ from estimator.job import Job, nearest_multiple
 from estimator.plan import Interruptions, Layout, MemoryEstimate, StartUp
 from estimator.planning.interruptions import foresee, wall_hours
 from estimator.planning.ladders import Ladder, Ladders
-from estimator.planning.parallelism import Spread, spreads, unshared
+from estimator.planning.parallelism import Spread, single_process_sharding, spreads
 from estimator.planning.places import Place
 from estimator.planning.start_up import start_up
 from estimator.risk import least_capacity, out_of_memory_risk, verdict_of
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from estimator.calibration import Calibration
     from estimator.throughput import MeasuredBandwidth
 
-MOST_WEIGHED = 8  # layouts per number of GPUs that are compared to report the smallest shortage
+MAX_LEAN_LAYOUTS = 8  # layouts per number of GPUs that are compared to report the smallest shortage
 # Relative differences below this are ties: four fifths of published speeds are from 15 % below the predicted
 # one to 19 % above it (data/efficiency.csv, range), and part of the error is common to all plans of a job, as
 # are model and engine.
@@ -189,11 +189,11 @@ class Search:
         device: Device,
         evidence: Evidence | None = None,
         *,
-        takes_tight: bool = False,
+        accepts_tight: bool = False,
     ) -> None:
         self.requested = job
         self.job = job = automatic.decided(job, device, precision)
-        self.takes_tight = takes_tight
+        self.accepts_tight = accepts_tight
         self.ladders = Ladders(job, precision, device)
         self.evidence = evidence or Evidence()
         self._setups: dict[Layout, Setup] = {}
@@ -203,7 +203,7 @@ class Search:
         self._speeds: dict[tuple[object, ...], throughput.Speed] = {}
         self._measured: dict[str | None, bool] = {}
         self._needs: dict[tuple[int, int, str | None], int] = {}
-        self._whole_states: int | None = None
+        self._total_state_bytes: int | None = None
         self._fitting: dict[tuple[object, ...], list[Layout]] = {}
 
     def best(
@@ -216,7 +216,7 @@ class Search:
         layouts = self.fitting(nodes, processes, capacity, gpu)
         if not layouts:
             return None
-        if not self.takes_tight:
+        if not self.accepts_tight:
             layouts = [option for option in layouts if not self.is_tight(option, capacity, gpu)] or layouts
         speeds = [self.speed(layout, gpu, place) for layout in layouts]
         rates = [speed.tokens_per_second or 0.0 for speed in speeds]
@@ -251,7 +251,7 @@ class Search:
         if not layout.activation_checkpointing:
             return layout, speed
         options = [(layout, speed)]
-        accepts = self._fits if self.takes_tight else self._fits_well
+        accepts = self._fits if self.accepts_tight else self._fits_well
         sequences = layout.micro_batch_size * layout.accumulation
         for what, every in self.part_recomputations:
             for size in range(layout.micro_batch_size, 0, -1):
@@ -319,9 +319,9 @@ class Search:
                     -ladder.spread.model_parallel,
                 ),
             )
-            rungs = [self.ladders.rung(ladder) for ladder in lean[:MOST_WEIGHED]]
+            rungs = [self.ladders.rung(ladder) for ladder in lean[:MAX_LEAN_LAYOUTS]]
             needs = [least_capacity(*self._needs_of(rung, gpu)) for rung in rungs]
-            share = -(-self.whole_states(gpu) // (nodes * processes))
+            share = -(-self.total_state_bytes(gpu) // (nodes * processes))
             self._needs[key] = max(min(needs), share)
         return Miss(hardware=hardware_name, needs=self._needs[key], has=capacity)
 
@@ -342,20 +342,20 @@ class Search:
             self._setups[layout] = setup_of(self.job, layout)
         return self._setups[layout]
 
-    def whole_states(self, gpu: Gpu | None) -> int:
+    def total_state_bytes(self, gpu: Gpu | None) -> int:
         """Return the bytes of one copy of the model states, a lower limit for all GPUs together.
 
         0 (no limit) if earlier runs correct the formulas or states are offloaded.
         """
         if self._is_measured(gpu) or self.job.offload != "none":
             return 0
-        if self._whole_states is None:
-            self._whole_states = sum(dict(memory.states(self._on_one_gpu())).values())
-        return self._whole_states
+        if self._total_state_bytes is None:
+            self._total_state_bytes = sum(dict(memory.states(self._on_one_gpu())).values())
+        return self._total_state_bytes
 
     def _on_one_gpu(self) -> Setup:
         """Return the training step of the complete model in one process."""
-        unsharded = Spread(sharding=unshared(self.job))
+        unsharded = Spread(sharding=single_process_sharding(self.job))
         return setup_of(self.job, self.ladders.layout(1, 1, unsharded, False, 1, 1))
 
     def _is_measured(self, gpu: Gpu | None) -> bool:
@@ -375,18 +375,18 @@ class Search:
         """List the layouts of each kind that fit and are worth comparing."""
         key = (nodes, processes, capacity, self._measured_on(gpu))
         if key not in self._fitting:
-            possible = self.whole_states(gpu) <= capacity * nodes * processes
+            possible = self.total_state_bytes(gpu) <= capacity * nodes * processes
             ladders = self.ladders.of(nodes, processes) if possible else []
             failed: set[Spread] = set()
             layouts: list[Layout] = []
             # With checkpointing first: spreads that do not fit with it do not fit without
             for checkpointing in (True, False):
                 group = [ladder for ladder in ladders if ladder.checkpointing == checkpointing]
-                layouts = [*self._climb(group, capacity, gpu, failed), *layouts]
+                layouts = [*self._fitting_layouts(group, capacity, gpu, failed), *layouts]
             self._fitting[key] = layouts
         return self._fitting[key]
 
-    def _climb(
+    def _fitting_layouts(
         self, ladders: list[Ladder], capacity: int, gpu: Gpu | None, failed: set[Spread]
     ) -> list[Layout]:
         """Return the layouts of these ladders that fit, skipping those that cannot or are not needed."""
@@ -399,11 +399,11 @@ class Search:
             ):
                 failed.add(spread)  # more stages in flight save more activations
                 continue
-            if any(fit.makes_needless(spread, ladder.nodes) for fit in fitted):
+            if any(fit.supersedes(spread, ladder.nodes) for fit in fitted):
                 continue
             fitting = self._fitting_of(ladder, capacity, gpu)
             if fitting:
-                if self.takes_tight or not self.is_tight(fitting[0], capacity, gpu):
+                if self.accepts_tight or not self.is_tight(fitting[0], capacity, gpu):
                     fitted.append(spread)
                 layouts += fitting
             else:
@@ -463,7 +463,7 @@ class Search:
             return 0  # measured runs may be below the formulas
         spread, world = ladder.spread, ladder.nodes * ladder.processes
         if spread.sharding in ("fsdp", "none"):  # all states, in equal parts
-            return self.whole_states(gpu) * spread.replicate // world
+            return self.total_state_bytes(gpu) * spread.replicate // world
         key = (ladder.nodes, ladder.processes, spread)
         if key not in self._states:
             setup = self.setup(self.ladders.rung(ladder))

@@ -16,7 +16,7 @@ from estimator.plan import Request
 from estimator.planning.capacity import why_rare
 from estimator.planning.goals import Goals
 from estimator.planning.places import ALLOCATABLE, Place, list_places
-from estimator.planning.step_requests import CPU_BESIDE_RANKS, CPU_OF_A_GPU, SHARED_MEMORY_PER_GPU
+from estimator.planning.step_requests import CPU_OF_A_GPU, CPU_OUTSIDE_RANKS, SHARED_MEMORY_PER_GPU
 from estimator.rightsizing.recommend import Recommendation
 from estimator.rightsizing.usage import Sizes
 
@@ -75,7 +75,7 @@ def choose_machine(needs: Needs, target: Target, goals: Goals) -> Request:
         )
     place = min(fitting, key=lambda each: _rank(each, needs))
     share = needs.gpus / place.gpus
-    cpu = needs.cpu or CPU_OF_A_GPU * needs.gpus + CPU_BESIDE_RANKS
+    cpu = needs.cpu or CPU_OF_A_GPU * needs.gpus + CPU_OUTSIDE_RANKS
     if place.vcpu is not None and needs.cpu is None:
         cpu = min(cpu, max(int(place.vcpu * place.allocatable * share), 1))
     memory = needs.memory_mib or USUAL_MEMORY_MIB * needs.gpus

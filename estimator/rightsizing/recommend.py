@@ -22,9 +22,9 @@ UNCERTAINTY = 0.3  # more, divided by the number of tasks
 CPU_HEADROOM = 0.2
 STEP_UP = 1.5  # of the request of a task that ran out of memory
 ENOUGH_TASKS = 3  # with the same parameters; with fewer, others may count, too
-ALIKE = 1.2  # largest memory over smallest, below which parameters made no difference
+SIMILAR_RATIO = 1.2  # largest memory over smallest, below which parameters made no difference
 # In the container next to the task's processes: Metaflow's shell, its log sidecars, page cache in use
-BESIDE_TASK_MIB = 256
+OUTSIDE_TASK_MIB = 256
 MEMORY_UNIT_MIB = 128
 SATURATED = 0.95  # of the requested CPU: the task may have been held up
 
@@ -81,7 +81,7 @@ def comparable(history: Sequence[Usage], parameters: Mapping[str, str] | None) -
     same_parameters = [usage for usage in history if dict(usage.parameters) == dict(parameters)]
     peaks = [usage.memory_bytes for usage in history if usage.ending == "succeeded" and usage.memory_bytes]
     is_enough = sum(usage.ending == "succeeded" for usage in same_parameters) >= ENOUGH_TASKS
-    if not is_enough and len(peaks) >= ENOUGH_TASKS and max(peaks) <= ALIKE * min(peaks):
+    if not is_enough and len(peaks) >= ENOUGH_TASKS and max(peaks) <= SIMILAR_RATIO * min(peaks):
         return list(history)
     return same_parameters
 
@@ -104,10 +104,10 @@ def with_headroom(values: Sequence[float]) -> float:
 def _memory_mib(succeeded: Sequence[Usage], out_of_memory: Sequence[Usage]) -> int | None:
     needs = []
     if succeeded:
-        needs.append(with_headroom([usage.memory_bytes or 0 for usage in succeeded]) / MIB + BESIDE_TASK_MIB)
+        needs.append(with_headroom([usage.memory_bytes or 0 for usage in succeeded]) / MIB + OUTSIDE_TASK_MIB)
     for usage in out_of_memory:
         peak = (usage.memory_bytes or 0) / MIB
-        needs.append(peak * (1 + HEADROOM) + BESIDE_TASK_MIB)
+        needs.append(peak * (1 + HEADROOM) + OUTSIDE_TASK_MIB)
         if not any(later.at > usage.at for later in succeeded):
             needs.append(STEP_UP * max(usage.requested.memory_mib or 0, peak))
     if not needs:

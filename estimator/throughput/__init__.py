@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from estimator.errors import UserError
 from estimator.hardware.catalogue import Gpu
-from estimator.memory.generation import drawn_batch
+from estimator.memory.generation import grpo_batch
 from estimator.models import DiffusionSpec
 from estimator.setup import Setup
 from estimator.throughput.communication import (
@@ -239,7 +239,7 @@ def _answer_generation(setup: Setup, gpu: Gpu) -> GenerationSpeed | None:
     """
     if not setup.answer_len:
         return None
-    return generation_speed(setup.model, gpu, drawn_batch(setup))
+    return generation_speed(setup.model, gpu, grpo_batch(setup))
 
 
 def step(setup: Setup, load: Work, gpu: Gpu, times: Times, table: Efficiency) -> Parts:

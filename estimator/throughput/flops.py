@@ -218,7 +218,7 @@ def _copied(setup: Setup) -> float:
         return trained * (
             (4 + 2) / setup.accumulation + 2 + 4 + 4 * (setup.accumulation - 1) / setup.accumulation
         )
-    if not setup.sharded_alone:
+    if not setup.fsdp_in_one_process:
         return 0.0
     weights, state_copies = weights_of(setup.model), 2 if setup.adapters else 4
     weights_16_bit = weights.all - (weights.linear if setup.quantization != "none" else 0)

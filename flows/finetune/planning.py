@@ -15,7 +15,7 @@ from decorators._metaflow import Backend, command, compiles_only, main, resumed_
 from decorators.backends import cluster_name, destination
 from estimator import hardware, logs
 from estimator.calibration import Calibration
-from estimator.errors import MISTAKE, UserError
+from estimator.errors import USER_ERROR_STATUS, UserError
 from estimator.hardware import local_machine
 from estimator.job import Job, Target
 from estimator.plan import Plan
@@ -113,7 +113,7 @@ def run_flow(flow: type[Any]) -> None:
     except UserError as error:
         logs.show_traceback(error)
         print(error, file=sys.stderr)
-        raise SystemExit(MISTAKE) from None
+        raise SystemExit(USER_ERROR_STATUS) from None
     with recorded_launch():
         main(flow, command_line)
 
@@ -266,7 +266,7 @@ def _plan_for_place(
         if resources.device == "cpu"
         else destination.find_cluster(backend, resources.gpu, skipped=skipped)
     )
-    goals = Goals(cluster=cluster.open if cluster is not None else None)
+    goals = Goals(cluster=cluster.usable if cluster is not None else None)
     if resources.spot and backend != "local":
         goals = _on_spot(goals, backend, resources)
     if cluster is None:

@@ -18,7 +18,7 @@ from estimator.errors import UserError
 from estimator.formatting import format_bytes, format_duration
 from estimator.models import ModelSource, hf_config
 from estimator.terminal import print
-from estimator.untrusted import files_inside
+from estimator.untrusted import list_contained_files
 from launchers.base.workdir import full_disk_explained
 from launchers.models import conversion, pickled, pipelines, published
 from launchers.models.files import (
@@ -78,7 +78,7 @@ def fetch(model: ModelSource, folder: Path, *, vision: bool = False) -> Path:
 def check_whole(path: Path) -> None:
     """Raise UserError unless the folder of a model or pipeline is complete, and has no links out of it."""
     if path.is_dir():
-        files_inside(path)
+        list_contained_files(path)
     if (path / pipelines.INDEX).is_file():
         pipelines.check_whole(path)
     else:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from estimator.errors import UserError
 from estimator.formatting import MIB, format_bytes
-from estimator.hardware.catalogue import normal
+from estimator.hardware.catalogue import normalize
 from estimator.hardware.catalogue.columns import GPU, INSTANCE, Column, stem
 from estimator.names import did_you_mean
 
@@ -137,7 +137,7 @@ def _row(file: Path, line: int, header: list[str], kinds: tuple[Kind, ...], valu
         raise row.bad(key, "is missing", "It identifies the row.")
     names = [cells["gpu"]] if kind == "gpu" else []
     for name in (*names, *aliases_of(cells)):
-        if not normal(name):
+        if not normalize(name):
             raise row.bad("gpu" if name in names else "aliases", f"has {name!r}, which is not a name", "")
     check_sizes(row)
     return row
@@ -163,7 +163,7 @@ def _check_unique(rows: list[HardwareRow]) -> None:
         column = "gpu" if row.kind == "gpu" else "instance_type"
         name = row.cells[column]
         first = first_lines.setdefault(
-            (row.kind, normal(name) if row.kind == "gpu" else name.lower()), row.line
+            (row.kind, normalize(name) if row.kind == "gpu" else name.lower()), row.line
         )
         if first != row.line:
             raise row.bad(column, f"duplicates line {first}", "Remove one of them.")

@@ -117,7 +117,7 @@ class Clock:
         return max(0.0, min(self.call_s, self.started + self.overall_s - time.monotonic()))
 
 
-def found_at(get: Callable[..., Json], path: str) -> Json | None:
+def get_or_none(get: Callable[..., Json], path: str) -> Json | None:
     """Return the result of ``get`` for a path, or None for status 404. Raises what ``get`` raises."""
     try:
         return get(path)

@@ -72,7 +72,7 @@ def group(
         except _UnusableNodeError as reason:
             skipped.setdefault(str(reason), []).append(node.name)
             continue
-        one = replace(one, untolerated_taints=rules.fence(one.taints)[1])
+        one = replace(one, untolerated_taints=rules.match_taints(one.taints)[1])
         machine = (
             one.instance.name,
             one.gpu.name,
@@ -110,12 +110,12 @@ def _merge(members: list[ClusterNodes]) -> ClusterNodes:
         ephemeral_bytes=min(ephemeral) if len(ephemeral) == len(members) else None,
         zones=tuple(sorted({zone for one in members for zone in one.zones})),
         names=tuple(name for one in members for name in one.names),
-        free=_least_free([one.free for one in members]),
+        free=_min_free([one.free for one in members]),
         holders=tuple(sorted({pod for one in members for pod in one.holders})),
     )
 
 
-def _least_free(parts: list[Free | None]) -> Free | None:
+def _min_free(parts: list[Free | None]) -> Free | None:
     listed = [part for part in parts if part is not None]
     if len(listed) < len(parts):
         return None

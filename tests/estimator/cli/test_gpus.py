@@ -28,7 +28,7 @@ APP.command()(gpus)
 def _no_files_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("FINETUNE_HARDWARE", raising=False)
-    hardware.forget()
+    hardware.clear_cache()
 
 
 def run(*words: str) -> Result:

@@ -8,7 +8,7 @@ import pytest
 
 from estimator import hardware, memory, throughput
 from estimator.engines.setups import setup_of
-from estimator.engines.support import unsupported_job, with_engine
+from estimator.engines.support import unsupported_job, with_simplest_engine
 from estimator.job import Job
 from estimator.memory.generation import CACHE, kv_cache_bytes
 from estimator.models import find
@@ -37,9 +37,9 @@ def setup(method: str = "lora", sequences: int = 16, **job: object) -> Setup:
 
 def test_engine_auto_is_trl_and_trl_is_for_nothing_else() -> None:
     job = Job(model=LLAMA, method="lora", engine="auto", task="grpo")
-    assert with_engine(job).engine == "trl"
-    assert unsupported_job(with_engine(job)) is None
-    assert with_engine(replace(job, task="dpo")).engine != "trl"
+    assert with_simplest_engine(job).engine == "trl"
+    assert unsupported_job(with_simplest_engine(job)) is None
+    assert with_simplest_engine(replace(job, task="dpo")).engine != "trl"
     for fields in ({"trained_modules": ("lm_head",)}, {"new_tokens": 2}):
         refused = replace(job, engine="trl", **fields)  # type: ignore[arg-type]
         assert "original weight of the head" in (unsupported_job(refused) or "")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from estimator import CannotFit, Job, Target, UserError, hardware
-from estimator.engines.support import unsupported_job, unsupported_shards, with_engine
+from estimator.engines.support import unsupported_job, unsupported_shards, with_simplest_engine
 from estimator.job import Machine
 from estimator.models import find, names
 from estimator.planning.planner import plan, plans
@@ -20,7 +20,7 @@ ANY = Target(kind="catalogue")
 def test_the_engine_left_open_is_the_first_that_can_train_the_model_that_way() -> None:
     for name in names():
         job = Job(model=find(name), engine="auto", seq_len=min(512, find(name).max_seq_len), lora_targets=())
-        chosen = with_engine(job)
+        chosen = with_simplest_engine(job)
         other = replace(job, engine="deepspeed")
         if chosen.engine == "deepspeed":
             assert unsupported_job(replace(job, engine="torchtune")) is not None
@@ -58,7 +58,7 @@ def test_what_is_asked_for_decides_on_the_simplest_engine(
     model: str, fields: dict[str, Any], engine: str
 ) -> None:
     job = Job(model=find(model), engine="auto", global_batch_size=16, **fields)
-    assert with_engine(job).engine == engine
+    assert with_simplest_engine(job).engine == engine
 
 
 def test_every_family_and_method_is_planned_and_what_no_engine_trains_says_so() -> None:
@@ -110,7 +110,7 @@ def test_adapters_on_experts_alone_are_refused() -> None:
 def test_adapters_on_experts_are_fsdp2s_and_not_merged() -> None:
     job = Job(model=find("mixtral-8x7b"), method="lora", engine="fsdp2", lora_experts=True)
     assert unsupported_job(job) is None
-    assert with_engine(replace(job, engine="auto")).engine == "fsdp2"
+    assert with_simplest_engine(replace(job, engine="auto")).engine == "fsdp2"
     refused: dict[str, dict[str, Any]] = {
         "ZeRO-3": {"engine": "deepspeed"},
         "torchtune": {"engine": "torchtune", "model": find("llama-8b")},

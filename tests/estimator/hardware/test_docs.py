@@ -39,7 +39,7 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         inventory, "fetch", lambda context, _: inventory.ClusterState(context=context or "current", nodes=())
     )
-    hardware.forget()
+    hardware.clear_cache()
 
 
 @pytest.mark.parametrize("command", COMMANDS)

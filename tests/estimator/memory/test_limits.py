@@ -86,9 +86,9 @@ def test_each_schedule_holds_its_micro_batches(
 def test_what_streams_reserve_is_never_negative_and_weights_count_for_more_than_gradients() -> None:
     moment = Moment({"activations": 60, "gradients": 40}, other_streams=40)
     assert [moment.reserved_extra(streams) for streams in (99, 100, 130)] == [0, 0, 30]
-    assert moment.weighed(2.0, 0) == (160.0, 100)
-    assert moment.weighed(2.0, 130) == (190.0, 100)
-    assert moment.weighed(2.0, 90) == (160.0, 100)
+    assert moment.weighted(2.0, 0) == (160.0, 100)
+    assert moment.weighted(2.0, 130) == (190.0, 100)
+    assert moment.weighted(2.0, 90) == (160.0, 100)
 
 
 def test_a_peak_joins_what_is_constant_and_the_largest_moment() -> None:
@@ -258,7 +258,7 @@ def of_one_block(setup: Setup) -> tuple[int, int, int]:
     """Bytes in 16 bits of one block, of the root, and of the head."""
     part = part_of(setup, "only")
     assert part.block == LLAMA.layer_parameters
-    return 2 * part.block, 2 * (part.own_head + part.embedding), 2 * part.own_head
+    return 2 * part.block, 2 * (part.untied_head + part.embedding), 2 * part.untied_head
 
 
 def test_fsdp_gathers_the_block_that_computes_and_the_next() -> None:
@@ -315,8 +315,8 @@ def test_pipeline_stages_round_layers_up_and_hold_their_ends() -> None:
     setup = step(engine="torchtitan", pipeline=5, schedule="1f1b", accumulation=5, tensor=2)
     first, last = (part_of(setup, stage) for stage in ("first", "last"))
     assert (first.layers, last.layers) == (7, 7)
-    assert (first.embedding, first.own_head, first.norm) == (V * H // 2, 0, 0)
-    assert (last.embedding, last.own_head, last.norm) == (0, V * H // 2, H)
+    assert (first.embedding, first.untied_head, first.norm) == (V * H // 2, 0, 0)
+    assert (last.embedding, last.untied_head, last.norm) == (0, V * H // 2, H)
     assert (first.blocks, first.block) == (7 * first.block, (LLAMA.layer_parameters - 2 * H) // 2 + 2 * H)
     assert first.blocks_linear == 7 * first.block_linear == 7 * (LLAMA.layer_parameters - 2 * H) // 2
 
@@ -413,9 +413,9 @@ def test_answers_of_a_step_are_drawn_at_once() -> None:
         micro_batch_size=2,
         accumulation=3,
     )
-    batch = generation.drawn_batch(setup)
+    batch = generation.grpo_batch(setup)
     assert (batch.sequences, batch.prompt_tokens, batch.new_tokens, batch.tokens) == (6, 600, 400, 1000)
-    assert generation.drawn_batch(replace(setup, answers=Answers(length=1000))).prompt_tokens == 1
+    assert generation.grpo_batch(replace(setup, answers=Answers(length=1000))).prompt_tokens == 1
 
 
 def test_a_window_limits_the_cache_of_its_blocks() -> None:

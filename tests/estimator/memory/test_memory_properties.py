@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from estimator import memory, models, vocabulary
 from estimator.errors import UserError
 from estimator.memory.shape import part_of
-from estimator.memory.states import divides_scales, partial_gradient_bytes, scale_bytes
+from estimator.memory.states import divides_scales, scale_bytes, unreduced_embedding_gradient_bytes
 from estimator.setup import Setup
 
 NAMES = (
@@ -136,7 +136,7 @@ def test_sharded_states_add_up_to_the_whole(step: Setup, processes: int) -> None
         if name == "gradients" and step.engine == "litgpt":
             continue  # FSDP1's flat parameters give frozen weights gradients too
         if name == "gradients":  # only FSDP reduces the embedding's at once
-            size -= partial_gradient_bytes(alone, part_of(alone, "only"))
+            size -= unreduced_embedding_gradient_bytes(alone, part_of(alone, "only"))
         held = parts[name]
         if name == "weights" and size and not divides_scales(alone):
             scales = scale_bytes(alone, part_of(alone, "only"))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from estimator import Job, Target, hardware, plan
-from estimator.engines.support import with_engines
+from estimator.engines.support import jobs_by_engine
 from estimator.job import Machine
 from estimator.models import find
 from estimator.plan import GIB, Plan
@@ -53,7 +53,7 @@ def test_no_engine_that_can_train_the_job_is_clearly_faster_on_the_plans_machine
     place = Target(
         kind="catalogue", instance_type=request.instance_type, nodes=request.nodes, gpus=request.gpus_per_node
     )
-    jobs = with_engines(Job(model=find("llama-8b"), engine="auto", method=method, global_batch_size=16))
+    jobs = jobs_by_engine(Job(model=find("llama-8b"), engine="auto", method=method, global_batch_size=16))
     group = next(group for group in by_preference(jobs) if made.engine in {job.engine for job in group})
     assert len(group) > 1
     rates = [plan(job, place).prediction.tokens_per_second or 0.0 for job in group]

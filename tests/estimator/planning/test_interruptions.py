@@ -64,11 +64,11 @@ def test_labels_of_spot_nodes_have_sources_and_their_taints_are_tolerated() -> N
 
 def test_twenty_four_hours_on_eight_nodes_with_two_retries_hardly_ever_end_well() -> None:
     assert interruptions.completion_probability(24, gang(8), 2) == pytest.approx(0.0038, abs=1e-4)
-    said = interruptions.against_budget(24, gang(8), 2)
+    said = interruptions.completion_obstacle(24, gang(8), 2)
     assert said is not None
     assert "24.0 h on 8 spot node(s)" in said
     assert "9.6 expected interruptions, 2 allowed; 0.4% of such runs finish" in said
-    assert interruptions.against_budget(24, gang(8), 20) is None
+    assert interruptions.completion_obstacle(24, gang(8), 20) is None
 
 
 def test_the_formula_agrees_with_runs_that_are_interrupted_at_random() -> None:
@@ -88,7 +88,7 @@ def test_what_never_gets_to_a_checkpoint_has_no_end() -> None:
     assert interruptions.wall_hours(24, hopeless) == math.inf
     assert interruptions.completion_probability(math.inf, hopeless, 20) == 0
     assert "it never reaches the next checkpoint" in (
-        interruptions.against_budget(math.inf, hopeless, 20) or ""
+        interruptions.completion_obstacle(math.inf, hopeless, 20) or ""
     )
 
 

@@ -17,7 +17,7 @@ from estimator.plan import GIB, MIB, Interruptions, Layout, StartUp
 from estimator.planning.goals import Goals
 from estimator.planning.interruption_rates import Rate
 from estimator.planning.interruptions import (
-    against_budget,
+    completion_obstacle,
     completion_probability,
     expected,
     foresee,
@@ -26,11 +26,11 @@ from estimator.planning.interruptions import (
 from estimator.planning.ladders import LARGEST_MICRO_BATCH, LARGEST_PIPELINE_MICRO_BATCH, Ladders
 from estimator.planning.parallelism import SHORTEST_PIECE, Spread, spreads
 from estimator.planning.places import Place
-from estimator.planning.ranking import against_goals, compared, in_order, later_ranked
-from estimator.planning.reasons import behind
+from estimator.planning.ranking import format_change, later_ranked, rejection_by_goals, sort_candidates
+from estimator.planning.reasons import compare_to_best
 from estimator.planning.search import INDISTINCT, Candidate, Miss, percent
 from estimator.planning.start_up import rates_of, start_up
-from estimator.planning.step_requests import BESIDE_RANKS, SHARED_MEMORY_PER_GPU, _memory
+from estimator.planning.step_requests import MEMORY_OUTSIDE_RANKS, SHARED_MEMORY_PER_GPU, _memory
 from estimator.setup import Setup
 from estimator.throughput import Speed
 from tests.estimator.inference.test_generation import plan_of
@@ -101,7 +101,7 @@ def test_hours_and_price_count_start_up_and_half_of_the_evaluations() -> None:
 def test_a_goal_met_exactly_counts_as_met(
     goals: dict[str, float], kind: str | None, over: float | None
 ) -> None:
-    found = against_goals(candidate(), Goals(**goals), 36 * 10**6)  # type: ignore[arg-type]
+    found = rejection_by_goals(candidate(), Goals(**goals), 36 * 10**6)  # type: ignore[arg-type]
     assert (found and found.kind, found and found.over) == (kind, over and pytest.approx(over))
 
 
@@ -133,14 +133,17 @@ def test_what_comes_first_depends_on_deadline_and_budget() -> None:
 
 def test_figures_within_a_fifth_of_the_best_count_as_equal() -> None:
     def order(*candidates: Candidate) -> list[Candidate]:
-        return in_order(
+        return sort_candidates(
             list(candidates), Goals(), tokens=None, target=Target(kind="catalogue", capacity="any")
         )
 
     cheapest, dear = candidate(rate=2e4, usd=72.0), candidate(rate=1e4 / (1 + INDISTINCT), usd=36.0)
     assert order(cheapest, dear) == [dear, cheapest]
     by_speed = Goals(prefer="speed")
-    assert in_order([dear, cheapest], by_speed, tokens=None, target=Target(kind="catalogue"))[0] is cheapest
+    assert (
+        sort_candidates([dear, cheapest], by_speed, tokens=None, target=Target(kind="catalogue"))[0]
+        is cheapest
+    )
     too_dear = candidate(rate=0.99e4 / (1 + INDISTINCT), usd=36.0)
     assert order(cheapest, too_dear) == [cheapest, too_dear]
     few = candidate(gpus=4, place=replace(MACHINE, gpus=4, usd_per_hour=36.0))
@@ -165,9 +168,9 @@ def test_of_each_other_gpu_one_rejection_says_how_much_dearer_it_is() -> None:
 
 def test_differences_in_words() -> None:
     assert [percent(value) for value in (0.0994, 0.1, -0.05)] == ["9.9 %", "10 %", "-5.0 %"]
-    assert [compared(value, "more", "less")[-4:] for value in (0.0, -0.01)] == ["more", "less"]
+    assert [format_change(value, "more", "less")[-4:] for value in (0.0, -0.01)] == ["more", "less"]
     assert Miss(hardware="x", needs=150, has=100).over == pytest.approx(0.5)
-    slower = behind(candidate(rate=0.5e4), candidate())[0]
+    slower = compare_to_best(candidate(rate=0.5e4), candidate())[0]
     assert slower.endswith(", 100 % dearer a token, 50 % slower than the best")
 
 
@@ -218,8 +221,8 @@ def test_the_wall_time_is_dalys_and_the_end_poissons() -> None:
     assert completion_probability(1.5, found, 2) == pytest.approx(math.exp(-3) * (1 + 3 + 4.5))
     assert (completion_probability(0.0, found, 0), completion_probability(math.inf, found, 9)) == (1.0, 0.0)
     half = math.log(2) / 2  # hours after which one of two runs was interrupted
-    assert against_budget(half * 0.999, found, 0) is None
-    assert against_budget(half * 1.001, found, 0) is not None
+    assert completion_obstacle(half * 0.999, found, 0) is None
+    assert completion_obstacle(half * 1.001, found, 0) is not None
 
 
 @pytest.mark.parametrize(("nodes", "there", "comes_up"), [(2, 2, False), (3, 2, True)])
@@ -253,12 +256,12 @@ def test_shapes_fill_a_machine_before_a_second_one(
 
 def test_a_spread_that_divides_the_model_less_makes_another_needless() -> None:
     two, four = Spread(sharding="fsdp", tensor=2), Spread(sharding="fsdp", tensor=4)
-    assert two.makes_needless(four, 1)
-    assert not four.makes_needless(two, 1)
-    assert not two.makes_needless(two, 1)
-    assert not two.makes_needless(four, 2)
-    assert two.makes_needless(replace(two, context=2), 2)
-    assert not two.makes_needless(replace(four, expert=2), 1)
+    assert two.supersedes(four, 1)
+    assert not four.supersedes(two, 1)
+    assert not two.supersedes(two, 1)
+    assert not two.supersedes(four, 2)
+    assert two.supersedes(replace(two, context=2), 2)
+    assert not two.supersedes(replace(four, expert=2), 1)
     ways = {1: "none", 2: "1f1b"}
     assert {stages: Spread(sharding="none", pipeline=stages).schedule for stages in ways} == ways
 
@@ -357,7 +360,7 @@ def test_the_kernel_for_packed_samples_takes_heads_of_up_to_256() -> None:
 
 
 def test_a_request_is_a_quarter_above_the_need_within_the_share_of_the_node() -> None:
-    extra = BESIDE_RANKS + 4 * SHARED_MEMORY_PER_GPU
+    extra = MEMORY_OUTSIDE_RANKS + 4 * SHARED_MEMORY_PER_GPU
     assert _memory(candidate(), 4, 100 * GIB) == 125 * GIB + extra
     assert _memory(candidate(), 4, 400 * GIB) == 450 * GIB, "half of the 900 GiB that can be allocated"
     assert _memory(candidate(), 4, 600 * GIB) == 600 * GIB

@@ -64,7 +64,7 @@ def test_no_spread_needs_less_than_its_share_of_all_states(
     job = job_of(model, engine, method=method, global_batch_size=128)
     nodes, per_node = world
     search = Search(job, "bf16" if engine == "torchtune" else "bf16-mixed", "cuda")
-    whole = search.whole_states(None)
+    whole = search.total_state_bytes(None)
     for ladder in search.ladders.of(nodes, per_node):
         layout = search.ladders.rung(ladder)
         own = sum(dict(memory.states(search.setup(layout))).values())

@@ -88,7 +88,7 @@ def test_a_guess_takes_a_user_who_names_the_machine() -> None:
 
 
 def quota(most: float, used: float = 0, what: str = GPUS) -> Quota:
-    return Quota(name="team", what=what, most=most, used=used)
+    return Quota(name="team", key=what, limit=most, used=used)
 
 
 @pytest.mark.parametrize(("most", "gpus", "nodes"), [(16, 8, 2), (12, 8, 1), (7, 4, 1), (1, 1, 1)])
@@ -130,7 +130,7 @@ def test_a_small_model_goes_to_the_cpus_of_a_cluster_without_gpus() -> None:
 
 def reported(job: Job, cluster: Cluster) -> UserError:
     with pytest.raises(UserError) as caught:
-        plan(job, KUBERNETES, Goals(cluster=cluster.open))
+        plan(job, KUBERNETES, Goals(cluster=cluster.usable))
     return explain(caught.value, job, KUBERNETES, cluster)
 
 

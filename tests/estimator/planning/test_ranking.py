@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from estimator import Job, Target
-from estimator.engines.support import with_engine
+from estimator.engines.support import with_simplest_engine
 from estimator.models import find
 from estimator.planning.capacity import why_rare
 from estimator.planning.clusters import Survey, build_plan, survey_places
 from estimator.planning.goals import Goals
 from estimator.planning.planner import plan, plans
-from estimator.planning.ranking import in_order
+from estimator.planning.ranking import sort_candidates
 from estimator.planning.search import REPLAN_HOURS, Candidate, Evidence, complexity
 from estimator.risk import least_capacity
 
@@ -24,11 +24,11 @@ FULL = Job(model=find("llama-8b"), global_batch_size=16)
 
 
 def surveyed(job: Job = FULL, goals: Goals | None = None, target: Target = ANY) -> Survey:
-    return survey_places(with_engine(job), target, goals or Goals(), Evidence())
+    return survey_places(with_simplest_engine(job), target, goals or Goals(), Evidence())
 
 
 def ordered(survey: Survey, candidates: list[Candidate]) -> list[Candidate]:
-    return in_order(candidates, survey.goals, tokens=survey.tokens, target=survey.target)
+    return sort_candidates(candidates, survey.goals, tokens=survey.tokens, target=survey.target)
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_a_plan_says_in_which_way_its_machine_is_the_cheapest() -> None:
     for model in ("llama-8b", "llama-3.2-3b", "qwen2.5-14b", "llama-70b", "mixtral-8x7b"):
         survey = surveyed(Job(model=find(model), engine="auto", global_batch_size=64), target=USUAL)
         best = survey.candidates[0]
-        weighed = [c for c in survey.candidates if not why_rare(c.place) and c.place and c.place.ram_bytes]
-        least = min(c.usd_per_token or 9 for c in weighed)
+        weighted = [c for c in survey.candidates if not why_rare(c.place) and c.place and c.place.ram_bytes]
+        least = min(c.usd_per_token or 9 for c in weighted)
         words = " ".join(build_plan(survey, best, (), best).why)
         cheapest = best.usd_per_token == least
         assert ("is the cheapest a token of" in words) == cheapest

@@ -75,8 +75,8 @@ def test_a_fence_is_what_neither_the_pods_nor_the_table_tolerate() -> None:
     node["spec"]["taints"].append({"key": "team", "value": "vision", "effect": "NoSchedule"})
     (group,) = offers(state(node)).nodes
     assert group.untolerated_taints == ("team=vision:NoSchedule",)
-    assert offers(state(node)).open.nodes == ()
-    assert offers(state(node)).open.skipped[0].names == ("karpenter-1",)
+    assert offers(state(node)).usable.nodes == ()
+    assert offers(state(node)).usable.skipped[0].names == ("karpenter-1",)
     own = Toleration(key="team", effect="NoSchedule", value="vision")
     assert offers(state(node), tolerations=(own,)).nodes[0].untolerated_taints == ()
     # Tolerations of the user's own stand instead of the table's
@@ -137,8 +137,8 @@ def groups(*nodes: dict[str, Any], reported: tuple[NodeGroup, ...]) -> Cluster:
 
 def test_a_node_group_adds_more_of_the_nodes_that_it_has() -> None:
     reported = (
-        NodeGroup(name="gke-prod-l4-0a1b-grp", now=1, most=5),
-        NodeGroup(name="gke-prod-cpus-2c3d-grp", now=1, most=9),
+        NodeGroup(name="gke-prod-l4-0a1b-grp", nodes=1, max_nodes=5),
+        NodeGroup(name="gke-prod-cpus-2c3d-grp", nodes=1, max_nodes=9),
     )
     cpu = {**CPU_NODE, "metadata": {"name": "c", "labels": {"cloud.google.com/gke-nodepool": "cpus"}}}
     (group,) = groups(gke_l4(1), cpu, reported=reported).nodes
@@ -148,17 +148,17 @@ def test_a_node_group_adds_more_of_the_nodes_that_it_has() -> None:
 
 def test_the_longer_name_tells_two_node_groups_apart() -> None:
     spot = gke_l4(2, **{"cloud.google.com/gke-nodepool": "l4-spot", "cloud.google.com/gke-spot": "true"})
-    reported = (NodeGroup(name="gke-prod-l4-spot-2c3d-grp", now=1, most=3),)
+    reported = (NodeGroup(name="gke-prod-l4-spot-2c3d-grp", nodes=1, max_nodes=3),)
     by_spot = {group.spot: group.max_new_nodes for group in groups(gke_l4(1), spot, reported=reported).nodes}
     assert by_spot == {None: 0, True: 2}
 
 
 def test_machines_of_a_node_group_without_nodes_are_a_guess_of_the_same_cloud() -> None:
-    found = groups(gke_l4(1), reported=(NodeGroup(name="gke-prod-big-0a1b-grp", now=0, most=2),))
+    found = groups(gke_l4(1), reported=(NodeGroup(name="gke-prod-big-0a1b-grp", nodes=0, max_nodes=2),))
     guesses = [group for group in found.nodes if group.guessed]
     assert {group.instance.cloud for group in guesses} == {"gcp"}
     assert {group.max_new_nodes for group in guesses} == {2}
-    assert not groups(bare_metal("a", {}), reported=(NodeGroup(name="racks", now=0, most=2),)).nodes
+    assert not groups(bare_metal("a", {}), reported=(NodeGroup(name="racks", nodes=0, max_nodes=2),)).nodes
 
 
 def test_unknown_node_groups_are_reported_on_clouds_that_may_have_some() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from estimator.hardware.cluster.pods import ASKED_NODES, largest_daemon_requests
+from estimator.hardware.cluster.pods import SAMPLED_NODES, largest_daemon_requests
 from estimator.hardware.cluster.tables import PodResources
 
 MIB = 2**20
@@ -58,7 +58,7 @@ def test_of_several_nodes_the_fullest_counts_and_only_a_few_are_asked() -> None:
     assert largest_daemon_requests(cluster.get, [f"n{i}" for i in range(9)]) == PodResources(
         cpu=1, memory_bytes=2048 * MIB
     )
-    assert len(cluster.asked) - 1 == ASKED_NODES
+    assert len(cluster.asked) - 1 == SAMPLED_NODES
 
 
 def test_a_node_without_any_or_no_node_at_all_tells_nothing() -> None:

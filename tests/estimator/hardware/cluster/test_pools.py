@@ -238,7 +238,7 @@ NodeGroups:
   Health:      Healthy (ready=2 unready=0 registered=2 cloudProviderTarget=2 (minSize=1, maxSize=2))
 """
     found = read_autoscalers(_cluster(None, text), _may).groups
-    assert [(group.name, group.now, group.most) for group in found] == [
+    assert [(group.name, group.nodes, group.max_nodes) for group in found] == [
         ("gke-c-gpus-0a1b-grp", 1, 5),
         ("gke-c-cpus-2c3d-grp", 2, 2),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from estimator.hardware.cluster.priorities import read_priority_classes, usual_priority_class
+from estimator.hardware.cluster.priorities import default_priority_class, read_priority_classes
 
 
 def _get(path: str) -> dict[str, Any]:
@@ -23,4 +23,4 @@ def test_classes_are_read_the_lowest_first() -> None:
 
 
 def test_of_several_defaults_the_lowest_counts_and_without_one_there_is_none() -> None:
-    assert (usual_priority_class(_get), usual_priority_class(lambda _: {"items": []})) == ("lower", "")
+    assert (default_priority_class(_get), default_priority_class(lambda _: {"items": []})) == ("lower", "")

@@ -38,8 +38,8 @@ def test_a_quota_is_read_with_what_is_used_of_it() -> None:
     hard = {"requests.nvidia.com/gpu": "8", "memory": "1Ti", "pods": "20"}
     quota = {"metadata": {"name": "team"}, "status": {"hard": hard, "used": {"memory": "256Gi"}}}
     found = {line.resource: line for line in read_quotas(_server(quota), "research", QuotaPod())}
-    assert found["nvidia.com/gpu"] == Quota(name="team", what="requests.nvidia.com/gpu", most=8, used=0)
-    assert found["memory"].amount(found["memory"].left) == "768Gi"
+    assert found["nvidia.com/gpu"] == Quota(name="team", key="requests.nvidia.com/gpu", limit=8, used=0)
+    assert found["memory"].amount(found["memory"].remaining) == "768Gi"
 
 
 @pytest.mark.parametrize(
@@ -98,5 +98,5 @@ def test_a_pod_that_names_no_class_is_of_the_clusters_default() -> None:
 def test_a_quota_with_scopes_limits_pods_and_no_other_objects() -> None:
     hard = dict.fromkeys(("count/jobs.batch", "count/pods", "services", "cpu", "pods"), "1")
     scoped = read_quotas(_server(_quota(hard, scopes=["Terminating"])), "research", QuotaPod())
-    assert {line.what for line in scoped} == {"count/pods", "cpu", "pods"}
+    assert {line.key for line in scoped} == {"count/pods", "cpu", "pods"}
     assert len(read_quotas(_server(_quota(hard)), "research", QuotaPod())) == len(hard)

@@ -12,7 +12,7 @@ def cached(text: str) -> hardware.Catalogue:
     file.write_text(
         "cloud,instance_type,on_demand_usd_h,spot_usd_h,price_region,price_date,price_source\n" + text
     )
-    hardware.forget()
+    hardware.clear_cache()
     return hardware.catalogue()
 
 
@@ -63,7 +63,7 @@ def test_a_fact_that_the_table_lacks_is_filled_in_and_others_stay() -> None:
     lacks = {"cloud": "aws", "instance_type": "p3.2xlarge", "network_Gbps": "10", "spec_source": "EC2"}
     has = {"cloud": "aws", "instance_type": "p6-b200.48xlarge", "network_Gbps": "1600", "spec_source": "EC2"}
     cache.write(cache.path(), {"p3.2xlarge": lacks, "p6-b200.48xlarge": has})
-    hardware.forget()
+    hardware.clear_cache()
     assert hardware.instance("p3.2xlarge").network_gbps == 10
     assert hardware.instance("p3.2xlarge").source.endswith("; EC2")
     assert hardware.instance("p6-b200.48xlarge").network_gbps == 3200
