@@ -80,7 +80,7 @@ def test_shared_choices_are_those_of_the_settings() -> None:
         ("estimate --model llama-8b --instance-type p5.48xlarg", "Did you mean p5.48xlarge"),
     ],
 )
-def test_a_misspelled_name_is_answered_with_similar_ones(words: str, advice: str) -> None:
+def test_a_misspelled_name_gets_similar_names_as_suggestions(words: str, advice: str) -> None:
     done = CliRunner().invoke(app, words.split(), prog_name="finetune")
     assert done.exit_code == 2
     assert advice in done.output

@@ -76,7 +76,7 @@ def candidate(
     return Candidate(**(values | changes))
 
 
-def test_hours_and_price_count_start_up_and_half_of_the_evaluations() -> None:
+def test_hours_and_price_include_start_up_and_evaluations() -> None:
     one = candidate(
         evaluated_tokens=72 * 10**6, start_up=StartUp(machine_minutes=3, image_minutes=2, weights_minutes=1)
     )
@@ -106,7 +106,7 @@ def test_a_goal_met_exactly_counts_as_met(
 
 
 @pytest.mark.parametrize("value", [0, -1, math.inf, math.nan])
-def test_goals_are_above_zero(value: float) -> None:
+def test_goals_must_be_positive(value: float) -> None:
     for unknown in ({"prefer": "green"}, {"epochs": 2}):
         with pytest.raises(UserError):
             Goals(**unknown)  # type: ignore[arg-type]
@@ -119,7 +119,7 @@ def test_goals_are_above_zero(value: float) -> None:
             Goals(**{name: value})  # type: ignore[arg-type]
 
 
-def test_what_comes_first_depends_on_deadline_and_budget() -> None:
+def test_deadline_and_budget_decide_whether_speed_ranks_first() -> None:
     assert not Goals().by_speed
     assert Goals(prefer="speed").by_speed
     assert Goals(budget_usd=1).by_speed
@@ -131,7 +131,7 @@ def test_what_comes_first_depends_on_deadline_and_budget() -> None:
     assert Goals().total_tokens(replace(job, steps=2)) == 2 * job.tokens_per_step
 
 
-def test_figures_within_a_fifth_of_the_best_count_as_equal() -> None:
+def test_figures_within_the_tie_margin_of_the_best_count_as_equal() -> None:
     def order(*candidates: Candidate) -> list[Candidate]:
         return sort_candidates(
             list(candidates), Goals(), tokens=None, target=Target(kind="catalogue", capacity="any")
@@ -154,7 +154,7 @@ def test_figures_within_a_fifth_of_the_best_count_as_equal() -> None:
     assert order(unknown, dear) == [dear, unknown]
 
 
-def test_of_each_other_gpu_one_rejection_says_how_much_dearer_it_is() -> None:
+def test_each_other_gpu_gets_one_rejection_with_the_price_difference() -> None:
     best = candidate()
     other = candidate(rate=0.5e4, gpu=hardware.gpu("L4"))
     again, same = candidate(rate=0.4e4, gpu=hardware.gpu("L4")), candidate(rate=0.3e4)
@@ -166,7 +166,7 @@ def test_of_each_other_gpu_one_rejection_says_how_much_dearer_it_is() -> None:
     assert (slower.kind, slower.over) == ("speed", pytest.approx(0.5))
 
 
-def test_differences_in_words() -> None:
+def test_differences_are_formatted_as_percent_with_their_direction() -> None:
     assert [percent(value) for value in (0.0994, 0.1, -0.05)] == ["9.9 %", "10 %", "-5.0 %"]
     assert [format_change(value, "more", "less")[-4:] for value in (0.0, -0.01)] == ["more", "less"]
     assert Miss(hardware="x", needs=150, has=100).over == pytest.approx(0.5)
@@ -191,7 +191,7 @@ def foreseen(**changes: Any) -> Interruptions:
     return found
 
 
-def test_an_interval_between_checkpoints_is_no_shorter_than_storing_one() -> None:
+def test_the_checkpoint_interval_is_at_least_the_time_to_store_one() -> None:
     disk = rates_of(None).disk_bytes_per_second
     found = foreseen()
     assert (found.checkpoint_seconds, found.restart_seconds) == (20.0, 900.0)
@@ -208,7 +208,7 @@ def _arguments() -> dict[str, Any]:
     return dict.fromkeys(names, 1)
 
 
-def test_the_wall_time_is_dalys_and_the_end_poissons() -> None:
+def test_wall_time_follows_daly_and_completion_probability_poisson() -> None:
     found = replace(foreseen(), store_seconds=100.0, interval_seconds=600.0)
     between = 1800.0
     lost = math.exp(1000 / between) * math.expm1(620 / between) * between / 600
@@ -226,7 +226,7 @@ def test_the_wall_time_is_dalys_and_the_end_poissons() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "there", "comes_up"), [(2, 2, False), (3, 2, True)])
-def test_machines_that_are_there_need_not_come_up(nodes: int, there: int, comes_up: bool) -> None:
+def test_present_nodes_need_no_boot_time(nodes: int, there: int, comes_up: bool) -> None:
     place = replace(MACHINE, free_nodes=there, network_gbps=0.8)
     found = start_up(place, nodes, LLAMA)
     assert found.machine_minutes == rates_of(None).machine_minutes * comes_up
@@ -247,14 +247,14 @@ def test_machines_that_are_there_need_not_come_up(nodes: int, there: int, comes_
         ({"nodes": 1}, {"max_gpus": 3}, None, [(1, 1), (1, 2)]),
     ],
 )
-def test_shapes_fill_a_machine_before_a_second_one(
+def test_node_and_gpu_counts_fill_one_machine_before_a_second(
     target: dict[str, Any], goals: dict[str, Any], most: int | None, shapes: list[tuple[int, int]]
 ) -> None:
     place = replace(MACHINE, max_nodes=most)
     assert list(place.shapes(Target(kind="catalogue", **target), Goals(**goals))) == shapes
 
 
-def test_a_spread_that_divides_the_model_less_makes_another_needless() -> None:
+def test_a_spread_supersedes_those_that_split_the_model_further() -> None:
     two, four = Spread(sharding="fsdp", tensor=2), Spread(sharding="fsdp", tensor=4)
     assert two.supersedes(four, 1)
     assert not four.supersedes(two, 1)
@@ -270,7 +270,7 @@ def parallel(engine: Any = "torchtitan", **changes: Any) -> Job:
     return Job(model=LLAMA, engine=engine, global_batch_size=64, **changes)
 
 
-def test_spreads_stay_within_their_limits() -> None:
+def test_parallel_degrees_stay_within_their_limits() -> None:
     for length, degrees in ((2 * SHORTEST_PIECE, {1, 2}), (2 * SHORTEST_PIECE - 2, {1})):
         found = spreads(parallel(seq_len=length), 1, 8)
         assert {way.context for way in found} == degrees
@@ -298,13 +298,13 @@ def test_spreads_stay_within_their_limits() -> None:
         (parallel("fsdp2"), 1, 2, {"shard_grad_op", "fsdp"}),
     ],
 )
-def test_engines_divide_states_over_several_processes(
+def test_engines_shard_states_over_several_processes(
     job: Job, nodes: int, gpus: int, kinds: set[str]
 ) -> None:
     assert {way.sharding for way in spreads(job, nodes, gpus)} == kinds
 
 
-def test_copies_of_fsdp2_are_one_or_one_for_each_node() -> None:
+def test_fsdp2_has_one_replica_or_one_per_node() -> None:
     assert {way.replicate for way in spreads(parallel("fsdp2"), 2, 4)} == {1, 2}
     assert {way.replicate for way in spreads(parallel("fsdp2"), 1, 8)} == {1}
     assert {way.replicate for way in spreads(parallel("fsdp2"), 8, 1)} == {1}
@@ -312,7 +312,7 @@ def test_copies_of_fsdp2_are_one_or_one_for_each_node() -> None:
     assert spreads(parallel("fsdp2", replicas=3), 1, 8) == []
 
 
-def test_micro_batches_divide_each_processes_share_up_to_the_largest() -> None:
+def test_micro_batches_divide_the_share_of_a_process_up_to_the_maximum() -> None:
     job = replace(parallel("torchtune"), global_batch_size=2 * 3 * LARGEST_MICRO_BATCH)
     (ladder, _) = Ladders(job, "bf16", "cuda").of(1, 2)
     sizes = Ladders(job, "bf16", "cuda").sizes(ladder)
@@ -347,19 +347,19 @@ def test_generation_shards_heads_evenly_and_batches_whole_prompts() -> None:
         ("torchtitan", "llama-3.1-8b", True, False),
     ],
 )
-def test_a_dense_mask_is_of_packed_samples_that_no_kernel_keeps_apart(
+def test_packed_samples_need_a_dense_mask_if_no_kernel_separates_them(
     engine: Any, model: str, packing: bool, masked: bool
 ) -> None:
     job = replace(parallel(engine, packing=packing), model=find(model))
     assert setup_of(job, candidate().layout).document_mask == masked
 
 
-def test_the_kernel_for_packed_samples_takes_heads_of_up_to_256() -> None:
+def test_variable_length_attention_supports_head_sizes_up_to_256() -> None:
     widths = [replace(LLAMA, head_dim=width) for width in (256, 257)]
     assert [varlen.unsupported(model, "sft", "full", "bf16") is None for model in widths] == [True, False]
 
 
-def test_a_request_is_a_quarter_above_the_need_within_the_share_of_the_node() -> None:
+def test_a_request_is_the_need_plus_a_quarter_up_to_the_share_of_the_node() -> None:
     extra = MEMORY_OUTSIDE_RANKS + 4 * SHARED_MEMORY_PER_GPU
     assert _memory(candidate(), 4, 100 * GIB) == 125 * GIB + extra
     assert _memory(candidate(), 4, 400 * GIB) == 450 * GIB, "half of the 900 GiB that can be allocated"
@@ -368,7 +368,7 @@ def test_a_request_is_a_quarter_above_the_need_within_the_share_of_the_node() ->
     assert _memory(unknown, 4, 400 * GIB) == 500 * GIB + extra
 
 
-def test_shared_memory_is_asked_for_by_the_gpu() -> None:
+def test_shared_memory_is_requested_per_gpu() -> None:
     request = plan_of(gpu="H100 SXM", gpus=4, nodes=1).request
     assert request.shared_memory_mib == 4 * SHARED_MEMORY_PER_GPU // MIB
     assert request.memory_mib > request.shared_memory_mib, "which is part of it"
