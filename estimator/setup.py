@@ -68,7 +68,9 @@ class Answers:
     """Answers that are generated and rewarded in each step (grpo)."""
 
     length: int | None = None  # tokens, of seq_len; None: default_answer_len
-    compares: bool | None = None  # KL divergence from the initial model in the loss; None: with adapters
+    compares_reference: bool | None = (
+        None  # KL divergence from the initial model in the loss; None: with adapters
+    )
     reward_parameters: int = 0  # of a reward model that scores them
 
 
@@ -269,8 +271,8 @@ class Setup:
         (launchers/evaluation/reference.py); other engines hold a frozen copy of the initial model.
         """
         task = TASKS[self.task]
-        compares = self.adapters if self.answers.compares is None else self.answers.compares
-        if task.draws_answers and compares:
+        compares = self.answers.compares_reference
+        if task.draws_answers and (self.adapters if compares is None else compares):
             return "adapters-off" if self.adapters else "copy"
         if not task.compares:
             return "none"

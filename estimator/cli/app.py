@@ -44,7 +44,7 @@ GROUPS = {
     "Use the model": ("chat", "serve"),
     "Inspect": ("runs", "costs", "rightsize", "doctor"),
 }
-ELSEWHERE = {
+EXTERNAL_COMMANDS = {
     "run": "flows.commands.flow_commands",
     "check": "flows.commands.flow_commands",
     "flow": "flows.commands.flow_commands",
@@ -58,7 +58,7 @@ ELSEWHERE = {
     "rightsize": "flows.commands.rightsize",
     "doctor": "flows.doctor.command",
 }  # by name: this package does not import Metaflow
-OTHER_NAMES = {
+COMMAND_ALIASES = {
     "train": "run",
     "finetune": "run",
     "explain": "estimate --breakdown",
@@ -85,7 +85,7 @@ class Commands(TyperGroup):
         """Replace the placeholder of the called command by the command from its module."""
         if args and args[0] not in COMMANDS:
             advice = f"Choose one of {', '.join(COMMANDS)}."
-            command_of_name = {name: name for name in COMMANDS} | OTHER_NAMES
+            command_of_name = {name: name for name in COMMANDS} | COMMAND_ALIASES
             raise UserError(
                 f"There is no command {args[0]}.",
                 did_you_mean(args[0], command_of_name, n=1, shown=command_of_name) or advice,
@@ -132,8 +132,8 @@ def _log_level_first(args: list[str]) -> list[str]:
 
 
 def load(name: str) -> Any:
-    """Import the typer command of that name from ``estimator/cli/NAME.py``, or from ``ELSEWHERE``."""
-    module = importlib.import_module(ELSEWHERE.get(name, f"estimator.cli.{name}"))
+    """Import the typer command of that name from ``estimator/cli/NAME.py``, or from ``EXTERNAL_COMMANDS``."""
+    module = importlib.import_module(EXTERNAL_COMMANDS.get(name, f"estimator.cli.{name}"))
     program = typer.Typer(add_completion=False)
     kind = getattr(module, "FlowCommand", PlainHelp)
     function = getattr(module, name)
@@ -195,7 +195,7 @@ def finetune(
     logs.setup(log_level)
 
 
-def _stand_in_for(summary: str) -> Callable[[], None]:
+def _placeholder(summary: str) -> Callable[[], None]:
     def stand_in() -> None:
         """Placeholder of a command that has not been imported."""
 
@@ -205,7 +205,7 @@ def _stand_in_for(summary: str) -> Callable[[], None]:
 
 for _name, _summary in COMMANDS.items():
     _group = next(group for group, names in GROUPS.items() if _name in names)
-    app.command(_name, help=_summary, rich_help_panel=_group)(_stand_in_for(_summary))
+    app.command(_name, help=_summary, rich_help_panel=_group)(_placeholder(_summary))
 
 
 def main() -> None:

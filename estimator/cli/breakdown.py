@@ -39,7 +39,7 @@ OVER: dict[str, tuple[str, ...]] = {
     "loss": ("plain", "chunked", "fused"),
 }
 
-WHAT_IT_IS = {
+CATEGORY_DESCRIPTIONS = {
     "vision tower": "image tower and projector of a vision-language model, with their activations",
     "weights": "model parameters, this process's share of them",
     "master weights": "fp32 copy of the trained parameters, updated by the optimizer",
@@ -205,7 +205,9 @@ def _print(console: Console, chart: Chart, estimates: dict[str, ConfigurationEst
     for category in chart.categories:
         sizes = [dict(result.memory.categories).get(category, 0) for result in estimates.values()]
         cells = [format_bytes(size) if size else "-" for size in sizes]
-        table.add_row(category, *cells, *([WHAT_IT_IS.get(category, "")] if len(estimates) == 1 else []))
+        table.add_row(
+            category, *cells, *([CATEGORY_DESCRIPTIONS.get(category, "")] if len(estimates) == 1 else [])
+        )
     console.print(table)
     texts = [format_bytes(result.memory.shows_bytes) for result in estimates.values()]
     console.print(f"Shown by nvidia-smi if memory is free: {', '.join(texts)}")

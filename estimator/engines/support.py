@@ -314,7 +314,7 @@ def _loop(engine: str, job: Job, processes: int) -> str | None:
         return reason
     if job.vision is not None and (reason := vision.unsupported(job)) is not None:
         return reason
-    if job.packing and (packing_reason := family_of(model.family).sees_packed):
+    if job.packing and (packing_reason := family_of(model.family).packing_leak):
         return (
             f"packing: in transformers' {model.family} code a document may see those before it in its row "
             f"({packing_reason}), and {model.name} is such a model"

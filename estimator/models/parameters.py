@@ -222,7 +222,7 @@ def model(m: ModelShape) -> int:
     return embeddings(m) + layer_inputs(m) + blocks + norm(m) + head(m) + pooler(m)
 
 
-def idle(m: ModelShape) -> int:
+def unused_experts(m: ModelShape) -> int:
     """Count the parameters that a token does not use: experts that it is not routed to."""
     unused = max(m.experts, 1) - max(m.experts_per_token, 1)
     return m.expert_layers * unused * mlp(m, m.ffn)

@@ -118,7 +118,7 @@ def read(form: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-def words(form: Mapping[str, str]) -> list[str]:
+def command_options(form: Mapping[str, str]) -> list[str]:
     """Return the equivalent options of ``finetune plan``; a pasted model becomes the folder MY_MODEL."""
     arguments: list[str] = []
     for field in FIELDS:

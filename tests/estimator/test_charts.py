@@ -12,7 +12,7 @@ from rich.console import Console
 from estimator import charts, memory
 from estimator.chart_page import html
 from estimator.charts import ORDER, Bar, Chart, stacked
-from estimator.cli.breakdown import WHAT_IT_IS
+from estimator.cli.breakdown import CATEGORY_DESCRIPTIONS
 
 GIB = 2**30
 SVG = "{http://www.w3.org/2000/svg}"
@@ -130,7 +130,7 @@ def test_text_that_looks_like_markup_is_escaped() -> None:
 def test_every_memory_category_has_a_drawing_order_and_an_explanation() -> None:
     for name in memory.CATEGORIES:
         assert name in ORDER
-        assert WHAT_IT_IS[name]
+        assert CATEGORY_DESCRIPTIONS[name]
 
 
 # ---------------------------------------------------------------------------------------------------------

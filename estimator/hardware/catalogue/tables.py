@@ -95,14 +95,16 @@ def _overlay_gpu(tables: Tables, row: HardwareRow) -> None:
         suggestion = did_you_mean(normalize(name), spellings, shown=spellings)
         for column in ("vendor", "vram_GB"):
             if column not in cells and not (column == "vram_GB" and "vram_reported_MiB" in cells):
-                raise row.bad(column, f"is missing, which a new GPU needs: no table has {name!r}", suggestion)
+                raise row.cell_error(
+                    column, f"is missing, which a new GPU needs: no table has {name!r}", suggestion
+                )
         cells.setdefault("source", str(row.file))
     if not cells.get("aliases"):
         cells.pop("aliases", None)
     for alias in aliases_of(row.cells):
         other_key = tables.gpu_key(alias)
         if other_key not in (None, key):
-            raise row.bad("aliases", f"has {alias!r}, which is {tables.gpus[str(other_key)]['gpu']}")
+            raise row.cell_error("aliases", f"has {alias!r}, which is {tables.gpus[str(other_key)]['gpu']}")
     tables.gpus[key or normalize(name)] = cells
 
 
@@ -112,7 +114,7 @@ def _overlay_instance(tables: Tables, row: HardwareRow) -> None:
     base = tables.instances.get(name.lower())
     if base is not None:
         if cells.setdefault("cloud", base["cloud"]).lower() != base["cloud"].lower():
-            raise row.bad("cloud", f"is wrong: {name} is of {base['cloud']}", "Leave it blank.")
+            raise row.cell_error("cloud", f"is wrong: {name} is of {base['cloud']}", "Leave it blank.")
         cells.setdefault("spec_source", f"{base.get('spec_source', '')}; {row.file}")
         inherited = (
             {column: text for column, text in base.items() if column not in PRICED}
@@ -124,7 +126,7 @@ def _overlay_instance(tables: Tables, row: HardwareRow) -> None:
         for column in ("cloud", "gpu", "gpu_count"):
             if column not in cells:
                 suggestion = did_you_mean(name, [item["instance_type"] for item in tables.instances.values()])
-                raise row.bad(
+                raise row.cell_error(
                     column, f"is missing, which a new instance needs: no table has {name!r}", suggestion
                 )
         cells.setdefault("spec_source", str(row.file))
@@ -133,7 +135,7 @@ def _overlay_instance(tables: Tables, row: HardwareRow) -> None:
     if tables.gpu_key(cells["gpu"]) is None:
         spellings = _gpu_names(tables)
         suggestion = did_you_mean(normalize(cells["gpu"]), spellings, shown=spellings)
-        raise row.bad("gpu", "is an unknown GPU", suggestion or "Add a row for it.")
+        raise row.cell_error("gpu", "is an unknown GPU", suggestion or "Add a row for it.")
     tables.instances[name.lower()] = cells
 
 

@@ -86,7 +86,7 @@ def read_cluster(
     Raises UserError within seconds if the cluster cannot be found, reached or read.
     """
     rules = rules or PodRules()
-    return offered(fetch(context, rules), catalogue or hardware.current(), rules, gpu=gpu)
+    return cluster_capacity(fetch(context, rules), catalogue or hardware.current(), rules, gpu=gpu)
 
 
 def fetch(context: str | None, rules: PodRules) -> ClusterState:
@@ -107,7 +107,9 @@ def fetch(context: str | None, rules: PodRules) -> ClusterState:
         )
 
 
-def offered(state: ClusterState, catalogue: Catalogue, rules: PodRules, *, gpu: str | None = None) -> Cluster:
+def cluster_capacity(
+    state: ClusterState, catalogue: Catalogue, rules: PodRules, *, gpu: str | None = None
+) -> Cluster:
     """Return the capacity for pods under these rules; ``gpu``: see :func:`read_cluster`."""
     present = group(
         state.context,

@@ -61,13 +61,13 @@ def test_memory_never_decreases_with_more_answers_or_a_larger_reward_model() -> 
 
 
 @pytest.mark.parametrize(
-    ("method", "compares", "reference"),
+    ("method", "compares_reference", "reference"),
     [("lora", None, "adapters-off"), ("full", None, "none"), ("full", True, "copy"), ("lora", False, "none")],
 )
 def test_a_reference_copy_is_in_memory_only_if_the_step_compares_with_one(
-    method: str, compares: bool | None, reference: str
+    method: str, compares_reference: bool | None, reference: str
 ) -> None:
-    found = setup(method, answers=Answers(compares=compares))
+    found = setup(method, answers=Answers(compares_reference=compares_reference))
     assert found.reference == reference
     assert ("reference model" in memory.active(found)) == (reference == "copy")
 

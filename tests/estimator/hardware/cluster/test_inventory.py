@@ -8,7 +8,7 @@ import pytest
 
 from estimator import hardware
 from estimator.hardware.cluster import Cluster
-from estimator.hardware.cluster.inventory import ClusterState, offered
+from estimator.hardware.cluster.inventory import ClusterState, cluster_capacity
 from estimator.hardware.cluster.nodes import node_of
 from estimator.hardware.cluster.pods import PodRules, Usage, read_usage
 from estimator.hardware.cluster.pools import Autoscalers, NodeGroup, pool_of
@@ -30,7 +30,7 @@ def state(*nodes: dict[str, Any], **more: Any) -> ClusterState:
 
 
 def offers(seen: ClusterState, **rules: Any) -> Cluster:
-    return offered(seen, hardware.current(), PodRules(**rules))
+    return cluster_capacity(seen, hardware.current(), PodRules(**rules))
 
 
 def used(gpus: int, cpu: float = 8, pod: str = "team/train") -> Usage:
