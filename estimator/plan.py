@@ -188,7 +188,7 @@ class Request:
     spot: bool = False  # on nodes that may be interrupted at any time
     gpu_assumed: bool = False  # GPU named by the user, not by a node label
     node_labels: tuple[tuple[str, str], ...] = ()
-    """Labels that a node must carry, as (name, value); what cannot select by them ignores them."""
+    """Labels that a node must have, as (name, value). Backends without node selectors ignore them."""
 
     @property
     def gpus(self) -> str:
@@ -376,13 +376,13 @@ class Plan:
     prediction: Prediction
     why: tuple[str, ...] = ()
     overrides: tuple[Override, ...] = ()
-    rejected: tuple[str, ...] = ()  # nearest alternatives and why they were not taken
+    rejected: tuple[str, ...] = ()  # nearest alternatives, with the reason for each rejection
     learning_rates: tuple[LearningRate, ...] = ()  # hints
     task: str = "sft"
     settings: tuple[tuple[str, str], ...] | None = None
     """Settings that the plan was made for, where they differ from their defaults. None: not recorded."""
-    prepare: Request | None = None  # of the step that fetches weights and data; None: as the whole request
-    evaluate: Request | None = None  # of the step that compares base and result; None: as the whole request
+    prepare: Request | None = None  # of the preparation of weights and data; None: same as ``request``
+    evaluate: Request | None = None  # of the evaluation; None: same as ``request``
     generation: Generation | None = None  # of rejection sampling
     packing: bool = False  # several rows are packed into one sequence
     liger: bool = False  # Liger-Kernel's kernels

@@ -95,7 +95,7 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Live bytes at one moment, without the states; ``other_streams``: of them, on other CUDA streams."""
+    """Live bytes at one moment, without the states; ``other_streams``: those on other CUDA streams."""
 
     parts: dict[str, int]
     other_streams: int = 0

@@ -1,4 +1,4 @@
-"""A model's sizes as one process holds them: counts of parameters by the part of the model they belong to."""
+"""Parameter counts of one process, by part of the model."""
 
 from __future__ import annotations
 

@@ -262,10 +262,10 @@ def late_gradient_bytes(setup: Setup, part: Part) -> int:
 
 
 def unreduced_embedding_gradient_bytes(setup: Setup, part: Part) -> int:
-    """Return the bytes of the embedding's partial gradient beyond a process's rows (torchtune, row-wise).
+    """Return the bytes by which the unreduced gradient of a row-sharded embedding exceeds its shard.
 
-    torchtune, models/llama3/_parallelism.py: DTensor leaves each rank a partial sum of all rows until the
-    optimizer needs it; FSDP reduces it at once.
+    Only torchtune with tensor parallelism (models/llama3/_parallelism.py): DTensor keeps a partial sum for
+    all rows on each rank until the optimizer step. FSDP reduces it at once, so there is none.
     """
     if setup.engine != "torchtune" or setup.tensor == 1 or divisor(setup, "gradients") > 1:
         return 0

@@ -68,8 +68,8 @@ class Family:
     partial_rotary:
         Whether its code reads ``partial_rotary_factor``, which rotates only a part of each head.
     packing_leak:
-        Influence of earlier documents of a packed row on a later one, although positions restart, as one
-        clause; blank: none. tests/launchers/engines/loop/test_families.py measures it.
+        Reason why earlier documents of a packed row influence later ones although positions restart, as
+        one clause; blank: they do not. tests/launchers/engines/loop/test_families.py measures it.
     scores_texts:
         Whether transformers has a sequence classification class of the family, as reward models need.
     code_elsewhere:

@@ -1,6 +1,6 @@
 """Parameters of a model, counted part by part from its shape.
 
-Each function counts one part of one block, or one part outside the blocks. Letters: h hidden size, f MLP
+Each function counts one part of one block, or one part outside of the blocks. Letters: h hidden size, f MLP
 width, E experts. The code that each family's parts follow is named in ``estimator/models/architectures.py``.
 """
 
@@ -211,9 +211,9 @@ def pooler(m: ModelShape) -> int:
 
 
 def model(m: ModelShape) -> int:
-    """Return all parameters of the model.
+    """Count all parameters of the model.
 
-    One norm more than the blocks have: after them, or in BERT before them.
+    Includes one norm outside of the blocks: after the last one, or in BERT before the first.
     """
     shared = mlp(m, m.shared_ffn) if m.shared_ffn else 0
     routed = m.expert_layers * (m.experts * mlp(m, m.ffn) + shared + router(m))
@@ -223,7 +223,7 @@ def model(m: ModelShape) -> int:
 
 
 def unused_experts(m: ModelShape) -> int:
-    """Count the parameters that a token does not use: experts that it is not routed to."""
+    """Count the parameters of the experts that a token is not routed to."""
     unused = max(m.experts, 1) - max(m.experts_per_token, 1)
     return m.expert_layers * unused * mlp(m, m.ffn)
 

@@ -234,11 +234,11 @@ _LEFT_TO_THE_PLANNER = {
     "recompute.every": "recompute_every",
     "micro_batch_size": "micro_batch_size",
 }
-"""Settings that the planner decides where they are not set, by the name of the job's field."""
+"""Settings that the planner decides if they are not set, with the name of the field of Job."""
 
 
 def without_costly_options(job: Job, fits: Callable[[Job], bool]) -> Iterator[Suggestion]:
-    """Suggest to leave out an option that takes memory, or a lower rank, if that alone makes the job fit."""
+    """Suggest leaving out one option that takes memory, or a lower rank, if that makes the job fit."""
     options: list[tuple[Suggestion, dict[str, object]]] = []
     if job.precision == "fp32":
         options.append(({"precision": None}, {"precision": "auto"}))

@@ -158,9 +158,9 @@ def flops_of(gpu: Gpu) -> float | None:
 
 
 def needs_of(recommendation: Recommendation, sizes: Sizes) -> Needs | None:
-    """Return the GPU machine that a recommendation needs: enough memory, and not slower for the step.
+    """Return the resources of a GPU machine for a recommendation: enough memory, and no slower for the step.
 
-    None if it has no GPUs, or of a kind that the GPU table does not know.
+    None without GPUs, or for a GPU that is not in the GPU table.
     """
     gpu = hardware.find_gpu_by_nvml_name(sizes.gpu_type) if sizes.gpu_type else None
     if not sizes.gpus or gpu is None:

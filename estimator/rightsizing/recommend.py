@@ -2,9 +2,9 @@
 
 - Memory, CPU and GPU memory: a high quantile of the successful tasks, and headroom that shrinks as tasks
   accumulate.
-- Never below the peak of a task that ran out of memory. Until a task has succeeded after that, a half more
-  than it requested.
-- Only tasks with the same parameters count, unless the step's memory did not depend on them.
+- Never below the peak of a task that ran out of memory. Until a later task succeeds, 1.5 times the memory
+  that the failed task requested.
+- Only from tasks with the same parameters, unless the memory of the step did not depend on them.
 """
 
 from __future__ import annotations

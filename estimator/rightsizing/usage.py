@@ -1,4 +1,4 @@
-"""Usage: what one task requested and used. JSON both ways, so that a datastore can keep it."""
+"""Resources that one task requested and used, with conversion to and from JSON for a datastore."""
 
 from __future__ import annotations
 

@@ -55,18 +55,18 @@ class Number(Column):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Words(Column):
-    """Words of the set ``known``, separated by spaces; ``single``: one value, which may contain spaces."""
+    """Words of the set ``allowed``, separated by spaces; ``single``: one value, which may contain spaces."""
 
-    known: frozenset[str]
+    allowed: frozenset[str]
     single: bool = False
 
     def fault(self, text: str) -> tuple[str, str] | None:
         """See :meth:`Column.fault`; names the first unknown word."""
         values = [text] if self.single else text.split()
-        invalid = [value for value in values if value.lower() not in self.known]
+        invalid = [value for value in values if value.lower() not in self.allowed]
         if not invalid:
             return None
-        return f"is not known: {invalid[0]}", f"It takes {', '.join(sorted(self.known))}."
+        return f"is not known: {invalid[0]}", f"It takes {', '.join(sorted(self.allowed))}."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,7 +127,7 @@ DTYPES = frozenset({"fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "cfp8", "fp6"
 
 GPU: Mapping[str, Column] = {
     "gpu": TEXT,
-    "vendor": Words(known=frozenset({"nvidia", "amd", "aws", "intel", "google"}), single=True),
+    "vendor": Words(allowed=frozenset({"nvidia", "amd", "aws", "intel", "google"}), single=True),
     "vram_GB": Number(
         unit="GB",
         low=1,
@@ -177,7 +177,7 @@ GPU: Mapping[str, Column] = {
         rule="a compute capability",
         hint="Write it as 9.0; leave it blank for other vendors.",
     ),
-    "tensor_dtypes": Words(known=DTYPES),
+    "tensor_dtypes": Words(allowed=DTYPES),
     "form_factor": TEXT,
     "gpus_per_server_typical": TEXT,
     "source": TEXT,

@@ -10,6 +10,8 @@ from estimator.hardware.cluster.api import Json
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class PriorityClass:
+    """PriorityClass of Kubernetes, ordered by priority."""
+
     value: int
     name: str
     is_default: bool = False
