@@ -267,13 +267,13 @@ class Interruptions:
     nodes: int
     per_node_hour: float  # interruptions per node and hour
     source: str  # of that rate
-    checkpoint_seconds: float  # that training stands still for one
+    checkpoint_seconds: float  # pause of training per checkpoint
     checkpoint_basis: str
-    store_seconds: float  # until a checkpoint is stored for other nodes, during training
+    store_seconds: float  # time to upload a checkpoint to shared storage, during training
     restart_seconds: float  # from the loss of a node to the first step
-    interval_seconds: float  # of training from one checkpoint to the next
-    steps: int | None = None  # the same in optimizer steps; None: the speed is not known
-    expected: float | None = None  # in the whole run
+    interval_seconds: float  # training time between checkpoints
+    steps: int | None = None  # interval in optimizer steps; None: the speed is unknown
+    expected: float | None = None  # number of interruptions in the complete run
     lost_hours: float | None = None  # hours of the run without progress
     ends_well: float | None = None  # probability of at most as many interruptions as the run tolerates
 

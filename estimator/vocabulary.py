@@ -31,7 +31,7 @@ Precision = Literal[
     "fp32",  # everything in fp32
     "bf16",  # everything in bf16, including the optimizer's states
     "bf16-mixed",  # fp32 weights kept, bf16 copies made where they are gathered or used by the engine
-    "fp16-mixed",  # the same with fp16 copies, and a loss that is scaled so that gradients do not underflow
+    "fp16-mixed",  # like bf16-mixed with fp16 copies, and a scaled loss against underflow of gradients
     "bf16-autocast",  # fp32 weights, gradients and states; torch.autocast casts around each product
     "fp16-autocast",
 ]

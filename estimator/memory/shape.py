@@ -16,8 +16,8 @@ class Shape:
     layers: int
     dense_layers: int  # blocks with an MLP and no experts
     bare_layers: int  # blocks without an MLP
-    attention: int  # one block's attention and norms
-    attention_linear: int  # of it, in linear layers
+    attention: int  # attention and norms of one block
+    attention_linear: int  # linear layers of ``attention``
     shared_mlp: int  # a block's shared experts and router
     shared_mlp_linear: int
     mlp: int  # the MLP of one dense block, with biases
@@ -138,7 +138,7 @@ class Part:
     expert_ways: int  # processes over which data parallel sharding can divide this rank's experts
     embedding: int
     head: int  # the output head's weights, tied or not
-    untied_head: int  # the same if they are a separate matrix on this stage, otherwise 0
+    untied_head: int  # ``head`` if it is a separate matrix on this stage, otherwise 0
     norm: int
     first: bool
     last: bool

@@ -159,7 +159,7 @@ def _changed(suggestion: Suggestion) -> dict[str, str] | None:
             return None
         if isinstance(value, bool):
             checked = "on" if value else ""
-            changed[field.name] = checked or ("off" if field.choices == fields.GIVEN else "")
+            changed[field.name] = checked or ("off" if field.choices == fields.BOOLEAN_TEXTS else "")
         else:
             changed[field.name] = "" if value is None else str(value)
     return changed

@@ -31,8 +31,8 @@ ALLOCATABLE = 0.9  # share of a node's CPU and memory; the system and cluster po
 NODE_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
 MORE_NODES = (24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # if the user allows them
 CLUSTER_CLOUDS = ("aws", "gcp", "azure")  # with a managed Kubernetes
-FREE = 0.9  # share of a present node's free resources: other pods may start before the run's
-WAITS = "the run waits"  # prefix of notes on busy resources
+FREE_SHARE = 0.9  # share of a present node's free resources: other pods may start before the run's
+WAIT_PREFIX = "the run waits"  # prefix of notes on busy resources
 MOST_OWN_GPUS = 8  # per node, if the user sets no number
 MOST_NAMED = 3  # pods and node groups in a message
 RDMA_FABRICS = ("EFA", "IB ", "RoCE", "RDMA", "GPUDirect")
@@ -277,7 +277,7 @@ def _places_of_kind(group: list[ClusterNodes], cluster: Cluster, spot: bool) -> 
     total = group[0].instance.gpu_count
     idle = [nodes for nodes in group if nodes.free_gpus >= total]
     tier = 3 if group[0].untolerated_taints else 2 if group[0].guessed else 0
-    now, later = _Limits.of(cluster, now=True), _Limits.of(cluster, now=False)
+    now, when_idle = _Limits.of(cluster, now=True), _Limits.of(cluster, now=False)
     candidates: list[Place | None] = []
     if idle:
         candidates.append(now.within(_place_of_nodes(idle, group, spot, tier)))
@@ -287,9 +287,9 @@ def _places_of_kind(group: list[ClusterNodes], cluster: Cluster, spot: bool) -> 
             part = _part_of(free, _power_of_two(nodes.free_gpus))
             note = f"{nodes.free_gpus} of {total} GPUs are free on {', '.join(nodes.names[:MOST_NAMED])}"
             candidates.append(now.within(replace(part, notes=(*part.notes, note))))
-    if len(idle) < len(group) or now != later:
-        complete = later.within(_place_of_nodes(group, group, spot, max(tier, 1), waits=True))
-        reasons = _waits_for(group, later)
+    if len(idle) < len(group) or now != when_idle:
+        complete = when_idle.within(_place_of_nodes(group, group, spot, max(tier, 1), waits=True))
+        reasons = _waits_for(group, when_idle)
         candidates.append(
             replace(complete, notes=(*complete.notes, *reasons)) if complete is not None else None
         )
@@ -313,8 +313,8 @@ def _place_of_nodes(
     return replace(
         place,
         gpu=min((nodes.gpu for nodes in members), key=lambda gpu: gpu.vram_bytes),
-        vcpu=int(min(cpu for cpu, _ in resources) * FREE),
-        ram_bytes=int(min(memory for _, memory in resources) * FREE),
+        vcpu=int(min(cpu for cpu, _ in resources) * FREE_SHARE),
+        ram_bytes=int(min(memory for _, memory in resources) * FREE_SHARE),
         allocatable=1.0,  # allocatable resources exclude system reservations
         rdma=place.rdma and (min(n.efa for n in members) > 0 or "EFA" not in first.instance.fabric),
         max_nodes=1
@@ -376,10 +376,10 @@ def _waits_for(group: list[ClusterNodes], limits: _Limits) -> list[str]:
         holders = sorted({pod for nodes in group for pod in nodes.holders})
         suffix = f" and {len(holders) - MOST_NAMED} more" if len(holders) > MOST_NAMED else ""
         users = f", by {', '.join(holders[:MOST_NAMED])}{suffix}" if holders else ""
-        lines.append(f"{WAITS}: {used} of these {total} {group[0].gpu.name} are in use now{users}")
+        lines.append(f"{WAIT_PREFIX}: {used} of these {total} {group[0].gpu.name} are in use now{users}")
     for quota in limits.in_use:
         used_of = f"{quota.amount(quota.used)} of {quota.amount(quota.limit)} {quota.key}"
-        lines.append(f"{WAITS}: of ResourceQuota {quota.name} {used_of} are in use now")
+        lines.append(f"{WAIT_PREFIX}: of ResourceQuota {quota.name} {used_of} are in use now")
     return lines
 
 

@@ -14,7 +14,7 @@ from estimator.plan import Plan
 from estimator.planning.capacity import why_rare
 from estimator.planning.goals import Goals
 from estimator.planning.interruptions import completion_obstacle
-from estimator.planning.search import INDISTINCT, Candidate, Miss, complexity, percent
+from estimator.planning.search import TIE_MARGIN, Candidate, Miss, complexity, percent
 
 MIN_TRADE_SPEEDUP = 2.0  # minimum speedup of a plan of about the same price to mention it
 RejectionKind = Literal[
@@ -92,7 +92,7 @@ def _trade(plans: tuple[Plan, ...]) -> str:
         if not speed or not hourly or speed < MIN_TRADE_SPEEDUP * rate:
             continue
         extra_cost = hourly / speed / (first.usd_per_hour / rate) - 1
-        if extra_cost <= INDISTINCT:
+        if extra_cost <= TIE_MARGIN:
             trades.append((speed / rate, rank, extra_cost))
     if not trades:
         return ""
@@ -117,7 +117,7 @@ def sort_candidates(
     machine never ranks before a clearly cheaper one with the same GPUs. Within a group, by price: of the
     complete job with start-up and expected out-of-memory restarts if ``tokens`` is known, otherwise per
     token; by GPU-hours if no price is known; by time with a budget or if speed is preferred. Ties are formed
-    in bands: the best figure and all within :data:`INDISTINCT` of it, then the best of the rest, and so on.
+    in bands: the best figure and all within :data:`TIE_MARGIN` of it, then the best of the rest, and so on.
     Within a band, by lower price per hour, fewer GPUs, simpler layout, fewer nodes.
     """
     groups: dict[tuple[bool, ...], list[tuple[float, Candidate]]] = {}
@@ -154,7 +154,7 @@ def _behind_cheaper(candidates: list[Candidate], keys: list[tuple[bool, ...]]) -
             cheaper = [
                 keys[rival]
                 for rival in members
-                if prices[rival] * (1 + INDISTINCT) < prices[index] and keys[rival][:3] == keys[index][:3]
+                if prices[rival] * (1 + TIE_MARGIN) < prices[index] and keys[rival][:3] == keys[index][:3]
             ]
             result[index] = max([keys[index], *cheaper])
     return result
@@ -174,7 +174,7 @@ def figure(candidate: Candidate, goals: Goals, tokens: int | None) -> float:
 def _banded(group: list[tuple[float, Candidate]]) -> Iterator[Candidate]:
     remaining = sorted(group, key=lambda item: item[0])
     while remaining:
-        limit = remaining[0][0] * (1 + INDISTINCT)
+        limit = remaining[0][0] * (1 + TIE_MARGIN)
         band = [item for item in remaining if item[0] <= limit]
         remaining = remaining[len(band) :]
         yield from (candidate for _, candidate in sorted(band, key=_within_band))
@@ -199,7 +199,7 @@ def describe_order(goals: Goals, capacity: str, *, priced: bool = True) -> str:
     """Describe the order of :func:`sort_candidates` in one line; ``priced``: whether prices are known."""
     availability = "low on-demand availability, " if capacity == "usual" else ""
     first = goals.order if priced else goals.unpriced_order
-    ties = f"plans within {100 * INDISTINCT:.0f} % are treated as ties"
+    ties = f"plans within {100 * TIE_MARGIN:.0f} % are treated as ties"
     last = f"last: {availability}GPUs without a measured run, machines used in part"
     return f"{first}; {ties}: then lower price per hour, fewer GPUs, simpler layout; {last}"
 
@@ -262,7 +262,7 @@ def later_ranked(
     """
     lines: list[Rejection] = []
     gpu_names = {best.gpu.name if best.gpu else ""}
-    limit = (best.usd_per_token or 0.0) * (1 + INDISTINCT)
+    limit = (best.usd_per_token or 0.0) * (1 + TIE_MARGIN)
     for candidate in sorted(
         candidates, key=lambda item: not (why_rare(item.place) and (item.usd_per_token or math.inf) < limit)
     ):
@@ -291,7 +291,7 @@ def _behind(best: Candidate, candidate: Candidate, goals: Goals) -> Rejection:
         return Rejection(what=candidate.hardware, reason=reason + mark, kind="speed", over=slower)
     if candidate.usd_per_token is not None and best.usd_per_token is not None:
         excess = candidate.usd_per_token / best.usd_per_token - 1
-        hourly = f", at {format_usd(candidate.usd_per_hour)} per hour" if abs(excess) < INDISTINCT else ""
+        hourly = f", at {format_usd(candidate.usd_per_hour)} per hour" if abs(excess) < TIE_MARGIN else ""
         reason = f"fits, {format_change(excess, 'more expensive', 'cheaper')} per token{hourly}{mark}"
         return Rejection(what=candidate.hardware, reason=reason, kind="price", over=excess)
     return Rejection(what=candidate.hardware, reason=f"fits; {unknown(candidate, goals)}{mark}", kind="price")

@@ -20,7 +20,7 @@ from estimator.planning.goals import Goals
 from estimator.planning.ladders import LARGEST_MICRO_BATCH
 from estimator.planning.measured_gpus import UNMEASURED
 from estimator.planning.ranking import format_change
-from estimator.planning.search import INDISTINCT, Candidate, Search
+from estimator.planning.search import TIE_MARGIN, Candidate, Search
 from estimator.planning.step_requests import PREPARE_CPU
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, QUANTIZATIONS, TASKS
 
@@ -321,7 +321,7 @@ def of_machine(
         )
     elif best.speed.tokens_per_second is not None:
         line = (
-            f"{size}: {place.name} needs the fewest GPU-hours, or within {INDISTINCT:.0%} of them, of "
+            f"{size}: {place.name} needs the fewest GPU-hours, or within {TIE_MARGIN:.0%} of them, of "
             f"{machines}; prices are unknown"
         )
     else:
@@ -341,7 +341,7 @@ def _cheapest(best: Candidate, candidates: list[Candidate], tokens: int | None) 
         return "the cheapest" + ("" if tokens is not None else " a token")
     amount = format_usd(least) if tokens is not None else f"{format_usd(least * 1e6)} per million tokens"
     return (
-        f"the cheapest per hour ({format_usd(best.usd_per_hour)}) of those within {INDISTINCT:.0%} "
+        f"the cheapest per hour ({format_usd(best.usd_per_hour)}) of those within {TIE_MARGIN:.0%} "
         f"of the cheapest, {amount},"
     )
 
@@ -357,7 +357,7 @@ def _fastest(best: Candidate, candidates: list[Candidate], tokens: int | None) -
     if time(best) <= min(map(time, candidates)):
         return "the fastest"
     choice = "the cheapest per hour" if best.usd_per_hour is not None else "the smallest"
-    return f"{choice} of those within {INDISTINCT:.0%} of the fastest,"
+    return f"{choice} of those within {TIE_MARGIN:.0%} of the fastest,"
 
 
 def missed_goals_note(candidate: Candidate) -> list[str]:

@@ -33,7 +33,7 @@ MAX_LEAN_LAYOUTS = 8  # layouts per number of GPUs that are compared to report t
 # Relative differences below this are ties: four fifths of published speeds are from 15 % below the predicted
 # one to 19 % above it (data/efficiency.csv, range), and part of the error is common to all plans of a job, as
 # are model and engine.
-INDISTINCT = 0.2
+TIE_MARGIN = 0.2
 # From an out-of-memory failure to the next request: the steps up to the peak, and the reaction of a person or
 # of the flow. A choice.
 REPLAN_HOURS = 0.1
@@ -209,7 +209,7 @@ class Search:
     def best(
         self, nodes: int, processes: int, capacity: int, gpu: Gpu | None, place: Place | None = None
     ) -> Candidate | None:
-        """Return the simplest layout that fits and is within :data:`INDISTINCT` of the fastest, or None.
+        """Return the simplest layout that fits and is within :data:`TIE_MARGIN` of the fastest, or None.
 
         Tight layouts are considered only if no other fits.
         """
@@ -221,7 +221,7 @@ class Search:
         speeds = [self.speed(layout, gpu, place) for layout in layouts]
         rates = [speed.tokens_per_second or 0.0 for speed in speeds]
         fastest = max(rates)
-        near_fastest = [i for i, rate in enumerate(rates) if rate * (1 + INDISTINCT) >= fastest]
+        near_fastest = [i for i, rate in enumerate(rates) if rate * (1 + TIE_MARGIN) >= fastest]
         # Ladders are sorted without checkpointing first and with the least sharding first, which decides ties
         chosen = min(near_fastest, key=lambda i: (complexity(layouts[i]), -rates[i]))
         layout, speed = self._recomputing_less(layouts[chosen], speeds[chosen], capacity, gpu, place)

@@ -252,8 +252,8 @@ def step(setup: Setup, load: Work, gpu: Gpu, times: Times, table: Efficiency) ->
     exposed += times.expert * table.of("exposed expert", kind)
     copied = _copied_bytes(setup, load) / host_link(gpu)
     latency = times.hops * table.of("hop")
-    micro = _overlapped(busy + exposed, times.behind + latency + copied, power)
-    last = _overlapped(micro, times.once, power)  # reduced behind the last backward pass
+    micro = _overlapped(busy + exposed, times.overlapped + latency + copied, power)
+    last = _overlapped(micro, times.overlapped_per_step, power)  # reduced behind the last backward pass
     compute = busy * setup.accumulation
     return Parts(
         compute=compute,

@@ -21,7 +21,7 @@ from estimator.job import Job, Target
 from estimator.plan import Plan
 from estimator.planning import obstacles, planner
 from estimator.planning.goals import ATTEMPTS, Goals
-from estimator.planning.places import WAITS
+from estimator.planning.places import WAIT_PREFIX
 from estimator.planning.planner import CannotFit
 from estimator.planning.report import render
 from estimator.planning.summary import MORE, render_cannot_fit, render_summary
@@ -277,7 +277,7 @@ def _plan_for_place(
         raise obstacles.explain(error, job, target, cluster) from None
     if plan.layout.device == "cpu":
         print(f"No GPUs in {cluster.where}: planned on its CPUs, as with --device cpu.", file=sys.stderr)
-    waits = [line for line in plan.why if line.startswith(WAITS)]
+    waits = [line for line in plan.why if line.startswith(WAIT_PREFIX)]
     for line in waits:
         print(f"{line}; it gives up after {resources.pending_timeout:g} minutes.", file=sys.stderr)
     return plan, goals

@@ -14,7 +14,10 @@ from estimator.hardware.cluster.tables import PodResources
 from estimator.hardware.cluster.taints import Toleration, match_taints
 
 SAMPLED_NODES = 4  # sample of the nodes that one selector matches, which are equal; one request each
-_STAYING = ("DaemonSet", "Node")  # owners of pods that stay; static pods of the kubelet belong to the node
+_PERMANENT_OWNERS = (
+    "DaemonSet",
+    "Node",
+)  # owners of pods that stay; static pods of the kubelet belong to the node
 _RUNNING = "status.phase!=Succeeded,status.phase!=Failed"
 
 
@@ -89,7 +92,7 @@ def read_usage(
 
 
 def _usage(pods: list[Mapping[str, Any]]) -> Usage:
-    daemons = [pod for pod in pods if _stays(pod)]
+    daemons = [pod for pod in pods if _is_permanent(pod)]
     requested = _requests_of(pods)
     return Usage(
         gpus=int(sum(map(_gpus_of, pods))),
@@ -128,9 +131,9 @@ def _requests_of(pods: list[Mapping[str, Any]]) -> PodResources:
     )
 
 
-def _stays(pod: Mapping[str, Any]) -> bool:
+def _is_permanent(pod: Mapping[str, Any]) -> bool:
     owners = pod.get("metadata", {}).get("ownerReferences") or []
-    return any(owner.get("kind") in _STAYING for owner in owners)
+    return any(owner.get("kind") in _PERMANENT_OWNERS for owner in owners)
 
 
 def _gpus_of(pod: Mapping[str, Any]) -> float:

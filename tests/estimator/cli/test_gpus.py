@@ -168,13 +168,13 @@ def test_refreshed_prices_are_shown_and_each_provider_reports_on_stderr(
         "price_source": "API",
     }
     fine = ProviderAnswer(line="1 on-demand prices", machines={"g6.xlarge": cells})
-    off = ProviderAnswer(line="not asked: there are no credentials")
+    off = ProviderAnswer(line="not queried: there are no credentials")
     monkeypatch.setattr(refreshing, "PROVIDERS", (("one", lambda *_: fine), ("two", lambda *_: off)))
     result = run("--gpu", "l4", "--cloud", "aws", "--refresh", "--json")
     assert result.exit_code == 0
     assert result.stderr.splitlines() == [
         "one: 1 on-demand prices",
-        "two: not asked: there are no credentials",
+        "two: not queried: there are no credentials",
     ]
     record = json.loads(result.stdout)
     assert record["refreshed"] == result.stderr.splitlines()

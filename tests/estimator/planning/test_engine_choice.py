@@ -14,7 +14,7 @@ from estimator.job import Machine
 from estimator.models import find
 from estimator.plan import GIB, Plan
 from estimator.planning.engine_choice import by_preference, faster_than, reason
-from estimator.planning.search import INDISTINCT
+from estimator.planning.search import TIE_MARGIN
 
 ANY = Target(kind="catalogue")
 
@@ -35,7 +35,7 @@ def test_the_engine_changes_only_to_the_fastest_one_that_is_clearly_faster(
     first = next(iter(speeds))
     other, own = faster_than(first, speeds), speeds[first] or 0.0
     fastest = max(speed or 0.0 for speed in speeds.values())
-    assert (other is not None) == (fastest > own * (1 + INDISTINCT))
+    assert (other is not None) == (fastest > own * (1 + TIE_MARGIN))
     assert other is None or speeds[other] == fastest
 
 
@@ -57,7 +57,7 @@ def test_no_supported_engine_is_clearly_faster_than_the_chosen_one(method: Any) 
     group = next(group for group in by_preference(jobs) if made.engine in {job.engine for job in group})
     assert len(group) > 1
     rates = [plan(job, place).prediction.tokens_per_second or 0.0 for job in group]
-    assert max(rates) <= (made.prediction.tokens_per_second or 0.0) * (1 + INDISTINCT)
+    assert max(rates) <= (made.prediction.tokens_per_second or 0.0) * (1 + TIE_MARGIN)
     assert "runner-up" in line_of(made)
 
 

@@ -12,7 +12,7 @@ from estimator.formatting import format_duration
 from estimator.models import find
 from estimator.planning.goals import Goals
 from estimator.planning.planner import plan, plans
-from estimator.planning.search import INDISTINCT
+from estimator.planning.search import TIE_MARGIN
 from estimator.suggestions import format_suggestion
 
 ANY = Target(kind="catalogue")
@@ -32,7 +32,7 @@ def hours(made: Any) -> float:
 
 def in_bands(values: list[float]) -> bool:
     """Whether each value is less than a fifth above all that come after it."""
-    return all(value <= (1 + INDISTINCT) * min(values[i:]) for i, value in enumerate(values))
+    return all(value <= (1 + TIE_MARGIN) * min(values[i:]) for i, value in enumerate(values))
 
 
 def test_a_deadline_selects_the_cheapest_plan_that_meets_it() -> None:
@@ -41,7 +41,7 @@ def test_a_deadline_selects_the_cheapest_plan_that_meets_it() -> None:
     ranked = plans(LORA, ANY, Goals(tokens=BILLION, deadline_hours=limit))
     assert all(hours(made) <= limit for made in ranked.plans)
     assert in_bands([usd(made) for made in ranked.plans])
-    assert (1 + INDISTINCT) * usd(ranked.best) >= usd(free)
+    assert (1 + TIE_MARGIN) * usd(ranked.best) >= usd(free)
     late = [line for line in ranked.rejected if line.kind == "deadline"]
     assert late
     assert all(f"h of {limit:g}" in line.reason for line in late)

@@ -28,7 +28,7 @@ from estimator.planning.parallelism import SHORTEST_PIECE, Spread, spreads
 from estimator.planning.places import Place
 from estimator.planning.ranking import format_change, later_ranked, rejection_by_goals, sort_candidates
 from estimator.planning.reasons import compare_to_best
-from estimator.planning.search import INDISTINCT, Candidate, Miss, percent
+from estimator.planning.search import TIE_MARGIN, Candidate, Miss, percent
 from estimator.planning.start_up import rates_of, start_up
 from estimator.planning.step_requests import MEMORY_OUTSIDE_RANKS, SHARED_MEMORY_PER_GPU, _memory
 from estimator.setup import Setup
@@ -137,14 +137,14 @@ def test_figures_within_the_tie_margin_of_the_best_count_as_equal() -> None:
             list(candidates), Goals(), tokens=None, target=Target(kind="catalogue", capacity="any")
         )
 
-    cheapest, dear = candidate(rate=2e4, usd=72.0), candidate(rate=1e4 / (1 + INDISTINCT), usd=36.0)
+    cheapest, dear = candidate(rate=2e4, usd=72.0), candidate(rate=1e4 / (1 + TIE_MARGIN), usd=36.0)
     assert order(cheapest, dear) == [dear, cheapest]
     by_speed = Goals(prefer="speed")
     assert (
         sort_candidates([dear, cheapest], by_speed, tokens=None, target=Target(kind="catalogue"))[0]
         is cheapest
     )
-    too_dear = candidate(rate=0.99e4 / (1 + INDISTINCT), usd=36.0)
+    too_dear = candidate(rate=0.99e4 / (1 + TIE_MARGIN), usd=36.0)
     assert order(cheapest, too_dear) == [cheapest, too_dear]
     few = candidate(gpus=4, place=replace(MACHINE, gpus=4, usd_per_hour=36.0))
     assert order(candidate(), few) == [few, candidate()]

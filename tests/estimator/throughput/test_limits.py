@@ -151,11 +151,11 @@ def test_a_step_is_micro_batches_plus_exposed_communication_and_bubble() -> None
     assert min(times.tensor, times.gather, times.pipeline) > 0
     found = step(setup, load, GPU, times, TABLE)
     busy = kernel_seconds(setup, load, GPU, TABLE).total + 0.5
-    micro = busy + times.tensor / 2 + times.behind + 1e11 / 50e9
+    micro = busy + times.tensor / 2 + times.overlapped + 1e11 / 50e9
     assert found.compute == pytest.approx(4 * busy)
-    assert found.communication == pytest.approx(4 * micro + times.once - 4 * busy)
+    assert found.communication == pytest.approx(4 * micro + times.overlapped_per_step - 4 * busy)
     assert found.bubble == pytest.approx(micro / 2)
-    assert found.total == pytest.approx(4 * micro + times.once + micro / 2 + found.optimizer)
+    assert found.total == pytest.approx(4 * micro + times.overlapped_per_step + micro / 2 + found.optimizer)
 
 
 def test_offloaded_weights_are_copied_for_forward_and_backward_passes() -> None:
@@ -204,7 +204,7 @@ def test_collectives_are_counted_per_micro_batch_and_by_zero_operation() -> None
         gather_step=4.0,
         replicas_step=13.0,
     )
-    assert (times.behind, times.once) == (23.0, 17.0)
+    assert (times.overlapped, times.overlapped_per_step) == (23.0, 17.0)
     setup = Setup(model=LLAMA, sharding="fsdp", shard=2, accumulation=2)
     assert dict(collective_seconds(setup, times)) == {
         "all_gather": 14.0,

@@ -71,10 +71,10 @@ def test_one_refused_aws_api_does_not_affect_the_others(aws: None, monkeypatch: 
 
 def test_without_credentials_aws_is_not_queried() -> None:
     lines = refresh.refresh()
-    assert "aws: not asked: there are no credentials (aws configure, or AWS_ACCESS_KEY_ID)" in lines
+    assert "aws: not queried: there are no credentials (aws configure, or AWS_ACCESS_KEY_ID)" in lines
     assert unchanged()
 
 
 def test_an_unknown_aws_profile_is_reported_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nobodys")
-    assert "aws: not asked: The config profile (nobodys) could not be found" in refresh.refresh()
+    assert "aws: not queried: The config profile (nobodys) could not be found" in refresh.refresh()

@@ -27,8 +27,8 @@ def test_missing_libraries_are_named(credentials: None, monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "boto3", None)
     monkeypatch.setitem(sys.modules, "gpuhunt", None)
     assert refresh.refresh() == (
-        "gpuhunt: not asked: it is not installed (pip install gpuhunt)",
-        "aws: not asked: boto3 is not installed (pip install 'metaflow-finetune[aws]')",
+        "gpuhunt: not queried: it is not installed (pip install gpuhunt)",
+        "aws: not queried: boto3 is not installed (pip install 'metaflow-finetune[aws]')",
     )
     assert unchanged()
 
