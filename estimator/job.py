@@ -306,11 +306,11 @@ class Target:
         for name in ("nodes", "gpus"):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
-        if self.at_hand and self.machine is None:
+        if self.hardware_given and self.machine is None:
             raise UserError(f"A plan for {self.kind} needs a description of the machine.")
 
     @property
-    def at_hand(self) -> bool:
+    def hardware_given(self) -> bool:
         """Whether the hardware is given, instead of chosen by the planner."""
         return self.kind in ("local", "allocation")
 

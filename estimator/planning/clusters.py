@@ -25,10 +25,10 @@ from estimator.planning.ranking import (
     distinct,
     later_ranked,
     rejection_by_goals,
-    rejections_of_misses,
+    rejections_of_shortages,
     sort_candidates,
 )
-from estimator.planning.search import Candidate, Evidence, Miss, Search, precision_of, shape
+from estimator.planning.search import Candidate, Evidence, Search, Shortage, describe_nodes, precision_of
 from estimator.planning.step_requests import disk_of
 from estimator.vocabulary import LAUNCHED_ENGINES, METHODS
 
@@ -49,7 +49,7 @@ class Survey:
     places: list[Place]
     candidates: list[Candidate] = field(default_factory=list)
     goal_misses: list[tuple[Candidate, Rejection]] = field(default_factory=list)  # fits, misses the goals
-    misses: list[Miss] = field(default_factory=list)
+    shortages: list[Shortage] = field(default_factory=list)
     searches: dict[str, Search] = field(default_factory=dict)
     is_unmeasured: Callable[[Gpu], bool] = field(default_factory=unmeasured_rule)
     indivisible: set[int] = field(default_factory=set)  # numbers of processes that do not divide the batch
@@ -96,10 +96,10 @@ class Survey:
             places=list(places.values())[:machines],
             candidates=[],
             goal_misses=[],
-            misses=[],
+            shortages=[],
             searches={},
         ).run()
-        survey.misses += self.misses
+        survey.shortages += self.shortages
         return survey
 
     def _is_scattered(self, candidate: Candidate) -> bool:
@@ -120,19 +120,23 @@ class Survey:
         for nodes, count in place.shapes(self.target, self.goals):
             if not search.divides_batch(nodes, count):
                 self.indivisible.add(nodes * count)
-                _log.debug("discarded %s: cannot divide the global batch", shape(place, nodes, count))
+                _log.debug(
+                    "discarded %s: cannot divide the global batch", describe_nodes(place, nodes, count)
+                )
                 continue
             best = search.best(nodes, count, capacity, place.gpu, place)
             if best is not None and self.is_unmeasured(place.gpu):
                 best = replace(best, unmeasured=True)
             if best is None:
-                miss = search.leanest(shape(place, nodes, count), nodes, count, capacity, place.gpu)
-                self.misses.append(miss)
-                _log.debug("discarded %s", miss)
+                shortage = search.smallest_shortage(
+                    describe_nodes(place, nodes, count), nodes, count, capacity, place.gpu
+                )
+                self.shortages.append(shortage)
+                _log.debug("discarded %s", shortage)
                 continue
-            short = host_miss(best, place) or disk_miss(self.job, self.target, best, place)
+            short = host_memory_shortage(best, place) or disk_shortage(self.job, self.target, best, place)
             if short is not None:
-                self.misses.append(short)
+                self.shortages.append(short)
                 _log.debug("discarded %s", short)
                 continue
             rejection = rejection_by_goals(best, self.goals, self.tokens)
@@ -204,7 +208,7 @@ def survey_places(job: Job, target: Target, goals: Goals, evidence: Evidence) ->
     ).run()
 
 
-def host_miss(candidate: Candidate, place: Place) -> Miss | None:
+def host_memory_shortage(candidate: Candidate, place: Place) -> Shortage | None:
     """Return the shortage of host memory for a candidate; None if it suffices or is unknown."""
     if place.ram_bytes is None:
         return None
@@ -212,38 +216,41 @@ def host_miss(candidate: Candidate, place: Place) -> Miss | None:
     available = int(place.ram_bytes * share)
     if candidate.memory.host_bytes <= available:
         return None
-    return Miss(
+    return Shortage(
         hardware=candidate.hardware, needs=candidate.memory.host_bytes, has=available, where="host memory"
     )
 
 
-def disk_miss(job: Job, target: Target, candidate: Candidate, place: Place) -> Miss | None:
+def disk_shortage(job: Job, target: Target, candidate: Candidate, place: Place) -> Shortage | None:
     """Return the shortage of disk space for a candidate; None if it suffices or is unknown."""
     if place.disk_bytes is None:
         return None
     needs = disk_of(job, target, candidate.layout)
     if needs <= place.disk_bytes:
         return None
-    return Miss(hardware=candidate.hardware, needs=needs, has=place.disk_bytes, where="disk")
+    return Shortage(hardware=candidate.hardware, needs=needs, has=place.disk_bytes, where="disk")
 
 
 def rank_plans(survey: Survey, top: int) -> Ranking:
     """Rank the candidates of a survey: the best ``top`` plans, and the nearest rejected ones."""
     best = survey.candidates[0]
     order = distinct(survey.candidates)
-    misses = rejections_of_misses(survey.misses, MOST_REJECTIONS // 2)
+    shortages = rejections_of_shortages(survey.shortages, MOST_REJECTIONS // 2)
     by_distance = sorted(
-        (miss for _, miss in survey.goal_misses), key=lambda miss: (miss.over is None, miss.over or 0.0)
+        (rejection for _, rejection in survey.goal_misses),
+        key=lambda rejection: (rejection.over is None, rejection.over or 0.0),
     )
-    goals_missed = list({miss.what.split(" (")[0]: miss for miss in reversed(by_distance)}.values())[::-1]
+    goals_missed = list(
+        {rejection.what.split(" (")[0]: rejection for rejection in reversed(by_distance)}.values()
+    )[::-1]
     near_goals = goals_missed[: MOST_REJECTIONS // 3]
     later_machines = later_ranked(best, order[1:], survey.goals, MOST_REJECTIONS)
     gpu_names = {candidate.gpu.name for candidate in order[:top] if candidate.gpu}
     other_machines = [
         line for line in later_machines if not any(f"x {name} (" in line.what for name in gpu_names)
     ]
-    rejected = (*near_goals, *misses, *other_machines)[:MOST_REJECTIONS]
-    plan_notes = tuple(str(line) for line in (*near_goals, *misses[:3], *later_machines))[:5]
+    rejected = (*near_goals, *shortages, *other_machines)[:MOST_REJECTIONS]
+    plan_notes = tuple(str(line) for line in (*near_goals, *shortages[:3], *later_machines))[:5]
     plans = [
         build_plan(survey, candidate, plan_notes if candidate is best else (), best)
         for candidate in order[:top]

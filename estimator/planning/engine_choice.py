@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from estimator.formatting import format_list
 from estimator.job import Job, Target
-from estimator.planning.clusters import Survey, disk_miss, host_miss
+from estimator.planning.clusters import Survey, disk_shortage, host_memory_shortage
 from estimator.planning.ranking import figure, format_change
 from estimator.planning.search import TIE_MARGIN, Evidence, Search, precision_of
 from estimator.vocabulary import ENGINES
@@ -81,7 +81,7 @@ def speeds_on_best(survey: Survey, jobs: Sequence[Job], target: Target, evidence
         if (
             candidate is not None
             and place is not None
-            and (host_miss(candidate, place) or disk_miss(rival, target, candidate, place))
+            and (host_memory_shortage(candidate, place) or disk_shortage(rival, target, candidate, place))
         ):
             candidate = None
         speeds[job.engine] = candidate.speed.tokens_per_second if candidate is not None else None

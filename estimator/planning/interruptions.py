@@ -21,7 +21,7 @@ LEAST_COMPLETION_PROBABILITY = 0.5  # probability of finishing below which a run
 FORMULA = "Young 1974, Daly 2006"
 
 
-def foresee(
+def predict_interruptions(
     rate: Rate,
     *,
     nodes: int,

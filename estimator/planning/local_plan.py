@@ -17,7 +17,15 @@ from estimator.planning.clusters import best_or_none
 from estimator.planning.failures import smaller, with_lean_states, without_costly_options
 from estimator.planning.goals import Goals
 from estimator.planning.places import LARGEST_MODEL_ON_CPU
-from estimator.planning.search import Evidence, Search, divides, indivisible, percent, precision_of, title
+from estimator.planning.search import (
+    Evidence,
+    Search,
+    describe_job,
+    divides,
+    indivisible_batch_error,
+    percent,
+    precision_of,
+)
 from estimator.suggestions import Suggestion
 
 # Maximum request of a CPU process on a cluster, which nearly every cluster can meet. General-purpose
@@ -46,8 +54,8 @@ def plan_local(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Pl
         )
     if limit is not None and hours is not None and hours > limit:
         raise CannotFit(
-            f"{title(job)} takes {format_duration(hours * 3600)} of {limit:g} h on {describe_place(target)}: "
-            f"{percent(hours / limit - 1)} over.",
+            f"{describe_job(job)} takes {format_duration(hours * 3600)} of {limit:g} h on "
+            f"{describe_place(target)}: {percent(hours / limit - 1)} over.",
             "Train on fewer tokens, or use `finetune plan` to find other hardware.",
             example_plan=plan,
         )
@@ -123,7 +131,7 @@ def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence:
         )
     counts = [target.gpus] if target.gpus else [n for n in range(max_gpus, 0, -1) if divides(job, nodes, n)]
     if not counts:
-        raise indivisible(job, nodes, f"{nodes} nodes")
+        raise indivisible_batch_error(job, nodes, f"{nodes} nodes")
     gpus = machine.gpus[: target.sharers * counts[0]]
     name, capacity = gpus[0][0], min(size for _, size in gpus)
     gpu = hardware.find_gpu_by_nvml_name(name)
@@ -133,8 +141,10 @@ def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence:
     search = Search(job, precision_of(job, "cuda", gpu), "cuda", evidence, accepts_tight=target.tight)
     candidate = search.best(nodes, counts[0], capacity, gpu)
     if candidate is None:
-        miss = search.leanest(f"{nodes * counts[0]}x {name}", nodes, counts[0], capacity, gpu)
-        raise _cannot_fit_here(job, target, f"{title(job)} does not fit on the available GPUs: {miss}.")
+        shortage = search.smallest_shortage(f"{nodes * counts[0]}x {name}", nodes, counts[0], capacity, gpu)
+        raise _cannot_fit_here(
+            job, target, f"{describe_job(job)} does not fit on the available GPUs: {shortage}."
+        )
     lines = [
         f"{describe_place(target)}'s {len(gpus)} of {len(machine.gpus)} GPU(s) "
         f"({name}, {format_bytes(capacity)} each)"
@@ -152,13 +162,17 @@ def _on_cpu(job: Job, target: Target, machine: Machine, goals: Goals, evidence: 
     refuse_cpu(job)
     nodes, processes = target.nodes or 1, target.gpus or 1
     if not divides(job, nodes, processes):
-        raise indivisible(job, nodes * processes, f"{nodes} nodes of {processes} processes")
+        raise indivisible_batch_error(job, nodes * processes, f"{nodes} nodes of {processes} processes")
     capacity = machine.ram_bytes // (target.sharers * processes)
     search = Search(job, precision_of(job, "cpu", None), "cpu", evidence, accepts_tight=target.tight)
     candidate = search.best(nodes, processes, capacity, None)
     if candidate is None:
-        miss = search.leanest(f"{nodes * processes} process(es)", nodes, processes, capacity, None)
-        raise _cannot_fit_here(job, target, f"{title(job)} does not fit in the available memory: {miss}.")
+        shortage = search.smallest_shortage(
+            f"{nodes * processes} process(es)", nodes, processes, capacity, None
+        )
+        raise _cannot_fit_here(
+            job, target, f"{describe_job(job)} does not fit in the available memory: {shortage}."
+        )
     reason = "as requested" if target.device == "cpu" else "no GPU here, and the model is small"
     if goals.cluster is not None:
         reason = f"{goals.cluster.where} has no GPU, and the model is small"

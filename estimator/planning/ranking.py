@@ -14,7 +14,7 @@ from estimator.plan import Plan
 from estimator.planning.capacity import why_rare
 from estimator.planning.goals import Goals
 from estimator.planning.interruptions import completion_obstacle
-from estimator.planning.search import TIE_MARGIN, Candidate, Miss, complexity, percent
+from estimator.planning.search import TIE_MARGIN, Candidate, Shortage, complexity, percent
 
 MIN_TRADE_SPEEDUP = 2.0  # minimum speedup of a plan of about the same price to mention it
 RejectionKind = Literal[
@@ -232,13 +232,13 @@ def rejection_by_goals(candidate: Candidate, goals: Goals, tokens: int | None) -
     return None
 
 
-def rejections_of_misses(misses: list[Miss], limit: int) -> list[Rejection]:
+def rejections_of_shortages(shortages: list[Shortage], limit: int) -> list[Rejection]:
     """Return at most ``limit`` rejections, one per GPU type on which nothing fits, nearest first."""
     nearest: dict[str, Rejection] = {}
-    for miss in sorted(misses, key=lambda miss: miss.over):
-        kind: RejectionKind = miss.where
-        rejection = Rejection(what=miss.hardware, reason=miss.reason, kind=kind, over=miss.over)
-        nearest.setdefault(miss.hardware.split(" (")[0].partition("x ")[2], rejection)
+    for shortage in sorted(shortages, key=lambda shortage: shortage.over):
+        kind: RejectionKind = shortage.where
+        rejection = Rejection(what=shortage.hardware, reason=shortage.reason, kind=kind, over=shortage.over)
+        nearest.setdefault(shortage.hardware.split(" (")[0].partition("x ")[2], rejection)
     return list(nearest.values())[:limit]
 
 

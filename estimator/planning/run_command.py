@@ -12,7 +12,7 @@ from estimator.engines import automatic
 from estimator.hardware import VARIABLE
 from estimator.hardware.cluster.taints import toleration_option
 from estimator.job import DEFAULT_BATCH
-from estimator.option_names import option_words
+from estimator.option_names import option_arguments
 from estimator.planning.job_settings import changed_settings
 from estimator.planning.obstacles import taints_of
 from estimator.vocabulary import TASKS
@@ -54,7 +54,9 @@ def run_command(
     else:
         arguments += ["--gpus", str(plan.request.gpus_per_node)]
         arguments += () if plan.target == "local" else _machine(plan)
-    arguments += [argument for name, value in _settings(plan, job) for argument in option_words(name, value)]
+    arguments += [
+        argument for name, value in _settings(plan, job) for argument in option_arguments(name, value)
+    ]
     variables = {NAMESPACE_VARIABLE: namespace, VARIABLE: hardware_file and str(hardware_file)}
     assignments = [f"{name}={shlex.quote(value)} " for name, value in variables.items() if value]
     return "".join(assignments) + shlex.join(arguments)

@@ -16,7 +16,7 @@ from estimator.formatting import format_bytes
 from estimator.hardware import Gpu
 from estimator.job import Job, nearest_multiple
 from estimator.plan import Interruptions, Layout, MemoryEstimate, StartUp
-from estimator.planning.interruptions import foresee, wall_hours
+from estimator.planning.interruptions import predict_interruptions, wall_hours
 from estimator.planning.ladders import Ladder, Ladders
 from estimator.planning.parallelism import Spread, single_process_sharding, spreads
 from estimator.planning.places import Place
@@ -146,11 +146,11 @@ class Candidate:
         """Description of GPUs and nodes."""
         if self.gpu is None or self.place is None:
             return f"{self.layout.world_size} process(es)"
-        return shape(self.place, self.layout.nodes, self.layout.processes_per_node)
+        return describe_nodes(self.place, self.layout.nodes, self.layout.processes_per_node)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Miss:
+class Shortage:
     """Shortage, in bytes, on hardware that not even the leanest layout fits."""
 
     hardware: str
@@ -236,7 +236,7 @@ class Search:
             place=place,
             speed=speed,
             start_up=start_up_hours,
-            interruptions=self._foresee(layout, gpu, place, checkpoint),
+            interruptions=self._predict_interruptions(layout, gpu, place, checkpoint),
             checkpoint_bytes=checkpoint,
             evaluated_tokens=self.job.evaluated_sequences * self.job.seq_len,
         )
@@ -282,14 +282,14 @@ class Search:
             if unsupported_job(replace(job, recompute=what, recompute_every=every)) is None
         )
 
-    def _foresee(
+    def _predict_interruptions(
         self, layout: Layout, gpu: Gpu | None, place: Place | None, checkpoint: int
     ) -> Interruptions | None:
         """Predict the effect of spot interruptions; ``checkpoint``: bytes of one node's checkpoint shard."""
         if place is None or not place.spot:
             return None
         calibration = self.evidence.calibration
-        return foresee(
+        return predict_interruptions(
             place.interruptions,
             nodes=layout.nodes,
             checkpoint_bytes=checkpoint,
@@ -306,7 +306,9 @@ class Search:
         """Return whether any spread over this many processes divides the global batch."""
         return bool(self.ladders.of(nodes, processes))
 
-    def leanest(self, hardware_name: str, nodes: int, processes: int, capacity: int, gpu: Gpu | None) -> Miss:
+    def smallest_shortage(
+        self, hardware_name: str, nodes: int, processes: int, capacity: int, gpu: Gpu | None
+    ) -> Shortage:
         """Return the shortage of the layout that needs the least memory on ``hardware_name``."""
         key = (nodes, processes, self._measured_on(gpu))
         if key not in self._needs:
@@ -323,7 +325,7 @@ class Search:
             needs = [least_capacity(*self._needs_of(rung, gpu)) for rung in rungs]
             share = -(-self.total_state_bytes(gpu) // (nodes * processes))
             self._needs[key] = max(min(needs), share)
-        return Miss(hardware=hardware_name, needs=self._needs[key], has=capacity)
+        return Shortage(hardware=hardware_name, needs=self._needs[key], has=capacity)
 
     def estimate(self, layout: Layout, gpu: Gpu | None = None) -> MemoryEstimate:
         """Return the memory of one process in a layout, corrected by earlier runs on that GPU, if any."""
@@ -522,7 +524,7 @@ def divides(job: Job, nodes: int, per_node: int) -> bool:
     return bool(spreads(job, nodes, per_node))
 
 
-def indivisible(job: Job, world: int, hardware_name: str) -> UserError:
+def indivisible_batch_error(job: Job, world: int, hardware_name: str) -> UserError:
     """Return the error for an indivisible global batch, with the nearest possible one."""
     step = world * (job.micro_batch_size or 1)
     micro = f" with micro batch {job.micro_batch_size}" if job.micro_batch_size else ""
@@ -532,7 +534,7 @@ def indivisible(job: Job, world: int, hardware_name: str) -> UserError:
     )
 
 
-def shape(place: Place, nodes: int, per_node: int) -> str:
+def describe_nodes(place: Place, nodes: int, per_node: int) -> str:
     """Describe GPUs and nodes: "16x H100 SXM (2 p5.48xlarge)"."""
     if not place.name:
         return f"{nodes * per_node}x {place.gpu.name}" + (f" ({nodes} nodes)" if nodes > 1 else "")
@@ -540,7 +542,7 @@ def shape(place: Place, nodes: int, per_node: int) -> str:
     return f"{nodes * per_node}x {place.gpu.name} ({name})"
 
 
-def title(job: Job) -> str:
+def describe_job(job: Job) -> str:
     """Describe a job in brief: model, method, engine, length."""
     return f"{job.model.name} ({job.method}, {job.engine}, {job.model.describe_length(job.seq_len)})"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from estimator.hardware.visible_gpus import visible_gpus, whole_gpus
+from estimator.hardware.visible_gpus import complete_gpus, visible_gpus
 
 UUIDS = ("GPU-aa11", "GPU-ab22", "GPU-cc33")
 
@@ -32,4 +32,4 @@ def test_the_first_unknown_entry_ends_the_list_of_visible_gpus(
 
 
 def test_complete_gpus_end_at_the_first_mig_slice() -> None:
-    assert (whole_gpus("0,MIG-77,1", UUIDS), whole_gpus(None, UUIDS)) == ([0], [0, 1, 2])
+    assert (complete_gpus("0,MIG-77,1", UUIDS), complete_gpus(None, UUIDS)) == ([0], [0, 1, 2])

@@ -20,7 +20,7 @@ from estimator.planning.interruptions import (
     completion_obstacle,
     completion_probability,
     expected,
-    foresee,
+    predict_interruptions,
     wall_hours,
 )
 from estimator.planning.ladders import LARGEST_MICRO_BATCH, LARGEST_PIPELINE_MICRO_BATCH, Ladders
@@ -28,7 +28,7 @@ from estimator.planning.parallelism import SHORTEST_PIECE, Spread, spreads
 from estimator.planning.places import Place
 from estimator.planning.ranking import format_change, later_ranked, rejection_by_goals, sort_candidates
 from estimator.planning.reasons import compare_to_best
-from estimator.planning.search import TIE_MARGIN, Candidate, Miss, percent
+from estimator.planning.search import TIE_MARGIN, Candidate, Shortage, percent
 from estimator.planning.start_up import rates_of, start_up
 from estimator.planning.step_requests import MEMORY_OUTSIDE_RANKS, SHARED_MEMORY_PER_GPU, _memory
 from estimator.setup import Setup
@@ -169,7 +169,7 @@ def test_each_other_gpu_gets_one_rejection_with_the_price_difference() -> None:
 def test_differences_are_formatted_as_percent_with_their_direction() -> None:
     assert [percent(value) for value in (0.0994, 0.1, -0.05)] == ["9.9 %", "10 %", "-5.0 %"]
     assert [format_change(value, "more", "less")[-4:] for value in (0.0, -0.01)] == ["more", "less"]
-    assert Miss(hardware="x", needs=150, has=100).over == pytest.approx(0.5)
+    assert Shortage(hardware="x", needs=150, has=100).over == pytest.approx(0.5)
     slower = compare_to_best(candidate(rate=0.5e4), candidate())[0]
     assert slower.endswith(", 100 % dearer a token, 50 % slower than the best")
 
@@ -186,7 +186,7 @@ def foreseen(**changes: Any) -> Interruptions:
         "network_gbps": None,
         "restart_hours": 0.25,
     }
-    found = foresee(RATE, **(values | changes))
+    found = predict_interruptions(RATE, **(values | changes))
     assert found is not None
     return found
 
@@ -200,7 +200,7 @@ def test_the_checkpoint_interval_is_at_least_the_time_to_store_one() -> None:
     assert foreseen(bytes_per_second=None).checkpoint_seconds == pytest.approx(10 * GIB / disk)
     slow = foreseen(network_gbps=0.008)
     assert slow.store_seconds == slow.interval_seconds == pytest.approx(10 * GIB / 1e6)
-    assert foresee(Rate(per_node_hour=None, source=""), **_arguments()) is None
+    assert predict_interruptions(Rate(per_node_hour=None, source=""), **_arguments()) is None
 
 
 def _arguments() -> dict[str, Any]:
