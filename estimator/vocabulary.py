@@ -261,7 +261,7 @@ class QuantizationSpec:
     """Storage format of the weights of a quantized base model."""
 
     description: str
-    weight_bytes: float  # of a weight with its scales
+    weight_bytes: float  # bytes per weight, including scales
 
 
 QUANTIZATIONS: Mapping[str, QuantizationSpec] = {

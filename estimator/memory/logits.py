@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from estimator.memory import implementations
 from estimator.memory.shape import Part
-from estimator.memory.states import computing
+from estimator.memory.states import compute_size
 from estimator.setup import Setup
 from estimator.vocabulary import TASKS
 
@@ -62,7 +62,7 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
       the gradients of hidden states and head. With preferences (launchers/engines/loop/head.py): both
       gradients, and one chunk of the logits with 12 more per logit, or with the chunk's gradient of the head.
     """
-    model, size = setup.model, computing(setup)
+    model, size = setup.model, compute_size(setup)
     if not part.head or not part.last:
         return Logits(0)
     code = implementations.of(setup)

@@ -25,14 +25,14 @@ from estimator.memory.logits import Logits, loss_bytes
 from estimator.memory.residuals import varies
 from estimator.memory.shape import Part, part_of, stages
 from estimator.memory.states import (
-    computing,
+    compute_size,
     divides_scales,
     fsdp1,
     keeps_embedding_gradient,
     late_gradient_bytes,
     loaded_bytes,
+    process_share,
     scale_bytes,
-    shared,
     states,
 )
 from estimator.models import DiffusionSpec
@@ -215,7 +215,9 @@ def _unet_moments(
         constant[diffusion.AVERAGE] = diffusion.average_bytes(setup)
     if model.trains_texts and not model.loads_encoders:
         encoder_parameters = sum(encoder.parameters for encoder in model.texts)
-        constant[diffusion.TEXTS] = shared(setup, part, encoder_parameters * computing(setup), "weights")
+        constant[diffusion.TEXTS] = process_share(
+            setup, part, encoder_parameters * compute_size(setup), "weights"
+        )
     if model.loads_encoders:
         constant[diffusion.ENCODERS] = latents.network_bytes(model, on_gpu=setup.device == "cuda")
     categories = diffusion.moments(setup, model, part, gradients, buffers(setup, part))
@@ -332,7 +334,7 @@ def _answer_generation(setup: Setup) -> list[Moment]:
     """
     if not setup.answer_len:
         return []
-    live = live_bytes(setup.model, grpo_batch(setup), bytes_each=computing(setup))
+    live = live_bytes(setup.model, grpo_batch(setup), bytes_each=compute_size(setup))
     cache_copies = CACHE_HELD if setup.device == "cuda" else 1
     return [
         Moment(
@@ -382,7 +384,7 @@ def _copied_experts(setup: Setup, part: Part) -> int:
     """
     if not setup.copies_experts:
         return 0
-    return computing(setup) * part.experts // max(part.layers - setup.model.dense_layers, 1)
+    return compute_size(setup) * part.experts // max(part.layers - setup.model.dense_layers, 1)
 
 
 def _cast_weights(setup: Setup, part: Part) -> int:
@@ -461,7 +463,7 @@ def _held_gradients(setup: Setup, gradients: int) -> int:
     if setup.engine != "litgpt":
         return 0
     if keeps_embedding_gradient(setup):
-        return min(gradients, setup.model.vocab * setup.model.hidden * computing(setup))
+        return min(gradients, setup.model.vocab * setup.model.hidden * compute_size(setup))
     return gradients  # litgpt accumulates up to 16 sequences (finetune/full.py, TrainArgs.global_batch_size)
 
 
@@ -469,7 +471,7 @@ def _head_gradient(setup: Setup, part: Part) -> int:
     """Return the bytes of the unsharded gradient of the head, the first one of the backward pass."""
     if setup.adapters and "lm_head" not in setup.trained_modules:
         return 0
-    return part.head * computing(setup)
+    return part.head * compute_size(setup)
 
 
 def _kept_outputs(setup: Setup, part: Part, tokens: int) -> int:
@@ -479,7 +481,7 @@ def _kept_outputs(setup: Setup, part: Part, tokens: int) -> int:
     """
     if setup.pipeline == 1 or not part.last or setup.engine == "megatron" or setup.schedule == "split":
         return 0
-    return setup.accumulation * tokens * -(-setup.model.vocab // setup.tensor) * computing(setup)
+    return setup.accumulation * tokens * -(-setup.model.vocab // setup.tensor) * compute_size(setup)
 
 
 def stale_bytes(setup: Setup, part: Part) -> int:
@@ -493,6 +495,6 @@ def stale_bytes(setup: Setup, part: Part) -> int:
         return 0
     model, layers = setup.model, part.layers - setup.idle_blocks
     # the inputs of attention, of its output projection, of the MLP and of its last product
-    inputs = (2 * model.hidden + model.attention_out_dim + model.ffn) * computing(setup)
+    inputs = (2 * model.hidden + model.attention_out_dim + model.ffn) * compute_size(setup)
     last_step = 0 if setup.longest_once else LENGTH_BEFORE_THE_LONGEST * inputs
     return int(setup.tokens * layers * (inputs + last_step))

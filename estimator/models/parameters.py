@@ -93,7 +93,7 @@ def recurrent_weights(m: ModelShape) -> int:
 
 
 def recurrent_extras(m: ModelShape) -> int:
-    """Count the parameters of one recurrent block's mixer besides weights: convolution, decay, norm."""
+    """Count the parameters of one recurrent mixer outside of its linear layers: convolution, decay, norm."""
     convolution = conv_width(m) * m.conv_kernel
     if m.recurrence == "gated-delta":
         return convolution + 2 * m.recurrent_heads + m.recurrent_head_dim
@@ -132,7 +132,7 @@ def _weights(shapes: dict[str, tuple[int, int]]) -> int:
 
 
 def attention_extras(m: ModelShape) -> int:
-    """Count the other parameters of attention: biases, sinks, norms of queries, keys and latents."""
+    """Count the parameters of attention outside of its matrices: biases, sinks, norms, head gates."""
     count = (m.q_dim + m.kv_dim + m.v_dim) * m.qkv_bias + m.hidden * m.o_bias
     count += m.heads * m.attention_sinks + m.heads * m.hidden * m.head_gates
     count += {"": 0, "head": 2 * m.head_dim, "all": m.q_dim + m.kv_dim}[m.qk_norm]

@@ -269,11 +269,11 @@ def later_ranked(
         if candidate.gpu is None or candidate.gpu.name in gpu_names or len(lines) == max_lines:
             continue
         gpu_names.add(candidate.gpu.name)
-        lines.append(_behind(best, candidate, goals))
+        lines.append(_later_rejection(best, candidate, goals))
     return lines
 
 
-def _behind(best: Candidate, candidate: Candidate, goals: Goals) -> Rejection:
+def _later_rejection(best: Candidate, candidate: Candidate, goals: Goals) -> Rejection:
     if candidate.place is not None and candidate.place.ram_bytes is None:
         needs = format_bytes(candidate.memory.host_bytes)
         reason = f"fits its GPUs; needs {needs} of host memory, whose size is unknown"

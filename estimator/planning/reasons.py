@@ -12,7 +12,7 @@ from estimator.formatting import format_bytes, format_duration, format_usd
 from estimator.job import DEGREES, Job, Target
 from estimator.memory import latents
 from estimator.memory.generation import grpo_batch, kv_cache_bytes
-from estimator.memory.states import computing
+from estimator.memory.states import compute_size
 from estimator.models import DiffusionSpec, ModelSpec, weight_formats
 from estimator.plan import Layout, MemoryEstimate
 from estimator.planning.capacity import why_rare
@@ -119,7 +119,7 @@ def _answer_generation(search: Search, candidate: Candidate) -> str:
     """Describe answer generation in a GRPO step: completions, KV cache, and share of the step time."""
     setup = search.setup(candidate.layout)
     batch = grpo_batch(setup)
-    cache = kv_cache_bytes(setup.model, batch.sequences, batch.tokens, bytes_each=computing(setup))
+    cache = kv_cache_bytes(setup.model, batch.sequences, batch.tokens, bytes_each=compute_size(setup))
     line = (
         f"grpo: a process generates the {batch.sequences} completions of a step at once, up to "
         f"{batch.new_tokens} tokens each: KV cache of {format_bytes(cache)}, freed before the activations"
