@@ -51,9 +51,9 @@ class Job:
 
     model: ModelSpec
     method: RequestedMethod = "full"
-    methods: tuple[LaunchedMethod, ...] = AUTOMATIC_METHODS  # that method "auto" may take
+    methods: tuple[LaunchedMethod, ...] = AUTOMATIC_METHODS  # candidates of method "auto"
     engine: RequestedEngine = "torchtune"
-    engines: tuple[LaunchedEngine, ...] = LAUNCHED_ENGINES  # that engine "auto" may take
+    engines: tuple[LaunchedEngine, ...] = LAUNCHED_ENGINES  # candidates of engine "auto"
     task: Task = "sft"
     seq_len: int = DEFAULT_SEQ_LEN
     global_batch_size: int = 8  # sequences for each optimizer step, over all processes
@@ -72,15 +72,15 @@ class Job:
     rslora: bool = False  # adapters scaled by alpha / sqrt(rank); memory and speed are the same
     quantization: LaunchedQuantization = "nf4-double"  # of qlora's base
     llama_adapter: LlamaAdapter = field(default_factory=LlamaAdapter)
-    trained_modules: tuple[str, ...] = ()  # of TRAINED_MODULES, trained in full next to LoRA adapters
+    trained_modules: tuple[str, ...] = ()  # values of TRAINED_MODULES, fully trained next to LoRA adapters
     new_tokens: int = 0  # rows of the model's embedding and head that it was not published with
     packing: bool | None = False
     longest_first: bool = True  # batches that vary in length begin with the longest
-    expandable_segments: bool = True  # of the CUDA allocator: freed blocks of any size are used again
+    expandable_segments: bool = True  # option of the CUDA allocator against fragmentation
     compile: bool | None = False
     liger: bool | None = False  # Liger-Kernel's kernels in place of the model's own
     vision: Vision | None = None  # how the tower of a vision-language model is trained; None: text alone
-    images_per_row: int = 1  # where ``vision`` is set
+    images_per_row: int = 1  # images per sequence, with ``vision``
     image_size: int = IMAGE_SIDE  # pixels of the side of a square image
     optimizer_in_backward: bool = False  # applies each gradient immediately, without accumulation
     zero_stage: int | None = None

@@ -62,7 +62,7 @@ class MemoryEstimate:
 
     categories: tuple[tuple[str, int], ...]
     needs_range: tuple[int, int]
-    shows_bytes: int  # of the whole process
+    shows_bytes: int  # of the complete process
     shows_range: tuple[int, int]
     capacity_bytes: int | None  # memory that one GPU (or, on a CPU, this process's share) offers
     host_bytes: int  # host memory of one whole node
@@ -266,7 +266,7 @@ class Interruptions:
 
     nodes: int
     per_node_hour: float  # interruptions per node and hour
-    source: str  # of that rate
+    source: str  # source of the rate
     checkpoint_seconds: float  # pause of training per checkpoint
     checkpoint_basis: str
     store_seconds: float  # time to upload a checkpoint to shared storage, during training
@@ -294,7 +294,7 @@ class Prediction:
     usd_per_hour: float | None  # of all nodes
     usd: float | None
     throughput_basis: str = ""
-    tokens: int | None = None  # of the whole job
+    tokens: int | None = None  # of the complete job
     price_kind: Literal["on demand", "spot"] = "on demand"
     price_source: str = ""
     mfu: float | None = None  # model FLOP/s over the dense bf16 peak
@@ -332,9 +332,9 @@ class Generation:
     """Generation of the answers that a model is trained on, and the stages before it."""
 
     batch_sequences: int  # answers that are generated together, at most
-    batch_tokens: int  # of all of them, padding and new tokens included, at most
+    batch_tokens: int  # maximum tokens of a batch, including padding and new tokens
     prompt_tokens: int  # the longest prompt that this was planned for
-    fits: bool | None  # whether one prompt's answers of the longest length do; None: not known
+    fits: bool | None  # whether all answers to one prompt fit at maximum length; None: unknown
     stages: tuple[Stage, ...]
 
     def stage(self, name: str) -> Stage | None:
@@ -358,8 +358,8 @@ class LearningRate:
 
     rule: Literal["sqrt", "linear"]
     value: float
-    source: str  # of the rule
-    run: str  # that it starts from
+    source: str  # source of the rule
+    run: str  # published run that the rate is scaled from
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

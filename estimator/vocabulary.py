@@ -82,7 +82,7 @@ def product_type(precision: str) -> ProductType:
 class MethodSpec:
     """Properties of a training method."""
 
-    description: str  # what it trains, for help
+    description: str  # trained weights, for help texts
     base: Method  # the method of the training step, whose quantization is separate
     adapters: bool = True  # adapters are trained and the base model is frozen
     low_rank: bool = False  # the adapters are LoRA's matrices, which can be switched off
@@ -318,7 +318,7 @@ class EngineSpec:
     tasks: tuple[Task, ...] = ()
     methods: tuple[LaunchedMethod, ...] = LAUNCHED_METHODS
     optimizers: tuple[LaunchedOptimizer, ...] = LAUNCHED_OPTIMIZERS
-    shardings: tuple[Sharding, ...] = ("none",)  # of a single process first, then of several
+    shardings: tuple[Sharding, ...] = ("none",)  # the first is for a single process
     sharding_options: Literal["none", "zero", "fsdp"] = "none"  # the section of the settings that it reads
     offload: StateOffload = "none"  # states that offload moves off the GPU
     streams: bool = False  # cuts one stream of tokens into pieces of seq_len: every batch is full

@@ -34,11 +34,11 @@ class Sampling:
 
     prompts: int | None  # None: unknown before the dataset is fetched
     held_out: int | None  # part of ``prompts``, sampled again with the finished model
-    answers: int  # to each prompt
+    answers: int  # per prompt
     prompt_tokens: int  # of the longest prompt
     new_tokens: int  # of the longest answer
     top_p: float = 1.0
-    reward_model: ModelSpec | None = None  # if it is known
+    reward_model: ModelSpec | None = None  # model that scores the answers; None: unknown
     by_function: bool = False  # scored on CPUs
     nodes: int | None = None  # requested by the user; None: planned
     heads_shared: bool = False  # GPUs share the heads of each block (vLLM), not the blocks

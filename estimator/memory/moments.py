@@ -148,7 +148,7 @@ class StageMoments:
     streams: int  # sum of the peaks of the streams
     unfitting: int  # reserved in addition, as freed blocks do not fit later tensors
     cached: int = 0  # cached bytes of earlier moments, partly reused: added in quadrature
-    cached_by_lengths: int = 0  # of batches of other lengths; the optimizer's step can reuse all of it
+    cached_by_lengths: int = 0  # left by batches of other lengths; reusable by the optimizer step
 
     def peak(self, weight: float, held: bool) -> Peak:
         """Return the largest moment, as :func:`peak` weighs it."""

@@ -134,7 +134,7 @@ class Part:
     block_linear: int
     blocks: int  # all blocks of the stage
     blocks_linear: int
-    experts: int  # of ``blocks``, in experts
+    experts: int  # part of ``blocks`` in experts
     expert_ways: int  # processes over which data parallel sharding can divide this rank's experts
     embedding: int
     head: int  # the output head's weights, tied or not

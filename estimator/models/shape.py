@@ -73,7 +73,7 @@ class ModelShape:
     own_code: bool = False  # transformers has no class for it; its code is stored with the weights
     norm: Norm = "rms"
     norm_bias: bool = False
-    norms_per_layer: int = 2  # over the hidden size
+    norms_per_layer: int = 2  # norms of the hidden size in one block
     qk_norm: QkNorm = ""
     gated_mlp: bool = True
     hidden_act: str = "silu"  # the MLP's activation, by transformers' name

@@ -54,7 +54,7 @@ class Evidence:
     """Measurements that replace general values."""
 
     calibration: Calibration | None = None  # finished runs, for memory
-    bandwidth: MeasuredBandwidth | None = None  # of collectives, for speed
+    bandwidth: MeasuredBandwidth | None = None  # measured bus bandwidth of collectives
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

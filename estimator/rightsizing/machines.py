@@ -35,7 +35,7 @@ class Needs:
     memory_mib: int | None = None
     gpus: int = 0
     gpu_memory_bytes: int | None = None  # of each GPU
-    flops: float | None = None  # of each GPU, dense, in the type that it trains in
+    flops: float | None = None  # dense peak of each GPU in its training type (:func:`flops_of`)
 
     def describe(self, gpu: str | None) -> str:
         """Format the needs: "2x A10G, 40 GiB of memory"."""

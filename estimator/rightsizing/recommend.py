@@ -34,9 +34,9 @@ class Recommendation:
     """Next request of a step. ``sizes`` has None where nothing is known."""
 
     sizes: Sizes
-    gpu_memory_bytes: int | None  # that each GPU needs, with headroom
+    gpu_memory_bytes: int | None  # required memory of each GPU, including headroom
     gpu_utilization: float | None  # 0 to 1, the highest mean of a GPU in use
-    tasks: int  # that it rests on
+    tasks: int  # number of tasks that it is based on
     reason: str
 
 

@@ -69,7 +69,7 @@ class ClusterState:
     usage: Mapping[str, pods.Usage] | None = None  # by node; None: unknown
     autoscalers: Autoscalers = field(default_factory=Autoscalers)
     quotas: tuple[Quota, ...] = ()
-    unknown: tuple[str, ...] = ()  # in clauses
+    unknown: tuple[str, ...] = ()  # facts that could not be read, as clauses
 
 
 def read_cluster(
