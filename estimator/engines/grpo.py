@@ -53,5 +53,5 @@ def _training(job: Job) -> str | None:
     if job.optimizer not in ENGINES["trl"].optimizers:
         return f"optimizer {job.optimizer}: grpo supports {', '.join(ENGINES['trl'].optimizers)} here"
     if job.optimizer_in_backward:
-        return "optimizer.in_backward: TRL steps after the backward pass; use torchtune"
+        return "optimizer.in_backward needs engine torchtune, as TRL steps after the backward pass"
     return None

@@ -114,7 +114,7 @@ def test_adapters_on_experts_need_fsdp2_and_are_not_merged() -> None:
     refused: dict[str, dict[str, Any]] = {
         "ZeRO-3": {"engine": "deepspeed"},
         "torchtune": {"engine": "torchtune", "model": find("llama-8b")},
-        "LoRA's alone": {"method": "dora"},
+        "only LoRA adapters": {"method": "dora"},
         "has no experts": {"model": find("llama-8b")},
         "compile": {"compile": True},
         "task reward": {"task": "reward"},
@@ -196,7 +196,7 @@ def test_an_optimizer_in_the_backward_pass_needs_torchtune_without_accumulation(
 def test_torchtune_supports_bitsandbytes_optimizers_in_one_process_only() -> None:
     job = Job(model=find("llama-3.2-3b"), optimizer="paged-adamw8bit", optimizer_in_backward=True)
     assert {each.layout.world_size for each in plans(job, ANY, top=20).plans} == {1}
-    with pytest.raises(UserError, match="FSDP2 divides"):
+    with pytest.raises(UserError, match="sharded by FSDP2"):
         plan(job, replace(ANY, nodes=2, gpus=1))
     after = replace(job, engine="torchtune", optimizer_in_backward=False)
     assert "goes with optimizer.in_backward" in (unsupported_job(after) or "")
@@ -236,11 +236,11 @@ def test_machines_without_the_float8_recipe_are_not_ranked() -> None:
 @pytest.mark.parametrize(
     ("engine", "optimizer", "named"),
     [
-        ("torchtune", "muon", "AdamW or SGD"),
-        ("deepspeed", "muon", "whole matrices"),
-        ("deepspeed", "adafactor", "whole matrices"),
+        ("torchtune", "muon", "AdamW and SGD"),
+        ("deepspeed", "muon", "complete matrices"),
+        ("deepspeed", "adafactor", "complete matrices"),
         ("fsdp2", "paged-adamw", "bitsandbytes"),
-        ("fsdp2", "adafactor", "in place"),
+        ("fsdp2", "adafactor", "in-place norms"),
     ],
 )
 def test_an_optimizer_that_the_engine_does_not_support_is_refused(
