@@ -98,6 +98,14 @@ class Job:
     expert_parallel: int | None = None
 
     def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_numbers()
+        self._check_sharding()
+        self._check_engine()
+        self._check_trained_parts()
+        self._check_degrees()
+
+    def _check_choices(self) -> None:
         _one_of("method", self.method, get_args(RequestedMethod))
         _one_of("task", self.task, get_args(Task))
         _one_of("engine", self.engine, get_args(RequestedEngine))
@@ -110,6 +118,8 @@ class Job:
             _one_of("recompute.what", self.recompute, get_args(Recompute))
         if self.vision is not None:
             _one_of("vision", self.vision, get_args(Vision))
+
+    def _check_numbers(self) -> None:
         for name in (
             "seq_len",
             "images_per_row",
@@ -143,7 +153,8 @@ class Job:
             )
         if self.zero_stage is not None and self.zero_stage not in (0, 1, 2, 3):
             raise UserError(f"--zero-stage {self.zero_stage} is not possible: it is 0, 1, 2 or 3.")
-        self._check_sharding()
+
+    def _check_engine(self) -> None:
         if self.offload == "cpu" and self.zero_stage == 0:
             raise UserError(
                 "--zero-offload cpu needs ZeRO stage 1, 2 or 3.", "Leave --zero-stage to the planner."
@@ -159,23 +170,24 @@ class Job:
             and not ENGINES[self.engine].optimizer_in_backward
         ):
             raise UserError(
-                f"--optimizer-in-backward: {self.engine} has no such thing.",
-                "Use --engine torchtune, which has."
+                f"--optimizer-in-backward is not supported by engine {self.engine}.",
+                "Use --engine torchtune, or remove the option."
                 if self.task in ENGINES["torchtune"].tasks
-                else "Leave it out.",
+                else "Remove the option.",
             )
+
+    def _check_trained_parts(self) -> None:
         if self.method != "auto" and METHODS[self.method].llama_adapter:
             self.llama_adapter.check(self.model)
         if unknown := set(self.trained_modules) - set(TRAINED_MODULES):
             raise UserError(
-                f"--modules-to-save names {', '.join(sorted(unknown))}, which is not known.",
-                f"Name some of {', '.join(TRAINED_MODULES)}.",
+                f"--modules-to-save has unknown modules: {', '.join(sorted(unknown))}.",
+                f"Choose from {', '.join(TRAINED_MODULES)}.",
             )
         if self.low_rank:
             if not self.lora_targets:
                 raise UserError("--lora-targets is empty: no layer would be trained.")
-            self.model.lora_parameters(self.lora_rank, self.lora_targets)
-        self._check_degrees()
+            self.model.lora_parameters(self.lora_rank, self.lora_targets)  # refuses unknown targets
 
     def _check_sharding(self) -> None:
         """Refuse options of one engine's sharding with another engine."""
@@ -190,7 +202,7 @@ class Job:
                 "Leave them out, or use --engine deepspeed.",
             )
         if fsdp and (zero or (engine and engine.sharding_options != "fsdp")):
-            reason = "ZeRO is asked for" if zero else f"the engine is {self.engine}"
+            reason = "ZeRO is requested" if zero else f"the engine is {self.engine}"
             raise UserError(
                 f"--fsdp-sharding and --fsdp-replicas belong to FSDP2; {reason}.",
                 "Leave them out, or use --engine fsdp2.",
@@ -315,8 +327,8 @@ class Target:
         return self.kind in ("local", "allocation")
 
     @property
-    def sharers(self) -> int:
-        """Number of nodes that share the one machine."""
+    def nodes_per_machine(self) -> int:
+        """Number of nodes on one machine: all on a local machine, otherwise 1."""
         return (self.nodes or 1) if self.kind == "local" else 1
 
 

@@ -329,7 +329,7 @@ def offloads_states(setup: Setup) -> bool:
 
 
 def offloads_gradients(setup: Setup) -> bool:
-    """Return whether gradients are offloaded: by DeepSpeed with their states, by FSDP's CPU offload all."""
+    """Return whether gradients are in host memory: DeepSpeed with offloaded states, FSDP "all"."""
     return offloads_states(setup) and (setup.zero_stage is not None or setup.offload == "all")
 
 

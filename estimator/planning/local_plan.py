@@ -117,7 +117,7 @@ def _check_gpu(target: Target, machine: Machine) -> None:
 
 def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence: Evidence) -> Plan:
     nodes = target.nodes or 1
-    max_gpus = len(machine.gpus) // target.sharers
+    max_gpus = len(machine.gpus) // target.nodes_per_machine
     if (target.gpus or 1) > max_gpus and target.kind == "allocation":
         raise UserError(
             f"{target.gpus} GPU(s) per node are requested, {describe_place(target)} has {max_gpus}.",
@@ -132,7 +132,7 @@ def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence:
     counts = [target.gpus] if target.gpus else [n for n in range(max_gpus, 0, -1) if divides(job, nodes, n)]
     if not counts:
         raise indivisible_batch_error(job, nodes, f"{nodes} nodes")
-    gpus = machine.gpus[: target.sharers * counts[0]]
+    gpus = machine.gpus[: target.nodes_per_machine * counts[0]]
     name, capacity = gpus[0][0], min(size for _, size in gpus)
     gpu = hardware.find_gpu_by_nvml_name(name)
     capacity -= gpu.driver_bytes if gpu else 0
@@ -163,7 +163,7 @@ def _on_cpu(job: Job, target: Target, machine: Machine, goals: Goals, evidence: 
     nodes, processes = target.nodes or 1, target.gpus or 1
     if not divides(job, nodes, processes):
         raise indivisible_batch_error(job, nodes * processes, f"{nodes} nodes of {processes} processes")
-    capacity = machine.ram_bytes // (target.sharers * processes)
+    capacity = machine.ram_bytes // (target.nodes_per_machine * processes)
     search = Search(job, precision_of(job, "cpu", None), "cpu", evidence, accepts_tight=target.tight)
     candidate = search.best(nodes, processes, capacity, None)
     if candidate is None:
@@ -229,12 +229,14 @@ def _fits(job: Job, target: Target) -> bool:
     if machine is None or not machine.gpus:
         return False
     nodes = target.nodes or 1
-    counts = [n for n in range(len(machine.gpus) // target.sharers, 0, -1) if divides(job, nodes, n)]
+    counts = [
+        n for n in range(len(machine.gpus) // target.nodes_per_machine, 0, -1) if divides(job, nodes, n)
+    ]
     count = target.gpus or next(iter(counts), 0)
     if not count or not divides(job, nodes, count):
         return False
     gpu = hardware.find_gpu_by_nvml_name(machine.gpus[0][0])
-    capacity = min(size for _, size in machine.gpus[: target.sharers * count])
+    capacity = min(size for _, size in machine.gpus[: target.nodes_per_machine * count])
     capacity -= gpu.driver_bytes if gpu else 0
     search = Search(job, precision_of(job, "cuda", gpu), "cuda")
     return search.best(nodes, count, capacity, gpu) is not None

@@ -39,11 +39,11 @@ def for_training(job: Job, target: Target, candidate: Candidate) -> Request:
         cpu, ram = _cpu(candidate, processes), place.ram_bytes
         host = _memory(candidate, processes, host)
     elif target.machine is not None:
-        cpu = max(target.machine.cpu_cores // target.sharers, 1)
-        host = min(host + MEMORY_OUTSIDE_RANKS, target.machine.ram_bytes // target.sharers)
+        cpu = max(target.machine.cpu_cores // target.nodes_per_machine, 1)
+        host = min(host + MEMORY_OUTSIDE_RANKS, target.machine.ram_bytes // target.nodes_per_machine)
     shared = SHARED_MEMORY_PER_GPU * processes
     if ram is not None:
-        shared = min(shared, ram // 4 // target.sharers)
+        shared = min(shared, ram // 4 // target.nodes_per_machine)
     name = candidate.gpu.name if candidate.gpu is not None else None
     if name is None and on_gpus and target.machine is not None:
         name = target.machine.gpus[0][0]
