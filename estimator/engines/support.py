@@ -66,7 +66,7 @@ def _not_in_record(engine: str, job: Job) -> str | None:
 
 
 def unsupported_job(job: Job, processes: int = 1) -> str | None:
-    """Like :func:`unsupported`, for a job whose method and engine are decided."""
+    """Return the reason why the engine of a job cannot train it, as one clause; None if it can."""
     return unsupported(job.engine, job, processes)
 
 

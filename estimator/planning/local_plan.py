@@ -191,10 +191,10 @@ def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
     if target.kind == "allocation":
         suggestions = list(without_costly_options(job, lambda other: _fits(other, target)))
         suggestions += smaller(job, lambda other: _fits(other, target))
-        larger = "request more or larger nodes from the scheduler: `finetune plan` shows which would fit."
+        request = "Or request" if suggestions else "Request"
         return CannotFit(
             problem,
-            f"Or {larger}" if suggestions else f"A{larger[1:]}",
+            f"{request} more or larger nodes from the scheduler: `finetune plan` shows which would fit.",
             example_plan=cloud_plan,
             suggestions=tuple(suggestions),
             here=describe(machine) if machine else "",

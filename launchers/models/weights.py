@@ -104,7 +104,7 @@ def _needs_conversion(path: Path, vision: bool) -> bool:
             "weights in 16 or 32 bits.",
             "Start from the unquantized model.",
         )
-    return not vision and hf_config.is_rewritten(config)
+    return not vision and hf_config.needs_conversion(config)
 
 
 def _convert(path: Path, folder: Path) -> Path:

@@ -37,7 +37,7 @@ class Number(Column):
     other_pattern: str = ""  # pattern of other valid texts
 
     def fault(self, text: str) -> tuple[str, str] | None:
-        """See :meth:`Column.fault`. For a number out of range, the hint names the probable unit."""
+        """Return (problem, fix) of a cell without a number in range; the fix names the probable unit."""
         if self.other_pattern and re.fullmatch(self.other_pattern, text):
             return None
         kind = "whole number" if self.whole else "number"
@@ -61,7 +61,7 @@ class Words(Column):
     single: bool = False
 
     def fault(self, text: str) -> tuple[str, str] | None:
-        """See :meth:`Column.fault`; names the first unknown word."""
+        """Return (problem, fix) of a cell with an unknown word."""
         values = [text] if self.single else text.split()
         invalid = [value for value in values if value.lower() not in self.allowed]
         if not invalid:
@@ -76,7 +76,7 @@ class Pattern(Column):
     pattern: str
 
     def fault(self, text: str) -> tuple[str, str] | None:
-        """See :meth:`Column.fault`."""
+        """Return (problem, fix) of a cell that does not match the pattern."""
         return None if re.fullmatch(self.pattern, text) else (f"is not {self.rule}", self.hint)
 
 
@@ -85,7 +85,7 @@ class Day(Column):
     """A date (YYYY, YYYY-MM or YYYY-MM-DD, and words after it) that is not in the future."""
 
     def fault(self, text: str) -> tuple[str, str] | None:
-        """See :meth:`Column.fault`."""
+        """Return (problem, fix) of a cell that is no date or in the future."""
         advice = "Write it as YYYY-MM-DD."
         if not re.match(r"\d{4}(-\d\d(-\d\d)?)?(?![\d-])", text):
             return "is not a date", advice
