@@ -21,7 +21,7 @@ from typing import Annotated
 import typer
 
 from estimator import logs
-from estimator.errors import MISTAKE, UserError
+from estimator.errors import USER_ERROR_STATUS, UserError
 from estimator.terminal import print
 from launchers import settings
 from launchers.base.workdir import work_folder
@@ -92,7 +92,7 @@ def launch(
     except UserError as error:
         logs.show_traceback(error)
         print(error, file=sys.stderr)
-        status = MISTAKE
+        status = USER_ERROR_STATUS
     except SystemExit as stopped:
         print(f"stopped by {stopped.code}\n{RESUME_HINT}", file=sys.stderr, flush=True)
         status = STOPPED
@@ -109,7 +109,7 @@ def _run(request: SchedulerRun, place: Allocation) -> int:
             run(request, place, work)
     except RemoteUserError as error:
         print(f"node {place.node}: ended by another node's error: {error.problem}", file=sys.stderr)
-        return MISTAKE
+        return USER_ERROR_STATUS
     except NodeLeft as error:
         print(f"stopped: {error}\n{RESUME_HINT}", file=sys.stderr, flush=True)
         return STOPPED
@@ -140,7 +140,7 @@ def main() -> None:
     except UserError as error:
         logs.show_traceback(error)
         print(error, file=sys.stderr)
-        raise SystemExit(MISTAKE) from None
+        raise SystemExit(USER_ERROR_STATUS) from None
     app()
 
 

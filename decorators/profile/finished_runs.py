@@ -16,7 +16,7 @@ from decorators.past_runs import NeverRunError, runs_of
 from decorators.profile.calibration import finished
 from decorators.profile.measured import Measured
 from estimator.calibration import Finished, Store
-from estimator.errors import MISTAKE, UserError
+from estimator.errors import USER_ERROR_STATUS, UserError
 from estimator.formatting import format_count
 from estimator.plan import Plan
 from estimator.terminal import print
@@ -88,4 +88,4 @@ if __name__ == "__main__":
         print(main(sys.argv[1:]))
     except UserError as error:
         print(error, file=sys.stderr)
-        sys.exit(MISTAKE)
+        sys.exit(USER_ERROR_STATUS)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from estimator import remote
 from estimator.errors import UserError
-from estimator.untrusted import files_inside, parse_json, plain_name, read_text
+from estimator.untrusted import list_contained_files, parse_json, plain_name, read_text
 from launchers.dataset import drawn_shapes, files, python_docs, support_tickets
 from launchers.dataset.progress import Progress
 
@@ -101,7 +101,7 @@ def local_path(dataset: str) -> Path:
             f"Use {files.FORMS}; s3://bucket/key, a Hugging Face id (org/name), or {DEFAULT}.",
         )
     if path.is_dir():
-        files_inside(path)
+        list_contained_files(path)
         return _in_folder(path, split)
     if split is not None:
         raise UserError(f"Dataset {path} is a file: it has no split {split}.", f"Use {path}")

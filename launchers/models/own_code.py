@@ -42,7 +42,7 @@ def needs_code(folder: Path) -> bool:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     family = str(values.get("model_type"))
-    if hf_config.is_rewritten(values):  # the conversion rewrites its config.json
+    if hf_config.needs_conversion(values):  # its config.json is rewritten
         family = hf_config.shared_code(family)
     return family not in CONFIG_MAPPING_NAMES
 

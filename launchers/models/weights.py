@@ -18,7 +18,7 @@ from estimator.errors import UserError
 from estimator.formatting import format_bytes, format_duration
 from estimator.models import ModelSource, hf_config
 from estimator.terminal import print
-from estimator.untrusted import files_inside
+from estimator.untrusted import list_contained_files
 from launchers.base.workdir import full_disk_explained
 from launchers.models import conversion, pickled, pipelines, published
 from launchers.models.files import (
@@ -79,7 +79,7 @@ def fetch(model: ModelSource, folder: Path, *, vision: bool = False) -> Path:
 def check_model_folder(path: Path) -> None:
     """Raise UserError unless a model or pipeline is complete, without links to files outside its folder."""
     if path.is_dir():
-        files_inside(path)
+        list_contained_files(path)
     if (path / pipelines.INDEX).is_file():
         pipelines.check_complete(path)
     else:
@@ -106,7 +106,7 @@ def _needs_conversion(path: Path, vision: bool) -> bool:
             "weights in 16 or 32 bits.",
             "Start from the unquantized model.",
         )
-    return not vision and hf_config.is_rewritten(config)
+    return not vision and hf_config.needs_conversion(config)
 
 
 def _convert(path: Path, folder: Path) -> Path:

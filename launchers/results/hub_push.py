@@ -20,7 +20,7 @@ from estimator.errors import UserError
 from estimator.formatting import format_bytes
 from estimator.remote import hub_token
 from estimator.terminal import print
-from estimator.untrusted import files_inside
+from estimator.untrusted import list_contained_files
 from launchers import engines
 from launchers.results.handover import PAGE
 from launchers.settings import Settings
@@ -109,10 +109,14 @@ def push(folder: Path, page: str, settings: Settings) -> str:
 
     repo = str(settings.export.push)
     result = engines.result_of(folder)
-    files = {path.relative_to(result).as_posix(): path for path in files_inside(result) if path.name != PAGE}
+    files = {
+        path.relative_to(result).as_posix(): path
+        for path in list_contained_files(result)
+        if path.name != PAGE
+    }
     adapter = folder / "adapter"
     if result.name != "adapter" and adapter.is_dir():
-        files |= {path.relative_to(folder).as_posix(): path for path in files_inside(adapter)}
+        files |= {path.relative_to(folder).as_posix(): path for path in list_contained_files(adapter)}
     size = sum(path.stat().st_size for path in files.values())
     additions = [CommitOperationAdd(path_in_repo=PAGE, path_or_fileobj=page.encode())]
     additions += [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in files.items()]

@@ -173,6 +173,6 @@ def _answers(settings: Settings) -> Answers:
         reward_parameters = models.resolve(reward, online=True).spec.parameters
     return Answers(
         length=settings.rl.max_completion_length,
-        compares=None if settings.rl.beta == "auto" else settings.rl.beta > 0,
+        compares_reference=None if settings.rl.beta == "auto" else settings.rl.beta > 0,
         reward_parameters=reward_parameters,
     )

@@ -97,7 +97,7 @@ def plan_run(
     if steps is not None and settings.tokens is None:  # of a token budget, ``steps`` is only a lower bound
         checks.check_evaluations(settings, steps)
     job, run_target = (
-        build_job(settings, model.spec, steps, installed=target.at_hand),
+        build_job(settings, model.spec, steps, installed=target.hardware_given),
         apply_resources(settings, target),
     )
     corrections = load_corrections() if calibrated else None

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from estimator.models import LATENT_PROJECTIONS, PROJECTIONS
-from estimator.models.architectures import own_names
+from estimator.models.architectures import names_in_transformers
 from launchers.engines.loop.families import blocks
 from launchers.gang.job import TrainJob
 
@@ -45,7 +45,11 @@ def _use_float8(network: Any, job: TrainJob) -> None:
 
     recipe = Float8LinearConfig.from_recipe_name(job.settings.fp8)
     config = dataclasses.replace(recipe, emulate=job.plan.layout.device == "cpu")
-    names = set(own_names(network.config.get_text_config().model_type, (*PROJECTIONS, *LATENT_PROJECTIONS)))
+    names = set(
+        names_in_transformers(
+            network.config.get_text_config().model_type, (*PROJECTIONS, *LATENT_PROJECTIONS)
+        )
+    )
 
     def converted(module: nn.Module, name: str) -> bool:
         *_, last = (part for part in name.split(".") if part != "base_layer")

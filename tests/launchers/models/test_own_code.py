@@ -76,7 +76,7 @@ def ran(folder: Path) -> list[str]:
 def test_a_model_with_code_is_planned_and_refused_without_running_it(own: Path) -> None:
     spec = models.resolve(str(own)).spec
     assert (spec.own_code, spec.parameters) == (True, models.find("tiny-llama").parameters)
-    assert "trust_remote_code" in str(support.untried_line(spec))
+    assert "trust_remote_code" in str(support.untested_family_note(spec))
     settings = build({"model": str(own), "method": "full"})
     with pytest.raises(UserError, match="transformers has no class for own models") as caught:
         checks.check_supported(settings, spec)

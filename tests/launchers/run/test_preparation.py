@@ -13,7 +13,7 @@ import pytest
 
 from estimator import Target, hardware, models
 from estimator.cli.plan import JobOptions, job_from
-from estimator.engines.support import planned_only, with_engine
+from estimator.engines.support import planned_only, with_simplest_engine
 from estimator.errors import UserError
 from estimator.job import Job, Machine
 from estimator.models import find
@@ -38,7 +38,7 @@ def test_what_is_automatic_is_decided_from_model_and_method() -> None:
     for method in ("adapter-v1", "adapter-v2"):
         assert config({"method": method}, "llama-8b").optimizer.lr == 1e-3, "litgpt's; gates begin at 0"
         job = build_job(settings.build({"method": method}), find("llama-8b"), None)
-        assert with_engine(job).engine == "deepspeed"
+        assert with_simplest_engine(job).engine == "deepspeed"
     given = {
         "method": "full",
         "engine": "torchtune",
@@ -125,7 +125,7 @@ def test_plan_and_run_agree_on_what_can_be_launched_of_every_model_task_and_engi
             refused = all(unsupported(each, chosen, spec) for each in names)
             of_plan = dataclasses.replace(of_options, model=spec, lora_targets=tuple(spec.projections))
             for job in (build_job(chosen, spec, None), of_plan):
-                only = planned_only(with_engine(job))
+                only = planned_only(with_simplest_engine(job))
                 assert (only is not None) == refused, (name, task, engine, only)
             able += not refused
     assert able > 10
@@ -148,7 +148,7 @@ def test_new_tokens_are_trained_with_the_embeddings_that_they_need() -> None:
     )
     spec = find("llama-8b")
     job = build_job(wanted, spec, None)
-    assert with_engine(job).engine == "deepspeed"
+    assert with_simplest_engine(job).engine == "deepspeed"
     assert (job.model.vocab, job.model.parameters) == (spec.vocab + 2, spec.parameters + 2 * 2 * spec.hidden)
     assert job.trained_modules == ("norms", "embed_tokens", "lm_head")
     assert "new_tokens" in (unsupported("torchtune", wanted, spec) or "")

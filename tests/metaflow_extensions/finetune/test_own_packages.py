@@ -41,7 +41,7 @@ def installed(tmp_path: Path) -> Path:
 
 def test_our_own_packages_are_known_as_ours() -> None:
     assert find_problem() is None
-    assert own_packages.EXIT_STATUS == errors.MISTAKE
+    assert own_packages.EXIT_STATUS == errors.USER_ERROR_STATUS
     assert all(MARK in (ROOT / name / "__init__.py").read_text() for name in ALL)
 
 
