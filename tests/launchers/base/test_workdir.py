@@ -52,7 +52,7 @@ def as_a_stranger(script: str, *arguments: str) -> subprocess.CompletedProcess[s
     )
 
 
-def test_a_folder_is_there_while_its_task_runs_and_then_gone(base: Path) -> None:
+def test_a_work_folder_exists_while_its_task_runs_and_is_removed_afterwards(base: Path) -> None:
     with workdir.work_folder("7", "train", "3") as folder:
         assert folder.is_dir()
         with workdir.work_folder("7", "train", "3") as again:
@@ -61,7 +61,7 @@ def test_a_folder_is_there_while_its_task_runs_and_then_gone(base: Path) -> None
     assert not list(base.iterdir())
 
 
-def test_what_a_killed_task_has_left_is_removed_and_no_running_ones(base: Path) -> None:
+def test_the_folder_of_a_killed_task_is_removed_and_that_of_a_running_task_kept(base: Path) -> None:
     """Also where the processes cannot see each other, as in containers that share a volume."""
     command = [sys.executable, "-c", HOLD]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -120,7 +120,7 @@ def test_users_of_one_machine_do_not_share_a_folder(monkeypatch: pytest.MonkeyPa
 
 @needs_root
 @pytest.mark.parametrize("made", ['mkdir -m 777 "$1"', 'mkdir "$1-b"; ln -s "$1-b" "$1"', 'touch "$1"'])
-def test_a_folder_that_another_user_made_first_is_refused_before_anything_is_written(
+def test_a_work_folder_created_by_another_user_is_refused_before_anything_is_written(
     everybodys: Path, made: str
 ) -> None:
     root = workdir.root()
@@ -136,7 +136,7 @@ def test_a_folder_that_another_user_made_first_is_refused_before_anything_is_wri
     assert {path: path.lstat().st_mtime_ns for path in everybodys.rglob("*")} == before
 
 
-def test_a_link_is_refused_though_it_is_this_users_and_leads_to_his_folder(
+def test_a_symbolic_link_as_the_work_folder_is_refused_even_if_the_user_owns_it(
     base: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
@@ -148,7 +148,7 @@ def test_a_link_is_refused_though_it_is_this_users_and_leads_to_his_folder(
 
 
 @needs_root
-def test_nobody_else_can_read_write_or_swap_a_work_folder(everybodys: Path) -> None:
+def test_other_users_cannot_read_write_or_replace_a_work_folder(everybodys: Path) -> None:
     """Nor where the folder is left from a time when others could write into it."""
     workdir.root().mkdir()
     workdir.root().chmod(0o777)
@@ -162,6 +162,6 @@ def test_nobody_else_can_read_write_or_swap_a_work_folder(everybodys: Path) -> N
         assert (folder / "job.json").is_file()
 
 
-def test_looking_whether_the_place_is_ours_makes_nothing(base: Path) -> None:
+def test_checking_the_owner_of_the_work_folder_creates_no_folder(base: Path) -> None:
     workdir.check_root()
     assert not base.parent.exists()

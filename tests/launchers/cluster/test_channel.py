@@ -117,12 +117,12 @@ def greeting(where: Endpoint, challenge: bytes, claim: bytes, *, role: str = "ca
     return MAGIC + nonce + len(claim).to_bytes(4, "big") + claim + proof
 
 
-def test_who_knows_the_secret_is_taken_in_and_messages_go_both_ways(main: Main) -> None:
+def test_a_caller_with_the_secret_is_accepted_and_messages_go_both_ways(main: Main) -> None:
     assert takes_part(main) < 5
 
 
 @pytest.mark.parametrize("differs", [{"secret": Secret("other")}, {"secret": Secret("")}, {"run": "r/1"}])
-def test_who_has_another_secret_or_is_of_another_run_is_not_taken_in(
+def test_a_caller_with_another_secret_or_of_another_run_is_refused(
     main: Main, differs: dict[str, Any]
 ) -> None:
     with pytest.raises(Unreachable, match="another run listens there, or one with another secret"):
@@ -131,7 +131,7 @@ def test_who_has_another_secret_or_is_of_another_run_is_not_taken_in(
     takes_part(main)
 
 
-def test_a_caller_is_not_fooled_by_a_listener_that_does_not_know_the_secret() -> None:
+def test_a_caller_rejects_a_listener_that_does_not_know_the_secret() -> None:
     """It sends the caller's own proof back, which was made for the other role."""
     where = endpoint()
     with socket.create_server(("127.0.0.1", where.ports[0])) as listener:
@@ -150,7 +150,7 @@ def test_a_caller_is_not_fooled_by_a_listener_that_does_not_know_the_secret() ->
             call(where, limit_s=0.0)
 
 
-def test_a_greeting_that_was_recorded_proves_nothing(main: Main) -> None:
+def test_a_replayed_greeting_is_refused(main: Main) -> None:
     with stranger(main) as first:
         recorded = greeting(main.where, first.recv(CHALLENGE), b'{"name":7}')
         first.sendall(recorded)
@@ -163,7 +163,7 @@ def test_a_greeting_that_was_recorded_proves_nothing(main: Main) -> None:
     assert main.members.empty()
 
 
-def test_the_proof_covers_the_claimed_name(main: Main) -> None:
+def test_a_greeting_whose_name_was_changed_after_signing_is_refused(main: Main) -> None:
     with stranger(main) as sock:
         said = greeting(main.where, sock.recv(CHALLENGE), b'{"name":7}')
         sock.sendall(said.replace(b'{"name":7}', b'{"name":8}'))
@@ -193,7 +193,7 @@ def test_unauthenticated_messages_are_neither_read_nor_answered(main: Main, said
     assert takes_part(main) < 5
 
 
-def test_a_greeting_byte_by_byte_ends_at_the_limit_and_delays_no_other(
+def test_a_greeting_sent_byte_by_byte_times_out_and_delays_no_other_caller(
     main: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "GREETING_S", 1.5)
@@ -221,14 +221,14 @@ NO_MESSAGES = {
 
 
 @pytest.mark.parametrize("payload", NO_MESSAGES.values(), ids=NO_MESSAGES)
-def test_an_invalid_message_is_one_line(payload: bytes) -> None:
+def test_an_invalid_message_is_reported_in_one_line(payload: bytes) -> None:
     with pytest.raises(BadMessage, match=r"^not of this protocol") as caught:
         parse(TEXTS, payload)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) <= 300
 
 
-def test_an_invalid_claim_of_who_knows_the_secret_is_refused_in_one_line(main: Main) -> None:
+def test_an_invalid_join_request_with_the_right_secret_is_refused_in_one_line(main: Main) -> None:
     with stranger(main) as sock:
         sock.sendall(greeting(main.where, sock.recv(CHALLENGE), b'{"name":"7"}'))
         assert b'"refused":"not of this protocol' in sock.recv(4096)
@@ -251,7 +251,7 @@ def test_a_refused_caller_receives_the_reason(main: Main) -> None:
         call(main.where, -1)
 
 
-def test_a_caller_that_has_gone_before_its_turn_is_not_taken_in(main: Main) -> None:
+def test_a_caller_that_closes_its_connection_before_it_is_accepted_does_not_join(main: Main) -> None:
     with stranger(main) as sock:
         sock.sendall(greeting(main.where, sock.recv(CHALLENGE), b'{"name":7}'))
         sock.close()
@@ -263,12 +263,12 @@ def test_a_caller_that_has_gone_before_its_turn_is_not_taken_in(main: Main) -> N
     takes_part(main)
 
 
-def test_a_member_that_is_cut_off_may_join_again(main: Main) -> None:
+def test_a_member_that_was_disconnected_may_join_again(main: Main) -> None:
     for _ in range(3):
         takes_part(main, name=5)
 
 
-def test_ports_that_others_hold_are_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ports_in_use_by_other_programs_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "GREETING_S", 1.0)
     ports = choose_ports(local=True)[:3]
     with (
@@ -280,14 +280,14 @@ def test_ports_that_others_hold_are_passed_by(monkeypatch: pytest.MonkeyPatch) -
         assert 1.0 <= takes_part(mine) < 4.0
 
 
-def test_ipv6_and_loopback_alone() -> None:
+def test_a_listener_on_the_ipv6_loopback_address_accepts_callers() -> None:
     where = endpoint(host="::1")
     with contextlib.closing(Main(where)) as main:
         assert main.listener._socket.getsockname()[0] == "::1"
         assert takes_part(main) < 5
 
 
-def test_a_host_with_a_silent_address_is_reached_at_the_other(
+def test_a_host_is_reached_at_its_second_address_if_the_first_does_not_answer(
     main: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = main.where.ports[0]
@@ -305,7 +305,7 @@ def test_a_host_with_a_silent_address_is_reached_at_the_other(
     assert 1 < time.monotonic() - begin < 5
 
 
-def test_on_a_loopback_host_no_other_address_answers(main: Main) -> None:
+def test_a_listener_on_a_loopback_address_accepts_connections_at_that_address_only(main: Main) -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", main.where.ports[0]), timeout=2)
     port = unused_port()
@@ -325,7 +325,7 @@ def serve(port: int) -> None:
         kept[-1].send(Text(number=1))
 
 
-def test_it_accepts_again_after_more_half_open_connections_than_descriptors(tmp_path: Path) -> None:
+def test_a_listener_recovers_from_more_half_open_connections_than_file_descriptors(tmp_path: Path) -> None:
     descriptors, connections = 100, 300
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if 0 <= hard < 3000:
@@ -374,7 +374,7 @@ def test_it_accepts_again_after_more_half_open_connections_than_descriptors(tmp_
     assert (tmp_path / "log").read_text() == ""
 
 
-def test_the_secret_is_random_and_shows_nowhere() -> None:
+def test_the_secret_is_random_and_is_never_printed() -> None:
     secret = Secret.make()
     assert len(bytes.fromhex(secret.text)) == 32
     assert secret != Secret.make()

@@ -17,7 +17,7 @@ from tests.launchers.engines.loop import runs
 
 
 @pytest.mark.parametrize(("world", "micro", "accumulation"), [(1, 4, 3), (2, 3, 2), (3, 1, 4), (4, 3, 1)])
-def test_every_row_of_a_step_is_seen_once_whatever_the_layout(
+def test_every_row_of_a_step_is_processed_once_in_any_layout(
     tmp_path: Path, world: int, micro: int, accumulation: int
 ) -> None:
     rows = runs.documents(24)
@@ -39,7 +39,7 @@ def test_every_row_of_a_step_is_seen_once_whatever_the_layout(
     assert tokens == sum(len(row.tokens) for row in rows[12:])
 
 
-def test_labels_are_what_comes_next_and_padding_never_counts() -> None:
+def test_labels_are_the_next_tokens_and_padding_never_counts() -> None:
     rows = runs.documents(3)
     batch = batches.collate(rows, pad_id=7)
     for index, row in enumerate(rows):
@@ -50,7 +50,9 @@ def test_labels_are_what_comes_next_and_padding_never_counts() -> None:
     assert int((batch.labels != IGNORE).sum()) == sum(int((row.labels != IGNORE).sum()) for row in rows)
 
 
-def test_the_chunked_loss_is_the_loss_with_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_chunked_loss_and_its_gradient_equal_those_of_the_full_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(batches, "LOSS_CHUNK", 4)
     logits = torch.randn(3, 5, 11, requires_grad=True)
     labels = torch.randint(0, 11, (3, 5))
@@ -65,7 +67,7 @@ def test_the_chunked_loss_is_the_loss_with_its_gradient(monkeypatch: pytest.Monk
     assert torch.allclose(gradient, wanted, atol=1e-6)
 
 
-def test_labels_that_count_are_those_of_all_ranks(tmp_path: Path) -> None:
+def test_counted_labels_of_a_step_are_summed_over_all_ranks(tmp_path: Path) -> None:
     rows = runs.documents(8)
     data = Prepared(runs.make_data(tmp_path, rows, batch=4, steps=2))
     wanted = sum(int((row.labels != IGNORE).sum()) for row in rows[4:])

@@ -18,7 +18,9 @@ def drawn_epochs(rows: int, epochs: int) -> np.ndarray[tuple[int], np.dtype[np.i
 
 @given(data=st.data())
 @hypothesis_settings(max_examples=40, deadline=None)
-def test_no_rank_meets_a_wider_micro_batch_after_the_longest_rows(data: st.DataObject) -> None:
+def test_no_rank_gets_a_wider_micro_batch_after_the_first_step_with_the_longest_rows(
+    data: st.DataObject,
+) -> None:
     world, micro, accumulation = (data.draw(st.integers(1, 4)) for _ in range(3))
     batch = world * micro * accumulation
     lengths = np.array(data.draw(st.lists(st.integers(1, 30), min_size=batch, max_size=100)))
@@ -44,7 +46,7 @@ def test_rows_of_one_length_stay_in_their_order() -> None:
 
 @given(data=st.data())
 @hypothesis_settings(max_examples=30, deadline=None)
-def test_grouping_moves_rows_within_an_epoch_and_its_stretch_alone(data: st.DataObject) -> None:
+def test_grouping_by_length_moves_rows_only_within_one_group_of_an_epoch(data: st.DataObject) -> None:
     batch, epochs, first = (data.draw(st.integers(low, 5)) for low in (1, 1, 0))
     lengths = np.array(data.draw(st.lists(st.integers(1, 30), min_size=batch, max_size=120)))
     count = len(lengths)
@@ -63,7 +65,7 @@ def test_grouping_moves_rows_within_an_epoch_and_its_stretch_alone(data: st.Data
         assert crosses or (np.diff(widths) <= 0).all()
 
 
-def test_more_epochs_are_the_same_order_for_longer_and_lengths_do_not_fall_along_it() -> None:
+def test_more_epochs_extend_the_same_order_and_lengths_have_no_trend_within_an_epoch() -> None:
     lengths = np.random.default_rng(1).integers(1, 500, 1003)
     once, twice = (
         grouped_by_length(drawn_epochs(1003, epochs), lengths, 8, seed=4).tolist() for epochs in (1, 2)
@@ -73,7 +75,7 @@ def test_more_epochs_are_the_same_order_for_longer_and_lengths_do_not_fall_along
     assert abs(np.corrcoef(widths, np.arange(len(widths)))[0, 1]) < 0.2
 
 
-def test_grouping_leaves_a_fraction_of_the_padding_for_any_number_of_processes() -> None:
+def test_grouping_by_length_reduces_padding_for_any_number_of_processes() -> None:
     lengths = np.random.default_rng(1).lognormal(5, 0.8, 4000).astype(int) + 1
     drawn = drawn_epochs(4000, 1)
     grouped = grouped_by_length(drawn, lengths, 32, seed=0)
@@ -85,14 +87,14 @@ def test_grouping_leaves_a_fraction_of_the_padding_for_any_number_of_processes()
         assert after < before / 3, (processes, micro, before, after)
 
 
-def test_padding_is_counted_over_the_micro_batches_that_ranks_have() -> None:
+def test_padding_is_counted_over_the_micro_batches_of_all_ranks() -> None:
     lengths = np.array([4, 1, 2, 1])
     order = np.arange(4, dtype=np.int32)  # rank 0 has rows 0 and 2, rank 1 rows 1 and 3
     assert padding_share(order, lengths, batch=4, processes=2, micro_batch=2) == 1 - 8 / (2 * 4 + 2 * 1)
     assert padding_share(order, lengths, batch=4, processes=2, micro_batch=1) == 0
 
 
-def test_rows_are_sorted_within_a_quarter_of_an_epoch_and_at_most_fifty_batches() -> None:
+def test_rows_are_sorted_within_groups_of_a_quarter_epoch_or_at_most_fifty_batches() -> None:
     for rows, stretch in ((64, 16), (4 * (GROUPED_BATCHES + 10), GROUPED_BATCHES)):
         lengths = np.arange(rows)
         order = grouped_by_length(np.arange(rows, dtype=np.int32), lengths, 1, seed=0)

@@ -12,7 +12,7 @@ from launchers.dataset.prepared import IGNORE, Prepared, Row
 from tests.launchers.engines.loop import runs
 
 
-def test_documents_judgments_and_images_come_back_with_their_row(tmp_path: Path) -> None:
+def test_a_prepared_row_is_read_back_with_its_documents_judgments_and_images(tmp_path: Path) -> None:
     info = Prepared(runs.make_data(tmp_path / "any", runs.documents(3), batch=1, steps=3)).info
     images = [np.frombuffer(bytes([n] * n), dtype=np.uint8) for n in (1, 2, 3)]
     tokens = np.arange(5, dtype=np.int32)

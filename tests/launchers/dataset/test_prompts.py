@@ -36,7 +36,7 @@ QUESTION = Message(role="user", content="Name a prime.")
         },
     ],
 )
-def test_a_prompt_is_what_comes_before_the_last_answer(row: dict[str, Any]) -> None:
+def test_a_prompt_is_the_chat_before_its_last_answer(row: dict[str, Any]) -> None:
     assert prompts.parse(row).asked == (QUESTION,)
 
 
@@ -49,7 +49,7 @@ def test_a_prompt_is_what_comes_before_the_last_answer(row: dict[str, Any]) -> N
         ([1], "a JSON list"),
     ],
 )
-def test_other_rows_are_refused_with_what_they_lack(row: Any, words: str) -> None:
+def test_rows_without_a_prompt_are_refused_with_the_reason(row: Any, words: str) -> None:
     with pytest.raises(BadRow, match=words):
         prompts.parse(row)
 

@@ -18,7 +18,7 @@ def words(texts: Iterable[str]) -> set[str]:
     return set(re.findall(r"[a-z]+", " ".join(texts).lower()))
 
 
-def test_the_rows_are_the_same_each_time_whatever_else_draws_random_numbers(tmp_path: Path) -> None:
+def test_rows_are_identical_each_time_whatever_the_state_of_the_random_generator(tmp_path: Path) -> None:
     first = {split: write(tmp_path / split, split).read_bytes() for split in SPLITS}
     random.seed(7)
     random.random()
@@ -42,7 +42,7 @@ def test_every_row_is_a_unique_message_with_its_record(tmp_path: Path, split: Sp
     assert 0.4 < sum(ticket.urgent for ticket in tickets(split)) / len(found) < 0.6
 
 
-def test_half_of_the_held_out_rows_have_a_wording_that_training_does_not_contain() -> None:
+def test_half_of_the_test_rows_have_a_wording_that_the_train_split_lacks() -> None:
     trained = {ticket.wording for ticket in tickets("train")}
     messages = ({ticket.message for ticket in tickets(split)} for split in SPLITS)
     assert set.isdisjoint(*messages)
@@ -52,6 +52,6 @@ def test_half_of_the_held_out_rows_have_a_wording_that_training_does_not_contain
     assert not trained & {wording for area in AREAS.values() for wording in area.held_out}
 
 
-def test_held_out_wordings_are_made_of_words_that_occur_in_training() -> None:
+def test_wordings_of_the_test_split_use_only_words_of_the_train_split() -> None:
     trained = words(ticket.message for ticket in tickets("train"))
     assert words(ticket.message for ticket in tickets("test")) <= trained

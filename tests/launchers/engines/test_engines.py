@@ -29,7 +29,7 @@ LEAKS = {"falcon", "gpt_oss", "llama4_text", "mpt", "helium"} | RECURRENT  # hel
 
 
 @pytest.mark.parametrize("engine", RUN)
-def test_an_engine_runs_the_families_that_it_was_made_for_and_no_other(engine: str) -> None:
+def test_an_engine_supports_exactly_its_listed_families(engine: str) -> None:
     for spec in map(models.find, models.names()):
         if spec.family not in RUN[engine]:
             assert spec.name in (unsupported(engine, Settings(seq_len=256), spec) or "")
@@ -42,7 +42,7 @@ def test_an_engine_runs_the_families_that_it_was_made_for_and_no_other(engine: s
 
 
 @pytest.mark.parametrize("engine", ["deepspeed", "fsdp2"])
-def test_the_loop_refuses_models_and_packing_by_family(engine: str) -> None:
+def test_the_loop_engine_refuses_models_and_packing_by_family(engine: str) -> None:
     reasons = {
         "qwen-7b": "transformers has no code of qwen",
         "bert-base-cased": "an encoder",
@@ -81,7 +81,7 @@ def small(family: str = "llama", **fields: Any) -> models.ModelSpec:
         ("llama", "attention_dropout", 0.1, "attention_dropout 0.1"),
     ],
 )
-def test_torchtune_refuses_by_its_name_what_it_would_ignore(
+def test_torchtune_refuses_a_config_field_that_it_would_ignore_by_name(
     family: str, field: str, value: object, named: str
 ) -> None:
     spec = small(family, **{field: value})
@@ -91,7 +91,7 @@ def test_torchtune_refuses_by_its_name_what_it_would_ignore(
 
 
 @pytest.mark.parametrize("engine", RUN)
-def test_a_model_that_rotates_a_part_of_each_head_is_refused_and_harmless_fields_are_not(engine: str) -> None:
+def test_a_model_with_partial_rotary_embeddings_is_refused_and_harmless_fields_are_not(engine: str) -> None:
     partial = {"partial_rotary_factor": 0.5}
     for fields in (partial, {"rope_parameters": {"rope_type": "default", **partial}}):
         reason = unsupported(engine, Settings(seq_len=256), small(**fields))
@@ -130,7 +130,7 @@ def varied(folder: Path, model: Path, **settings: Any) -> Path:
     "engine",
     ["fsdp2", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("torchtune", "deepspeed"))],
 )
-def test_a_run_with_the_longest_rows_first_resumes_bit_by_bit(
+def test_a_run_that_starts_with_the_longest_rows_resumes_bit_by_bit(
     engine: str, tmp_path: Path, model: Path
 ) -> None:
     data = varied(tmp_path / "data", model)

@@ -54,9 +54,7 @@ def test_unchanged_tensors_are_copied_to_files_of_the_same_names(base: list[Path
             assert one.metadata() == other.metadata()
 
 
-def test_tensors_can_change_their_values_and_their_type_or_be_left_out(
-    base: list[Path], tmp_path: Path
-) -> None:
+def test_tensors_can_change_in_value_and_type_or_be_omitted(base: list[Path], tmp_path: Path) -> None:
     def change(name: str, weight: torch.Tensor) -> torch.Tensor | None:
         if name.endswith("count"):
             return None
@@ -74,7 +72,7 @@ def test_tensors_can_change_their_values_and_their_type_or_be_left_out(
     assert [path.read_bytes() for path in base] == before
 
 
-def test_a_failed_merge_leaves_no_partial_file_and_the_next_starts_over(
+def test_a_failed_merge_leaves_no_partial_file_and_the_next_merge_starts_over(
     base: list[Path], tmp_path: Path
 ) -> None:
     def change(name: str, weight: torch.Tensor) -> torch.Tensor:
@@ -144,7 +142,7 @@ print(json.dumps({"before": before, "peak": resident("VmHWM"), "linear": len(lin
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_merge_holds_less_than_one_and_a_half_files_of_the_base(tmp_path: Path) -> None:
+def test_a_merge_needs_less_memory_than_one_and_a_half_files_of_the_base(tmp_path: Path) -> None:
     folder = tmp_path / "base-of-300-mb"
     done = subprocess.run(
         [sys.executable, "-c", MERGE, str(folder), str(tmp_path / "out")],

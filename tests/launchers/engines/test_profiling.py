@@ -69,7 +69,9 @@ def _losses(events: list[Any]) -> list[float]:
         pytest.param("torchtune", 2, marks=pytest.mark.nightly),
     ],
 )
-def test_a_window_adds_up_to_its_steps_and_changes_no_loss(tmp_path: Path, engine: str, nodes: int) -> None:
+def test_the_parts_of_a_profile_add_up_to_its_steps_and_profiling_changes_no_loss(
+    tmp_path: Path, engine: str, nodes: int
+) -> None:
     job = _job(tmp_path, engine)
     plain = _run([job])
     assert not job.profile_dir.exists()

@@ -34,7 +34,7 @@ def stepped(make: Callable[[Any], Any]) -> list[float]:
 
 
 @pytest.mark.parametrize("warmup", [0, 4])
-def test_cosine_and_linear_are_transformers(warmup: int) -> None:
+def test_cosine_and_linear_schedules_equal_those_of_transformers(warmup: int) -> None:
     from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
     wanted = stepped(lambda optimizer: get_cosine_schedule_with_warmup(optimizer, warmup, STEPS))
@@ -43,7 +43,7 @@ def test_cosine_and_linear_are_transformers(warmup: int) -> None:
     assert rates(name="linear", warmup_steps=warmup) == pytest.approx(wanted, abs=1e-12)
 
 
-def test_cosine_ends_at_the_least_rate_as_transformers_does() -> None:
+def test_the_cosine_schedule_ends_at_the_minimum_rate_as_in_transformers() -> None:
     from transformers import get_cosine_with_min_lr_schedule_with_warmup
 
     wanted = stepped(
@@ -54,7 +54,7 @@ def test_cosine_ends_at_the_least_rate_as_transformers_does() -> None:
 
 
 @pytest.mark.parametrize("least", [0.0, 0.2])
-def test_wsd_is_transformers_with_a_linear_decay(least: float) -> None:
+def test_wsd_equals_the_transformers_schedule_with_linear_decay(least: float) -> None:
     from transformers import get_wsd_schedule
 
     wanted = stepped(
@@ -72,19 +72,19 @@ def test_a_constant_rate_stays_at_the_peak() -> None:
 
 
 @pytest.mark.parametrize("name", ["cosine", "linear", "wsd"])
-def test_a_share_of_the_steps_is_the_same_as_their_number(name: str) -> None:
+def test_a_warmup_ratio_equals_the_corresponding_number_of_steps(name: str) -> None:
     assert rates(name=name, warmup_ratio=0.15) == rates(name=name, warmup_steps=3)
     assert rates(name=name, warmup_ratio=0.11) == rates(name=name, warmup_steps=3), "rounded up"
     assert rates(name=name) == rates(name=name, warmup_steps=5), "the default"
 
 
 @pytest.mark.parametrize("name", ["cosine", "linear", "constant", "wsd"])
-def test_a_warm_up_as_long_as_the_run_never_leaves_it(name: str) -> None:
+def test_a_warm_up_as_long_as_the_run_lasts_until_its_end(name: str) -> None:
     assert rates(name=name, warmup_ratio=1.0)[:STEPS] == [step / STEPS for step in range(STEPS)]
     assert rates(name=name, warmup_steps=STEPS + 10)[STEPS] < 1
 
 
-def test_a_warm_up_given_twice_is_refused_and_one_given_once_outlives_a_pickle() -> None:
+def test_warmup_steps_together_with_warmup_ratio_is_refused() -> None:
     with pytest.raises(UserError, match="warmup_steps and warmup_ratio"):
         settings.build({"schedule": {"warmup_steps": 3, "warmup_ratio": 0.1}})
     chosen = settings.build({"schedule": {"warmup_ratio": 0.1}})

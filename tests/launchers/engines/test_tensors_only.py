@@ -41,7 +41,7 @@ def refused(folder: Path, state: dict[str, Any], mark: Path) -> None:
     assert not mark.exists()
 
 
-def test_what_dcp_writes_is_read_back_bit_by_bit(tmp_path: Path) -> None:
+def test_a_dcp_checkpoint_is_read_back_bit_by_bit(tmp_path: Path) -> None:
     values = {"weight": torch.randn(3, 5), "half": torch.randn(4).bfloat16(), "betas": (0.9, 0.99), "n": None}
     state_dict_saver.save(values, checkpoint_id=str(tmp_path), no_dist=True)
     found = {"weight": torch.zeros(3, 5), "half": torch.zeros(4).bfloat16(), "betas": (0.0,), "n": 1}
@@ -51,18 +51,20 @@ def test_what_dcp_writes_is_read_back_bit_by_bit(tmp_path: Path) -> None:
     assert (found["betas"], found["n"]) == ((0.9, 0.99), None)
 
 
-def test_a_value_that_would_call_something_is_refused(tmp_path: Path, mark: Path) -> None:
+def test_a_pickled_value_that_would_call_a_function_is_refused(tmp_path: Path, mark: Path) -> None:
     state_dict_saver.save({"lr": Calls(mark)}, checkpoint_id=str(tmp_path / "c"), no_dist=True)
     refused(tmp_path / "c", {"lr": 0.1}, mark)
 
 
-def test_a_map_of_the_tensors_that_would_call_something_is_refused(tmp_path: Path, mark: Path) -> None:
+def test_checkpoint_metadata_that_would_call_a_function_is_refused(tmp_path: Path, mark: Path) -> None:
     state_dict_saver.save({"lr": 0.1}, checkpoint_id=str(tmp_path / "c"), no_dist=True)
     (tmp_path / "c" / ".metadata").write_bytes(pickle.dumps(Calls(mark)))
     refused(tmp_path / "c", {"lr": 0.1}, mark)
 
 
-def test_a_caller_that_would_take_anything_gets_tensors_alone(tmp_path: Path, mark: Path) -> None:
+def test_a_load_without_weights_only_is_restricted_to_tensors_inside_the_context(
+    tmp_path: Path, mark: Path
+) -> None:
     """As DeepSpeed calls it. Outside of it, and afterwards, torch.load is as it was."""
     torch.save({"state": Calls(mark)}, tmp_path / "states.pt")
     with (

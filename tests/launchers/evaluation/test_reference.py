@@ -68,7 +68,7 @@ def expected(job: TrainJob) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]
     return np.concatenate(found)
 
 
-def test_every_pair_gets_its_figures_and_a_second_run_computes_nothing(
+def test_every_pair_gets_reference_log_probabilities_and_a_second_run_computes_nothing(
     tmp_path: Path, job: TrainJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = LocalStorage(tmp_path / "store")
@@ -82,7 +82,7 @@ def test_every_pair_gets_its_figures_and_a_second_run_computes_nothing(
 
 
 @pytest.mark.nightly
-def test_another_model_and_other_rows_have_another_reference_in_the_same_work_folder(
+def test_a_different_model_or_dataset_has_its_own_reference_in_the_same_work_folder(
     tmp_path: Path, job: TrainJob, computed: Path
 ) -> None:
     store, work = LocalStorage(shutil.copytree(computed, tmp_path / "store")), tmp_path / "work"
@@ -93,7 +93,7 @@ def test_another_model_and_other_rows_have_another_reference_in_the_same_work_fo
         assert not np.allclose(first, np.load(reference.fetch(other, address(), store, work)))
 
 
-def test_nodes_share_the_parts_and_both_get_all(tmp_path: Path, job: TrainJob) -> None:
+def test_two_nodes_divide_the_parts_and_both_get_all_of_them(tmp_path: Path, job: TrainJob) -> None:
     store = LocalStorage(tmp_path / "store")
     files: dict[int, Path] = {}
 
@@ -112,7 +112,7 @@ def test_nodes_share_the_parts_and_both_get_all(tmp_path: Path, job: TrainJob) -
 
 
 @pytest.mark.nightly
-def test_processes_of_a_node_share_its_parts(
+def test_processes_of_a_node_divide_its_parts(
     tmp_path: Path, job: TrainJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store, work = LocalStorage(tmp_path / "store"), tmp_path / "work"
@@ -139,7 +139,7 @@ def test_processes_of_a_node_share_its_parts(
     assert shares == [[0, 2], [1]]
 
 
-def test_after_kill_9_the_parts_that_are_there_are_not_computed_again(
+def test_finished_parts_are_not_computed_again_after_kill_9(
     tmp_path: Path, job: TrainJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = LocalStorage(tmp_path / "store")
@@ -171,7 +171,7 @@ def test_after_kill_9_the_parts_that_are_there_are_not_computed_again(
         assert len(json.loads(request)["parts"]) == 3 - kept
 
 
-def test_a_model_that_cant_be_read_is_one_line(tmp_path: Path, job: TrainJob) -> None:
+def test_an_unreadable_model_is_reported_in_one_line(tmp_path: Path, job: TrainJob) -> None:
     model = shutil.copytree(job.model_dir, tmp_path / "model")
     (model / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0nothing!")
     job = dataclasses.replace(job, model_dir=model)

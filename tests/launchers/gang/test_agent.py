@@ -10,7 +10,7 @@ import pytest
 from launchers.gang import agent
 
 
-def test_only_the_error_of_torchruns_exit_barrier_is_left_out() -> None:
+def test_only_the_exit_barrier_error_of_torchrun_is_filtered_from_the_log() -> None:
     """A filter for other words than torch's would let the traceback through."""
     for message, relevant in (
         ("Error waiting on exit barrier. Elapsed: %s seconds", False),

@@ -24,7 +24,7 @@ FAILED = b'{"kind":"failed","failure":' + FAILURE + b"}"
 
 
 @pytest.mark.slow
-def test_a_run_ends_normally_although_strangers_connect(gang: NewGang) -> None:
+def test_a_run_ends_normally_if_unknown_clients_connect(gang: NewGang) -> None:
     two = gang(nodes=2, orders={"steps": 20, "every": 5}, store=True)
     forged = [
         greets(RUN, "", CLAIM, FAILED),  # the run's name alone, which is to be read in ps
@@ -50,7 +50,7 @@ def test_a_run_ends_normally_although_strangers_connect(gang: NewGang) -> None:
 
 
 @pytest.mark.slow
-def test_a_member_that_is_cut_off_is_lost_and_a_second_one_is_refused(
+def test_a_disconnected_node_is_reported_lost_and_a_second_node_of_its_number_is_refused(
     gang: NewGang,
 ) -> None:
     two = gang(nodes=2, orders={"steps": 3000})

@@ -77,7 +77,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         (-99, 0, "was ended by signal 99"),
     ],
 )
-def test_a_dead_rank_is_described_by_its_exit_status_once(
+def test_a_dead_rank_is_reported_once_with_its_exit_status(
     tmp_path: Path, living: int, monkeypatch: pytest.MonkeyPatch, code: int, kills: int, words: str
 ) -> None:
     monkeypatch.setattr(watch, "oom_kills", lambda: 0)
@@ -92,7 +92,7 @@ def test_a_dead_rank_is_described_by_its_exit_status_once(
     assert ranks.failures() == []
 
 
-def test_without_an_exit_status_a_dead_rank_is_reported_after_a_while(
+def test_a_dead_rank_without_an_exit_status_is_reported_after_a_delay(
     tmp_path: Path, living: int, clock: list[float]
 ) -> None:
     ranks = Ranks(tmp_path)
@@ -106,7 +106,7 @@ def test_without_an_exit_status_a_dead_rank_is_reported_after_a_while(
     assert failure.message.endswith("ended without an exit code")
 
 
-def test_ranks_that_torchrun_ended_after_the_first_are_consequences(tmp_path: Path) -> None:
+def test_ranks_ended_by_torchrun_after_the_first_failure_are_consequences(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path)
     ranks.start(GONE, GONE + 1)
     ranks.log(f"exitcode  : -15 (pid: {GONE})\nexitcode  : -9 (pid: {GONE + 1})")
@@ -131,7 +131,7 @@ def test_an_agent_that_ended_too_early_is_a_failure(tmp_path: Path, code: int, l
     assert (failure.kind == "agent") == ("local_rank" not in log)
 
 
-def test_a_ranks_own_error_is_reported_with_its_kind(tmp_path: Path) -> None:
+def test_an_error_raised_by_a_rank_is_reported_with_its_kind(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path)
     write_error(tmp_path / "errors", 0, UserError("Line 7 is broken.", "Repair it."))
     write_error(tmp_path / "errors", 1, RuntimeError("Connection closed by peer"))
@@ -140,7 +140,7 @@ def test_a_ranks_own_error_is_reported_with_its_kind(tmp_path: Path) -> None:
     assert (second.kind, second.secondary) == ("rank", True)
 
 
-def test_a_silent_rank_hangs_after_its_time_limit_which_is_longer_in_long_phases(
+def test_a_silent_rank_counts_as_hanging_after_the_time_limit_of_its_phase(
     tmp_path: Path, living: int, clock: list[float]
 ) -> None:
     ranks = Ranks(tmp_path, hang_timeout_s=10)
@@ -173,7 +173,7 @@ def test_a_rank_that_does_not_start_within_the_time_limit_is_reported(
     assert failure.message.endswith("did not start within 60 s")
 
 
-def test_ranks_are_finished_when_all_have_trained_and_their_processes_have_ended(
+def test_ranks_are_finished_after_training_when_their_processes_have_ended(
     tmp_path: Path, living: int, clock: list[float]
 ) -> None:
     ranks = Ranks(tmp_path)

@@ -93,14 +93,16 @@ def _share_right(network: torch.nn.Module, scored: SimpleNamespace) -> float:
 
 @pytest.mark.slow
 @needs_harness
-def test_a_scored_model_is_not_scored_again(scored: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_with_stored_scores_is_not_scored_again(
+    scored: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(run, "started", None)
     assert run.run_tasks(scored.request) == scored.result
 
 
 @pytest.mark.slow
 @needs_harness
-def test_a_task_whose_rows_lack_what_it_asks_for_is_refused_before_a_model_is_loaded(
+def test_a_task_whose_rows_lack_its_columns_is_refused_before_a_model_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_sums(tmp_path / "sums.jsonl")
@@ -111,7 +113,9 @@ def test_a_task_whose_rows_lack_what_it_asks_for_is_refused_before_a_model_is_lo
     assert processes.marked_pids("none") == []
 
 
-def test_nothing_is_tried_where_no_task_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_harness_task_is_checked_if_none_is_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tasks, "check", None)
     run.try_tasks(build({}), tmp_path)
 
@@ -127,7 +131,7 @@ class Hanging:
         raise subprocess.TimeoutExpired("harness", timeout)
 
 
-def test_a_run_ends_at_its_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_harness_run_ends_at_its_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(run, "started", lambda *_, **__: contextlib.nullcontext(Hanging(clock)))
     monkeypatch.setattr(run.time, "monotonic", lambda: clock[0])
@@ -138,7 +142,7 @@ def test_a_run_ends_at_its_time_limit(tmp_path: Path, monkeypatch: pytest.Monkey
     assert clock[0] == 150
 
 
-def test_scores_are_those_of_metrics_with_a_filter_and_their_standard_errors() -> None:
+def test_scores_have_the_metric_of_the_filter_and_its_standard_error() -> None:
     values = {
         "alias": "sums",
         "acc,none": 0.5,

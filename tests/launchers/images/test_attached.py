@@ -87,7 +87,7 @@ TEXT = {"type": "text", "text": "Color?"}
         ({"prompt": "Hi", "completion": "<image>"}, "Hi", []),
     ],
 )
-def test_images_are_read_in_every_form_and_in_the_order_of_their_places(
+def test_images_are_read_in_every_format_in_the_order_of_their_placeholders(
     folder: Path, row: dict[str, Any], content: str, images: list[bytes]
 ) -> None:
     (conversation,) = read(folder, row)
@@ -140,7 +140,7 @@ def test_a_bad_image_is_refused_with_its_row(folder: Path, row: dict[str, Any], 
     assert "\n" not in error.value.problem
 
 
-def test_a_huge_image_is_refused_by_its_bytes_and_by_its_pixels(
+def test_an_image_with_too_many_bytes_or_pixels_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = chat({"type": "image", "image": "img/red.png"})
@@ -189,7 +189,7 @@ def server() -> Iterator[str]:
     thread.join()
 
 
-def test_urls_are_fetched_where_the_data_is_prepared_alone(
+def test_image_urls_are_fetched_only_while_data_is_prepared(
     folder: Path, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = chat({"type": "image_url", "image_url": f"{server}/red.png"})

@@ -16,12 +16,12 @@ SDXL = {
 }
 
 
-def test_at_1024_they_are_those_that_stable_diffusion_xl_was_trained_in() -> None:
+def test_buckets_at_1024_equal_those_that_stable_diffusion_xl_was_trained_with() -> None:
     assert set(buckets(1024)) == SDXL
 
 
 @pytest.mark.parametrize("resolution", [64, 72, 256, 504, 512, 640, 768, 1000, 1024, 1536])
-def test_they_keep_steps_area_and_ratios_and_each_has_its_mirror(resolution: int) -> None:
+def test_buckets_respect_step_area_and_ratio_limits_and_include_their_transposes(resolution: int) -> None:
     found = buckets(resolution)
     step = 8 if resolution < 512 else 64
     for width, height in found:
@@ -35,7 +35,9 @@ def test_they_keep_steps_area_and_ratios_and_each_has_its_mirror(resolution: int
 
 
 @given(width=sides, height=sides, resolution=resolutions)
-def test_an_image_goes_into_the_nearest_ratio(width: int, height: int, resolution: int) -> None:
+def test_an_image_is_assigned_to_the_bucket_with_the_nearest_ratio(
+    width: int, height: int, resolution: int
+) -> None:
     found = bucket_of(width, height, resolution)
 
     def distance(size: tuple[int, int]) -> float:
@@ -48,7 +50,7 @@ def test_an_image_goes_into_the_nearest_ratio(width: int, height: int, resolutio
 
 
 @given(width=sides, height=sides, resolution=resolutions)
-def test_an_image_is_resized_until_it_just_covers_its_bucket_and_cut_in_the_middle(
+def test_an_image_is_resized_to_cover_its_bucket_and_center_cropped(
     width: int, height: int, resolution: int
 ) -> None:
     found = fit(width, height, resolution)

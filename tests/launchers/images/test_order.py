@@ -11,7 +11,7 @@ rows = st.lists(st.integers(min_value=0, max_value=4), min_size=1, max_size=40).
 
 
 @given(buckets=rows, epochs=st.integers(1, 4), batch=st.integers(1, 9), seed=st.integers(0, 3))
-def test_each_batch_is_of_one_bucket_and_no_row_comes_again_before_all_of_its_bucket(
+def test_each_batch_has_one_bucket_and_no_row_repeats_before_all_of_its_bucket_are_used(
     buckets: np.ndarray, epochs: int, batch: int, seed: int
 ) -> None:
     order = in_batches(buckets, epochs, batch, seed=seed)
@@ -29,7 +29,7 @@ def test_each_batch_is_of_one_bucket_and_no_row_comes_again_before_all_of_its_bu
         assert total == epochs * count // batch * batch  # what is left of an epoch is not lost
 
 
-def test_a_seed_gives_one_order_and_more_epochs_go_on_with_it() -> None:
+def test_a_seed_gives_one_order_and_more_epochs_extend_it() -> None:
     buckets = np.arange(50) % 3
     order = in_batches(buckets, 2, 4, seed=0)
     assert order.dtype == np.int32

@@ -47,7 +47,7 @@ def lines(*rows: dict[str, object]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def test_the_drawn_shapes_are_read_back(tmp_path: Path) -> None:
+def test_the_drawn_shapes_dataset_is_read(tmp_path: Path) -> None:
     pictures = list(read(drawn_shapes.write(tmp_path / "shapes", 20), min_side=32))
     assert [(picture.caption, picture.image) for picture in pictures] == list(drawn_shapes.drawn(20))
     assert [picture.line for picture in pictures] == list(range(1, 21))
@@ -65,7 +65,9 @@ def test_the_drawn_shapes_are_read_back(tmp_path: Path) -> None:
         ("rows", "parquet", "text"),
     ],
 )
-def test_tables_name_images_and_captions(name: str, form: str, column: str, tmp_path: Path) -> None:
+def test_tables_with_image_and_caption_columns_are_read(
+    name: str, form: str, column: str, tmp_path: Path
+) -> None:
     key = "file_name" if name == "metadata" else "image"
     rows = [{key: "a.jpg", column: " one "}, {key: "sub/b.png", column: "two, or more"}]
     folder(tmp_path, {"a.jpg": RED, "sub/b.png": PNG, "sub/not-named.png": b"x"})
@@ -85,7 +87,7 @@ def test_tables_name_images_and_captions(name: str, form: str, column: str, tmp_
     assert found(tmp_path if name == "metadata" else table) == expected
 
 
-def test_parquet_may_hold_the_images_themselves(tmp_path: Path) -> None:
+def test_images_stored_in_parquet_are_read(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     rows = [{"image": {"bytes": RED, "path": None}, "caption": "in the file"}]
     pytest.importorskip("pyarrow.parquet").write_table(
@@ -94,12 +96,12 @@ def test_parquet_may_hold_the_images_themselves(tmp_path: Path) -> None:
     assert found(tmp_path / "a.parquet") == [("in the file", RED, 1)]
 
 
-def test_captions_may_stand_beside_the_images(tmp_path: Path) -> None:
+def test_captions_in_text_files_next_to_the_images_are_read(tmp_path: Path) -> None:
     folder(tmp_path, {"a.jpg": RED, "a.txt": "one\n", "b/c.d.PNG": PNG, "b/c.d.txt": "\ufefftwo"})
     assert found(tmp_path) == [("one", RED, 1), ("two", PNG, 2)]
 
 
-def test_tars_are_read_as_webdataset_does(tmp_path: Path) -> None:
+def test_tar_files_are_read_like_webdataset(tmp_path: Path) -> None:
     tar(
         tmp_path / "1.tar",
         {"k/0.jpg": RED, "k/0.txt": "one", "k/1.json": '{"caption": "two"}', "k/1.png": PNG},
@@ -109,7 +111,7 @@ def test_tars_are_read_as_webdataset_does(tmp_path: Path) -> None:
     assert found(tmp_path / "2.tar") == [("three", RED, 1)]
 
 
-def test_every_bad_row_is_named_with_its_line_and_reason(tmp_path: Path) -> None:
+def test_every_invalid_row_is_named_with_its_line_and_reason(tmp_path: Path) -> None:
     outside = folder(tmp_path / "outside", {"secret.png": PNG})
     data = folder(
         tmp_path / "data",
@@ -155,7 +157,7 @@ def test_every_bad_row_is_named_with_its_line_and_reason(tmp_path: Path) -> None
     assert ".: cannot be read (Is a directory)" in said[2]
 
 
-def test_captions_beside_images_are_missing_or_lead_outside(tmp_path: Path) -> None:
+def test_missing_caption_files_and_links_out_of_the_folder_are_named(tmp_path: Path) -> None:
     secret = folder(tmp_path / "outside", {"secret.txt": "a password"}) / "secret.txt"
     data = folder(tmp_path / "data", {"a.png": PNG, "b.png": PNG, "c.png": PNG, "c.txt": b"\xff\xfe"})
     (data / "b.txt").symlink_to(secret)
@@ -166,7 +168,7 @@ def test_captions_beside_images_are_missing_or_lead_outside(tmp_path: Path) -> N
     assert "a password" not in said
 
 
-def test_bad_members_of_tars_are_named(tmp_path: Path) -> None:
+def test_invalid_members_of_tar_files_are_named(tmp_path: Path) -> None:
     path = tar(
         tmp_path / "s.tar",
         {"0.jpg": RED, "1.txt": "no image", "2.png": PNG[:50], "2.txt": "x", "3.jpg": RED, "3.json": "{"},
@@ -185,7 +187,9 @@ def test_bad_members_of_tars_are_named(tmp_path: Path) -> None:
     assert "s.tar: a broken archive" in problem(path)
 
 
-def test_what_was_changed_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_conversions_of_images_are_summarized_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder(tmp_path, {"a.png": encoded("RGBA"), "b.jpg": encoded("CMYK", kind="JPEG"), "c.png": PNG})
     folder(tmp_path, {f"{name}.txt": name for name in "abc"})
     pictures = list(read(tmp_path, min_side=8))

@@ -43,7 +43,7 @@ def prepared(folder: Path, rows: Any, resolution: int = 64, **changes: Any) -> P
     return PreparedImages(folder)
 
 
-def test_images_and_captions_come_back_as_they_were_with_steps_and_lengths(tmp_path: Path) -> None:
+def test_images_and_captions_are_read_back_unchanged_with_steps_and_lengths(tmp_path: Path) -> None:
     rows = pictures(60)
     rows[3] = Picture(caption="ein Käse\n“groß” 🧀", image=rows[3].image, width=64, height=64)
     data = prepared(tmp_path, rows)
@@ -58,7 +58,7 @@ def test_images_and_captions_come_back_as_they_were_with_steps_and_lengths(tmp_p
     assert (plain.info.longest_row, plain.info.seq_len) == (64, 64)
 
 
-def test_each_step_has_one_size_and_the_time_ids_say_what_was_done(tmp_path: Path) -> None:
+def test_each_step_has_one_image_size_and_time_ids_record_resizing_and_cropping(tmp_path: Path) -> None:
     rows = pictures(60)
     data = prepared(tmp_path, rows)
     for step in data.order.reshape(-1, 4):
@@ -68,7 +68,7 @@ def test_each_step_has_one_size_and_the_time_ids_say_what_was_done(tmp_path: Pat
     assert data.resized(wide) == (53, 80)
 
 
-def test_pixels_are_those_of_the_whole_image_resized_and_cut(tmp_path: Path) -> None:
+def test_pixels_equal_those_of_the_full_image_resized_and_cropped(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     noise = Image.fromarray(random.integers(0, 256, (200, 330, 3), dtype=np.uint8))
     file = io.BytesIO()
@@ -86,7 +86,7 @@ def test_pixels_are_those_of_the_whole_image_resized_and_cut(tmp_path: Path) -> 
     assert -1 <= found.min() < -0.3 < 0.3 < found.max() <= 1
 
 
-def test_a_narrow_strip_takes_no_more_memory_than_its_bucket(tmp_path: Path) -> None:
+def test_a_very_narrow_image_takes_no_more_memory_than_its_bucket(tmp_path: Path) -> None:
     file = io.BytesIO()
     Image.new("RGB", (20_000, 8), (255, 0, 0)).save(file, "PNG")
     strip = Picture(caption="a line", image=file.getvalue(), width=20_000, height=8)
@@ -95,7 +95,7 @@ def test_a_narrow_strip_takes_no_more_memory_than_its_bucket(tmp_path: Path) -> 
     assert data.pixels(0).shape == (3, 704, 1408)
 
 
-def test_held_out_images_are_a_folder_like_it_of_single_steps(tmp_path: Path) -> None:
+def test_held_out_images_are_prepared_in_their_own_folder_with_one_row_per_step(tmp_path: Path) -> None:
     train, held_out = texts.split(copied(pictures(40), tmp_path / "rows"), settings())
     data = prepared(tmp_path / "data", train, held_out=held_out)
     other = PreparedImages(tmp_path / "data" / "heldout")
@@ -109,7 +109,7 @@ def test_held_out_images_are_a_folder_like_it_of_single_steps(tmp_path: Path) ->
     assert not (tmp_path / "data" / "heldout").exists()
 
 
-def test_steps_are_counted_as_they_are_made(tmp_path: Path) -> None:
+def test_the_predicted_number_of_steps_equals_the_number_prepared(tmp_path: Path) -> None:
     rows = pictures(45)
     sizes = [(row.width, row.height) for row in rows]
     for changes in ({"epochs": 1}, {"epochs": 3}, {"epochs": 3, "max_steps": 5}, {"max_steps": 500}):
@@ -120,7 +120,7 @@ def test_steps_are_counted_as_they_are_made(tmp_path: Path) -> None:
     assert prepared(tmp_path, rows[:3], epochs=None, global_batch_size=None).info.total_steps >= 1
 
 
-def test_the_fingerprint_depends_on_everything_and_the_latents_only_on_the_rows(tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_all_settings_and_that_of_latents_only_on_the_rows(tmp_path: Path) -> None:
     rows = pictures(24)
     first = prepared(tmp_path, rows).info
     assert prepared(tmp_path, rows).info == first
@@ -136,7 +136,7 @@ def test_the_fingerprint_depends_on_everything_and_the_latents_only_on_the_rows(
     assert {info.content for info in other_runs} == {first.content}
 
 
-def test_too_few_images_for_a_batch_of_one_ratio_are_refused(tmp_path: Path) -> None:
+def test_images_that_fill_no_batch_of_one_ratio_are_refused(tmp_path: Path) -> None:
     rows = pictures(12)
     with pytest.raises(UserError) as caught:
         prepared(tmp_path, rows, global_batch_size=16, epochs=1)

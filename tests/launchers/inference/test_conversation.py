@@ -55,7 +55,7 @@ def test_greedy_answers_of_two_turns_equal_those_of_generate(loaded: LoadedModel
     )
 
 
-def test_an_adapter_answers_differently_and_its_base_as_the_base_alone(
+def test_an_adapter_changes_answers_and_its_disabled_adapter_answers_like_the_base(
     adapter_dir: Path, loaded: LoadedModel, tmp_path: Path
 ) -> None:
     found = finished.from_folder(adapter_dir)
@@ -68,7 +68,7 @@ def test_an_adapter_answers_differently_and_its_base_as_the_base_alone(
     assert answers[0] != answers[1] == answers[2]
 
 
-def test_the_same_seed_draws_the_same_answer_and_another_seed_another(loaded: LoadedModel) -> None:
+def test_the_same_seed_gives_the_same_answer_and_another_seed_a_different_one(loaded: LoadedModel) -> None:
     def drawn(seed: int) -> str:
         sampling = Sampling(max_new_tokens=12, temperature=1.5, seed=seed)
         return Conversation(loaded=loaded, sampling=sampling).ask("Hello").text
@@ -76,7 +76,7 @@ def test_the_same_seed_draws_the_same_answer_and_another_seed_another(loaded: Lo
     assert drawn(1) == drawn(1) != drawn(2)
 
 
-def test_a_conversation_longer_than_the_model_takes_loses_its_oldest_turns(loaded: LoadedModel) -> None:
+def test_a_conversation_longer_than_the_context_loses_its_oldest_turns(loaded: LoadedModel) -> None:
     longest = loaded.max_tokens
     assert longest is not None
     sampling = Sampling(max_new_tokens=longest - 60, temperature=0)
@@ -111,7 +111,7 @@ def test_a_model_without_a_template_continues_the_text(loaded: LoadedModel) -> N
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", pytest.param("gemma3", marks=pytest.mark.slow)])
-def test_an_answer_about_an_image_equals_that_of_generate_and_of_a_model_without_images_is_refused(
+def test_an_answer_about_an_image_equals_generate_and_a_text_model_refuses_images(
     family: str, loaded: LoadedModel, tmp_path: Path
 ) -> None:
     image = pytest.importorskip("PIL.Image")

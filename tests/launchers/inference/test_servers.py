@@ -47,7 +47,7 @@ def test_vllm_serves_on_gpus_where_it_is_installed_and_transformers_elsewhere(in
         servers.choose("cpu", None, token=False)
 
 
-def test_vllm_gets_the_name_the_layout_and_an_adapter_of_a_rank_that_it_allows(
+def test_the_vllm_command_has_the_model_name_the_layout_and_an_allowed_adapter_rank(
     adapter_dir: Path, tmp_path: Path
 ) -> None:
     words = servers.vllm_arguments("org/base", ENDPOINT, SERVING)
@@ -73,13 +73,15 @@ def test_vllm_gets_the_name_the_layout_and_an_adapter_of_a_rank_that_it_allows(
     assert not servers.serves_adapter(quantized)
 
 
-def test_transformers_gets_the_model_by_the_name_of_requests(model_dir: Path, tmp_path: Path) -> None:
+def test_the_transformers_server_gets_the_model_under_the_name_used_in_requests(
+    model_dir: Path, tmp_path: Path
+) -> None:
     words = servers.local_command("transformers", model_dir, ENDPOINT, SERVING, adapter=None, work=tmp_path)
     assert words[words.index("serve") + 1] == "mine"
     assert (tmp_path / "mine" / "config.json").is_file()
 
 
-def test_a_port_in_use_is_refused_and_port_0_is_one_that_is_free() -> None:
+def test_a_port_in_use_is_refused_and_port_0_selects_a_free_port() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -99,7 +101,9 @@ def test_a_server_that_ends_before_it_is_healthy_is_reported_with_its_last_line(
         pass
 
 
-def test_the_usage_names_the_token_only_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_usage_text_shows_the_variable_of_the_token_and_never_its_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(servers.TOKEN_VARIABLE, "hush")
     text = ENDPOINT.usage(token=True)
     assert "hush" not in text
@@ -110,7 +114,9 @@ def test_the_usage_names_the_token_only_by_its_variable(monkeypatch: pytest.Monk
     assert servers.warning(everywhere, token=True) is None
 
 
-def test_a_merged_adapter_answers_as_the_adapter_on_its_base(adapter_dir: Path, tmp_path: Path) -> None:
+def test_a_merged_adapter_gives_the_answers_of_the_adapter_on_its_base(
+    adapter_dir: Path, tmp_path: Path
+) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 

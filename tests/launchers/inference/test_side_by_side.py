@@ -41,7 +41,7 @@ def test_each_column_has_the_answers_of_its_model_with_scores(adapter_dir: Path,
 
 
 @given(seed=st.integers(0, 1000), models=st.integers(1, 4), prompts=st.integers(1, 8))
-def test_the_key_of_blind_columns_restores_every_answer(seed: int, models: int, prompts: int) -> None:
+def test_the_key_of_anonymous_columns_restores_every_answer(seed: int, models: int, prompts: int) -> None:
     names = tuple(f"run{model}" for model in range(models))
     rows = [
         Row(
@@ -61,7 +61,7 @@ def test_the_key_of_blind_columns_restores_every_answer(seed: int, models: int, 
     assert key["mean_scores"] == {name: float(place) for place, name in enumerate(names)}
 
 
-def test_prompts_are_lines_or_the_last_question_of_json_lines(tmp_path: Path) -> None:
+def test_prompts_are_lines_of_text_or_the_last_question_of_json_rows(tmp_path: Path) -> None:
     plain, rows = tmp_path / "p.txt", tmp_path / "p.jsonl"
     plain.write_text("one\n\n two \n")
     turns = [{"role": "user", "content": "first"}, {"role": "assistant", "content": "a"}]

@@ -73,7 +73,7 @@ def ran(folder: Path) -> list[str]:
     return trace.read_text().splitlines() if trace.exists() else []
 
 
-def test_a_model_with_code_is_planned_and_refused_without_running_it(own: Path) -> None:
+def test_a_model_with_code_is_planned_and_refused_without_running_the_code(own: Path) -> None:
     spec = models.resolve(str(own)).spec
     assert (spec.own_code, spec.parameters) == (True, models.find("tiny-llama").parameters)
     assert "trust_remote_code" in str(support.untried_line(spec))
@@ -93,7 +93,7 @@ def test_a_model_with_code_is_planned_and_refused_without_running_it(own: Path) 
     assert ran(own) == []
 
 
-def test_trusted_code_runs_in_tasks_alone(own: Path) -> None:
+def test_trusted_code_runs_only_in_tasks(own: Path) -> None:
     settings = build({"model": str(own), "method": "full", "trust_remote_code": True})
     source = models.resolve(str(own))
     checks.check_supported(settings, source.spec)
@@ -106,7 +106,7 @@ def test_trusted_code_runs_in_tasks_alone(own: Path) -> None:
     assert ran(own)
 
 
-def test_code_that_transformers_does_not_need_is_left_alone(own: Path) -> None:
+def test_code_that_transformers_does_not_need_is_not_run(own: Path) -> None:
     change(own / "config.json", model_type="llama")
     change(own / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     own_code.check_model(own)
@@ -155,7 +155,7 @@ def test_a_trusted_model_is_trained_on_two_processes_and_its_export_has_the_code
     )
 
 
-def test_a_pipeline_with_components_of_its_own_is_refused(tmp_path: Path) -> None:
+def test_a_pipeline_with_custom_components_is_refused(tmp_path: Path) -> None:
     index = tmp_path / "model_index.json"
     known = {"_class_name": "StableDiffusionXLPipeline", "vae": ["diffusers", "AutoencoderKL"]}
     index.write_text(json.dumps(known | {"feature_extractor": [None, None]}))
@@ -165,7 +165,7 @@ def test_a_pipeline_with_components_of_its_own_is_refused(tmp_path: Path) -> Non
         own_code.check_pipeline(index)
 
 
-def test_every_automatic_class_is_told_whether_to_run_code() -> None:
+def test_every_call_of_an_auto_class_passes_trust_remote_code() -> None:
     """transformers asks in the terminal where nothing says so."""
     silent = []
     for path in (file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):

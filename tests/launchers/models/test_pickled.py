@@ -67,7 +67,7 @@ def same(folder: Path, tensors: Tensors) -> bool:
     return found.keys() == tensors.keys() and all(torch.equal(found[name], tensors[name]) for name in tensors)
 
 
-def test_a_users_folder_is_converted_elsewhere_and_left_as_it_was(
+def test_a_users_folder_is_converted_into_the_cache_and_left_unchanged(
     folder: Path, whole: Path, tensors: Tensors, tmp_path: Path
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
@@ -91,7 +91,7 @@ def test_a_model_in_several_files_is_converted_file_by_file_with_an_index(
     assert same(made, tensors)
 
 
-def test_it_is_converted_once_and_again_when_the_file_has_changed(
+def test_a_pickled_model_is_converted_once_and_again_if_its_file_has_changed(
     folder: Path, tensors: Tensors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[Path] = []
@@ -108,19 +108,19 @@ def test_it_is_converted_once_and_again_when_the_file_has_changed(
     assert len(reads) == 2
 
 
-def test_two_folders_of_one_name_are_kept_apart(folder: Path, tmp_path: Path) -> None:
+def test_two_folders_with_the_same_name_are_converted_separately(folder: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(folder, tmp_path / "other" / "mine"))
     assert fetch(folder, tmp_path) != fetch(other, tmp_path)
 
 
-def test_safetensors_are_taken_where_there_are_both(folder: Path, whole: Path, tmp_path: Path) -> None:
+def test_safetensors_files_are_preferred_to_pickled_ones(folder: Path, whole: Path, tmp_path: Path) -> None:
     shutil.copy(whole / "model.safetensors", folder)
     (folder / "pytorch_model.bin").write_bytes(b"not looked at")
     assert fetch(folder, tmp_path) == folder
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_tied_head_is_written_once_under_the_embeddings_name(tmp_path: Path) -> None:
+def test_a_tied_head_is_written_once_under_the_name_of_the_embeddings(tmp_path: Path) -> None:
     embedding, norm = torch.randn(8, 4), torch.randn(4)
     tensors = {"model.embed_tokens.weight": embedding, "norm": norm, "lm_head.weight": embedding}
     file = tmp_path / "pytorch_model.bin"
@@ -129,7 +129,7 @@ def test_a_tied_head_is_written_once_under_the_embeddings_name(tmp_path: Path) -
     assert list(kept) == ["model.embed_tokens.weight", "norm"]
 
 
-def test_parts_of_one_matrix_and_turned_ones_are_written_as_they_read(
+def test_views_and_transposed_tensors_are_converted_with_their_values(
     folder: Path, tensors: Tensors, tmp_path: Path
 ) -> None:
     both = torch.randn(1536, 256)
@@ -141,7 +141,7 @@ def test_parts_of_one_matrix_and_turned_ones_are_written_as_they_read(
     assert same(fetch(folder, tmp_path), tensors)
 
 
-def test_a_file_of_a_torch_before_1_6_is_read_too(folder: Path, tensors: Tensors, tmp_path: Path) -> None:
+def test_a_file_written_by_torch_before_1_6_is_read(folder: Path, tensors: Tensors, tmp_path: Path) -> None:
     torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     assert same(fetch(folder, tmp_path), tensors)
 
@@ -195,7 +195,7 @@ def test_anything_but_names_and_tensors_is_refused(
         fetch(folder, tmp_path)
 
 
-def test_a_second_part_that_is_broken_leaves_nothing_behind(
+def test_a_broken_second_shard_leaves_no_converted_files(
     folder: Path, tensors: Tensors, tmp_path: Path
 ) -> None:
     names = shard(folder, tensors)
@@ -216,27 +216,29 @@ def test_a_second_part_that_is_broken_leaves_nothing_behind(
         (b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
     ],
 )
-def test_a_file_of_something_else_is_refused(folder: Path, tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_file_that_is_not_a_pickled_model_is_refused(
+    folder: Path, tmp_path: Path, content: bytes, said: str
+) -> None:
     (folder / "pytorch_model.bin").write_bytes(content)
     with pytest.raises(UserError, match=said):
         fetch(folder, tmp_path)
 
 
-def test_a_truncated_file_is_refused_when_the_folder_is_looked_at(folder: Path) -> None:
+def test_a_truncated_file_is_refused_when_the_folder_is_inspected(folder: Path) -> None:
     path = folder / "pytorch_model.bin"
     os.truncate(path, path.stat().st_size // 2)
     with pytest.raises(UserError, match=r"pytorch_model\.bin is truncated"):
         check_complete(folder)
 
 
-def test_a_part_that_the_index_lists_and_is_not_there_is_named(folder: Path, tensors: Tensors) -> None:
+def test_a_missing_shard_listed_in_the_index_is_named(folder: Path, tensors: Tensors) -> None:
     names = shard(folder, tensors)
     (folder / names[1]).unlink()
     with pytest.raises(UserError, match=f"1 of 2 weight files are missing, {names[1]}"):
         check_complete(folder)
 
 
-def test_variants_in_another_type_are_not_the_model(folder: Path) -> None:
+def test_variant_files_in_another_precision_are_ignored(folder: Path) -> None:
     (folder / "pytorch_model.bin").rename(folder / "pytorch_model.fp16.bin")
     assert pickled_files(folder) == []
     with pytest.raises(UserError, match="No weights in"):

@@ -208,7 +208,7 @@ FAST = "fp8"
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[] if kind == FAST else [pytest.mark.slow]) for kind in FORMATS]
 )
-def test_a_quantized_checkpoint_becomes_the_bf16_model_that_it_stands_for(
+def test_a_quantized_checkpoint_is_dequantized_to_its_bf16_model(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, expected = quantized(kind, tmp_path / "published")
@@ -243,7 +243,7 @@ def test_packed_integers_of_another_layout_are_refused(changes: dict[str, Any]) 
         dequantize.dequantize("compressed-tensors", options, parts)
 
 
-def test_quantization_options_below_the_text_config_count() -> None:
+def test_quantization_options_inside_the_text_config_are_read() -> None:
     config = {"model_type": "kimi_k25", "text_config": {"quantization_config": {"quant_method": "fp8"}}}
     assert published.quantization_of(config) == "fp8"
     assert hf_config.is_rewritten(config)
@@ -257,7 +257,7 @@ def test_the_converted_size_follows_from_the_published_files_and_their_format(tm
         assert published.bf16_bytes(tmp_path) == expected, method
 
 
-def test_a_format_that_is_not_read_is_named_with_those_that_are() -> None:
+def test_an_unsupported_quantization_format_is_named_with_the_supported_ones() -> None:
     config = {"model_type": "llama", "quantization_config": {"quant_method": "hqq"}}
     with pytest.raises(UserError, match=r"quant_method hqq\)\. Supported formats: mxfp4, fp8, fp4, awq"):
         hf_config.to_spec(config, "mine")
@@ -281,9 +281,7 @@ MULTIMODAL: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", MULTIMODAL)
-def test_the_language_model_of_a_multimodal_checkpoint_is_what_is_trained(
-    family: str, tmp_path: Path
-) -> None:
+def test_only_the_language_model_of_a_multimodal_checkpoint_is_trained(family: str, tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     text, values = MULTIMODAL[family]

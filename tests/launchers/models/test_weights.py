@@ -26,7 +26,7 @@ from estimator.models import locate, resolve
 from launchers.models import pipelines, weights
 
 
-def test_tiny_llama_has_the_shape_that_the_table_says(whole: Path) -> None:
+def test_tiny_llama_has_the_shape_in_the_catalog(whole: Path) -> None:
     table, made = resolve("tiny-llama").spec, resolve(str(whole)).spec
     parameters = sum(tensor.size for tensor in load_file(whole / "model.safetensors").values())
     assert table.parameters == made.parameters == parameters
@@ -259,7 +259,7 @@ class TestHub:
             fetch(tmp_path)
         assert hub.downloads == []
 
-    def test_a_pipeline_s_folders_are_fetched_once_without_other_formats(
+    def test_the_folders_of_a_pipeline_are_fetched_once_without_other_formats(
         self, hub: Hub, tmp_path: Path
     ) -> None:
         made = pipeline_files()
@@ -279,7 +279,9 @@ class TestHub:
         assert fetch(tmp_path) == folder
         assert hub.downloads == []
 
-    def test_the_shape_comes_from_config_json_alone(self, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_shape_of_a_model_is_read_from_config_json_alone(
+        self, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         expected = resolve("tiny-llama").spec.parameters
         assert resolve("org/model", online=True).spec.parameters == expected
         assert hub.downloads == ["config.json"]
@@ -312,7 +314,7 @@ class TestHub:
         with pytest.raises(UserError, match=r"org/none is not on the Hugging Face Hub, or is private"):
             fetch(tmp_path, "org/none")
 
-    def test_without_a_network_the_error_says_so(
+    def test_a_missing_network_is_named_as_the_reason(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         use("http://127.0.0.1:9", tmp_path, monkeypatch)
@@ -333,7 +335,7 @@ class TestHub:
             fetch(tmp_path)
         assert hub.downloads == []
 
-    def test_a_killed_download_continues_with_the_file_at_which_it_stopped(
+    def test_a_killed_download_resumes_at_the_file_where_it_stopped(
         self, hub: Hub, sharded: Path, tmp_path: Path
     ) -> None:
         hub.files = {path.name: path.read_bytes() for path in sharded.iterdir()}
@@ -356,7 +358,7 @@ class TestHub:
             assert (tmp_path / "fetched" / name).read_bytes() == data
         assert list((tmp_path / "fetched").rglob("*.incomplete")) == []
 
-    def test_of_two_processes_that_fetch_into_one_folder_one_downloads(
+    def test_only_one_of_two_processes_that_share_a_folder_downloads(
         self, hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         hub.stall = "model.safetensors"
@@ -382,7 +384,9 @@ def test_waiting_for_another_process_has_a_limit(tmp_path: Path, monkeypatch: py
         pass
 
 
-def test_a_file_system_without_locks_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_does_not_prevent_a_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def flock(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -415,7 +419,9 @@ class TestS3:
             yield client
 
     @pytest.mark.usefixtures("bucket")
-    def test_a_model_is_fetched_whole_and_once(self, whole: Path, tmp_path: Path) -> None:
+    def test_a_model_in_object_storage_is_downloaded_completely_and_once(
+        self, whole: Path, tmp_path: Path
+    ) -> None:
         ref = locate("s3://models/tiny")
         assert resolve("s3://models/tiny/").spec.hidden == 256
         path = weights.fetch(ref, tmp_path / "m")
@@ -452,7 +458,7 @@ class TestS3:
         with pytest.raises(UserError, match=f"{url}.*{said}"):
             weights.fetch(locate(url), tmp_path / "m")
 
-    def test_a_full_disk_leaves_no_half_file_under_a_weights_name(
+    def test_a_full_disk_leaves_no_partial_weights_file(
         self, bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(self: Any, bucket: str, key: str, name: str) -> None:
@@ -466,7 +472,7 @@ class TestS3:
         assert list((tmp_path / "m").iterdir()) == []
 
 
-def test_a_local_model_is_used_in_place_and_checked(whole: Path, folder: Path, tmp_path: Path) -> None:
+def test_a_local_model_is_checked_and_used_in_place(whole: Path, folder: Path, tmp_path: Path) -> None:
     assert weights.fetch(locate(str(whole)), tmp_path / "unused") == whole.resolve()
     assert not (tmp_path / "unused").exists()
     np.zeros(3).tofile(folder / "model.safetensors")

@@ -43,7 +43,7 @@ def test_a_chat_is_a_prompt_up_to_its_last_answer(prompts: list[Prompt]) -> None
     assert answered.messages == (*CHAT.messages[:2], Message(role="assistant", content="two"))
 
 
-def test_the_beginning_of_a_plain_text_is_a_prompt(prompts: list[Prompt]) -> None:
+def test_the_beginning_of_a_plain_text_is_used_as_a_prompt(prompts: list[Prompt]) -> None:
     text = prompts[1]
     assert (text.prefix, text.with_answer(" and so on").text) == ("one two", "one two and so on")
     long = prompts[2]
@@ -58,7 +58,7 @@ def made(lengths: Iterable[int]) -> list[Prompt]:
     return [Prompt(index=index, text="", shown="", tokens=tokens) for index, tokens in enumerate(lengths)]
 
 
-def test_shards_hold_every_prompt_once_and_the_longest_first() -> None:
+def test_shards_contain_every_prompt_once_with_the_longest_first() -> None:
     prompts = made(index % 7 for index in range(50))
     shards = rows.shards_of(prompts, 4, limit=LIMIT, new_tokens=8)
     assert [len(shard) for shard in shards] == [16, 16, 16, 2]
@@ -69,7 +69,7 @@ def test_shards_hold_every_prompt_once_and_the_longest_first() -> None:
     assert [len(shard) for shard in alone] == [1, 1]
 
 
-def test_a_shard_is_as_large_as_a_batch() -> None:
+def test_a_shard_has_at_least_the_prompts_of_one_batch() -> None:
     large = BatchLimit(sequences=256, tokens=100_000)
     short, long = made([100] * 200), made([3000] * 200)
     assert [len(shard) for shard in rows.shards_of(short, 4, limit=large, new_tokens=100)] == [64, 64, 64, 8]
@@ -79,7 +79,7 @@ def test_a_shard_is_as_large_as_a_batch() -> None:
     assert large.prompts(200_000, 4) == 1, "one prompt's answers are tried in any case"
 
 
-def test_rows_come_back_from_their_files(tmp_path: Path, prompts: list[Prompt]) -> None:
+def test_answers_and_scores_are_read_back_from_their_files(tmp_path: Path, prompts: list[Prompt]) -> None:
     answers = [Answers(index=3, answers=(Answer(text="a\nb", tokens=2, ended=True),))]
     scores = [Scores(index=3, scores=(0.5, -1.0))]
     for name, values in (("p", prompts), ("a", answers), ("s", scores)):

@@ -88,7 +88,7 @@ def test_a_missing_shard_is_generated_again_with_the_same_answers(whole: Generat
     assert any(len({answer.text for answer in each.answers}) > 1 for each in found), "answers are sampled"
 
 
-def test_two_nodes_generate_the_shards_of_one_node(
+def test_two_nodes_generate_the_same_shards_as_one_node(
     model: Path, tmp_path: Path, whole: GenerationRequest
 ) -> None:
     second = request(model, tmp_path / "second", node=1, nodes=2)
@@ -100,7 +100,7 @@ def test_two_nodes_generate_the_shards_of_one_node(
     assert generate(request(model, tmp_path / "idle", node=3, nodes=4), lambda *_: None) == 0
 
 
-def test_a_killed_process_leaves_what_it_has_finished(
+def test_a_killed_process_keeps_its_finished_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(shards, "POLL_S", 0.01)

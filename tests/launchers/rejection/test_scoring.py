@@ -60,7 +60,9 @@ def answers_of(index: int, *texts: str) -> Answers:
     return Answers(index=index, answers=tuple(Answer(text=text, tokens=1, ended=True) for text in texts))
 
 
-def test_finished_shards_are_kept_and_a_failing_answer_is_named(tmp_path: Path, functions: Path) -> None:
+def test_finished_shards_are_kept_and_an_answer_that_fails_to_score_is_named(
+    tmp_path: Path, functions: Path
+) -> None:
     answered = [answers_of(1, "ab", "a"), answers_of(2, "abcd", "")]
     made: list[int] = []
     asked = request(tmp_path, answered, score="picky", function=f"{functions}:picky")
@@ -81,7 +83,9 @@ def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return reward_models.make(tmp_path_factory.mktemp("reward"))
 
 
-def test_a_reward_model_scores_answers_together_as_alone(tmp_path: Path, reward_model: Path) -> None:
+def test_a_reward_model_gives_an_answer_the_same_score_in_a_batch_as_alone(
+    tmp_path: Path, reward_model: Path
+) -> None:
     import torch
 
     from launchers.dataset import render

@@ -39,16 +39,16 @@ def kept(**values: float) -> list[tuple[int, str, float]]:
     return [(each.index, each.conversation.messages[-1].content, each.score) for each in found]
 
 
-def test_the_best_answer_of_each_prompt_is_kept_but_none_without_text() -> None:
+def test_the_best_answer_of_each_prompt_is_kept_unless_it_is_empty() -> None:
     assert kept() == [(0, "b", 3.0), (1, "c", 2.0), (2, "d", 5.0)]
 
 
-def test_min_score_and_top_share_leave_prompts_out() -> None:
+def test_min_score_and_top_share_drop_prompts() -> None:
     assert (kept(min_score=3), kept(top_share=0.3)) == ([(0, "b", 3.0), (2, "d", 5.0)], [(2, "d", 5.0)])
     assert kept(min_score=2.5, top_share=0.5) == [(2, "d", 5.0)]
 
 
-def test_a_selection_counts_what_was_left_out() -> None:
+def test_a_selection_counts_the_dropped_prompts() -> None:
     _, selection = select(PROMPTS, ANSWERS, SCORES, Rejection(min_score=3))
     assert (selection.prompts, selection.empty, selection.cut, selection.below) == (4, 3, 1, 1)
     assert (selection.overview.drawn.answers, selection.kept.mean) == (8, 4.0)
@@ -61,7 +61,7 @@ def test_if_no_answer_is_left_the_best_score_is_reported() -> None:
     assert "min-score" in raised.value.advice
 
 
-def test_an_overview_begins_with_the_best_and_with_the_worst() -> None:
+def test_an_overview_lists_the_best_and_the_worst_answers_in_order() -> None:
     seen = overview(PROMPTS, ANSWERS, SCORES)
     assert [each.score for each in seen.best] == [9.0, 7.0, 7.0, 5.0, 5.0]
     assert [each.score for each in seen.worst] == [1.0, 2.0, 3.0, 5.0, 5.0]
@@ -80,7 +80,7 @@ def test_every_score_is_in_one_bin() -> None:
     assert [(each.low, each.high, each.answers) for each in same.bins] == [(2.0, 2.0, 2)]
 
 
-def test_means_are_over_the_answers_to_the_prompts_that_are_asked_for() -> None:
+def test_mean_scores_cover_the_answers_to_the_requested_prompts() -> None:
     assert mean_of(SCORES, {0, 1}) == 15 / 4
     assert mean_of(SCORES, set()) is None
     assert "not compared" in Comparison(prompts=0, before=None, after=None).text()

@@ -36,7 +36,7 @@ without_vllm = pytest.mark.skipif(
 )
 
 
-def test_the_engine_gets_the_plans_share_of_memory_its_batch_and_the_longest_row() -> None:
+def test_the_vllm_engine_gets_the_memory_share_and_batch_of_the_plan_and_the_longest_row() -> None:
     ask = partial(vllm_sampler.engine_options, find("tiny-llama"), SETTINGS, LIMIT, longest=100)
     options = ask(device="cuda", gpus=4, share=0.925)
     assert (options["tensor_parallel_size"], options["gpu_memory_utilization"]) == (4, 0.925)
@@ -49,7 +49,7 @@ def test_the_engine_gets_the_plans_share_of_memory_its_batch_and_the_longest_row
     assert not {"tensor_parallel_size", "gpu_memory_utilization"} & on_cpu.keys()
 
 
-def test_each_prompt_is_drawn_for_by_the_settings_and_with_a_seed_of_its_own() -> None:
+def test_each_prompt_is_sampled_with_the_settings_and_its_own_seed() -> None:
     ends = Ends(ids=frozenset({2, 5}), tokenizer=None)
 
     def options(index: int, settings: Settings = SETTINGS) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def test_each_prompt_is_drawn_for_by_the_settings_and_with_a_seed_of_its_own() -
     assert all(0 <= seed < 2**60 for seed in seeds), "vLLM adds the answer's number, in 64 bits"
 
 
-def test_what_the_models_own_config_says_is_heeded_as_by_transformers() -> None:
+def test_penalties_in_the_generation_config_of_the_model_are_applied() -> None:
     from transformers import GenerationConfig
 
     config = GenerationConfig(repetition_penalty=1.1, top_k=20, temperature=0.3)
@@ -89,7 +89,7 @@ def test_missing_vllm_is_reported_before_anything_is_requested(tmp_path: Path) -
 
 
 @pytest.mark.slow  # as the fixture imports transformers
-def test_the_python_that_is_named_draws(model: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_the_configured_python_generates_the_answers(model: Path, tmp_path: Path) -> None:  # noqa: F811
     python = tmp_path / "python"
     python.write_text(
         '#!/bin/sh\necho "$@" >>"$0.calls"\n[ "$1" = -c ]\n'
@@ -104,7 +104,7 @@ def test_the_python_that_is_named_draws(model: Path, tmp_path: Path) -> None:  #
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # vLLM starts three times in these two, half a minute each on quiet cores
-def test_vllm_draws_the_shards_and_the_same_ones_again(model: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_vllm_generates_the_shards_and_the_same_shards_again(model: Path, tmp_path: Path) -> None:  # noqa: F811
     pytest.importorskip("vllm", reason="vLLM is not installed here (docs/rejection.md#vllm)")
     made: list[int] = []
     asked = request(model, tmp_path / "run", generator="vllm")
@@ -123,7 +123,7 @@ def test_vllm_draws_the_shards_and_the_same_ones_again(model: Path, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_vllm_finds_the_likeliest_tokens_that_transformers_finds(model: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_vllm_selects_the_same_most_likely_tokens_as_transformers(model: Path, tmp_path: Path) -> None:  # noqa: F811
     pytest.importorskip("vllm", reason="vLLM is not installed here (docs/rejection.md#vllm)")
     sure = sharpened(model, tmp_path / "sure")
     found: dict[str, list[str]] = {}

@@ -27,7 +27,7 @@ print("the end")
 
 
 @pytest.mark.parametrize(("every", "shown"), [(1, list(range(4, 13))), (5, [4, 5, 10, 12])])
-def test_without_a_terminal_every_nth_the_first_and_the_last_step_have_a_line(
+def test_without_a_terminal_the_first_the_last_and_every_nth_step_are_logged(
     capsys: pytest.CaptureFixture[str], every: int, shown: list[int]
 ) -> None:
     progress = Progress(total_steps=12, interval=every)
@@ -46,7 +46,7 @@ def test_without_a_terminal_every_nth_the_first_and_the_last_step_have_a_line(
         (200, 30.0, 90, 110),  # at least one line per minute
     ],
 )
-def test_by_default_a_short_run_has_about_ten_lines_and_a_long_one_a_line_a_minute(
+def test_by_default_a_short_run_logs_about_ten_lines_and_a_long_run_one_line_per_minute(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     total: int,
@@ -66,7 +66,7 @@ def test_by_default_a_short_run_has_about_ten_lines_and_a_long_one_a_line_a_minu
     assert fewest <= len(lines) <= most
 
 
-def test_by_default_checkpoints_have_at_most_one_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_default_checkpoints_are_logged_at_most_once_per_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr("launchers.report.progress.time.monotonic", lambda: now)
     progress = Progress(total_steps=200, interval="auto")
@@ -79,7 +79,9 @@ def test_by_default_checkpoints_have_at_most_one_line_a_minute(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("columns", "bar"), [(79, False), (80, True)])
-def test_on_a_terminal_one_line_is_updated_and_others_appear_above_it(columns: int, bar: bool) -> None:
+def test_on_a_terminal_one_progress_line_is_updated_and_messages_appear_above_it(
+    columns: int, bar: bool
+) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     status, text = shown_on_terminal([sys.executable, "-c", _TRAINS], environment, ROOT, columns)
     assert status == 0

@@ -44,7 +44,7 @@ def test_tensorboard_gets_every_step(tmp_path: Path) -> None:
     assert losses_in(tmp_path) == [7.0, 6.0, 5.0]
 
 
-def test_wandb_keeps_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_stores_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("wandb") is None:
         pytest.skip("wandb is not installed: pip install wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -66,13 +66,13 @@ def test_mlflow_gets_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [point.value for point in history] == [7.0, 6.0, 5.0]
 
 
-def test_a_tracker_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tracker_package_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UserError, match="pip install wandb"):
         check_installed(["wandb"])
 
 
-def test_a_tracker_that_fails_costs_neither_the_run_nor_the_others(
+def test_a_failing_tracker_stops_neither_the_run_nor_other_trackers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from accelerate import tracking
@@ -92,7 +92,7 @@ def test_a_tracker_that_fails_costs_neither_the_run_nor_the_others(
     assert "s3cret" not in said
 
 
-def test_a_tracker_that_hangs_holds_up_neither_the_run_nor_the_others(
+def test_a_hanging_tracker_delays_neither_the_run_nor_other_trackers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from accelerate import tracking
@@ -117,13 +117,13 @@ def test_a_tracker_that_hangs_holds_up_neither_the_run_nor_the_others(
     assert losses_in(tmp_path) == [7.0, 6.0, 5.0]
 
 
-def test_no_tracker_writes_nothing(tmp_path: Path) -> None:
+def test_nothing_is_written_without_a_tracker(tmp_path: Path) -> None:
     made = Trackers(settings.build({}), run_name="run-1", folder=tmp_path / "none")
     made.log(1, metrics(1).figures())
     made.close()
     assert not (tmp_path / "none").exists()
 
 
-def test_configurations_are_flat_and_without_what_is_unset() -> None:
+def test_tracker_configurations_are_flat_and_omit_unset_values() -> None:
     values = {"a": {"b": 1, "c": {"d": None, "e": Path("x")}}, "f": True}
     assert _flat(values) == {"a.b": 1, "a.c.e": "x", "f": True}

@@ -84,7 +84,7 @@ def run_the_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize("template", [None, CHATML], ids=["built-in", "settings"])
-def test_the_template_that_was_trained_with_is_the_exported_tokenizers(
+def test_the_exported_tokenizer_has_the_chat_template_used_in_training(
     base: Path, tmp_path: Path, template: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from transformers import AutoTokenizer
@@ -129,7 +129,7 @@ TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds t
         ("book é.txt", {"task": "pretrain"}),
     ],
 )
-def test_data_in_any_form_ends_as_a_model_that_answers_as_its_page_says(
+def test_a_model_trained_on_any_data_format_runs_the_example_of_its_model_card(
     base: Path, tmp_path: Path, name: str, values: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "my data" / name
@@ -150,7 +150,9 @@ def test_data_in_any_form_ends_as_a_model_that_answers_as_its_page_says(
     assert printed.strip() if chats else printed.startswith("The beginning of a text")
 
 
-def test_a_reward_models_page_scores(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_on_the_card_of_a_reward_model_prints_a_score(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from launchers.dataset import preferences
 
     rows = list(preferences.from_conversations(CHATS))
@@ -170,7 +172,7 @@ def test_a_reward_models_page_scores(base: Path, tmp_path: Path, capsys: pytest.
     ],
     ids=lambda values: "-".join(map(str, values.values()))[:20],
 )
-def test_the_page_of_an_adapter_alone_asks_it_on_its_base(
+def test_the_example_on_the_card_of_an_adapter_loads_it_on_its_base(
     base: Path, tmp_path: Path, values: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     from launchers.dataset import preferences
@@ -191,7 +193,7 @@ def test_the_page_of_an_adapter_alone_asks_it_on_its_base(
     assert float(printed) == 0.0 if reward else printed
 
 
-def test_paths_with_spaces_stay_one_word_of_ggufs_command(base: Path, tmp_path: Path) -> None:
+def test_paths_with_spaces_are_quoted_in_the_gguf_command(base: Path, tmp_path: Path) -> None:
     spaced = Path(shutil.copytree(base, tmp_path / "my base"))
     adapter = tmp_path / "my run" / "adapter"
     adapter.mkdir(parents=True)
@@ -202,7 +204,9 @@ def test_paths_with_spaces_stay_one_word_of_ggufs_command(base: Path, tmp_path: 
     assert words[2:5] == ["--base", str(spaced), str(adapter)]
 
 
-def test_gguf_is_of_architectures_that_transformers_has(base: Path, tmp_path: Path) -> None:
+def test_gguf_architectures_exist_in_transformers_and_others_have_no_command(
+    base: Path, tmp_path: Path
+) -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     assert gguf.supported_architectures() <= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())

@@ -18,7 +18,7 @@ from launchers.settings import Settings, build
 from tests.launchers.engines.loop import runs
 
 
-def test_the_settings_name_local_files_by_their_whole_paths(
+def test_the_settings_on_the_card_show_absolute_paths_of_local_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -79,7 +79,7 @@ def peak(gib: float, counter: Counter) -> MemoryPeak:
         (None, None, "of a process", "1.04 GiB (up to 1.14 GiB), measured unknown"),
     ],
 )
-def test_the_last_lines_compare_memory_with_the_prediction_for_its_counter(
+def test_the_last_lines_compare_memory_with_the_prediction_of_the_same_counter(
     tmp_path: Path, measured: MemoryPeak | None, outside_gib: float | None, name: str, text: str
 ) -> None:
     outside = None if outside_gib is None else int(outside_gib * GIB)
@@ -87,7 +87,7 @@ def test_the_last_lines_compare_memory_with_the_prediction_for_its_counter(
     assert [row for row in facts if "peak memory" in row[0]] == [(f"peak memory {name}", f"predicted {text}")]
 
 
-def test_the_facts_count_right_answers_before_and_after(tmp_path: Path) -> None:
+def test_the_card_counts_right_answers_before_and_after_training(tmp_path: Path) -> None:
     answers = tuple(Answer(prompt="p", reference="yes", base="no", finetuned=text) for text in ("yes", "no"))
     evaluation = EvaluationResult(base=None, finetuned=None, answers=answers)
     plan = shown_plan(tmp_path, None)

@@ -83,7 +83,7 @@ def test_after_kill_9_the_best_step_is_exported_and_the_run_stops_at_the_same_st
     assert commits == {f"step-{EVERY:08d}.0", f"step-{steps[-1]:08d}.1"}
 
 
-def test_a_run_that_has_stopped_or_reached_its_last_step_is_not_trained_on(tmp_path: Path) -> None:
+def test_a_run_that_stopped_or_reached_its_last_step_is_not_trained_further(tmp_path: Path) -> None:
     def job_at(start: int, losses: list[float], patience: int | None = PATIENCE) -> bool:
         evaluations = tuple(
             HeldOutLoss(step=EVERY * number, loss=loss, seconds=1.0) for number, loss in enumerate(losses, 1)

@@ -75,7 +75,7 @@ def test_malformed_rows_are_refused_when_they_are_fetched(bucket: str, tmp_path:
     assert not (tmp_path / "fetched" / "settings.yaml").exists()
 
 
-def test_what_needs_the_hub_is_refused_offline_by_name(
+def test_models_and_datasets_of_the_hub_are_refused_by_name_if_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

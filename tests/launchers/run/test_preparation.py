@@ -32,7 +32,7 @@ TINY = find("tiny-llama")
 HERE = Target(kind="local", machine=MACHINE)
 
 
-def test_what_is_automatic_is_decided_from_model_and_method() -> None:
+def test_automatic_settings_are_decided_from_model_and_method() -> None:
     lora = config({"method": "lora"}, "llama-8b").with_checkpoint_interval(200)
     assert (lora.optimizer.lr, lora.seq_len, lora.checkpoint_every) == (2e-4, DEFAULT_SEQ_LEN, 20)
     for method in ("adapter-v1", "adapter-v2"):
@@ -55,7 +55,7 @@ def test_what_is_automatic_is_decided_from_model_and_method() -> None:
     assert decided.model_dump() == settings.build(given).model_dump()
 
 
-def test_packing_liger_and_compile_are_those_of_the_plan_unless_they_are_given() -> None:
+def test_packing_liger_and_compile_are_decided_by_the_plan_unless_set() -> None:
     values = {
         "model": "llama-8b",
         "method": "lora",
@@ -76,7 +76,7 @@ def test_packing_liger_and_compile_are_those_of_the_plan_unless_they_are_given()
     assert preparation.plan_run(settings.build({}), HERE).settings.packing is False
 
 
-def test_what_is_not_installed_here_is_off_unless_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_liger_and_compile_are_off_if_not_installed_unless_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr("launchers.run.job.shutil.which", lambda _: None)
     monkeypatch.setattr("launchers.run.job.importlib.util.find_spec", lambda _: None)
@@ -88,7 +88,7 @@ def test_what_is_not_installed_here_is_off_unless_it_is_given(monkeypatch: pytes
     assert (given.liger, given.compile) == (True, True)
 
 
-def test_support_tickets_are_evaluated_by_their_test_split_and_other_data_as_the_settings_say() -> None:
+def test_support_tickets_are_evaluated_on_their_test_split_and_other_data_as_configured() -> None:
     def evaluation(**values: object) -> Evaluation:
         return config(values).evaluation
 
@@ -113,7 +113,7 @@ def test_both_splits_of_the_default_dataset_are_rows_of_the_task(tmp_path: Path,
 
 
 @pytest.mark.parametrize("method", LAUNCHED_METHODS)
-def test_plan_and_run_agree_on_what_can_be_launched_of_every_model_task_and_engine(method: str) -> None:
+def test_plan_and_run_agree_on_which_models_tasks_and_engines_can_be_launched(method: str) -> None:
     specs = {spec.family: (spec.name, spec) for spec in map(find, models.names())}.values()
     able = 0
     for task, engine in product(TASKS, (*LAUNCHED_ENGINES, "auto")):
@@ -131,7 +131,7 @@ def test_plan_and_run_agree_on_what_can_be_launched_of_every_model_task_and_engi
     assert able > 10
 
 
-def test_the_default_targets_are_what_a_model_has_whatever_its_family_calls_it() -> None:
+def test_the_default_lora_targets_use_the_layer_names_of_the_model_family() -> None:
     chosen = settings.build({"method": "lora", "seq_len": 512})
     assert build_job(chosen, find("llama-8b"), None).lora_targets == models.PROJECTIONS
     assert "gate_proj" not in build_job(chosen, find("phi-2"), None).lora_targets
@@ -142,7 +142,7 @@ def test_the_default_targets_are_what_a_model_has_whatever_its_family_calls_it()
         build_job(named, find("phi-2"), None)
 
 
-def test_new_tokens_are_trained_with_the_embeddings_that_they_need() -> None:
+def test_new_tokens_add_the_embeddings_to_the_trained_modules() -> None:
     wanted = settings.build(
         {"method": "lora", "new_tokens": ["<a>", "<b>"], "lora": {"modules_to_save": ["norms"]}}
     )
@@ -157,7 +157,7 @@ def test_new_tokens_are_trained_with_the_embeddings_that_they_need() -> None:
     assert "is gemma" in (unsupported("fsdp2", wanted, find("gemma-7b")) or "")
 
 
-def test_a_method_left_open_is_decided_with_the_plan_and_its_engine_and_learning_rate_with_it() -> None:
+def test_an_automatic_method_is_decided_by_the_plan_together_with_engine_and_learning_rate() -> None:
     large = {"model": "llama-70b", "method": "auto", "resources": {"gpu": "A100 SXM 80GB", "nodes": 1}}
     run = preparation.plan_run(settings.build(large), Target(kind="kubernetes"))
     assert run.plan.method in ("lora", "qlora")
@@ -176,7 +176,7 @@ def test_a_method_left_open_is_decided_with_the_plan_and_its_engine_and_learning
         ({}, AUTOMATIC_METHODS),
     ],
 )
-def test_an_automatic_method_is_one_to_which_the_given_options_apply(
+def test_an_automatic_method_supports_the_configured_options(
     given: dict[str, Any], methods: tuple[str, ...]
 ) -> None:
     text = json.dumps({"model": "tiny-llama", "method": "auto", **given})
@@ -186,7 +186,7 @@ def test_an_automatic_method_is_one_to_which_the_given_options_apply(
     assert f"the first of {', '.join(methods)} that fits" in " ".join(run.plan.why)
 
 
-def test_a_run_takes_a_tight_plan_only_if_that_is_accepted() -> None:
+def test_a_plan_with_tight_memory_is_used_only_if_accepted() -> None:
     name = hardware.gpu("A100 SXM 40GB").name
     resources = Machine(cpu_cores=16, ram_bytes=64 * GIB, disk_free_bytes=100 * GIB)
     verdicts = set()
@@ -201,13 +201,13 @@ def test_a_run_takes_a_tight_plan_only_if_that_is_accepted() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 5, 99, 1000])
-def test_checkpoints_come_about_ten_times_but_not_at_every_step(steps: int) -> None:
+def test_about_ten_checkpoints_are_written_but_not_one_at_every_step(steps: int) -> None:
     every = config().with_checkpoint_interval(steps).checkpoint_every
     assert every >= min(10, steps)
     assert steps // every <= 10
 
 
-def test_a_run_is_planned_with_the_resolved_model_all_defaults_and_the_given_choice_of_plan() -> None:
+def test_a_run_is_planned_with_the_resolved_model_the_defaults_and_the_chosen_plan() -> None:
     seen: list[tuple[Job, Target]] = []
 
     def choose(job: Job, target: Target, corrections: object) -> object:
@@ -224,7 +224,7 @@ def test_a_run_is_planned_with_the_resolved_model_all_defaults_and_the_given_cho
     assert (run.plan.layout.nodes, run.plan.layout.device) == (2, "cpu")
 
 
-def test_what_can_not_work_is_refused_before_anything_is_planned(tmp_path: Path, dataset: Path) -> None:
+def test_impossible_settings_are_refused_before_planning(tmp_path: Path, dataset: Path) -> None:
     (tmp_path / "empty").mkdir()
     for values, words in (
         ({"engine": "deepspeed", "compile": True}, "Use --engine torchtune."),
@@ -243,7 +243,7 @@ def _never(*_: object) -> object:
     raise AssertionError("a plan was made where none may be")
 
 
-def test_an_engine_whose_packages_are_missing_is_refused_with_the_packages_to_install(
+def test_an_engine_with_missing_packages_is_refused_with_the_packages_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     needs = dataclasses.replace(deepspeed.NEEDS, packages=("torch", "not_there"))
@@ -294,7 +294,7 @@ def counted(given: settings.Settings) -> int | None:
     return preparation.count_steps(given, TINY, preparation.count_rows(given))
 
 
-def test_the_users_number_of_steps_wins_over_the_default_of_one_epoch(dataset: Path) -> None:
+def test_the_users_number_of_steps_takes_precedence_over_one_epoch(dataset: Path) -> None:
     given = {"dataset": str(dataset), "evaluation": {"fraction": 0}}  # 60 rows: 3 steps of 16
     run = preparation.plan_run(settings.build({**given, "max_steps": 40}), HERE)
     assert run.plan.prediction.tokens == 40 * 16 * TINY_SEQ_LEN
@@ -302,7 +302,7 @@ def test_the_users_number_of_steps_wins_over_the_default_of_one_epoch(dataset: P
     assert counted(settings.build({**given, "max_steps": 40, "epochs": 1})) == 3
 
 
-def test_a_default_batch_becomes_what_processes_and_data_can_make_up(dataset: Path) -> None:
+def test_a_default_batch_is_adjusted_to_the_number_of_processes(dataset: Path) -> None:
     given = {"dataset": str(dataset), "evaluation": {"fraction": 0}, "epochs": 2}
     run = preparation.plan_run(settings.build({**given, "resources": {"gpus": 5, "device": "cpu"}}), HERE)
     assert run.settings.global_batch_size == run.plan.layout.global_batch_size == 15
@@ -323,7 +323,7 @@ def test_requested_gpus_that_do_not_exist_are_refused() -> None:
     assert run.plan.layout.world_size == 4
 
 
-def test_a_default_batch_is_no_larger_than_the_data(tmp_path: Path) -> None:
+def test_a_default_batch_is_no_larger_than_the_dataset(tmp_path: Path) -> None:
     few = tmp_path / "few.jsonl"
     few.write_text('{"text": "plain"}\n' * 10)
     given = {"dataset": str(few), "evaluation": {"fraction": 0}}
@@ -332,7 +332,7 @@ def test_a_default_batch_is_no_larger_than_the_data(tmp_path: Path) -> None:
     assert settings.build({"task": "grpo", "rl": {"group_size": 6}}).batch_size == 18
 
 
-def test_steps_are_known_if_the_data_is_local(dataset: Path) -> None:
+def test_the_number_of_steps_is_known_if_the_dataset_is_local(dataset: Path) -> None:
     given = {"dataset": str(dataset), "global_batch_size": 8, "evaluation": {"fraction": 0.1}}
     once = counted(settings.build(given))
     assert once == 54 // 8
@@ -359,7 +359,7 @@ def test_a_run_that_ends_in_its_warm_up_gets_a_warning(
     assert words is None or words in (reported or "")
 
 
-def test_steps_of_a_budget_are_planned_with_full_sequences() -> None:
+def test_steps_of_a_token_budget_are_planned_with_full_sequences() -> None:
     given = {"dataset": "owner/rows", "tokens": "20k", "global_batch_size": 16, "seq_len": 256}
     assert counted(settings.build(given)) == 5
     assert counted(settings.build({**given, "task": "orpo"})) == 3, "a pair is two sequences"
@@ -383,7 +383,7 @@ def test_all_local_datasets_of_a_mixture_are_checked_and_counted(dataset: Path, 
         counted(mixed)
 
 
-def test_plain_text_is_read_for_pretraining_alone(dataset: Path, tmp_path: Path) -> None:
+def test_plain_text_is_accepted_for_pretraining_only(dataset: Path, tmp_path: Path) -> None:
     book = tmp_path / "book.txt"
     book.write_text("Once upon a time.")
     chosen = settings.build({"task": "pretrain", "dataset": str(book)})
@@ -398,7 +398,7 @@ def test_plain_text_is_read_for_pretraining_alone(dataset: Path, tmp_path: Path)
         list(preparation.read_samples(chosen, dataset))
 
 
-def test_less_data_than_one_batch_is_refused_before_anything_is_planned(dataset: Path) -> None:
+def test_a_dataset_smaller_than_one_batch_is_refused_before_planning(dataset: Path) -> None:
     chosen = settings.build({"dataset": str(dataset), "global_batch_size": 64})
     with pytest.raises(UserError, match="global_batch_size 64 is more than the 57 rows") as refused:
         preparation.plan_run(chosen, HERE, choose=_never)  # type: ignore[arg-type]
@@ -424,7 +424,7 @@ def raising(prompt, answer): raise KeyError("no such thing")
         ({"reward": "rewards.py:length", "max_completion_length": 256}, "leaves no tokens of seq_len 256"),
     ],
 )
-def test_rewards_of_grpo_that_can_not_work_are_refused_in_a_line_before_anything_is_planned(
+def test_unusable_grpo_rewards_are_refused_in_one_line_before_planning(
     values: dict[str, object], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -438,7 +438,7 @@ def test_rewards_of_grpo_that_can_not_work_are_refused_in_a_line_before_anything
     assert "\n" not in raised.value.problem
 
 
-def test_a_plan_of_grpo_counts_prompts_by_groups_and_draws_with_trl(tmp_path: Path) -> None:
+def test_a_grpo_plan_counts_prompts_by_groups_and_generates_with_trl(tmp_path: Path) -> None:
     (tmp_path / "rewards.py").write_text(REWARDS)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "Name a prime."}\n' * 20)
     values = {

@@ -36,7 +36,7 @@ def after(made: Plan, attempt: int = 0) -> NextPlan:
     return following
 
 
-def test_unless_memory_runs_out_every_attempt_has_the_launched_plan(
+def test_every_attempt_has_the_launched_plan_unless_memory_runs_out(
     plans: Replanning, launched: Plan
 ) -> None:
     assert choose_plan(plans, 0, launched) is launched
@@ -73,7 +73,9 @@ def test_an_incomplete_plan_of_an_attempt_is_ignored(plans: Replanning, launched
     assert choose_plan(plans, 1, launched) is launched
 
 
-def test_a_failed_attempt_logs_the_change_of_the_next(plans: Replanning, launched: Plan) -> None:
+def test_a_failed_attempt_logs_how_the_plan_of_the_next_attempt_differs(
+    plans: Replanning, launched: Plan
+) -> None:
     tiny = plan(
         Job(model=find("tiny-llama"), seq_len=256, global_batch_size=8),
         Target(kind="kubernetes", gpu="h100-sxm", nodes=1, gpus=1),
@@ -87,7 +89,7 @@ def test_a_failed_attempt_logs_the_change_of_the_next(plans: Replanning, launche
     assert choose_plan(plans, 1, tiny).layout.micro_batch_size < tiny.layout.micro_batch_size
 
 
-def test_attempts_whose_containers_were_killed_are_followed_by_plans_that_need_less(
+def test_a_container_killed_for_memory_leads_to_a_plan_that_needs_less(
     plans: Replanning,
 ) -> None:
     tiny = plan(
@@ -135,7 +137,7 @@ def test_running_out_of_memory_is_recognized_by_the_messages_of_torch_and_python
     assert Failure.from_dict(failure.to_dict()) == failure
 
 
-def test_the_kernel_s_count_of_killed_processes_is_read_from_both_kinds_of_groups(tmp_path: Path) -> None:
+def test_out_of_memory_kills_are_read_from_cgroup_v1_and_v2(tmp_path: Path) -> None:
     group = tmp_path / "cgroup"
     two = tmp_path / "two" / "pod"
     two.mkdir(parents=True)

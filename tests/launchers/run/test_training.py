@@ -77,7 +77,7 @@ def raising(error: Exception) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_every_node_resumes_from_the_newest_checkpoint_and_the_first_logs_it_and_has_the_metrics(
+def test_every_node_resumes_from_the_newest_checkpoint_and_node_0_logs_it_and_has_metrics(
     job: TrainJob,
     store: LocalStorage,
     tmp_path: Path,
@@ -106,7 +106,7 @@ def test_every_node_resumes_from_the_newest_checkpoint_and_the_first_logs_it_and
 
 @pytest.mark.parametrize("in_trial", [False, True])
 @pytest.mark.parametrize("node", [0, 1])
-def test_only_after_running_out_of_memory_is_there_another_plan_for_the_next_attempt(
+def test_the_next_attempt_gets_another_plan_only_after_running_out_of_memory(
     job: TrainJob,
     store: LocalStorage,
     tmp_path: Path,
@@ -131,7 +131,7 @@ def test_only_after_running_out_of_memory_is_there_another_plan_for_the_next_att
     assert ("as an earlier attempt ran out of memory" in capsys.readouterr().out) == (node == 0)
 
 
-def test_only_the_first_attempt_tries_plans_and_the_others_use_its_choice(
+def test_only_the_first_attempt_measures_plans_and_later_attempts_use_its_choice(
     job: TrainJob, store: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = dataclasses.replace(job, settings=job.settings.model_copy(update={"trial": 2}))
@@ -144,7 +144,7 @@ def test_only_the_first_attempt_tries_plans_and_the_others_use_its_choice(
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_of_the_plans_that_were_tried_the_fastest_is_used_by_all_nodes(
+def test_all_nodes_use_the_fastest_of_the_measured_plans(
     job: TrainJob, store: LocalStorage, monkeypatch: pytest.MonkeyPatch, node: int
 ) -> None:
     job = dataclasses.replace(job, settings=job.settings.model_copy(update={"trial": 3}))
@@ -185,7 +185,7 @@ def test_of_the_plans_that_were_tried_the_fastest_is_used_by_all_nodes(
 
 
 @pytest.mark.parametrize("out_of_memory", [False, True])
-def test_where_every_plan_fails_the_last_failure_is_raised(
+def test_the_last_failure_is_raised_if_every_measured_plan_fails(
     job: TrainJob, store: LocalStorage, monkeypatch: pytest.MonkeyPatch, out_of_memory: bool
 ) -> None:
     job = dataclasses.replace(job, settings=job.settings.model_copy(update={"trial": 3}))

@@ -62,7 +62,7 @@ def follow(node: int, port: int, nodes: int) -> Any:
         return meeting.receive(60)
 
 
-def test_node_0_receives_from_all_and_all_from_node_0(port: int) -> None:
+def test_node_0_receives_from_all_nodes_and_all_nodes_receive_from_node_0(port: int) -> None:
     def main() -> Any:
         with Meeting(address(0, 3, port)) as meeting:
             heard = meeting.gather({"from": 0}, 30)
@@ -82,7 +82,7 @@ def test_node_0_receives_from_all_and_all_from_node_0(port: int) -> None:
     assert heard == [[{"from": 0}, {"from": 1}, {"from": 2}], {"answer": 42}, {"answer": 42}]
 
 
-def test_a_user_error_of_one_node_is_raised_on_all(port: int) -> None:
+def test_a_user_error_of_one_node_is_raised_on_all_nodes(port: int) -> None:
     def fail() -> None:
         with Meeting(address(1, 3, port)):
             raise UserError("h1 does not see the folder.", "Share it.")
@@ -94,7 +94,7 @@ def test_a_user_error_of_one_node_is_raised_on_all(port: int) -> None:
         assert (error.problem, error.advice) == ("h1 does not see the folder.", "Share it.")
 
 
-def test_a_node_that_does_not_join_is_named_on_all_that_did(port: int) -> None:
+def test_a_node_that_does_not_join_is_named_on_all_joined_nodes(port: int) -> None:
     first, second = together(lambda: lead(port, 3), lambda: follow(1, port, 3))
     for error in (first, second):
         assert isinstance(error, GangFailed)
@@ -103,7 +103,7 @@ def test_a_node_that_does_not_join_is_named_on_all_that_did(port: int) -> None:
         Meeting(address(1, 3, port), join_timeout_s=1.0)
 
 
-def test_a_node_that_is_lost_is_named_on_all(port: int) -> None:
+def test_a_lost_node_is_named_on_all_nodes(port: int) -> None:
     def leave() -> None:
         with Meeting(address(1, 3, port)):
             pass
@@ -125,7 +125,7 @@ def test_the_loss_of_node_0_is_noticed_at_once(port: int) -> None:
     assert time.monotonic() - began < 50
 
 
-def test_a_silent_node_is_lost_after_the_limit(port: int) -> None:
+def test_a_silent_node_counts_as_lost_after_the_time_limit(port: int) -> None:
     def stay_silent() -> None:
         with Meeting(address(1, 2, port)):
             time.sleep(2)
@@ -167,7 +167,7 @@ def meet_with(node: int, port: int, folder: Path, *, after_s: float = 0.0) -> An
         return heard
 
 
-def test_the_nodes_of_a_job_meet_by_a_secret_in_a_file_that_only_their_user_can_read(
+def test_the_rendezvous_secret_of_a_job_is_in_a_file_that_only_its_user_can_read(
     port: int, tmp_path: Path
 ) -> None:
     heard, reported = together(
@@ -178,7 +178,7 @@ def test_the_nodes_of_a_job_meet_by_a_secret_in_a_file_that_only_their_user_can_
     assert list(tmp_path.iterdir()) == [], "it goes with the meeting"
 
 
-def test_a_secret_that_an_earlier_start_has_left_is_renewed(port: int, tmp_path: Path) -> None:
+def test_a_secret_left_by_an_earlier_start_is_renewed(port: int, tmp_path: Path) -> None:
     SecretFile(tmp_path, place(0, port)).write()
     heard, _ = together(
         lambda: meet_with(0, port, tmp_path, after_s=2.0), lambda: meet_with(1, port, tmp_path)
@@ -194,7 +194,7 @@ def test_a_node_that_does_not_see_the_folder_of_node_0_reports_it(port: int, tmp
         pass
 
 
-def test_a_secret_that_another_user_has_put_there_is_not_used(port: int, tmp_path: Path) -> None:
+def test_a_secret_file_of_another_user_is_not_used(port: int, tmp_path: Path) -> None:
     file = SecretFile(tmp_path, place(1, port))
     (tmp_path / "other").write_text("known")
     file.path.symlink_to(tmp_path / "other")
@@ -208,7 +208,7 @@ def test_a_secret_that_another_user_has_put_there_is_not_used(port: int, tmp_pat
             file.read()
 
 
-def test_strangers_do_not_hold_the_meeting_up(port: int) -> None:
+def test_unauthenticated_connections_do_not_delay_the_rendezvous(port: int) -> None:
     def join() -> None:
         time.sleep(1)
         with Meeting(address(1, 2, port)) as meeting:

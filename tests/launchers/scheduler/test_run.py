@@ -82,7 +82,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
         (("--rank", "8"), "Did you mean --lora-rank"),
     ],
 )
-def test_a_user_error_has_a_status_of_its_own(
+def test_a_user_error_has_its_own_exit_status(
     tmp_path: Path, arguments: tuple[str, ...], line: str, refused: Callable[..., str]
 ) -> None:
     assert line in refused(tmp_path, *arguments)
@@ -98,7 +98,7 @@ def test_a_folder_that_cannot_be_written_is_a_user_error(
     assert all(words in said for words in (f"{tmp_path / 'file'}", "cannot be written", f"Set {option} to a"))
 
 
-def test_a_folder_into_which_another_job_writes_is_refused(
+def test_an_output_folder_in_use_by_another_job_is_refused(
     tmp_path: Path, refused: Callable[..., str]
 ) -> None:
     folder = tmp_path / "out" / "run"
@@ -178,7 +178,7 @@ def test_a_full_disk_is_reported_in_two_lines(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_a_run_that_a_signal_stopped_resumes_and_is_finished_once(tmp_path: Path, dataset: Path) -> None:
+def test_a_run_stopped_by_a_signal_resumes_and_finishes_once(tmp_path: Path, dataset: Path) -> None:
     words = [*QUICK, "--set", f"dataset={dataset}", "--set", "epochs=3", "--set", "max_steps=30"]
     words += ["--set", "checkpoint_every=5"]
     process = start(tmp_path, *words)
@@ -212,7 +212,7 @@ def test_a_run_that_a_signal_stopped_resumes_and_is_finished_once(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_run_outlives_its_shell_but_its_ranks_not_the_run(tmp_path: Path, dataset: Path) -> None:
+def test_a_run_outlives_its_shell_and_its_ranks_end_with_the_run(tmp_path: Path, dataset: Path) -> None:
     words = [*QUICK, "--set", f"dataset={dataset}", "--set", "max_steps=100000", "--set", "epochs=100000"]
     words += ["--set", "log_every=1"]
     log = tmp_path / "log"

@@ -32,7 +32,7 @@ def functions(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["length", "array"])
-def test_a_function_with_a_number_is_taken(functions: Path, name: str) -> None:
+def test_a_function_that_returns_a_number_is_accepted(functions: Path, name: str) -> None:
     check_function(f"{functions}:{name}")
 
 
@@ -48,7 +48,7 @@ def test_a_function_with_a_number_is_taken(functions: Path, name: str) -> None:
         ("missing", "there is no function missing"),
     ],
 )
-def test_any_other_function_is_refused_in_a_line(functions: Path, name: str, words: str) -> None:
+def test_an_unusable_scoring_function_is_refused_in_one_line(functions: Path, name: str, words: str) -> None:
     with pytest.raises(UserError) as raised:
         check_function(f"{functions}:{name}")
     assert words in raised.value.problem

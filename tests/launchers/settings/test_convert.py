@@ -26,7 +26,7 @@ def ids() -> list[str]:
 
 
 @pytest.mark.parametrize("row", PUBLISHED, ids=ids())
-def test_no_key_of_a_published_example_is_dropped_silently(row: dict[str, Any]) -> None:
+def test_every_key_of_a_published_example_is_converted_or_reported(row: dict[str, Any]) -> None:
     config = row["config"]
     found = convert.convert(config)
     reported = {each.key for each in found.translated}
@@ -41,7 +41,7 @@ def test_no_key_of_a_published_example_is_dropped_silently(row: dict[str, Any]) 
     assert all(reason for _, reason in found.missing + found.unneeded)
 
 
-def test_the_published_examples_are_of_all_four_tools() -> None:
+def test_the_published_examples_cover_all_four_tools() -> None:
     tools = [convert.recognize(row["config"]) for row in PUBLISHED]
     assert len(tools) >= 40
     assert {tool: tools.count(tool) >= 10 for tool in RULES} == dict.fromkeys(RULES, True)
@@ -66,7 +66,7 @@ AXOLOTL = {
 }
 
 
-def test_axolotl_s_qlora_becomes_qlora_with_the_same_batch() -> None:
+def test_an_axolotl_qlora_file_becomes_qlora_with_the_same_batch() -> None:
     found = convert.convert(AXOLOTL, gpus=2)
     assert found.values == {
         "model": "NousResearch/Meta-Llama-3-8B",
@@ -86,7 +86,7 @@ def test_axolotl_s_qlora_becomes_qlora_with_the_same_batch() -> None:
     assert [text for text, _ in found.missing] == ["special_tokens: {'pad_token': '<|end_of_text|>'}"]
 
 
-def test_torchtune_s_components_say_method_task_and_targets() -> None:
+def test_method_task_and_targets_follow_from_torchtune_components() -> None:
     found = convert.convert(
         {
             "tokenizer": {"max_seq_len": 1024},
@@ -111,7 +111,7 @@ def test_torchtune_s_components_say_method_task_and_targets() -> None:
     assert [reason for _, reason in found.missing] == ["name the data set in dataset"]
 
 
-def test_llama_factory_s_preference_loss_is_the_task_and_values_without_a_choice_are_named() -> None:
+def test_the_task_follows_from_the_llama_factory_loss_and_unknown_values_are_named() -> None:
     found = convert.convert(
         {
             "model_name_or_path": "org/model",
@@ -131,7 +131,7 @@ def test_llama_factory_s_preference_loss_is_the_task_and_values_without_a_choice
     assert missing["lr_scheduler_type: polynomial"] == "no such choice here"
 
 
-def test_the_command_writes_a_file_that_repeats_the_values_and_prints_what_it_left_out(
+def test_the_command_writes_the_converted_settings_and_prints_the_keys_that_it_omitted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     theirs, ours = tmp_path / "axolotl.yml", tmp_path / "my.yaml"
@@ -154,6 +154,6 @@ def test_the_command_writes_a_file_that_repeats_the_values_and_prints_what_it_le
         finetune_convert.convert(theirs, plan=True)
 
 
-def test_every_rule_names_a_setting_that_exists() -> None:
+def test_every_conversion_rule_names_an_existing_setting() -> None:
     names = set(settings.dotted_names())
     assert {rule.setting for rules in RULES.values() for rule in rules.values()} - {""} <= names

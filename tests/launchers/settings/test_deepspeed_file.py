@@ -34,7 +34,7 @@ FILE: dict[str, Any] = {  # as transformers' documentation has it, with a few fi
 }
 
 
-def test_a_file_becomes_the_settings_that_the_plan_reads_and_options_of_the_engine(tmp_path: Path) -> None:
+def test_a_deepspeed_file_becomes_settings_of_the_plan_and_options_of_the_engine(tmp_path: Path) -> None:
     found = settings.build({"zero": {"config": written(tmp_path, FILE)}})
     assert (found.engine, found.global_batch_size, found.micro_batch_size) == ("deepspeed", 8, 2)
     assert (found.clip_grad_norm, found.zero.stage, found.zero.offload) == (0.5, 3, "cpu")
@@ -45,7 +45,7 @@ def test_a_file_becomes_the_settings_that_the_plan_reads_and_options_of_the_engi
     }
 
 
-def test_settings_given_in_addition_to_the_file_win(tmp_path: Path) -> None:
+def test_settings_take_precedence_over_the_deepspeed_file(tmp_path: Path) -> None:
     path = written(tmp_path, FILE)
     beside = settings.build({"zero": {"config": path, "stage": 2}})
     assert (beside.zero.stage, beside.zero.offload) == (2, "cpu")
@@ -65,7 +65,7 @@ def test_settings_given_in_addition_to_the_file_win(tmp_path: Path) -> None:
         ([1], "JSON object"),
     ],
 )
-def test_what_is_not_run_here_is_named(tmp_path: Path, values: object, named: str) -> None:
+def test_unsupported_deepspeed_options_are_named(tmp_path: Path, values: object, named: str) -> None:
     with pytest.raises(UserError, match=named):
         settings.build({"zero": {"config": written(tmp_path, values)}})
 

@@ -19,7 +19,7 @@ def _node(storage: LocalStorage, place: Path, node: int = 0, prefix: str = "runs
     return SyncedFolder(storage, prefix, place / f"node-{node}", node=node)
 
 
-def test_a_folder_is_stored_once_it_has_come_to_rest_and_found_again(
+def test_a_folder_is_stored_once_it_stops_changing_and_is_restored(
     storage: LocalStorage, tmp_path: Path
 ) -> None:
     first = _node(storage, tmp_path / "a")
@@ -38,7 +38,7 @@ def test_a_folder_is_stored_once_it_has_come_to_rest_and_found_again(
     assert not (again.folder / "step-2").exists(), "it was being written when the script was killed"
 
 
-def test_a_file_that_changes_while_it_is_stored_leaves_the_state_before(
+def test_a_file_that_changes_during_an_upload_keeps_the_previously_stored_state(
     storage: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = _node(storage, tmp_path / "a")
@@ -59,7 +59,9 @@ def test_a_file_that_changes_while_it_is_stored_leaves_the_state_before(
     assert (again.folder / "model").read_text() == "one"
 
 
-def test_files_that_the_script_has_removed_leave_the_store(storage: LocalStorage, tmp_path: Path) -> None:
+def test_files_removed_by_the_script_are_removed_from_the_store(
+    storage: LocalStorage, tmp_path: Path
+) -> None:
     node = _node(storage, tmp_path)
     (node.folder / "old").write_text("old")
     assert node.poll(complete=True)
@@ -69,7 +71,7 @@ def test_files_that_the_script_has_removed_leave_the_store(storage: LocalStorage
     assert len(storage.keys("runs/1/train")) == 2, "the manifest and one file"
 
 
-def test_a_node_finds_the_files_of_all_nodes_and_stores_its_own_alone(
+def test_a_node_restores_the_files_of_all_nodes_and_stores_only_its_own(
     storage: LocalStorage, tmp_path: Path
 ) -> None:
     for number in (0, 1):
@@ -87,7 +89,7 @@ def test_a_node_finds_the_files_of_all_nodes_and_stores_its_own_alone(
     assert (other.folder / "shard-0").read_text() == "changed here"
 
 
-def test_a_log_that_is_always_written_to_delays_no_checkpoint(storage: LocalStorage, tmp_path: Path) -> None:
+def test_a_constantly_growing_log_delays_no_checkpoint(storage: LocalStorage, tmp_path: Path) -> None:
     node = _node(storage, tmp_path / "a")
     (node.folder / "step-1").write_text("one")
     (node.folder / "log").write_text("1")

@@ -64,7 +64,7 @@ def test_phases_are_reported_in_order(tmp_path: Path, model: Path, data: Path) -
     ],
     ids=["bf16-zero3-checkpointing", "bf16-zero0", "offload-lora"],
 )
-def test_precision_offload_and_checkpointing(
+def test_training_learns_with_each_precision_offload_and_activation_checkpointing(
     tmp_path: Path, model: Path, data: Path, options: dict[str, Any], method: str
 ) -> None:
     job = runs.make_job(tmp_path, model, data, steps=STEPS, settings={"method": method}, **options)
@@ -95,7 +95,7 @@ def test_a_run_resumes_on_another_number_of_processes(tmp_path: Path, plain: Tra
     assert not (alone.work_dir / "engine" / "resume").exists()
 
 
-def test_dropout_continues_from_its_random_state(tmp_path: Path, plain: TrainJob) -> None:
+def test_dropout_resumes_from_its_saved_random_state(tmp_path: Path, plain: TrainJob) -> None:
     job = runs.make_job(
         tmp_path / "whole",
         plain.model_dir,

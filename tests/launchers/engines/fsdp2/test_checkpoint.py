@@ -40,7 +40,7 @@ def test_a_checkpoint_of_another_engine_is_refused(tmp_path: Path) -> None:
         checkpoint._check(job)
 
 
-def test_weights_optimizer_states_and_their_average_come_back(tmp_path: Path) -> None:
+def test_weights_optimizer_states_and_moving_averages_are_restored(tmp_path: Path) -> None:
     job = job_from(tmp_path)
 
     def made(steps: int) -> tuple[torch.nn.Module, torch.optim.Optimizer, MovingAverage]:

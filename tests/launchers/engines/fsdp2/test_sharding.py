@@ -75,7 +75,7 @@ def test_no_layout_changes_the_losses(tmp_path: Path, whole: TrainJob, options: 
     ],
     ids=["bf16-mixed", "fp16-mixed", "tensorwise", "rowwise"],
 )
-def test_lower_precision_trains_as_fp32_but_for_its_digits(
+def test_lower_precision_has_the_losses_of_fp32_within_its_tolerance(
     tmp_path: Path, whole: TrainJob, options: dict[str, Any], settings: dict[str, Any], close: float
 ) -> None:
     job = fsdp(
@@ -123,7 +123,7 @@ def test_a_run_resumes_on_another_number_of_processes(tmp_path: Path, whole: Tra
 
 
 @NIGHTLY
-def test_adapters_on_experts_train_equally_resume_bit_by_bit_and_are_exported_alone(
+def test_expert_adapters_train_equally_resume_bit_by_bit_and_are_exported_without_the_base(
     tmp_path: Path, data: Path
 ) -> None:
     from peft import PeftModel

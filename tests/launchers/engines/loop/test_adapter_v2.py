@@ -52,7 +52,7 @@ def moved(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen2", "Qwen3"])
-def test_an_adapter_changes_nothing_at_first_and_comes_back_from_its_folder(
+def test_a_new_adapter_changes_no_output_and_is_loaded_back_from_its_folder(
     tmp_path: Path, kind: str
 ) -> None:
     model = network(kind)
@@ -72,7 +72,7 @@ def test_an_adapter_changes_nothing_at_first_and_comes_back_from_its_folder(
         assert torch.equal(loaded(TOKENS).logits, after)
 
 
-def test_answers_are_the_same_with_and_without_a_cache_of_keys_and_values() -> None:
+def test_answers_are_the_same_with_and_without_a_kv_cache() -> None:
     model = network()
     adapter_v2.insert(model, AdapterV2(prompt_length=10, start_layer=1))
     moved(model)
@@ -84,7 +84,7 @@ def test_answers_are_the_same_with_and_without_a_cache_of_keys_and_values() -> N
     assert torch.equal(cached, tokens)
 
 
-def test_attention_over_prompts_is_that_of_pefts_adapter_v1() -> None:
+def test_attention_over_adaption_prompts_equals_that_of_pefts_adapter_v1() -> None:
     from peft import AdaptionPromptConfig, get_peft_model
 
     ours, base = network(), network()
@@ -127,7 +127,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     ("name", "first", "second"),
     [("llama-2-7b", 1_229_760, 4_279_744), ("llama-8b", 1_229_760, 4_505_024)],
 )
-def test_as_much_is_trained_as_by_litgpt(name: str, first: int, second: int) -> None:
+def test_the_numbers_of_trained_parameters_equal_those_of_litgpt(name: str, first: int, second: int) -> None:
     """litgpt's tutorials/resource-tables.md prints both figures for Llama 2 7B. PEFT's v1 has one gate a
     block where litgpt has one a head: 31 fewer in each of the 30 blocks."""
     from peft import AdaptionPromptConfig, get_peft_model

@@ -74,7 +74,7 @@ def curve(job: TrainJob, rank: int = 0) -> list[float]:
     "engine",
     ["fsdp2", *(pytest.param(engine, marks=pytest.mark.nightly) for engine in ("torchtune", "deepspeed"))],
 )
-def test_training_is_the_same_bit_by_bit_with_evaluations_and_without(trained: Trained, engine: str) -> None:
+def test_evaluations_change_no_bit_of_training(trained: Trained, engine: str) -> None:
     with_them, without = trained(engine, 2), trained(engine, 2, every=None)
     assert runs.losses(runs.steps(with_them)) == runs.losses(runs.steps(without))
     assert [step.grad_norm for step in runs.steps(with_them)] == [
@@ -82,7 +82,7 @@ def test_training_is_the_same_bit_by_bit_with_evaluations_and_without(trained: T
     ]
 
 
-def test_all_engines_and_numbers_of_processes_find_the_same_curve(trained: Trained) -> None:
+def test_all_engines_and_numbers_of_processes_measure_the_same_loss_curve(trained: Trained) -> None:
     alone = curve(trained("fsdp2", 1))
     for engine in SHARDINGS:
         two = trained(engine, 2)
@@ -90,7 +90,7 @@ def test_all_engines_and_numbers_of_processes_find_the_same_curve(trained: Train
         assert curve(two, rank=1) == curve(two)  # to the last bit: ranks decide by it
 
 
-def test_early_stopping_ends_all_ranks_and_leaves_the_best_as_a_checkpoint(
+def test_early_stopping_ends_all_ranks_and_keeps_the_best_step_as_a_checkpoint(
     trained: Trained, tmp_path: Path
 ) -> None:
     job = trained("torchtune", 2)
@@ -131,7 +131,7 @@ ROWS = {
         pytest.param("sft", "adapter-v2", marks=pytest.mark.nightly),
     ],
 )
-def test_each_task_and_adapter_is_measured_in_training_as_the_finished_model_is(
+def test_each_task_is_evaluated_in_training_with_the_scores_of_its_finished_model(
     tmp_path: Path, task: str, method: str
 ) -> None:
     model = runs.make_model(tmp_path / "model", "rewards" if task == "reward" else "llama")

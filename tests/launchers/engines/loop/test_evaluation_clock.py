@@ -103,7 +103,9 @@ def test_an_evaluation_is_due_by_steps_or_minutes_and_at_the_end(
     assert steps(job, 20.0, monkeypatch) == expected
 
 
-def test_all_ranks_go_by_the_clock_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_decides_for_all_ranks_whether_an_evaluation_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = make_job(tmp_path, {"evaluation": {"every_minutes": 60}}, runs.documents(3))
     for decided in (0, 1):
         others = SimpleNamespace(
@@ -114,7 +116,7 @@ def test_all_ranks_go_by_the_clock_of_the_first(tmp_path: Path, monkeypatch: pyt
         assert evaluator(job, Table(), Reporter())._is_due(1, Table.device) == bool(decided)
 
 
-def test_a_job_without_evaluations_writes_checkpoints_by_its_cadence_and_its_last_step(
+def test_a_job_without_evaluations_writes_checkpoints_at_its_interval_and_its_last_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = make_job(tmp_path, {"evaluation": {"every_steps": None}}, runs.documents(3), checkpoint_every=4)
@@ -133,7 +135,7 @@ def test_a_job_without_evaluations_writes_checkpoints_by_its_cadence_and_its_las
         ([1.0, 2.0, 3.0, 4.0], {8: True}, True),
     ],
 )
-def test_the_best_step_is_kept_and_three_evaluations_without_a_better_one_end_the_run(
+def test_a_run_stops_after_three_evaluations_without_improvement_and_keeps_the_best_step(
     tmp_path: Path, losses: list[float], kept: dict[int, bool], stops: bool
 ) -> None:
     settings = {"evaluation": {"every_steps": 2, "patience": 3}}
@@ -149,7 +151,7 @@ def test_the_best_step_is_kept_and_three_evaluations_without_a_better_one_end_th
     assert not evaluator(trial, Table(), Reporter()).is_exported(found[-1].step)
 
 
-def test_the_base_draws_before_the_first_step_of_a_run_only(
+def test_sample_images_of_the_base_are_drawn_only_before_the_first_step_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = make_job(tmp_path, {"evaluation": {"every_steps": 2}}, runs.documents(3))
@@ -160,7 +162,7 @@ def test_the_base_draws_before_the_first_step_of_a_run_only(
         assert drawn == expected
 
 
-def test_the_loss_is_the_mean_over_the_tokens_that_count_with_the_weights_that_are_exported(
+def test_the_evaluation_loss_is_the_mean_over_counted_tokens_with_the_averaged_weights(
     tmp_path: Path,
 ) -> None:
     rows, table, reporter, entered = runs.documents(HELD_OUT), Table(), Reporter(), []
@@ -177,7 +179,7 @@ def test_the_loss_is_the_mean_over_the_tokens_that_count_with_the_weights_that_a
     assert entered == [True]
 
 
-def test_rewards_of_judged_answers_are_means_over_the_good_and_the_bad(tmp_path: Path) -> None:
+def test_rewards_of_judged_answers_are_averaged_separately_over_good_and_bad_answers(tmp_path: Path) -> None:
     rows, table, reporter = runs.judged(5), Table(), Reporter()
     reference = np.linspace(-30.0, -50.0, len(rows)).reshape(-1, 1)
     np.save(tmp_path / "reference.npy", reference)

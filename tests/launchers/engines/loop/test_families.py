@@ -27,7 +27,7 @@ RUN = {
 }
 
 
-def test_every_family_that_is_run_is_proved() -> None:
+def test_every_supported_family_is_tested() -> None:
     assert families.FAMILIES.keys() == RUN
 
 
@@ -38,7 +38,7 @@ def logits(network: Any, tokens: torch.Tensor, **inputs: torch.Tensor) -> torch.
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
-def test_shape_and_blocks_of_every_family_are_found(family: str) -> None:
+def test_the_shape_and_the_blocks_of_every_family_are_recognized(family: str) -> None:
     network = families.network(family)
     spec = hf_config.to_spec(network.config.to_dict(), "mine")
     assert spec.parameters == sum(parameter.numel() for parameter in network.parameters())
@@ -58,7 +58,7 @@ def test_shape_and_blocks_of_every_family_are_found(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
-def test_packing_is_refused_where_documents_see_each_other_and_nowhere_else(family: str) -> None:
+def test_packing_is_refused_only_for_families_whose_documents_attend_to_each_other(family: str) -> None:
     """Two documents in one row, longer than windows and chunks, against each alone."""
     network = families.network(family)
     tokens = torch.randint(3, 250, (1, 70), generator=torch.Generator().manual_seed(1))
@@ -76,11 +76,11 @@ def test_packing_is_refused_where_documents_see_each_other_and_nowhere_else(fami
     assert (as_one - alone).abs().max() > 1e-2, "what comes before does change these logits"
 
 
-def test_an_untested_family_packs_nothing() -> None:
+def test_packing_is_refused_for_an_untested_family() -> None:
     assert architectures.family_of("helium").sees_packed
 
 
-def test_blocks_are_found_by_their_number_where_a_family_names_none() -> None:
+def test_blocks_are_recognized_by_their_number_if_a_family_does_not_name_them() -> None:
     network = families.network("llama")
     named = blocks(network)
     network._no_split_modules = None
@@ -134,7 +134,7 @@ def proved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Pro
     ]
     + [pytest.param("zero3", each, marks=pytest.mark.nightly) for each in DIFFERENT],
 )
-def test_it_trains_equally_with_every_sharding_resumes_bit_by_bit_and_exports_what_it_has_trained(
+def test_a_family_trains_equally_with_every_sharding_resumes_exactly_and_exports_its_weights(
     tmp_path: Path, family: str, method: str, sharding: str, proved: Callable[[str, str], Proofs]
 ) -> None:
     proof = proved(sharding, family)[family, method]
@@ -144,7 +144,7 @@ def test_it_trains_equally_with_every_sharding_resumes_bit_by_bit_and_exports_wh
 
 
 @pytest.mark.slow
-def test_untried_families_train_too(tmp_path: Path) -> None:
+def test_families_that_are_not_listed_as_supported_train(tmp_path: Path) -> None:
     runs = families.prove(tmp_path / "fsdp2", "fsdp2", tuple(families.UNTRIED), ("full",))
     for number, proof in enumerate(runs):
         assert families.problems(proof, proof, tmp_path / f"out-{number}") == [], proof.family

@@ -31,7 +31,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_a_prepared_step_has_the_batches_of_any_other(tmp_path: Path, copies: list[int]) -> None:
+def test_prefetched_batches_of_a_step_equal_those_read_directly(tmp_path: Path, copies: list[int]) -> None:
     data_dir = runs.make_data(tmp_path, runs.documents(12), batch=4, steps=STEPS)
     job = runs.make_job(
         tmp_path, tmp_path, data_dir, steps=STEPS, world=1, micro=2, accumulation=2, engine="fsdp2"
@@ -49,7 +49,7 @@ def test_a_prepared_step_has_the_batches_of_any_other(tmp_path: Path, copies: li
         assert bool(copies) == (step + 1 < STEPS), "the first batch of a coming step is copied ahead"
 
 
-def test_a_resumed_run_reads_its_own_step(tmp_path: Path, copies: list[int]) -> None:
+def test_a_resumed_run_reads_the_batches_of_its_first_step(tmp_path: Path, copies: list[int]) -> None:
     data_dir = runs.make_data(tmp_path, runs.documents(12), batch=4, steps=STEPS)
     job: Any = runs.make_job(tmp_path, tmp_path, data_dir, steps=STEPS, world=1, micro=4, engine="fsdp2")
     feed = Feed(NextToken(None, fused=False), Prepared(data_dir), job, 0, torch.device("cuda"))

@@ -35,7 +35,7 @@ def _put_back() -> Any:
         yield
 
 
-def test_all_three_resume_bit_for_bit_from_a_file(tmp_path: Path) -> None:
+def test_all_three_random_generators_resume_bit_for_bit_from_a_file(tmp_path: Path) -> None:
     generators.seed(7)
     drawn()
     generators.save(tmp_path, RANK)
@@ -45,7 +45,7 @@ def test_all_three_resume_bit_for_bit_from_a_file(tmp_path: Path) -> None:
     assert drawn() == due
 
 
-def test_what_is_drawn_in_between_changes_nothing() -> None:
+def test_random_numbers_drawn_inside_the_context_do_not_advance_the_generators() -> None:
     generators.seed(7)
     due = drawn()
     generators.seed(7)
@@ -54,7 +54,7 @@ def test_what_is_drawn_in_between_changes_nothing() -> None:
     assert drawn() == due
 
 
-def test_ranks_without_generator_states_are_unchanged(tmp_path: Path) -> None:
+def test_generators_are_unchanged_for_a_rank_without_saved_states(tmp_path: Path) -> None:
     generators.seed(7)
     due = drawn()
     generators.seed(7)
@@ -70,7 +70,7 @@ class _Calls:
         return os.mkdir, (str(self.mark),)
 
 
-def test_a_file_that_would_call_something_is_refused_and_so_is_one_of_an_older_version(
+def test_a_file_with_code_and_a_file_of_an_older_version_are_refused(
     tmp_path: Path,
 ) -> None:
     generators.save(tmp_path, RANK)

@@ -28,7 +28,7 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_values_and_gradients_are_those_of_whole_logits_and_no_logits_are_kept(family: str) -> None:
+def test_the_fused_head_has_the_values_and_gradients_of_full_logits_without_storing_them(family: str) -> None:
     network = families.network(family).train()
     batch = collate_pairs(runs.pairs(3), 0)
     labels = chosen_labels(batch)
@@ -73,7 +73,7 @@ class _Model:
 @pytest.mark.parametrize(
     ("task", "method"), [("dpo", "lora"), ("orpo", "full"), ("simpo", "lora"), ("kto", "full")]
 )
-def test_a_tasks_loss_figures_and_gradients_are_those_of_whole_logits(
+def test_the_loss_metrics_and_gradients_of_a_task_equal_those_with_full_logits(
     task: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = runs.judged(12) if task == "kto" else runs.pairs(4)

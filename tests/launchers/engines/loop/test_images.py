@@ -106,7 +106,7 @@ def losses_of(job: TrainJob) -> list[float]:
     return runs.losses(runs.steps(job))
 
 
-def test_losses_are_those_of_diffusers_script(trained: TrainJob) -> None:
+def test_losses_equal_those_of_the_diffusers_training_script(trained: TrainJob) -> None:
     assert losses_of(trained) == pytest.approx(script_losses(trained), abs=CLOSE)
     for step in runs.steps(trained):  # and the quarters of the noise schedule have losses of their own
         assert step.metrics
@@ -116,7 +116,7 @@ def test_losses_are_those_of_diffusers_script(trained: TrainJob) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("method", "replicas"), [("full", 1), ("full", 2), ("lora", 1)])
-def test_two_processes_train_as_one(
+def test_two_processes_have_the_losses_of_one(
     images: PreparedRun, method: str, replicas: int, request: pytest.FixtureRequest
 ) -> None:
     alone = request.getfixturevalue("trained" if method == "full" else "adapted")
@@ -153,7 +153,7 @@ def picture(pipeline: Any) -> Any:
     return pipeline("a small red circle", generator=torch.Generator().manual_seed(1), **options).images
 
 
-def test_a_full_run_s_export_is_a_pipeline_with_the_trained_weights(
+def test_the_export_of_a_full_run_is_a_pipeline_with_the_trained_weights(
     trained: TrainJob, tmp_path: Path
 ) -> None:
     from diffusers import StableDiffusionXLPipeline
@@ -167,7 +167,7 @@ def test_a_full_run_s_export_is_a_pipeline_with_the_trained_weights(
     assert abs(picture(loaded) - picture(base)).max() == 0
 
 
-def test_lora_s_export_merged_and_alone_makes_the_same_pictures(adapted: TrainJob, tmp_path: Path) -> None:
+def test_merged_and_separate_lora_exports_generate_the_same_images(adapted: TrainJob, tmp_path: Path) -> None:
     from diffusers import StableDiffusionXLPipeline
 
     engines.get("fsdp2").collect(adapted, tmp_path)
@@ -183,7 +183,7 @@ def test_lora_s_export_merged_and_alone_makes_the_same_pictures(adapted: TrainJo
     assert abs(after - picture(again)).max() == 0
 
 
-def test_lora_in_kohya_s_format_has_the_names_and_the_scale_that_image_programs_read(
+def test_a_kohya_lora_file_has_the_tensor_names_and_scale_that_image_programs_expect(
     adapted: TrainJob, tmp_path: Path
 ) -> None:
     from diffusers import StableDiffusionXLPipeline
@@ -200,7 +200,7 @@ def test_lora_in_kohya_s_format_has_the_names_and_the_scale_that_image_programs_
     assert abs(picture(ours) - picture(theirs)).max() < 1e-4
 
 
-def test_the_configured_share_of_captions_is_replaced_by_zeros(images: PreparedRun) -> None:
+def test_the_configured_share_of_captions_is_dropped(images: PreparedRun) -> None:
     job = images.job("dropout", settings={"images": {"prompt_dropout": 0.5}})
     assert job.reference is not None
     task, data = TextToImage(job.settings, job.reference), Prepared(job.data_dir)
@@ -302,7 +302,7 @@ def evaluations(job: TrainJob) -> list[Evaluated]:
 
 
 @pytest.mark.nightly
-def test_an_average_changes_the_export_alone_and_resumes_exactly(
+def test_a_moving_average_changes_only_the_export_and_resumes_exactly(
     trained: TrainJob, averaged: TrainJob, tmp_path: Path
 ) -> None:
     assert losses_of(averaged) == losses_of(trained)
@@ -316,7 +316,7 @@ def test_an_average_changes_the_export_alone_and_resumes_exactly(
     assert [event.step for event in said(again, Drawn)] == [6], "the base was drawn by the first attempt"
 
 
-def test_a_checkpoint_without_the_average_is_refused(
+def test_a_checkpoint_without_the_moving_average_is_refused(
     images: PreparedRun, averaged: TrainJob, tmp_path: Path
 ) -> None:
     settings = averaged.settings.model_copy(
@@ -327,7 +327,9 @@ def test_a_checkpoint_without_the_average_is_refused(
 
 
 @pytest.mark.nightly
-def test_two_processes_measure_and_draw_what_one_does(images: PreparedRun, averaged: TrainJob) -> None:
+def test_two_processes_have_the_evaluation_loss_and_sample_images_of_one(
+    images: PreparedRun, averaged: TrainJob
+) -> None:
     two = images.job("averaged-two", settings=EVALUATED, world=2)
     runs.run(two)
     for one, other in zip(evaluations(averaged), evaluations(two), strict=True):
@@ -348,7 +350,7 @@ def pixels(png: str) -> Any:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(png))))
 
 
-def test_an_evaluation_while_it_trains_is_what_the_finished_pipeline_gets(
+def test_an_evaluation_during_training_equals_that_of_the_exported_pipeline(
     averaged: TrainJob, tmp_path: Path
 ) -> None:
     engines.get("fsdp2").collect(averaged, tmp_path)
@@ -371,7 +373,7 @@ def test_an_evaluation_while_it_trains_is_what_the_finished_pipeline_gets(
 
 
 @pytest.mark.nightly
-def test_a_clip_model_scores_how_well_pictures_fit_their_captions(averaged: TrainJob, tmp_path: Path) -> None:
+def test_a_clip_model_scores_how_well_images_match_their_captions(averaged: TrainJob, tmp_path: Path) -> None:
     clip = make_clip(averaged.model_dir, tmp_path / "clip")
     engines.get("fsdp2").collect(averaged, tmp_path)
     held_out = PreparedImages(averaged.held_out_dir)

@@ -14,7 +14,7 @@ from launchers.precompute.latents import Latent  # noqa: E402
 
 
 @pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
-def test_noisy_latents_and_targets_are_those_of_diffusers(prediction: str) -> None:
+def test_noisy_latents_and_targets_equal_those_of_diffusers(prediction: str) -> None:
     theirs = diffusers.DDPMScheduler(num_train_timesteps=50, prediction_type=prediction)
     ours = NoiseSchedule(dict(theirs.config))
     clean, noise = torch.randn(2, 3, 4, 8, 8, generator=torch.Generator().manual_seed(1)).unbind()
@@ -24,7 +24,7 @@ def test_noisy_latents_and_targets_are_those_of_diffusers(prediction: str) -> No
     assert torch.allclose(ours.target(clean, noise, steps), wanted)
 
 
-def test_a_held_out_image_is_measured_in_the_middle_of_each_quarter_with_the_noise_of_its_row() -> None:
+def test_a_held_out_image_is_evaluated_at_four_timesteps_with_the_noise_of_its_row() -> None:
     shape = {"mean": (4, 2, 2), "std": (4, 2, 2), "text": (77, 8), "summary": (8,), "tokens": (2, 77)}
     latent = Latent(**{name: torch.ones(size) for name, size in shape.items()})
     schedule = NoiseSchedule({"num_train_timesteps": 1000})

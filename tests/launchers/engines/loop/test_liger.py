@@ -25,7 +25,7 @@ def environment(**more: Any) -> dict[str, str]:
     return {**os.environ, **{name: str(value) for name, value in values.items()}}
 
 
-def test_loss_and_gradients_are_those_of_the_models_own_code() -> None:
+def test_loss_and_gradients_equal_those_of_the_model_without_liger() -> None:
     done = subprocess.run(
         [*COMMAND, "families"], env=environment(), cwd=ranks.ROOT, capture_output=True, text=True, check=False
     )
@@ -45,7 +45,7 @@ def test_loss_and_gradients_are_those_of_the_models_own_code() -> None:
         pytest.param("fsdp2", "fsdp", "full", "orpo", marks=pytest.mark.nightly),
     ],
 )
-def test_a_run_of_two_processes_learns_and_is_evaluated_as_it_is_without_them(
+def test_a_run_of_two_processes_has_the_losses_and_evaluations_of_a_run_without_liger(
     tmp_path: Path, engine: str, sharding: str, method: str, task: str
 ) -> None:
     rows = runs.documents if task == "sft" else runs.pairs

@@ -47,13 +47,13 @@ def targets(value: Any) -> settings.Settings:
     return settings.build({"lora": {"targets": value}})
 
 
-def test_every_causal_family_is_looked_at() -> None:
+def test_every_causal_family_is_covered() -> None:
     causal = {family for family, traits in FAMILIES.items() if traits.causal}
     assert causal - ONE_OF_EACH_FAMILY.keys() <= UNLISTED
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_FAMILY.values(), ids=ONE_OF_EACH_FAMILY.keys())
-def test_all_linear_is_every_linear_layer_but_heads_and_routers_and_is_counted_exactly(name: str) -> None:
+def test_all_linear_adapts_every_linear_layer_but_heads_and_routers_and_is_counted_exactly(name: str) -> None:
     import torch
     from peft import LoraConfig, get_peft_model
 
@@ -99,13 +99,13 @@ def test_all_linear_is_every_linear_layer_but_heads_and_routers_and_is_counted_e
         ("phi-2", PROJECTIONS, ["q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"]),
     ],
 )
-def test_targets_by_llamas_names_are_found_under_the_familys(
+def test_targets_with_llama_names_are_translated_to_the_names_of_the_family(
     name: str, wanted: list[str], found: list[str]
 ) -> None:
     assert model.adapted_layers(tiny(name), targets(wanted)) == found
 
 
-def test_targets_that_the_model_lacks_are_refused_with_those_it_has() -> None:
+def test_targets_that_the_model_lacks_are_refused_with_its_available_targets() -> None:
     with pytest.raises(UserError, match="up_proj") as caught:
         model.adapted_layers(tiny("mixtral-8x7b"), targets(["up_proj"]))
     assert "k_proj, lm_head" in (caught.value.advice or "")
@@ -119,9 +119,7 @@ WITH_EXPERTS = [
 
 
 @pytest.mark.parametrize("family", WITH_EXPERTS)
-def test_adapters_on_experts_are_counted_exactly_and_all_of_them_are_trained(
-    tmp_path: Path, family: str
-) -> None:
+def test_expert_adapters_are_counted_exactly_and_all_are_trained(tmp_path: Path, family: str) -> None:
     import torch
     from peft import PeftModel
 
@@ -159,7 +157,7 @@ def job_on_experts(folder: Path) -> TrainJob:
     return runs.make_job(folder, folder, folder, steps=1, settings={"method": "lora", "lora": lora})
 
 
-def test_adapters_on_experts_keep_a_copy_of_them_for_the_backward_pass(tmp_path: Path) -> None:
+def test_expert_adapters_keep_a_copy_of_the_experts_for_the_backward_pass(tmp_path: Path) -> None:
     """What the estimate adds to each block that is not recomputed."""
     import torch
 

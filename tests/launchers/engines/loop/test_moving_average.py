@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from launchers.engines.loop.moving_average import MovingAverage  # noqa: E402
 
 
-def test_each_update_takes_in_the_weights_by_the_rate_of_its_number() -> None:
+def test_the_decay_of_the_moving_average_rises_with_the_update_number_up_to_its_limit() -> None:
     weight = torch.nn.Parameter(torch.tensor([8.0]))
     average = MovingAverage([("w", weight)], decay=0.25)
     expected = [16.0, 16 * 2 / 11 + 32 * 9 / 11]  # the base's weight is forgotten; then rate 2 / 11

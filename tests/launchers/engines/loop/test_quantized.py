@@ -42,7 +42,7 @@ def layer_of(weight: torch.Tensor, kind: LaunchedQuantization) -> QuantizedLinea
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["nf4", "nf4-double"])
-def test_4_bits_are_those_of_bitsandbytes(kind: LaunchedQuantization, dtype: torch.dtype) -> None:
+def test_4_bit_weights_equal_those_of_bitsandbytes(kind: LaunchedQuantization, dtype: torch.dtype) -> None:
     from bitsandbytes import functional
 
     weight = matrix(96, 160, dtype)
@@ -55,7 +55,7 @@ def test_4_bits_are_those_of_bitsandbytes(kind: LaunchedQuantization, dtype: tor
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_8_bits_are_off_by_half_a_step_of_their_row(dtype: torch.dtype) -> None:
+def test_8_bit_weights_differ_by_at_most_half_a_quantization_step_of_their_row(dtype: torch.dtype) -> None:
     weight = matrix(96, 160, dtype)
     words, scales = packed(weight, "int8")
     found = unpacked(words, scales, "int8", weight.shape)
@@ -68,7 +68,7 @@ def test_8_bits_are_off_by_half_a_step_of_their_row(dtype: torch.dtype) -> None:
 @torch.compiler.set_stance("force_eager")  # bitsandbytes compiles what unpacks odd shapes
 @pytest.mark.parametrize("shape", [(3, 5), (64, 66)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_matrix_of_any_shape_is_packed_and_a_row_of_zeros_stays_one(
+def test_a_matrix_of_any_shape_is_quantized_and_a_row_of_zeros_remains_zero(
     kind: LaunchedQuantization, shape: tuple[int, int]
 ) -> None:
     weight = matrix(*shape)
@@ -79,7 +79,7 @@ def test_a_matrix_of_any_shape_is_packed_and_a_row_of_zeros_stays_one(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_outputs_and_gradients_are_those_of_a_linear_layer_with_the_unpacked_weight(
+def test_outputs_and_gradients_equal_those_of_a_linear_layer_with_the_dequantized_weight(
     kind: LaunchedQuantization,
 ) -> None:
     layer = layer_of(matrix(48, 32), kind)
@@ -104,7 +104,7 @@ def test_scales_are_not_cast_with_a_network_and_are_in_no_state_dict(kind: Launc
 
 
 @pytest.mark.parametrize(("kind", "bytes_each"), [("nf4", 0.5625), ("nf4-double", 0.516), ("int8", 1.016)])
-def test_a_weight_takes_the_bytes_that_its_kind_promises(
+def test_a_quantized_weight_has_the_bytes_per_value_of_its_format(
     kind: LaunchedQuantization, bytes_each: float
 ) -> None:
     layer = layer_of(matrix(256, 256), kind)
@@ -113,7 +113,7 @@ def test_a_weight_takes_the_bytes_that_its_kind_promises(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_product_keeps_no_weight_that_was_gathered_for_it(kind: LaunchedQuantization) -> None:
+def test_the_backward_pass_keeps_no_gathered_weight_of_the_forward_pass(kind: LaunchedQuantization) -> None:
     """As ZeRO-3 does it: the parameter's values are given away, and gathered anew for the gradient."""
     layer = layer_of(matrix(48, 64), kind)
     inputs, gathered = matrix(3, 64).requires_grad_(), layer.weight.data
@@ -159,7 +159,7 @@ def losses(job: TrainJob) -> list[float]:
     "kind",
     [pytest.param(kind, marks=[] if kind == "nf4-double" else pytest.mark.nightly) for kind in KINDS],
 )
-def test_zero_and_fsdp2_train_equally(
+def test_zero_and_fsdp2_train_a_quantized_base_equally(
     tmp_path: Path, model: Path, data: Path, kind: LaunchedQuantization, precision: str
 ) -> None:
     found = []
@@ -172,7 +172,7 @@ def test_zero_and_fsdp2_train_equally(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_holds_no_base(whole: TrainJob) -> None:
+def test_a_checkpoint_contains_no_base_weights(whole: TrainJob) -> None:
     engine = whole.checkpoint_dir(3) / "engine"
     if whole.plan.engine == "fsdp2":  # whose files have a head for each tensor
         assert all("lora_" in name for name in FileSystemReader(engine).read_metadata().state_dict_metadata)
@@ -194,7 +194,7 @@ def logits(network: Any) -> torch.Tensor:
     "kind",
     [pytest.param(kind, marks=[] if kind == "nf4-double" else pytest.mark.nightly) for kind in KINDS],
 )
-def test_the_merged_model_answers_as_the_quantized_base_with_its_adapter(
+def test_the_merged_model_has_the_outputs_of_the_quantized_base_with_its_adapter(
     tmp_path: Path, model: Path, data: Path, kind: LaunchedQuantization, sharding: str
 ) -> None:
     """The base as transformers' BitsAndBytesConfig quantizes it, too, but for its 8 bits' rounding."""

@@ -81,7 +81,7 @@ def test_only_the_chosen_activations_are_recomputed(
 
 
 @pytest.mark.parametrize("method", ["lora", "qlora"])
-def test_adapters_products_are_recomputed_and_every_second_one_of_the_base_is_kept(
+def test_products_of_adapters_are_recomputed_and_every_second_product_of_the_base_is_kept(
     folder: Path, method: str
 ) -> None:
     again, attentions = repeated(job_of(folder, method=method, recompute={"what": "selective"}))
@@ -91,7 +91,7 @@ def test_adapters_products_are_recomputed_and_every_second_one_of_the_base_is_ke
 
 
 @pytest.mark.parametrize("what", ["full", "selective"])
-def test_recomputing_changes_no_gradient(folder: Path, what: str) -> None:
+def test_recomputation_changes_no_gradient(folder: Path, what: str) -> None:
     gradients = []
     for checkpointing in (False, True):
         job = job_of(folder, checkpointing=checkpointing, recompute={"what": what})

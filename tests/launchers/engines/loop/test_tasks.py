@@ -147,7 +147,7 @@ def losses_of_trl(job: TrainJob, work: Path) -> tuple[list[float], list[float]]:
     ("task", "method"),
     [pytest.param(*each, marks=[] if each in EVERY_CHANGE else pytest.mark.nightly) for each in TASKS],
 )
-def test_a_task_trains_as_trl_does_on_every_sharding(tmp_path: Path, task: str, method: str) -> None:
+def test_a_task_has_the_losses_of_trl_with_every_sharding(tmp_path: Path, task: str, method: str) -> None:
     steps = {name: runs.run(make_job(tmp_path, task, method, name)) for name in SHARDINGS}
     expected, expected_margins = losses_of_trl(make_job(tmp_path, task, method), tmp_path / "trl")
     assert len(expected) == STEPS
@@ -160,7 +160,7 @@ def test_a_task_trains_as_trl_does_on_every_sharding(tmp_path: Path, task: str, 
 
 
 @pytest.mark.parametrize("task", ["dpo", "orpo", "simpo"])
-def test_the_loss_is_what_a_pocket_calculator_gives(task: str) -> None:
+def test_the_loss_of_a_task_equals_a_value_calculated_by_hand(task: str) -> None:
     """Two pairs; vocabulary of 4; every token has probability 1/2, 1/4, 1/8, 1/8."""
     rows = [_pair([0, 1], [0, 2]), _pair([1, 1, 0], [2])]
     batch = collate_pairs(rows, 0)
@@ -200,7 +200,7 @@ def _pair(chosen: list[int], rejected: list[int]) -> prepared.Row:
     return runs.joined(parts)
 
 
-def test_smoothed_labels_cost_the_share_of_the_other_order() -> None:
+def test_label_smoothing_mixes_in_the_loss_of_the_swapped_pair() -> None:
     answers = answers_of(torch.zeros(2, 3, 4), collate_pairs([_pair([0, 1], [2])], 0))
     smoothed = Preferences(Settings.model_validate({"task": "simpo", "preference": {"label_smoothing": 0.2}}))
     losses, _ = smoothed.losses(answers, None)

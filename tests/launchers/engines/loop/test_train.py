@@ -70,7 +70,7 @@ def losses_of_trainer(job: TrainJob, work: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_both_shardings_train_as_transformers_trainer_does(tmp_path: Path, method: str) -> None:
+def test_both_shardings_have_the_losses_of_the_transformers_trainer(tmp_path: Path, method: str) -> None:
     model = runs.make_model(tmp_path / "model")
     data = runs.make_data(tmp_path / "data", runs.documents(12), batch=BATCH, steps=STEPS)
     settings = {"method": method, "schedule": {"name": "linear", "warmup_steps": 2}}

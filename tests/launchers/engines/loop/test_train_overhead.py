@@ -101,7 +101,7 @@ def of_a_step(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "task"), [("full", "sft"), ("lora", "orpo")])
-def test_loss_and_metrics_are_reduced_once_a_step_and_fetched_with_the_norm(
+def test_loss_and_metrics_are_reduced_once_per_step_and_copied_together_with_the_norm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, task: str
 ) -> None:
     runs.make_model(tmp_path / "model")
@@ -148,7 +148,7 @@ class _Idle:
         return ZERO
 
 
-def test_what_a_step_reports_takes_less_than_half_a_percent_of_a_fast_one(tmp_path: Path) -> None:
+def test_reporting_a_step_takes_less_than_half_a_percent_of_a_fast_step(tmp_path: Path) -> None:
     """A 0.1B model makes about 20 steps a second: 50 ms each, of which 0.25 ms are 0.5 %."""
     data_dir = runs.make_data(tmp_path / "data", runs.documents(4), batch=2, steps=2)
     job = runs.make_job(tmp_path / "run", runs.make_model(tmp_path / "model"), data_dir, steps=2, world=1)

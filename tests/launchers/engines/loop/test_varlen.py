@@ -47,7 +47,7 @@ def step(network: Any, batch: batches.MicroBatch) -> tuple[float, dict[str, torc
 
 @pytest.mark.usefixtures("_kernel")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_loss_and_gradients_of_a_step_are_those_of_the_mask(family: str) -> None:
+def test_loss_and_gradients_of_a_step_equal_those_with_an_attention_mask(family: str) -> None:
     window = families.FAMILIES.get(family, {}).get("sliding_window")
     network = families.network(family, **({"sliding_window": WINDOW} if window else {})).train()
     loss, gradients = step(network, collate(packed_rows(), 0))
@@ -72,7 +72,7 @@ def test_a_window_hides_earlier_positions() -> None:
 
 @pytest.mark.parametrize("multiple", [1, 16])
 @pytest.mark.parametrize("pairs", [False, True])
-def test_a_padding_free_batch_has_the_tokens_labels_and_borders_of_its_rows(
+def test_a_padding_free_batch_has_the_tokens_labels_and_boundaries_of_its_rows(
     *, pairs: bool, multiple: int
 ) -> None:
     rows = runs.pairs(3) if pairs else packed_rows()
@@ -94,7 +94,7 @@ def test_a_padding_free_batch_has_the_tokens_labels_and_borders_of_its_rows(
 
 @pytest.mark.usefixtures("_kernel")
 @pytest.mark.parametrize("task", ["sft", "dpo", "orpo", "simpo", "kto"])
-def test_every_task_has_the_same_loss_and_figures_without_padding(
+def test_every_task_has_the_same_loss_and_metrics_without_padding(
     task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = {"sft": runs.documents(4), "kto": runs.judged(3)[:4]}.get(task, runs.pairs(4))
@@ -145,7 +145,7 @@ class _Model:
     ("changes", "precision"),
     [({"task": "reward"}, "bf16"), ({"method": "adapter-v2"}, "bf16"), ({}, "fp32")],
 )
-def test_what_the_kernel_cannot_train_keeps_the_mask(
+def test_models_that_the_varlen_kernel_does_not_support_use_an_attention_mask(
     changes: dict[str, Any], precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(varlen.torch.cuda, "get_device_capability", lambda: (9, 0))
@@ -155,7 +155,9 @@ def test_what_the_kernel_cannot_train_keeps_the_mask(
     assert not varlen.applies(dataclasses.replace(job, plan=dataclasses.replace(job.plan, layout=layout)))
 
 
-def test_a_gpu_older_than_ampere_keeps_the_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_older_than_ampere_uses_an_attention_mask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = runs.make_job(tmp_path, runs.make_model(tmp_path / "m"), tmp_path, steps=1, precision="bf16")
     job = dataclasses.replace(
         job, plan=dataclasses.replace(job.plan, layout=dataclasses.replace(job.plan.layout, device="cuda"))
@@ -218,7 +220,7 @@ def _operator() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("_operator")
 @pytest.mark.parametrize("what", ["none", "full", "selective"])
-def test_compiled_and_recomputed_blocks_call_torchs_operator(what: str, tmp_path: Path) -> None:
+def test_compiled_and_recomputed_blocks_call_the_varlen_operator_of_torch(what: str, tmp_path: Path) -> None:
     network = families.network("qwen3").train()
     expected = step(network, collate(packed_rows(), 0))
     varlen.use(network)

@@ -146,7 +146,7 @@ def losses_of_trl(model: Path, work: Path) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_vl", pytest.param("gemma3", marks=pytest.mark.nightly)])
-def test_ten_steps_have_the_losses_of_trls_trainer(family: str, tmp_path: Path) -> None:
+def test_the_losses_of_ten_steps_equal_those_of_the_trl_trainer(family: str, tmp_path: Path) -> None:
     model = vision_models.make(tmp_path / family, family)
     here, there = losses_here(model, tmp_path), losses_of_trl(model, tmp_path / "trl")
     assert len(here) == len(there) == STEPS
@@ -181,7 +181,7 @@ def test_ten_steps_have_the_losses_of_trls_trainer(family: str, tmp_path: Path) 
         ),
     ],
 )
-def test_a_run_from_rows_with_images_leaves_a_model_that_answers_about_them(
+def test_a_run_on_rows_with_images_exports_a_model_that_answers_about_images(
     family: str, options: list[str], tmp_path: Path
 ) -> None:
     model = vision_models.make(tmp_path / family, family)

@@ -43,7 +43,7 @@ def job(folder: Path, chosen: tuple[str, ...]) -> TrainJob:
         ("Qwen3", EVERYTHING, True),
     ],
 )
-def test_what_is_trained_is_counted_merged_and_loaded_by_peft(
+def test_trained_modules_are_counted_exactly_merged_and_loaded_by_peft(
     tmp_path: Path, kind: str, chosen: tuple[str, ...], tied: bool
 ) -> None:
     base = network(kind, tie_word_embeddings=tied)
@@ -71,7 +71,7 @@ def test_what_is_trained_is_counted_merged_and_loaded_by_peft(
         assert not torch.allclose(runs.load(tmp_path / "base")(TOKENS).logits, wanted, atol=1e-1)
 
 
-def test_names_are_the_shortest_that_mean_nothing_else() -> None:
+def test_names_of_trained_modules_are_the_shortest_unambiguous_suffixes() -> None:
     """PEFT takes what ends with a name: "norm" would be Qwen 3's norms of queries and keys, too."""
     llama, qwen3 = (
         whole_modules.peft_options(network(kind), EVERYTHING)["modules_to_save"]
@@ -89,7 +89,7 @@ def made(work: Path, folder: Path, data: Path, layout: str, **options: Any) -> T
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [pytest.param("llama", marks=pytest.mark.nightly), "tied"])
-def test_every_sharding_trains_them_equally_exports_the_merged_model_and_resumes(
+def test_fully_trained_modules_have_equal_losses_with_every_sharding_and_resume(
     tmp_path: Path, data: Path, kind: str
 ) -> None:
     folder = runs.make_model(tmp_path / "model", kind)
@@ -113,7 +113,7 @@ def test_every_sharding_trains_them_equally_exports_the_merged_model_and_resumes
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_in_mixed_precision_they_are_trained_in_fp32(tmp_path: Path, data: Path) -> None:
+def test_fully_trained_modules_are_kept_in_fp32_under_mixed_precision(tmp_path: Path, data: Path) -> None:
     from safetensors.torch import load_file
 
     folder = runs.make_model(tmp_path / "model")

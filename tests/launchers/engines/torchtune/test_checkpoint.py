@@ -49,7 +49,7 @@ def test_frozen_weights_are_not_in_a_checkpoint(tmp_path: Path) -> None:
     assert torch.equal(again[1].weight, model[1].weight)
 
 
-def test_hyperparameters_come_from_the_job_not_from_the_checkpoint(tmp_path: Path) -> None:
+def test_a_resumed_run_takes_hyperparameters_from_the_job_not_from_the_checkpoint(tmp_path: Path) -> None:
     model, optimizer = make(0, lr=0.1)
     step(model, optimizer)
     torchtune_checkpoint.save(tmp_path, model, [optimizer])
@@ -58,7 +58,7 @@ def test_hyperparameters_come_from_the_job_not_from_the_checkpoint(tmp_path: Pat
     assert other.param_groups[0]["lr"] == 0.5
 
 
-def test_a_failed_write_ends_with_the_systems_own_error(tmp_path: Path) -> None:
+def test_a_failed_write_names_the_rank_and_keeps_the_os_error_as_its_cause(tmp_path: Path) -> None:
     model, optimizer = make(0)
     (tmp_path / "__0_0.distcp").mkdir()
     with pytest.raises(RuntimeError, match="rank 0 could not write") as caught:
@@ -66,5 +66,5 @@ def test_a_failed_write_ends_with_the_systems_own_error(tmp_path: Path) -> None:
     assert isinstance(caught.value.__cause__, OSError)
 
 
-def test_generators_of_another_world_size_are_left_alone(tmp_path: Path) -> None:
+def test_generator_states_are_not_loaded_if_the_checkpoint_has_none(tmp_path: Path) -> None:
     assert not torchtune_checkpoint.load_generators(tmp_path)

@@ -95,7 +95,7 @@ def make_checkpointer(base: Path, out: Path) -> Any:
         pytest.param("qwen2-tied", "F32", "F32", "qlora", marks=pytest.mark.slow),
     ],
 )
-def test_the_merged_model_and_the_adapter_are_those_of_torchtunes_own_functions(
+def test_the_merged_model_and_the_adapter_equal_those_of_torchtune(
     tmp_path: Path, family: str, stored: str, trained_in: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from torchtune import training
@@ -139,7 +139,7 @@ def test_the_merged_model_and_the_adapter_are_those_of_torchtunes_own_functions(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_processes_merge_a_4_bit_base_as_torchtune_does_with_the_same_4_bits(tmp_path: Path) -> None:
+def test_two_processes_merge_a_4_bit_base_with_the_same_quantization_as_torchtune(tmp_path: Path) -> None:
     """Each holds a shard of every matrix; what is merged was made 4-bit as a whole."""
     from torchao.quantization import NF4Tensor
     from torchtune import training

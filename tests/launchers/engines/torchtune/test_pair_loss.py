@@ -22,7 +22,7 @@ from launchers.run.job import unsupported  # noqa: E402
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_it_gives_the_loops_loss_and_sums_what_it_has_given(smoothing: float) -> None:
+def test_the_pair_loss_equals_the_dpo_loss_of_the_loop_engine_and_is_accumulated(smoothing: float) -> None:
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(4, 6, generator=generator)
     loss = PairLoss(beta=0.3, label_smoothing=smoothing)

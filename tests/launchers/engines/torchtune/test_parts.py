@@ -33,7 +33,7 @@ def dataset(folder: Path, start_step: int = 0, packed: bool = False) -> Prepared
 
 @pytest.mark.parametrize("world", [1, 2, 4, 8])
 @pytest.mark.parametrize("start_step", [0, 2])
-def test_a_step_of_any_world_size_trains_on_exactly_its_rows(
+def test_a_step_with_any_world_size_trains_on_exactly_its_rows(
     folder: Path, world: int, start_step: int
 ) -> None:
     data = Prepared(folder)
@@ -52,7 +52,7 @@ def test_a_step_of_any_world_size_trains_on_exactly_its_rows(
         assert sorted(taken[step]) == sorted(rows_of_step)
 
 
-def test_counts_are_of_rows_and_tokens_without_padding(folder: Path) -> None:
+def test_rows_and_tokens_are_counted_without_padding(folder: Path) -> None:
     rows = dataset(folder)
     lengths = [len(rows[index]["tokens"]) for index in range(3)]
     assert rows.take_counts() == (3, sum(lengths))

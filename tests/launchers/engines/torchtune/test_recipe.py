@@ -65,7 +65,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path) -
     return get
 
 
-def test_losses_and_norms_are_those_of_torchtunes_own_command_bit_by_bit(
+def test_losses_and_norms_equal_those_of_the_torchtune_command_bit_by_bit(
     trained: Any, tmp_path: Path
 ) -> None:
     job = trained(1)
@@ -114,7 +114,7 @@ def test_every_rank_reports_every_step_and_its_own_tokens(trained: Any, data: Pa
         assert len([event for event in events if isinstance(event, Memory) and event.rank == rank]) == STEPS
 
 
-def test_dropout_continues_from_its_random_state(tmp_path: Path, model: Path, data: Path) -> None:
+def test_dropout_resumes_from_its_saved_random_state(tmp_path: Path, model: Path, data: Path) -> None:
     settings = {"method": "lora", "lora": {"dropout": 0.1}}
     job = job_of(tmp_path / "whole", model, data, world=2, settings=settings, checkpoint_every=3)
     whole = runs.run(job)[3:]
@@ -170,7 +170,7 @@ def test_a_run_on_two_processes_resumes_on_one(trained: Any, tmp_path: Path) -> 
     assert runs.losses(one) == pytest.approx(runs.losses(runs.steps(job)[3:]), rel=1e-5)
 
 
-def test_packed_rows_give_the_loss_of_the_same_rows_apart(tmp_path: Path, model: Path) -> None:
+def test_packed_rows_have_the_loss_of_the_same_rows_unpacked(tmp_path: Path, model: Path) -> None:
     documents = runs.documents(12)
     groups = [documents[at : at + 3] for at in range(0, 12, 3)]
     packed = [runs.joined(group) for group in groups]
@@ -238,7 +238,7 @@ def make_family(folder: Path, family: str) -> Path:
         pytest.param("qwen2-tied", "full", marks=pytest.mark.nightly),
     ],
 )
-def test_a_family_is_computed_as_transformers_does_and_comes_back(
+def test_a_family_has_the_losses_of_transformers_and_its_export_is_complete(
     tmp_path: Path, data: Path, family: str, method: str
 ) -> None:
     import torch
@@ -277,7 +277,7 @@ def train_traced(job: TrainJob) -> None:
 @pytest.mark.parametrize(
     ("family", "method"), [("llama", "full"), ("llama", "qlora"), ("mistral", "lora"), ("qwen2", "lora")]
 )
-def test_compiled_layers_have_the_losses_of_eager_ones_on_packed_rows(
+def test_compiled_layers_have_the_losses_of_eager_layers_on_packed_rows(
     tmp_path: Path, model: Path, family: str, method: str
 ) -> None:
     rows = runs.documents(12)
@@ -302,7 +302,9 @@ def test_compiled_layers_have_the_losses_of_eager_ones_on_packed_rows(
     assert len(expected) == 2
 
 
-def test_bf16_checkpointing_and_other_settings_train(tmp_path: Path, model: Path, data: Path) -> None:
+def test_bf16_activation_checkpointing_and_other_settings_train(
+    tmp_path: Path, model: Path, data: Path
+) -> None:
     job = job_of(
         tmp_path,
         model,

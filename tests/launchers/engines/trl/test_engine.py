@@ -17,7 +17,7 @@ TINY = models.find("tiny-llama")
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "dora"])
-def test_grpo_is_trained_by_trl_alone(method: str) -> None:
+def test_only_trl_supports_grpo(method: str) -> None:
     settings = build({**GRPO, "method": method})
     assert first_supported_engine(settings, TINY) == "trl"
     for engine in ("torchtune", "deepspeed", "fsdp2"):
@@ -25,7 +25,7 @@ def test_grpo_is_trained_by_trl_alone(method: str) -> None:
 
 
 @pytest.mark.parametrize("task", ["sft", "pretrain", "dpo", "kto", "reward"])
-def test_trl_trains_nothing_else(task: str) -> None:
+def test_trl_supports_only_grpo(task: str) -> None:
     reason = unsupported("trl", build({"task": task, "method": "lora"}), TINY)
     assert reason == f"task {task}: engine trl supports only grpo here"
 

@@ -46,7 +46,7 @@ def test_the_reward_rises_over_thirty_steps(place: Path, nodes: int) -> None:
     assert all(step.all_tokens for step in steps)
 
 
-def test_both_processes_of_a_node_report_their_work(place: Path) -> None:
+def test_both_processes_of_a_node_report_their_steps(place: Path) -> None:
     job = toy.job(place, "adapted", "lora", world=2, steps=2)
     first, second = runs.run(job), runs.steps(job, rank=1)
     assert [step.step for step in first] == [step.step for step in second] == [1, 2]
@@ -55,7 +55,7 @@ def test_both_processes_of_a_node_report_their_work(place: Path) -> None:
     assert all(step.samples == toy.ANSWERS // 2 for step in [*first, *second])
 
 
-def test_a_reward_that_is_no_number_ends_the_run_with_the_users_own_line(place: Path) -> None:
+def test_a_reward_that_is_not_a_number_ends_the_run_with_the_line_of_the_users_code(place: Path) -> None:
     (place / "late.py").write_text("def late(prompt, answer):\n    return float('nan')\n")
     job = toy.job(place, "late", "full", world=1, steps=1, of=STEPS, rl={"reward": f"{place}/late.py:late"})
     done = ranks.train([job])
