@@ -10,13 +10,13 @@ from checklist.verdict import judge
 from tests.checklist.runs import all_with, cpu_run, gpu_run
 
 
-def test_processes_of_one_machine_say_that_speed_is_not_judged() -> None:
+def test_a_run_on_one_machine_states_that_speed_is_not_judged() -> None:
     result = judge(cpu_run(2, local=True))
     assert (result.verdict, result.exit_code) == ("PASS", 0)
     assert result.headline == "Software works; speed not judged: all nodes are on this one machine."
 
 
-def test_one_node_says_which_speeds_of_its_gpus_are_judged() -> None:
+def test_a_run_on_one_node_states_which_gpu_speeds_are_judged() -> None:
     assert judge(gpu_run(1, 4, probes=(), pairs=())).headline == (
         "Software works; gemm, hbm, bandwidth as fast as expected; network not judged: there is one node."
     )
@@ -24,14 +24,14 @@ def test_one_node_says_which_speeds_of_its_gpus_are_judged() -> None:
     assert judge(few, thresholds=Table(())).headline == "Software works; speed not judged: there is one node."
 
 
-def test_several_machines_and_a_run_without_collectives_say_no_such_thing() -> None:
+def test_runs_on_several_machines_or_without_collectives_print_no_note_about_speed() -> None:
     assert "Software works" not in judge(gpu_run(2)).headline
     assert judge(gpu_run(2)).next_commands == ()
     local = cpu_run(2, local=True)
     assert judge(local, checks=select(only=["mesh", "ranks"])).headline == "3 checks passed."
 
 
-def test_the_next_commands_are_ones_that_there_are_and_ask_for_the_same_gpus() -> None:
+def test_suggested_commands_are_valid_and_use_the_same_gpus() -> None:
     from checklist.options import CommandOptions, Options, flags
 
     by_launcher, as_flow = judge(gpu_run(1, 4, probes=(), pairs=())).next_commands

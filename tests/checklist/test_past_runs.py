@@ -41,7 +41,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "history"
 
 
-def test_a_run_is_judged_by_the_figures_of_the_runs_before_it(place: Path) -> None:
+def test_a_run_is_judged_by_the_measurements_of_earlier_runs(place: Path) -> None:
     past_runs.check_writable(place)
     for day in range(4):
         past_runs.append(healthy(at=1_000.0 + day), place)
@@ -62,11 +62,11 @@ def test_a_run_is_judged_by_the_figures_of_the_runs_before_it(place: Path) -> No
     assert any(figure.basis == "history" for figure in check.figures)
 
 
-def test_runs_at_a_time_that_know_nothing_of_each_other_lose_no_failure() -> None:
+def test_concurrent_runs_lose_no_open_failure() -> None:
     assert open_nodes(slow(2, at=1_000.0), slow(5, at=1_001.0)) == [("host-2",), ("host-5",)]
 
 
-def test_a_failure_that_is_found_every_night_is_one_since_its_first_night() -> None:
+def test_a_failure_repeated_every_night_is_one_failure_since_its_first_night() -> None:
     runs: list[PastRun] = []
     for night in range(5):
         known = past_runs.fold(runs).open_failures
@@ -75,7 +75,7 @@ def test_a_failure_that_is_found_every_night_is_one_since_its_first_night() -> N
     assert item.since_unix == 1_060.0
 
 
-def test_the_first_run_that_is_looked_at_hands_on_what_was_open_before_it(
+def test_open_failures_before_the_oldest_read_run_are_carried_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(past_runs, "MAX_RUNS", 1)
@@ -84,14 +84,14 @@ def test_the_first_run_that_is_looked_at_hands_on_what_was_open_before_it(
     assert open_nodes(first, second) == [("host-2",)]
 
 
-def test_a_run_that_lies_there_twice_counts_once(tmp_path: Path) -> None:
+def test_a_run_stored_twice_counts_once(tmp_path: Path) -> None:
     made = healthy()
     past_runs.append(made, tmp_path)
     result.write(made, tmp_path / "copy.json")
     assert len(past_runs.read(tmp_path).records) == len(made.records)
 
 
-def test_runs_of_another_schema_version_are_one_line_and_are_left_as_they_are(place: Path) -> None:
+def test_runs_of_another_schema_version_are_reported_in_one_line_and_left_unchanged(place: Path) -> None:
     for at in (1_000.0, 2_000.0):
         past_runs.append(healthy(at=at), place)
     for file in [place] if place.is_file() else sorted(place.iterdir()):
@@ -111,7 +111,9 @@ def test_runs_of_another_schema_version_are_one_line_and_are_left_as_they_are(pl
     assert len(place.read_text().splitlines() if place.is_file() else list(place.iterdir())) == 3
 
 
-def test_a_line_of_a_killed_writer_is_told_and_the_next_run_begins_a_new_one(tmp_path: Path) -> None:
+def test_an_incomplete_line_of_a_killed_writer_is_reported_and_the_next_run_starts_a_new_line(
+    tmp_path: Path,
+) -> None:
     place = tmp_path / "history.jsonl"
     past_runs.append(healthy(), place)
     place.write_text(place.read_text() + '{"version": 1, "finished_un')
@@ -125,7 +127,7 @@ def test_a_line_of_a_killed_writer_is_told_and_the_next_run_begins_a_new_one(tmp
 
 
 @pytest.mark.parametrize("text", ["# Notes\n", "{\n}\n", "[1]\n"])
-def test_a_file_that_is_no_history_is_refused_and_not_touched(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_not_a_history_is_refused_and_left_unchanged(tmp_path: Path, text: str) -> None:
     place = tmp_path / "notes"
     place.write_text(text)
     with pytest.raises(UserError, match="is no history of the checklist"):
@@ -133,7 +135,7 @@ def test_a_file_that_is_no_history_is_refused_and_not_touched(tmp_path: Path, te
     assert place.read_text() == text
 
 
-def test_a_place_that_can_not_be_written_is_refused() -> None:
+def test_an_unwritable_history_path_is_refused() -> None:
     with pytest.raises(UserError, match=r"--history /nowhere/a\.jsonl cannot be written"):
         past_runs.check_writable(Path("/nowhere/a.jsonl"))
     with pytest.raises(UserError, match="This run cannot be added to /dev/full: No space left"):
@@ -146,7 +148,7 @@ def _add(place: str, first: int) -> None:
 
 
 @pytest.mark.slow
-def test_runs_that_end_at_a_time_are_all_kept(tmp_path: Path) -> None:
+def test_runs_that_end_at_the_same_time_are_all_stored(tmp_path: Path) -> None:
     place = tmp_path / "history.jsonl"
     context = multiprocessing.get_context("spawn")
     writers = [context.Process(target=_add, args=(str(place), n * 100)) for n in range(3)]

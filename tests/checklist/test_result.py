@@ -37,7 +37,7 @@ def results() -> dict[str, result.Result]:
     }
 
 
-def test_results_go_through_json_without_loss_and_fit_the_schema() -> None:
+def test_results_survive_json_and_match_the_schema() -> None:
     schema = json.loads(result.SCHEMA_FILE.read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
@@ -47,7 +47,7 @@ def test_results_go_through_json_without_loss_and_fit_the_schema() -> None:
         validator.validate(json.loads(text))
 
 
-def test_the_schema_that_ships_is_the_one_of_the_classes() -> None:
+def test_the_shipped_schema_matches_the_classes() -> None:
     assert result.SCHEMA_FILE.read_text() == result.schema_text(), "run python -m checklist.result"
 
 
@@ -60,7 +60,7 @@ def test_the_schema_that_ships_is_the_one_of_the_classes() -> None:
         {"checks": [{"check": "mesh"}]},
     ],
 )
-def test_the_schema_refuses_what_is_no_result(change: dict[str, Any]) -> None:
+def test_the_schema_rejects_invalid_results(change: dict[str, Any]) -> None:
     values = json.loads(result.to_json(judge(gpu_run()))) | change
     schema = json.loads(result.SCHEMA_FILE.read_text())
     with pytest.raises(jsonschema.ValidationError):
@@ -69,7 +69,7 @@ def test_the_schema_refuses_what_is_no_result(change: dict[str, Any]) -> None:
         result.from_json(json.dumps(values))
 
 
-def test_another_version_is_refused_in_words() -> None:
+def test_a_result_of_another_version_is_refused() -> None:
     values = json.loads(result.to_json(judge(gpu_run()))) | {"version": 99}
     with pytest.raises(UserError, match="has schema version 99; this program reads 2"):
         result.from_json(json.dumps(values))
@@ -77,7 +77,7 @@ def test_another_version_is_refused_in_words() -> None:
         result.from_json("{")
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_result_file_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
     made = judge(gpu_run())
     file = tmp_path / "result.json"
     result.write(made, file)
@@ -94,7 +94,7 @@ def test_the_exit_status_follows_the_verdict(name: str, code: int) -> None:
     assert results()[name].exit_code == code
 
 
-def test_measurements_go_through_json_without_loss_and_refuse_nonsense() -> None:
+def test_measurements_survive_json_and_invalid_values_are_refused() -> None:
     run = gpu_run()
     text = measurements.to_json(run)
     assert measurements.from_json(text) == run

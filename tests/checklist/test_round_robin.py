@@ -19,7 +19,7 @@ def test_every_pair_comes_exactly_once(nodes: int) -> None:
 
 
 @given(st.integers(2, 70))
-def test_in_a_round_nobody_is_in_two_pairs_and_at_most_one_rests(nodes: int) -> None:
+def test_a_round_has_no_node_twice_and_at_most_one_idle_node(nodes: int) -> None:
     for made in rounds(nodes):
         busy = [node for pair in made for node in pair]
         assert len(busy) == len(set(busy)) == nodes - nodes % 2
@@ -27,7 +27,7 @@ def test_in_a_round_nobody_is_in_two_pairs_and_at_most_one_rests(nodes: int) -> 
 
 @settings(deadline=None, max_examples=25)  # a deadline would fail on a busy machine
 @given(st.integers(33, 300), st.integers(0, 5))
-def test_above_32_nodes_each_meets_enough_others_and_none_twice(nodes: int, seed: int) -> None:
+def test_above_32_nodes_each_node_gets_enough_partners_and_none_twice(nodes: int, seed: int) -> None:
     plan = schedule(nodes, seed=seed)
     assert len(plan) == ROUNDS_ABOVE
     pairs = [pair for made in plan for pair in made]
@@ -45,7 +45,7 @@ def test_up_to_32_nodes_all_pairs_are_measured() -> None:
 
 
 @pytest.mark.parametrize("nodes", [33, 64, 100])
-def test_other_nights_have_other_pairs_until_all_were_measured(nodes: int) -> None:
+def test_successive_nights_measure_different_pairs_until_all_are_measured(nodes: int) -> None:
     every = len(rounds(nodes))
     nights = -(-every // ROUNDS_ABOVE)
     first = {pair for one in schedule(nodes) for pair in one}

@@ -14,7 +14,7 @@ from tests.checklist.run.sessions import Answered
 from tests.checklist.runs import gpu_run, with_pairs
 
 
-def test_each_suspect_is_measured_both_ways_with_nodes_that_are_none() -> None:
+def test_each_suspect_is_measured_in_both_directions_with_healthy_partners() -> None:
     ways = first_pairs({2, 5}, range(8))
     assert len(ways) == 2 * 2 * PARTNERS
     for suspect in (2, 5):
@@ -26,7 +26,7 @@ def test_each_suspect_is_measured_both_ways_with_nodes_that_are_none() -> None:
     assert len(first_pairs({0}, range(2))) == 2
 
 
-def test_the_result_says_of_each_suspect_what_was_found() -> None:
+def test_the_result_reports_the_outcome_of_each_suspect() -> None:
     share = {3: 0.5}
     result = judge(
         with_pairs(gpu_run(8), Cluster(nodes=8, speed=45, transmit=share, receive=share)),

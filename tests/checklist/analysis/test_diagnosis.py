@@ -36,20 +36,20 @@ SIZES = pytest.mark.parametrize("nodes", [3, 4, 5, 8, 33])
 
 
 @SIZES
-def test_a_healthy_cluster_accuses_nobody(nodes: int) -> None:
+def test_a_healthy_cluster_has_no_faults(nodes: int) -> None:
     for seed in range(20):
         found = examine(Cluster(nodes=nodes), seed=seed)
         assert (found.faults, found.undecided, found.again) == ((), (), ())
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 5, 8])
-def test_a_slow_link_is_named_and_its_ends_are_not(nodes: int) -> None:
+def test_a_slow_link_is_named_and_its_nodes_are_not(nodes: int) -> None:
     found = examine(Cluster(nodes=nodes, links={(0, 2): 0.2, (2, 0): 0.2}))
     assert named(found) == [("link", 0, 2, True)]
     assert found.bad_nodes == ()
 
 
-def test_a_cut_pair_is_a_link_at_zero() -> None:
+def test_a_cut_pair_is_reported_as_a_link_with_zero_bandwidth() -> None:
     found = examine(Cluster(nodes=4, cut=frozenset({(1, 3), (3, 1)})))
     assert named(found) == [("link", 1, 3, True)]
     assert found.faults[0].ratio == 0
@@ -67,12 +67,12 @@ def test_up_to_half_of_the_nodes_are_named_as_slow(nodes: int) -> None:
     assert found.bad_nodes == tuple(range(nodes // 2))
 
 
-def test_a_slow_link_at_a_slow_node_is_seen_beside_it() -> None:
+def test_a_slow_link_of_a_slow_node_is_named_in_addition_to_the_node() -> None:
     cluster = Cluster(nodes=5, transmit={0: 0.6}, receive={0: 0.6}, links={(0, 1): 0.1, (1, 0): 0.1})
     assert named(examine(cluster)) == [("node", 0), ("link", 0, 1, True)]
 
 
-def test_of_two_nodes_a_direction_that_was_slow_once_is_forgotten() -> None:
+def test_a_direction_that_was_slow_once_between_two_nodes_is_cleared() -> None:
     first = Cluster(nodes=2, transmit={1: 0.5}).first_pass()
     before = diagnose(first, 2)
     assert not before.undecided_settled
@@ -81,7 +81,7 @@ def test_of_two_nodes_a_direction_that_was_slow_once_is_forgotten() -> None:
     assert (found.undecided, found.why, found.again) == ((), None, ())
 
 
-def test_of_three_nodes_of_which_two_send_slowly_no_innocent_receiver_is_named() -> None:
+def test_a_healthy_receiver_is_not_named_if_two_of_three_nodes_send_slowly() -> None:
     """All that reaches node 2 is slow, but both that send to it are slow senders."""
     found = examine(Cluster(nodes=3, transmit={0: 0.5, 1: 0.5}))
     assert named(found) == []
@@ -92,7 +92,7 @@ def test_of_three_nodes_of_which_two_send_slowly_no_innocent_receiver_is_named()
     ("share", "said"), [(0.95, "nothing"), (0.9, "slight"), (0.85, "slight"), (0.75, "slow")]
 )
 @pytest.mark.parametrize("what", ["node", "link"])
-def test_between_80_and_92_percent_is_slow_a_little_and_above_is_nothing(
+def test_nodes_between_80_and_92_percent_are_slightly_slow_and_above_are_healthy(
     what: str, share: float, said: str
 ) -> None:
     sides = {2: share} if what == "node" else {}
@@ -105,7 +105,7 @@ def test_between_80_and_92_percent_is_slow_a_little_and_above_is_nothing(
     )
 
 
-def test_no_node_is_slightly_slow_if_links_differ_anyway() -> None:
+def test_no_node_is_slightly_slow_if_healthy_links_vary_as_much() -> None:
     wide = {(a, b): 0.86 + 0.14 * ((5 * a + 3 * b) % 7) / 6 for a in range(6) for b in range(6)}
     found = examine(Cluster(nodes=6, links={**wide, (1, 2): 0.82}))
     assert named(found) == []
@@ -117,7 +117,7 @@ def test_pairs_slow_only_under_load_are_cleared_by_measuring_them_alone() -> Non
     assert found.with_status("cleared")
 
 
-def test_a_slow_node_is_named_although_a_shared_switch_slows_others_too() -> None:
+def test_a_slow_node_is_named_even_if_a_shared_switch_slows_other_nodes() -> None:
     found = examine(Cluster(nodes=8, transmit={5: 0.4}, receive={5: 0.4}), crowded=0.6)
     assert named(found) == [("node", 5)]
 
@@ -129,7 +129,7 @@ def test_only_slow_pairs_and_a_few_controls_are_measured_again() -> None:
     assert sum(3 not in pair for pair in before.again) == 2
 
 
-def test_slow_once_when_alone_is_not_enough_to_accuse() -> None:
+def test_a_node_that_was_slow_in_a_single_repetition_is_not_named() -> None:
     cluster = Cluster(nodes=4, transmit={3: 0.5})
     first = cluster.first_pass()
     once = (*first, *cluster.second_pass(diagnose(first, 4).again))
@@ -140,12 +140,12 @@ def test_slow_once_when_alone_is_not_enough_to_accuse() -> None:
     assert found.again == ()
 
 
-def test_the_second_pass_has_an_end_even_if_every_link_is_suspect() -> None:
+def test_the_second_pass_ends_even_if_every_link_is_suspect() -> None:
     links = {(a, b): 0.3 for a in range(32) for b in range(32) if abs(a - b) != 16}
     assert len(diagnose(Cluster(nodes=32, links=links).first_pass(), 32).again) <= MAX_RERUNS
 
 
-def test_nothing_measured_says_nothing() -> None:
+def test_a_run_without_measurements_has_no_diagnosis() -> None:
     found = diagnose((), 4)
     assert found.reference_gbytes_per_s is None
     assert found.transmit == (None,) * 4
@@ -154,7 +154,9 @@ def test_nothing_measured_says_nothing() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(3, 12), st.data())
-def test_one_fault_of_any_kind_never_blames_healthy_parts(nodes: int, data: st.DataObject) -> None:
+def test_a_single_fault_of_any_kind_never_blames_healthy_nodes_or_links(
+    nodes: int, data: st.DataObject
+) -> None:
     a = data.draw(st.integers(0, nodes - 1))
     b = data.draw(st.integers(0, nodes - 1).filter(lambda other: other != a))
     share = data.draw(st.floats(0.01, 0.7))

@@ -27,7 +27,7 @@ def healthy(count: int, noise: float = 0.05) -> np.ndarray:
     return 10.0 * (1 - np.abs(random.normal(0, noise, (count, count))))
 
 
-def test_a_link_at_three_quarters_is_among_the_slow_pairs_and_healthy_ones_are_few() -> None:
+def test_a_link_at_three_quarters_is_suspect_and_few_healthy_pairs_are() -> None:
     rate = healthy(64)
     rate[7, 20] *= 0.75
     slow = slow_pairs(rates(seen(rate), SIZE))
@@ -42,7 +42,7 @@ def test_a_slow_node_does_not_make_all_its_pairs_suspect() -> None:
     assert slow_pairs(rates(seen(rate), SIZE)) == []
 
 
-def test_nodes_that_were_not_measured_are_no_suspects() -> None:
+def test_unmeasured_nodes_are_not_suspects() -> None:
     best = seen(healthy(40, 0.0))
     best[3] = np.nan
     assert (slow_pairs(rates(best, SIZE)), slow_pairs(rates(np.full((40, 39), np.nan), SIZE))) == ([], [])
@@ -61,7 +61,7 @@ def test_no_node_is_in_two_pairs_of_a_round_and_the_slowest_come_first(most: int
         assert sorted(pair for one in rounds for pair in one) == sorted(pairs)
 
 
-def test_a_pair_of_two_nodes_takes_the_shorter_of_both_times_and_a_single_node_has_none() -> None:
+def test_a_pair_takes_the_shorter_of_its_two_times_and_a_single_node_has_no_rate() -> None:
     rate = rates(np.array([[2.0], [1.0]]), 10**9)
     assert rate[0, 1] == rate[1, 0] == 1.0
     assert np.isnan(rate.diagonal()).all()

@@ -16,7 +16,7 @@ NIGHTLY = (pytest.mark.slow, pytest.mark.nightly)
 
 
 @pytest.mark.parametrize("count", [*(pytest.param(count, marks=NIGHTLY) for count in (16, 32, 64)), 128])
-def test_of_a_thousand_nodes_all_slow_ones_are_named_within_the_time(count: int) -> None:
+def test_all_slow_nodes_among_a_thousand_are_named_within_the_time_limit(count: int) -> None:
     slow = slow_nodes(1024, count)
     measured = Measured(Cluster(nodes=1024, transmit=slow, receive=slow))
     found = measured.diagnosed()
@@ -26,7 +26,7 @@ def test_of_a_thousand_nodes_all_slow_ones_are_named_within_the_time(count: int)
     assert measured.rounds <= 330
 
 
-def test_a_node_that_was_not_measured_again_is_not_called_healthy() -> None:
+def test_a_suspect_that_was_not_measured_again_is_not_healthy() -> None:
     slow = slow_nodes(40, 3)
     cluster = Cluster(nodes=40, speed=45, transmit=slow)
     result = judge(dataclasses.replace(gpu_run(40), pairs=cluster.first_pass()))
@@ -35,7 +35,7 @@ def test_a_node_that_was_not_measured_again_is_not_called_healthy() -> None:
     assert names.isdisjoint(result.healthy_nodes)
 
 
-def test_nodes_behind_a_crowded_uplink_are_not_called_slow_by_their_groups() -> None:
+def test_nodes_behind_a_congested_uplink_are_not_named_as_slow() -> None:
     rack = range(64, 128)
     measured = Measured(Cluster(nodes=256), rack)
     again = [(a, (a + 128) % 256) for a in rack for _ in (0, 1)]
@@ -53,7 +53,7 @@ def test_a_few_suspects_are_measured_one_at_a_time() -> None:
     assert not any(pair.repeat for pair in measured.pairs)
 
 
-def test_the_time_of_the_phase_ends_the_pass() -> None:
+def test_the_second_pass_ends_at_the_time_limit_of_the_phase() -> None:
     many = [(a, b) for a in range(20) for b in range(20, 40)]
     nothing: dict[tuple[int, int], float] = {}
     for pairs in (many, many[:3]):

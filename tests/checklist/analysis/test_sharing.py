@@ -51,7 +51,7 @@ def run(uplink: float, busy: Busy = FREE, *, later: float | None = None, seed: i
 
 
 @pytest.mark.parametrize("uplink", [1.0, 1.5, 2.0])
-def test_pairs_that_share_an_uplink_are_named_with_what_each_has_left(uplink: float) -> None:
+def test_pairs_that_share_an_uplink_are_named_with_the_bandwidth_left_to_each(uplink: float) -> None:
     found = sharing.find(run(uplink))
     assert len(found.links) == 6, "three couples, both ways"
     assert all(src // 3 != dst // 3 for src, dst in found.links)
@@ -65,14 +65,14 @@ def test_a_full_speed_uplink_gives_no_finding_and_no_repetition() -> None:
     assert sharing.find(pairs) is None
 
 
-def test_traffic_that_has_passed_is_no_finding() -> None:
+def test_a_slowdown_that_does_not_repeat_gives_no_finding() -> None:
     pairs = run(1.0, later=3.0)
     assert any(pair.repeat == "shared" for pair in pairs)
     assert sharing.find(pairs) is None
 
 
 @pytest.mark.parametrize(("share", "repeated"), [(sharing.TAU, False), (0.99 * sharing.TAU, True)])
-def test_two_couples_are_enough_to_measure_again_and_one_is_not(share: float, repeated: bool) -> None:
+def test_two_slow_pairs_are_measured_again_and_a_single_one_is_not(share: float, repeated: bool) -> None:
     slow, well = ((0, 2), (1, 3)), ((0, 1), (2, 3))
     once = [Pair(src=src, dst=dst, round=0, gbytes_per_s=share) for src, dst in slow]
     once += [Pair(src=src, dst=dst, round=1, gbytes_per_s=sharing.TAU) for src, dst in well]
@@ -82,7 +82,7 @@ def test_two_couples_are_enough_to_measure_again_and_one_is_not(share: float, re
 
 
 @pytest.mark.parametrize("slow", [0.1, 0.3, 0.5, 0.8])
-def test_hosts_too_busy_for_many_pairs_at_once_are_no_finding(slow: float) -> None:
+def test_hosts_too_busy_for_many_pairs_at_once_give_no_finding(slow: float) -> None:
     """Any pair that isn't alone is slow that often, whatever its path, as on a machine under load."""
 
     def busy(noise: np.random.Generator) -> float:

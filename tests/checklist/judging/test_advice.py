@@ -13,7 +13,7 @@ def test_a_finding_names_the_node_in_its_advice() -> None:
     assert made.command == "kubectl drain node-7 --ignore-daemonsets --delete-emptydir-data"
 
 
-def test_every_advice_fits_a_terminal_and_a_command_shows_what_to_fill_in() -> None:
+def test_every_advice_fits_a_terminal_and_commands_mark_their_placeholders() -> None:
     for code, advice in table().items():
         made = finding("mesh", code, "FAIL", "title", nodes=("node-1",))
         assert 1 <= len(made.advice) <= 2, code

@@ -30,16 +30,16 @@ def test_every_shipped_row_has_a_source_and_a_kind() -> None:
         assert row.measured is None or row.floor <= row.measured, row
 
 
-def test_every_shipped_system_is_a_gpu_or_machine_of_the_tables() -> None:
+def test_every_shipped_system_is_a_gpu_or_machine_type_of_the_catalog() -> None:
     known = {gpu.name for gpu in hardware.gpus()} | {machine.name for machine in hardware.instances()}
     assert {row.system for row in read(SHIPPED)} <= known
 
 
-def test_bandwidths_between_gpus_are_expected_by_the_model_alone() -> None:
+def test_bandwidths_between_gpus_have_an_expectation_and_no_threshold_row() -> None:
     assert not {row.op for row in read(SHIPPED)} & {*OPS, PAIR}
 
 
-def test_no_two_shipped_rows_speak_for_the_same_key() -> None:
+def test_no_two_shipped_rows_have_the_same_key() -> None:
     seen: dict[tuple[object, ...], list[Threshold]] = {}
     for row in read(SHIPPED):
         same = (row.system, row.op, row.algorithm, row.gpus, row.nodes)
@@ -57,7 +57,7 @@ def test_no_two_shipped_rows_speak_for_the_same_key() -> None:
         (key("H100 NVL", op="peer_copy", size=None, gpus=2), 256),
     ],
 )
-def test_the_row_that_fits_the_key_is_found(wanted: Key, floor: float) -> None:
+def test_the_row_that_matches_the_key_is_found(wanted: Key, floor: float) -> None:
     found = table().find(wanted)
     assert found.floor == floor
 
@@ -71,11 +71,11 @@ def test_the_row_that_fits_the_key_is_found(wanted: Key, floor: float) -> None:
     ],
     ids=["more GPUs", "another operation", "another GPU"],
 )
-def test_nothing_is_guessed_for_a_key_that_no_row_has(wanted: Key) -> None:
+def test_a_key_without_a_row_has_no_threshold(wanted: Key) -> None:
     assert table().find(wanted) is None
 
 
-def test_a_users_row_overrides_the_shipped_one_and_leaves_the_others(tmp_path: Path) -> None:
+def test_a_row_of_the_user_overrides_the_shipped_one_and_keeps_all_others(tmp_path: Path) -> None:
     file = tmp_path / "mine.csv"
     file.write_text(HEADER + "h100 sxm,all_reduce,,8,1,300,,our acceptance test\n")
     found = table(file).find(key("H100 SXM"))
@@ -99,7 +99,7 @@ def test_a_users_row_overrides_the_shipped_one_and_leaves_the_others(tmp_path: P
         ("system,op,source\n", "line 1: the column floor is missing."),
     ],
 )
-def test_a_mistake_is_named_by_line_column_and_value(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_threshold_is_named_by_line_column_and_value(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "mine.csv"
     file.write_text(text)
     with pytest.raises(UserError) as error:
@@ -109,7 +109,7 @@ def test_a_mistake_is_named_by_line_column_and_value(tmp_path: Path, text: str, 
     assert "\n" not in error.value.problem
 
 
-def test_a_file_that_is_not_there_or_not_text_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_or_binary_threshold_file_is_reported_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read: No such file"):
         table(tmp_path / "missing.csv")
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\xd8")

@@ -29,7 +29,7 @@ def samples(file: Path) -> dict[tuple[str, tuple[str, ...]], float]:
     }
 
 
-def test_the_prometheus_textfile_has_verdicts_nodes_and_figures(
+def test_the_prometheus_textfile_has_verdicts_nodes_and_measurements(
     sick: Result, healthy: Result, tmp_path: Path
 ) -> None:
     file = tmp_path / "checklist.prom"
@@ -52,14 +52,14 @@ def test_the_prometheus_textfile_has_verdicts_nodes_and_figures(
     assert list(tmp_path.iterdir()) == [file], "nothing half-written is left for the collector"
 
 
-def test_a_textfile_that_can_not_be_written_is_one_line(healthy: Result, tmp_path: Path) -> None:
+def test_an_unwritable_textfile_is_reported_in_one_line(healthy: Result, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot be written: No such file"):
         prometheus.write(healthy, tmp_path / "missing" / "checklist.prom")
     with pytest.raises(UserError, match=r"Its name must end in .prom"):
         prometheus.write(healthy, tmp_path / "checklist.txt")
 
 
-def test_a_pushgateway_gets_the_cluster_s_metrics_and_keeps_those_of_others(sick: Result) -> None:
+def test_a_pushgateway_gets_the_metrics_of_the_cluster_and_keeps_those_of_others(sick: Result) -> None:
     received: list[tuple[str, str, str]] = []
 
     class Gateway(BaseHTTPRequestHandler):

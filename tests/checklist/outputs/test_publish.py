@@ -37,7 +37,7 @@ def reported(said: tuple[Report, ...]) -> dict[str, tuple[bool, str]]:
     return {item.output: (item.failed, " ".join(item.lines)) for item in said}
 
 
-def test_every_output_that_was_asked_for_gets_the_result(
+def test_every_requested_output_gets_the_result(
     sick: Result, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outputs = Outputs(
@@ -62,7 +62,7 @@ def test_every_output_that_was_asked_for_gets_the_result(
     assert SECRET not in repr(said)
 
 
-def test_a_line_for_cloudwatch_is_added_to_the_earlier_ones_and_can_go_to_standard_output(
+def test_cloudwatch_lines_are_appended_to_a_file_or_written_to_standard_output(
     sick: Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(2):
@@ -72,7 +72,7 @@ def test_a_line_for_cloudwatch_is_added_to_the_earlier_ones_and_can_go_to_standa
     assert json.loads(capsys.readouterr().out)["Verdict"] == 2
 
 
-def test_an_output_that_fails_is_a_line_and_the_others_get_the_result_all_the_same(
+def test_a_failing_output_is_reported_in_one_line_and_all_others_get_the_result(
     sick: Result, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(URL_VARIABLE, f"http://127.0.0.1:9/services/{SECRET}")
@@ -105,7 +105,7 @@ def test_an_output_that_fails_is_a_line_and_the_others_get_the_result_all_the_sa
     assert SECRET not in repr(found)
 
 
-def test_a_fault_of_our_own_costs_no_result_and_quotes_nothing(
+def test_an_unexpected_exception_of_an_output_is_reported_without_its_message(
     sick: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any, **__: Any) -> None:
@@ -129,7 +129,7 @@ def test_a_fault_of_our_own_costs_no_result_and_quotes_nothing(
     ],
     ids=lambda value: "" if isinstance(value, str) else "-".join(value),
 )
-def test_what_can_not_be_is_refused_before_anything_is_measured(
+def test_impossible_outputs_are_refused_before_measuring(
     values: dict[str, Any], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(URL_VARIABLE, raising=False)
@@ -140,7 +140,7 @@ def test_what_can_not_be_is_refused_before_anything_is_measured(
     assert error.value.advice
 
 
-def test_a_webhooks_address_that_is_none_is_refused_without_being_shown(
+def test_an_invalid_webhook_address_is_refused_without_showing_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for address in (SECRET, f"ftp://{SECRET}", f"http://[{SECRET}", "https://"):

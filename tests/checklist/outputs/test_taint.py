@@ -44,7 +44,7 @@ def slow(*nodes: int, run: Measurements | None = None, **known: Any) -> Result:
     )
 
 
-def test_nothing_is_changed_unless_asked_for(api: Api) -> None:
+def test_nodes_are_not_tainted_unless_requested(api: Api) -> None:
     lines = publish(slow(2))
     assert lines[0].startswith(
         "host-2: would be marked as unfit (taint), but this is a dry run. host-2 is slow"
@@ -60,13 +60,13 @@ def test_a_bad_node_is_tainted_and_keeps_the_taints_of_others(api: Api) -> None:
     assert api.patches[0][1] in ("application/merge-patch+json", "application/strategic-merge-patch+json")
 
 
-def test_doing_it_twice_changes_nothing_more(api: Api) -> None:
+def test_tainting_is_idempotent(api: Api) -> None:
     publish(slow(2), apply=True)
     assert publish(slow(2), apply=True) == ()
     assert len(api.patches) == 1
 
 
-def test_no_node_is_marked_if_more_than_the_allowed_share_fails(api: Api) -> None:
+def test_no_node_is_tainted_if_more_than_the_allowed_share_fails(api: Api) -> None:
     lines = publish(slow(1, 2, 3), apply=True)
     assert api.marked() == []
     assert lines == (
@@ -77,13 +77,13 @@ def test_no_node_is_marked_if_more_than_the_allowed_share_fails(api: Api) -> Non
     assert api.marked() == ["host-1", "host-2", "host-3"]
 
 
-def test_nodes_that_are_marked_already_count_toward_the_share(api: Api) -> None:
+def test_tainted_nodes_count_toward_the_allowed_share(api: Api) -> None:
     publish(slow(1, 2), apply=True)
     publish(slow(3), apply=True)
     assert api.marked() == ["host-1", "host-2"]
 
 
-def test_a_mark_is_taken_off_only_by_a_later_pass_of_a_check_as_strong(api: Api) -> None:
+def test_a_taint_is_removed_only_by_a_later_pass_of_an_equally_strict_check(api: Api) -> None:
     publish(slow(2), apply=True)
     weaker = judge(gpu_run(8, profile="quick", started_unix=2_000.0))
     without = judge(gpu_run(8, pairs=(), started_unix=2_000.0))
@@ -98,7 +98,7 @@ def test_a_mark_is_taken_off_only_by_a_later_pass_of_a_check_as_strong(api: Api)
     assert KEY not in api.nodes["host-2"]["metadata"]["annotations"]
 
 
-def test_a_second_failure_is_added_to_the_first_and_both_must_be_cleared(api: Api) -> None:
+def test_a_second_failure_is_added_to_the_taint_and_both_must_be_cleared(api: Api) -> None:
     publish(slow(2), apply=True)
     run = gpu_run(8)
     broken = judge(dataclasses.replace(with_share(run, 0.7, range(16, 24)), pairs=()))
@@ -113,13 +113,13 @@ def test_a_second_failure_is_added_to_the_first_and_both_must_be_cleared(api: Ap
     assert api.marked() == []
 
 
-def test_marks_of_other_tools_are_kept(api: Api) -> None:
+def test_taints_of_other_tools_are_kept(api: Api) -> None:
     api.nodes["host-5"]["spec"]["taints"].append({"key": KEY, "value": "true", "effect": EFFECT})
     assert publish(judge(gpu_run(8)), apply=True) == ()
     assert api.marked() == ["host-5"]
 
 
-def test_healthy_nodes_get_a_fit_label_for_equality_selectors(api: Api) -> None:
+def test_healthy_nodes_get_a_label_for_equality_selectors(api: Api) -> None:
     publish(slow(2), apply=True, method="label")
     fit = {name: node["metadata"]["labels"].get(LABEL) for name, node in api.nodes.items()}
     assert fit == {f"host-{number}": "false" if number == 2 else "true" for number in range(8)}
@@ -128,7 +128,7 @@ def test_healthy_nodes_get_a_fit_label_for_equality_selectors(api: Api) -> None:
     assert {node["metadata"]["labels"][LABEL] for node in api.nodes.values()} == {"true"}
 
 
-def test_a_node_of_another_cluster_is_not_marked(api: Api) -> None:
+def test_a_node_of_another_cluster_is_not_tainted(api: Api) -> None:
     del api.nodes["host-2"]
     assert publish(slow(2), apply=True) == ("host-2 is no node of this cluster: it is not marked.",)
 
@@ -142,7 +142,7 @@ def test_without_permission_the_missing_rule_is_named(api: Api, verb: str, said:
     assert 'a ClusterRole with verbs ["get", "list", "patch"] on resources ["nodes"]' in error.value.advice
 
 
-def test_other_refusals_are_one_clear_line(api: Api) -> None:
+def test_other_api_errors_are_reported_in_one_line(api: Api) -> None:
     for status, said in ((401, "does not accept this login"), (500, "answers with status 500")):
         api.refuse["GET"] = status
         with pytest.raises(UserError, match=said):
@@ -158,7 +158,7 @@ def test_a_concurrently_changed_node_is_not_overwritten(api: Api) -> None:
     assert api.marked() == []
 
 
-def test_a_node_that_others_write_to_is_looked_at_again_and_marked(api: Api) -> None:
+def test_a_node_changed_concurrently_is_read_again_and_tainted(api: Api) -> None:
     api.writers["host-2"] = 2
     (line,) = publish(slow(2), apply=True)
     assert line.startswith("host-2: marked as unfit (taint). host-2 is slow")
@@ -166,7 +166,7 @@ def test_a_node_that_others_write_to_is_looked_at_again_and_marked(api: Api) -> 
     assert api.nodes["host-2"]["metadata"]["annotations"]["seen"] == "0", "the others' change is kept"
 
 
-def test_a_concurrently_marked_node_is_not_marked_again(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_concurrently_tainted_node_is_not_tainted_again(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     own = taint.Cluster.patch
 
     def late(self: taint.Cluster, change: taint.NodeChange, how: taint.How) -> None:
@@ -179,7 +179,7 @@ def test_a_concurrently_marked_node_is_not_marked_again(api: Api, monkeypatch: p
     assert (api.marked(), len(api.patches)) == (["host-2"], 1)
 
 
-def test_other_nodes_are_marked_if_one_cannot_be(api: Api) -> None:
+def test_other_nodes_are_tainted_if_one_cannot_be(api: Api) -> None:
     api.writers["host-1"] = 1000
     with pytest.raises(taint.NotAllMarkedError) as error:
         publish(slow(1, 2), apply=True)
@@ -191,7 +191,7 @@ def test_other_nodes_are_marked_if_one_cannot_be(api: Api) -> None:
     assert (said.failed, said.lines) == (True, (first,)), "host-2 is marked already"
 
 
-def test_marks_made_before_a_refusal_are_reported(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_taints_set_before_an_api_error_are_reported(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     own = taint.Cluster.patch
 
     def once(self: taint.Cluster, change: taint.NodeChange, how: taint.How) -> None:
@@ -207,7 +207,7 @@ def test_marks_made_before_a_refusal_are_reported(api: Api, monkeypatch: pytest.
     )
 
 
-def test_a_cluster_that_can_not_be_reached_is_one_clear_line(
+def test_an_unreachable_cluster_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(kubeconfig(tmp_path, "http://127.0.0.1:9"), monkeypatch)

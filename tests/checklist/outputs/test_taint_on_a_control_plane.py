@@ -67,7 +67,7 @@ def after_others(server: ControlPlane) -> Callable[..., None]:
     return patch
 
 
-def test_marks_need_the_role_of_infra_are_set_seen_by_training_and_taken_off(
+def test_taints_need_the_infra_role_and_are_set_respected_by_training_and_removed(
     server: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outputs = Outputs(mark="taint", apply=True)

@@ -7,7 +7,7 @@ import threading
 from checklist.probing.progress import Progress
 
 
-def test_progress_is_read_by_another_while_its_writer_is_busy(tmp_path: object) -> None:
+def test_progress_is_read_by_another_thread_while_the_writer_is_busy(tmp_path: object) -> None:
     path = tmp_path / "rank0.progress"  # type: ignore[operator]
     reader = Progress(path, create=True)
 

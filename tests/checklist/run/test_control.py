@@ -7,7 +7,7 @@ import math
 from checklist.run.control import Reply, WorkerReply
 
 
-def test_nan_figures_survive_the_channel() -> None:
+def test_nan_measurements_survive_the_channel() -> None:
     said = Reply.model_validate_json(
         '{"kind": "done", "id": 1, "reply": {"value": NaN, "samples": [-Infinity]}}'
     )

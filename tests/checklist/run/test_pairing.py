@@ -18,7 +18,7 @@ NIGHT = 20_000
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 0.0])
-def test_a_sender_with_impossible_seconds_is_noted_and_makes_no_pair(seconds: float) -> None:
+def test_an_impossible_duration_of_a_sender_is_recorded_and_makes_no_pair(seconds: float) -> None:
     def answer(what: str, rank: int, reported: Mapping[str, Any]) -> Any:
         if what == "listen":
             return 4000
@@ -34,7 +34,7 @@ def test_a_sender_with_impossible_seconds_is_noted_and_makes_no_pair(seconds: fl
     assert not any(pair.alone for pair in run.results.pairs), "nobody is suspected by it"
 
 
-def test_above_32_nodes_a_link_that_is_slow_when_all_send_is_measured_though_no_round_has_it() -> None:
+def test_above_32_nodes_a_link_slow_in_screening_is_measured_even_if_no_round_contains_it() -> None:
     nodes, met = 64, {pair for one in schedule(64, night=NIGHT) for pair in one}
     order = sorted(range(nodes), key=lambda rank: f"host-{rank}")  # the same every night
     places = next((a, b) for a in range(nodes) for b in range(a + 1, nodes) if (a, b) not in met)
@@ -64,7 +64,7 @@ def test_above_32_nodes_a_link_that_is_slow_when_all_send_is_measured_though_no_
     assert {slow, slow[::-1]} <= unseen
 
 
-def test_over_nccl_bandwidth_of_gpus_and_node_is_stored() -> None:
+def test_over_nccl_the_bandwidth_of_gpus_and_nodes_is_stored() -> None:
     def answer(what: str, rank: int, reported: Mapping[str, Any]) -> Any:
         if what in ("listen", "store"):
             return 4000

@@ -29,7 +29,7 @@ def deep(asked: list[tuple[str, int, Mapping[str, Any]]]) -> Answered:
     return run
 
 
-def test_nvidia_s_diagnostic_is_run_once_on_each_node_over_the_gpus_of_all_its_ranks() -> None:
+def test_the_dcgm_diagnostic_runs_once_per_node_over_the_gpus_of_all_its_ranks() -> None:
     asked: list[tuple[str, int, Mapping[str, Any]]] = []
     run = deep(asked)
     assert diag(run) is None
@@ -40,7 +40,7 @@ def test_nvidia_s_diagnostic_is_run_once_on_each_node_over_the_gpus_of_all_its_r
     assert [one.node for one in run.results.diagnosed] == [0, 1, 2]
 
 
-def test_the_diagnosis_does_not_run_next_to_other_jobs_or_without_gpus() -> None:
+def test_the_dcgm_diagnostic_does_not_run_next_to_other_jobs_or_without_gpus() -> None:
     run = deep([])
     run.fact(3, gpu_processes=1)
     with pytest.raises(PhaseSkipped, match="rank 3 on host-1 is used by 1 other"):
@@ -50,7 +50,7 @@ def test_the_diagnosis_does_not_run_next_to_other_jobs_or_without_gpus() -> None
         diag(run)
 
 
-def test_how_a_gpu_was_under_load_comes_with_its_health_after_it() -> None:
+def test_samples_of_a_gpu_under_load_are_returned_with_its_health_afterwards() -> None:
     def answer(what: str, rank: int, arguments: Mapping[str, Any]) -> Any:
         assert (what, arguments) == ("health", {"when": "after"})
         return [to_dict(healthy_gpu(rank, 1, when)) for when in ("loaded", "after")][rank:]

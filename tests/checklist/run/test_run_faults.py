@@ -40,7 +40,9 @@ CASES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_a_fault_is_named_in_time_and_no_process_is_left(case: network_faults.Case, tmp_path: Path) -> None:
+def test_a_fault_is_named_within_the_time_limit_and_no_process_remains(
+    case: network_faults.Case, tmp_path: Path
+) -> None:
     if case.cgroups and not netns.cgroups_writable():
         pytest.skip("cgroups cannot be made here")
     run = network_faults.once(dataclasses.replace(case, limit_s=LIMIT_S), tmp_path)
@@ -68,7 +70,7 @@ def named(result: Result, check: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_a_cut_pair_is_named_by_the_mesh_in_seconds_and_no_collective_hangs_on_it(tmp_path: Path) -> None:
+def test_a_cut_pair_is_named_by_the_mesh_in_seconds_and_hangs_no_collective(tmp_path: Path) -> None:
     result = measured(tmp_path, 4, lambda made: made.cut(1, 3), "--only", "mesh,correctness")
 
     probes = result.measurements.probes
@@ -82,7 +84,7 @@ def test_a_cut_pair_is_named_by_the_mesh_in_seconds_and_no_collective_hangs_on_i
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_pair_that_is_only_late_is_tried_again_and_not_named(tmp_path: Path) -> None:
+def test_a_slow_connection_is_retried_and_not_named(tmp_path: Path) -> None:
     result = measured(tmp_path, 4, lambda made: made.cut_at_first(1, 3), "--only", "mesh")
 
     assert result.verdict == "PASS", result.headline
@@ -91,7 +93,7 @@ def test_a_pair_that_is_only_late_is_tried_again_and_not_named(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_host_with_a_blocked_address_family_joins_and_is_told_which_works(
+def test_a_host_with_a_blocked_address_family_joins_and_the_working_family_is_reported(
     tmp_path: Path,
 ) -> None:
     def fault(made: Bed) -> None:
@@ -110,7 +112,7 @@ def test_a_host_with_a_blocked_address_family_joins_and_is_told_which_works(
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_control_ports_that_are_dropped_are_told_from_a_host_that_is_gone(
+def test_blocked_control_ports_are_distinguished_from_an_unreachable_host(
     tmp_path: Path,
 ) -> None:
     with bed(2) as made:
@@ -124,7 +126,7 @@ def test_control_ports_that_are_dropped_are_told_from_a_host_that_is_gone(
 
 
 @pytest.mark.slow
-def test_a_host_that_is_gone_is_named_and_the_others_end_in_time(tmp_path: Path) -> None:
+def test_an_unreachable_host_is_named_and_all_others_end_within_the_time_limit(tmp_path: Path) -> None:
     with bed(3) as made:
         job = made.start(tmp_path, *network_faults.WORLD)
         assert network_faults.wait_until(made, job, "collectives")

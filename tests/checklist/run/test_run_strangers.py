@@ -41,7 +41,7 @@ def new_port() -> int:
     return 20_000 + secrets.randbelow(9_000)
 
 
-def test_a_checklist_among_strangers_has_its_ranks_and_a_good_verdict(
+def test_a_checklist_passes_while_unknown_clients_connect(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -76,7 +76,7 @@ def test_a_checklist_among_strangers_has_its_ranks_and_a_good_verdict(
     print(f"strangers called {tried():,} times; the run took {seconds:.1f} s")
 
 
-def test_a_supervisor_that_is_cut_off_is_reported_and_may_come_again() -> None:
+def test_a_disconnected_supervisor_is_reported_and_may_rejoin() -> None:
     secret, port = Secret.make(), new_port()
     here = place(0, port, secret)
     with contextlib.closing(Hub(here, LIMITS)) as hub:
@@ -124,7 +124,7 @@ def test_an_invalid_message_gives_one_line_and_ends_only_that_connection(frame: 
         member.close()
 
 
-def test_a_member_can_speak_for_its_own_ranks_only() -> None:
+def test_a_member_can_report_for_its_own_ranks_only() -> None:
     secret, port = Secret.make(), new_port()
     with contextlib.closing(Hub(place(0, port, secret), LIMITS)) as hub:
         member = join(place(1, port, secret), LIMITS)
@@ -133,7 +133,7 @@ def test_a_member_can_speak_for_its_own_ranks_only() -> None:
         member.close()
 
 
-def test_supervisors_meet_over_ipv6() -> None:
+def test_supervisors_connect_over_ipv6() -> None:
     secret, port = Secret.make(), new_port()
     with contextlib.closing(Hub(place(0, port, secret, host="::1"), LIMITS)) as hub:
         member = join(place(1, port, secret, host="::1"), LIMITS)
@@ -157,7 +157,7 @@ def read_process_file(pid: int, name: str, own: bytes) -> bytes:
     return content
 
 
-def test_the_processes_of_a_local_run_have_its_secret_neither_in_their_arguments_nor_their_environment(
+def test_the_secret_of_a_local_run_is_neither_in_arguments_nor_in_the_environment(
     tmp_path: Path,
 ) -> None:
     secret = Secret.make()
@@ -173,7 +173,9 @@ def test_the_processes_of_a_local_run_have_its_secret_neither_in_their_arguments
         process.wait()
 
 
-def test_workers_do_not_get_the_secret_of_their_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_do_not_receive_the_secret_of_their_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CHECKLIST_SECRET", "of this job")
     with contextlib.closing(
         WorkerProcess(rank=0, local_rank=0, node=0, directory=tmp_path, environment={}, report=lambda _: None)

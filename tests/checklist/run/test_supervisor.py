@@ -78,7 +78,7 @@ def test_a_rank_of_a_job_of_another_size_is_refused() -> None:
 @pytest.mark.parametrize(
     "differs", [{"run": "another"}, {"secret": Secret("another")}, {"secret": Secret("")}]
 )
-def test_members_of_another_job_or_secret_are_refused(differs: dict[str, object]) -> None:
+def test_members_with_another_job_or_secret_are_refused(differs: dict[str, object]) -> None:
     port = 20_000 + secrets.randbelow(9_000)
     with contextlib.closing(Hub(place(0, port=port), SHORT)) as hub:
         with pytest.raises(UserError, match="could not be reached"):
@@ -86,7 +86,7 @@ def test_members_of_another_job_or_secret_are_refused(differs: dict[str, object]
         assert hub.peers() == {}
 
 
-def test_the_end_reaches_a_supervisor_that_is_still_talking_when_rank_0_leaves() -> None:
+def test_the_end_of_a_run_reaches_a_supervisor_that_is_still_sending() -> None:
     here = place(1)
     hub = Hub(here, SHORT)
     link = join(here, SHORT)
@@ -121,13 +121,13 @@ def test_the_end_reaches_a_supervisor_that_is_still_talking_when_rank_0_leaves()
     ],
     ids=["behind", "stopped", "silent", "all alike"],
 )
-def test_the_late_stopped_or_silent_rank_is_blamed_and_none_if_all_are_equal(
+def test_a_late_stopped_or_silent_rank_is_named_and_none_if_all_are_equal(
     at: dict[int, list[object]], blamed: list[int]
 ) -> None:
     assert _lagging(at, [0, 1, 2], others_failed=False) == blamed
 
 
-def test_a_request_to_nobody_ends_at_once() -> None:
+def test_a_request_to_nodes_that_have_not_joined_ends_at_once() -> None:
     here = place(0)
     with contextlib.closing(Hub(here, SHORT)) as hub:
         begin = time.monotonic()
@@ -136,7 +136,7 @@ def test_a_request_to_nobody_ends_at_once() -> None:
         assert time.monotonic() - begin < 5
 
 
-def test_a_rank_that_died_with_nothing_to_do_is_recorded_once_and_not_waited_for() -> None:
+def test_a_rank_that_died_while_idle_is_recorded_once_and_not_waited_for() -> None:
     here = place(0)
     with contextlib.closing(Hub(here, SHORT)) as hub:
         first = join(here, SHORT)
@@ -161,7 +161,7 @@ def test_a_rank_that_died_with_nothing_to_do_is_recorded_once_and_not_waited_for
         second.close()
 
 
-def test_every_node_gets_the_condensed_form_of_a_large_run_and_rank_0_has_it_whole() -> None:
+def test_every_node_gets_a_condensed_large_run_and_rank_0_has_the_complete_run() -> None:
     here = place(0)
     hub = Hub(here, SHORT)
     nodes = range(120)
@@ -214,7 +214,7 @@ def test_a_long_run_prints_its_progress_every_few_seconds(
         hub.close()
 
 
-def test_what_was_measured_is_shown_as_soon_as_a_node_is_lost() -> None:
+def test_measurements_are_shown_as_soon_as_a_node_is_lost() -> None:
     here = place(0)
     with contextlib.closing(Hub(here, SHORT)) as hub:
         first = join(here, SHORT)
@@ -247,7 +247,7 @@ def test_workers_answer_requests_and_report_failures(worker: object) -> None:
     assert "nonsense" in second.reply.error
 
 
-def test_a_worker_that_is_killed_is_reported_with_the_signal_and_can_be_started_anew(worker: object) -> None:
+def test_a_killed_worker_is_reported_with_its_signal_and_can_be_restarted(worker: object) -> None:
     process, heard = worker  # type: ignore[misc]
     os.kill(process._process.pid, signal.SIGKILL)
     ended = heard.get(timeout=10)
@@ -260,7 +260,7 @@ def test_a_worker_that_is_killed_is_reported_with_the_signal_and_can_be_started_
     assert answer.reply.kind == "done"
 
 
-def test_a_stopped_worker_is_killed_too(worker: object) -> None:
+def test_a_stopped_worker_is_killed_at_the_end(worker: object) -> None:
     process, _ = worker  # type: ignore[misc]
     pid = process._process.pid
     os.kill(pid, signal.SIGSTOP)
@@ -272,7 +272,7 @@ def test_a_stopped_worker_is_killed_too(worker: object) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_run_with_a_missing_rank_ends_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_a_missing_rank_ends_and_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setattr("checklist.run.supervisor.limits_of", lambda _: Limits(rendezvous=1.0, run=60))
     measured = run(Options(device="cpu", only=("ranks", "correctness")), place(0, simulated=True))
@@ -306,21 +306,21 @@ def test_a_run_with_a_missing_rank_ends_with_its_name(monkeypatch: pytest.Monkey
     ],
     ids=["torchrun", "srun"],
 )
-def test_the_launchers_variables_say_where_a_process_stands(
+def test_ranks_and_nodes_are_read_from_the_variables_of_the_launcher(
     variables: dict[str, str], expected: tuple[object, ...]
 ) -> None:
     found = from_environment(variables)
     assert (found.ranks, found.local_ranks, found.world, found.node, found.nodes, found.host) == expected
 
 
-def test_a_rank_outside_the_world_is_refused_in_words() -> None:
+def test_a_rank_outside_the_world_size_is_refused() -> None:
     with pytest.raises(UserError, match="Rank 4 is not in a world of 2"):
         from_environment({"RANK": "4", "WORLD_SIZE": "2"})
     with pytest.raises(UserError, match="WORLD_SIZE is 'two'"):
         from_environment({"RANK": "0", "WORLD_SIZE": "two"})
 
 
-def test_the_control_ports_are_beside_the_launchers_or_where_they_are_put() -> None:
+def test_control_ports_follow_the_launcher_port_or_the_configured_port() -> None:
     rank = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29600"}
     found = from_environment(rank)
     assert found.ports == tuple(range(29_617, 29_625))
@@ -333,11 +333,11 @@ def test_the_control_ports_are_beside_the_launchers_or_where_they_are_put() -> N
         from_environment({**rank, "CHECKLIST_PORT": "x"})
 
 
-def test_without_a_launcher_there_is_no_rendezvous() -> None:
+def test_a_rendezvous_needs_the_variables_of_a_launcher() -> None:
     assert from_environment({"PATH": "/bin"}) is None
 
 
-def test_when_the_phase_is_over_before_the_operations_limit_nobody_is_blamed_for_being_slow() -> None:
+def test_no_rank_is_blamed_if_the_phase_ends_before_the_operation_limit() -> None:
     here = place(0, 1)
     with contextlib.closing(Hub(here, SHORT)) as hub:
         link = join(here, SHORT)

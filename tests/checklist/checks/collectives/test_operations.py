@@ -12,7 +12,7 @@ from checklist.checks.collectives import operations
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("world", [2, 3, 8, 64])
-def test_a_sum_that_leaves_out_a_rank_or_takes_one_twice_is_seen(dtype: torch.dtype, world: int) -> None:
+def test_a_sum_that_omits_or_repeats_a_rank_is_detected(dtype: torch.dtype, world: int) -> None:
     made = operations._Builder(dtype, 4099, 0, world, torch.device("cpu"))
     indexes = torch.arange(4099)
     parts = [made.values(rank, indexes, made.addend) for rank in range(world)]
@@ -26,7 +26,7 @@ def test_a_sum_that_leaves_out_a_rank_or_takes_one_twice_is_seen(dtype: torch.dt
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
-def test_an_uneven_all_to_all_knows_each_part_and_sees_one_at_the_wrong_place(
+def test_an_uneven_all_to_all_detects_a_part_at_the_wrong_position(
     world: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All ranks in one process: what each sends is cut as it says, and handed to the others."""
@@ -47,7 +47,7 @@ def test_an_uneven_all_to_all_knows_each_part_and_sees_one_at_the_wrong_place(
     assert operations.wrong_values(works[0]) > 0
 
 
-def test_wrong_values_are_counted_and_nan_is_wrong() -> None:
+def test_wrong_values_are_counted_including_nan() -> None:
     made = operations._Builder(torch.float32, 100, 0, 2, torch.device("cpu"))
     good = made.values(1, torch.arange(100)).to(torch.float32)
     bad = good.clone()

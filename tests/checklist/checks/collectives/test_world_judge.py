@@ -11,7 +11,7 @@ from checklist.verdict import judge
 from tests.checklist.runs import codes, gpu_run, past_of, slow_world, verdict_of
 
 
-def test_a_network_of_unknown_rate_has_no_verdict_but_a_past() -> None:
+def test_a_network_of_unknown_rate_is_judged_only_by_its_history() -> None:
     first = judge(slow_world(1.0, gpus=4))
     assert verdict_of(first, "bandwidth") == first.verdict == "NO-VERDICT"
     assert first.headline.startswith("Software works; speed not judged")
@@ -30,7 +30,7 @@ def test_the_users_expectation_judges_a_network_of_unknown_rate() -> None:
     assert codes(slow_world(1.0, gpus=4), expect=2 * figure) == {"half-speed": "FAIL"}
 
 
-def test_a_users_threshold_is_found_by_the_systems_name(tmp_path: Path) -> None:
+def test_a_threshold_of_the_user_applies_by_system_name(tmp_path: Path) -> None:
     file = tmp_path / "mine.csv"
     file.write_text("system,op,floor,source\nour cluster,all_reduce,470,acceptance test\n")
     table = thresholds.table(file)
@@ -39,7 +39,7 @@ def test_a_users_threshold_is_found_by_the_systems_name(tmp_path: Path) -> None:
     assert [fault.code for fault in found.findings] == ["below-floor"]
 
 
-def test_wrong_values_fail_and_accuse_nobody() -> None:
+def test_wrong_values_fail_without_naming_a_node() -> None:
     run = gpu_run(4)
     wrong = dataclasses.replace(run.collectives[0], correct=False, wrong_values=7, wrong_ranks=(3,))
     result = judge(dataclasses.replace(run, collectives=(wrong, *run.collectives[1:])))
@@ -49,13 +49,13 @@ def test_wrong_values_fail_and_accuse_nobody() -> None:
     assert "host-0" not in result.healthy_nodes
 
 
-def test_an_operation_that_was_not_compared_is_no_pass() -> None:
+def test_an_operation_whose_values_were_not_compared_is_not_a_pass() -> None:
     run = gpu_run()
     left_out = tuple(item for item in run.collectives if item.op != "scatter")
     assert verdict_of(judge(dataclasses.replace(run, collectives=left_out)), "correctness") == "NO-VERDICT"
 
 
-def test_a_topology_file_is_suspected_where_the_world_is_slow_and_the_gpus_own_copies_are_not() -> None:
+def test_a_topology_file_is_suspected_if_collectives_are_slow_and_gpu_copies_are_not() -> None:
     slow = dataclasses.replace(slow_world(2.0), environment={"NCCL_TOPO_FILE": "/opt/other.xml"})
     (fault,) = judge(slow).findings
     assert (fault.code, fault.verdict) == ("topology-file", "FAIL")

@@ -53,7 +53,7 @@ def ask(
     return answer, (context.directory / "calls").read_text().splitlines()
 
 
-def test_the_form_of_dcgm_4_is_read_with_each_error_s_severity() -> None:
+def test_the_output_of_dcgm_4_is_read_with_the_severity_of_each_error() -> None:
     reported = read(BLANK, f"WARNING: a banner\n{(SAMPLES / 'dcgmi_diag_4.json').read_text()}", IDS)
     assert (reported.version, reported.error) == ("4.2.3", None)
     assert (reported.passed, reported.left_out) == (("pcie",), ("nvlink",))
@@ -66,7 +66,7 @@ def test_the_form_of_dcgm_4_is_read_with_each_error_s_severity() -> None:
     assert reported.faults[2].text.startswith("GPU 1 had uncorrectable memory errors")
 
 
-def test_the_form_of_dcgm_3_is_read_too() -> None:
+def test_the_output_of_dcgm_3_is_read() -> None:
     reported = read(BLANK, (SAMPLES / "dcgmi_diag_3.json").read_text(), IDS)
     assert (reported.version, len(reported.passed), reported.left_out) == ("3.3.5", 10, ("Pulse Test",))
     (fault,) = reported.faults
@@ -106,13 +106,13 @@ def test_only_explicit_passes_count_as_passed(statuses: list[str], passed: tuple
         ('{"DCGM Diagnostic": {}}', "it has run no test"),
     ],
 )
-def test_an_unreadable_answer_gives_an_error(output: str, why: str) -> None:
+def test_unreadable_output_of_dcgm_gives_an_error(output: str, why: str) -> None:
     reported = read(BLANK, output, IDS)
     assert why in (reported.error or "")
     assert (reported.passed, reported.faults) == ((), ())
 
 
-def test_it_is_run_on_the_gpus_of_the_job_and_its_status_does_not_matter(
+def test_dcgm_runs_on_the_gpus_of_the_job_and_its_exit_status_is_ignored(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     then = f"cat {SAMPLES}/dcgmi_diag_4.json; exit 226"
@@ -122,7 +122,7 @@ def test_it_is_run_on_the_gpus_of_the_job_and_its_status_does_not_matter(
     assert reported.seconds > 0
 
 
-def test_gpus_of_other_jobs_are_not_tested(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_of_other_jobs_are_not_diagnosed(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     _, calls = ask(context, monkeypatch, f"cat {SAMPLES}/dcgmi_diag_4.json", (SECOND,))
     assert calls[1] == "diag -r 2 -i 1 -j"
 
@@ -146,7 +146,7 @@ def test_without_a_host_engine_its_error_message_is_shown(
     )
 
 
-def test_a_diagnosis_over_its_limit_is_ended_with_its_children(
+def test_a_diagnosis_that_exceeds_its_time_limit_is_ended_with_its_child_processes(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("checklist.checks.gpu.dcgm_probe._LEAVE_S", 0.2)
@@ -172,7 +172,7 @@ def test_the_diagnosis_gets_sigint_first_so_that_the_host_engine_stops_it(
     assert (context.directory / "told").exists()
 
 
-def test_without_dcgm_nothing_is_run(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_command_is_run_without_dcgm(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(context.directory))
     reported = record(Diagnosed, diagnose(context, [FIRST], 2, 30.0))
     assert (reported.installed, reported.error) == (False, "dcgmi is not on the path")

@@ -27,9 +27,7 @@ def loaded(run: Measurements, *ranks: int, **changes: Any) -> Measurements:
         ({"pcie_generation": 3}, ("pcie-slow", "WARN"), "has 3 as its PCIe generation, others of its kind 5"),
     ],
 )
-def test_a_gpu_that_is_held_back_is_named(
-    changes: dict[str, Any], reported: tuple[str, str], words: str
-) -> None:
+def test_a_throttled_gpu_is_named(changes: dict[str, Any], reported: tuple[str, str], words: str) -> None:
     result = judge(loaded(gpu_run(), 9, **changes))
     (fault,) = result.findings
     assert (fault.check, fault.code, fault.verdict) == ("gpu-load", *reported)
@@ -37,7 +35,7 @@ def test_a_gpu_that_is_held_back_is_named(
     assert words in fault.title
 
 
-def test_an_old_slot_and_low_clocks_of_all_gpus_are_the_cluster_s_own() -> None:
+def test_an_old_pcie_generation_and_low_clocks_shared_by_all_gpus_pass() -> None:
     result = judge(loaded(gpu_run(), *range(16), pcie_generation=4, sm_clock_mhz=1410))
     assert (result.findings, verdict_of(result, "gpu-load")) == ((), "PASS")
 
@@ -50,9 +48,7 @@ def test_an_old_slot_and_low_clocks_of_all_gpus_are_the_cluster_s_own() -> None:
         ("memory-clock", "memory_clock_mhz", "memory_clock_most_mhz"),
     ],
 )
-def test_a_figure_of_all_gpus_below_their_own_is_one_finding_of_no_node(
-    code: str, value: str, own: str
-) -> None:
+def test_a_value_low_on_all_gpus_is_one_finding_without_a_node(code: str, value: str, own: str) -> None:
     def findings(share: float, **changes: Any) -> list[tuple[str, tuple[str, ...]]]:
         run = loaded(gpu_run(), *range(16), **{value: 700 * share, own: 700, **changes})
         return [(fault.code, fault.nodes) for fault in judge(run).findings]
@@ -72,7 +68,7 @@ def test_a_figure_of_all_gpus_below_their_own_is_one_finding_of_no_node(
         (25.0, {"pcie_generation_gpu": None}, []),
     ],
 )
-def test_a_slow_slot_of_all_gpus_is_found_if_copies_confirm_it(
+def test_a_slow_pcie_slot_of_all_gpus_is_reported_if_copies_confirm_it(
     h2d: float | None, changes: dict[str, Any], found: list[str]
 ) -> None:
     run = loaded(gpu_run(), *range(16), **{"pcie_generation": 4, "pcie_generation_gpu": 5, **changes})
@@ -92,14 +88,14 @@ def test_a_gpu_ten_degrees_above_the_median_of_its_peers_is_named(
     assert judge(everywhere).findings == ()
 
 
-def test_a_gpu_without_peers_is_held_against_its_own_data() -> None:
+def test_a_gpu_without_peers_is_judged_by_its_own_limits() -> None:
     run = gpu_run(1, 1)
     assert [f.code for f in judge(run).findings if f.check == "gpu-load"] == []
     capped = judge(loaded(run, 0, power_limit_w=500.0, pcie_generation=3))
     assert [f.code for f in capped.findings if f.check == "gpu-load"] == ["pcie-slow", "power-cap"]
 
 
-def test_gpus_that_were_not_watched_have_no_verdict() -> None:
+def test_gpus_that_were_not_sampled_under_load_have_no_verdict() -> None:
     run = gpu_run()
     without = tuple(state for state in run.health if state.when != "loaded")
     assert verdict_of(judge(dataclasses.replace(run, health=without)), "gpu-load") == "NO-VERDICT"

@@ -33,7 +33,7 @@ def errors(**grown: int) -> dict[str, int]:
     return {kind: number + grown.get(kind, 0) for kind, number in HEALTHY["nvlink_errors"].items()}
 
 
-def test_healthy_links_say_nothing() -> None:
+def test_healthy_nvlinks_give_no_finding() -> None:
     result = judge(run_with())
     assert (result.findings, verdict_of(result, "gpu-health")) == ((), "PASS")
 
@@ -52,7 +52,7 @@ def test_healthy_links_say_nothing() -> None:
         ({"fabric_faults": ("route recovery",)}, ("fabric-state", "WARN")),
     ],
 )
-def test_a_gpu_whose_links_or_fabric_are_ill_is_named(
+def test_a_gpu_with_faulty_nvlinks_or_fabric_is_named(
     changes: dict[str, Any], reported: tuple[str, str]
 ) -> None:
     result = judge(run_with(9, **changes))

@@ -44,18 +44,18 @@ def test_kernel_records_are_read_with_their_gpu_code_and_time() -> None:
     assert log.until == 86600.0
 
 
-def test_dmesgs_lines_are_read_too_in_both_forms_of_the_address() -> None:
+def test_dmesg_lines_are_read_with_both_formats_of_the_pci_address() -> None:
     assert xids_probe.parse(DMESG).events == (
         Event(86400.0, (0, 0x3B, 0), 48),
         Event(86401.5, (0, 0x3B, 0), 63),
     )
 
 
-def test_nvmls_address_is_the_kernels() -> None:
+def test_pci_addresses_of_nvml_and_the_kernel_are_normalized_to_the_same_form() -> None:
     assert xids_probe.pci("00000000:3B:00.0") == xids_probe.pci("0000:3b:00")
 
 
-def test_a_log_that_can_not_be_read_is_unknown_and_not_empty(
+def test_an_unreadable_kernel_log_is_unknown_and_not_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # no dmesg
@@ -73,7 +73,7 @@ class Rank:
         self.rank, self.directory, self.stored = 0, directory, {}  # type: ignore[var-annotated]
 
 
-def test_what_the_log_gains_during_the_run_is_the_runs_and_the_rest_was_earlier(
+def test_xids_are_divided_into_those_during_the_run_and_earlier_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def look(worker: Rank, when: str, text: str) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def test_without_the_kernel_log_xids_come_from_nvml_events_or_are_unknown(
         assert before["xids"] is after["xids"] is None
 
 
-def test_each_row_of_the_catalogue_has_an_action_that_agrees_with_its_source() -> None:
+def test_each_row_of_the_xid_catalog_has_an_action_that_agrees_with_its_source() -> None:
     for row in catalogue.table().values():
         assert row.name
         assert row.source.startswith("https://docs.nvidia.com/"), row

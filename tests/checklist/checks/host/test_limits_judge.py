@@ -36,19 +36,19 @@ def test_equal_nodes_with_enough_pass() -> None:
         ({"memory_bytes": 40 << 30}, "memory-limit"),
     ],
 )
-def test_a_node_with_less_than_its_peers_warns(changes: dict[str, Any], code: str) -> None:
+def test_a_node_with_less_than_its_peers_gives_a_warning(changes: dict[str, Any], code: str) -> None:
     assert found(spoil(equal(), 2, **changes)) == [(code, "WARN", ("host-2",))]
     assert found(spoil(equal(2), 1, **changes)) == [], "of two nobody can say which is right"
 
 
-def test_a_rank_needs_a_cpu_and_a_gibibyte() -> None:
+def test_each_rank_needs_one_cpu_and_one_gibibyte() -> None:
     small = all_with(cpu_run(2), cpus=0.6, memory_bytes=250 << 20)
     assert [code for code, _, _ in found(small)] == ["cpu-limit", "memory-limit"] * 2
     assert found(all_with(cpu_run(2), cpus=1.0, memory_bytes=1 << 30)) == []
 
 
 @pytest.mark.parametrize(("throttled", "says"), [(25, True), (24, False)])
-def test_a_quota_that_is_used_up_in_a_quarter_of_the_time_warns(throttled: int, says: bool) -> None:
+def test_cpu_throttling_in_a_quarter_of_the_periods_gives_a_warning(throttled: int, says: bool) -> None:
     counted = (
         Counters(node=1, phase="world", cpu_periods=100, cpu_throttled=2),
         Counters(node=1, phase="node", cpu_periods=100, cpu_throttled=throttled),
@@ -61,14 +61,16 @@ def test_a_quota_that_is_used_up_in_a_quarter_of_the_time_warns(throttled: int, 
 @pytest.mark.parametrize(
     ("others", "load", "says"), [(0.1, 0.5, True), (0.1, 0.49, False), (0.3, 0.59, False), (0.3, 0.6, True)]
 )
-def test_cpus_that_were_busy_before_the_checks_warn(others: float, load: float, says: bool) -> None:
+def test_cpus_that_were_busy_before_the_checks_give_a_warning(others: float, load: float, says: bool) -> None:
     run = spoil(all_with(equal(), load_per_cpu=others), 1, load_per_cpu=load)
     assert found(run) == ([("cpu-busy", "WARN", ("host-1",))] if says else [])
     assert found(spoil(all_with(equal(2), load_per_cpu=others), 1, load_per_cpu=load)) == []
 
 
 @pytest.mark.parametrize(("gbytes_per_s", "says"), [(79.9, True), (80.0, False)])
-def test_memory_slower_than_that_of_the_peers_warns_on_gpu_nodes(gbytes_per_s: float, says: bool) -> None:
+def test_host_memory_slower_than_that_of_peers_gives_a_warning_on_gpu_nodes(
+    gbytes_per_s: float, says: bool
+) -> None:
     copies = [
         Local(rank=rank, what="memory_copy", value=gbytes_per_s if rank == 2 else 100.0, unit="GB/s")
         for rank in range(4)

@@ -52,7 +52,7 @@ def said(result: Result) -> list[tuple[str, str]]:
     return [(fault.code, fault.verdict) for fault in result.findings if fault.check == "loss"]
 
 
-def test_a_flapping_link_warns_twice_then_fails_and_stays_until_it_was_not_seen_for_long(
+def test_a_flapping_link_warns_twice_then_fails_until_it_was_absent_for_long(
     tmp_path: Path,
 ) -> None:
     bad = {2: (1, 3), 5: (3, 1), 9: (1, 3)}
@@ -83,7 +83,7 @@ def test_a_flapping_link_warns_twice_then_fails_and_stays_until_it_was_not_seen_
     assert results[20].open_failures() == ()
 
 
-def test_a_node_that_is_seen_with_others_each_night_is_at_fault(tmp_path: Path) -> None:
+def test_a_node_seen_with_different_partners_each_night_is_at_fault(tmp_path: Path) -> None:
     runs = [night(n, (pair,)) for n, pair in enumerate([(2, 0), (1, 2), (2, 3)])]
     results = nights(tmp_path / "history.jsonl", runs)
     assert [result.bad_nodes for result in results] == [(), (), ("host-2",)]
@@ -91,7 +91,7 @@ def test_a_node_that_is_seen_with_others_each_night_is_at_fault(tmp_path: Path) 
     assert said(away) == [], "the node does not take part"
 
 
-def test_a_carrier_that_was_lost_on_three_nights_stays_a_failure(tmp_path: Path) -> None:
+def test_a_carrier_lost_on_three_nights_remains_a_failure(tmp_path: Path) -> None:
     lost = Counters(node=1, phase="pairs", carrier_changes=2)
     runs = [dataclasses.replace(night(n), counters=(lost,)) for n in range(3)]
     results = nights(tmp_path / "history.jsonl", [*runs, night(3)])
@@ -99,7 +99,7 @@ def test_a_carrier_that_was_lost_on_three_nights_stays_a_failure(tmp_path: Path)
     assert results[3].bad_nodes == ("host-1",)
 
 
-def test_a_lasting_fault_leaves_nothing_that_comes_and_goes() -> None:
+def test_a_lasting_fault_is_not_recorded_as_intermittent() -> None:
     lossy = tuple(
         dataclasses.replace(pair, retransmitted=300, alone=alone)
         for pair in night(1).pairs

@@ -29,12 +29,12 @@ HOST = (
         ("docker0", "docker0"),
     ],
 )
-def test_nccls_interface_variable_is_read_as_nccl_reads_it(wanted: str, taken: str) -> None:
+def test_the_nccl_interface_variable_is_parsed_like_nccl(wanted: str, taken: str) -> None:
     choice = nics_probe.choose("nccl", HOST, "10.0.0.1", {"NCCL_SOCKET_IFNAME": wanted})
     assert (choice.nic, choice.usable) == (taken, True)
 
 
-def test_an_exclusion_passes_over_interfaces_that_nccl_can_not_use() -> None:
+def test_an_exclusion_skips_interfaces_that_nccl_cannot_use() -> None:
     """As the containers of several nodes on AWS Batch have them, with the variable that they get there."""
     host = (
         Nic(name="dummy0", addresses=(), up=True),
@@ -60,7 +60,7 @@ def test_a_missing_interface_is_named_with_the_existing_ones() -> None:
     assert "eth1" in choice.reason
 
 
-def test_loopback_is_unusable_when_rank_0_is_elsewhere_and_right_when_it_is_not() -> None:
+def test_loopback_is_usable_only_if_rank_0_is_on_the_same_host() -> None:
     variable = {"GLOO_SOCKET_IFNAME": "lo"}
     assert not nics_probe.choose("gloo", HOST, "10.0.0.1", variable).usable
     assert nics_probe.choose("gloo", HOST, "127.0.0.1", variable).usable
@@ -73,7 +73,7 @@ def test_a_host_name_that_does_not_resolve_leaves_gloo_on_loopback(monkeypatch: 
     assert "cannot be resolved" in choice.reason
 
 
-def test_an_interface_without_a_line_has_no_rate(tmp_path: Path) -> None:
+def test_an_interface_without_a_link_speed_has_no_rate(tmp_path: Path) -> None:
     for name in ("eth0", "veth0", "bond0"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "speed").write_text("10000\n")

@@ -60,7 +60,7 @@ def said(run: Measurements) -> list[tuple[str, str, tuple[str, ...]]]:
         (1, DOWN, ("rdma-port-down", "WARN")),
     ],
 )
-def test_a_port_that_differs_from_the_others_is_named(
+def test_a_port_that_differs_from_its_peers_is_named(
     nodes: int, changes: dict[str, Any], reported: tuple[str, str]
 ) -> None:
     run = cluster(nodes, nodes - 1, **changes)
@@ -80,17 +80,17 @@ def test_ports_equal_on_all_nodes_give_no_finding() -> None:
     assert said(cluster(4, 0, 1, 2, 3, **DOWN)) == [], "a port that nobody uses"
 
 
-def test_most_nodes_decide() -> None:
+def test_ports_are_compared_with_the_majority_of_nodes() -> None:
     assert said(cluster(4, 0, gbps=800.0)) == [], "one that is faster makes no other slow"
     assert said(cluster(5, 0, 1, **DOWN)) == [("rdma-port-down", "FAIL", (f"host-{n}",)) for n in (0, 1)]
 
 
-def test_a_rate_that_can_not_be_is_nobodys_reference() -> None:
+def test_an_impossible_port_rate_is_not_used_as_a_reference() -> None:
     run = cluster(3, 1, gbps=float("inf"))
     assert [(fault.code, fault.suspects) for fault in judge(run).findings] == [("bad-figure", ("host-1",))]
 
 
-def test_ports_go_through_json_and_large_results_keep_those_that_differ() -> None:
+def test_ports_survive_json_and_large_results_keep_differing_ports() -> None:
     run = cluster(3, 1, **DOWN)
     assert measurements.from_json(measurements.to_json(run)) == run
     large = condensed_run(cluster(130, 7, **DOWN))
@@ -99,7 +99,7 @@ def test_ports_go_through_json_and_large_results_keep_those_that_differ() -> Non
 
 
 @pytest.mark.parametrize(("gbps", "found"), [(200.0, [("rdma-below-machine", "WARN", ())]), (400.0, [])])
-def test_ports_slower_than_the_machine_types_on_all_nodes_are_one_finding(
+def test_ports_slower_than_the_machine_type_on_all_nodes_are_one_finding(
     gbps: float, found: list[tuple[str, str, tuple[str, ...]]]
 ) -> None:
     ports = tuple(dataclasses.replace(port, gbps=gbps) for port in UP)

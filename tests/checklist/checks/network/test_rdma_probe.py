@@ -21,7 +21,7 @@ def tree(place: Path, sample: str) -> Path:
     return place
 
 
-def test_state_rate_and_board_of_each_port_are_read(tmp_path: Path) -> None:
+def test_state_rate_and_board_id_of_each_port_are_read(tmp_path: Path) -> None:
     reported = {port.name: port for port in ports(tree(tmp_path, SAMPLE.read_text()))}
     assert len(reported) == 6
     assert reported["mlx5_0/1"] == RdmaPort(
