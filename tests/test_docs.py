@@ -358,7 +358,7 @@ def test_every_command_of_the_other_flows_has_valid_options(
             assert re.search(rf"{option}\b", known), f"{line}: there is no {option}"
 
 
-def test_plan_only_needs_nothing_that_trains(tmp_path: Path) -> None:
+def test_plan_only_imports_no_training_package(tmp_path: Path) -> None:
     """README: planning works with the small install. Its packages are those that pyproject.toml asks for."""
     code = (
         "import runpy, sys\n"
@@ -487,7 +487,7 @@ ROOM_ARROWS = {
 }
 
 
-def test_the_arrows_of_the_map_match_the_imports() -> None:
+def test_the_arrows_of_the_module_map_match_the_imports() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     for room, allowed in ROOM_ARROWS.items():
         found = set()
@@ -506,7 +506,7 @@ def test_the_checklist_imports_only_the_cluster_folder_of_launchers() -> None:
     assert {name for name in taken if not name.startswith("launchers.cluster")} == set()
 
 
-def test_files_named_in_the_map_exist() -> None:
+def test_files_named_in_the_module_map_exist() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     packages = "estimator|launchers|decorators|checklist|flows|benchmarks|tests|docs"
     named = re.findall(rf"`((?:{packages})/[\w./-]+)`", text)
@@ -518,7 +518,7 @@ _PLACEHOLDER = re.compile(r"\.\.\.|[:;]|\S*\d\S*|\b(?:GPU\(s\)|GiB|[A-Z][A-Z_]*\
 _OF_METAFLOW = ("The @kubernetes decorator requires",)
 
 
-def test_each_stop_of_a_value_through_the_packages_exists() -> None:
+def test_each_step_of_the_documented_data_path_exists() -> None:
     """The table in docs/interfaces.md: at most five stops, and each `Class.field` is in its (`file`)."""
     section = (ROOT / "docs" / "interfaces.md").read_text().split("## Three values through the packages")[1]
     rows = [line for line in section.splitlines() if re.match(r"\| \d", line)]

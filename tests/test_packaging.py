@@ -96,7 +96,7 @@ def test_tools_are_pinned_to_versions_that_the_extra_allows_and_pre_commit_uses(
     assert {"mypy", "pre-commit", "pytest", "ruff"} <= set(pins())
 
 
-def test_each_python_that_is_supported_is_classified() -> None:
+def test_each_supported_python_version_has_a_classifier() -> None:
     prefix = "Programming Language :: Python :: 3."
     named = [text.removeprefix(prefix) for text in PROJECT["classifiers"] if text.startswith(prefix)]
     assert f">=3.{named[0]},<3.{int(named[-1]) + 1}" == PROJECT["requires-python"]

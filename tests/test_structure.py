@@ -62,7 +62,7 @@ def ranks_in_the_map() -> dict[str, dict[str, int]]:
     return ranks
 
 
-def test_folders_import_only_what_is_to_their_right_in_the_map() -> None:
+def test_folders_import_only_folders_to_their_right_in_the_module_map() -> None:
     ranks = ranks_in_the_map()
     assert ranks.keys() == {"flows", "checklist", "decorators", "launchers", "estimator"}
     for package, rank in ranks.items():

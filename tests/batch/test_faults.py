@@ -48,7 +48,7 @@ def waiting(run: Client) -> None:
 
 
 @pytest.mark.nightly
-def test_short_task_ids_reach_the_nodes_whole_and_a_container_out_of_memory_is_tried_again(
+def test_short_task_ids_reach_all_nodes_and_an_oom_killed_container_is_retried(
     lab: Lab, tmp_path: Path
 ) -> None:
     with metadata.serve(lab.hub, MetadataService(first_id=1)) as new_service:
@@ -135,9 +135,7 @@ def test_a_sigint_to_the_launch_alone_terminates_the_jobs_and_leaves_no_process(
 
 
 @pytest.mark.nightly
-def test_the_checklist_ends_with_a_verdict_that_blames_no_node_when_a_container_is_lost(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_a_lost_container_gives_a_checklist_verdict_that_blames_no_node(lab: Lab, tmp_path: Path) -> None:
     options = ["--nodes=2", "--device=cpu", "--profile=standard", "--skip=storage,datastore"]
     run = lab.start(tmp_path, "run", "--with", "batch", *options, flow=CHECKLIST)
     run.wait_for(lambda: _measured(lab, run), LIMIT_S)
@@ -158,7 +156,7 @@ def _measured(lab: Lab, run: Client) -> bool:
 
 
 @pytest.mark.nightly
-def test_a_busy_and_slow_datastore_costs_time_only(lab: Lab, tmp_path: Path) -> None:
+def test_a_busy_and_slow_datastore_only_delays_a_run(lab: Lab, tmp_path: Path) -> None:
     faults = faulty_proxy.Faults(busy_share=0.1, delay_s=0.05)
     with faulty_proxy.before(lab.store.url, faults, address=lab.hub.address, inside=lab.hub.inside) as url:
         run = small(lab, tmp_path, METAFLOW_S3_ENDPOINT_URL=url)
@@ -167,7 +165,7 @@ def test_a_busy_and_slow_datastore_costs_time_only(lab: Lab, tmp_path: Path) -> 
     assert faults.refused > 3
 
 
-def test_credentials_that_expire_under_a_run_end_it_with_one_line_that_names_the_job(
+def test_credentials_that_expire_during_a_run_end_it_with_one_line_that_names_the_job(
     lab: Lab, tmp_path: Path
 ) -> None:
     run = small(lab, tmp_path, "--does=wait")
@@ -188,7 +186,7 @@ def test_credentials_that_expire_under_a_run_end_it_with_one_line_that_names_the
 
 
 @pytest.mark.nightly
-def test_a_datastore_that_stays_away_under_a_run_ends_it_and_its_job_with_one_line(
+def test_a_datastore_that_stays_unreachable_ends_the_run_and_its_job_with_one_line(
     lab: Lab, tmp_path: Path
 ) -> None:
     faults = faulty_proxy.Faults()
@@ -207,7 +205,7 @@ def test_a_datastore_that_stays_away_under_a_run_ends_it_and_its_job_with_one_li
     assert left_behind(tmp_path) == []
 
 
-def test_credentials_that_the_datastore_does_not_take_are_named_before_anything_is_submitted(
+def test_credentials_refused_by_the_datastore_are_named_before_anything_is_submitted(
     lab: Lab, tmp_path: Path
 ) -> None:
     data = write_sums(tmp_path / "sums.jsonl")

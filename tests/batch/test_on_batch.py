@@ -34,9 +34,7 @@ SHORT = [
 ]
 
 
-def test_a_run_over_two_containers_continues_after_one_is_lost_and_evaluates(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_a_run_on_two_containers_resumes_after_one_is_lost_and_is_evaluated(lab: Lab, tmp_path: Path) -> None:
     """DeepSpeed's LoRA; the second container is lost once while it trains."""
     data = write_sums(tmp_path / "sums.jsonl")
     where = ["--with", "batch", "--device=cpu", "--nodes=2", "--engine=deepspeed", "--method=lora"]

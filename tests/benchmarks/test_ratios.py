@@ -28,13 +28,13 @@ def test_a_real_timing_overhead_is_outside_the_interval() -> None:
     assert found.value == pytest.approx(1 / 1.15, abs=0.03)
 
 
-def test_outlier_turns_do_not_change_the_ratio() -> None:
+def test_outlier_repetitions_do_not_change_the_ratio() -> None:
     ours, bare = turns(0.0)
     spiked = [value * (50 if index % 20 == 0 else 1) for index, value in enumerate(ours)]
     assert ratios.of_cell((spiked, bare)).value == pytest.approx(ratios.of_cell((ours, bare)).value, abs=0.05)
 
 
-def test_each_cell_has_equal_weight_regardless_of_its_turns() -> None:
+def test_each_cell_has_equal_weight_for_any_number_of_repetitions() -> None:
     few, many = turns(0.0, count=20), turns(0.5, count=2000)
     of_three = ratios.overall([few, turns(0.0, count=20, seed=1), many])
     assert of_three.value > 0.9

@@ -86,7 +86,7 @@ def templates(workflow: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_deployed_flow_asks_for_what_was_planned(home: Home, s3: str) -> None:
+def test_a_deployed_flow_requests_the_planned_resources(home: Home, s3: str) -> None:
     workflow, said = _argo(home, s3)
     assert "Traceback" not in said
     found = templates(workflow)

@@ -49,7 +49,7 @@ def test_a_trampoline_passes_its_plan_to_the_container(
 
 
 @pytest.mark.parametrize("command", ["task", "other", "trampoline"])
-def test_without_a_plan_in_the_environment_nothing_is_asked_for(
+def test_nothing_is_requested_without_a_plan_in_the_environment(
     monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     monkeypatch.delenv(PLAN_VARIABLE, raising=False)
@@ -58,7 +58,7 @@ def test_without_a_plan_in_the_environment_nothing_is_asked_for(
     assert (found["kubernetes"]["cpu"], found["card"]["id"]) == (3, "finetune")
 
 
-def test_the_plan_survives_its_journey_and_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_packed_plan_is_read_back_and_is_shorter_than_its_json(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan({"nodes": 4}, "kubernetes")
     monkeypatch.setenv(PLAN_VARIABLE, pack(plan))
     assert current_plan() == plan
@@ -85,7 +85,7 @@ def test_a_wrong_argument_is_named(words: dict[str, Any], said: str) -> None:
     assert said in error.value.message
 
 
-def test_a_profiled_step_imports_neither_planner_nor_settings_nor_what_these_need() -> None:
+def test_a_profiled_step_imports_neither_planner_nor_settings_nor_their_dependencies() -> None:
     script = """
 import sys
 import decorators.gpu_profile

@@ -37,7 +37,7 @@ class Flow:
         return cast("StepView", self._steps[0])
 
 
-def test_a_function_of_the_parameters_is_asked_once_for_all_steps() -> None:
+def test_a_function_of_the_parameters_is_called_once_for_all_steps() -> None:
     asked = []
 
     def plan(parameters: dict[str, Any], backend: str) -> int:
@@ -50,7 +50,7 @@ def test_a_function_of_the_parameters_is_asked_once_for_all_steps() -> None:
     assert Once()(plan, {"a": 1, "b": 2}, "local") == 4
 
 
-def test_the_first_step_with_a_decision_decides_for_all() -> None:
+def test_the_first_step_that_matches_is_selected_or_else_the_start_step() -> None:
     flow = Flow("data", "train", "train")
     assert first_step(flow.start, object, lambda mutator: mutator.role == "train").name == "train"
     assert first_step(flow.start, object, lambda mutator: mutator.role == "node") is flow.start
@@ -64,13 +64,13 @@ def test_a_plan_for_several_nodes_needs_a_parallel_step() -> None:
     assert "--nodes 1" in caught.value.advice
 
 
-def test_a_users_mistake_at_the_launch_is_metaflows_two_lines() -> None:
+def test_a_user_error_at_launch_is_a_metaflow_exception_of_two_lines() -> None:
     with pytest.raises(FinetuneError) as caught, user_errors_for_metaflow():
         raise UserError("What is wrong.", "What to do.")
     assert (caught.value.problem, caught.value.advice) == ("What is wrong.", "What to do.")
 
 
-def test_a_steps_request_holds_what_its_decorators_say_at_that_moment() -> None:
+def test_a_step_request_holds_the_decorator_values_at_the_time_of_its_creation() -> None:
     step = RecordedStep("kubernetes", written=("memory",), memory="9000", namespace="train")
     asked = build_step_request(cast("StepView", step), REQUEST, Options(zone="b"))
     step.set_values("kubernetes", {"tolerations": [{"key": "ours"}]})

@@ -39,14 +39,14 @@ def _written(backend: Any, **given: Any) -> tuple[dict[str, dict[str, Any]], dic
     return step.set, step.environment
 
 
-def test_batch_is_asked_for_gpus_shared_memory_and_the_fabric() -> None:
+def test_a_batch_job_requests_gpus_shared_memory_and_the_fabric() -> None:
     written, extra = _written("batch")
     assert (written["resources"]["gpu"], written["resources"]["shared_memory"]) == (8, 8192)
     assert written["batch"]["efa"] == 32
     assert extra["FI_PROVIDER"] == "efa"
 
 
-def test_what_the_user_has_written_stands() -> None:
+def test_values_set_by_the_user_are_kept() -> None:
     written, _ = _written("batch", gpu="4", memory="9000", queue="mine", efa="0")
     assert (written["resources"]["gpu"], written["resources"]["memory"]) == (4, 9000)
     assert written["resources"]["shared_memory"] == 8192

@@ -28,7 +28,7 @@ class Task:
         return iter([SimpleNamespace(id=name) for name in self._artifacts])
 
 
-def test_only_tasks_that_have_ended_and_left_all_artifacts_count() -> None:
+def test_only_finished_tasks_with_all_artifacts_count() -> None:
     whole = Task("cluster", "result", "more")
     runs: list[dict[str, Any]] = [
         {"verdict": SimpleNamespace(task=whole)},
@@ -40,7 +40,7 @@ def test_only_tasks_that_have_ended_and_left_all_artifacts_count() -> None:
     assert list(ended_tasks(runs, "verdict", ("cluster", "result"))) == [whole]
 
 
-def test_reading_sees_the_runs_of_all_users_and_leaves_the_namespace_as_it_was() -> None:
+def test_runs_of_all_users_are_read_and_the_namespace_is_restored() -> None:
     before = get_namespace()
     seen = []
     namespace("user:somebody")
@@ -52,7 +52,7 @@ def test_reading_sees_the_runs_of_all_users_and_leaves_the_namespace_as_it_was()
         namespace(before)
 
 
-def test_a_hanging_reader_is_abandoned_in_time_and_notified() -> None:
+def test_a_hanging_reader_is_abandoned_at_its_time_limit_and_notified() -> None:
     reported = threading.Event()
 
     def hang(over: threading.Event) -> None:
@@ -69,7 +69,7 @@ def noted(*entries: tuple[str, str, int]) -> Any:
     return SimpleNamespace(metadata=items)
 
 
-def test_each_attempt_counts_and_one_that_was_killed_lasts_until_the_next_began() -> None:
+def test_each_attempt_counts_and_a_killed_attempt_lasts_until_the_next_begins() -> None:
     failed = (("attempt", "0", 1000), ("attempt_ok", "False", 31_000))
     killed = (("attempt", "1", 60_000),)
     last = (("attempt", "2", 100_000), ("attempt_ok", "True", 190_000), ("attempt-done", "2", 190_500))

@@ -41,7 +41,7 @@ def greedy_answers(folder: Path, prompts: list[str]) -> list[str]:
     return [Conversation(loaded=loaded, sampling=sampling).ask(prompt).text for prompt in prompts]
 
 
-def test_batch_inference_answers_every_prompt_and_continues_where_it_stopped(home: Home) -> None:
+def test_batch_inference_answers_every_prompt_and_resumes_where_it_stopped(home: Home) -> None:
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
 
@@ -82,7 +82,7 @@ if __name__ == "__main__":
 """
 
 
-def test_interrupted_batch_inference_answers_only_the_rest_when_it_is_resumed(home: Home) -> None:
+def test_resumed_batch_inference_answers_only_the_remaining_prompts(home: Home) -> None:
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
 
@@ -105,7 +105,7 @@ def test_plain_ddp_trains_on_two_nodes(home: Home) -> None:
     assert "steps on each node: [20, 20]" in run(home, "ddp_flow.py", "--steps", "20")
 
 
-def test_a_data_flow_is_right_sized_by_its_second_run(home: Home) -> None:
+def test_the_second_run_of_a_data_flow_is_right_sized(home: Home) -> None:
     assert "no comparable earlier task" in run(home, "rightsized_flow.py")
     assert "used in 1 earlier task" in run(home, "rightsized_flow.py")
 

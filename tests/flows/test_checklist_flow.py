@@ -87,7 +87,7 @@ def test_a_run_with_no_options_ends_with_a_verdict_a_card_and_a_result(
 
 
 @pytest.mark.slow
-def test_a_fail_ends_the_flow_after_all_is_stored_with_one_clear_line(failed: FlowRun) -> None:
+def test_a_failed_checklist_stores_its_results_and_ends_the_flow_with_one_line(failed: FlowRun) -> None:
     assert failed.returncode != 0
     assert "Traceback" not in failed.output, failed.output
     assert "FAIL: gemm_fp32 of all 2 ranks is below the floor" in failed.text
@@ -99,7 +99,7 @@ def test_a_fail_ends_the_flow_after_all_is_stored_with_one_clear_line(failed: Fl
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_a_failure_stands_until_the_same_check_passes(later: FlowRun) -> None:
+def test_a_failure_stays_open_until_the_same_check_passes(later: FlowRun) -> None:
     assert later.returncode != 0
     found = later.artifacts("ChecklistFlow")["result"]
     assert len(found["nodes"]) == 1
@@ -111,7 +111,7 @@ def test_a_failure_stands_until_the_same_check_passes(later: FlowRun) -> None:
 
 
 @pytest.mark.slow
-def test_a_node_whose_process_is_killed_is_named_and_the_verdict_still_comes(tmp_path: Path) -> None:
+def test_a_node_with_a_killed_process_is_named_and_the_run_has_a_verdict(tmp_path: Path) -> None:
     def hurt(_: subprocess.Popen[str]) -> None:
         os.kill(_supervisor(tmp_path, node=1), signal.SIGKILL)
 
@@ -126,7 +126,7 @@ def test_a_node_whose_process_is_killed_is_named_and_the_verdict_still_comes(tmp
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_a_step_that_is_lost_is_judged_by_what_its_nodes_had_measured(tmp_path: Path) -> None:
+def test_a_lost_step_is_judged_by_the_stored_measurements_of_its_nodes(tmp_path: Path) -> None:
     kept: list[Path] = []
 
     def hurt(_: subprocess.Popen[str]) -> None:
@@ -204,7 +204,9 @@ def launch(home: Path) -> Iterator[Callable[..., FlowRun]]:
         yield run
 
 
-def test_a_mistake_is_one_line_and_nothing_is_launched(home: Path, launch: Callable[..., FlowRun]) -> None:
+def test_a_user_error_is_reported_in_one_line_and_launches_nothing(
+    home: Path, launch: Callable[..., FlowRun]
+) -> None:
     (home / "options.yaml").write_text("nodess: 3\n")
     for words, said in (
         (["run", "--only", "meshh"], "meshh"),
@@ -217,7 +219,7 @@ def test_a_mistake_is_one_line_and_nothing_is_launched(home: Path, launch: Calla
         assert "Workflow starting" not in run.output
 
 
-def test_every_option_is_a_flag_of_the_flow_and_nothing_else_is(launch: Callable[..., FlowRun]) -> None:
+def test_the_flags_of_the_flow_are_exactly_the_checklist_options(launch: Callable[..., FlowRun]) -> None:
     text = launch("run", "--help").output
     flags = {"--" + name.replace("_", "-") for name in DEFAULTS}
     assert flags <= set(re.findall(r"--[a-z-]+", text))

@@ -47,7 +47,7 @@ def _argo(home: Home, address: str, *words: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_the_nightly_checklist_asks_for_the_nodes_it_was_deployed_for(home: Home, s3: str) -> None:
+def test_the_nightly_checklist_requests_the_nodes_of_its_deployment(home: Home, s3: str) -> None:
     workflow = _argo(home, s3, "--config", "options", str(home.path / "nightly.yaml"))
     cron = json.loads(workflow["metadata"]["annotations"]["metaflow/cron"])
     assert cron["schedule"] == "0 3 * * ?"  # the six fields of @schedule without the year
@@ -78,7 +78,7 @@ def test_the_nightly_checklist_asks_for_the_nodes_it_was_deployed_for(home: Home
 
 
 @pytest.mark.slow
-def test_a_one_node_nightly_checklist_has_low_priority_and_knows_its_node(home: Home, s3: str) -> None:
+def test_a_nightly_checklist_of_one_node_has_low_priority_and_selects_its_node(home: Home, s3: str) -> None:
     workflow = _argo(home, s3, "--config-value", "options", "{nodes: 1, priority_class: idle}")
     found = templates(workflow)
     retried = {name for name, made in found.items() if "retryStrategy" in made}
@@ -93,7 +93,7 @@ def test_a_one_node_nightly_checklist_has_low_priority_and_knows_its_node(home: 
 
 
 @pytest.mark.slow
-def test_values_of_the_with_option_are_kept(home: Home, s3: str) -> None:
+def test_values_of_the_with_option_are_kept_in_a_deployment(home: Home, s3: str) -> None:
     with_own = "kubernetes:gpu=4,cpu=10,shared_memory=20000,node_selector=pool=big"
     workflow = _argo(home, s3, "--config-value", "options", "nodes: 2", "--with", with_own)
     manifest = templates(workflow)["check-nodes"]["resource"]["manifest"]

@@ -78,7 +78,7 @@ def assert_generates(run: FlowRun, model: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_HARNESS, reason=NO_HARNESS)
 @pytest.mark.nightly
-def test_an_adapter_alone_is_scored_by_tasks_and_answers(
+def test_an_adapter_only_export_is_scored_by_harness_tasks_and_answers(
     finished_run: Callable[[str, str, int], FlowRun],
 ) -> None:
     run = finished_run("fsdp2", "lora", 1)
@@ -98,7 +98,7 @@ def test_an_adapter_alone_is_scored_by_tasks_and_answers(
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_an_adapter_that_cannot_be_merged_is_evaluated_and_exported_with_its_page(
+def test_an_adapter_that_cannot_be_merged_is_evaluated_and_exported_with_a_model_card(
     finished_run: Callable[[str, str, int], FlowRun],
 ) -> None:
     found = finished_run("fsdp2", "adapter-v2", 1).artifacts()
@@ -129,7 +129,7 @@ for answer in ("The sum is 3.", "THE SUM IS 3."):
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize(("task", "method"), [("dpo", "full"), ("reward", "lora")])
-def test_a_task_on_pairs_ranks_held_out_pairs_better(
+def test_training_on_pairs_improves_the_ranking_of_held_out_pairs(
     flow: Callable[..., FlowRun], tmp_path: Path, task: str, method: str
 ) -> None:
     pairs = write_pairs(tmp_path / "pairs.jsonl")
@@ -159,7 +159,7 @@ def test_a_task_on_pairs_ranks_held_out_pairs_better(
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_plain_text_is_learned_within_a_budget_of_tokens_and_measured_as_perplexity(
+def test_plain_text_is_learned_within_a_token_budget_and_evaluated_by_perplexity(
     flow: Callable[..., FlowRun], tmp_path: Path
 ) -> None:
     sentences = [f"The sum of {a} and {b} is {a + b}." for a in range(30) for b in range(30)]

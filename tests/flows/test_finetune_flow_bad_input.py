@@ -70,19 +70,21 @@ def check_refused(run: FlowRun, *words: str) -> None:
         (["--method", "full", "--set", "lora.rank=16"], ["--lora-rank does not apply to --method full"]),
     ],
 )
-def test_a_wrong_flag_is_refused_before_the_run(
+def test_an_invalid_flag_is_refused_before_the_run(
     launch: Callable[..., FlowRun], arguments: list[str], words: list[str]
 ) -> None:
     check_refused(launch("run", *arguments), *words)
 
 
-def test_another_tools_name_of_a_flag_is_answered_with_ours(launch: Callable[..., FlowRun]) -> None:
+def test_a_flag_name_of_another_tool_is_refused_with_the_matching_flag(
+    launch: Callable[..., FlowRun],
+) -> None:
     run = launch("run", "--learning-rate=1e-5")
     assert run.returncode == 2
     assert run.output == "There is no option --learning-rate.\nDid you mean --lr?\n"
 
 
-def test_a_model_that_cannot_fit_gets_alternatives(launch: Callable[..., FlowRun]) -> None:
+def test_a_model_that_cannot_fit_is_refused_with_alternatives(launch: Callable[..., FlowRun]) -> None:
     run = launch("run", "--model", "llama-8b")
     check_refused(run, "llama-8b", "--with kubernetes", "--with batch", "GiB")
     assert not (run.home / "cache" / "huggingface").exists()
@@ -99,7 +101,7 @@ def test_a_model_that_cannot_fit_gets_alternatives(launch: Callable[..., FlowRun
         "--with batch --gpu L4 --gpus=1 --nodes 1",
     ],
 )
-def test_the_commands_that_are_advised_work(launch: Callable[..., FlowRun], arguments: str) -> None:
+def test_the_suggested_commands_are_accepted(launch: Callable[..., FlowRun], arguments: str) -> None:
     refused = launch("run", *shlex.split(arguments), "--plan-only")
     check_refused(refused, "Alternatives that fit:")
     offered = re.findall(r"^\s+finetune (run .*)$", refused.output, re.MULTILINE)
@@ -152,7 +154,7 @@ def test_weights_that_do_not_fit_their_config_are_refused_by_name(
     )
 
 
-def test_packing_is_refused_where_documents_would_see_each_other(
+def test_packing_is_refused_if_documents_would_attend_to_each_other(
     launch: Callable[..., FlowRun], tmp_path: Path
 ) -> None:
     model = tiny_llama.make(tmp_path / "model")
@@ -170,11 +172,13 @@ def test_a_model_without_tokenizer_is_refused(launch: Callable[..., FlowRun], tm
     check_refused(launch("run", "--model", str(model)), "tokenizer")
 
 
-def test_an_unknown_hub_model_without_network_is_one_line(launch: Callable[..., FlowRun]) -> None:
+def test_an_unknown_hub_model_without_network_is_reported_in_one_line(launch: Callable[..., FlowRun]) -> None:
     check_refused(launch("run", "--model", "nobody/nothing"), "nobody/nothing")
 
 
-def test_a_broken_settings_file_is_one_line(launch: Callable[..., FlowRun], tmp_path: Path) -> None:
+def test_a_broken_settings_file_is_reported_in_one_line(
+    launch: Callable[..., FlowRun], tmp_path: Path
+) -> None:
     (tmp_path / "s.yaml").write_text("optimizer:\n  lr: fast\n")
     run = launch("--config", "settings", "s.yaml", "run")
     check_refused(run, "optimizer.lr", "fast")
@@ -187,7 +191,7 @@ def test_plan_only_prints_the_plan_and_starts_nothing(launch: Callable[..., Flow
     assert "Workflow starting" not in run.output
 
 
-def test_the_help_of_the_flows_file_is_that_of_finetune_run(launch: Callable[..., FlowRun]) -> None:
+def test_the_help_of_the_flow_file_equals_that_of_finetune_run(launch: Callable[..., FlowRun]) -> None:
     text = launch("run", "--help").output
     assert text.startswith("Usage: finetune run [FILE.yaml] [OPTIONS]")
     assert "--lora-rank N" in text

@@ -19,7 +19,7 @@ MEASURED_GREEN, UPPER_BOUND_RED = (0x54, 0xA2, 0x4B), (0xE4, 0x57, 0x56)
 
 @pytest.mark.nightly
 @needs_browser
-def test_a_run_has_its_card_and_can_be_repeated_from_its_settings(
+def test_a_run_has_a_card_and_can_be_repeated_from_its_settings(
     finished_run: Callable[[str, str, int], FlowRun], flow: Callable[..., FlowRun], tmp_path: Path
 ) -> None:
     run = finished_run("torchtune", "qlora", 1)

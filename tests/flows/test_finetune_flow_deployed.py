@@ -182,7 +182,7 @@ def test_on_argo_the_training_step_requests_the_plan(home: Home, s3: str, model:
         assert "nvidia.com/gpu" not in asked.get("limits", {})
 
 
-def test_on_step_functions_every_field_of_the_training_step_is_the_plan_s(home: Home, queue: str) -> None:
+def test_on_step_functions_every_field_of_the_training_step_matches_the_plan(home: Home, queue: str) -> None:
     given = settings("mixtral-8x7b", "h200")
     words = (*given, "step-functions", "--name", "ft", "create", "--only-json")
     machine, _ = compiled(home, queue, str(FLOWS / "finetune_linear_flow.py"), *words, **SFN)

@@ -60,7 +60,7 @@ def check_ended(run: Flow, ended: Ended) -> None:
 
 
 @pytest.mark.parametrize("ranks", ["small", pytest.param("torchtune", marks=pytest.mark.nightly)])
-def test_after_a_killed_rank_and_a_killed_node_the_retries_end_with_the_same_losses(
+def test_retries_after_a_killed_rank_and_a_killed_node_give_the_same_losses(
     flow: NewFlow, finished_run: Callable[[str, str, int], FlowRun], tmp_path: Path, ranks: str
 ) -> None:
     options, site = [f"--eval-every={EVALUATED}"], {}
@@ -119,7 +119,7 @@ if "launchers.evaluation.evaluate" in sys.orig_argv:
 
 
 @pytest.mark.nightly  # tests/launchers/run/test_stages.py has each stage
-def test_a_killed_evaluation_does_not_cost_the_model(flow: NewFlow, tmp_path: Path) -> None:
+def test_a_killed_evaluation_does_not_lose_the_model(flow: NewFlow, tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(KILL_EVALUATION)
@@ -133,7 +133,7 @@ def test_a_killed_evaluation_does_not_cost_the_model(flow: NewFlow, tmp_path: Pa
 
 
 @pytest.mark.nightly
-def test_the_loop_resumes_after_a_killed_agent(flow: NewFlow) -> None:
+def test_the_loop_engine_resumes_after_a_killed_agent(flow: NewFlow) -> None:
     run = flow("run", "--engine=deepspeed", nodes=2)
     ended = run.kill("agent", "in the middle", rank=1)
     check_ended(run, ended)
@@ -191,7 +191,7 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Disk]]:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("what", "nodes"), [("work", 2), (".metaflow", 1)])
-def test_a_full_disk_is_one_line_and_resume_continues_when_space_is_free(
+def test_a_full_disk_is_reported_in_one_line_and_resume_continues_when_space_is_free(
     flow: NewFlow,
     disk: Callable[[str], Disk],
     undisturbed: Callable[[int], Losses],

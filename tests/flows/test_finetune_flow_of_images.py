@@ -91,7 +91,7 @@ def _is_of(process: psutil.Process, home: Path, pattern: str) -> bool:
         return False
 
 
-def test_killed_while_latents_are_computed_and_while_it_trains_it_ends_with_the_same_losses(
+def test_a_run_killed_during_latents_and_training_ends_with_the_same_losses(
     undisturbed: FlowRun, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"

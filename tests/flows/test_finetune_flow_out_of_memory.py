@@ -33,7 +33,7 @@ if "launchers.run.worker" in words:
 """
 
 
-def test_the_retry_halves_the_micro_batch_and_resumes_from_the_checkpoint(
+def test_a_retry_after_out_of_memory_halves_the_micro_batch_and_resumes(
     flow: Callable[..., FlowRun], tmp_path: Path
 ) -> None:
     (tmp_path / "hungry").mkdir()

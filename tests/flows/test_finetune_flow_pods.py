@@ -142,7 +142,7 @@ def cluster(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_pods_on_argo_are_those_of_a_run(cluster: Cluster, name: str) -> None:
+def test_pods_on_argo_equal_those_of_a_direct_run(cluster: Cluster, name: str) -> None:
     flow, config, values, steps = CASES[name]
     given = (
         str(FLOWS / flow),

@@ -150,7 +150,7 @@ def by_transformers(settings: Settings) -> Settings:
 
 
 @pytest.mark.nightly  # two nodes draw as one in tests/launchers/rejection, too
-def test_two_nodes_draw_the_answers_of_one_and_the_mean_score_rises(flow: Flow) -> None:
+def test_two_nodes_generate_the_answers_of_one_and_the_mean_score_rises(flow: Flow) -> None:
     status = flow.run(
         "run",
         "--score=functions.py:share_of_e",
@@ -207,7 +207,7 @@ def test_finished_shards_are_not_repeated_after_kill_9(flow: Flow) -> None:
 
 
 @pytest.mark.nightly
-def test_answers_that_vllm_draws_by_another_python_are_kept_by_score_and_compared(flow: Flow) -> None:
+def test_answers_generated_by_vllm_in_another_python_are_selected_and_compared(flow: Flow) -> None:
     python = os.environ.get("VLLM_PYTHON")  # of an environment that .ci/run makes
     if python is None:
         pytest.skip("VLLM_PYTHON names no Python that has vLLM (docs/rejection.md#vllm)")
@@ -227,7 +227,7 @@ def test_answers_that_vllm_draws_by_another_python_are_kept_by_score_and_compare
     assert comparison.text() in flow.log
 
 
-def test_a_mistake_is_named_before_the_run(flow: Flow) -> None:
+def test_a_user_error_is_named_before_the_run(flow: Flow) -> None:
     assert flow.run("run", "--score=functions.py:nan") != 0
     assert "Scoring function functions.py:nan returned nan" in " ".join(flow.log.split())
     assert "Traceback" not in flow.log

@@ -129,7 +129,7 @@ def test_a_node_has_an_efa_interface_on_each_efa_card_and_one_ip_address(planned
     assert not planned['aws_launch_template.gpu["a10g-spot"]']["network_interfaces"]
 
 
-def test_a_pools_machine_image_replaces_the_ecs_optimized_one(planned: Planned) -> None:
+def test_the_machine_image_of_a_pool_replaces_the_ecs_optimized_image(planned: Planned) -> None:
     images = {
         pool: planned[f'aws_batch_compute_environment.gpu["{pool}-multi"]']["compute_resources"][0][
             "ec2_configuration"
@@ -460,7 +460,7 @@ def test_the_datastore_is_private_and_encrypted(stack: Stack, made: dict[str, An
     )
 
 
-def test_the_output_is_metaflows_configuration(
+def test_the_terraform_output_is_a_metaflow_configuration(
     stack: Stack, made: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = json.loads(made["metaflow_config"])
@@ -485,7 +485,9 @@ def test_the_maximum_cost_matches_the_price_table(made: dict[str, Any]) -> None:
     assert made["most_usd_per_hour"] == pytest.approx(expected)
 
 
-def test_a_nightly_job_launches_the_checklist_on_the_pools_queue(stack: Stack, made: dict[str, Any]) -> None:
+def test_a_nightly_job_launches_the_checklist_on_the_queue_of_the_pool(
+    stack: Stack, made: dict[str, Any]
+) -> None:
     schedule = client(stack, "scheduler").get_schedule(Name="finetune-nightly-check")
     assert schedule["ScheduleExpression"] == "cron(0 3 * * ? *)"
     assert schedule["Target"]["Arn"] == "arn:aws:scheduler:::aws-sdk:batch:submitJob"
@@ -569,7 +571,7 @@ def test_roles_have_only_the_rights_that_they_need(stack: Stack, made: dict[str,
 
 
 @pytest.mark.nightly
-def test_launchers_may_be_left_without_the_right_to_register_job_definitions(stack: Stack) -> None:
+def test_launchers_can_work_without_the_right_to_register_job_definitions(stack: Stack) -> None:
     numbers = []
     for register in (True, False):
         values = {**VALUES, "launchers_register_definitions": register}

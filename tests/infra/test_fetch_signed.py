@@ -69,7 +69,7 @@ def publisher(tmp_path: Path) -> Iterator[Publisher]:
     subprocess.run(agent, timeout=60, check=True)
 
 
-def test_a_file_signed_by_the_named_key_is_kept(publisher: Publisher) -> None:
+def test_a_file_signed_by_the_given_key_is_kept(publisher: Publisher) -> None:
     done = publisher.fetched(publisher.fingerprint)
     assert done.returncode == 0, done.stderr
     assert [path.name for path in (publisher.place / "work").iterdir()] == ["tool.tar.gz"]
@@ -77,7 +77,7 @@ def test_a_file_signed_by_the_named_key_is_kept(publisher: Publisher) -> None:
 
 
 @pytest.mark.parametrize("fault", ["changed since", "signed by another key", "not signed"])
-def test_a_file_without_the_named_keys_signature_is_refused(publisher: Publisher, fault: str) -> None:
+def test_a_file_without_a_signature_of_the_given_key_is_refused(publisher: Publisher, fault: str) -> None:
     if fault == "changed since":
         (publisher.folder / "tool.tar.gz").write_bytes(b"something else")
     elif fault == "not signed":

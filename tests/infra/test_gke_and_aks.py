@@ -67,7 +67,7 @@ def test_gke_nodes_have_the_networks_that_their_fabric_uses() -> None:
     assert networks == {"a3-highgpu-8g": str(len(interfaces.split(","))), "a3-megagpu-8g": nics}
 
 
-def test_the_machines_of_gke_are_in_the_table_and_named_as_gpus_are_labeled() -> None:
+def test_gke_machines_are_in_the_catalog_and_match_the_gpu_labels() -> None:
     text = text_of("gke")
     (block,) = re.findall(r"accelerators = \{(.*?)\}", text, re.DOTALL)
     for machine, accelerator in re.findall(r'"([\w-]+)" += "([\w-]+)"', block):

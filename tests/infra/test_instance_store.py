@@ -92,7 +92,7 @@ def calls(home: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-def test_a_single_disk_takes_over_dockers_existing_data(tmp_path: Path, disks: list[str]) -> None:
+def test_existing_docker_data_is_moved_to_a_single_disk(tmp_path: Path, disks: list[str]) -> None:
     output = boot(tmp_path, disks[:1])
     assert output.splitlines()[-2:] == [disks[0], "of the AMI"]
     assert calls(tmp_path) == [f"mkfs.xfs -q {disks[0]}"]

@@ -97,7 +97,7 @@ def test_roles_name_every_verb_and_no_secret(objects: Objects) -> None:
 # -- queues ----------------------------------------------------------------------------------------------
 
 
-def test_a_queue_covers_every_resource_of_a_flows_pods(objects: Objects) -> None:
+def test_a_queue_covers_every_resource_of_the_pods_of_a_flow(objects: Objects) -> None:
     requested = {"cpu", "memory", "ephemeral-storage", "nvidia.com/gpu", EFA, HUGEPAGES}
     found = of_kind(objects, "ClusterQueue")
     assert len(found) == len(queues())
@@ -108,7 +108,7 @@ def test_a_queue_covers_every_resource_of_a_flows_pods(objects: Objects) -> None
             assert [item["name"] for item in flavor["resources"]] == group["coveredResources"]
 
 
-def test_each_queue_gives_the_nodes_of_its_gpu(objects: Objects) -> None:
+def test_each_queue_admits_to_the_nodes_of_its_gpu(objects: Objects) -> None:
     flavors = {item["metadata"]["name"]: item.get("spec", {}) for item in of_kind(objects, "ResourceFlavor")}
     queue_of = {item["metadata"]["name"]: item["spec"] for item in of_kind(objects, "ClusterQueue")}
     with (cluster_tables.DATA / "gpu_labels.csv").open() as file:

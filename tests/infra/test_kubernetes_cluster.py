@@ -164,7 +164,7 @@ def divided(based: ControlPlane) -> ControlPlane:
 
 
 @pytest.mark.skipif(not kueue_definitions(), reason="no kueue-crds.json beside the control plane's binaries")
-def test_kueue_knows_every_field_of_its_objects(divided: ControlPlane) -> None:
+def test_every_field_of_the_kueue_objects_is_valid(divided: ControlPlane) -> None:
     """The server drops the fields that a definition doesn't have."""
     rendered = [
         item
@@ -198,7 +198,7 @@ def _without(sent: object, stored: object, path: str = "spec") -> list[str]:
         ("research-h100", 3, "no"),
     ],
 )
-def test_a_team_may_borrow_the_whole_cluster_and_no_more(
+def test_a_team_may_borrow_at_most_the_whole_cluster(
     divided: ControlPlane, monkeypatch: pytest.MonkeyPatch, queue: str, nodes: int, state: str
 ) -> None:
     """By the preflight, as a launcher whose roles are those of base."""
@@ -215,7 +215,7 @@ def test_a_team_may_borrow_the_whole_cluster_and_no_more(
     wait_for(lambda: found().state("queue") == state, 30, doing, every=1)
 
 
-def test_a_launchers_job_never_runs_as_the_account_that_marks_nodes(based: ControlPlane) -> None:
+def test_a_job_of_a_launcher_never_runs_as_the_account_that_taints_nodes(based: ControlPlane) -> None:
     """The real controller makes no pod of it: the account is of another namespace, which is closed to him."""
     api = based.api("launcher")
     for number, account in enumerate(("checklist", "flow")):
@@ -233,7 +233,7 @@ def test_a_launchers_job_never_runs_as_the_account_that_marks_nodes(based: Contr
     assert _pods(based, "j0") == []
 
 
-def test_a_launcher_in_the_cluster_has_a_launchers_rights_and_its_job_a_pod(based: ControlPlane) -> None:
+def test_a_launcher_inside_the_cluster_has_its_role_and_starts_a_pod(based: ControlPlane) -> None:
     folder = KUBERNETES / "examples" / "launcher"
     objects = render(folder)
     (cron,) = [item for item in objects if item["kind"] == "CronJob"]  # this server has no batch/v1 of it

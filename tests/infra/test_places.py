@@ -221,7 +221,7 @@ def placed(request: Request, plan: Plan | None, role: Role, nodes: list[Node]) -
 @pytest.mark.parametrize(
     ("page", "cluster", "line"), RUNS, ids=[f"{page}: {line[31:]}" for page, _, line in RUNS]
 )
-def test_the_run_of_each_cloud_page_fits_its_cluster(
+def test_the_example_run_of_each_cloud_page_fits_its_cluster(
     page: str, cluster: Any, line: str, planned: Any
 ) -> None:
     nodes = cluster()

@@ -51,7 +51,7 @@ def change(page: Tab, selector: str, text: str) -> str:
     return str(page.look(TEXT))
 
 
-def test_browser_answers_equal_the_estimators(page: Tab) -> None:
+def test_plans_in_the_browser_equal_those_of_the_estimator(page: Tab) -> None:
     forms = FORMS[::5]  # tests/estimator/planner_page checks all of them, outside the browser
     found = page.look(
         f"""(async () => {{

@@ -49,7 +49,7 @@ def test_links_outside_docs_lead_to_the_repository(site: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.timeout(1500)
-def test_the_tutorials_commands_give_the_documented_results(tmp_path: Path) -> None:
+def test_the_commands_of_the_tutorial_give_the_documented_results(tmp_path: Path) -> None:
     """All of them, one after the other, in an empty folder."""
     said: dict[str, str] = {}
     for block in re.findall(r"^```bash\n(.*?)^```$", TUTORIAL.read_text(), re.DOTALL | re.MULTILINE):

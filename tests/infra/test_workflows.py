@@ -42,7 +42,7 @@ def last_command(file: str, job: str) -> str:
     return str(jobs(ROOT / ".github" / "workflows" / f"{file}.yml")[job]["steps"][-1]["run"])
 
 
-def test_the_workflow_of_changes_runs_the_readmes_test_command() -> None:
+def test_the_workflow_for_changes_runs_the_test_command_of_the_readme() -> None:
     assert last_command("ci", "lint") == "bash .ci/run lint"
     assert last_command("ci", "test") == last_command("ci", "oldest-and-newest") == "bash .ci/run test"
     assert last_command("ci", "system") == "bash .ci/run system ${{ matrix.shard }}"
@@ -52,7 +52,7 @@ def test_the_workflow_of_changes_runs_the_readmes_test_command() -> None:
     assert '.venv/bin/python -m pytest -m "$slow"' in script
 
 
-def test_a_part_that_does_not_exist_is_refused_before_anything_is_installed() -> None:
+def test_an_unknown_ci_part_is_refused_before_anything_is_installed() -> None:
     command = ["bash", str(ROOT / ".ci" / "run"), "sytem"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
@@ -60,7 +60,7 @@ def test_a_part_that_does_not_exist_is_refused_before_anything_is_installed() ->
     assert done.stdout == ""
 
 
-def test_workflows_run_existing_parts_of_the_script() -> None:
+def test_workflows_run_existing_parts_of_the_ci_script() -> None:
     script = (ROOT / ".ci" / "run").read_text()
     parts = {
         part for line in re.findall(r"^([a-z| ]+)\)", script, re.MULTILINE) for part in line.split(" | ")

@@ -122,7 +122,7 @@ def test_tiny_llama_trains_over_two_pods(cluster: Cluster, finetuned: Launched) 
     finetuned.nothing_left()
 
 
-def test_every_task_is_known_to_the_metadata_service(finetuned: Launched) -> None:
+def test_every_task_is_registered_with_the_metadata_service(finetuned: Launched) -> None:
     found = json.loads(finetuned.read(READ_TASKS, f"FinetuneFlow/{finetuned.run_id}"))
     assert found["run"]
     assert all(found["tasks"].values()), found
@@ -130,7 +130,7 @@ def test_every_task_is_known_to_the_metadata_service(finetuned: Launched) -> Non
 
 
 @pytest.mark.nightly
-def test_the_cards_of_both_nodes_and_of_the_evaluation_arrive(finetuned: Launched) -> None:
+def test_the_cards_of_both_nodes_and_of_the_evaluation_are_stored(finetuned: Launched) -> None:
     cards = json.loads(finetuned.read(READ_CARDS, f"FinetuneFlow/{finetuned.run_id}"))
     steps = sorted(name.partition("/")[0] for name in cards)
     assert steps == ["evaluate", "train_nodes", "train_nodes"]
@@ -222,7 +222,7 @@ SCORE = "def share_of_e(prompt, answer):\n    return answer.lower().count('e') /
 
 
 @pytest.mark.nightly
-def test_a_flow_that_imports_gpu_profile_packages_it(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_code_package_of_a_flow_includes_gpu_profile(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "my_flow.py").write_text(documented())
     launched = cluster.launch(
         str(tmp_path / "my_flow"), tmp_path, "run", "--with=kubernetes:cpu=1,memory=2048"
@@ -233,7 +233,7 @@ def test_a_flow_that_imports_gpu_profile_packages_it(cluster: Cluster, tmp_path:
 
 
 @pytest.mark.nightly
-def test_rejection_sampling_draws_on_two_pods_and_scores_and_trains_on_others(
+def test_rejection_sampling_generates_on_two_pods_and_scores_and_trains_on_others(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     (tmp_path / "scores.py").write_text(SCORE)

@@ -121,7 +121,7 @@ def test_one_cpu_for_all_processes_of_a_node_is_refused(tmp_path: Path) -> None:
     assert (status, "launchers" in words) == (0, True)
 
 
-def test_failures_use_up_retries_but_the_time_limit_does_not(tmp_path: Path) -> None:
+def test_failures_use_up_retries_and_reaching_the_time_limit_does_not(tmp_path: Path) -> None:
     requeued = tmp_path / "requeued"
 
     def ended(status: int) -> tuple[int, int]:

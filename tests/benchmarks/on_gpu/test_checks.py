@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.on_gpu import checks
 
 
-def test_a_checklist_over_its_time_limit_is_ended_and_reported(tmp_path: Path) -> None:
+def test_a_checklist_that_exceeds_its_time_limit_is_ended_and_reported(tmp_path: Path) -> None:
     checked = checks.check("cpu", 0, tmp_path, 0.2)
     assert checked.answer is None
     assert (checked.problem, checked.versions) == ("it had not ended after 0 s", {})

@@ -24,7 +24,7 @@ for gib in (4, 0.4):
 
 
 @pytest.mark.slow
-def test_a_process_that_would_hold_more_than_the_limit_fails_as_out_of_memory() -> None:
+def test_a_process_that_exceeds_the_memory_limit_fails_as_out_of_memory() -> None:
     done = subprocess.run([sys.executable, "-c", FILL], capture_output=True, text=True, check=False)
     assert done.stdout == "held below 4\n"
     assert "DefaultCPUAllocator: can't allocate memory" in done.stderr

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
         (("--model", "mixtral-8x7b"), "mixtral-8x7b (mixtral) cannot be generated with random weights"),
     ],
 )
-def test_a_mistake_is_two_lines_that_say_what_to_do(
+def test_a_user_error_is_two_lines_with_advice(
     words: tuple[str, ...],
     problem: str,
     tmp_path: Path,

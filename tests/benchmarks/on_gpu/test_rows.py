@@ -52,7 +52,7 @@ def test_a_row_describes_the_step_that_the_launchers_planned(case: Case, tmp_pat
     )
 
 
-def test_each_figure_is_a_row_with_its_own_prediction(tmp_path: Path) -> None:
+def test_each_measurement_is_a_row_with_its_own_prediction(tmp_path: Path) -> None:
     case = CASES[0]
     plan = plan_of(case, ON_GPUS, H200)
     measured = needing(ran(case, plan), 20.0)

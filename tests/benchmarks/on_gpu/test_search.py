@@ -16,7 +16,7 @@ from benchmarks.on_gpu.search import smallest_limit
     above=st.integers(0, 5000),
     step=st.integers(1, 500),
 )
-def test_the_interval_contains_the_need_and_has_the_requested_width(
+def test_the_interval_contains_the_needed_memory_and_has_the_requested_width(
     needs: int, below: int, above: int, step: int
 ) -> None:
     asked: list[int] = []

@@ -56,7 +56,7 @@ def test_a_case_without_remaining_time_is_skipped_and_named(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_an_nvml_peak_the_need_is_unknown() -> None:
+def test_the_needed_memory_is_unknown_without_an_nvml_peak() -> None:
     outcome = Outcome(ended="ran", reserved_bytes=900, device_bytes=20)
     found = Found(runs_bytes=800, fails_bytes=790, trials=3, finished=True)
     measured = Measured(case=FULL, outcome=outcome, found=found)
@@ -84,7 +84,7 @@ def test_a_run_under_too_low_a_limit_runs_out_of_memory_and_has_no_machine(tmp_p
 
 
 @pytest.mark.slow
-def test_a_mistake_in_the_settings_is_refused_with_its_reason(tmp_path: Path) -> None:
+def test_an_invalid_setting_is_refused_with_the_reason(tmp_path: Path) -> None:
     train_order = order(tmp_path)
     train_order.settings["seq_len"] = 4096
     outcome = run_apart(train_order, 300)

@@ -21,7 +21,7 @@ def run(*arguments: str) -> str:
     return result.stdout
 
 
-def test_json_has_every_figure_over_all_rows_per_group_and_per_row() -> None:
+def test_json_output_has_every_metric_for_all_rows_per_group_and_per_row() -> None:
     found = json.loads(run(str(CARRIED), "--json", "--rows"))
     assert found["rows"] == len(carried().rows)
     assert found["rows_scored"] + len(found["rows_skipped"]) == found["rows"]
@@ -56,7 +56,7 @@ def test_an_unknown_grouping_is_named() -> None:
         run(str(CARRIED), "--by", "model")
 
 
-def test_a_mistake_is_two_lines_and_status_2(
+def test_a_user_error_is_two_lines_with_exit_status_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["compare", "missing.csv"])

@@ -57,7 +57,7 @@ def test_gpus_are_recognized_by_the_names_in_tables(text: str, name: str) -> Non
     assert found.name == name
 
 
-def test_memory_is_scored_without_a_gpu_of_the_catalogue(tmp_path: Path) -> None:
+def test_memory_is_scored_for_a_gpu_missing_from_the_catalog(tmp_path: Path) -> None:
     row = read(tmp_path, gpu="Z9000")
     assert row.memory_skip is None
     assert row.throughput_skip == "GPU 'Z9000' is not in the catalogue"

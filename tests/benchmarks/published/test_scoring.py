@@ -28,7 +28,7 @@ def fixed(kinds: tuple[str, ...]) -> Score:
     return score(item for item in rows_of if item.row.kind in kinds)
 
 
-def test_litgpts_llama_adapters_are_off_by_less_than_3_percent() -> None:
+def test_errors_for_litgpt_llama_adapters_are_below_3_percent() -> None:
     """tutorials/resource-tables.md: v1 and v2, on bf16 weights, NF4, and NF4 with its scales quantized."""
     adapters = [item for item in carried().memory if item.row.setup and item.row.setup.prompts]
     assert len(adapters) == 12
@@ -43,7 +43,7 @@ def test_at_most_5_percent_of_verdicts_are_wrong_in_either_direction() -> None:
     assert answer.accepted_of_oom <= 0.05 * answer.oom
 
 
-def test_live_memory_of_precise_rows_is_off_by_at_most_2_percent_in_the_median() -> None:
+def test_the_median_error_of_live_memory_of_precise_rows_is_at_most_2_percent() -> None:
     found = fixed(("allocated", "active"))
     assert found.median_abs_error is not None
     assert found.p95_abs_error is not None
@@ -51,7 +51,7 @@ def test_live_memory_of_precise_rows_is_off_by_at_most_2_percent_in_the_median()
     assert found.p95_abs_error <= 0.085  # 8 % is the goal; the next row after the 95 % is a phi-1.5
 
 
-def test_reserved_memory_of_precise_rows_is_off_by_at_most_5_percent_in_the_median() -> None:
+def test_the_median_error_of_reserved_memory_of_precise_rows_is_at_most_5_percent() -> None:
     found = fixed(("reserved",))
     assert found.median_abs_error is not None
     assert found.p95_abs_error is not None
@@ -59,7 +59,7 @@ def test_reserved_memory_of_precise_rows_is_off_by_at_most_5_percent_in_the_medi
     assert found.p95_abs_error <= 0.17  # 15 % is the goal: benchmarks/results/estimator_fit.md names the rows
 
 
-def test_the_range_holds_19_of_20_precise_rows() -> None:
+def test_the_predicted_range_contains_19_of_20_precise_rows() -> None:
     found = precise(carried().memory)
     assert found.covered is not None
     assert found.covered >= 0.95
@@ -104,7 +104,7 @@ def test_the_default_network_is_that_of_the_largest_machine_with_the_gpu() -> No
     assert rdma
 
 
-def test_a_rack_of_72_gpus_has_the_network_of_72() -> None:
+def test_a_rack_of_72_gpus_has_the_network_of_72_gpus() -> None:
     inside, _ = usual_network(hardware.gpu("GB200"), 72)
     server, _ = usual_network(hardware.gpu("GB200"), 8)
     assert inside is not None

@@ -33,7 +33,7 @@ class NodeRequest:
         return found
 
 
-def test_requests_are_retried_until_a_restarted_server_knows_its_users(
+def test_requests_are_retried_until_a_restarted_server_accepts_the_login(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(api_retries, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None))
@@ -44,7 +44,7 @@ def test_requests_are_retried_until_a_restarted_server_knows_its_users(
     assert said.count("The Kubernetes API does not respond; retrying for 5 min.") == 1
 
 
-def test_the_login_is_reloaded_while_the_server_rejects_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rejected_login_is_reloaded_before_each_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_retries, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None))
     asked = NodeRequest(answer(401, "Unauthorized"), answer(401, "Unauthorized"), "then")
     assert api_retries.retry_outages(NodeRequest.fetch)(asked) == "then"
@@ -52,7 +52,7 @@ def test_the_login_is_reloaded_while_the_server_rejects_it(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("error", [answer(403, FORBIDDEN), answer(404, "not found")])
-def test_an_immediate_refusal_is_not_retried(error: ApiException) -> None:
+def test_a_permanent_refusal_is_not_retried(error: ApiException) -> None:
     with pytest.raises(ApiException):
         api_retries.retry_outages(NodeRequest.fetch)(NodeRequest(error))
 

@@ -32,7 +32,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_a_failed_run_ends_with_the_tasks_message(home: Home) -> None:
+def test_a_failed_run_ends_with_the_message_of_the_failed_task(home: Home) -> None:
     (home.path / "failing.py").write_text(SCRIPT)
     done = home.python("failing.py", "run")
     assert done.returncode == 1

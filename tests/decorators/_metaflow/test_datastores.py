@@ -138,7 +138,7 @@ def test_requests_during_an_s3_outage_succeed_afterwards_and_the_wait_is_reporte
         (expires, rf"{ROOT}/Flow: the AWS credentials have expired"),
     ],
 )
-def test_a_long_outage_is_named_in_time_and_not_waited_for_twice(
+def test_a_long_outage_is_an_error_after_its_time_limit_and_later_requests_do_not_wait(
     storage: S3Storage, faults: Faults, clock: Clock, hurt: Callable[[Faults], None], words: str
 ) -> None:
     storage.put_bytes("a", b"1")
@@ -150,7 +150,7 @@ def test_a_long_outage_is_named_in_time_and_not_waited_for_twice(
 
 
 @pytest.mark.parametrize(("hurt", "waited"), [(goes, FIRST_S), (expires, 0.0)])
-def test_a_datastore_that_never_responded_is_given_up_early(
+def test_a_datastore_that_never_responded_is_abandoned_early(
     storage: S3Storage, faults: Faults, clock: Clock, hurt: Callable[[Faults], None], waited: float
 ) -> None:
     hurt(faults)
@@ -159,7 +159,7 @@ def test_a_datastore_that_never_responded_is_given_up_early(
     assert clock.now == waited
 
 
-def test_an_outage_counts_from_the_last_response_but_the_first_request_is_retried(
+def test_the_time_limit_of_an_outage_starts_at_the_last_response(
     storage: S3Storage, faults: Faults, clock: Clock
 ) -> None:
     waits = clock.patience(answered=True)
@@ -184,7 +184,7 @@ JOB = WaitedJob(backend="kubernetes", kind="jobset", name="js-1", namespace="n")
 
 
 @pytest.mark.parametrize(("hurt", "words"), [(goes, "has not responded"), (expires, "have expired")])
-def test_a_step_whose_datastore_stays_away_is_ended_with_its_containers(
+def test_a_step_whose_datastore_remains_unreachable_is_ended_with_its_containers(
     url: str,
     store: ObjectStore,
     faults: Faults,
@@ -242,21 +242,21 @@ def limits(home: Home, **environment: str) -> list[Any]:
     return found
 
 
-def test_metaflow_retries_s3_for_minutes_also_in_containers(home: Home) -> None:
+def test_metaflow_retries_s3_for_minutes_in_containers_too(home: Home) -> None:
     *here, carried = limits(home)
     assert here == [2, 6, 2, 3, 20]
     assert carried["METAFLOW_S3_TRANSIENT_RETRY_COUNT"] == "6"
     assert limits(home, **carried)[:4] == here[:4], "a container has the same"
 
 
-def test_the_users_retry_limits_apply_also_in_containers(home: Home) -> None:
+def test_the_users_retry_limits_apply_in_containers_too(home: Home) -> None:
     own = {"METAFLOW_S3_RETRY_COUNT": "9", "FINETUNE_DATASTORE_TIMEOUT": "1"}
     *here, carried = limits(home, **own)
     assert here[:3] == [9, 3, 9]
     assert own.items() <= carried.items()
 
 
-def test_a_limit_that_is_no_number_is_said_in_two_lines(home: Home) -> None:
+def test_a_limit_that_is_not_a_number_is_reported_in_two_lines(home: Home) -> None:
     done = home.run("profiled.py", "run", FINETUNE_DATASTORE_TIMEOUT="soon")
     assert done.returncode == 2
     assert "FINETUNE_DATASTORE_TIMEOUT=soon must be a number of minutes above 0." in done.stderr

@@ -62,7 +62,7 @@ def test_waits_double_up_to_a_minute_while_launches_are_short(noted: Disruptions
     assert bed.waits == [5, 10, 20, 40, 60, 60, 5]
 
 
-def test_a_failure_is_an_attempt_and_not_recorded_as_a_disruption(noted: Disruptions) -> None:
+def test_a_failure_counts_as_an_attempt_and_not_as_a_disruption(noted: Disruptions) -> None:
     bed = _Bed(20, lambda: None)
     assert not bed.decide(JOB)
     assert noted.count() == 0
@@ -71,5 +71,5 @@ def test_a_failure_is_an_attempt_and_not_recorded_as_a_disruption(noted: Disrupt
 
 
 @pytest.mark.parametrize(("count", "end"), [(4, " a; b; c; d"), (5, " a; b; c; d, and 1 more")])
-def test_a_disruption_lists_four_losses_and_counts_the_others(count: int, end: str) -> None:
+def test_a_disruption_lists_four_losses_and_counts_all_others(count: int, end: str) -> None:
     assert disruptions.Disruption(at=0.0, lost=tuple("abcde"[:count])).text.endswith(end)

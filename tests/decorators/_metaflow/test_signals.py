@@ -15,7 +15,7 @@ LOCAL = ("python", "flow.py", "step", "train")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_process_that_waits_for_a_job_exits_with_the_status_of_its_signal(
+def test_a_process_that_waits_for_a_job_exits_with_the_status_of_the_signal(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handlers: dict[int, Any] = {}

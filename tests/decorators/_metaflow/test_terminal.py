@@ -8,7 +8,7 @@ from tests.decorators.conftest import FLOWS, Home
 from tests.terminal import shown_on_terminal
 
 
-def test_on_a_terminal_the_steps_of_a_task_are_one_line_and_all_else_stays_as_it_is(home: Home) -> None:
+def test_on_a_terminal_training_steps_update_one_line_and_other_output_is_unchanged(home: Home) -> None:
     command = [sys.executable, str(FLOWS / "terminal.py"), "run"]
     status, text = shown_on_terminal(command, home.environment(), home.path, 60)
     assert status == 0, text

@@ -34,7 +34,7 @@ def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Replanning:
     return Replanning(storage=storage, prefix=plans_key("7"))
 
 
-def test_a_pod_that_is_killed_as_a_whole_for_want_of_memory_is_noted_for_the_next_attempt(
+def test_an_oom_killed_pod_is_recorded_for_the_next_attempt(
     plans: Replanning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ended(name: str, reason: str, code: int) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Jobs:
         ({"nodeProperties": {"numNodes": 2}}, Jobs("", ""), None),
     ],
 )
-def test_a_container_of_batch_that_is_killed_for_want_of_memory_is_found_on_any_node(
+def test_an_oom_killed_batch_container_is_found_on_any_node(
     info: dict[str, Any], client: Jobs, what: str | None
 ) -> None:
     job = WaitedJob(
@@ -86,7 +86,7 @@ def test_a_container_of_batch_that_is_killed_for_want_of_memory_is_found_on_any_
     assert oom_kills.in_batch_job(job) == what
 
 
-def test_a_failed_note_does_not_hide_the_error(
+def test_a_failure_to_record_an_oom_kill_does_not_hide_the_error(
     plans: Replanning, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken() -> None:

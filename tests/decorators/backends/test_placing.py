@@ -51,7 +51,7 @@ def _place(backend: Backend, options: Options = QUIET, **values: Any) -> Recorde
     return step
 
 
-def test_kubernetes_gets_every_value_and_the_wait_its_limit() -> None:
+def test_placing_a_step_on_kubernetes_sets_every_value_and_the_pending_timeout() -> None:
     step = _place("kubernetes", node_selector={"team": "ml"})
     assert step.set["kubernetes"]["node_selector"]["team"] == "ml"
     assert step.set["kubernetes"]["extended_resources"] == {"vpc.amazonaws.com/efa": "32"}
@@ -59,7 +59,7 @@ def test_kubernetes_gets_every_value_and_the_wait_its_limit() -> None:
     assert os.environ[pending.TIMEOUT_VARIABLE] == "7"
 
 
-def test_what_was_decided_at_the_launch_reaches_the_process_that_waits() -> None:
+def test_decisions_of_the_launch_reach_the_process_that_waits_for_the_job() -> None:
     assert _place("kubernetes").environment == EFA_VARIABLES
     waiting = RecordedStep("kubernetes")
     os.environ.pop(pending.TIMEOUT_VARIABLE)  # so that nothing of Metaflow's is changed for other tests
@@ -67,7 +67,7 @@ def test_what_was_decided_at_the_launch_reaches_the_process_that_waits() -> None
     assert waiting.environment == EFA_VARIABLES
 
 
-def test_a_step_on_one_node_has_no_variables_of_a_network_whatever_the_plan() -> None:
+def test_a_single_node_step_has_no_network_variables_for_any_plan() -> None:
     """A single container on Batch has the host's interfaces: gloo would not find its own."""
     alone = RecordedStep("kubernetes", parallel=False)
     placing.place(cast("StepView", alone), _asked(alone))
@@ -77,7 +77,7 @@ def test_a_step_on_one_node_has_no_variables_of_a_network_whatever_the_plan() ->
     assert alone.environment == {}
 
 
-def test_a_variable_that_the_user_has_set_stands_at_the_launch_and_in_the_process_that_waits() -> None:
+def test_a_variable_set_by_the_user_is_kept_at_launch_and_in_the_waiting_process() -> None:
     own = {"vars": {"FI_PROVIDER": "tcp", "NCCL_NET_PLUGIN": "none", "HF_HOME": "/cache"}}
     step = RecordedStep("kubernetes")
     step.set_values("environment", own)
@@ -93,7 +93,7 @@ def test_a_variable_that_the_user_has_set_stands_at_the_launch_and_in_the_proces
     assert unset.environment == {"FI_PROVIDER": "efa"}
 
 
-def test_room_that_a_node_lacks_is_noted_in_the_plan_but_not_what_the_user_wrote() -> None:
+def test_sizes_lowered_to_fit_a_node_are_noted_in_the_plan_except_those_of_the_user() -> None:
     plan = planned("llama-8b", "lora", "L40S", 1)
     plan = replace(plan, request=replace(plan.request, memory_mib=60_000))  # g6e.xlarge has 32 GiB
     asked = _asked(RecordedStep("kubernetes"), request=plan.request)
@@ -104,7 +104,7 @@ def test_room_that_a_node_lacks_is_noted_in_the_plan_but_not_what_the_user_wrote
     assert placing.note_lowered_sizes(plan, _asked(RecordedStep("batch"), request=plan.request)) is plan
 
 
-def test_a_step_of_another_size_is_looked_at_with_what_it_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_of_another_size_is_inspected_with_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, Request]] = []
 
     def inspect_size(name: str, request: Request, **_: Any) -> Findings:
@@ -124,7 +124,7 @@ def test_a_step_of_another_size_is_looked_at_with_what_it_asks_for(monkeypatch: 
     assert len(seen) == 1
 
 
-def test_a_step_is_looked_at_the_same_before_and_after_it_is_placed() -> None:
+def test_pod_settings_of_a_step_are_equal_before_and_after_placing() -> None:
     """Else the cluster would be asked again for each step of a run."""
     own = {"key": "team", "operator": "Exists"}
     step = RecordedStep("kubernetes", tolerations=[own])
@@ -135,7 +135,7 @@ def test_a_step_is_looked_at_the_same_before_and_after_it_is_placed() -> None:
     assert PodSettings.of(_asked(step)) == before
 
 
-def test_tolerations_that_the_user_has_written_are_all_that_is_looked_at() -> None:
+def test_only_the_tolerations_of_the_user_are_inspected_if_they_are_set() -> None:
     """They replace those of the table, so that a node with one of its taints would never take the pod."""
     own = {"key": "nvidia.com/gpu", "value": "mine", "effect": "NoSchedule"}
     step = RecordedStep("kubernetes", written=("tolerations",), tolerations=[own])
@@ -146,7 +146,7 @@ def test_tolerations_that_the_user_has_written_are_all_that_is_looked_at() -> No
     assert step.values("kubernetes")["tolerations"] == [own]
 
 
-def test_where_only_this_step_goes_to_the_cluster_it_is_asked_for_this_step(
+def test_the_preflight_checks_a_data_step_if_only_that_step_runs_on_the_cluster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[StepRequest] = []
@@ -159,7 +159,7 @@ def test_where_only_this_step_goes_to_the_cluster_it_is_asked_for_this_step(
     assert seen == [asked]
 
 
-def test_a_local_run_asks_no_cluster_and_waits_for_none() -> None:
+def test_a_local_run_queries_no_cluster_and_has_no_wait() -> None:
     step = _place("local", Options())
     assert set(step.set) == {"local", "parallel", "resources"}
     assert pending.TIMEOUT_VARIABLE not in os.environ
@@ -169,7 +169,7 @@ def test_a_local_run_asks_no_cluster_and_waits_for_none() -> None:
     ("module", "needs", "words"),
     [("kubernetes", ClusterApi, "kubernetes library"), ("boto3", aws.clients, "needs boto3")],
 )
-def test_a_library_that_is_missing_is_one_line_with_its_command(
+def test_a_missing_library_is_reported_in_one_line_with_its_installation(
     module: str, needs: Callable[[], Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)

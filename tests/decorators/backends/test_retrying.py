@@ -93,7 +93,7 @@ def other(launched: Plan) -> NextPlan:
     return following
 
 
-def test_the_first_attempt_and_one_after_another_failure_ask_for_what_was_planned(
+def test_an_attempt_without_a_replanned_plan_requests_the_original_plan(
     decorator: Any, plans: Replanning, launched: Plan
 ) -> None:
     install(decorator, launched)
@@ -106,7 +106,7 @@ def test_the_first_attempt_and_one_after_another_failure_ask_for_what_was_planne
         )
 
 
-def test_an_attempt_that_needs_another_gpu_asks_for_its_machine_and_carries_its_plan(
+def test_an_attempt_that_needs_another_gpu_requests_its_machine_and_carries_its_plan(
     decorator: Any, plans: Replanning, launched: Plan, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(decorator, launched)
@@ -127,7 +127,7 @@ def test_an_attempt_that_needs_another_gpu_asks_for_its_machine_and_carries_its_
     assert f"requests 8x {request.gpu_type} and" in capsys.readouterr().err
 
 
-def test_an_attempt_with_another_layout_alone_keeps_its_machine(
+def test_an_attempt_with_only_another_layout_keeps_its_machine(
     decorator: Any, plans: Replanning, launched: Plan
 ) -> None:
     install(decorator, launched)
@@ -137,7 +137,7 @@ def test_an_attempt_with_another_layout_alone_keeps_its_machine(
     assert (arguments.env, arguments.command_options["gpu"]) == ({}, "8")
 
 
-def test_the_attempt_after_a_sized_one_that_ran_out_of_memory_asks_for_more(
+def test_an_attempt_after_a_right_sized_one_ran_out_of_memory_requests_more(
     decorator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = LocalStorage(tmp_path)

@@ -70,7 +70,7 @@ def install(decorator: Any, launched: Plan, **options: Any) -> None:
     ).install()
 
 
-def test_the_next_attempt_goes_to_the_queue_of_the_gpu_that_its_plan_needs(
+def test_the_next_attempt_is_submitted_to_the_queue_of_the_gpu_in_its_plan(
     decorator: Any,
     queue: Callable[..., str],
     launched: Plan,
@@ -91,7 +91,7 @@ def test_the_next_attempt_goes_to_the_queue_of_the_gpu_that_its_plan_needs(
     assert f"requests 8x {request.gpu_type} and " in capsys.readouterr().err
 
 
-def test_without_a_queue_for_that_gpu_the_next_attempt_has_the_same_machine_and_it_is_said(
+def test_without_a_queue_for_its_gpu_the_next_attempt_keeps_the_machine_and_prints_a_note(
     decorator: Any,
     queue: Callable[..., str],
     launched: Plan,

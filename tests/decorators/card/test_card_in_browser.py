@@ -41,7 +41,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return running, finished
 
 
-def test_the_card_of_a_running_step_shows_its_progress_and_predicted_beside_measured(
+def test_the_card_of_a_running_step_shows_progress_and_predicted_next_to_measured_values(
     pages: tuple[Path, Path],
 ) -> None:
     text = words(pages[0])

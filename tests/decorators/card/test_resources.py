@@ -60,7 +60,7 @@ def test_gpus_that_the_step_never_used_are_named_together() -> None:
     assert idle_lines(dataclasses.replace(state, measured=young)) == []
 
 
-def test_requested_used_and_next_request_stand_side_by_side() -> None:
+def test_requested_used_and_recommended_sizes_are_side_by_side() -> None:
     found = Recommendation(
         sizes=Sizes(cpu=12, memory_mib=80 * 1024, gpus=8, gpu_type="L40S"),
         gpu_memory_bytes=40 * GIB,
@@ -78,7 +78,7 @@ def test_requested_used_and_next_request_stand_side_by_side() -> None:
     assert resource_rows(make_state()) == [], "nothing was requested, and nothing is known"
 
 
-def test_utilization_is_that_of_the_gpus_else_the_cores_in_use() -> None:
+def test_utilization_is_that_of_gpus_or_else_of_cpu_cores() -> None:
     def sources(state: CardState) -> set[str]:
         spec = utilization_over_time(state)
         return {row["who"] for row in spec["layer"][0]["data"]["values"]} if spec is not None else set()

@@ -45,7 +45,7 @@ def test_the_table_pairs_predicted_and_measured_with_dashes_for_missing_values()
     assert rows["USD, predicted -> measured"] == ("61.45 -> 2.96", "61.45 -> ?")
 
 
-def test_only_settings_that_differ_are_rows_and_a_folder_is_no_difference() -> None:
+def test_only_differing_settings_are_rows_and_folders_are_ignored() -> None:
     rows = differing_settings([_record("11"), _record("12", lr=3e-4)])
     assert rows == [("optimizer.lr", ("0.0001", "0.0003"))]
     assert differing_settings([_record("11"), _record("12")]) == []

@@ -29,7 +29,7 @@ def result(micro_batch_size: int, **changes: object) -> TrialResult:
     return TrialResult(**(values | changes))  # type: ignore[arg-type]
 
 
-def test_each_tried_plan_has_its_prediction_and_the_selected_one_is_marked() -> None:
+def test_each_measured_plan_is_shown_with_its_prediction_and_the_selected_one_is_marked() -> None:
     kept, failed = result(1), result(4, failure="rank 0 failed", out_of_memory=True, ranks=())
     rows = trial_rows([kept, failed], kept.plan)
     assert rows[0][0].endswith("(selected)")
@@ -38,7 +38,7 @@ def test_each_tried_plan_has_its_prediction_and_the_selected_one_is_marked() -> 
     assert "taken" not in rows[1][0]
 
 
-def test_a_card_has_the_table_only_where_plans_were_tried() -> None:
+def test_a_card_has_the_table_of_plans_only_after_a_trial() -> None:
     state = make_state()
     without, with_trials = draw(state), draw(replace(state, trials=(result(1),)))
     assert len(with_trials) == len(without) + 2

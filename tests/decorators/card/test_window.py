@@ -10,7 +10,7 @@ from tests.decorators.backends.plans import planned
 from tests.launchers.report.test_window import example
 
 
-def test_the_step_by_kind_stands_beside_what_was_predicted() -> None:
+def test_the_measured_parts_of_a_step_are_shown_next_to_the_prediction() -> None:
     plan = planned("llama-8b", "lora", "H100", 1)
     assert plan.prediction.step_parts, "speed is known"
     blocks = window_blocks(example(), plan)
@@ -30,7 +30,7 @@ def test_the_step_by_kind_stands_beside_what_was_predicted() -> None:
     assert [block for block in blocks if isinstance(block, Chart)]
 
 
-def test_without_a_plan_what_was_measured_is_shown() -> None:
+def test_the_measured_parts_of_a_step_are_shown_without_a_plan() -> None:
     window = dataclasses.replace(example(), snapshot="m.pickle")
     blocks = window_blocks(window, None)
     kinds = next(block for block in blocks if isinstance(block, Grid))

@@ -28,7 +28,7 @@ class OfAnotherVersion:
         return pickle.loads(b"cdecorators.measured\nNoSuchClass\n.")  # noqa: S301
 
 
-def test_a_run_of_a_version_with_other_classes_is_left_out() -> None:
+def test_a_run_of_an_incompatible_version_is_ignored() -> None:
     class Task(dict[str, OfAnotherVersion]):
         def __iter__(self) -> Iterator[Any]:
             return iter(self.values())

@@ -44,7 +44,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.communicate()
 
 
-def test_memory_of_grandchildren_in_sessions_of_their_own_is_seen() -> None:
+def test_memory_of_grandchildren_in_other_sessions_is_counted() -> None:
     tree = ProcessTree()
     before = tree.sample()
     child = subprocess.Popen([sys.executable, "-c", DETACHED, HOLD], stdout=subprocess.PIPE)
@@ -55,7 +55,7 @@ def test_memory_of_grandchildren_in_sessions_of_their_own_is_seen() -> None:
         _end(child)
 
 
-def test_another_nodes_task_is_left_out_with_its_children() -> None:
+def test_the_task_of_another_node_is_ignored_with_its_children() -> None:
     everything, own = ProcessTree(), ProcessTree(foreign=("--ubf-context", "ubf_task"))
     child = subprocess.Popen(
         [sys.executable, "-c", DETACHED, HOLD, "--ubf-context", "ubf_task"], stdout=subprocess.PIPE
@@ -82,7 +82,7 @@ def test_cpu_time_of_children_is_counted() -> None:
         _end(busy)
 
 
-def test_the_peaks_of_each_figure_are_its_maximum_whatever_is_unknown_before_or_after() -> None:
+def test_the_peak_of_each_measurement_is_its_maximum_despite_unknown_samples() -> None:
     samples = Samples()
     for value in (None, 20, 50, 30, None):
         host = dataclasses.replace(_host(value or 1), shared_memory_bytes=value, pss_bytes=value)
@@ -95,7 +95,9 @@ def test_the_peaks_of_each_figure_are_its_maximum_whatever_is_unknown_before_or_
 
 
 @pytest.mark.parametrize(("rss_peak", "expected"), [(100, 80), (101, None)])
-def test_pss_is_that_of_the_peak_only_where_memory_was_near_it(rss_peak: int, expected: int | None) -> None:
+def test_the_proportional_size_is_reported_only_if_sampled_near_the_memory_peak(
+    rss_peak: int, expected: int | None
+) -> None:
     samples = Samples()
     near = round(sampling.PSS_OF_PEAK * 100)
     samples.add_host(dataclasses.replace(_host(near), pss_bytes=80))
@@ -116,7 +118,7 @@ def test_reset_peaks_start_from_the_gpu_memory_used_at_the_start() -> None:
     assert (samples.gpu_start, samples.gpu_peak) == ((10,), (20,))
 
 
-def test_utilization_is_weighted_by_the_time_since_it_was_last_asked_for() -> None:
+def test_utilization_is_weighted_by_the_time_since_the_last_query() -> None:
     samples = Samples()
     for utilization, seconds in ((0.0, 1.0), (None, 0.0), (None, 0.0), (0.8, 3.0)):
         gpu = GpuSample(used_bytes=1, utilization=utilization)
@@ -125,7 +127,7 @@ def test_utilization_is_weighted_by_the_time_since_it_was_last_asked_for() -> No
     assert (total / seconds, seconds) == (pytest.approx(0.6), 4.0)
 
 
-def test_a_disk_that_was_full_is_remembered_as_full() -> None:
+def test_a_disk_that_was_full_once_is_recorded_as_full() -> None:
     samples = Samples()
     for free in (None, 5, 0, 7):
         samples.add_host(dataclasses.replace(_host(1), disk_free_bytes=free))
@@ -146,7 +148,7 @@ def test_a_long_run_keeps_few_samples_and_all_its_peaks() -> None:
     assert samples.rss_peak == samples.gpu_peak[0] == 10**9
 
 
-def test_gpu_peaks_are_sampled_while_host_sampling_is_over_its_budget(
+def test_gpu_peaks_are_sampled_if_host_sampling_exceeds_its_time_budget(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ProcessTree, "pss", lambda *_: _burn(0.3))
@@ -171,7 +173,7 @@ def test_expensive_power_queries_do_not_delay_memory_samples(monkeypatch: pytest
     assert gpus.asked == 2  # the first time and the last
 
 
-def test_the_last_sample_has_gpus_and_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_sample_is_taken_at_the_end_of_gpus_and_host(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = _RisingGpus(dear_memory=0.05)
     sampler = _started(monkeypatch, gpus)
     wait_until(lambda: sampler.samples.host.count > 0, 20)
@@ -184,7 +186,7 @@ def test_the_last_sample_has_gpus_and_host(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("failing", ["memory", "host"])
-def test_a_failing_sample_is_noted_once_and_raises_nothing(
+def test_a_failing_sample_is_noted_once_and_raises_no_error(
     monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     def fails(*_: Any) -> Any:
@@ -247,7 +249,7 @@ def test_only_the_visible_gpus_are_measured(
     assert bool(gpus.note) == (not seen)
 
 
-def test_figures_that_a_gpu_does_not_report_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurements_that_a_gpu_does_not_report_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = _nvml(1)
     nvml.nvmlDeviceGetUtilizationRates = nvml.nvmlDeviceGetPowerUsage = _unsupported
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
@@ -331,7 +333,7 @@ def _host(used: int) -> HostSample:
     )
 
 
-def test_cpu_seconds_are_those_of_the_program_and_of_the_kernel_for_it() -> None:
+def test_cpu_seconds_are_the_sum_of_user_and_system_time() -> None:
     tree = ProcessTree()
     tree.sample()
     assert tree.cpu_seconds == 0.0, "what was before does not count"

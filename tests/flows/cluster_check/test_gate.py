@@ -125,7 +125,7 @@ def finetune(home: Path, *arguments: str, **more: str) -> subprocess.CompletedPr
 # ---- what it says
 
 
-def test_a_failure_of_less_than_a_day_is_refused_with_finding_nodes_age_and_the_way_round() -> None:
+def test_a_run_is_refused_after_a_checklist_failure_within_a_day_with_the_override_option() -> None:
     error = checked(slow(3 * HOUR)).refusal("kubernetes")
     assert error.problem.startswith(
         "The checklist of this cluster failed 3.0 h ago (ChecklistFlow/7): host-2 is slow in both directions"
@@ -138,7 +138,7 @@ def test_a_failure_of_less_than_a_day_is_refused_with_finding_nodes_age_and_the_
     assert resumed.advice.endswith("METAFLOW_RUN_IGNORE_CHECKLIST=1 before the command")
 
 
-def test_an_older_failure_or_no_verdict_is_a_line_and_a_pass_is_nothing() -> None:
+def test_an_older_failure_or_missing_verdict_is_one_line_and_a_pass_prints_nothing() -> None:
     old = checked(slow(25 * HOUR))
     assert old.refusal("batch") is None
     assert old.remarks()[0].startswith(
@@ -151,7 +151,7 @@ def test_an_older_failure_or_no_verdict_is_a_line_and_a_pass_is_nothing() -> Non
     assert checked(healthy()).remarks() == ()
 
 
-def test_the_bandwidth_between_nodes_is_what_the_checklist_measured_between_nodes() -> None:
+def test_the_bandwidth_between_nodes_is_the_one_measured_by_the_checklist() -> None:
     made = healthy()
     found = checked(made).bandwidth()
     assert found.inter_node_gbytes_per_s == made.busbw_gbytes_per_s is not None
@@ -160,7 +160,7 @@ def test_the_bandwidth_between_nodes_is_what_the_checklist_measured_between_node
     assert found.date == time.strftime("%Y-%m-%d", time.gmtime(made.finished_unix))
 
 
-def test_the_bandwidth_of_one_nodes_gpus_is_theirs_alone() -> None:
+def test_bandwidth_measured_on_one_node_does_not_apply_between_nodes() -> None:
     found = checked(healthy(nodes=1)).bandwidth()
     assert found.inter_node_gbytes_per_s is None
     assert found.intra_node_gbytes_per_s == pytest.approx(480 * 2 * 7 / 8 / 2)
@@ -177,7 +177,7 @@ def test_the_bandwidth_of_one_nodes_gpus_is_theirs_alone() -> None:
     ],
     ids=["a month old", "nodes of one machine", "not measured", "gloo"],
 )
-def test_what_says_nothing_of_the_clusters_network_does_not_replace_the_datasheet(made: Result) -> None:
+def test_results_without_network_measurements_do_not_replace_the_data_sheet(made: Result) -> None:
     assert checked(made).bandwidth() is None
 
 
@@ -215,7 +215,7 @@ def labeled(api: Api, **values: str) -> None:
         node["metadata"]["labels"][LABEL] = values.get(name.replace("-", ""), "true")
 
 
-def test_bad_nodes_are_kept_out_by_the_label_of_fit_ones_however_old_the_failure(api: Api) -> None:
+def test_faulty_nodes_are_excluded_by_the_label_of_healthy_nodes_at_any_age(api: Api) -> None:
     labeled(api, host2="false")
     found = gate.exclude_nodes(checked(slow(90 * DAY)), "kubernetes")
     assert found.labels == ((LABEL, "true"),)
@@ -242,7 +242,7 @@ def test_a_node_that_is_not_excluded_is_named_with_the_command_for_it(
     )
 
 
-def test_without_access_to_nodes_or_on_batch_it_is_one_line(
+def test_faulty_nodes_are_reported_in_one_line_on_batch_or_without_access_to_nodes(
     api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api.refuse["GET"] = 403
@@ -259,7 +259,7 @@ def test_without_access_to_nodes_or_on_batch_it_is_one_line(
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_the_newest_verdict_of_the_same_cluster_counts_whoever_launched_it(tmp_path: Path) -> None:
+def test_the_newest_verdict_of_the_same_cluster_counts_for_all_users(tmp_path: Path) -> None:
     assert newest(tmp_path, "kubernetes:a/train") == [None, None, "user:somebody"]
     leave(tmp_path, "kubernetes:a/train", healthy())
     leave(tmp_path, "kubernetes:a/train", slow())
@@ -282,7 +282,7 @@ def test_the_newest_verdict_of_the_same_cluster_counts_whoever_launched_it(tmp_p
 
 
 @pytest.mark.slow
-def test_a_metadata_service_that_hangs_or_is_gone_holds_no_run_up(tmp_path: Path) -> None:
+def test_a_hanging_or_missing_metadata_service_does_not_delay_a_run(tmp_path: Path) -> None:
     class Silent(socketserver.BaseRequestHandler):
         def handle(self) -> None:
             while self.request.recv(4096):
@@ -305,7 +305,7 @@ def test_a_metadata_service_that_hangs_or_is_gone_holds_no_run_up(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_run_stops_at_a_failed_checklist_of_its_cluster_before_anything_is_submitted(
+def test_a_failed_checklist_of_the_cluster_stops_a_run_before_anything_is_submitted(
     tmp_path: Path,
 ) -> None:
     leave(tmp_path, "prod", slow(3 * HOUR))

@@ -68,7 +68,7 @@ def _late(rank: int, host: str, **changes: Any) -> Straggling:
     return Straggling(**{"rank": rank, "host": host, **values, **changes})
 
 
-def test_what_trainings_have_left_is_read_until_a_checklist_has_measured_the_node(tmp_path: Path) -> None:
+def test_suspicions_of_training_runs_are_read_until_a_checklist_measures_the_node(tmp_path: Path) -> None:
     store = LocalStorage(tmp_path)
     for rank in (1, 2):
         one = _late(rank, f"host-{rank}")

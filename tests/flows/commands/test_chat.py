@@ -64,7 +64,7 @@ def generated(folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_the_newest_run_answers_a_piped_message_as_generate_does(
+def test_the_newest_run_answers_a_piped_message_like_generate(
     run: FlowRun, chat: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     words = ("--once", "--max-new-tokens=24", "--temperature=0")
@@ -102,7 +102,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
 
 
 @pytest.mark.slow
-def test_a_run_whose_folder_is_gone_answers_from_the_datastore(
+def test_a_run_without_its_output_folder_answers_from_the_datastore(
     run: FlowRun, chat: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     (home,) = (run.home / "finetuned").glob("*")
@@ -117,7 +117,7 @@ def test_a_run_whose_folder_is_gone_answers_from_the_datastore(
 
 
 @pytest.mark.slow
-def test_load_model_in_python_takes_a_run_and_restores_the_namespace(run: FlowRun) -> None:
+def test_load_model_accepts_a_run_and_restores_the_namespace(run: FlowRun) -> None:
     code = """
 from metaflow import Run, get_namespace, load_model, namespace
 namespace(None)

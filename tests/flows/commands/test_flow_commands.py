@@ -62,7 +62,9 @@ def test_metaflows_global_options_may_appear_anywhere(words: str, expected: str)
         ("mine.py", ["run"], "python /x/mine.py run"),
     ],
 )
-def test_a_flows_command_is_written_as_finetune_takes_it(file: str, words: list[str], expected: str) -> None:
+def test_a_command_of_a_flow_file_is_shown_as_a_finetune_command(
+    file: str, words: list[str], expected: str
+) -> None:
     assert command_line(f"/x/{file}", words) == expected
 
 
@@ -75,7 +77,7 @@ def test_a_flows_command_is_written_as_finetune_takes_it(file: str, words: list[
         ("checklist", "checklist_flow.py", "--help"),
     ],
 )
-def test_the_first_word_may_name_the_flow(words: str, file: str, expected: str) -> None:
+def test_the_first_argument_may_name_the_flow(words: str, file: str, expected: str) -> None:
     assert flow_arguments("flow", words.split()) == (file, expected.split())
 
 
@@ -88,7 +90,7 @@ def test_the_first_word_may_name_the_flow(words: str, file: str, expected: str) 
         ("check", "nightly.yaml", "--config options nightly.yaml run"),
     ],
 )
-def test_a_leading_yaml_file_is_the_run_s_settings(command: str, words: str, expected: str) -> None:
+def test_a_leading_yaml_file_is_the_settings_file_of_the_run(command: str, words: str, expected: str) -> None:
     assert flow_arguments(command, words.split()) == (FLOWS[flow_commands.RUNS[command]], expected.split())
 
 
@@ -112,7 +114,7 @@ def test_a_missing_settings_file_is_reported_with_similar_ones(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_every_mistake_before_a_run_ends_with_2_and_starts_none(
+def test_every_user_error_before_a_run_exits_with_2_and_starts_no_run(
     tmp_path: Path, words: list[str], said: str
 ) -> None:
     done = finetune(tmp_path, *words)
@@ -122,7 +124,7 @@ def test_every_mistake_before_a_run_ends_with_2_and_starts_none(
 
 
 @pytest.mark.slow
-def test_the_movable_options_are_metaflows_global_options(
+def test_the_options_moved_before_the_command_are_the_global_options_of_metaflow(
     tmp_path: Path,
 ) -> None:
     options = r"--(?:\w|-)+"
@@ -145,7 +147,7 @@ def test_completion_knows_the_commands_and_the_options_of_the_flows(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_run_is_resumed_and_its_card_read_in_an_empty_folder(tmp_path: Path) -> None:
+def test_a_run_can_be_resumed_and_its_card_read_in_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("max_steps: 2\nseq_len: 128\n")
     once = finetune(tmp_path, "run", "--set=evaluation.generations=0", *SETTINGS, timeout=300)
     assert once.returncode == 0, once.stdout + once.stderr
@@ -158,7 +160,7 @@ def test_a_run_is_resumed_and_its_card_read_in_an_empty_folder(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_checklist_runs_from_an_empty_folder_and_names_its_card(tmp_path: Path) -> None:
+def test_a_checklist_runs_in_an_empty_folder_and_names_its_card(tmp_path: Path) -> None:
     done = finetune(tmp_path, "check", "--nodes", "1", "--only", "gemm", "--device", "cpu", timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     (task,) = re.findall(r"card: finetune flow checklist card view (\S+) --id checklist", done.stdout)
@@ -166,7 +168,7 @@ def test_a_checklist_runs_from_an_empty_folder_and_names_its_card(tmp_path: Path
     assert (tmp_path / "card.html").stat().st_size > 10_000, card.stderr
 
 
-def test_the_next_steps_name_a_command_that_this_shell_finds(
+def test_suggested_commands_can_be_found_by_the_shell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / ".venv" / "bin" / "finetune"
@@ -187,7 +189,7 @@ def test_the_next_steps_name_a_command_that_this_shell_finds(
     assert console_script() == "finetune"
 
 
-def test_a_scorer_beside_the_settings_file_is_found_from_another_folder(tmp_path: Path) -> None:
+def test_a_scorer_next_to_the_settings_file_is_found_from_another_folder(tmp_path: Path) -> None:
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples" / "scorer.py").write_text("def short(prompt, answer):\n    return 1.0\n")
     (tmp_path / "examples" / "grpo.yaml").write_text(

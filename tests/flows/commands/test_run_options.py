@@ -25,7 +25,7 @@ def overrides(words: str) -> settings.Settings:
     return settings.build({}, [given[at + 1] for at, word in enumerate(given) if word == "--set"])
 
 
-def test_every_setting_has_an_option_of_its_own() -> None:
+def test_every_setting_has_its_own_option() -> None:
     options = setting_options()
     assert len(options) == len(settings.dotted_names())
     for flag, setting in FLAGS.items():
@@ -43,7 +43,7 @@ def test_the_default_of_each_setting_can_be_given_as_its_option(name: str) -> No
     assert settings.flat(settings.build({}, given[1::2]))[name] == value
 
 
-def test_options_become_parameters_or_set() -> None:
+def test_options_become_parameters_or_overrides() -> None:
     words = "--lr 1e-4 --lora-rank=16 --lora-targets q_proj,v_proj --packing --no-longest-first --tag x"
     assert translated(words) == [
         *("--lr", "1e-4", "--set", "lora.rank=16", "--set", "lora.targets=[q_proj,v_proj]"),
@@ -53,7 +53,7 @@ def test_options_become_parameters_or_set() -> None:
     assert (chosen.lora.rank, chosen.lora.targets, chosen.longest_first) == (16, ("q_proj", "v_proj"), False)
 
 
-def test_a_text_is_passed_unchanged() -> None:
+def test_a_string_value_is_passed_unchanged() -> None:
     given = translate(["--chat-template", "{{ bos_token }}: #1"], (), ())
     assert settings.build({}, given[1::2]).chat_template == "{{ bos_token }}: #1"
 

@@ -52,7 +52,7 @@ def _finetune(*words: str, cwd: Path, env: dict[str, str]) -> subprocess.Complet
     )
 
 
-def test_a_finished_run_is_in_the_table_on_the_page_and_in_json(
+def test_a_finished_run_is_listed_in_the_table_the_html_page_and_the_json_output(
     run: FlowRun, of_run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     page = tmp_path / "runs.html"
@@ -81,7 +81,7 @@ def test_a_folder_without_runs_gives_a_two_line_error(tmp_path: Path) -> None:
         assert "FinetuneFlow" in done.stderr
 
 
-def test_costs_are_summed_by_user_and_machines_without_a_price_reported(
+def test_costs_are_summed_by_user_and_machines_without_a_price_are_reported(
     run: FlowRun, of_run: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     reported = of_run("costs", "--json")
@@ -101,7 +101,7 @@ def test_costs_are_summed_by_user_and_machines_without_a_price_reported(
     ]
 
 
-def test_an_hour_of_a_node_costs_its_share_of_the_plans_price() -> None:
+def test_an_hour_of_a_node_costs_its_share_of_the_price_in_the_plan() -> None:
     plan = planned("llama-70b", "full", "H100", 4)
     hourly = plan.prediction.usd_per_hour
     assert hourly is not None
@@ -114,7 +114,7 @@ def test_an_hour_of_a_node_costs_its_share_of_the_plans_price() -> None:
     assert past_runs._span(Attempt(seconds=None, succeeded=False), None, "train").usd_per_hour is None
 
 
-def test_answers_of_a_run_and_its_base_stand_below_the_table_and_blind_columns_have_no_names(
+def test_answers_of_a_run_and_its_base_follow_the_table_and_blind_columns_have_no_names(
     run: FlowRun, of_run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     prompts, key, scores = tmp_path / "prompts.txt", tmp_path / "key.json", tmp_path / "scores.py"

@@ -41,7 +41,7 @@ def stored(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Finished
     return FinishedModel(name="tiny-finetuned", folder=model, base="tiny", run="FinetuneFlow/17", gpu="L4")
 
 
-def test_an_init_container_fetches_the_runs_model(
+def test_an_init_container_fetches_the_model_of_the_run(
     stored: FinishedModel,
     s3: str,
     tmp_path: Path,

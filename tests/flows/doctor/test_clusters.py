@@ -28,7 +28,7 @@ def test_every_kubernetes_backend_reports_a_missing_kubeconfig(ask: Asker, kubec
     assert all(line.state == "no" and "KUBECONFIG" in line.fix for line in lines.values())
 
 
-def test_a_broken_kubeconfig_and_a_closed_port_are_a_line_without_the_login(
+def test_a_broken_kubeconfig_or_closed_port_is_reported_in_one_line_without_credentials(
     ask: Asker, tmp_path: Path, kubeconfig: Path
 ) -> None:
     write_kubeconfig(tmp_path, training="http://127.0.0.1:9")
@@ -42,7 +42,7 @@ def test_a_broken_kubeconfig_and_a_closed_port_are_a_line_without_the_login(
 
 
 @pytest.mark.slow
-def test_a_server_that_accepts_and_never_answers_is_given_up_before_the_probe(
+def test_a_server_that_never_answers_is_abandoned_before_the_probe_times_out(
     ask: Asker, tmp_path: Path, kubeconfig: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -53,7 +53,9 @@ def test_a_server_that_accepts_and_never_answers_is_given_up_before_the_probe(
 
 
 @pytest.mark.slow
-def test_a_hanging_login_is_ended_with_its_children(ask: Asker, tmp_path: Path, kubeconfig: Path) -> None:
+def test_a_hanging_login_command_is_ended_with_its_child_processes(
+    ask: Asker, tmp_path: Path, kubeconfig: Path
+) -> None:
     write_kubeconfig(tmp_path, training="https://127.0.0.1:9")
     config = json.loads(kubeconfig.read_text())
     program = tmp_path / "login"
@@ -99,7 +101,7 @@ REMOTE = {
     ],
     ids=["nothing", "JobSet", "Argo"],
 )
-def test_missing_parts_of_a_cluster_decide_which_backends_work(
+def test_missing_components_of_a_cluster_decide_which_backends_work(
     objects: dict[str, dict[str, object]],
     able: tuple[bool, ...],
     ask: Asker,
@@ -115,7 +117,7 @@ def test_missing_parts_of_a_cluster_decide_which_backends_work(
     assert all(line.fix for line in lines.values() if line.state == "no")
 
 
-def test_a_cluster_that_could_run_pods_does_not_help_a_local_datastore(
+def test_a_usable_cluster_is_not_reported_as_working_with_a_local_datastore(
     ask: Asker, tmp_path: Path, kubeconfig: Path
 ) -> None:
     cluster = Cluster()
@@ -129,14 +131,14 @@ def test_a_cluster_that_could_run_pods_does_not_help_a_local_datastore(
         assert "metaflow configure" in lines[name].fix
 
 
-def test_batch_without_a_login_says_how_to_log_in(ask: Asker) -> None:
+def test_batch_without_credentials_is_reported_with_how_to_log_in(ask: Asker) -> None:
     lines = ask("batch", AWS_DEFAULT_REGION="us-east-1")
     assert lines["batch"].found == "There are no AWS credentials."
     assert lines.keys() == {"batch", "batch, several nodes", "step-functions"}
     assert all("aws configure" in line.fix for line in lines.values())
 
 
-def test_batch_at_an_address_that_is_away_is_a_line(ask: Asker) -> None:
+def test_an_unreachable_batch_endpoint_is_reported_in_one_line(ask: Asker) -> None:
     keys = {"AWS_ACCESS_KEY_ID": "AKIDOCTOR", "AWS_SECRET_ACCESS_KEY": "secret-of-doctor"}
     where = {"AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
     line = ask("batch", **keys, **where)["batch"]
@@ -145,7 +147,7 @@ def test_batch_at_an_address_that_is_away_is_a_line(ask: Asker) -> None:
 
 
 @pytest.mark.slow
-def test_a_machine_without_slurm_and_a_controller_that_is_silent(ask: Asker, tmp_path: Path) -> None:
+def test_a_missing_slurm_and_a_silent_slurm_controller_are_reported(ask: Asker, tmp_path: Path) -> None:
     programs = tmp_path / "programs"
     programs.mkdir()
     absent = ask("slurm", PATH=str(programs))["slurm"]

@@ -22,13 +22,15 @@ S3 = {
 }
 
 
-def test_a_local_datastore_is_written_and_left_empty(ask: Asker, tmp_path: Path) -> None:
+def test_a_local_datastore_is_tested_by_writing_and_left_empty(ask: Asker, tmp_path: Path) -> None:
     line = ask("datastore")["datastore"]
     assert (line.state, line.found) == ("ok", f"local, {tmp_path / '.metaflow'}: can be read and written")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unwritable_root_is_reported_with_the_variable_that_moves_it(ask: Asker, tmp_path: Path) -> None:
+def test_an_unwritable_datastore_root_is_reported_with_the_variable_that_sets_it(
+    ask: Asker, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     root = str(tmp_path / "file")
     line = ask("datastore", METAFLOW_DATASTORE_SYSROOT_LOCAL=root)["datastore"]
@@ -51,12 +53,12 @@ def s3() -> Iterator[str]:
     server.stop()
 
 
-def test_s3_is_written_and_read(ask: Asker, s3: str) -> None:
+def test_an_s3_datastore_is_tested_by_writing_and_reading(ask: Asker, s3: str) -> None:
     line = ask("datastore", METAFLOW_S3_ENDPOINT_URL=s3, **S3)["datastore"]
     assert (line.state, line.found) == ("ok", "s3://bucket/metaflow can be read and written")
 
 
-def test_a_missing_bucket_is_reported(ask: Asker, s3: str) -> None:
+def test_a_missing_s3_bucket_is_reported(ask: Asker, s3: str) -> None:
     values = {**S3, "METAFLOW_S3_ENDPOINT_URL": s3, "METAFLOW_DATASTORE_SYSROOT_S3": "s3://other/x"}
     line = ask("datastore", **values)["datastore"]
     assert line.state == "no"
@@ -101,7 +103,7 @@ class Service(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_metadata_service_answers_or_not(ask: Asker) -> None:
+def test_the_state_of_the_metadata_service_is_reported(ask: Asker) -> None:
     values = {"METAFLOW_DEFAULT_METADATA": "service"}
     with serving(Service) as url:
         there = ask("metadata", METAFLOW_SERVICE_URL=url, **values)["metadata"]

@@ -27,7 +27,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MetaflowStorage:
     return made
 
 
-def test_every_local_dataset_of_a_run_reaches_its_tasks(tmp_path: Path, dataset: Path) -> None:
+def test_every_local_dataset_of_a_run_is_passed_to_its_tasks(tmp_path: Path, dataset: Path) -> None:
     more, held_out = tmp_path / "more.jsonl", tmp_path / "held-out.jsonl"
     for path in (more, held_out):
         path.write_text(f'{{"text": "{path.stem}"}}\n')
@@ -50,7 +50,7 @@ def test_every_local_dataset_of_a_run_reaches_its_tasks(tmp_path: Path, dataset:
     assert len(kept) == 1
 
 
-def test_a_saved_split_reaches_its_tasks_and_checked_rows_the_steps_after(
+def test_a_saved_split_is_passed_to_tasks_and_validated_rows_to_later_steps(
     tmp_path: Path, store: MetaflowStorage
 ) -> None:
     saved = tmp_path / "saved"
@@ -70,7 +70,7 @@ def test_a_saved_split_reaches_its_tasks_and_checked_rows_the_steps_after(
     assert [row.text for row in held_out or ()] == ["test"] * 3  # type: ignore[union-attr]
 
 
-def test_images_that_a_file_names_reach_the_tasks_with_it(tmp_path: Path, store: MetaflowStorage) -> None:
+def test_images_named_in_a_dataset_file_are_passed_to_tasks(tmp_path: Path, store: MetaflowStorage) -> None:
     image = pytest.importorskip("PIL.Image")
     mine = tmp_path / "mine"
     (mine / "deep").mkdir(parents=True)

@@ -27,7 +27,7 @@ PARAMETERS = {"model": "tiny-llama", "global_batch_size": 8}
 Usage = namedtuple("Usage", "total used free")
 
 
-def test_flags_win_over_the_file_and_set_over_both() -> None:
+def test_flags_override_the_file_and_set_overrides_both() -> None:
     made = planning.settings_from(
         {"seed": 1, "epochs": 2, "global_batch_size": 4},
         {"epochs": 3, "global_batch_size": 6, "set": ("global_batch_size=8",)},
@@ -35,7 +35,7 @@ def test_flags_win_over_the_file_and_set_over_both() -> None:
     assert (made.seed, made.epochs, made.global_batch_size) == (1, 3, 8)
 
 
-def test_an_empty_flag_leaves_the_file_as_it_is() -> None:
+def test_an_empty_flag_does_not_override_the_file() -> None:
     made = planning.settings_from({"optimizer": {"lr": 1e-4}}, {"lr": "", "nodes": None})
     assert made.optimizer.lr == 1e-4
 
@@ -49,7 +49,7 @@ def test_every_flag_is_a_setting() -> None:
     assert [name for name in planning.FLAGS.values() if name not in names] == []
 
 
-def test_a_plan_of_a_local_file_knows_its_steps_and_reads_it_whole(dataset: Path) -> None:
+def test_a_plan_for_a_local_dataset_has_its_number_of_steps_and_reads_all_rows(dataset: Path) -> None:
     made = planning.plan_from_parameters({**PARAMETERS, "dataset": str(dataset)}, "local")
     assert made.layout.global_batch_size == 8
     dataset.write_text(dataset.read_text() + "{broken\n")
@@ -57,14 +57,14 @@ def test_a_plan_of_a_local_file_knows_its_steps_and_reads_it_whole(dataset: Path
         planning.plan_from_parameters({**PARAMETERS, "dataset": str(dataset)}, "local")
 
 
-def test_a_disk_without_room_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_free_space_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**30, 2**30, 1000))
     with pytest.raises(UserError, match="FINETUNE_WORK_DIR") as caught:
         planning.plan_from_parameters(PARAMETERS, "local")
     assert "0 MiB free" in caught.value.problem
 
 
-def test_a_file_in_the_place_of_the_output_folder_is_refused_before_the_run(tmp_path: Path) -> None:
+def test_a_file_at_the_output_path_is_refused_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "results").write_text("")
     for folder in (tmp_path / "results", tmp_path / "results" / "mine"):
         with pytest.raises(UserError) as caught:
@@ -129,13 +129,15 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> list[Cluster | UserError]:
 
 
 @pytest.mark.parametrize("backend", ["kubernetes", "batch"])
-def test_a_run_elsewhere_is_planned_with_what_is_there(cluster: list[Cluster], backend: Backend) -> None:
+def test_a_remote_run_is_planned_with_the_nodes_of_the_cluster(
+    cluster: list[Cluster], backend: Backend
+) -> None:
     made = planning.plan_from_parameters(ON_CLUSTER, backend)
     assert (made.request.instance_type, made.target) == ("p5.48xlarge", backend)
     assert any("the cluster has 2 of p5.48xlarge" in line for line in made.why)
 
 
-def test_an_unreachable_cluster_gives_one_line(
+def test_an_unreachable_cluster_is_reported_in_one_line(
     cluster: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster[0] = UserError("The API cannot be reached: refused.", "Is the VPN up?")
@@ -179,9 +181,7 @@ def test_a_deployment_that_is_only_printed_queries_no_cluster(
     )
 
 
-def test_a_run_that_is_resumed_keeps_the_plan_that_it_was_started_with(
-    cluster: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_keeps_its_original_plan(cluster: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     first = planning.plan_from_parameters({**ON_CLUSTER, "gpus": 4}, "kubernetes")
     busy = nodes_of("p5.48xlarge", 1)
     cluster[0] = Cluster(context="training", nodes=(busy,))
@@ -194,7 +194,7 @@ def test_a_run_that_is_resumed_keeps_the_plan_that_it_was_started_with(
     assert planning.plan_from_parameters(ON_CLUSTER, "kubernetes") != first
 
 
-def test_a_spot_run_goes_to_spot_nodes_alone_and_makes_checkpoints_as_often_as_its_plan_says(
+def test_a_spot_run_uses_only_spot_nodes_and_the_checkpoint_interval_of_its_plan(
     cluster: list[Cluster],
 ) -> None:
     with pytest.raises(UserError) as caught:
@@ -220,7 +220,7 @@ def test_several_nodes_on_spot_are_refused_on_batch(cluster: list[Cluster]) -> N
     assert planning.plan_from_parameters({**ON_CLUSTER, "spot": True}, "batch").request.nodes == 1
 
 
-def test_a_measured_bandwidth_and_the_label_of_fit_nodes_are_part_of_the_plan(
+def test_measured_bandwidth_and_the_label_of_healthy_nodes_are_part_of_the_plan(
     cluster: list[Cluster], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parameters = {"model": "llama-70b", "method": "full", "nodes": 2, "global_batch_size": 64}

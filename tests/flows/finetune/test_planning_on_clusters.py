@@ -52,7 +52,7 @@ def run(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> Run:
     return planned
 
 
-def test_on_premises_only_what_is_open_is_planned_with_and_no_cloud_has_a_price(
+def test_an_on_premises_plan_uses_only_untainted_nodes_and_has_no_price(
     shape: Shape,
     run: Run,
     capsys: pytest.CaptureFixture[str],
@@ -98,7 +98,7 @@ def test_on_premises_only_what_is_open_is_planned_with_and_no_cloud_has_a_price(
     hardware.forget()
 
 
-def test_an_empty_node_group_is_planned_with_if_the_user_describes_it(
+def test_an_empty_node_group_is_used_in_a_plan_if_the_user_describes_it(
     shape: Shape, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shape.add(
@@ -127,7 +127,7 @@ def test_an_empty_node_group_is_planned_with_if_the_user_describes_it(
     assert "the node group gke-c-l4-0a1b-grp may add 2 of g2-standard-16" in capsys.readouterr().err
 
 
-def test_a_cluster_without_gpus_trains_a_small_model_on_its_cpus_and_says_so(
+def test_a_small_model_is_trained_on_cpus_of_a_cluster_without_gpus_with_a_note(
     shape: Shape, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shape.add(cpu_node("a"), cpu_node("b"))

@@ -57,7 +57,9 @@ def test_too_few_prompts_for_a_batch_are_refused(functions: Path, dataset: Path)
         rejection_plan.check(settings.build({**values, "global_batch_size": 16}))
 
 
-def test_steps_are_those_of_the_answers_that_can_be_kept(functions: Path, dataset: Path) -> None:
+def test_the_number_of_steps_follows_from_the_maximum_number_of_kept_answers(
+    functions: Path, dataset: Path
+) -> None:
     values = {"dataset": str(dataset), "epochs": 2, "global_batch_size": 4}
     values["rejection"] = {"score": f"{functions}:length", "prompts": 40, "top_share": 0.5}
     found = rejection_plan.check(settings.build(values))
@@ -86,7 +88,7 @@ def test_the_plan_shows_its_size_and_marks_unknown_values(
     assert "total time unknown" in text
 
 
-def test_each_stage_and_the_whole_have_hours_and_a_price(
+def test_each_stage_and_the_total_have_hours_and_a_price(
     functions: Path, dataset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     params = ON_H100 | {"score": f"{functions}:length", "answers": 4, "dataset": str(dataset)}
@@ -99,7 +101,7 @@ def test_each_stage_and_the_whole_have_hours_and_a_price(
     assert "generate 2 nodes, each 1x H100 SXM" in more
 
 
-def test_a_reward_model_at_hand_is_sized_and_priced(
+def test_a_local_reward_model_is_included_in_sizes_and_price(
     tmp_path: Path, dataset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = json.loads((tiny_llama.make(tmp_path / "model") / "config.json").read_text())
@@ -135,7 +137,7 @@ def test_several_nodes_on_a_machine_with_gpus_are_refused(
         planning.plan_from_parameters(params, "local")
 
 
-def test_the_size_of_a_dataset_that_is_elsewhere_is_unknown(functions: Path) -> None:
+def test_the_size_of_a_remote_dataset_is_unknown(functions: Path) -> None:
     values = {"dataset": "org/name", "rejection": {"score": f"{functions}:length"}}
     found = rejection_plan.check(settings.build(values))
     assert (found.prompts, found.held_out, found.longest) == (None, None, None)

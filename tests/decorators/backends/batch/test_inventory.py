@@ -33,7 +33,7 @@ def _machines(cluster: Any) -> set[str]:
     return {nodes.instance.name for nodes in cluster.nodes}
 
 
-def test_families_and_types_of_a_queue_are_the_machines_within_its_vcpus(queue: Queue) -> None:
+def test_instance_families_and_types_of_a_queue_become_machines_within_its_vcpu_limit(queue: Queue) -> None:
     found = _read(queue(instanceTypes=["g6e", "p5.48xlarge", "optimal"], maxvCpus=400))
     assert "p5.48xlarge" in _machines(found)
     assert {name.partition(".")[0] for name in _machines(found)} == {"g6e", "p5"}
@@ -43,7 +43,7 @@ def test_families_and_types_of_a_queue_are_the_machines_within_its_vcpus(queue: 
     assert _machines(small) == {"g6e.xlarge"}
 
 
-def test_a_plan_takes_no_machine_that_the_queue_lacks_and_no_more_than_it_may_start(queue: Queue) -> None:
+def test_a_plan_uses_only_machine_types_and_counts_that_the_queue_can_start(queue: Queue) -> None:
     cluster = _read(queue(instanceTypes=["g6e.12xlarge"], maxvCpus=96))
     made = plan(LORA, Target(kind="batch"), Goals(cluster=cluster))
     assert made.request.instance_type == "g6e.12xlarge"
@@ -52,12 +52,12 @@ def test_a_plan_takes_no_machine_that_the_queue_lacks_and_no_more_than_it_may_st
     assert any("compute environment gpus-environment may add 2 of g6e.12xlarge" in line for line in made.why)
 
 
-def test_spot_starts_one_node_at_its_price(queue: Queue) -> None:
+def test_a_spot_plan_has_one_node_at_the_spot_price(queue: Queue) -> None:
     (nodes,) = _read(queue(type="SPOT", instanceTypes=["p5.48xlarge"])).nodes
     assert (nodes.spot, nodes.max_new_nodes) == (True, 1)
 
 
-def test_spot_on_a_queue_without_it_names_the_queue_that_has_it(queue: Queue) -> None:
+def test_a_spot_request_on_an_on_demand_queue_names_the_spot_queue(queue: Queue) -> None:
     cluster = _read(queue("on-demand", instanceTypes=["g6e.12xlarge"]))
     assert cluster.spot_queues == ()
     queue("spot", type="SPOT", instanceTypes=["g6e.12xlarge"])
@@ -67,7 +67,7 @@ def test_spot_on_a_queue_without_it_names_the_queue_that_has_it(queue: Queue) ->
     assert refused.value.advice == "Use a queue with spot machines: --queue spot"
 
 
-def test_queues_by_gpu_give_their_own_gpus_only(queue: Queue) -> None:
+def test_a_queue_configured_for_a_gpu_provides_only_that_gpu(queue: Queue) -> None:
     queue("h100", instanceTypes=["p5.48xlarge", "g6e.xlarge"])
     queue("l40s", instanceTypes=["g6e.xlarge", "g5.xlarge"])
     found = _read(queues=(("H100", "h100"), ("L40S", "l40s")))
@@ -76,7 +76,7 @@ def test_queues_by_gpu_give_their_own_gpus_only(queue: Queue) -> None:
     assert _machines(_read("l40s", queues=(("H100", "h100"),))) == {"g6e.xlarge", "g5.xlarge"}
 
 
-def test_the_queue_of_the_step_goes_before_all_others(queue: Queue) -> None:
+def test_the_queue_of_the_step_takes_precedence_over_all_others(queue: Queue) -> None:
     queue("h100", instanceTypes=["p5.48xlarge"])
     queue("own", instanceTypes=["g6e.xlarge"])
     given = {"queue": UserValue(value="own", by="--with batch:queue=")}
@@ -86,7 +86,7 @@ def test_the_queue_of_the_step_goes_before_all_others(queue: Queue) -> None:
     assert _machines(inventory.read(named)) == {"p5.48xlarge"}
 
 
-def test_a_disabled_environment_is_left_aside_and_a_queue_that_is_not_there_is_named(queue: Queue) -> None:
+def test_a_disabled_environment_is_ignored_and_a_missing_queue_is_named(queue: Queue) -> None:
     found = _read(queue(environment="DISABLED"))
     assert found.nodes == ()
     assert found.skipped[0].names == ("gpus-environment",)
@@ -94,14 +94,14 @@ def test_a_disabled_environment_is_left_aside_and_a_queue_that_is_not_there_is_n
         _read("reserch")
 
 
-def test_without_a_queue_the_first_that_is_enabled_counts(queue: Queue) -> None:
+def test_the_first_enabled_queue_is_used_if_none_is_configured(queue: Queue) -> None:
     with pytest.raises(UserError, match="No AWS Batch queue is named, and the region has no enabled queue"):
         _read()
     queue("any", instanceTypes=["g6e.xlarge"])
     assert _read().context == "any"
 
 
-def test_run_with_batch_plans_with_the_queues_machines(
+def test_run_with_batch_plans_with_the_machines_of_the_queue(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(artifacts, "stage", lambda _, model: (model, {}))

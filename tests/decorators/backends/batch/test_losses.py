@@ -39,6 +39,6 @@ def test_any_node_of_a_large_job_is_found(victim: int) -> None:
 
 
 @pytest.mark.parametrize("reason", ["Essential container in task exited", "Task failed to start", None])
-def test_other_reasons_are_no_disruption(reason: str | None) -> None:
+def test_other_reasons_do_not_count_as_a_disruption(reason: str | None) -> None:
     job = WaitedJob(backend="batch", kind="batch job", name="j", info={"statusReason": reason})
     assert lost(job, None) is None

@@ -24,7 +24,7 @@ def _values(request: Request, **fields: Any) -> StepValues:
 
 
 @pytest.mark.parametrize(("model", "method", "gpu", "nodes"), CASES)
-def test_every_field_of_a_plan_is_asked_for(model: str, method: str, gpu: str, nodes: int) -> None:
+def test_every_field_of_a_plan_is_requested(model: str, method: str, gpu: str, nodes: int) -> None:
     made = planned(model, method, gpu, nodes, kind="batch")
     request = made.request
     asked = _values(request, options=Options(queues=((gpu, f"queue-of-{gpu}"),)))
@@ -44,7 +44,7 @@ def test_every_field_of_a_plan_is_asked_for(model: str, method: str, gpu: str, n
     assert asked.environment == {**(EFA_VARIABLES if interfaces else {}), **(NETWORK if nodes > 1 else {})}
 
 
-def test_a_users_queue_and_efa_stand() -> None:
+def test_the_queue_and_efa_settings_of_the_user_are_kept() -> None:
     given = {
         name: UserValue(value=value, by="--with batch:") for name, value in (("queue", "mine"), ("efa", 1))
     }
@@ -53,6 +53,6 @@ def test_a_users_queue_and_efa_stand() -> None:
     assert (asked.compute, asked.environment) == ({}, NETWORK)
 
 
-def test_without_a_mapping_the_configured_queue_is_left_alone() -> None:
+def test_the_configured_queue_is_unchanged_without_a_queue_mapping() -> None:
     request = planned("llama-8b", "lora", "L40S", 1, kind="batch").request
     assert _values(request, options=Options(queues=(("H100", "other"),))).compute == {}

@@ -56,7 +56,9 @@ def submitted(task: str, *, guarded: bool, monkeypatch: pytest.MonkeyPatch) -> t
 
 
 @pytest.mark.parametrize("task", ["517006", "control-517006-0"])
-def test_a_long_ids_command_is_metaflows_own_in_effect(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_with_a_long_task_id_is_equivalent_to_that_of_metaflow(
+    task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     main, guarded = submitted(task, guarded=True, monkeypatch=monkeypatch)
     own_main, own = submitted(task, guarded=False, monkeypatch=monkeypatch)
     assert main == own_main == COMMAND.format(task=task).replace("[multinode-args]", "--split-index 0")
@@ -64,7 +66,7 @@ def test_a_long_ids_command_is_metaflows_own_in_effect(task: str, monkeypatch: p
 
 
 @pytest.mark.parametrize("task", ["12", "1"])
-def test_a_short_id_is_replaced_where_it_is_the_task_and_nowhere_else(
+def test_a_short_task_id_is_replaced_only_where_it_names_the_task(
     task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, guarded = submitted(task, guarded=True, monkeypatch=monkeypatch)
@@ -75,7 +77,7 @@ def test_a_short_id_is_replaced_where_it_is_the_task_and_nowhere_else(
     assert own != guarded, "Metaflow does it right by now: the guard can go"
 
 
-def test_a_job_of_one_node_and_a_command_of_another_kind_are_left_alone() -> None:
+def test_single_node_jobs_and_other_commands_are_unchanged() -> None:
     one = {"containerOverrides": {"command": ["bash", "-c", "x"]}, "parameters": {"metaflow.task_id": "1"}}
     assert workarounds.correct(dict(one)) == one
     assert workarounds.others_command("python step --task-id 1", "1") is None
@@ -119,7 +121,9 @@ def answer(code: str, message: str) -> ClientError:
         (EndpointConnectionError(endpoint_url="http://b"), "cannot be reached", "AWS_DEFAULT_REGION"),
     ],
 )
-def test_a_refusal_of_aws_is_two_lines_with_advice(error: Exception, problem: str, advice: str) -> None:
+def test_an_error_of_aws_is_reported_in_two_lines_with_advice(
+    error: Exception, problem: str, advice: str
+) -> None:
     found = errors.explain(error, "")
     assert problem in found.problem
     assert advice in found.advice

@@ -34,7 +34,7 @@ def answer(status: int, message: str) -> ApiException:
         (422, "spec.hostname: Invalid value", "Invalid value", "kubectl get events"),
     ],
 )
-def test_a_refusal_has_the_servers_message_and_advice(
+def test_a_refusal_has_the_message_of_the_server_and_advice(
     status: int, message: str, problem: str, advice: str
 ) -> None:
     found = errors.explain(answer(status, message), "")
@@ -43,7 +43,7 @@ def test_a_refusal_has_the_servers_message_and_advice(
     assert "\n" not in found.problem + found.advice
 
 
-def test_the_answer_inside_of_metaflows_own_exception_is_found() -> None:
+def test_an_api_error_wrapped_in_a_metaflow_exception_is_found() -> None:
     try:
         try:
             raise answer(403, FORBIDDEN)
@@ -90,7 +90,7 @@ def pod(name: str, **status: Any) -> dict[str, Any]:
     return {"metadata": {"name": name}, "spec": {"nodeName": "node-a"}, "status": status}
 
 
-def test_each_pod_that_has_failed_says_where_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_failed_pod_is_described_with_its_node_and_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     evicted = pod("w-0", phase="Failed", reason="Evicted", message="The node was low on resource: memory.")
     log = "ModuleNotFoundError: No module named 'torch'\n[save_logs] upload_success\n"
     state = {"terminated": {"reason": "Error", "exitCode": 1, "message": log}}

@@ -116,7 +116,7 @@ def pod_of(request: Request, facts: ClusterFacts, *, trains: bool) -> dict[str, 
 
 
 @pytest.mark.parametrize("file", SHAPES, ids=lambda file: file.stem)
-def test_a_clusters_shape_is_planned_for_and_its_pods_fit(
+def test_a_plan_for_each_example_cluster_has_pods_that_fit(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = json.loads(file.read_text())
@@ -156,7 +156,7 @@ def shape_of(name: str) -> dict[str, Any]:
     ("built_for", "states", "selected"),
     [({"amd64"}, ["no"], "amd64"), ({"amd64", "arm64"}, [], None), ({"arm64"}, [], "arm64")],
 )
-def test_an_image_for_other_processors_is_refused_and_steps_without_gpus_select_its_own(
+def test_an_image_for_another_architecture_is_refused_and_cpu_steps_select_their_own(
     built_for: set[str],
     states: list[str],
     selected: str | None,
@@ -173,7 +173,7 @@ def test_an_image_for_other_processors_is_refused_and_steps_without_gpus_select_
     assert facts.arch == selected
 
 
-def test_steps_without_gpus_leave_gpu_nodes_alone_where_karpenter_may_add_others(
+def test_steps_without_gpus_avoid_gpu_nodes_if_karpenter_can_add_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = shape_of("rdma_shared_all_gpu")
@@ -213,7 +213,7 @@ class QueueApi(Api):
 
 
 @pytest.mark.parametrize(("visible", "position"), [(True, ", position 3 of 4"), (False, "")])
-def test_a_run_in_a_full_queue_shows_its_position_where_kueue_reports_it(
+def test_a_run_in_a_full_queue_shows_its_position_if_kueue_reports_it(
     visible: bool, position: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(QueueApi, "visible", visible)
@@ -224,6 +224,6 @@ def test_a_run_in_a_full_queue_shows_its_position_where_kueue_reports_it(
     assert state.reason == f"in Kueue's queue h100{position}: no quota of nvidia.com/gpu"
 
 
-def test_ten_shapes_and_more_have_their_source() -> None:
+def test_at_least_ten_example_clusters_exist_and_each_has_a_source() -> None:
     assert len(SHAPES) >= 10
     assert all(json.loads(file.read_text())["source"] for file in SHAPES)

@@ -133,7 +133,7 @@ class Api:
         return {"items": self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]}
 
 
-def test_a_loss_is_judged_once_no_pod_runs_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_is_classified_after_all_pods_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     left = pod("w-0", "Failed", finished="30", **PREEMPTED)
     api, slept = Api([pod("c-0"), left], [left]), list[float]()
     monkeypatch.setattr(losses, "ClusterApi", lambda: api)
@@ -146,7 +146,7 @@ def test_a_loss_is_judged_once_no_pod_runs_any_more(monkeypatch: pytest.MonkeyPa
     assert [line.partition(":")[0] for line in found.lines] == ["pod w-0 on n"]
 
 
-def test_pods_are_noted_for_jobs_of_kubernetes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pods_are_recorded_for_kubernetes_jobs_only(monkeypatch: pytest.MonkeyPatch) -> None:
     noted: dict[str, Pods] = {}
     monkeypatch.setattr(losses, "_pods", noted)
     monkeypatch.setattr(losses, "ClusterApi", lambda: Api(BOTH_RUN))

@@ -26,7 +26,7 @@ def jobset(name: str, entropy: str) -> Json:
 
 
 @pytest.mark.slow
-def test_jobsets_of_earlier_attempts_go_and_others_stay(
+def test_jobsets_of_earlier_attempts_are_deleted_and_others_kept(
     control_plane: ControlPlane, capsys: pytest.CaptureFixture[str]
 ) -> None:
     space = control_plane.namespace("older-jobsets")
@@ -63,5 +63,5 @@ def test_jobsets_of_earlier_attempts_go_and_others_stay(
     remove(control_plane.url, f"{ENTROPY}=ab", token, space, context)  # none is left
 
 
-def test_the_first_attempt_asks_nothing() -> None:
+def test_the_first_attempt_queries_no_cluster() -> None:
     main("0", f"{ENTROPY}=ab")  # there is no service account here

@@ -26,7 +26,7 @@ from tests.lab.control_plane import ControlPlane, jobset_definition, wait_for
 pytestmark = pytest.mark.slow
 
 
-def test_a_cluster_that_can_run_it_says_how_its_nodes_are_found(
+def test_a_suitable_cluster_is_reported_with_the_labels_of_its_nodes(
     ask: Asker, nodes: Callable[..., None]
 ) -> None:
     gpu_taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
@@ -68,7 +68,7 @@ def daemons(control_plane: ControlPlane, namespace: str) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("daemons")
-def test_daemon_pods_are_asked_how_much_they_keep(
+def test_the_requests_of_daemon_pods_are_read_from_the_cluster(
     ask: Asker, nodes: Callable[..., None], control_plane: ControlPlane
 ) -> None:
     nodes("h100-a", "h100-b")
@@ -90,7 +90,7 @@ def test_daemon_pods_are_asked_how_much_they_keep(
         control_plane.kubectl("delete", "clusterrolebinding/b", "clusterrole/sees-nodes")
 
 
-def test_a_step_that_only_handles_files_needs_a_node_of_its_own_with_their_disk(
+def test_a_step_without_gpus_needs_an_untainted_node_with_enough_disk(
     ask: Asker, nodes: Callable[..., None], namespace: str
 ) -> None:
     """Nodes with GPUs are fenced off to it, and a small node's disk would keep it pending for ever."""
@@ -122,7 +122,7 @@ def test_a_step_that_only_handles_files_needs_a_node_of_its_own_with_their_disk(
     assert beside().impossible == []
 
 
-def test_too_few_nodes_on_premises_are_refused_with_what_is_there(
+def test_too_few_on_premises_nodes_are_refused_with_the_available_number(
     ask: Asker, nodes: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     a100 = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB", "node.kubernetes.io/instance-type": None}
@@ -138,7 +138,9 @@ def test_too_few_nodes_on_premises_are_refused_with_what_is_there(
     assert "Can Kubernetes context lab" in capsys.readouterr().err
 
 
-def test_devices_of_a_network_without_its_network_are_named(ask: Asker, nodes: Callable[..., None]) -> None:
+def test_network_devices_without_a_network_definition_are_named(
+    ask: Asker, nodes: Callable[..., None]
+) -> None:
     rails = {"vpc.amazonaws.com/efa": None, **{f"nvidia.com/resibp{number}": "1" for number in range(2)}}
     nodes("h100-a", "h100-b", provider="", resources=rails)
     findings, facts = ask()
@@ -163,7 +165,7 @@ def test_nodes_without_nvidias_device_plugin_get_the_command_that_installs_it(
     assert (state, fix[:17]) == ("no", "kubectl apply -f ")
 
 
-def test_a_login_without_rights_gets_a_list_of_missing_ones(ask: Asker) -> None:
+def test_a_login_without_rights_gets_a_list_of_missing_rights(ask: Asker) -> None:
     findings, _ = ask("alice")
     refused = [found for state, found, _ in rows_of(findings, "permission") if state == "no"]
     assert any("may not create jobsets" in found for found in refused)
@@ -175,7 +177,7 @@ def test_a_login_without_rights_gets_a_list_of_missing_ones(ask: Asker) -> None:
     )
 
 
-def test_the_role_of_infra_is_enough(
+def test_the_role_in_infra_is_sufficient(
     ask: Asker, nodes: Callable[..., None], control_plane: ControlPlane
 ) -> None:
     manifests = control_plane.kubectl("kustomize", str(INFRA))
@@ -204,7 +206,7 @@ def test_a_missing_namespace_and_service_account_are_named(ask: Asker) -> None:
     assert fix.startswith("kubectl create serviceaccount nobody")
 
 
-def test_a_deployment_is_checked_where_metaflow_is_configured_to_run_it(
+def test_a_deployment_is_checked_in_the_namespace_configured_in_metaflow(
     control_plane: ControlPlane, home: Home
 ) -> None:
     done = home.run(
@@ -249,7 +251,7 @@ def test_several_nodes_without_jobset_are_refused_with_the_command_that_installs
         control_plane.install("jobsets.jobset.x-k8s.io", jobset_definition())
 
 
-def test_an_unreachable_api_or_rejected_login_is_one_line(
+def test_an_unreachable_api_or_a_rejected_login_is_reported_in_one_line(
     control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(**replaced: str) -> UserError:

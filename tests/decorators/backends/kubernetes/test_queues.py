@@ -81,7 +81,7 @@ def problems(*others: dict[str, Any], mine: dict[str, Any], denied: tuple[str, .
     return [f"{state}: {detail}" for state, detail, _ in rest]
 
 
-def test_a_missing_queue_gets_the_existing_ones_or_the_command_that_lists_them() -> None:
+def test_a_missing_queue_is_reported_with_existing_queues_or_the_command_that_lists_them() -> None:
     [(state, detail, fix)] = rows({LOCAL: {"items": [local()]}}, "gpus")
     assert (state, detail) == ("no", "namespace train has no LocalQueue 'gpus'")
     assert fix == "--queue research"
@@ -152,7 +152,7 @@ def test_quotas_that_can_never_admit_the_run_are_refused(
     assert problems(*lenders, mine=cluster(*mine, **cohort)) == ([problem] if problem else [])
 
 
-def test_what_a_cohort_lends_is_unlimited_where_it_cannot_be_read_or_has_quotas_of_its_own() -> None:
+def test_borrowing_is_unlimited_if_the_cohort_is_unreadable_or_has_its_own_quotas() -> None:
     mine = cluster({"nominalQuota": "0"}, cohort="everybody")
     assert problems(mine=mine) != []
     assert problems(mine=mine, denied=(CLUSTER,)) == []
@@ -161,7 +161,7 @@ def test_what_a_cohort_lends_is_unlimited_where_it_cannot_be_read_or_has_quotas_
     assert [state for state, *_ in rows(objects)] == ["ok"]
 
 
-def test_nodes_are_kept_together_by_the_lowest_level_that_all_flavors_have() -> None:
+def test_nodes_are_kept_together_at_the_lowest_topology_level_of_all_flavors() -> None:
     levels = [{"nodeLabel": label} for label in ("cloud/block", "cloud/rack", "kubernetes.io/hostname")]
     objects = {
         f"{LOCAL}/research": local(),

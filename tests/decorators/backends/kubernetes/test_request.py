@@ -33,7 +33,7 @@ def _lowered(request: Request, **fields: Any) -> tuple[Override, ...]:
 
 
 @pytest.mark.parametrize(("model", "method", "gpu", "nodes"), CASES)
-def test_every_field_of_a_plan_is_asked_for(model: str, method: str, gpu: str, nodes: int) -> None:
+def test_every_field_of_a_plan_is_requested(model: str, method: str, gpu: str, nodes: int) -> None:
     made = planned(model, method, gpu, nodes)
     request = made.request
     asked = _values(request)
@@ -64,7 +64,7 @@ def test_every_field_of_a_plan_is_asked_for(model: str, method: str, gpu: str, n
     assert "labels" not in asked.compute
 
 
-def test_another_clouds_machine_gets_no_efa() -> None:
+def test_a_machine_of_another_cloud_gets_no_efa() -> None:
     request = planned("llama-70b", "full", "H100", 4, cloud="gcp").request
     asked = _values(request)
     assert "extended_resources" not in asked.compute
@@ -76,7 +76,7 @@ def test_a_part_of_a_machine_gets_no_efa_interface() -> None:
     assert "extended_resources" not in _values(request).compute
 
 
-def test_queue_priority_zone_and_the_requests_own_labels_are_passed_on() -> None:
+def test_queue_priority_zone_and_labels_of_the_request_are_passed_on() -> None:
     request = dataclasses.replace(
         planned("llama-70b", "full", "H100", 4).request, node_labels=(("training-checklist/fit", "true"),)
     )
@@ -117,7 +117,7 @@ def test_facts_of_the_cluster_take_precedence_over_the_tables() -> None:
     assert asked.compute["extended_resources"] == {"vpc.amazonaws.com/efa": "8", "hugepages-2Mi": "5120Mi"}
 
 
-def test_a_step_without_gpus_is_not_tied_to_the_machines_that_train() -> None:
+def test_a_step_without_gpus_is_not_restricted_to_the_training_machines() -> None:
     """Those keep off, by a taint, whoever asks for no GPU."""
     taint = Toleration(key="nvidia.com/gpu", effect="NoSchedule")
     facts = ClusterFacts(labels=((INSTANCE_TYPE, "p5.48xlarge"),), tolerations=(taint,))
@@ -128,7 +128,7 @@ def test_a_step_without_gpus_is_not_tied_to_the_machines_that_train() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "efa"), [(1, 0), (1, 32), (2, 0), (2, 32)])
-def test_variables_of_efa_come_with_its_interfaces_and_several_nodes_only(nodes: int, efa: int) -> None:
+def test_efa_variables_are_set_only_for_several_nodes_with_efa_interfaces(nodes: int, efa: int) -> None:
     request = dataclasses.replace(planned("llama-70b", "full", "H100", 2).request, nodes=nodes)
     asked = _values(request, facts=ClusterFacts(efa=efa))
     assert asked.environment == (EFA_VARIABLES if nodes > 1 and efa else {})
@@ -149,7 +149,7 @@ def test_requests_reduced_to_a_nodes_free_resources_are_noted() -> None:
     assert (note.name, note.given_by) == ("memory_mib", "allocatable on this machine type")
 
 
-def test_configuration_of_all_steps_is_kept() -> None:
+def test_metaflow_configuration_of_all_steps_is_kept() -> None:
     configured = {
         "node_selector": {"team": "ml"},
         "tolerations": [{"key": "ours", "operator": "Exists"}],
@@ -164,7 +164,7 @@ def test_configuration_of_all_steps_is_kept() -> None:
     assert (asked["labels"]["cost"], asked["extended_resources"]["example.com/fpga"]) == ("7", "1")
 
 
-def test_a_machine_that_no_cloud_names_is_not_selected_by_its_type() -> None:
+def test_an_on_premises_machine_is_not_selected_by_instance_type() -> None:
     request = Request(
         nodes=1,
         gpus_per_node=1,
@@ -188,7 +188,7 @@ def test_a_machine_that_no_cloud_names_is_not_selected_by_its_type() -> None:
         ("azure", ("kubernetes.azure.com/scalesetpriority", "spot"), "kubernetes.azure.com/scalesetpriority"),
     ],
 )
-def test_spot_nodes_are_chosen_by_their_label_and_their_taint_is_tolerated(
+def test_spot_nodes_are_selected_by_label_and_their_taint_is_tolerated(
     cloud: str, label: tuple[str, str], taint: str | None
 ) -> None:
     request = dataclasses.replace(planned("llama-70b", "full", "H100", 2).request, cloud=cloud, spot=True)
@@ -200,7 +200,7 @@ def test_spot_nodes_are_chosen_by_their_label_and_their_taint_is_tolerated(
     assert taint not in [item["key"] for item in plain["tolerations"]]
 
 
-def test_how_a_cluster_marks_its_spot_nodes_goes_before_its_cloud_and_one_is_needed() -> None:
+def test_spot_labels_of_the_cluster_take_precedence_over_its_cloud_and_are_required() -> None:
     request = dataclasses.replace(planned("llama-70b", "full", "H100", 2).request, spot=True)
     managed = next(row for row in tables.spot_labels() if "EKS" in row.manager)
     asked = _values(request, facts=ClusterFacts(spot=managed)).compute
@@ -210,7 +210,7 @@ def test_how_a_cluster_marks_its_spot_nodes_goes_before_its_cloud_and_one_is_nee
         _values(dataclasses.replace(request, cloud="cluster"))
 
 
-def test_kueue_keeps_the_pods_that_train_together_and_no_others() -> None:
+def test_kueue_keeps_only_the_training_pods_together() -> None:
     request = planned("llama-70b", "lora", "h100-sxm", 2).request
     facts = ClusterFacts(near="cloud/rack")
     patches = _values(request, facts=facts, on_fabric=True).pod_patches

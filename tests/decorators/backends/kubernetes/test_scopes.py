@@ -20,7 +20,7 @@ def _patched(**spec: Any) -> Options:
     return Options(pod_template={"spec": spec})
 
 
-def test_a_patch_of_the_pods_decides_in_which_scopes_they_are() -> None:
+def test_the_pod_patch_decides_which_quota_scopes_apply() -> None:
     assert quota_pod(Options()) == QuotaPod()
     assert quota_pod(_patched(activeDeadlineSeconds=None)) == QuotaPod(has_deadline=False)
     assert quota_pod(_patched(priorityClassName="high")) == QuotaPod(priority_class="high")
@@ -74,7 +74,7 @@ def namespace(control_plane: ControlPlane) -> str:
         for name, scoped in SCOPED.items()
     ],
 )
-def test_a_quota_is_said_to_count_a_pod_where_the_server_counts_it(
+def test_quota_scopes_match_a_pod_exactly_if_the_server_counts_it(
     control_plane: ControlPlane, namespace: str, scoped: Json
 ) -> None:
     api, path = control_plane.api(), f"/api/v1/namespaces/{namespace}/resourcequotas"

@@ -49,7 +49,7 @@ def _state(job: WaitedJob, words: str) -> WaitState:
 
 
 @pytest.mark.slow
-def test_the_schedulers_reason_is_shown_and_removal_leaves_no_pod(
+def test_the_reason_of_the_scheduler_is_shown_and_removal_leaves_no_pod(
     submit: Any, control_plane: ControlPlane, namespace: str
 ) -> None:
     job = submit("wants-gpus", {"nvidia.com/gpu": "8"})
@@ -61,7 +61,7 @@ def test_the_schedulers_reason_is_shown_and_removal_leaves_no_pod(
 
 
 @pytest.mark.slow
-def test_a_quota_that_is_used_up_is_the_reason(
+def test_an_exhausted_quota_is_shown_as_the_reason(
     submit: Any, control_plane: ControlPlane, namespace: str
 ) -> None:
     control_plane.kubectl("create", "quota", "none", "--hard=pods=0", "-n", namespace)
@@ -99,7 +99,7 @@ def test_only_permanent_refusals_end_the_wait(said: str, for_good: bool) -> None
 
 
 @pytest.mark.slow
-def test_a_service_account_that_is_missing_is_the_reason(submit: Any) -> None:
+def test_a_missing_service_account_is_shown_as_the_reason(submit: Any) -> None:
     job = submit("nobody", {"cpu": "1"}, serviceAccountName="nobody")
     assert 'serviceaccount "nobody" not found' in _state(job, "nobody").reason
 
@@ -125,7 +125,7 @@ def test_an_image_that_cannot_be_pulled_is_permanent_after_a_grace_period(
 
 
 @pytest.mark.slow
-def test_an_unreachable_api_is_pending_without_a_reason_to_give_up(
+def test_an_unreachable_api_does_not_end_the_wait(
     submit: Any, control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = submit("unseen", {"cpu": "1"})
